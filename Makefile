@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test test-long lint docs benchmark calibrate study random-plans lowered training predictions against-torch fuzz mutations faults clean against-papers
+.PHONY: demo test test-long lint docs benchmark calibrate study random-plans lowered training predictions against-torch fuzz mutations faults clean against-papers what-to-run
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -69,6 +69,9 @@ study: $(INSTALLED)
 
 random-plans: $(INSTALLED)
 	$(BIN)/python -m benchmarks.random_plans
+
+what-to-run: $(INSTALLED)  # docs/what-to-run.md
+	$(BIN)/python -m benchmarks.what_to_run
 
 predictions: $(INSTALLED)
 	$(BIN)/python -m benchmarks.predictions

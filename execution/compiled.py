@@ -1,9 +1,9 @@
 """A plan's programs, compiled and checked: those of all ranks, or of one rank of each class of equal ones.
 
 Of plans for more than MOST_PROCESSES devices, which do not run on one machine, one rank of each class is compiled, with as few
-of its micro-batches as tell the rest (see `rounds`), and its checks stand for all (see `walk.class_checks`). So it is of more than
-FEW_RANKS or FEW_MICRO_BATCHES where all ranks of a class are walked alike, and never where ranks do not fall into classes (see
-`Plan.regular`).
+of its micro-batches as tell the rest (see `rounds`), and its checks stand for all (see `walk.class_checks`). So it is of more
+than FEW_RANKS or FEW_MICRO_BATCHES where all ranks of a class are walked alike, and never where ranks do not fall into classes
+(see `Plan.regular`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from trainplan.execution.walk.class_checks import check_classes
 from trainplan.execution.walk.memory import Backend, Walk, memory_walk
 from trainplan.formulations.plan import Plan
 
-FEW_RANKS, FEW_MICRO_BATCHES = 8, 64
+FEW_RANKS, FEW_MICRO_BATCHES = 8, 16
 Classes = Mapping[int, Sequence[int]]  # ranks that do the same, by the one that is compiled
 
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 
 import pytest
 from trainplan.formulations.joint.runtimes import RUNTIMES
 from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.base.quantities import format_time
 
 import trainplan as tp
 from tests.command.calls import call
 from tests.sizes import first_and_others
+from trainplan.api import export_verbs
 
 REQUEST = {"model": "llama3-8b", "cluster": "h100:8x2", "batch": 64, "sequence": 4096}
 
@@ -61,3 +64,18 @@ def test_what_a_runtime_does_not_run_is_refused(asked: dict[str, str], said: str
     with pytest.raises(InputError) as error:
         tp.plan(**REQUEST, **asked)
     assert said in str(error.value)
+
+
+def test_the_nearest_plan_is_exported_in_place_of_one_that_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is one that the runtime takes, and no faster than the optimum that is refused; the refusal names it."""
+    planned = tp.certify(tp.plan(model="gpt2-345m", cluster="autopipe-3090-16", batch=16, gap=0.01, beside=False), 1e-6)
+    assert planned.plan is not None and planned.plan.one_strategy is None
+    nearest = tp.nearest_plan(planned.plan, "megatron", time_limit=None)
+    assert nearest is not None and nearest.plan is not None and nearest.plan.one_strategy is not None
+    assert nearest.step_ns >= (1 - 0.01) * planned.step_ns
+    assert tp.nearest_plan(planned.plan, "torch") is None
+    assert tp.nearest_plan(planned.plan.changed(claim=None), "megatron") is None
+    monkeypatch.setattr(export_verbs, "nearest_plan", lambda *_: nearest)  # however slow this machine is
+    with pytest.raises(InputError, match=f"takes {re.escape(format_time(nearest.step_ns))} a step, .*add nearest to"):
+        tp.export(planned.plan, "megatron")
+    assert tp.export(planned.plan, "megatron", nearest=True).files == tp.export(nearest.plan, "megatron").files

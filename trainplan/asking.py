@@ -9,6 +9,7 @@ from typing import Any
 
 from trainplan.execution.run.executed import EXECUTED_DTYPES, EXECUTED_FAMILIES
 from trainplan.formulations.parameters import Parameter, chosen
+from trainplan.formulations.plan import Plan
 from trainplan.formulations.request import Request
 from trainplan.profiling.base.dtypes import parse_dtype
 from trainplan.profiling.base.errors import COMMAND_LINE, InputError, caution
@@ -39,6 +40,20 @@ def model_of(model: FilePath | Model, sequence: int | None, dtype: str | None, p
         problem = f"is not given, and the longest that {loaded.name} allows is {loaded.sequence_tokens} tokens"
         caution("command line", "--sequence", problem, "all of these are planned; give what a sample has, such as 4096")
     return loaded
+
+
+def made_for(plan: Plan) -> dict[str, Any] | None:
+    """For what a plan was made, as arguments of `plan`: its model, devices, batch and memory; None where its claim has no
+    evidence that names the devices."""
+    evidence = None if plan.claim is None else plan.claim.evidence
+    if evidence is None or evidence.cluster is None:
+        return None
+    return {
+        "model": plan.planned_model(),
+        "cluster": Cluster.model_validate(evidence.cluster),
+        "batch": plan.batch.global_samples,
+        "memory": evidence.memory_bytes,
+    }
 
 
 def cluster_of(cluster: FilePath | Cluster, reserve: str | int | None = None) -> Cluster:

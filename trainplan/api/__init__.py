@@ -12,6 +12,7 @@ from trainplan.profiling.base.arguments import checked
 
 if TYPE_CHECKING:
     from trainplan.api.configuration_verbs import *
+    from trainplan.api.export_verbs import *
     from trainplan.api.number_verbs import *
     from trainplan.api.plan_verbs import *
     from trainplan.api.problem_verbs import *
@@ -32,6 +33,7 @@ draw_timelines = drawn("trainplan.pictures.timeline:draw_timelines")
 draw_trials = drawn("trainplan.pictures.comparisons:draw_trials")
 
 _MODULES = {
+    "export_verbs": ("export", "nearest_plan"),
     "configuration_verbs": ("compare_log", "import_run"),
     "problem_verbs": ("InputError", "build", "check", "compare", "frontier", "load", "methods", "schema", "solve"),
     "report_verbs": ("report",),
@@ -44,7 +46,6 @@ _MODULES = {
             "compare_plans",
             "differences",
             "explain",
-            "export",
             "partition",
             "place",
             "plan",

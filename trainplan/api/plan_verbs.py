@@ -12,8 +12,6 @@ from typing import Any
 
 from trainplan.asking import FilePath, check_spelling, cluster_of, memory_of, model_of, profile_of, request_of
 from trainplan.certifying import certify
-from trainplan.execution.exports.common import Export
-from trainplan.execution.exports.registry import exporter
 from trainplan.execution.lowering.checkpoints import checkpoints_of
 from trainplan.execution.lowering.choice import runtime_of
 from trainplan.execution.run.processes import run_plans
@@ -67,7 +65,6 @@ __all__ = [
     "compare_plans",
     "differences",
     "explain",
-    "export",
     "partition",
     "place",
     "plan",
@@ -514,15 +511,6 @@ def _profile_to_measure(
         raise InputError("command line", option, "is given with --scale-down", "measure the plan's own model for a profile")
     the_cluster = None if cluster is None else cluster_of(cluster)
     return plan_profile(the_plan, Request(model, the_cluster, the_plan.batch.global_samples, profile=profile_of(profile)))
-
-
-def export(source: Plan | Source, to: str) -> Export:
-    """A plan in the words of another runtime. Raises InputError.
-
-    What the runtime cannot say is refused where it would change what is computed, or where work lies; where it costs time or
-    memory alone it is named in `left_out`. The modules of `execution.exports` tell which is which for each runtime.
-    """
-    return exporter(to)(*_loaded(source))
 
 
 def _loaded(source: Plan | Source) -> tuple[Plan, str]:

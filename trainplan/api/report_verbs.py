@@ -7,13 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 from trainplan.api.plan_verbs import compare_planners, plan
-from trainplan.asking import FilePath, profile_of
+from trainplan.asking import FilePath, made_for, profile_of
 from trainplan.explaining import SECONDS
 from trainplan.formulations.plan import Plan, load_plan
 from trainplan.planned import Planned
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.files import Source
-from trainplan.profiling.clusters.cluster import Cluster
 from trainplan.profiling.profiles import Profile
 from trainplan.reports.page import page
 from trainplan.rivals import ALIKE, Rival
@@ -46,16 +45,10 @@ def report(
 
 def _compared(made: Plan, time_limit: float | None, progress: Callable[[str], None] | None) -> list[Rival]:
     """The joint optimum, the best plan with one strategy, and the papers' planners, for the request of a plan's claim."""
-    evidence = None if made.claim is None else made.claim.evidence
-    if evidence is None or evidence.cluster is None:
+    request = made_for(made)
+    if request is None:
         fix = "give a plan that `trainplan plan -o` has written for a --cluster"
         raise InputError("plan", "claim.evidence.cluster", "is missing, so nothing can be compared", fix)
-    request: dict[str, Any] = {
-        "model": made.planned_model(),
-        "cluster": Cluster.model_validate(evidence.cluster),
-        "batch": made.batch.global_samples,
-        "memory": evidence.memory_bytes,
-    }
     rows = compare_planners(**request, time_limit=time_limit, progress=progress)
     if progress is not None:
         progress(ONE_STRATEGY)

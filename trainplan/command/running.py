@@ -231,10 +231,11 @@ def _trial(words: Sequence[str]) -> Command:
     [
         word("plan", Path, "A plan file."),
         flag("to", str, f"The runtime: {', '.join(export_names())}.", options.REQUIRED),
+        flag("nearest", bool, "Where the runtime refuses the plan, export the fastest one that it runs.", False),
         output("Write here: a folder, or a file if there is but one. [default: standard output]", "target"),
     ]
 )
-def export(plan: Path, to: str, target: Path | None) -> Outcome:
+def export(plan: Path, to: str, nearest: bool, target: Path | None) -> Outcome:
     """Write a plan's pipeline for another runtime.
 
     torch (torch.distributed.pipelining): names of each stage's modules, split points, the schedule as CSV, and a script that
@@ -252,13 +253,14 @@ def export(plan: Path, to: str, target: Path | None) -> Outcome:
     their configuration, a script that trains a Hugging Face model with it, and what starts that. Refused: pipelines, tensor
     parallelism.
 
-    `plan --for` each of these four finds the best plan that can be exported, and what that costs.
+    `plan --for` each of these four finds the best plan that can be exported, and what that costs. For a plan that one of them
+    refuses, the fastest that it runs for the same model, devices, batch and memory is named, and exported by --nearest.
 
     They also refuse units with different strategies, and all uneven shares; torch plans without
     a pipeline. What costs only time or memory is left out, and named: sliced forward passes, data that would be sharded or
     recomputed otherwise, the order of ranks, and the devices' placement.
     """
-    exported = api.export(plan, to)
+    exported = api.export(plan, to, nearest=nearest)
     written = [str(path) for path in write_export(exported, target)] if target else []
 
     def show() -> None:

@@ -1,0 +1,65 @@
+"""Plans in the words of other runtimes, and the nearest plan that a runtime runs."""
+
+from __future__ import annotations
+
+import os
+
+from trainplan.api.plan_verbs import plan
+from trainplan.asking import made_for
+from trainplan.execution.exports.common import Export
+from trainplan.execution.exports.registry import exporter
+from trainplan.formulations.joint.runtimes import RUNTIMES
+from trainplan.formulations.plan import Plan, load_plan
+from trainplan.planned import Planned
+from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.base.files import Source
+from trainplan.profiling.base.quantities import format_time, plural
+
+__all__ = ["export", "nearest_plan"]
+SECONDS, GAP = 10.0, 0.01  # for the search of the nearest plan
+
+
+def export(source: Plan | Source, to: str, *, nearest: bool = False) -> Export:
+    """A plan in the words of another runtime. Raises InputError.
+
+    What the runtime cannot say is refused where it would change what is computed, or where work lies; where it costs time or
+    memory alone it is named in `left_out`. The modules of `execution.exports` tell which is which for each runtime. nearest: in
+    place of a plan that the runtime refuses, export the one of `nearest_plan`; without it the refusal says what that one takes.
+    """
+    where = os.fspath(source) if isinstance(source, str | os.PathLike) else "plan"
+    given, written = load_plan(source), exporter(to)
+    try:
+        return written(given, where)
+    except InputError as refused:
+        found = nearest_plan(given, to)
+        if found is None or found.plan is None:
+            raise
+        if nearest:
+            return written(found.plan, where)
+        fix = f"{refused.fix}; {_said(given, found)}"
+        raise InputError(refused.where, refused.command_field, refused.problem, fix) from None
+
+
+def nearest_plan(source: Plan | Source, to: str, time_limit: float | None = SECONDS) -> Planned | None:
+    """The fastest plan that a runtime runs for the model, devices, batch and memory that a plan was made for.
+
+    None where nothing says for which devices the plan was made, and for runtimes that `plan(for_=)` does not know. to: the
+    runtime; time_limit: seconds of the search, which ends at a gap of one percent before. Raises InputError.
+    """
+    given = load_plan(source)
+    request = made_for(given)
+    if request is None or to not in RUNTIMES:
+        return None
+    return plan(**request, for_=to, beside=False, time_limit=time_limit, gap=GAP)
+
+
+def _said(given: Plan, found: Planned) -> str:
+    """The nearest plan in words, and what it costs."""
+    nearest, step_ns = found.plan, found.step_ns
+    assert nearest is not None and step_ns is not None
+    layout = f"{nearest.one_strategy or 'several strategies'}, {plural(len(nearest.stages), 'stage')}"
+    text = f"the nearest plan that it runs has {layout}, {plural(nearest.batch.micro_batches, 'micro-batch')}"
+    text += f" and takes {format_time(step_ns)} a step"
+    if given.predicted is not None and given.predicted.cost_model == nearest.predicted.cost_model:  # type: ignore[union-attr]
+        text += f", {step_ns / given.predicted.step_ns - 1:+.1%}"
+    return f"{text}: add --nearest to export that one"
