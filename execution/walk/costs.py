@@ -85,6 +85,8 @@ handles_all({*COMPUTATIONS, *TRANSFERS, *COPIED, *STEPS, *FREE})
 HALVED = frozenset(
     {Op.RECEIVE, Op.GATHER_SLICE, Op.ALL_REDUCE, Op.GATHER_TOKENS, Op.REDUCE_SCATTER_TOKENS, Op.GATHER_STATISTICS}
 )
+SUMS = frozenset({Op.ALL_REDUCE, Op.GATHER_TOKENS, Op.REDUCE_SCATTER_TOKENS})  # of tensor-parallel ranks
+BACKWARD = ", backward"  # behind the name of such a sum of a backward pass, which may hide more of it than a forward pass does
 MOVING = frozenset({Op.RECEIVE, Op.GATHER_SLICE, Op.GATHER_TOKENS})  # by what they move, not by a sub-layer
 
 Carried = dict[str, Any]
@@ -218,15 +220,18 @@ class CarriedCosts:
             return sum(self(program, message) for message in _received(instruction))
         key = (program.rank, *_shape(instruction))
         if key not in self._keys:
-            time = self._look_up(program, name_of(program, instruction))
+            name = name_of(program, instruction)
+            time = self._look_up(program, name, name.removesuffix(BACKWARD))
             self._keys[key] = _half(time, instruction.half) if instruction.op in COMPUTATIONS else time
         return self._keys[key]
 
-    def _look_up(self, program: Program, name: str) -> int:
+    def _look_up(self, program: Program, name: str, earlier: str) -> int:
+        """earlier: the name that tables of earlier versions have."""
         stage = self._firsts.index(program.units[0]) if program.units[0] in self._firsts else None
         for table in (self._ranks.get(str(program.rank), {}), {} if stage is None else self._stages[stage]):
-            if name in table:
-                return table[name]
+            for each in (name, earlier):
+                if each in table:
+                    return table[each]
         fix = "give the cluster or the profile that it was planned with"
         raise InputError("plan", "predicted", f"does not say what {name!r} takes on rank {program.rank}", fix)
 
@@ -266,16 +271,24 @@ def _with_halves(instruction: Instruction) -> list[Instruction]:
 def _shape(instruction: Instruction) -> tuple[Any, ...]:
     """What tells instructions of a rank apart that need not take equally long."""
     subject = (instruction.reads or instruction.writes or ("",))[0].partition(".")[0]
-    return instruction.op, instruction.unit, instruction.half, instruction.message_bytes, subject
+    backward = instruction.op in SUMS and is_backward(instruction)
+    return instruction.op, instruction.unit, instruction.half, instruction.message_bytes, subject, backward
+
+
+def is_backward(instruction: Instruction) -> bool:
+    """Whether a sum or gathering of hidden states is of a backward pass, or of what is computed again for it."""
+    moved = instruction.reads[0], (*instruction.writes, "")[0]
+    return any("gradient" in each for each in moved) or bool(instruction.args.get("again"))
 
 
 def name_of(program: Program, instruction: Instruction) -> str:
     """The name under which a table carries what an instruction takes, half a computation under that of the whole: its
     operation, the sub-layer and its strategy, or what is moved, and bytes (of a computation those of its input)."""
     op, unit, size = instruction.op, instruction.unit, instruction.message_bytes
+    backward = BACKWARD * (op in SUMS and is_backward(instruction))
     if op in MOVING:
         what = (*instruction.reads, *instruction.writes)[0].partition(".")[0]
-        return f"{op} {what}{'' if op is Op.RECEIVE else f' of unit {unit}'}, {size} bytes"
+        return f"{op} {what}{'' if op is Op.RECEIVE else f' of unit {unit}'}, {size} bytes{backward}"
     if unit is None:
         return f"{op}, {size} bytes"
     if op in COMPUTATIONS:
@@ -283,4 +296,4 @@ def name_of(program: Program, instruction: Instruction) -> str:
         size = program.buffers[source] * (1 if instruction.half is None else 2)
     elif op in STEPS:
         size = stepped_parameters(program, instruction) * program.stepped_bytes
-    return f"{op} {program.model.key_of(program.model.units[unit])} {program.strategies[unit]}, {size} bytes"
+    return f"{op} {program.model.key_of(program.model.units[unit])} {program.strategies[unit]}, {size} bytes{backward}"

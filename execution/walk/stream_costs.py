@@ -10,7 +10,7 @@ programs gather at the end of a step, it is what the forward passes of the next 
 from __future__ import annotations
 
 from trainplan.execution.program import Instruction, Op, Program
-from trainplan.execution.walk.costs import stepped_parameters
+from trainplan.execution.walk.costs import SUMS, is_backward, stepped_parameters
 from trainplan.formulations.streams.layout import RunLayout
 from trainplan.formulations.streams.links import Links
 from trainplan.formulations.streams.prices import Prices, SublayerTimes
@@ -18,7 +18,6 @@ from trainplan.formulations.streams.step import gathered_behind_ns
 from trainplan.profiling.clusters.cluster import DeviceKind
 from trainplan.profiling.models.model import Model
 
-SUMS = (Op.ALL_REDUCE, Op.GATHER_TOKENS, Op.REDUCE_SCATTER_TOKENS)
 PHASES = {
     Op.GATHER_PARAMETERS: 1,
     Op.GATHER_UPDATED: 1,
@@ -71,8 +70,7 @@ class StreamsCosts:
             return prices.backward_ns(name, program.strategies[unit].modules)
         if op not in SUMS:
             return 0
-        back = "gradient" in instruction.reads[0] or "gradient" in (*instruction.writes, "")[0] or instruction.args.get("again")
-        return prices.sum_ns(name, kind, bool(back))
+        return prices.sum_ns(name, kind, is_backward(instruction))
 
     def _part_shown(self, program: Program) -> float:
         """The part of the gathering of updated parameters that the next step's forward passes do not hide, on one rank."""

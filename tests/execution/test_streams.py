@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from trainplan.execution.ahead import programs_of
 from trainplan.execution.compile.compiler import compile_plan
+from trainplan.execution.judge import judge_carried
 from trainplan.execution.program import POINT_TO_POINT, Instruction, Op, Program
 from trainplan.execution.streams import judge_streams
 from trainplan.execution.streams import layout_of as layout_of_plan
@@ -261,3 +262,10 @@ def test_what_is_gathered_for_a_unit_takes_its_part_of_the_layer_by_what_runs_be
     computed = {name: prices.times(name).ahead_ns for name in names}
     assert computed[first] != computed[second]
     assert parts[second] / parts[first] == pytest.approx(computed[first] / computed[second], rel=1e-3)
+
+
+@pytest.mark.parametrize("word", ["sdp4-tp2-zero1-sp", "sdp4-tp2-sp-ckpt", "sdp4-tp2", "dp4-tp2-sp-ckpt:attention+norms"])
+def test_a_plan_carries_what_instructions_take(word: str) -> None:
+    """Sums of a backward pass hide more than those of a forward pass: a plan's own table walks to the same step."""
+    judged = judge_streams(uniform(word), load_cluster("h100:8x1"))
+    assert judge_carried(judged.plan, judged.carried()).step_ns == judged.step_ns
