@@ -35,12 +35,12 @@ MODELS = {
     "qwen3-32b": "Qwen3-32B",
 }
 KINDS = {"a100": "A100 80 GB", "h100": "H100", "h200": "H200", "b200": "B200"}
-DEVICES = (8, 64, 512, 1024, 4096, 16384)
+DEVICES = (8, 64, 1024, 16384)
 NODE = 8
 SEQUENCE = 8192
 SAMPLES = 512  # 4.2M tokens of a step
 A_SAMPLE = 8  # devices for which a step has at least one sample
-SECONDS, GAP = 10.0, 0.01
+SECONDS, GAP = 60.0, 0.01
 
 RULES = f"""\
 A step has {SAMPLES} samples of {SEQUENCE:,} tokens (4.2M tokens), and at least one sample for every {A_SAMPLE} GPUs (16.8M
