@@ -10,7 +10,8 @@ import time
 from types import FrameType, TracebackType
 from typing import Any
 
-TOO_LONG = 124  # exit code of a rank whose step took too long, as `timeout` has it
+from trainplan.profiling.base.watchdog import TOO_LONG
+
 LOOK_S = 0.2
 
 

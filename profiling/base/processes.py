@@ -25,7 +25,7 @@ from typing import Any, NoReturn, TextIO
 
 from trainplan.profiling.base.files import write_whole
 from trainplan.profiling.base.progress import Report
-from trainplan.profiling.base.watchdog import STALL_S, Position, Stall, Watchdog
+from trainplan.profiling.base.watchdog import STALL_S, TOO_LONG, Position, Stall, Watchdog
 
 BEGAN, ENDED = b"began", b"ended"
 LAUNCHER = -1  # among the ranks, the process that starts them
@@ -96,9 +96,15 @@ class _Workers:
         return lines[-1] if lines else "it said nothing of why"
 
     def first_failed(self) -> tuple[int, int] | None:
-        """The process that failed first, and its code: one that a signal ended, else the one that raised first."""
+        """The process that failed first, and its code: one that ended itself for a step that took too long, since others may
+        crash where it has gone; else one that a signal ended, else the one that raised first."""
         failed = [(rank, code) for rank, code in self.codes.items() if code]
-        return min(failed, key=lambda each: (each[1] > 0, self._raised_at(each[0]) if each[1] > 0 else 0), default=None)
+
+        def order(each: tuple[int, int]) -> tuple[bool, bool, int]:
+            rank, code = each
+            return code != TOO_LONG, code > 0, self._raised_at(rank) if code > 0 else 0
+
+        return min(failed, key=order, default=None)
 
     def _raised_at(self, rank: int) -> int:
         note = _note(self.folder, rank)

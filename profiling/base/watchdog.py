@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 STALL_S = 30.0  # that either sign must last for, unless a caller says otherwise
+TOO_LONG = 124  # exit code of a process that ended itself for a step that took too long, as `timeout` has it
 IDLE = 0.005  # the share of a processor that one may use or want that only waits: threads of torch look about now and then
 NUMBERS = 3  # that say where a process is
 
