@@ -10,7 +10,7 @@ import pytest
 from trainplan.execution.judge import judge_by
 from trainplan.execution.streams import judge_streams, layout_of
 from trainplan.execution.walk.stream_costs import StreamsCosts
-from trainplan.formulations.joint import streamed
+from trainplan.formulations.joint import lanes
 from trainplan.formulations.joint.problem import Instance, Solution
 from trainplan.formulations.problem import problem
 from trainplan.formulations.request import Request
@@ -61,8 +61,16 @@ CASES = [
 ]
 
 
-def bounded(model: Model, cluster: str, options: dict[str, Any], each: int, most: int | None) -> None:
-    asked = request(model, cluster, 8, **options)
+LARGER = [  # where rings are long, so that the lane of collectives has more to do than the other one
+    (LLAMA, "h100:8x4", {"hybrid": True}, 32),
+    (LLAMA, "l40s:4x8", {"schedule": "all"}, 64),
+    (LLAMA, "b200:8x2", {"cp": 2}, 16),
+    (GPT2, "a100:4x4", {"hybrid": True}, 32),
+]
+
+
+def bounded(model: Model, cluster: str, options: dict[str, Any], each: int, most: int | None, batch: int = 8) -> None:
+    asked = request(model, cluster, batch, **options)
     instance = JOINT.instance(asked)
     tried = solutions(instance, each, 1)
     if most is not None:
@@ -84,13 +92,19 @@ def test_the_step_is_at_most_the_walk_of_every_layout(model: Model, cluster: str
     bounded(model, cluster, options, 3, None)
 
 
+@pytest.mark.long
+@pytest.mark.parametrize(("model", "cluster", "options", "batch"), LARGER)
+def test_the_step_is_at_most_the_walk_on_more_nodes(model: Model, cluster: str, options: dict[str, Any], batch: int) -> None:
+    bounded(model, cluster, options, 1, 100, batch)
+
+
 def test_each_configuration_has_one_layout_and_pipelines_gather_nothing_in_passes() -> None:
     instance = JOINT.instance(request(LLAMA, "h100:2x2", 8))
     seen = set()
     for configuration in instance.configurations:
         tables = configuration.tables[0]
         strategies = [option.strategy for table in tables.units for option in table.options if option.strategy is not None]
-        (layout,) = {streamed.layout_of(strategy) for strategy in strategies}
+        (layout,) = {lanes.layout_of(strategy) for strategy in strategies}
         assert tables.states == (str(layout),) and {strategy.ckpt for strategy in strategies} == {False, True}
         assert layout.zero_stage in ({0, 1} if configuration.stages > 1 else {0, 1, 2, 3})
         seen.add((configuration.stages, configuration.micro_batches, layout))

@@ -1,0 +1,207 @@
+"""What a step takes at least on the lanes of frameworks, by unit: the numbers that tables have under the cost model `streams`.
+
+A device's lane of computations does its passes one after the other, in the schedule's order, with the collectives of
+tensor-parallel ranks and, where each device has one stage, the messages that it receives. (Those of interleaved stages, which
+travel beside, take nothing.) The other lane moves parameters and gradients, in the order in which programs issue that. Of a
+unit l let f and b be its forward and backward pass, r the reduction of its gradients, o its optimizer, and u what of the
+gathering of its updated parameters the next step's forward passes do not hide. Behind the passes of a device come, whatever
+the plan,
+
+- `optimizer`: sum o_l, behind the last pass on its lane;
+- `updates`: sum u_l, since every gathering waits for an optimizer, and these for the last pass;
+- `reductions`: sum (r_l - b_l) + sum u_l, the first over the units before the head. When unit j's last backward pass is done,
+  those before it are still to be computed, and all up to j to be reduced: reductions end at least sum_{l <= j} r_l -
+  sum_{l < j} b_l behind the last pass, with j the stage's last unit before the head at least sum (r_l - b_l); every gathering
+  is behind all of them on its lane. Taken only where r_l >= b_l for every unit before the head, so that it holds of any stage.
+
+In ZeRO's stages 2 and 3, the other lane also works in every micro-batch, and a step is no shorter than that:
+
+- `collectives`: that lane's work in all, the gathering of updated parameters with it; in ZeRO's stage 2, where it has nothing
+  to do before the first backward pass, behind sum f_l.
+
+A layout's tables have the numbers of what sums up to most over the model; of `collectives` a mean with as much of the passes as
+costs the bound no more than a hundredth (MIXED), so that what computes less is better, too.
+
+The hidden part of u is not linear: h = max(G / B, G - F), with G the gathering of all updated parameters of a device, F the
+forward passes beside it, and B buckets at least. Of one stage the share h / G of every unit's is exact; else u_l is the larger
+in sum of G_l / B and of G_l - F_l, the latter only where that is positive for every unit.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import cache
+from typing import Literal, NamedTuple
+
+from trainplan.formulations.joint.costs import Setting
+from trainplan.formulations.strategies import Strategy, without_cp
+from trainplan.formulations.streams.prices import Prices
+from trainplan.formulations.streams.step import LEAST_BUCKETS, gathered_behind_ns
+from trainplan.profiling.base.dtypes import DTYPE_BYTES
+from trainplan.profiling.profiles import Profile
+
+MIXED = 0.01  # of the bound, that a mean of both lanes may cost it
+Lane = Literal["optimizer", "updates", "reductions", "collectives"]
+ROUNDED_NS = 1  # that rounding may take off a unit's part of what is gathered
+
+
+class Behind(NamedTuple):
+    """What comes behind a unit's last backward pass, in ns: the reduction of its gradients to shards, their sum over copies,
+    its optimizer, and the gathering of its updated parameters, hidden or not."""
+
+    scattered: int
+    summed: int
+    optimizer: int
+    updated: int
+
+
+def layout_of(strategy: Strategy) -> Strategy:
+    """A strategy without what it recomputes."""
+    return replace(strategy, ckpt=False, modules=())
+
+
+class LaneTimes:
+    """Times of one model's sub-layers on the lanes of frameworks.
+
+    key_of: the model's name of each sub-layer of the profile; batch: samples of a step; prices: of a layout in a setting.
+    """
+
+    def __init__(
+        self,
+        profile: Profile,
+        dtype: str,
+        key_of: Mapping[str, str],
+        batch: int,
+        prices: Callable[[Strategy, Setting], Prices],
+    ) -> None:
+        self.profile, self.key_of, self.batch, self.prices = profile, key_of, batch, prices
+        self.counts = Counter(unit.sublayer for unit in profile.units)
+        self.element_bytes = DTYPE_BYTES[dtype]
+        self.gradient_bytes = profile.precision.gradient_bytes(self.element_bytes)
+        self.computed_ns = cache(self._computed_ns)
+        self.moved_ns = cache(self._moved_ns)
+        self.behind_ns = cache(self._behind_ns)
+        self.shown = cache(self._shown)
+        self.lane = cache(self._lane)
+
+    def relaxed_ns(self, sublayer: str, strategy: Strategy, setting: Setting, once: bool) -> tuple[int, int, int]:
+        """Forward and backward pass of a micro-batch, and what is added once, as this module says. once: of a head whose table
+        is the embedding's, where programs have it once."""
+        layout = layout_of(strategy)
+        lane, share = self.lane(layout, setting)
+        computed = self.computed_ns(sublayer, strategy, setting)
+        end = 0 if once and self.profile.tied_parameters else self.end_ns(sublayer, layout, setting, lane)
+        if lane != "collectives":
+            return (*computed, end)
+        moved = self.moved_ns(sublayer, layout, setting)
+        forward, backward = (int(share * each + (1 - share) * other) for each, other in zip(computed, moved, strict=True))
+        return forward, backward, int((1 - share) * end)
+
+    def end_ns(self, sublayer: str, layout: Strategy, setting: Setting, lane: Lane) -> int:
+        """A unit's part of what comes behind the passes."""
+        behind, head = self.behind_ns(sublayer, layout, setting), self.profile.shapes[sublayer].kind == "head"
+        if lane == "optimizer":
+            return behind.optimizer
+        updated = self._shown_ns(sublayer, layout, setting)
+        if lane == "reductions" and not head:
+            return updated + max(0, self._left_ns(sublayer, layout, setting))
+        if lane == "collectives":
+            first = self.computed_ns(sublayer, layout, setting)[0] if layout.zero_stage == 2 else 0
+            return updated + behind.summed + first
+        return updated
+
+    def _lane(self, layout: Strategy, setting: Setting) -> tuple[Lane, float]:
+        """What a layout's tables have, and the share of the passes in it."""
+        counts, micro_batches = self.counts, self.batch // setting.samples
+
+        def total(lane: Lane) -> int:
+            times = self.moved_ns if lane == "collectives" else self.computed_ns
+            each = {name: (sum(times(name, layout, setting)), self.end_ns(name, layout, setting, lane)) for name in counts}
+            return sum(count * (micro_batches * each[name][0] + each[name][1]) for name, count in counts.items())
+
+        before = [name for name in counts if self.profile.shapes[name].kind != "head"]
+        lanes: list[Lane] = ["optimizer", "updates"]
+        if min(self._left_ns(name, layout, setting) for name in before) >= 0:
+            lanes.append("reductions")
+        passes, lane = max((total(lane), lane) for lane in lanes)
+        if layout.zero_stage >= 2 and (collectives := total("collectives")) > passes:
+            return "collectives", min(0.5, MIXED * collectives / (collectives - passes))
+        return lane, 1.0
+
+    def _left_ns(self, sublayer: str, layout: Strategy, setting: Setting) -> int:
+        """What of the reduction of a unit's gradients its own backward pass is shorter by, everything recomputed."""
+        behind = self.behind_ns(sublayer, layout, setting)
+        whole = self.computed_ns(sublayer, replace(layout, ckpt=True), setting)
+        return behind.scattered + behind.summed - whole[1]
+
+    def _computed_ns(self, sublayer: str, strategy: Strategy, setting: Setting) -> tuple[int, int]:
+        """Both passes on the lane of computations, as instructions are charged."""
+        name, kind = self.key_of[sublayer], self.profile.shapes[sublayer].kind
+        prices = self.prices(layout_of(strategy), setting)
+        ahead, behind = prices.sums(kind)
+        forward = prices.forward_ns(name) + ahead * prices.sum_ns(name, kind, False)
+        backward = prices.backward_ns(name, strategy.modules) + behind * prices.sum_ns(name, kind, True)
+        return forward, backward + (prices.recompute_ns(name) if strategy.ckpt else 0)
+
+    def _moved_ns(self, sublayer: str, layout: Strategy, setting: Setting) -> tuple[int, int]:
+        """What the other lane does for a micro-batch in ZeRO's stages 2 and 3, in each pass; the last unit's parameters are
+        still there for its backward pass."""
+        alone, prices, shape = without_cp(layout), self.prices(layout, setting), self.profile.shapes[sublayer]
+        ranks, stride, parameters = alone.degree("sdp"), alone.strides()["sdp"], self.parameters(sublayer, layout)
+        name = self.key_of[sublayer]
+        gather = prices.in_layer_ns(name, parameters * self.element_bytes, ranks, stride)
+        gather = gather if layout.zero_stage == 3 else 0
+        scatter = prices.in_layer_ns(name, parameters * self.gradient_bytes, ranks, stride)
+        return gather, scatter + (0 if shape.kind == "head" else gather)
+
+    def _behind_ns(self, sublayer: str, layout: Strategy, setting: Setting) -> Behind:
+        alone, prices = without_cp(layout), self.prices(layout, setting)
+        shared, copies, strides = alone.degree("sdp"), alone.degree("dp"), alone.strides()
+        parameters, stage = self.parameters(sublayer, layout), layout.zero_stage
+        scattered = summed = updated = 0
+        if stage == 1:
+            scattered = prices.collective_ns(1, parameters * self.gradient_bytes, shared, strides["sdp"])
+        elif stage >= 2:
+            scattered = prices.in_layer_ns(self.key_of[sublayer], parameters * self.gradient_bytes, shared, strides["sdp"])
+        if layout.gathers_updates:
+            updated = prices.collective_ns(1, parameters * self.element_bytes, shared, strides["sdp"])
+        if copies > 1:
+            part = parameters // shared if stage else parameters
+            summed = prices.collective_ns(2, part * self.gradient_bytes, copies, strides["dp"])
+        return Behind(scattered, summed, prices.optimizer_ns(parameters // shared), updated)
+
+    def _shown_ns(self, sublayer: str, layout: Strategy, setting: Setting) -> int:
+        """What of the gathering of a unit's updated parameters the next step's forward passes do not hide, at least."""
+        updated = self.behind_ns(sublayer, layout, setting).updated
+        share, hidden = self.shown(layout, setting)
+        return max(0, int(share * updated - hidden * self._forward_ns(sublayer, layout, setting)) - ROUNDED_NS)
+
+    def _shown(self, layout: Strategy, setting: Setting) -> tuple[float, float]:
+        """What is shown of the gathering of updated parameters: the share of each unit's, less how many of its forward passes
+        hide some of it."""
+        counts, alone = self.counts, setting.group == self.profile.devices and setting.chunks == 1
+        updated = {name: self.behind_ns(name, layout, setting).updated for name in counts}
+        if alone and self.profile.tied_parameters:
+            updated |= {name: 0 for name in counts if self.profile.shapes[name].kind == "head"}
+        forward = {name: self._forward_ns(name, layout, setting) for name in counts}
+        total, room = (sum(count * each[name] for name, count in counts.items()) for each in (updated, forward))
+        prices = self.prices(layout, setting)
+        if not total:
+            return 0.0, 0.0
+        if alone:
+            return gathered_behind_ns(total, [room], prices.layout) / total, 0.0
+        passes = prices.layout.pp if setting.chunks > 1 else 1
+        least = 1 / max(setting.chunks, LEAST_BUCKETS)
+        longer = total - passes * room > least * total
+        return (1.0, passes) if longer and all(updated[x] >= passes * forward[x] for x in counts) else (least, 0.0)
+
+    def _forward_ns(self, sublayer: str, layout: Strategy, setting: Setting) -> float:
+        """A forward pass, as what is gathered beside it is counted."""
+        prices = self.prices(layout, setting)
+        return prices.times(self.key_of[sublayer]).ahead_ns * prices.jitter
+
+    def parameters(self, sublayer: str, layout: Strategy) -> int:
+        """Those of a tensor-parallel rank."""
+        return self.profile.shapes[sublayer].shard(layout.degree("tp")).parameters
