@@ -14,7 +14,7 @@ from trainplan.formulations.plan import Plan, PlanEvidence, load_plan
 from trainplan.formulations.problem import InstanceLike, Problem, problem, problem_names, problem_of
 from trainplan.formulations.request import Request
 from trainplan.profiling.base.errors import InputError, one_of, shown
-from trainplan.profiling.base.files import Source, read_data
+from trainplan.profiling.base.files import Source, name_of_source, read_data
 from trainplan.profiling.clusters.cluster import Cluster
 from trainplan.profiling.profiles import Profile
 from trainplan.solvers.core.result import Result
@@ -112,7 +112,7 @@ def load(source: InstanceLike | Source) -> Any:
     if not isinstance(source, str | os.PathLike | Mapping):
         return source
     value = source if isinstance(source, Mapping) else read_data(source)
-    where = "instance" if isinstance(source, Mapping) else os.fspath(source)
+    where = name_of_source(source, "instance")
     if not isinstance(value, Mapping):
         raise InputError(where, "", f"holds {shown(value)}", "give a JSON object")
     name = value.get("problem")
@@ -130,8 +130,9 @@ def plan_or_instance(source: Plan | Any | Source) -> Plan | Any:
     if isinstance(content, Mapping) and "problem" in content:
         return load(source)
     if isinstance(content, Mapping) and "format" not in content:
-        where = "source" if isinstance(source, Mapping) else os.fspath(source)
-        raise InputError(where, "", "is neither a plan nor an instance", "give a plan's file, or an instance's")
+        raise InputError(
+            name_of_source(source, "source"), "", "is neither a plan nor an instance", "give a plan's file, or an instance's"
+        )
     return load_plan(source)
 
 
@@ -154,7 +155,7 @@ def check(
         raise InputError("command line", "solution", "is missing", "give one: only a plan is checked by itself")
     if solution is not None:
         raise InputError("command line", "solution", "is given", "leave it out: a plan is checked by itself")
-    return check_plan(subject, os.fspath(source) if isinstance(source, str | os.PathLike) else "plan", profile_of(profile))
+    return check_plan(subject, name_of_source(source, "plan"), profile_of(profile))
 
 
 def _is_plan(source: Any) -> bool:

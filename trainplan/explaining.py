@@ -99,10 +99,11 @@ def explain(
         problem_text = f"is of another instance ({error})"
         raise InputError("plan", "claim.evidence.solution", problem_text, "plan again with `trainplan plan -o`") from error
     end = time.monotonic() + (float("inf") if time_limit is None else time_limit)
+    simulation = simulation or simulate(made)
     changes = tuple(stated.changes(instance, solution, lambda: time.monotonic() > end))
     return Explained(
         model=made.planned_model().name,
-        step_ns=(simulation := simulation or simulate(made)).step_ns,
+        step_ns=simulation.step_ns,
         objective_ns=objective_ns,
         bound_ns=claim.bound_ns,
         one_strategy=made.one_strategy,

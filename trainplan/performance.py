@@ -10,6 +10,7 @@ beside it; so are copies and the host's work, while it does neither.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -144,19 +145,27 @@ def peak_flops_per_s(plan: Plan, cluster: Cluster, dtype: str) -> float | None:
 def stage_memory(plan: Plan, judged: Judged) -> list[StageMemory]:
     """What holds the memory of the fullest device of each stage, at its peak, by the memory walk; of interleaved stages, under
     the first of those of the same ranks."""
-    by_stage: dict[int, int] = {}
-    for place, rounds in enumerate(judged.time.rounds):
-        first, peak = rounds.few.units[0], judged.memory[place].peak_bytes
-        if first not in by_stage or peak > judged.memory[by_stage[first]].peak_bytes:
-            by_stage[first] = place
     rows = []
-    for number, stage in enumerate(plan.stages[: plan.depth]):
-        place = by_stage[stage.first_unit]
+    for number, place in enumerate(fullest_places(plan, judged)):
         sizes = dict.fromkeys((f"{part}_bytes" for part in PARTS), 0)
         for name, size in peak_buffers(judged.time.rounds[place].few, judged.memory[place]).items():
             sizes[f"{part_of(name)}_bytes"] += size
         rows.append(StageMemory(number, **sizes, peak_bytes=judged.memory[place].peak_bytes))
     return rows
+
+
+def fullest_places(plan: Plan, judged: Judged) -> list[int]:
+    """For each stage on ranks of its own, the place of the program of its fullest rank."""
+    return stage_places(plan, judged, lambda place: judged.memory[place].peak_bytes)
+
+
+def stage_places(plan: Plan, judged: Judged, key: Callable[[int], int]) -> list[int]:
+    """For each stage on ranks of its own, the place, among the walked programs, of the first whose key is the largest; of
+    interleaved stages, among the programs of the ranks that have them. key: of a place."""
+    by_stage: dict[int, list[int]] = {}
+    for place, rounds in enumerate(judged.time.rounds):
+        by_stage.setdefault(rounds.few.units[0], []).append(place)
+    return [max(by_stage[stage.first_unit], key=key) for stage in plan.stages[: plan.depth]]
 
 
 def stage_shares(plan: Plan, judged: Judged) -> list[tuple[float, float, float]]:

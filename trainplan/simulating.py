@@ -6,7 +6,6 @@ what pictures, traces and the critical path are drawn from. Plans with memory sw
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -28,7 +27,7 @@ from trainplan.formulations.step.timeline import simulate as simulate_passes
 from trainplan.performance import Performance, performance
 from trainplan.predicting import plan_profile, stage_times
 from trainplan.profiling.base.errors import InputError, one_of
-from trainplan.profiling.base.files import Source
+from trainplan.profiling.base.files import Source, name_of_source
 from trainplan.profiling.base.processes import Report
 from trainplan.profiling.base.quantities import span
 from trainplan.profiling.clusters.cluster import Cluster
@@ -175,14 +174,13 @@ def simulate(
         )
         simulation = simulated_plan(subject, request, schedule=schedule, sliced=sliced)
         if simulation.judged is not None:
-            where = os.fspath(source) if isinstance(source, str | os.PathLike) else "plan"
-            check_peaks(where, subject, simulation.judged.peak_bytes)
+            check_peaks(name_of_source(source, "plan"), subject, simulation.judged.peak_bytes)
         return simulation
     if not isinstance(subject, Instance):
         raise InputError("instance", "problem", f"is {subject.problem!r}", "give a plan, or an instance of pipeline-partition")
     _leave_out({"--cluster": cluster, "--profile": profile, "--measure": measure or None}, "an instance has its times")
     instance = _in_chunks(subject, chunks)
-    where = os.fspath(solution) if isinstance(solution, str | os.PathLike) else "solution"
+    where = name_of_source(solution, "solution")
     cuts = _cuts(instance, solution, method, chunks, options)
     return _simulated_instance(instance, cuts, where, schedule=schedule or "1f1b", sliced=sliced or 0, chunks=chunks)
 

@@ -58,15 +58,14 @@ def dry_peaks(plans: list[Plan], model: Model | None = None) -> list[list[int]]:
     """
     tried = [(number, stage) for number, plan in enumerate(plans) for stage in range(plan.depth)]
     jobs = [(plans[number], model or plans[number].planned_model(), plans[number].stages[x].ranks[0]) for number, x in tried]
-    found = dict(
-        zip(tried, run_workers("trainplan.execution.lowering.dry_run:run_rank", len(jobs), jobs, backend="fake"), strict=True)
-    )
-    return [_by_rank(plan, [found[number, stage] for stage in range(plan.depth)]) for number, plan in enumerate(plans)]
+    measured = run_workers("trainplan.execution.lowering.dry_run:run_rank", len(jobs), jobs, backend="fake")
+    by_stage = dict(zip(tried, measured, strict=True))
+    return [_by_rank(plan, [by_stage[number, stage] for stage in range(plan.depth)]) for number, plan in enumerate(plans)]
 
 
 def _by_rank(plan: Plan, peaks: list[int]) -> list[int]:
     """Peaks by rank from those by stage."""
-    of_rank = {rank: peak for stage, peak in zip(plan.stages, peaks, strict=False) for rank in stage.ranks}
+    of_rank = {rank: peak for stage, peak in zip(plan.stages[: plan.depth], peaks, strict=True) for rank in stage.ranks}
     return [of_rank[rank] for rank in range(plan.world)]
 
 

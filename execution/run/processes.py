@@ -88,19 +88,16 @@ def run_plans(
         )
     jobs: list[dict[str, Any]] = [{"programs": sound_programs(plan, model, backend), "plan": plan} for plan in plans]
     walks = [[memory_walk(program, backend) for program in job["programs"]] for job in jobs]
-    peaks, dry = (
-        [[walk.peak_bytes for walk in walked] for walked in walks],
-        runtime == "torch" and measure_memory and place is None,
-    )
-    if dry:
-        from trainplan.execution.lowering.dry_run import dry_peaks
-
-        peaks = dry_peaks(plans, model)
-    for plan, walked in zip(plans, walks, strict=True):
+    peaks = [[walk.peak_bytes for walk in walked] for walked in walks]
+    for plan, walked, peak_bytes in zip(plans, walks, peaks, strict=True):
         if place is None:
             check_memory(where, plan, walked, gpus(plan, device, transport))
         else:
-            check_peaks(where, plan, [walk.peak_bytes for walk in walked])
+            check_peaks(where, plan, peak_bytes)
+    if dry := runtime == "torch" and measure_memory and place is None:
+        from trainplan.execution.lowering.dry_run import dry_peaks
+
+        peaks = dry_peaks(plans, model)
     job = {
         "jobs": jobs,
         "steps": steps,

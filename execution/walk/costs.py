@@ -221,15 +221,15 @@ class CarriedCosts:
         key = (program.rank, *_shape(instruction))
         if key not in self._keys:
             name = name_of(program, instruction)
-            time = self._look_up(program, name, name.removesuffix(BACKWARD))
+            time = self._look_up(program, name)
             self._keys[key] = _half(time, instruction.half) if instruction.op in COMPUTATIONS else time
         return self._keys[key]
 
-    def _look_up(self, program: Program, name: str, earlier: str) -> int:
-        """earlier: the name that tables of earlier versions have."""
+    def _look_up(self, program: Program, name: str) -> int:
+        """Tables of earlier versions have one time for the sums of both passes."""
         stage = self._firsts.index(program.units[0]) if program.units[0] in self._firsts else None
         for table in (self._ranks.get(str(program.rank), {}), {} if stage is None else self._stages[stage]):
-            for each in (name, earlier):
+            for each in (name, name.removesuffix(BACKWARD)):
                 if each in table:
                     return table[each]
         fix = "give the cluster or the profile that it was planned with"
@@ -271,12 +271,13 @@ def _with_halves(instruction: Instruction) -> list[Instruction]:
 def _shape(instruction: Instruction) -> tuple[Any, ...]:
     """What tells instructions of a rank apart that need not take equally long."""
     subject = (instruction.reads or instruction.writes or ("",))[0].partition(".")[0]
-    backward = instruction.op in SUMS and is_backward(instruction)
-    return instruction.op, instruction.unit, instruction.half, instruction.message_bytes, subject, backward
+    return instruction.op, instruction.unit, instruction.half, instruction.message_bytes, subject, is_backward(instruction)
 
 
 def is_backward(instruction: Instruction) -> bool:
-    """Whether a sum or gathering of hidden states is of a backward pass, or of what is computed again for it."""
+    """Whether it is a sum of tensor-parallel ranks of a backward pass, or of what is computed again for it."""
+    if instruction.op not in SUMS:
+        return False
     moved = instruction.reads[0], (*instruction.writes, "")[0]
     return any("gradient" in each for each in moved) or bool(instruction.args.get("again"))
 
@@ -285,7 +286,7 @@ def name_of(program: Program, instruction: Instruction) -> str:
     """The name under which a table carries what an instruction takes, half a computation under that of the whole: its
     operation, the sub-layer and its strategy, or what is moved, and bytes (of a computation those of its input)."""
     op, unit, size = instruction.op, instruction.unit, instruction.message_bytes
-    backward = BACKWARD * (op in SUMS and is_backward(instruction))
+    backward = BACKWARD * is_backward(instruction)
     if op in MOVING:
         what = (*instruction.reads, *instruction.writes)[0].partition(".")[0]
         return f"{op} {what}{'' if op is Op.RECEIVE else f' of unit {unit}'}, {size} bytes{backward}"

@@ -46,6 +46,11 @@ class Record(BaseModel):
 RecordType = TypeVar("RecordType", bound=Record)
 
 
+def name_of_source(source: object, noun: str) -> str:
+    """What errors call a source: its file's path, or the noun where it is no file."""
+    return os.fspath(source) if isinstance(source, str | os.PathLike) else noun
+
+
 def only(number: int) -> BeforeValidator:
     """For a field that is always this number, as versions are: refuses what Python takes for equal to it, `true` and `1.0`."""
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 from trainplan.api.plan_verbs import plan
 from trainplan.asking import made_for
 from trainplan.execution.exports.common import Export
@@ -12,7 +10,7 @@ from trainplan.formulations.joint.runtimes import RUNTIMES
 from trainplan.formulations.plan import Plan, load_plan
 from trainplan.planned import Planned
 from trainplan.profiling.base.errors import InputError
-from trainplan.profiling.base.files import Source
+from trainplan.profiling.base.files import Source, name_of_source
 from trainplan.profiling.base.quantities import format_time, plural
 
 __all__ = ["export", "nearest_plan"]
@@ -26,8 +24,7 @@ def export(source: Plan | Source, to: str, *, nearest: bool = False) -> Export:
     memory alone it is named in `left_out`. The modules of `execution.exports` tell which is which for each runtime. nearest: in
     place of a plan that the runtime refuses, export the one of `nearest_plan`; without it the refusal says what that one takes.
     """
-    where = os.fspath(source) if isinstance(source, str | os.PathLike) else "plan"
-    given, written = load_plan(source), exporter(to)
+    given, written, where = load_plan(source), exporter(to), name_of_source(source, "plan")
     try:
         return written(given, where)
     except InputError as refused:

@@ -43,7 +43,7 @@ from trainplan.presets import (
 from trainplan.pricing import priced
 from trainplan.profiling.base.arguments import check_arguments, checked
 from trainplan.profiling.base.errors import InputError, MissingExtra
-from trainplan.profiling.base.files import Source
+from trainplan.profiling.base.files import Source, name_of_source
 from trainplan.profiling.base.watchdog import STALL_S
 from trainplan.profiling.clusters.cluster import Cluster
 from trainplan.profiling.models.model import Model, load_model
@@ -267,8 +267,7 @@ def compare_plans(sources: Iterable[Plan | Source]) -> list[dict[str, Any]]:
     """Any plans side by side, as the walks predict them, the shortest step first: a row each, as of `planned.plan_row`."""
     rows = []
     for number, source in enumerate(sources):
-        the_plan, where = _loaded(source)
-        rows.append(plan_row(f"plan {number}" if isinstance(source, Plan | Mapping) else where, the_plan))
+        rows.append(plan_row(name_of_source(source, f"plan {number}"), load_plan(source)))
     return sorted(rows, key=row_rank)
 
 
@@ -324,7 +323,7 @@ def trial(
     settings["stall_timeout"] = stall_timeout
     first = None
     if plans is not None:
-        chosen = [_loaded(each)[0] for each in plans]
+        chosen = [load_plan(each) for each in plans]
     elif find_spec("torch") is None:
         raise MissingExtra("torch", "torch", "running a plan")
     else:
@@ -472,7 +471,7 @@ def run(
     options: dict[str, Any] = {"steps": steps, "backend": backend, "device": device, "seed": seed, "compare": compare}
     options |= {"transport": transport}
     options |= {"measure_memory": measure_memory, "measure": measure, "progress": progress, "stall_timeout": stall_timeout}
-    the_plan, where = _loaded(source)
+    the_plan, where = load_plan(source), name_of_source(source, "plan")
     if find_spec("torch") is None:
         raise MissingExtra("torch", "torch", "running a plan")
     the_model = the_plan.planned_model()
@@ -511,9 +510,3 @@ def _profile_to_measure(
         raise InputError("command line", option, "is given with --scale-down", "measure the plan's own model for a profile")
     the_cluster = None if cluster is None else cluster_of(cluster)
     return plan_profile(the_plan, Request(model, the_cluster, the_plan.batch.global_samples, profile=profile_of(profile)))
-
-
-def _loaded(source: Plan | Source) -> tuple[Plan, str]:
-    """A plan, and what errors call it: its file, if it comes from one."""
-    where = os.fspath(source) if isinstance(source, str | os.PathLike) else "plan"
-    return load_plan(source), where

@@ -9,7 +9,7 @@ from itertools import accumulate
 from trainplan.execution.judge import Judged
 from trainplan.execution.walk.memory import held_parts
 from trainplan.formulations.plan import Plan
-from trainplan.performance import PARTS, part_of
+from trainplan.performance import PARTS, fullest_places, part_of
 
 COLUMNS = 240  # moments at which a stage's memory is drawn, at most
 HIGH = 100.0  # of the drawing, in its own units, at the most that is drawn
@@ -39,12 +39,7 @@ class StageCurve:
 
 def stage_curves(plan: Plan, judged: Judged) -> list[StageCurve]:
     """The curve of the fullest rank of each stage; of interleaved stages, of the ranks that have them."""
-    fullest: dict[int, int] = {}
-    for place, rounds in enumerate(judged.time.rounds):
-        first, peak = rounds.few.units[0], judged.memory[place].peak_bytes
-        if first not in fullest or peak > judged.memory[fullest[first]].peak_bytes:
-            fullest[first] = place
-    return [_curve(judged, number, fullest[stage.first_unit]) for number, stage in enumerate(plan.stages[: plan.depth])]
+    return [_curve(judged, stage, place) for stage, place in enumerate(fullest_places(plan, judged))]
 
 
 def _curve(judged: Judged, stage: int, place: int) -> StageCurve:

@@ -16,6 +16,7 @@ from trainplan.execution.program import COLLECTIVES, COPIES, POINT_TO_POINT, Ins
 from trainplan.execution.rounds import Rounds
 from trainplan.execution.walk.time import LANE_OF
 from trainplan.formulations.plan import Plan
+from trainplan.performance import stage_places
 from trainplan.pictures.plans import COLOURS, OTHERS
 from trainplan.pictures.timeline import BACKWARD, FORWARD, MESSAGE
 
@@ -86,12 +87,7 @@ def drawn_step(plan: Plan, judged: Judged) -> dict[str, Any]:
 
 def first_places(plan: Plan, judged: Judged) -> list[int]:
     """For each stage on ranks of its own, the place of the first program of one of its ranks, which ends last."""
-    best: dict[int, int] = {}
-    for place, rounds in enumerate(judged.time.rounds):
-        first = rounds.few.units[0]
-        if first not in best or max(judged.time.end_ns[place]) > max(judged.time.end_ns[best[first]]):
-            best[first] = place
-    return [best[stage.first_unit] for stage in plan.stages[: plan.depth]]
+    return stage_places(plan, judged, lambda place: max(judged.time.end_ns[place]))
 
 
 def _blocks(judged: Judged, place: int, names: dict[str, int]) -> dict[str, list[_Block]]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
 from typing import Annotated
 
 from pydantic import Field
@@ -12,7 +10,7 @@ from trainplan.formulations.pipeline.problem import Solution
 from trainplan.formulations.strategies import Strategy
 from trainplan.papers.galvatron_engine.problem import Instance, even_partition, violations
 from trainplan.profiling.base.errors import InputError
-from trainplan.profiling.base.files import Source, parse
+from trainplan.profiling.base.files import Source, name_of_source, parse
 from trainplan.profiling.imports.source import Foreign
 
 
@@ -39,7 +37,7 @@ def read_plan(source: Source, instance: Instance) -> Solution:
 
     It is in the first configuration that holds it and where it fits, else in the first that holds it. Raises InputError.
     """
-    where = "plan" if isinstance(source, Mapping) else os.fspath(source)
+    where = name_of_source(source, "plan")
     record = parse(source, PlanRecord, where)
     try:
         zero2, choices = instance.provenance["options"]["zero2"], instance.provenance["choices"]
