@@ -306,14 +306,16 @@ def _choices(tables: StageTables, in_flight: int) -> Integers:
     rows = []
     memory = [(kind.state + in_flight * (kind.kept + kind.held)).astype(np.float64) for kind in tables.kinds]
     spread = sum(float(np.ptp(each)) for each in memory)
-    mean = sum(float(np.ptp(kind.u_ns)) for kind in tables.kinds) / max(1.0, spread)
+    prices = np.array(PRICES) * sum(float(np.ptp(kind.u_ns)) for kind in tables.kinds) / max(1.0, spread)
     for cell in range(len(tables.cell_enter)):
         inside = [np.flatnonzero(cells == cell) for cells in tables.cells_of]
         if all(len(options) for options in inside):
-            for price in PRICES:
-                rows.append([_cheapest(*each, price * mean) for each in zip(tables.kinds, memory, inside, strict=True)])
-    return np.unique(np.array(rows, np.int64), axis=0) if rows else np.zeros((0, len(tables.kinds)), np.int64)
+            columns = [_cheapest(*each, prices) for each in zip(tables.kinds, memory, inside, strict=True)]
+            rows.append(np.stack(columns, axis=1))
+    return np.unique(np.concatenate(rows), axis=0) if rows else np.zeros((0, len(tables.kinds)), np.int64)
 
 
-def _cheapest(kind: KindOptions, memory: Floats, options: Integers, price: float) -> int:
-    return int(options[(kind.u_ns[options] + price * memory[options]).argmin()])
+def _cheapest(kind: KindOptions, memory: Floats, options: Integers, prices: Floats) -> Integers:
+    """The cheapest of some options at each price of a byte."""
+    cheapest: Integers = options[(kind.u_ns[options] + prices[:, None] * memory[options]).argmin(axis=1)]
+    return cheapest

@@ -12,6 +12,7 @@ all spans, numbers n, weights and prices are found together, a unit at a time, b
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import reduce
 
 import numpy as np
 from trainplan.formulations.instances import Integers
@@ -22,6 +23,7 @@ from trainplan.solvers.pipeline.spans import SpanClasses
 Weight = tuple[int, int]
 Exit = tuple[int, int, int]  # the kinds of boundary and of link behind a span, and the class of the cut
 MOST_PRICES = 10
+FEW, BLOCK = 4_096, 65_536  # numbers: of which all pairs of states are added at once; that a processor's cache holds
 
 
 def span_bounds(
@@ -49,60 +51,79 @@ def span_bounds(
     """
     rates = [(p, q, w * max(p, q)) for p, q in weights for w in prices] + [(0, 0, 1.0)]
     p, q, w = (np.array(column, np.float64)[:, None] for column in zip(*rates, strict=True))
-    # Rates of every class of cuts before, one class after the other.
+    # Rates of every class of cuts before, one class after the other. States of interfaces are the first axes: numpy is slow at
+    # the least of a few numbers that lie beside each other, and quick at the smaller of two long rows.
     groups = cuts.count if len(cuts.entries) else 1
-    cells = [np.tile(cost, (1, 1, groups, 1)) for cost in _cell_costs(tables, p, q, w, depths)]
-    single = _at_rates(p, cuts.entries[:, link])  # (Q, G, rates, E)
-    entries = single.reshape(len(single), -1, tables.ways_in)
-    moves = np.tile(_at_rates(p, tables.moves).swapaxes(1, 2), (1, groups, 1, 1))
+    cells = [np.tile(cost, groups) for cost in _cell_costs(tables, p, q, w, depths)]
+    entries = np.moveaxis(_at_rates(p, cuts.entries[:, link]), -1, 0)  # (E, Q, G, rates)
+    entries = entries.reshape(tables.ways_in, -1, groups * len(rates))
+    moves = np.tile(np.moveaxis(_at_rates(p, tables.moves), 2, -1), groups)  # (Q, D, E, rates)
     memory_rates = np.arange(groups) * len(rates) + len(rates) - 1
+    free = [not each.any() for each in tables.moves]
     p, w, rates = np.tile(p, (groups, 1)), np.tile(w, (groups, 1)), rates * groups
-    free = [not tables.moves[b].any() for b in range(len(tables.moves))]
-    behind = [np.zeros((len(rates), tables.ways_out))]
-    behind += [_at_rates(p, cuts.exits[each]) for each in exits]
+    behind = [np.zeros((tables.ways_out, len(rates)))]
+    behind += [_at_rates(p, cuts.exits[each]).T for each in exits]
     classes = sum(len(level.kind) for level in spans.levels[:longest])
-    least = np.full((classes, len(depths), len(rates), len(behind)), np.inf)
+    best = np.full((len(behind), classes, len(depths), groups, len(weights)), np.inf)
+    shape, units = (groups, len(weights), len(prices)), len(spans.levels)
+    many = max(1, BLOCK // (len(depths) * len(rates)))  # classes at once
     chain, at, before = np.empty(0), 0, 0
     for length, level in enumerate(spans.levels[:longest]):
         check_time()
-        count = len(level.kind)
-        if not length:
-            entered = np.zeros((count, 1, len(rates), tables.ways_in))
-            inside = level.boundary >= 0
-            if inside.any():
-                entered[inside] = entries[level.boundary[inside]][:, None]
-        else:
-            entered = np.empty((count, len(depths), len(rates), tables.ways_in))
-            for boundary in np.unique(level.boundary):
-                here = np.flatnonzero(level.boundary == boundary)
-                through = chain[level.parent[here] - before]
-                if free[boundary]:
-                    entered[here] = through.min(axis=-1, keepdims=True)
-                else:
-                    entered[here] = (through[..., :, None] + moves[boundary]).min(axis=-2)
-        reached = entered[..., tables.cell_enter]
+        count, short = len(level.kind), np.inf
+        following = np.empty((tables.ways_out, count, len(depths), len(rates)))
         inner, final = (cells[0], cells[2]) if length else (cells[1], cells[3])
-        ends = tables.by_leave(reached + final[level.kind])
-        for place, out in enumerate(behind):
-            least[at : at + count, :, :, place] = (ends + out).min(axis=-1)
-        if least[at : at + count, 0, memory_rates, 0].min() > memory_bytes * (1 + 1e-9):
+        for begin in range(0, count, many):
+            block = slice(begin, begin + many)
+            kinds, boundaries = level.kind[block], level.boundary[block]
+            if not length:
+                entered = np.zeros((tables.ways_in, len(kinds), 1, len(rates)))
+                entered[:, boundaries >= 0] = entries[:, boundaries[boundaries >= 0], None]
+            else:
+                entered = np.empty((tables.ways_in, len(kinds), len(depths), len(rates)))
+                for boundary in np.unique(boundaries):
+                    here = np.flatnonzero(boundaries == boundary)
+                    through = chain[:, level.parent[block][here] - before]
+                    entered[:, here] = through.min(axis=0) if free[boundary] else _crossed(through, moves[boundary])
+            reached = entered[tables.cell_enter]
+            following[:, block] = tables.by_leave(reached + inner[:, kinds], axis=0)
+            ends = tables.by_leave(reached + final[:, kinds], axis=0)
+            for place, out in enumerate(behind):
+                least = _crossed(ends, out[:, None])[0]
+                if not place:
+                    short = min(short, least[:, 0, memory_rates].min())
+                best[place, at : at + count][block] = _over_prices(least, w[:, 0], memory_bytes, shape, units)
+        if short > memory_bytes * (1 + 1e-9):
             break
-        chain = tables.by_leave(reached + inner[level.kind])
-        before, at = at, at + count
-    return _over_prices(least, w[:, 0], memory_bytes, (groups, len(weights), len(prices)), len(spans.levels))
+        chain, before, at = following, at, at + count
+    return np.maximum(np.ceil(best), 0.0).transpose(3, 4, 2, 0, 1)
+
+
+def _crossed(chain: Floats, moves: Floats) -> Floats:
+    """The least over the states that are left, of a chain's costs (D, classes, depths, rates) and moves (D, E, rates): (E,
+    classes, depths, rates)."""
+    if chain[0].size < FEW:
+        least: Floats = (chain[:, None] + moves[:, :, None, None]).min(axis=0)
+        return least
+    least = np.empty((moves.shape[1], *chain.shape[1:]))
+    for enter, into in enumerate(least):
+        np.add(chain[0], moves[0, enter], out=into)
+        for leave in range(1, len(chain)):
+            np.minimum(into, chain[leave] + moves[leave, enter], out=into)
+    return least
 
 
 def _over_prices(least: Floats, w: Floats, memory_bytes: int, shape: tuple[int, int, int], units: int) -> Floats:
-    """The largest bound over all prices: (classes, depths, rates, exits) to (groups, weights, depths, exits, classes). shape:
-    groups, weights and prices; the rates of each group end with memory alone."""
-    memory, rounding = (w * memory_bytes)[:, None], 8 * (units + 4) * np.finfo(np.float64).eps
+    """The largest bound over all prices: (classes, depths, rates) to (classes, depths, groups, weights), lowered by what sums
+    may be off by. shape: groups, weights and prices; the rates of each group end with memory alone."""
+    memory, rounding = w * memory_bytes, 8 * (units + 4) * np.finfo(np.float64).eps
     least = least * (1 - rounding) - (1 + rounding) * memory  # costs are not negative
-    classes, depths, _, exits = least.shape
     groups, weights, prices = shape
-    apart = least.reshape(classes, depths, groups, -1, exits)
-    best: Floats = apart[:, :, :, :-1].reshape(classes, depths, groups, weights, prices, exits).max(axis=4)
-    best[np.broadcast_to((apart[:, :, :, -1:] > 0), best.shape)] = np.inf
-    return np.maximum(np.ceil(best), 0.0).transpose(2, 3, 1, 4, 0)
+    apart = least.reshape(*least.shape[:2], groups, -1)
+    of_prices = apart[..., :-1].reshape(*least.shape[:2], groups, weights, prices)
+    best: Floats = reduce(np.maximum, np.moveaxis(of_prices, -1, 0))
+    best[apart[..., -1] > 0] = np.inf
+    return best
 
 
 def _at_rates(p: Floats, times: Floats) -> Floats:
@@ -112,7 +133,7 @@ def _at_rates(p: Floats, times: Floats) -> Floats:
 
 
 def _cell_costs(tables: StageTables, p: Floats, q: Floats, w: Floats, depths: Sequence[int]) -> list[Floats]:
-    """The least cost of each kind's cells as an inner, a first, a last and an only unit: (kinds, depths, rates, C) each."""
+    """The least cost of each kind's cells as an inner, a first, a last and an only unit: (C, kinds, depths, rates) each."""
     depth = np.array(depths, np.float64)[:, None, None]
     columns: list[list[Floats]] = [[], [], [], []]
     for number, kind in enumerate(tables.kinds):
@@ -124,7 +145,7 @@ def _cell_costs(tables: StageTables, p: Floats, q: Floats, w: Floats, depths: Se
         columns[1].append(tables.by_cell(number, first) if kind.first_ns.any() else inner)
         columns[2].append(tables.by_cell(number, cost + final))
         columns[3].append(tables.by_cell(number, first + final))
-    return [np.stack(column) for column in columns]
+    return [np.ascontiguousarray(np.moveaxis(np.stack(column), -1, 0)) for column in columns]
 
 
 def prices_of(tables: StageTables, depths: Sequence[int], most: int = MOST_PRICES) -> Floats:

@@ -151,14 +151,16 @@ class StageTables:
         ways, starts = np.unique(self.cell_leave[order], return_index=True)
         return order, starts, ways
 
-    def by_leave(self, values: Floats) -> Floats:
-        """The least value of the cells that are left in each way: (.., C) to (.., D)."""
+    def by_leave(self, values: Floats, axis: int = -1) -> Floats:
+        """The least value of the cells that are left in each way: of the axis of cells, (C), makes one of (D)."""
         order, starts, ways = self.left_order
+        least: Floats = values.take(order, axis)
+        if len(ways) < len(order):
+            least = np.minimum.reduceat(least, starts, axis)
         if len(ways) == self.ways_out:
-            least: Floats = np.minimum.reduceat(values[..., order], starts, axis=-1)
             return least
-        spread = np.full((*values.shape[:-1], self.ways_out), np.inf)
-        spread[..., ways] = np.minimum.reduceat(values[..., order], starts, axis=-1)
+        spread = np.full((*values.shape[:axis], self.ways_out, *values.shape[axis:][1:]), np.inf)
+        np.moveaxis(spread, axis, 0)[ways] = np.moveaxis(least, axis, 0)
         return spread
 
 
