@@ -90,6 +90,18 @@ def test_evidence_that_time_does_not_allow_is_weaker_and_holds() -> None:
     assert claim is not None and claim.bound_ns == claim.weak_bound_ns and claim.faults == () and not claim.evidence
 
 
+def test_evidence_that_proves_more_than_the_search_raises_the_bound_of_the_claim() -> None:
+    """The search may stop at a gap of one half, which it reaches by its quick bounds; the evidence is of weighted paths."""
+    answer = tp.plan(**REQUEST, gap=0.5)
+    made = tp.certify(answer)
+    assert answer.plan is not None and answer.plan.claim is not None and answer.plan.claim.bound_ns is not None
+    assert made.plan is not None and made.plan.claim is not None and made.plan.claim.evidence is not None
+    claim = made.plan.claim
+    assert claim.bound_ns == claim.evidence.bound_ns == made.answer.bound_ns and claim.bound_ns > answer.plan.claim.bound_ns  # type: ignore[union-attr, operator]
+    assert claim.gap is not None and claim.gap == made.answer.gap and claim.gap < answer.plan.claim.gap  # type: ignore[operator]
+    assert "without any solver" in str(claim.bound_source)
+
+
 def test_a_plan_of_a_profile_is_checked_with_it() -> None:
     profile = tp.profile(model="gpt2", cluster="cpu-4", sequence=64, rows=(1, 2, 4, 8))
     made = tp.certify(tp.plan(model="gpt2", profile=profile, batch=8))

@@ -12,10 +12,12 @@ from trainplan.solvers.core.result import Point
 from trainplan.solvers.core.search import Search, judge
 from trainplan.solvers.core.solve import check_arguments
 
+EVIDENCE = "the claim's evidence, checked without any solver"
+
 
 def certify(answer: Planned, time_limit: float | None = None, progress: Callable[[Point | str], None] | None = None) -> Planned:
     """The answer with evidence in its plan's claim, which `check` follows; as it is where there is no plan, or where bounds of
-    its problem have no evidence.
+    its problem have no evidence. Where the evidence proves more than the search did, its bound becomes the claim's.
 
     time_limit: seconds for gathering it; what it does not come to is shown by bounds that need no evidence, which are weaker.
     progress: called with a text that names what is begun, and with a Point of each better bound that there is evidence of.
@@ -40,4 +42,8 @@ def certify(answer: Planned, time_limit: float | None = None, progress: Callable
         proof=gathered if bound > weak else None,
         bound_ns=bound,
     )
-    return replace(answer, plan=plan.changed(claim=plan.claim.changed(evidence=evidence)))
+    claim, solved = plan.claim.changed(evidence=evidence), answer.answer
+    if not solved.alternatives and (solved.bound_ns is None or bound > solved.bound_ns):
+        solved = replace(solved, bound_ns=bound)
+        claim = claim.changed(bound_ns=bound, gap=solved.gap, status=solved.status, bound_source=EVIDENCE)
+    return replace(answer, answer=solved, plan=plan.changed(claim=claim))
