@@ -67,7 +67,8 @@ def span_bounds(
     best = np.full((len(behind), classes, len(depths), groups, len(weights)), np.inf)
     shape, units = (groups, len(weights), len(prices)), len(spans.levels)
     many = max(1, BLOCK // (len(depths) * len(rates)))  # classes at once
-    chain, at, before = np.empty(0), 0, 0
+    chain: Floats = np.empty(0)
+    at = before = 0
     for length, level in enumerate(spans.levels[:longest]):
         check_time()
         count, short = len(level.kind), np.inf
