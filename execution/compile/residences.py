@@ -21,7 +21,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from trainplan.execution.compile.unit_passes import UnitPasses, needing
+from trainplan.execution.compile.unit_passes import UnitPasses
+from trainplan.execution.compile.unit_states import needing
 from trainplan.execution.program import COPIES, COPIES_OUT, Op, Part, Stream
 
 
