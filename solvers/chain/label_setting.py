@@ -41,6 +41,7 @@ SWEEPS = ((400, 0.0), (20_000, 0.0), (20_000, 5e-4), (1_000_000, 0.0), (5_000_00
 BLOCK = 2_000_000
 SOURCE = "completion bounds of label-setting"
 FASTEST = "fastest choice without a memory limit"
+WORTH = "worth_ns"  # an option for callers: the largest objective that is of interest
 STOPPED = "time ran out before the labels were set"
 Pairs = tuple[Places, Places]
 
@@ -103,17 +104,17 @@ def label_setting(instance: Instance | MemoryChain, search: Search, cap: Cap | N
 
 
 def _enough(search: Search) -> bool:
-    """Whether the bound meets the incumbent within the gap asked for, or the option `worth_ns` where a caller gives it."""
+    """Whether the bound meets the incumbent within the gap asked for, or is above the option WORTH where a caller gives it."""
     assert search.objective is not None
-    return search.closed() or (search.bound is not None and search.bound > search.options.get("worth_ns", search.objective))
+    return search.closed() or (search.bound is not None and search.bound > search.options.get(WORTH, search.objective))
 
 
 def _target(search: Search) -> int:
     """The largest objective that is still worth finding: below the incumbent by one, or by half the gap asked for; and at most
-    the option `worth_ns`, where a caller gives it."""
+    the option WORTH, where a caller gives it."""
     assert search.objective is not None
     target = search.objective - max(1, int(search.objective * search.gap / 2))
-    return min(target, search.options.get("worth_ns", target))
+    return min(target, search.options.get(WORTH, target))
 
 
 def _sweep(

@@ -92,7 +92,8 @@ class Single:
             tables, kinds = stage_tables(part.tables, self.sliced), part.kinds
             cuts = cut_classes(tables, 1)
             stages = Stages(tables, kinds, self.instance.boundary_kinds, self.memory_bytes, self.host_bytes, cuts)
-            solved = stages.solve(0, len(kinds) - 1, self.depth, (self.m, 1), (0, 0), None, self.search, tolerance)
+            chain, worth_ns = (0, len(kinds) - 1, self.depth, (self.m, 1), (0, 0), None), target() - part.shared_ns
+            solved = stages.solve(*chain, self.search, tolerance, worth_ns)
             self.count += 1
             if solved.column is not None:
                 options = zip(kinds, solved.column.options, strict=True)

@@ -15,7 +15,7 @@ from trainplan.formulations.instances import Integers
 from trainplan.formulations.step.stage_memory import stage_peak
 from trainplan.solvers.chain.bounds import Cap
 from trainplan.solvers.chain.chain import Link, MemoryChain, cost_table
-from trainplan.solvers.chain.label_setting import label_setting
+from trainplan.solvers.chain.label_setting import WORTH, label_setting
 from trainplan.solvers.core.search import Search
 from trainplan.solvers.joint.span_bounds import Exit, Weight
 from trainplan.solvers.joint.stage_tables import CutClasses, Floats, StageTables
@@ -79,10 +79,20 @@ class Stages:
     _bars: dict[Weight, int] = field(default_factory=dict)
 
     def solve(
-        self, first: int, last: int, depth: int, weight: Weight, into: Entry, out: Exit | None, search: Search, tolerance: float
+        self,
+        first: int,
+        last: int,
+        depth: int,
+        weight: Weight,
+        into: Entry,
+        out: Exit | None,
+        search: Search,
+        tolerance: float,
+        worth_ns: float = np.inf,
     ) -> Solved:
         """F of a span with `depth` micro-batches in flight. into: what it is entered by, if it does not begin the model; out:
-        what is behind it, None for the last stage; tolerance: the relative gap between bound and choice that will do.
+        what is behind it, None for the last stage; tolerance: the relative gap between bound and choice that will do;
+        worth_ns: a bound above it will do, too.
 
         Raises TimeoutError.
         """
@@ -98,7 +108,7 @@ class Stages:
             ):
                 self.solved[key] = easier
             else:
-                self.solved[key] = self._solve(first, last, depth, weight, into, out, search, tolerance)
+                self.solved[key] = self._solve(first, last, depth, weight, into, out, search, tolerance, worth_ns)
         return self.solved[key]
 
     def solve_capped(
@@ -143,11 +153,20 @@ class Stages:
         return int(stage_peak(state, kept, work, depth, held)[0])
 
     def _solve(
-        self, first: int, last: int, depth: int, weight: Weight, into: Entry, out: Exit | None, search: Search, tolerance: float
+        self,
+        first: int,
+        last: int,
+        depth: int,
+        weight: Weight,
+        into: Entry,
+        out: Exit | None,
+        search: Search,
+        tolerance: float,
+        worth_ns: float,
     ) -> Solved:
         self.count += 1
         chain, forbidden = self.chain(first, last, depth, weight, into, out)
-        inner = search.inner(chain.objective, gap=tolerance)
+        inner = search.inner(chain.objective, gap=tolerance, options={WORTH: int(worth_ns)} if worth_ns < np.inf else {})
         outcome = label_setting(chain, inner)
         search.check_time()
         if outcome.infeasible:

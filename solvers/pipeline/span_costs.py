@@ -24,7 +24,7 @@ from trainplan.formulations.step.stage_memory import stage_peak
 from trainplan.solvers.chain.bounds import Cap
 from trainplan.solvers.chain.chain import chain_of
 from trainplan.solvers.chain.hull import hull_slopes
-from trainplan.solvers.chain.label_setting import label_setting
+from trainplan.solvers.chain.label_setting import WORTH, label_setting
 from trainplan.solvers.core.search import Search, judge
 from trainplan.solvers.pipeline.cells import interface_cells
 from trainplan.solvers.pipeline.spans import Floats, Path, SpanClasses, spans_of
@@ -180,7 +180,7 @@ class SpanCosts:
         kinds, boundaries = instance.layer_kinds[first : last + 1], instance.boundary_kinds[max(0, first - 1) : last]
         key = (kinds, boundaries, first > 0, depth, weight, instance.memory_bytes)
         if key not in self.shared and worth < np.inf:
-            return self._solve(first, last, depth, weight, {"worth_ns": int(worth)})
+            return self._solve(first, last, depth, weight, {WORTH: int(worth)})
         if key not in self.shared:
             easier = self.solve(number, self.depths[0], weight) if depth > self.depths[0] else None
             if easier is not None and (easier.choice is None or self._fits(first, last, depth, easier)):
