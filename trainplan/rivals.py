@@ -90,7 +90,7 @@ def rivals(
     planners get what is SHARED. gap: of the joint problem; the planners run to their end. time_limit: seconds for each. Raises
     InputError where the request does not suit the first of them.
     """
-    rows = Rivals()
+    rows, labels = Rivals(), {each.preset: each.label for each in published}
     answers: list[Planned] = []
     choices = {each.name for each in preset(published[0].preset).parameters}
     limits: dict[str, Any] = {"backend": JUDGED_ON, "time_limit": time_limit, "beside": False}
@@ -116,10 +116,13 @@ def rivals(
         if answer.interrupted:
             return rows, answers[0]
     label = f"{published[0].label}, {BEGUN}"
+    inside = {row.planner for row in rows if row.step_ns is not None and row.outside is None}
+    incumbents = [answer.plan for answer in answers[1:] if answer.plan is not None and labels[answer.preset.name] in inside]
+    if not incumbents:
+        return Rivals([*rows, _none(label, "none of their plans is one of this problem", 0.0)]), answers[0]
     if progress is not None:
         progress(label)
     began = time.perf_counter()
-    incumbents = [answer.plan for answer in answers[1:] if answer.plan is not None]
     try:
         answer = plan(**{**ALIKE, **request}, **limits, gap=gap, like=published[0].preset, incumbents=incumbents)
     except InputError as error:
