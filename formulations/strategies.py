@@ -59,9 +59,13 @@ class Strategy:
 
     def degree(self, paradigm: Paradigm) -> int:
         """The degree of a paradigm; 1 where the strategy does without it."""
-        return dict(self.levels).get(paradigm, 1)
+        return self._degrees.get(paradigm, 1)
 
-    @property
+    @cached_property
+    def _degrees(self) -> dict[Paradigm, int]:
+        return dict(self.levels)
+
+    @cached_property
     def zero_stage(self) -> Literal[0, 1, 2, 3]:
         """What of the model states is shared: 0 without an sdp level, else 1, 2 or 3."""
         return self.zero if self.degree("sdp") > 1 else 0
@@ -81,7 +85,7 @@ class Strategy:
         """Whether each rank steps a shard of the parameters, of which all ranks keep the whole (ZeRO stages 1 and 2)."""
         return self.zero_stage in (1, 2)
 
-    @property
+    @cached_property
     def data_degree(self) -> int:
         """Number of parts that the samples are split into."""
         return prod(degree for paradigm, degree in self.levels if paradigm in DATA)

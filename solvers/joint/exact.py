@@ -44,7 +44,7 @@ QUICK, COARSE, FINE, PATHS, CLASSES, PRICED, SUFFIXES = range(7)
 SHARE = 16  # of the gap asked for, what one stage may be off
 FINENESS = 16  # of the gap asked for, what bisection may be off
 LABELS = 20_000  # of one unit, in a front
-PARTS = 8  # of what is between bound and target, of which one is settled first, and then twice as much each time
+PARTS = 4  # of what is between bound and target, of which one is settled first, and then twice as much each time
 MOST_PARTITIONS = 40  # that are bounded one by one where fronts are larger
 
 
