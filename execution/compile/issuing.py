@@ -53,7 +53,7 @@ class Issuing(PlannedRank):
             self.rank,
             self.world,
             self.stages,
-            self.groups,
+            tuple(self.groups),
             self.place,
             self.units,
             self.model,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from trainplan.execution.program import DRAWING, Instruction, Op, Part, Program, draws, laid_as
@@ -22,6 +23,19 @@ BACKWARDS = frozenset({Op.BACKWARD, Op.ENTER_BACKWARD})
 SAMPLED = DRAWING | SHARING | BACKWARDS | {Op.INPUT, Op.TARGETS, Op.RECEIVE, Op.JOIN, Op.SLICE, Op.GATHER_SLICE}
 
 
+class StageGroups(tuple[tuple[int, ...], ...]):
+    """The ranks of every stage, ascending, with where each rank is."""
+
+    @cached_property
+    def stages_of(self) -> dict[int, list[int]]:
+        """By rank, its stages in order."""
+        stages: dict[int, list[int]] = {}
+        for stage, group in enumerate(self):
+            for rank in group:
+                stages.setdefault(rank, []).append(stage)
+        return stages
+
+
 @dataclass
 class PlannedRank:
     """A rank of a plan. stages: the units of each; groups: its ranks, ascending. stage: the first one of this rank, which has
@@ -38,7 +52,7 @@ class PlannedRank:
     model: Model
     strategies: tuple[Strategy, ...]
     stages: tuple[range, ...]
-    groups: tuple[tuple[int, ...], ...]
+    groups: StageGroups
     batch: Batch
     rank: int
     sliced: int
@@ -47,8 +61,8 @@ class PlannedRank:
     precision: Precision = field(default=PLAIN, kw_only=True)
 
     def __post_init__(self) -> None:
-        self.world = len({rank for group in self.groups for rank in group})
-        self.stage, *more = [stage for stage, group in enumerate(self.groups) if self.rank in group]
+        self.world = len(self.groups.stages_of)
+        self.stage, *more = self.groups.stages_of[self.rank]
         self.place = self.groups[self.stage].index(self.rank)
         chunks = [self.stages[stage] for stage in (self.stage, *more)]
         self.units: Sequence[int] = chunks[0] if not more else tuple(unit for chunk in chunks for unit in chunk)
@@ -251,7 +265,7 @@ def planned_ranks(
     """Where all ranks of a plan stand, or some. model, most_micro_batches: as of `compile_plan`."""
     strategies = tuple(plan.strategies())
     stages = tuple(range(stage.first_unit, stage.last_unit + 1) for stage in plan.stages)
-    groups = tuple(tuple(stage.ranks) for stage in plan.stages)
+    groups = StageGroups(tuple(stage.ranks) for stage in plan.stages)
     fields: dict[str, Any] = {"most_micro_batches": most_micro_batches, "planned": plan.units}
     fields["precision"] = plan.precision.of(model)
     return [

@@ -15,11 +15,16 @@ from trainplan.formulations.joint.tables import FORBIDDEN, OptionTable
 ROUNDS = 3
 
 
+class TooLarge(ValueError):
+    """Sums over an instance's times do not fit into 64 bits."""
+
+
 class PriceCheck:
     """One configuration of several stages, for steps up to the claim's.
 
-    u: (depths, L, lengths), the least u of spans by first unit and length less one, FAR where nothing
-    fits or there is no such span; total: by weight p, the least p u + g of spans as the first stage, (lengths,)."""
+    slow: by kind of unit, the options that alone take longer than the limit. u: (depths, L, lengths), the least u of spans by
+    first unit and length less one, FAR where nothing fits or there is no such span; total: by weight p, the least p u + g of
+    spans as the first stage, (lengths,)."""
 
     def __init__(self, instance: Instance, configuration: Configuration, claim: ConfigurationEvidence) -> None:
         self.instance, self.configuration, self.claim = instance, configuration, claim
@@ -32,6 +37,8 @@ class PriceCheck:
         least = [int((table.forward_ns + table.backward_ns).min()) for table in self.kinds.units]
         self.sums = np.concatenate([[0], np.cumsum([least[kind] for kind in self.kind_of])])
         self.longest = self._longest(claim.impossible_ns)
+        most = claim.impossible_ns // self.m
+        self.slow = [table.forward_ns + table.backward_ns > most for table in self.kinds.units]
         self._crossings()
         prices = np.array(claim.prices, np.int64)
         prices = prices[prices <= self._largest_price()]  # fewer prices show less, and nothing wrong
@@ -47,17 +54,16 @@ class PriceCheck:
         ]
 
     def _largest_price(self) -> int:
-        """The largest price with which sums fit into 64 bits. Raises ValueError where not even times do."""
+        """The largest price with which sums fit into 64 bits. Raises TooLarge where not even times do."""
         times, sizes = [0], [self.memory]
-        for table in self.kinds.units:
-            columns = table.forward_ns, table.backward_ns, table.last_ns, table.reduce_ns, table.optimizer_ns
-            ends = table.head_ns, table.tail_ns, table.turn_ns
-            times.append(sum(int(column.max()) for column in (*columns, *ends)))
-            sizes.append(int((self._memory(table, self.claim.depths[-1]) + table.work_bytes).max()))
+        for table, slow in zip(self.kinds.units, self.slow, strict=True):
+            columns = table.forward_ns, table.backward_ns, table.head_ns, table.tail_ns, table.turn_ns
+            times.append(sum(int(column[~slow].max(initial=0)) for column in columns))
+            sizes.append(int((self._memory(table, self.claim.depths[-1]) + table.work_bytes)[~slow].max(initial=0)))
         crossing = max((int(matrix[matrix < FAR].max(initial=0)) for matrix in (*self.moves, *self.into, *self.out)), default=0)
         room = int(FAR) // (self.longest + 2) - SCALE * (max(times) + crossing)
         if room <= 0:
-            raise ValueError("times of this instance are too large to be checked in 64 bits")
+            raise TooLarge("times of this instance are too large to be checked in 64 bits")
         return room // max(sizes)
 
     def _longest(self, limit: int) -> int:
@@ -104,9 +110,10 @@ class PriceCheck:
                     continue
                 time = table.forward_ns + table.backward_ns
                 time = time + (table.head_ns + table.tail_ns if not length else 0)
-                cost = SCALE * time + prices[:, None] * self._memory(table, depth)
-                through = np.minimum(entered[here][:, :, table.enter] + cost, FAR)
-                last = SCALE * table.turn_ns + prices[:, None] * table.work_bytes
+                slow = self.slow[kind]
+                cost = SCALE * np.where(slow, 0, time) + prices[:, None] * np.where(slow, 0, self._memory(table, depth))
+                through = np.minimum(entered[here][:, :, table.enter] + np.where(slow, FAR, cost), FAR)
+                last = SCALE * np.where(slow, 0, table.turn_ns) + prices[:, None] * np.where(slow, 0, table.work_bytes)
                 behind = ended[unit[here]][:, None, table.leave]
                 ending[here] = np.minimum(through + last + behind, FAR).min(axis=2)
                 for state in np.unique(table.leave):

@@ -20,7 +20,7 @@ from dataclasses import replace
 from trainplan.formulations.joint.closed_form import closed_form_ns
 from trainplan.formulations.joint.evidence import SCALE, ConfigurationEvidence, Evidence
 from trainplan.formulations.joint.first_spans import least_single_ns
-from trainplan.formulations.joint.price_check import PriceCheck
+from trainplan.formulations.joint.price_check import PriceCheck, TooLarge
 from trainplan.formulations.joint.problem import Configuration, Instance
 from trainplan.solvers.core.search import Search
 from trainplan.solvers.joint.path_evidence import by_paths
@@ -138,7 +138,10 @@ def _largest(
     instance: Instance, configuration: Configuration, claim: ConfigurationEvidence, bound: int, fineness: float, search: Search
 ) -> ConfigurationEvidence:
     """The claim, or the same of the largest step of at least the bound that can be shown by it, to a fineness."""
-    check = PriceCheck(instance, configuration, claim)
+    try:
+        check = PriceCheck(instance, configuration, claim)
+    except TooLarge:
+        return NOTHING
     low, high = bound - 1, claim.impossible_ns  # low is shown, or what is known anyway
     if not check.possible(high):
         return claim

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import permutations, product
 from typing import Any
 
@@ -17,6 +18,7 @@ from trainplan.formulations.joint.evaluation import evaluate
 from trainplan.formulations.joint.evidence import ConfigurationEvidence, Evidence, WeightedPath
 from trainplan.formulations.joint.path_check import least_by_paths_ns, path_counts
 from trainplan.formulations.joint.problem import Configuration, Instance
+from trainplan.formulations.joint.tables import OptionTable
 from trainplan.formulations.step.schedules import Pass
 from trainplan.solvers.core.search import Search
 from trainplan.solvers.joint.evidence import evidence
@@ -53,6 +55,34 @@ def test_evidence_of_a_model_proves_most_of_the_bound() -> None:
     assert result.objective is not None and result.bound is not None
     checked = checked_bound_ns(instance, evidence(instance, result.objective))
     assert 0.95 * result.objective <= checked <= result.objective
+
+
+def slowed(instance: Instance, factor: int, least: int) -> Instance:
+    """The instance with `factor` times the passes of those options that are numbered `least` or higher."""
+
+    def times(table: OptionTable) -> OptionTable:
+        factors = np.where(np.arange(len(table.options)) < least, 1, factor)
+        return replace(table, forward_ns=table.forward_ns * factors, backward_ns=table.backward_ns * factors)
+
+    configurations = []
+    for each in instance.configurations:
+        made = tuple(replace(tables, units=tuple(map(times, tables.units))) for tables in each.tables)
+        configurations.append(replace(each, make_tables=partial(tuple, made)))
+    return replace(instance, configurations=tuple(configurations))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_options_whose_times_fit_no_64_bits_leave_the_evidence_of_others(seed: int) -> None:
+    instance = tiny_instance(3000 + seed)
+    least = least_step_ns(instance)
+    if least is None:
+        return
+    first, all_of_them = slowed(instance, 2**22, 1), slowed(instance, 2**22, 0)
+    step = least_step_ns(first)
+    if step is not None:
+        assert least <= step and 0 < checked_bound_ns(first, evidence(first, step)) <= step
+    rests_on = evidence(all_of_them, least * 2**22)
+    assert 0 < checked_bound_ns(all_of_them, rests_on) <= least * 2**22
 
 
 def test_evidence_that_claims_too_much_is_refused() -> None:
