@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 from trainplan.formulations.instances import Integers
 from trainplan.formulations.joint.evidence import FAR, SCALE, ConfigurationEvidence
 from trainplan.formulations.joint.first_spans import least_from_first_ns
@@ -37,8 +38,7 @@ class PriceCheck:
         least = [int((table.forward_ns + table.backward_ns).min()) for table in self.kinds.units]
         self.sums = np.concatenate([[0], np.cumsum([least[kind] for kind in self.kind_of])])
         self.longest = self._longest(claim.impossible_ns)
-        most = claim.impossible_ns // self.m
-        self.slow = [table.forward_ns + table.backward_ns > most for table in self.kinds.units]
+        self.slow = [self._slow(table, own) for table, own in zip(self.kinds.units, least, strict=True)]
         self._crossings()
         prices = np.array(claim.prices, np.int64)
         prices = prices[prices <= self._largest_price()]  # fewer prices show less, and nothing wrong
@@ -53,12 +53,19 @@ class PriceCheck:
             for p in self.weights
         ]
 
+    def _slow(self, table: OptionTable, least: int) -> NDArray[np.bool_]:
+        """The options of a kind of unit with which a step is beyond the limit, whatever the others': all micro-batches pass the
+        unit one after the other, and a single one passes all other units, too. least: the least u of the kind."""
+        others = int(self.sums[-1]) - least if self.m == 1 else 0
+        slow: NDArray[np.bool_] = self.m * (table.forward_ns + table.backward_ns) > self.claim.impossible_ns - others
+        return slow
+
     def _largest_price(self) -> int:
         """The largest price with which sums fit into 64 bits. Raises TooLarge where not even times do."""
         times, sizes = [0], [self.memory]
         for table, slow in zip(self.kinds.units, self.slow, strict=True):
-            columns = table.forward_ns, table.backward_ns, table.head_ns, table.tail_ns, table.turn_ns
-            times.append(sum(int(column[~slow].max(initial=0)) for column in columns))
+            time = table.forward_ns + table.backward_ns + table.head_ns + table.tail_ns + table.turn_ns
+            times.append(int(time[~slow].max(initial=0)))
             sizes.append(int((self._memory(table, self.claim.depths[-1]) + table.work_bytes)[~slow].max(initial=0)))
         crossing = max((int(matrix[matrix < FAR].max(initial=0)) for matrix in (*self.moves, *self.into, *self.out)), default=0)
         room = int(FAR) // (self.longest + 2) - SCALE * (max(times) + crossing)
@@ -78,6 +85,7 @@ class PriceCheck:
         """By kind of boundary, FAR where states do not agree: re-layout inside a stage (states, states); the cheapest that a
         stage receives forward, by how it is entered, and backward, by how it is left, over any link."""
         self.moves, self.into, self.out = [], [], []
+        most = self.claim.impossible_ns // self.m  # all micro-batches cross, one after the other
         links = sorted(set(self.configuration.links))
         for boundary in self.kinds.boundaries:
             rows, columns = (min(self.states, size) for size in boundary.relayout_forward_ns.shape)
@@ -89,7 +97,7 @@ class PriceCheck:
             )
             whole = np.full((3, self.states, self.states), FAR)
             for place, times in enumerate((ahead + back, ahead + sent, back + returned)):
-                whole[place, :rows, :columns] = np.where(apart, FAR, times)
+                whole[place, :rows, :columns] = np.where(apart | (times > most), FAR, times)
             self.moves.append(whole[0])
             self.into.append(whole[1].min(axis=0))
             self.out.append(whole[2].min(axis=1))
