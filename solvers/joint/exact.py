@@ -26,7 +26,8 @@ from trainplan.profiling.base.errors import Unsuited
 from trainplan.solvers.core.incumbents import FIRST_PLAN
 from trainplan.solvers.core.search import CUTOFF, Outcome, Search
 from trainplan.solvers.joint.ahead import JOBS, ahead
-from trainplan.solvers.joint.candidate import EXACT_FLOATS, GROUPS, Candidate
+from trainplan.solvers.joint.candidate import Candidate
+from trainplan.solvers.joint.candidate_bounds import EXACT_FLOATS, GROUPS
 from trainplan.solvers.joint.closed_form import holds_states, quick_bound_ns
 from trainplan.solvers.joint.fixed_cuts import fixed_cuts
 from trainplan.solvers.joint.fronts import TooMany

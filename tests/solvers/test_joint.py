@@ -29,7 +29,8 @@ from trainplan.profiling.clusters.cluster import load_cluster
 from trainplan.profiling.models.model import load_model
 from trainplan.solvers.core.search import Search, judge
 from trainplan.solvers.core.solve import solve
-from trainplan.solvers.joint.candidate import GROUPS, Candidate
+from trainplan.solvers.joint.candidate import Candidate
+from trainplan.solvers.joint.candidate_bounds import GROUPS
 from trainplan.solvers.joint.closed_form import quick_bound_ns
 from trainplan.solvers.joint.exact import decomposition
 from trainplan.solvers.joint.fronts import Front, front
