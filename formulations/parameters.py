@@ -49,6 +49,8 @@ class Parameter:
         """
         if asked is None:
             return self.default
+        if self.type is str and isinstance(asked, int) and not isinstance(asked, bool):
+            asked = str(asked)  # a list of numbers is text, such as 0,3, and may have one
         chosen = named(asked, self.choices) or asked if self.choices and not self.many else asked
         self.check(chosen)
         return chosen

@@ -209,6 +209,10 @@ class Problem(ABC):
         """The instances that planning solves, of which the best counts: by default the one of `instance`. Raises InputError."""
         return [self.instance(request)]
 
+    def options_of(self, instance: Any, request: Request) -> dict[str, Any]:
+        """The options of a request, with what is settled in one of its instances: of a request of them, it is the only one."""
+        return dict(request.options)
+
     def plan(self, instance: Any, solution: Any, request: Request) -> Plan:
         """The plan of a solution, without prediction and claim. Raises InputError where plans cannot say it."""
         raise InputError("command line", "problem", f"is {self.name!r}", "which has no plans: give a problem that has")

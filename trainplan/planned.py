@@ -8,6 +8,7 @@ from typing import Any
 
 from trainplan.execution.judge import Judged, judge_carried
 from trainplan.execution.walk.time import OTHERS
+from trainplan.formulations.parameters import flag_of
 from trainplan.formulations.plan import Claim, Plan
 from trainplan.formulations.problem import Problem
 from trainplan.formulations.request import Request
@@ -285,7 +286,9 @@ class Planned:
             return []
         gap = 1 - evidence.bound_ns / claim.objective_ns
         how = "by evidence that is checked" if evidence.proof is not None else "in closed form,"
-        return [("certificate", f"{format_time(evidence.bound_ns)}, {how} without any solver: gap {gap:.4%}")]
+        asked = {name: value for name, value in evidence.options.items() if value != self.request.options.get(name)}
+        part = "".join(f", of {flag_of(name)} {value} alone" for name, value in asked.items())
+        return [("certificate", f"{format_time(evidence.bound_ns)}, {how} without any solver: gap {gap:.4%}{part}")]
 
     def _any_schedule(self, objective_ns: int) -> list[tuple[str, str]]:
         """How much another order of passes could gain."""

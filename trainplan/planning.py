@@ -312,7 +312,7 @@ class _Way:
         """Where nothing fits: the fewest devices, in whole nodes more than there are, with which something does, each smaller
         number proven too small; and where that is not known, why."""
         cluster = self.request.cluster
-        if cluster is None or self.preset.problem.fits(self.preset.problem.instance(self.request)) is not False:
+        if cluster is None or self.fits(self.request) is not False:
             return None, None
         count = cluster.nodes[0].count
         self.begin("looking for the fewest devices")
@@ -321,16 +321,21 @@ class _Way:
                 return None, f"more than {(more - 1) * cluster.nodes[0].devices}; the time was up"
             try:
                 larger = cluster.with_nodes(more)
-                instance = self.preset.problem.instance(replace(self.request, cluster=larger, obtained=[]))
+                fits = self.fits(replace(self.request, cluster=larger, obtained=[]))
             except InputError as error:
                 if error.where == "cluster":
                     return None, f"not known: the cluster {error.problem}"
                 continue  # numbers of devices that the batch, the depth or the islands do not suit
-            if (fits := self.preset.problem.fits(instance)) is None:
+            if fits is None:
                 return None, "not known"
             if fits:
                 return larger.devices, None
         return None, f"more than {MOST_NODES} times as many"
+
+    def fits(self, request: Request) -> bool | None:
+        """Whether something fits into the memory of a request; None where that is not known. Raises InputError."""
+        answers = [self.preset.problem.fits(instance) for instance in self.preset.problem.instances(request)]
+        return True if True in answers else None if None in answers else False
 
     def tightest(self, rounds: Sequence[Planned]) -> Planned:
         """Where solutions fit, but no programs of the rounds do: the least plan; or, by how much all of them are short."""

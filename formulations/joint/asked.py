@@ -30,7 +30,7 @@ COST_MODEL = Parameter(
     "auto",
     ("auto", "streams", "executed"),
 )
-CP = Parameter("cp", int, "context-parallel degree of every unit, of the cost model streams", 1, least=1)
+CP = Parameter("cp", str, "context-parallel degrees to choose from, of the cost model streams, such as 1,2,4", "1")
 FP8 = Parameter("fp8", bool, "products of transformer layers in 8 bits, of the cost model streams", False)
 PARAMETERS = (
     PIPELINE, MICRO_BATCHES, SCHEDULE, SLICED, CHUNKS, BY_UNIT, ZERO, HYBRID, SEQUENCE_PARALLEL, MODULES, HOST,
@@ -82,11 +82,19 @@ def cost_model_of(request: Request) -> str:
             raise InputError(COMMAND_LINE, COST_MODEL.flag, "is streams", f"give executed: {refusal}")
         return chosen
     for parameter in (CP, FP8):
-        if request.options[parameter.name] != parameter.default:
+        if str(request.options[parameter.name]) != str(parameter.default):
             why = refusal or "leave --cost-model out"
             problem = f"is {request.options[parameter.name]}, which the cost model executed does not have"
             raise InputError(COMMAND_LINE, parameter.flag, problem, f"leave it out, or plan under streams: {why}")
     return chosen
+
+
+def cp_degrees(options: Mapping[str, Any]) -> tuple[int, ...]:
+    """The context-parallel degrees that all units may have, ascending. Raises InputError."""
+    words = {word.strip() for word in str(options[CP.name]).split(",")}  # a whole number in plans of earlier versions
+    if not all(word.isdecimal() and int(word) for word in words):
+        raise InputError(COMMAND_LINE, CP.flag, f"is {shown(options[CP.name])}", "give degrees of at least 1, such as 1,2,4")
+    return tuple(sorted(map(int, words)))
 
 
 def _zero_stages(text: str) -> tuple[ZeroStage, ...]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from trainplan.formulations.joint import home
 from trainplan.formulations.joint.any_schedule import any_schedule_ns
-from trainplan.formulations.joint.asked import PARAMETERS, cost_model_of, space_of
+from trainplan.formulations.joint.asked import CP, PARAMETERS, cost_model_of, cp_degrees, space_of
 from trainplan.formulations.joint.bounds import least_ns
 from trainplan.formulations.joint.certificate import checked_bound_ns
 from trainplan.formulations.joint.changes import UnitChanges, changes
@@ -113,8 +113,25 @@ class Joint(Problem):
         """What the devices of a request have that is not alike; None where all are equal."""
         return unsuited(request)
 
+    def instances(self, request: Request) -> list[Instance]:
+        """One for each context-parallel degree asked for that the devices and the tokens allow. Raises InputError."""
+        degrees, made, refused = cp_degrees(request.options), list[Instance](), list[InputError]()
+        for degree in degrees:
+            try:
+                made.append(self.instance(replace(request, options={**request.options, CP.name: str(degree)})))
+            except InputError as error:
+                refused.append(error)
+        if not made:
+            raise refused[0]
+        return made
+
+    def options_of(self, instance: Instance, request: Request) -> dict[str, Any]:
+        """See `Problem`: with the context-parallel degree of this instance."""
+        return {**request.options, CP.name: instance.provenance[CP.name]}
+
     def instance(self, request: Request) -> Instance:
-        """All depths, micro-batches and strategies that are possible, or those asked for. Raises InputError."""
+        """All depths, micro-batches and strategies that are possible, or those asked for, of one context-parallel degree.
+        Raises InputError."""
         request = within_runtime(request)
         instance = build(request, narrowed(space_of(request.options), request))
         return self.uniform(instance)[0][0] if request.options["one_strategy"] else instance
@@ -288,7 +305,7 @@ def host_part_bytes(cluster: Cluster | None) -> int | None:
 
 def build(request: Request, space: Space) -> Instance:
     """The instance of a request in a space. Raises InputError."""
-    devices, samples = request.origin.devices, request.samples
+    devices, samples, cp = request.origin.devices, request.samples, str(request.options[CP.name])
     numbers = divisors(samples) if space.micro_batches is None else list(space.micro_batches)
     if wrong := [count for count in numbers if count < 1 or samples % count]:
         problem = f"is {samples} in {wrong[0]} micro-batches"
@@ -309,17 +326,21 @@ def build(request: Request, space: Space) -> Instance:
     else:
         profile = request.profile_for(sorted(sizes), groups, degrees=degrees)
         costs = JointCosts(profile, space, degrees)
-    name = f"{profile.name} on {request.cluster_name}"
+    name = f"{profile.name} on {request.cluster_name}" + ("" if cp == "1" else f", cp{cp}")
     if space.host and profile.described_model is not None:
         host_costs(profile)  # which says what is missing
-    host_bytes, provenance = host_part_bytes(request.cluster), {"cluster": request.cluster_name}
+    provenance = {"cluster": request.cluster_name, CP.name: cp}
+    host_bytes = host_part_bytes(request.cluster)
     return costs.instance(samples, request.limit_bytes, host_bytes=host_bytes, name=name, provenance=provenance)
 
 
 def _streamed(request: Request, space: Space, degrees: tuple[int, ...], sizes: list[int], groups: list[int]) -> StreamedCosts:
     """The costs of a request under `streams`. Raises InputError."""
-    model, cluster, cp, few_bits = request.model, request.cluster, request.options["cp"], request.options["fp8"]
+    model, cluster, few_bits = request.model, request.cluster, request.options["fp8"]
     assert model is not None and cluster is not None
+    cp, *others = cp_degrees(request.options)
+    if others:
+        raise InputError("command line", CP.flag, f"is {request.options[CP.name]}", "give one degree for an instance")
     if few_bits and "float8" not in (rates := cluster.used_kinds[0].flops_per_s):
         problem = f"is given, and {cluster.used_kinds[0].name} has no rate for it"
         raise InputError("command line", "--fp8", problem, f"leave it out: it has {', '.join(rates)}")

@@ -92,6 +92,28 @@ def test_the_step_is_at_most_the_walk_of_every_layout(model: Model, cluster: str
     bounded(model, cluster, options, 3, None)
 
 
+def test_context_parallelism_is_chosen_with_a_bound_over_all_degrees() -> None:
+    """The best of three searches, none of which is below the bound; the certificate is of the chosen degree, and says so."""
+    asked: dict[str, Any] = {"model": LLAMA, "cluster": "h100:2x2", "batch": 8, "memory": "60GiB", "beside": False}
+    alone = {degree: tp.plan(**asked, cp=degree) for degree in (1, 2, 4)}
+    answer = tp.plan(**asked, cp="1,2,4")
+    steps = {degree: each.step_ns for degree, each in alone.items()}
+    assert answer.plan is not None and answer.step_ns == min(steps.values())  # type: ignore[type-var]
+    assert answer.answer.bound_ns == min(each.answer.bound_ns for each in alone.values())  # type: ignore[type-var]
+    degree = answer.plan.units[0].strategy.degree("cp")
+    assert steps[degree] == answer.step_ns and len(answer.answer.alternatives) == 3
+    certified = tp.certify(answer)
+    assert certified.plan is not None and certified.plan.claim is not None and certified.plan.claim.evidence is not None
+    assert certified.plan.claim.evidence.options["cp"] == str(degree)
+    assert certified.plan.claim.bound_ns == answer.answer.bound_ns
+    assert f"of --cp {degree} alone" in dict(certified.summary())["certificate"]
+    assert tp.plan(**asked, cp="1,3").step_ns == steps[1]  # 3 devices are no part of 4
+    with pytest.raises(InputError, match="cp is '0,2'; give degrees of at least 1, such as 1,2,4"):
+        tp.plan(**asked, cp="0,2")
+    with pytest.raises(InputError, match="cp is 1,2; give one degree for an instance"):
+        tp.build("joint", model=LLAMA, cluster="h100:2x2", batch=8, cp="1,2")
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(("model", "cluster", "options", "batch"), LARGER)
 def test_the_step_is_at_most_the_walk_on_more_nodes(model: Model, cluster: str, options: dict[str, Any], batch: int) -> None:
