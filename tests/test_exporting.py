@@ -490,10 +490,11 @@ def test_exports_are_found_by_name_and_plugins_stand_behind_them(monkeypatch: py
 
     plugins.cache_clear()
     try:
-        assert registry.export_names() == ["torch", "torchtitan", "megatron", "deepspeed", "accelerate", "other"]
+        built_in = ["torch", "torchtitan", "megatron", "megatron-bridge", "deepspeed", "accelerate"]
+        assert registry.export_names() == [*built_in, "other"]
         assert registry.exporter("megatron") is megatron.export
         assert registry.exporter("other") is registry.exporter("torchtitan")
-        with pytest.raises(InputError, match="torch, torchtitan, megatron, deepspeed, accelerate, other"):
+        with pytest.raises(InputError, match="torch, torchtitan, megatron, megatron-bridge, deepspeed, accelerate, other"):
             registry.exporter("none")
     finally:
         plugins.cache_clear()

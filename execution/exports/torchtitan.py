@@ -2,8 +2,8 @@
 
 torchtitan.toml has the sections and keys of `torchtitan/config/job_config.py` (2025). torchtitan_config.py sets the fields of
 `torchtitan/config/parallelism.py` and of the training configuration (2026, where configurations are Python): batches are
-counted in tokens there, micro-batches are given by number, and the head is `lm_head`, not `output`. The model itself (a
-flavour of Llama 3 with as many layers) is the user's to choose.
+counted in tokens there, micro-batches are given by number, and the head is `lm_head`, not `output`. The model itself is a
+flavour of Llama 3 or Qwen3, named where one has its sizes, and the user's to choose elsewhere.
 
 torchtitan keeps whole layers in a stage (`layers.N`), so cuts within layers are refused, as are tied heads, units with
 different strategies, and uneven shares. Left out: sliced forward passes, recomputation of single units, the order of levels,
@@ -39,12 +39,15 @@ from trainplan.formulations.plan import Plan
 from trainplan.formulations.strategies import Paradigm
 from trainplan.profiling.base.errors import InputError
 
-RUNTIME = "torchtitan"
+RUNTIME, FAMILIES = "torchtitan", ("llama", "qwen3")
 ABLE = ("master weights", "ZeRO stage 2", "sequence parallelism")
 CSV = "schedule.csv"
 VERSION = "torchtitan of 2025 (torchtitan.toml) and of 2026 (torchtitan_config.py)"
 SHARDS: dict[Paradigm, Paradigm] = {"dp": "sdp"}  # what replicated ranks become
-FLAVOURS = {"llama3-8b": "8B", "llama3.1-8b": "8B", "llama3-70b": "70B", "llama3.1-70b": "70B", "llama3-405b": "405B"}
+FLAVOURS = {  # of its models, by shipped name
+    **{f"llama{version}-{size}".lower(): ("llama3", size) for version in ("3", "3.1") for size in ("8B", "70B", "405B")},
+    **{f"qwen3-{size}".lower(): ("qwen3", size) for size in ("8B", "14B", "32B")},
+}
 DECIDES = (
     "the model is the flavour that [model] names; the tokenizer is yours, as model.hf_assets_path",
     "parameters are gathered ahead and gradients reduced behind the backward pass: faster than predicted",
@@ -70,7 +73,7 @@ def export(plan: Plan, where: str) -> Export:
 
     Raises InputError.
     """
-    check_pipeline(plan, ("llama",), RUNTIME, where, able=ABLE, one_stage=True)
+    check_pipeline(plan, FAMILIES, RUNTIME, where, able=ABLE, one_stage=True)
     refuse_half_cut(plan, RUNTIME, "export it --to torch or megatron", where)
     model, strategy = plan.planned_model(), common_strategy(plan, RUNTIME, where)
     if model.tied:
@@ -114,7 +117,7 @@ def export(plan: Plan, where: str) -> Export:
     ):  # torch's 1F1B wants as many micro-batches as stages; the order does not
         common["pipeline_parallel_schedule_csv"] = CSV
         files[CSV] = schedule_csv(plan)
-    flavour = {"model": {"name": "llama3", "flavor": FLAVOURS[model.name]}} if model.name in FLAVOURS else {}
+    flavour = {"model": dict(zip(("name", "flavor"), FLAVOURS[model.name], strict=True))} if model.name in FLAVOURS else {}
     if not flavour:
         left_out.append(f"the model {model.name}: name a flavour of its sizes in [model]")
     toml: dict[str, dict[str, Any]] = {
@@ -169,7 +172,7 @@ def _script(python: dict[str, Any]) -> str:
         "full": "# Every layer is recomputed: set config.activation_checkpoint to the configuration of full checkpointing.",
     }[python["activation_checkpoint"]]
     lines = [
-        '"""The pipeline of a plan: `apply(config)` on a Trainer.Config of a Llama 3 model."""',
+        '"""The pipeline of a plan: `apply(config)` on a Trainer.Config of its model."""',
         "",
         "MODULES = [",
         *(f"    {json.dumps(part)}," for part in python["modules"]),
