@@ -1,9 +1,9 @@
 """Plans for torchtitan: settings of its pipeline, in the words of both of its generations.
 
-torchtitan.toml has the sections and keys of `torchtitan/config/job_config.py` (2025). torchtitan_config.py sets the fields of
-`torchtitan/config/parallelism.py` and of the training configuration (2026, where configurations are Python): batches are
-counted in tokens there, micro-batches are given by number, and the head is `lm_head`, not `output`. The model itself is a
-flavour of Llama 3 or Qwen3, named where one has its sizes, and the user's to choose elsewhere.
+torchtitan.toml has the sections and keys of `torchtitan/config/job_config.py` (0.2). torchtitan_config.py sets the same fields
+of `torchtitan/config/configs.py` (0.3, where configurations are Python); the head is `lm_head` there, not `output`, and what is
+recomputed is a class of `torchtitan/distributed/activation_checkpoint.py`. The model itself is a flavour of Llama 3 or
+Qwen3, named where one has its sizes, and the user's to choose elsewhere.
 
 torchtitan keeps whole layers in a stage (`layers.N`), so cuts within layers are refused, as are tied heads, units with
 different strategies, and uneven shares. Left out: sliced forward passes, recomputation of single units, the order of levels,
@@ -42,7 +42,7 @@ from trainplan.profiling.base.errors import InputError
 RUNTIME, FAMILIES = "torchtitan", ("llama", "qwen3")
 ABLE = ("master weights", "ZeRO stage 2", "sequence parallelism")
 CSV = "schedule.csv"
-VERSION = "torchtitan of 2025 (torchtitan.toml) and of 2026 (torchtitan_config.py)"
+VERSION = "torchtitan 0.2 (torchtitan.toml) and 0.3 (torchtitan_config.py, 2026)"
 SHARDS: dict[Paradigm, Paradigm] = {"dp": "sdp"}  # what replicated ranks become
 FLAVOURS = {  # of its models, by shipped name
     **{f"llama{version}-{size}".lower(): ("llama3", size) for version in ("3", "3.1") for size in ("8B", "70B", "405B")},
@@ -53,8 +53,7 @@ DECIDES = (
     "parameters are gathered ahead and gradients reduced behind the backward pass: faster than predicted",
     "the vocabulary is split over tensor-parallel ranks in the loss, too (loss parallel)",
 )
-# The field of the modules of each stage has had two names in 2026.
-MODULE_FIELDS = ("pipeline_parallel_module_fqns_per_model_part", "module_fqns_per_model_part")
+REGISTERED = ("llama3_8b", "llama3_70b", "llama3_405b", "qwen3_14b", "qwen3_32b")  # configurations of 0.3
 
 
 def modules(plan: Plan, head: str) -> list[list[str]]:
@@ -134,21 +133,14 @@ def export(plan: Plan, where: str) -> Export:
         },
         "activation_checkpoint": {"mode": "full" if again else "none"},
     }
-    python = {
-        "training": {
-            "num_tokens_per_microbatch_per_dp_rank": samples * model.tokens,
-            "num_tokens_per_train_step": plan.batch.global_samples * model.tokens,
-            "max_context_length": model.tokens,
-            **dtypes,
-        },
-        "parallelism": {**common, **({"num_pp_microbatches": parts} if stages > 1 else {})},
-        "modules": modules(plan, "lm_head") if stages > 1 else [],
-        "activation_checkpoint": toml["activation_checkpoint"]["mode"],
-    }
+    python: dict[str, Any] = {name: toml[name] for name in ("training", "parallelism")}
+    if stages > 1:
+        renamed = {"module_fqns_per_model_part": modules(plan, "lm_head")}
+        python["parallelism"] = {**python["parallelism"], **renamed}
     command = '-m torchtitan.train --job.config_file torchtitan.toml "$@"'
     files = {
         "torchtitan.toml": _toml(toml),
-        "torchtitan_config.py": _script(python),
+        "torchtitan_config.py": _script(python, again, FLAVOURS.get(model.name)),
         **files,
         "launch.sh": torchrun(plan.world, command),
         "slurm.sh": slurm(plan.world),
@@ -166,29 +158,29 @@ def _toml(sections: dict[str, dict[str, Any]]) -> str:
     )
 
 
-def _script(python: dict[str, Any]) -> str:
-    checkpointing = {
-        "none": "# No layer is recomputed: config.activation_checkpoint = None",
-        "full": "# Every layer is recomputed: set config.activation_checkpoint to the configuration of full checkpointing.",
-    }[python["activation_checkpoint"]]
+def _script(python: dict[str, dict[str, Any]], again: bool, flavour: tuple[str, str] | None) -> str:
+    """A module with `apply`, and with `planned` where torchtitan has a configuration of the model's flavour."""
+    registered = "_".join(flavour).lower() if flavour else ""
+    name = registered if registered in REGISTERED else ""
+    starts = "python -m torchtitan.train --module torchtitan_config --config planned"
     lines = [
-        '"""The pipeline of a plan: `apply(config)` on a Trainer.Config of its model."""',
-        "",
-        "MODULES = [",
-        *(f"    {json.dumps(part)}," for part in python["modules"]),
-        "]",
+        f'"""A plan in the fields of torchtitan 0.3: {f"`{starts}`." if name else "`apply(config)` on a Trainer.Config."}"""',
         "",
         "",
         "def apply(config):",
         '    """Set the fields that the plan decides, and return the configuration."""',
     ]
-    for section in ("parallelism", "training"):
-        lines += [f"    config.{section}.{key} = {json.dumps(value)}" for key, value in python[section].items()]
-    new, old = MODULE_FIELDS
-    if python["modules"]:
-        lines += [
-            f'    field = "{new}"',
-            f'    setattr(config.parallelism, field if hasattr(config.parallelism, field) else "{old}", MODULES)',
-        ]
-    lines += [f"    {checkpointing}", "    return config"]
+    if again:
+        lines += ["    from torchtitan.distributed.activation_checkpoint import FullAC", ""]
+    for section, fields in python.items():
+        for key, value in fields.items():
+            if key == "module_fqns_per_model_part":
+                lines += [f"    config.{section}.{key} = ["]
+                lines += [*(f"        {json.dumps(part)}," for part in value), "    ]"]
+            else:
+                lines.append(f"    config.{section}.{key} = {json.dumps(value)}")
+    lines += [f"    config.activation_checkpoint = {'FullAC.Config()' if again else 'None'}", "    return config"]
+    if name and flavour:
+        lines += ["", "", "def planned():", f'    """The configuration of {flavour[0]} {flavour[1]}, as planned."""']
+        lines += [f"    from torchtitan.models.{flavour[0]}.config_registry import {name}", "", f"    return apply({name}())"]
     return "\n".join(lines) + "\n"
