@@ -25,6 +25,7 @@ from trainplan.predicting import predicted_plan
 MODELS = {"llama3-8b": 4096, "llama3-70b": 4096, "qwen3-8b": 4096, "gpt2": 1024}
 FILES = {
     "megatron": "launch.sh",
+    "megatron-bridge": "bridge.yaml",
     "torchtitan": "torchtitan.toml",
     "deepspeed": "ds_config.json",
     "accelerate": "accelerate.yaml",

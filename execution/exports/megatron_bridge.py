@@ -87,7 +87,7 @@ def export(plan: Plan, where: str) -> Export:
     told = megatron.arguments_of(plan, where, RUNTIME, DECODERS)
     refuse_half_cut(plan, RUNTIME, "export it --to megatron", where)
     model, left_out = plan.planned_model(), list(told.left_out)
-    sections = _sections(model, _values([*told.model, *told.parallel, *told.precision]), plan.chunks)
+    sections = sections_of(model, argument_values([*told.model, *told.parallel, *told.precision]), plan.chunks)
     embedding = next(part for part in model.sublayers.values() if isinstance(part, TokenEmbedding))
     if (positions := embedding.positions) not in (0, model.tokens):
         left_out.append(f"learned positions: {model.tokens} of them, as tokens (model.seq_length), not {positions}")
@@ -102,7 +102,7 @@ def export(plan: Plan, where: str) -> Export:
     return Export("megatron-bridge", settings, files, tuple(left_out), told.plan)
 
 
-def _values(arguments: list[str]) -> dict[str, Any]:
+def argument_values(arguments: list[str]) -> dict[str, Any]:
     """What each argument is given: a number, a text, several of them, or True where it stands alone."""
     values: dict[str, Any] = {}
     name = ""
@@ -128,7 +128,7 @@ def _parsed(word: str) -> int | float | str:
     return word
 
 
-def _sections(model: Model, values: dict[str, Any], chunks: int) -> dict[str, dict[str, Any]]:
+def sections_of(model: Model, values: dict[str, Any], chunks: int) -> dict[str, dict[str, Any]]:
     """The sections of a ConfigContainer. values: by argument; chunks: stages of each rank."""
     sections: dict[str, dict[str, Any]] = {name: {} for name in ("model", "train", "ddp", "optimizer", "mixed_precision")}
     for name, value in values.items():
