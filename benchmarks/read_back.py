@@ -42,6 +42,7 @@ from trainplan.profiling.models.sublayers import Attention
 
 import trainplan as tp
 from benchmarks.launch import FILES, MODELS, SAMPLES
+from trainplan.configurations.documented_bridge import SECTIONS
 from trainplan.configurations.planned import read
 
 READER = Path(__file__).with_name("target_reader.py")
@@ -215,6 +216,15 @@ def differences(reader: str, exported: Exported, answer: dict[str, Any]) -> tupl
     return len(expected), wrong
 
 
+def unlisted(fields: dict[str, list[str]]) -> list[str]:
+    """How the fields of Megatron-Bridge's classes differ from those that are recorded."""
+    lines = []
+    for section, names in fields.items():
+        if more := set(names) ^ SECTIONS[section]:
+            lines.append(f"{section}: {', '.join(sorted(more))} in one of the classes and the recorded lists alone")
+    return lines
+
+
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser()
@@ -237,6 +247,9 @@ def main() -> None:
                     print(rows[-1], flush=True)
                     continue
                 compared = 0
+                for line in unlisted(answer.get("fields", {})):
+                    failed[reader] += 1
+                    print(f"{reader}: {line}", flush=True)
                 for each, one in zip(exports, answer["read"], strict=True):
                     count, wrong = differences(reader, each, one)
                     compared, failed[reader] = compared + count, failed[reader] + bool(wrong)

@@ -4,7 +4,8 @@
 
 TARGET: megatron, megatron-bridge, torchtitan, torchtitan-python, deepspeed or accelerate. FOLDER: an export, with its number of
 ranks behind a colon. arguments.json: of megatron, the sections of its arguments, for each folder; null for others. Prints the
-version as JSON, and for each folder either `values`, by key, or the `error` that the target's classes raised.
+version as JSON, of Megatron-Bridge the `fields` of its sections, and for each folder either `values`, by key, or the `error`
+that the target's classes raised.
 """
 
 from __future__ import annotations
@@ -131,6 +132,35 @@ def load_bridge() -> None:
     package.GPTModelProvider, package.T5ModelProvider = GPTModelProvider, object
 
 
+def bridge_fields() -> dict[str, list[str]]:
+    """The fields of each section of a ConfigContainer that its class takes."""
+    from megatron.bridge.models.gpt_provider import GPTModelProvider
+    from megatron.bridge.training import config
+    from megatron.bridge.training.mixed_precision import MixedPrecisionConfig
+
+    classes: dict[str, Any] = {
+        "model": GPTModelProvider,
+        "train": config.TrainingConfig,
+        "ddp": config.DistributedDataParallelConfig,
+        "optimizer": config.OptimizerConfig,
+        "mixed_precision": MixedPrecisionConfig,
+        "scheduler": config.SchedulerConfig,
+        "dataset": config.GPTDatasetConfig,
+        "logger": config.LoggerConfig,
+        "tokenizer": config.TokenizerConfig,
+        "checkpoint": config.CheckpointConfig,
+        "dist": config.DistributedInitConfig,
+        "rng": config.RNGConfig,
+        "comm_overlap": config.CommOverlapConfig,
+    }
+    fields = {
+        name: {field.name for field in dataclasses.fields(kind) if field.init and not field.name.startswith("_")}
+        for name, kind in classes.items()
+    }
+    fields["dataset"] |= {"seq_length", "skip_getting_attention_mask_from_dataset"}  # of its own __init__
+    return {name: sorted(each) for name, each in fields.items()}
+
+
 def load_torchtitan() -> None:
     """torchtitan's configuration classes import its mixture of experts, which needs triton: a made-up one stands there."""
     stand_in("torchtitan.models.moe")
@@ -224,6 +254,8 @@ def main() -> None:
     try:
         answer["version"] = importlib.metadata.version(package)
         LOAD.get(asked.target, lambda: None)()
+        if asked.target == "megatron-bridge":
+            answer["fields"] = bridge_fields()
     except ImportError as error:
         answer["absent"] = f"{type(error).__name__}: {error}"
         asked.folders = []
