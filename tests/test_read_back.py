@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import subprocess
 import sys
 from functools import cache
@@ -17,8 +18,11 @@ from trainplan.profiling.models.model import load_model
 
 import trainplan as tp
 from benchmarks.launch import FILES
-from benchmarks.read_back import READ_BY, READER, Exported, differences, wanted
+from benchmarks.read_back import READ_BY, READER, Exported, answers, differences, wanted
 from tests.execution.plans import plan_of
+from tests.exported_plans import random_exported
+from tests.test_megatron_bridge import in_bfloat16
+from tests.test_sharded_exports import random_plan
 from trainplan.configurations.planned import read
 
 TARGETS = os.environ.get("TRAINPLAN_TARGETS")  # an interpreter that has the targets, as benchmarks/read_back.py says
@@ -88,6 +92,22 @@ def test_targets_read_what_the_plan_says(target: str) -> None:
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "values equal" in done.stdout and "not read" not in done.stdout
+
+
+@pytest.mark.long
+@pytest.mark.skipif(TARGETS is None, reason="TRAINPLAN_TARGETS names no interpreter with the targets")
+@pytest.mark.parametrize("target", ["megatron", "megatron-bridge", "deepspeed", "accelerate"])
+def test_targets_read_random_plans(tmp_path: Path, target: str) -> None:
+    """Uneven stages, recomputation of modules, copies of shards, of six models: more than the best plans have."""
+    rng, exports = random.Random(0), list[Exported]()
+    for place in range(12):
+        plan = in_bfloat16(random_exported(rng) if target.startswith("megatron") else random_plan(rng, target))
+        write_export(made := tp.export(plan, target), tmp_path / str(place))
+        exports.append(Exported(str(place), made, tmp_path / str(place)))
+    read_by = answers(target, Path(str(TARGETS)), None, exports)
+    assert "absent" not in read_by
+    found = [differences(target, each, answer) for each, answer in zip(exports, read_by["read"], strict=True)]
+    assert [wrong for _, wrong in found] == [[]] * len(exports)
 
 
 @pytest.mark.long

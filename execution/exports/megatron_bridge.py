@@ -75,7 +75,8 @@ IMPLIED = ("--group-query-attention", "--squared-relu", "--max-position-embeddin
 ACTIVATIONS = {"--swiglu": "silu", "--squared-relu": "squared_relu"}  # by argument; gelu without
 OPTIMIZER = {"optimizer": "adam", "lr": 3e-4, "min_lr": 3e-5, "weight_decay": 0.1, "adam_beta1": 0.9, "adam_beta2": 0.95}
 DECIDES = (
-    *megatron.DECIDES[:2],
+    "gradients are reduced behind the backward pass, and parameters gathered ahead (ddp.overlap_*): faster than predicted",
+    megatron.DECIDES[1],
     "gradients are kept in one buffer, in fp32 where mixed_precision.grad_reduce_in_fp32 is true",
     "the vocabulary is padded to a multiple of the tensor-parallel degree, as model.vocab_size says",
     "the optimizer's numbers are in bridge.yaml: yours to change",
