@@ -62,6 +62,25 @@ def test_misspelt_keys_are_found(tmp_path: Path, target: str) -> None:
     assert [each.split(" ")[0] for each in read(tmp_path / FILES[target]).unknown] == [key]
 
 
+def test_fields_of_the_classes_are_known_and_what_they_change_is_read(tmp_path: Path) -> None:
+    """Of DeepSpeed 0.19.8, torchtitan 0.2.2 and Accelerate 1.15: none is unknown."""
+    for target in ("torchtitan", "deepspeed", "accelerate"):
+        written(target, tmp_path)
+    zero = {"stage": 3, "cpu_offload_param": True, "zenflow": {"topk_ratio": 0.1}, "allgather_sequential": True}
+    (tmp_path / "ds_config.json").write_text(json.dumps({"bf16": {"enabled": True}, "zero_optimization": zero}))
+    configuration = read(tmp_path / "ds_config.json")
+    assert configuration.unknown == () and set(configuration.host) == {"optimizer", "parameters"}
+    assert any("zenflow" in note for note in configuration.notes)
+    text = (tmp_path / "accelerate.yaml").read_text()
+    text = text.replace("  fsdp_version:", "  fsdp_activation_checkpointing_offload: true\n  fsdp_version:")
+    (tmp_path / "accelerate.yaml").write_text(text)
+    configuration = read(tmp_path / "accelerate.yaml")
+    assert configuration.unknown == () and any("checkpoints on the host" in note for note in configuration.notes)
+    text = (tmp_path / "torchtitan.toml").read_text()
+    (tmp_path / "torchtitan.toml").write_text(f"{text}\n[training.dataloader]\nnum_workers = 2\n")
+    assert read(tmp_path / "torchtitan.toml").unknown == ()
+
+
 def test_layers_that_stages_do_not_divide_are_found(tmp_path: Path) -> None:
     """megatron-core's TransformerConfig takes 31 layers on 2 stages."""
     words = "--num-layers 31 --hidden-size 4096 --num-attention-heads 32 --seq-length 1024 --pipeline-model-parallel-size 2"
