@@ -8,7 +8,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = ("profiling", "formulations", "solvers", "execution", "trainplan")
-SCRIPTS = ("pipeline", "deepspeed", "accelerate")  # that exports write, and that explain themselves at their heads
+# That exports write, and that explain themselves at their heads.
+SCRIPTS = ("pipeline", "deepspeed", "accelerate", "megatron_bridge")
 WRITTEN = {f"{name}_script.py" for name in SCRIPTS}
 
 

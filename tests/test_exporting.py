@@ -233,15 +233,17 @@ def test_torch_left_out_and_refused() -> None:
 # --- torchtitan
 
 
-def titan_apply(text: str, *fields: str) -> Any:
-    """The generated function, applied to a configuration that has these fields of parallelism."""
+def titan_apply(text: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The generated function, applied to a configuration; full recomputation is the word `full`."""
     names: dict[str, Any] = {}
+    full = SimpleNamespace(FullAC=SimpleNamespace(Config=lambda: "full"))
+    for name in ("torchtitan", "torchtitan.distributed", "torchtitan.distributed.activation_checkpoint"):
+        monkeypatch.setitem(sys.modules, name, full)  # type: ignore[arg-type]
     exec(compile(ast.parse(text), "torchtitan_config.py", "exec"), names)
-    config = SimpleNamespace(parallelism=SimpleNamespace(**dict.fromkeys(fields)), training=SimpleNamespace())
-    return names["apply"](config)
+    return names["apply"](SimpleNamespace(parallelism=SimpleNamespace(), training=SimpleNamespace()))
 
 
-def test_torchtitan() -> None:
+def test_torchtitan(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = plan_of("llama2-7b", [0, 1, 21, 63, 65], 8, size=4, strategies="dp2-tp2-ckpt", samples=32, memory_bytes=2**36)
     found = tp.export(plan, "torchtitan")
     toml = tomllib.loads(found.files["torchtitan.toml"])
@@ -259,14 +261,10 @@ def test_torchtitan() -> None:
     assert toml["activation_checkpoint"] == {"mode": "full"}
     assert parallel["pipeline_parallel_schedule"] == "1F1B" and "schedule.csv" not in found.files
     assert [line.split(":")[0] for line in found.left_out] == ["dp2-tp2", "tokens", "the model llama2-7b"]
-    for field in ("module_fqns_per_model_part", "pipeline_parallel_module_fqns_per_model_part"):
-        config = titan_apply(found.files["torchtitan_config.py"], field)
-        given = getattr(config.parallelism, field)
-        assert given == [[{"output": "lm_head"}.get(name, name) for name in part] for part in parts]
-        assert len([name for name in vars(config.parallelism) if name.endswith("fqns_per_model_part")]) == 1
-        tokens = config.training.num_tokens_per_microbatch_per_dp_rank
-        assert tokens * config.parallelism.num_pp_microbatches * dp == config.training.num_tokens_per_train_step
-        assert tokens == parallel["pipeline_parallel_microbatch_size"] * training["seq_len"]
+    config = titan_apply(found.files["torchtitan_config.py"], monkeypatch)
+    renamed = [[{"output": "lm_head"}.get(name, name) for name in part] for part in parts]
+    assert vars(config.parallelism) == {**parallel, "module_fqns_per_model_part": renamed}
+    assert vars(config.training) == training and config.activation_checkpoint == "full"
 
 
 def test_torchtitan_schedules_and_sharding() -> None:
@@ -490,10 +488,11 @@ def test_exports_are_found_by_name_and_plugins_stand_behind_them(monkeypatch: py
 
     plugins.cache_clear()
     try:
-        assert registry.export_names() == ["torch", "torchtitan", "megatron", "deepspeed", "accelerate", "other"]
+        built_in = ["torch", "torchtitan", "megatron", "megatron-bridge", "deepspeed", "accelerate"]
+        assert registry.export_names() == [*built_in, "other"]
         assert registry.exporter("megatron") is megatron.export
         assert registry.exporter("other") is registry.exporter("torchtitan")
-        with pytest.raises(InputError, match="torch, torchtitan, megatron, deepspeed, accelerate, other"):
+        with pytest.raises(InputError, match="torch, torchtitan, megatron, megatron-bridge, deepspeed, accelerate, other"):
             registry.exporter("none")
     finally:
         plugins.cache_clear()

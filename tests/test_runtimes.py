@@ -54,15 +54,17 @@ def test_the_price_of_a_runtime_is_printed() -> None:
     [
         ({"for_": "megatron", "schedule": "gpipe"}, "give 1f1b or interleaved: megatron runs no other"),
         ({"for_": "megatron", "zero": "3"}, "give some of 0,1: megatron runs no other"),
-        ({"for_": "nemo"}, "megatron, torchtitan, deepspeed, accelerate"),
+        ({"for_": "nemo"}, "megatron, megatron-bridge, torchtitan, deepspeed, accelerate"),
         ({"for_": "deepspeed", "pipeline": 2}, "give 1: deepspeed runs no other"),
         ({"for_": "accelerate", "tp": 2}, "give 1: accelerate runs no other"),
+        ({"for_": "torchtitan", "model": "gpt2", "sequence": 1024}, "torchtitan, which has no gpt2 models; give megatron or"),
+        ({"for_": "torchtitan", "model": "llama3.2-1b"}, "torchtitan, which has no heads tied to the embedding"),
         ({"for_": "accelerate", "zero": "1"}, "give some of 0,2,3: accelerate runs no other"),
     ],
 )
 def test_what_a_runtime_does_not_run_is_refused(asked: dict[str, str], said: str) -> None:
     with pytest.raises(InputError) as error:
-        tp.plan(**REQUEST, **asked)
+        tp.plan(**{**REQUEST, **asked})
     assert said in str(error.value)
 
 

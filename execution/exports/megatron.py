@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from trainplan.execution.exports.common import (
@@ -41,13 +41,14 @@ from trainplan.execution.exports.common import (
 )
 from trainplan.execution.exports.launching import page, slurm, torchrun
 from trainplan.execution.exports.megatron_model import model_arguments
+from trainplan.formulations.joint.runtimes import DECODERS
 from trainplan.formulations.plan import Plan
 from trainplan.formulations.strategies import Module, Strategy
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.models.model import Model
 
 RUNTIME, VERSION = "Megatron-LM", "Megatron-LM with megatron-core 0.15 (2025)"
-FAMILIES = ("gpt2", "llama", "mistral", "qwen2", "qwen3", "phi3", "glm", "nemotron", "bert")  # those of GPTModel and BertModel
+FAMILIES = (*DECODERS, "bert")  # those of GPTModel and BertModel
 ABLE = ("master weights", "ZeRO stage 1", "ZeRO stage 2", "sequence parallelism", "recomputation of modules")
 HYBRID_SPEC = "megatron.core.models.hybrid.hybrid_layer_specs"
 MODULES = {"attention": "core_attn", "norms": "layernorm"}  # that can be recomputed by themselves
@@ -97,23 +98,42 @@ def end_counts(plan: Plan) -> list[str] | None:
     return None
 
 
-def export(plan: Plan, where: str) -> Export:
-    """Files megatron_args.sh, with all arguments as bash arrays, launch.sh and slurm.sh, which start it, and README.md. Raises
-    InputError."""
-    check_pipeline(plan, FAMILIES, RUNTIME, where, able=ABLE, interleaved=True, one_stage=True)
+@dataclass(frozen=True)
+class Arguments:
+    """What a training script of Megatron-LM is told of a plan.
+
+    model: its own arguments; parallel: degrees, batch, recomputation and stages; precision; same: parallel with the stages by
+    numbers of layers, where they can be said so. left_out: as of `Export`; plan: as it is run, without that; peak_bytes: the
+    most that any device holds of it.
+    """
+
+    script: str
+    model: list[str]
+    parallel: list[str]
+    precision: list[str]
+    same: list[str] | None
+    left_out: list[str]
+    plan: Plan
+    peak_bytes: int
+
+
+def arguments_of(plan: Plan, where: str, runtime: str = RUNTIME, families: tuple[str, ...] = FAMILIES) -> Arguments:
+    """All arguments of a plan, and what they leave out. runtime: what runs GPTModel, for messages; families: those that it has.
+    Raises InputError."""
+    check_pipeline(plan, families, runtime, where, able=ABLE, interleaved=True, one_stage=True)
     if plan.schedule not in ("1f1b", "interleaved-1f1b"):
-        raise InputError(where, "schedule", f"is {plan.schedule!r}", f"plan with --schedule 1f1b: {RUNTIME} runs no other")
-    model, strategy = plan.planned_model(), common_strategy(plan, RUNTIME, where)
+        raise InputError(where, "schedule", f"is {plan.schedule!r}", f"plan with --schedule 1f1b: {runtime} runs no other")
+    model, strategy = plan.planned_model(), common_strategy(plan, runtime, where)
     if model.dtype not in PRECISIONS:
         raise InputError(where, "model.dtype", f"is {model.dtype!r}", f"plan in one of {', '.join(PRECISIONS)}")
     if model.family == "bert":
-        refuse_half_cut(plan, f"{RUNTIME}'s BertModel", "export it --to torch", where)
+        refuse_half_cut(plan, f"{runtime}'s BertModel", "export it --to torch", where)
     if plan.chunks > 1:
-        refuse_half_cut(plan, f"{RUNTIME}'s interleaved schedule", "plan with --schedule 1f1b", where)
+        refuse_half_cut(plan, f"{runtime}'s interleaved schedule", "plan with --schedule 1f1b", where)
     parallel, left_out = _parallel(plan, model, strategy)
     again, partly = recomputation(plan)
-    modules, others = recomputed_modules(plan, MODULES, RUNTIME)
-    left_out = [*left_out_of_all(plan, RUNTIME), *left_out, *partly, *others]
+    modules, others = recomputed_modules(plan, MODULES, runtime)
+    left_out = [*left_out_of_all(plan, runtime), *left_out, *partly, *others]
     recompute = []
     if again:
         recompute = ["--recompute-granularity", "full", "--recompute-method", "uniform", "--recompute-num-layers", "1"]
@@ -121,41 +141,54 @@ def export(plan: Plan, where: str) -> Export:
         recompute = ["--recompute-granularity", "selective", "--recompute-modules", *modules]
     stages, script, same = _stages(plan, model)
     head = [*parallel, *recompute]
-    arguments = [*head, *stages]
-    described = [] if model.family == "bert" else model_arguments(model, RUNTIME, where)
+    described = [] if model.family == "bert" else model_arguments(model, runtime, where)
     if model.family == "bert":
         left_out.append("the model's own arguments: give pretrain_bert.py those of BERT")
     if "--hybrid-layer-pattern" in stages:  # it counts the layers itself
         described = described[2:]
-    other = None if same is None else [*head, *same]
     kept: set[Module] = {module for each in plan.strategies() for module in each.modules if module in MODULES}
     exported = as_exported(plan, replace(strategy, zero=1) if strategy.zero_stage > 1 else strategy, kept)
-    peak_bytes = fitting_bytes(plan, exported, where, RUNTIME)
-    precision = PRECISIONS[model.dtype]
+    return Arguments(
+        script=script,
+        model=described,
+        parallel=[*head, *stages],
+        precision=PRECISIONS[model.dtype],
+        same=None if same is None else [*head, *same],
+        left_out=left_out,
+        plan=exported,
+        peak_bytes=fitting_bytes(plan, exported, where, runtime),
+    )
+
+
+def export(plan: Plan, where: str) -> Export:
+    """Files megatron_args.sh, with all arguments as bash arrays, launch.sh and slurm.sh, which start it, and README.md. Raises
+    InputError."""
+    told = arguments_of(plan, where)
     settings = {
-        "script": script,
-        "model": described,
-        "arguments": arguments,
-        "precision": precision,
+        "script": told.script,
+        "model": told.model,
+        "arguments": told.parallel,
+        "precision": told.precision,
         "world": plan.world,
-        "without_layout": other,
-        "peak_bytes": peak_bytes,
+        "without_layout": told.same,
+        "peak_bytes": told.peak_bytes,
     }
-    lines = [f"# All arguments of {script} on {plan.world} ranks, for {VERSION}: launch.sh reads this file."]
-    lines += _array("MODEL_ARGS", described) + _array("PIPELINE_ARGS", arguments) + _array("PRECISION_ARGS", precision)
-    if other is not None:
+    lines = [f"# All arguments of {told.script} on {plan.world} ranks, for {VERSION}: launch.sh reads this file."]
+    lines += _array("MODEL_ARGS", told.model) + _array("PIPELINE_ARGS", told.parallel)
+    lines += _array("PRECISION_ARGS", told.precision)
+    if told.same is not None:
         lines += ["", "# The same stages for versions without --pipeline-model-parallel-layout, in place of PIPELINE_ARGS."]
-        lines += _array("END_COUNT_ARGS", other)
-    lines += ["", TRAINING + DATA % (model.vocabulary - 1)]  # its null tokenizer adds a token
+        lines += _array("END_COUNT_ARGS", told.same)
+    lines += ["", TRAINING + DATA % (plan.planned_model().vocabulary - 1)]  # its null tokenizer adds a token
     every = " ".join(f'"${{{name}_ARGS[@]}}"' for name in ("MODEL", "PIPELINE", "PRECISION", "TRAINING", "DATA"))
-    before = ["source megatron_args.sh", f'MEGATRON="${{MEGATRON:?is not set: the folder of {RUNTIME}, with {script}}}"']
+    before = ["source megatron_args.sh", f'MEGATRON="${{MEGATRON:?is not set: the folder of {RUNTIME}, with {told.script}}}"']
     files = {
         "megatron_args.sh": "\n".join(lines),
-        "launch.sh": torchrun(plan.world, f'"$MEGATRON/{script}" {every} "$@"', before),
+        "launch.sh": torchrun(plan.world, f'"$MEGATRON/{told.script}" {every} "$@"', before),
         "slurm.sh": slurm(plan.world),
-        "README.md": page(plan, RUNTIME, VERSION, peak_bytes, left_out, DECIDES),
+        "README.md": page(plan, RUNTIME, VERSION, told.peak_bytes, told.left_out, DECIDES),
     }
-    return Export("megatron", settings, files, tuple(left_out), exported)
+    return Export("megatron", settings, files, tuple(told.left_out), told.plan)
 
 
 def _parallel(plan: Plan, model: Model, strategy: Strategy) -> tuple[list[str], list[str]]:

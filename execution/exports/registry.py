@@ -19,6 +19,7 @@ BUILT_IN = {
     "torch": "trainplan.execution.exports.torch_pipelining:export",
     "torchtitan": "trainplan.execution.exports.torchtitan:export",
     "megatron": "trainplan.execution.exports.megatron:export",
+    "megatron-bridge": "trainplan.execution.exports.megatron_bridge:export",
     "deepspeed": "trainplan.execution.exports.deepspeed:export",
     "accelerate": "trainplan.execution.exports.accelerate:export",
 }

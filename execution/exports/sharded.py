@@ -19,11 +19,12 @@ from trainplan.execution.exports.common import (
     modules_kept,
     recomputation,
 )
+from trainplan.formulations.joint.runtimes import DECODERS
 from trainplan.formulations.plan import Plan
 from trainplan.formulations.strategies import Strategy
 from trainplan.profiling.base.errors import InputError
 
-FAMILIES = ("gpt2", "llama", "mistral", "qwen2", "qwen3", "phi3", "glm", "nemotron")
+FAMILIES = DECODERS
 ABLE = (
     "master weights",
     "ZeRO stage 1",

@@ -1,9 +1,9 @@
 """Plans for torchtitan: settings of its pipeline, in the words of both of its generations.
 
-torchtitan.toml has the sections and keys of `torchtitan/config/job_config.py` (2025). torchtitan_config.py sets the fields of
-`torchtitan/config/parallelism.py` and of the training configuration (2026, where configurations are Python): batches are
-counted in tokens there, micro-batches are given by number, and the head is `lm_head`, not `output`. The model itself (a
-flavour of Llama 3 with as many layers) is the user's to choose.
+torchtitan.toml has the sections and keys of `torchtitan/config/job_config.py` (0.2). torchtitan_config.py sets the same fields
+of `torchtitan/config/configs.py` (0.3, where configurations are Python); the head is `lm_head` there, not `output`, and what is
+recomputed is a class of `torchtitan/distributed/activation_checkpoint.py`. The model itself is a flavour of Llama 3 or
+Qwen3, named where one has its sizes, and the user's to choose elsewhere.
 
 torchtitan keeps whole layers in a stage (`layers.N`), so cuts within layers are refused, as are tied heads, units with
 different strategies, and uneven shares. Left out: sliced forward passes, recomputation of single units, the order of levels,
@@ -39,19 +39,21 @@ from trainplan.formulations.plan import Plan
 from trainplan.formulations.strategies import Paradigm
 from trainplan.profiling.base.errors import InputError
 
-RUNTIME = "torchtitan"
+RUNTIME, FAMILIES = "torchtitan", ("llama", "qwen3")
 ABLE = ("master weights", "ZeRO stage 2", "sequence parallelism")
 CSV = "schedule.csv"
-VERSION = "torchtitan of 2025 (torchtitan.toml) and of 2026 (torchtitan_config.py)"
+VERSION = "torchtitan 0.2 (torchtitan.toml) and 0.3 (torchtitan_config.py, 2026)"
 SHARDS: dict[Paradigm, Paradigm] = {"dp": "sdp"}  # what replicated ranks become
-FLAVOURS = {"llama3-8b": "8B", "llama3.1-8b": "8B", "llama3-70b": "70B", "llama3.1-70b": "70B", "llama3-405b": "405B"}
+FLAVOURS = {  # of its models, by shipped name
+    **{f"llama{version}-{size}".lower(): ("llama3", size) for version in ("3", "3.1") for size in ("8B", "70B", "405B")},
+    **{f"qwen3-{size}".lower(): ("qwen3", size) for size in ("8B", "14B", "32B")},
+}
 DECIDES = (
     "the model is the flavour that [model] names; the tokenizer is yours, as model.hf_assets_path",
     "parameters are gathered ahead and gradients reduced behind the backward pass: faster than predicted",
     "the vocabulary is split over tensor-parallel ranks in the loss, too (loss parallel)",
 )
-# The field of the modules of each stage has had two names in 2026.
-MODULE_FIELDS = ("pipeline_parallel_module_fqns_per_model_part", "module_fqns_per_model_part")
+REGISTERED = ("llama3_8b", "llama3_70b", "llama3_405b", "qwen3_14b", "qwen3_32b")  # configurations of 0.3
 
 
 def modules(plan: Plan, head: str) -> list[list[str]]:
@@ -70,7 +72,7 @@ def export(plan: Plan, where: str) -> Export:
 
     Raises InputError.
     """
-    check_pipeline(plan, ("llama",), RUNTIME, where, able=ABLE, one_stage=True)
+    check_pipeline(plan, FAMILIES, RUNTIME, where, able=ABLE, one_stage=True)
     refuse_half_cut(plan, RUNTIME, "export it --to torch or megatron", where)
     model, strategy = plan.planned_model(), common_strategy(plan, RUNTIME, where)
     if model.tied:
@@ -114,7 +116,7 @@ def export(plan: Plan, where: str) -> Export:
     ):  # torch's 1F1B wants as many micro-batches as stages; the order does not
         common["pipeline_parallel_schedule_csv"] = CSV
         files[CSV] = schedule_csv(plan)
-    flavour = {"model": {"name": "llama3", "flavor": FLAVOURS[model.name]}} if model.name in FLAVOURS else {}
+    flavour = {"model": dict(zip(("name", "flavor"), FLAVOURS[model.name], strict=True))} if model.name in FLAVOURS else {}
     if not flavour:
         left_out.append(f"the model {model.name}: name a flavour of its sizes in [model]")
     toml: dict[str, dict[str, Any]] = {
@@ -131,21 +133,14 @@ def export(plan: Plan, where: str) -> Export:
         },
         "activation_checkpoint": {"mode": "full" if again else "none"},
     }
-    python = {
-        "training": {
-            "num_tokens_per_microbatch_per_dp_rank": samples * model.tokens,
-            "num_tokens_per_train_step": plan.batch.global_samples * model.tokens,
-            "max_context_length": model.tokens,
-            **dtypes,
-        },
-        "parallelism": {**common, **({"num_pp_microbatches": parts} if stages > 1 else {})},
-        "modules": modules(plan, "lm_head") if stages > 1 else [],
-        "activation_checkpoint": toml["activation_checkpoint"]["mode"],
-    }
+    python: dict[str, Any] = {name: toml[name] for name in ("training", "parallelism")}
+    if stages > 1:
+        renamed = {"module_fqns_per_model_part": modules(plan, "lm_head")}
+        python["parallelism"] = {**python["parallelism"], **renamed}
     command = '-m torchtitan.train --job.config_file torchtitan.toml "$@"'
     files = {
         "torchtitan.toml": _toml(toml),
-        "torchtitan_config.py": _script(python),
+        "torchtitan_config.py": _script(python, again, FLAVOURS.get(model.name)),
         **files,
         "launch.sh": torchrun(plan.world, command),
         "slurm.sh": slurm(plan.world),
@@ -163,29 +158,29 @@ def _toml(sections: dict[str, dict[str, Any]]) -> str:
     )
 
 
-def _script(python: dict[str, Any]) -> str:
-    checkpointing = {
-        "none": "# No layer is recomputed: config.activation_checkpoint = None",
-        "full": "# Every layer is recomputed: set config.activation_checkpoint to the configuration of full checkpointing.",
-    }[python["activation_checkpoint"]]
+def _script(python: dict[str, dict[str, Any]], again: bool, flavour: tuple[str, str] | None) -> str:
+    """A module with `apply`, and with `planned` where torchtitan has a configuration of the model's flavour."""
+    registered = "_".join(flavour).lower() if flavour else ""
+    name = registered if registered in REGISTERED else ""
+    starts = "python -m torchtitan.train --module torchtitan_config --config planned"
     lines = [
-        '"""The pipeline of a plan: `apply(config)` on a Trainer.Config of a Llama 3 model."""',
-        "",
-        "MODULES = [",
-        *(f"    {json.dumps(part)}," for part in python["modules"]),
-        "]",
+        f'"""A plan in the fields of torchtitan 0.3: {f"`{starts}`." if name else "`apply(config)` on a Trainer.Config."}"""',
         "",
         "",
         "def apply(config):",
         '    """Set the fields that the plan decides, and return the configuration."""',
     ]
-    for section in ("parallelism", "training"):
-        lines += [f"    config.{section}.{key} = {json.dumps(value)}" for key, value in python[section].items()]
-    new, old = MODULE_FIELDS
-    if python["modules"]:
-        lines += [
-            f'    field = "{new}"',
-            f'    setattr(config.parallelism, field if hasattr(config.parallelism, field) else "{old}", MODULES)',
-        ]
-    lines += [f"    {checkpointing}", "    return config"]
+    if again:
+        lines += ["    from torchtitan.distributed.activation_checkpoint import FullAC", ""]
+    for section, fields in python.items():
+        for key, value in fields.items():
+            if key == "module_fqns_per_model_part":
+                lines += [f"    config.{section}.{key} = ["]
+                lines += [*(f"        {json.dumps(part)}," for part in value), "    ]"]
+            else:
+                lines.append(f"    config.{section}.{key} = {json.dumps(value)}")
+    lines += [f"    config.activation_checkpoint = {'FullAC.Config()' if again else 'None'}", "    return config"]
+    if name and flavour:
+        lines += ["", "", "def planned():", f'    """The configuration of {flavour[0]} {flavour[1]}, as planned."""']
+        lines += [f"    from torchtitan.models.{flavour[0]}.config_registry import {name}", "", f"    return apply({name}())"]
     return "\n".join(lines) + "\n"

@@ -2,7 +2,7 @@
 
 megatron: Megatron-LM's GPTModel. One strategy for all units, copies or its distributed optimizer (ZeRO stage 1), sequence
 parallelism, recomputation of whole layers or of attention and norms, 1F1B and interleaved stages of whole layers; ranks of
-tensor parallelism are neighbours.
+tensor parallelism are neighbours. megatron-bridge: the same, by Megatron-Bridge's GPTModelProvider.
 
 torchtitan: one strategy for all units, sharded by FSDP2 (ZeRO stage 3, or 2 where parameters stay gathered) or copied, tensor
 parallelism with the tokens shared, recomputation of whole layers, 1F1B and GPipe with stages of whole layers.
@@ -22,13 +22,15 @@ from trainplan.formulations.parameters import Parameter
 from trainplan.formulations.request import Request
 from trainplan.formulations.strategies import Strategy
 from trainplan.profiling.base.errors import COMMAND_LINE, InputError
+from trainplan.profiling.models.model import Model
 
 
 @dataclass(frozen=True)
 class Runtime:
     """What a runtime runs. zero: ZeRO stages; modules: those that it can recompute by themselves; shares_tokens: whether
     tensor-parallel ranks always share the tokens. one_stage: whether it has no pipeline and no tensor parallelism; hybrid:
-    whether ranks may hold copies of shards; host: what may be kept there."""
+    whether ranks may hold copies of shards; host: what may be kept there. families: of the models that it has, all of them
+    where it is None; tied: whether their head may be the embedding's matrix."""
 
     schedules: tuple[str, ...]
     zero: tuple[int, ...]
@@ -37,6 +39,14 @@ class Runtime:
     one_stage: bool = False
     hybrid: bool = True
     host: Collection[str] = ()
+    families: Collection[str] | None = None
+    tied: bool = True
+
+    def lacks(self, model: Model) -> str | None:
+        """What of a model it does not have, in words; None where it has all."""
+        if self.families is not None and model.family not in self.families:
+            return f"{model.family} models"
+        return "heads tied to the embedding" if model.tied and not self.tied else None
 
     def carries(self, strategy: Strategy) -> bool:
         """Whether it runs units under a strategy."""
@@ -50,11 +60,16 @@ class Runtime:
         return neighbours and tokens and set(strategy.modules) <= set(self.modules) and strategy.zero_stage in self.zero
 
 
+DECODERS = ("gpt2", "llama", "mistral", "qwen2", "qwen3", "phi3", "glm", "nemotron")
+MEGATRON = Runtime(("1f1b", "interleaved"), (0, 1), ("attention", "norms"), families=(*DECODERS, "bert"))
 RUNTIMES = {
-    "megatron": Runtime(("1f1b", "interleaved"), (0, 1), ("attention", "norms")),
-    "torchtitan": Runtime(("1f1b", "gpipe"), (0, 2, 3), shares_tokens=True),
-    "deepspeed": Runtime(("1f1b",), (0, 1, 2, 3), one_stage=True, hybrid=False, host=("optimizer", "parameters")),
-    "accelerate": Runtime(("1f1b",), (0, 2, 3), one_stage=True),
+    "megatron": MEGATRON,
+    "megatron-bridge": replace(MEGATRON, families=DECODERS),
+    "torchtitan": Runtime(("1f1b", "gpipe"), (0, 2, 3), shares_tokens=True, families=("llama", "qwen3"), tied=False),
+    "deepspeed": Runtime(
+        ("1f1b",), (0, 1, 2, 3), one_stage=True, hybrid=False, host=("optimizer", "parameters"), families=DECODERS
+    ),
+    "accelerate": Runtime(("1f1b",), (0, 2, 3), one_stage=True, families=DECODERS),
 }
 FOR = Parameter("for_", str, "plan within what a runtime runs, for `export --to` it", None, tuple(RUNTIMES))
 
@@ -65,6 +80,11 @@ def within_runtime(request: Request) -> Request:
     if name is None:
         return request
     runtime, options = RUNTIMES[name], dict(request.options)
+    model = request.model
+    if model is not None and (missing := runtime.lacks(model)) is not None:
+        able = [each for each, other in RUNTIMES.items() if other.lacks(model) is None]
+        fix = f"give {' or '.join(able)}, or leave it out" if able else "leave it out"
+        raise InputError(COMMAND_LINE, "--for", f"is {name}, which has no {missing}", fix)
     schedule = options["schedule"]
     if schedule != "all" and schedule not in runtime.schedules:
         fix = f"give {' or '.join(runtime.schedules)}: {name} runs no other"

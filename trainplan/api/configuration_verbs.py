@@ -47,14 +47,15 @@ def import_run(
     progress: Callable[[Any], None] | None = None,
 ) -> JudgedRun:
     """How good is what a file has a runtime run: Megatron-LM's arguments (a script or a list), torchtitan's TOML, a JSON file
-    of DeepSpeed or a YAML file of Accelerate. It becomes a plan, with its prediction; beside it the bound and the best plan of
-    the joint problem, the best one within the runtime, and what to change first.
+    of DeepSpeed or a YAML file of Accelerate or Megatron-Bridge. It becomes a plan, with its prediction; beside it the bound
+    and the best plan of the joint problem, the best one within the runtime, and what to change first.
 
     cluster: the devices. What the file cannot say: model (a name or a config.json; default: the file's), batch (samples of a
     step), micro_batch (samples of one micro-batch on one rank), sequence, dtype, recompute (full or none: DeepSpeed and plain
     Accelerate leave it to the model's code), variables (of a script's environment). memory, reserve: as of `plan`. runtime:
-    megatron, torchtitan, deepspeed or accelerate (default: by the file's name). search: look for bound, best plans and changes,
-    too. gap, time_limit: of each of the two searches. progress: as of `plan`. Raises InputError naming file and key.
+    megatron, megatron-bridge, torchtitan, deepspeed or accelerate (default: by the file). search: look for bound, best plans
+    and changes, too. gap, time_limit: of each of the two searches. progress: as of `plan`. Raises InputError naming file and
+    key.
     """
     if cluster is None:
         raise InputError(COMMAND_LINE, "--cluster", "is missing", "give the devices that the run is on, such as h100:8x4")
@@ -77,7 +78,7 @@ def import_run(
     asked = _asked(configuration, made) | {"memory": memory, "gap": gap, "time_limit": time_limit, "progress": progress}
     best = _best(made, machine, asked)
     within = None
-    if configuration.runtime in RUNTIMES:
+    if configuration.runtime in RUNTIMES and RUNTIMES[configuration.runtime].lacks(the_model) is None:
         within = _best(made, machine, {name: value for name, value in asked.items() if name != "host"}, configuration.runtime)
     return JudgedRun(
         configuration, made, judged, framework, best, within, changes(configuration, made, request, judged.step_ns)

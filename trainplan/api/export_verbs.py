@@ -40,12 +40,13 @@ def export(source: Plan | Source, to: str, *, nearest: bool = False) -> Export:
 def nearest_plan(source: Plan | Source, to: str, time_limit: float | None = SECONDS) -> Planned | None:
     """The fastest plan that a runtime runs for the model, devices, batch and memory that a plan was made for.
 
-    None where nothing says for which devices the plan was made, and for runtimes that `plan(for_=)` does not know. to: the
+    None where nothing says for which devices the plan was made, for runtimes that `plan(for_=)` does not know, and for models
+    that the runtime does not have. to: the
     runtime; time_limit: seconds of the search, which ends at a gap of one percent before. Raises InputError.
     """
     given = load_plan(source)
     request = made_for(given)
-    if request is None or to not in RUNTIMES:
+    if request is None or to not in RUNTIMES or RUNTIMES[to].lacks(given.planned_model()) is not None:
         return None
     return plan(**request, for_=to, beside=False, time_limit=time_limit, gap=GAP)
 

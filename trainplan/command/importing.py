@@ -28,7 +28,7 @@ def command(name: str, words: Sequence[str]) -> tuple[Command, str]:
 
 
 @takes(
-    [word("file", Path, "Megatron-LM's script or arguments, torchtitan's .toml, DeepSpeed's .json or Accelerate's .yaml.")],
+    [word("file", Path, "Megatron-LM's script or arguments, torchtitan's .toml, DeepSpeed's .json, a .yaml of the others.")],
     panel(
         "What the file cannot say",
         [
@@ -40,7 +40,7 @@ def command(name: str, words: Sequence[str]) -> tuple[Command, str]:
             options.DTYPE,
             flag("recompute", str | None, "full or none, which DeepSpeed and Accelerate leave to the model's code."),
             flag("settings", list[str] | None, "NAME=VALUE, a variable of a script; may be repeated.", names=("--set",)),
-            flag("runtime", str | None, "megatron, torchtitan, deepspeed or accelerate. [default: by the file's name]"),
+            flag("runtime", str | None, "megatron, megatron-bridge, torchtitan, deepspeed, accelerate. [default: by the file]"),
             options.MEMORY,
             options.RESERVE,
         ],

@@ -241,19 +241,20 @@ def export(plan: Path, to: str, nearest: bool, target: Path | None) -> Outcome:
     torch (torch.distributed.pipelining): names of each stage's modules, split points, the schedule as CSV, and a script that
     trains GPT-2, BERT or Llama so; cuts within layers, data parallelism and recomputation too. Refused: tensor parallelism.
 
-    torchtitan (Llama): its settings as TOML and as Python; one stage, too, sharded by FSDP2 (ZeRO stages 2 and 3), with
+    torchtitan (Llama, Qwen3): its settings as TOML and as Python; one stage, too, sharded by FSDP2 (ZeRO stages 2 and 3), with
     tensor-parallel ranks that share the tokens. Refused: cuts within layers, tied heads, ZeRO stage 1.
 
     megatron (Megatron-LM; GPT-2, Llama, Mistral, Qwen, Nemotron and others that its GPTModel has, BERT): a folder with all
     arguments, what starts them by torchrun or Slurm, and a page on what was left out; one stage too, interleaved stages, ZeRO
     stage 1 (2 and 3 become 1, if that fits), sequence parallelism, recomputation of modules; cuts within layers as the
-    pattern of its HybridModel. Refused: GPipe, cuts within BERT's layers.
+    pattern of its HybridModel. Refused: GPipe, cuts within BERT's layers. megatron-bridge: the same of Megatron-Bridge, as the
+    sections of its ConfigContainer and a script that trains with them. Refused, too: BERT, cuts within layers.
 
     deepspeed (ZeRO stages 1 to 3, optimizer and parameters on the host) and accelerate (FSDP2, hybrid sharding): a folder with
     their configuration, a script that trains a Hugging Face model with it, and what starts that. Refused: pipelines, tensor
     parallelism.
 
-    `plan --for` each of these four finds the best plan that can be exported, and what that costs. For a plan that one of them
+    `plan --for` each of these five finds the best plan that can be exported, and what that costs. For a plan that one of them
     refuses, the fastest that it runs for the same model, devices, batch and memory is named, and exported by --nearest.
 
     They also refuse units with different strategies, and all uneven shares; torch plans without

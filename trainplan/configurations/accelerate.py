@@ -57,6 +57,8 @@ def read(path: Path, recompute: str | None = None) -> Configuration:
         "fsdp_config.fsdp_offload_params", ["false"], "states that FSDP keeps on the host are no option of plans for it"
     )
     again = keys.flag("fsdp_config.fsdp_activation_checkpointing") or recompute == "full"
+    if keys.flag("fsdp_config.fsdp_activation_checkpointing_offload"):
+        notes.append("checkpoints on the host (their offload is asked for): the plan keeps them on the device; more memory")
     accumulation = keys.whole("gradient_accumulation_steps")
     unread, unknown = keys.left(ACCELERATE, ACCELERATE_TABLES)
     names = {"devices": "num_processes", "accumulation": "gradient_accumulation_steps"}

@@ -50,6 +50,8 @@ def of_values(data: Mapping[str, Any], where: str, recompute: str | None = None,
         raise keys.error("pipeline.stages", f"is {shown(pipeline)}", fix)
     if keys.get("activation_checkpointing.cpu_checkpointing"):
         notes.append("checkpoints on the host (cpu_checkpointing): the plan keeps them on the device; more memory")
+    if any(key.startswith(f"{ZERO}.zenflow.") for key in keys.values):
+        notes.append("updates behind the steps that follow (zenflow): the plan waits for them; more time")
     if recompute is None:
         notes.append(
             "whether layers are recomputed is said by the model's own code: taken as none; --recompute full changes it"
@@ -82,6 +84,8 @@ def _host(keys: Keys, stage: int, notes: list[str]) -> list[Host]:
     parameters = keys.text(f"{ZERO}.offload_param.device", "none", places)
     if keys.flag(f"{ZERO}.cpu_offload"):
         optimizer = "cpu"
+    if keys.flag(f"{ZERO}.cpu_offload_param"):
+        parameters = "cpu"
     for name, place in (("optimizer", optimizer), ("param", parameters)):
         if place == "nvme":
             notes.append(f"offload_{name} to NVMe is taken for the host's memory; less time")

@@ -57,12 +57,15 @@ MEGATRON = names(
 # Keys of torchtitan.
 TORCHTITAN = names(
     """
-    activation_checkpoint.early_stop activation_checkpoint.per_op_sac_force_recompute_mm_shapes_by_fqns compile.backend
-    compile.components compile.model_backend_override model.hf_assets_path model.name model.print_after_conversion
-    model.tokenizer_path parallelism.context_parallel_rotate_method parallelism.disable_loss_parallel
-    parallelism.enable_async_tensor_parallel parallelism.enable_compiled_autograd training.dataset training.dataset_path
-    training.debug_moe_force_load_balance training.deterministic training.gc_debug training.gc_freq training.max_norm
-    training.seed training.steps
+    activation_checkpoint.determinism_check activation_checkpoint.early_stop
+    activation_checkpoint.per_op_sac_force_recompute_mm_shapes_by_fqns activation_checkpoint.preserve_rng_state
+    activation_checkpoint.visualize_memory_budget_pareto compile.backend compile.components
+    compile.model_backend_override model.hf_assets_path model.name model.print_after_conversion model.tokenizer_path
+    parallelism.context_parallel_load_balancer parallelism.context_parallel_rotate_method
+    parallelism.disable_loss_parallel parallelism.enable_async_tensor_parallel parallelism.enable_compiled_autograd
+    parallelism.expert_parallel_comm_backend parallelism.pipeline_parallel_expert_parallel_overlap training.dataset
+    training.dataset_path training.debug_moe_force_load_balance training.deterministic training.gc_debug
+    training.gc_freq training.max_norm training.seed training.steps
     """
 )
 
@@ -70,7 +73,7 @@ TORCHTITAN = names(
 TORCHTITAN_TABLES = names(
     """
     checkpoint. comm. debug. experimental. fault_tolerance. float8. job. lr_scheduler. memory_estimation. metrics. mx.
-    optimizer. profiling. quantize. validation.
+    optimizer. profiling. quantize. training.dataloader. validation.
     """
 )
 
@@ -84,34 +87,38 @@ DEEPSPEED = names(
     gradient_predivide_factor graph_harvesting load_universal_checkpoint memory_breakdown prescale_gradients seed
     seq_parallel_communication_data_type sparse_gradients steps_per_print use_node_local_storage wall_clock_breakdown
     zero_allow_untested_optimizer zero_force_ds_cpu_optimizer zero_optimization.allgather_bucket_size
-    zero_optimization.allgather_partitions zero_optimization.contiguous_gradients
-    zero_optimization.cpu_offload_use_pin_memory zero_optimization.elastic_checkpoint
-    zero_optimization.enable_sanity_checks zero_optimization.gather_16bit_weights_on_model_save
-    zero_optimization.ignore_unused_parameters zero_optimization.legacy_stage1 zero_optimization.load_from_fp32_weights
-    zero_optimization.log_trace_cache_warnings zero_optimization.max_live_parameters
-    zero_optimization.max_reuse_distance zero_optimization.memory_efficient_linear
-    zero_optimization.mics_hierarchical_params_gather zero_optimization.model_persistence_threshold
+    zero_optimization.allgather_partitions zero_optimization.allgather_sequential zero_optimization.compute_grad_norm
+    zero_optimization.contiguous_gradients zero_optimization.cpu_offload_use_pin_memory
+    zero_optimization.elastic_checkpoint zero_optimization.enable_sanity_checks
+    zero_optimization.gather_16bit_weights_on_model_save zero_optimization.ignore_unused_parameters
+    zero_optimization.legacy_stage1 zero_optimization.load_from_fp32_weights zero_optimization.log_trace_cache_warnings
+    zero_optimization.max_live_parameters zero_optimization.max_reuse_distance
+    zero_optimization.memory_efficient_linear zero_optimization.mics_hierarchical_params_gather
+    zero_optimization.model_persistence_threshold zero_optimization.module_granularity_threshold
     zero_optimization.offload_optimizer.buffer_count zero_optimization.offload_optimizer.buffer_size
-    zero_optimization.offload_optimizer.fast_init zero_optimization.offload_optimizer.max_in_cpu
-    zero_optimization.offload_optimizer.nvme_path zero_optimization.offload_optimizer.pin_memory
-    zero_optimization.offload_optimizer.pipeline_read zero_optimization.offload_optimizer.pipeline_write
-    zero_optimization.offload_optimizer.ratio zero_optimization.offload_optimizer.super_offload
-    zero_optimization.offload_param.buffer_count zero_optimization.offload_param.buffer_size
-    zero_optimization.offload_param.fast_init zero_optimization.offload_param.max_in_cpu
-    zero_optimization.offload_param.nvme_path zero_optimization.offload_param.pin_memory
-    zero_optimization.offload_param.pipeline_read zero_optimization.offload_param.pipeline_write
-    zero_optimization.offload_param.ratio zero_optimization.offload_param.super_offload zero_optimization.overlap_comm
+    zero_optimization.offload_optimizer.cpuadam_cores_perc zero_optimization.offload_optimizer.fast_init
+    zero_optimization.offload_optimizer.max_in_cpu zero_optimization.offload_optimizer.nvme_path
+    zero_optimization.offload_optimizer.pin_memory zero_optimization.offload_optimizer.pipeline_read
+    zero_optimization.offload_optimizer.pipeline_write zero_optimization.offload_optimizer.ratio
+    zero_optimization.offload_optimizer.super_offload zero_optimization.offload_param.buffer_count
+    zero_optimization.offload_param.buffer_size zero_optimization.offload_param.fast_init
+    zero_optimization.offload_param.max_in_cpu zero_optimization.offload_param.nvme_path
+    zero_optimization.offload_param.pin_memory zero_optimization.offload_param.pipeline_read
+    zero_optimization.offload_param.pipeline_write zero_optimization.offload_param.ratio
+    zero_optimization.offload_param.super_offload zero_optimization.overlap_comm
     zero_optimization.override_module_apply zero_optimization.param_persistence_threshold
-    zero_optimization.pipeline_loading_checkpoint zero_optimization.prefetch_bucket_size
-    zero_optimization.reduce_bucket_size zero_optimization.reduce_scatter zero_optimization.round_robin_gradients
+    zero_optimization.parameter_alignment zero_optimization.pipeline_loading_checkpoint
+    zero_optimization.prefetch_bucket_size zero_optimization.reduce_bucket_size zero_optimization.reduce_scatter
+    zero_optimization.round_robin_gradients zero_optimization.save_muon_momentum_buffer_in_memory
     zero_optimization.stage3_allgather_sequential zero_optimization.stage3_gather_16bit_weights_on_model_save
-    zero_optimization.stage3_max_live_parameters zero_optimization.stage3_max_reuse_distance
-    zero_optimization.stage3_model_persistence_threshold zero_optimization.stage3_module_granularity_threshold
-    zero_optimization.stage3_param_persistence_threshold zero_optimization.stage3_prefetch_bucket_size
-    zero_optimization.stage3_use_all_reduce_for_fetch_params zero_optimization.sub_group_size
-    zero_optimization.use_all_reduce_for_fetch_params zero_optimization.use_multi_rank_bucket_allreduce
-    zero_optimization.zero_quantized_gradients zero_optimization.zero_quantized_nontrainable_weights
-    zero_optimization.zero_quantized_weights zero_optimization.zeropp_loco_param
+    zero_optimization.stage3_gather_fp16_weights_on_model_save zero_optimization.stage3_max_live_parameters
+    zero_optimization.stage3_max_reuse_distance zero_optimization.stage3_model_persistence_threshold
+    zero_optimization.stage3_module_granularity_threshold zero_optimization.stage3_param_persistence_threshold
+    zero_optimization.stage3_prefetch_bucket_size zero_optimization.stage3_use_all_reduce_for_fetch_params
+    zero_optimization.sub_group_size zero_optimization.use_all_reduce_for_fetch_params
+    zero_optimization.use_multi_rank_bucket_allreduce zero_optimization.zero_quantized_gradients
+    zero_optimization.zero_quantized_nontrainable_weights zero_optimization.zero_quantized_weights
+    zero_optimization.zeropp_loco_param
     """
 )
 
@@ -120,7 +127,8 @@ DEEPSPEED_TABLES = names(
     """
     activation_checkpointing. aio. autotuning. checkpoint. comet. comms_logger. compile. csv_monitor.
     curriculum_learning. data_efficiency. data_types. eigenvalue. elasticity. flops_profiler. monitor_config. nebula.
-    optimizer. pipeline. scheduler. tensor_parallel. tensorboard. timers. wandb.
+    optimizer. pipeline. scheduler. tensor_parallel. tensorboard. timers. wandb. zero_optimization.leaf_module.
+    zero_optimization.zenflow.
     """
 )
 
@@ -133,8 +141,11 @@ ACCELERATE = names(
     fsdp_config.fsdp_forward_prefetch fsdp_config.fsdp_limit_all_gathers fsdp_config.fsdp_min_num_params
     fsdp_config.fsdp_state_dict_type fsdp_config.fsdp_sync_module_states fsdp_config.fsdp_transformer_layer_cls_to_wrap
     fsdp_config.fsdp_use_orig_params gpu_ids machine_rank main_process_ip main_process_port main_training_function
-    num_machines parallelism_config.parallelism_config_cp_backend parallelism_config.parallelism_config_cp_comm_strategy
-    rdzv_backend same_network tpu_env tpu_name tpu_use_cluster tpu_use_sudo tpu_zone use_cpu
+    num_machines parallelism_config.parallelism_config_cp_backend
+    parallelism_config.parallelism_config_cp_comm_strategy parallelism_config.parallelism_config_sp_attn_implementation
+    parallelism_config.parallelism_config_sp_backend parallelism_config.parallelism_config_sp_seq_length
+    parallelism_config.parallelism_config_sp_seq_length_is_variable rdzv_backend same_network tpu_env tpu_name
+    tpu_use_cluster tpu_use_sudo tpu_zone use_cpu
     """
 )
 

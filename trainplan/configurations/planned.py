@@ -8,7 +8,7 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
-from trainplan.configurations import accelerate, deepspeed, megatron, torchtitan
+from trainplan.configurations import accelerate, deepspeed, megatron, megatron_bridge, torchtitan
 from trainplan.configurations.configuration import Configuration, Recomputed
 from trainplan.execution.exports.common import ENDS
 from trainplan.formulations.plan import Batch, Plan, Stage
@@ -17,6 +17,7 @@ from trainplan.formulations.request import Request
 from trainplan.formulations.strategies import Strategy
 from trainplan.formulations.streams.layout import recompute_of
 from trainplan.profiling.base.errors import COMMAND_LINE, InputError, one_of
+from trainplan.profiling.base.files import read_data
 from trainplan.profiling.clusters.cluster import Cluster
 from trainplan.profiling.clusters.efficiencies import shipped_efficiencies
 from trainplan.profiling.clusters.sheets import sheet, sheets
@@ -29,7 +30,7 @@ from trainplan.validation.predict import Prediction, predict_laid
 from trainplan.validation.rows import Run
 
 SUFFIXES = {".toml": "torchtitan", ".json": "deepspeed", ".yaml": "accelerate", ".yml": "accelerate"}
-RUNTIMES = ("megatron", "torchtitan", "deepspeed", "accelerate")
+RUNTIMES = ("megatron", "megatron-bridge", "torchtitan", "deepspeed", "accelerate")
 ONE = ("deepspeed", "accelerate")  # where micro-batches are one unless the file says more
 
 
@@ -37,18 +38,22 @@ def read(
     path: Path, runtime: str | None = None, recompute: str | None = None, variables: Mapping[str, str] | None = None
 ) -> Configuration:
     """The configuration of a file. runtime: whose it is (default: by the name's ending; Megatron-LM's where it is none of
-    .toml, .json and .yaml). recompute: full or none, where the file leaves it to the model's code. variables: of a script's
-    environment. Raises InputError."""
+    .toml, .json and .yaml, Megatron-Bridge's where a .yaml has its sections). recompute: full or none, where the file leaves
+    it to the model's code. variables: of a script's environment. Raises InputError."""
     if runtime is not None and runtime not in RUNTIMES:
         raise InputError(COMMAND_LINE, "--runtime", f"is {runtime!r}", one_of(runtime, RUNTIMES))
     if recompute not in (None, "full", "none"):
         raise InputError(COMMAND_LINE, "--recompute", f"is {recompute!r}", "give full or none")
     chosen = runtime or SUFFIXES.get(path.suffix.lower(), "megatron")
+    if runtime is None and chosen == "accelerate" and megatron_bridge.is_one(read_data(path)):
+        chosen = "megatron-bridge"
     if recompute is not None and chosen not in ONE:
         fix = f"leave it out: files of {chosen} say what is recomputed"
         raise InputError(COMMAND_LINE, "--recompute", f"is {recompute!r}", fix)
     if chosen == "megatron":
         return megatron.read(path, variables or {})
+    if chosen == "megatron-bridge":
+        return megatron_bridge.read(path)
     if chosen == "torchtitan":
         return torchtitan.read(path)
     return (deepspeed if chosen == "deepspeed" else accelerate).read(path, recompute)

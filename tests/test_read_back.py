@@ -1,0 +1,141 @@
+"""What targets read in exported files: differences and unknown keys are found, by the recorded lists of keys alone too."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from trainplan.execution.exports.common import Export, write_export
+from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.models.model import load_model
+
+import trainplan as tp
+from benchmarks.launch import FILES
+from benchmarks.read_back import READ_BY, READER, Exported, answers, differences, wanted
+from tests.execution.plans import plan_of
+from tests.exported_plans import random_exported
+from tests.test_megatron_bridge import in_bfloat16
+from tests.test_sharded_exports import random_plan
+from trainplan.configurations.planned import read
+
+TARGETS = os.environ.get("TRAINPLAN_TARGETS")  # an interpreter that has the targets, as benchmarks/read_back.py says
+STRATEGIES = {"deepspeed": "sdp4-zero2", "accelerate": "sdp4", "torchtitan": "sdp2-tp2-zero2-sp"}
+MISSPELT = {  # the file's text, with a key beside its right one
+    "megatron": ("megatron_args.sh", "--sequence-parallel", "--sequence-paralel --sequence-parallel", "--sequence-paralel"),
+    "megatron-bridge": ("bridge.yaml", "  hidden_size:", "  hiden_size: 1\n  hidden_size:", "model.hiden_size"),
+    "torchtitan": ("torchtitan.toml", "seq_len =", "seq_length = 1\nseq_len =", "training.seq_length"),
+    "deepspeed": ("ds_config.json", '"stage"', '"stages": 1, "stage"', "zero_optimization.stages"),
+    "accelerate": ("accelerate.yaml", "  fsdp_version:", "  fsdp_versions: 1\n  fsdp_version:", "fsdp_config.fsdp_versions"),
+}
+
+
+@cache
+def exported(target: str) -> Export:
+    """The export of a small plan, of two stages where the target has them."""
+    model, text = load_model("llama3-8b", 1024, "bfloat16"), STRATEGIES.get(target, "sdp2-tp2-zero1-sp")
+    cuts = [] if target in ("deepspeed", "accelerate") else [33]
+    plan = plan_of(model, [text] * len(model.units), 4 * (1 + len(cuts)), 16, 4, cuts)
+    return tp.export(plan.changed(memory_bytes=2**47, precision={"master": "float32"}), target)
+
+
+def written(target: str, folder: Path) -> Exported:
+    write_export(exported(target), folder)
+    return Exported(target, exported(target), folder)
+
+
+@pytest.mark.parametrize("target", list(MISSPELT))
+def test_misspelt_keys_are_found(tmp_path: Path, target: str) -> None:
+    """Some targets take them without a word."""
+    written(target, tmp_path)
+    assert read(tmp_path / FILES[target]).unknown == ()
+    name, right, wrong, key = MISSPELT[target]
+    text = (tmp_path / name).read_text()
+    assert right in text
+    (tmp_path / name).write_text(text.replace(right, wrong, 1))
+    assert [each.split(" ")[0] for each in read(tmp_path / FILES[target]).unknown] == [key]
+
+
+def test_fields_of_the_classes_are_known_and_what_they_change_is_read(tmp_path: Path) -> None:
+    """Of DeepSpeed 0.19.8, torchtitan 0.2.2 and Accelerate 1.15: none is unknown."""
+    for target in ("torchtitan", "deepspeed", "accelerate"):
+        written(target, tmp_path)
+    zero = {"stage": 3, "cpu_offload_param": True, "zenflow": {"topk_ratio": 0.1}, "allgather_sequential": True}
+    (tmp_path / "ds_config.json").write_text(json.dumps({"bf16": {"enabled": True}, "zero_optimization": zero}))
+    configuration = read(tmp_path / "ds_config.json")
+    assert configuration.unknown == () and set(configuration.host) == {"optimizer", "parameters"}
+    assert any("zenflow" in note for note in configuration.notes)
+    text = (tmp_path / "accelerate.yaml").read_text()
+    text = text.replace("  fsdp_version:", "  fsdp_activation_checkpointing_offload: true\n  fsdp_version:")
+    (tmp_path / "accelerate.yaml").write_text(text)
+    configuration = read(tmp_path / "accelerate.yaml")
+    assert configuration.unknown == () and any("checkpoints on the host" in note for note in configuration.notes)
+    text = (tmp_path / "torchtitan.toml").read_text()
+    (tmp_path / "torchtitan.toml").write_text(f"{text}\n[training.dataloader]\nnum_workers = 2\n")
+    assert read(tmp_path / "torchtitan.toml").unknown == ()
+
+
+def test_layers_that_stages_do_not_divide_are_found(tmp_path: Path) -> None:
+    """megatron-core's TransformerConfig takes 31 layers on 2 stages."""
+    words = "--num-layers 31 --hidden-size 4096 --num-attention-heads 32 --seq-length 1024 --pipeline-model-parallel-size 2"
+    (tmp_path / "arguments.txt").write_text(words)
+    with pytest.raises(InputError, match="num_layers is 31; give a multiple of 2 stages"):
+        read(tmp_path / "arguments.txt")
+
+
+@pytest.mark.parametrize("reader", [reader for readers in READ_BY.values() for reader in readers])
+def test_every_value_is_held_against_the_plan(tmp_path: Path, reader: str) -> None:
+    """Any one that is another, or missing where the plan has it, is named."""
+    each = written(next(target for target, readers in READ_BY.items() if reader in readers), tmp_path)
+    assert each.made.plan is not None
+    values: dict[str, Any] = wanted(reader, each.made.plan)
+    assert differences(reader, each, {"values": values}) == (len(values), [])
+    for key in values:
+        count, wrong = differences(reader, each, {"values": {**values, key: "other"}})
+        assert (count, len(wrong)) == (len(values), 1) and wrong[0].startswith(f"{key} is 'other'")
+    assert differences(reader, each, {"error": "ValueError: no"}) == (0, ["ValueError: no"])
+
+
+@pytest.mark.long
+@pytest.mark.skipif(TARGETS is None, reason="TRAINPLAN_TARGETS names no interpreter with the targets")
+@pytest.mark.parametrize("target", ["megatron", "megatron-bridge", "deepspeed", "accelerate"])
+def test_targets_read_what_the_plan_says(target: str) -> None:
+    words = [sys.executable, "-m", "benchmarks.read_back", "--python", str(TARGETS), "--models", "llama3-8b"]
+    words += ["--devices", "8", "--seconds", "5", "--targets", target]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "values equal" in done.stdout and "not read" not in done.stdout
+
+
+@pytest.mark.long
+@pytest.mark.skipif(TARGETS is None, reason="TRAINPLAN_TARGETS names no interpreter with the targets")
+@pytest.mark.parametrize("target", ["megatron", "megatron-bridge", "deepspeed", "accelerate"])
+def test_targets_read_random_plans(tmp_path: Path, target: str) -> None:
+    """Uneven stages, recomputation of modules, copies of shards, of six models: more than the best plans have."""
+    rng, exports = random.Random(0), list[Exported]()
+    for place in range(12):
+        plan = in_bfloat16(random_exported(rng) if target.startswith("megatron") else random_plan(rng, target))
+        write_export(made := tp.export(plan, target), tmp_path / str(place))
+        exports.append(Exported(str(place), made, tmp_path / str(place)))
+    read_by = answers(target, Path(str(TARGETS)), None, exports)
+    assert "absent" not in read_by
+    found = [differences(target, each, answer) for each, answer in zip(exports, read_by["read"], strict=True)]
+    assert [wrong for _, wrong in found] == [[]] * len(exports)
+
+
+@pytest.mark.long
+@pytest.mark.skipif(TARGETS is None, reason="TRAINPLAN_TARGETS names no interpreter with the targets")
+def test_deepspeed_takes_a_key_that_it_does_not_have(tmp_path: Path) -> None:
+    """Which is why unknown keys are looked for here."""
+    path = written("deepspeed", tmp_path).folder / "ds_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "gradient_acumulation_steps": 8}))
+    words = [str(TARGETS), str(READER), "deepspeed", f"{tmp_path}:4"]
+    done = subprocess.run(words, input="null", capture_output=True, text=True, check=True)
+    assert "values" in json.loads(done.stdout)["read"][0]
+    assert read(path).unknown == ("gradient_acumulation_steps (did you mean gradient_accumulation_steps?)",)
