@@ -16,12 +16,10 @@ from trainplan.validation.predict import Prediction, predict_runs
 from trainplan.validation.report import Errors, by_group, groups
 from trainplan.validation.rows import load_runs
 
-EXAMPLE = "Example: trainplan validate runs.json --picture errors.png"
 
-
-def command(name: str, words: Sequence[str]) -> tuple[Command, str]:
-    """The command, and its example."""
-    return validate, EXAMPLE
+def command(name: str, words: Sequence[str]) -> Command:
+    """The command."""
+    return validate
 
 
 @takes(
