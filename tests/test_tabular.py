@@ -62,3 +62,19 @@ def test_trials_stand_beside_their_predictions() -> None:
     trials = Trials((plan,), (Trial(0, "ran", 1_000_000, 0.1, [1.0], None, 900_000),))
     assert list(trials.frame()["step_ns"]) == [1_000_000] and "10.0%" in trials._repr_html_()
     assert trials.picture().axes
+
+
+def test_predictions_stand_beside_what_was_measured() -> None:
+    run = {"id": "one", "model": "llama3-8b", "gpu": "H100", "gpus": 64, "seq": 8192, "gbs": 128, "tp": 2, "step_s": 5.0}
+    held = tp.validate([run, {**run, "id": "two", "step_s": None}, {**run, "id": "three", "experts": 8}])
+    frame = held.frame()
+    assert list(frame["run"]) == ["one", "two", "three"]
+    assert frame["error"][0] == pytest.approx(frame["predicted_ns"][0] / 5e9 - 1)
+    assert frame["low_ns"][0] < frame["predicted_ns"][0] == frame["predicted_ns"][1] < frame["high_ns"][0]
+    assert held.rows()[1]["error"] is None and held.rows()[2]["predicted_ns"] is None
+    assert f"three (llama3-8b) cannot be predicted: {held[2].cannot}" in held.notes()
+    assert held._repr_html_().count("<tr>") == 4
+    [axes] = held.picture().axes
+    assert len(axes.containers) == 1
+    with pytest.raises(tp.InputError, match="without a measured step"):
+        tp.validate([{**run, "step_s": None}]).picture()

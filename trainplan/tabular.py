@@ -16,6 +16,8 @@ FORMATS: dict[str, Callable[[Any], str]] = {
     "_bytes": format_bytes,
     "gap": "{:.3%}".format,
     "above": "{:+.3%}".format,
+    "error": "{:+.1%}".format,
+    "fits": {True: "yes", False: "no"}.__getitem__,
     "spread": "{:.1%}".format,
     "seconds": "{:.3f}".format,
     "_per_s": format_count,

@@ -140,12 +140,6 @@ def test_simulate_an_instance(instance: Path, folder: Path) -> None:
     assert chunked.returncode == 0 and "2 stages a device" in chunked.stdout
 
 
-@pytest.mark.parametrize("command", ["partition", "simulate"])
-def test_help_has_an_example(command: str) -> None:
-    done = call(command, "--help")
-    assert done.returncode == 0 and f"Example: trainplan {command}" in done.stdout
-
-
 @pytest.mark.parametrize(
     ("words", "parts"),
     [

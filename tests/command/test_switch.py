@@ -187,11 +187,6 @@ def test_a_run_is_held_against_its_plan(plan: Path, capsys: pytest.CaptureFixtur
         assert "median step" not in other, "not the planned model"
 
 
-def test_help_has_an_example() -> None:
-    done = call("switch", "--help")
-    assert done.returncode == 0 and "Example: trainplan switch" in done.stdout
-
-
 @pytest.mark.parametrize(
     ("more", "parts"),
     [

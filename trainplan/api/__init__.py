@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from trainplan.api.report_verbs import *
 
 draw_comparison = drawn("trainplan.pictures.comparisons:draw_comparison")
+draw_errors = drawn("trainplan.pictures.errors:draw_errors")
 draw_frontier = drawn("trainplan.pictures.lanes:draw_frontier")
 draw_placement = drawn("trainplan.pictures.placement:draw_placement")
 draw_placements = drawn("trainplan.pictures.placement:draw_placements")
@@ -37,7 +38,7 @@ _MODULES = {
     "configuration_verbs": ("compare_log", "import_run"),
     "problem_verbs": ("InputError", "build", "check", "compare", "frontier", "load", "methods", "schema", "solve"),
     "report_verbs": ("report",),
-    "number_verbs": ("detect", "import_profile", "profile"),
+    "number_verbs": ("detect", "import_profile", "profile", "validate"),
     "plan_verbs": (
         *(
             "certify",

@@ -1,8 +1,8 @@
-"""Numbers to plan with: profiles estimated, measured and imported, and the machine at hand."""
+"""Numbers to plan with: profiles estimated, measured and imported, and the machine at hand; and how far predictions are off."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from trainplan.asking import FilePath, cluster_of, model_of
@@ -13,8 +13,10 @@ from trainplan.profiling.estimate import estimate_shapes
 from trainplan.profiling.imports import import_profile
 from trainplan.profiling.models.model import Model
 from trainplan.profiling.profiles import Profile
+from trainplan.validation.predict import Predictions, predict_runs
+from trainplan.validation.rows import load_runs
 
-__all__ = ["detect", "import_profile", "profile"]
+__all__ = ["detect", "import_profile", "profile", "validate"]
 
 
 def profile(
@@ -58,3 +60,13 @@ def profile(
         settings = {"device": device, "budget_seconds": budget_seconds, "spread": spread, "seed": seed}
         return measure(the_model, the_cluster, shapes, journal=journal, progress=progress, **settings)  # type: ignore[arg-type]
     return estimate_shapes(the_model, the_cluster, shapes)
+
+
+def validate(runs: FilePath | Sequence[Mapping[str, Any]]) -> Predictions:
+    """Predictions of measured runs at their layouts as given, by the cost model `streams`, beside what they measured: a list,
+    with `frame()` and `picture()`.
+
+    runs: a JSON list, or its file: of each run id, model, gpu, gpus, its layout (such as seq, gbs, mbs, tp, pp, zero), and what
+    it measured: step_s in seconds, mem_gib. What cannot be predicted says why. Raises InputError.
+    """
+    return predict_runs(load_runs(runs))

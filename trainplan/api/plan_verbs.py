@@ -240,7 +240,7 @@ def switch(**request: Any) -> Planned:
 def plans(like: Sequence[str] | None = None, **request: Any) -> list[Planned | InputError]:
     """The plans of several presets (default: all) for one request, the shortest step first, all on the lanes of `streams`.
 
-    A preset that the request does not suit gives its error, behind the others.
+    A preset that the request does not suit gives its error, with its name, behind the others.
     """
     check_arguments(plan, request)
     answers: list[Planned | InputError] = []
@@ -251,7 +251,7 @@ def plans(like: Sequence[str] | None = None, **request: Any) -> list[Planned | I
             answer = plan(like=name, **{**alike, **request})
             answers.append(answer)
         except InputError as error:
-            answers.append(error)
+            answers.append(InputError(error.where, error.command_field, f"{error.problem} (for {name})", error.fix))
             continue
         if answer.interrupted:
             break

@@ -16,6 +16,7 @@ from typing import Annotated, Any, NoReturn, TextIO
 import typer
 
 from trainplan.command.ending import BAD_INPUT, FINE, STOPPED, OutputError, stop, tell
+from trainplan.command.examples import example
 from trainplan.profiling.base.errors import COMMAND_LINE, InputError, InputWarning, MissingExtra
 
 INTERRUPTED = 130  # what typer makes of Ctrl-C
@@ -83,8 +84,8 @@ def application(words: Sequence[str]) -> typer.Typer:
     for task, commands in TASKS.items():
         for name, (module, about) in commands.items():
             if name == called:
-                function, example = import_module(f"trainplan.command.{module}").command(name, words)
-                app.command(name, epilog=example, rich_help_panel=task)(function)
+                function = import_module(f"trainplan.command.{module}").command(name, words)
+                app.command(name, epilog=example(name), rich_help_panel=task)(function)
             else:
                 app.command(name, help=about, rich_help_panel=task)(_uncalled)
     for name, (target, about) in GROUPS.items():

@@ -11,6 +11,7 @@ import typer
 from trainplan import api
 from trainplan.asking import model_of
 from trainplan.command import tables
+from trainplan.command.examples import example
 from trainplan.command.options import CLUSTER_HELP, DTYPE, SEQUENCE, Outcome, flag, output, takes, word
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.quantities import parse_bytes
@@ -27,7 +28,7 @@ clusters = typer.Typer(
 )
 
 
-@models.command("list", epilog="Example: trainplan model list")
+@models.command("list", epilog=example("model list"))
 @takes()
 def list_models() -> Outcome:
     """List the shipped models."""
@@ -36,7 +37,7 @@ def list_models() -> Outcome:
     return Outcome(rows, partial(tables.models, each))
 
 
-@models.command("show", epilog="Example: trainplan model show t5-512-4-48 --rows 8 --tp 2")
+@models.command("show", epilog=example("model show"))
 @takes(
     [
         word("model", str, "A shipped name or a Hugging Face config.json."),
@@ -57,7 +58,7 @@ def show_model(model: str, rows: int, tp: int, sequence: int | None, dtype: str 
     return Outcome(content, partial(tables.model, loaded, rows, tp))
 
 
-@clusters.command("list", epilog="Example: trainplan cluster list")
+@clusters.command("list", epilog=example("cluster list"))
 @takes()
 def list_clusters() -> Outcome:
     """List the shipped clusters."""
@@ -66,7 +67,7 @@ def list_clusters() -> Outcome:
     return Outcome(rows, partial(tables.clusters, each))
 
 
-@clusters.command("kinds", epilog="Example: trainplan cluster kinds")
+@clusters.command("kinds", epilog=example("cluster kinds"))
 @takes()
 def list_kinds() -> Outcome:
     """List the kinds of devices that clusters can be named by, as h100:8x16 is 16 nodes of 8 H100: one node of each."""
@@ -75,7 +76,7 @@ def list_kinds() -> Outcome:
     return Outcome(content, partial(tables.kinds, each))
 
 
-@clusters.command("show", epilog="Example: trainplan cluster show amp-heterogeneous-16")
+@clusters.command("show", epilog=example("cluster show"))
 @takes([word("cluster", str, CLUSTER_HELP)])
 def show_cluster(cluster: str) -> Outcome:
     """Show a cluster: its devices, its links, and where the numbers come from."""
@@ -83,7 +84,7 @@ def show_cluster(cluster: str) -> Outcome:
     return Outcome(loaded.model_dump(mode="json", exclude_none=True), partial(tables.cluster, loaded))
 
 
-@clusters.command("detect", epilog="Example: trainplan cluster detect --nodes 4 --network 12.5GB -o cluster.yaml")
+@clusters.command("detect", epilog=example("cluster detect"))
 @takes(
     [
         flag("nodes", int, "Machines like this one.", 1),

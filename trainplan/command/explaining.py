@@ -17,12 +17,10 @@ from trainplan.explaining import SECONDS, Difference, Explained
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.quantities import format_bytes, format_time
 
-EXAMPLE = "Example: trainplan explain plan.json; trainplan explain plan.json other.json"
 
-
-def command(name: str, words: Sequence[str]) -> tuple[Command, str]:
-    """The command, and its example."""
-    return explain, EXAMPLE
+def command(name: str, words: Sequence[str]) -> Command:
+    """The command."""
+    return explain
 
 
 @takes(

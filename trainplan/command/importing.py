@@ -18,13 +18,12 @@ from trainplan.planned import Planned
 from trainplan.profiling.base.errors import COMMAND_LINE, InputError
 from trainplan.profiling.base.quantities import format_bytes, format_time, plural
 
-EXAMPLE = "Example: trainplan import-run launch.sh --model llama3-8b --cluster h100:8x2"
 MOST_CHANGES, MOST_RANKS = 8, 16
 
 
-def command(name: str, words: Sequence[str]) -> tuple[Command, str]:
-    """The command, and its example."""
-    return import_run, EXAMPLE
+def command(name: str, words: Sequence[str]) -> Command:
+    """The command."""
+    return import_run
 
 
 @takes(

@@ -15,14 +15,6 @@ from trainplan.planned import Planned
 from trainplan.presets import DEFAULT, OTHERWISE, PRESETS, Preset, default_parameters, preset
 from trainplan.profiling.base.errors import InputError
 
-EXAMPLES = {
-    "plan": "trainplan plan --model gpt2 --cluster cpu-4 --batch 8 --sequence 256 --memory 2GiB -o plan.json",
-    "place": "trainplan place --model amp-gpt2 --cluster amp-heterogeneous-16 --batch 32 --dtype float16 --uneven-shares "
-    "-o plan.json --picture placement.png",
-    "partition": "trainplan partition --model gpt2-345m --cluster autopipe-3090-16 --batch 128 --pipeline 4 --micro-batches 8 "
-    "-o plan.json --picture timeline.png",
-    "switch": "trainplan switch --model gpt2 --cluster cpu-4 --batch 8 --sequence 64 --memory 700MB -o plan.json",
-}
 ALL = "all"
 LEAST_SECONDS = 2.0  # for evidence of a claim, which is looked for no longer than the plan was
 LIKE_HELP = (
@@ -57,10 +49,10 @@ BACKEND = panel(
 )
 
 
-def command(name: str, words: Sequence[str]) -> tuple[Command, str]:
-    """The command of that name with the options of its preset, and its example."""
+def command(name: str, words: Sequence[str]) -> Command:
+    """The command of that name with the options of its preset."""
     like = value_of("--like", words, "") if name == "plan" else name
-    return (_plans() if like == ALL else _plan(preset(like) if like else None, name)), f"Example: {EXAMPLES[name]}"
+    return _plans() if like == ALL else _plan(preset(like) if like else None, name)
 
 
 def _plan(chosen: Preset | None, verb: str) -> Command:

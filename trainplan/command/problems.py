@@ -21,15 +21,6 @@ from trainplan.profiling.base.files import check_readable, json_text, read_data,
 from trainplan.profiling.base.quantities import parse_bytes
 from trainplan.solvers.core.registry import methods as methods_of
 
-EXAMPLES = {
-    "build": "trainplan build layer-strategies --model gpt2 --cluster cpu-4 --batch 8 --memory 2GiB -o instance.json",
-    "solve": "trainplan solve instance.json --method milp --time-limit 10 -o solution.json",
-    "frontier": "trainplan frontier instance.json --from 4GiB --to 24GiB --points 11 --method exact --gap 1e-4 --picture f.png",
-    "check": "trainplan check plan.json",
-    "compare": "trainplan compare instance.json --method milp --method cpsat --time-limit 10",
-    "methods": "trainplan methods layer-strategies",
-    "schema": "trainplan schema layer-strategies > schema.json",
-}
 LEAST_GAP = 1e-4  # of the joint optimum that planners are compared with, unless another is asked for
 MOST_LIMITS = 1000  # of a frontier
 METHODS = flag("method", list[str] | None, "Of an instance: a method; may be repeated. [default: all]")
@@ -37,11 +28,10 @@ INSTANCE = word("instance", Path, "An instance file.")
 PROBLEM_HELP = "The problem; its own options are listed by `trainplan build PROBLEM --help`."
 
 
-def command(name: str, words: Sequence[str]) -> tuple[Command, str]:
-    """The command of that name, and its example."""
+def command(name: str, words: Sequence[str]) -> Command:
+    """The command of that name."""
     functions = {"solve": solve, "frontier": frontier, "check": check, "compare": compare, "methods": methods, "schema": schema}
-    function = _build(words) if name == "build" else functions[name]
-    return function, f"Example: {EXAMPLES[name]}"
+    return _build(words) if name == "build" else functions[name]
 
 
 def _build(words: Sequence[str]) -> Command:

@@ -12,6 +12,7 @@ import typer
 
 from trainplan import api
 from trainplan.command import bars, options, tables
+from trainplan.command.examples import example
 from trainplan.command.options import Outcome, flag, output, takes, word
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.quantities import parse_bytes
@@ -51,16 +52,14 @@ def _outcome(profile: Profile) -> Outcome:
     return Outcome(profile.model_dump(mode="json"), partial(tables.profile, profile), files)
 
 
-@app.command(epilog="Example: trainplan profile estimate --model llama2-7b --cluster h100-8 --dtype bfloat16 -o profile.json")
+@app.command(epilog=example("profile estimate"))
 @takes(SUBJECT, OUTPUTS)
 def estimate(rows: str, tp: str | None, **values: Any) -> Outcome:
     """Estimate a profile from shapes and data sheets: a roofline of every operator."""
     return _outcome(api.profile(**values, **_shapes(rows, tp)))
 
 
-@app.command(
-    epilog="Example: trainplan profile measure --model gpt2 --cluster cpu-4 --sequence 256 --resume gpt2.journal -o gpt2.json"
-)
+@app.command(epilog=example("profile measure"))
 @takes(
     SUBJECT,
     [
@@ -80,7 +79,7 @@ def measure(rows: str, tp: str | None, budget: float, journal: Path | None, **va
         return _outcome(api.profile(**values, **shapes, **settings))
 
 
-@app.command("import", epilog="Example: trainplan profile import bert32a100.json -o profile.json")
+@app.command("import", epilog=example("profile import"))
 @takes(
     [
         word("files", list[Path], "All files of one model: Hetu-Galvatron's, Piper's or H3T's, or a .npy or .csv table."),
@@ -119,7 +118,7 @@ def import_(
     return _outcome(profile)
 
 
-@app.command(epilog="Example: trainplan profile show profile.json --tp 2 --rows 4 --picture profile.png")
+@app.command(epilog=example("profile show"))
 @takes(
     [
         word("profile", Path, "A profile file."),

@@ -264,4 +264,4 @@ def rivals(compared: Rivals) -> None:
         rows.append([*cells[:-1], f"{each.seconds:.2f}{theirs}"])
     title = "steps by the walks, one lane a device; above the joint optimum, and above its bound"
     table(tuple(compared.headings.values()), rows, title)
-    pairs([(each.planner, text) for each in compared if (text := each.why or each.outside)])
+    pairs([(each.planner, each.why or f"no gap to the bound: {each.outside}") for each in compared if each.why or each.outside])

@@ -13,12 +13,10 @@ from trainplan.command.printing import line
 from trainplan.explaining import SECONDS
 from trainplan.profiling.base.errors import InputError
 
-EXAMPLE = "Example: trainplan report plan.json -o report.html"
 
-
-def command(name: str, words: Sequence[str]) -> tuple[Command, str]:
-    """The command, and its example."""
-    return report, EXAMPLE
+def command(name: str, words: Sequence[str]) -> Command:
+    """The command."""
+    return report
 
 
 @takes(

@@ -23,23 +23,13 @@ from trainplan.presets import OPTIMUM, PLANNERS, preset
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.launched import launched
 
-EXAMPLES = {
-    "simulate": "trainplan simulate plan.json --trace trace.json --picture timeline.png",
-    "run": "trainplan run plan.json --steps 3 --scale-down 8 --dtype float64; "
-    "trainplan run plan.json --measure --cluster cpu-4 -o profile.json",
-    "data": "trainplan data *.txt -o tokens.bin; trainplan data corpus --tokenizer gpt2/tokenizer.json -o tokens.bin",
-    "trial": "trainplan trial --model gpt2 --cluster cpu-4 --batch 8 --sequence 64 --scale-down 8 --top 3 -o plan.json",
-    "export": "trainplan export plan.json --to megatron -o run",
-    "throughput": "trainplan throughput --model bert-huge-32 --cluster rtx-titan-8 --memory 12GiB --planner galvatron-bmw "
-    "--planner optimum",
-}
 TRIED = "place"  # whose plans are tried where none are given
 
 
-def command(name: str, words: Sequence[str]) -> tuple[Command, str]:
-    """The command of that name, and its example."""
+def command(name: str, words: Sequence[str]) -> Command:
+    """The command of that name."""
     functions = {"simulate": simulate, "data": data, "run": run, "export": export, "throughput": throughput}
-    return (_trial(words) if name == "trial" else functions[name]), f"Example: {EXAMPLES[name]}"
+    return _trial(words) if name == "trial" else functions[name]
 
 
 @takes(

@@ -7,21 +7,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from trainplan import api
 from trainplan.command import options
 from trainplan.command.options import Command, Outcome, flag, takes, word
 from trainplan.command.printing import line, pairs, table
-from trainplan.pictures import drawn
 from trainplan.profiling.base.quantities import plural
-from trainplan.validation.predict import Prediction, predict_runs
+from trainplan.validation.predict import Prediction, Predictions
 from trainplan.validation.report import Errors, by_group, groups
-from trainplan.validation.rows import load_runs
-
-EXAMPLE = "Example: trainplan validate runs.json --picture errors.png"
 
 
-def command(name: str, words: Sequence[str]) -> tuple[Command, str]:
-    """The command, and its example."""
-    return validate, EXAMPLE
+def command(name: str, words: Sequence[str]) -> Command:
+    """The command."""
+    return validate
 
 
 @takes(
@@ -33,22 +30,16 @@ def command(name: str, words: Sequence[str]) -> tuple[Command, str]:
 )
 def validate(runs: Path, assumptions: bool) -> Outcome:
     """Predict runs at their layouts as given, by the cost model streams, and hold the predictions against what was measured."""
-    predictions = predict_runs(load_runs(runs))
-    files: dict[str, Callable[[], Any]] = {
-        "picture": partial(drawn("trainplan.pictures.errors:draw_errors"), predictions),
-    }
+    predictions = api.validate(runs)
+    files: dict[str, Callable[[], Any]] = {"picture": partial(api.draw_errors, predictions)}
     return Outcome([each.to_dict() for each in predictions], partial(_show, predictions, assumptions), files)
 
 
-def _show(predictions: Sequence[Prediction], assumptions: bool) -> None:
-    columns = ("run", "model", "devices", "layout", "measured", "predicted", "interval", "error", "peak", "error of it", "fits")
-    table(columns, [_row(each) for each in predictions if not each.cannot], left=("run", "model", "devices", "layout", "fits"))
-    for each in predictions:
-        if each.cannot:
-            line(f"{each.run.id} ({each.run.model}) cannot be predicted: {each.cannot}")
-    borrowed = dict.fromkeys((each.laid.sheet.name, text) for each in predictions if each.laid for text in each.borrowed)
-    for name, text in borrowed:
-        line(f"{name}, {text}")
+def _show(predictions: Predictions, assumptions: bool) -> None:
+    predicted = Predictions(each for each in predictions if not each.cannot)
+    table(tuple(predicted.headings.values()), predicted.cells(), left=("run", "model", "devices", "layout", "fits"))
+    for text in predictions.notes():
+        line(text)
     if assumptions:
         pairs([(each.run.id, _assumed(each)) for each in predictions if each.laid])
     for name, noun in groups():
@@ -63,27 +54,6 @@ def _show(predictions: Sequence[Prediction], assumptions: bool) -> None:
     line(f"{plural(len(whole), 'measured step')} of {plural(len(predictions), 'run')}")
 
 
-def _row(each: Prediction) -> list[str]:
-    run, laid = each.run, each.laid
-    assert laid is not None and each.step_s is not None and each.peak_gib is not None
-    layout = laid.layout
-    degrees = {"dp": layout.dp, "tp": layout.tp, "pp": layout.pp, "vpp": layout.chunks, "cp": layout.cp}
-    words = [f"{name}{degree}" for name, degree in degrees.items() if degree > 1] or ["single"]
-    return [
-        run.id,
-        run.model,
-        f"{run.gpus} {laid.name}",
-        " ".join([*words, f"zero{layout.zero}", f"mbs{layout.micro}", f"gbs{layout.batch}", layout.precision]),
-        _seconds(run.step_s),
-        _seconds(each.step_s),
-        f"{_seconds(each.step_low_s)} to {_seconds(each.step_high_s)}",
-        _percent(each.error),
-        f"{each.peak_gib:.1f} GiB",
-        _percent(each.memory_error),
-        "yes" if each.fits else "no",
-    ]
-
-
 def _assumed(each: Prediction) -> str:
     assert each.laid is not None
     return "; ".join(f"{name}: {value}" for name, value in each.laid.assumed.items()) or "nothing"
@@ -93,10 +63,6 @@ def _errors(errors: Errors) -> list[str]:
     inside = "" if errors.inside is None else f"{errors.inside:.0%}"
     texts = [_percent(value) for value in (errors.mean, errors.absolute, errors.median, errors.ninth)]
     return [str(errors.count), texts[0], *(text.lstrip("+") for text in texts[1:]), inside]
-
-
-def _seconds(value: float | None) -> str:
-    return "" if value is None else f"{value:.3g} s"
 
 
 def _percent(value: float | None) -> str:

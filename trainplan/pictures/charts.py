@@ -6,16 +6,19 @@ from collections.abc import Sequence
 from itertools import accumulate, groupby
 from typing import Any
 
+from trainplan.pictures.palette import BEST, GREEN, GRID, ORANGE, SKY, series
+from trainplan.pictures.timeline import BACKWARD, FORWARD
+from trainplan.presets import OPTIMUM
 from trainplan.profiling.base.quantities import plural
 from trainplan.profiling.profiles import Profile
 from trainplan.profiling.summary import summary
 from trainplan.throughputs import Throughput
 
-TIME_PARTS = (("forward", "forward_ns", "#4c78a8"), ("backward", "backward_ns", "#9ecae9"))
+TIME_PARTS = (("forward", "forward_ns", FORWARD), ("backward", "backward_ns", BACKWARD))
 MEMORY_PARTS = (
-    ("model states", "state_bytes", "#54a24b"),
-    ("layer inputs", "input_bytes", "#f58518"),
-    ("kept for backward", "kept_bytes", "#ffbf79"),
+    ("model states", "state_bytes", GREEN),
+    ("layer inputs", "input_bytes", ORANGE),
+    ("kept for backward", "kept_bytes", SKY),
 )
 
 
@@ -51,26 +54,26 @@ def draw_profile(profile: Profile, tp: int = 1, rows: int = 1, device: str | Non
 def draw_throughput(searches: Sequence[Throughput]) -> Any:
     """A matplotlib Figure: the best throughput up to each batch size, a line for each planner, its best batch marked; where a
     line ends nothing larger fits."""
-    from matplotlib import colormaps
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10.0, 5.0), layout="constrained")
     axes = figure.subplots()
-    colours = [colormaps["tab20"](place) for place in range(20)]
     for place, search in enumerate(searches):
         if search.best is None:
             axes.plot([], [], lw=1.5, color="lightgrey", label=f"{search.planner.label}: OOM")
             continue
-        # Every second colour first: neighbours of the map are two shades of one.
-        colour = colours[(2 * place + place // 10) % 20]
+        proven = search.planner.name.startswith(OPTIMUM)
+        style: dict[str, Any] = series(place) | ({"color": BEST, "lw": 2.2, "zorder": 3} if proven else {"lw": 1.3})
         points = [point for point in search.points if point.throughput]
+        style |= {"markevery": [points.index(search.best)], "label": search.planner.label}
         highest = list(accumulate((point.throughput for point in points), max))
-        axes.plot([p.batch for p in points], highest, drawstyle="steps-post", lw=1.5, color=colour, label=search.planner.label)
-        axes.plot(search.best.batch, search.best.throughput, "o", color=colour)
-    axes.set(xlabel="batch size (samples)", ylabel="best throughput up to this batch size (samples/s)")
+        axes.plot([point.batch for point in points], highest, drawstyle="steps-post", **style)
+    axes.set(xlabel="samples of a step", ylabel="best throughput up to this batch size, samples/s")
+    axes.set_title("throughput by batch size; the marker: each planner's best", fontsize=11)
     axes.spines[["top", "right"]].set_visible(False)
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter("{x:.0f}")
     axes.set_ylim(bottom=0)
+    axes.grid(axis="y", color=GRID, lw=0.6)
     figure.legend(loc="outside right upper", fontsize=9, frameon=False)
     return figure

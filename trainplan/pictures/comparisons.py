@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from trainplan.pictures.palette import BEST, BOUND, GRID, OTHER
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.quantities import format_time
 from trainplan.rivals import Rival
 from trainplan.solvers.core.result import Result
 from trainplan.trials import Trials
 
-BEST, OTHER, BOUND = "#d55e00", "#0072b2", "#7a7a7a"  # of Okabe and Ito's palette; the optimum has the strongest
 ROW = 0.38  # inches
 
 
@@ -99,7 +99,7 @@ def _rows(names: Sequence[str], tall: float = 1.0) -> tuple[Any, Any]:
 
 def _titled(figure: Any, axes: Any, title: str | None) -> Any:
     axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(axis="x", color="#e6e6e6", lw=0.6)
+    axes.grid(axis="x", color=GRID, lw=0.6)
     axes.set_axisbelow(True)
     if title:
         axes.set_title(title, fontsize=11)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from trainplan.pictures.layout import STRATEGIES
+from trainplan.pictures.palette import BOUND, GRID, MARKERS, SERIES
 from trainplan.profiling.base.errors import InputError
 from trainplan.validation.predict import Prediction
 
@@ -31,15 +31,17 @@ def draw_errors(predictions: Sequence[Prediction]) -> Any:
             ratios = [each.step_s or 0.0 for each in some]
             low = [(each.step_s or 0) - (each.step_low_s or 0) for each in some]
             high = [(each.step_high_s or 0) - (each.step_s or 0) for each in some]
-            colour, marker = STRATEGIES[kinds.index(kind) % len(STRATEGIES)], "osD^vP*X"[precisions.index(precision) % 8]
+            colour, marker = SERIES[kinds.index(kind) % len(SERIES)], MARKERS[precisions.index(precision) % len(MARKERS)]
             style: dict[str, Any] = {"fmt": marker, "color": colour, "elinewidth": 0.6, "markersize": 5}
             axes.errorbar(steps, ratios, yerr=[low, high], label=f"{kind}, {precision}", **style)
     ends = [min(each.run.step_s or 1.0 for each in measured) / 1.5, max(each.run.step_s or 1.0 for each in measured) * 1.5]
-    axes.plot(ends, ends, color="#888888", linewidth=0.8)
+    axes.plot(ends, ends, color=BOUND, linewidth=0.8)
     for share in (0.8, 1.25):
         axes.plot(ends, [end * share for end in ends], color="#bbbbbb", linewidth=0.6, linestyle="--")
     axes.set(xscale="log", yscale="log", xlabel="measured step, s", ylabel="predicted step, s")
     axes.legend(frameon=False, fontsize=8)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.set_title("predicted over measured steps; dashed: a fifth less, a quarter more", fontsize=10)
+    axes.grid(color=GRID, lw=0.6)
+    axes.set_axisbelow(True)
+    axes.set_title("predicted against measured steps; dashed: a fifth less, a quarter more", fontsize=11)
     return figure

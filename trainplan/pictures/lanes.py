@@ -12,6 +12,7 @@ from trainplan.formulations.memory_switches.problem import Instance, Solution, e
 from trainplan.formulations.memory_switches.simulation import LANES, Evaluation, Operation
 from trainplan.formulations.memory_switches.switches import SWITCHES
 from trainplan.frontiers import FrontierPoint
+from trainplan.pictures.palette import BEST, GREEN, GRID, PINK, PURPLE, series
 from trainplan.pictures.timeline import AROUND, BACKWARD, CHARACTER, FORWARD, IDLE, LATER_FORWARD, PATH, bars
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.quantities import format_bytes, format_time
@@ -22,15 +23,15 @@ KINDS = {
     "forward without graph": ("forward, nothing kept", LATER_FORWARD),
     "recompute": ("recompute", "#f0d58a"),
     "backward": ("backward", BACKWARD),
-    "all-gather": ("all-gather", "#009e73"),
+    "all-gather": ("all-gather", GREEN),
     "reduce-scatter": ("reduce-scatter", "#7fc8b0"),
-    "prefetch shard": ("shard in", "#cc79a7"),
+    "prefetch shard": ("shard in", PINK),
     "prefetch hidden": ("hidden state in", "#e5b8d0"),
-    "offload hidden": ("hidden state out", "#8c6bb1"),
+    "offload hidden": ("hidden state out", PURPLE),
     "offload gradient": ("gradient out", "#c3b1e1"),
     "optimizer": ("optimizer", "#7a7a7a"),
 }
-DARK = {FORWARD, "#009e73", "#8c6bb1", "#7a7a7a"}
+DARK = {FORWARD, GREEN, PURPLE, "#7a7a7a"}
 ON, OFF = FORWARD, "#ececec"
 BUFFERS, RESIDENT = "#a9c9dc", "#5d8aa8"
 LANE = 0.42  # inches
@@ -39,7 +40,6 @@ MOST_WIDTH = 26.0
 BESIDE = 1.9  # inches of names left of the axes
 UNITS = ((1e9, "s"), (1e6, "ms"), (1e3, "us"))
 SIZES = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
-MARKERS = "os^DvPX"
 CLOSE = 0.1  # per cent; below, the scale of gaps is even
 
 
@@ -201,12 +201,12 @@ def draw_frontier(points: Sequence[FrontierPoint], *, title: str | None = None) 
     for place, name in enumerate(dict.fromkeys(point.result.method for point in points)):
         solved = [point for point in points if point.result.method == name and point.result.objective is not None]
         proven = bool(solved) and all(point.result.status == "optimal" for point in solved)
-        style = {"color": "black", "lw": 2.2, "zorder": 3} if proven else {"color": f"C{place}", "lw": 1.3}
+        style: dict[str, Any] = series(place) | ({"color": BEST, "lw": 2.2, "zorder": 3} if proven else {"lw": 1.3})
         label = name + (" (proven)" if proven else "") if solved else f"{name}: nothing"
         memory = [point.memory_bytes / size for point in solved]
         times = [(point.result.objective or 0) / scale for point in solved]
         above = [100 * ((point.result.objective or 0) / floors[point.memory_bytes] - 1) for point in solved]
-        style |= {"marker": MARKERS[place % len(MARKERS)], "ms": 4}
+        style["ms"] = 4
         upper.plot(memory, times, label=label, gid=f"time {name}", **style)
         lower.plot(memory, above, gid=f"gap {name}", **style)
     upper.set_ylabel(f"time of a step, {unit}")
@@ -216,11 +216,10 @@ def draw_frontier(points: Sequence[FrontierPoint], *, title: str | None = None) 
     lower.set(xlabel=f"memory limit of a device, {size_unit}", ylabel="above the lower bound")
     for axes in (upper, lower):
         axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(axis="y", color="#e6e6e6", lw=0.6)
+        axes.grid(axis="y", color=GRID, lw=0.6)
         axes.set_axisbelow(True)
     upper.legend(frameon=False, fontsize=8)
-    if title:
-        figure.suptitle(title, fontsize=11)
+    figure.suptitle(title or f"{points[0].result.problem}: time of a step against memory", fontsize=11)
     return figure
 
 

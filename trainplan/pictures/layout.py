@@ -10,17 +10,16 @@ from trainplan.asking import compiles
 from trainplan.formulations.plan import Plan, Stage
 from trainplan.formulations.step.schedules import SCHEDULE_NAMES
 from trainplan.performance import PARTS, Performance
+from trainplan.pictures.palette import BLUE, GREEN, LIGHTER, PURPLE, SERIES, VERMILION
 from trainplan.pictures.timeline import CHARACTER, PATH
 from trainplan.profiling.base.quantities import format_bytes, format_time, plural, span
 from trainplan.simulating import simulate
 
-# Okabe and Ito's palette, and lighter shades of it: units with one strategy have one colour.
-STRATEGIES: tuple[str, ...] = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#8c6bb1")
-STRATEGIES += ("#7fb8d8", "#f2cf80", "#7fceb9", "#e5bcd3", "#aad9f4", "#eaae7f", "#f7f1a0", "#c5b5d8")
-DARK = {"#0072b2", "#009e73", "#d55e00", "#8c6bb1"}
+STRATEGIES = (*SERIES, *LIGHTER)  # units with one strategy have one colour
+DARK = {BLUE, GREEN, VERMILION, PURPLE}
 HOLDS = dict(zip(PARTS, ("#1b3a57", "#4c78a8", "#9ecae9", "#f2a65a", "#c9c9c9"), strict=True))
 ROW, LARGEST = 0.5, 18.0  # inches: of a stage, and of all of them
-UNITS, MEMORY = 7.6, 3.8  # inches of the two panels
+UNITS, MEMORY = 6.0, 3.0  # inches of the two panels
 MOST_EDGES = 160  # units of a stage between which there is a line
 LEGEND: dict[str, Any] = {"fontsize": 7.5, "title_fontsize": 8, "frameon": False, "handlelength": 1.2, "columnspacing": 1.0}
 SIZES = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "B"))
@@ -126,13 +125,16 @@ def _draw_memory(axes: Any, plan: Plan, performance: Performance) -> None:
         sizes = [getattr(stage, f"{part}_bytes") / scale for stage in performance.stages]
         axes.barh(places, sizes, 0.62, left=left, color=colour, label=part)
         left = [low + size for low, size in zip(left, sizes, strict=True)]
+    widest = 1.3 * max(limit, peak) / scale
     for place, stage in enumerate(performance.stages):
-        white = {"fc": "white", "ec": "none", "pad": 0.8}
-        axes.text(left[place] * 1.02, place, format_bytes(stage.peak_bytes), fontsize=7.5, va="center", bbox=white)
+        text, end = format_bytes(stage.peak_bytes), left[place]
+        across = end <= limit / scale < end + (CHARACTER * len(text) + 0.1) / MEMORY * widest
+        at = limit / scale if across else end  # no label lies on the line of the limit
+        axes.annotate(text, (at, place), (4, 0), textcoords="offset points", fontsize=7.5, va="center")
     axes.axvline(limit / scale, color=PATH, lw=1.2, ls="--", gid="limit")
     label = f"limit {format_bytes(limit)} "
     axes.text(limit / scale, -0.5, label, fontsize=8, color=PATH, ha="right", va="bottom", clip_on=False)
-    axes.set(xlim=(0, 1.22 * max(limit, peak) / scale), xlabel=f"{unit} of the fullest device, at its peak")
+    axes.set(xlim=(0, widest), xlabel=f"{unit} of the fullest device, at its peak")
     axes.tick_params(axis="y", length=0)
     handles, labels = axes.get_legend_handles_labels()
     axes.figure.legend(handles, labels, title="what holds memory", loc="outside lower right", ncols=3, **LEGEND)

@@ -21,6 +21,7 @@ from trainplan.formulations.cluster_strategy.problem import (
     load_solution,
     shares_of,
 )
+from trainplan.pictures.palette import VERMILION
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.quantities import format_bytes, format_time
 
@@ -30,7 +31,7 @@ MOST_PIPELINES = 12
 COLUMNS = 8  # of a box
 HATCHES = ("", "////", "....", "xxxx", "||||", "oooo")
 BESIDE, OVER = "#9a9a9a", "#c8102e"
-FLOW = "#d55e00"
+FLOW = VERMILION
 SQUARE = 0.68  # inches
 HEAD = 0.42  # of a box, in squares
 TILE = 0.75  # height in squares
@@ -247,7 +248,7 @@ def _draw_squares(axes: Any, view: _View) -> str:
         kind = view.instance.device_kinds[box.devices.start]
         axes.add_patch(Rectangle((box.x, box.y), wide, rows + HEAD + 0.15, hatch=_hatch([kind]), **PAPER))
         axes.text(
-            box.x + 0.12, box.y + HEAD / 2, _fitting(box.devices, kinds[kind].name, wide), fontsize=7.5, va="center",
+            box.x + 0.12, box.y + HEAD / 2, _fitting(box.devices, kinds[kind].name, wide), fontsize=7.5, va="center", zorder=4,
             bbox={"facecolor": PAPER["facecolor"], "edgecolor": "none", "pad": 1.0},
         )  # fmt: skip
         for device in box.devices:
@@ -257,7 +258,8 @@ def _draw_squares(axes: Any, view: _View) -> str:
             squares[device] = Rectangle((x + 0.09, y + 0.09), 0.82, 0.82, facecolor=colour, gid=f"device {device}")
             axes.add_patch(squares[device])
             beside = " ".join([f"P{pipeline}"] * (degrees.dp > 1) + [f"T{rank}"] * (degrees.tmp > 1))
-            style = {"color": _ink(colour), "ha": "center", "va": "center", "zorder": 4}
+            behind = {"facecolor": colour, "edgecolor": "none", "pad": 0.6}  # no arrow goes through a name
+            style = {"color": _ink(colour), "ha": "center", "va": "center", "zorder": 4, "bbox": behind}
             axes.text(x + 0.5, y + (0.36 if beside else 0.5), f"S{stage}", fontsize=10, weight="bold", **style)
             axes.text(x + 0.5, y + 0.69, beside, fontsize=7, **style)
     for pipeline in range(degrees.dp):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from trainplan.execution.walk.time import TimeWalk
+from trainplan.pictures.palette import GREEN, PINK, SKY
 from trainplan.pictures.timeline import BACKWARD, FORWARD, bars, draw_timeline
 from trainplan.profiling.base.quantities import format_time
 from trainplan.simulating import Simulation
@@ -15,21 +16,22 @@ OTHERS = "messages, copies and others"
 COLOURS = {
     "forward": FORWARD,
     "backward": BACKWARD,
-    "recompute": "#56b4e9",
+    "recompute": SKY,
     "optimizer": "#7a7a7a",
-    "gather": "#009e73",
+    "gather": GREEN,
     "reduce": "#7fc8b0",
-    OTHERS: "#cc79a7",
+    OTHERS: PINK,
 }
 
 
 def draw_simulation(simulation: Simulation) -> Any:
     """A matplotlib Figure of a simulated step: its timeline, pass by pass; of a plan with switches, or of unlike or interleaved
     stages, the lanes of one rank of each stage."""
+    title = simulation.name if simulation.judged is None else f"{simulation.name}: {format_time(simulation.step_ns)} a step"
     if simulation.timeline is not None:
-        return draw_timeline(simulation.timeline, title=simulation.name, stages=simulation.stages)
+        return draw_timeline(simulation.timeline, title=title, stages=simulation.stages)
     assert simulation.judged is not None
-    return _draw_lanes(simulation.judged.time, f"{simulation.name}: {format_time(simulation.step_ns)} a step")
+    return _draw_lanes(simulation.judged.time, title)
 
 
 def _draw_lanes(walk: TimeWalk, title: str) -> Any:

@@ -9,12 +9,13 @@ from trainplan.formulations.pipeline_partition.problem import Instance, Solution
 from trainplan.formulations.step.critical import Critical, critical_path
 from trainplan.formulations.step.schedules import one_f_one_b
 from trainplan.formulations.step.timeline import Event, Timeline, simulate
+from trainplan.pictures.palette import BLUE, ORANGE, SKY
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.quantities import format_time
 from trainplan.trace import label
 
-FORWARD, BACKWARD = "#0072b2", "#e69f00"  # Okabe and Ito's palette, which the colour-blind tell apart
-LATER_FORWARD, LATER_BACKWARD = "#56b4e9", "#f0d58a"  # the last of several stages on a device
+FORWARD, BACKWARD = BLUE, ORANGE
+LATER_FORWARD, LATER_BACKWARD = SKY, "#f0d58a"  # the last of several stages on a device
 MESSAGE, PATH, IDLE = "#7a7a7a", "#c8102e", "#f4f4f4"
 ROW = 0.34  # inches of a device
 LARGEST = (26.0, 22.0)  # inches
