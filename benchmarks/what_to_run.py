@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.quantities import format_bytes, format_time, plural
 from trainplan.profiling.clusters.cluster import load_cluster
-from trainplan.profiling.models.model import load_model
+from trainplan.profiling.models.model import Model, load_model
 from trainplan.profiling.models.precision import usual_precision
 
 import trainplan as tp
@@ -85,7 +85,8 @@ def cells(models: list[str], devices: list[int], kinds: list[str]) -> Iterator[C
 
 def made(cell: Cell, seconds: float) -> dict[str, Any]:
     """The cell's row: a plan, or why there is none."""
-    if (states := state_bytes(cell)) > load_cluster(cell.cluster).used_kinds[0].usable_bytes:
+    model = load_model(cell.model, SEQUENCE, "bfloat16")
+    if (states := state_bytes(model, cell.devices)) > load_cluster(cell.cluster).used_kinds[0].usable_bytes:
         return {"why": "does not fit", "state_bytes": states}
     try:
         answer = tp.plan(
@@ -102,12 +103,11 @@ def made(cell: Cell, seconds: float) -> dict[str, Any]:
     return row_of(answer)
 
 
-def state_bytes(cell: Cell) -> int:
+def state_bytes(model: Model, devices: int) -> int:
     """What each GPU has of the model's states at least, where all of them share all states."""
-    model = load_model(cell.model, SEQUENCE, "bfloat16")
     element, precision = model.element_bytes, usual_precision(model.element_bytes)
     each = element + precision.gradient_bytes(element) + 3 * precision.stepped_bytes(element)
-    return model.total_parameters * each // cell.devices
+    return model.total_parameters * each // devices
 
 
 def row_of(answer: Planned) -> dict[str, Any]:
@@ -119,7 +119,7 @@ def row_of(answer: Planned) -> dict[str, Any]:
             return {"why": answer.result.message or answer.result.status, "open": True}
         return {"why": "does not fit", "least_bytes": reason.least_memory_bytes}
     first, ckpt = plan.units[0].strategy, sum(unit.strategy.ckpt for unit in plan.units)
-    layout = {axis: first.degree(axis) for axis in ("dp", "sdp", "tp")}  # type: ignore[arg-type]
+    layout = {axis: first.degree(axis) for axis in ("dp", "sdp", "cp", "tp")}  # type: ignore[arg-type]
     bound = plan.claim.bound_ns
     return {
         "pp": len(plan.stages),
@@ -143,6 +143,7 @@ def row_of(answer: Planned) -> dict[str, Any]:
 def layout_text(row: dict[str, Any]) -> str:
     """A layout as engineers say it."""
     words = [f"pp{row['pp']}"] * (row["pp"] > 1) + [f"tp{row['tp']}" + " sp" * row["sequence_parallel"]] * (row["tp"] > 1)
+    words += [f"cp{row['cp']}"] * (row.get("cp", 1) > 1)
     shared = f"dp{row['sdp']} ZeRO-{row['zero']}" if row["sdp"] > 1 else f"dp{row['dp']}"
     return f"{', '.join([*words, shared])}, {plural(row['micro_batches'], 'micro-batch')}"
 
@@ -151,16 +152,11 @@ def line(cell: Cell, row: dict[str, Any] | None) -> str:
     """The cell's line of the page."""
     first = [KINDS[cell.kind], f"{cell.devices:,}"]
     if row is None:
-        return _table_row([*first, "not run yet", *[""] * 6])
+        return table_row([*first, "not run yet", *[""] * 6])
     if "why" in row:
-        why = row["why"]
-        if "least_bytes" in row:
-            why = f"does not fit: needs {format_bytes(row['least_bytes'])} a GPU at least"
-        if "state_bytes" in row:
-            why = f"does not fit: its states alone are {format_bytes(row['state_bytes'])} a GPU"
-        return _table_row([*first, why, *[""] * 6])
+        return table_row([*first, why_text(row), *[""] * 6])
     step, bound = row["step_ns"], row["bound_ns"]
-    return _table_row(
+    return table_row(
         [
             *first,
             layout_text(row),
@@ -174,7 +170,17 @@ def line(cell: Cell, row: dict[str, Any] | None) -> str:
     )
 
 
-def _table_row(cells: list[str]) -> str:
+def why_text(row: dict[str, Any]) -> str:
+    """Why a cell has no plan."""
+    if "least_bytes" in row:
+        return f"does not fit: needs {format_bytes(row['least_bytes'])} a GPU at least"
+    if "state_bytes" in row:
+        return f"does not fit: its states alone are {format_bytes(row['state_bytes'])} a GPU"
+    return str(row["why"])
+
+
+def table_row(cells: list[str]) -> str:
+    """A line of a table."""
     return f"| {' | '.join(cells)} |"
 
 
@@ -184,7 +190,7 @@ def page(rows: dict[str, Any], date: str) -> str:
     made_by = f"Made by `make what-to-run`, {date}; every number is in [what-to-run.json](what-to-run.json)."
     text = ["# What to run", "", RULES, "", made_by]
     for model, name in MODELS.items():
-        text += ["", f"## {name}", "", _table_row(head), _table_row(["---"] * len(head))]
+        text += ["", f"## {name}", "", table_row(head), table_row(["---"] * len(head))]
         for kind, count in product(KINDS, DEVICES):
             cell = Cell(model, count, kind)
             text.append(line(cell, rows.get(cell.name)))
