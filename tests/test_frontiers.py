@@ -9,7 +9,9 @@ from trainplan.profiling.models.model import load_model
 
 import trainplan as tp
 from tests.command.calls import call
+from tests.instances import random_instance
 from trainplan.frontiers import memory_limits
+from trainplan.pictures.palette import BEST, series
 
 MODEL = load_model("gpt2", 64).with_fields(n_embd=128, n_head=4, n_inner=512, n_positions=64, vocab_size=1009, n_layer=4)
 
@@ -47,3 +49,13 @@ def test_the_command_draws_a_frontier(tmp_path: Path) -> None:
     for wrong, told in ((["--from", "1GiB"], "--to are not both given"), (["--points", "1"], "--points is 1")):
         refused = call("frontier", path, *wrong)
         assert refused.returncode == 2 and told in refused.stderr
+
+
+def test_what_is_proven_alone_has_the_strongest_colour() -> None:
+    instance = random_instance(3)
+    points = tp.frontier(instance, [instance.memory_bytes, 2 * instance.memory_bytes], ["exact", "galvatron-dp"])
+    colours = {line.get_label(): line.get_color() for line in points.picture().axes[0].lines}
+    assert [label for label, colour in colours.items() if colour == BEST] == ["label-setting (proven)"]
+    assert len(set(colours.values())) == 2
+    lines = [(series(place)["color"], series(place)["marker"]) for place in range(24)]
+    assert len(set(lines)) == 24 and all(colour != BEST for colour, _ in lines)

@@ -223,4 +223,10 @@ def test_a_picture_of_any_plan() -> None:
         assert len(memory) == (plan.predicted is not None)
         for axes in memory:
             assert sum(bar.get_width() for bar in axes.patches) > 0
-            assert any(line.get_gid() == "limit" for line in axes.lines)
+            [limit] = [line.get_xdata()[0] for line in axes.lines if line.get_gid() == "limit"]
+            figure.canvas.draw()
+            for text in axes.texts:
+                left, right = (
+                    axes.transData.inverted().transform(corner)[0] for corner in text.get_window_extent().get_points()
+                )
+                assert not left < limit < right, "no label lies on the line of the limit"
