@@ -53,7 +53,8 @@ def _compared(made: Plan, time_limit: float | None, progress: Callable[[str], No
     if progress is not None:
         progress(ONE_STRATEGY)
     asked: dict[str, Any] = {**request, **ALIKE, "one_strategy": True, "beside": False, "time_limit": time_limit}
-    uniform = plan(**asked).plan
+    answer = plan(**asked)
+    uniform = answer.plan
     if uniform is None or uniform.predicted is None:
         nothing: dict[str, Any] = dict.fromkeys(("step_ns", "peak_bytes", "stages", "micro_batches", "above", "gap"))
         return [rows[0], replace(rows[0], planner=ONE_STRATEGY, **nothing, why="none was found in the time"), *rows[1:]]
@@ -67,6 +68,6 @@ def _compared(made: Plan, time_limit: float | None, progress: Callable[[str], No
         None if not rows[0].step_ns else step_ns / rows[0].step_ns - 1,
         None,
         0.0,
-        outside=f"{uniform.one_strategy} for all units",
+        outside=f"{uniform.one_strategy} for all units{'' if answer.answer.status == 'optimal' else ', when the time was up'}",
     )
     return [rows[0], found, *rows[1:]]
