@@ -10,19 +10,17 @@ anew. The page is written after each.
 from __future__ import annotations
 
 import argparse
-import json
-from datetime import UTC, datetime
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from trainplan.profiling.base.errors import InputError
-from trainplan.profiling.base.quantities import format_bytes, format_time
 from trainplan.profiling.clusters.cluster import load_cluster
 from trainplan.profiling.models.model import Model, load_model
 
 import trainplan as tp
-from benchmarks.what_to_run import DOCS, layout_text, row_of, state_bytes, table_row, why_text
+from benchmarks.pages import DOCS, PLAN_HEAD, fill, plan_cells, row_of, state_bytes, table_row
 
 MODELS = {
     "llama3.2-1b": "Llama-3.2-1B",
@@ -43,7 +41,7 @@ TOKENS = (4096, 8192, 32768, 131072)
 STEP_TOKENS = {64: 2**22, 1024: 2**24}  # by devices
 CP = {4096: "1", 8192: "1,2", 32768: "1,2,4,8", 131072: "1,2,4,8,16"}
 SECONDS, GAP = 30.0, 0.01
-HEAD = ["tokens", "GPUs", "layout", "recomputed", "step", "tokens/s a GPU", "MFU", "memory", "faster at most"]
+HEAD = ["tokens", "GPUs", *PLAN_HEAD]
 RULES = f"""\
 A step has {STEP_TOKENS[64] / 1e6:.1f}M tokens on 64 H100, and {STEP_TOKENS[1024] / 1e6:.1f}M on 1,024, in nodes of 8; bf16 with
 fp32 states; 1F1B. Context parallelism is chosen among the degrees {CP[131072]} at 128k tokens, and fewer below. Models
@@ -95,15 +93,7 @@ def made(cell: Cell, seconds: float) -> dict[str, Any]:
 
 def line(cell: Cell, row: dict[str, Any] | None) -> str:
     """The cell's line of the page."""
-    first = [f"{cell.tokens // 1024}k", f"{cell.devices:,}"]
-    if row is None or "why" in row:
-        why = "not run yet" if row is None else why_text(row)
-        return table_row([*first, why, *[""] * (len(HEAD) - 3)])
-    step, bound = row["step_ns"], row["bound_ns"]
-    proven = "not known" if not bound else f"{max(0.0, step / bound - 1):.1%}"
-    speed, memory = f"{row['tokens_per_s_per_device']:,.0f}", format_bytes(row["peak_bytes"])
-    shares = f"{row['recomputed']:.0%}", f"{row['mfu']:.1%}"
-    return table_row([*first, layout_text(row), shares[0], format_time(step), speed, shares[1], memory, proven])
+    return table_row([f"{cell.tokens // 1024}k", f"{cell.devices:,}", *plan_cells(row)])
 
 
 def page(rows: dict[str, Any], date: str) -> str:
@@ -126,17 +116,10 @@ def main() -> None:
     parser.add_argument("--again", action="store_true", help="make cells anew that are finished")
     parser.add_argument("--out", type=Path, default=DOCS, help="the folder of the page and its JSON")
     asked = parser.parse_args()
+    every = product(asked.devices or STEP_TOKENS, asked.tokens or TOKENS, asked.model or MODELS)
+    cells = (Cell(model, tokens, devices) for devices, tokens, model in every)
     path = asked.out / "sequence-lengths.json"
-    kept = json.loads(path.read_text()) if path.exists() else {"cells": {}}
-    for devices, tokens, model in product(asked.devices or STEP_TOKENS, asked.tokens or TOKENS, asked.model or MODELS):
-        cell = Cell(model, tokens, devices)
-        if cell.name in kept["cells"] and not asked.again:
-            continue
-        kept["cells"][cell.name] = row = made(cell, asked.seconds)
-        kept["date"] = datetime.now(UTC).date().isoformat()
-        path.write_text(json.dumps(kept, indent=1) + "\n")
-        (asked.out / "sequence-lengths.md").write_text(page(kept["cells"], kept["date"]))
-        print(cell.name, row.get("why") or f"{layout_text(row)}: {format_time(row['step_ns'])}, {row['mfu']:.1%}", flush=True)
+    fill(path, ((each.name, partial(made, each, asked.seconds)) for each in cells), page, asked.again)
 
 
 if __name__ == "__main__":

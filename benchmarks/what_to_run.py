@@ -10,23 +10,19 @@ file, and a later call goes on with those that are not; `--again` makes all of t
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from trainplan.profiling.base.errors import InputError
-from trainplan.profiling.base.quantities import format_bytes, format_time, plural
 from trainplan.profiling.clusters.cluster import load_cluster
-from trainplan.profiling.models.model import Model, load_model
-from trainplan.profiling.models.precision import usual_precision
+from trainplan.profiling.models.model import load_model
 
 import trainplan as tp
-from trainplan.planned import Planned
+from benchmarks.pages import DOCS, PLAN_HEAD, fill, plan_cells, row_of, state_bytes, table_row
 
-DOCS = Path(__file__).parent.parent / "docs"
 MODELS = {
     "llama3-8b": "Llama-3 8B",
     "llama3-70b": "Llama-3 70B",
@@ -103,90 +99,14 @@ def made(cell: Cell, seconds: float) -> dict[str, Any]:
     return row_of(answer)
 
 
-def state_bytes(model: Model, devices: int) -> int:
-    """What each GPU has of the model's states at least, where all of them share all states."""
-    element, precision = model.element_bytes, usual_precision(model.element_bytes)
-    each = element + precision.gradient_bytes(element) + 3 * precision.stepped_bytes(element)
-    return model.total_parameters * each // devices
-
-
-def row_of(answer: Planned) -> dict[str, Any]:
-    """What the page says of an answer."""
-    plan, performance = answer.plan, answer.performance
-    if plan is None or performance is None or plan.predicted is None or plan.claim is None:
-        reason = answer.result.reason
-        if answer.result.status != "infeasible" or reason is None:
-            return {"why": answer.result.message or answer.result.status, "open": True}
-        return {"why": "does not fit", "least_bytes": reason.least_memory_bytes}
-    first, ckpt = plan.units[0].strategy, sum(unit.strategy.ckpt for unit in plan.units)
-    layout = {axis: first.degree(axis) for axis in ("dp", "sdp", "cp", "tp")}  # type: ignore[arg-type]
-    bound = plan.claim.bound_ns
-    return {
-        "pp": len(plan.stages),
-        **layout,
-        "zero": first.zero_stage,
-        "sequence_parallel": first.sequence_parallel,
-        "micro_batches": plan.batch.micro_batches,
-        "recomputed": ckpt / len(plan.units),
-        "step_ns": performance.step_ns,
-        "tokens_per_s_per_device": performance.tokens_per_s_per_device,
-        "mfu": performance.mfu,
-        "bubble": performance.bubble,
-        "exposed_communication": performance.exposed_communication,
-        "peak_bytes": plan.predicted.most_bytes,
-        "limit_bytes": plan.memory_bytes,
-        "bound_ns": bound,
-        "search_gap": plan.claim.gap,
-    }
-
-
-def layout_text(row: dict[str, Any]) -> str:
-    """A layout as engineers say it."""
-    words = [f"pp{row['pp']}"] * (row["pp"] > 1) + [f"tp{row['tp']}" + " sp" * row["sequence_parallel"]] * (row["tp"] > 1)
-    words += [f"cp{row['cp']}"] * (row.get("cp", 1) > 1)
-    shared = f"dp{row['sdp']} ZeRO-{row['zero']}" if row["sdp"] > 1 else f"dp{row['dp']}"
-    return f"{', '.join([*words, shared])}, {plural(row['micro_batches'], 'micro-batch')}"
-
-
 def line(cell: Cell, row: dict[str, Any] | None) -> str:
     """The cell's line of the page."""
-    first = [KINDS[cell.kind], f"{cell.devices:,}"]
-    if row is None:
-        return table_row([*first, "not run yet", *[""] * 6])
-    if "why" in row:
-        return table_row([*first, why_text(row), *[""] * 6])
-    step, bound = row["step_ns"], row["bound_ns"]
-    return table_row(
-        [
-            *first,
-            layout_text(row),
-            f"{row['recomputed']:.0%}",
-            format_time(step),
-            f"{row['tokens_per_s_per_device']:,.0f}",
-            f"{row['mfu']:.1%}",
-            format_bytes(row["peak_bytes"]),
-            "not known" if not bound else f"{max(0.0, step / bound - 1):.1%}",
-        ]
-    )
-
-
-def why_text(row: dict[str, Any]) -> str:
-    """Why a cell has no plan."""
-    if "least_bytes" in row:
-        return f"does not fit: needs {format_bytes(row['least_bytes'])} a GPU at least"
-    if "state_bytes" in row:
-        return f"does not fit: its states alone are {format_bytes(row['state_bytes'])} a GPU"
-    return str(row["why"])
-
-
-def table_row(cells: list[str]) -> str:
-    """A line of a table."""
-    return f"| {' | '.join(cells)} |"
+    return table_row([KINDS[cell.kind], f"{cell.devices:,}", *plan_cells(row)])
 
 
 def page(rows: dict[str, Any], date: str) -> str:
     """The whole page."""
-    head = ["GPUs", "count", "layout", "recomputed", "step", "tokens/s a GPU", "MFU", "memory", "faster at most"]
+    head = ["GPUs", "count", *PLAN_HEAD]
     made_by = f"Made by `make what-to-run`, {date}; every number is in [what-to-run.json](what-to-run.json)."
     text = ["# What to run", "", RULES, "", made_by]
     for model, name in MODELS.items():
@@ -207,16 +127,10 @@ def main() -> None:
     parser.add_argument("--again", action="store_true", help="make cells anew that are finished")
     parser.add_argument("--out", type=Path, default=DOCS, help="the folder of the page and its JSON")
     asked = parser.parse_args()
-    path = asked.out / "what-to-run.json"
-    kept = json.loads(path.read_text()) if path.exists() else {"cells": {}}
-    for cell in cells(asked.model or list(MODELS), asked.devices or list(DEVICES), asked.kind or list(KINDS)):
-        if cell.name in kept["cells"] and not asked.again:
-            continue
-        kept["cells"][cell.name] = row = made(cell, asked.seconds)
-        kept["date"] = datetime.now(UTC).date().isoformat()
-        path.write_text(json.dumps(kept, indent=1) + "\n")
-        (asked.out / "what-to-run.md").write_text(page(kept["cells"], kept["date"]))
-        print(cell.name, row.get("why") or f"{layout_text(row)}: {format_time(row['step_ns'])}", flush=True)
+    wanted = cells(asked.model or list(MODELS), asked.devices or list(DEVICES), asked.kind or list(KINDS))
+    fill(
+        asked.out / "what-to-run.json", ((each.name, partial(made, each, asked.seconds)) for each in wanted), page, asked.again
+    )
 
 
 if __name__ == "__main__":

@@ -57,6 +57,7 @@ class Solved:
 
 
 Entry = tuple[int, int]  # the kind of link before a span, and the class of the cut
+Span = tuple[int, int, int, Weight, Entry, Exit | None]  # as of `Stages.solve`: first, last, depth, weight, into, out
 
 
 @dataclass
@@ -108,7 +109,7 @@ class Stages:
             ):
                 self.solved[key] = easier
             else:
-                self.solved[key] = self._solve(first, last, depth, weight, into, out, search, tolerance, worth_ns)
+                self.solved[key] = self._solve((first, last, depth, weight, into, out), search, tolerance, worth_ns)
         return self.solved[key]
 
     def solve_capped(
@@ -152,20 +153,9 @@ class Stages:
         )
         return int(stage_peak(state, kept, work, depth, held)[0])
 
-    def _solve(
-        self,
-        first: int,
-        last: int,
-        depth: int,
-        weight: Weight,
-        into: Entry,
-        out: Exit | None,
-        search: Search,
-        tolerance: float,
-        worth_ns: float,
-    ) -> Solved:
+    def _solve(self, span: Span, search: Search, tolerance: float, worth_ns: float) -> Solved:
         self.count += 1
-        chain, forbidden = self.chain(first, last, depth, weight, into, out)
+        first, chain, forbidden = span[0], *self.chain(*span)
         inner = search.inner(chain.objective, gap=tolerance, options={WORTH: int(worth_ns)} if worth_ns < np.inf else {})
         outcome = label_setting(chain, inner)
         search.check_time()
