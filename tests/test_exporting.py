@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import ast
-import csv
 import json
-import os
 import re
 import subprocess
 import sys
@@ -16,12 +14,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
-import transformers
-from torch.distributed import pipelining
 from torch.distributed.pipelining import schedules as torchs
-from trainplan.execution.exports import pipeline_script as script
-from trainplan.execution.exports.common import write_export
+from trainplan.execution.exports.common import pass_names
 from trainplan.formulations.plan import Plan, load_plan
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.models.model import load_model, model_from_config
@@ -85,14 +79,9 @@ def refused(plan: Plan, to: str, *parts: str) -> None:
 
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
 @pytest.mark.parametrize(("stages", "micro_batches"), [(2, 1), (2, 4), (3, 2), (4, 4), (5, 9), (8, 3), (8, 16)])
-def test_torch_takes_the_csv(tmp_path: Path, schedule: str, stages: int, micro_batches: int) -> None:
+def test_torch_takes_the_order_of_passes(schedule: str, stages: int, micro_batches: int) -> None:
     plan = plan_of("gpt2", list(range(stages)), micro_batches, schedule=schedule)
-    path = tmp_path / "schedule.csv"
-    path.write_text(tp.export(plan, "torch").files["schedule.csv"])
-    read = {}
-    with path.open() as lines:
-        for rank, row in enumerate(csv.reader(lines)):
-            read[rank] = [torchs._Action.from_str(cell) for cell in row]
+    read = {rank: [torchs._Action.from_str(cell) for cell in row] for rank, row in enumerate(pass_names(plan))}
     mapping = torchs._validate_schedule(read, stages, stages, micro_batches)
     assert mapping == {rank: rank for rank in range(stages)}
     lowered = torchs._add_send_recv(read, lambda stage: stage, stages)
@@ -107,122 +96,38 @@ def test_torch_takes_the_csv(tmp_path: Path, schedule: str, stages: int, micro_b
 
 def test_1f1b_is_torchs_own() -> None:
     """Schedule1F1B holds the warm-up at p - rank forward passes, then takes backward and forward in turn."""
-    rows = list(csv.reader(tp.export(plan_of("gpt2", [0, 5, 9]), "torch").files["schedule.csv"].splitlines()))
-    assert rows == [
+    assert pass_names(plan_of("gpt2", [0, 5, 9])) == [
         ["0F0", "0F1", "0F2", "0B0", "0F3", "0B1", "0B2", "0B3"],
         ["1F0", "1F1", "1B0", "1F2", "1B1", "1F3", "1B2", "1B3"],
         ["2F0", "2B0", "2F1", "2B1", "2F2", "2B2", "2F3", "2B3"],
     ]
 
 
-EVERY_CUT = list(range(8))  # a stage for each unit of three layers
-
-
-def whole_model(found: Any) -> Any:
-    model = script.build(found.settings).eval()
-    model.config.use_cache = False  # a cache would be among what is traced
-    return model
-
-
-@pytest.mark.parametrize("family", TINY)
-@pytest.mark.parametrize("firsts", [EVERY_CUT, [0, 2], [0, 1, 4, 5, 7]])
-def test_stage_modules_chain_to_the_model(family: str, firsts: list[int]) -> None:
-    plan = plan_of(TINY[family], firsts, dtype="float64")
-    found = tp.export(plan, "torch")
-    tokens, _ = script.samples(found.settings, 0)
-    wanted = whole_model(found)(tokens).logits
-    units, x, names = plan.planned_model().units, tokens, set()
-    for stage, planned in zip(found.settings["stages"], plan.stages, strict=True):
-        part = script.Stage(script.build(found.settings), family, stage).eval()
-        x = part(x)
-        held = [units[i].sublayer.parameter_count() for i in range(planned.first_unit, planned.last_unit + 1)]
-        assert sum(one.numel() for one in part.parameters()) == sum(held), "each stage holds its units' parameters alone"
-        names |= {name for name, _ in part.model.named_parameters(remove_duplicate=False)}
-    assert names == {name for name, _ in whole_model(found).named_parameters(remove_duplicate=False)}
-    assert torch.allclose(x, wanted, rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("family", ["gpt2", "bert"])  # torch cannot trace transformers' Llama: its rotary module
-@pytest.mark.parametrize("firsts", [[0, 2], [0, 1, 3, 4, 6, 7]])
-def test_split_points_split(family: str, firsts: list[int]) -> None:
-    untied = {**TINY[family], "tie_word_embeddings": False}  # torch leaves a tied matrix's name on every stage
-    found = tp.export(plan_of(untied, firsts, dtype="float64"), "torch")
-    points = {name: getattr(pipelining.SplitPoint, kind) for name, kind in found.settings["split_spec"].items()}
-    tokens, model = script.samples(found.settings, 0)[0][:2], whole_model(found)
-    wanted = model(tokens).logits
-    pipe = pipelining.pipeline(model, mb_args=(tokens,), split_spec=points)
-    assert pipe.num_stages == len(firsts)
-    assert torch.allclose(pipe(tokens)[0], wanted, rtol=0, atol=1e-12)
-    for index, stage in enumerate(found.settings["stages"]):
-        for name in (name for name, _ in pipe.get_stage_module(index).named_parameters()):
-            assert any(name.startswith(module + ".") for module in stage["modules"]), (index, name)
-
-
-def test_split_points_exist_in_llama() -> None:
-    found = tp.export(plan_of(TINY["llama"], EVERY_CUT), "torch")
-    modules = dict(script.build(found.settings).named_modules())
-    assert list(found.settings["split_spec"]) == [
-        *(f"model.layers.{i}{part}" for i in range(3) for part in ("", ".post_attention_layernorm")),
-        "model.norm",
-    ]
-    assert all(name in modules for name in found.settings["split_spec"])
-
-
-# What torchrun does, with one import of torch and transformers for all ranks of all plans.
-LAUNCH = """
-import os, runpy, socket, sys
-import torch.distributed.pipelining
-from transformers import BertForMaskedLM, GPT2LMHeadModel
-failed = 0
-for folder, world in zip(sys.argv[1::2], sys.argv[2::2]):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": world}
-    ranks = []
-    for rank in range(int(world)):
-        ranks.append(os.fork())
-        if ranks[-1] == 0:
-            os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-            sys.argv = [folder + "/pipeline.py", "--steps", "2", "--check"]
-            runpy.run_path(sys.argv[0], run_name="__main__")
-            sys.exit(0)
-    failed += sum(os.waitpid(one, 0)[1] != 0 for one in ranks)
-sys.exit(failed)
-"""
-
-
-def test_script_trains_as_one_process_does(tmp_path: Path) -> None:
-    """Cuts within layers, tied heads, a stage in the middle, replicas, recomputation: gradients as of the whole model."""
-    some = ["dp2", "dp2-ckpt", "sdp2", *["dp2-ckpt"] * 5]
-    plans = {
-        "gpt2": plan_of(TINY["gpt2"], [0, 2], 3, size=2, strategies=some, samples=12, dtype="float64"),
-        "bert": plan_of(TINY["bert"], [0, 1, 4], 3, samples=6, schedule="gpipe", dtype="float64"),
-    }
-    command = [sys.executable, "-c", LAUNCH]
-    for family, plan in plans.items():
-        write_export(tp.export(plan, "torch"), tmp_path / family)
-        command += [str(tmp_path / family), str(plan.world)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)
-    assert done.returncode == 0, done.stderr[-3000:]
-    differences = re.findall(r"rank (\d+): gradients differ by (\S+) at most", done.stdout)
-    assert sorted(int(rank) for rank, _ in differences) == sorted(rank for plan in plans.values() for rank in range(plan.world))
-    assert all(float(value) < 1e-12 for _, value in differences), done.stdout
-    assert len(re.findall(r"step \d: loss \d", done.stdout)) == 4
-
-
-def test_torch_left_out_and_refused() -> None:
-    sharded = tp.export(plan_of("gpt2", [0, 10], size=2, strategies="sdp2"), "torch")
-    assert sharded.settings["replicas"] == 2 and sharded.settings["micro_batch_samples"] == 4
-    assert [line.split(":")[0] for line in sharded.left_out] == ["sdp of 26 of 26 units"]
+def test_what_the_script_for_torch_cannot_carry_is_refused() -> None:
     sliced = tp.export(plan_of("gpt2", [0, 10], sliced=1), "torch")
     assert [line.split(":")[0] for line in sliced.left_out] == ["sliced"]
     moved = tp.export(plan_of("gpt2", [0, 10], placement=[1, 0]), "torch")
     assert [line.split(":")[0] for line in moved.left_out] == ["placement"]
     assert tp.export(plan_of("gpt2", [0, 10], placement=[0, 1]), "torch").left_out == ()
-    refused(plan_of("gpt2", [0, 10], size=2, strategies="tp2"), "torch", "units[0].strategy", "'tp2'", "without tp")
-    refused(plan_of("gpt2", [0]), "torch", "stages has 1 item", "--pipeline 2")
+    kept = tp.export(plan_of(TINY["llama"], [0], strategies="single-ckpt:attention+norms"), "torch")
+    assert [line.split(":")[0] for line in kept.left_out] == ["recomputation of norms"]
+    refused(
+        plan_of("gpt2", [0, 10], size=2, strategies="tp2"),
+        "torch",
+        "units[0].strategy",
+        "'tp2'",
+        "c_attn",
+        "plan with for torch",
+    )
+    padded = {**TINY["llama"], "pad_token_id": 0}
+    refused(plan_of(padded, [0], size=2, strategies="tp2"), "torch", "units[0].strategy", "'tp2'", "padding row")
     refused(plan_of("vit-base", [0, 3]), "torch", "model.config.model_type", "'vit'", "gpt2")
+    refused(plan_of("bert-large", [0, 3]), "torch", "model.config.model_type", "'bert'", "gpt2")
+    units = ["dp2"] * 3 + ["tp2"] * 5
+    refused(plan_of(TINY["llama"], [0], size=2, strategies=units), "torch", "units[3].strategy", "'tp2'", "'dp2'")
+    some = ["single", "single-ckpt:activation", *["single"] * 6]
+    refused(plan_of(TINY["llama"], [0], strategies=some), "torch", "units[3].activations.recompute", "units[1]")
+    refused(plan_of("gpt2", [0], memory_bytes=2**20), "torch", "memory_bytes is 1048576 bytes; as torch runs it")
     shares = {"global_samples": 12, "micro_batches": 2, "shares": [2, 1]}
     uneven = plan_of("gpt2", [0, 10], size=2, strategies="dp2", batch=shares)
     for to in ("torch", "megatron"):
@@ -421,7 +326,7 @@ def test_megatron_degrees_and_left_out() -> None:
 
 def test_megatron_refuses() -> None:
     refused(plan_of("gpt2", [0, 5], schedule="gpipe"), "megatron", "schedule", "'gpipe'", "1f1b")
-    refused(plan_of("bert-large", [0, 4]), "megatron", "stages[1].first_unit is 4 (block1.ffn)", "torch")
+    refused(plan_of("bert-large", [0, 4]), "megatron", "stages[1].first_unit is 4 (block1.ffn)", "run it by trainplan")
     units = ["dp2"] * 7 + ["sdp2"] * 19
     refused(plan_of("gpt2", [0, 5], size=2, strategies=units), "megatron", "units[7].strategy", "'sdp2'", "'dp2'")
     refused(plan_of("t5-512-4-32", [0, 5]), "megatron", "model.config.model_type", "'t5'")
@@ -450,7 +355,7 @@ def test_command(tmp_path: Path) -> None:
     assert {name: (tmp_path / "made" / name).read_text() for name in files} == files
     folder = tmp_path / "torch"
     done = call(path, "--to", "torch", "-o", folder)
-    assert done.returncode == 0 and {one.name for one in folder.iterdir()} == {"stages.json", "schedule.csv", "pipeline.py"}
+    assert done.returncode == 0 and {one.name for one in folder.iterdir()} == set(tp.export(path, "torch").files)
     assert "left out  sliced" in done.stdout
     wrong = call(half, "--to", "torchtitan", "-o", tmp_path / "no")
     assert wrong.returncode == 2 and wrong.stderr.count("\n") == 1 and str(half) in wrong.stderr
@@ -465,15 +370,6 @@ def test_megatron_lays_out_decoders_alike(family: str) -> None:
     ours, llamas = (tp.export(plan_of(TINY[name], [0, 3, 5]), "megatron").settings for name in (family, "llama"))
     assert ours["arguments"] == llamas["arguments"] and ours["model"] != llamas["model"]
     refused(plan_of(TINY["qwen2"], [0, 3, 5]), "megatron", "model.config has the parts embedding, attention, ffn, attention.1")
-
-
-def test_models_of_transformers_are_named_right() -> None:
-    """The script's classes and tied modules exist, and the tied matrices are one."""
-    for family, config in TINY.items():
-        model = getattr(transformers, script.CLASSES[family])(transformers.AutoConfig.for_model(**config))
-        first, last = (model.get_submodule(name) for name in script.TIED[family])
-        assert (first.weight is last.weight) == (family in ("gpt2", "bert"))
-        assert isinstance(first, torch.nn.Embedding)
 
 
 def test_exports_are_found_by_name_and_plugins_stand_behind_them(monkeypatch: pytest.MonkeyPatch) -> None:

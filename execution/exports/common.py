@@ -15,6 +15,7 @@ from typing import Any
 from trainplan.execution.compiled import compiled, default_backend
 from trainplan.execution.features import refuse_others
 from trainplan.formulations.plan import Plan
+from trainplan.formulations.step.schedules import orders
 from trainplan.formulations.strategies import Module, Strategy
 from trainplan.profiling.base.errors import InputError, shown
 from trainplan.profiling.base.files import check_writable, unwritable, write_whole
@@ -95,10 +96,11 @@ def as_exported(plan: Plan, strategy: Strategy, modules: Collection[Module] = ()
     return plan.changed(units=units, sliced=0, predicted=None, claim=None, **fields)
 
 
-def fitting_bytes(plan: Plan, exported: Plan, where: str, runtime: str) -> int:
-    """The most that any device holds of a plan as exported. Raises InputError where that is more than the plan may take."""
+def fitting_bytes(plan: Plan, exported: Plan, where: str, runtime: str, beside: int = 0) -> int:
+    """The most that any device holds of a plan as exported. beside: bytes that the runtime keeps and programs do not. Raises
+    InputError where that is more than the plan may take."""
     made = compiled(exported, default_backend(exported), by_class=True)
-    peak_bytes = max(walk.peak_bytes for walk in made.memory(default_backend(exported)))
+    peak_bytes = max(walk.peak_bytes for walk in made.memory(default_backend(exported))) + beside
     if peak_bytes > plan.memory_bytes:
         problem = f"is {plan.memory_bytes} bytes; as {runtime} runs it the plan takes {peak_bytes}"
         raise InputError(where, "memory_bytes", problem, "plan with --for, or more --reserve, so that nothing is left out")
@@ -192,6 +194,14 @@ def left_out_order(strategy: Strategy) -> list[str]:
     if "tp" in names[:-1]:
         return [f"order of {strategy}: ranks of tp are neighbours here, so that other links carry the traffic"]
     return []
+
+
+def pass_names(plan: Plan) -> list[list[str]]:
+    """The order of passes of each stage in the words of torch.distributed.pipelining: `["0F0", "0F1", "0B0", "0B1"]`."""
+    return [
+        [f"{one.stage}{'F' if one.kind == 'forward' else 'B'}{one.micro_batch}" for one in order]
+        for order in orders(plan.schedule, len(plan.stages), plan.batch.micro_batches)
+    ]
 
 
 def export_targets(export: Export, output: Path) -> dict[Path, str]:

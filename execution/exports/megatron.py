@@ -127,7 +127,7 @@ def arguments_of(plan: Plan, where: str, runtime: str = RUNTIME, families: tuple
     if model.dtype not in PRECISIONS:
         raise InputError(where, "model.dtype", f"is {model.dtype!r}", f"plan in one of {', '.join(PRECISIONS)}")
     if model.family == "bert":
-        refuse_half_cut(plan, f"{runtime}'s BertModel", "export it --to torch", where)
+        refuse_half_cut(plan, f"{runtime}'s BertModel", "run it by trainplan", where)
     if plan.chunks > 1:
         refuse_half_cut(plan, f"{runtime}'s interleaved schedule", "plan with --schedule 1f1b", where)
     parallel, left_out = _parallel(plan, model, strategy)

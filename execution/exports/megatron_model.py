@@ -103,5 +103,5 @@ def _refuse_odd(
     ]
     for what, present in odd:
         if present:
-            fix = f"export it --to torch, or run it by trainplan: {runtime}'s GPTModel has no {what}"
+            fix = f"run it by trainplan: {runtime}'s GPTModel has no {what}"
             raise InputError(where, "model.config", f"has {what}", fix)

@@ -16,7 +16,7 @@ from trainplan.profiling.base.plugins import load_named, names
 
 GROUP = "trainplan.exports"
 BUILT_IN = {
-    "torch": "trainplan.execution.exports.torch_pipelining:export",
+    "torch": "trainplan.execution.exports.torch_script:export",
     "torchtitan": "trainplan.execution.exports.torchtitan:export",
     "megatron": "trainplan.execution.exports.megatron:export",
     "megatron-bridge": "trainplan.execution.exports.megatron_bridge:export",

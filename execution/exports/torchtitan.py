@@ -30,11 +30,11 @@ from trainplan.execution.exports.common import (
     left_out_order,
     micro_batch_samples,
     modules_kept,
+    pass_names,
     recomputation,
     refuse_half_cut,
 )
 from trainplan.execution.exports.launching import page, slurm, torchrun
-from trainplan.execution.exports.torch_pipelining import schedule_csv
 from trainplan.formulations.plan import Plan
 from trainplan.formulations.strategies import Paradigm
 from trainplan.profiling.base.errors import InputError
@@ -115,7 +115,7 @@ def export(plan: Plan, where: str) -> Export:
         plan.schedule == "1f1b" and parts < stages and stages > 1
     ):  # torch's 1F1B wants as many micro-batches as stages; the order does not
         common["pipeline_parallel_schedule_csv"] = CSV
-        files[CSV] = schedule_csv(plan)
+        files[CSV] = "".join(",".join(row) + "\n" for row in pass_names(plan))
     flavour = {"model": dict(zip(("name", "flavor"), FLAVOURS[model.name], strict=True))} if model.name in FLAVOURS else {}
     if not flavour:
         left_out.append(f"the model {model.name}: name a flavour of its sizes in [model]")

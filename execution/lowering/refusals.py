@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from trainplan.formulations.digits import common_digits
 from trainplan.formulations.plan import Plan
+from trainplan.formulations.splits import uneven_splits
 from trainplan.formulations.strategies import Strategy
 from trainplan.profiling.base.errors import shown
 from trainplan.profiling.models.model import Model
@@ -20,13 +21,10 @@ from trainplan.profiling.models.sublayers import (
     FeedForward,
     LanguageHead,
     ParallelBlock,
-    Parameter,
-    Sublayer,
     TokenEmbedding,
 )
 
 LOWERED_PARTS = (Attention, FeedForward, LanguageHead, ParallelBlock, TokenEmbedding)
-PACKED = ("qkv.", "kv.")  # of parameters that are several matrices, one behind the other
 
 
 class Refusal(NamedTuple):
@@ -94,7 +92,8 @@ def _of_units(plan: Plan, model: Model) -> Iterator[Refusal]:
             yield Refusal(f"{where}.activations.hidden", "is 'host'", "give 'device'")
         if unit.precision != "model":
             yield Refusal(f"{where}.precision", f"is {unit.precision!r}", "give 'model'")
-        yield from _of_tensors(f"{where}.layout", part, strategy)
+        for problem, fix in uneven_splits(part, strategy):
+            yield Refusal(f"{where}.layout", problem, fix)
         if position and _unlike_digits(strategies[position - 1], strategy):
             problem = f"is {str(strategy)!r}, behind {str(strategies[position - 1])!r}"
             fix = "give degrees that cut the ranks at common places, such as powers of two: DTensor re-lays along dimensions"
@@ -104,34 +103,3 @@ def _of_units(plan: Plan, model: Model) -> Iterator[Refusal]:
 def _unlike_digits(before: Strategy, after: Strategy) -> bool:
     """Whether two neighbours on the same ranks write these in no common digits."""
     return before.group == after.group and common_digits([before, after]) is None
-
-
-def _of_tensors(field: str, part: Sublayer, strategy: Strategy) -> Iterator[Refusal]:
-    """What DTensor and FSDP cannot split: the columns of a matrix unevenly, as the next one has to take them; one dimension
-    both ways unevenly. A vocabulary may be uneven, as long as every rank has some of it."""
-    tp, sdp = strategy.degree("tp"), strategy.degree("sdp")
-    if tp == 1:
-        return
-    if part.sandwich:
-        yield Refusal(field, f"is {str(strategy)!r}, of a unit with a norm behind its matrices", "give no tp level")
-    for parameter in part.parameters():
-        if parameter.split is None or parameter.name == "logits.bias":
-            continue
-        shape, split = _of_module(parameter)
-        name, size, table = parameter.name, shape[split], parameter.name in ("tokens.weight", "logits.weight")
-        if size % tp and not table:
-            yield Refusal(field, f"splits {name} of {size} over tp{tp}", f"give a tp that divides {size}")
-        elif table and -(-size // tp) * (tp - 1) >= size:
-            yield Refusal(field, f"splits {name} of {size} over tp{tp}", "give a smaller tp, so that every rank has some")
-        elif len(shape) > 1 and split == 0 and shape[1] % sdp:
-            yield Refusal(field, f"splits {name} by {shape[1]} columns over sdp{sdp}", f"give a divisor of {shape[1]}")
-        elif len(shape) == 1 and size % (tp * sdp):
-            problem = f"splits {name} of {size} over tp{tp} and sdp{sdp}"
-            yield Refusal(field, problem, f"give degrees whose product divides {size}")
-
-
-def _of_module(parameter: Parameter) -> tuple[tuple[int, ...], int]:
-    """Shape and split dimension of the matrix or bias of a module that a parameter, or a part of it, is."""
-    assert parameter.split is not None
-    packed = parameter.name.startswith(PACKED)
-    return parameter.shape[packed:], parameter.split - packed

@@ -76,7 +76,8 @@ def _filters(request: Request, options: Mapping[str, Any]) -> Iterator[Filter]:
     if words := [word for text in options["forbid"] or () for word in text.split(",")]:
         yield _without(words)
     if options[FOR.name] is not None:
-        yield RUNTIMES[options[FOR.name]].carries
+        runtime, model = RUNTIMES[options[FOR.name]], request.described_model or None
+        yield lambda strategy: runtime.carries(strategy, model)
     if options["tp_in_node"]:
         yield _inside(_node_devices(request), request.origin.devices)
 

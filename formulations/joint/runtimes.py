@@ -10,6 +10,12 @@ parallelism with the tokens shared, recomputation of whole layers, 1F1B and GPip
 deepspeed: one stage, one strategy for all units, ZeRO stages 1 to 3 among all ranks or copies, recomputation of whole layers,
 the optimizer's states or all on the host (`--host`). accelerate: one stage, shards of FSDP2 (ZeRO stages 2 and 3), copies of
 shards (`--hybrid`) or copies alone, recomputation of whole layers. Both without tensor parallelism.
+
+torch: a script of torch and transformers alone. One strategy for all units, any ZeRO stage, any order of levels, recomputation
+of whole layers, of attention, activations and the loss, all schedules, stages that begin at any sub-layer; tensor parallelism
+of models of which `why_not_split` says nothing, and with it sequence parallelism where units are recomputed.
+
+trainplan: what `trainplan run` runs: all that the problem knows, but eight bits and context parallelism.
 """
 
 from __future__ import annotations
@@ -17,10 +23,13 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from trainplan.formulations.joint.space import ZERO_STAGES
+from trainplan.formulations.joint.asked import CP, FP8
+from trainplan.formulations.joint.space import SCHEDULES, ZERO_STAGES
+from trainplan.formulations.joint.tables import HOST_PARTS
 from trainplan.formulations.parameters import Parameter
 from trainplan.formulations.request import Request
-from trainplan.formulations.strategies import Strategy
+from trainplan.formulations.splits import split_by_torch
+from trainplan.formulations.strategies import MODULES, Strategy
 from trainplan.profiling.base.errors import COMMAND_LINE, InputError
 from trainplan.profiling.models.model import Model
 
@@ -28,9 +37,12 @@ from trainplan.profiling.models.model import Model
 @dataclass(frozen=True)
 class Runtime:
     """What a runtime runs. zero: ZeRO stages; modules: those that it can recompute by themselves; shares_tokens: whether
-    tensor-parallel ranks always share the tokens. one_stage: whether it has no pipeline and no tensor parallelism; hybrid:
-    whether ranks may hold copies of shards; host: what may be kept there. families: of the models that it has, all of them
-    where it is None; tied: whether their head may be the embedding's matrix."""
+    tensor-parallel ranks always share the tokens, neighbours: whether they are next to each other. one_stage: whether it has no
+    pipeline and no tensor parallelism; hybrid: whether ranks may hold copies of shards; host: what may be kept there.
+    one_strategy: whether all units have one; cuts_layers: whether stages may begin within a layer; sliced: whether forward
+    passes may begin in halves; by_torch: whether it is DTensor and FSDP2, of models as transformers builds
+    them (see `_under_fsdp`). families: of the models that it has, all of them where it is None; tied: whether their head may be
+    the embedding's matrix."""
 
     schedules: tuple[str, ...]
     zero: tuple[int, ...]
@@ -39,6 +51,11 @@ class Runtime:
     one_stage: bool = False
     hybrid: bool = True
     host: Collection[str] = ()
+    neighbours: bool = True
+    one_strategy: bool = True
+    cuts_layers: bool = False
+    sliced: bool = False
+    by_torch: bool = False
     families: Collection[str] | None = None
     tied: bool = True
 
@@ -48,10 +65,12 @@ class Runtime:
             return f"{model.family} models"
         return "heads tied to the embedding" if model.tied and not self.tied else None
 
-    def carries(self, strategy: Strategy) -> bool:
-        """Whether it runs units under a strategy."""
+    def carries(self, strategy: Strategy, model: Model | None = None) -> bool:
+        """Whether it runs units of a model, where that is known, under a strategy."""
         names = [name for name, _ in strategy.levels]
-        neighbours = "tp" not in names[:-1]
+        neighbours = not self.neighbours or "tp" not in names[:-1]
+        if self.by_torch and (not split_by_torch(model, strategy) or (strategy.sequence_parallel and not strategy.ckpt)):
+            return False  # tokens gathered in front of matrices are kept unless a unit is recomputed
         tokens = strategy.sequence_parallel or not self.shares_tokens or strategy.degree("tp") == 1
         if (self.one_stage and "tp" in names) or (not self.hybrid and {"dp", "sdp"} <= set(names)):
             return False
@@ -70,6 +89,25 @@ RUNTIMES = {
         ("1f1b",), (0, 1, 2, 3), one_stage=True, hybrid=False, host=("optimizer", "parameters"), families=DECODERS
     ),
     "accelerate": Runtime(("1f1b",), (0, 2, 3), one_stage=True, families=DECODERS),
+    "torch": Runtime(
+        SCHEDULES,
+        ZERO_STAGES,
+        ("activation", "attention", "loss"),
+        neighbours=False,
+        cuts_layers=True,
+        by_torch=True,
+        families=DECODERS,
+    ),
+    "trainplan": Runtime(
+        SCHEDULES,
+        ZERO_STAGES,
+        MODULES,
+        host=HOST_PARTS,
+        neighbours=False,
+        one_strategy=False,
+        cuts_layers=True,
+        sliced=True,
+    ),
 }
 FOR = Parameter("for_", str, "plan within what a runtime runs, for `export --to` it", None, tuple(RUNTIMES))
 
@@ -94,11 +132,15 @@ def within_runtime(request: Request) -> Request:
     if not zero:
         fix = f"give some of {','.join(map(str, runtime.zero))}: {name} runs no other"
         raise InputError(COMMAND_LINE, "--zero", f"is {options['zero']}", fix)
+    for parameter in (CP, FP8):
+        if options[parameter.name] != parameter.default:
+            fix = f"leave it out: {name} is given no plans with it"
+            raise InputError(COMMAND_LINE, parameter.flag, f"is {options[parameter.name]}", fix)
     kept = {
         "zero": ",".join(zero),
-        "one_strategy": True,
-        "by_unit": False,
-        "sliced": 0,
+        "one_strategy": runtime.one_strategy or options["one_strategy"],
+        "by_unit": runtime.cuts_layers and options["by_unit"],
+        "sliced": options["sliced"] if runtime.sliced else 0,
         "host": _host(runtime, options["host"]),
     }
     if runtime.one_stage:
@@ -107,7 +149,22 @@ def within_runtime(request: Request) -> Request:
         if options["tp"] not in (None, 1):
             raise InputError(COMMAND_LINE, "--tp", f"is {options['tp']}", f"give 1: {name} runs no other")
         kept |= {"pipeline": 1, "schedule": "1f1b"}
-    return replace(request, options={**options, **kept})
+    within = replace(request, options={**options, **kept})
+    return _under_fsdp(within) if runtime.by_torch else within
+
+
+def _under_fsdp(request: Request) -> Request:
+    """The request with what FSDP2 takes beside the plan's states. With float32 masters, gradients of shards are float32, too:
+    2 bytes beside at least 16 for every parameter, so that a ninth of the memory is left for them. Without masters a rank has
+    its shard of the parameters beside all of them under ZeRO-1 and 2: these are left out. Raises InputError."""
+    model, options = request.described_model, request.options
+    if model is not None and request.precision.of(model).master is not None:
+        return request.with_margin(request.margin_bytes + request.limit_bytes // 9)
+    zero = ",".join(word for word in options["zero"].split(",") if word in ("0", "3"))
+    if not zero:
+        problem, fix = f"is {options['zero']} without master weights", "give 0,3: torch keeps shards beside whole parameters"
+        raise InputError(COMMAND_LINE, "--zero", problem, fix)
+    return replace(request, options={**options, "zero": zero})
 
 
 def _host(runtime: Runtime, asked: str) -> str:

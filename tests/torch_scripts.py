@@ -1,0 +1,64 @@
+"""What torchrun does, with one import of torch and transformers for all ranks of all scripts.
+
+python torch_scripts.py FOLDER WORLD "ARGUMENTS" ... : each folder's train.py on so many ranks with these arguments; what they
+print goes to FOLDER/out.txt. Adam's steps do not depend on the scale of gradients unless its epsilon is large: here it is.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import socket
+import sys
+import traceback
+from functools import partial
+from pathlib import Path
+
+import torch
+import torch.distributed.checkpoint.state_dict
+import torch.distributed.fsdp
+import torch.distributed.pipelining
+import torch.distributed.tensor.parallel
+from transformers import GPT2LMHeadModel, LlamaForCausalLM
+
+EPSILON = 0.1
+IMPORTED = (GPT2LMHeadModel, LlamaForCausalLM)
+
+
+def rank_of(folder: Path, rank: int, world: int, port: int, arguments: list[str]) -> int:
+    """Start a rank; the number of its process."""
+    number = os.fork()
+    if number:
+        return number
+    names = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": world, "RANK": rank, "LOCAL_RANK": rank}
+    os.environ |= {name: str(value) for name, value in names.items()}
+    for stream in (1, 2):
+        os.dup2(os.open(folder / "out.txt", os.O_WRONLY | os.O_APPEND | os.O_CREAT), stream)
+    sys.argv = [str(folder / "train.py"), *arguments]
+    torch.optim.AdamW = partial(torch.optim.AdamW, eps=EPSILON)  # type: ignore[misc, assignment]
+    code = 0
+    try:
+        runpy.run_path(sys.argv[0], run_name="__main__")
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    sys.stdout.flush()
+    os._exit(code)
+
+
+def main() -> int:
+    """The number of ranks that failed."""
+    failed = 0
+    for place in range(1, len(sys.argv), 3):
+        folder, world, arguments = Path(sys.argv[place]), int(sys.argv[place + 1]), sys.argv[place + 2].split()
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        ranks = [rank_of(folder, rank, world, port, arguments) for rank in range(world)]
+        failed += sum(os.waitpid(one, 0)[1] != 0 for one in ranks)
+    return failed
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    sys.exit(main())
