@@ -5,8 +5,8 @@ The programs of the plan do not have all of that, so their memory walk is not it
 itself takes a step on tensors that have shapes, dtypes and storages without memory (`FakeTensorMode`), its collectives go to a
 process group that moves nothing, and the dispatch tracker counts as in a run. No device is needed, however large the plan.
 
-Kernels are those of the CPU: where a GPU's attention keeps other tensors for its backward pass, the peak differs by these. And
-gloo has no reduce-scatter: on CPUs torch makes it of an all-reduce of a copy, which a run there has beside the dry run.
+Kernels are those of the CPU: where a GPU's attention keeps other tensors for its backward pass, the peak differs by these.
+gloo has no reduce-scatter: on CPUs torch makes it of an all-reduce of a copy, which is counted for as long as that takes.
 """
 
 from __future__ import annotations
@@ -50,14 +50,16 @@ class Sent:
         """Nothing moves, so nothing is waited for."""
 
 
-def dry_peaks(plans: list[Plan], model: Model | None = None) -> list[list[int]]:
+def dry_peaks(plans: list[Plan], model: Model | None = None, by_gloo: bool = True) -> list[list[int]]:
     """Of each plan the most bytes of every rank in a training step, by torch, without a step.
 
     One rank of each stage is tried, the first, whose parts are the largest; the others count as it does. plans: such without
-    refusals (`execution.lowering.refusals`). model: to run in place of the plans' own. Raises WorkerError.
+    refusals (`execution.lowering.refusals`). model: to run in place of the plans' own. by_gloo: whether gloo sums gradients.
+    Raises WorkerError.
     """
     tried = [(number, stage) for number, plan in enumerate(plans) for stage in range(plan.depth)]
-    jobs = [(plans[number], model or plans[number].planned_model(), plans[number].stages[x].ranks[0]) for number, x in tried]
+    models = [model or plan.planned_model() for plan in plans]
+    jobs = [(plans[number], models[number], plans[number].stages[x].ranks[0], by_gloo) for number, x in tried]
     measured = run_workers("trainplan.execution.lowering.dry_run:run_rank", len(jobs), jobs, backend="fake")
     by_stage = dict(zip(tried, measured, strict=True))
     return [_by_rank(plan, [by_stage[number, stage] for stage in range(plan.depth)]) for number, plan in enumerate(plans)]
@@ -69,9 +71,9 @@ def _by_rank(plan: Plan, peaks: list[int]) -> list[int]:
     return [of_rank[rank] for rank in range(plan.world)]
 
 
-def run_rank(number: int, count: int, jobs: list[tuple[Plan, Model, int]], report: Report) -> int:
+def run_rank(number: int, count: int, jobs: list[tuple[Plan, Model, int, bool]], report: Report) -> int:
     """Body of a process: the peak of one rank of one plan."""
-    plan, model, rank = jobs[number]
+    plan, model, rank, by_gloo = jobs[number]
     dist.destroy_process_group()  # the one of these processes, which have nothing to say to each other
     dist.init_process_group("fake", rank=rank, world_size=plan.world, store=FakeStore())
     shapes = Shapes()
@@ -82,4 +84,4 @@ def run_rank(number: int, count: int, jobs: list[tuple[Plan, Model, int]], repor
     schedules._batch_p2p = lambda messages, desc=None: [Sent(messages)] if messages else []
     with shapes:
         trainer.step()
-        return trainer.peak_bytes()
+        return trainer.peak_bytes(by_gloo)

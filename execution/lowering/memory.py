@@ -20,15 +20,18 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
+REDUCE_SCATTERS = (torch.ops.c10d._reduce_scatter_base_.default, torch.ops.c10d.reduce_scatter_.default)
 Resize = Callable[[torch.UntypedStorage, int], None]
 
 
 class StorageTracker(TorchDispatchMode):
     """Context manager. Afterwards `peak_bytes`: the most bytes of storages alive at once, of those in `counted` before and of
-    those made inside."""
+    those made inside. copies: whether what a reduce-scatter reads is counted twice for as long as that takes, in a dry run;
+    gloo makes it of an all-reduce of a copy, which the tracker sees by itself in others."""
 
-    def __init__(self) -> None:
+    def __init__(self, copies: bool = False) -> None:
         super().__init__()
+        self.copies = copies
         self.alive_bytes = self.peak_bytes = 0
         self._sizes: dict[int, int] = {}
         self._watched: dict[int, weakref.ref[torch.UntypedStorage]] = {}
@@ -75,7 +78,13 @@ class StorageTracker(TorchDispatchMode):
         """An operation, and what it makes. One on DTensors comes again, as operations on their parts."""
         if any(issubclass(each, DTensor) for each in types):
             return NotImplemented
+        if self.copies and func in REDUCE_SCATTERS:
+            self.peak_bytes = max(self.peak_bytes, self.alive_bytes + sum(map(_bytes, tree_leaves(args[1]))))
         result = func(*args, **(kwargs or {}))
         if torch._guards.active_fake_mode() is self._mode:  # shapes of a DTensor's result are tried out in another one
             self.count(leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor))
         return result
+
+
+def _bytes(tensor: object) -> int:
+    return tensor.nbytes if isinstance(tensor, Tensor) else 0

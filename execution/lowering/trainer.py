@@ -167,11 +167,11 @@ class Trainer:
             infos = [*stage.args_recv_info.values(), *stage.grad_recv_info.values()]
             yield from (info.buffer for each in infos for info in each if info.buffer is not None)
 
-    def peak_bytes(self) -> int:
-        """The most bytes of a training step, which it takes: see `memory`."""
+    def peak_bytes(self, copies: bool = False) -> int:
+        """The most bytes of a training step, which it takes. copies: as of `memory.StorageTracker`."""
         for parameter in self.parameters():
             parameter.grad = None
-        with StorageTracker() as memory:
+        with StorageTracker(copies) as memory:
             memory.count(self.states())
             self.step()
         return memory.peak_bytes

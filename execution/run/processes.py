@@ -97,7 +97,7 @@ def run_plans(
     if dry := runtime == "torch" and measure_memory and place is None:
         from trainplan.execution.lowering.dry_run import dry_peaks
 
-        peaks = dry_peaks(plans, model)
+        peaks = dry_peaks(plans, model, by_gloo=device == "cpu")
     job = {
         "jobs": jobs,
         "steps": steps,
