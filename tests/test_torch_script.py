@@ -21,6 +21,7 @@ from trainplan.formulations.plan import Plan, load_plan
 from trainplan.profiling.models.model import model_from_config
 
 import trainplan as tp
+from tests.sizes import some_and_all
 from tests.torch_scripts import EPSILON
 
 STEPS, RATE, SEED = 3, 3e-2, 5
@@ -232,9 +233,11 @@ def random_plan(rng: random.Random) -> Plan:
     )  # fmt: skip
 
 
-def test_scripts_are_short_formatted_and_have_what_they_use_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("count", some_and_all(4, 100))
+def test_scripts_are_short_formatted_and_have_what_they_use_alone(tmp_path: Path, count: int) -> None:
     rng = random.Random(0)
-    plans = [*QUICK.values(), *OTHERS.values(), *MIXED.values(), LARGEST, *(random_plan(rng) for _ in range(60))]
+    made = [*QUICK.values(), *MIXED.values(), LARGEST, *(OTHERS.values() if count > 4 else [])]
+    plans = [*made, *(random_plan(rng) for _ in range(count))]
     for place, plan in enumerate(plans):
         text = tp.export(plan, "torch").files["train.py"]
         assert len(text.splitlines()) <= 200, str(plan.units[0])

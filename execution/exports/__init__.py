@@ -1,1 +1,1 @@
-"""Plans for other runtimes: torch.distributed.pipelining, torchtitan, Megatron-LM. See `common` for what is left out."""
+"""Plans for other runtimes: torch alone, torchtitan, Megatron-LM, DeepSpeed, Accelerate. See `common` for what is left out."""

@@ -75,12 +75,13 @@ def export(plan: Plan, where: str) -> Export:
     peak_bytes = fitting_bytes(plan, exported, where, RUNTIME, sum(beside.values()))
     script = _script(exported, strategy)
     config = {name: value for name, value in model.config.items() if name != "attn_implementation"}
+    decides = [line for line in DECIDES if "FSDP2" not in line or "fully_shard" in script]
     texts = {
         "train.py": script,
         "config.json": json.dumps(config, indent=1) + "\n",
         "launch.sh": torchrun(plan.world, 'train.py "$@"'),
         "slurm.sh": slurm(plan.world),
-        "README.md": page(plan, RUNTIME, VERSION, peak_bytes, left_out, DECIDES),
+        "README.md": page(plan, RUNTIME, VERSION, peak_bytes, left_out, decides),
     }
     settings = {"strategy": str(strategy), "schedule": plan.schedule, "config": config, "peak_bytes": peak_bytes}
     return Export("torch", settings, texts, tuple(left_out), exported)

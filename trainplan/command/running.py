@@ -228,8 +228,9 @@ def _trial(words: Sequence[str]) -> Command:
 def export(plan: Path, to: str, nearest: bool, target: Path | None) -> Outcome:
     """Write a plan's pipeline for another runtime.
 
-    torch (torch.distributed.pipelining): names of each stage's modules, split points, the schedule as CSV, and a script that
-    trains GPT-2, BERT or Llama so; cuts within layers, data parallelism and recomputation too. Refused: tensor parallelism.
+    torch (GPT-2, Llama, Mistral, Qwen, Phi-3, GLM, Nemotron): a training script of torch and transformers alone, with what the
+    plan uses of stages cut at any sub-layer, all schedules, ZeRO stages, copies of shards, tensor and sequence parallelism, and
+    recomputation. Refused: tensor parallelism of models whose matrices transformers packs into one (GPT-2, Phi-3, GLM).
 
     torchtitan (Llama, Qwen3): its settings as TOML and as Python; one stage, too, sharded by FSDP2 (ZeRO stages 2 and 3), with
     tensor-parallel ranks that share the tokens. Refused: cuts within layers, tied heads, ZeRO stage 1.
@@ -247,9 +248,8 @@ def export(plan: Path, to: str, nearest: bool, target: Path | None) -> Outcome:
     `plan --for` each of these five finds the best plan that can be exported, and what that costs. For a plan that one of them
     refuses, the fastest that it runs for the same model, devices, batch and memory is named, and exported by --nearest.
 
-    They also refuse units with different strategies, and all uneven shares; torch plans without
-    a pipeline. What costs only time or memory is left out, and named: sliced forward passes, data that would be sharded or
-    recomputed otherwise, the order of ranks, and the devices' placement.
+    All refuse units with different strategies and uneven shares. What costs only time or memory is left out, and named: sliced
+    forward passes, data that would be sharded or recomputed otherwise, the order of ranks, and the devices' placement.
     """
     exported = api.export(plan, to, nearest=nearest)
     written = [str(path) for path in write_export(exported, target)] if target else []
