@@ -245,7 +245,7 @@ def export(plan: Path, to: str, nearest: bool, target: Path | None) -> Outcome:
     their configuration, a script that trains a Hugging Face model with it, and what starts that. Refused: pipelines, tensor
     parallelism.
 
-    `plan --for` each of these five finds the best plan that can be exported, and what that costs. For a plan that one of them
+    `plan --for` each of them finds the best plan that can be exported, and what that costs. For a plan that one of them
     refuses, the fastest that it runs for the same model, devices, batch and memory is named, and exported by --nearest.
 
     All refuse units with different strategies and uneven shares. What costs only time or memory is left out, and named: sliced
