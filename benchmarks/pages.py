@@ -8,10 +8,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.quantities import format_bytes, format_time, plural
+from trainplan.profiling.clusters.cluster import load_cluster
 from trainplan.profiling.models.model import Model
 from trainplan.profiling.models.precision import usual_precision
 
+import trainplan as tp
 from trainplan.planned import Planned
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -38,6 +41,17 @@ def state_bytes(model: Model, devices: int) -> int:
     element, precision = model.element_bytes, usual_precision(model.element_bytes)
     each = element + precision.gradient_bytes(element) + 3 * precision.stepped_bytes(element)
     return model.total_parameters * each // devices
+
+
+def planned_row(model: Model, cluster: str, batch: int, **asked: Any) -> Row:
+    """A request's row: its plan, or why there is none. asked: as of `plan`."""
+    machine = load_cluster(cluster)
+    if (states := state_bytes(model, machine.devices)) > machine.used_kinds[0].usable_bytes:
+        return {"why": "does not fit", "state_bytes": states}
+    try:
+        return row_of(tp.plan(model=model, cluster=machine, batch=batch, beside=False, **asked))
+    except InputError as error:
+        return {"why": str(error)}
 
 
 def row_of(answer: Planned) -> dict[str, Any]:

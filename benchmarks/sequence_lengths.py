@@ -15,12 +15,9 @@ from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from trainplan.profiling.base.errors import InputError
-from trainplan.profiling.clusters.cluster import load_cluster
 from trainplan.profiling.models.model import Model, load_model
 
-import trainplan as tp
-from benchmarks.pages import DOCS, PLAN_HEAD, fill, plan_cells, row_of, state_bytes, table_row
+from benchmarks.pages import DOCS, PLAN_HEAD, fill, plan_cells, planned_row, table_row
 
 MODELS = {
     "llama3.2-1b": "Llama-3.2-1B",
@@ -73,22 +70,8 @@ def model_of(cell: Cell) -> Model:
 
 def made(cell: Cell, seconds: float) -> dict[str, Any]:
     """The cell's row: a plan, or why there is none."""
-    model, cluster = model_of(cell), load_cluster(f"h100:8x{cell.devices // 8}")
-    if (states := state_bytes(model, cell.devices)) > cluster.used_kinds[0].usable_bytes:
-        return {"why": "does not fit", "state_bytes": states}
-    try:
-        answer = tp.plan(
-            model=model,
-            cluster=cluster,
-            batch=STEP_TOKENS[cell.devices] // cell.tokens,
-            cp=CP[cell.tokens],
-            gap=GAP,
-            time_limit=seconds,
-            beside=False,
-        )
-    except InputError as error:
-        return {"why": str(error)}
-    return row_of(answer)
+    batch, cp = STEP_TOKENS[cell.devices] // cell.tokens, CP[cell.tokens]
+    return planned_row(model_of(cell), f"h100:8x{cell.devices // 8}", batch, cp=cp, gap=GAP, time_limit=seconds)
 
 
 def line(cell: Cell, row: dict[str, Any] | None) -> str:

@@ -16,12 +16,9 @@ from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from trainplan.profiling.base.errors import InputError
-from trainplan.profiling.clusters.cluster import load_cluster
 from trainplan.profiling.models.model import load_model
 
-import trainplan as tp
-from benchmarks.pages import DOCS, PLAN_HEAD, fill, plan_cells, row_of, state_bytes, table_row
+from benchmarks.pages import DOCS, PLAN_HEAD, fill, plan_cells, planned_row, table_row
 
 MODELS = {
     "llama3-8b": "Llama-3 8B",
@@ -82,21 +79,7 @@ def cells(models: list[str], devices: list[int], kinds: list[str]) -> Iterator[C
 def made(cell: Cell, seconds: float) -> dict[str, Any]:
     """The cell's row: a plan, or why there is none."""
     model = load_model(cell.model, SEQUENCE, "bfloat16")
-    if (states := state_bytes(model, cell.devices)) > load_cluster(cell.cluster).used_kinds[0].usable_bytes:
-        return {"why": "does not fit", "state_bytes": states}
-    try:
-        answer = tp.plan(
-            model=cell.model,
-            cluster=cell.cluster,
-            batch=cell.batch,
-            sequence=SEQUENCE,
-            gap=GAP,
-            time_limit=seconds,
-            beside=False,
-        )
-    except InputError as error:
-        return {"why": str(error)}
-    return row_of(answer)
+    return planned_row(model, cell.cluster, cell.batch, gap=GAP, time_limit=seconds)
 
 
 def line(cell: Cell, row: dict[str, Any] | None) -> str:
