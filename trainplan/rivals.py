@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar
 
+from trainplan.formulations.plan import Plan
 from trainplan.planned import Planned
 from trainplan.presets import DEFAULT, PAPERS, Published, preset
 from trainplan.profiling.base.errors import InputError
@@ -90,8 +91,9 @@ def rivals(
     planners get what is SHARED. gap: of the joint problem; the planners run to their end. time_limit: seconds for each. Raises
     InputError where the request does not suit the first of them.
     """
-    rows, labels = Rivals(), {each.preset: each.label for each in published}
+    rows = Rivals()
     answers: list[Planned] = []
+    incumbents: list[Plan] = []  # those of the planners' plans that the joint problem contains
     choices = {each.name for each in preset(published[0].preset).parameters}
     limits: dict[str, Any] = {"backend": JUDGED_ON, "time_limit": time_limit, "beside": False}
     for each in published:
@@ -113,11 +115,11 @@ def rivals(
             continue
         answers.append(answer)
         rows.append(_row(each.label, answer, answers[0], time.perf_counter() - began, without))
+        if len(answers) > 1 and answer.plan is not None and rows[-1].step_ns is not None and rows[-1].outside is None:
+            incumbents.append(answer.plan)
         if answer.interrupted:
             return rows, answers[0]
     label = f"{published[0].label}, {BEGUN}"
-    inside = {row.planner for row in rows if row.step_ns is not None and row.outside is None}
-    incumbents = [answer.plan for answer in answers[1:] if answer.plan is not None and labels[answer.preset.name] in inside]
     if not incumbents:
         return Rivals([*rows, _none(label, "none of their plans is one of this problem", 0.0)]), answers[0]
     if progress is not None:

@@ -150,10 +150,9 @@ class LaneTimes:
         still there for its backward pass."""
         alone, prices, shape = without_cp(layout), self.prices(layout, setting), self.profile.shapes[sublayer]
         ranks, stride, parameters = alone.degree("sdp"), alone.strides()["sdp"], self.parameters(sublayer, layout)
-        name = self.key_of[sublayer]
-        gather = prices.in_layer_ns(name, parameters * self.element_bytes, ranks, stride)
-        gather = gather if layout.zero_stage == 3 else 0
-        scatter = prices.in_layer_ns(name, parameters * self.gradient_bytes, ranks, stride)
+        gather, scatter = 0, self.behind_ns(sublayer, layout, setting).scattered
+        if layout.zero_stage == 3:
+            gather = prices.in_layer_ns(self.key_of[sublayer], parameters * self.element_bytes, ranks, stride)
         return gather, scatter + (0 if shape.kind == "head" else gather)
 
     def _behind_ns(self, sublayer: str, layout: Strategy, setting: Setting) -> Behind:
