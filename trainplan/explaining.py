@@ -98,8 +98,8 @@ def explain(
     except (ValueError, LookupError) as error:
         problem_text = f"is of another instance ({error})"
         raise InputError("plan", "claim.evidence.solution", problem_text, "plan again with `trainplan plan -o`") from error
-    end = time.monotonic() + (float("inf") if time_limit is None else time_limit)
     simulation = simulation or simulate(made)
+    end = time.monotonic() + (float("inf") if time_limit is None else time_limit)
     changes = tuple(stated.changes(instance, solution, lambda: time.monotonic() > end))
     return Explained(
         model=made.planned_model().name,
