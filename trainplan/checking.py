@@ -203,7 +203,7 @@ def check_claim(plan: Plan, profile: Profile | None = None) -> CheckedClaim | No
     request = request_of_claim(plan, evidence, profile)
     faults, restrictions, objective, bound, weak = list[str](), tuple[str, ...](), None, None, None
     try:
-        restrictions = tuple(stated.restrictions(evidence.options, claim.cost_model))
+        restrictions = tuple(stated.restrictions(request.options, claim.cost_model))
         instance = stated.instance(request)
         bound = weak = stated.checked_bound_ns(instance, None)
         solution = stated.load_solution(evidence.solution)
@@ -226,13 +226,16 @@ def check_claim(plan: Plan, profile: Profile | None = None) -> CheckedClaim | No
 
 def request_of_claim(plan: Plan, evidence: PlanEvidence, profile: Profile | None) -> Request:
     """The request that a plan is the answer to, as the evidence of its claim has it. Raises InputError."""
+    assert plan.claim is not None
+    asked = {parameter.name: parameter for parameter in problem(plan.claim.problem).parameters}
+    options = {name: asked[name].value(value) if name in asked else value for name, value in evidence.options.items()}
     return Request(
         plan.planned_model() if profile is None or profile.described_model is not None else None,
         None if evidence.cluster is None else Cluster.model_validate(evidence.cluster),
         plan.batch.global_samples,
         evidence.memory_bytes,
         profile=profile,
-        options=evidence.options,
+        options=options,
     )
 
 

@@ -82,7 +82,7 @@ def cost_model_of(request: Request) -> str:
             raise InputError(COMMAND_LINE, COST_MODEL.flag, "is streams", f"give executed: {refusal}")
         return chosen
     for parameter in (CP, FP8):
-        if str(request.options[parameter.name]) != str(parameter.default):
+        if request.options[parameter.name] != parameter.default:
             why = refusal or "leave --cost-model out"
             problem = f"is {request.options[parameter.name]}, which the cost model executed does not have"
             raise InputError(COMMAND_LINE, parameter.flag, problem, f"leave it out, or plan under streams: {why}")
@@ -91,7 +91,7 @@ def cost_model_of(request: Request) -> str:
 
 def cp_degrees(options: Mapping[str, Any]) -> tuple[int, ...]:
     """The context-parallel degrees that all units may have, ascending. Raises InputError."""
-    words = {word.strip() for word in str(options[CP.name]).split(",")}  # a whole number in plans of earlier versions
+    words = {word.strip() for word in options[CP.name].split(",")}
     if not all(word.isdecimal() and int(word) for word in words):
         raise InputError(COMMAND_LINE, CP.flag, f"is {shown(options[CP.name])}", "give degrees of at least 1, such as 1,2,4")
     return tuple(sorted(map(int, words)))

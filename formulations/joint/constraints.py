@@ -51,7 +51,7 @@ def restrictions(options: Mapping[str, Any]) -> list[str]:
     texts = []
     for parameter in (*PARAMETERS, *CONSTRAINTS):
         value, name = options.get(parameter.name, parameter.default), parameter.name
-        if parameter is CHUNKS or (str(value) == str(WIDEST.get(name, parameter.default)) and parameter is not SLICED):
+        if parameter is CHUNKS or (value == WIDEST.get(name, parameter.default) and parameter is not SLICED):
             continue
         if isinstance(value, bool):
             texts.append(

@@ -305,7 +305,7 @@ def host_part_bytes(cluster: Cluster | None) -> int | None:
 
 def build(request: Request, space: Space) -> Instance:
     """The instance of a request in a space. Raises InputError."""
-    devices, samples, cp = request.origin.devices, request.samples, str(request.options[CP.name])
+    devices, samples, cp = request.origin.devices, request.samples, request.options[CP.name]
     numbers = divisors(samples) if space.micro_batches is None else list(space.micro_batches)
     if wrong := [count for count in numbers if count < 1 or samples % count]:
         problem = f"is {samples} in {wrong[0]} micro-batches"
