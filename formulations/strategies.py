@@ -249,10 +249,15 @@ def gather_ranks(before: Strategy, after: Strategy, rank: int) -> tuple[int, ...
 
 def gather_groups(before: Strategy, after: Strategy) -> Iterator[tuple[int, ...]]:
     """All groups that `gather_ranks` gives, each once, the one of rank 0 first; none where ranks only slice."""
-    for rank in range(before.group):
+    for rank in range(0 if only_slices(before, after) else before.group):
         group = gather_ranks(before, after, rank)
-        if len(group) > 1 and group[0] == rank:
+        if group[0] == rank:
             yield group
+
+
+def only_slices(before: Strategy, after: Strategy) -> bool:
+    """Whether every rank already holds all rows that it needs under `after`: what holds for one holds for all."""
+    return _freed_digits(before, after) == ()
 
 
 @cache

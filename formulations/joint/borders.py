@@ -18,7 +18,7 @@ from trainplan.formulations.digits import common_digits
 from trainplan.formulations.instances import Integers
 from trainplan.formulations.joint.sites import Pairs, stage_links, stage_pairs
 from trainplan.formulations.joint.tables import FORBIDDEN, Boundary
-from trainplan.formulations.strategies import Digit, Strategy, gather_ranks
+from trainplan.formulations.strategies import Digit, Strategy
 from trainplan.formulations.work.moves import gather_tokens_ns, slice_gather_ns, slowest_message_ns
 from trainplan.profiling.profiles import Profile
 
@@ -47,7 +47,6 @@ class Borders:
         self.profile = profile
         self.links = cache(partial(stage_links, profile))
         self.pairs: Callable[[int], list[Pairs]] = cache(partial(stage_pairs, profile))
-        self._only_slices = cache(only_slices)
 
     def boundary(
         self, size: int, strategies: Sequence[Strategy], group: int, samples: int, sliced: bool, chunks: int = 1
@@ -84,8 +83,8 @@ class Borders:
                 if common_digits([before, after]) is None:
                     times[a, b] = FORBIDDEN
                     continue
-                moved = 0.0 if self._only_slices(before, after) else slice_gather_ns(self.profile, before, after, samples, size)
-                times[a, b] = round(moved) + round(gather_tokens_ns(self.profile, before, after, samples, size))
+                moves = (slice_gather_ns, gather_tokens_ns)
+                times[a, b] = sum(round(move(self.profile, before, after, samples, size)) for move in moves)
         return times
 
     def _messages(self, size: int, strategies: Sequence[Strategy], group: int, samples: int) -> Integers:
@@ -93,11 +92,6 @@ class Borders:
         messages = [message_bytes(strategy, samples, size) for strategy in strategies]
         times = [[slowest_message_ns(self.profile, message, ranks) for message in messages] for ranks in self.pairs(group)]
         return np.array(times, np.int64).reshape(len(times), len(strategies))
-
-
-def only_slices(before: Strategy, after: Strategy) -> bool:
-    """Whether every rank has the samples that it needs, of strategies with common digits: what holds for one holds for all."""
-    return len(gather_ranks(before, after, 0)) == 1
 
 
 def message_bytes(strategy: Strategy, samples: int, size: int) -> int:

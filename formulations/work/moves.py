@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import islice
 
 from trainplan.formulations.digits import alike_over
 from trainplan.formulations.strategies import Strategy, gather_groups
 from trainplan.formulations.work.primitives import collective
-from trainplan.profiling.costs import collective_ns
+from trainplan.profiling.clusters.network import Link
+from trainplan.profiling.costs import collective_ns, ring_ns
 from trainplan.profiling.models.precision import Precision
 from trainplan.profiling.profiles import Profile
 
@@ -24,11 +24,23 @@ def slice_gather_ns(profile: Profile, before: Strategy, after: Strategy, samples
     """A re-layout one way, with its fraction: the rows that a rank works on under `after` and not under `before`, gathered from
     those that hold them; the slowest rank counts. sample_bytes: hidden states of one sample between the two layers."""
     block = samples // before.data_degree * sample_bytes
-    groups = gather_groups(before, after)
     if alike_over(profile.network, profile.devices, before, after):
-        groups = islice(groups, 1)
+        size, link = _first_gather(profile, before, after)
+        return 0.0 if link is None else ring_ns("all-gather", block * size, size, link)
+    groups = gather_groups(before, after)
     messages = (collective_ns(profile.network, "all-gather", block * len(ranks), ranks) for ranks in groups)
     return max(messages, default=0.0)
+
+
+def _first_gather(profile: Profile, before: Strategy, after: Strategy) -> tuple[int, Link | None]:
+    """The size of the group of the first rank that gathers rows, and its link; None where ranks only slice. Groups of thousands
+    of ranks are listed once."""
+    key = "first gather", before.layout, after.layout
+    if key not in profile.derived:
+        ranks = next(gather_groups(before, after), ())
+        profile.derived[key] = len(ranks), profile.network.link(ranks, "all-gather") if ranks else None
+    size, link = profile.derived[key]
+    return size, link
 
 
 def gather_tokens_ns(profile: Profile, before: Strategy, after: Strategy, samples: int, sample_bytes: int) -> float:

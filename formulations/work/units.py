@@ -33,7 +33,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import groupby
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from trainplan.formulations.strategies import Paradigm, Strategy
 from trainplan.formulations.work.moves import tied_ns
@@ -137,69 +137,86 @@ def unit_work(
     profile's. Raises InputError
     where the profile lacks the shape.
     """
-    exact = exact_work(profile, sublayer, strategy, samples, kind, padded=True, left_out=left_out, precision=precision)
-    return UnitWork(**{name: round(value) for name, value in vars(exact).items()})
+    moves = _moves_ns(profile, sublayer, strategy, samples, True, left_out, precision or profile.precision, whole=True)
+    forward_ns, recompute_ns, backward_ns = map(round, _passes_ns(profile, sublayer, strategy, samples, kind))
+    return UnitWork(forward_ns=forward_ns, recompute_ns=recompute_ns, backward_ns=backward_ns, **moves)
 
 
-def exact_work(
+def exact_work(profile: Profile, sublayer: str, strategy: Strategy, samples: int) -> UnitWork[float]:
+    """The pieces of a sub-layer with their fractions, for models that let them overlap; parameters are moved as they are, not
+    as the equal shards that programs cut them into. As `unit_work` else."""
+    moves = _moves_ns(profile, sublayer, strategy, samples, False, 0, profile.precision, whole=False)
+    forward_ns, recompute_ns, backward_ns = _passes_ns(profile, sublayer, strategy, samples)
+    return UnitWork(forward_ns=forward_ns, recompute_ns=recompute_ns, backward_ns=backward_ns, **moves)
+
+
+def _passes_ns(
+    profile: Profile, sublayer: str, strategy: Strategy, samples: int, kind: str | None = None
+) -> tuple[float, float, float]:
+    """The computations of a micro-batch: forward, recomputed and backward."""
+    entry = computed_cost(profile, sublayer, strategy, samples // strategy.data_degree, kind)
+    forward_ns = (entry.forward_without_graph_ns if strategy.ckpt else entry.forward_ns).value
+    return forward_ns, entry.forward_ns.value if strategy.ckpt else 0, entry.backward_ns.value
+
+
+def _moves_ns(
     profile: Profile,
     sublayer: str,
     strategy: Strategy,
     samples: int,
-    kind: str | None = None,
-    *,
-    padded: bool = False,
-    left_out: int = 0,
-    precision: Precision | None = None,
-) -> UnitWork[float]:
-    """The pieces of a sub-layer with their fractions, for models that let them overlap; as `unit_work` else.
-
-    padded: whether sharded parameters are moved as the equal shards that programs cut them into, the last one padded.
-    left_out, precision: as in `unit_work`.
-    """
-    entry = computed_cost(profile, sublayer, strategy, samples // strategy.data_degree, kind)
-    precision = precision or profile.precision
+    padded: bool,
+    left_out: int,
+    precision: Precision,
+    whole: bool,
+) -> dict[str, Any]:
+    """The pieces of a sub-layer that are no computations of a micro-batch, which do not depend on what is recomputed; kept with
+    the profile. whole: each rounded, else with its fraction."""
     layout = strategy.levels, strategy.zero, strategy.sequence_parallel
-    key = "moves", sublayer, *layout, samples, padded, left_out, precision
-    if key not in profile.derived:  # they do not depend on what is recomputed
-        profile.derived[key] = _moves_ns(profile, sublayer, strategy, samples, padded, left_out, precision)
-    return UnitWork(
-        forward_ns=(entry.forward_without_graph_ns if strategy.ckpt else entry.forward_ns).value,
-        recompute_ns=entry.forward_ns.value if strategy.ckpt else 0,
-        backward_ns=entry.backward_ns.value,
-        **profile.derived[key],
-    )
+    key = "moves", sublayer, *layout, samples, padded, left_out, precision, whole
+    if key not in profile.derived:
+        once = "moves once", *key[1:5], *key[6:]
+        if once not in profile.derived:
+            of_parameters = _parameter_moves_ns(profile, sublayer, strategy, padded, left_out, precision)
+            profile.derived[once] = {name: round(ns) for name, ns in of_parameters.items()} if whole else of_parameters
+        of_tokens = _token_moves_ns(profile, sublayer, strategy, samples)
+        rounded = {name: round(ns) for name, ns in of_tokens.items()} if whole else of_tokens
+        profile.derived[key] = {**profile.derived[once], **rounded}
+    moves: dict[str, Any] = profile.derived[key]
+    return moves
 
 
-def _moves_ns(
-    profile: Profile, sublayer: str, strategy: Strategy, samples: int, padded: bool, left_out: int, precision: Precision
+def _token_moves_ns(profile: Profile, sublayer: str, strategy: Strategy, samples: int) -> dict[str, float]:
+    """What moves hidden states and their gradients, with fractions."""
+    tp, rows, shape = strategy.degree("tp"), samples // strategy.data_degree, profile.shapes[sublayer]
+    partial, partial_back = partial_sums_ns(profile, shape, strategy, rows)
+    names = ("tokens_in_ns", "tokens_out_ns", "tokens_again_ns", "gradient_in_ns", "gradient_out_ns")
+    times = dict.fromkeys(names, 0.0)
+    if strategy.sequence_parallel:
+        forward, back = reductions(shape, tp)
+        hidden, ranks = rows * (shape.output_bytes if forward else shape.input_bytes), _peers(strategy, "tp")
+        gather, scatter = (collective_ns(profile.network, way, hidden, ranks) for way in _WAYS)
+        each = (back * gather, forward * scatter, back * gather, forward * gather, back * scatter)
+        times = dict(zip(names, each, strict=True))
+    return {"partial_ns": partial, "partial_back_ns": partial_back, **times}
+
+
+def _parameter_moves_ns(
+    profile: Profile, sublayer: str, strategy: Strategy, padded: bool, left_out: int, precision: Precision
 ) -> dict[str, float]:
-    """The pieces of a sub-layer that are no computations of a micro-batch, with their fractions."""
-    tp, rows, element = strategy.degree("tp"), samples // strategy.data_degree, profile.parameter_bytes
-    shape = profile.shapes[sublayer]
-    shard, sdp = shape.shard(tp), strategy.degree("sdp")
+    """What moves parameters and their gradients, and the optimizer, with fractions. padded: whether shards are equal parts, the
+    last one padded."""
+    element, shape, sdp = profile.parameter_bytes, profile.shapes[sublayer], strategy.degree("sdp")
+    shard, gradient = shape.shard(strategy.degree("tp")), precision.gradient_bytes(element)
     parameters = shard.parameters - left_out
     part = -(-parameters // sdp)
-    whole, gradient = sdp * part if padded else parameters, precision.gradient_bytes(element)
-    forward, back = reductions(shape, tp)
+    whole = sdp * part if padded else parameters
 
     def among(paradigm: Paradigm, operation: Operation, message_bytes: int) -> float:
         return collective_ns(profile.network, operation, message_bytes, _peers(strategy, paradigm))
 
-    partial, partial_back = partial_sums_ns(profile, shape, strategy, rows)
-    hidden = rows * (shape.output_bytes if forward else shape.input_bytes)
-    gather, scatter = (among("tp", way, hidden) for way in _WAYS)
-    spread = strategy.sequence_parallel
     replicated = shard.replicated_parameters * gradient
     return {
-        "partial_ns": partial,
         "gather_ns": among("sdp", "all-gather", whole * element) if strategy.shares_parameters else 0.0,
-        "partial_back_ns": partial_back,
-        "tokens_in_ns": back * gather * spread,
-        "tokens_out_ns": forward * scatter * spread,
-        "tokens_again_ns": back * gather * spread,
-        "gradient_in_ns": forward * gather * spread,
-        "gradient_out_ns": back * scatter * spread,
         "replicated_ns": among("tp", "all-reduce", replicated) if replicated else 0.0,
         "scatter_ns": among("sdp", "reduce-scatter", whole * gradient),
         "reduce_ns": among("dp", "all-reduce", part * gradient),
