@@ -4,7 +4,8 @@
     coarse      a master over rough bounds on all spans: is a better step possible?      `span_bounds`, `master`
     fine        the same with all prices and depths: the least step by these bounds
     paths       stages that the least path uses are solved exactly, its pipeline is simulated, and the path is sought again,
-                until its bounds are exact (not of pipelines that mostly fill and empty, which are priced at once)
+                until its bounds are exact, or have long stood still (not of pipelines that mostly fill and empty, which are
+                priced at once)
     classes     the same with interface states at cuts told apart, where stages do not know what their neighbours send
     whole       the same along one whole partition at a time                              `whole_paths`
     priced      weighted paths and prices of memory along all pipelines at once, and plans from these    `free_cuts`
@@ -46,6 +47,7 @@ SHARE = 16  # of the gap asked for, what one stage may be off
 FINENESS = 16  # of the gap asked for, what bisection may be off
 LABELS = 20_000  # of one unit, in a front
 PARTS = 4  # of what is between bound and target, of which one is settled first, and then twice as much each time
+MOST_STALLED = 6  # rounds of a path that leave the bound where it is, before what comes next
 MOST_PARTITIONS = 40  # that are bounded one by one where fronts are larger
 
 
@@ -60,7 +62,8 @@ def decomposition(instance: Instance, search: Search) -> Outcome:
 @dataclass
 class _Entry:
     """A configuration on its way: what comes next, the path that its bounds leave; whether interface states at cuts are told
-    apart by now, and paths followed along whole partitions."""
+    apart by now, and paths followed along whole partitions; how much of the gap is settled next (`PARTS`), and how many rounds
+    of a path have left the bound where it is."""
 
     place: int
     candidate: Candidate | Single | None = None
@@ -69,6 +72,7 @@ class _Entry:
     told_apart: bool = False
     whole: bool = False
     share: float = 1 / PARTS
+    stalled: int = 0
 
 
 def _or_none(value: float) -> float | None:
@@ -178,7 +182,8 @@ class _Run:
             self.statistics["stages_solved"] += candidate.take_count()
             self.loosest = max(self.loosest, candidate.exact.loosest)
             value, path = candidate.master.bound(self.search.target(), fineness, bound, entry.whole)
-            if rose or path != entry.path:
+            entry.stalled = 0 if value > bound else entry.stalled + 1
+            if (rose or path != entry.path) and entry.stalled < MOST_STALLED:
                 entry.stage = PATHS
             elif not entry.told_apart and candidate.classes > 1:
                 entry.stage = CLASSES
@@ -192,7 +197,7 @@ class _Run:
             self.statistics["classes"] += 1
             candidate.prepare(self.search.target(), coarse=False, groups=GROUPS)
             value, entry.path = candidate.master.bound(self.search.target(), fineness, bound)
-            entry.stage, entry.told_apart = PATHS, True
+            entry.stage, entry.told_apart, entry.stalled = PATHS, True, 0
         elif entry.stage == PRICED:
             entry.stage = SUFFIXES
             if candidate.schedule == "sliced":
