@@ -400,5 +400,5 @@ def limits_bytes(plan: Plan, request: Request) -> list[int]:
     if request.memory_bytes is not None or request.cluster is None:
         return [request.with_margin(0).limit_bytes] * plan.world
     kinds = {kind.name: kind.usable_bytes for kind in request.cluster.used_kinds}
-    devices = plan.placement or range(plan.world)
-    return [kinds[request.cluster.device_kinds[device]] for device in devices]
+    of_device = request.cluster.device_kinds
+    return [kinds[of_device[device]] for device in plan.placement or range(plan.world)]

@@ -76,6 +76,9 @@ class PlannedRank:
         self._rows: dict[tuple[int, int, Part], tuple[int, ...]] = {}
         self._peers: dict[tuple[int, Paradigm], tuple[int, ...]] = {}
         self._sources: dict[tuple[int, int], tuple[int, ...]] = {}
+        self._tokens: dict[tuple[int, int], tuple[int, int]] = {}
+        self._gathered_tokens: dict[int, tuple[tuple[int, int], ...]] = {}
+        self._drawing: dict[tuple[Op, int], bool] = {}
 
     def _replica(self, place: int) -> int:
         """Of uneven shares: which data-parallel replica a place belongs to. All units are laid out alike then."""
@@ -162,11 +165,9 @@ class PlannedRank:
         assert i.unit is not None and i.micro_batch is not None
         part = Part(i.micro_batch, i.half)
         if i.op in DRAWING:
-            drawing = draws(self.model.units[i.unit].sublayer, self.strategies[i.unit], i.op)
-            return {"rows": self.rows(i.unit, part)} if drawing else {}
+            return {"rows": self.rows(i.unit, part)} if self._draws(i.op, i.unit) else {}
         if i.op is Op.GATHER_TOKENS:
-            unit = laid_as(i.reads[0])
-            return {"tokens": tuple(self.tokens_at(place, unit) for place in self.strategies[unit].peers(self.place, "tp"))}
+            return {"tokens": self._tokens_of_peers(laid_as(i.reads[0]))}
         if i.op in SHARING:
             return {"tokens": self.tokens_at(self.place, i.unit)}
         forward = (*i.reads, *i.writes)[0].startswith("hidden")
@@ -215,10 +216,27 @@ class PlannedRank:
         """The bytes of a unit, without the modules of it that are recomputed."""
         return Selective(self.model.units[unit].sublayer, self.strategies[unit].modules)
 
+    def _draws(self, op: Op, unit: int) -> bool:
+        """Whether an operation on a unit drops numbers."""
+        key = (op, unit)
+        if key not in self._drawing:
+            self._drawing[key] = draws(self.model.units[unit].sublayer, self.strategies[unit], op)
+        return self._drawing[key]
+
     def tokens_at(self, place: int, unit: int) -> tuple[int, int]:
         """The first one and the end of the tokens that the rank at a place has of each sample, in a unit's layout."""
-        part, parts = self.strategies[unit].share(place)
-        return shard_bounds(self.model.units[unit].sublayer.tokens, parts, part)
+        key = (place, unit)
+        if key not in self._tokens:
+            part, parts = self.strategies[unit].share(place)
+            self._tokens[key] = shard_bounds(self.model.units[unit].sublayer.tokens, parts, part)
+        return self._tokens[key]
+
+    def _tokens_of_peers(self, unit: int) -> tuple[tuple[int, int], ...]:
+        """The tokens of each rank of a tensor-parallel group, in a unit's layout."""
+        if unit not in self._gathered_tokens:
+            places = self.strategies[unit].peers(self.place, "tp")
+            self._gathered_tokens[unit] = tuple(self.tokens_at(place, unit) for place in places)
+        return self._gathered_tokens[unit]
 
     def laid_bytes(self, boundary: int, unit: int, rows: int) -> int:
         """Bytes of the hidden states of some samples that a unit passes on, of the tokens of a rank under another's layout."""

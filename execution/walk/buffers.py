@@ -27,6 +27,7 @@ OF_UNIT_AND_PART = (
     | SHARED
     | BETWEEN
 )
+_WITH_UNIT, _WITH_PART = OF_UNIT | OF_UNIT_AND_PART, OF_PART | OF_UNIT_AND_PART
 
 
 class Name(NamedTuple):
@@ -47,11 +48,12 @@ def parsed(name: str) -> Name | None:
     if not all(text.isdecimal() and len(text) < 10 for text in texts):
         return None
     numbers = list(map(int, texts))
-    unit = numbers.pop(0) if kind in OF_UNIT | OF_UNIT_AND_PART and numbers else None
-    part = Part(*numbers) if kind in OF_PART | OF_UNIT_AND_PART and len(numbers) in (1, 2) else None
-    result = Name(kind, unit, part)
-    complete = kind in OF_STEP or (unit is not None if kind in OF_UNIT else part is not None)
-    return result if complete and str(result) == name else None
+    if any(text != str(number) for text, number in zip(texts, numbers, strict=True)):
+        return None
+    unit = numbers.pop(0) if kind in _WITH_UNIT and numbers else None
+    part = Part(*numbers) if kind in _WITH_PART and len(numbers) in (1, 2) else None
+    complete = part is not None if kind in _WITH_PART else not numbers and (kind in OF_STEP or unit is not None)
+    return Name(kind, unit, part) if complete else None
 
 
 def partitioned(program: Program, unit: int) -> bool:

@@ -39,14 +39,17 @@ def check(programs: Sequence[Program]) -> list[str]:
 
 def faults_of_each(programs: Sequence[Program]) -> list[str]:
     """What is wrong with the instructions of programs, each by itself."""
-    kinds = _kinds(programs)
-    for test in (malformed, operands):  # what comes after relies on what comes before
-        if wrong := [fault for program in kinds for fault in test(program)]:
-            return wrong
-    faults = [fault for program in programs for fault in (*states(program), *groups(program))]
-    return faults + [
-        fault for program in kinds for fault in (*sizes(program), *races(program), *lifetimes(program), *posts(program))
-    ]
+    wrong_form, wrong_operands, wrong = list[str](), list[str](), list[str]()
+    for program in _kinds(programs):  # all of one program together: they parse the same names
+        if faults := malformed(program):  # what comes after relies on what comes before
+            wrong_form += faults
+        elif faults := operands(program):
+            wrong_operands += faults
+        else:
+            wrong += (*sizes(program), *races(program), *lifetimes(program), *posts(program))
+    if wrong_form or wrong_operands:
+        return wrong_form or wrong_operands
+    return [fault for program in programs for fault in (*states(program), *groups(program))] + wrong
 
 
 def _kinds(programs: Sequence[Program]) -> list[Program]:

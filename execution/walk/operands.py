@@ -338,14 +338,20 @@ def _relative(name: str, unit: int | None, part: Part | None) -> str:
         return name
     text = name_parts.kind
     if name_parts.unit is not None and unit is not None:
-        text += {-unit: ".0", 0: ".u", 1: ".v"}.get(name_parts.unit - unit, ".?")
+        text += _UNITS.get(name_parts.unit - unit, ".0" if name_parts.unit == 0 else ".?")
     if name_parts.part is not None and part is not None:
-        whole = Part(part.micro_batch)
-        letters = {part: ".p"} if part.half is None else {part: ".p", whole: ".w"}
-        if part.half is None:
-            letters |= dict(zip(whole.halves, (".a", ".b"), strict=True))
-        text += letters.get(name_parts.part, ".?")
+        text += ".p" if name_parts.part == part else _other_part(name_parts.part, part)
     return text
+
+
+_UNITS = {0: ".u", 1: ".v"}  # by how far a unit is behind that of the operation
+
+
+def _other_part(other: Part, part: Part) -> str:
+    """What stands for a part of a micro-batch, or the whole of it, in the forms of operations on another part."""
+    whole = Part(part.micro_batch)
+    letters = {whole: ".w"} if part.half is not None else dict(zip(whole.halves, (".a", ".b"), strict=True))
+    return letters.get(other, ".?")
 
 
 @cache
