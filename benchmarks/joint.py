@@ -4,9 +4,11 @@ Every case runs in a process of its own, after imports and a solve of a small in
 case is known before: neither tables nor bounds. Wall and processor seconds are from the request to the answer: estimating the
 profile, tables, and search; `tables` are the processor's seconds for the tables of all configurations, once more, with up to
 so many `options` a unit. `reached` is the gap proven when the search ends, at the gap asked for or at the limit; `first` is
-when the first plan was there. Part 2 (--growth): seconds by layers, devices and micro-batches.
+when the first plan was there. Part 2 (--growth): seconds by layers, devices and micro-batches. Part 3 (--walk): seconds in
+which the plan of a case is compiled, checked and walked, and those of `check` on it, its claim's evidence included.
 
     python benchmarks/joint.py --json results.json
+    python benchmarks/joint.py --case llama3-405b-16384 --walk
     python benchmarks/joint.py --case llama3-405b --seconds 60 --gap 3e-4
 """
 
@@ -17,6 +19,7 @@ import json
 import multiprocessing
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -129,10 +132,10 @@ def solved(request: dict[str, Any], gap: float, seconds: float, noisy: bool = Fa
     }
 
 
-def apart(*arguments: Any) -> dict[str, Any]:
-    """`solved` in a fresh process."""
+def apart(*arguments: Any, what: Callable[..., dict[str, Any]] = solved) -> dict[str, Any]:
+    """`solved`, or another one, in a fresh process."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
-        row: dict[str, Any] = pool.apply(solved, arguments)
+        row: dict[str, Any] = pool.apply(what, arguments)
     return row
 
 
@@ -168,6 +171,27 @@ def _text(name: str, value: Any) -> str:
     return f"{value:.3f}" if isinstance(value, float) else str(value)
 
 
+def walked(request: dict[str, Any], gap: float, seconds: float) -> dict[str, Any]:
+    """A plan of one case, compiled, checked and walked, in this process; and `check` on its certified form."""
+    import trainplan as tp
+
+    began: list[tuple[str, float]] = []
+
+    def note(event: Any) -> None:
+        if isinstance(event, str):
+            began.append((event, time.perf_counter()))
+
+    planned = tp.plan(**request, gap=gap, time_limit=seconds + 300, beside=False, cost_model="executed", progress=note)
+    ended = time.perf_counter()
+    walk_s = ended - next(at for event, at in began if event.startswith("compiling"))
+    certified = tp.certify(planned, time_limit=30)
+    began_check = time.perf_counter()
+    checked = tp.check(certified.plan)
+    assert not checked.faults and checked.claim is not None and not checked.claim.faults, checked
+    check_s = time.perf_counter() - began_check
+    return {"programs": checked.programs, "instructions": checked.instructions, "walk_s": walk_s, "check_s": check_s}
+
+
 def growth() -> list[dict[str, Any]]:
     """Seconds to a gap of 1e-4 as one number of a case grows."""
     base, rows = CASES["bert-xhuge"][0], []
@@ -192,7 +216,14 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, help="limit, in place of each case's own")
     parser.add_argument("--gap", type=float, help="gap asked for, in place of each case's own")
     parser.add_argument("--growth", action="store_true", help="part 2 alone")
+    parser.add_argument("--walk", action="store_true", help="part 3 alone")
     options = parser.parse_args()
+    if options.walk:
+        for name in options.case or CASES:
+            row = apart(*CASES[name], what=walked)
+            print(f"{name}: {row['programs']} programs of {row['instructions']:,} instructions", end=", ")
+            print(f"compiled, checked and walked in {row['walk_s']:.1f} s; `check` {row['check_s']:.1f} s", flush=True)
+        return 0
     rows = growth() if options.growth else []
     for name in () if options.growth else options.case or CASES:
         request, gap, seconds = CASES[name]
