@@ -24,7 +24,6 @@ from trainplan.formulations.instances import Integers
 from trainplan.formulations.joint.evaluation import evaluate
 from trainplan.formulations.joint.problem import Configuration, Instance, Solution
 from trainplan.formulations.joint.tables import FORBIDDEN, Boundary, OptionTable
-from trainplan.solvers.chain.dominance import undominated
 
 LARGEST = 1 << 60
 
@@ -248,6 +247,14 @@ def _relayouts(boundary: Boundary) -> tuple[Integers, Integers]:
 
 
 def _undominated(labels: list[Label]) -> list[Label]:
-    """Those that need more in nothing than any other one, whatever comes before them."""
-    base, peak, host = np.array([label[:3] for label in labels], np.int64).T
-    return [labels[place] for place in undominated(np.zeros(len(labels), np.intp), base, [peak, host])]
+    """Those that need more in nothing than any other one, whatever comes before them; of equal ones the first."""
+    kept: list[Label] = []
+    for label in sorted(labels, key=_needs):
+        _, peak, host, _ = label
+        if not any(other.peak <= peak and other.host <= host for other in kept):
+            kept.append(label)
+    return kept
+
+
+def _needs(label: Label) -> tuple[int, int, int]:
+    return label[:3]
