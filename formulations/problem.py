@@ -236,8 +236,8 @@ class Problem(ABC):
         """A solution of the first instance of `uniform` as one of the instance; None where the problem does not say."""
         return None
 
-    def restrictions(self, options: Mapping[str, Any], cost_model: str) -> list[str]:
-        """What the parameters' values and the cost model leave out, as the command's options say it: what is not proven."""
+    def restrictions(self, request: Request, cost_model: str) -> list[str]:
+        """What a request and the cost model leave out, as the command's options say it: what is not proven."""
         return []
 
     def beyond(self, instance: Any, narrower: Any, left_out: str) -> Any | None:

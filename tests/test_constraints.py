@@ -233,7 +233,7 @@ def test_what_is_proven_says_under_which_restrictions() -> None:
     claim = tp.check(certified).claim  # type: ignore[union-attr]
     assert claim is not None and f"no plan of the problem under {under} is more than" in claim.verdict
     wide = {**answer.request.options, "schedule": "all", "pipeline": 1, "sliced": 1, "modules": True, "sequence_parallel": True}
-    told = answer.problem.restrictions(wide, "executed")
+    told = answer.problem.restrictions(replace(answer.request, options=wide), "executed")
     assert told == ["--pipeline 1", "--sliced 1", "--host none", "--forbid sdp,tp4", "--chunks 2"]
     of_streams = tp.plan(model="llama3-8b", cluster="h100:8", batch=16, sequence=1024, gap=1e-2)
     assert of_streams.restrictions[-2:] == ["one layout for all units", "in pipelines ZeRO 0 and 1"]

@@ -79,6 +79,14 @@ def test_links_that_are_unlike_are_planned_as_before() -> None:
         assert PRESETS["joint"].problem.unsuited(request) is None
 
 
+def test_islands_of_72_devices_are_planned_jointly_and_say_what_is_left_out() -> None:
+    answer = tp.plan(model="llama3-8b", cluster="gb200:72x2", batch=144, sequence=4096, dtype="bfloat16", gap=0.05)
+    assert answer.preset.name == "joint" and answer.instead is None
+    assert any("no stages or groups with unlike links (links between" in text for text in answer.restrictions)
+    uniform = tp.plan(model="llama3-8b", cluster="h100:8x2", batch=32, sequence=4096, dtype="bfloat16", gap=0.05)
+    assert not any("unlike" in text for text in uniform.restrictions)
+
+
 def test_the_command_says_which_and_why() -> None:
     words = ["--model", "gpt2", "--cluster", "cpu-4", "--batch", "8", "--sequence", "64"]
     assert "like      joint\n" in call("plan", *words).stdout

@@ -203,7 +203,7 @@ def check_claim(plan: Plan, profile: Profile | None = None) -> CheckedClaim | No
     request = request_of_claim(plan, evidence, profile)
     faults, restrictions, objective, bound, weak = list[str](), tuple[str, ...](), None, None, None
     try:
-        restrictions = tuple(stated.restrictions(request.options, claim.cost_model))
+        restrictions = tuple(stated.restrictions(request, claim.cost_model))
         instance = stated.instance(request)
         bound = weak = stated.checked_bound_ns(instance, None)
         solution = stated.load_solution(evidence.solution)

@@ -176,7 +176,7 @@ class Planned:
     @property
     def restrictions(self) -> list[str]:
         """What the request leaves out of all plans that the problem knows, as the command's options say it."""
-        return self.problem.restrictions(self.request.options, self.problem.cost_model(self.instance))
+        return self.problem.restrictions(self.request, self.problem.cost_model(self.instance))
 
     @property
     def step_ns(self) -> int | None:

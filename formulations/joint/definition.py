@@ -24,7 +24,7 @@ from trainplan.formulations.joint.records import InstanceRecord, SolutionRecord
 from trainplan.formulations.joint.runtimes import within_runtime
 from trainplan.formulations.joint.space import Space
 from trainplan.formulations.joint.streamed import COST_MODEL, LEFT_OUT, StreamedCosts
-from trainplan.formulations.joint.suits import unsuited
+from trainplan.formulations.joint.suits import unlike_links, unsuited
 from trainplan.formulations.joint.tables import Option, OptionTable
 from trainplan.formulations.plan import Batch, Plan, Stage
 from trainplan.formulations.plan_units import Order, PlannedUnit, planned_unit
@@ -58,9 +58,11 @@ class Joint(Problem):
         places = [place for place, each in enumerate(layouts) if each != layout]
         return str(layout[0]), instance.only(places) if places else None
 
-    def restrictions(self, options: Mapping[str, Any], cost_model: str) -> list[str]:
-        """What the values of the parameters, and the cost model, leave out of all plans that the problem knows."""
-        return [*restrictions(options), *(LEFT_OUT if cost_model.startswith(COST_MODEL) else ())]
+    def restrictions(self, request: Request, cost_model: str) -> list[str]:
+        """What the values of the parameters, the devices and the cost model leave out of all plans that the problem knows."""
+        links = unlike_links(request)
+        of_links = [] if links is None else [f"no stages or groups with unlike links ({links})"]
+        return [*restrictions(request.options), *of_links, *(LEFT_OUT if cost_model.startswith(COST_MODEL) else ())]
 
     def beyond(self, instance: Instance, narrower: Instance, left_out: str) -> Instance | None:
         """The configurations that only the wider instance has, where the parameter chooses among configurations alone: those

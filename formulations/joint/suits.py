@@ -12,18 +12,28 @@ MOST_ALIKE = 1024  # devices of a stage whose groups are looked at one by one, w
 
 
 def unsuited(request: Request) -> str | None:
-    """What the joint problem does not state of a request; None where it states all of it.
+    """Why another problem is better for a request; None where this one is for it.
 
-    Its stages lie alike in the cluster, and devices are of one kind. In clusters of mixed kinds, or where some numbers of
-    stages or groups of devices have unlike links, it has fewer plans than there are.
+    Its devices are of one kind, and its stages and groups those that lie alike in the cluster. Where islands of equal devices
+    tile the cluster, that leaves good plans of every depth (see `unlike_links`); where links are as they come, perhaps none.
     """
     kinds = [kind.name for kind in request.cluster.used_kinds] if request.cluster else list(request.profile.kinds)  # type: ignore[union-attr]
     if len(kinds) > 1:
         return f"devices are of {len(kinds)} kinds ({', '.join(kinds)}), and it takes them for equal"
-    network = (request.cluster or request.profile).network  # type: ignore[union-attr]
+    return unlike_links(request) if _network(request).tiles is None else None
+
+
+def unlike_links(request: Request) -> str | None:
+    """Which stages or groups of a request's devices have unlike links, so that no plan of the problem has them; None where all
+    of a power of two of devices lie alike."""
+    network = _network(request)
     if network.uniform:
         return None
     return _unlike(network, request.origin.devices, request.options.get("pipeline"))
+
+
+def _network(request: Request) -> Network:
+    return (request.cluster or request.profile).network  # type: ignore[union-attr]
 
 
 def _unlike(network: Network, devices: int, depth: int | None) -> str | None:
