@@ -53,18 +53,21 @@ class Efficiency(Record):
 
 class Fit(Record):
     """How a number came about. date: of the fit, as 2026-01-31; rows: ids of the measured runs that it was fitted to;
-    residuals: of each row the predicted over the measured step, less 1; source: of what is assumed."""
+    residuals: of each row the predicted over the measured step, less 1; left_out: the same by a fit without any row of its
+    source; source: of what is assumed."""
 
     origin: Literal["fitted", "assumed"]
     date: Annotated[str, Field(pattern=r"^(\d{4}-\d{2}-\d{2})?$")] = ""
     rows: list[str] = Field(default_factory=list)
     residuals: list[Annotated[float, Field(ge=-1, allow_inf_nan=False)]] = Field(default_factory=list)
+    left_out: list[Annotated[float, Field(ge=-1, allow_inf_nan=False)]] = Field(default_factory=list)
     source: str = ""
 
     @model_validator(mode="after")
     def _says_where_from(self) -> Fit:
-        if len(self.rows) != len(self.residuals):
-            raise InputError("", "residuals", f"are {len(self.residuals)} of {len(self.rows)} rows", "give one for each row")
+        for name in ("residuals", "left_out"):
+            if (count := len(getattr(self, name))) not in (len(self.rows), 0 if name == "left_out" else len(self.rows)):
+                raise InputError("", name, f"are {count} of {len(self.rows)} rows", "give one for each row")
         if self.origin == "fitted" and not (self.rows and self.date):
             raise InputError("", "rows", "or date is missing", "say when it was fitted, and to which rows")
         if self.origin == "assumed" and not self.source:

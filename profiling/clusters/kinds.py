@@ -2,9 +2,10 @@
 
 A kind without an efficiency at a precision takes that of the nearest kind that has one: of its own architecture if there is
 any, else of its vendor, then of about its year. Its error is then wider. Of several kinds that are as near, or of one, what is
-fitted to measured runs goes before what is assumed. Where it has r times the power of a sibling of its architecture for each
-FLOP/s, r below 1, it reaches r^(1/3) of what that one does, for a circuit's dynamic power grows with the cube of its clock
-(Mudge, 2001); and no more than its vendor says can be reached.
+fitted to measured runs goes before what is assumed. What is fitted to bfloat16 counts for float16, too, where a device has both
+at one rate, and nothing is fitted to that. Where it has r times the power of a sibling of its architecture for each FLOP/s, r
+below 1, it reaches r^(1/3) of what that one does, for a circuit's dynamic power grows with the cube of its clock (Mudge, 2001);
+and no more than its vendor says can be reached.
 """
 
 from __future__ import annotations
@@ -58,8 +59,7 @@ def _efficiencies(name: str, kernel: Kernel, table: EfficiencyTable) -> list[Eff
 def _nearest(name: str, kernel: Kernel, precision: Precision | None, table: EfficiencyTable) -> KernelFit | None:
     """The efficiency that stands for a device's: its own, else one of its architecture, else of its vendor, else the nearest
     kind's; of several the fitted one, then the precision's own."""
-    fits = [fit for fit in table.kernels if fit.kernel == kernel and fit.precision in (precision, None)]
-    fits = [fit for fit in fits if precision is None or precision in sheet(fit.device).flops_per_s]
+    fits = [fit for fit in table.kernels if fit.kernel == kernel and _counts(fit, precision)]
     return min(
         fits,
         key=lambda fit: (
@@ -70,6 +70,21 @@ def _nearest(name: str, kernel: Kernel, precision: Precision | None, table: Effi
         ),
         default=None,
     )
+
+
+def _counts(fit: KernelFit, precision: Precision | None) -> bool:
+    """Whether an efficiency is one of a precision: its own, or of all, or fitted to another one of the same rate."""
+    if precision is None or fit.precision is None:
+        return fit.precision is None and (precision is None or precision in sheet(fit.device).flops_per_s)
+    if fit.precision == precision:
+        return precision in sheet(fit.device).flops_per_s
+    return fit.origin == "fitted" and fitted_as(fit.device, precision) == fit.precision
+
+
+def fitted_as(device: str, precision: Precision) -> Precision:
+    """The precision whose number stands for one in fits: bfloat16 for float16 where a device has both at one rate."""
+    rates = sheet(device).flops_per_s
+    return "bfloat16" if precision == "float16" and rates.get("bfloat16") == rates.get(precision) else precision
 
 
 def distance(name: str, other: str, precision: Precision | None) -> tuple[bool, bool, bool, int, float]:

@@ -318,8 +318,10 @@ def test_fitted_efficiencies_go_to_the_nearest_kinds() -> None:
     other = device_kind("h100", alone).reached("matrix-product", "bfloat16")
     assert other is not None and (other.value, other.error) == (0.6, round(0.07 + OTHER_ERROR, 4))
     assert other.origin_for(sheet("h100").name) == "fitted, of A100-SXM4 80 GB"
-    assert product("a100", "float16").origin == "assumed", "a fit is of one precision"
+    half = product("a100", "float16")
+    assert (half.value, half.origin) == (0.6, "fitted"), "float16 runs at the rate of bfloat16"
     table = fitted(table, "h100", 0.5, "bfloat16")
+    assert product("h100", "float8").origin == "assumed", "a fit is of one rate"
     assert [product(name).value for name in ("h100", "h200", "a100", "a100-40gb")] == [0.5, 0.5, 0.6, 0.6]
 
 

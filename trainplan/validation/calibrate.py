@@ -2,10 +2,11 @@
 
 At most one number for each kind of device, precision and class of kernels, and one for each level of links. It is a
 least-squares fit of the logarithms of predicted over measured steps (Gauss-Newton), with a prior on each number, for runs are
-few: its mean is what the table assumes, its spread below. Runs of one source err together (its clock, its counts, its
-software), so that a source with many rows does not count as many; rows beyond twice the spread count less (Huber, 1964). Beside
-the fit, each source is left out in turn: what the others predict of it is what to expect of other runs, and gives the intervals
-their width.
+few: its mean is what the table assumes, its spread below. What is assumed of one class of kernels errs alike in all precisions
+of a device. Runs of one source err together (its clock, its counts, its software), so that a source with many rows does not
+count as many; rows beyond twice the spread count less (Huber, 1964). Beside the fit, each source is left out in turn: what the
+others predict of it is what to expect of other runs, and gives the intervals their width, by device and precision where there
+are rows enough.
 """
 
 from __future__ import annotations
@@ -41,10 +42,12 @@ from trainplan.validation.rows import load_runs
 ROW_SPREAD, SOURCE_SPREAD = 0.06, 0.06  # of logarithms: of one run, and of all of a source
 SPREADS: dict[Kernel, float] = {"matrix-product": 0.12, "attention": 0.25, "memory": 0.12}
 LINK_SPREAD, MOST_OF_LINK = 0.2, 0.95
+ALIKE = 0.7  # correlation of what is assumed of one class of kernels on one device
 MEMORY_PRIOR = 0.85  # of the bandwidth of memory
 LINK_PRIORS: dict[str, float] = {"network": 0.85}  # of levels that the table has at their peaks
 ITERATIONS, STEP = 5, 0.02
 INSIDE = 0.8
+FEW_ROWS = 10  # as many rows of a device and precision count as much for its interval as all rows
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,8 @@ class Fit:
         self.keys = list(dict.fromkeys(key for row in rows for key in keys_of(row)))
         self.priors = np.log([self._prior(key) for key in self.keys])
         self.spreads = np.array([LINK_SPREAD if key.kernel is None else SPREADS[key.kernel] for key in self.keys])
+        alike = np.array([[1.0 if a == b else ALIKE * related(a, b) for b in self.keys] for a in self.keys])
+        self.prior_precision = np.linalg.inv(alike * np.outer(self.spreads, self.spreads))
         self.most = np.log([MOST_OF_LINK if key.level else 1.0 for key in self.keys])
         self.uses = [[self.keys.index(key) for key in keys_of(row)] for row in rows]
 
@@ -135,8 +140,8 @@ class Fit:
             left = part + slopes @ (best - logs)
             weights = np.maximum(1.0, np.abs(left) / (2 * np.hypot(ROW_SPREAD, SOURCE_SPREAD)))
             precision = np.linalg.inv(same + np.diag(ROW_SPREAD**2 * weights**2))
-            normal = slopes.T @ precision @ slopes + np.diag(self.spreads**-2.0)
-            right = slopes.T @ precision @ (slopes @ logs - part) + self.priors / self.spreads**2
+            normal = slopes.T @ precision @ slopes + self.prior_precision
+            right = slopes.T @ precision @ (slopes @ logs - part) + self.prior_precision @ self.priors
             best = np.minimum(np.linalg.solve(normal, right), self.most)
         return np.asarray(best)
 
@@ -174,6 +179,11 @@ class Fit:
         return np.array([np.log(step_of(self.rows[row], table).step_ns / 1e9 / self.steps[row]) for row in mine])
 
 
+def related(a: Key, b: Key) -> bool:
+    """Whether what is assumed of two numbers errs alike: of one class of kernels, in any precision of a device."""
+    return a.level is None and b.level is None and (a.device, a.kernel) == (b.device, b.kernel)
+
+
 def keys_of(row: LaidRun) -> list[Key]:
     """The numbers that a row's prediction depends on."""
     layout, keys = row.layout, [Key(row.name, None, "memory")]
@@ -189,18 +199,26 @@ def keys_of(row: LaidRun) -> list[Key]:
 
 def fitted_table(fit: Fit, logs: np.ndarray, at: np.ndarray, apart: np.ndarray) -> EfficiencyTable:
     """The table with the fitted numbers, their rows and residuals, and the width of intervals."""
-    width = round(float(np.exp(np.quantile(np.abs(apart), INSIDE)) - 1), 3)
     about: dict[str, dict[str, Any]] = {}
     for place, key in enumerate(fit.keys):
         rows = [row for row, used in enumerate(fit.uses) if place in used]
         about[str(key)] = {
-            "error": width,
+            "error": width(apart, rows),
             "date": date.today().isoformat(),
             "rows": [fit.rows[row].run.id for row in rows],
-            "residuals": [round(float(np.exp(at[row]) - 1), 4) for row in rows],
+            "residuals": [round(float(np.expm1(at[row])), 4) for row in rows],
+            "left_out": [round(float(np.expm1(apart[row])), 4) for row in rows],
             "source": f"prior {np.exp(fit.priors[place]):.3g}",
         }
     return fit.with_values(logs, **about)
+
+
+def width(apart: np.ndarray, rows: Sequence[int]) -> float:
+    """By how much, relative to it, a prediction of some rows may be off, so that most steps are within: by the residuals of
+    these rows with their source left out and, where they are few, more by those of all."""
+    own, every = (float(np.log(np.quantile(np.abs(each), INSIDE))) for each in (apart[list(rows)], apart))
+    share = len(rows) / (len(rows) + FEW_ROWS)
+    return round(float(np.expm1(np.exp(share * own + (1 - share) * every))), 3)
 
 
 HEADER = """# What kernels and links reach of their peaks. `fitted` rows are fitted to measured runs by `make calibrate`, with
@@ -258,8 +276,11 @@ def main(words: Sequence[str]) -> int:
     for key, log, prior in zip(fit.keys, logs, fit.priors, strict=True):
         print(f"{key!s:36} {np.exp(log):.3f}  (assumed {np.exp(prior):.3f})")
     print_errors(rows, at, apart)
-    width = next(each.error for each in table.kernels if each.origin == "fitted")
-    print(f"an interval of a factor {1 + width:.3f} holds {INSIDE:.0%} of the steps with their source left out")
+    every = width(apart, range(len(rows)))
+    print(f"an interval of a factor {1 + every:.3f} holds {INSIDE:.0%} of the steps with their source left out; by kind:")
+    for fitted in table.kernels:
+        if fitted.origin == "fitted" and fitted.kernel == "matrix-product":
+            print(f"  {fitted.device} {fitted.precision}: {1 + fitted.error:.3f}, of {len(fitted.rows)} rows")
     if "-o" in words:
         target = Path(words[words.index("-o") + 1])
         write_whole(target, table_text(table))
