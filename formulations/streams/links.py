@@ -18,27 +18,35 @@ LONE_BYTES_PER_S = 1e12  # of a node of one device, which has nobody to send to
 @dataclass(frozen=True)
 class Links:
     """Of a node of `node` devices: bytes per second that one sends while it receives as much, within the node and through the
-    network; and the time of a step of a ring."""
+    network; and the time of a step of a ring.
+
+    meshed: so many devices have a link for each two of them, so that a group uses those among its members alone; 0 of none.
+    bridged, bridge_bytes_per_s: so many neighbours send as much among themselves, where a node has faster links for some.
+    """
 
     node: int
     within_bytes_per_s: float
     across_bytes_per_s: float
     within_ns: float = STEP_NS
     across_ns: float = NETWORK_NS
+    meshed: int = 0
+    bridged: int = 1
+    bridge_bytes_per_s: float = 0.0
 
     @classmethod
     def of(cls, sheet: DeviceSheet, table: EfficiencyTable, devices: int, network_bytes_per_s: float | None = None) -> Links:
         """Those of a data sheet's nodes. network_bytes_per_s: a device's part of the network, where it is not the sheet's."""
         joined = sheet.joined
         node = min(devices, 1 << (max(8, joined.domain if joined else 8).bit_length() - 1))
-        if joined is not None and joined.domain >= min(node, 8):
-            within = joined.links * joined.link_bytes_per_s * table.link(joined.level).value
-        else:
-            level = PCIE_LEVELS[sheet.pcie.generation]
-            within = sheet.pcie.bytes_per_s * table.link(level).value  # type: ignore[arg-type]
+        linked = 0.0 if joined is None else joined.links * joined.link_bytes_per_s * table.link(joined.level).value
         port = network_bytes_per_s or sheet.network.bytes_per_s / sheet.network.devices_per_port
         across = port * table.link("network").value
-        return cls(node, within, across, STEP_NS if joined else PCIE_NS)
+        if joined is not None and joined.domain >= min(node, 8):
+            return cls(node, linked, across, STEP_NS, meshed=joined.domain * joined.meshed)
+        level = PCIE_LEVELS[sheet.pcie.generation]
+        within = sheet.pcie.bytes_per_s * table.link(level).value  # type: ignore[arg-type]
+        bridged = 1 if joined is None else joined.domain
+        return cls(node, within, across, PCIE_NS, bridged=bridged, bridge_bytes_per_s=linked)
 
     @classmethod
     def of_cluster(cls, cluster: Cluster) -> Links:
@@ -48,14 +56,20 @@ class Links:
         step = PCIE_NS if islands and islands[-1].latency_ns >= PCIE_NS else STEP_NS
         within = network.link(range(node)).bandwidth_bytes_per_s if node > 1 else LONE_BYTES_PER_S
         across = network.link((0, node)).bandwidth_bytes_per_s if cluster.devices > node else within
-        return cls(node, within, across, step)
+        return cls(node, within, across, step, meshed=islands[-1].devices if islands and islands[-1].meshed else 0)
 
     def bytes_per_s(self, ranks: int, stride: int) -> float:
         """What a device of a ring sends, of ranks so far apart, all such groups at once."""
+        if (ranks - 1) * stride < self.bridged:
+            return self.bridge_bytes_per_s
         if (ranks - 1) * stride < self.node:
-            return self.within_bytes_per_s
+            return self._among(ranks)
         members = max(1, min(ranks, self.node // stride))  # of one group in a node, each with its port
-        return min(self.within_bytes_per_s, self.across_bytes_per_s * members)
+        return min(self._among(members) if members > 1 else self.within_bytes_per_s, self.across_bytes_per_s * members)
+
+    def _among(self, ranks: int) -> float:
+        """What a device sends to others of a group within its node."""
+        return self.within_bytes_per_s * (ranks - 1) / (self.meshed - 1) if self.meshed else self.within_bytes_per_s
 
     def collective_ns(self, phases: int, message_bytes: float, ranks: int, stride: int) -> float:
         """A ring's all-gather or reduce-scatter (1 phase), or all-reduce (2), of so many bytes in all. Steps through the
@@ -71,5 +85,6 @@ class Links:
     def message_ns(self, message_bytes: float, distance: int) -> float:
         """One message between ranks so far apart."""
         if distance < self.node:
-            return message_bytes / self.within_bytes_per_s * 1e9 + LAUNCH_NS
+            among = self.bridge_bytes_per_s if distance < self.bridged else self._among(2)
+            return message_bytes / among * 1e9 + LAUNCH_NS
         return message_bytes / self.across_bytes_per_s * 1e9 + LAUNCH_NS + self.across_ns

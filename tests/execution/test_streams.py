@@ -24,6 +24,8 @@ from trainplan.formulations.streams.sharded import Block, sharded_ns
 from trainplan.formulations.streams.step import chunks_of, streams_step
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.clusters.cluster import DeviceKind, load_cluster
+from trainplan.profiling.clusters.efficiencies import shipped_efficiencies
+from trainplan.profiling.clusters.sheets import sheet
 from trainplan.profiling.models.model import Model, load_model
 
 from trainplan.simulating import simulate
@@ -269,3 +271,20 @@ def test_a_plan_carries_what_instructions_take(word: str) -> None:
     """Sums of a backward pass hide more than those of a forward pass: a plan's own table walks to the same step."""
     judged = judge_streams(uniform(word), load_cluster("h100:8x1"))
     assert judge_carried(judged.plan, judged.carried()).step_ns == judged.step_ns
+
+
+def test_groups_of_a_mesh_use_the_links_among_their_members_alone() -> None:
+    table = shipped_efficiencies()
+    mesh, switched = (Links.of(sheet(name), table, 16) for name in ("mi300x", "h100"))
+    rates = [mesh.bytes_per_s(ranks, 1) for ranks in (2, 4, 8)]
+    assert [rates[2] / rate for rate in rates] == pytest.approx([7, 7 / 3, 1])
+    assert switched.bytes_per_s(2, 1) == switched.bytes_per_s(8, 1)
+    cluster = Links.of_cluster(load_cluster("mi300x:8x2"))
+    assert [cluster.bytes_per_s(ranks, 1) for ranks in (2, 4, 8)] == pytest.approx(rates)
+    assert mesh.message_ns(1e9, 1) > 6 * mesh.collective_ns(1, 1e9, 8, 1)
+
+
+def test_a_bridge_joins_neighbours_alone() -> None:
+    links = Links.of(sheet("h100-nvl"), shipped_efficiencies(), 8)
+    assert links.bytes_per_s(2, 1) > 4 * links.bytes_per_s(4, 1) == 4 * links.bytes_per_s(2, 2)
+    assert links.message_ns(1e9, 1) < links.message_ns(1e9, 2)
