@@ -34,7 +34,7 @@ class WeightedPath:
     @classmethod
     def from_dict(cls, record: dict[str, Any]) -> WeightedPath:
         """The path of a file. Raises ValueError, KeyError and TypeError where it is none."""
-        return cls(int(record["weight"]), int(record["end"]), int(record["site"]), int(record["turns"], 16))
+        return cls(*(_whole(record[name]) for name in ("weight", "end", "site")), int(record["turns"], 16))
 
 
 @dataclass(frozen=True)
@@ -65,10 +65,10 @@ class ConfigurationEvidence:
     def from_dict(cls, record: dict[str, Any]) -> ConfigurationEvidence:
         """The evidence of a file. Raises ValueError, KeyError and TypeError where it is none."""
         prices, depths, memory, host = (
-            tuple(map(int, record.get(name, ()))) for name in ("prices", "depths", "memory", "host")
+            tuple(map(_whole, record.get(name, ()))) for name in ("prices", "depths", "memory", "host")
         )
         paths = tuple(WeightedPath.from_dict(each) for each in record.get("paths", ()))
-        return cls(int(record["impossible_ns"]), prices, depths, paths, memory, host)
+        return cls(_whole(record["impossible_ns"]), prices, depths, paths, memory, host)
 
 
 @dataclass(frozen=True)
@@ -89,3 +89,10 @@ class Evidence:
         if record.get("format") != "joint-evidence" or record.get("version") not in (1, 2) or record.get("scale") != SCALE:
             raise ValueError("no evidence of the joint problem in version 1 or 2")
         return cls(str(record["instance"]), tuple(map(ConfigurationEvidence.from_dict, record["configurations"])))
+
+
+def _whole(value: Any) -> int:
+    """A whole number of a file. Raises ValueError where it is none."""
+    if type(value) is not int:
+        raise ValueError(f"{value!r} stands where a whole number belongs")
+    return value

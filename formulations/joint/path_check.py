@@ -42,9 +42,11 @@ def least_by_paths_ns(instance: Instance, configuration: Configuration, claim: C
     if whole <= 0:
         raise ValueError("paths weigh nothing")
     counts, constant = path_counts(instance, configuration, claim.paths)
-    device, room = instance.limit_bytes(configuration.sites[0]), instance.host_limit_bytes(configuration.sites[0]) or 0
+    device, room = instance.limit_bytes(configuration.sites[0]), instance.host_limit_bytes(configuration.sites[0])
+    if room is None and any(host):
+        raise ValueError("hosts have prices, and their memory is not limited")
     least = _Chain(instance, configuration, counts, memory, host).least()
-    return -((sum(memory) * device + sum(host) * room - constant - least) // whole)
+    return -((sum(memory) * device + sum(host) * (room or 0) - constant - least) // whole)
 
 
 def path_counts(instance: Instance, configuration: Configuration, paths: Sequence[WeightedPath]) -> tuple[Counts, int]:

@@ -190,8 +190,12 @@ def assert_paths_are_below(seed: int) -> int:
     for instance, least in whole_pipelines(seed):
         (configuration,) = instance.configurations
         for _ in range(10):
-            memory = tuple(rng.choice((0, 1, 10, 1000)) for _ in range(configuration.stages))
-            claim = ConfigurationEvidence(least, paths=random_paths(rng, configuration), memory=memory)
+            memory, host = (tuple(rng.choice((0, 1, 10, 1000)) for _ in range(configuration.stages)) for _ in range(2))
+            claim = ConfigurationEvidence(least, paths=random_paths(rng, configuration), memory=memory, host=host)
+            if instance.host_limit_bytes(configuration.sites[0]) is None and any(host):
+                with pytest.raises(ValueError, match="hosts have prices, and their memory is not limited"):
+                    least_by_paths_ns(instance, configuration, claim)
+                claim = replace(claim, host=())
             assert least_by_paths_ns(instance, configuration, claim) <= least
             assert possible(instance, configuration, claim)
         claim = by_paths(instance, 0, 10**12, Search(lambda _: None))
