@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from trainplan.formulations.plan import Plan, load_plan
+from trainplan.profiling.base.quantities import format_bytes
 from trainplan.solvers.core.result import Point
 
 import trainplan as tp
@@ -57,6 +58,11 @@ def test_claims_that_do_not_hold_are_refuted(answer: Planned) -> None:
         return checked(record).violations
 
     assert any("objective is" in text for text in changed("objective_ns", to=lambda ns: ns - 1))
+    assert any("above the plan's own objective" in text for text in changed("bound_ns", to=lambda ns: 2 * ns))
+    assert any("the claimed gap is 0.0" in text for text in changed("gap", to=0.0))
+    assert any("status is 'infeasible'" in text for text in changed("status", to="infeasible"))
+    assert any("of the costs 'measured'" in text for text in changed("cost_model", to="measured"))
+    assert any("option 'foo'" in text for text in changed("evidence", "options", "foo", to=1))
     assert any("shows" in text for text in changed("evidence", "bound_ns", to=lambda ns: ns + 1))
     rows = answer.plan.claim.evidence.proof["configurations"]  # type: ignore[union-attr, index]
     place = max(range(len(rows)), key=lambda at: len(rows[at].get("prices", ())))
@@ -69,6 +75,15 @@ def test_claims_that_do_not_hold_are_refuted(answer: Planned) -> None:
     assert any("another plan" in text or "objective is" in text for text in changed("evidence", "solution", "choice", to=other))
     assert changed("evidence", "solution", "choice", to=[10**6] * len(choice))
     assert changed("evidence", "proof", "configurations", to=[])
+
+
+def test_evidence_for_less_memory_says_nothing_of_more(answer: Planned) -> None:
+    assert answer.plan is not None and answer.plan.claim is not None
+    found = checked(answer.plan.changed(memory_bytes=2 * answer.plan.memory_bytes))
+    assert any("and the evidence for" in text for text in found.violations)
+    assert found.claim is not None and found.claim.verdict == "refuted"
+    verdict = checked(answer.plan).claim.verdict  # type: ignore[union-attr]
+    assert f"within {format_bytes(answer.plan.memory_bytes)} a device is more than" in verdict
 
 
 def test_gathering_evidence_says_what_it_is_at(answer: Planned) -> None:

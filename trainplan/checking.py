@@ -15,9 +15,13 @@ from trainplan.formulations.problem import InstanceLike, Problem, problem, probl
 from trainplan.formulations.request import Request
 from trainplan.profiling.base.errors import InputError, one_of, shown
 from trainplan.profiling.base.files import Source, name_of_source, read_data
+from trainplan.profiling.base.quantities import format_bytes
 from trainplan.profiling.clusters.cluster import Cluster
 from trainplan.profiling.profiles import Profile
-from trainplan.solvers.core.result import Result
+from trainplan.solvers.core.result import Result, relative_gap
+
+SOLVED = ("optimal", "feasible")
+GAP_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,7 @@ class CheckedClaim:
     bound_ns: int | None = None
     weak_bound_ns: int | None = None
     evidence: bool = False
+    memory_bytes: int | None = None
     restrictions: tuple[str, ...] = ()
     faults: tuple[str, ...] = ()
     unchecked: str | None = None
@@ -70,7 +75,8 @@ class CheckedClaim:
             return "refuted"
         gap = 1 - self.bound_ns / self.objective_ns
         under = f" under {', '.join(self.restrictions)}" if self.restrictions else ""
-        return f"no plan of the problem{under} is more than {gap:.4%} faster, checked without any solver"
+        within = f" within {format_bytes(self.memory_bytes)} a device" if self.memory_bytes else ""
+        return f"no plan of the problem{under}{within} is more than {gap:.4%} faster, checked without any solver"
 
 
 @dataclass(frozen=True)
@@ -201,10 +207,12 @@ def check_claim(plan: Plan, profile: Profile | None = None) -> CheckedClaim | No
     if evidence.cluster is None and profile is None:
         return CheckedClaim(*said, unchecked="the plan was made from a profile; give it as --profile")
     request = request_of_claim(plan, evidence, profile)
-    faults, restrictions, objective, bound, weak = list[str](), tuple[str, ...](), None, None, None
+    faults, restrictions, objective, bound, weak = contradictions(plan, request), tuple[str, ...](), None, None, None
     try:
         restrictions = tuple(stated.restrictions(request, claim.cost_model))
         instance = stated.instance(request)
+        if claim.cost_model != (costs := stated.cost_model(instance)):
+            faults.append(f"the claim is of the costs {claim.cost_model!r}, and its evidence of {costs!r}")
         bound = weak = stated.checked_bound_ns(instance, None)
         solution = stated.load_solution(evidence.solution)
         faults += stated.violations(instance, solution)
@@ -220,8 +228,29 @@ def check_claim(plan: Plan, profile: Profile | None = None) -> CheckedClaim | No
     except InputError:
         raise
     except (ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:
-        faults.append(f"the evidence is damaged: {error}" if not isinstance(error, ValueError) else str(error))
-    return CheckedClaim(*said, objective, bound, weak, evidence.proof is not None, restrictions, tuple(faults))
+        missing = f"{error} is missing" if isinstance(error, KeyError) else error
+        faults.append(str(error) if isinstance(error, ValueError) else f"the evidence is damaged: {missing}")
+    proven = (evidence.proof is not None, plan.memory_bytes, restrictions)
+    return CheckedClaim(*said, objective, bound, weak, *proven, tuple(faults))
+
+
+def contradictions(plan: Plan, request: Request) -> list[str]:
+    """What a claim says that its own numbers, or the request of its evidence, refute, in words."""
+    claim, faults = plan.claim, list[str]()
+    assert claim is not None
+    if claim.bound_ns is not None and claim.bound_ns > claim.objective_ns:
+        faults.append(f"the claimed bound of {claim.bound_ns} ns is above the plan's own objective of {claim.objective_ns} ns")
+    gap = relative_gap(claim.objective_ns, claim.bound_ns)
+    if (gap is None) != (claim.gap is None) or abs((gap or 0.0) - (claim.gap or 0.0)) > GAP_ROUNDING:
+        faults.append(f"the claimed gap is {claim.gap}, and the claimed bound makes it {gap}")
+    if claim.status not in SOLVED:
+        faults.append(f"the claimed status is {claim.status!r}, and there is a plan")
+    if plan.memory_bytes != (limit := request.with_margin(0).limit_bytes):
+        faults.append(f"the plan is for {plan.memory_bytes} bytes of each device, and the evidence for {limit}")
+    known = {parameter.name for parameter in problem(claim.problem).parameters}
+    unknown = [name for name in request.options if name not in known]
+    faults += [f"the evidence has the option {name!r}, which is none of {claim.problem}" for name in unknown]
+    return faults
 
 
 def request_of_claim(plan: Plan, evidence: PlanEvidence, profile: Profile | None) -> Request:
