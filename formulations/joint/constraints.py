@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from math import lcm
+from math import lcm, prod
 from typing import Any
 
 from trainplan.formulations.joint.asked import CHUNKS, PARAMETERS, SCHEDULE, SLICED, ZERO
@@ -73,6 +73,7 @@ def _filters(request: Request, options: Mapping[str, Any]) -> Iterator[Filter]:
         if (degree := options[paradigm]) is not None:
             _check_degree(request, paradigm, degree)
             yield _of_degree(paradigm, degree)
+    _check_together(request, options)
     if words := [word for text in options["forbid"] or () for word in text.split(",")]:
         yield _without(words)
     if options[FOR.name] is not None:
@@ -88,6 +89,18 @@ def _check_degree(request: Request, paradigm: str, degree: int) -> None:
     possible = list(tp_degrees(request, devices)) if paradigm == "tp" else divisors(devices)
     if degree not in possible:
         raise InputError("command line", f"--{paradigm}", f"is {degree}", f"give one of: {', '.join(map(str, possible))}")
+
+
+def _check_together(request: Request, options: Mapping[str, Any]) -> None:
+    """Raises InputError where the fixed degrees together do not divide the devices."""
+    fixed = {flag: options[name] for name in ("tp", "dp", "sdp", "pipeline") if options[name] for flag in [f"--{name}"]}
+    if len(fixed) > 1 and request.origin.devices % (together := prod(fixed.values())):
+        (flag, degree), *others = reversed(fixed.items())
+        beside = ", ".join(f"{other} {value}" for other, value in reversed(others))
+        problem = (
+            f"is {degree} beside {beside}: {together} devices for each copy of all, and there are {request.origin.devices}"
+        )
+        raise InputError("command line", flag, problem, f"give degrees whose product divides {request.origin.devices}")
 
 
 def _of_degree(paradigm: Any, degree: int) -> Filter:

@@ -164,10 +164,16 @@ class Cluster(Record):
         return self.changed(kinds=[kind.changed(reserve_bytes=reserve_bytes) for kind in self.kinds])
 
     def with_nodes(self, count: int) -> Cluster:
-        """The same cluster with so many of its nodes, joined by the links that join all of them now. Raises InputError where
-        nodes differ, where there is but one, whose links to others are not known, or where islands of several nodes do not
-        divide them."""
+        """The same cluster with so many of its nodes, joined by the links that join all of them now; one node that is named by
+        its kind, by those of its data sheet. Raises InputError where nodes differ, where there is but one, whose links to others
+        are not known, or where islands of several nodes do not divide them."""
+        from trainplan.profiling.clusters.nodes import cluster_of_nodes, names_nodes  # which make Clusters of data sheets
+
         node = self.nodes[0]
+        if node.count == 1 and len(self.nodes) == 1 and names_nodes(self.name):
+            counted, *settings = self.name.split(",")
+            several = cluster_of_nodes(",".join([f"{counted}x{count}", *settings]))
+            return self.changed(name=several.name, nodes=[node.changed(count=count)], islands=several.islands)
         if len(self.nodes) > 1 or self.matrix is not None or node.count == 1:
             problem = "has one node, and no links to others" if node.count == 1 else "has unlike nodes or links"
             raise InputError("cluster", "nodes", problem, "give a cluster of equal nodes that are joined")

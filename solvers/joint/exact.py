@@ -45,9 +45,9 @@ STEPS = ("coarse", "fine", "paths", "classes", "priced", "suffixes", "interleave
 QUICK, COARSE, FINE, PATHS, CLASSES, PRICED, SUFFIXES = range(7)
 SHARE = 16  # of the gap asked for, what one stage may be off
 FINENESS = 16  # of the gap asked for, what bisection may be off
-LABELS = 20_000  # of one unit, in a front
+LABELS, MORE, MOST_LABELS = 20_000, 4, 320_000  # of one unit in a front: at first, times as many next, and at most
 PARTS = 4  # of what is between bound and target, of which one is settled first, and then twice as much each time
-MOST_STALLED = 6  # rounds of a path that leave the bound where it is, before what comes next
+MOST_STALLED = 5  # rounds of a path that leave the bound where it is, before what comes next
 MOST_PARTITIONS = 40  # that are bounded one by one where fronts are larger
 
 
@@ -62,8 +62,8 @@ def decomposition(instance: Instance, search: Search) -> Outcome:
 @dataclass
 class _Entry:
     """A configuration on its way: what comes next, the path that its bounds leave; whether interface states at cuts are told
-    apart by now, and paths followed along whole partitions; how much of the gap is settled next (`PARTS`), and how many rounds
-    of a path have left the bound where it is."""
+    apart by now, and paths followed along whole partitions; how much of the gap is settled next (`PARTS`), with how many
+    labels, and how many rounds of a path have left the bound where it is."""
 
     place: int
     candidate: Candidate | Single | None = None
@@ -72,6 +72,7 @@ class _Entry:
     told_apart: bool = False
     whole: bool = False
     share: float = 1 / PARTS
+    labels: int = LABELS
     stalled: int = 0
 
 
@@ -143,7 +144,7 @@ class _Run:
             self.statistics["gap_ns"] = gap_parts(self.instance, search.best, search.objective - search.bound, self.loosest)
         ended: str | None = None
         if self.given_up and not search.closed() and not search.out_of_time():
-            ended = f"given up above the gap where the columns of a stage are more than {LABELS} labels"
+            ended = f"given up above the gap where the columns of a stage are more than {MOST_LABELS} labels"
         return Outcome(bound=search.bound, bound_source=search.bound_source, message=ended, statistics=self.statistics)
 
     def advanced(self, bound: float, entry: _Entry) -> float | None:
@@ -216,36 +217,38 @@ class _Run:
         self.source, target = SEARCHED, self.search.target()
         limit = 2 * bound if target == inf else min(target, bound + np.ceil((target - bound) * entry.share))
         try:
-            value = candidate.enumerated(limit, self.search.target, LABELS)
+            value = candidate.enumerated(limit, self.search.target, entry.labels)
         except TooMany:
-            value = self._by_partitions(candidate, bound)
-            self.left = min(self.left, value)
-            return None
+            return self._by_partitions(candidate, bound, entry)
         if value < inf:
             self.left = min(self.left, value)
             return None
         entry.share = min(1.0, 2 * entry.share)
         return None if limit >= min(self.search.target(), EXACT_FLOATS) else limit + 1
 
-    def _by_partitions(self, candidate: Candidate, bound: float) -> float:
-        """What is proven of a configuration by the linear program of each partition that the bounds on spans leave, where these
-        are few; infinite where nothing of interest is left. Raises TimeoutError."""
+    def _by_partitions(self, candidate: Candidate, bound: float, entry: _Entry) -> float | None:
+        """Where fronts are too large: what is proven by the linear program of each partition that the bounds on spans leave,
+        where these are few; what they leave open is settled with more labels next, up to MOST_LABELS. Raises TimeoutError."""
         place, limit = candidate.place, self.search.target()
         configuration = self.instance.configurations[place]
         few = None
-        if not configuration.schedule.sliced and limit < inf:
+        if not configuration.schedule.sliced and limit < inf and entry.labels == LABELS:
             few = candidate.partitions(limit, MOST_PARTITIONS)
-        if few is None:
-            self.given_up = True
-            return bound
-        configurations = list(self.instance.configurations)
-        least = inf
-        for cuts in few:
-            configurations[place] = replace(configuration, cuts=cuts)
-            part = replace(self.instance, configurations=tuple(configurations))
-            least = min(least, fixed_cuts(part, place, bound, self.search))
-        self.given_up |= least <= self.search.target()
-        return least
+        least = bound
+        if few is not None:
+            configurations, least = list(self.instance.configurations), inf
+            for cuts in few:
+                configurations[place] = replace(configuration, cuts=cuts)
+                part = replace(self.instance, configurations=tuple(configurations))
+                least = min(least, fixed_cuts(part, place, bound, self.search))
+        if least > self.search.target():
+            self.left = min(self.left, least)
+            return None
+        if entry.labels < MOST_LABELS:
+            entry.labels *= MORE
+            return max(bound, least)
+        self.given_up, self.left = True, min(self.left, least)
+        return None
 
 
 def check_suited(instance: Instance) -> None:

@@ -8,8 +8,8 @@ where any units before them fit; and what comes once on a stage after the first,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import overload
 
 import numpy as np
@@ -21,7 +21,8 @@ from trainplan.solvers.joint.stage_tables import Floats, KindOptions, Places
 from trainplan.solvers.joint.stages import Column, Stages
 from trainplan.solvers.joint.suffixes import Pool
 
-RAW = 40  # times as many labels before those are dropped that others do for
+RAW, MOST_RAW = 40, 2**21  # times as many labels, and so many, before those are dropped that others do for
+AT_ONCE = 2**18  # labels that are made before those are dropped that cannot matter
 FORWARD, BACKWARD, LAST, REDUCE, OPTIMIZER, FIRST_HALF, SECOND_HALF, HALVED, PEAK, STATES, HOST = range(
     11
 )  # entries of a label
@@ -90,27 +91,20 @@ def front(stages: Stages, wanted: Front, limit: int, check_time: Callable[[], No
         np.maximum.at(most, wanted.last[inside], (wanted.most_u_ns - (least[l - low] - least[wanted.first - low]))[inside])
         ends = wanted.most_ns - (least_ends[l - low] - least_ends[wanted.first - low])
         np.maximum.at(most_ends, wanted.last[inside], ends[inside])
+        room = _Room(stages, wanted, l, most, most_ends)
         parts = []
         if (wanted.last == l).any():
-            parts.append(_begun(stages, l, kinds[l], times[id(kinds[l])], wanted))
-        if behind is not None and len(behind.option):
-            parts.append(_longer(stages, l, behind, kinds[l], times[id(kinds[l])], wanted))
+            parts.append(room.of(_begun(stages, l, kinds[l], times[id(kinds[l])], wanted)))
+        for some in () if behind is None else _pieces(behind, len(kinds[l].places)):
+            parts.append(room.of(_longer(stages, l, some, kinds[l], times[id(kinds[l])], wanted)))
+            if sum(len(each.option) for each in parts) > min(RAW * limit, MOST_RAW):
+                raise TooMany
         if not parts:
             behind = None
             continue
         labels = _Labels(
             *(np.concatenate(columns, axis=-1) for columns in zip(*(vars(p).values() for p in parts), strict=True))
         )
-        fits = labels.entries[PEAK] <= stages.memory_bytes
-        u_ns, last = _u_ns(labels.entries, stages.tables.sliced), labels.group // stages.tables.ways_out
-        fits &= (u_ns <= most[last]) & (p * u_ns + labels.entries[ONCE].sum(axis=0) <= most_ends[last])
-        if stages.host_bytes is not None:
-            fits &= labels.entries[HOST] <= stages.host_bytes
-        if wanted.guide is not None:
-            fits &= wanted.guide.may_go_on(l, labels.enter, labels.sums)
-        if fits.sum() > RAW * limit:
-            raise TooMany
-        labels = labels.at(np.flatnonzero(fits))
         before = [kinds[k] for k in range(low, l)]
         compared = _compared(stages, labels.entries, before, wanted)
         if (wanted.first == l).any():  # those that begin a stage get what its first unit adds, which depends on their option
@@ -123,6 +117,40 @@ def front(stages: Stages, wanted: Front, limit: int, check_time: Callable[[], No
         if (wanted.first == l).any():
             found.append((l, *_completed(stages, l, kinds[l], labels, wanted)))
     return _pool(stages, trail, found)
+
+
+@dataclass(frozen=True, eq=False)
+class _Room:
+    """What labels of a first unit may have. most, most_ends: by last unit, the most u, and p u + g, that some span leaves."""
+
+    stages: Stages
+    wanted: Front
+    unit: int
+    most: Floats
+    most_ends: Floats
+
+    def of(self, labels: _Labels) -> _Labels:
+        """The labels that some pipeline of interest may have."""
+        tables, wanted = self.stages.tables, self.wanted
+        u_ns, last = _u_ns(labels.entries, tables.sliced), labels.group // tables.ways_out
+        fits = (labels.entries[PEAK] <= self.stages.memory_bytes) & (u_ns <= self.most[last])
+        fits &= wanted.weight * u_ns + labels.entries[ONCE].sum(axis=0) <= self.most_ends[last]
+        if self.stages.host_bytes is not None:
+            fits &= labels.entries[HOST] <= self.stages.host_bytes
+        if wanted.guide is not None:
+            fits &= wanted.guide.may_go_on(self.unit, labels.enter, labels.sums)
+        return labels.at(np.flatnonzero(fits))
+
+
+def _pieces(labels: _Labels, options: int) -> Iterator[_Labels]:
+    """All labels, so many at once that what options make of them takes little memory; their places with them."""
+    count = max(1, AT_ONCE // options)
+    if len(labels.option) <= count:
+        yield replace(labels, option=np.arange(len(labels.option)))
+        return
+    for start in range(0, len(labels.option), count):
+        places = np.arange(start, min(start + count, len(labels.option)))
+        yield replace(labels.at(places), option=places)
 
 
 def _sums(values: list[int]) -> Integers:
@@ -162,7 +190,7 @@ def _begun(stages: Stages, l: int, kind: KindOptions, times: Integers, wanted: F
 
 
 def _longer(stages: Stages, l: int, behind: _Labels, kind: KindOptions, times: Integers, wanted: Front) -> _Labels:
-    """All labels of a unit before those of the next one, where their states agree."""
+    """All labels of a unit before those of the next one, some `_pieces` of all, where their states agree."""
     boundary = stages.boundaries[l]
     option, parent = np.nonzero(np.isfinite(stages.tables.moves[boundary])[kind.leave][:, behind.enter])
     crossing, state = stages.tables.crossings[boundary], (kind.leave[option], behind.enter[parent])
@@ -180,7 +208,7 @@ def _longer(stages: Stages, l: int, behind: _Labels, kind: KindOptions, times: I
     sums = behind.sums[:, parent]
     if wanted.guide is not None:
         sums += wanted.guide.more(l, option, *state)
-    return _Labels(option, parent, kind.enter[option], behind.group[parent], entries, sums)
+    return _Labels(option, behind.option[parent], kind.enter[option], behind.group[parent], entries, sums)
 
 
 def _compared(stages: Stages, entries: Integers, before: Sequence[KindOptions], wanted: Front) -> list[Integers]:
