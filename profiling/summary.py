@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from trainplan.profiling.base.errors import InputError
-from trainplan.profiling.clusters.efficiencies import Kernel
+from trainplan.profiling.clusters.efficiencies import Kernel, Precision
 from trainplan.profiling.profiles import Profile
 
 
@@ -69,17 +69,22 @@ def summary(profile: Profile, tp: int, rows: int, device: str | None = None) -> 
     return summaries
 
 
-def reached(profile: Profile) -> list[str]:
+def reached(profile: Profile, products: Precision | None = None) -> list[str]:
     """For each kind of device whose times are estimated with efficiencies by class of kernels: what products and attention
-    reach of the peak of the profile's dtype, the error of a time, and where that is from; none of other profiles."""
+    reach of the peak of the profile's dtype, the error of a time, and where that is from; none of other profiles. products:
+    the precision of the layers' products, where it is another one."""
     if "estimated" not in profile.origin:
         return []
-    kernels: tuple[tuple[str, Kernel], ...] = (("products", "matrix-product"), ("attention", "attention"))
+    in_few = f"products in {products}" if products else "products"
+    kernels: tuple[tuple[str, Kernel, Precision], ...] = (
+        (in_few, "matrix-product", products or profile.dtype),
+        ("attention", "attention", profile.dtype),
+    )
     texts = []
     for kind in profile.device_kinds:
         parts = []
-        for name, kernel in kernels:
-            if (each := kind.reached(kernel, profile.dtype)) is not None:
+        for name, kernel, precision in kernels:
+            if (each := kind.reached(kernel, precision)) is not None:
                 parts.append(f"{name} {each.value:.1%}, time ±{each.error:.0%} ({each.origin_for(kind.name)})")
         if parts:
             texts.append(f"of the peak of {kind.name}: {'; '.join(parts)}")

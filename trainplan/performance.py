@@ -71,7 +71,8 @@ class StageMemory:
 class Performance:
     """A plan's step in an engineer's units, as the walks over its programs predict it (see the head of this module).
 
-    tokens are those that the model's last layer works on. mfu: None where no cluster tells the devices' peak. compute,
+    tokens are those that the model's last layer works on. mfu: None where no cluster tells the devices' peak;
+    peak_dtype: of that peak, where some products are in another one. compute,
     exposed_communication, exposed_copies, bubble: shares of the devices' time, 1 in all. stages: memory, stage by stage.
     """
 
@@ -85,6 +86,7 @@ class Performance:
     exposed_copies: float
     bubble: float
     stages: tuple[StageMemory, ...]
+    peak_dtype: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """All of it as plain values."""
@@ -96,8 +98,14 @@ class Performance:
         shares = [("compute", self.compute), ("exposed communication", self.exposed_communication)]
         shares += [("exposed copies", self.exposed_copies)] * (self.exposed_copies > 0) + [("bubble", self.bubble)]
         rows = [("throughput", f"{tokens}, {self.samples_per_s:.4g} samples/s")]
-        rows += [] if self.mfu is None else [("MFU", f"{self.mfu:.1%} (model FLOPs, without what is recomputed)")]
+        rows += (
+            [] if self.mfu is None else [("MFU", f"{self.mfu:.1%} ({self._of_peak}model FLOPs, without what is recomputed)")]
+        )
         return [*rows, ("device time", ", ".join(f"{name} {share:.1%}" for name, share in shares))]
+
+    @property
+    def _of_peak(self) -> str:
+        return f"of the peak in {self.peak_dtype}; " if self.peak_dtype else ""
 
     def memory_rows(self) -> list[list[str]]:
         """A row for each stage: its number, what holds the memory, and the peak."""
@@ -126,6 +134,7 @@ def performance(plan: Plan, judged: Judged, cluster: Cluster | None = None) -> P
         exposed_copies=(run - communicate) / step,
         bubble=1 - run / step,
         stages=tuple(stage_memory(plan, judged)),
+        peak_dtype=model.dtype if any(unit.precision != "model" for unit in plan.units) else None,
     )
 
 

@@ -270,7 +270,7 @@ class Planned:
             ("claim", f"{format_time(claim.objective_ns)} of {claim.problem}, costs {claim.cost_model}"),
             ("status", claim.status + (f" (gap asked for: {self.result.tolerance:.2g})" if self.result.tolerance else "")),
             ("bound of claim", bound),
-            ("gap", "unknown" if claim.gap is None else f"{claim.gap:.4%}"),
+            ("gap", "unknown" if claim.gap is None else f"{claim.gap:.4%}{self._gap_parts(claim)}"),
             *self._evidence(claim),
             *self._any_schedule(claim.objective_ns),
             *([("proven under", under if flags else as_arguments(under))] if under and claim.bound_ns is not None else []),
@@ -279,6 +279,13 @@ class Planned:
         if self.excess is not None and self.excess != 0:
             rows.append(("walk and claim", f"the predicted step is {self.excess:+.3%} from the claimed objective"))
         return rows
+
+    def _gap_parts(self, claim: Claim) -> str:
+        """Of what the gap consists, where the method says so: of this claim, not of one that has been bettered since."""
+        parts = {name: ns for name, ns in self.result.statistics.get("gap_ns", {}).items() if ns}
+        if not parts or claim.bound_ns is None or sum(parts.values()) != claim.objective_ns - claim.bound_ns:
+            return ""
+        return ": " + ", ".join(f"{name} {ns / claim.objective_ns:.4%}" for name, ns in parts.items())
 
     def _evidence(self, claim: Claim) -> list[tuple[str, str]]:
         """What of the claim can be checked without any solver."""

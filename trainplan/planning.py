@@ -27,7 +27,7 @@ from trainplan.predicting import predicted_on_lanes, predicted_plan
 from trainplan.presets import Preset
 from trainplan.profiling.base.errors import InputError, one_of, shown
 from trainplan.profiling.base.plugins import attribute
-from trainplan.profiling.base.quantities import plural
+from trainplan.profiling.base.quantities import format_time, plural
 from trainplan.solvers.core.answer import Answer, best_answer
 from trainplan.solvers.core.clock import Clock, Overrun, ended_after, grace_seconds
 from trainplan.solvers.core.registry import method as method_named
@@ -245,7 +245,9 @@ class _Way:
             if last.plan is None or last.judged is None or solution is None:
                 break
             if last.judged.step_ns < best.judged.step_ns and self.excess_bytes(last) <= 0:
-                answer = _with_solution(first.answer, solution)
+                claimed = format_time(first.answer.objective_ns or 0)
+                message = f"a plan with another layout is claimed at {claimed}; its walk is longer than this one's"
+                answer = _with_solution(first.answer, solution, message=message)
                 best = replace(last, answer=answer, plan=last.plan.changed(claim=self.claim(answer)))
         return best
 
@@ -363,13 +365,15 @@ def _as_wide(plan: Plan) -> Plan:
     return plan.changed(units=[unit.changed(precision="model") for unit in plan.units])
 
 
-def _with_solution(answer: Answer, solution: Any, source: str = "the least walk of several layouts") -> Answer:
-    """An answer with another solution of its instance. source: where that comes from."""
+def _with_solution(
+    answer: Answer, solution: Any, source: str = "the least walk of several layouts", message: str | None = None
+) -> Answer:
+    """An answer with another solution of its instance. source: where that comes from; message: what to say of it."""
     problem, instance, result = problem_of(answer.instance), answer.instance, answer.result
     objective = problem.evaluate(instance, solution).objective
     taken: dict[str, Any] = {"objective": objective, "solution": problem.solution_dict(solution)}
     taken |= {"gap": relative_gap(objective, result.bound), "solution_source": source}
-    taken |= {"evaluation": problem.describe(instance, solution)}
+    taken |= {"evaluation": problem.describe(instance, solution), "message": message or result.message}
     return replace(answer, result=replace(result, **taken), solution=solution, objective_ns=objective)
 
 
