@@ -301,6 +301,9 @@ class Planned:
         """How much another order of passes could gain."""
         predicted = None if self.plan is None else self.plan.predicted
         serial = predicted is not None and predicted.backend == "serial"  # what runs beside something else is not bounded
+        if self.plan is not None and self.plan.depth > 1 and self.problem.on_lanes(self.instance):
+            why = "what lanes hide depends on the order of passes; --cost-model executed has a bound"
+            return [("any schedule", f"not bounded under streams: {why}")]
         if (bound := self.any_schedule_ns) is None or not objective_ns or not serial:
             return []
         text = "no order of whole passes of these stages, one thing at a time on a device, could be more than"
