@@ -93,7 +93,7 @@ def _kernel_ns(operator: Operator, layout: RunLayout, kind: DeviceKind, layered:
     if backward and layout.frozen and not operator.core:
         operator = replace(operator, backward=operator.backward / 2)  # no gradients of weights
     if operator.core or not layered or few is None:
-        precision: Precision = base if operator.core or not layered else layout.precision
+        precision: Precision = layout.precision if (layered and not operator.core) or layout.precision == "tfloat32" else base
         return operator_ns(operator, kind, precision, DTYPE_BYTES[base], backward)
     written = operator.m * (operator.n if backward else operator.k) * operator.count
     streaming = Operator(touched_bytes=round(written * (DTYPE_BYTES[base] + 2 * few)))

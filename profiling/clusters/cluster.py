@@ -165,8 +165,8 @@ class Cluster(Record):
 
     def with_nodes(self, count: int) -> Cluster:
         """The same cluster with so many of its nodes, joined by the links that join all of them now; one node that is named by
-        its kind, by those of its data sheet. Raises InputError where nodes differ, where there is but one, whose links to others
-        are not known, or where islands of several nodes do not divide them."""
+        its kind, by those of its data sheet. Raises InputError where nodes differ, where there is but one, whose links to
+        others are not known, or where islands of several nodes do not divide them."""
         from trainplan.profiling.clusters.nodes import cluster_of_nodes, names_nodes  # which make Clusters of data sheets
 
         node = self.nodes[0]

@@ -133,6 +133,9 @@ NUMBERS = (
 )
 
 
+PASSED_OVER = {"nvidia", "amd", "instinct", "geforce", "tesla", "dgx", "hgx", "gpu", "gpus", "tensor", "core", "superchip"}
+
+
 @cache
 def sheet(name: str) -> DeviceSheet:
     """The shipped data sheet of this name, such as `h100`. Raises InputError."""
@@ -147,19 +150,47 @@ def sheets() -> dict[str, DeviceSheet]:
 
 def kind_named(text: str, option: str = "--cluster") -> str:
     """The name of the sheet that a text means: its name, or words of which only one sheet has all, such as
-    `A100-80GB-SXM` for `a100`. Raises InputError where there is none, or several.
+    `A100-80GB-SXM` for `a100`, or of which that of the chip's own name does. Raises InputError where there is none, or several.
 
     option: the command's option that the text came with.
     """
     folded = text.strip().lower()
     if folded in shipped("devices"):
         return folded
-    words = set(re.findall(r"[a-z0-9.]+", folded)) - {"nvidia", "amd", "instinct", "geforce", "tesla"}
+    words = _words(folded)
     meant = [name for name, each in sheets().items() if words and words <= set(each.words)]
-    if len(meant) == 1:
-        return meant[0]
+    own = [name for name in meant if name in words]
+    if len(meant) == 1 or own:
+        return (own or meant)[0]
     if meant:
         raise InputError(
             COMMAND_LINE, option, f"is {shown(text)}, which {len(meant)} kinds are", f"give one of: {', '.join(meant)}"
         )
     raise InputError(COMMAND_LINE, option, f"names the device {shown(text)}", one_of(folded, sheets(), LISTING))
+
+
+def likely_kind(text: str) -> tuple[str, bool]:
+    """The sheet that a text in somebody's table most likely means, and whether that is a guess: of the sheets with its chip,
+    the one with most of its other words; of several the chip's own, then one of a node whose devices are joined. Words that no
+    sheet has are passed over. Raises InputError where no sheet has the chip."""
+    words = _words(text.strip().lower())
+    with_chip = [(name, each) for name, each in sheets().items() if each.words[0] in words or name in words]
+    if not with_chip:
+        raise InputError(
+            "gpu", "gpu", f"is {shown(text)}, of which there is no data sheet", one_of(text.lower(), sheets(), LISTING)
+        )
+    known = {word for _, each in with_chip for word in each.words}
+
+    def likelihood(pair: tuple[str, DeviceSheet]) -> tuple[int, int, bool, int]:
+        name, each = pair
+        missing = len((words & known) - set(each.words))
+        return missing, -len(words & set(name.split("-"))), each.joined is None, len(name)
+
+    name, chosen = min(with_chip, key=likelihood)
+    return name, not words <= {*chosen.words, name}
+
+
+def _words(text: str) -> set[str]:
+    """The words of a device's name, amounts of memory as one, without vendors and brands."""
+    joined = re.sub(r"(\d+) *(gb|gib)\b", r"\1gb", text)
+    return set(re.findall(r"[a-z0-9.]+", joined)) - PASSED_OVER

@@ -29,13 +29,18 @@ COMPILED = replace(FSDP, name="PyTorch FSDP, compiled", memory_passes=1.0, loss_
 INTERNEVO = replace(FSDP, name="InternEvo", memory_passes=1.5, gradient_bytes=2, parameters_ahead=False, broadcast_ns=3_000_000)
 DEEPSPEED = replace(FSDP, name="DeepSpeed", memory_passes=1.5)
 
+FUSED_SINCE = 2023  # FlashAttention is of May 2022 (Dao et al.); frameworks have it a year later
+TORCH = re.compile(
+    r"fsdp|torch|accelerate|transformers|hugging ?face|trl|axolotl|litgpt|lightning|llm-foundry|automodel|fairscale"
+)
+
 
 def framework_of(run: Run) -> Framework:
     """The framework of a row, with the flags of its note. Unknown ones overlap as PyTorch FSDP does, or, with tensor- or
-    pipeline-parallel ranks, as Megatron-Core with both flags."""
+    pipeline-parallel ranks, as Megatron-Core with both flags. Before FUSED_SINCE none had fused attention."""
     name, note = (run.framework or "").lower(), (run.note or "").lower()
     year = re.search(r"20\d\d", run.date or "")
-    if "nemo" in name and "automodel" not in name:
+    if ("nemo" in name and "automodel" not in name) or re.search(r"megatron[ _-]?bridge", name):
         chosen = NEMO
     elif "megatron-core" in name or "mcore" in name:
         chosen = MEGATRON
@@ -53,15 +58,25 @@ def framework_of(run: Run) -> Framework:
         chosen = COMPILED
     elif "composer" in name:
         chosen = COMPOSER
-    elif name or (run.tp or 1) * (run.pp or 1) == 1:
+    elif TORCH.search(name) or (run.tp or 1) * (run.pp or 1) == 1:
         chosen = FSDP
     else:
         chosen = OVERLAPPED
+    if year and int(year[0]) < FUSED_SINCE and "flash" not in note:
+        chosen = replace(chosen, fused_attention=False)
     if "overlap-grad-reduce" in note:
         chosen = replace(chosen, gradients_behind=True)
     if "overlap-param-gather" in note:
         chosen = replace(chosen, parameters_ahead=True)
-    if chosen.pads > 1 and re.search(r"fp16|float16", (run.precision or "").lower()) and "bf16" not in (run.precision or ""):
+    if overlap := re.search(r"(no |without )?tp[_ -]comm[_ -]overlap( false| off|=false| 0)?", note):
+        chosen = replace(chosen, tensor_beside=0.0 if overlap[1] or overlap[2] else NEMO.tensor_beside)
+    if gradients := re.search(r"grad-reduce-in-bf16|bf16 gradients|(fp32 gradients|allreduce-grads-in-fp32)", note):
+        chosen = replace(chosen, gradient_bytes=4 if gradients[1] else 2)
+    if (
+        chosen.pads > 1
+        and re.search(r"fp16|(?<!b)float16|half", (run.precision or "").lower())
+        and "bf16" not in (run.precision or "")
+    ):
         chosen = replace(chosen, gradient_bytes=2, copied_bytes=4)  # gradients as the model's, copied for the optimizer
     if "cross-entropy" in note and "fusion" in note:  # a copy in fp32, exponentials and their gradient in one compiled kernel
         chosen = replace(chosen, logit_bytes=14, loss_passes=1.5)

@@ -7,16 +7,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trainplan.formulations.streams.layout import Framework, Recompute, RunLayout
+from trainplan.formulations.streams.layout import Framework, RunLayout
 from trainplan.formulations.streams.units import splittable
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.files import read_data
 from trainplan.profiling.clusters.efficiencies import Precision
-from trainplan.profiling.clusters.sheets import DeviceSheet, kind_named, sheet
+from trainplan.profiling.clusters.sheets import DeviceSheet, likely_kind, sheet
 from trainplan.profiling.models.model import Model, model_from_config
 from trainplan.profiling.shipped import locate, shipped
 from trainplan.validation.frameworks import framework_of
 from trainplan.validation.rows import Run
+from trainplan.validation.words import degrees, network_bytes_per_s, precisions, recompute_of_words, shares_tokens, sharing
 
 # Shipped configurations whose architecture other sizes of a family have, by how their names begin.
 FAMILIES = {
@@ -60,7 +61,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "vocab": ("vocab_size", "padded_vocab_size"),
     "seq": ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"),
 }
-RELATED = {"h800": "h100", "a800": "a100", "gh200": "h100-96gb"}  # kinds without a sheet that differ in links or memory alone
+RELATED = {"h800": "h100", "a800": "a100"}  # kinds without a sheet that differ in links alone
 MEGATRON_VOCABULARY = 50257  # GPT-2's, of Megatron-LM's own data
 LORA = re.compile(r"lora|peft", re.IGNORECASE)
 
@@ -81,6 +82,8 @@ class LaidRun:
 
 def laid_run(run: Run) -> LaidRun:
     """The row, laid out. Raises InputError where it cannot be, with what it cannot in its problem."""
+    if run.unread is not None:
+        raise run.unread
     if run.experts or (run.ep or 1) > 1:
         raise InputError(run.id, "experts", "is a mixture of experts", "leave the row out: dense models are predicted")
     assumed: dict[str, str] = {}
@@ -89,8 +92,7 @@ def laid_run(run: Run) -> LaidRun:
         assumed["framework"] = framework.name
     name = _kind(run.gpu, assumed)
     described = sheet(name)
-    usual = "bf16" if "bfloat16" in described.flops_per_s else "fp16"
-    base, _ = _precisions(run.precision or usual)
+    base, _ = precisions(run.precision or "", usual_dtype(described))
     model = _model(run, run.tp or 1, framework, base, assumed)
     return laid_out(run, model, name, framework, assumed)
 
@@ -105,31 +107,31 @@ def laid_out(run: Run, model: Model, name: str, framework: Framework, assumed: d
             return default
         return value
 
-    tp, pp, cp, chunks = (int(taken(name, getattr(run, name), 1)) for name in ("tp", "pp", "cp", "vpp"))
+    tp, pp, cp = (int(taken(name, degree, 1)) for name, degree in degrees(run).items())
+    chunks = int(taken("vpp", run.vpp, 1))
     chunks = chunks if pp > 1 else 1  # stages are interleaved over several devices
     if run.gpus % (tp * pp * cp):
         fix = "give degrees whose product divides gpus"
         raise InputError(run.id, "gpus", f"is {run.gpus}, of tp {tp}, pp {pp} and cp {cp}", fix)
     dp = run.gpus // (tp * pp * cp)
     if run.dp not in (None, dp, dp * cp):  # some count context-parallel ranks among the data-parallel ones
-        raise InputError(run.id, "dp", f"is {run.dp}", f"give {dp}: {run.gpus} devices, tp {tp}, pp {pp}, cp {cp}")
+        if not re.search(r"hsdp|hybrid|shard|x", (run.fsdp or "").lower()) or dp % run.dp:
+            problem = f"is {run.dp}, and {run.gpus} devices with tp {tp}, pp {pp} and cp {cp} leave {dp}"
+            raise InputError(run.id, "dp", problem, f"give {dp}, or other degrees")
+        assumed["dp"] = f"{dp}, of which {run.dp} are one of its two degrees"
     micro = int(taken("mbs", run.mbs, 1))
     batch = int(taken("gbs", run.gbs, micro * dp))
     described = sheet(name)
-    usual = "bf16" if "bfloat16" in described.flops_per_s else "fp16"
-    base, precision = _precisions(str(taken("precision", run.precision, usual)))
+    base, precision = precisions(str(taken("precision", run.precision, usual_dtype(described))), usual_dtype(described))
     if not all(splittable(part, tp).runs_on(tp) for part in model.sublayers.values()):
-        raise InputError(run.id, "tp", f"is {tp}", f"give one that all parts of a {model.family} can be split into")
-    zero, shard = _zero(run, dp, framework, assumed)
+        problem = f"is {tp}, into which not all parts of this {model.family} can be split"
+        raise InputError(run.id, "tp", problem, f"give a degree that divides heads, ffn and vocabulary of {run.model}")
+    zero, shard = sharing(run, dp, framework, assumed)
     for each in (base, precision):
         if each not in described.flops_per_s:
             fix = f"give one of {', '.join(described.flops_per_s)}"
             raise InputError(run.id, "precision", f"is {run.precision!r}, which {described.name} has no rate for", fix)
-    usual = "selective-op" if "torchtitan" in (run.framework or "").lower() else "none"
-    words = f"{taken('recompute', run.recompute, usual)}".lower()
-    recompute, shared = _recompute(words, run, model), _shares_tokens(words, run, tp, framework)
-    if tp > 1 and "sequence" not in f"{words} {run.note or ''}".lower():
-        assumed["sequence parallelism"] = "on" if shared else "off"
+    recompute, shared = recompute_of_words(run, model.layers, assumed), shares_tokens(run, tp, framework, assumed)
     count = pp * chunks
     layout = RunLayout(
         dp, tp, pp, cp, chunks, zero, shard, shared, recompute, base, precision, micro, batch, framework,
@@ -137,8 +139,14 @@ def laid_out(run: Run, model: Model, name: str, framework: Framework, assumed: d
         frozen=LORA.search(run.task or "") is not None,
     )  # fmt: skip
     if model.layers + 2 * layout.reserved < count:
-        raise InputError(run.id, "vpp", f"is {chunks}, with pp {pp}", f"give at most {model.layers} stages, one for each layer")
-    return LaidRun(run, model, name, described, layout, _network(run), assumed)
+        problem = f"is {chunks}, which with pp {pp} makes {count} stages of {model.layers} layers"
+        raise InputError(run.id, "vpp", problem, f"give at most {model.layers} stages, one for each layer")
+    return LaidRun(run, model, name, described, layout, network_bytes_per_s(run), assumed)
+
+
+def usual_dtype(described: DeviceSheet) -> Precision:
+    """In which a device trains where nobody says: bfloat16 where it has that."""
+    return "bfloat16" if "bfloat16" in described.flops_per_s else "float16"
 
 
 def _kind(gpu: str, assumed: dict[str, str]) -> str:
@@ -147,7 +155,10 @@ def _kind(gpu: str, assumed: dict[str, str]) -> str:
     if word is not None:
         assumed["gpu"] = f"as {RELATED[word]}"
         return RELATED[word]
-    return kind_named(gpu)
+    name, taken = likely_kind(gpu)
+    if taken:
+        assumed["gpu"] = f"as {name}"
+    return name
 
 
 def _model(run: Run, tp: int, framework: Framework, dtype: str, assumed: dict[str, str]) -> Model:
@@ -208,73 +219,3 @@ def _model(run: Run, tp: int, framework: Framework, dtype: str, assumed: dict[st
 
 def _folded(name: str) -> str:
     return re.sub(r"[^a-z0-9.]+", "", name.lower())
-
-
-def _precisions(words: str) -> tuple[Precision, Precision]:
-    """The base dtype, and that of the products of layers."""
-    text = words.lower()
-    base: Precision = "float16" if re.search(r"fp16|float16", text) and not re.search(r"bf16|bfloat16", text) else "bfloat16"
-    if re.search(r"fp32|float32|tf32", text) and not re.search(r"16|fp8|fp4", text):
-        return "float32", "tfloat32" if "tf32" in text else "float32"
-    if re.search(r"fp4", text):
-        return base, "float4"
-    return base, "float8" if re.search(r"fp8|float8", text) else base
-
-
-def _zero(run: Run, dp: int, framework: Framework, assumed: dict[str, str]) -> tuple[int, int]:
-    """The ZeRO stage, and the data-parallel ranks that share states."""
-    words, note = (run.fsdp or "no").lower(), (run.note or "").lower()
-    stage = run.zero
-    if words not in ("no", "none", "false", ""):
-        sharded = 2 if "grad_op" in words or "zero-2" in words else 3
-        stage = sharded if stage is None or "optim_grads_params" in words else max(stage, sharded)
-    if stage is None:
-        stage = 3 if framework.name.startswith("PyTorch FSDP") and run.framework else int(framework.name == "NeMo")
-        assumed["zero"] = str(stage)
-    node = min(dp, 8)
-    shard = dp
-    if re.search(r"hsdp|hybrid", words):
-        size = re.search(r"(\d+)", words)
-        shard = int(size[1]) if size else node
-    elif size := re.fullmatch(r"fsdp(\d+).*", words):
-        shard = int(size[1])
-    if size := re.search(r"shard group (?:size )?(\d+)", note):
-        shard = int(size[1])
-    return stage, shard if shard <= dp and dp % shard == 0 else dp
-
-
-def _recompute(words: str, run: Run, model: Model) -> Recompute:
-    """What the words of a row, and of its note, say."""
-    if words.startswith("none") or words in ("no", "false", "off", ""):
-        return Recompute()
-    if every := re.search(r"every (\d+)", words):
-        return Recompute(layers=1 / int(every[1]))
-    if "selective-op" in words or words.strip() == "op":
-        return Recompute(operations=True)
-    if "layer" in words and (some := re.search(r"(\d+)", words)):
-        return Recompute(layers=min(1.0, int(some[1]) * (run.pp or 1) * (run.vpp or 1) / model.layers))
-    if "full" in words or "block" in words or "uniform" in words:
-        return Recompute(layers=1.0)
-    return Recompute(
-        attention="attn" in words or "selective" in words, activations="norm" in words or "act" in words.split("_")
-    )
-
-
-def _shares_tokens(words: str, run: Run, tp: int, framework: Framework) -> bool:
-    """Sequence parallelism: as the row says, else as recipes have it; Megatron-LM of 2022 where it recomputes selectively."""
-    text = f"{words} {run.note or ''}".lower()
-    if tp == 1:
-        return False
-    if "sequence-parallel" in text or "sequence parallel" in text:
-        return True
-    return framework.fused_attention and "megatron-lm-ci" not in run.source
-
-
-def _network(run: Run) -> float | None:
-    """A device's share of the network, of what a note says of a node's ports."""
-    note = run.note or ""
-    if ports := re.search(r"(\d+)\s*x\s*(\d+)\s*Gb", note):
-        return int(ports[1]) * int(ports[2]) * 1e9 / 8 / 8
-    if whole := re.search(r"(\d+)\s*Gbps node-node", note):
-        return int(whole[1]) * 1e9 / 8 / 8
-    return None

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from math import isfinite
 from typing import Annotated, Any
 
-from pydantic import Field, ValidationError
+from pydantic import Field, PrivateAttr, ValidationError
 
 from trainplan.profiling.base.errors import InputError, caution, shown
 from trainplan.profiling.base.files import Record, as_input_error, read_data
@@ -24,6 +25,8 @@ class Run(Record):
     seq: tokens of a sample; gbs: samples of a step, mbs: of a micro-batch on one rank. tp to dp: degrees, vpp the stages of
     each device. fsdp: how parameters are sharded, zero: the ZeRO stage. recompute, precision: in words. step_s to oom: what was
     measured. note: words and flags of the source; date and framework say what the framework did by default.
+
+    unread: why a row could not be read, which is then nothing but its id.
     """
 
     id: Text
@@ -65,6 +68,13 @@ class Run(Record):
     zero: Annotated[int, Field(ge=0, le=3)] | None = None
     file: Text | None = None
 
+    _unread: InputError | None = PrivateAttr(default=None)
+
+    @property
+    def unread(self) -> InputError | None:
+        """Why the row could not be read; None where it was."""
+        return self._unread
+
 
 # Fields that change no prediction, and why.
 NAMES = "names the row"
@@ -77,7 +87,8 @@ UNMOVED = {
 
 
 def load_runs(source: str | os.PathLike[str] | Sequence[Mapping[str, Any]]) -> list[Run]:
-    """The rows of a JSON file, or of a list. Unknown fields are warned of once. Raises InputError."""
+    """The rows of a JSON file, or of a list. Unknown fields are warned of once; a row that cannot be read says why (`unread`),
+    and does not keep others from being read. Raises InputError for what is no list of rows."""
     listed = isinstance(source, Sequence) and not isinstance(source, str)
     where = "runs" if listed else os.fspath(source)  # type: ignore[arg-type]
     values: Any = source if listed else read_data(where)
@@ -86,24 +97,48 @@ def load_runs(source: str | os.PathLike[str] | Sequence[Mapping[str, Any]]) -> l
     if not values:
         raise InputError(where, "", "holds no run", "give a list of at least one run")
     runs: list[Run] = []
-    first: dict[str, int] = {}
+    warned: set[str] = set()
+    ids: dict[str, int] = {}
     for place, value in enumerate(values):
         if not isinstance(value, Mapping):
             raise InputError(where, f"[{place}]", f"is {shown(value)}", "give an object with id, model, gpu and gpus")
-        for name in sorted(set(value) - set(Run.model_fields)):
-            if name not in first:
-                first[name] = place
-                caution(where, f"[{place}].{name}", "is a field that runs do not have", "it is left out")
-        fields = {name: each for name, each in value.items() if name in Run.model_fields}
-        try:
-            run = Run.model_validate(fields)
-        except ValidationError as error:
-            wrong = as_input_error(error, where)
-            raise InputError(where, f"[{place}].{wrong.field}".rstrip("."), wrong.problem, wrong.fix) from None
+        for name in sorted(set(value) - set(Run.model_fields) - warned):
+            warned.add(name)
+            caution(where, f"[{place}].{name}", "is a field that runs do not have", "it is left out")
+        run = _run(value, where, place)
+        if run.id in ids:
+            caution(where, f"[{place}].id", f"is {run.id!r}, as of [{ids[run.id]}]", "give each run an id of its own")
+        ids.setdefault(run.id, place)
         runs.append(run)
-    seen: dict[str, int] = {}
-    for place, run in enumerate(runs):
-        if run.id in seen:
-            raise InputError(where, f"[{place}].id", f"is {run.id!r}, as of [{seen[run.id]}]", "give each run an id of its own")
-        seen[run.id] = place
     return runs
+
+
+def _run(value: Mapping[str, Any], where: str, place: int) -> Run:
+    """One row, with numbers and words as tables of other tools have them: 4.0 for 4, 0 and NaN for what is not said, words for
+    yes and no."""
+    fields = {name: _plain(name, each) for name, each in value.items() if name in Run.model_fields}
+    fields = {name: each for name, each in fields.items() if each is not None}
+    try:
+        return Run.model_validate(fields)
+    except ValidationError as error:
+        wrong = as_input_error(error, where)
+        run = Run(id=str(fields.get("id", f"[{place}]")), model=str(fields.get("model", "")), gpu="", gpus=1)
+        run._unread = InputError(where, wrong.field, wrong.problem, wrong.fix)
+        return run
+
+
+def _plain(name: str, value: Any) -> Any:
+    if isinstance(value, float) and not isfinite(value):
+        return None
+    if name in TEXTS and isinstance(value, bool | int | float):
+        return str(value).lower() if isinstance(value, bool) else str(value)
+    if name in WHOLE and isinstance(value, bool | float) and value == int(value):
+        value = int(value)
+    return None if name in WHOLE and name != "zero" and value == 0 else value
+
+
+TEXTS = frozenset(
+    ("id", "source", "model", "gpu", "fsdp", "recompute", "precision", "note", "task", "date", "framework", "file")
+)
+SIZES = ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "experts", "topk", "seq")
+WHOLE = frozenset((*SIZES, "gpus", "gbs", "mbs", "tp", "pp", "vpp", "cp", "ep", "dp", "zero"))

@@ -1,0 +1,179 @@
+"""What rows of published tables say in many words, and rows that other tools have written."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+from trainplan.formulations.streams.layout import Recompute
+from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.clusters.efficiencies import shipped_efficiencies
+from trainplan.profiling.clusters.sheets import kind_named, likely_kind
+
+from trainplan.validation.layouts import LaidRun, laid_run
+from trainplan.validation.predict import Prediction, predict_run, predict_runs
+from trainplan.validation.rows import Run, load_runs
+
+ROW: dict[str, Any] = {
+    "id": "row",
+    "source": "tests",
+    "model": "llama3-70b",
+    "gpu": "A100-80GB-SXM",
+    "gpus": 64,
+    "seq": 8192,
+    "gbs": 64,
+    "mbs": 1,
+    "precision": "bf16",
+    "framework": "torchtitan",
+    "date": "2024-04",
+}
+
+
+def row(**fields: Any) -> Run:
+    (made,) = load_runs([ROW | fields])
+    return made
+
+
+def laid(**fields: Any) -> LaidRun:
+    return laid_run(row(**fields))
+
+
+def predicted(**fields: Any) -> Prediction:
+    return predict_run(row(**fields), shipped_efficiencies())
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        *(("H100 SXM", "h100"), ("NVIDIA H100 80GB HBM3", "h100"), ("DGX H100", "h100"), ("H100-SXM (InfiniBand)", "h100")),
+        *(("NVIDIA H100 PCIe", "h100-pcie"), ("H100 NVL", "h100-nvl"), ("H100-96GB-HBM2e-500W", "h100-96gb")),
+        *(("A100 80 GB", "a100"), ("A100-SXM4-40GB", "a100-40gb"), ("A100 PCIe", "a100-pcie"), ("A100 40GB", "a100-40gb")),
+        *(("Tesla V100", "v100"), ("V100 SXM3 32GB", "v100-32gb"), ("GB200 NVL36", "gb200"), ("DGX B200", "b200")),
+        *(("AMD Instinct MI300X OAM", "mi300x"), ("GH200", "gh200")),
+    ],
+)
+def test_names_of_devices_in_tables(words: str, name: str) -> None:
+    assert likely_kind(words)[0] == name
+
+
+def test_a_command_takes_the_chip_s_own_sheet_and_asks_where_several_fit() -> None:
+    assert [kind_named(text) for text in ("H100-SXM", "H100 80GB", "a100")] == ["h100", "h100", "a100"]
+    with pytest.raises(InputError, match="which 2 kinds are"):
+        kind_named("A100 40GB")
+    with pytest.raises(InputError, match="of which there is no data sheet"):
+        likely_kind("H20")
+
+
+@pytest.mark.parametrize(
+    ("words", "stage", "shard"),
+    [
+        *(("FSDP2", 3, 64), ("fsdp1", 3, 64), ("FSDP2(DTensor)", 3, 64), ("fsdp8", 3, 8), ("full_shard(ZeRO-3)", 3, 64)),
+        *(("no", 3, 64), ("n/a", 3, 64), ("-", 3, 64), ("no (DDP)", 0, 64), ("NO_SHARD", 0, 64), ("ddp", 0, 64)),
+        *(("ZeRO-1", 1, 64), ("zero2", 2, 64), ("deepspeed-zero-3", 3, 64), ("distributed optimizer", 1, 64)),
+        *(("SHARD_GRAD_OP", 2, 64), ("hsdp8", 3, 8), ("HSDP 4x16", 3, 16), ("ddp4xfsdp16", 3, 16)),
+        *(("hsdp(replicate 4, shard 16)", 3, 16), ("dp_replicate 4, dp_shard 16", 3, 16), ("hybrid", 3, 8)),
+    ],
+)
+def test_words_of_sharding(words: str, stage: int, shard: int) -> None:
+    layout = laid(fsdp=words).layout
+    assert (layout.zero, layout.shard) == (stage, shard)
+
+
+def test_a_stage_that_is_said_stays_beside_words_that_say_nothing() -> None:
+    for words in ("no", "n/a", "0", "none", "?"):
+        assert laid(fsdp=words, zero=1, framework="Megatron-Core").layout.zero == 1
+    assert "is no word that is known" in laid(fsdp="?").assumed["fsdp"]
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        *((word, Recompute()) for word in ("none", "no", "off", "n/a", "-", "false", "none(by recipe)")),
+        *((word, Recompute(layers=1.0)) for word in ("full", "yes", "gradient checkpointing", "activation checkpointing")),
+        *((word, Recompute(layers=1.0)) for word in ("all layers", "every layer", "full, uniform, 1 layer", "checkpointing")),
+        *((word, Recompute(operations=True)) for word in ("selective-op", "selective op", "SAC", "selective")),
+        ("selective-layer(every 2nd)", Recompute(layers=0.5)),
+        ("50%", Recompute(layers=0.5)),
+        ("full(1 of 4 layers)", Recompute(layers=0.25)),
+        ("selective(core_attn)+sequence-parallel", Recompute(attention=True)),
+        ("selective(layernorm)", Recompute(activations=True)),
+    ],
+)
+def test_words_of_recomputation(words: str, meant: Recompute) -> None:
+    assert laid(recompute=words).layout.recompute == meant
+
+
+def test_words_that_nobody_knows_are_named() -> None:
+    assert "'weird' is no word that is known" in laid(recompute="weird").assumed["recompute"]
+
+
+def test_selective_recomputation_is_that_of_the_framework() -> None:
+    assert laid(recompute="selective", framework="Megatron-Core").layout.recompute == Recompute(attention=True)
+
+
+def test_precisions() -> None:
+    assert predicted(precision="bfloat16").peak_gib == predicted(precision="bf16").peak_gib
+    for words in ("amp", "mixed precision", "half", ""):
+        layout = laid(precision=words, gpu="V100-32GB", gpus=64, model="llama3-8b").layout
+        assert (layout.base, layout.precision) == ("float16", "float16")
+    wide = [predicted(precision=words, model="llama3-8b").step_s or 0.0 for words in ("bf16", "tf32", "fp32")]
+    assert 1.5 * wide[0] < wide[1] < 3 * wide[0] < wide[2], "attention and head run in tf32, too"
+
+
+def test_negated_words() -> None:
+    split = {"tp": 8, "framework": "Megatron-Core"}
+    for note in ("no sequence parallel", "sequence_parallel=False", "without sequence-parallel"):
+        assert not laid(**split, note=note).layout.sequence_parallel
+    for note in ("sequence_parallel", "with sequence parallelism", None):
+        assert laid(**split, note=note).layout.sequence_parallel
+    overlap = [laid(**split, note=note).layout.framework.tensor_beside for note in ("tp-comm-overlap", "no tp_comm_overlap")]
+    assert overlap[0] > 0.5 and overlap[1] == 0.0
+
+
+def test_frameworks() -> None:
+    names = {"Megatron-Bridge": "NeMo", "Nanotron": "Megatron-Core", "Primus": "Megatron-Core", "MLPerf": "Megatron-Core"}
+    for framework, name in names.items():
+        assert laid(tp=8, pp=2, framework=framework).layout.framework.name == name
+    assert laid(framework="Hugging Face Accelerate").layout.framework.name == "PyTorch FSDP"
+    for framework in ("GPT-NeoX", "DeepSpeed", "fairscale FSDP"):
+        fused = [laid(framework=framework, date=date).layout.framework.fused_attention for date in ("2022-03", "2024-01")]
+        assert fused == [False, True]
+
+
+def test_degrees_that_follow_from_the_others() -> None:
+    layout = laid(dp=4, pp=4, framework="NeMo").layout
+    assert (layout.tp, layout.pp, layout.dp) == (4, 4, 4)
+    layout = laid(dp=2, framework="NeMo").layout
+    assert (layout.tp, layout.pp, layout.dp) == (8, 4, 2)
+    both = laid(fsdp="hsdp8", dp=8, tp=1, pp=1, cp=1)
+    assert (both.layout.dp, both.layout.shard) == (64, 8) and "dp" in both.assumed
+    with pytest.raises(InputError, match="64 devices with tp 4, pp 4 and cp 1 leave 4"):
+        laid(dp=3, tp=4, pp=4, cp=1)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        *({"tp": 1.0}, {"zero": 3.0}, {"experts": 0}, {"vpp": 0}, {"date": 2024}, {"fsdp": False}, {"recompute": False}),
+        *({"source": None}, {"step_s": float("nan")}, {"note": float("nan")}, {"kv_heads": 8.0}, {"ep": 0}),
+    ],
+)
+def test_rows_as_other_tools_write_them(fields: dict[str, Any]) -> None:
+    assert predicted(**fields).cannot == "" and predicted(**fields).step_s
+
+
+def test_one_row_that_cannot_be_read_does_not_keep_others_from_being_read() -> None:
+    wrong = [{"gpus": None}, {"gpu": None}, {"seq": -3}, {"tp": "many"}]
+    rows = [ROW | {"id": f"r{place}"} | fields for place, fields in enumerate([{}, *wrong, {}])]
+    made = predict_runs(load_runs(rows))
+    assert [bool(each.cannot) for each in made] == [False, True, True, True, True, False]
+    assert [each.to_dict()["id"] for each in made] == [f"r{place}" for place in range(6)]
+    assert made[1].cannot == "gpus is missing" and made[3].cannot == "seq is -3"
+
+
+def test_ids_that_stand_twice_are_warned_of() -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert len(load_runs([ROW, ROW])) == 2
+    assert any("as of [0]" in str(each.message) for each in caught)

@@ -1,0 +1,163 @@
+"""What the words of a row mean: how states are shared, what is recomputed, in which precision, and who shares the tokens.
+
+Tables of published runs write one thing in many words. Each function reads the words that are in use, negations among them;
+of a word that it does not know it takes what the framework does by default, and says so.
+"""
+
+from __future__ import annotations
+
+import re
+from math import gcd, prod
+
+from trainplan.formulations.streams.layout import Framework, Recompute
+from trainplan.profiling.clusters.efficiencies import Precision
+from trainplan.validation.rows import Run
+
+Assumed = dict[str, str]
+NEVER = re.compile(r"\s*(none\b.*|no\b.*|not\b.*|without\b.*|false|off|disabled?|n/?a|nil|null|-+|0|)\s*")
+ALWAYS = re.compile(
+    r"\s*(yes|true|on|enabled?|1|all|ac|full ac|(activation|gradient)[ _-]?(re)?checkpointing|checkpointing)\s*"
+)
+# Words of how states are shared, and the ZeRO stage that they mean, the first that fits.
+STAGES = (
+    (r"no[_ -]?shard|\bddp\b(?!.*fsdp)", 0),
+    (r"optim[_ -]?grads[_ -]?params|full[_ -]?shard", 3),
+    (r"zero[_ -]?(?:stage[_ -]?)?3|stage[_ -]?3", 3),
+    (r"zero[_ -]?(?:stage[_ -]?)?2|stage[_ -]?2|grad[_ -]?op|optim[_ -]?grads", 2),
+    (r"zero[_ -]?(?:stage[_ -]?)?1|stage[_ -]?1|dist(?:ributed)?[_ -]?optim|\boptim\b|sharded[_ -]?optim", 1),
+    (r"fsdp|hsdp|hybrid|shard|zero", 3),
+)
+OPERATIONS = re.compile(r"\bop\b|selective[_ -]op|sel[_ -]op|per[_ -]op|\bsac\b|op[_ -]level")
+SAVED_PRODUCTS = re.compile(r"minimal|save[_ -]?dots?|dots[_ -]?saveable|save[_ -]?matmul")
+SEQUENCE = re.compile(r"sequence[ _-]?parallel\w*")
+NOT_SEQUENCE = re.compile(
+    r"\b(no|not|without|w/o|non)[ _-]+sequence[ _-]?parallel|sequence[ _-]?parallel\w*\s*[=:]?\s*(false|off|no|0)\b"
+)
+
+
+def precisions(words: str, usual: Precision) -> tuple[Precision, Precision]:
+    """The base dtype, and that of the products of layers. usual: the base where none is named, as in `mixed precision`."""
+    text, base = words.lower(), usual
+    if re.search(r"bf16|bfloat16", text):
+        base = "bfloat16"
+    elif re.search(r"fp16|float16|half", text):
+        base = "float16"
+    elif re.search(r"fp32|float32|tf32|tfloat32|single", text) and not re.search(r"16|fp8|float8|fp4|float4|mixed|amp", text):
+        return "float32", "tfloat32" if "tf" in text else "float32"
+    if re.search(r"fp4|float4", text):
+        return base, "float4"
+    return base, "float8" if re.search(r"fp8|float8", text) else base
+
+
+def sharing(run: Run, dp: int, framework: Framework, assumed: Assumed) -> tuple[int, int]:
+    """The ZeRO stage, and the data-parallel ranks that share states."""
+    words, note = (run.fsdp or "no").lower(), (run.note or "").lower()
+    stage, said = run.zero, None
+    if not NEVER.fullmatch(words) or "ddp" in words:
+        said = next((meant for pattern, meant in STAGES if re.search(pattern, words)), None)
+        if said is None:
+            assumed["fsdp"] = f"{run.fsdp!r} is no word that is known"
+    if said is not None:
+        stage = said if stage is None or "optim_grads_params" in words else max(stage, said)
+    if stage is None:
+        stage = 3 if framework.name.startswith("PyTorch FSDP") and run.framework else int(framework.name == "NeMo")
+        assumed["zero"] = str(stage)
+    shard = _shard(words, note, dp)
+    return stage, shard if shard <= dp and dp % shard == 0 else dp
+
+
+def _shard(words: str, note: str, dp: int) -> int:
+    """The ranks that share states, of so many data-parallel ones."""
+    if size := re.search(r"shard group (?:size )?(\d+)", note):
+        return int(size[1])
+    if size := re.search(r"(?<!no_)(?<!full_)shard(?:ed|ing)?[ _=:-]*(\d+)", words):
+        return int(size[1])
+    if sizes := re.search(r"(\d+)\s*x\s*(?:fsdp)?\s*(\d+)", words):  # copies times shards
+        return int(sizes[2])
+    if re.search(r"hsdp|hybrid", words):
+        size = re.search(r"(\d+)", words)
+        return int(size[1]) if size else min(dp, 8)
+    size = re.search(r"fsdp[ _-]?(\d+)", words)
+    return int(size[1]) if size and int(size[1]) > 2 else dp  # FSDP1 and FSDP2 are its versions
+
+
+def recompute_of_words(run: Run, layers: int, assumed: Assumed) -> Recompute:
+    """What a row says that the backward pass computes again. layers: of the model."""
+    torchtitan = "torchtitan" in (run.framework or "").lower()
+    if run.recompute is None:
+        assumed["recompute"] = "selective-op" if torchtitan else "none"
+        return Recompute(operations=torchtitan)
+    words = SEQUENCE.sub("", run.recompute.lower()).strip(" +,;")
+    if NEVER.fullmatch(words):
+        return Recompute()
+    if every := re.search(r"every (\d+)", words):
+        return Recompute(layers=1 / int(every[1]))
+    if OPERATIONS.search(words):
+        return Recompute(operations=True)
+    if SAVED_PRODUCTS.search(words):
+        return Recompute(attention=True, activations=True)
+    if share := re.search(r"(\d+) of (\d+)", words):
+        return Recompute(layers=min(1.0, int(share[1]) / max(1, int(share[2]))))
+    if share := re.search(r"(\d+(?:\.\d+)?) ?%", words):
+        return Recompute(layers=min(1.0, float(share[1]) / 100))
+    counted = re.search(r"\b(?:block|first)\D*?(\d+)", words) or ("layer" in words and re.search(r"(\d+)", words))
+    if counted and "uniform" not in words:
+        return Recompute(layers=min(1.0, int(counted[1]) * (run.pp or 1) * (run.vpp or 1) / layers))
+    if ALWAYS.fullmatch(words) or re.search(r"full|block|uniform|\ball\b|(every|each|per)[ _-]layer|whole", words):
+        return Recompute(layers=1.0)
+    return _modules(words, torchtitan, assumed)
+
+
+def _modules(words: str, torchtitan: bool, assumed: Assumed) -> Recompute:
+    """What named modules, or `selective` alone, leave to be computed again."""
+    named = re.search(r"\((.*)\)", words)
+    text = named[1] if named else words
+    attention = re.search(r"att|core|\bsdpa\b", text) is not None
+    activations = re.search(r"norm|\bact\b|activation func|gelu|swiglu|silu|mlp|ffn", text) is not None
+    if attention or activations:
+        return Recompute(attention=attention, activations=activations)
+    if "selective" in words:
+        return Recompute(operations=True) if torchtitan else Recompute(attention=True)
+    if re.search(r"checkpoint|recompute|remat", words) and "offload" not in words:
+        return Recompute(layers=1.0)
+    assumed["recompute"] = f"none: {words!r} is no word that is known"
+    return Recompute()
+
+
+def shares_tokens(run: Run, tp: int, framework: Framework, assumed: Assumed) -> bool:
+    """Sequence parallelism: as the row says, else as recipes have it; Megatron-LM of 2022 where it recomputes selectively."""
+    text = f"{run.recompute or ''} {run.note or ''}".lower()
+    if tp == 1:
+        return False
+    if SEQUENCE.search(text):
+        return NOT_SEQUENCE.search(text) is None
+    shared = framework.fused_attention and "megatron-lm-ci" not in run.source
+    assumed["sequence parallelism"] = "on" if shared else "off"
+    return shared
+
+
+def network_bytes_per_s(run: Run) -> float | None:
+    """A device's share of the network, of what a note says of a node's ports; None where it says nothing."""
+    note = run.note or ""
+    if ports := re.search(r"(\d+)\s*x\s*(\d+)\s*Gb", note):
+        return int(ports[1]) * int(ports[2]) * 1e9 / 8 / 8
+    if whole := re.search(r"(\d+)\s*Gbps (?:node-node|per node|a node|EFA)|EFA (\d+)\s*Gbps", note):
+        return int(whole[1] or whole[2]) * 1e9 / 8 / 8
+    if whole := re.search(r"(\d+(?:\.\d+)?)\s*Tbps", note):
+        return float(whole[1]) * 1e12 / 8 / 8
+    return None
+
+
+def degrees(run: Run) -> dict[str, int | None]:
+    """The degrees tp, pp and cp of a row; where dp is said, one that is not follows from the others, and of several tp first,
+    up to a node."""
+    said = {name: getattr(run, name) for name in ("tp", "pp", "cp")}
+    open_ones = [name for name, degree in said.items() if degree is None]
+    left, rest = divmod(run.gpus, (run.dp or 1) * prod(degree or 1 for degree in said.values()))
+    if run.dp is None or rest or left == 1 or not open_ones:
+        return said
+    first = gcd(left, 8) if open_ones[:2] == ["tp", "pp"] else left
+    said[open_ones[0]] = first
+    if len(open_ones) > 1:
+        said[open_ones[1]] = left // first
+    return said
