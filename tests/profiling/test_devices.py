@@ -26,7 +26,20 @@ from trainplan.profiling.shipped import shipped
 
 GIB, TERA, GIGA = 2**30, 1e12, 1e9
 NAMES = (
-    *("a10", "a100", "a100-40gb", "a100-pcie", "a100-pcie-40gb", "b200", "b300", "gb200", "gb300", "h100", "h100-96gb"),
+    *(
+        "a10",
+        "a100",
+        "a100-40gb",
+        "a100-pcie",
+        "a100-pcie-40gb",
+        "b200",
+        "b300",
+        "gb200",
+        "gb300",
+        "gh200",
+        "h100",
+        "h100-96gb",
+    ),
     *("h100-nvl", "h100-pcie", "h200", "l4", "l40s", "mi300x", "mi325x", "mi355x", "rtx2080ti", "rtx3090", "rtx4090", "t4"),
     *("titan-rtx", "v100", "v100-32gb", "v100-pcie"),
 )
