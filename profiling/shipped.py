@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+from functools import cache
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import PurePath
 from typing import Any, Literal
 
+import yaml
 from trainplan.profiling.base.errors import COMMAND_LINE, InputError, named, one_of
 
 SUFFIXES = (".yaml", ".json")
@@ -43,6 +45,10 @@ MODEL_ALIASES = {
 }
 
 
+# What names of models end or begin with that say nothing about their sizes.
+_TRAINED = re.compile(r"^meta-|-(hf|chat|instruct|it|base|pt|v0\.\d|4k|8k|32k|128k|tokens|step-\d+k)(?=-|$)")
+
+
 def _files(kind: Shipped) -> dict[str, Traversable]:
     files = (resources.files("trainplan.data") / kind).iterdir()
     return {PurePath(file.name).stem: file for file in files if file.name.endswith(SUFFIXES)}
@@ -51,6 +57,36 @@ def _files(kind: Shipped) -> dict[str, Traversable]:
 def shipped(kind: Shipped) -> list[str]:
     """Names of what is shipped of one kind, without suffixes."""
     return sorted(_files(kind))
+
+
+def folded(name: str) -> str:
+    """A model's name without what publishers write now so, now so: capitals, separators, and what it was trained for."""
+    plain = name.split("/")[-1].lower().replace("_", "-")
+    return re.sub(r"[^a-z0-9.]+", "", _TRAINED.sub("", plain))
+
+
+@cache
+def _sizes() -> dict[str, dict[str, Any]]:
+    path = resources.files("trainplan.data") / "sizes.yaml"
+    content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    known = {folded(name): {"base": name} for name in shipped("models")}
+    known |= {folded(alias): {"base": name} for alias, name in MODEL_ALIASES.items()}
+    return {**{folded(name): {"name": name, **fields} for name, fields in content.items()}, **known}
+
+
+def sized(name: str) -> tuple[str, str, dict[str, Any]] | None:
+    """A well-known model by its name, as whoever spells it: its own name, the shipped configuration, and the fields in which it
+    differs from that; None where there is none."""
+    if (known := _sizes().get(folded(name))) is None:
+        return None
+    fields = dict(known)
+    base = fields.pop("base")
+    return fields.pop("name", base), base, fields
+
+
+def sized_names() -> list[str]:
+    """Names of well-known models that are shipped as sizes of another one."""
+    return sorted(fields["name"] for fields in _sizes().values() if "name" in fields)
 
 
 def locate(kind: Shipped, name: str, option: str, otherwise: str) -> Any:

@@ -18,7 +18,7 @@ from trainplan.profiling.base.files import read_data
 from trainplan.profiling.models.config_files import dtype_of, language_part
 from trainplan.profiling.models.families import Fields, Role, Unit, build_chain, family, family_names
 from trainplan.profiling.models.sublayers import Sublayer
-from trainplan.profiling.shipped import locate
+from trainplan.profiling.shipped import locate, sized
 
 # What a configuration says of one run, not of the architecture.
 RUN_FIELDS = ("attn_implementation", "decoder_positions", "pad_token_id")
@@ -182,12 +182,19 @@ def model_from_shape(shape: Any, where: str) -> Model:
 
 
 def load_model(source: str | os.PathLike[str], sequence: int | None = None, dtype: str | None = None) -> Model:
-    """A shipped model by name, or any Hugging Face `config.json` of a known family (`models.families`); no weights are read.
+    """A shipped model by name, a well-known size of one (`qwen2.5-72b`), or any Hugging Face `config.json` of a known family
+    (`models.families`); no weights are read.
 
     sequence: tokens of a sample (default: the most that the configuration allows). dtype: default the configuration's, else
     float32. Warns of fields that nobody knows. Raises InputError naming file, field and a value that would work.
     """
     name = os.fspath(source)
+    known = sized(name) if "/" not in name and not os.path.exists(name) else None
+    if known is not None and known[2]:
+        known_as, base, fields = known
+        config = read_data(locate("models", base, "--model", "a config.json"))
+        return model_from_config({**config, **fields}, known_as, sequence, dtype)
+    name = known[1] if known else name
     file = locate("models", name, "--model", "a config.json")
     where = name if file == name else PurePath(file.name).stem  # of a shipped model its name, however it was spelt
     return model_from_config(read_data(file), where, sequence, dtype)

@@ -34,7 +34,7 @@ MODEL, CLUSTER = ("--model", "gpt2"), ("--cluster", "cpu-4")
 @pytest.mark.parametrize(
     ("words", "parts"),
     [
-        (["plan", "--model", "gpt-2", *CLUSTER], ("--model is 'gpt-2'; did you mean 'gpt2'", "`trainplan model list`")),
+        (["plan", "--model", "gpt22", *CLUSTER], ("--model is 'gpt22'; did you mean 'gpt2'", "`trainplan model list`")),
         (["plan", *MODEL, "--cluster", "h100-46"], ("--cluster is 'h100-46'; did you mean 'h100-64'",)),
         (["plan", "--model", "nofile.json", *CLUSTER], ("--model is 'nofile.json': no such file",)),
         (["plan", *MODEL, "--cluster", "./here.yaml"], ("--cluster is './here.yaml': no such file",)),

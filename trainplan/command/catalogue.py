@@ -20,7 +20,7 @@ from trainplan.profiling.clusters.detect.machine import to_yaml
 from trainplan.profiling.clusters.nodes import node_of
 from trainplan.profiling.clusters.sheets import sheets
 from trainplan.profiling.models.model import load_model
-from trainplan.profiling.shipped import shipped
+from trainplan.profiling.shipped import shipped, sized_names
 
 models = typer.Typer(name="model", help="Models: those shipped, and what a config.json describes.", no_args_is_help=True)
 clusters = typer.Typer(
@@ -32,7 +32,7 @@ clusters = typer.Typer(
 @takes()
 def list_models() -> Outcome:
     """List the shipped models."""
-    each = [load_model(name) for name in shipped("models")]
+    each = [load_model(name) for name in [*shipped("models"), *sized_names()]]
     rows = [{"name": m.name, "family": m.family, "layers": m.layers, "parameters": m.total_parameters} for m in each]
     return Outcome(rows, partial(tables.models, each))
 

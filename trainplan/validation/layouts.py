@@ -10,59 +10,15 @@ from typing import Any
 from trainplan.formulations.streams.layout import Framework, RunLayout
 from trainplan.formulations.streams.units import splittable
 from trainplan.profiling.base.errors import InputError
-from trainplan.profiling.base.files import read_data
 from trainplan.profiling.clusters.efficiencies import Precision
 from trainplan.profiling.clusters.sheets import DeviceSheet, likely_kind, sheet
-from trainplan.profiling.models.model import Model, model_from_config
-from trainplan.profiling.shipped import locate, shipped
+from trainplan.profiling.models.model import Model
 from trainplan.validation.frameworks import framework_of
+from trainplan.validation.row_models import row_model
 from trainplan.validation.rows import Run
 from trainplan.validation.words import degrees, network_bytes_per_s, precisions, recompute_of_words, shares_tokens, sharing
 
-# Shipped configurations whose architecture other sizes of a family have, by how their names begin.
-FAMILIES = {
-    "llama3.2-1": "llama3.2-1b",
-    "llama3.1": "llama3.1-8b",
-    "llama3": "llama3-8b",
-    "llama": "llama2-7b",
-    "internlm": "llama2-7b",
-    "mistral": "mistral-7b",
-    "qwen3": "qwen3-8b",
-    "qwen": "qwen2.5-7b",
-    "gemma3": "gemma3-12b",
-    "gemma": "gemma2-9b",
-    "phi": "phi3-mini",
-    "mpt": "mpt-7b",
-    "nemotron": "nemotron4-15b",
-    "falcon": "falcon-40b",
-    "opt": "opt-6.7b",
-    "gpt-neox": "gpt-neox-20b",
-    "pythia": "gpt-neox-20b",
-    "neox": "gpt-neox-20b",
-    "glm": "glm-4-9b",
-    "bert": "bert-large",
-    "t5": "t5-3b",
-    "yi": "llama2-7b",
-    "deepseek-llm": "llama2-7b",
-    "baichuan": "llama2-7b",
-    "olmo": "llama2-7b",
-    "gpt": "gpt3-175b",
-    "megatron": "gpt3-175b",
-    "mt-nlg": "gpt3-175b",
-    "bloom": "gpt3-175b",
-    "turing": "gpt3-175b",
-}
-FIELDS: dict[str, tuple[str, ...]] = {
-    "layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
-    "hidden": ("hidden_size", "n_embd", "d_model"),
-    "heads": ("num_attention_heads", "n_head", "n_heads"),
-    "kv_heads": ("num_key_value_heads", "num_kv_heads", "multi_query_group_num"),
-    "ffn": ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size"),
-    "vocab": ("vocab_size", "padded_vocab_size"),
-    "seq": ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"),
-}
 RELATED = {"h800": "h100", "a800": "a100"}  # kinds without a sheet that differ in links alone
-MEGATRON_VOCABULARY = 50257  # GPT-2's, of Megatron-LM's own data
 LORA = re.compile(r"lora|peft", re.IGNORECASE)
 
 
@@ -93,7 +49,7 @@ def laid_run(run: Run) -> LaidRun:
     name = _kind(run.gpu, assumed)
     described = sheet(name)
     base, _ = precisions(run.precision or "", usual_dtype(described))
-    model = _model(run, run.tp or 1, framework, base, assumed)
+    model = row_model(run, run.tp or 1, framework, base, assumed)
     return laid_out(run, model, name, framework, assumed)
 
 
@@ -159,63 +115,3 @@ def _kind(gpu: str, assumed: dict[str, str]) -> str:
     if taken:
         assumed["gpu"] = f"as {name}"
     return name
-
-
-def _model(run: Run, tp: int, framework: Framework, dtype: str, assumed: dict[str, str]) -> Model:
-    """The shipped configuration that the row names, with its sizes, in the run's dtype."""
-    folded = _folded(run.model.split("/")[-1])
-    base = next((each for each in shipped("models") if _folded(each) == folded), None)
-    if base is None:
-        base = next((each for start, each in FAMILIES.items() if folded.startswith(_folded(start))), "llama2-7b")
-        assumed["model"] = f"of the architecture of {base}"
-    if base == "gpt3-175b" and run.kv_heads not in (None, run.heads):
-        base = "nemotron4-15b"
-        assumed["model"] = f"of the architecture of {base}"
-    config: dict[str, Any] = dict(read_data(locate("models", base, "model", "a shipped model")))
-    if "word_embed_proj_dim" in config and run.hidden:
-        config["word_embed_proj_dim"] = run.hidden
-    sizes = {name: getattr(run, name) for name in FIELDS}
-    vocabulary = run.vocab
-    if vocabulary is None and framework.pads > 1:
-        vocabulary = MEGATRON_VOCABULARY
-    elif vocabulary is None:
-        vocabulary = next((int(config[field]) for field in FIELDS["vocab"] if field in config), 0)
-    multiple = framework.pads * tp
-    padded = -(-vocabulary // multiple) * multiple
-    if padded not in (0, run.vocab):
-        assumed["vocab"] = f"{padded}, padded"
-    sizes["vocab"] = padded
-    for size, value in sizes.items():
-        field = next((each for each in FIELDS[size] if each in config), None)
-        if value is None:
-            if size in ("layers", "hidden", "heads") and "model" in assumed:
-                raise InputError(run.id, size, "is missing", f"give it: no shipped model is named {run.model!r}")
-            assumed.setdefault(size, f"of {base}")
-        elif size == "seq" and "vocab_size" not in config:  # an image gives the tokens
-            continue
-        elif size == "seq":
-            field = field or "max_position_embeddings"
-            config[field] = max(int(config.get(field, value)), value)
-        elif field is not None:
-            config[field] = value
-        elif size in ("ffn", "kv_heads") and config["model_type"] == "gpt2":
-            config |= {"n_inner": value} if size == "ffn" else {}
-        elif size == "kv_heads" and config["model_type"] in ("llama", "mistral", "qwen2", "qwen3"):
-            config["num_key_value_heads"] = value
-    if run.hidden and run.heads and "head_dim" in config and "model" in assumed and config["model_type"] != "qwen3":
-        config["head_dim"] = run.hidden // run.heads
-    if framework.pads > 1 and config.get("tie_word_embeddings") and "untie-embeddings" in (run.note or ""):
-        config["tie_word_embeddings"] = False
-    if run.layers and "num_decoder_layers" in config:
-        config["num_decoder_layers"] = run.layers
-    if (config.get("pad_token_id") or 0) >= padded:
-        config["pad_token_id"] = None
-    for field in [name for name in config if "drop" in name and isinstance(config[name], float)]:
-        config[field] = config[field] if framework.drops else 0.0
-    if not framework.fused_attention:
-        config["attn_implementation"] = "eager"
-    return model_from_config(config, base, run.seq if "vocab_size" in config else None, dtype, run.model)
-
-
-def _folded(name: str) -> str:
-    return re.sub(r"[^a-z0-9.]+", "", name.lower())

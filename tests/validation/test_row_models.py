@@ -1,0 +1,78 @@
+"""The models of rows: well-known names, families, and what the number of parameters decides."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.models.model import load_model
+from trainplan.profiling.shipped import sized, sized_names
+
+from tests.validation.test_words import laid
+
+
+def sizes(layers: int, hidden: int, heads: int, kv: int | None = None, ffn: int | None = None, vocab: int | None = None) -> Any:
+    return {"layers": layers, "hidden": hidden, "heads": heads, "kv_heads": kv, "ffn": ffn, "vocab": vocab, "gpus": 512}
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        *(("LLaMA-65B", 65_285_660_672), ("llama-33b", 32_528_943_616), ("meta-llama/Llama-3.2-3B", 3_212_749_824)),
+        *(("llama3.3-70b", 70_553_706_496), ("Llama-2-70b-chat-hf", 68_976_648_192), ("Qwen2.5-72B", 72_706_203_648)),
+        *(("qwen3-0.6b", 596_049_920), ("gemma2-27b", 27_227_128_320), ("Phi-4-14B", 14_659_507_200)),
+        *(("opt-30b", 29_974_540_288), ("mistral-small-24b", 23_572_403_200), ("Llama-3.1-8B-Instruct", 8_030_261_248)),
+    ],
+)
+def test_well_known_names_need_no_sizes(name: str, parameters: int) -> None:
+    model = laid(model=name, gpus=512, seq=512).model
+    assert model.total_parameters == parameters
+    assert load_model(name.split("/")[-1], 512).total_parameters == parameters
+
+
+def test_every_size_is_that_of_its_name() -> None:
+    for name in sized_names():
+        count = load_model(name, 512).total_parameters
+        said = float("".join(each for each in name.split("-")[-1] if each.isdigit() or each == ".") or 0)
+        said *= {"b": 1e9, "m": 1e6}.get(name[-1], 0.0)
+        assert not said or count == pytest.approx(said, rel=0.35), name
+        assert sized(name) is not None
+    assert sized("nobody-7b") is None
+
+
+@pytest.mark.parametrize(
+    ("name", "billions", "fields", "architecture"),
+    [
+        ("llama-13b", 13.0, sizes(40, 5120, 40, None, 13824, 32000), "llama"),
+        ("qwen2.5-1.5b-x", 1.54, sizes(28, 1536, 12, 2, 8960, 151936), "qwen2"),
+        ("phi-2", 2.78, sizes(32, 2560, 32, 32, 10240, 51200), "gpt2"),
+        ("nemotron-nano-8b", 8.03, sizes(32, 4096, 32, 8, 14336, 128256), "llama"),
+        ("glm-10b", 9.88, sizes(48, 4096, 64, 64, 16384, 50304), "gpt2"),
+        ("gemma-7b", 8.54, sizes(28, 3072, 16, 16, 24576, 256000), "gemma2"),
+        ("starcoder", 15.5, sizes(40, 6144, 48, 1, 24576, 49152), "nemotron"),
+        ("roberta-large", 0.355, sizes(24, 1024, 16, 16, 4096, 50265), "bert"),
+        ("t5-220m", 0.223, sizes(12, 768, 12, 12, 3072, 32128), "t5"),
+        ("flan-t5-xxl", 11.1, sizes(24, 4096, 64, 64, 10240, 32128), "t5"),
+        ("somebody-13b", 12.85, sizes(40, 5120, 40, 40, 20480, 50257), "gpt2"),
+        ("somebody-13b", 13.0, sizes(40, 5120, 40, 40, 13824, 32000), "llama"),
+        ("bert-4b", 3.9, sizes(48, 2560, 40), "bert"),
+    ],
+)
+def test_parameters_decide_what_a_row_leaves_open(name: str, billions: float, fields: Any, architecture: str) -> None:
+    made = laid(model=name, params=billions * 1e9, seq=512, **fields)
+    assert made.model.total_parameters == pytest.approx(billions * 1e9, rel=0.03)
+    assert made.model.family == architecture and "params" not in made.assumed
+
+
+def test_what_does_not_come_out_is_said() -> None:
+    made = laid(model="somebody-13b", params=99e9, seq=512, **sizes(40, 5120, 40, 40, 20480, 50257))
+    assert "99 said" in made.assumed["params"]
+    with pytest.raises(InputError, match="no shipped model is named"):
+        laid(model="somebody-13b")
+
+
+def test_llama_3_is_not_how_llama_33b_begins() -> None:
+    fields = sizes(60, 6656, 52)
+    assert laid(model="llama-33b-v2", **fields).assumed["model"] == "of the architecture of llama2-7b"
+    assert laid(model="llama3-33b", **fields).assumed["model"] == "of the architecture of llama3-8b"
