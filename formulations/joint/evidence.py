@@ -34,7 +34,8 @@ class WeightedPath:
     @classmethod
     def from_dict(cls, record: dict[str, Any]) -> WeightedPath:
         """The path of a file. Raises ValueError, KeyError and TypeError where it is none."""
-        return cls(*(_whole(record[name]) for name in ("weight", "end", "site")), int(record["turns"], 16))
+        weight, end, site = (_whole(record[name]) for name in ("weight", "end", "site"))
+        return cls(weight, end, site, int(record["turns"], 16))
 
 
 @dataclass(frozen=True)

@@ -152,7 +152,7 @@ def exact_work(profile: Profile, sublayer: str, strategy: Strategy, samples: int
 
 def _passes_ns(
     profile: Profile, sublayer: str, strategy: Strategy, samples: int, kind: str | None = None
-) -> tuple[float, float, float]:
+) -> tuple[int, int, int]:
     """The computations of a micro-batch: forward, recomputed and backward."""
     entry = computed_cost(profile, sublayer, strategy, samples // strategy.data_degree, kind)
     forward_ns = (entry.forward_without_graph_ns if strategy.ckpt else entry.forward_ns).value

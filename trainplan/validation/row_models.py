@@ -232,8 +232,8 @@ def _open_fields(run: Run, config: dict[str, Any], known: bool, framework: Frame
         yield [*grouped, {groups: heads}] if grouped else [{groups: heads}]
     yield _widths(run, config, hidden, known)
     if "head_dim" in config and heads and shaped and not known:
-        own, even = {"head_dim": config["head_dim"]}, {"head_dim": hidden // heads}
-        yield [own, even] if kind in ("qwen3", "gemma2", "gemma3_text") else [even, own]
+        wide, even = {"head_dim": config["head_dim"]}, {"head_dim": hidden // heads}
+        yield [wide, even] if kind in ("qwen3", "gemma2", "gemma3_text") else [even, wide]
     if "d_kv" in config and heads and shaped and not known:
         yield [{"d_kv": width} for width in dict.fromkeys((config["d_kv"], 64, hidden // heads)) if width]
     if kind == "t5" and not known:
