@@ -28,7 +28,7 @@ MODELS = {
     "qwen3-32b": "Qwen3-32B",
 }
 KINDS = {"a100": "A100 80 GB", "h100": "H100", "h200": "H200", "b200": "B200"}
-DEVICES = (8, 64, 1024, 16384)
+DEVICES = (8, 64, 512, 1024, 4096, 16384)
 NODE = 8
 SEQUENCE = 8192
 SAMPLES = 512  # 4.2M tokens of a step
