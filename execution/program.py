@@ -38,7 +38,7 @@ from trainplan.formulations.strategies import Strategy
 from trainplan.formulations.work.moves import table_once
 from trainplan.profiling.models.model import Model
 from trainplan.profiling.models.precision import PLAIN, Precision
-from trainplan.profiling.models.sublayers import Selective, Sublayer, TokenShare
+from trainplan.profiling.models.sublayers import Attention, KeyShare, Selective, Sublayer, TokenShare
 
 Stream = Literal["compute", "communication", "copy", "copy-out", "host"]
 STREAMS: tuple[Stream, ...] = get_args(Stream)
@@ -74,6 +74,9 @@ class Op(StrEnum):
     LEAVE = "leave"  # and what comes behind the sum over their partial outputs: dropout, residual
     LEAVE_BACKWARD = "leave-backward"  # the gradient of what is dropped there
     ENTER_BACKWARD = "enter-backward"  # and the gradient of the unit's input; adds to the parameter gradients
+    KEYS = "keys"  # with context parallelism: an attention's keys and values of the rank's tokens; keeps the graph
+    KEYS_WITHOUT_GRAPH = "keys-without-graph"
+    KEYS_BACKWARD = "keys-backward"  # what they add to the gradients of the unit's input and of its parameters
     LOSS_STATISTICS = "loss-statistics"  # per token: largest logit, sum of exponentials, target's logit, of the shard
     LOSS = "loss"  # the rank's loss, and the logits' gradient in their place
     OPTIMIZER_STEP = "optimizer-step"
@@ -84,6 +87,8 @@ class Op(StrEnum):
     ALL_REDUCE = "all-reduce"  # partial outputs or input gradients over the tensor-parallel group
     GATHER_TOKENS = "gather-tokens"  # all tokens of what the tensor-parallel group's ranks have split among them
     REDUCE_SCATTER_TOKENS = "reduce-scatter-tokens"  # partial outputs or gradients of all tokens; the rank's own of the sum
+    GATHER_KEYS = "gather-keys"  # keys and values of all tokens of what context-parallel ranks have cut
+    SCATTER_KEYS = "scatter-keys"  # their gradients, summed over these ranks; each rank's own
     GATHER_STATISTICS = "gather-statistics"
     GATHER_PARAMETERS = "gather-parameters"  # a sharded unit's parameters, whole for a while
     GATHER_UPDATED = "gather-updated"  # parameters that are whole on each rank of a group, after each has stepped its shard
@@ -113,6 +118,8 @@ COLLECTIVES = frozenset(
         Op.ALL_REDUCE,
         Op.GATHER_TOKENS,
         Op.REDUCE_SCATTER_TOKENS,
+        Op.GATHER_KEYS,
+        Op.SCATTER_KEYS,
         Op.GATHER_STATISTICS,
         Op.GATHER_PARAMETERS,
         Op.GATHER_UPDATED,
@@ -128,6 +135,8 @@ COPIES_OUT = frozenset({Op.OFFLOAD_HIDDEN, Op.DROP_HIDDEN, Op.OFFLOAD_GRADIENT})
 COPIES = COPIES_OUT | {Op.PREFETCH_SHARD, Op.PREFETCH_HIDDEN}
 FORWARDS = frozenset({Op.FORWARD, Op.FORWARD_WITHOUT_GRAPH, Op.RECOMPUTE})
 ENTERING = frozenset({Op.ENTER, Op.ENTER_WITHOUT_GRAPH})
+KEYS_MADE = frozenset({Op.KEYS, Op.KEYS_WITHOUT_GRAPH})
+OF_KEYS = KEYS_MADE | {Op.KEYS_BACKWARD, Op.GATHER_KEYS, Op.SCATTER_KEYS}
 DRAWING = FORWARDS | ENTERING | {Op.LEAVE, Op.LEAVE_BACKWARD}  # masks of dropout follow from the samples
 LANES: dict[Op, Stream] = {
     **dict.fromkeys(Op, "compute"),
@@ -227,6 +236,10 @@ class Program:
     stages: the units of each stage of the plan, and groups: its ranks, ascending. units: those of the rank's stages, of
     which it has several where they are interleaved; place: the rank's number among the ranks of its stage, from 0, of which
     strategies speak. samples: of the whole step. micro_batches: those that the rank works on. precision: of model states.
+
+    With context parallelism the model is in pieces (`Model.in_pieces`), and what is said of samples is said of pieces: piece k
+    of c of sample s has number s c + k. In strategies the ranks that have pieces of one sample are among those of the innermost
+    level of data parallelism (see `compile.pieces`).
     """
 
     rank: int
@@ -303,6 +316,10 @@ class Program:
         """The bytes and pieces of a unit whose ranks share its tokens."""
         return TokenShare(self.model.units[unit].sublayer, self.strategies[unit].degree("tp"), self.strategies[unit].modules)
 
+    def key_share(self, unit: int) -> KeyShare | None:
+        """The bytes of keys and values of an attention whose samples are cut; None of any other unit."""
+        return key_share(self.model, self.strategies, unit)
+
     def selective(self, unit: int) -> Selective:
         """The bytes of a unit, without the modules of it that are recomputed."""
         return Selective(self.model.units[unit].sublayer, self.strategies[unit].modules)
@@ -311,6 +328,14 @@ class Program:
     def persistent_bytes(self) -> int:
         """Bytes of the device that live from step to step."""
         return sum(self.buffers[name] for name in self.persistent if not on_host(name))
+
+
+def key_share(model: Model, strategies: Sequence[Strategy], unit: int) -> KeyShare | None:
+    """As of `Program.key_share`."""
+    part, strategy = model.units[unit].sublayer, strategies[unit]
+    if not isinstance(part, Attention) or part.pieces == 1:
+        return None
+    return KeyShare(part, strategy.degree("tp"), strategy.sequence_parallel, strategy.modules)
 
 
 def grouped(*messages: Instruction) -> Instruction:

@@ -1,12 +1,13 @@
 """Plans judged under the cost model `streams`: their programs are walked on the lanes of frameworks, with its costs.
 
 It takes plans whose units are all laid out alike, tensor parallelism within, on devices of one kind, as today's frameworks run
-them; what is recomputed may differ. For plans with context parallelism or products in 8 bits, others stand (`standing_in`),
-whose instructions take what those of the plan would.
+them; what is recomputed may differ. For plans with products in 8 bits, others stand (`standing_in`), whose instructions take
+what those of the plan would.
 """
 
 from __future__ import annotations
 
+from trainplan.execution.compile.pieces import ORDER
 from trainplan.execution.judge import Judged, issued_as, judge_by
 from trainplan.execution.standing_in import standing_in
 from trainplan.execution.walk.stream_costs import StreamsCosts
@@ -17,8 +18,6 @@ from trainplan.formulations.streams.links import Links
 from trainplan.formulations.streams.units import LAYERED
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.clusters.cluster import Cluster
-
-ORDER = ("dp", "sdp", "cp", "tp")  # of levels, from the slowest links to the fastest
 
 
 def judge_streams(plan: Plan, cluster: Cluster) -> Judged:

@@ -258,6 +258,11 @@ class Plan(Record):
         return [unit.strategy for unit in self.units]
 
     @property
+    def pieces(self) -> int:
+        """Into how many pieces some unit's ranks cut each sample (context parallelism); 1 where none does."""
+        return max(unit.strategy.degree("cp") for unit in self.units)
+
+    @property
     def one_strategy(self) -> str | None:
         """The strategy of all units, with their switches, where they have the same; None where they differ."""
         distinct = {str(unit) for unit in self.units}

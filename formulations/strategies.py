@@ -294,8 +294,18 @@ def _place(digits: Sequence[Digit], place: int) -> tuple[Digit | None, int]:
     return digits[place] if place < len(digits) else None, prod(degree for _, degree in digits[:place])
 
 
-def rows_of(strategy: Strategy, rank: int, first: int, count: int) -> range:
-    """Samples, of `count` that begin at `first`, that `rank` works on."""
+def piece_peers(strategy: Strategy, rank: int, pieces: int) -> tuple[int, ...]:
+    """The ranks that work on the pieces of the samples that `rank` works on a piece of, by piece: neighbours in the innermost
+    level of data parallelism."""
+    level: Paradigm = "sdp" if strategy.degree("sdp") > 1 else "dp"
+    stride, piece = strategy.strides().get(level, 0), strategy.data_index(rank) % pieces
+    return tuple(rank + (other - piece) * stride for other in range(pieces))
+
+
+def rows_of(strategy: Strategy, rank: int, first: int, count: int, pieces: int = 1) -> range:
+    """Samples, of `count` that begin at `first`, that `rank` works on. pieces: into which each is cut; what is counted are then
+    these, those of a sample one after the other, of which a rank has the same one of each of its samples."""
     block = count // strategy.data_degree
-    start = first + strategy.data_index(rank) * block
-    return range(start, start + block)
+    place, piece = divmod(strategy.data_index(rank), pieces)
+    start = first + place * block * pieces + piece
+    return range(start, start + block * pieces, pieces)

@@ -42,6 +42,8 @@ HOLDS = {
     "input": "activations",
     "prefetched": "activations",
     "graph": "activations",
+    "keys": "activations",
+    "keys-graph": "activations",
 }
 PARTS = ("parameters", "gradients", "optimizer", "activations", "buffers")
 

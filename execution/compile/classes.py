@@ -43,8 +43,8 @@ class RankClass:
 
 
 def replica_samples(plan: Plan) -> int:
-    """Samples of one micro-batch, of one replica where these have shares of their own."""
-    return plan.batch.global_samples // sum(plan.batch.shares or [plan.batch.micro_batches])
+    """Samples of one micro-batch, or pieces of them, of one replica where these have shares of their own."""
+    return plan.batch.global_samples * plan.pieces // sum(plan.batch.shares or [plan.batch.micro_batches])
 
 
 def compile_classes(plan: Plan, model: Model | None = None, ahead: bool = False) -> list[RankClass]:

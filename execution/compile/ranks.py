@@ -7,16 +7,17 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from trainplan.execution.program import DRAWING, Instruction, Op, Part, Program, draws, laid_as
+from trainplan.execution.compile.pieces import in_pieces
+from trainplan.execution.program import DRAWING, Instruction, Op, Part, Program, draws, key_share, laid_as
 from trainplan.formulations.digits import Digits
 from trainplan.formulations.plan import Batch, Plan
 from trainplan.formulations.plan_units import PlannedUnit
 from trainplan.formulations.step.schedules import is_sliced
-from trainplan.formulations.strategies import Paradigm, Strategy, gather_ranks, rows_of
+from trainplan.formulations.strategies import Paradigm, Strategy, gather_ranks, piece_peers, rows_of
 from trainplan.formulations.work.moves import table_once
 from trainplan.profiling.models.model import Model
 from trainplan.profiling.models.precision import PLAIN, Precision
-from trainplan.profiling.models.sublayers import Selective, TokenShare, shard_bounds
+from trainplan.profiling.models.sublayers import KeyShare, Selective, TokenShare, shard_bounds
 
 SHARING = frozenset({Op.SLICE_TOKENS, Op.GATHER_TOKENS, Op.REDUCE_SCATTER_TOKENS})
 BACKWARDS = frozenset({Op.BACKWARD, Op.ENTER_BACKWARD})
@@ -128,12 +129,17 @@ class PlannedRank:
         if part.half is not None:
             count //= 2
             begin += part.half * count
-        samples = range(begin, begin + count) if shares is not None else rows_of(self.strategies[unit], place, begin, count)
-        return tuple(samples)
+        if shares is not None:
+            return tuple(range(begin, begin + count))
+        return tuple(rows_of(self.strategies[unit], place, begin, count, self.model.pieces))
 
     def runs_in_halves(self, stage: int, micro_batch: int) -> bool:
         """Whether a stage runs the forward pass of a micro-batch in halves."""
         return is_sliced(stage, micro_batch, len(self.stages), self.sliced)
+
+    def piece_peers(self, unit: int) -> tuple[int, ...]:
+        """Ranks that work on the other pieces of this rank's samples, and itself, by piece."""
+        return self.ranks(piece_peers(self.strategies[unit], self.place, self.model.pieces))
 
     def peers(self, unit: int, paradigm: Paradigm) -> tuple[int, ...]:
         """Ranks, ascending, that differ from this one only along one level of a unit's strategy."""
@@ -212,6 +218,10 @@ class PlannedRank:
         """The bytes and pieces of a unit whose ranks share its tokens."""
         return TokenShare(self.model.units[unit].sublayer, self.strategies[unit].degree("tp"), self.strategies[unit].modules)
 
+    def key_share(self, unit: int) -> KeyShare | None:
+        """As of `Program`."""
+        return key_share(self.model, self.strategies, unit)
+
     def selective(self, unit: int) -> Selective:
         """The bytes of a unit, without the modules of it that are recomputed."""
         return Selective(self.model.units[unit].sublayer, self.strategies[unit].modules)
@@ -280,14 +290,15 @@ def row_transfers(before: Sequence[Sequence[int]], after: Sequence[Sequence[int]
 def planned_ranks(
     plan: Plan, model: Model, ranks: Iterable[int] | None = None, most_micro_batches: int | None = None
 ) -> list[PlannedRank]:
-    """Where all ranks of a plan stand, or some. model, most_micro_batches: as of `compile_plan`."""
-    strategies = tuple(plan.strategies())
+    """Where all ranks of a plan stand, or some. model, most_micro_batches: as of `compile_plan`. Raises InputError for samples
+    that cannot be cut as the plan says."""
+    strategies, batch, model = in_pieces(plan, model)
     stages = tuple(range(stage.first_unit, stage.last_unit + 1) for stage in plan.stages)
     groups = StageGroups(tuple(stage.ranks) for stage in plan.stages)
     fields: dict[str, Any] = {"most_micro_batches": most_micro_batches, "planned": plan.units}
     fields["precision"] = plan.precision.of(model)
     return [
-        PlannedRank(model, strategies, stages, groups, plan.batch, rank, plan.sliced, **fields)
+        PlannedRank(model, strategies, stages, groups, batch, rank, plan.sliced, **fields)
         for rank in (range(plan.world) if ranks is None else ranks)
     ]
 

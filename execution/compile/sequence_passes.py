@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from trainplan.execution.compile import key_passes
 from trainplan.execution.program import Op, Part
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ def forward(at: UnitPasses, unit: int, part: Part, source: str, weights: tuple[s
         entry = _enter(at, unit, part, weights, graph=not again)
         inside = _gather_entry(at, unit, part, freed=again and not share.post_norm)
         freed = (*freed, inside)
+    keys = key_passes.forward(at, unit, part, inside, weights)
     after = f"{unit + 1}.{part}"
     if at.model.units[unit].kind == "head":
         result = at.buffer(f"hidden.{after}", share.part.output_bytes(rows, share.tp))
@@ -32,7 +34,7 @@ def forward(at: UnitPasses, unit: int, part: Part, source: str, weights: tuple[s
     op, writes = Op.FORWARD, tuple[str, ...]((result, graph))
     if ckpt:
         op, writes, workspace = Op.FORWARD_WITHOUT_GRAPH, (result,), workspace + share.graph_bytes(rows)
-    at.issue(op, unit, part, reads=(inside, *weights), writes=writes, frees=freed, workspace_bytes=workspace)
+    at.issue(op, unit, part, reads=(inside, *weights, *keys), writes=writes, frees=(*freed, *keys), workspace_bytes=workspace)
     if at.model.units[unit].kind == "head":
         return
     output = at.scatter_tokens(unit, part, result, f"hidden.{after}")
@@ -79,11 +81,12 @@ def backward(
         if ckpt or share.enters_again:
             _enter(at, unit, part, weights, graph=True)
         inside = _gather_entry(at, unit, part, freed=True)
+    keys = key_passes.before_backward(at, unit, part, inside, weights)
     if ckpt:
         workspace = share.forward_workspace_bytes(rows)
         head = at.model.units[unit].kind == "head"
         workspace += share.part.output_bytes(rows, share.tp) if head else share.whole_bytes(rows)
-        at.issue(Op.RECOMPUTE, unit, part, reads=(inside, *weights), writes=(graph,), workspace_bytes=workspace)
+        at.issue(Op.RECOMPUTE, unit, part, reads=(inside, *weights, *keys), writes=(graph,), workspace_bytes=workspace)
     later = (*((gradient,) if share.adds_residual else ()), *((weights[0],) if share.enters else ()))
     writes: tuple[str, ...] = ()
     if share.enters:
@@ -92,11 +95,13 @@ def backward(
         Op.BACKWARD,
         unit,
         part,
-        reads=(graph, inside, *whole, *weights, *adds),
-        writes=(*writes, *gradients),
-        frees=(graph, inside, *(name for name in frees if name not in later)),
+        reads=(graph, inside, *whole, *weights, *keys, *adds),
+        writes=(*writes, *key_passes.gradient_of(at, unit, part, keys), *gradients),
+        frees=(graph, *(() if keys else (inside,)), *keys, *(name for name in frees if name not in later)),
         workspace_bytes=share.backward_workspace_bytes(rows),
     )
+    if keys:
+        key_passes.behind_backward(at, unit, part, inside, writes[0], weights, gradients[-1], (inside,))
     if not share.enters:
         return
     entered = at.scatter_tokens(unit, part, writes[0], f"entry-gradient.{unit}.{part}")

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from trainplan.execution.compile import sequence_passes
+from trainplan.execution.compile import key_passes, sequence_passes
 from trainplan.execution.compile.unit_borders import UnitBorders
 from trainplan.execution.compile.unit_states import UnitStates
 from trainplan.execution.program import Op, Part
@@ -45,7 +45,8 @@ class UnitPasses(UnitStates, UnitBorders):
             sequence_passes.forward(self, unit, part, source, weights, self._freed_after_use(unit, part))
             self.end_forward(unit, part, source)
             return
-        result = self.compute_forward(unit, part, source, weights, self._freed_after_use(unit, part))
+        keys = key_passes.forward(self, unit, part, source, weights)
+        result = self.compute_forward(unit, part, source, (*weights, *keys), (*self._freed_after_use(unit, part), *keys))
         self.end_forward(unit, part, source)
         if tp > 1 and layer.kind != "head":
             self.reduce(Op.ALL_REDUCE, unit, part, result, self.peers(unit, "tp"))
@@ -133,8 +134,16 @@ class UnitPasses(UnitStates, UnitBorders):
                 sequence_passes.backward(self, unit, part, incoming[0], spread, weights, adds, gradients, freed)
                 continue
             freed = (*(incoming if apart or final else ()), *freed)
-            self.recompute(unit, part, weights)
-            self.compute_backward(unit, part, (*incoming, *weights, *adds), gradients, freed)
+            keys = key_passes.before_backward(self, unit, part, self.input_of(unit, part), weights)
+            self.recompute(unit, part, (*weights, *keys))
+            of_keys = key_passes.gradient_of(self, unit, part, keys)
+            later = (self.input_of(unit, part), *weights) if keys else ()
+            reads = (*incoming, *weights, *keys, *adds)
+            self.compute_backward(unit, part, reads, (*of_keys, *gradients), (*freed, *keys), later)
+            if keys:
+                source, frees = later[0], (later[0], *(name for name in freed if name in later))
+                into = f"input-gradient.{unit}.{part}"
+                key_passes.behind_backward(self, unit, part, source, into, weights, gradients[-1], frees)
             if unit > 0 and self.strategies[unit].degree("tp") > 1:
                 self.reduce(Op.ALL_REDUCE, unit, part, f"input-gradient.{unit}.{part}", self.peers(unit, "tp"))
         if scatters:
@@ -161,10 +170,16 @@ class UnitPasses(UnitStates, UnitBorders):
         return f"graph.{unit}.{part}", self.input_of(unit, part)
 
     def compute_backward(
-        self, unit: int, part: Part, reads: tuple[str, ...], gradients: tuple[str, ...], freed: tuple[str, ...]
+        self,
+        unit: int,
+        part: Part,
+        reads: tuple[str, ...],
+        gradients: tuple[str, ...],
+        freed: tuple[str, ...],
+        later: tuple[str, ...] = (),
     ) -> None:
         """A part's backward pass, once its graph is there. reads, freed: besides graph and input. gradients: of the unit's
-        parameters; before it that of the embedding, whose table a head uses."""
+        parameters; before it that of the embedding, whose table a head uses, or of keys and values. later: what stays."""
         layer, tp = self.model.units[unit].sublayer, self.strategies[unit].degree("tp")
         rows, kept = len(self.rows(unit, part)), self.backward_reads(unit, part)
         writes: tuple[str, ...] = ()
@@ -176,7 +191,7 @@ class UnitPasses(UnitStates, UnitBorders):
             part,
             reads=(*kept, *reads),
             writes=(*writes, *gradients),
-            frees=(*kept, *freed),
+            frees=tuple(name for name in (*kept, *freed) if name not in later),
             workspace_bytes=self.selective(unit).backward_workspace_bytes(rows, tp),
         )
 

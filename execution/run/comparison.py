@@ -55,9 +55,9 @@ def compare(
             for values in (outcome.gradients, outcome.parameters):
                 dist.send(values[unit].double(), dst=0, group=group)
         return None
-    model = programs[0].model
+    model = programs[0].model.in_pieces(1)
     reference = Reference(model, seed, programs[0].precision, settings, weights)
-    batches = batches or Batches(model, programs[0].samples, seed)
+    batches = batches or Batches(model, programs[0].samples // programs[0].model.pieces, seed)
     gradients: list[dict[str, Tensor]] = []
     loss = gradient = parameter = 0.0
     for step in range(done):

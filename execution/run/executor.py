@@ -22,6 +22,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from trainplan.execution.program import POINT_TO_POINT, Instruction, Op, Program
 from trainplan.execution.run.copying import Copying
 from trainplan.execution.run.cuda_streams import CudaStreams
+from trainplan.execution.run.key_sharing import KeySharing
 from trainplan.execution.run.rank_state import Groups
 from trainplan.execution.run.sharding import Sharding
 from trainplan.execution.run.threads import Lanes, PausingLanes, fused_lanes
@@ -57,7 +58,7 @@ def _nobody(place: int) -> None:
 
 
 @dataclass
-class Executor(Sharding, Copying, TokenSharing):
+class Executor(Sharding, Copying, KeySharing, TokenSharing):
     """Runs a rank's program, step after step. Each operation has a method that is named as it is."""
 
     def __post_init__(self) -> None:
@@ -150,32 +151,29 @@ class Executor(Sharding, Copying, TokenSharing):
     _send = _receive = _send_receive = _point_to_point
 
     def _input(self, instruction: Instruction) -> None:
-        self.values[instruction.writes[0]] = self.rows.of(instruction, self.tokens[:, :-1])
+        self.values[instruction.writes[0]] = self.rows.of(instruction, self.by_piece(self.tokens[:, :-1]))
 
     def _targets(self, instruction: Instruction) -> None:
-        self.values[instruction.writes[0]] = self.rows.of(instruction, self.tokens[:, 1:])
+        self.values[instruction.writes[0]] = self.rows.of(instruction, self.by_piece(self.tokens[:, 1:]))
 
-    def _compute(self, instruction: Instruction) -> tuple[Tensor, Tensor]:
-        """Partial output of a unit, and its input as a leaf of the graph."""
+    def _compute(self, instruction: Instruction) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Partial output of a unit, and its input as a leaf of the graph; so are keys and values of cut samples."""
         assert instruction.unit is not None
         unit = self.units[instruction.unit]
         x = self.values[instruction.reads[0]]
         if instruction.unit > 0:
             x = x.detach().requires_grad_()
-        part, draw, modules = (
-            self.sublayer(instruction),
-            self.draw(instruction),
-            self.program.selective(instruction.unit).modules,
-        )
+        part, keys = self.sublayer(instruction), self.whole_keys(instruction)
+        beside: dict[str, Any] = {"draw": self.draw(instruction), "modules": self.program.selective(instruction.unit).modules}
         if self.program.shares_tokens(instruction.unit):
-            y = torch_units.matrices(part, unit.views, x, unit.shard, draw=draw, modules=modules)
-            return y.view(*x.shape[:2], -1), x
-        return torch_units.forward(part, unit.views, x, unit.shard, draw=draw, modules=modules), x
+            y = torch_units.matrices(part, unit.views, x, unit.shard, keys=keys, **beside)
+            return y.view(*x.shape[:2], -1), x, keys
+        return torch_units.forward(part, unit.views, x, unit.shard, keys=keys, **beside), x, keys
 
     def _forward(self, instruction: Instruction) -> None:
-        y, x = self._compute(instruction)
+        y, *leaves = self._compute(instruction)
         result, graph = instruction.writes
-        self.values[graph] = (get_gradient_edge(y), x)
+        self.values[graph] = (get_gradient_edge(y), *leaves)
         self.values[result] = y.detach()
 
     def _forward_without_graph(self, instruction: Instruction) -> None:
@@ -183,14 +181,15 @@ class Executor(Sharding, Copying, TokenSharing):
             self.values[instruction.writes[0]] = self._compute(instruction)[0]
 
     def _recompute(self, instruction: Instruction) -> None:
-        y, x = self._compute(instruction)
-        self.values[instruction.writes[0]] = (get_gradient_edge(y), x)
+        y, *leaves = self._compute(instruction)
+        self.values[instruction.writes[0]] = (get_gradient_edge(y), *leaves)
 
     def _backward(self, instruction: Instruction) -> None:
         graph, _, incoming = instruction.reads[:3]
         edge: GradientEdge
-        edge, x = self.values.pop(graph)
-        made = [name for name in instruction.writes if not name.startswith(("input-gradient", "entry-gradient"))]
+        edge, x, keys = self.values.pop(graph)
+        of_leaves = ("input-gradient", "entry-gradient", "keys-gradient")
+        made = [name for name in instruction.writes if not name.startswith(of_leaves)]
         units = [self.units[int(name.split(".")[1])] for name in made]
         for name, unit in zip(made, units, strict=True):
             if name not in instruction.reads:
@@ -204,8 +203,9 @@ class Executor(Sharding, Copying, TokenSharing):
         torch.autograd.backward([edge], [gradient_of_output])
         for unit in units:
             unit.gradients.complete()
-        if len(instruction.writes) > len(made):
-            self.values[instruction.writes[0]] = x.grad
+        for name, leaf in zip(instruction.writes, (x, keys), strict=False):
+            if name not in made:
+                self.values[name] = leaf.grad
 
     def _gradient_of_logits(self, instruction: Instruction, x: Tensor) -> Tensor:
         """Of logits that are made anew, of a head's input, or where ranks share the tokens of what its matrix works on."""

@@ -70,7 +70,7 @@ def make_executor(program: Program, groups: Any, seed: int, device: Any, transpo
     from trainplan.execution.run.transport import TRANSPORTS
 
     executor = Executor(program, groups, seed, device, transport=TRANSPORTS[transport]())
-    executor.tokens = batch_tokens(program.model, program.samples, seed).to(device)
+    executor.tokens = batch_tokens(program.model.in_pieces(1), program.samples // program.model.pieces, seed).to(device)
     return executor
 
 

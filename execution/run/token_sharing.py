@@ -24,14 +24,22 @@ class TokenSharing(RankState):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.steps = 0  # that are done
-        self._emptied: dict[str, Tensor] = {}
+        self.emptied: dict[str, Tensor] = {}
 
     def free(self, name: str) -> None:
         """Let go of a buffer's memory."""
-        if name.startswith("entry-whole") and name in self.values:
-            self._emptied[name] = self.values[name]
+        if name.startswith(("entry-whole", "keys-whole")) and name in self.values:
+            self.emptied[name] = self.values[name]
             empty_storage(self.values[name])
         super().free(name)
+
+    def filled(self, name: str, like: Tensor, shape: tuple[int, ...]) -> Tensor:
+        """Memory for what is gathered, undefined: that which a graph has views into, where it was let go of."""
+        whole = self.emptied.pop(name, None)
+        if whole is None:
+            return like.new_empty(shape)
+        fill_storage(whole)
+        return whole
 
     def sublayer(self, instruction: Instruction) -> Sublayer:
         """The sub-layer of an instruction's unit."""
@@ -45,7 +53,7 @@ class TokenSharing(RankState):
         if not draws(self.sublayer(instruction), strategy, instruction.op):
             return None
         share = strategy.share(self.place)
-        return Draw(self.seed, self.steps, instruction.unit, instruction.args["rows"], share)
+        return Draw(self.seed, self.steps, instruction.unit, instruction.args["rows"], share, self.model.pieces)
 
     def _enter(self, instruction: Instruction) -> None:
         x = self.values[instruction.reads[0]].detach().requires_grad_()
@@ -95,11 +103,7 @@ class TokenSharing(RankState):
     def _gather_tokens(self, instruction: Instruction) -> None:
         own, parts, name = self.values[instruction.reads[0]].contiguous(), len(instruction.group), instruction.writes[0]
         rows, tokens, hidden = own.shape
-        whole = self._emptied.pop(name, None)
-        if whole is None:
-            whole = own.new_empty((rows, parts * tokens, hidden))
-        else:
-            fill_storage(whole)
+        whole = self.filled(name, own, (rows, parts * tokens, hidden))
         by_rank = whole.data.view(rows, parts, tokens, hidden).transpose(0, 1)
         if self.device.type == "cpu":  # gloo takes pieces as they lie
             self.collective(dist.all_gather, instruction, list(by_rank), own)

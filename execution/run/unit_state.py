@@ -108,23 +108,24 @@ def make_unit(program: Program, position: int, seed: int, device: torch.device) 
     """A unit as this rank begins with it: its part of the values that the seed gives."""
     model, strategy = program.model, program.strategies[position]
     part = model.units[position].sublayer
-    shard = torch_units.Shard(strategy.degree("tp"), strategy.index(program.place, "tp"))
+    piece = strategy.data_index(program.place) % model.pieces
+    shard = torch_units.Shard(strategy.degree("tp"), strategy.index(program.place, "tp"), piece)
     layout = flat_layout(program, position)
     values = torch_units.whole_parameters(part, torch_units.unit_seed(model, position, seed))
     specification = {parameter.name: parameter for parameter in part.parameters()}
     degree, size, dtype = strategy.degree("sdp"), layout[-1][2], torch_units.DTYPES[model.dtype]
-    piece = -(-size // degree)
-    whole = torch.zeros(piece * degree, dtype=dtype, device=device)
+    length = -(-size // degree)
+    whole = torch.zeros(length * degree, dtype=dtype, device=device)
     for name, start, end, _ in layout:
         whole[start:end] = torch_units.sharded(specification[name], values[name], shard).reshape(-1)
-    zero, first = zero_stage(program, position), strategy.index(program.place, "sdp") * piece
-    flat_shard = master = whole[first : first + piece].clone() if zero == 3 else whole.detach()[first : first + piece]
+    zero, first = zero_stage(program, position), strategy.index(program.place, "sdp") * length
+    flat_shard = master = whole[first : first + length].clone() if zero == 3 else whole.detach()[first : first + length]
     if program.steps_on_host(position):
-        master = host_tensor(piece, dtype, device).copy_(flat_shard)
-        gradient = summed = host_tensor(piece, dtype, device)
+        master = host_tensor(length, dtype, device).copy_(flat_shard)
+        gradient = summed = host_tensor(length, dtype, device)
     else:
         summed = torch.zeros_like(flat_shard if zero >= 2 else whole, dtype=gradient_dtype(program))
-        gradient = summed if zero >= 2 else summed[first : first + piece]
+        gradient = summed if zero >= 2 else summed[first : first + length]
     views = {name: whole[start:end].view(shape).detach().requires_grad_() for name, start, end, shape in layout}
     if zero == 3:
         empty_storage(whole)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from trainplan.execution.program import ENTERING, FORWARDS, HOST_STATES, STATES, Op, Part, Program, laid_as, sent_as
+from trainplan.execution.program import ENTERING, FORWARDS, HOST_STATES, OF_KEYS, STATES, Op, Part, Program, laid_as, sent_as
 from trainplan.profiling.base.dtypes import STATISTIC_BYTES
 from trainplan.profiling.models.sublayers import shard_bounds
 
@@ -21,11 +21,13 @@ OF_UNIT = frozenset({*STATES, MASTER, *HOST_STATES, "gathered", "whole-gradient"
 OF_PART = frozenset({"targets", "statistics", "all-statistics"})
 SHARED = frozenset({"entry", "entry-graph", "entry-whole", "entry-gradient", "entry-gradient-partial", "leave-gradient"})
 BETWEEN = frozenset({"hidden-whole", "hidden-laid", "input-gradient-whole", "input-gradient-laid"})  # steps of a re-layout
+KEYS = frozenset({"keys", "keys-graph", "keys-whole", "keys-gradient", "keys-gradient-whole"})
 OF_UNIT_AND_PART = (
     frozenset({"hidden", "input", "graph", "input-gradient", "output-gradient", "host-hidden", "prefetched"})
     | frozenset({"hidden-partial", "output-gradient-whole"})
     | SHARED
     | BETWEEN
+    | KEYS
 )
 _WITH_UNIT, _WITH_PART = OF_UNIT | OF_UNIT_AND_PART, OF_PART | OF_UNIT_AND_PART
 
@@ -103,7 +105,9 @@ class Sizes:
         key = (op, unit, rows)
         if key not in self._workspaces:
             sublayer, tp = self.program.selective(unit), self.tp(unit)
-            if self.program.shares_tokens(unit):
+            if op in OF_KEYS:
+                size = self._keys_workspace(op, unit, rows)
+            elif self.program.shares_tokens(unit):
                 size = self._shared_workspace(op, unit, rows)
             elif op is Op.BACKWARD:
                 size = sublayer.backward_workspace_bytes(rows, tp)
@@ -133,6 +137,15 @@ class Sizes:
             Op.ENTER_BACKWARD: share.enter_backward_workspace_bytes,
         }
         return of_pieces[op](rows) + beside.get(op, 0)
+
+    def _keys_workspace(self, op: Op, unit: int, rows: int) -> int:
+        """The same of keys and values."""
+        share = self.program.key_share(unit)
+        if share is None:
+            return 0
+        if op is Op.KEYS_BACKWARD:
+            return share.backward_workspace_bytes(rows)
+        return share.forward_workspace_bytes(rows) + (share.graph_bytes(rows) if op is Op.KEYS_WITHOUT_GRAPH else 0)
 
     def tp(self, unit: int) -> int:
         """The tensor-parallel degree of a unit."""
@@ -179,6 +192,14 @@ class Sizes:
             return size // self._parts(kind, unit)
         if unit not in self.units:
             return None
+        if kind in KEYS:
+            if (keys := self.program.key_share(unit)) is None:
+                return None
+            return (
+                keys.graph_bytes(rows)
+                if kind == "keys-graph"
+                else (keys.whole_bytes if "whole" in kind else keys.own_bytes)(rows)
+            )
         if kind in SHARED or kind == "output-gradient-whole" or (kind == "graph" and self.program.shares_tokens(unit)):
             return self._of_share(kind, unit, rows)
         if kind == "graph":

@@ -9,6 +9,8 @@ By a profile each instruction is one piece of `formulations.work`, whose sums ar
 - the rest is free: what sends, slices, joins or marks, the loss (the head's own times have it), what comes before and behind
   the matrices where tokens are shared (the matrices' times have it), sums of the host's processor, of which profiles say
   nothing, and the sum of the loss, 8 bytes.
+
+Profiles are of whole samples, so that they say nothing of plans that cut samples (context parallelism).
 """
 
 from __future__ import annotations
@@ -39,6 +41,8 @@ TRANSFERS: dict[Op, Operation] = {
     Op.ALL_REDUCE: "all-reduce",
     Op.GATHER_TOKENS: "all-gather",
     Op.REDUCE_SCATTER_TOKENS: "reduce-scatter",
+    Op.GATHER_KEYS: "all-gather",
+    Op.SCATTER_KEYS: "reduce-scatter",
     Op.GATHER_STATISTICS: "all-gather",
     Op.GATHER_PARAMETERS: "all-gather",
     Op.GATHER_UPDATED: "all-gather",
@@ -69,6 +73,9 @@ FREE = frozenset(
         Op.LEAVE,
         Op.LEAVE_BACKWARD,
         Op.ENTER_BACKWARD,
+        Op.KEYS,
+        Op.KEYS_WITHOUT_GRAPH,
+        Op.KEYS_BACKWARD,
         Op.JOIN,
         Op.REDUCE_LOSS,
         Op.SEND,
@@ -96,7 +103,8 @@ class ProfiledCosts:
     """Durations of a plan's instructions by a profile.
 
     kinds: of every device, by number; None where no cluster is named. classes: of a rank that stands for others, all of these,
-    itself included; their slowest kind of device and link then counts. Raises InputError where the profile lacks a shape.
+    itself included; their slowest kind of device and link then counts. Raises InputError where the profile lacks a shape, or
+    the plan cuts samples.
     """
 
     def __init__(
@@ -106,6 +114,9 @@ class ProfiledCosts:
         kinds: Sequence[str] | None = None,
         classes: Mapping[int, Sequence[int]] | None = None,
     ) -> None:
+        if plan.pieces > 1:
+            problem = f"is {str(plan.units[0].strategy)!r}, and profiles are of whole samples"
+            raise InputError("plan", f"units[0].{plan.units[0].field}", problem, "judge it with --cost-model streams")
         self._profile, self._strategies, self._samples = profile, plan.strategies(), samples_of(plan)
         self._devices = plan.placement or range(plan.world)
         self._kinds, self._classes, self._size, self._digits = kinds, classes or {}, plan.stage_sizes[0], plan.digits

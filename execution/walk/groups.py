@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trainplan.execution.program import Instruction, Op, Program, laid_as
-from trainplan.formulations.strategies import Paradigm, gather_ranks
+from trainplan.formulations.strategies import Paradigm, gather_ranks, piece_peers
 
 ALONG: dict[Op, Paradigm] = {  # those that differ along one level of the unit's strategy
     Op.ALL_REDUCE: "tp",
@@ -68,6 +68,8 @@ def _members(program: Program, op: Op, unit: int | None, forward: bool) -> tuple
         return tuple(sorted({*program.groups[0], *program.groups[-1]}))
     if unit is None:
         return ()
+    if op in (Op.GATHER_KEYS, Op.SCATTER_KEYS):
+        return tuple(program.stage_ranks[other] for other in piece_peers(strategies[unit], place, program.model.pieces))
     if op in (Op.SEND, Op.RECEIVE):
         there = program.ranks_of(unit if (op is Op.SEND) == forward else unit - 1)
         return tuple(sorted((rank, there[place])))

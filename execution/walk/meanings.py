@@ -19,7 +19,8 @@ from trainplan.execution.walk.interpreter import (
     only,
     some,
 )
-from trainplan.execution.walk.state_meanings import REDUCED, STEPPED, Gradient, Sum, contribute, contribution_of
+from trainplan.execution.walk.key_meanings import EXCHANGED, MADE, gradient_of_keys, whole_keys
+from trainplan.execution.walk.state_meanings import EMPTY, REDUCED, STEPPED, Gradient, Sum, contribute, contribution_of
 from trainplan.execution.walk.token_meanings import SHARED, SHARED_TOGETHER, enters, own_tokens
 
 
@@ -75,6 +76,7 @@ def _uses_table(run: Interpreter, rank: int, head: Instruction) -> bool:
 def _forward(run: Interpreter, rank: int, head: Instruction) -> None:
     x, shard = _unit_input(run, rank, head), run.shard(rank, head)
     assert head.unit is not None
+    whole_keys(run, rank, head, x.rows, -1)
     stage = "logits" if head.unit == len(run.programs[rank].strategies) - 1 else "hidden"
     run.values[rank][head.writes[0]] = Hidden(head.unit + 1, x.rows, only(shard.tp_index), shard.tp, stage)
     for graph in head.writes[1:]:
@@ -82,7 +84,8 @@ def _forward(run: Interpreter, rank: int, head: Instruction) -> None:
 
 
 def _recompute(run: Interpreter, rank: int, head: Instruction) -> None:
-    run.values[rank][head.writes[0]] = _unit_input(run, rank, head)
+    run.values[rank][head.writes[0]] = x = _unit_input(run, rank, head)
+    whole_keys(run, rank, head, x.rows, -1)
 
 
 def _statistics(run: Interpreter, rank: int, head: Instruction) -> None:
@@ -135,12 +138,16 @@ def _backward(run: Interpreter, rank: int, head: Instruction) -> None:
     shard, shared = run.shard(rank, head), enters(program, head.unit)
     if shared and run.value(rank, head.reads[1]) != graph:
         raise fault_at(rank, head, f"reads {head.reads[1]}, which is not what its graph was made of")
+    whole_keys(run, rank, head, graph.rows, behind + 1)
+    by_keys = gradient_of_keys(run, rank, head, graph.rows)
     if head.unit > 0:
-        stage = "entry-gradient" if shared else "gradient"
+        stage = "queries-gradient" if by_keys else "entry-gradient" if shared else "gradient"
         run.values[rank][head.writes[0]] = Hidden(head.unit, graph.rows, only(shard.tp_index), shard.tp, stage)
-    # Where something comes before the matrices, its backward pass completes the gradients of replicated parameters.
+    # Where something comes before the matrices, its backward pass completes the gradients of replicated parameters; that of
+    # keys and values the others, too.
     contribution = contribution_of(graph.rows, shard.tp_index)
-    contribute(run, rank, head, head.writes[-1], contribution._replace(replicated=Sum()) if shared else contribution)
+    contribution = contribution._replace(replicated=Sum()) if shared else contribution
+    contribute(run, rank, head, head.writes[-1], EMPTY if by_keys else contribution)
     if _uses_table(run, rank, head):
         need_parameters(run, rank, head, head.reads[behind + 1], 0)
         contribute(run, rank, head, head.writes[-2], Gradient(Sum(), Sum(), Sum(graph.rows)))
@@ -256,6 +263,7 @@ _RULES: dict[Op, Rule] = {
     Op.LOSS: _loss,
     **STEPPED,
     Op.JOIN: _join,
+    **MADE,
     **COPIED,
     **SHARED,
     **dict.fromkeys((Op.RESHARD, Op.SYNCHRONISE, Op.MARK), _nothing),
@@ -265,6 +273,7 @@ _TOGETHER: dict[Op, JointRule] = {
     Op.GATHER_SLICE: _relayout,
     Op.ALL_REDUCE: _all_reduce,
     **SHARED_TOGETHER,
+    **EXCHANGED,
     Op.GATHER_STATISTICS: _all_reduce,
     **REDUCED,
     **dict.fromkeys(POINT_TO_POINT, _pass_on),

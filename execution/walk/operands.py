@@ -20,8 +20,10 @@ from trainplan.execution.program import (
     COPIES_OUT,
     ENTERING,
     FROM,
+    KEYS_MADE,
     LANES,
     MARK,
+    OF_KEYS,
     POINT_TO_POINT,
     Instruction,
     Op,
@@ -44,10 +46,15 @@ _MOVED = (
 FORMS: dict[Op, tuple[str, ...]] = {
     Op.INPUT: ("-> hidden.u.p",),
     Op.TARGETS: ("-> targets.p",),
-    Op.FORWARD: ("{arrived} {weights} -> {output} graph.u.p",),
-    Op.FORWARD_WITHOUT_GRAPH: ("{arrived} {weights} -> {output}",),
-    Op.RECOMPUTE: ("{source} {weights} -> graph.u.p",),
-    Op.BACKWARD: ("graph.u.p {source} {incoming} {weights} {sum_before} -> {source_gradient} {sums}",),
+    Op.FORWARD: ("{arrived} {weights} {keys} -> {output} graph.u.p",),
+    Op.FORWARD_WITHOUT_GRAPH: ("{arrived} {weights} {keys} -> {output}",),
+    Op.RECOMPUTE: ("{source} {weights} {keys} -> graph.u.p",),
+    Op.BACKWARD: ("graph.u.p {source} {incoming} {weights} {keys} {sum_before} -> {source_gradient} {keys_gradient} {sums}",),
+    Op.KEYS: ("{source} {own} -> keys.u.p keys-graph.u.p",),
+    Op.KEYS_WITHOUT_GRAPH: ("{arrived} {own} -> keys.u.p",),
+    Op.KEYS_BACKWARD: ("keys-graph.u.p {source} keys-gradient.u.p {own} {keys_into} {sum} -> {keys_into} {sum}",),
+    Op.GATHER_KEYS: ("keys.u.p -> keys-whole.u.p",),
+    Op.SCATTER_KEYS: ("keys-gradient-whole.u.p -> keys-gradient.u.p",),
     Op.ENTER: (f"{INPUT} {{own}} -> entry.u.p entry-graph.u.p",),
     Op.ENTER_WITHOUT_GRAPH: (f"{INPUT} {{own}} -> entry.u.p",),
     Op.LEAVE: ("hidden.v.p {residual} -> hidden.v.p",),
@@ -99,7 +106,10 @@ FORMS: dict[Op, tuple[str, ...]] = {
 }
 handles_all(FORMS)
 # Whether the unit is.
-RECOMPUTED = {Op.FORWARD: False, Op.FORWARD_WITHOUT_GRAPH: True, Op.ENTER_WITHOUT_GRAPH: True, Op.RECOMPUTE: True}
+RECOMPUTED = {
+    Op.FORWARD: False,
+    **dict.fromkeys((Op.FORWARD_WITHOUT_GRAPH, Op.ENTER_WITHOUT_GRAPH, Op.KEYS_WITHOUT_GRAPH, Op.RECOMPUTE), True),
+}
 STAGES = {Op.GATHER_PARAMETERS: {3}, Op.GATHER_UPDATED: {1, 2}, Op.REDUCE_SCATTER_GRADIENTS: {1, 2, 3}}  # of ZeRO
 LANES_OF_COPIES = {
     **dict.fromkeys(COPIES, ("communication", "copy")),
@@ -142,6 +152,9 @@ for _layout in LAYOUTS.values():
         "logits_gradient": "hidden.v.p",
         "residual": "",
         "residual_gradient": "",
+        "keys": "",
+        "keys_gradient": "",
+        "keys_into": "input-gradient.u.p",
     }
 for _name in tuple(LAYOUTS):
     _layout = LAYOUTS[_name]
@@ -161,6 +174,7 @@ SHARES: dict[str, dict[str, str]] = {
         "output": "hidden-partial.v.p",
         "incoming": SHARED_INCOMING,
         "source_gradient": "entry-gradient-partial.u.p",
+        "keys_into": "entry-gradient-partial.u.p",
         "residual": INPUT,
         "residual_gradient": OUTPUT_GRADIENT,
     },
@@ -172,11 +186,16 @@ SHARES: dict[str, dict[str, str]] = {
     },
 }
 SHARES["post-norm block"] = SHARES["block"] | {"residual": "entry.u.p"}
+CUT = {"keys": "keys-whole.u.p", "keys_gradient": "keys-gradient-whole.u.p"}
 LOSS_AGAIN = {"logits_gradient": "", "incoming": "targets.p statistics.p all-statistics.p?"}
 ONLY_SHARED = ENTERING | {Op.LEAVE, Op.LEAVE_BACKWARD, Op.ENTER_BACKWARD, Op.REDUCE_SCATTER_TOKENS}
 for _name in [_name for _name in LAYOUTS if _name.startswith("ZeRO")]:
     LAYOUTS |= {f"{_name}, tokens of a {kind} shared": LAYOUTS[_name] | shares for kind, shares in SHARES.items()}
-LAYOUTS |= {f"{_name}, loss made again": _layout | LOSS_AGAIN for _name, _layout in LAYOUTS.items()}
+LAYOUTS |= {
+    f"{_name}, {what}": _layout | other
+    for _name, _layout in LAYOUTS.items()
+    for what, other in (("loss made again", LOSS_AGAIN), ("samples cut", CUT))
+}
 
 
 def operands(program: Program) -> list[str]:
@@ -198,7 +217,7 @@ def layout_of(program: Program, unit: int) -> str:
     """Where a unit's parameters are: one of LAYOUTS."""
     with_table = program.table_once and unit == len(program.strategies) - 1
     layout = f"ZeRO stage {zero_stage(program, unit)}" + ", with the table" * with_table
-    again = ", loss made again" * program.selective(unit).has("loss")
+    again = ", loss made again" * program.selective(unit).has("loss") or ", samples cut" * (program.key_share(unit) is not None)
     if not program.shares_tokens(unit):
         return layout + again
     share = program.token_share(unit)
@@ -239,12 +258,16 @@ def _misused(program: Program, i: Instruction, layouts: list[str]) -> str | None
 
 def _again(program: Program, op: Op, unit: int) -> bool:
     """Whether what an operation computes is computed once more in the backward pass."""
+    if op in KEYS_MADE and (keys := program.key_share(unit)) is not None and keys.again:
+        return True
     entering = op in ENTERING and program.shares_tokens(unit) and program.token_share(unit).enters_again
     return program.strategies[unit].ckpt or entering
 
 
 def _unshared(program: Program, i: Instruction, unit: int) -> str | None:
     """A piece of a unit whose tokens are shared, of one where they are not or that has no such piece; or the other way."""
+    if i.op in OF_KEYS and program.key_share(unit) is None:
+        return "is of a unit that has no keys of cut samples"
     if i.op in ONLY_SHARED and not program.shares_tokens(unit):
         return "is of a unit whose tokens are not shared"
     if i.op is Op.SLICE_TOKENS and not program.shares_tokens(unit):

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from trainplan.execution.program import DRAWING, HOST_STATES, STATES, Instruction, Op, Program, handles_all
+from trainplan.execution.program import DRAWING, HOST_STATES, KEYS_MADE, STATES, Instruction, Op, Program, handles_all
 from trainplan.execution.walk.buffers import MASTER, Sizes
 
 # The buffer whose bytes an operation moves: the first that it writes, or reads.
@@ -13,6 +13,7 @@ WRITTEN = frozenset(
     {
         Op.ALL_REDUCE,
         Op.GATHER_TOKENS,
+        Op.GATHER_KEYS,
         Op.GATHER_STATISTICS,
         Op.GATHER_PARAMETERS,
         Op.GATHER_UPDATED,
@@ -24,11 +25,11 @@ WRITTEN = frozenset(
         Op.OFFLOAD_GRADIENT,
     }
 )
-READ = frozenset({Op.SEND, Op.REDUCE_SCATTER_GRADIENTS, Op.REDUCE_SCATTER_TOKENS})
+READ = frozenset({Op.SEND, Op.REDUCE_SCATTER_GRADIENTS, Op.REDUCE_SCATTER_TOKENS, Op.SCATTER_KEYS})
 APART = frozenset(  # see `_moved`
     {Op.GATHER_SLICE, Op.ALL_REDUCE_GRADIENTS, Op.REDUCE_REPLICATED, Op.REDUCE_TIED, Op.SEND_RECEIVE}
 )
-COMPUTING = DRAWING | {Op.BACKWARD, Op.ENTER_BACKWARD}
+COMPUTING = DRAWING | KEYS_MADE | {Op.BACKWARD, Op.ENTER_BACKWARD, Op.KEYS_BACKWARD}
 MOVING_NOTHING = COMPUTING | {
     Op.INPUT,
     Op.TARGETS,
@@ -126,7 +127,12 @@ def _workspace(expected: Sizes, i: Instruction, rows: Mapping[str, int]) -> int:
         assert i.unit is not None
         count = rows.get(i.reads[0], 0)
         return expected.workspace(i.op, i.unit, count)
-    if i.op in (Op.GATHER_TOKENS, Op.REDUCE_SCATTER_TOKENS):  # order of ranks to order of samples, or back
+    if i.op in (
+        Op.GATHER_TOKENS,
+        Op.REDUCE_SCATTER_TOKENS,
+        Op.GATHER_KEYS,
+        Op.SCATTER_KEYS,
+    ):  # order of ranks to order of samples, or back
         return i.message_bytes
     if i.op is Op.GATHER_SLICE or (i.op is Op.REDUCE_TIED and not i.by_processor):
         return i.message_bytes

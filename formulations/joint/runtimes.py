@@ -15,7 +15,7 @@ torch: a script of torch and transformers alone. One strategy for all units, any
 of whole layers, of attention, activations and the loss, all schedules, stages that begin at any sub-layer; tensor parallelism
 of models of which `why_not_split` says nothing, and with it sequence parallelism where units are recomputed.
 
-trainplan: what `trainplan run` runs: all that the problem knows, but eight bits and context parallelism.
+trainplan: what `trainplan run` runs: all that the problem knows, context parallelism too, but eight bits.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class Runtime:
     tensor-parallel ranks always share the tokens, neighbours: whether they are next to each other. one_stage: whether it has no
     pipeline and no tensor parallelism; hybrid: whether ranks may hold copies of shards; host: what may be kept there.
     one_strategy: whether all units have one; cuts_layers: whether stages may begin within a layer; sliced: whether forward
-    passes may begin in halves; by_torch: whether it is DTensor and FSDP2, of models as transformers builds
-    them (see `_under_fsdp`). families: of the models that it has, all of them where it is None; tied: whether their head may be
-    the embedding's matrix."""
+    passes may begin in halves; cuts_samples: whether it has context parallelism; by_torch: whether it is DTensor and FSDP2, of
+    models as transformers builds them (see `_under_fsdp`). families: of the models that it has, all of them where it is None;
+    tied: whether their head may be the embedding's matrix."""
 
     schedules: tuple[str, ...]
     zero: tuple[int, ...]
@@ -55,6 +55,7 @@ class Runtime:
     one_strategy: bool = True
     cuts_layers: bool = False
     sliced: bool = False
+    cuts_samples: bool = False
     by_torch: bool = False
     families: Collection[str] | None = None
     tied: bool = True
@@ -107,6 +108,7 @@ RUNTIMES = {
         one_strategy=False,
         cuts_layers=True,
         sliced=True,
+        cuts_samples=True,
     ),
 }
 FOR = Parameter("for_", str, "plan within what a runtime runs, for `export --to` it", None, tuple(RUNTIMES))
@@ -132,7 +134,7 @@ def within_runtime(request: Request) -> Request:
     if not zero:
         fix = f"give some of {','.join(map(str, runtime.zero))}: {name} runs no other"
         raise InputError(COMMAND_LINE, "--zero", f"is {options['zero']}", fix)
-    for parameter in (CP, FP8):
+    for parameter in (FP8,) if runtime.cuts_samples else (CP, FP8):
         if options[parameter.name] != parameter.default:
             fix = f"leave it out: {name} is given no plans with it"
             raise InputError(COMMAND_LINE, parameter.flag, f"is {options[parameter.name]}", fix)

@@ -9,8 +9,8 @@ most the walk over the plan's programs (`execution.streams`), whatever the plan.
 walk alone, as is what the ends of a pipeline do with a table that they share.
 
 Memory is that of trainplan's own programs, as under `executed`, without room for re-layouts, and with room for what is
-gathered ahead; of plans with context parallelism or products in 8 bits, that
-of the programs that stand for them (`execution.standing_in`).
+gathered ahead; with context parallelism for pieces of samples, with keys and values of whole ones while attention needs them;
+of plans with products in 8 bits, that of the programs that stand for them (`execution.standing_in`).
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ from trainplan.profiling.base.dtypes import DTYPE_BYTES
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.clusters.cluster import Cluster
 from trainplan.profiling.models.model import Model
+from trainplan.profiling.models.sublayers import Attention, KeyShare
+from trainplan.profiling.models.sublayers import cut as sublayer_cut
 from trainplan.profiling.profiles import Profile
 
 COST_MODEL = "streams"
@@ -104,6 +106,8 @@ class StreamedCosts(JointCosts):
             problem = f"is {cp}: layers that differ in what they attend to would be alike with a {cp}th of the tokens"
             raise InputError("command line", "--cp", problem, "give a smaller degree, or 1")
         key_of = {name: each.pop() for name, each in names.items()}
+        pieces = {name: sublayer_cut(model.sublayers[key], cp) for name, key in key_of.items() if cp > 1}
+        self._pieces = {name: part for name, part in pieces.items() if isinstance(part, Attention)}
         self.lanes = LaneTimes(profile, model.dtype, key_of, batch, self.prices)
 
     # What is possible
@@ -162,8 +166,22 @@ class StreamedCosts(JointCosts):
         alone, group = without_cp(strategy), strategy.group
         kept, work, state = unit_bytes(profile, True, sublayer, alone, samples * self.cp, once, relaid=False)
         exchanged = 2 * samples * self.cp * moved_bytes(profile, sublayer)[1] if group == 1 else 0
-        work = max(exchanged, work) + self._ahead_bytes(layout_of(strategy))
+        of_keys = self._keys_bytes(sublayer, strategy, samples * self.cp // alone.data_degree)
+        kept, work = kept + of_keys[0], max(exchanged, work) + self._ahead_bytes(layout_of(strategy)) + of_keys[1]
         return dict(zip(NAMES, (forward, backward, 0, end, kept, work, state, 0), strict=True))
+
+    def _keys_bytes(self, sublayer: str, strategy: Strategy, rows: int) -> tuple[int, int]:
+        """Of attention on pieces of samples: what is kept beside what whole samples of their tokens keep, and what is held for
+        a while: all keys and values beside their gradients and, in order of ranks, once more."""
+        part = self._pieces.get(sublayer)
+        if part is None:
+            return 0, 0
+        share = KeyShare(part, strategy.degree("tp"), strategy.sequence_parallel, strategy.modules)
+        whole, made = 3 * share.whole_bytes(rows), share.own_bytes(rows) + share.graph_bytes(rows)
+        if strategy.ckpt:
+            return 0, whole + made
+        joined = rows * part.tokens * part.heads // share.tp * part.width * part.element_bytes * part.in_halves
+        return joined + (0 if share.again else share.graph_bytes(rows)), whole + made * share.again
 
     def _ahead_bytes(self, layout: Strategy) -> int:
         """Room for the parameters of another unit, which are gathered ahead in ZeRO's stage 3."""

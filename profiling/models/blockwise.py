@@ -25,7 +25,7 @@ class Scores:
 
     softcap: c of c tanh(score / c); 0 leaves scores as they are. slopes: of each of the heads, what a score loses for each
     token that its key is away; none without ALiBi. causal: no key after its query. sliding: a query meets the last so many
-    keys, its own among them; 0: all.
+    keys, its own among them; 0: all. query: the place of the first query among the keys.
     """
 
     scale: float
@@ -33,6 +33,7 @@ class Scores:
     slopes: tuple[float, ...] = ()
     causal: bool = False
     sliding: int = 0
+    query: int = 0
 
 
 def blockwise_attention(q: Tensor, k: Tensor, v: Tensor, scores: Scores, heads: Heads | None = None) -> Tensor:
@@ -135,7 +136,8 @@ class _Block:
         _, heads, queries = self.places
         if not (self.scores.slopes or self.scores.causal or self.scores.sliding):
             return made.softmax(-1), derivative
-        away = numbers(queries.start, queries.stop, q.device).unsqueeze(1) - numbers(self.keys.start, self.keys.stop, q.device)
+        first, end = self.scores.query + queries.start, self.scores.query + queries.stop
+        away = numbers(first, end, q.device).unsqueeze(1) - numbers(self.keys.start, self.keys.stop, q.device)
         if self.scores.slopes:
             slopes = _slopes(self.scores.slopes[heads], q.dtype, q.device)
             made.sub_(slopes.view(-1, 1, 1) * away)
@@ -158,6 +160,6 @@ def _blocks(q: Tensor, k: Tensor, scores: Scores) -> Iterator[_Block]:
     for begins in product(*(range(0, size, step) for size, step in zip(sizes, block, strict=True))):
         ends = [min(begin + step, size) for begin, step, size in zip(begins, block, sizes, strict=True)]
         rows, heads, queries = (slice(begin, end) for begin, end in zip(begins, ends, strict=True))
-        first = max(0, queries.start - scores.sliding + 1) if scores.sliding else 0
-        met = slice(first, queries.stop if scores.causal else keys)
+        first = max(0, scores.query + queries.start - scores.sliding + 1) if scores.sliding else 0
+        met = slice(first, scores.query + queries.stop if scores.causal else keys)
         yield _Block((rows, heads, queries), met, sizes[1] // k.shape[1], scores)

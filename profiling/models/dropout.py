@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from trainplan.profiling.models.sublayers import DRAWN_AT_ONCE
+from trainplan.profiling.models.sublayers import DRAWN_AT_ONCE, halves
 
 Site = Literal["input", "attention", "output"]  # where in a sub-layer
 GOLDEN = -0x61C8864680B583EB  # 2^64 / golden ratio, as a signed number of 64 bits
@@ -35,7 +35,8 @@ ALL = slice(None)
 class Draw:
     """What all masks of one forward pass of a unit follow from. unit: its place in the chain. samples: ids of the rows.
 
-    share: of hidden states that are split along the tokens, which of how many equal parts of each sample these are.
+    share: of hidden states that are split along the tokens, which of how many equal parts of each sample these are. pieces: of
+    samples that are cut, into how many; rows are then numbered piece by piece, and all are of one place in their samples.
     """
 
     seed: int
@@ -43,6 +44,20 @@ class Draw:
     unit: int
     samples: tuple[int, ...]
     share: tuple[int, int] = (0, 1)
+    pieces: int = 1
+
+    @property
+    def whole(self) -> tuple[int, ...]:
+        """Of each row, the sample that it is, or is a piece of."""
+        return self.samples if self.pieces == 1 else tuple(row // self.pieces for row in self.samples)
+
+    def places(self, tokens: int, device: torch.device) -> Tensor:
+        """Where in its sample each token of a row is, of which it has so many."""
+        if self.pieces == 1:
+            return numbers(0, tokens, device)
+        return torch.cat(
+            [numbers(half.start, half.stop, device) for half in halves(self.samples[0] % self.pieces, self.pieces, tokens)]
+        )
 
 
 @dataclass(frozen=True)
@@ -79,26 +94,29 @@ def hidden_mask(draw: Draw, site: Site, probability: float, x: Tensor) -> Mask:
     """The mask of hidden states, (rows, tokens, hidden) or (rows x tokens, hidden)."""
     places = x.numel() // x.shape[-1] // len(draw.samples)
     part, parts = draw.share
-    tokens = numbers(part * places, (part + 1) * places, x.device)
-    rows = _samples(draw.samples, x.device).unsqueeze(1) * (places * parts) + tokens
+    tokens = draw.places(places * parts, x.device)[part * places : (part + 1) * places]
+    rows = _samples(draw.whole, x.device).unsqueeze(1) * (places * parts * draw.pieces) + tokens
     return _mask(draw, site, probability, rows.flatten(), x.shape[-1])
 
 
 @dataclass(frozen=True)
 class Heads:
-    """The heads of a rank, from `first` on, among `all` heads of an attention whose probabilities are dropped."""
+    """The heads of a rank, from `first` on, among `all` heads of an attention whose probabilities are dropped. query: the place
+    of the first query in its sample."""
 
     draw: Draw
     probability: float
     first: int
     all: int
+    query: int = 0
 
     def mask(self, q: Tensor, k: Tensor) -> Mask:
         """The mask of the probabilities of queries q and keys k, (rows, heads, tokens, width)."""
         _, heads, tokens, _ = q.shape
         of_heads = numbers(self.first, self.first + heads, q.device)
-        head = _samples(self.draw.samples, q.device).unsqueeze(1) * self.all + of_heads
-        rows = head.unsqueeze(2) * tokens + numbers(0, tokens, q.device)
+        head = _samples(self.draw.whole, q.device).unsqueeze(1) * self.all + of_heads
+        of_sample = tokens if self.draw.pieces == 1 else k.shape[2]
+        rows = head.unsqueeze(2) * of_sample + numbers(self.query, self.query + tokens, q.device)
         return _mask(self.draw, "attention", self.probability, rows, k.shape[2])
 
 

@@ -17,7 +17,7 @@ from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.files import read_data
 from trainplan.profiling.models.config_files import dtype_of, language_part
 from trainplan.profiling.models.families import Fields, Role, Unit, build_chain, family, family_names
-from trainplan.profiling.models.sublayers import Sublayer
+from trainplan.profiling.models.sublayers import Sublayer, cut
 from trainplan.profiling.shipped import locate, sized
 
 # What a configuration says of one run, not of the architecture.
@@ -29,7 +29,7 @@ class Model:
     """A chain of sub-layers at one sequence length and dtype. tied: the head's matrix is the embedding's.
 
     config: the configuration's fields that the chain was built from, defaults filled in. sequence: as asked for (None: the
-    configuration's longest).
+    configuration's longest). pieces: into how many each sample is cut, of which the units work on one (1: on all of it).
     """
 
     name: str
@@ -38,6 +38,7 @@ class Model:
     tied: bool
     sequence: int | None = None
     dtype: str = "float32"
+    pieces: int = 1
 
     @property
     def family(self) -> str:
@@ -146,6 +147,13 @@ class Model:
         """The same model in another dtype, one of `DTYPE_BYTES`."""
         units = tuple(replace(unit, sublayer=replace(unit.sublayer, dtype=dtype)) for unit in self.units)
         return replace(self, units=units, dtype=dtype)
+
+    def in_pieces(self, pieces: int) -> Model:
+        """The same model, whose units work on one of so many pieces of each whole sample (see `sublayers.pieces`)."""
+        if pieces == self.pieces:
+            return self
+        units = tuple(replace(unit, sublayer=cut(unit.sublayer, pieces)) for unit in self.units)
+        return replace(self, units=units, pieces=pieces)
 
     def fused(self) -> Model:
         """The model as trainplan runs it: fused attention."""

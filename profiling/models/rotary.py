@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import math
 from functools import cache
+from itertools import chain
 
 import torch
 from torch import Tensor
-from trainplan.profiling.models.sublayers import Attention, RotaryScaling
+from trainplan.profiling.models.sublayers import Attention, RotaryScaling, halves
 
 
-def rotated(part: Attention, x: Tensor) -> Tensor:
+def rotated(part: Attention, x: Tensor, piece: int = 0) -> Tensor:
     """x, (rows, tokens, heads, width), with pairs of its first `rotated` numbers turned by the angles of their positions.
 
-    A pair is a number of the first half and its like of the second; or, where interleaved, two neighbours.
+    A pair is a number of the first half and its like of the second; or, where interleaved, two neighbours. piece: of a sample
+    that is cut, the piece that the tokens are of.
     """
     turned = part.rotated
-    cosine, sine = _angles(part.tokens, turned, part.rotary, part.scaling, x.dtype, x.device)
+    places = halves(piece, part.pieces, part.tokens) if part.pieces > 1 else (range(part.tokens),)
+    cosine, sine = _angles(places, turned, part.rotary, part.scaling, x.dtype, x.device)
     still = [x[..., turned:]] if turned < part.width else []
     if part.interleaved:
         a, b = x[..., :turned].unflatten(-1, (-1, 2)).unbind(-1)
@@ -28,12 +31,12 @@ def rotated(part: Attention, x: Tensor) -> Tensor:
 
 @cache
 def _angles(
-    tokens: int, width: int, theta: float, scaling: RotaryScaling | None, dtype: torch.dtype, device: torch.device
+    places: tuple[range, ...], width: int, theta: float, scaling: RotaryScaling | None, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:
     rates = theta ** (-torch.arange(0, width, 2, dtype=torch.float32) / width)
     if scaling is not None:
         rates = _stretched(rates, scaling, theta)
-    angles = torch.outer(torch.arange(tokens, dtype=torch.float32), rates)
+    angles = torch.outer(torch.tensor([*chain(*places)], dtype=torch.float32), rates)
     amplitude = 1.0 if scaling is None else scaling.amplitude
     return tuple((part * amplitude).unsqueeze(1).to(device, dtype) for part in (angles.cos(), angles.sin()))
 

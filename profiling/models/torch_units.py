@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.attention.bias import causal_lower_right
 from trainplan.profiling.models.again import again, forgetting
 from trainplan.profiling.models.blockwise import Scores, blockwise_attention
 from trainplan.profiling.models.dropout import Draw, Heads, drop, hidden_mask
@@ -38,6 +39,7 @@ from trainplan.profiling.models.sublayers import (
     TokenEmbedding,
     Upsample,
     ValueHead,
+    halves,
     shard_bounds,
 )
 
@@ -53,10 +55,12 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 @dataclass(frozen=True)
 class Shard:
-    """Place of a rank in its tensor-parallel group. Rank 0 also adds what must be added once."""
+    """Place of a rank in its tensor-parallel group. Rank 0 also adds what must be added once. piece: of samples that are cut,
+    the piece that the rank works on."""
 
     tp: int = 1
     index: int = 0
+    piece: int = 0
 
     @property
     def first(self) -> bool:
@@ -75,13 +79,15 @@ def forward(
     memory: Tensor | None = None,
     draw: Draw | None = None,
     modules: Collection[str] = (),
+    keys: Tensor | None = None,
 ) -> Tensor:
     """Partial output, (rows, tokens, hidden); for a language head the logits' shard, (rows, tokens, vocabulary / tp).
 
     x: (rows, tokens, hidden); token indices for a token embedding, (rows, groups, features) for an input projection.
     memory: the hidden states that a cross-attention reads, (rows, memory tokens, hidden). draw: what masks of dropout follow
     from; without it nothing is dropped, as when a model is evaluated. modules: of which the graph keeps nothing, and that the
-    backward pass computes again (see `sublayers.modules`).
+    backward pass computes again (see `sublayers.modules`). keys: of attention on pieces of samples, what `keys_and_values`
+    gives of all of their tokens, in order.
     """
     if isinstance(part, ParallelBlock):
         return _parallel_block(part, parameters, x, shard, draw)
@@ -94,7 +100,7 @@ def forward(
         names = [name for name in parameters if name.startswith(("norm.", "dense.", "dense_norm."))]
         inside, recipe = again(partial(_entered, part, names, draw), x, *(parameters[name] for name in names))
     with forgetting(recipe):
-        y = matrices(part, parameters, inside, shard, memory, draw, modules)
+        y = matrices(part, parameters, inside, shard, memory, draw, modules, keys)
     residual = residual_of(part, x, inside) if shard.first else None
     if part.sandwich:
         y = _normed(part, parameters, y, "post_norm")
@@ -132,12 +138,15 @@ def matrices(
     memory: Tensor | None = None,
     draw: Draw | None = None,
     modules: Collection[str] = (),
+    keys: Tensor | None = None,
 ) -> Tensor:
     """Partial sums of a sub-layer's output on all tokens, before dropout and residual, (rows x tokens, hidden), of an embedding
     (rows, tokens, hidden); a head's logits. They are no view, so that adding in place costs the backward pass nothing."""
     if isinstance(part, TokenEmbedding):
         return _token_embedding(part, p, inside, shard)
     if isinstance(part, Attention):
+        if keys is not None:
+            return _attention_of_piece(part, p, inside, keys, shard, draw, "attention" in modules)
         return _attention(part, p, inside, shard, memory, draw, "attention" in modules)
     if isinstance(part, FeedForward):
         return _feed_forward(part, p, inside, shard, "activation" in modules)
@@ -191,8 +200,9 @@ def _token_embedding(part: TokenEmbedding, p: Parameters, tokens: Tensor, shard:
         y = y.mul_(part.scale)
     if shard.first:
         if part.positions:
-            places = torch.arange(part.first_position, part.first_position + tokens.shape[1], device=tokens.device)
-            y = y.add_(F.embedding(places, p["positions.weight"]))
+            parts = halves(shard.piece, part.pieces, part.tokens) if part.pieces > 1 else (range(tokens.shape[1]),)
+            places = torch.cat([torch.arange(each.start, each.stop, device=tokens.device) for each in parts])
+            y = y.add_(F.embedding(places.add_(part.first_position), p["positions.weight"]))
         if part.token_types:
             y = y.add_(F.embedding(torch.zeros_like(tokens), p["types.weight"]))
     return y
@@ -231,19 +241,69 @@ def _attention(
     return _from_windows(part, y).reshape(-1, part.hidden) if part.window else y
 
 
-def mixed_values(
-    part: Attention, p: Parameters, q: Tensor, k: Tensor, v: Tensor, shard: Shard, draw: Draw | None, recomputed: bool
+def keys_and_values(part: Attention, p: Parameters, x: Tensor, shard: Shard, entered: bool = False) -> Tensor:
+    """The keys and values of an attention's own tokens, (rows, tokens, 2, heads, width). entered: whether x is what `enter`
+    gave already."""
+    inside, name = x if entered else enter(part, p, x), "qkv" if part.packed else "kv"
+    weight, bias = p[f"{name}.weight"], p.get(f"{name}.bias")
+    if part.packed:  # queries come first
+        weight, bias = weight[1:], None if bias is None else bias[1:]
+    kv = F.linear(inside, weight.flatten(0, 1), _flat(bias)).view(*inside.shape[:2], 2, -1, part.width)
+    if not (part.normed_heads or part.rotary):
+        return kv
+    k, v = kv.unbind(2)
+    if part.normed_heads:
+        k = _normed(part, p, k, "k_norm")
+    return torch.stack((rotated(part, k, shard.piece) if part.rotary else k, v), 2)
+
+
+def _attention_of_piece(
+    part: Attention, p: Parameters, inside: Tensor, keys: Tensor, shard: Shard, draw: Draw | None, recomputed: bool
 ) -> Tensor:
-    """The values of all heads, mixed by their probabilities, (rows x tokens, heads x width)."""
+    """As `_attention`, of the tokens of one piece of each sample, which meet the keys of all."""
+    weight, bias = (p["qkv.weight"][0], p.get("qkv.bias")) if part.packed else (p["q.weight"], p.get("q.bias"))
+    q = F.linear(inside, weight, bias[0] if part.packed and bias is not None else bias)
+    q = q.view(*inside.shape[:2], part.heads // shard.tp, part.width)
+    if part.normed_heads:
+        q = _normed(part, p, q, "q_norm")
+    if part.rotary:
+        q = rotated(part, q, shard.piece)
+    q, (k, v) = q.transpose(1, 2), keys.transpose(1, 3).unbind(2)
+    if not part.in_halves:
+        mixed = mixed_values(part, p, q, k, v, shard, draw, recomputed)
+    else:
+        places, columns = halves(shard.piece, part.pieces, part.tokens), q.shape[1] * part.width
+        pairs = zip(q.chunk(2, 2), places, strict=True)
+        each = [mixed_values(part, p, half, k, v, shard, draw, recomputed, first.start) for half, first in pairs]
+        mixed = torch.cat([half.view(len(q), -1, columns) for half in each], 1).view(-1, columns)
+    return F.linear(mixed, p["out.weight"], p.get("out.bias") if shard.first else None)
+
+
+def mixed_values(
+    part: Attention,
+    p: Parameters,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    shard: Shard,
+    draw: Draw | None,
+    recomputed: bool,
+    query: int = 0,
+) -> Tensor:
+    """The values of all heads, mixed by their probabilities, (rows x tokens, heads x width). query: the place of the first
+    query among the keys, of tokens that are consecutive."""
     heads, columns, scale = q.shape[1], q.shape[1] * part.width, part.scale or part.width**-0.5
     dropping = None
     if draw is not None and part.attention_dropout:
-        dropping = Heads(draw, part.attention_dropout, shard.index * heads, part.heads)
+        dropping = Heads(draw, part.attention_dropout, shard.index * heads, part.heads, query)
     if dropping is not None or part.blockwise:
         slopes = part.slopes[shard.index * heads :][:heads]
-        scores = Scores(scale, part.softcap, slopes, part.causal, part.sliding)
+        scores = Scores(scale, part.softcap, slopes, part.causal, part.sliding, query)
         return blockwise_attention(q, k, v, scores, dropping).view(-1, columns)
     bias, causal, grouped = _bias(part, p, q, shard), part.causal and not part.relative, heads != k.shape[1]
+    if causal and part.pieces > 1:
+        met = query + q.shape[2]
+        k, v, bias, causal = k[:, :, :met], v[:, :, :met], _none_later(q.shape[2], met, q.dtype, q.device), False
     if part.shift:  # the mask is of the windows of one image
         q, k, v = (t.unflatten(0, (-1, part.tokens // part.window**2)) for t in (q, k, v))
     options: dict[str, Any] = {"attn_mask": bias, "is_causal": causal, "enable_gqa": grouped, "scale": scale}
@@ -286,6 +346,15 @@ def _zero_table(buckets: int, heads: int, dtype: torch.dtype, device: torch.devi
 @cache
 def _future(tokens: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.full((tokens, tokens), float("-inf"), dtype=dtype, device=device).triu_(1)
+
+
+@cache
+def _none_later(queries: int, keys: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """What hides the keys behind each query from it, of queries whose last one meets all keys. Kernels of GPUs need no mask in
+    memory; on the CPU layers share one."""
+    if device.type == "cuda":
+        return causal_lower_right(queries, keys)
+    return torch.full((queries, keys), float("-inf"), dtype=dtype, device=device).triu_(1 + keys - queries)
 
 
 @cache

@@ -17,11 +17,6 @@ UNITS = len(GPT2.units)
 @pytest.mark.parametrize(
     ("strategy", "fields", "message"),
     [
-        (
-            "cp2",
-            {},
-            r"units\[0\].strategy is 'cp2'; give levels of dp, sdp and tp: the compiler cannot do context",
-        ),
         ("dp2-ep2", {}, r"units\[0\].strategy is 'dp2-ep2'; .*: the compiler cannot do expert parallelism yet"),
         ("dp2", {"precision": "fp8"}, r"units\[0\].precision is 'fp8'; give 'model': the compiler cannot do another precision"),
     ],

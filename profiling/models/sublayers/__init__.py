@@ -29,6 +29,7 @@ from trainplan.profiling.models.sublayers.feed_forward import FeedForward
 from trainplan.profiling.models.sublayers.heads import LanguageHead, ValueHead
 from trainplan.profiling.models.sublayers.modules import Selective, modules_of
 from trainplan.profiling.models.sublayers.parallel import ParallelBlock
+from trainplan.profiling.models.sublayers.pieces import KeyShare, cut, halves, why_not_cut
 from trainplan.profiling.models.sublayers.token_share import TokenShare, why_not_shared
 
 __all__ = [
@@ -37,6 +38,7 @@ __all__ = [
     "Attention",
     "FeedForward",
     "InputProjection",
+    "KeyShare",
     "Kind",
     "LanguageHead",
     "Norm",
@@ -52,7 +54,10 @@ __all__ = [
     "Upsample",
     "ValueHead",
     "attention_block",
+    "cut",
+    "halves",
     "modules_of",
     "shard_bounds",
+    "why_not_cut",
     "why_not_shared",
 ]

@@ -117,7 +117,12 @@ class Attention(Sublayer):
     @property
     def blockwise(self) -> bool:
         """Whether torch's fused kernels leave out something of it, besides dropout (see `models.blockwise`)."""
-        return bool(self.alibi or self.softcap or (self.sliding and self.sliding < self.tokens))
+        return bool(self.alibi or self.softcap or (self.sliding and self.sliding < self.tokens * self.pieces))
+
+    @property
+    def in_halves(self) -> bool:
+        """Whether each half of a piece of a sample meets other keys (see `sublayers.pieces`)."""
+        return self.pieces > 1 and (self.causal or self.blockwise or self.attention_dropout > 0)
 
     @property
     def mean_keys(self) -> int:
@@ -128,7 +133,7 @@ class Attention(Sublayer):
     @property
     def keys(self) -> int:
         """The number of keys that one query meets."""
-        return self.window**2 or self.memory_tokens or self.tokens
+        return self.window**2 or self.memory_tokens or self.tokens * self.pieces
 
     @property
     def keeps_scores(self) -> bool:
@@ -214,6 +219,9 @@ class Attention(Sublayer):
         n, m, h, heads, q, kv = self._sizes(rows, tp)
         scores = n * heads * self.keys
         elements = self.norm_elements(n) + 2 * n * q + 2 * m * kv + self.sandwich_bytes(rows) // self.element_bytes
+        if self.pieces > 1:  # keys and values are kept apart (see `pieces.KeyShare`); results of both halves are put together
+            elements += n * q * self.in_halves - 2 * m * kv
+            m = 0
         if self.normed_heads:  # the queries before their norm, both before the weight, and inverse deviations
             elements += 2 * n * q + m * kv + (n * q + m * kv) // self.width
         if not self.unfused:
@@ -230,7 +238,7 @@ class Attention(Sublayer):
         """Of a block of probabilities: themselves beside scores or what their mask is drawn from; backward also beside mask and
         gradients, and queries, keys, values or their gradients, which products of several rows copy once more."""
         heads, e = self.heads // tp, self.element_bytes
-        block_rows, block_heads, queries = attention_block(rows, heads, self.tokens, self.keys)
+        block_rows, block_heads, queries = attention_block(rows, heads, self.tokens // (1 + self.in_halves), self.keys)
         elements, words = block_rows * block_heads * queries * self.keys, rows * self.tokens * heads * ROW_BYTES
         masked, copies = self.attention_dropout > 0, 2 + (self.softcap > 0)
         beside = block_rows * block_heads * max(queries, self.keys) * self.width * (2 + masked + (block_rows > 1))
@@ -263,16 +271,23 @@ class Attention(Sublayer):
         n, m, h, heads, q, kv = self._sizes(rows, tp)
         scores = n * heads * self.keys if self.keeps_scores else 0
         projected = n * q + 2 * m * kv
+        of_keys = 2 * m * kv * self.pieces if self.pieces > 1 else 0  # the gradients of all keys and values
+        if of_keys:
+            projected = n * q + of_keys
         weights = 3 * q * h if self.packed else max(q, 2 * kv) * h
         moments, first = [n * q + h * q + n * h * self._drops], n * h - n * q + weights - scores
         if scores:
             moments.append(2 * scores - n * q)
         elif self.attention_dropout or self.blockwise:
-            moments.append(projected + self._block_bytes(rows, tp, backward=True) // self.element_bytes)
+            halved = of_keys * self.in_halves  # beside one half's gradients the other's, of all keys, too
+            moments.append(projected + halved + self._block_bytes(rows, tp, backward=True) // self.element_bytes)
         else:
             moments.append(n * q + projected + 2 * min(self.tokens, 64) * min(self.keys, 512))
         later = (
             n * h + (m * h if self.memory_tokens else 0) + self.sandwich_bytes(rows) // self.element_bytes
         )  # input gradients, which none of these moments holds yet
+        if of_keys:  # at last put together from keys and values, once the core's inputs and results have gone
+            moments.append(2 * of_keys - n * q - n * heads)
+            later += of_keys
         copies = n * h if self.window else 0
         return (max(moments) - later + copies) * self.element_bytes, (first - later + copies) * self.element_bytes

@@ -65,7 +65,8 @@ class Sublayer:
     """What all sub-layers share. tokens: of one sample, those it works on. carried_tokens: of one sample, hidden states of
     another stream that pass it by (an encoder's, beside a decoder). dropout: the probability with which each number of its
     output is dropped, before the residual joins it. norm_bias: whether layer norms have one. sandwich: a norm behind its
-    matrices, too, before the residual joins (Ding et al., 2021); with tensor parallelism every rank norms the sum."""
+    matrices, too, before the residual joins (Ding et al., 2021); with tensor parallelism every rank norms the sum. pieces: into
+    how many each sample is cut, of which `tokens` are one (see `sublayers.pieces`)."""
 
     kind: ClassVar[Kind]
     replicable: ClassVar[bool] = False  # whether ranks that cannot split it may each hold and compute all of it
@@ -80,6 +81,7 @@ class Sublayer:
     dropout: float = 0.0
     norm_bias: bool = True
     sandwich: bool = False
+    pieces: int = 1
 
     @property
     def draws(self) -> bool:

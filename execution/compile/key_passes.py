@@ -1,0 +1,97 @@
+"""What one rank issues for the keys and values of an attention whose samples are cut (see `sublayers.pieces`).
+
+Forward: the rank's own keys and values, then a gather of those of all tokens, which go with the computation. Backward: they are
+gathered once more; the computation leaves their gradient on all tokens, of which the rank gets its own of the sum over the
+group; what that adds to the gradients of input and parameters comes last. Of a recomputed unit the rank's own keys and values
+are not kept, and made again; nor are they where what comes before the products is recomputed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from trainplan.execution.program import Op, Part
+
+if TYPE_CHECKING:
+    from trainplan.execution.compile.unit_passes import UnitPasses
+
+
+def forward(at: UnitPasses, unit: int, part: Part, inside: str, weights: tuple[str, ...]) -> tuple[str, ...]:
+    """The buffer of all keys and values before a forward computation; none of units that are no such attention. inside: what
+    the unit's products work on, or the input that they make it of."""
+    if at.key_share(unit) is None:
+        return ()
+    again = _again(at, unit)
+    _made(at, unit, part, inside, weights, graph=not again)
+    return (_gathered(at, unit, part, freed=again),)
+
+
+def before_backward(at: UnitPasses, unit: int, part: Part, inside: str, weights: tuple[str, ...]) -> tuple[str, ...]:
+    """The same before a backward computation."""
+    if at.key_share(unit) is None:
+        return ()
+    if _again(at, unit):
+        _made(at, unit, part, inside, weights, graph=True)
+    return (_gathered(at, unit, part, freed=True),)
+
+
+def gradient_of(at: UnitPasses, unit: int, part: Part, keys: tuple[str, ...]) -> tuple[str, ...]:
+    """The buffer to which a backward computation leaves the gradient of these keys and values."""
+    return tuple(at.buffer(f"keys-gradient-whole.{unit}.{part}", at.buffers[each]) for each in keys)
+
+
+def behind_backward(
+    at: UnitPasses,
+    unit: int,
+    part: Part,
+    inside: str,
+    into: str,
+    weights: tuple[str, ...],
+    gradient: str,
+    frees: tuple[str, ...],
+) -> None:
+    """What the gradient of keys and values adds to that of the input, `into`, and of the parameters. frees: what is done
+    with."""
+    share, rows = at.key_share(unit), len(at.rows(unit, part))
+    assert share is not None
+    whole, own = f"keys-gradient-whole.{unit}.{part}", at.buffer(f"keys-gradient.{unit}.{part}", share.own_bytes(rows))
+    size, group = at.buffers[whole], at.piece_peers(unit)
+    fields: dict[str, Any] = {"reads": (whole,), "writes": (own,), "frees": (whole,), "group": group}
+    at.issue(Op.SCATTER_KEYS, unit, part, **fields, message_bytes=size, workspace_bytes=size)
+    graph = f"keys-graph.{unit}.{part}"
+    at.issue(
+        Op.KEYS_BACKWARD,
+        unit,
+        part,
+        reads=(graph, inside, own, weights[0], into, gradient),
+        writes=(into, gradient),
+        frees=(graph, own, *frees),
+        workspace_bytes=share.backward_workspace_bytes(rows),
+    )
+
+
+def _again(at: UnitPasses, unit: int) -> bool:
+    share = at.key_share(unit)
+    return share is not None and (share.again or at.strategies[unit].ckpt)
+
+
+def _made(at: UnitPasses, unit: int, part: Part, inside: str, weights: tuple[str, ...], graph: bool) -> None:
+    """The keys and values of the rank's own tokens."""
+    share, rows = at.key_share(unit), len(at.rows(unit, part))
+    assert share is not None
+    own, kept = at.buffer(f"keys.{unit}.{part}", share.own_bytes(rows)), share.graph_bytes(rows)
+    op, writes, workspace = Op.KEYS_WITHOUT_GRAPH, tuple[str, ...]((own,)), share.forward_workspace_bytes(rows) + kept
+    if graph:
+        op, writes, workspace = Op.KEYS, (own, at.buffer(f"keys-graph.{unit}.{part}", kept)), workspace - kept
+    at.issue(op, unit, part, reads=(inside, weights[0]), writes=writes, workspace_bytes=workspace)
+
+
+def _gathered(at: UnitPasses, unit: int, part: Part, freed: bool) -> str:
+    """Those of all tokens. freed: whether the rank's own are done with."""
+    share, rows, own = at.key_share(unit), len(at.rows(unit, part)), f"keys.{unit}.{part}"
+    assert share is not None
+    whole = at.buffer(f"keys-whole.{unit}.{part}", share.whole_bytes(rows))
+    size, group = at.buffers[whole], at.piece_peers(unit)
+    fields: dict[str, Any] = {"reads": (own,), "writes": (whole,), "frees": (own,) if freed else (), "group": group}
+    at.issue(Op.GATHER_KEYS, unit, part, **fields, message_bytes=size, workspace_bytes=size)  # order of ranks to that of tokens
+    return whole

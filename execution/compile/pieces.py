@@ -1,0 +1,50 @@
+"""Plans with context parallelism, as their programs have them: in pieces of samples (see `sublayers.pieces`).
+
+But for attention's cores, a rank does with a piece of a sample what a data-parallel one does with a sample: it adds up
+gradients with the same ranks, and shares states with them. So programs are those of pieces in the place of samples, with cp's
+ranks among those of the innermost level of data parallelism, right outside tp; and keys and values are gathered over them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from trainplan.formulations.plan import Batch, Plan
+from trainplan.formulations.strategies import Strategy, without_cp
+from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.models.model import Model
+from trainplan.profiling.models.sublayers import why_not_cut
+
+ORDER = ("dp", "sdp", "cp", "tp")  # of levels, from the slowest links to the fastest
+
+
+def in_pieces(plan: Plan, model: Model) -> tuple[tuple[Strategy, ...], Batch, Model]:
+    """The strategies of a plan's units, its batch and its model, by pieces where it cuts samples; else as they are. Raises
+    InputError for what programs cannot cut."""
+    pieces = plan.pieces
+    if pieces == 1:
+        return tuple(plan.strategies()), plan.batch, model
+    for error in _refused(plan, model, pieces):
+        raise error
+    strategies = tuple(map(without_cp, plan.strategies()))
+    return strategies, plan.batch.changed(global_samples=plan.batch.global_samples * pieces), model.in_pieces(pieces)
+
+
+def _refused(plan: Plan, model: Model, pieces: int) -> Iterator[InputError]:
+    first = next(unit.strategy for unit in plan.units if unit.strategy.degree("cp") > 1)
+    for place, (unit, described) in enumerate(zip(plan.units, model.units, strict=True)):
+        field, problem = f"units[{place}].{unit.field}", f"is {str(unit.strategy)!r}"
+        if unit.strategy.levels != first.levels:
+            levels = Strategy(first.levels)
+            yield InputError("plan", field, problem, f"give levels {levels}: with cp all units have the same ones")
+        axes = [paradigm for paradigm, _ in unit.strategy.levels]
+        if axes != [paradigm for paradigm in ORDER if paradigm in axes]:
+            yield InputError("plan", field, problem, f"give levels in the order {', '.join(ORDER)}")
+        if why := why_not_cut(described.sublayer, pieces):
+            yield InputError("plan", field, f"{problem}: {why}", "give levels of dp, sdp and tp")
+        if unit.uses_host:
+            yield InputError(
+                "plan", f"units[{place}].order", "is there", "leave the host out, or cp: programs do not have both"
+            )
+    if plan.batch.shares is not None:
+        yield InputError("plan", "batch.shares", "are given", "leave them out, or cp: programs do not have both")

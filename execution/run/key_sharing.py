@@ -1,0 +1,76 @@
+"""Keys and values of cut samples, as the executor makes, gathers and scatters them (see `sublayers.pieces`).
+
+What was gathered is let go of after the forward pass, and gathered again into the same memory, as in `token_sharing`.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
+from trainplan.execution.program import Instruction
+from trainplan.execution.run.token_sharing import TokenSharing
+from trainplan.profiling.models import torch_units
+
+
+class KeySharing(TokenSharing):
+    """What exchanges keys and values between the ranks that work on pieces of the same samples."""
+
+    def by_piece(self, x: Tensor) -> Tensor:
+        """Whole samples, (samples, tokens), as pieces: (samples x pieces, tokens / pieces)."""
+        return x if self.model.pieces == 1 else cut(x, self.model.pieces).flatten(0, 1)
+
+    def whole_keys(self, instruction: Instruction) -> Tensor | None:
+        """The keys and values that a computation reads, as a leaf of its graph."""
+        names = [name for name in instruction.reads if name.startswith("keys-whole")]
+        return self.values[names[0]].detach().requires_grad_() if names else None
+
+    def _keys(self, instruction: Instruction) -> None:
+        x = self.values[instruction.reads[0]].detach().requires_grad_()
+        y = self._own_keys(instruction, x)
+        own, graph = instruction.writes
+        self.values[own], self.values[graph] = y.detach(), (get_gradient_edge(y), x)
+
+    def _keys_without_graph(self, instruction: Instruction) -> None:
+        with torch.no_grad():
+            self.values[instruction.writes[0]] = self._own_keys(instruction, self.values[instruction.reads[0]])
+
+    def _own_keys(self, instruction: Instruction, x: Tensor) -> Tensor:
+        part, unit = self.sublayer(instruction), self.unit(instruction)
+        assert isinstance(part, torch_units.Attention)
+        return torch_units.keys_and_values(part, unit.views, x, unit.shard, self.program.shares_tokens(instruction.unit or 0))
+
+    def _gather_keys(self, instruction: Instruction) -> None:
+        own, pieces, name = self.values[instruction.reads[0]].contiguous(), len(instruction.group), instruction.writes[0]
+        whole = self.filled(name, own, (own.shape[0], pieces * own.shape[1], *own.shape[2:]))
+        gathered = own.new_empty((pieces, *own.shape))
+        self.collective(dist.all_gather_into_tensor, instruction, gathered.view(-1), own.view(-1))
+        put_together(gathered.transpose(0, 1), whole.data)
+        self.values[name] = whole
+
+    def _scatter_keys(self, instruction: Instruction) -> None:
+        pieces = cut(self.values[instruction.reads[0]], len(instruction.group)).transpose(0, 1).contiguous()
+        own = torch.empty_like(pieces[0])
+        self.collective(dist.reduce_scatter_tensor, instruction, own.view(-1), pieces.view(-1))
+        self.values[instruction.writes[0]] = own
+
+    def _keys_backward(self, instruction: Instruction) -> None:
+        edge, x = self.values.pop(instruction.reads[0])
+        torch.autograd.backward([edge], [self.values[instruction.reads[2]]])
+        self.values[instruction.writes[0]] += x.grad
+
+
+def cut(x: Tensor, pieces: int) -> Tensor:
+    """(rows, tokens, ...) as (rows, pieces, tokens / pieces, ...), a copy: of each row its pieces, as `sublayers.halves` has
+    them."""
+    first, second = x.unflatten(1, (2, pieces, -1)).unbind(1)
+    return torch.cat((first, second.flip(1)), 2)
+
+
+def put_together(pieces: Tensor, whole: Tensor) -> None:
+    """The pieces of each row, (rows, pieces, tokens / pieces, ...), to their places in (rows, tokens, ...)."""
+    first, second = whole.unflatten(1, (2, pieces.shape[1], -1)).unbind(1)
+    half = pieces.shape[2] // 2
+    first.copy_(pieces[:, :, :half])
+    second.copy_(pieces[:, :, half:].flip(1))

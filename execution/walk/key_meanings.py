@@ -1,0 +1,89 @@
+"""What keys and values of cut samples mean: of which pieces they are, and that all pieces of a sample come together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from trainplan.execution.program import Instruction, Op
+from trainplan.execution.walk.interpreter import Hidden, Interpreter, JointRule, Rule, fault_at, need_parameters, only, some
+from trainplan.execution.walk.state_meanings import Sum, contribute, contribution_of
+from trainplan.execution.walk.token_meanings import enters
+
+
+def whole_keys(run: Interpreter, rank: int, head: Instruction, rows: tuple[int, ...], place: int) -> None:
+    """That a computation on these rows reads the keys and values of all pieces of their samples, where it is of an attention
+    whose samples are cut. place: of that buffer among those it reads."""
+    assert head.unit is not None
+    if run.programs[rank].key_share(head.unit) is None:
+        return
+    keys = run.value(rank, head.reads[place])
+    if (keys.stage, keys.boundary, keys.rows) != ("keys-whole", head.unit, rows):
+        raise fault_at(rank, head, f"reads {head.reads[place]}, which is not all keys and values of samples {some(rows)}")
+
+
+def gradient_of_keys(run: Interpreter, rank: int, head: Instruction, rows: tuple[int, ...]) -> bool:
+    """Whether a backward computation leaves the gradient of keys and values: of all tokens, this rank's part of the sum."""
+    assert head.unit is not None
+    if run.programs[rank].key_share(head.unit) is None:
+        return False
+    pieces = run.programs[rank].model.pieces
+    run.values[rank][head.writes[1]] = Hidden(head.unit, rows, only(rows[0] % pieces), pieces, "keys-gradient")
+    return True
+
+
+def _keys(run: Interpreter, rank: int, head: Instruction) -> None:
+    assert head.unit is not None
+    x, stage = run.value(rank, head.reads[0]), "entry" if enters(run.programs[rank], head.unit) else "hidden"
+    if not isinstance(x, Hidden) or (x.stage, x.boundary) != (stage, head.unit) or not x.complete():
+        raise fault_at(rank, head, f"reads {head.reads[0]}, which is not the whole input of its unit")
+    need_parameters(run, rank, head, head.reads[1])
+    run.values[rank][head.writes[0]] = Hidden(head.unit, x.rows, only(0), 1, "keys")
+    for graph in head.writes[1:]:
+        run.values[rank][graph] = x
+
+
+def _check_pieces(run: Interpreter, ranks: Sequence[int], heads: list[Instruction], values: Sequence[Hidden]) -> None:
+    """That the ranks of a group have all pieces of the same samples, by piece, each once."""
+    pieces = run.programs[ranks[0]].model.pieces
+    for number, (rank, head, value) in enumerate(zip(ranks, heads, values, strict=True)):
+        wanted = tuple(row // pieces * pieces + number for row in values[0].rows)
+        if value.rows != wanted or len(values) != pieces or (value.stage, value.boundary) != (values[0].stage, head.unit):
+            raise fault_at(rank, head, f"has pieces {some(value.rows)}, not {some(wanted)} of {pieces} a sample")
+
+
+def _gather_keys(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) -> None:
+    values = [run.value(rank, head.reads[0]) for rank, head in zip(ranks, heads, strict=True)]
+    if any(value.stage != "keys" for value in values):
+        raise fault_at(ranks[0], heads[0], "gathers what is no keys and values")
+    _check_pieces(run, ranks, heads, values)
+    for rank, head, value in zip(ranks, heads, values, strict=True):
+        run.values[rank][head.writes[0]] = value._replace(stage="keys-whole")
+
+
+def _scatter_keys(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) -> None:
+    values = [run.value(rank, head.reads[0]) for rank, head in zip(ranks, heads, strict=True)]
+    _check_pieces(run, ranks, heads, values)
+    parts = frozenset[int]().union(*(value.parts for value in values))
+    for rank, head, value in zip(ranks, heads, values, strict=True):
+        run.values[rank][head.writes[0]] = value._replace(parts=parts)
+
+
+def _keys_backward(run: Interpreter, rank: int, head: Instruction) -> None:
+    """The gradients of input and parameters are complete with those that come by keys and values."""
+    assert head.unit is not None
+    graph, source, gradient, into = (run.value(rank, head.reads[place]) for place in (0, 1, 2, 4))
+    if source != graph:
+        raise fault_at(rank, head, f"reads {head.reads[1]}, which is not what its graph was made of")
+    if (gradient.stage, gradient.boundary, gradient.rows) != ("keys-gradient", head.unit, graph.rows) or not gradient.whole():
+        raise fault_at(rank, head, f"reads {head.reads[2]}, which is not the whole gradient of its keys and values")
+    if (into.stage, into.boundary, into.rows) != ("queries-gradient", head.unit, graph.rows):
+        raise fault_at(rank, head, f"adds to {head.reads[4]}, which is not what comes by the queries of the same samples")
+    need_parameters(run, rank, head, head.reads[3])
+    shared = enters(run.programs[rank], head.unit)
+    run.values[rank][head.writes[0]] = into._replace(stage="entry-gradient" if shared else "gradient")
+    contribution = contribution_of(graph.rows, run.shard(rank, head).tp_index)
+    contribute(run, rank, head, head.writes[-1], contribution._replace(replicated=Sum()) if shared else contribution)
+
+
+MADE: dict[Op, Rule] = {Op.KEYS: _keys, Op.KEYS_WITHOUT_GRAPH: _keys, Op.KEYS_BACKWARD: _keys_backward}
+EXCHANGED: dict[Op, JointRule] = {Op.GATHER_KEYS: _gather_keys, Op.SCATTER_KEYS: _scatter_keys}
