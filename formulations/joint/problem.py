@@ -52,6 +52,7 @@ from trainplan.formulations.instances import ProblemInstance
 from trainplan.formulations.joint.tables import Boundary, OptionTable, Tables, Tied, update
 from trainplan.formulations.step import schedules
 from trainplan.formulations.step.schedules import Pass, PlanSchedule
+from trainplan.profiling.base.quantities import plural
 from trainplan.profiling.clusters.network import Network
 from trainplan.profiling.costs import collective_ns
 
@@ -197,7 +198,7 @@ class Configuration:
         return {**vars(self), **made}
 
     def __str__(self) -> str:
-        return f"{self.stages} stages, {self.micro_batches} micro-batches, {self.schedule}"
+        return f"{plural(self.stages, 'stage')}, {plural(self.micro_batches, 'micro-batch')}, {self.schedule}"
 
 
 def _made(value: Any) -> Any:

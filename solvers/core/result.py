@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from trainplan.profiling.base.display import html_table, rich_table
 from trainplan.profiling.base.errors import as_arguments
-from trainplan.profiling.base.quantities import format_bytes, format_time
+from trainplan.profiling.base.quantities import format_bytes, format_time, plural
 
 Status = Literal["optimal", "feasible", "infeasible", "unknown", "failed"]
 Stop = Literal["time limit", "memory limit", "model size", "interrupt"]
@@ -59,7 +59,7 @@ def short_of_memory(
     """Why nothing fits into one limit of all devices. advice: what to change beside the limit."""
     texts, over = [f"give --memory of at least {least_bytes}B (the instance's memory_bytes)", advice], least_bytes - limit_bytes
     if over * 20 < limit_bytes:
-        texts.append(f"free {over} bytes elsewhere on the device")
+        texts.append(f"free {plural(over, 'byte')} elsewhere on the device")
     activations = least_bytes - state_bytes
     return Infeasibility(limit_bytes, least_bytes, layer, layer_name, state_bytes, activations, tuple(texts))
 

@@ -114,5 +114,5 @@ def reason(instance: Instance, solution: Solution, evaluation: Evaluation) -> In
         advice = "use a --cluster of more devices: the model states alone do not fit"
     else:
         advice = f"take a smaller --batch than {instance.batch}, or a --cluster of more devices"
-    name = f"{instance.units[worst.peak_unit].name} in stage {x} of {configuration}"
+    name = f"{instance.units[worst.peak_unit].name} in stage {x} ({configuration})"
     return short_of_memory(limit, worst.peak_bytes, worst.peak_unit, name, worst.state_bytes, advice)
