@@ -236,6 +236,11 @@ class Problem(ABC):
         """A solution of the first instance of `uniform` as one of the instance; None where the problem does not say."""
         return None
 
+    def eased(self, instance: Any, solution: Any) -> Any:
+        """A solution as good as this one that does without what saves nothing, such as recomputation while memory is free; by
+        default the solution itself."""
+        return solution
+
     def restrictions(self, request: Request, cost_model: str) -> list[str]:
         """What a request and the cost model leave out, as the command's options say it: what is not proven."""
         return []

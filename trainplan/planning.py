@@ -144,8 +144,24 @@ class _Way:
         self.begin("measuring" if self.request.measured and not self.request.obtained else "estimating")
         instances = self.preset.problem.instances(self.request.with_margin(margin))
         self.begin(f"solving ({self.method})")
-        answer = self.search(instances, self.method, **self.arguments, **self.starts(instances))
+        answer = self.eased(self.search(instances, self.method, **self.arguments, **self.starts(instances)))
         return self.plan(answer if margin == 0 else _bounded(answer, bound_ns), margin)
+
+    def eased(self, answer: Answer) -> Answer:
+        """An answer as good that recomputes no more than it needs, where lanes hide it; none within one strategy for all, or
+        within what a runtime carries."""
+        problem, options = self.preset.problem, self.request.options
+        if (
+            answer.solution is None
+            or not problem.on_lanes(answer.instance)
+            or options.get("for_")
+            or options.get("one_strategy")
+        ):
+            return answer
+        solution = problem.eased(answer.instance, answer.solution)
+        if solution == answer.solution:
+            return answer
+        return _with_solution(answer, solution, answer.result.solution_source or self.method)
 
     def starts(self, instances: Sequence[Any]) -> dict[str, Any]:
         """The incumbents as an argument of a search, where there are some. Raises InputError."""

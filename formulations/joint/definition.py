@@ -15,6 +15,7 @@ from trainplan.formulations.joint.changes import UnitChanges, changes
 from trainplan.formulations.joint.closed_form import closed_form_ns
 from trainplan.formulations.joint.constraints import CONSTRAINTS, OF_CONFIGURATIONS, PRICED, WIDEST, narrowed, restrictions
 from trainplan.formulations.joint.costs import JointCosts, tp_degrees
+from trainplan.formulations.joint.easing import eased
 from trainplan.formulations.joint.enumeration import improving, solution_count
 from trainplan.formulations.joint.evaluation import table_once
 from trainplan.formulations.joint.evidence import Evidence
@@ -58,6 +59,10 @@ class Joint(Problem):
         layout = layouts[solution.configuration]
         places = [place for place, each in enumerate(layouts) if each != layout]
         return str(layout[0]), instance.only(places) if places else None
+
+    def eased(self, instance: Instance, solution: Solution) -> Solution:
+        """See `Problem`."""
+        return eased(instance, solution)
 
     def restrictions(self, request: Request, cost_model: str) -> list[str]:
         """What the values of the parameters, the devices and the cost model leave out of all plans that the problem knows."""
