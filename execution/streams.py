@@ -1,8 +1,8 @@
 """Plans judged under the cost model `streams`: their programs are walked on the lanes of frameworks, with its costs.
 
 It takes plans whose units are all laid out alike, tensor parallelism within, on devices of one kind, as today's frameworks run
-them; what is recomputed may differ. For plans with products in 8 bits, others stand (`standing_in`), whose instructions take
-what those of the plan would.
+them; what is recomputed may differ. For plans that no program carries out yet, others stand (`standing_in`), whose instructions
+take what those of the plan would.
 """
 
 from __future__ import annotations

@@ -36,7 +36,6 @@ from trainplan.formulations.work.primitives import host_costs
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.quantities import divisors, format_bytes, format_time, plural, span
 from trainplan.profiling.clusters.cluster import Cluster
-from trainplan.profiling.models.sublayers import why_not_cut
 
 
 class Joint(Problem):
@@ -356,8 +355,6 @@ def _streamed(request: Request, space: Space, degrees: tuple[int, ...], sizes: l
     if cp > 1 and (model.sequence_tokens % (2 * cp) or request.origin.devices % cp):
         problem = f"is {cp}, for {model.sequence_tokens} tokens on {request.origin.devices} devices"
         raise InputError("command line", "--cp", problem, "give a degree that divides the devices, and twice the tokens")
-    if cp > 1 and (why := next(filter(None, (why_not_cut(unit.sublayer, cp) for unit in model.units)), None)):
-        raise InputError("command line", "--cp", f"is {cp}, of a {model.family}: {why}", "give 1, or another model")
     part = model.with_fields(sequence=model.sequence_tokens // cp) if cp > 1 else model
     asked = replace(request, model=part, obtained=[] if cp > 1 else request.obtained)
     profile = asked.profile_for([size * cp for size in sizes], groups, degrees=degrees)

@@ -10,7 +10,7 @@ walk alone, as is what the ends of a pipeline do with a table that they share.
 
 Memory is that of trainplan's own programs, as under `executed`, without room for re-layouts, and with room for what is
 gathered ahead; with context parallelism for pieces of samples, with keys and values of whole ones while attention needs them;
-of plans with products in 8 bits, that of the programs that stand for them (`execution.standing_in`).
+of plans that no program carries out, that of the programs that stand for them (`execution.standing_in`).
 """
 
 from __future__ import annotations
@@ -38,8 +38,7 @@ from trainplan.profiling.base.dtypes import DTYPE_BYTES
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.clusters.cluster import Cluster
 from trainplan.profiling.models.model import Model
-from trainplan.profiling.models.sublayers import Attention, KeyShare
-from trainplan.profiling.models.sublayers import cut as sublayer_cut
+from trainplan.profiling.models.sublayers import Attention, KeyShare, cut, why_not_cut
 from trainplan.profiling.profiles import Profile
 
 COST_MODEL = "streams"
@@ -106,7 +105,9 @@ class StreamedCosts(JointCosts):
             problem = f"is {cp}: layers that differ in what they attend to would be alike with a {cp}th of the tokens"
             raise InputError("command line", "--cp", problem, "give a smaller degree, or 1")
         key_of = {name: each.pop() for name, each in names.items()}
-        pieces = {name: sublayer_cut(model.sublayers[key], cp) for name, key in key_of.items() if cp > 1}
+        parts = {name: model.sublayers[key] for name, key in key_of.items()}
+        cuttable = cp > 1 and not any(why_not_cut(part, cp) for part in parts.values())
+        pieces = {name: cut(part, cp) for name, part in parts.items() if cuttable}
         self._pieces = {name: part for name, part in pieces.items() if isinstance(part, Attention)}
         self.lanes = LaneTimes(profile, model.dtype, key_of, batch, self.prices)
 

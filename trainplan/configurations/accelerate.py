@@ -51,7 +51,7 @@ def read(path: Path, recompute: str | None = None) -> Configuration:
     for name in ("cp", "sp"):
         if sizes[name] > 1:
             key = f"parallelism_config.parallelism_config_{name}_size"
-            raise keys.error(key, f"is {sizes[name]}", "give 1: plans have no context parallelism")
+            raise keys.error(key, f"is {sizes[name]}", "give 1: runs with context parallelism are not read yet")
     zero, copies, shard = _sharding(keys, kind, devices or 1, sizes)
     keys.refuse(
         "fsdp_config.fsdp_offload_params", ["false"], "states that FSDP keeps on the host are no option of plans for it"

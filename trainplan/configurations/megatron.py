@@ -111,7 +111,7 @@ def _devices(values: Mapping[str, Any], where: str) -> int | None:
 
 def _refuse(keys: Keys) -> None:
     for name in ("context-parallel-size", "expert-model-parallel-size"):
-        keys.refuse(f"--{name}", ["1"], "plans have neither context nor expert parallelism")
+        keys.refuse(f"--{name}", ["1"], "runs with context or expert parallelism are not read yet")
     for name in ("num-experts", "encoder-num-layers", "mtp-num-layers"):
         keys.refuse(f"--{name}", ["0"], DENSE_ONLY)
     for name in ("multi-latent-attention", "cpu-offloading", "optimizer-cpu-offload"):

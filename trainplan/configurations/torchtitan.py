@@ -29,7 +29,7 @@ def read(path: Path) -> Configuration:
         raise InputError(where, "", f"cannot be read ({error})", "give a TOML file of torchtitan") from None
     keys = Keys(where, flattened(tables))
     for kind, why in (("context_parallel", "context"), ("expert_parallel", "expert"), ("expert_tensor_parallel", "expert")):
-        keys.refuse(f"parallelism.{kind}_degree", [1], f"plans have no {why} parallelism")
+        keys.refuse(f"parallelism.{kind}_degree", [1], f"runs with {why} parallelism are not read yet")
     keys.refuse("training.enable_cpu_offload", ["false"], "states that FSDP2 keeps on the host are no option of plans for it")
     notes, model = list[str](), _model(keys)
     tp, pp = (keys.whole(f"parallelism.{kind}_parallel_degree", 1) or 1 for kind in ("tensor", "pipeline"))
