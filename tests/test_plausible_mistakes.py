@@ -20,7 +20,7 @@ GPT2 = "--model gpt2 --cluster cpu-4 --batch 8 --sequence 64"
 # A command line, and parts of the one line that answers it: what was wrong, and what would work.
 MISTAKES: list[tuple[str, ...]] = [
     # names
-    ("plan --model gpt-2 --cluster cpu-4 --batch 8", "--model is 'gpt-2'", "gpt2"),
+    ("plan --model gtp2 --cluster cpu-4 --batch 8", "--model is 'gtp2'", "gpt2"),
     ("plan --model meta-llama/Llama-3.1-8B --cluster cpu-4 --batch 8", "--model is 'meta-llama/Llama-3.1-8B'", "config.json"),
     ("plan --model nofile.json --cluster cpu-4 --batch 8", "nofile.json", "config.json"),
     ("plan --model gpt2 --cluster cpu4 --batch 8", "--cluster is 'cpu4'", "cpu-4"),
