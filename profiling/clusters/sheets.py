@@ -174,7 +174,7 @@ def likely_kind(text: str) -> tuple[str, bool]:
     the one with most of its other words; of several the chip's own, then one of a node whose devices are joined. Words that no
     sheet has are passed over. Raises InputError where no sheet has the chip."""
     words = _words(text.strip().lower())
-    with_chip = [(name, each) for name, each in sheets().items() if each.words[0] in words or name in words]
+    with_chip = [(name, each) for name, each in sheets().items() if name in words or set(_chip(each)) <= words]
     if not with_chip:
         raise InputError(
             "gpu", "gpu", f"is {shown(text)}, of which there is no data sheet", one_of(text.lower(), sheets(), LISTING)
@@ -190,7 +190,14 @@ def likely_kind(text: str) -> tuple[str, bool]:
     return name, not words <= {*chosen.words, name}
 
 
+def _chip(described: DeviceSheet) -> list[str]:
+    """The words of a sheet that name its chip: of the RTX, which many are, the next one, too."""
+    return described.words[: 1 + (described.words[0] in ("rtx", "titan"))]
+
+
 def _words(text: str) -> set[str]:
-    """The words of a device's name, amounts of memory as one, without vendors and brands."""
-    joined = re.sub(r"(\d+) *(gb|gib)\b", r"\1gb", text)
+    """The words of a device's name, amounts of memory as one, without vendors, brands and how many there are."""
+    counted = re.sub(r"^\d+ *x *|(?<=\w)x\d+$| x *\d+$", "", text)
+    apart = re.sub(r"(?<=\d)(sxm|pcie|nvl(?!\d))", r" \1", counted)
+    joined = re.sub(r"(\d+) *(gb|gib)\b", r"\1gb", apart)
     return set(re.findall(r"[a-z0-9.]+", joined)) - PASSED_OVER

@@ -50,7 +50,14 @@ def predicted(**fields: Any) -> Prediction:
         *(("NVIDIA H100 PCIe", "h100-pcie"), ("H100 NVL", "h100-nvl"), ("H100-96GB-HBM2e-500W", "h100-96gb")),
         *(("A100 80 GB", "a100"), ("A100-SXM4-40GB", "a100-40gb"), ("A100 PCIe", "a100-pcie"), ("A100 40GB", "a100-40gb")),
         *(("Tesla V100", "v100"), ("V100 SXM3 32GB", "v100-32gb"), ("GB200 NVL36", "gb200"), ("DGX B200", "b200")),
-        *(("AMD Instinct MI300X OAM", "mi300x"), ("GH200", "gh200")),
+        *(
+            ("AMD Instinct MI300X OAM", "mi300x"),
+            ("GH200", "gh200"),
+            ("H100SXM", "h100"),
+            ("8xH100", "h100"),
+            ("H100x8", "h100"),
+        ),
+        *(("MI300X", "mi300x"), ("RTX 4090", "rtx4090"), ("TITAN RTX", "titan-rtx"), ("H100-PCIe-80GB", "h100-pcie")),
     ],
 )
 def test_names_of_devices_in_tables(words: str, name: str) -> None:
@@ -63,6 +70,8 @@ def test_a_command_takes_the_chip_s_own_sheet_and_asks_where_several_fit() -> No
         kind_named("A100 40GB")
     with pytest.raises(InputError, match="of which there is no data sheet"):
         likely_kind("H20")
+    with pytest.raises(InputError, match="of which there is no data sheet"):
+        likely_kind("RTX 5090")
 
 
 @pytest.mark.parametrize(
@@ -72,7 +81,14 @@ def test_a_command_takes_the_chip_s_own_sheet_and_asks_where_several_fit() -> No
         *(("no", 3, 64), ("n/a", 3, 64), ("-", 3, 64), ("no (DDP)", 0, 64), ("NO_SHARD", 0, 64), ("ddp", 0, 64)),
         *(("ZeRO-1", 1, 64), ("zero2", 2, 64), ("deepspeed-zero-3", 3, 64), ("distributed optimizer", 1, 64)),
         *(("SHARD_GRAD_OP", 2, 64), ("hsdp8", 3, 8), ("HSDP 4x16", 3, 16), ("ddp4xfsdp16", 3, 16)),
-        *(("hsdp(replicate 4, shard 16)", 3, 16), ("dp_replicate 4, dp_shard 16", 3, 16), ("hybrid", 3, 8)),
+        *(
+            ("true", 3, 64),
+            ("FSDP off", 3, 64),
+            ("fsdp=false", 3, 64),
+            ("hsdp(replicate 4, shard 16)", 3, 16),
+            ("dp_replicate 4, dp_shard 16", 3, 16),
+            ("hybrid", 3, 8),
+        ),
     ],
 )
 def test_words_of_sharding(words: str, stage: int, shard: int) -> None:
@@ -89,7 +105,8 @@ def test_a_stage_that_is_said_stays_beside_words_that_say_nothing() -> None:
 @pytest.mark.parametrize(
     ("words", "meant"),
     [
-        *((word, Recompute()) for word in ("none", "no", "off", "n/a", "-", "false", "none(by recipe)")),
+        *((word, Recompute()) for word in ("none", "no", "off", "n/a", "-", "false", "none(by recipe)", "w/o recompute")),
+        *((word, Recompute()) for word in ("activation_checkpointing=False", "gradient checkpointing: off")),
         *((word, Recompute(layers=1.0)) for word in ("full", "yes", "gradient checkpointing", "activation checkpointing")),
         *((word, Recompute(layers=1.0)) for word in ("all layers", "every layer", "full, uniform, 1 layer", "checkpointing")),
         *((word, Recompute(operations=True)) for word in ("selective-op", "selective op", "SAC", "selective")),
@@ -139,6 +156,22 @@ def test_frameworks() -> None:
     for framework in ("GPT-NeoX", "DeepSpeed", "fairscale FSDP"):
         fused = [laid(framework=framework, date=date).layout.framework.fused_attention for date in ("2022-03", "2024-01")]
         assert fused == [False, True]
+
+
+def test_flags_of_notes_and_their_negations() -> None:
+    for name, field in (("overlap-grad-reduce", "gradients_behind"), ("overlap_param_gather", "parameters_ahead")):
+        said = [
+            getattr(laid(framework="Megatron-Core", note=note).layout.framework, field) for note in (f"--{name}", f"no {name}")
+        ]
+        assert said == [True, False]
+    compiled = [laid(note=note).layout.framework.name for note in ("compile", "no compile", "compile=false", "torch.compile")]
+    assert compiled == ["PyTorch FSDP, compiled", "PyTorch FSDP", "PyTorch FSDP", "PyTorch FSDP, compiled"]
+    assert laid(framework="PyTorch FSDP", note="torch.compile").layout.framework.name == "PyTorch FSDP, compiled"
+    fused = [
+        laid(framework="DeepSpeed", date=date, note=note).layout.framework.fused_attention
+        for date, note in (("22.03", None), ("24.07", None), ("2022-03", "flash attention"), ("2022-03", "no flash attention"))
+    ]
+    assert fused == [False, True, True, False]
 
 
 def test_degrees_that_follow_from_the_others() -> None:

@@ -39,13 +39,13 @@ def framework_of(run: Run) -> Framework:
     """The framework of a row, with the flags of its note. Unknown ones overlap as PyTorch FSDP does, or, with tensor- or
     pipeline-parallel ranks, as Megatron-Core with both flags. Before FUSED_SINCE none had fused attention."""
     name, note = (run.framework or "").lower(), (run.note or "").lower()
-    year = re.search(r"20\d\d", run.date or "")
+    year, compiled = _year(run), _flag(note, r"compiled?")
     if ("nemo" in name and "automodel" not in name) or re.search(r"megatron[ _-]?bridge", name):
         chosen = NEMO
     elif "megatron-core" in name or "mcore" in name:
         chosen = MEGATRON
     elif "megatron" in name:
-        chosen = MEGATRON_2022 if year and int(year[0]) <= 2022 else MEGATRON
+        chosen = MEGATRON_2022 if year and year <= 2022 else MEGATRON
     elif "internevo" in name or "internlm" in name:
         chosen = INTERNEVO
     elif "neox" in name:
@@ -53,23 +53,23 @@ def framework_of(run: Run) -> Framework:
     elif "deepspeed" in name:
         chosen = DEEPSPEED
     elif "torchtitan" in name:
-        chosen = COMPILED if "compile" in note and "eager" not in note else FSDP
+        chosen = COMPILED if compiled and "eager" not in note else FSDP
     elif re.search(r"jax|xla|maxtext|axlearn|paxml", name):
         chosen = COMPILED
     elif "composer" in name:
         chosen = COMPOSER
     elif TORCH.search(name) or (run.tp or 1) * (run.pp or 1) == 1:
-        chosen = FSDP
+        chosen = COMPILED if compiled and "eager" not in note else FSDP
     else:
         chosen = OVERLAPPED
-    if year and int(year[0]) < FUSED_SINCE and "flash" not in note:
+    if year and year < FUSED_SINCE and not _flag(note, "flash"):
         chosen = replace(chosen, fused_attention=False)
-    if "overlap-grad-reduce" in note:
-        chosen = replace(chosen, gradients_behind=True)
-    if "overlap-param-gather" in note:
-        chosen = replace(chosen, parameters_ahead=True)
-    if overlap := re.search(r"(no |without )?tp[_ -]comm[_ -]overlap( false| off|=false| 0)?", note):
-        chosen = replace(chosen, tensor_beside=0.0 if overlap[1] or overlap[2] else NEMO.tensor_beside)
+    if (behind := _flag(note, "overlap[_ -]grad[_ -]reduce")) is not None:
+        chosen = replace(chosen, gradients_behind=behind)
+    if (ahead := _flag(note, "overlap[_ -]param[_ -]gather")) is not None:
+        chosen = replace(chosen, parameters_ahead=ahead)
+    if (beside := _flag(note, "tp[_ -]comm[_ -]overlap")) is not None:
+        chosen = replace(chosen, tensor_beside=NEMO.tensor_beside if beside else 0.0)
     if gradients := re.search(r"grad-reduce-in-bf16|bf16 gradients|(fp32 gradients|allreduce-grads-in-fp32)", note):
         chosen = replace(chosen, gradient_bytes=4 if gradients[1] else 2)
     if (
@@ -90,3 +90,18 @@ def framework_of(run: Run) -> Framework:
     if re.search(r"\bmp pure\b", note):  # Composer's mixed precision with gradients reduced in the parameters' dtype
         chosen = replace(chosen, gradient_bytes=2)
     return chosen
+
+
+def _year(run: Run) -> int | None:
+    """The year of a row: of a date, or of a container such as 24.07."""
+    date = run.date or ""
+    if year := re.search(r"20\d\d", date):
+        return int(year[0])
+    container = re.match(r"(\d\d)\.\d\d\b", date)
+    return 2000 + int(container[1]) if container else None
+
+
+def _flag(note: str, name: str) -> bool | None:
+    """Whether a note says that a flag is on; None where it does not speak of it."""
+    said = re.search(rf"\b(no |not |non-|without |w/o )?(?:--)?{name}\b\s*[=:]?\s*(false|off|disabled|no|0)?\b", note)
+    return None if said is None else not (said[1] or said[2])

@@ -15,6 +15,7 @@ from trainplan.validation.rows import Run
 
 Assumed = dict[str, str]
 NEVER = re.compile(r"\s*(none\b.*|no\b.*|not\b.*|without\b.*|false|off|disabled?|n/?a|nil|null|-+|0|)\s*")
+OFF = re.compile(r"[a-z ._-]+[=: ] *(false|off|disabled|none|no)\s*|.*\bw/o\b.*|.*\bwithout\b.*")  # behind what it is of
 ALWAYS = re.compile(
     r"\s*(yes|true|on|enabled?|1|all|ac|full ac|(activation|gradient)[ _-]?(re)?checkpointing|checkpointing)\s*"
 )
@@ -25,7 +26,7 @@ STAGES = (
     (r"zero[_ -]?(?:stage[_ -]?)?3|stage[_ -]?3", 3),
     (r"zero[_ -]?(?:stage[_ -]?)?2|stage[_ -]?2|grad[_ -]?op|optim[_ -]?grads", 2),
     (r"zero[_ -]?(?:stage[_ -]?)?1|stage[_ -]?1|dist(?:ributed)?[_ -]?optim|\boptim\b|sharded[_ -]?optim", 1),
-    (r"fsdp|hsdp|hybrid|shard|zero", 3),
+    (r"fsdp|hsdp|hybrid|shard|zero|^(true|yes|on)$", 3),
 )
 OPERATIONS = re.compile(r"\bop\b|selective[_ -]op|sel[_ -]op|per[_ -]op|\bsac\b|op[_ -]level")
 SAVED_PRODUCTS = re.compile(r"minimal|save[_ -]?dots?|dots[_ -]?saveable|save[_ -]?matmul")
@@ -33,6 +34,11 @@ SEQUENCE = re.compile(r"sequence[ _-]?parallel\w*")
 NOT_SEQUENCE = re.compile(
     r"\b(no|not|without|w/o|non)[ _-]+sequence[ _-]?parallel|sequence[ _-]?parallel\w*\s*[=:]?\s*(false|off|no|0)\b"
 )
+
+
+def denied(words: str) -> bool:
+    """Whether words say that there is none: `no`, `n/a`, `none(by recipe)`, `gradient checkpointing: off`."""
+    return NEVER.fullmatch(words) is not None or OFF.fullmatch(words) is not None
 
 
 def precisions(words: str, usual: Precision) -> tuple[Precision, Precision]:
@@ -53,7 +59,7 @@ def sharing(run: Run, dp: int, framework: Framework, assumed: Assumed) -> tuple[
     """The ZeRO stage, and the data-parallel ranks that share states."""
     words, note = (run.fsdp or "no").lower(), (run.note or "").lower()
     stage, said = run.zero, None
-    if not NEVER.fullmatch(words) or "ddp" in words:
+    if not denied(words) or "ddp" in words:
         said = next((meant for pattern, meant in STAGES if re.search(pattern, words)), None)
         if said is None:
             assumed["fsdp"] = f"{run.fsdp!r} is no word that is known"
@@ -88,7 +94,7 @@ def recompute_of_words(run: Run, layers: int, assumed: Assumed) -> Recompute:
         assumed["recompute"] = "selective-op" if torchtitan else "none"
         return Recompute(operations=torchtitan)
     words = SEQUENCE.sub("", run.recompute.lower()).strip(" +,;")
-    if NEVER.fullmatch(words):
+    if denied(words):
         return Recompute()
     if every := re.search(r"every (\d+)", words):
         return Recompute(layers=1 / int(every[1]))
