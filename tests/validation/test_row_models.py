@@ -57,6 +57,7 @@ def test_every_size_is_that_of_its_name() -> None:
         ("somebody-13b", 12.85, sizes(40, 5120, 40, 40, 20480, 50257), "gpt2"),
         ("somebody-13b", 13.0, sizes(40, 5120, 40, 40, 13824, 32000), "llama"),
         ("bert-4b", 3.9, sizes(48, 2560, 40), "bert"),
+        ("llama-70b", 69.0, sizes(80, 8192, 64), "llama"),
     ],
 )
 def test_parameters_decide_what_a_row_leaves_open(name: str, billions: float, fields: Any, architecture: str) -> None:
@@ -76,3 +77,13 @@ def test_llama_3_is_not_how_llama_33b_begins() -> None:
     fields = sizes(60, 6656, 52)
     assert laid(model="llama-33b-v2", **fields).assumed["model"] == "of the architecture of llama2-7b"
     assert laid(model="llama3-33b", **fields).assumed["model"] == "of the architecture of llama3-8b"
+
+
+def test_without_parameters_sizes_grow_as_in_the_family() -> None:
+    assert laid(model="llama-x", **sizes(80, 8192, 64)).model.total_parameters == 65_285_660_672  # as LLaMA-65B
+
+
+def test_a_feed_forward_width_that_no_mpt_has_is_said() -> None:
+    fields = {**sizes(32, 4096, 32, 32, vocab=50432), "model": "mpt-7b"}
+    assert "8192 said" in laid(**fields | {"ffn": 8192}).assumed["ffn"]
+    assert "ffn" not in laid(**fields | {"ffn": 16384}).assumed

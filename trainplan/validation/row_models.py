@@ -67,6 +67,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
 OPEN = {"falcon": "ffn_hidden_size", "gpt2": "n_inner"}  # fields for `ffn` that shipped configurations of a type leave out
 GROUPED = ("llama", "mistral", "qwen2", "qwen3")  # types that have `num_key_value_heads` where their configuration has none
 MEGATRON_VOCABULARY = 50257  # GPT-2's, of Megatron-LM's own data
+USUAL_GROUPS = 8  # heads of keys and values of most grouped models, of whatever size
 OTHERS = ("llama2-7b", "gpt3-175b")  # architectures of names that nobody knows: gated, and not
 NEAR = 0.03  # of parameters: what is no further from what the row says is left as the family has it
 
@@ -134,6 +135,7 @@ class _Sized:
         """The model whose open fields bring its parameters nearest to the row's. Raises InputError."""
         run, framework = self.run, self.framework
         config: dict[str, Any] = {**read_data(locate("models", self.base, "model", "a shipped model")), **self.fields}
+        family = dict(config)
         padded = _vocabulary(run, config, framework, self.tp, assumed)
         if run.layers and "num_decoder_layers" in config:
             config["num_decoder_layers"] = run.layers
@@ -150,7 +152,9 @@ class _Sized:
             config[field] = config[field] if framework.drops else 0.0
         if not framework.fused_attention:
             config["attn_implementation"] = "eager"
-        choices = list(_open_fields(run, config, self.known, framework))
+        if config["model_type"] == "mpt" and run.ffn not in (None, 4 * config["d_model"]):
+            assumed["ffn"] = f"{4 * config['d_model']}, as every MPT has it, and {run.ffn} said"
+        choices = list(_open_fields(run, config, family, self.known, framework))
         return self._nearest(config, choices, assumed)
 
     def _made(self, config: dict[str, Any]) -> Model:
@@ -218,8 +222,11 @@ def _take_sequence(run: Run, config: dict[str, Any]) -> None:
         config[field] = max(int(config.get(field, run.seq)), run.seq)
 
 
-def _open_fields(run: Run, config: dict[str, Any], known: bool, framework: Framework) -> Iterator[list[dict[str, Any]]]:
-    """For each thing that rows may leave open, what it may be, as fields of a configuration, the usual first."""
+def _open_fields(
+    run: Run, config: dict[str, Any], family: dict[str, Any], known: bool, framework: Framework
+) -> Iterator[list[dict[str, Any]]]:
+    """For each thing that rows may leave open, what it may be, as fields of a configuration, the usual first. family: the
+    configuration without the row's sizes."""
     hidden, heads = (_whole(config.get(_field(size, config) or "")) for size in ("hidden", "heads"))
     shaped = run.hidden is not None or run.heads is not None
     kind = config["model_type"]
@@ -227,10 +234,11 @@ def _open_fields(run: Run, config: dict[str, Any], known: bool, framework: Frame
     if groups is not None and run.kv_heads is not None:
         yield [{groups: run.kv_heads}]
     elif groups is not None and shaped and not known:
-        own = int(config.get(groups) or heads)
-        grouped = [{groups: own}] if 0 < own < heads and heads % own == 0 else []
-        yield [*grouped, {groups: heads}] if grouped else [{groups: heads}]
-    yield _widths(run, config, hidden, known)
+        before = _whole(family.get(_field("heads", family) or ""))
+        own = int(family.get(groups) or before)
+        likely = (heads, USUAL_GROUPS) if own == before else (own, USUAL_GROUPS, heads)
+        yield [{groups: count} for count in dict.fromkeys(likely) if count <= heads and heads % count == 0]
+    yield _widths(run, config, family, known)
     if "head_dim" in config and heads and shaped and not known:
         wide, even = {"head_dim": config["head_dim"]}, {"head_dim": hidden // heads}
         yield [wide, even] if kind in ("qwen3", "gemma2", "gemma3_text") else [even, wide]
@@ -242,8 +250,8 @@ def _open_fields(run: Run, config: dict[str, Any], known: bool, framework: Frame
         yield [{"tie_word_embeddings": tied} for tied in (config["tie_word_embeddings"], not config["tie_word_embeddings"])]
 
 
-def _widths(run: Run, config: dict[str, Any], hidden: int, known: bool) -> list[dict[str, Any]]:
-    """What the feed-forward width may be: the row's, else the family's for its hidden size."""
+def _widths(run: Run, config: dict[str, Any], family: dict[str, Any], known: bool) -> list[dict[str, Any]]:
+    """What the feed-forward width may be: the row's, else as many times the hidden size as the family usually has."""
     field = _field("ffn", config) or OPEN.get(config["model_type"])
     if field is None:
         return [{}]
@@ -251,5 +259,9 @@ def _widths(run: Run, config: dict[str, Any], hidden: int, known: bool) -> list[
         return [{field: run.ffn}]
     if known or run.hidden is None or field not in config:
         return [{}]
+    hidden = run.hidden
     usual = [4 * hidden, -(-8 * hidden // 3 // 256) * 256, 7 * hidden // 2]
+    if config["model_type"] != "t5":  # whose sizes have no ratio in common
+        ratio = family[field] / family[_field("hidden", family) or ""]
+        usual.sort(key=lambda width: abs(width / hidden - ratio))
     return [{field: width} for width in dict.fromkeys(usual)]

@@ -82,7 +82,7 @@ MEASURED = "is measured: predictions are held against it"
 UNMOVED = {
     **dict.fromkeys(("id", "source", "file"), NAMES),
     **dict.fromkeys(("tokens_s_gpu", "tflops_gpu", "mfu", "step_s", "mem_gib", "oom"), MEASURED),
-    "params": "follows from the sizes, which count",
+    "params": "decides only what sizes leave open: none here",
 }
 
 
