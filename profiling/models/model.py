@@ -190,14 +190,14 @@ def model_from_shape(shape: Any, where: str) -> Model:
 
 
 def load_model(source: str | os.PathLike[str], sequence: int | None = None, dtype: str | None = None) -> Model:
-    """A shipped model by name, a well-known size of one (`qwen2.5-72b`), or any Hugging Face `config.json` of a known family
-    (`models.families`); no weights are read.
+    """A shipped model by name, a well-known size of one (`qwen2.5-72b`, `Qwen/Qwen2.5-72B-Instruct`), or any Hugging Face
+    `config.json` of a known family (`models.families`); no weights are read.
 
     sequence: tokens of a sample (default: the most that the configuration allows). dtype: default the configuration's, else
     float32. Warns of fields that nobody knows. Raises InputError naming file, field and a value that would work.
     """
     name = os.fspath(source)
-    known = sized(name) if "/" not in name and not os.path.exists(name) else None
+    known = None if os.path.exists(name) or name.startswith((".", "/", "~")) else sized(name)
     if known is not None and known[2]:
         known_as, base, fields = known
         config = read_data(locate("models", base, "--model", "a config.json"))

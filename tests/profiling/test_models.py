@@ -10,7 +10,7 @@ import pytest
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.models.families import BUILT_IN
 from trainplan.profiling.models.model import load_model, model_from_config, model_from_shape
-from trainplan.profiling.shipped import MODEL_ALIASES, shipped
+from trainplan.profiling.shipped import shipped, sized_names
 
 from tests.papers.galvatron import TABLE_I
 from tests.profiling.made import SMALL
@@ -93,14 +93,67 @@ def test_every_shipped_model_loads_and_round_trips() -> None:
         assert set(layers) == set(range(model.layers + 2))
 
 
-def test_models_have_the_names_that_their_publishers_give_them() -> None:
-    names = shipped("models")
-    for alias, name in MODEL_ALIASES.items():
-        assert name in names and alias not in names
-        assert load_model(alias) == load_model(name)
-    assert load_model("Llama-3.1-8B") == load_model("llama3.1-8b") == load_model("LLAMA3.1-8B")
+PUBLISHED_NAMES = """
+Llama-2-7b-chat-hf llama2-7b, Llama-2-70b llama2-70b, Meta-Llama-3-8B llama3-8b, Llama-3.1-8B llama3.1-8b,
+meta-llama/Llama-3.3-70B-Instruct llama3.1-70b, Qwen/Qwen2.5-7B-Instruct qwen2.5-7b, Qwen-3-8B qwen3-8b, qwen_3_32b qwen3-32b,
+mistralai/Mistral-7B-v0.1 mistral-7b, gemma-2-9b-it gemma2-9b, gemma-3-12b-pt gemma3-12b, Phi-3-mini-4k-instruct phi3-mini,
+EleutherAI/gpt-neox-20b gpt-neox-20b, GPT-NeoX gpt-neox-20b, nemotron-4-15b nemotron4-15b, GLM4-9B glm-4-9b, gpt2-1.5b gpt2-xl,
+google/vit-base-patch16-224-in21k vit-base, bert-large-uncased bert-large
+"""
+
+
+@pytest.mark.parametrize(("name", "shipped_name"), [each.split() for each in PUBLISHED_NAMES.split(",")])
+def test_models_have_the_names_that_their_publishers_give_them(name: str, shipped_name: str) -> None:
+    assert name not in shipped("models") and shipped_name in shipped("models")
+    assert load_model(name).digest == load_model(shipped_name).digest
+
+
+def test_near_names_are_suggested() -> None:
     with pytest.raises(InputError, match=r"did you mean 'qwen3-8b'"):
         load_model("qwen3-8")
+    with pytest.raises(InputError, match=r"did you mean 'mistral-nemo-12b'"):
+        load_model("mistral-nemo-12")
+
+
+# What the checkpoints of these names hold, by their publishers.
+PUBLISHED_PARAMETERS = """
+llama-7b 6738415616, llama-13b 13015864320, llama-33b 32528943616, llama-65b 65285660672, llama3.2-3b 3212749824,
+codellama-7b 6738546688, codellama-13b 13016028160, codellama-34b 33743970304, tinyllama-1.1b 1100048384,
+mistral-nemo-12b 12247782400, mistral-small-24b 23572403200, mistral-large-123b 122610069504, ministral-8b 8019808256,
+codestral-22b 22247282688, qwen1.5-0.5b 463987712, qwen1.5-1.8b 1836828672, qwen1.5-4b 3950369280, qwen1.5-7b 7721324544,
+qwen1.5-14b 14167290880, qwen1.5-32b 32512218112, qwen1.5-72b 72287920128, qwen1.5-110b 111209914368, qwen2.5-0.5b 494032768,
+qwen2.5-1.5b 1543714304, qwen2.5-3b 3085938688, qwen2.5-14b 14770033664, qwen2.5-32b 32763876352, qwen2.5-72b 72706203648,
+qwen3-0.6b 596049920, qwen3-1.7b 1720574976, qwen3-4b 4022468096, qwen3-14b 14768307200, gemma-2b 2506172416,
+gemma-7b 8537680896, gemma2-2b 2614341888, gemma2-27b 27227128320, gemma3-1b 999885952, gemma3-270m 268098176,
+phi3-medium-14b 13960238080, phi3.5-mini 3821079552, phi4-14b 14659507200, phi4-mini 3836021760, smollm-135m 134515008,
+smollm-360m 361821120, smollm-1.7b 1711376384, yi-6b 6061035520, yi-9b 8829407232, yi-34b 34388917248,
+internlm2-1.8b 1889110016, internlm2-7b 7737708544, internlm2-20b 19861149696, baichuan-7b 7000559616,
+baichuan-13b 13264901120, baichuan2-7b 7505973248, baichuan2-13b 13896668160, deepseek-llm-7b 6910365696,
+chatglm2-6b 6243584000, starcoder2-3b 3030371328, starcoder2-7b 7173923840, starcoder2-15b 15957889024, opt-125m 125239296,
+opt-1.3b 1315758080, opt-2.7b 2651596800, opt-13b 12853473280, opt-30b 29974540288, pythia-70m 70426624,
+pythia-160m 162322944, pythia-410m 405334016, pythia-1b 1011781632, pythia-1.4b 1414647808, pythia-2.8b 2775208960,
+pythia-6.9b 6857302016, pythia-12b 11846072320, t5-small 60506624, t5-base 222903552, t5-large 737668096,
+flan-t5-small 76961152, flan-t5-base 247577856, flan-t5-large 783150080, flan-t5-xl 2849757184, flan-t5-xxl 11135332352,
+mt5-small 300176768, mt5-base 582401280, mt5-large 1229581312, mt5-xl 3742619648, mt5-xxl 12921057280,
+swin-small 49606258, swin-base 87768224
+"""
+# Of these the nearest family stands in, which has other norms, positions or biases (`trainplan/data/sizes.yaml` says which).
+NEARLY = """
+bloom-560m 559214592, bloom-1.1b 1065314304, bloom-1.7b 1722408960, bloom-3b 3002557440, bloom-7.1b 7069016064,
+bloom-176b 176247271424, gpt-j-6b 6050882784, gpt-neo-2.7b 2651307520, phi-1.5 1418270720, phi-2 2779683840, olmo-1b 1176764416,
+olmo-7b 6888095744, olmo2-1b 1484916736, olmo2-7b 7298617344, olmo2-13b 13716198400, olmo2-32b 32234279936,
+internlm-7b 7321038848, stablelm2-1.6b 1644515328, stablelm2-12b 12143605760, starcoder-15b 15517456384,
+granite-3b-code 3482603520, granite-8b-code 8054870016, deepseek-llm-67b 67424722944
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "within"),
+    [(*each.split(), 0.0) for each in PUBLISHED_PARAMETERS.split(",")] + [(*each.split(), 4e-3) for each in NEARLY.split(",")],
+)
+def test_sizes_have_the_published_parameters(name: str, parameters: str, within: float) -> None:
+    assert name in sized_names()
+    assert load_model(name).total_parameters == pytest.approx(int(parameters), rel=within)
 
 
 def test_t5_has_two_streams_of_their_own_lengths() -> None:
