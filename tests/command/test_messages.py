@@ -39,8 +39,8 @@ MODEL, CLUSTER = ("--model", "gpt2"), ("--cluster", "cpu-4")
         (["plan", "--model", "nofile.json", *CLUSTER], ("--model is 'nofile.json': no such file",)),
         (["plan", *MODEL, "--cluster", "./here.yaml"], ("--cluster is './here.yaml': no such file",)),
         (
-            ["plan", "--model", "meta-llama/Llama-3.1-8B", *CLUSTER],
-            ("Hugging Face hub", "hf download meta-llama/Llama-3.1-8B config.json", "give Llama-3.1-8B/config.json"),
+            ["plan", "--model", "facebook/xglm-7.5B", *CLUSTER],
+            ("Hugging Face hub", "hf download facebook/xglm-7.5B config.json", "give xglm-7.5B/config.json"),
         ),
         (["plan", *MODEL, *CLUSTER, "--memory", "8"], ("--memory is '8', without a unit", "8GiB")),
         (["plan", *MODEL, *CLUSTER, "--batch", "8", "--method", "exat"], ("--method is 'exat'; did you mean 'exact'",)),
