@@ -210,3 +210,16 @@ def test_ids_that_stand_twice_are_warned_of() -> None:
         warnings.simplefilter("always")
         assert len(load_runs([ROW, ROW])) == 2
     assert any("as of [0]" in str(each.message) for each in caught)
+
+
+@pytest.mark.parametrize(
+    ("note", "gradient_bytes"),
+    [
+        *(("bf16 gradients", 2), ("grad-reduce-in-bf16", 2), ("no grad-reduce-in-bf16", 4), ("gradient dtype bf16", 2)),
+        *(("fp32 gradients", 4), ("grad_reduce_in_fp32: false", 2), ("grad_reduce_in_fp32=True", 4)),
+        *(("--accumulate-allreduce-grads-in-fp32", 4), ("grad_reduce_dtype: float32", 4), ("gradient type: fp32", 4)),
+    ],
+)
+def test_notes_say_what_gradients_are_kept_in(note: str, gradient_bytes: int) -> None:
+    for framework in ("Megatron-LM", "NeMo"):
+        assert laid(framework=framework, note=note).layout.framework.gradient_bytes == gradient_bytes

@@ -70,8 +70,8 @@ def framework_of(run: Run) -> Framework:
         chosen = replace(chosen, parameters_ahead=ahead)
     if (beside := _flag(note, "tp[_ -]comm[_ -]overlap")) is not None:
         chosen = replace(chosen, tensor_beside=NEMO.tensor_beside if beside else 0.0)
-    if gradients := re.search(r"grad-reduce-in-bf16|bf16 gradients|(fp32 gradients|allreduce-grads-in-fp32)", note):
-        chosen = replace(chosen, gradient_bytes=4 if gradients[1] else 2)
+    if gradient_bytes := _gradient_bytes(note):
+        chosen = replace(chosen, gradient_bytes=gradient_bytes)
     if (
         chosen.pads > 1
         and re.search(r"fp16|(?<!b)float16|half", (run.precision or "").lower())
@@ -99,6 +99,18 @@ def _year(run: Run) -> int | None:
         return int(year[0])
     container = re.match(r"(\d\d)\.\d\d\b", date)
     return 2000 + int(container[1]) if container else None
+
+
+def _gradient_bytes(note: str) -> int | None:
+    """Bytes of an element of the gradients that are kept and reduced, where a note says them: `grad-reduce-in-bf16`,
+    `grad_reduce_in_fp32: false`, `gradient dtype bf16`, `fp32 gradients`."""
+    if said := re.search(
+        r"grad(?:ient)?s?[_ -](?:reduce[_ -]|accumulation[_ -])?(?:in[_ -]|d?type[\s=:]+)(fp32|float32|bf16|bfloat16)", note
+    ):
+        on = _flag(note, re.escape(said[0]))
+        return 4 if ("32" in said[1]) == (on is not False) else 2
+    said = re.search(r"\b(fp32|float32|bf16|bfloat16)[_ -]grad(?:ient)?s\b", note)
+    return None if said is None else 4 if "32" in said[1] else 2
 
 
 def _flag(note: str, name: str) -> bool | None:
