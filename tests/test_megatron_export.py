@@ -7,6 +7,7 @@ import random
 import re
 import shlex
 import subprocess
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from trainplan.profiling.models.model import load_model
 from trainplan.profiling.models.sublayers import Attention, FeedForward
 
 import trainplan as tp
+from tests.execution.plans import plan_of
 from tests.exported_plans import random_exported
 from tests.test_exporting import checked_layout, refused
 
@@ -164,3 +166,44 @@ def test_numbers_are_the_users_by_the_environment(tmp_path: Path) -> None:
 def test_gpipe_and_host_copies_are_refused() -> None:
     plan = random_exported(random.Random(3))
     refused(plan.changed(schedule="gpipe"), "megatron", "schedule is 'gpipe'", "1f1b")
+
+
+def partly_recomputed(counts: list[list[bool]]) -> Plan:
+    """A plan of Llama-3 8B in bfloat16. counts: of each stage, whether each layer is recomputed."""
+    model, sizes = load_model("llama3-8b", 1024, "bfloat16"), [2 * len(stage) for stage in counts]
+    again = [each for stage in counts for each in stage for _ in ("attention", "ffn")]
+    words = ["sdp2-zero1", *("sdp2-zero1-ckpt" if each else "sdp2-zero1" for each in again), "sdp2-zero1"]
+    plan = plan_of(model, words, 2 * len(counts), 16, 8, [1 + size for size in accumulate(sizes[:-1])])
+    return plan.changed(memory_bytes=2**47, precision={"master": "float32"})
+
+
+@pytest.mark.parametrize("target", ["megatron", "megatron-bridge"])
+@pytest.mark.parametrize("layers", [[16, 16], [12, 12, 5, 3], [32]])
+def test_the_first_layers_of_stages_come_back_as_blocks(tmp_path: Path, target: str, layers: list[int]) -> None:
+    """Stages of fewer layers recompute all of theirs."""
+    plan = partly_recomputed([[place < 5 for place in range(count)] for count in layers])
+    made = tp.export(plan, target)
+    write_export(made, tmp_path)
+    if target == "megatron":
+        got = read_back(tmp_path)
+        assert (got.recompute_granularity, got.recompute_method, got.recompute_num_layers) == ("full", "block", 5)
+    name = {"megatron": "launch.sh", "megatron-bridge": "bridge.yaml"}[target]
+    run = tp.import_run(tmp_path / name, cluster=f"h100:{plan.world}", search=False, memory=2**47)
+    assert [unit.strategy for unit in run.plan.units] == [unit.strategy for unit in plan.units]
+    assert run.plan.stages == plan.stages and not made.left_out
+    assert made.plan is not None and made.plan.strategies() == plan.strategies()
+
+
+@pytest.mark.parametrize(
+    "counts",
+    [
+        [[True, False, True] + [False] * 13, [True] + [False] * 15],
+        [[True] * 2 + [False] * 14, [True] + [False] * 15],
+        [[False] * 16, [True] * 16],
+    ],
+)
+def test_other_layers_that_are_recomputed_become_all_of_them(counts: list[list[bool]]) -> None:
+    made, again = tp.export(partly_recomputed(counts), "megatron"), 2 * sum(map(sum, counts))
+    words = made.settings["arguments"]
+    assert words[words.index("--recompute-method") + 1] == "uniform"
+    assert f"the plan has {again} of 64, here all layers are; more time" in made.left_out[0]

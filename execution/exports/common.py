@@ -84,15 +84,19 @@ def check_pipeline(
     refuse_others(plan, able, f"the export to {runtime}", where)
 
 
-def as_exported(plan: Plan, strategy: Strategy, modules: Collection[Module] = (), **fields: Any) -> Plan:
+def as_exported(
+    plan: Plan, strategy: Strategy, modules: Collection[Module] = (), first: int | None = None, **fields: Any
+) -> Plan:
     """The plan as a runtime runs it: all units under one strategy, those but embedding and head recomputed where any is, or
-    these modules of them; no forward pass in halves. fields: others that differ."""
+    these modules of them; no forward pass in halves. first: the runtime recomputes so many layers of each stage, and no others.
+    fields: others that differ."""
     again, _ = recomputation(plan)
     units = []
-    for unit, described in zip(plan.units, plan.planned_model().units, strict=True):
+    for unit, described, place in zip(plan.units, plan.planned_model().units, _layers_in_stages(plan), strict=True):
         inner = unit.name not in ENDS
+        ckpt = again and inner and (first is None or place < first)
         some = tuple(sorted(set(modules) & set(modules_of(described.sublayer)))) if inner and not again else ()
-        units.append(unit.laid_out(replace(strategy, ckpt=again and inner, modules=some)))
+        units.append(unit.laid_out(replace(strategy, ckpt=ckpt, modules=some)))
     return plan.changed(units=units, sliced=0, predicted=None, claim=None, **fields)
 
 
@@ -153,6 +157,30 @@ def recomputation(plan: Plan) -> tuple[bool, list[str]]:
     inner = [s.ckpt for unit, s in zip(plan.units, plan.strategies(), strict=True) if unit.name not in ENDS]
     some = f"recomputation of single units: the plan has {sum(inner)} of {len(inner)}, here all layers are; more time"
     return any(inner), [some] if any(inner) and not all(inner) else []
+
+
+def first_recomputed(plan: Plan) -> int | None:
+    """The number n, where every stage's recomputed layers are whole and its first n, or all where it has fewer, and some stage
+    has others behind them; None where plans recompute nothing, everything, or something else."""
+    inner = [
+        (place, strategy.ckpt)
+        for unit, strategy, place in zip(plan.units, plan.strategies(), _layers_in_stages(plan), strict=True)
+        if unit.name not in ENDS
+    ]
+    n = max((place + 1 for place, ckpt in inner if ckpt), default=0)
+    kept = any(not ckpt for _, ckpt in inner)
+    return n if n and kept and half_cut(plan) is None and all(ckpt == (place < n) for place, ckpt in inner) else None
+
+
+def _layers_in_stages(plan: Plan) -> list[int]:
+    """Of every unit, how many layers its stage has before its own; the embedding is none."""
+    places = []
+    for stage in plan.stages:
+        layers: dict[str, int] = {}
+        for unit in plan.units[stage.first_unit : stage.last_unit + 1]:
+            layer = unit.name.rpartition(".")[0]
+            places.append(layers.setdefault(layer, len(layers)) if layer else 0)
+    return places
 
 
 def recomputed_modules(plan: Plan, names: Mapping[str, str], runtime: str) -> tuple[list[str], list[str]]:

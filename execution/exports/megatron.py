@@ -10,6 +10,10 @@ versions before it. Of interleaved stages the layout has all chunks in order. Cu
 feed-forward layer and `|` the end of a stage; the embedding is on the first stage, the head on the last. It is another model
 class: checkpoints of GPTModel are converted (tools/checkpoint/gpt_hybrid_conversion.py).
 
+Recomputation is of all layers (`--recompute-method uniform`), or of the first n of every stage, of each chunk where stages are
+interleaved (`block`; TransformerBlock counts the layers of its own chunk, and one with fewer recomputes them all). Plans that
+recompute others are exported with all layers recomputed, and it is said.
+
 Data-parallel ranks are those that are left. Its distributed optimizer is ZeRO stage 1, with
 `--num-distributed-optimizer-instances` copies under hybrid sharding; stages 2 and 3 become stage 1, if that still fits.
 Refused: GPipe, units with different strategies, uneven shares, cuts within BERT's layers, states on the host. Left out: sliced
@@ -28,6 +32,7 @@ from trainplan.execution.exports.common import (
     as_exported,
     check_pipeline,
     common_strategy,
+    first_recomputed,
     fitting_bytes,
     half_cut,
     layers_of,
@@ -131,12 +136,13 @@ def arguments_of(plan: Plan, where: str, runtime: str = RUNTIME, families: tuple
     if plan.chunks > 1:
         refuse_half_cut(plan, f"{runtime}'s interleaved schedule", "plan with --schedule 1f1b", where)
     parallel, left_out = _parallel(plan, model, strategy)
-    again, partly = recomputation(plan)
+    (again, partly), first = recomputation(plan), first_recomputed(plan)
     modules, others = recomputed_modules(plan, MODULES, runtime)
-    left_out = [*left_out_of_all(plan, runtime), *left_out, *partly, *others]
+    left_out = [*left_out_of_all(plan, runtime), *left_out, *(partly if first is None else []), *others]
     recompute = []
     if again:
-        recompute = ["--recompute-granularity", "full", "--recompute-method", "uniform", "--recompute-num-layers", "1"]
+        method = ["uniform", "1"] if first is None else ["block", str(first)]
+        recompute = ["--recompute-granularity", "full", "--recompute-method", method[0], "--recompute-num-layers", method[1]]
     elif modules:
         recompute = ["--recompute-granularity", "selective", "--recompute-modules", *modules]
     stages, script, same = _stages(plan, model)
@@ -147,7 +153,7 @@ def arguments_of(plan: Plan, where: str, runtime: str = RUNTIME, families: tuple
     if "--hybrid-layer-pattern" in stages:  # it counts the layers itself
         described = described[2:]
     kept: set[Module] = {module for each in plan.strategies() for module in each.modules if module in MODULES}
-    exported = as_exported(plan, replace(strategy, zero=1) if strategy.zero_stage > 1 else strategy, kept)
+    exported = as_exported(plan, replace(strategy, zero=1) if strategy.zero_stage > 1 else strategy, kept, first)
     return Arguments(
         script=script,
         model=described,

@@ -13,15 +13,20 @@ from trainplan.profiling.clusters.efficiencies import Precision
 class Recompute:
     """What the backward pass computes again.
 
-    layers: the share of transformer layers that is computed again whole. attention: their core, from queries, keys and values.
-    operations: everything but the attention core and every second matrix product. activations: norms and the activation of the
-    feed-forward network.
+    layers: the share of transformer layers that is computed again whole; first: instead, the first ones of each stage, of each
+    chunk where stages are interleaved. attention: their core, from queries, keys and values. operations: everything but the
+    attention core and every second matrix product. activations: norms and the activation of the feed-forward network.
     """
 
     layers: float = 0.0
+    first: int | None = None
     attention: bool = False
     operations: bool = False
     activations: bool = False
+
+    def share(self, place: int) -> float:
+        """What of a transformer layer is computed again whole. place: how many layers its stage has before it."""
+        return self.layers if self.first is None else float(place < self.first)
 
 
 def recompute_of(modules: Iterable[str]) -> Recompute:

@@ -114,7 +114,8 @@ def _layer_bytes(chunk: Chunk, layout: RunLayout) -> tuple[float, float]:
             continue
         part = units[0].sublayer
         tokens = layout.micro * part.tokens / layout.cp / (layout.tp if layout.sequence_parallel else 1)
-        entry, share = tokens * part.hidden * DTYPE_BYTES[layout.base], layout.recompute.layers
+        entry = tokens * part.hidden * DTYPE_BYTES[layout.base]
+        share = layout.recompute.share(units[0].layer - chunk.first_layer)
         if layout.recompute.operations:
             kept *= OPERATIONS_KEPT
         total += (1 - share) * kept + share * entry

@@ -37,6 +37,11 @@ class Chunk:
         """Transformer layers."""
         return len({unit.layer for unit in self.units if unit.kind not in ("embedding", "head")})
 
+    @cached_property
+    def first_layer(self) -> int:
+        """The number of its first transformer layer; 0 where it has none."""
+        return min((unit.layer for unit in self.units if unit.kind not in ("embedding", "head")), default=0)
+
 
 def chunks_of(model: Model, layout: RunLayout) -> list[Chunk]:
     """The chain cut into stages of equal numbers of layers, the first and the last one with embedding and head; `reserved`:
@@ -142,12 +147,15 @@ def parameters_of(model: Model, chunk: Chunk, layout: RunLayout) -> int:
     return count
 
 
-def _chunk_ns(model: Model, chunk: Chunk, layout: RunLayout, times: dict[str, UnitTimes]) -> tuple[float, float]:
-    """Forward and backward pass of one micro-batch through a chunk."""
+def _chunk_ns(
+    model: Model, chunk: Chunk, layout: RunLayout, times: dict[str, UnitTimes], first_layer: int | None = None
+) -> tuple[float, float]:
+    """Forward and backward pass of one micro-batch through a chunk. first_layer: of its stage, unless that is the chunk."""
     forward = backward = 0.0
+    first = chunk.first_layer if first_layer is None else first_layer
     for unit in chunk.units:
         each = times[model.key_of(unit)]
-        share = layout.recompute.layers if unit.kind not in ("embedding", "head") else 0.0
+        share = layout.recompute.share(unit.layer - first) if unit.kind not in ("embedding", "head") else 0.0
         forward += each.ahead_ns
         backward += each.backward_ns + each.backward_gathered_ns + share * each.ahead_ns + (1 - share) * each.again_ns
     return forward, backward
@@ -182,9 +190,10 @@ def _blocks(model: Model, layout: RunLayout, links: Links, times: dict[str, Unit
     by_layer: dict[int, list[Unit]] = {}
     for unit in model.units:
         by_layer.setdefault(unit.layer, []).append(unit)
+    first = Chunk(tuple(model.units)).first_layer
     for units in by_layer.values():
         chunk = Chunk(tuple(units))
-        forward, backward = _chunk_ns(model, chunk, layout, times)
+        forward, backward = _chunk_ns(model, chunk, layout, times, first)
         parameters = parameters_of(model, chunk, layout)
         gather = links.collective_ns(1, parameters * element, layout.sharing, layout.tp)
         size = 0 if layout.frozen else parameters * layout.framework.gradient_bytes

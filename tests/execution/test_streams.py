@@ -44,9 +44,14 @@ def layout_of(**fields: Any) -> RunLayout:
 def plan_of(layout: RunLayout) -> Plan:
     """The plan of the layout, of pipelines of tensor-parallel ranks."""
     words = [f"tp{layout.tp}" if layout.tp > 1 else "single"]
-    words += ["sp"] * layout.sequence_parallel + ["ckpt"] * (layout.recompute.layers == 1)
-    plain = [word for word in words if word != "ckpt"]
-    strategies = ["-".join(plain if unit.kind in ("embedding", "head") else words) for unit in MODEL.units]
+    words += ["sp"] * layout.sequence_parallel
+    again = {
+        unit.name
+        for chunk in chunks_of(MODEL, layout)
+        for unit in chunk.units
+        if unit.kind not in ("embedding", "head") and layout.recompute.share(unit.layer - chunk.first_layer)
+    }
+    strategies = ["-".join([*words, *["ckpt"] * (unit.name in again)]) for unit in MODEL.units]
     ends = [len(chunk.units) for chunk in chunks_of(MODEL, layout)]
     cuts = [sum(ends[:place]) for place in range(len(ends) + 1)]
     ranks = [list(range(place * layout.tp, (place + 1) * layout.tp)) for place in range(layout.pp)]
@@ -68,20 +73,24 @@ def plan_of(layout: RunLayout) -> Plan:
     )
 
 
-@pytest.mark.parametrize("recompute", [0.0, 1.0])
+@pytest.mark.parametrize("recompute", [Recompute(), Recompute(layers=1.0), Recompute(first=1)])
 @pytest.mark.parametrize(("tp", "shared"), [(1, False), (2, False), (4, False), (2, True), (4, True)])
 @pytest.mark.parametrize("pp", [1, 2, 4])
-def test_the_step_is_that_of_the_time_walk(tp: int, shared: bool, pp: int, recompute: float) -> None:
-    """Of pipelines of tensor-parallel ranks, plain, with shared tokens, and recomputed."""
-    layout = layout_of(tp=tp, pp=pp, sequence_parallel=shared, recompute=Recompute(layers=recompute))
+def test_the_step_is_that_of_the_time_walk(tp: int, shared: bool, pp: int, recompute: Recompute) -> None:
+    """Of pipelines of tensor-parallel ranks, plain, with shared tokens, and with all layers or the first ones recomputed."""
+    layout = layout_of(tp=tp, pp=pp, sequence_parallel=shared, recompute=recompute)
     step = streams_step(MODEL, layout, KIND, LINKS)
     assert walked_ns(layout) == pytest.approx(step.passes_ns * step.jitter, rel=1e-6)
 
 
-@pytest.mark.parametrize(("pp", "chunks", "micro_batches"), [(2, 2, 2), (2, 2, 8), (2, 4, 6), (4, 2, 8)])
-def test_interleaved_steps_are_those_of_the_time_walk(pp: int, chunks: int, micro_batches: int) -> None:
-    """On lanes, whose messages take no time: with it, they wait for each other in an order that programs alone have."""
-    layout = layout_of(pp=pp, chunks=chunks, batch=2 * micro_batches)
+@pytest.mark.parametrize(
+    ("pp", "chunks", "micro_batches", "first"),
+    [(2, 2, 2, 0), (2, 2, 8, 0), (2, 4, 6, 0), (4, 2, 8, 0), (2, 2, 2, 1), (2, 2, 8, 1)],
+)
+def test_interleaved_steps_are_those_of_the_time_walk(pp: int, chunks: int, micro_batches: int, first: int) -> None:
+    """On lanes, whose messages take no time: with it, they wait for each other in an order that programs alone have. first: of
+    the two layers of each stage so many are recomputed; of the last one, programs begin that before its gradient is there."""
+    layout = layout_of(pp=pp, chunks=chunks, batch=2 * micro_batches, recompute=Recompute(first=first))
     expected = max(pipeline_ns(*passes_of(layout), 0, micro_batches, chunks))
     assert walked_ns(layout, "streams", messages=False) == pytest.approx(expected, rel=1e-6)
 
@@ -128,9 +137,9 @@ def passes_of(layout: RunLayout) -> tuple[list[int], list[int]]:
     forward, backward = [], []
     for chunk in chunks_of(MODEL, layout):
         times = [(unit, costs._prices.times(MODEL.key_of(unit))) for unit in chunk.units]
-        whole = layout.recompute.layers
         forward.append(round(sum(each.ahead_ns for _, each in times)))
-        again = sum(whole * each.ahead_ns for unit, each in times if unit.kind not in ("embedding", "head"))
+        inner = [(unit.layer - chunk.first_layer, each) for unit, each in times if unit.kind not in ("embedding", "head")]
+        again = sum(layout.recompute.share(place) * each.ahead_ns for place, each in inner)
         backward.append(round(sum(each.backward_ns + each.backward_gathered_ns for _, each in times) + again))
     return forward, backward
 
@@ -167,6 +176,7 @@ def test_copies_of_shards_are_summed_once_a_step() -> None:
     [
         ({"recompute": Recompute(layers=1.0)}, True),
         ({"recompute": Recompute(layers=0.5)}, True),
+        ({"recompute": Recompute(first=3)}, True),
         ({"recompute": Recompute(attention=True)}, True),
         ({"recompute": Recompute(operations=True)}, True),
         ({"recompute": Recompute(activations=True)}, True),

@@ -113,6 +113,7 @@ def test_a_stage_that_is_said_stays_beside_words_that_say_nothing() -> None:
         ("selective-layer(every 2nd)", Recompute(layers=0.5)),
         ("50%", Recompute(layers=0.5)),
         ("full(1 of 4 layers)", Recompute(layers=0.25)),
+        *((word, Recompute(first=10)) for word in ("block 10", "block(10)", "first 10", "first-10", "full(10 layers)")),
         ("selective(core_attn)+sequence-parallel", Recompute(attention=True)),
         ("selective(layernorm)", Recompute(activations=True)),
     ],

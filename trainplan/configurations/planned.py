@@ -250,8 +250,8 @@ def framework_prediction(configuration: Configuration, plan: Plan, cluster: Clus
         laid = laid_out(run, model, kind, framework, {})
     except InputError as error:
         return f"{error.field} {error.problem}"
-    recomputed = configuration.recomputed
-    share = 1 / recomputed.every if recomputed.first is None else min(1.0, recomputed.first * len(plan.stages) / model.layers)
-    again = replace(recompute_of(recomputed.modules), layers=share if recomputed.of == "full" else 0.0)
+    recomputed, again = configuration.recomputed, recompute_of(configuration.recomputed.modules)
+    if recomputed.of == "full":
+        again = replace(again, layers=1 / recomputed.every, first=recomputed.first)
     layout = replace(laid.layout, recompute=again, sequence_parallel=configuration.sequence_parallel)
     return predict_laid(replace(laid, layout=layout), shipped_efficiencies())

@@ -87,7 +87,7 @@ def laid_out(run: Run, model: Model, name: str, framework: Framework, assumed: d
         if each not in described.flops_per_s:
             fix = f"give one of {', '.join(described.flops_per_s)}"
             raise InputError(run.id, "precision", f"is {run.precision!r}, which {described.name} has no rate for", fix)
-    recompute, shared = recompute_of_words(run, model.layers, assumed), shares_tokens(run, tp, framework, assumed)
+    recompute, shared = recompute_of_words(run, assumed), shares_tokens(run, tp, framework, assumed)
     count = pp * chunks
     layout = RunLayout(
         dp, tp, pp, cp, chunks, zero, shard, shared, recompute, base, precision, micro, batch, framework,

@@ -87,8 +87,9 @@ def _shard(words: str, note: str, dp: int) -> int:
     return int(size[1]) if size and int(size[1]) > 2 else dp  # FSDP1 and FSDP2 are its versions
 
 
-def recompute_of_words(run: Run, layers: int, assumed: Assumed) -> Recompute:
-    """What a row says that the backward pass computes again. layers: of the model."""
+def recompute_of_words(run: Run, assumed: Assumed) -> Recompute:
+    """What a row says that the backward pass computes again. `block 10`, `first-10` and `full(10 layers)` are the first ten
+    layers of every stage, of every chunk where stages are interleaved, as Megatron-LM has it."""
     torchtitan = "torchtitan" in (run.framework or "").lower()
     if run.recompute is None:
         assumed["recompute"] = "selective-op" if torchtitan else "none"
@@ -108,7 +109,7 @@ def recompute_of_words(run: Run, layers: int, assumed: Assumed) -> Recompute:
         return Recompute(layers=min(1.0, float(share[1]) / 100))
     counted = re.search(r"\b(?:block|first)\D*?(\d+)", words) or ("layer" in words and re.search(r"(\d+)", words))
     if counted and "uniform" not in words:
-        return Recompute(layers=min(1.0, int(counted[1]) * (run.pp or 1) * (run.vpp or 1) / layers))
+        return Recompute(first=int(counted[1]))
     if ALWAYS.fullmatch(words) or re.search(r"full|block|uniform|\ball\b|(every|each|per)[ _-]layer|whole", words):
         return Recompute(layers=1.0)
     return _modules(words, torchtitan, assumed)
