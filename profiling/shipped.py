@@ -53,7 +53,8 @@ def _sizes() -> dict[str, tuple[str, str, dict[str, Any]]]:
     content = _entries()
     known: dict[str, tuple[str, str, dict[str, Any]]] = {}
     for name in content:
-        base, fields = name, {}
+        base = name
+        fields: dict[str, Any] = {}
         while base in content:
             fields = {**content[base], **fields}
             base = fields.pop("base")
