@@ -21,7 +21,7 @@ GPT2 = "--model gpt2 --cluster cpu-4 --batch 8 --sequence 64"
 MISTAKES: list[tuple[str, ...]] = [
     # names
     ("plan --model gtp2 --cluster cpu-4 --batch 8", "--model is 'gtp2'", "gpt2"),
-    ("plan --model meta-llama/Llama-3.1-8B --cluster cpu-4 --batch 8", "--model is 'meta-llama/Llama-3.1-8B'", "config.json"),
+    ("plan --model facebook/xglm-7.5B --cluster cpu-4 --batch 8", "--model is 'facebook/xglm-7.5B'", "config.json"),
     ("plan --model nofile.json --cluster cpu-4 --batch 8", "nofile.json", "config.json"),
     ("plan --model gpt2 --cluster cpu4 --batch 8", "--cluster is 'cpu4'", "cpu-4"),
     ("plan --model gpt2 --cluster h100-48 --batch 8", "--cluster is 'h100-48'", "h100-64"),
