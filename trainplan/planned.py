@@ -242,7 +242,7 @@ class Planned:
         if plan.one_strategy is not None:
             return [(label, f"this plan has {plan.one_strategy} for all units")]
         if self.uniform is None:
-            return [(label, "none was looked for: the time was up, or the problem does not say how")]
+            return [(label, "none was looked for: the time was up, the problem does not say how, or units may not be alike")]
         if (other := self.uniform.plan) is None:
             return [(label, f"no plan with one strategy for all units: {self.uniform.result.status}")]
         shape = f"{plural(len(other.stages), 'stage')}, {plural(other.batch.micro_batches, 'micro-batch')}"

@@ -10,6 +10,7 @@ from typing import Any
 
 from trainplan.formulations.joint.asked import CHUNKS, PARAMETERS, SCHEDULE, SLICED, ZERO
 from trainplan.formulations.joint.costs import tp_degrees
+from trainplan.formulations.joint.first_layers import RECOMPUTE_FIRST
 from trainplan.formulations.joint.runtimes import FOR, RUNTIMES
 from trainplan.formulations.joint.space import Filter, Space
 from trainplan.formulations.parameters import MICRO_BATCHES, PIPELINE, Parameter
@@ -27,7 +28,7 @@ FORBID = Parameter(
 ONE_STRATEGY = Parameter("one_strategy", bool, "one strategy for all units", False)
 TP_IN_NODE = Parameter("tp_in_node", bool, "tensor parallelism inside a node only", False)
 CUTS = Parameter("cuts", str, "the units that begin the stages after the first, by name; may be repeated", many=True)
-CONSTRAINTS = (TP, DP, SDP, FORBID, ONE_STRATEGY, TP_IN_NODE, CUTS, FOR)
+CONSTRAINTS = (TP, DP, SDP, FORBID, ONE_STRATEGY, TP_IN_NODE, CUTS, RECOMPUTE_FIRST, FOR)
 PRICED = (PIPELINE, MICRO_BATCHES, SCHEDULE, ZERO, *CONSTRAINTS)
 OF_CONFIGURATIONS = {each.name for each in (PIPELINE, MICRO_BATCHES, SCHEDULE)}  # which leave their options as they are
 WIDEST = {"schedule": "all", "hybrid": True, "modules": True, "host": "all"}  # where a default leaves something out

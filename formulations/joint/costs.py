@@ -256,6 +256,8 @@ class JointCosts:
                 fix = f"give --chunks {enough[0]}: stages have as many layers each"
             elif pairs:
                 fix = "give 1f1b: no --chunks make stages of as many layers each"
+        elif self.space.even_stages:
+            fix = "give --pipeline, or --cuts: stages of these depths cannot have as many layers each"
         return InputError("command line", "--schedule", f"is {' or '.join(self.space.schedules)}", fix)
 
     def _sound(self, schedule: Schedule, group: int, samples: int) -> bool:
@@ -263,14 +265,18 @@ class JointCosts:
         stages = self.profile.devices // group * schedule.chunks
         cuts = self._cuts(schedule, stages)
         halves = not schedule.sliced or bool(self.options(Setting(group, samples, True)))
-        even = cuts is not None or schedule.chunks == 1 or not self.space.even_chunks
+        even = cuts is not None or not self._even(schedule)
         return halves and even and (cuts is None or len(cuts) == stages - 1)
 
     def _cuts(self, schedule: Schedule, stages: int) -> tuple[int, ...] | None:
         """The cuts of a schedule, where they are fixed."""
-        if self.space.cuts is None and self.space.even_chunks and schedule.chunks > 1:
+        if self.space.cuts is None and self._even(schedule):
             return even_chunks(self.layers, stages)
         return self.space.cuts
+
+    def _even(self, schedule: Schedule) -> bool:
+        """Whether all stages have as many layers each."""
+        return self.space.even_stages or (self.space.even_chunks and schedule.chunks > 1)
 
     def _settings(self, schedule: Schedule, group: int, samples: int) -> Sequence[Setting]:
         """What tables may depend on under a schedule: one configuration for each."""

@@ -19,6 +19,7 @@ from trainplan.formulations.joint.easing import eased
 from trainplan.formulations.joint.enumeration import improving, solution_count
 from trainplan.formulations.joint.evaluation import table_once
 from trainplan.formulations.joint.evidence import Evidence
+from trainplan.formulations.joint.first_layers import RECOMPUTE_FIRST, whole_layers, with_first_layers
 from trainplan.formulations.joint.of_plan import incumbent_of
 from trainplan.formulations.joint.problem import NAME, Configuration, Instance, Solution
 from trainplan.formulations.joint.records import InstanceRecord, SolutionRecord
@@ -141,11 +142,21 @@ class Joint(Problem):
         """All depths, micro-batches and strategies that are possible, or those asked for, of one context-parallel degree.
         Raises InputError."""
         request = within_runtime(request)
+        if (first := request.options[RECOMPUTE_FIRST.name]) is not None:
+            if (model := request.described_model) is None:
+                problem = f"is {first}, of a profile without a described model"
+                raise InputError("command line", RECOMPUTE_FIRST.flag, problem, "leave it out, or give --model")
+            request = replace(request, options=whole_layers(request.options))
+            space = replace(narrowed(space_of(request.options), request), even_stages=True)
+            return with_first_layers(build(request, space), model, first)
         instance = build(request, narrowed(space_of(request.options), request))
         return self.uniform(instance)[0][0] if request.options["one_strategy"] else instance
 
     def uniform(self, instance: Instance) -> tuple[list[Instance], str]:
-        """One, with a configuration for each option of each of the instance's that all units have."""
+        """One, with a configuration for each option of each of the instance's that all units have; none of plans with the first
+        layers of stages recomputed, which units differ in."""
+        if RECOMPUTE_FIRST.name in instance.provenance:
+            return [], "exact"
         configurations = [each for configuration in instance.configurations for each in uniform(configuration)]
         return [replace(instance, configurations=tuple(configurations))], "exact"
 

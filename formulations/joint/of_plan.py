@@ -40,8 +40,8 @@ def _same(configuration: Configuration, plan: Plan) -> bool:
 
 
 def _choice(instance: Instance, configuration: Configuration, plan: Plan, cuts: tuple[int, ...]) -> tuple[int, ...] | None:
-    """The option of every unit; None where some unit has none."""
-    strategies, choice, x = plan.strategies(), list[int](), 0
+    """The option of every unit, the same of all where several options of each are alike; None where some unit has none."""
+    strategies, choices, x = plan.strategies(), list[list[int]](), 0
     for l, unit in enumerate(instance.units):
         x += l in cuts
         chosen = set(strategies[unit.first : unit.last + 1])
@@ -49,5 +49,6 @@ def _choice(instance: Instance, configuration: Configuration, plan: Plan, cuts: 
         places = [s for s, option in enumerate(options) if not option.host and {option.strategy} == chosen]
         if not places:
             return None
-        choice.append(places[0])
-    return tuple(choice)
+        choices.append(places)
+    common = set(choices[0]).intersection(*choices)
+    return (min(common),) * len(choices) if common else tuple(places[0] for places in choices)

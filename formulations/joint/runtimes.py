@@ -2,7 +2,8 @@
 
 megatron: Megatron-LM's GPTModel. One strategy for all units, copies or its distributed optimizer (ZeRO stage 1), sequence
 parallelism, recomputation of whole layers or of attention and norms, 1F1B and interleaved stages of whole layers; ranks of
-tensor parallelism are neighbours. megatron-bridge: the same, by Megatron-Bridge's GPTModelProvider.
+tensor parallelism are neighbours. The first n layers of every stage may be those that are recomputed (see `first_layers`).
+megatron-bridge: the same, by Megatron-Bridge's GPTModelProvider.
 
 torchtitan: one strategy for all units, sharded by FSDP2 (ZeRO stage 3, or 2 where parameters stay gathered) or copied, tensor
 parallelism with the tokens shared, recomputation of whole layers, 1F1B and GPipe with stages of whole layers.
@@ -24,6 +25,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from trainplan.formulations.joint.asked import CP, FP8
+from trainplan.formulations.joint.first_layers import RECOMPUTE_FIRST
 from trainplan.formulations.joint.space import SCHEDULES, ZERO_STAGES
 from trainplan.formulations.joint.tables import HOST_PARTS
 from trainplan.formulations.parameters import Parameter
@@ -42,7 +44,8 @@ class Runtime:
     one_strategy: whether all units have one; cuts_layers: whether stages may begin within a layer; sliced: whether forward
     passes may begin in halves; cuts_samples: whether it has context parallelism; by_torch: whether it is DTensor and FSDP2, of
     models as transformers builds them (see `_under_fsdp`). families: of the models that it has, all of them where it is None;
-    tied: whether their head may be the embedding's matrix."""
+    tied: whether their head may be the embedding's matrix; first_layers: whether stages can recompute their
+    first layers alone."""
 
     schedules: tuple[str, ...]
     zero: tuple[int, ...]
@@ -59,6 +62,7 @@ class Runtime:
     by_torch: bool = False
     families: Collection[str] | None = None
     tied: bool = True
+    first_layers: bool = False
 
     def lacks(self, model: Model) -> str | None:
         """What of a model it does not have, in words; None where it has all."""
@@ -81,7 +85,7 @@ class Runtime:
 
 
 DECODERS = ("gpt2", "llama", "mistral", "qwen2", "qwen3", "phi3", "glm", "nemotron")
-MEGATRON = Runtime(("1f1b", "interleaved"), (0, 1), ("attention", "norms"), families=(*DECODERS, "bert"))
+MEGATRON = Runtime(("1f1b", "interleaved"), (0, 1), ("attention", "norms"), families=(*DECODERS, "bert"), first_layers=True)
 RUNTIMES = {
     "megatron": MEGATRON,
     "megatron-bridge": replace(MEGATRON, families=DECODERS),
@@ -109,6 +113,7 @@ RUNTIMES = {
         cuts_layers=True,
         sliced=True,
         cuts_samples=True,
+        first_layers=True,
     ),
 }
 FOR = Parameter("for_", str, "plan within what a runtime runs, for `export --to` it", None, tuple(RUNTIMES))
@@ -138,6 +143,10 @@ def within_runtime(request: Request) -> Request:
         if options[parameter.name] != parameter.default:
             fix = f"leave it out: {name} is given no plans with it"
             raise InputError(COMMAND_LINE, parameter.flag, f"is {options[parameter.name]}", fix)
+    if options[RECOMPUTE_FIRST.name] is not None and not runtime.first_layers:
+        able = [each for each, other in RUNTIMES.items() if other.first_layers]
+        problem = f"is {options[RECOMPUTE_FIRST.name]}, which {name} does not run"
+        raise InputError(COMMAND_LINE, RECOMPUTE_FIRST.flag, problem, f"leave it out, or give --for {' or '.join(able)}")
     kept = {
         "zero": ",".join(zero),
         "one_strategy": runtime.one_strategy or options["one_strategy"],

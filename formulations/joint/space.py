@@ -31,8 +31,9 @@ class Space:
     share its tokens (not where micro-batches are sliced). recompute: what of a unit may be computed again: nothing, all of it,
     or any of its modules by themselves. host: what units may keep on the host (not where micro-batches are sliced). strategies:
     those of all these that may be options. cuts: the first units of the stages after the first. even_chunks: whether
-    interleaved stages have as many layers each (see `step.chunks`). by_unit: whether every sub-layer is cut and chosen by
-    itself; else all of one layer are one. between_layers: whether stages begin with a layer. step: how a step is judged.
+    interleaved stages have as many layers each (see `step.chunks`), even_stages: whether all stages do. by_unit: whether every
+    sub-layer is cut and chosen by itself; else all of one layer are one. between_layers: whether stages begin with a layer.
+    step: how a step is judged.
     """
 
     depths: Sequence[int] | None = None
@@ -48,6 +49,7 @@ class Space:
     strategies: Filter = lambda strategy: True
     cuts: tuple[int, ...] | None = None
     even_chunks: bool = False
+    even_stages: bool = False
     by_unit: bool = True
     between_layers: bool = False
     step: Step = "simulated"

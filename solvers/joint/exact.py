@@ -11,6 +11,8 @@
     priced      weighted paths and prices of memory along all pipelines at once, and plans from these    `free_cuts`
     suffixes    all columns of the spans that are left, and all pipelines of them          `fronts`, `suffixes`
 
+Configurations whose units have to choose alike are looked at as a whole (`agreeing`).
+
 What no configuration leaves below the best plan, less the gap asked for, is proven.
 """
 
@@ -26,6 +28,7 @@ from trainplan.formulations.joint.problem import Instance, uncounted
 from trainplan.profiling.base.errors import Unsuited
 from trainplan.solvers.core.incumbents import FIRST_PLAN
 from trainplan.solvers.core.search import CUTOFF, Outcome, Search
+from trainplan.solvers.joint.agreeing import agreeing_choices, best_agreeing
 from trainplan.solvers.joint.ahead import JOBS, ahead
 from trainplan.solvers.joint.candidate import Candidate
 from trainplan.solvers.joint.candidate_bounds import EXACT_FLOATS, GROUPS
@@ -41,7 +44,7 @@ from trainplan.solvers.joint.whole_paths import Step
 SOURCE = "bounds on all spans, a master over suffixes, exact on the stages used"
 SEARCHED = "bounds on all spans, exact on the stages used, the rest simulated"
 MEMORY = "least memory over all stages"
-STEPS = ("coarse", "fine", "paths", "classes", "priced", "suffixes", "interleaved")
+STEPS = ("coarse", "fine", "paths", "classes", "priced", "suffixes", "interleaved", "agreeing")
 QUICK, COARSE, FINE, PATHS, CLASSES, PRICED, SUFFIXES = range(7)
 SHARE = 16  # of the gap asked for, what one stage may be off
 FINENESS = 16  # of the gap asked for, what bisection may be off
@@ -149,6 +152,12 @@ class _Run:
 
     def advanced(self, bound: float, entry: _Entry) -> float | None:
         """The configuration's bound after one more step; None once nothing of it is of interest. Raises TimeoutError."""
+        if agreeing_choices(self.instance.configurations[entry.place]) is not None:
+            self.statistics["agreeing"] += 1
+            found = best_agreeing(self.instance, entry.place, self.search.target(), self.search)
+            if found is not None:
+                self.search.report(found[1])
+            return None
         if self.instance.configurations[entry.place].schedule.chunks > 1:
             self.statistics["interleaved"] += 1
             self.left = min(self.left, interleaved(self.instance, entry.place, bound, self.search))

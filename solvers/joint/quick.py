@@ -12,6 +12,7 @@ import numpy as np
 from trainplan.formulations.instances import Integers
 from trainplan.formulations.joint.bounds import least_ns
 from trainplan.formulations.joint.problem import Configuration, Instance, Solution
+from trainplan.solvers.joint.agreeing import agreeing_choices, best_agreeing
 from trainplan.solvers.joint.closed_form import holds_states, least_u_ns, quick_bound_ns
 from trainplan.solvers.joint.pipelines import Passes, steps_ns
 from trainplan.solvers.joint.stage_tables import Floats, KindOptions, StageTables, stage_tables
@@ -89,6 +90,8 @@ def quick_plan(instance: Instance, place: int, rounds: int = ROUNDS) -> tuple[in
     """The step and the plan of one configuration with one stage on each of equal sites; None where none tried fits. rounds: of
     cuts even in the time that units took in the plan before."""
     configuration = instance.configurations[place]
+    if agreeing_choices(configuration) is not None:
+        return best_agreeing(instance, place, np.inf)
     if configuration.schedule.chunks > 1 or len({site.kind for site in configuration.sites}) > 1:
         return None
     if not holds_states(instance, configuration):

@@ -1,0 +1,167 @@
+"""Plans whose recomputed layers are the first n of every stage, the same n everywhere, as `--recompute-first` asks for.
+
+Megatron-LM calls it `--recompute-method block --recompute-num-layers n`: every stage, and every chunk where stages are
+interleaved, recomputes its first n layers whole, or all where it has fewer; embedding and head recompute nothing. All units
+have one layout, and all stages as many layers each, unless `--cuts` says where they begin.
+
+A configuration of such an instance is one of the usual instance in one layout, with its cuts. Every unit is a kind of its own
+and has an option for each n: the i-th is the usual table's for the i-th n. Units agree where they have the same n: it is the
+interface state, and boundaries forbid all pairs of different ones, within stages and between them. So a configuration has one
+choice for each n, whose times and bytes are those of the usual instance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+from trainplan.formulations.instances import Integers
+from trainplan.formulations.joint.lanes import layout_of
+from trainplan.formulations.joint.problem import Configuration, Instance
+from trainplan.formulations.joint.tables import FORBIDDEN, Boundary, Option, OptionTable, Tables, Tied
+from trainplan.formulations.parameters import Parameter
+from trainplan.formulations.strategies import Strategy
+from trainplan.profiling.base.errors import COMMAND_LINE, InputError, shown
+from trainplan.profiling.models.model import Model
+
+RECOMPUTE_FIRST = Parameter(
+    "recompute_first",
+    str,
+    "recompute whole layers, the first n of each stage, and nothing else: n, several such as 0,4,8, or any; one layout for all "
+    "units, stages of as many layers each",
+)
+ANY = "any"
+ENDS = ("embedding", "head")
+
+
+def whole_layers(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a request for such plans without what these leave no choice of: modules, halves, and the host."""
+    return {**options, "modules": False, "sliced": 0, "host": "none"}
+
+
+def with_first_layers(instance: Instance, model: Model, asked: str) -> Instance:
+    """The instance of such plans of a usual one, whose cuts are all fixed. asked: which n. Raises InputError."""
+    units = [model.units[unit.first] for unit in instance.units]
+    layers = [None if unit.kind in ENDS else unit.layer for unit in units]
+    numbers, configurations = _numbers(asked, len(set(layers) - {None})), list[Configuration]()
+    for configuration in instance.configurations:
+        places = _places(layers, configuration.cuts or ())
+        most = max((place + 1 for place in places if place is not None), default=0)
+        of_stages = list(dict.fromkeys(min(n, most) for n in numbers))
+        for layout in _layouts(configuration):
+            if (made := _in_layout(instance, configuration, layout, places, of_stages)) is not None:
+                configurations.append(made)
+    if not configurations:
+        problem, fix = f"is {asked}, of which no unit may be", "allow recomputation, and layouts that all units can have"
+        raise InputError(COMMAND_LINE, RECOMPUTE_FIRST.flag, problem, fix)
+    own = tuple(replace(unit, kind=l) for l, unit in enumerate(instance.units))
+    provenance = {**instance.provenance, RECOMPUTE_FIRST.name: asked}
+    name = f"{instance.name}, the first layers of each stage recomputed"
+    return replace(instance, units=own, configurations=tuple(configurations), provenance=provenance, name=name)
+
+
+def _numbers(asked: str, layers: int) -> list[int]:
+    """The n's that are asked for, ascending. Raises InputError."""
+    words = {word.strip() for word in asked.split(",")}
+    if words == {ANY}:
+        return list(range(layers + 1))
+    if not all(word.isdecimal() and int(word) <= layers for word in words):
+        fix = f"give numbers of layers, 0 to {layers}, such as 4 or 0,4,8, or {ANY}"
+        raise InputError(COMMAND_LINE, RECOMPUTE_FIRST.flag, f"is {shown(asked)}", fix)
+    return sorted(map(int, words))
+
+
+def _places(layers: Sequence[int | None], cuts: Sequence[int]) -> list[int | None]:
+    """By unit, how many layers its stage has before its own; None of embedding and head. Raises InputError."""
+    places, before = list[int | None](), dict[int, int]()
+    for l, layer in enumerate(layers):
+        if l in cuts:
+            before = {}
+            if layer is not None and layer == layers[l - 1]:
+                problem, fix = "begin a stage within a layer", "give units that begin layers, which are recomputed whole"
+                raise InputError(COMMAND_LINE, "--cuts", problem, fix)
+        places.append(None if layer is None else before.setdefault(layer, len(before)))
+    return places
+
+
+def _layouts(configuration: Configuration) -> list[Strategy]:
+    """Those that all kinds of units have without recomputation and with nothing on the host."""
+    (tables,) = configuration.tables
+    by_kind = [[each.strategy for each in table.options if _plain(each)] for table in tables.units]
+    return [layout for layout in by_kind[0] if layout is not None and all(layout in each for each in by_kind)]
+
+
+def _plain(option: Option) -> bool:
+    strategy = option.strategy
+    return strategy is not None and not option.host and strategy == layout_of(strategy)
+
+
+def _in_layout(
+    instance: Instance,
+    configuration: Configuration,
+    layout: Strategy,
+    places: Sequence[int | None],
+    numbers: Sequence[int],
+) -> Configuration | None:
+    """The configuration in one layout, with an option for each n; None where units cannot be recomputed as all n's ask."""
+    (tables,) = configuration.tables
+    by_kind = [{each.strategy: s for s, each in enumerate(table.options) if not each.host} for table in tables.units]
+    again, kinds = replace(layout, ckpt=True), [unit.kind for unit in instance.units]
+    inner = {kind for kind, place in zip(kinds, places, strict=True) if place is not None}
+    if not all(again in by_kind[kind] for kind in inner):
+        numbers = [n for n in numbers if n == 0]
+    if not numbers:
+        return None
+
+    def recomputed(table: OptionTable, kind: int, place: int | None) -> OptionTable:
+        strategies = [again if place is not None and place < n else layout for n in numbers]
+        kept = table.keep([by_kind[kind][strategy] for strategy in strategies])
+        named = [Option(f"{each} (first {n})", each) for n, each in zip(numbers, strategies, strict=True)]
+        own = np.arange(len(numbers), dtype=np.int64)
+        return replace(kept, options=tuple(named), enter=own, leave=own)
+
+    plain = by_kind[kinds[0]][layout]
+    state, count = int(tables.units[kinds[0]].leave[plain]), len(numbers)
+    made = {(kind, place): recomputed(tables.units[kind], kind, place) for kind, place in set(zip(kinds, places, strict=True))}
+    own = Tables(
+        units=tuple(made[each] for each in zip(kinds, places, strict=True)),
+        boundaries=tuple(_agreeing(each, state, count) for each in tables.boundaries),
+        states=(str(layout),) * count,
+    )
+    tied = configuration.tied
+    if tied is not None and tied.equal is not None and tied.once is not None:
+        alike = bool(tied.equal[plain, by_kind[kinds[-1]][layout]])
+        tied = replace(tied, equal=np.full((count, count), alike), once=recomputed(tied.once, kinds[-1], places[-1]))
+    return replace(configuration, make_tables=partial(_made, (own,)), make_tied=partial(_tied, tied))
+
+
+def _agreeing(boundary: Boundary, state: int, count: int) -> Boundary:
+    """The boundary between units of one state, by n: forbidden where these differ."""
+    same = np.eye(count, dtype=bool)
+
+    def within(matrix: Integers) -> Integers:
+        return np.where(same, matrix[state, state], FORBIDDEN)
+
+    def sent(matrix: Integers) -> Integers:
+        return np.broadcast_to(matrix[..., state, state][..., None, None], (*matrix.shape[:-2], count, count)).copy()
+
+    ahead, back = boundary.message_forward_bytes, boundary.message_backward_bytes
+    return Boundary(
+        relayout_forward_ns=within(boundary.relayout_forward_ns),
+        relayout_backward_ns=within(boundary.relayout_backward_ns),
+        message_forward_ns=sent(boundary.message_forward_ns),
+        message_backward_ns=sent(boundary.message_backward_ns),
+        message_forward_bytes=None if ahead is None else sent(ahead),
+        message_backward_bytes=None if back is None else sent(back),
+    )
+
+
+def _made(tables: tuple[Tables, ...]) -> tuple[Tables, ...]:
+    return tables
+
+
+def _tied(tied: Tied | None) -> Tied | None:
+    return tied

@@ -1,0 +1,73 @@
+"""Configurations with fixed cuts whose units have to choose alike: all units have as many options, and boundaries forbid every
+pair that is not the same one of both. There are as few choices as options, and all that matter are looked at.
+"""
+
+from __future__ import annotations
+
+from dataclasses import astuple
+
+import numpy as np
+from trainplan.formulations.joint.evaluation import evaluate, over_memory, stage_bytes, stage_times, table_once, tables_of
+from trainplan.formulations.joint.memory import peaks
+from trainplan.formulations.joint.problem import Configuration, Instance, Solution
+from trainplan.formulations.joint.tables import FORBIDDEN
+from trainplan.solvers.core.search import Search
+
+
+def agreeing_choices(configuration: Configuration) -> int | None:
+    """How many choices a configuration has; None where its cuts are not fixed, or units may choose unlike options."""
+    if configuration.cuts is None:
+        return None
+    units = [unit for tables in configuration.tables for unit in tables.units]
+    count = len(units[0].options)
+    boundaries = [boundary for tables in configuration.tables for boundary in tables.boundaries]
+    if count == 1 or not boundaries or any(len(unit.options) != count for unit in units):
+        return None
+    own, same = np.arange(count), np.eye(count, dtype=bool)
+    if not all(np.array_equal(unit.enter, own) and np.array_equal(unit.leave, own) for unit in units):
+        return None
+    for boundary in boundaries:
+        apart = np.maximum(boundary.relayout_forward_ns, boundary.relayout_backward_ns) >= FORBIDDEN
+        if not np.array_equal(apart, ~same):
+            return None
+    return count
+
+
+def best_agreeing(instance: Instance, place: int, below: float, search: Search | None = None) -> tuple[int, Solution] | None:
+    """The step and the solution of the best choice of such a configuration that fits, with a step below some time; None where
+    there is none. Raises TimeoutError.
+
+    A choice is passed over where the times of its stages are nowhere below those of one that fits: its step is not, either,
+    since every pass waits for the same ones.
+    """
+    configuration = instance.configurations[place]
+    count, cuts = agreeing_choices(configuration), configuration.cuts
+    assert count is not None and cuts is not None
+    timed, tied_ns = [], 0 if configuration.tied is None else configuration.tied.reduce_ns
+    for s in range(count):
+        solution = Solution(place, cuts, (s,) * instance.length)
+        once = table_once(configuration, solution.choice)
+        tables = tables_of(instance, configuration, solution, once)
+        stages = [stage_times(instance, configuration, solution, tables, x) for x in range(configuration.stages)]
+        rows = [(*astuple(stage), 0 if once else tied_ns) for stage in stages]
+        timed.append((np.array(rows, np.int64), tables, solution))
+        if search is not None:
+            search.check_time()
+    best: tuple[int, Solution] | None = None
+    fitting = list[np.ndarray]()
+    for times, tables, solution in sorted(timed, key=lambda each: int(each[0].sum())):
+        if any((times >= other).all() for other in fitting):
+            continue
+        if search is not None:
+            search.check_time()
+        sizes = [stage_bytes(instance, configuration, solution, tables, x) for x in range(configuration.stages)]
+        limits = [instance.limit_bytes(configuration.site(x)) for x in range(configuration.stages)]
+        if any(most > limit for (most, _), limit in zip(peaks(configuration, sizes), limits, strict=True)):
+            continue
+        evaluation = evaluate(instance, solution)
+        if over_memory(instance, solution, evaluation):
+            continue
+        fitting.append(times)
+        if evaluation.time_ns < (below if best is None else best[0]):
+            best = evaluation.time_ns, solution
+    return best
