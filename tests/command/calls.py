@@ -9,7 +9,6 @@ from pathlib import Path
 from subprocess import CompletedProcess
 from tempfile import TemporaryDirectory
 
-os.unsetenv("COLUMNS")  # which readline sets for new processes once pytest has imported it, without a word in os.environ
 PROCESSES = get_context("forkserver")
 PROCESSES.set_forkserver_preload(
     ["trainplan.api.plan_verbs", "trainplan.api.problem_verbs", "trainplan.command.planning", "trainplan.command.running"]
@@ -20,6 +19,7 @@ def call(*arguments: str | Path, folder: Path | None = None) -> CompletedProcess
     words = ["trainplan", *(str(argument) for argument in arguments)]
     with TemporaryDirectory() as scratch:
         streams = [Path(scratch) / name for name in ("output", "error")]
+        os.unsetenv("COLUMNS")  # which readline sets for new processes once it is imported, without a word in os.environ
         process = PROCESSES.Process(target=_run, args=(words, folder or Path.cwd(), *streams))
         process.start()
         process.join()

@@ -44,8 +44,7 @@ def test_the_help_ends_with_it(name: str) -> None:
     assert any(f"{line} ".startswith(f"trainplan {name} ") for line in lines)
 
 
-def test_the_help_prints_it_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
+def test_the_help_prints_it_as_it_is() -> None:
     printed = [line.strip() for line in call("validate", "--help").stdout.rstrip().splitlines()]
     lines = [line.strip() for line in EXAMPLES["validate"].splitlines()]
     assert printed[-len(lines) - 1 :] == ["Example:", *lines]
