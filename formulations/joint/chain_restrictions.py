@@ -166,10 +166,6 @@ def _cluster_configuration(instance: ClusterInstance, degrees: Degrees) -> Confi
         sites=(Site((degrees.dp * degrees.tmp,)),) * degrees.pp,
         links=(0,) * (degrees.pp - 1),
         make_tables=partial(made, (Tables(units=tuple(units), boundaries=tuple(boundaries)),)),
-        make_tied=partial(_present, Tied(reduce_ns=placed.tied_ns) if placed.tied_ns else None),
+        make_tied=partial(made, Tied(reduce_ns=placed.tied_ns) if placed.tied_ns else None),
         reduction=Reduction(instance.network, tuple(placed.grid[0, :, 0].tolist())) if degrees.dp > 1 else None,
     )
-
-
-def _present(tied: Tied | None) -> Tied | None:
-    return tied

@@ -21,7 +21,8 @@ import numpy as np
 from trainplan.formulations.instances import Integers
 from trainplan.formulations.joint.lanes import layout_of
 from trainplan.formulations.joint.problem import Configuration, Instance
-from trainplan.formulations.joint.tables import FORBIDDEN, Boundary, Option, OptionTable, Tables, Tied
+from trainplan.formulations.joint.restriction import made
+from trainplan.formulations.joint.tables import FORBIDDEN, Boundary, Option, OptionTable, Tables
 from trainplan.formulations.parameters import Parameter
 from trainplan.formulations.strategies import Strategy
 from trainplan.profiling.base.errors import COMMAND_LINE, InputError, shown
@@ -52,8 +53,8 @@ def with_first_layers(instance: Instance, model: Model, asked: str) -> Instance:
         most = max((place + 1 for place in places if place is not None), default=0)
         of_stages = list(dict.fromkeys(min(n, most) for n in numbers))
         for layout in _layouts(configuration):
-            if (made := _in_layout(instance, configuration, layout, places, of_stages)) is not None:
-                configurations.append(made)
+            if (one := _in_layout(instance, configuration, layout, places, of_stages)) is not None:
+                configurations.append(one)
     if not configurations:
         problem, fix = f"is {asked}, of which no unit may be", "allow recomputation, and layouts that all units can have"
         raise InputError(COMMAND_LINE, RECOMPUTE_FIRST.flag, problem, fix)
@@ -125,9 +126,11 @@ def _in_layout(
 
     plain = by_kind[kinds[0]][layout]
     state, count = int(tables.units[kinds[0]].leave[plain]), len(numbers)
-    made = {(kind, place): recomputed(tables.units[kind], kind, place) for kind, place in set(zip(kinds, places, strict=True))}
+    by_place = {
+        (kind, place): recomputed(tables.units[kind], kind, place) for kind, place in set(zip(kinds, places, strict=True))
+    }
     own = Tables(
-        units=tuple(made[each] for each in zip(kinds, places, strict=True)),
+        units=tuple(by_place[each] for each in zip(kinds, places, strict=True)),
         boundaries=tuple(_agreeing(each, state, count) for each in tables.boundaries),
         states=(str(layout),) * count,
     )
@@ -135,7 +138,7 @@ def _in_layout(
     if tied is not None and tied.equal is not None and tied.once is not None:
         alike = bool(tied.equal[plain, by_kind[kinds[-1]][layout]])
         tied = replace(tied, equal=np.full((count, count), alike), once=recomputed(tied.once, kinds[-1], places[-1]))
-    return replace(configuration, make_tables=partial(_made, (own,)), make_tied=partial(_tied, tied))
+    return replace(configuration, make_tables=partial(made, (own,)), make_tied=partial(made, tied))
 
 
 def _agreeing(boundary: Boundary, state: int, count: int) -> Boundary:
@@ -157,11 +160,3 @@ def _agreeing(boundary: Boundary, state: int, count: int) -> Boundary:
         message_forward_bytes=None if ahead is None else sent(ahead),
         message_backward_bytes=None if back is None else sent(back),
     )
-
-
-def _made(tables: tuple[Tables, ...]) -> tuple[Tables, ...]:
-    return tables
-
-
-def _tied(tied: Tied | None) -> Tied | None:
-    return tied

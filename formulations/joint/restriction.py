@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from trainplan.formulations.instances import Integers
@@ -20,6 +20,8 @@ from trainplan.formulations.joint.problem import (
     Unit,
 )
 from trainplan.formulations.joint.tables import Boundary, Tables
+
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,6 @@ def one_stage(tables: Tables, micro_batches: int = 1) -> Configuration:
     )
 
 
-def made(tables: tuple[Tables, ...]) -> tuple[Tables, ...]:
-    """Tables that are there already, for `Configuration.make_tables`."""
-    return tables
+def made(value: Made) -> Made:
+    """What is there already, for `Configuration.make_tables` and `make_tied`."""
+    return value

@@ -41,8 +41,8 @@ def best_agreeing(instance: Instance, place: int, below: float, search: Search |
     since every pass waits for the same ones.
     """
     configuration = instance.configurations[place]
-    count, cuts = agreeing_choices(configuration), configuration.cuts
-    assert count is not None and cuts is not None
+    cuts, count = configuration.cuts, len(configuration.tables[0].units[0].options)
+    assert cuts is not None
     timed, tied_ns = [], 0 if configuration.tied is None else configuration.tied.reduce_ns
     for s in range(count):
         solution = Solution(place, cuts, (s,) * instance.length)
