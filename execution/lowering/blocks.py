@@ -25,6 +25,7 @@ from torch.utils.checkpoint import checkpoint
 from trainplan.formulations.strategies import Strategy
 from trainplan.profiling.models import torch_units
 from trainplan.profiling.models.dropout import Draw, drop
+from trainplan.profiling.models.fused import rms_norm
 from trainplan.profiling.models.rotary import rotated
 from trainplan.profiling.models.sublayers import (
     Attention,
@@ -85,10 +86,19 @@ def again(function: Callable[..., Any], *inputs: Any) -> Any:
     return checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=False)
 
 
+class RMSNorm(nn.RMSNorm):
+    """torch's, of which the graph keeps what fused kernels do."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x, normed."""
+        assert self.eps is not None
+        return rms_norm(x, self.weight, self.eps)
+
+
 def norm_of(part: Sublayer, width: int | None = None) -> nn.Module:
     """A sub-layer's kind of norm, of its hidden states or of so many numbers."""
     if part.norm == "rms":
-        return nn.RMSNorm(width or part.hidden, part.epsilon)
+        return RMSNorm(width or part.hidden, part.epsilon)
     return nn.LayerNorm(width or part.hidden, part.epsilon, bias=part.norm_bias)
 
 

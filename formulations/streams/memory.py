@@ -2,7 +2,8 @@
 flight, and the logits with their loss.
 
 Of each unit the graph keeps what fused kernels of today's frameworks do: a norm's input and result, the inputs of products, one
-number for each query and head of a fused attention core, and what the activation and the gate need.
+number for each query and head of a fused attention core, and what the activation and the gate need. What trainplan's programs
+keep is within a few percent of it (tests/formulations/test_streams_memory.py).
 """
 
 from __future__ import annotations
@@ -63,14 +64,16 @@ def kept_bytes(unit: Unit, layout: RunLayout) -> float:
     tokens = layout.micro * part.tokens / layout.cp
     own = tokens / layout.tp if layout.sequence_parallel else tokens
     hidden = own * part.hidden * element
-    entered = hidden + own * part.hidden * operand_bytes(layout)  # a norm's input, and its result
+    normed = own * part.hidden * operand_bytes(layout)
+    entered = hidden + normed  # a norm's input, and its result
     if isinstance(part, ParallelBlock):
+        entered += normed * (not part.shared_norm)
         inner = _attention_bytes(part.attention, tokens, layout) + _network_bytes(part.feed_forward, tokens, layout)
         return entered + inner
     if isinstance(part, Attention):
-        return entered + _attention_bytes(part, tokens, layout) + _masks_bytes(part, own)
+        return entered + hidden * part.sandwich + _attention_bytes(part, tokens, layout) + _masks_bytes(part, own)
     if isinstance(part, FeedForward):
-        return entered + _network_bytes(part, tokens, layout) + _masks_bytes(part, own)
+        return entered + hidden * part.sandwich + _network_bytes(part, tokens, layout) + _masks_bytes(part, own)
     return hidden + (_masks_bytes(part, own) if part.kind == "embedding" else hidden)
 
 
@@ -85,10 +88,11 @@ def _masks_bytes(part: object, own: float) -> float:
 
 
 def _attention_bytes(part: Attention, tokens: float, layout: RunLayout) -> float:
-    """Queries, keys and values, and the result; of unfused cores, probabilities with their mask."""
+    """Queries, keys and values, and the result; queries and keys before their norm, if they have one; of unfused cores,
+    probabilities with their mask."""
     element, tp = DTYPE_BYTES[layout.base], layout.tp
     query, key = part.heads // tp * part.width, max(1, part.kv_heads // tp) * part.width
-    size = tokens * (2 * query + 2 * key) * element + tokens * part.heads // tp * 4
+    size = tokens * (2 * query + 2 * key + (query + key) * part.normed_heads) * element + tokens * part.heads // tp * 4
     if part.keeps_scores and not layout.recompute.attention:
         dropped = part.attention_dropout > 0
         size += tokens * part.keys * (part.heads // tp) * (element + dropped * (1 + element))
@@ -96,8 +100,9 @@ def _attention_bytes(part: Attention, tokens: float, layout: RunLayout) -> float
 
 
 def _network_bytes(part: FeedForward, tokens: float, layout: RunLayout) -> float:
-    """What the activation and the gate work on, and what the second product does."""
-    copies = (2 if part.gated else 1) * DTYPE_BYTES[layout.base] + operand_bytes(layout) * (not layout.recompute.activations)
+    """What the activation and the gate work on, and what the second product does; a relu keeps its result alone."""
+    products = 2 if part.gated else 0 if part.activation == "relu" and not layout.recompute.activations else 1
+    copies = products * DTYPE_BYTES[layout.base] + operand_bytes(layout) * (not layout.recompute.activations)
     return tokens * (part.inner // layout.tp) * copies
 
 

@@ -24,6 +24,7 @@ from torch.nn.attention.bias import causal_lower_right
 from trainplan.profiling.models.again import again, forgetting
 from trainplan.profiling.models.blockwise import Scores, blockwise_attention
 from trainplan.profiling.models.dropout import Draw, Heads, drop, hidden_mask
+from trainplan.profiling.models.fused import gated, rms_norm
 from trainplan.profiling.models.model import Model
 from trainplan.profiling.models.rotary import rotated
 from trainplan.profiling.models.sublayers import (
@@ -178,7 +179,7 @@ def leave_gradient(part: Sublayer, gradient: Tensor, draw: Draw | None) -> Tenso
 def _normed(part: Sublayer, p: Parameters, x: Tensor, name: str = "norm") -> Tensor:
     weight = p[f"{name}.weight"]
     if part.norm == "rms":
-        return F.rms_norm(x, weight.shape, weight, part.epsilon)
+        return rms_norm(x, weight, part.epsilon)
     return F.layer_norm(x, weight.shape, weight, p.get(f"{name}.bias"), part.epsilon)
 
 
@@ -231,14 +232,18 @@ def _attention(
         q = F.linear(inside, p["q.weight"], p.get("q.bias")).view(*tokens, heads, part.width)
         kv = F.linear(source, p["kv.weight"].flatten(0, 1), _flat(p.get("kv.bias")))
         k, v = kv.view(*source.shape[:2], 2, kv_heads, part.width).unbind(2)
-        if part.normed_heads:
-            q, k = _normed(part, p, q, "q_norm"), _normed(part, p, k, "k_norm")
-        if part.rotary:
-            q, k = rotated(part, q), rotated(part, k)
+        q, k = _placed(part, p, q, "q_norm"), _placed(part, p, k, "k_norm")
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
     mixed = mixed_values(part, p, q, k, v, shard, draw, recomputed)
     y = F.linear(mixed, p["out.weight"], p.get("out.bias") if shard.first else None)
     return _from_windows(part, y).reshape(-1, part.hidden) if part.window else y
+
+
+def _placed(part: Attention, p: Parameters, x: Tensor, norm: str, piece: int = 0) -> Tensor:
+    """Queries or keys, (rows, tokens, heads, width), normed where heads are, and turned by their positions."""
+    if part.normed_heads:
+        x = _normed(part, p, x, norm)
+    return rotated(part, x, piece) if part.rotary else x
 
 
 def keys_and_values(part: Attention, p: Parameters, x: Tensor, shard: Shard, entered: bool = False) -> Tensor:
@@ -252,9 +257,7 @@ def keys_and_values(part: Attention, p: Parameters, x: Tensor, shard: Shard, ent
     if not (part.normed_heads or part.rotary):
         return kv
     k, v = kv.unbind(2)
-    if part.normed_heads:
-        k = _normed(part, p, k, "k_norm")
-    return torch.stack((rotated(part, k, shard.piece) if part.rotary else k, v), 2)
+    return torch.stack((_placed(part, p, k, "k_norm", shard.piece), v), 2)
 
 
 def _attention_of_piece(
@@ -263,11 +266,7 @@ def _attention_of_piece(
     """As `_attention`, of the tokens of one piece of each sample, which meet the keys of all."""
     weight, bias = (p["qkv.weight"][0], p.get("qkv.bias")) if part.packed else (p["q.weight"], p.get("q.bias"))
     q = F.linear(inside, weight, bias[0] if part.packed and bias is not None else bias)
-    q = q.view(*inside.shape[:2], part.heads // shard.tp, part.width)
-    if part.normed_heads:
-        q = _normed(part, p, q, "q_norm")
-    if part.rotary:
-        q = rotated(part, q, shard.piece)
+    q = _placed(part, p, q.view(*inside.shape[:2], part.heads // shard.tp, part.width), "q_norm", shard.piece)
     q, (k, v) = q.transpose(1, 2), keys.transpose(1, 3).unbind(2)
     if not part.in_halves:
         mixed = mixed_values(part, p, q, k, v, shard, draw, recomputed)
@@ -428,7 +427,7 @@ def _feed_forward(part: FeedForward, p: Parameters, inside: Tensor, shard: Shard
 def activated_values(part: FeedForward, up: Tensor, gate: Tensor | None = None) -> Tensor:
     """What lies between the matrices of a feed-forward network: the activation, with its gate where there is one."""
     function = ACTIVATIONS[part.activation]
-    return function(up) if gate is None else function(gate) * up
+    return function(up) if gate is None else gated(function, up, gate)
 
 
 def _parallel_block(part: ParallelBlock, p: Parameters, x: Tensor, shard: Shard, draw: Draw | None) -> Tensor:

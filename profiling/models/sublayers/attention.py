@@ -222,8 +222,8 @@ class Attention(Sublayer):
         if self.pieces > 1:  # keys and values are kept apart (see `pieces.KeyShare`); results of both halves are put together
             elements += n * q * self.in_halves - 2 * m * kv
             m = 0
-        if self.normed_heads:  # the queries before their norm, both before the weight, and inverse deviations
-            elements += 2 * n * q + m * kv + (n * q + m * kv) // self.width
+        if self.normed_heads:  # the queries before their norm, and inverse deviations
+            elements += n * q + (n * q + m * kv) // self.width
         if not self.unfused:
             # Rotated keys beside the product that the values are a part of, and the angles.
             elements += m * kv + self.tokens * self.rotated if self.rotary else 0
@@ -250,7 +250,7 @@ class Attention(Sublayer):
     def forward_workspace_bytes(self, rows: int, tp: int) -> int:
         """Scores that are not kept, copies of keys and values, and expanded biases; or the copy out of windows; or a block of
         probabilities, of which some are dropped."""
-        n, m, h, heads, _, kv = self._sizes(rows, tp)
+        n, m, h, heads, q, kv = self._sizes(rows, tp)
         e, scores = self.element_bytes, n * heads * self.keys
         back = n * h if self.window else 0  # out of the windows again
         if (self.attention_dropout or self.blockwise) and not self.keeps_scores:
@@ -258,7 +258,8 @@ class Attention(Sublayer):
         if not self.keeps_scores:
             return max(self._drawing_bytes(rows), back * e)
         biases = scores // rows if self.shift else heads * (self.window**2 or self.tokens) * self.keys
-        return max(back, scores + 2 * m * kv + biases * bool(self.relative)) * e
+        later = 0 if self.unfused else n * h - n * q  # of the output, which is not there yet
+        return max(back, scores + 2 * m * kv + biases * bool(self.relative) - later) * e
 
     def backward_workspace_bytes(self, rows: int, tp: int) -> int:
         """The largest of: the output's mask, what the matrices need, and an RMS norm's moment."""
@@ -276,6 +277,10 @@ class Attention(Sublayer):
             projected = n * q + of_keys
         weights = 3 * q * h if self.packed else max(q, 2 * kv) * h
         moments, first = [n * q + h * q + n * h * self._drops], n * h - n * q + weights - scores
+        if not (self.packed or self.memory_tokens or self.pieces > 1):  # two products, each with its gradient of the input
+            keys, queries = n * q + 2 * m * kv + 2 * kv * h, n * h + n * q + q * h
+            kept = self.kept_bytes(rows, tp) - self.sandwich_bytes(rows)
+            first = n * h + max(keys, queries) - kept // self.element_bytes + self.norm_elements(n)
         if scores:
             moments.append(2 * scores - n * q)
         elif self.attention_dropout or self.blockwise:

@@ -192,9 +192,12 @@ class Sublayer:
         return weight if self.norm == "rms" or not self.norm_bias else (*weight, Parameter(f"{name}.bias", shape))
 
     def norm_elements(self, tokens: int, width: int | None = None) -> int:
-        """What a norm keeps: its result, and mean and inverse deviation; an RMS norm also its result before the weight."""
+        """What a norm keeps: its result, and of each token the inverse deviation and, unless it is an RMS norm, the mean. One
+        that is not fused also keeps its result before the weight."""
         width = width or self.hidden
-        return tokens + 2 * tokens * width if self.norm == "rms" else 2 * tokens + tokens * width
+        if self.norm == "layer":
+            return tokens * width + 2 * tokens
+        return tokens * width * (2 if self.unfused else 1) + tokens
 
     def sandwich_bytes(self, rows: int) -> int:
         """What the norm behind the matrices keeps: what it norms, besides what any norm does, but its result, which goes on."""
@@ -203,14 +206,14 @@ class Sublayer:
     def sandwich_moment(self, rows: int) -> int:
         """Workspace while the gradient of the norm behind the matrices is made, with which the backward pass begins."""
         n = rows * self.tokens
-        return (3 * n * self.hidden + n) * self.element_bytes * self.sandwich
+        return (n * self.hidden + n) * self.element_bytes * self.sandwich
 
     def _norm_moment(self, kept_bytes: int, rows: int) -> int:
-        """Workspace while an RMS norm's gradient is made: four hidden states and the norm's own part of what was kept."""
+        """Workspace while an RMS norm's gradient is made: two hidden states and the norm's own part of what was kept."""
         if self.norm == "layer":
             return 0
         n = rows * self.tokens
-        return (4 * n * self.hidden + n) * self.element_bytes - kept_bytes
+        return (2 * n * self.hidden + n) * self.element_bytes - kept_bytes
 
     def _stream(self, elements: int, passes: int = 2, backward: float = 1.5) -> Operator:
         return Operator(touched_bytes=passes * elements * self.element_bytes, backward=backward)

@@ -23,13 +23,13 @@ class Norm(Sublayer):
         return [self._stream(rows * self.tokens * self.hidden)]
 
     def kept_bytes(self, rows: int, tp: int) -> int:
-        """Mean and inverse deviation of each token; an RMS norm's result before the weight as well."""
+        """Of each token the inverse deviation and, unless it is an RMS norm, the mean."""
         n = rows * self.tokens
         return (self.norm_elements(n) - n * self.hidden) * self.element_bytes
 
     def backward_workspace_bytes(self, rows: int, tp: int) -> int:
         """Nothing for a layer norm; the intermediate hidden states of an RMS norm's gradient."""
-        return max(0, self._norm_moment(self.kept_bytes(rows, tp), rows))
+        return max(0, self._norm_moment(self.kept_bytes(rows, tp) + self.output_bytes(rows, tp), rows))
 
 
 @dataclass(frozen=True, kw_only=True)

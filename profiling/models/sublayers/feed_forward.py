@@ -56,7 +56,7 @@ class FeedForward(Sublayer):
         """The norm's result, what the activation and the gate need for their gradients, and dropout's masks."""
         n, h, f = rows * self.tokens, self.hidden, self.inner // tp
         # Relu's backward pass reads its result, as does a square's, which gives another one.
-        copies = 4 if self.gated else 1 if self.activation == "relu" else 2
+        copies = 3 if self.gated else 1 if self.activation == "relu" else 2
         masks = 0
         if self.unfused and self.dropout:
             copies += self.inner_dropout
@@ -80,7 +80,7 @@ class FeedForward(Sublayer):
         n, h, f = rows * self.tokens, self.hidden, self.inner // tp
         moments, first = [n * f + h * f - n * h + n * h * self._drops], h * f - n * f
         if self.gated:
-            moments.append(2 * n * f - n * h)
+            moments.append(3 * n * f - n * h)
             first = h * f
         elif self.activation == "relu":
             moments.append(2 * n * f - n * h)

@@ -69,7 +69,7 @@ class Selective:
         """What is not kept of what lies between the matrices."""
         part = self.part
         if isinstance(part, FeedForward) and self.has("activation"):
-            copies = 2 if part.gated else 0 if part.activation == "relu" else 1  # a relu keeps its result, or what it is of
+            copies = 0 if part.activation == "relu" and not part.gated else 1  # a relu keeps its result, or what it is of
             return copies * self._inner_bytes(rows, tp)
         if isinstance(part, Attention) and self.has("attention"):
             return part.core_bytes(rows, tp)

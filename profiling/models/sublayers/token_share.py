@@ -130,7 +130,7 @@ class TokenShare:
     def enter_backward_workspace_bytes(self, rows: int) -> int:
         """Most bytes alive in the backward pass of the piece before the matrices, beyond input, kept and gradients."""
         hidden, element = self.own_bytes(rows), self.part.element_bytes
-        norm = 2 * hidden if self.part.norm == "rms" else 0
+        norm = hidden if self.part.norm == "rms" else 0
         transform = 2 * hidden + self.part.hidden**2 * element if getattr(self.part, "transform", None) else 0
         return max(norm, transform, self.enter_workspace_bytes(rows))
 

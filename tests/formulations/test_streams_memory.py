@@ -1,0 +1,37 @@
+"""What frameworks keep of a layer (`formulations.streams.memory`), beside what torch keeps of trainplan's own code."""
+
+from __future__ import annotations
+
+import pytest
+from trainplan.formulations.streams.frameworks import MEGATRON
+from trainplan.formulations.streams.layout import Recompute, RunLayout
+from trainplan.formulations.streams.memory import kept_bytes
+from trainplan.profiling.models.model import load_model
+from trainplan.profiling.models.sublayers import TokenShare, why_not_shared
+
+NAMES = (
+    "llama2-7b", "llama3-8b", "llama3-70b", "qwen2.5-7b", "qwen3-8b", "mistral-7b", "gemma2-9b", "gpt-neox-20b", "falcon-40b",
+    "opt-6.7b", "nemotron4-15b", "gpt2-1.3b",
+)  # fmt: skip
+
+
+def _layout(tp: int) -> RunLayout:
+    return RunLayout(
+        dp=1, tp=tp, pp=1, cp=1, chunks=1, zero=0, shard=1, sequence_parallel=tp > 1, recompute=Recompute(), base="bfloat16",
+        precision="bfloat16", micro=2, batch=2, framework=MEGATRON,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("tp", [1, 8])
+@pytest.mark.parametrize("name", NAMES)
+def test_programs_keep_what_frameworks_do(name: str, tp: int) -> None:
+    """Of a transformer layer within 8 %: rotated keys lie beside the product that the values are a part of, and the angles."""
+    model, layout = load_model(name, 1024, dtype="bfloat16"), _layout(tp)
+    parts = [unit.sublayer for unit in model.units if unit.layer == 1]
+    if not all(part.splits_into(tp) and (tp == 1 or why_not_shared(part, tp) is None) for part in parts):
+        pytest.skip("programs do not lay it out so")
+    programs = sum(part.input_bytes(2) // tp + TokenShare(part, tp).costs_bytes(2)["kept_bytes"] for part in parts)
+    if tp == 1:
+        programs = sum(part.input_bytes(2) + part.kept_bytes(2, 1) for part in parts)
+    frameworks = sum(kept_bytes(unit, layout) for unit in model.units if unit.layer == 1)
+    assert programs == pytest.approx(frameworks, rel=0.08)
