@@ -87,9 +87,9 @@ def judge_carried(plan: Plan, table: Carried, backend: Backend | None = None) ->
 
 def issued_as(plan: Plan) -> Backend:
     """The back-end in whose order a plan's programs are walked on the lanes of other frameworks, and whose memory they need:
-    the plan's, else `streams`, with what is gathered ahead, and of pipelines, which wait for messages when they need them,
-    `serial`."""
-    return plan.backend or ("streams" if plan.depth == 1 else "serial")
+    the plan's, else `streams`, with what is gathered or copied in ahead, and of pipelines, which wait for messages when they
+    need them, `serial`."""
+    return plan.backend or ("streams" if plan.depth == 1 or plan.uses_host else "serial")
 
 
 def judge_by(

@@ -56,8 +56,8 @@ def layout_of(plan: Plan) -> RunLayout:
         if model.units[place].kind in LAYERED and unit.precision != layered[0].precision:
             fix = f"give {layered[0].precision!r}, as {layered[0].name} has"
             raise InputError("plan", f"units[{place}].precision", f"is {unit.precision!r}", fix)
-    if plan.uses_host or plan.batch.shares is not None:
-        problem = "has states on the host" if plan.uses_host else "has shares"
+    if (away := any(unit.states.on_host for unit in plan.units)) or plan.batch.shares is not None:
+        problem = "has states on the host" if away else "has shares"
         raise InputError("plan", "batch.shares", problem, "leave --cost-model out")
     dtype = model.dtype
     return RunLayout(

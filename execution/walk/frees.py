@@ -12,10 +12,10 @@ Of an instruction f that frees a buffer, and the lane A of the buffer's first wr
   for, and before k runs, which may use that memory already;
 - without such a k: at the end of the step, when all lanes have ended.
 
-Where copies have a lane of their own, computations wait for their data alone, perhaps never again for the lane that offloads
-or reduces, and what it frees would stay for the whole step. So there k waits for f at the latest when, since f, the compute
-lane has gone on by LAG units: for memory's sake, and late enough to hold it up only where the other lane falls behind by a
-whole segment. (Elsewhere computations wait for the one other lane all the time.)
+Computations may wait for their data alone, and never again for the lane that offloads inputs or reduces gradients (in ZeRO's
+stage 2 they need nothing else of it): what it frees would stay for the whole step. So k waits for f at the latest when, since
+f, the compute lane has gone on by LAG units: for memory's sake, and late enough to hold it up only where the other lane falls
+behind by a whole segment.
 """
 
 from __future__ import annotations
@@ -55,7 +55,6 @@ def deferred_frees(program: Program, owner: Stream | None = None) -> Frees:
     clocks, allocated, free = Clocks(), dict[str, Stream](), dict[str, _Free]()
     waits, before, after = list[tuple[int, ...]](), list[tuple[str, ...]](), list[tuple[str, ...]]()
     unit, computed = None, 0
-    copies = owner is None and any(instruction.stream in ("copy", "copy-out") for instruction in program.instructions)
     for place, instruction in enumerate(program.instructions):
         stream = instruction.stream
         if stream == "compute" and instruction.unit != unit:
@@ -63,7 +62,7 @@ def deferred_frees(program: Program, owner: Stream | None = None) -> Frees:
         for index in instruction.waits:
             clocks.wait(stream, index)
         late = []
-        if copies:
+        if owner is None:
             overdue = {each.freed for each in free.values() if each.lane == stream and computed - each.computed >= LAG}
             for index in sorted(overdue, reverse=True):
                 if not clocks.done(stream, index):

@@ -4,8 +4,8 @@ All programs are walked together. An instruction begins at the latest of these m
 
 - its lane is free. Lanes are those of the back-end: one for all (`serial`), one for computations and one for the rest
   (`fused`), or one for each stream of the program (`threads`, `streams`); or those of other frameworks (`overlapped`):
-  parameters and gradients of data-parallel ranks travel beside computations, while tensor-parallel sums and messages have
-  these wait;
+  parameters and gradients of data-parallel ranks travel beside computations, as do copies to and from the host, while
+  tensor-parallel sums and messages have these wait;
 - the instructions that it waits for are done (on one lane they always are);
 - a collective: all members have come to it; it then takes the least of their times, since what one of them takes longer is
   waiting for the others;
@@ -29,7 +29,17 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, NamedTuple, get_args
 
-from trainplan.execution.program import COLLECTIVES, POINT_TO_POINT, Instruction, Op, Program, handles_all, with_waits
+from trainplan.execution.program import (
+    COLLECTIVES,
+    COPIES,
+    COPIES_OUT,
+    POINT_TO_POINT,
+    Instruction,
+    Op,
+    Program,
+    handles_all,
+    with_waits,
+)
 from trainplan.execution.rounds import Rounds
 from trainplan.execution.walk.memory import Backend
 from trainplan.formulations.step.schedules import Pass
@@ -91,6 +101,8 @@ SHARED = frozenset(
 
 
 def _overlapped(instruction: Instruction) -> str:
+    if instruction.op in COPIES:
+        return "copy-out" if instruction.op in COPIES_OUT else "copy"
     return "data" if instruction.op in SHARED else "compute"
 
 

@@ -21,7 +21,13 @@ ZERO = Parameter("zero", str, "ZeRO stages to choose from, 0 for copies (dp), su
 HYBRID = Parameter("hybrid", bool, "let ranks hold copies of shards, too: dp outside sdp (HSDP)", False)
 SEQUENCE_PARALLEL = Parameter("sequence_parallel", bool, "let tensor-parallel ranks share the tokens, too", True)
 MODULES = Parameter("modules", bool, "let modules be recomputed by themselves, too: attention, activation, norms, loss", False)
-HOST = Parameter("host", str, "what units may keep on the host, of optimizer,parameters,hidden; all, or none", "none")
+HOST = Parameter(
+    "host",
+    str,
+    "what units may keep on the host, of optimizer,parameters,hidden (inputs of recomputed units, the one that the cost model "
+    "streams has); all, or none",
+    "none",
+)
 COST_MODEL = Parameter(
     "cost_model",
     str,
@@ -68,8 +74,8 @@ def streams_refusal(request: Request) -> str | None:
         return f"what kernels of {kinds[0].name} reach is not known by their classes"
     if model.dtype not in kinds[0].flops_per_s:
         return f"{kinds[0].name} has no rate in {model.dtype}"
-    if options["sliced"] or options["host"] != "none":
-        return "--sliced and --host are of the cost model executed"
+    if options["sliced"] or not set(_host_parts(options["host"])) <= {"hidden"}:
+        return "--sliced, and --host of more than hidden, are of the cost model executed"
     return None
 
 

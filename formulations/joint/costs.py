@@ -132,7 +132,7 @@ class JointCosts:
         plain = {strategy: [self._part(part, strategy, setting, once) for part in parts] for strategy in set(strategies)}
         rows = [
             [
-                with_host(self.profile, part, option, samples, numbers, setting.in_flight) if option.host else numbers
+                self._with_host(part, option, samples, numbers, setting.in_flight) if option.host else numbers
                 for part, numbers in zip(parts, plain[strategy], strict=True)
             ]
             for option, strategy in zip(options, strategies, strict=True)
@@ -147,6 +147,12 @@ class JointCosts:
             )
             halved = Halved(forward_ns=np.stack([first, second]), backward_ns=back)
         return OptionTable.of(options, halved, enter=interface, leave=interface, **columns)
+
+    def _with_host(
+        self, sublayer: str, option: Option, samples: int, numbers: dict[str, int], in_flight: int
+    ) -> dict[str, int]:
+        """The numbers of one sub-layer, some of it on the host."""
+        return with_host(self.profile, sublayer, option, samples, numbers, in_flight)
 
     def _part(self, sublayer: str, strategy: Strategy, setting: Setting, once: bool) -> dict[str, int]:
         """The numbers of one sub-layer, all on the device. once: as of `times_of`."""

@@ -190,8 +190,10 @@ class Joint(Problem):
                 option = instance.table(configuration, x, l).options[solution.choice[l]]
                 chosen += [option] * (units[l].last - units[l].first + 1)
         kept: dict[str, Any] = {"precision": request.precision}
-        if any(option.host for option in chosen):  # one thing after the other, as tables price it
-            kept = {"nvlink": not _shares_bus(request), "backend": "serial"}
+        if any(option.host for option in chosen):
+            kept |= {"nvlink": not _shares_bus(request)}
+            if instance.provenance.get("cost_model") != COST_MODEL:  # one thing after the other, as tables price it
+                kept |= {"backend": "serial"}
         planned = [_planned(unit.name, option) for unit, option in zip(model.units, chosen, strict=True)]
         if request.options.get("fp8"):
             planned = [
@@ -363,6 +365,9 @@ def _streamed(request: Request, space: Space, degrees: tuple[int, ...], sizes: l
     if few_bits and "float8" not in (rates := cluster.used_kinds[0].flops_per_s):
         problem = f"is given, and {cluster.used_kinds[0].name} has no rate for it"
         raise InputError("command line", "--fp8", problem, f"leave it out: it has {', '.join(rates)}")
+    if cp > 1 and space.host:
+        problem, fix = f"is {cp}, with inputs of units on the host", "leave it out, or --host: programs do not have both"
+        raise InputError("command line", CP.flag, problem, fix)
     if cp > 1 and (model.sequence_tokens % (2 * cp) or request.origin.devices % cp):
         problem = f"is {cp}, for {model.sequence_tokens} tokens on {request.origin.devices} devices"
         raise InputError("command line", "--cp", problem, "give a degree that divides the devices, and twice the tokens")

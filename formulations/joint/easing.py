@@ -1,29 +1,52 @@
-"""Solutions without recomputation that saves nothing.
+"""Solutions without recomputation, or copies to the host, that save nothing.
 
-Where a step waits for the network, the least step has many solutions, some of which recompute what there is memory for. Of
-those that recompute less, in the units from the last one on, the first is taken that fits and whose step is no longer.
+Where a step waits for the network, the least step has many solutions, some of which recompute what there is memory for, or have
+inputs on the host that there is memory for. Of those that do so less, in the units from the last one on, the first is taken
+that fits and whose step is no longer.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from trainplan.formulations.joint.evaluation import evaluate, violations
 from trainplan.formulations.joint.problem import Instance, Solution
+from trainplan.formulations.joint.tables import Option
 
 
 def eased(instance: Instance, solution: Solution) -> Solution:
-    """The solution with as few recomputed units as memory and its step allow: all of them kept, or half of them, and so on."""
+    """The solution with as few recomputed units, and then as few inputs on the host, as memory and its step allow: none, or
+    those of half the units, and so on."""
+    for lighter in (_kept, _at_home):
+        solution = _with_lighter(instance, solution, lighter)
+    return solution
+
+
+def _kept(option: Option) -> Option | None:
+    """The option that recomputes nothing, so that its input stays; None where it is the same."""
+    strategy = option.strategy
+    if strategy is None or not (strategy.ckpt or strategy.modules):
+        return None
+    return replace(_at_home(option) or option, strategy=replace(strategy, ckpt=False, modules=()))
+
+
+def _at_home(option: Option) -> Option | None:
+    """The option whose input stays on the device; None where it is the same."""
+    return replace(option, host=tuple(part for part in option.host if part != "hidden")) if "hidden" in option.host else None
+
+
+def _with_lighter(instance: Instance, solution: Solution, lighter: Callable[[Option], Option | None]) -> Solution:
+    """The solution with lighter options for as many units as memory and its step allow."""
     configuration = instance.configurations[solution.configuration]
-    kept: dict[int, int] = {}  # by unit, the option that is the same but recomputes nothing
+    kept: dict[int, int] = {}  # by unit, the lighter option
     for stage, (first, last) in enumerate(solution.spans()):
         for unit in range(first, last + 1):
             options = instance.table(configuration, stage, unit).options
-            option = options[solution.choice[unit]]
-            if option.strategy is None or not (option.strategy.ckpt or option.strategy.modules):
-                continue
-            plain = replace(option.strategy, ckpt=False, modules=())
-            same = [s for s, each in enumerate(options) if each.strategy == plain and each.host == option.host]
+            wanted = lighter(options[solution.choice[unit]])
+            same = [
+                s for s, each in enumerate(options) if wanted and (each.strategy, each.host) == (wanted.strategy, wanted.host)
+            ]
             kept |= dict.fromkeys((unit,), same[0]) if same else {}
     step_ns, count, best = evaluate(instance, solution).objective, len(kept), solution
     units = sorted(kept, reverse=True)

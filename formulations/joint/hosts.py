@@ -44,10 +44,18 @@ def with_host(
         size = input_bytes(profile, sublayer, strategy, samples)
         result["forward_ns"] += host_copy(profile, "to_host", size)
         result["backward_ns"] += host_copy(profile, "to_device", size)
-        result["kept_bytes"] -= size
-        result["work_backward_bytes"] += size
-        result["host_bytes"] += in_flight * size
+        result = with_input_away(result, size, in_flight)
     return result
+
+
+def with_input_away(numbers: dict[str, int], size: int, in_flight: int) -> dict[str, int]:
+    """The numbers of a sub-layer whose input, of so many bytes, is on the host between its passes. in_flight: as of
+    `with_host`."""
+    return numbers | {
+        "kept_bytes": numbers["kept_bytes"] - size,
+        "work_backward_bytes": numbers["work_backward_bytes"] + size,
+        "host_bytes": numbers["host_bytes"] + in_flight * size,
+    }
 
 
 def input_bytes(profile: Profile, sublayer: str, strategy: Strategy, samples: int) -> int:

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 from trainplan.formulations.joint.borders import Borders, message_bytes
 from trainplan.formulations.joint.costs import NAMES, JointCosts, Setting, strategy_of
+from trainplan.formulations.joint.hosts import input_bytes, with_input_away
 from trainplan.formulations.joint.lanes import LaneTimes, layout_of
 from trainplan.formulations.joint.problem import Schedule
 from trainplan.formulations.joint.space import Space
@@ -42,6 +43,7 @@ from trainplan.profiling.models.sublayers import Attention, KeyShare, cut, why_n
 from trainplan.profiling.profiles import Profile
 
 COST_MODEL = "streams"
+FREED_LATE = 2  # units
 LEFT_OUT = ("one layout for all units", "in pipelines ZeRO 0 and 1")  # the cost model's own restrictions, beside options
 
 
@@ -168,8 +170,28 @@ class StreamedCosts(JointCosts):
         kept, work, state = unit_bytes(profile, True, sublayer, alone, samples * self.cp, once, relaid=False)
         exchanged = 2 * samples * self.cp * moved_bytes(profile, sublayer)[1] if group == 1 else 0
         of_keys = self._keys_bytes(sublayer, strategy, samples * self.cp // alone.data_degree)
-        kept, work = kept + of_keys[0], max(exchanged, work) + self._ahead_bytes(layout_of(strategy)) + of_keys[1]
+        beside = self._largest_bytes(strategy) * strategy.shares_parameters  # of what is gathered ahead
+        beside += self._late_bytes(sublayer, strategy, setting)
+        kept, work = kept + of_keys[0], max(exchanged, work) + beside + of_keys[1]
         return dict(zip(NAMES, (forward, backward, 0, end, kept, work, state, 0), strict=True))
+
+    def _with_host(
+        self, sublayer: str, option: Option, samples: int, numbers: dict[str, int], in_flight: int
+    ) -> dict[str, int]:
+        """Copies travel beside computations: a step takes no less without them."""
+        return with_input_away(numbers, input_bytes(self.profile, sublayer, strategy_of(option), samples), in_flight)
+
+    def _late_bytes(self, sublayer: str, strategy: Strategy, setting: Setting) -> int:
+        """Room beside a unit for what lanes hold ahead and late: of the units before it, whole gradients that are reduced
+        (`execution.walk.frees`), and once all keys and values of pieces of samples; and where some have their inputs on the
+        host, those that are copied out, the next one's, and the next messages, both ways."""
+        late, rows = self._largest_bytes(strategy) * strategy.shares_gradients, setting.samples // strategy.data_degree
+        ahead = max((KeyShare(each, strategy.degree("tp")).whole_bytes(rows) for each in self._pieces.values()), default=0)
+        if "hidden" in self.space.host:
+            inputs = max(input_bytes(self.profile, each, strategy, setting.samples) for each in self.lanes.counts)
+            piped = setting.group < self.profile.devices
+            late, ahead = late + inputs, inputs + 2 * setting.samples * moved_bytes(self.profile, sublayer)[1] * piped
+        return FREED_LATE * late + ahead
 
     def _keys_bytes(self, sublayer: str, strategy: Strategy, rows: int) -> tuple[int, int]:
         """Of attention on pieces of samples: what is kept beside what whole samples of their tokens keep, and what is held for
@@ -184,11 +206,9 @@ class StreamedCosts(JointCosts):
         joined = rows * part.tokens * part.heads // share.tp * part.width * part.element_bytes * part.in_halves
         return joined + (0 if share.again else share.graph_bytes(rows)), whole + made * share.again
 
-    def _ahead_bytes(self, layout: Strategy) -> int:
-        """Room for the parameters of another unit, which are gathered ahead in ZeRO's stage 3."""
-        if layout.zero_stage < 3:
-            return 0
-        return max(self.lanes.parameters(unit, layout) for unit in self.lanes.counts) * DTYPE_BYTES[self.model.dtype]
+    def _largest_bytes(self, strategy: Strategy) -> int:
+        """The parameters of a tensor-parallel rank of the largest unit."""
+        return max(self.lanes.parameters(unit, strategy) for unit in self.lanes.counts) * DTYPE_BYTES[self.model.dtype]
 
     def _tied(self, setting: Setting) -> Tied | None:
         tied = super()._tied(setting)

@@ -22,6 +22,7 @@ class Links:
 
     meshed: so many devices have a link for each two of them, so that a group uses those among its members alone; 0 of none.
     bridged, bridge_bytes_per_s: so many neighbours send as much among themselves, where a node has faster links for some.
+    host_bytes_per_s, host_ns: of copies between a device and its host, either way; 0 where nothing is known of the host.
     """
 
     node: int
@@ -32,6 +33,8 @@ class Links:
     meshed: int = 0
     bridged: int = 1
     bridge_bytes_per_s: float = 0.0
+    host_bytes_per_s: float = 0.0
+    host_ns: float = 0.0
 
     @classmethod
     def of(cls, sheet: DeviceSheet, table: EfficiencyTable, devices: int, network_bytes_per_s: float | None = None) -> Links:
@@ -56,7 +59,9 @@ class Links:
         step = PCIE_NS if islands and islands[-1].latency_ns >= PCIE_NS else STEP_NS
         within = network.link(range(node)).bandwidth_bytes_per_s if node > 1 else LONE_BYTES_PER_S
         across = network.link((0, node)).bandwidth_bytes_per_s if cluster.devices > node else within
-        return cls(node, within, across, step, meshed=islands[-1].devices if islands and islands[-1].meshed else 0)
+        meshed, host = islands[-1].devices if islands and islands[-1].meshed else 0, cluster.nodes[0].host
+        copied, copy_ns = (host.link.bandwidth_bytes_per_s, host.link.latency_ns) if host else (0.0, 0.0)
+        return cls(node, within, across, step, meshed=meshed, host_bytes_per_s=copied, host_ns=copy_ns)
 
     def bytes_per_s(self, ranks: int, stride: int) -> float:
         """What a device of a ring sends, of ranks so far apart, all such groups at once."""
@@ -81,6 +86,10 @@ class Links:
         steps = (ranks - nodes) * self.within_ns + (nodes - 1) * self.across_ns if nodes > 1 else (ranks - 1) * self.within_ns
         moved = message_bytes * (ranks - 1) / ranks / self.bytes_per_s(ranks, stride) * 1e9
         return phases * (moved + steps) + LAUNCH_NS
+
+    def copy_ns(self, message_bytes: float) -> float:
+        """A copy between a device and its host, which is known."""
+        return message_bytes / self.host_bytes_per_s * 1e9 + self.host_ns
 
     def message_ns(self, message_bytes: float, distance: int) -> float:
         """One message between ranks so far apart."""

@@ -95,6 +95,10 @@ class Prices:
         """A collective of data-parallel ranks."""
         return self.whole(self.links.collective_ns(phases, message_bytes, ranks, stride))
 
+    def copy_ns(self, message_bytes: float) -> int:
+        """A copy between a device and its host."""
+        return self.whole(self.links.copy_ns(message_bytes))
+
     def in_layer_ns(self, sublayer: str, message_bytes: float, ranks: int, stride: int) -> int:
         """What one unit takes of gathering the parameters of its layer, or of reducing its gradients, in every micro-batch
         (ZeRO's stages 2 and 3). Frameworks move whole layers, one ahead, where programs move units: each has the part of the

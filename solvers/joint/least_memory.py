@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from trainplan.formulations.joint.enumeration import solution_count, solutions
 from trainplan.formulations.joint.evaluation import Evaluation, evaluate, over_memory
-from trainplan.formulations.joint.problem import Instance, Solution
+from trainplan.formulations.joint.problem import Configuration, Instance, Solution
 from trainplan.solvers.core.result import Infeasibility, short_of_memory
 from trainplan.solvers.joint.filling import LARGEST, excess_bytes, ways
 
@@ -103,6 +103,14 @@ def _over_host(instance: Instance, places: Sequence[int], solution: Solution) ->
     return any(room is not None and need > room for room, need in zip(rooms, needs, strict=True))
 
 
+def _may_offload(instance: Instance, configuration: Configuration) -> bool:
+    """Whether units could have their inputs on the host, and no option has."""
+    origin = instance.provenance
+    tables = [table for each in configuration.tables for table in each.units]
+    there = any("hidden" in option.host for table in tables for option in table.options)
+    return origin.get("cost_model") == "streams" and origin.get("cp") == "1" and not there
+
+
 def reason(instance: Instance, solution: Solution, evaluation: Evaluation) -> Infeasibility:
     """Why the solution of least memory does not fit, and what to change."""
     configuration = instance.configurations[solution.configuration]
@@ -114,5 +122,7 @@ def reason(instance: Instance, solution: Solution, evaluation: Evaluation) -> In
         advice = "use a --cluster of more devices: the model states alone do not fit"
     else:
         advice = f"take a smaller --batch than {instance.batch}, or a --cluster of more devices"
+        if _may_offload(instance, configuration):
+            advice = f"keep inputs of units on the host (--host hidden); or {advice}"
     name = f"{instance.units[worst.peak_unit].name} in stage {x} ({configuration})"
     return short_of_memory(limit, worst.peak_bytes, worst.peak_unit, name, worst.state_bytes, advice)

@@ -17,7 +17,7 @@ from trainplan.execution.run.processes import sound_programs
 from trainplan.execution.walk import frees
 from trainplan.execution.walk.checks import races
 from trainplan.execution.walk.frees import LAG, Frees, deferred_frees
-from trainplan.execution.walk.memory import Backend, memory_walk
+from trainplan.execution.walk.memory import Backend, memory_walk, peak_buffers
 from trainplan.formulations.memory_switches.switches import Switches
 from trainplan.profiling.base.processes import run_workers
 
@@ -214,6 +214,16 @@ def test_frees_with_switches_are_not_held_for_the_whole_step() -> None:
     for program in (plain, shared):
         assert not any(deferred_frees(program).waits), "computations wait for the one other lane all the time"
     assert memory_walk(shared, "streams").peak_bytes < 1.1 * memory_walk(shared).peak_bytes
+
+
+def test_whole_gradients_are_given_back_a_few_units_after_they_are_reduced() -> None:
+    """In ZeRO's stage 2 computations need nothing of the lane that reduces them."""
+    model = GPT2.with_fields(n_layer=24, sequence=16)
+    program = compile_plan(plan_of(model, ["sdp2-zero2"] * len(model.units), 2, micro_batches=2))[0]
+    walk = memory_walk(program, "streams")
+    whole = [name for name in peak_buffers(program, walk) if name.startswith("whole-gradient.")]
+    assert len(whole) <= LAG + 2 and walk.peak_bytes < 1.1 * memory_walk(program).peak_bytes
+    assert any(deferred_frees(program).waits) and not any(deferred_frees(program, "compute").waits)
 
 
 def test_a_name_is_written_anew_only_once_its_memory_is_back() -> None:
