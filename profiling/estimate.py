@@ -8,8 +8,9 @@ A product of (m, k) by (k, n) takes the longer of
 and everything else (norms, activations, softmax, residuals) the bytes it touches over the memory bandwidth; each kernel takes
 at least `kernel_ns`. Where a kind has efficiencies of classes of kernels and precisions, these count: the memory's bandwidth is
 what it reaches of it, and a fused attention core, whose tiles fill the device and whose scores are never in memory, has a curve
-of its queries and keys alone. A backward pass repeats the products twice (fused attention two and a half times, for it
-recomputes). AdamW reads four and writes three numbers for each parameter, in half precision with fp32 copies and moments.
+of its queries and keys, and one of its heads' width. A backward pass repeats the products twice (fused attention two and a half
+times, for it recomputes). AdamW reads four and writes three numbers for each parameter, in half precision with fp32 copies and
+moments.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def operator_ns(
         elements = m * k + k * n + m * n
     else:
         keys, width, d = (n, k, core.half_size) if operator.core == "scores" else (k, n, core.half_size)
-        share = core.value * m / (m + d) * keys / (keys + d)
+        share = core.value * core.of_width(width) * m / (m + d) * keys / (keys + d)
         elements = (m + keys) * width
     compute = operator.flops * work / (kind.flops_per_s[precision] * share) * 1e9
     moved = elements * operator.count * element_bytes * work / memory_bytes_per_s * 1e9

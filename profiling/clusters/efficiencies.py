@@ -1,8 +1,14 @@
 """What kernels and links reach of their peaks: assumed, or fitted to measured runs; kept in one data file.
 
 A kernel is of one of three classes. A matrix product of m x k by k x n reaches `value` of the peak of its precision times
-d / (d + half_size) for each of its three sizes d; a fused attention core the same for its queries and its keys; what only
-reads and writes memory (norms, activations, softmax, residuals) `value` of the memory's bandwidth.
+d / (d + half_size) for each of its three sizes d; a fused attention core the same for its queries and its keys, with heads of
+WIDE numbers, and less with narrower ones; what only reads and writes memory (norms, activations, softmax, residuals) `value` of
+the memory's bandwidth.
+
+A core also takes an exponential for each score, whatever the width w of its heads, on units of their own: 16 in each clock of
+an NVIDIA multiprocessor (CUDA's programming guide, arithmetic instructions), whose products are of 2,048 operations then (A100;
+4,096 of an H100, 8,192 of a B200). That is as long as a head's two products, of 4 w operations for each score, at a w of 32, 64
+and 128. Half of it is taken to run beside products, so that `half_width` is half of that w.
 """
 
 from __future__ import annotations
@@ -23,6 +29,7 @@ Level = Literal[
     "host-pcie-3", "host-pcie-4", "host-pcie-5", "host-c2c",
 ]
 # fmt: on
+WIDE = 128  # numbers of a head
 Ratio = Annotated[float, Field(gt=0, le=1)]
 RelativeError = Annotated[float, Field(ge=0, le=10, allow_inf_nan=False)]
 
@@ -31,7 +38,8 @@ class Efficiency(Record):
     """What kernels of one class reach of a device's peak.
 
     precision: of the peak; left out, all that have no efficiency of their own. half_size: the size of a matrix, or the number
-    of queries or keys, at which half of `value` is left; without meaning for `memory`. error: half-width of the interval around
+    of queries or keys, at which half of `value` is left; without meaning for `memory`. half_width: of `attention`, the width of
+    heads at which what runs of exponentials by itself takes as long as products. error: half-width of the interval around
     an estimated time, relative to it, that is meant to hold 80 % of measured times. device: the kind that it was fitted to or
     assumed for, which may be another one than it stands for; limited_by: why it is then less than that one's.
     """
@@ -40,10 +48,16 @@ class Efficiency(Record):
     precision: Precision | None = None
     value: Ratio
     half_size: Annotated[int, Field(ge=0, le=2**20)] = 0
+    half_width: Annotated[int, Field(ge=0, le=2**10)] = 0
     error: RelativeError
     origin: Literal["fitted", "assumed"]
     device: Annotated[str, Field(min_length=1)]
     limited_by: Literal["power", "vendor"] | None = None
+
+    def of_width(self, width: int) -> float:
+        """The part of `value` that attention with heads of this width reaches."""
+        width = min(width, WIDE)
+        return width / (width + self.half_width) * (WIDE + self.half_width) / WIDE
 
     def origin_for(self, kind: str) -> str:
         """Where it is from, for a kind of device of this name: ``assumed``, or ``fitted, of H100-SXM5 80 GB``."""

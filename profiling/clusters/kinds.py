@@ -114,6 +114,7 @@ def _borrowed(name: str, fit: KernelFit, precision: Precision | None) -> Efficie
         precision=precision,
         value=round(value, 4),
         half_size=fit.half_size,
+        half_width=fit.half_width,
         error=round(error, 4),
         origin=fit.origin,
         device=theirs.name,

@@ -105,8 +105,9 @@ class Fit:
                 continue
             assert key.kernel is not None
             like = device_kind(key.device, self.table).reached(key.kernel, key.precision or "bfloat16")
-            half = like.half_size if like is not None else 0
-            names: Any = {"device": key.device, "kernel": key.kernel, "precision": key.precision, "half_size": half}
+            names: Any = {"device": key.device, "kernel": key.kernel, "precision": key.precision}
+            if like is not None:
+                names |= {"half_size": like.half_size, "half_width": like.half_width}
             kernels.append(KernelFit(**names, **fitted))
         return EfficiencyTable(kernels=kernels, links=links)
 
