@@ -50,7 +50,8 @@ class Framework:
     are padded to a multiple of so many numbers on each tensor-parallel rank. gradient_bytes: of a gradient that is summed;
     copied_bytes: of the optimizer's own copy of it.
     logit_bytes: of a logit at the peak of the loss. fixed_bytes: of libraries' workspaces and of buffers for reductions.
-    ends_ns: what a step takes beside: data, logs, the norm of gradients on the host.
+    ends_ns: what a step takes beside: data, logs, the norm of gradients on the host. issue_ns: what the host takes to issue a
+    transformer layer's forward pass, half as long again for its backward pass; a pass of kernels that are shorter takes that.
     """
 
     name: str
@@ -70,6 +71,7 @@ class Framework:
     drops: bool = False
     fixed_bytes: int = 80 * 2**20
     ends_ns: int = 5_000_000
+    issue_ns: int = 0
 
 
 @dataclass(frozen=True)

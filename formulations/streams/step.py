@@ -22,6 +22,7 @@ from trainplan.profiling.clusters.cluster import DeviceKind
 from trainplan.profiling.models.model import Model, Unit
 
 OPTIMIZER_BYTES = 36  # read and written for each parameter by AdamW with fp32 copies: gradients twice, for their norm, too
+BACKWARD_ISSUE = 1.5  # what the host takes to issue a backward pass, over its forward pass
 LEAST_BUCKETS = 8  # that gradients are reduced in, and parameters gathered
 JITTER = 0.004  # of the step, for each doubling of the devices beyond one node, assumed
 
@@ -158,7 +159,8 @@ def _chunk_ns(
         share = layout.recompute.share(unit.layer - first) if unit.kind not in ("embedding", "head") else 0.0
         forward += each.ahead_ns
         backward += each.backward_ns + each.backward_gathered_ns + share * each.ahead_ns + (1 - share) * each.again_ns
-    return forward, backward
+    issued = chunk.layers * layout.framework.issue_ns
+    return max(forward, issued), max(backward, BACKWARD_ISSUE * issued)
 
 
 def _data_ns(

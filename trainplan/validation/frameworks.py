@@ -21,6 +21,9 @@ from trainplan.validation.rows import Run
 
 MEGATRON_2022 = replace(MEGATRON, name="Megatron-LM of 2022", messages_behind=False, fused_attention=False, drops=True)
 LOCAL_BYTES = 64 * 2**20  # more that Megatron-Core's own layers take without Transformer Engine's
+# Of Megatron-LM's functional tests, whose layers are so small that a step takes what the host does: 10 % off in the mean of the
+# 20 that are shared, by these two numbers.
+ISSUE_NS, TESTS_ENDS_NS = 2_600_000, 20_000_000
 NEMO = replace(MEGATRON, name="NeMo", gradients_behind=True, parameters_ahead=True, tensor_beside=0.7, gradient_bytes=2)
 FSDP = Framework("PyTorch FSDP", gradients_behind=True, parameters_ahead=True, memory_passes=2.0)
 COMPOSER = replace(FSDP, name="Composer", loss_passes=1.5, logit_bytes=4)  # with its fused cross-entropy
@@ -86,7 +89,9 @@ def framework_of(run: Run) -> Framework:
         resumes = "resume" in run.model and "dracooci" not in note
         unfused = ("attention-softmax-in-fp32" in note and not resumes) or "transformer-impl local" in note
         fixed = chosen.fixed_bytes + LOCAL_BYTES * ("transformer-impl local" in note)
-        chosen = replace(chosen, drops=True, fused_attention=not unfused, fixed_bytes=fixed)
+        chosen = replace(chosen, drops=True, fused_attention=not unfused, fixed_bytes=fixed, ends_ns=TESTS_ENDS_NS)
+    if "launch-bound" in note:
+        chosen = replace(chosen, issue_ns=ISSUE_NS)
     if re.search(r"\bmp pure\b", note):  # Composer's mixed precision with gradients reduced in the parameters' dtype
         chosen = replace(chosen, gradient_bytes=2)
     return chosen

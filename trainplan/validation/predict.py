@@ -17,6 +17,7 @@ from trainplan.validation.layouts import LaidRun, laid_run
 from trainplan.validation.rows import Run
 
 GIB = 2**30
+ISSUE_ERROR = 0.15  # added to that of a step which is the host's
 MEMORY_ERROR = 0.05  # of peaks: what is larger than the memory by no more than that is not called infeasible
 
 
@@ -170,4 +171,5 @@ def interval(laid: LaidRun, table: EfficiencyTable) -> tuple[float, float, tuple
         for each in kind.efficiencies
         if each.precision in (laid.layout.precision, laid.layout.base, None) and each.device != laid.sheet.name
     )
-    return 1 / (1 + product.error), 1 + product.error, borrowed
+    error = product.error + ISSUE_ERROR * bool(laid.layout.framework.issue_ns)
+    return 1 / (1 + error), 1 + error, borrowed
