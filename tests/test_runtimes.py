@@ -63,6 +63,8 @@ def test_the_price_of_a_runtime_is_printed() -> None:
         ({"for_": "torchtitan", "model": "gpt2", "sequence": 1024}, "torchtitan, which has no gpt2 models; give megatron or"),
         ({"for_": "torchtitan", "model": "llama3.2-1b"}, "torchtitan, which has no heads tied to the embedding"),
         ({"for_": "accelerate", "zero": "1"}, "give some of 0,2,3: accelerate runs no other"),
+        ({"for_": "megatron", "host": "hidden"}, "megatron has no hidden there; leave it out, or give for trainplan"),
+        ({"for_": "deepspeed", "host": "all,cpu"}, "give some of optimizer, parameters, hidden"),
     ],
 )
 def test_what_a_runtime_does_not_run_is_refused(asked: dict[str, str], said: str) -> None:

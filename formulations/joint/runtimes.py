@@ -152,7 +152,7 @@ def within_runtime(request: Request) -> Request:
         "one_strategy": runtime.one_strategy or options["one_strategy"],
         "by_unit": runtime.cuts_layers and options["by_unit"],
         "sliced": options["sliced"] if runtime.sliced else 0,
-        "host": _host(runtime, options["host"]),
+        "host": _host(name, options["host"]),
     }
     if runtime.one_stage:
         if options["pipeline"] not in (None, 1):
@@ -178,7 +178,13 @@ def _under_fsdp(request: Request) -> Request:
     return replace(request, options={**options, "zero": zero})
 
 
-def _host(runtime: Runtime, asked: str) -> str:
-    """What units may keep on the host, of what is asked for."""
-    words = set(runtime.host) if asked.strip() == "all" else {word.strip() for word in asked.split(",")} & set(runtime.host)
+def _host(name: str, asked: str) -> str:
+    """What units may keep on the host, of what is asked for. Raises InputError where the runtime does not have that."""
+    has, words = RUNTIMES[name].host, {word.strip() for word in asked.split(",")} - {"none"}
+    if words == {"all"}:
+        return ",".join(sorted(has)) or "none"
+    if missing := words - set(has):
+        able = [each for each, other in RUNTIMES.items() if words <= set(other.host)]
+        fix = f"leave it out, or give --for {' or '.join(able)}" if able else f"give some of {', '.join(HOST_PARTS)}"
+        raise InputError(COMMAND_LINE, "--host", f"is {asked}, and {name} has no {', '.join(sorted(missing))} there", fix)
     return ",".join(sorted(words)) or "none"
