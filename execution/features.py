@@ -41,6 +41,8 @@ def features(plan: Plan) -> Iterator[Feature]:
         layout, text = f"{where}.{unit.field}", repr(str(strategy))
         if strategy.degree("cp") > 1:
             yield Feature("context parallelism", layout, text, "levels of dp, sdp and tp")
+        if strategy.exchanges_heads:
+            yield Feature("exchange of heads", f"{where}.layout.exchange", "'heads'", "'keys'")
         if strategy.degree("ep") > 1:
             yield Feature("expert parallelism", layout, text, "levels of dp, sdp and tp")
         if strategy.zero_stage in (1, 2):

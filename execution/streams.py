@@ -7,6 +7,8 @@ take what those of the plan would.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from trainplan.execution.compile.pieces import ORDER
 from trainplan.execution.judge import Judged, issued_as, judge_by
 from trainplan.execution.standing_in import standing_in
@@ -44,7 +46,7 @@ def layout_of(plan: Plan) -> RunLayout:
     layered = [planned for unit, planned in zip(model.units, plan.units, strict=True) if unit.kind in LAYERED]
     for place, unit in enumerate(plan.units):
         strategy, field = unit.strategy, f"units[{place}].{unit.field}"
-        if (strategy.levels, strategy.zero, strategy.sequence_parallel) != (first.levels, first.zero, first.sequence_parallel):
+        if replace(strategy, ckpt=False, modules=()) != replace(first, ckpt=False, modules=()):
             raise InputError(
                 "plan", field, f"is {str(strategy)!r}", f"give {first}, as units[0] has, or leave --cost-model out"
             )
@@ -75,4 +77,5 @@ def layout_of(plan: Plan) -> RunLayout:
         micro=plan.batch.global_samples // plan.batch.micro_batches // first.data_degree,
         batch=plan.batch.global_samples,
         framework=OVERLAPPED,
+        exchange=first.exchange,
     )

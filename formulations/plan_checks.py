@@ -10,7 +10,7 @@ from trainplan.formulations.instances import check_length
 from trainplan.formulations.step.schedules import most_sliced
 from trainplan.formulations.strategies import Strategy, wrong_group
 from trainplan.profiling.base.errors import InputError, shown
-from trainplan.profiling.models.sublayers import why_not_shared
+from trainplan.profiling.models.sublayers import why_no_head_share, why_not_shared
 
 if TYPE_CHECKING:
     from trainplan.formulations.plan import Plan
@@ -48,6 +48,11 @@ def check_plan(plan: Plan) -> None:
             printed = unit.field == "strategy"
             field, problem = (field, problem) if printed else (f"units[{position}].layout.sequence_parallel", "is true")
             raise InputError("", field, problem, f"{'leave sp out' if printed else 'give false'}: {why}")
+        if strategy.exchanges_heads and (why := why_no_head_share(part, tp, strategy.degree("cp"))):
+            keys = replace(strategy, exchange="keys")
+            printed = unit.field == "strategy"
+            field, problem = (field, problem) if printed else (f"units[{position}].layout.exchange", "is 'heads'")
+            raise InputError("", field, problem, f"give {str(keys) if printed else 'keys'!r}: {why}")
         if even and samples // parts % strategy.data_degree:
             raise InputError("", field, problem, f"give a dp x sdp degree that divides {samples // parts} samples")
     if plan.batch.shares is not None:

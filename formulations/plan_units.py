@@ -18,7 +18,7 @@ from pydantic import (
     model_validator,
 )
 from trainplan.formulations.memory_switches.switches import SWITCHES, Switches
-from trainplan.formulations.strategies import Module, Paradigm, Strategy, parse_strategy
+from trainplan.formulations.strategies import Exchange, Module, Paradigm, Strategy, parse_strategy
 from trainplan.profiling.base.errors import InputError, shown
 from trainplan.profiling.base.files import Record
 
@@ -49,10 +49,12 @@ class Layout(Brief):
     """How the ranks of a stage share a unit's work. levels: axis and degree, from the slowest links to the fastest; ranks are
     numbered in mixed radix, the first level outermost. dp and sdp split the samples, cp the tokens of each, tp the weights, ep
     the experts of a layer that has some. sequence_parallel: whether tensor-parallel ranks also share the tokens of what lies
-    between their matrices."""
+    between their matrices. exchange: what the ranks of a cp level exchange for attention's core: `keys` and values of all
+    tokens, or `heads`, of which each rank then has a part with all tokens (all-to-all, as DeepSpeed-Ulysses)."""
 
     levels: list[Level] = Field(default=[])
     sequence_parallel: bool = False
+    exchange: Exchange = "keys"
 
 
 class States(Brief):
@@ -145,6 +147,10 @@ class PlannedUnit(Brief):
             raise InputError("", "states.zero", f"is {zero}", fix)
         if self.layout.sequence_parallel and "tp" not in axes:
             raise InputError("", "layout.sequence_parallel", "is true", "leave it out, or give layout.levels a tp level")
+        if self.layout.exchange != "keys" and "cp" not in axes:
+            raise InputError(
+                "", "layout.exchange", f"is {self.layout.exchange!r}", "leave it out, or give layout.levels a cp level"
+            )
         modules = self.activations.recompute
         if isinstance(modules, list) and sorted(set(modules)) != modules:
             fix = f"give {shown(sorted(set(modules)) or 'none')}"
@@ -164,7 +170,8 @@ class PlannedUnit(Brief):
         """Layout, ZeRO stage and recomputation as the strategy of a planner."""
         levels, recompute = tuple((level.axis, level.degree) for level in self.layout.levels), self.activations.recompute
         modules = tuple(recompute) if isinstance(recompute, list) else ()
-        return Strategy(levels, recompute == "full", self.states.zero or 3, self.layout.sequence_parallel, modules)
+        layout, zero = self.layout, self.states.zero or 3
+        return Strategy(levels, recompute == "full", zero, layout.sequence_parallel, modules, layout.exchange)
 
     @cached_property
     def field(self) -> str:
@@ -224,7 +231,7 @@ def _of_strategy(strategy: Strategy, states: States, hidden: Residence = "device
     recompute: Any = "full" if strategy.ckpt else list(strategy.modules) or "none"
     levels = [Level(axis=axis, degree=degree) for axis, degree in strategy.levels]
     return {
-        "layout": Layout(levels=levels, sequence_parallel=strategy.sequence_parallel),
+        "layout": Layout(levels=levels, sequence_parallel=strategy.sequence_parallel, exchange=strategy.exchange),
         "states": states,
         "activations": Activations(recompute=recompute, hidden=hidden),
     }

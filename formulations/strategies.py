@@ -8,6 +8,10 @@ and tp of degrees 2, 4, 8, ... alone.
 Ranks of an sdp level share the model states, all of them (ZeRO stage 3) unless `-zero1` (the optimizer's) or `-zero2`
 (gradients, too) is written; beside a dp level, whose ranks hold copies, that is hybrid sharding. `-sp` is sequence
 parallelism along tp; `-ckpt` recomputes everything, `-ckpt:attention+norms` what these modules keep.
+
+Ranks of a cp level split the tokens of each sample. For attention's core they exchange keys (`cp4`): each rank gets the keys
+and values of all tokens, as around a ring (Liu et al., 2023); or heads (`cp4h`): an all-to-all gives each rank all tokens of
+its part of the heads, and another one gives results back (DeepSpeed-Ulysses, Jacobs et al., 2023).
 """
 
 from __future__ import annotations
@@ -24,10 +28,13 @@ from trainplan.profiling.base.errors import InputError
 
 Paradigm = Literal["dp", "sdp", "tp", "cp", "ep"]
 Module = Literal["activation", "attention", "loss", "norms"]  # what a sub-layer may compute again by itself
+Exchange = Literal["keys", "heads"]  # what context-parallel ranks exchange for attention's core
 Digit = tuple[int, int]  # of a rank: distance between the ranks of neighbouring values, and the number of values
 PARADIGMS: tuple[Paradigm, ...] = get_args(Paradigm)
 TREE: tuple[Paradigm, ...] = ("dp", "sdp", "tp")  # those of the papers' decision trees
 MODULES: tuple[Module, ...] = get_args(Module)
+EXCHANGES: tuple[Exchange, ...] = get_args(Exchange)
+HEADS_WORD = "h"  # behind the degree of a cp level whose ranks exchange heads
 ZERO: dict[str | None, Literal[1, 2, 3]] = {"1": 1, "2": 2, None: 3}  # stages as they are written
 DATA: frozenset[Paradigm] = frozenset({"dp", "sdp"})  # those that split the samples
 
@@ -37,7 +44,8 @@ class Strategy:
     """How one layer is parallelised: levels from the slowest links to the fastest, and whether it is recomputed (CKPT).
 
     zero: the ZeRO stage of an sdp level, 1, 2 or 3 (3 without one). sequence_parallel: whether what lies between the matrices
-    of tensor-parallel ranks is shared, too. modules: those that are recomputed, in order, where not all is.
+    of tensor-parallel ranks is shared, too. modules: those that are recomputed, in order, where not all is. exchange: what the
+    ranks of a cp level exchange for attention's core; keys without one.
     """
 
     levels: tuple[tuple[Paradigm, int], ...] = ()
@@ -45,6 +53,7 @@ class Strategy:
     zero: Literal[1, 2, 3] = 3
     sequence_parallel: bool = False
     modules: tuple[Module, ...] = ()
+    exchange: Exchange = "keys"
 
     @classmethod
     def of(cls, *levels: tuple[Paradigm, int], ckpt: bool = False) -> Strategy:
@@ -52,7 +61,8 @@ class Strategy:
         return cls(tuple(level for level in levels if level[1] > 1), ckpt)
 
     def __str__(self) -> str:
-        words = [f"{paradigm}{degree}" for paradigm, degree in self.levels] or ["single"]
+        marks = {"cp": HEADS_WORD if self.exchanges_heads else ""}
+        words = [f"{paradigm}{degree}{marks.get(paradigm, '')}" for paradigm, degree in self.levels] or ["single"]
         words += [f"zero{self.zero}"] * (self.zero < 3) + ["sp"] * self.sequence_parallel
         words += ["ckpt"] * self.ckpt + [f"ckpt:{'+'.join(self.modules)}"] * bool(self.modules)
         return "-".join(words)
@@ -69,6 +79,11 @@ class Strategy:
     def zero_stage(self) -> Literal[0, 1, 2, 3]:
         """What of the model states is shared: 0 without an sdp level, else 1, 2 or 3."""
         return self.zero if self.degree("sdp") > 1 else 0
+
+    @property
+    def exchanges_heads(self) -> bool:
+        """Whether context-parallel ranks get all tokens of their part of the heads for attention's core (all-to-all)."""
+        return self.exchange == "heads" and self.degree("cp") > 1
 
     @property
     def shares_parameters(self) -> bool:
@@ -159,22 +174,30 @@ def without_cp(strategy: Strategy) -> Strategy:
     data: Paradigm = "sdp" if strategy.degree("sdp") > 1 else "dp"
     degrees: dict[Paradigm, int] = {paradigm: each for paradigm, each in strategy.levels if paradigm != "cp"}
     degrees[data] = degrees.get(data, 1) * degree
-    return replace(strategy, levels=tuple((paradigm, degrees[paradigm]) for paradigm in TREE if paradigm in degrees))
+    levels = tuple((paradigm, degrees[paradigm]) for paradigm in TREE if paradigm in degrees)
+    return replace(strategy, levels=levels, exchange="keys")
 
 
 def parse_strategy(text: str, where: str = "strategy", field: str = "", group: int | None = None) -> Strategy:
     """The strategy written as `text`; with `group`, its degrees must multiply to it. Raises InputError."""
     example = f"dp{group}" if group and group > 1 else "single" if group == 1 else "dp2-tp4-ckpt"
-    match = re.fullmatch(r"(single|[a-z]+\d+(?:-[a-z]+\d+)*?)(?:-zero([12]))?(-sp)?(?:-ckpt(?::([a-z]+(?:\+[a-z]+)*))?)?", text)
+    match = re.fullmatch(
+        r"(single|[a-z]+\d+h?(?:-[a-z]+\d+h?)*?)(?:-zero([12]))?(-sp)?(?:-ckpt(?::([a-z]+(?:\+[a-z]+)*))?)?", text
+    )
     fix = f"give levels of dp, sdp and tp with degrees, such as {example!r}"
     if match is None:
         raise InputError(where, field, f"is {text!r}", fix)
     body, zero, sequence_parallel, names = match.groups()
     levels: list[tuple[Paradigm, int]] = []
+    exchange: Exchange = "keys"
     for part in body.split("-") if body != "single" else []:
-        level = re.fullmatch(rf"({'|'.join(PARADIGMS)})([1-9]\d{{0,6}})", part)
+        level = re.fullmatch(rf"({'|'.join(PARADIGMS)})([1-9]\d{{0,6}})({HEADS_WORD}?)", part)
         if level is None:
             raise InputError(where, field, f"is {text!r}", fix)
+        if level[3]:
+            if level[1] != "cp":
+                raise InputError(where, field, f"is {text!r}", f"write {HEADS_WORD} behind a cp level alone, such as cp4h")
+            exchange = "heads"
         degree = int(level[2])
         if degree < 2:
             raise InputError(where, field, f"is {text!r}", f"give degrees of 2 or more, such as {example!r}")
@@ -185,7 +208,7 @@ def parse_strategy(text: str, where: str = "strategy", field: str = "", group: i
     if wrong := sorted(set(modules) - set(MODULES)):
         raise InputError(where, field, f"is {text!r}, which recomputes {wrong[0]!r}", f"name some of {', '.join(MODULES)}")
     ckpt = text.endswith("-ckpt")
-    strategy = Strategy(tuple(levels), ckpt, ZERO[zero], sequence_parallel is not None, modules)
+    strategy = Strategy(tuple(levels), ckpt, ZERO[zero], sequence_parallel is not None, modules, exchange)
     if zero and strategy.degree("sdp") == 1:
         raise InputError(where, field, f"is {text!r}", f"leave zero{zero} out, or give an sdp level, which shares states")
     if sequence_parallel and strategy.degree("tp") == 1:

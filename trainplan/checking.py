@@ -257,7 +257,8 @@ def request_of_claim(plan: Plan, evidence: PlanEvidence, profile: Profile | None
     """The request that a plan is the answer to, as the evidence of its claim has it. Raises InputError."""
     assert plan.claim is not None
     asked = {parameter.name: parameter for parameter in problem(plan.claim.problem).parameters}
-    options = {name: asked[name].value(value) if name in asked else value for name, value in evidence.options.items()}
+    options = {name: parameter.default for name, parameter in asked.items()}  # where the evidence is older than some
+    options |= {name: asked[name].value(value) if name in asked else value for name, value in evidence.options.items()}
     return Request(
         plan.planned_model() if profile is None or profile.described_model is not None else None,
         None if evidence.cluster is None else Cluster.model_validate(evidence.cluster),

@@ -11,6 +11,7 @@ from trainplan.formulations.joint.space import SCHEDULES, ZERO_STAGES, Space, Ze
 from trainplan.formulations.joint.tables import HOST_PARTS, HostPart
 from trainplan.formulations.parameters import MICRO_BATCHES, PIPELINE, Parameter
 from trainplan.formulations.request import Request
+from trainplan.formulations.strategies import EXCHANGES, Exchange
 from trainplan.profiling.base.errors import COMMAND_LINE, InputError, shown
 
 SCHEDULE = Parameter("schedule", str, "orders of passes to choose from: one of them, or all", "1f1b", (*SCHEDULES, "all"))
@@ -37,10 +38,18 @@ COST_MODEL = Parameter(
     ("auto", "streams", "executed"),
 )
 CP = Parameter("cp", str, "context-parallel degrees to choose from, of the cost model streams, such as 1,2,4", "1")
+CP_EXCHANGE = Parameter(
+    "cp_exchange",
+    str,
+    "what context-parallel ranks exchange for attention: keys (and values, around a ring); heads, by all-to-alls, as "
+    "DeepSpeed-Ulysses; any: both are tried",
+    "keys",
+    (*EXCHANGES, "any"),
+)
 FP8 = Parameter("fp8", bool, "products of transformer layers in 8 bits, of the cost model streams", False)
 PARAMETERS = (
     PIPELINE, MICRO_BATCHES, SCHEDULE, SLICED, CHUNKS, BY_UNIT, ZERO, HYBRID, SEQUENCE_PARALLEL, MODULES, HOST,
-    COST_MODEL, CP, FP8,
+    COST_MODEL, CP, CP_EXCHANGE, FP8,
 )  # fmt: skip
 
 
@@ -87,7 +96,7 @@ def cost_model_of(request: Request) -> str:
         if refusal:
             raise InputError(COMMAND_LINE, COST_MODEL.flag, "is streams", f"give executed: {refusal}")
         return chosen
-    for parameter in (CP, FP8):
+    for parameter in (CP, CP_EXCHANGE, FP8):
         if request.options[parameter.name] != parameter.default:
             why = refusal or "leave --cost-model out"
             problem = f"is {request.options[parameter.name]}, which the cost model executed does not have"
@@ -101,6 +110,16 @@ def cp_degrees(options: Mapping[str, Any]) -> tuple[int, ...]:
     if not all(word.isdecimal() and int(word) for word in words):
         raise InputError(COMMAND_LINE, CP.flag, f"is {shown(options[CP.name])}", "give degrees of at least 1, such as 1,2,4")
     return tuple(sorted(map(int, words)))
+
+
+def cp_choices(options: Mapping[str, Any]) -> list[tuple[int, Exchange]]:
+    """The context-parallel degrees that all units may have, with what their ranks exchange. Raises InputError."""
+    degrees, asked = cp_degrees(options), options[CP_EXCHANGE.name]
+    if asked != CP_EXCHANGE.default and degrees == (1,):
+        fix = f"give {CP.flag} of at least 2, or leave it out: one rank exchanges nothing"
+        raise InputError(COMMAND_LINE, CP_EXCHANGE.flag, f"is {asked}, with {CP.flag} 1", fix)
+    exchanges = EXCHANGES if asked == "any" else (asked,)
+    return [(degree, exchange) for degree in degrees for exchange in (exchanges if degree > 1 else EXCHANGES[:1])]
 
 
 def _zero_stages(text: str) -> tuple[ZeroStage, ...]:

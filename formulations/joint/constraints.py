@@ -8,7 +8,7 @@ from dataclasses import replace
 from math import lcm, prod
 from typing import Any
 
-from trainplan.formulations.joint.asked import CHUNKS, PARAMETERS, SCHEDULE, SLICED, ZERO
+from trainplan.formulations.joint.asked import CHUNKS, CP, CP_EXCHANGE, PARAMETERS, SCHEDULE, SLICED, ZERO
 from trainplan.formulations.joint.costs import tp_degrees
 from trainplan.formulations.joint.first_layers import RECOMPUTE_FIRST
 from trainplan.formulations.joint.runtimes import FOR, RUNTIMES
@@ -52,7 +52,9 @@ def restrictions(options: Mapping[str, Any]) -> list[str]:
     texts = []
     for parameter in (*PARAMETERS, *CONSTRAINTS):
         value, name = options.get(parameter.name, parameter.default), parameter.name
-        if parameter is CHUNKS or (value == WIDEST.get(name, parameter.default) and parameter is not SLICED):
+        if parameter is CHUNKS or (value == WIDEST.get(name, parameter.default) and parameter not in (SLICED, CP_EXCHANGE)):
+            continue
+        if parameter is CP_EXCHANGE and (value == "any" or options.get(CP.name, CP.default) == CP.default):
             continue
         if isinstance(value, bool):
             texts.append(
@@ -122,7 +124,7 @@ def _without(words: Sequence[str]) -> Filter:
     def allowed(strategy: Strategy) -> bool:
         text = str(strategy)
         parts = text.split("-")
-        return forbidden.isdisjoint({text, *parts, *(re.sub(r"\d+$|:.*$", "", part) for part in parts if part[:4] != "zero")})
+        return forbidden.isdisjoint({text, *parts, *(re.sub(r"\d+h?$|:.*$", "", part) for part in parts if part[:4] != "zero")})
 
     return allowed
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from trainplan.formulations.joint import home
 from trainplan.formulations.joint.any_schedule import any_schedule_ns
-from trainplan.formulations.joint.asked import CP, PARAMETERS, cost_model_of, cp_degrees, space_of
+from trainplan.formulations.joint.asked import CP, CP_EXCHANGE, PARAMETERS, cost_model_of, cp_choices, space_of
 from trainplan.formulations.joint.bounds import least_ns
 from trainplan.formulations.joint.certificate import checked_bound_ns
 from trainplan.formulations.joint.changes import UnitChanges, changes
@@ -25,7 +25,7 @@ from trainplan.formulations.joint.problem import NAME, Configuration, Instance, 
 from trainplan.formulations.joint.records import InstanceRecord, SolutionRecord
 from trainplan.formulations.joint.runtimes import within_runtime
 from trainplan.formulations.joint.space import Space
-from trainplan.formulations.joint.streamed import COST_MODEL, LEFT_OUT, StreamedCosts
+from trainplan.formulations.joint.streamed import COST_MODEL, LEFT_OUT, streamed_costs
 from trainplan.formulations.joint.suits import unlike_links, unsuited
 from trainplan.formulations.joint.tables import Option, OptionTable
 from trainplan.formulations.plan import Batch, Plan, Stage
@@ -33,6 +33,7 @@ from trainplan.formulations.plan_units import Order, PlannedUnit, planned_unit
 from trainplan.formulations.problem import Part, Problem, Table
 from trainplan.formulations.request import Request
 from trainplan.formulations.runs import runs
+from trainplan.formulations.strategies import HEADS_WORD
 from trainplan.formulations.work.primitives import host_costs
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.quantities import divisors, format_bytes, format_time, plural, span
@@ -122,12 +123,14 @@ class Joint(Problem):
         return unsuited(request)
 
     def instances(self, request: Request) -> list[Instance]:
-        """One for each context-parallel degree asked for that the devices and the tokens allow. Raises InputError."""
-        within_runtime(request)  # which says that it has none of them, where one degree would just be left out
-        degrees, made, refused = cp_degrees(request.options), list[Instance](), list[InputError]()
-        for degree in degrees:
+        """One for each context-parallel degree asked for, and what its ranks exchange, that the devices, the tokens and the
+        heads allow. Raises InputError."""
+        within_runtime(request)  # which says that it has none of them, where one choice would just be left out
+        choices, made, refused = cp_choices(request.options), list[Instance](), list[InputError]()
+        for degree, exchange in choices:
+            chosen = {CP.name: str(degree), CP_EXCHANGE.name: exchange}
             try:
-                made.append(self.instance(replace(request, options={**request.options, CP.name: str(degree)})))
+                made.append(self.instance(replace(request, options={**request.options, **chosen})))
             except InputError as error:
                 refused.append(error)
         if not made:
@@ -135,8 +138,8 @@ class Joint(Problem):
         return made
 
     def options_of(self, instance: Instance, request: Request) -> dict[str, Any]:
-        """See `Problem`: with the context-parallel degree of this instance."""
-        return {**request.options, CP.name: instance.provenance[CP.name]}
+        """See `Problem`: with the context-parallel degree of this instance, and what its ranks exchange."""
+        return {**request.options, **{name: instance.provenance[name] for name in (CP.name, CP_EXCHANGE.name)}}
 
     def instance(self, request: Request) -> Instance:
         """All depths, micro-batches and strategies that are possible, or those asked for, of one context-parallel degree.
@@ -326,7 +329,13 @@ def host_part_bytes(cluster: Cluster | None) -> int | None:
 
 def build(request: Request, space: Space) -> Instance:
     """The instance of a request in a space. Raises InputError."""
-    devices, samples, cp = request.origin.devices, request.samples, request.options[CP.name]
+    devices, samples = request.origin.devices, request.samples
+    (cp, exchange), *others = cp_choices(request.options)
+    if others:
+        first = {CP.name: str(cp), CP_EXCHANGE.name: exchange}
+        parameter, what = (CP, "degree") if "," in request.options[CP.name] else (CP_EXCHANGE, "exchange")
+        fix = f"give one {what} for an instance, such as {first[parameter.name]}"
+        raise InputError("command line", parameter.flag, f"is {request.options[parameter.name]}", fix)
     numbers = divisors(samples) if space.micro_batches is None else list(space.micro_batches)
     if wrong := [count for count in numbers if count < 1 or samples % count]:
         problem = f"is {samples} in {wrong[0]} micro-batches"
@@ -342,39 +351,17 @@ def build(request: Request, space: Space) -> Instance:
     sizes = {samples // m for m in numbers}
     sizes |= {size // 2 for size in sizes if size % 2 == 0 and space.most_sliced}
     if cost_model_of(request) == COST_MODEL:
-        costs: JointCosts = _streamed(request, space, degrees, sorted(sizes), groups)
+        costs: JointCosts = streamed_costs(request, space, degrees, sorted(sizes), groups, cp, exchange)
         profile = costs.profile
     else:
         profile = request.profile_for(sorted(sizes), groups, degrees=degrees)
         costs = JointCosts(profile, space, degrees)
-    name = f"{profile.name} on {request.cluster_name}" + ("" if cp == "1" else f", cp{cp}")
+    name = f"{profile.name} on {request.cluster_name}" + ("" if cp == 1 else f", cp{cp}{HEADS_WORD * (exchange == 'heads')}")
     if space.host and profile.described_model is not None:
         host_costs(profile)  # which says what is missing
-    provenance = {"cluster": request.cluster_name, CP.name: cp}
+    provenance = {"cluster": request.cluster_name, CP.name: str(cp), CP_EXCHANGE.name: exchange}
     host_bytes = host_part_bytes(request.cluster)
     return costs.instance(samples, request.limit_bytes, host_bytes=host_bytes, name=name, provenance=provenance)
-
-
-def _streamed(request: Request, space: Space, degrees: tuple[int, ...], sizes: list[int], groups: list[int]) -> StreamedCosts:
-    """The costs of a request under `streams`. Raises InputError."""
-    model, cluster, few_bits = request.model, request.cluster, request.options["fp8"]
-    assert model is not None and cluster is not None
-    cp, *others = cp_degrees(request.options)
-    if others:
-        raise InputError("command line", CP.flag, f"is {request.options[CP.name]}", "give one degree for an instance")
-    if few_bits and "float8" not in (rates := cluster.used_kinds[0].flops_per_s):
-        problem = f"is given, and {cluster.used_kinds[0].name} has no rate for it"
-        raise InputError("command line", "--fp8", problem, f"leave it out: it has {', '.join(rates)}")
-    if cp > 1 and space.host:
-        problem, fix = f"is {cp}, with inputs of units on the host", "leave it out, or --host: programs do not have both"
-        raise InputError("command line", CP.flag, problem, fix)
-    if cp > 1 and (model.sequence_tokens % (2 * cp) or request.origin.devices % cp):
-        problem = f"is {cp}, for {model.sequence_tokens} tokens on {request.origin.devices} devices"
-        raise InputError("command line", "--cp", problem, "give a degree that divides the devices, and twice the tokens")
-    part = model.with_fields(sequence=model.sequence_tokens // cp) if cp > 1 else model
-    asked = replace(request, model=part, obtained=[] if cp > 1 else request.obtained)
-    profile = asked.profile_for([size * cp for size in sizes], groups, degrees=degrees)
-    return StreamedCosts(profile, space, degrees, model, cluster, request.samples, cp, few_bits)
 
 
 def uniform(configuration: Configuration) -> list[Configuration]:

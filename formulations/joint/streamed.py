@@ -21,14 +21,17 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+from trainplan.formulations.joint.asked import CP, CP_EXCHANGE
 from trainplan.formulations.joint.borders import Borders, message_bytes
+from trainplan.formulations.joint.constraints import TP
 from trainplan.formulations.joint.costs import NAMES, JointCosts, Setting, strategy_of
 from trainplan.formulations.joint.hosts import input_bytes, with_input_away
 from trainplan.formulations.joint.lanes import LaneTimes, layout_of
 from trainplan.formulations.joint.problem import Schedule
 from trainplan.formulations.joint.space import Space
 from trainplan.formulations.joint.tables import Boundary, Option, Tied
-from trainplan.formulations.strategies import TREE, Paradigm, Strategy, without_cp
+from trainplan.formulations.request import Request
+from trainplan.formulations.strategies import TREE, Exchange, Paradigm, Strategy, without_cp
 from trainplan.formulations.streams.frameworks import OVERLAPPED
 from trainplan.formulations.streams.layout import Recompute, RunLayout
 from trainplan.formulations.streams.links import Links
@@ -39,7 +42,7 @@ from trainplan.profiling.base.dtypes import DTYPE_BYTES
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.clusters.cluster import Cluster
 from trainplan.profiling.models.model import Model
-from trainplan.profiling.models.sublayers import Attention, KeyShare, cut, why_not_cut
+from trainplan.profiling.models.sublayers import Attention, KeyShare, cut, why_no_head_share, why_not_cut
 from trainplan.profiling.profiles import Profile
 
 COST_MODEL = "streams"
@@ -90,12 +93,14 @@ class StreamedCosts(JointCosts):
         cluster: Cluster,
         batch: int,
         cp: int = 1,
+        exchange: Exchange = "keys",
         few_bits: bool = False,
     ) -> None:
-        """profile: of the model, for memory; with context parallelism of degree cp, of a cp-th of its tokens. few_bits: whether
-        products of transformer layers are in 8 bits. Raises InputError."""
+        """profile: of the model, for memory; with context parallelism of degree cp, of a cp-th of its tokens. exchange: what
+        the ranks of that exchange. few_bits: whether products of transformer layers are in 8 bits. Raises InputError."""
         super().__init__(profile, space, tp_degrees)
-        self.model, self.cluster, self.batch, self.cp, self.few_bits = model, cluster, batch, cp, few_bits
+        self.model, self.cluster, self.batch, self.few_bits = model, cluster, batch, few_bits
+        self.cp, self.exchange = cp, exchange
         self.borders = OneLayout(self)
         self.by_layout = cache(self._by_layout)
         self.prices = cache(self._prices)
@@ -119,7 +124,7 @@ class StreamedCosts(JointCosts):
         possible = [strategy for strategy in super()._every_strategy(group) if _in_order(strategy)]
         if group < self.profile.devices:
             possible = [strategy for strategy in possible if strategy.zero_stage < 2]
-        return [strategy for each in possible if (strategy := _with_cp(each, self.cp)) is not None]
+        return [strategy for each in possible if (strategy := _with_cp(each, self.cp, self.exchange)) is not None]
 
     def _settings(self, schedule: Schedule, group: int, samples: int) -> Sequence[Setting]:
         """One for each layout that all kinds of units can have."""
@@ -160,6 +165,7 @@ class StreamedCosts(JointCosts):
             micro=setting.samples // layout.data_degree,
             batch=self.batch,
             framework=OVERLAPPED,
+            exchange=self.exchange,
         )
         return Prices(self.sublayers, run)
 
@@ -215,15 +221,56 @@ class StreamedCosts(JointCosts):
         return None if tied is None else replace(tied, reduce_ns=0)
 
 
+def streamed_costs(
+    request: Request,
+    space: Space,
+    degrees: tuple[int, ...],
+    sizes: list[int],
+    groups: list[int],
+    cp: int,
+    exchange: Exchange,
+) -> StreamedCosts:
+    """The costs of a request under `streams`, of one context-parallel degree. Raises InputError."""
+    model, cluster, few_bits = request.model, request.cluster, request.options["fp8"]
+    assert model is not None and cluster is not None
+    if few_bits and "float8" not in (rates := cluster.used_kinds[0].flops_per_s):
+        problem = f"is given, and {cluster.used_kinds[0].name} has no rate for it"
+        raise InputError("command line", "--fp8", problem, f"leave it out: it has {', '.join(rates)}")
+    if cp > 1 and space.host:
+        problem, fix = f"is {cp}, with inputs of units on the host", "leave it out, or --host: programs do not have both"
+        raise InputError("command line", "--cp", problem, fix)
+    if cp > 1 and (model.sequence_tokens % (2 * cp) or request.origin.devices % cp):
+        problem = f"is {cp}, for {model.sequence_tokens} tokens on {request.origin.devices} devices"
+        raise InputError("command line", "--cp", problem, "give a degree that divides the devices, and twice the tokens")
+    if exchange == "heads":
+        degrees = _sharing_heads(model, degrees, cp, request.options.get(TP.name))
+    part = model.with_fields(sequence=model.sequence_tokens // cp) if cp > 1 else model
+    asked = replace(request, model=part, obtained=[] if cp > 1 else request.obtained)
+    profile = asked.profile_for([size * cp for size in sizes], groups, degrees=degrees)
+    return StreamedCosts(profile, space, degrees, model, cluster, request.samples, cp, exchange, few_bits)
+
+
+def _sharing_heads(model: Model, degrees: tuple[int, ...], cp: int, asked: int | None) -> tuple[int, ...]:
+    """The tensor-parallel degrees whose heads so many context-parallel ranks can share. asked: the one asked for, if any.
+    Raises InputError where none is."""
+    tried = [tp for tp in degrees if asked in (None, tp)] or degrees
+    why = {tp: [why_no_head_share(part, tp, cp) for part in model.sublayers.values()] for tp in tried}
+    possible = tuple(tp for tp, each in why.items() if not any(each))
+    if not possible:
+        problem, reason = f"is heads, with {CP.flag} {cp}", next(filter(None, why[tried[0]]))
+        raise InputError("command line", CP_EXCHANGE.flag, problem, f"give keys, or other degrees: {reason}")
+    return possible
+
+
 def _in_order(strategy: Strategy) -> bool:
     """Whether levels are in the order of frameworks' ranks: copies, shards, then tensor parallelism on the fastest links."""
     axes = [paradigm for paradigm, _ in strategy.levels]
     return axes == [paradigm for paradigm in TREE if paradigm in axes]
 
 
-def _with_cp(strategy: Strategy, degree: int) -> Strategy | None:
-    """The strategy for which another one stands (see `without_cp`), with this degree of context parallelism; None where its
-    ranks do not have as many."""
+def _with_cp(strategy: Strategy, degree: int, exchange: Exchange) -> Strategy | None:
+    """The strategy for which another one stands (see `without_cp`), with this degree of context parallelism, whose ranks
+    exchange this; None where its ranks do not have as many."""
     if degree == 1:
         return strategy
     data: Paradigm = "sdp" if strategy.degree("sdp") > 1 else "dp"
@@ -235,4 +282,5 @@ def _with_cp(strategy: Strategy, degree: int) -> Strategy | None:
         return None  # ranks share states with others of their own samples alone: not written yet
     order: tuple[Paradigm, ...] = ("dp", "sdp", "cp", "tp")
     degrees["cp"] = degree
-    return replace(strategy, levels=tuple((each, degrees[each]) for each in order if degrees.get(each, 1) > 1))
+    levels = tuple((each, degrees[each]) for each in order if degrees.get(each, 1) > 1)
+    return replace(strategy, levels=levels, exchange=exchange)

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from math import ceil
 
+from trainplan.formulations.strategies import Exchange
 from trainplan.profiling.clusters.efficiencies import Precision
 
 
@@ -83,6 +84,7 @@ class RunLayout:
     the tokens between matrices. chunks: stages on each device. micro: samples of a micro-batch on one rank; batch: of a step.
     precision: of the products of transformer layers; all else is in `base`. reserved: layers' places in the pipeline that
     embedding and head take, one each. frozen: adapters alone are trained: no gradients of the weights, no states of theirs.
+    exchange: what context-parallel ranks exchange for attention's core: keys, around a ring, or heads, by all-to-alls.
     """
 
     dp: int
@@ -101,6 +103,7 @@ class RunLayout:
     framework: Framework
     reserved: bool = False
     frozen: bool = False
+    exchange: Exchange = "keys"
 
     @property
     def devices(self) -> int:
@@ -111,6 +114,11 @@ class RunLayout:
     def micro_batches(self) -> int:
         """Those of each data-parallel rank in a step."""
         return max(1, ceil(self.batch / (self.dp * self.micro)))
+
+    @property
+    def exchanges_heads(self) -> bool:
+        """Whether context-parallel ranks get all tokens of their part of the heads for attention's core."""
+        return self.exchange == "heads" and self.cp > 1
 
     @property
     def sharing(self) -> int:

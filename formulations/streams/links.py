@@ -1,4 +1,5 @@
-"""Links between the ranks of a run, and what collectives over them take: rings, with latency for each of their steps."""
+"""Links between the ranks of a run, and what collectives over them take: rings, with latency for each of their steps, and
+all-to-alls."""
 
 from __future__ import annotations
 
@@ -90,6 +91,20 @@ class Links:
     def copy_ns(self, message_bytes: float) -> float:
         """A copy between a device and its host, which is known."""
         return message_bytes / self.host_bytes_per_s * 1e9 + self.host_ns
+
+    def all_to_all_ns(self, message_bytes: float, ranks: int, stride: int) -> float:
+        """An all-to-all in which each rank has so many bytes, an equal part of them for each rank of its group, itself among
+        them. What a rank sends within its node and through the network goes over links of their own, at once: the slower of
+        both counts, of the rank with fewest others in its node. Messages wait for no others, so that latency counts once."""
+        if ranks < 2 or not message_bytes:
+            return 0.0
+        part, spans = message_bytes / ranks, (ranks - 1) * stride >= self.node
+        most = max(1, min(ranks, self.node // stride)) if spans else ranks
+        least = ranks % most or most
+        across = (ranks - least) * part / self.across_bytes_per_s * 1e9 + self.across_ns if spans else 0.0
+        rate = self._among(most) if spans else self.bytes_per_s(ranks, stride)
+        within = (most - 1) * part / rate * 1e9 + self.within_ns if most > 1 else 0.0
+        return max(within, across) + LAUNCH_NS
 
     def message_ns(self, message_bytes: float, distance: int) -> float:
         """One message between ranks so far apart."""

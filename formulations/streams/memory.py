@@ -3,7 +3,9 @@ flight, and the logits with their loss.
 
 Of each unit the graph keeps what fused kernels of today's frameworks do: a norm's input and result, the inputs of products, one
 number for each query and head of a fused attention core, and what the activation and the gate need. What trainplan's programs
-keep is within a few percent of it (tests/formulations/test_streams_memory.py).
+keep is within a few percent of it (tests/formulations/test_streams_memory.py). Where context-parallel ranks exchange heads, an
+attention keeps queries, keys with their copies, values and results of its heads, and beside these the results of its tokens; of
+a core that is computed again, its inputs before they are exchanged.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from trainplan.formulations.streams.step import Chunk, chunks_of, parameters_of
 from trainplan.formulations.streams.units import FEW_BITS, splittable
 from trainplan.profiling.base.dtypes import DTYPE_BYTES
 from trainplan.profiling.models.model import Model, Unit
-from trainplan.profiling.models.sublayers import Attention, FeedForward
+from trainplan.profiling.models.sublayers import Attention, FeedForward, HeadShare, attention_of
 from trainplan.profiling.models.sublayers.parallel import ParallelBlock
 
 # Of what a layer keeps, where every second product's result, the attention's and the layer's input are kept: of a layer
@@ -93,10 +95,21 @@ def _attention_bytes(part: Attention, tokens: float, layout: RunLayout) -> float
     element, tp = DTYPE_BYTES[layout.base], layout.tp
     query, key = part.heads // tp * part.width, max(1, part.kv_heads // tp) * part.width
     size = tokens * (2 * query + 2 * key + (query + key) * part.normed_heads) * element + tokens * part.heads // tp * 4
+    if layout.exchanges_heads and not layout.recompute.attention:
+        copied = HeadShare(part, tp, layout.cp).copies * part.width
+        size += tokens * (query + 2 * copied) * element
     if part.keeps_scores and not layout.recompute.attention:
         dropped = part.attention_dropout > 0
         size += tokens * part.keys * (part.heads // tp) * (element + dropped * (1 + element))
     return size
+
+
+def exchanged_bytes(unit: Unit, layout: RunLayout) -> int:
+    """What an all-to-all of heads needs for a while beside what is sent: that of a micro-batch by rank, and as it comes."""
+    attention = attention_of(splittable(unit.sublayer, layout.tp))
+    if not layout.exchanges_heads or attention is None:
+        return 0
+    return 2 * HeadShare(attention, layout.tp, layout.cp).entering_bytes(layout.micro, DTYPE_BYTES[layout.base])
 
 
 def _network_bytes(part: FeedForward, tokens: float, layout: RunLayout) -> float:
@@ -139,7 +152,7 @@ def _of_rank(model: Model, layout: RunLayout, chunks: list[Chunk], rank: int) ->
         for unit in chunk.units:
             layers.setdefault(unit.layer, []).append(unit)
     largest = max(parameters_of(model, Chunk(tuple(units)), layout) for units in layers.values())
-    workspace = again
+    workspace = again + max(exchanged_bytes(unit, layout) for chunk in chunks for unit in chunk.units)
     head = chunks[-1].units[-1]
     if head.kind == "head":
         numbers = layout.micro * model.tokens / layout.cp * (model.vocabulary or 1) / layout.tp

@@ -33,7 +33,7 @@ class SublayerTimes:
 
     def of(self, sublayer: str, layout: RunLayout) -> UnitTimes:
         """Those of a sub-layer in a layout, whose data-parallel and pipeline degrees, batch and ZeRO stage change nothing."""
-        degrees = (layout.tp, layout.cp, layout.micro, layout.sequence_parallel, layout.recompute)
+        degrees = (layout.tp, layout.cp, layout.exchange, layout.micro, layout.sequence_parallel, layout.recompute)
         key = (sublayer, *degrees, layout.base, layout.precision, layout.framework, layout.frozen)
         if key not in self._times:
             self._times[key] = unit_times(self.model.sublayers[sublayer], layout, self.kind, self.links)

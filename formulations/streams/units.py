@@ -2,8 +2,13 @@
 tensor- and context-parallel collectives that no kernel runs beside.
 
 Products of transformer layers are in the run's precision, all else (attention cores, head, embedding) in its base dtype. In
-8 and 4 bits every operand is first written in few bits, and once more transposed for the backward pass. Context-parallel ranks
-have an equal share of each sample's tokens, and send keys and values around (Liu et al., 2023), beside the attention's cores.
+8 and 4 bits every operand is first written in few bits, and once more transposed for the backward pass.
+
+Context-parallel ranks have an equal share of each sample's tokens. They send keys and values around a ring (Liu et al., 2023),
+beside the attention's cores; or exchange heads (Jacobs et al., 2023): before the core queries, keys and values by an
+all-to-all, behind it the results by another one, and backward the gradients of both, which no kernel runs beside. Each
+all-to-all reads and writes all numbers once before it, by rank, and once behind it, in order. Where the core is computed again
+by itself, heads are exchanged again, too.
 """
 
 from __future__ import annotations
@@ -16,7 +21,15 @@ from trainplan.profiling.base.dtypes import DTYPE_BYTES
 from trainplan.profiling.clusters.cluster import DeviceKind
 from trainplan.profiling.clusters.efficiencies import Precision
 from trainplan.profiling.estimate import operator_ns
-from trainplan.profiling.models.sublayers import Attention, Operator, Sublayer, TokenShare, why_not_shared
+from trainplan.profiling.models.sublayers import (
+    Attention,
+    HeadShare,
+    Operator,
+    Sublayer,
+    TokenShare,
+    attention_of,
+    why_not_shared,
+)
 from trainplan.profiling.models.sublayers.parallel import ParallelBlock
 from trainplan.profiling.ways import shared_operators
 
@@ -72,16 +85,23 @@ def unit_times(part: Sublayer, layout: RunLayout, kind: DeviceKind, links: Links
     if layout.framework.tensor_backward:
         beside = max(0.0, beside - gradients) + CONTENTION * min(beside, gradients)
     back -= min(back, gradients) * layout.framework.tensor_beside
-    around = _around_ns(part, layout, links)
+    around, exchanged = _around_ns(part, layout, links), _exchanged_ns(part, layout, kind, links)
+    again += exchanged * (layout.recompute.attention and not layout.recompute.operations)
     return UnitTimes(
-        forward + max(0.0, around - core), backward + max(0.0, 2 * around - 2.5 * core), again, gathered, back + beside
+        forward + exchanged + max(0.0, around - core),
+        backward + exchanged + max(0.0, 2 * around - 2.5 * core),
+        again,
+        gathered,
+        back + beside,
     )
 
 
 def _on_share(operator: Operator, layout: RunLayout) -> Operator:
-    """A kernel on the tokens of one context-parallel rank."""
+    """A kernel on the tokens of one context-parallel rank; a core on its heads where these are exchanged."""
     if layout.cp == 1:
         return operator
+    if operator.core and layout.exchanges_heads:
+        return replace(operator, count=operator.count // layout.cp)
     return replace(operator, m=-(-operator.m // layout.cp), touched_bytes=operator.touched_bytes // layout.cp)
 
 
@@ -102,8 +122,7 @@ def _kernel_ns(operator: Operator, layout: RunLayout, kind: DeviceKind, layered:
 
 
 def _cores(part: Sublayer, layout: RunLayout) -> list[Operator]:
-    attention = part.attention if isinstance(part, ParallelBlock) else part
-    if not isinstance(attention, Attention):
+    if (attention := attention_of(part)) is None:
         return []
     return [_on_share(each, layout) for each in attention.core_operators(layout.micro, layout.tp)]
 
@@ -142,9 +161,22 @@ def _tensor_ns(part: Sublayer, layout: RunLayout, links: Links, shared: bool) ->
 
 def _around_ns(part: Sublayer, layout: RunLayout, links: Links) -> float:
     """Keys and values around the ring of context-parallel ranks."""
-    attention = part.attention if isinstance(part, ParallelBlock) else part
-    if layout.cp == 1 or not isinstance(attention, Attention):
+    attention = attention_of(part)
+    if layout.cp == 1 or layout.exchanges_heads or attention is None:
         return 0.0
     width = 2 * attention.kv_heads // min(layout.tp, attention.kv_heads) * attention.width
     size = layout.micro * attention.tokens * width * DTYPE_BYTES[layout.base]
     return links.collective_ns(1, size, layout.cp, layout.tp)
+
+
+def _exchanged_ns(part: Sublayer, layout: RunLayout, kind: DeviceKind, links: Links) -> float:
+    """The all-to-alls of heads of one pass, with the kernels that put numbers by rank and in order."""
+    attention = attention_of(part)
+    if not layout.exchanges_heads or attention is None:
+        return 0.0
+    share, element_bytes = HeadShare(attention, layout.tp, layout.cp), DTYPE_BYTES[layout.base]
+    total = 0.0
+    for size in (share.entering_bytes(layout.micro, element_bytes), share.leaving_bytes(layout.micro, element_bytes)):
+        moving = operator_ns(Operator(touched_bytes=2 * size), kind, layout.base, element_bytes)
+        total += links.all_to_all_ns(size, layout.cp, layout.tp) + 2 * moving
+    return total

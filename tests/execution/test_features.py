@@ -30,6 +30,17 @@ def test_the_compiler_names_what_it_cannot_do(strategy: str, fields: dict[str, A
         compile_plan(load_plan(plan))
 
 
+def test_heads_that_ranks_cannot_share_are_refused_in_the_plan() -> None:
+    plan = plan_of(GPT2, ["single"] * UNITS, 1).model_dump()
+    heads = GPT2.units[1].sublayer.heads  # type: ignore[union-attr]
+    plan |= {"world": 3 * heads, "units": [{"name": u["name"], "strategy": f"cp{3 * heads}h"} for u in plan["units"]]}
+    plan["stages"][0]["ranks"] = list(range(3 * heads))
+    with pytest.raises(
+        InputError, match=rf"strategy is 'cp{3 * heads}h'; give 'cp{3 * heads}': {3 * heads} does not divide the"
+    ):
+        load_plan(plan)
+
+
 def test_zero_bubble_schedules_are_refused() -> None:
     plan = plan_of(GPT2, ["single"] * UNITS, 2, 8, 4, [3]).model_dump()
     with pytest.raises(InputError, match="schedule is 'zero-bubble'; give 1f1b: the compiler cannot do"):

@@ -18,10 +18,12 @@ from trainplan.execution.walk.time import time_walk
 from trainplan.formulations.plan import Plan, load_plan
 from trainplan.formulations.streams.layout import Framework, Recompute, RunLayout
 from trainplan.formulations.streams.links import Links
+from trainplan.formulations.streams.memory import exchanged_bytes, run_memory
 from trainplan.formulations.streams.pipeline import pipeline_ns
 from trainplan.formulations.streams.prices import Prices, SublayerTimes
 from trainplan.formulations.streams.sharded import Block, sharded_ns
 from trainplan.formulations.streams.step import chunks_of, streams_step
+from trainplan.formulations.streams.units import _on_share, unit_times
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.clusters.cluster import DeviceKind, load_cluster
 from trainplan.profiling.clusters.efficiencies import shipped_efficiencies
@@ -185,6 +187,7 @@ def test_copies_of_shards_are_summed_once_a_step() -> None:
         ({"tp": 2, "sequence_parallel": True}, False),
         ({"dp": 2, "shard": 2}, False),
         ({"cp": 2}, False),
+        ({"cp": 2, "exchange": "heads"}, False),
         ({"framework": Framework("eager", ends_ns=0, memory_passes=2.0)}, True),
         ({"framework": Framework("slow", ends_ns=10**8)}, True),
     ],
@@ -209,6 +212,72 @@ def test_links_count_the_ports_of_a_node() -> None:
     assert LINKS.bytes_per_s(8, 8) == 50e9 and LINKS.bytes_per_s(16, 4) == 100e9
     assert LINKS.collective_ns(2, 1e9, 8, 8) > LINKS.collective_ns(1, 1e9, 8, 8) > LINKS.collective_ns(1, 1e9, 8, 1) > 0
     assert LINKS.collective_ns(1, 1e9, 1, 1) == 0
+
+
+@pytest.mark.parametrize(
+    "links", [LINKS, Links(8, 360e9, 50e9, meshed=8), Links(4, 20e9, 10e9, bridged=2, bridge_bytes_per_s=50e9)]
+)
+def test_an_all_to_all_takes_what_its_slowest_rank_sends(links: Links) -> None:
+    """Counted message by message: those of each rank within its node, and those through the network."""
+    for stride in (1, 2, 4, 8, 16):
+        for ranks in (2, 4, 6, 8, 16, 64):
+            members = [place * stride for place in range(ranks)]
+            times = []
+            for rank in members:
+                near = [other for other in members if other // links.node == rank // links.node and other != rank]
+                far = ranks - 1 - len(near)
+                each = links.within_bytes_per_s / (links.meshed - 1) * len(near) if links.meshed else links.within_bytes_per_s
+                if (ranks - 1) * stride < links.bridged:
+                    each = links.bridge_bytes_per_s
+                within = len(near) * 1e8 / each * 1e9 + links.within_ns if near else 0
+                across = far * 1e8 / links.across_bytes_per_s * 1e9 + links.across_ns if far else 0
+                times.append(max(within, across))
+            took = links.all_to_all_ns(ranks * 1e8, ranks, stride)
+            assert took - max(times) == pytest.approx(15_000), (stride, ranks)
+    assert links.all_to_all_ns(1e9, 1, 1) == links.all_to_all_ns(0, 8, 1) == 0
+
+
+def test_heads_are_exchanged_by_their_bytes() -> None:
+    """What an exchange adds to a step on links of no latency, against bytes counted by head: of 32 heads of queries with 8, 32
+    and 2 of keys over 4 ranks, each of which has at least one. Twice as slow links take twice as long."""
+    for keys, of_a_rank in ((8, 2), (32, 8), (2, 1)):
+        model = MODEL.with_fields(num_key_value_heads=keys)
+        part = next(unit.sublayer for unit in model.units if unit.kind == "attention")
+        layout = layout_of(cp=4, exchange="heads", micro=1)
+        times = [
+            unit_times(part, layout, KIND, Links(8, rate, rate, within_ns=0)) for rate in (1e9, 2e9)
+        ]  # so slow that kernels are nothing beside
+        heads, numbers = 32 // 4, 2048 * 128 * 2  # bytes of a head of all tokens
+        sent = (heads + 2 * of_a_rank + heads) * numbers * 3 / 4
+        for slower, faster in ((times[0].forward_ns, times[1].forward_ns), (times[0].backward_ns, times[1].backward_ns)):
+            assert slower - faster == pytest.approx(sent * (1 - 1 / 2), rel=1e-9)
+        again = replace(layout, recompute=Recompute(attention=True))
+        assert unit_times(part, again, KIND, Links(8, 1e9, 1e9)).again_ns > sent, (
+            "a core that is computed again exchanges again"
+        )
+
+
+@pytest.mark.parametrize(("keys", "copies"), [(8, 0), (2, 2), (32, 0)])
+def test_an_attention_keeps_its_heads_and_the_results_of_its_tokens(keys: int, copies: int) -> None:
+    """Of 4 ranks: beside what ranks that exchange keys keep, results once more and the copies of keys and values; nothing where
+    the core is computed again. An all-to-all holds what it sends twice for a while."""
+    model = MODEL.with_fields(num_key_value_heads=keys)
+    layouts = [layout_of(cp=4, exchange=exchange, micro=1, batch=1) for exchange in ("keys", "heads")]
+    head = 2048 // 4 * 128 * 2  # bytes of one, of a rank's tokens
+    (one,), (other,) = (run_memory(model, layout) for layout in layouts)
+    assert other.activation_bytes - one.activation_bytes == 8 * head * (32 + 2 * copies)
+    again = [replace(layout, recompute=Recompute(attention=True)) for layout in layouts]
+    assert len({run_memory(model, layout)[0].activation_bytes for layout in again}) == 1
+    unit = next(unit for unit in model.units if unit.kind == "attention")
+    assert [exchanged_bytes(unit, layout) for layout in layouts] == [0, 2 * head * (32 + 2 * (keys + copies))]
+
+
+def test_a_core_by_heads_is_a_whole_core_of_fewer_heads() -> None:
+    """Beside links of no time, an attention on a rank's heads takes a part of the whole attention's time."""
+    part = next(unit.sublayer for unit in MODEL.units if unit.kind == "attention")
+    whole, cores = layout_of(micro=1), part.core_operators(1, 1)  # type: ignore[union-attr]
+    share = [_on_share(each, replace(whole, cp=4, exchange="heads")) for each in cores]
+    assert [(each.m, each.n, each.k, 4 * each.count) for each in share] == [(e.m, e.n, e.k, e.count) for e in cores]
 
 
 def test_layers_are_cut_evenly_and_embedding_and_head_may_take_places() -> None:

@@ -26,6 +26,7 @@ from trainplan.asking import request_of
 JOINT = problem("joint")
 SMALL: dict[str, Any] = {"num_hidden_layers": 2, "hidden_size": 512, "intermediate_size": 1024, "vocab_size": 4096}
 LLAMA = load_model("llama3-8b", 256, "bfloat16").with_fields(**SMALL, num_attention_heads=8, num_key_value_heads=4, head_dim=64)
+FEW_KEYS = LLAMA.with_fields(num_key_value_heads=2)  # fewer than ranks that share heads
 NEOX = load_model("gpt-neox-20b", 256, "bfloat16").with_fields(**SMALL, num_attention_heads=8)
 GPT2 = load_model("gpt2", 256, "bfloat16").with_fields(n_layer=2)  # with a table that both ends share
 
@@ -55,10 +56,13 @@ CASES = [
     (LLAMA, "h100:2x2", {"schedule": "all"}),
     (LLAMA, "h100:2x4", {"hybrid": True, "modules": True}),
     (LLAMA, "h100:2x2", {"cp": 2}),
+    (LLAMA, "h100:2x2", {"cp": 2, "cp_exchange": "heads", "modules": True}),
+    (FEW_KEYS, "h100:4", {"cp": 4, "cp_exchange": "heads"}),
     (LLAMA, "h100:4", {"fp8": True}),
     (LLAMA, "h100:4", {"host": "hidden"}),
     (LLAMA, "h100:2x2", {"host": "hidden", "schedule": "interleaved", "pipeline": 2, "micro_batches": 4}),
     (NEOX, "l40s:2x2", {"host": "hidden"}),
+    (NEOX, "l40s:2x2", {"cp": 4, "cp_exchange": "heads"}),
     (NEOX, "l40s:2x2", {}),
     (GPT2, "a100:4", {}),
 ]
@@ -69,6 +73,7 @@ LARGER = [  # where rings are long, so that the lane of collectives has more to 
     (LLAMA, "h100:8x4", {"hybrid": True}, 32),
     (LLAMA, "l40s:4x8", {"schedule": "all"}, 64),
     (LLAMA, "b200:8x2", {"cp": 2}, 16),
+    (FEW_KEYS, "l40s:4x4", {"cp": 8, "cp_exchange": "heads"}, 16),
     (GPT2, "a100:4x4", {"hybrid": True}, 32),
 ]
 
@@ -121,6 +126,29 @@ def test_context_parallelism_is_chosen_with_a_bound_over_all_degrees() -> None:
         tp.build("joint", model=LLAMA, cluster="h100:2x2", batch=8, cp="1,2")
 
 
+def test_what_ranks_exchange_is_chosen_with_a_bound_over_both() -> None:
+    """Of short samples heads; keys of long ones with few heads of keys, whose ring runs beside attention's core: the better of
+    what each alone gives, by the claim, and a bound over both."""
+    asked: dict[str, Any] = {"cluster": "a100:1x4", "batch": 4, "memory": "60GiB", "beside": False, "micro_batches": 1}
+    chosen = set()
+    for tokens, keys in ((256, 8), (8192, 2)):
+        asked["model"] = LLAMA.with_fields(sequence=tokens, num_key_value_heads=keys)
+        alone = {each: tp.plan(**asked, cp=4, cp_exchange=each).answer for each in ("keys", "heads")}
+        answer = tp.plan(**asked, cp=4, cp_exchange="any")
+        best = min(alone, key=lambda each: alone[each].objective_ns or 0)
+        assert answer.plan is not None and answer.plan.units[0].layout.exchange == best
+        assert answer.answer.objective_ns == alone[best].objective_ns
+        assert answer.answer.bound_ns == min(each.bound_ns or 0 for each in alone.values())
+        chosen.add(best)
+    assert chosen == {"keys", "heads"}
+    several = tp.plan(**asked, cp="1,2,4", cp_exchange="any")
+    assert len(several.answer.alternatives) == 5
+    assert (several.answer.objective_ns or 0) <= (answer.answer.objective_ns or 0)
+    certified = tp.certify(several)
+    assert certified.plan is not None and certified.plan.claim is not None and certified.plan.claim.evidence is not None
+    assert certified.plan.claim.evidence.options["cp_exchange"] == certified.plan.units[0].layout.exchange
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(("model", "cluster", "options", "batch"), LARGER)
 def test_the_step_is_at_most_the_walk_on_more_nodes(model: Model, cluster: str, options: dict[str, Any], batch: int) -> None:
@@ -148,6 +176,7 @@ HALVES, QUARTERS = ["block16.attention"], ["block8.attention", "block16.attentio
     [
         {"zero": "1", "tp": 2, "fp8": True},
         {"zero": "1", "pipeline": 2, "tp": 2, "cuts": HALVES},
+        {"zero": "1", "cp": 2, "tp": 2, "cp_exchange": "heads"},
         *(
             pytest.param(options, marks=pytest.mark.long)
             for options in (
@@ -156,6 +185,8 @@ HALVES, QUARTERS = ["block16.attention"], ["block8.attention", "block16.attentio
                 {"zero": "1", "pipeline": 4, "tp": 4, "cuts": QUARTERS, "micro_batches": 16},
                 {"zero": "1", "pipeline": 4, "tp": 2, "schedule": "interleaved", "micro_batches": 32},
                 {"zero": "3", "cp": 2, "tp": 2},
+                {"zero": "3", "cp": 4, "tp": 2, "cp_exchange": "heads"},
+                {"zero": "1", "cp": 8, "cp_exchange": "heads", "pipeline": 2, "cuts": HALVES},
                 {"zero": "1", "cp": 4, "pipeline": 2, "cuts": HALVES, "fp8": True},
             )
         ),
@@ -185,6 +216,9 @@ def test_the_prediction_is_that_of_validate_for_the_same_layout(options: dict[st
         ("rtx-titan-8", {"cp": 2}, "cp is 2"),
         ("a100:8", {"fp8": True}, "no rate"),
         ("h100:8", {"cp": 3}, "cp is 3"),
+        ("h100:8", {"cp_exchange": "heads"}, "cp_exchange is heads, with cp 1; give cp of at least 2"),
+        ("h100:8", {"cp": 8, "tp": 2, "cp_exchange": "heads", "pipeline": 1}, "cp_exchange"),
+        ("rtx-titan-8", {"cp_exchange": "any"}, "cp_exchange is any"),
         ("h100:8", {"cost_model": "streams", "sliced": 1}, "sliced"),
         ("h100:8", {"cost_model": "streams", "host": "optimizer"}, "host of more than hidden"),
         ("h100:8", {"cp": 2, "host": "hidden"}, "leave it out, or host"),

@@ -53,6 +53,7 @@ def test_a_unit_comes_back_from_its_file(strategy: Strategy, switches: Any) -> N
         ({"layout": {"levels": [{"axis": "dp", "degree": 1}]}}, r"layout.levels\[0\].degree is 1; give a number of at least 2"),
         ({"layout": {"levels": [{"axis": "pp", "degree": 2}]}}, r"layout.levels\[0\].axis is 'pp'; give 'dp', 'sdp'"),
         ({"layout": {"sequence_parallel": True}}, "layout.sequence_parallel is true; leave it out, or give layout.levels a tp"),
+        ({"layout": {"exchange": "heads"}}, "layout.exchange is 'heads'; leave it out, or give layout.levels a cp level"),
         ({"states": {"zero": 2}}, "states.zero is 2; leave it out, or give layout.levels an sdp level"),
         ({"states": {"zero": 4}}, "states.zero is 4; give 0, 1, 2 or 3"),
         ({"activations": {"recompute": []}}, "activations.recompute is \\[\\]; give 'none'"),

@@ -1,5 +1,6 @@
 """The search space of Galvatron-BMW, and re-layouts between its strategies."""
 
+from dataclasses import replace
 from itertools import permutations, product
 
 import pytest
@@ -12,6 +13,7 @@ from trainplan.formulations.strategies import (
     gather_ranks,
     parse_strategy,
     rows_of,
+    without_cp,
 )
 from trainplan.profiling.base.errors import InputError
 
@@ -45,10 +47,21 @@ def test_first_level_spans_the_slowest_links() -> None:
     assert [parse_strategy("tp4-dp2").data_index(rank) for rank in range(8)] == [0, 1] * 4
 
 
-@pytest.mark.parametrize("text", ["dp03", "dp2-dp4", "dp1", "xx8", "dp2tp4", "", "ckpt", "dp8-ckpt-ckpt", "dp0"])
+@pytest.mark.parametrize(
+    "text", ["dp03", "dp2-dp4", "dp1", "xx8", "dp2tp4", "", "ckpt", "dp8-ckpt-ckpt", "dp0", "tp2h", "dp2-cp4hh"]
+)
 def test_nonsense_is_refused(text: str) -> None:
     with pytest.raises(InputError):
         parse_strategy(text)
+
+
+def test_an_exchange_of_heads_is_written_behind_its_level() -> None:
+    keys, heads = (parse_strategy(text, group=16) for text in ("sdp2-cp4-tp2-zero1-sp-ckpt", "sdp2-cp4h-tp2-zero1-sp-ckpt"))
+    assert str(heads) == "sdp2-cp4h-tp2-zero1-sp-ckpt" and heads == replace(keys, exchange="heads") != keys
+    assert heads.exchanges_heads and not keys.exchanges_heads and not without_cp(heads).exchanges_heads
+    assert without_cp(heads) == without_cp(keys), "what lies among the same ranks is the same"
+    with pytest.raises(InputError, match="is 'tp2h'; write h behind a cp level alone, such as cp4h"):
+        parse_strategy("tp2h")
 
 
 def test_degrees_must_multiply_to_the_group() -> None:

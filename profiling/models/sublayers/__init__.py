@@ -26,9 +26,10 @@ from trainplan.profiling.models.sublayers.base import (
 from trainplan.profiling.models.sublayers.between import Norm, PatchMerging, Upsample
 from trainplan.profiling.models.sublayers.embeddings import InputProjection, TokenEmbedding
 from trainplan.profiling.models.sublayers.feed_forward import FeedForward
+from trainplan.profiling.models.sublayers.head_share import HeadShare, why_no_head_share
 from trainplan.profiling.models.sublayers.heads import LanguageHead, ValueHead
 from trainplan.profiling.models.sublayers.modules import Selective, modules_of
-from trainplan.profiling.models.sublayers.parallel import ParallelBlock
+from trainplan.profiling.models.sublayers.parallel import ParallelBlock, attention_of
 from trainplan.profiling.models.sublayers.pieces import KeyShare, cut, halves, why_not_cut
 from trainplan.profiling.models.sublayers.token_share import TokenShare, why_not_shared
 
@@ -37,6 +38,7 @@ __all__ = [
     "Activation",
     "Attention",
     "FeedForward",
+    "HeadShare",
     "InputProjection",
     "KeyShare",
     "Kind",
@@ -54,10 +56,12 @@ __all__ = [
     "Upsample",
     "ValueHead",
     "attention_block",
+    "attention_of",
     "cut",
     "halves",
     "modules_of",
     "shard_bounds",
+    "why_no_head_share",
     "why_not_cut",
     "why_not_shared",
 ]

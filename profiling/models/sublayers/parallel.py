@@ -71,3 +71,9 @@ class ParallelBlock(Sublayer):
         kept = self.feed_forward.kept_bytes(rows, tp) - shared * self.shared_norm
         second = self.attention.backward_workspace_bytes(rows, tp) + hidden - kept
         return max(0, self.feed_forward.backward_workspace_bytes(rows, tp), second)
+
+
+def attention_of(part: Sublayer) -> Attention | None:
+    """The attention that a sub-layer is or, in a parallel block, has; None of others."""
+    attention = part.attention if isinstance(part, ParallelBlock) else part
+    return attention if isinstance(attention, Attention) else None
