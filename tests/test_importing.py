@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 from trainplan.execution.exports.common import write_export
+from trainplan.execution.streams import judge_streams
 from trainplan.formulations.plan import Plan
 from trainplan.formulations.request import Request
+from trainplan.formulations.strategies import parse_strategy
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.clusters.cluster import load_cluster
 from trainplan.profiling.models.model import load_model
@@ -249,6 +251,70 @@ def test_torchtitan_exports_come_back_with_layout_and_step(tmp_path: Path, seed:
     same_as(exported.plan, back)
 
 
+@pytest.mark.parametrize("text", ["sdp2-cp2-tp2-zero1-sp", "sdp2-cp4h-tp2-zero1-sp-ckpt", "dp2-cp4h", "cp2h-tp4-sp", "dp2-cp2"])
+@pytest.mark.parametrize("target", ["megatron", "megatron-bridge"])
+def test_what_context_parallel_ranks_exchange_comes_back_from_megatron(tmp_path: Path, target: str, text: str) -> None:
+    model = load_model("llama3-8b", 1024, "bfloat16").with_fields(num_hidden_layers=4)
+    strategy = parse_strategy(text)
+    plan = plan_of(model, [text] * len(model.units), strategy.group, 16, 4).changed(precision={"master": "float32"})
+    exported, back = read_back(plan, tmp_path, target, {"megatron": "launch.sh", "megatron-bridge": "bridge.yaml"}[target])
+    cut_alike(exported.plan, back)
+    assert exported.left_out == () and {unit.layout.exchange for unit in back.units} == {strategy.exchange}
+    if target == "megatron":
+        words = exported.settings["arguments"]
+        said = [words[words.index(name) + 1] for name in ("--context-parallel-size", "--cp-comm-type")]
+        assert said == [str(strategy.degree("cp")), "a2a" if strategy.exchanges_heads else "p2p"]
+    else:
+        model_section = exported.settings["config"]["model"]
+        assert model_section["context_parallel_size"] == strategy.degree("cp")
+        assert model_section["cp_comm_type"] == ("a2a" if strategy.exchanges_heads else "p2p")
+
+
+def test_torchtitan_has_rings_of_keys_of_llama_models_alone(tmp_path: Path) -> None:
+    model = load_model("llama3-8b", 1024, "bfloat16")
+    ring, heads, copies = (
+        plan_of(model, [text] * len(model.units), 8, 16, 4).changed(precision={"master": "float32"})
+        for text in ("sdp2-cp2-tp2-sp", "sdp2-cp2h-tp2-sp", "cp4-tp2-sp")
+    )
+    exported, back = read_back(ring, tmp_path, "torchtitan", "torchtitan.toml")
+    cut_alike(exported.plan, back)
+    assert exported.settings["toml"]["parallelism"]["context_parallel_degree"] == 2
+    assert "shared between" not in str(exported.left_out)
+    with pytest.raises(InputError, match="'heads'; give 'keys': the export to torchtitan cannot do exchange of heads"):
+        tp.export(heads, "torchtitan")
+    assert "among the ranks of cp; less memory" in str(tp.export(copies, "torchtitan").left_out)
+    qwen = load_model("qwen3-8b", 1024, "bfloat16")
+    with pytest.raises(InputError, match="torchtitan cuts samples of llama models"):
+        tp.export(plan_of(qwen, ["sdp2-cp2"] * len(qwen.units), 4, 16, 4), "torchtitan")
+
+
+def test_what_no_runtime_has_of_context_parallelism_is_refused() -> None:
+    """Copies of keys, BERT, and what is not exported at all; a sliding window is gathered for."""
+    model = load_model("llama3-8b", 1024, "bfloat16").with_fields(num_hidden_layers=4)
+    copied = plan_of(model, ["cp16h"] * len(model.units), 16, 16, 4)
+    with pytest.raises(InputError, match="is 'cp16h'; give 'cp16', or fewer ranks: Megatron-LM has no copies of keys"):
+        tp.export(copied, "megatron")
+    bert = load_model("bert-large", 512, "bfloat16")
+    with pytest.raises(InputError, match="BertModel cuts no samples"):
+        tp.export(plan_of(bert, ["cp2"] * len(bert.units), 2, 16, 4), "megatron")
+    for target in ("deepspeed", "accelerate", "torch"):
+        with pytest.raises(InputError, match=r"context parallelism|give levels of dp"):
+            tp.export(plan_of(model, ["cp2"] * len(model.units), 2, 16, 4), target)
+    slides = load_model("mistral-7b", 1024, "bfloat16").with_fields(num_hidden_layers=4, sliding_window=256)
+    exported = tp.export(plan_of(slides, ["cp2"] * len(slides.units), 2, 16, 4), "megatron")
+    words = exported.settings["arguments"]
+    assert words[words.index("--cp-comm-type") + 1] == "all_gather" and "more time" in str(exported.left_out)
+
+
+def cut_alike(wanted: Plan, back: Plan) -> None:
+    """As `same_as`, of plans that cut samples, on the lanes of frameworks."""
+    assert (back.batch, back.stages, back.precision) == (wanted.batch, wanted.stages, wanted.precision)
+    assert [unit.strategy for unit in back.units] == [unit.strategy for unit in wanted.units]
+    size = min(8, wanted.world)
+    assert back.predicted is not None and back.predicted.cost_model == "streams"
+    assert back.predicted.step_ns == judge_streams(wanted, load_cluster(f"h100:{size}x{wanted.world // size}")).step_ns
+
+
 def same_as(wanted: Plan, back: Plan) -> None:
     """Equal stages, batch, layouts and model; programs of equal rounds, so that they take the same."""
     assert back.batch == wanted.batch and back.stages == wanted.stages and back.world == wanted.world
@@ -270,7 +336,13 @@ def same_as(wanted: Plan, back: Plan) -> None:
         ("llama.sh", ("--num-layers 32", "--num-layers many"), "--num-layers is 'many'"),
         ("llama.sh", ("TP=2", "TP=$WIDTH"), "say what the variable is: --set WIDTH=8"),
         ("llama.sh", ("--swiglu", "--num-experts 8"), "--num-experts is '8'; leave it out"),
-        ("llama.sh", ("--bf16", "--context-parallel-size 2"), "--context-parallel-size is '2'"),
+        ("llama.sh", ("--bf16", "--context-parallel-size 3"), "--pipeline-model-parallel-size is 2, with tp 2 and cp 3"),
+        ("llama.sh", ("--bf16", "--context-parallel-size 4"), "--context-parallel-size is 4, without data-parallel ranks"),
+        (
+            "ends.txt",
+            ("--bf16", "--context-parallel-size 2 --cp-comm-type a2a+p2p"),
+            "--cp-comm-type is 'a2a+p2p'; give one of p2p, allgather, a2a for all layers",
+        ),
         ("layout.txt", ("Et*17", "t*17"), "--pipeline-model-parallel-layout is 't*17|t*15L'"),
         ("layout.txt", ("Et*17", "Et*16"), "with 66 sub-layers in all"),
         ("titanpp.toml", ("Interleaved1F1B", "ZBVZeroBubble"), "parallelism.pipeline_parallel_schedule is 'ZBVZeroBubble'"),

@@ -111,7 +111,12 @@ def test_misspelt_fields_are_found(tmp_path: Path) -> None:
             "is 31; give a multiple of 2 stages, or model.pipeline_model_parallel_layout",
         ),
         ({"model__num_layers": 31}, "model.pipeline_model_parallel_layout", "with 64 sub-layers in all"),
-        ({"model__context_parallel_size": 2}, "model.context_parallel_size", "is '2'"),
+        ({"model__context_parallel_size": 0}, "model.context_parallel_size", "is 0; give a whole number of at least 1"),
+        (
+            {"model__context_parallel_size": 2, "model__cp_comm_type": "a2a+p2p"},
+            "model.cp_comm_type",
+            "is 'a2a+p2p'; give one of",
+        ),
         ({"model__activation_func": "relu"}, "model.activation_func", "is 'relu'; give silu"),
         ({"train__micro_batch_size": 0}, "train.micro_batch_size", "is 0; give a whole number"),
     ],

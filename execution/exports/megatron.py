@@ -14,6 +14,11 @@ Recomputation is of all layers (`--recompute-method uniform`), or of the first n
 interleaved (`block`; TransformerBlock counts the layers of its own chunk, and one with fewer recomputes them all). Plans that
 recompute others are exported with all layers recomputed, and it is said.
 
+Context-parallel ranks are right outside tensor-parallel ones, and share the optimizer's states with data-parallel ones, as in
+plans. `--cp-comm-type` says what they exchange: `p2p` keys and values around a ring, `all_gather` the same at once, which
+Transformer Engine has for sliding windows where it has no ring, `a2a` heads; it has no copies of keys for `a2a`. BERT's script
+cuts no samples.
+
 Data-parallel ranks are those that are left. Its distributed optimizer is ZeRO stage 1, with
 `--num-distributed-optimizer-instances` copies under hybrid sharding; stages 2 and 3 become stage 1, if that still fits.
 Refused: GPipe, units with different strategies, uneven shares, cuts within BERT's layers, states on the host. Left out: sliced
@@ -46,15 +51,19 @@ from trainplan.execution.exports.common import (
 )
 from trainplan.execution.exports.launching import page, slurm, torchrun
 from trainplan.execution.exports.megatron_model import model_arguments
-from trainplan.formulations.joint.runtimes import DECODERS
+from trainplan.formulations.joint.runtimes import DECODERS, copies_keys
 from trainplan.formulations.plan import Plan
 from trainplan.formulations.strategies import Module, Strategy
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.models.model import Model
+from trainplan.profiling.models.sublayers import Attention
 
 RUNTIME, VERSION = "Megatron-LM", "Megatron-LM with megatron-core 0.15 (2025)"
 FAMILIES = (*DECODERS, "bert")  # those of GPTModel and BertModel
-ABLE = ("master weights", "ZeRO stage 1", "ZeRO stage 2", "sequence parallelism", "recomputation of modules")
+ABLE = (
+    *("master weights", "ZeRO stage 1", "ZeRO stage 2", "sequence parallelism", "recomputation of modules"),
+    *("context parallelism", "exchange of heads"),
+)
 HYBRID_SPEC = "megatron.core.models.hybrid.hybrid_layer_specs"
 MODULES = {"attention": "core_attn", "norms": "layernorm"}  # that can be recomputed by themselves
 PRECISIONS = {"bfloat16": ["--bf16", "--grad-reduce-in-bf16"], "float16": ["--fp16"], "float32": []}
@@ -133,6 +142,8 @@ def arguments_of(plan: Plan, where: str, runtime: str = RUNTIME, families: tuple
         raise InputError(where, "model.dtype", f"is {model.dtype!r}", f"plan in one of {', '.join(PRECISIONS)}")
     if model.family == "bert":
         refuse_half_cut(plan, f"{runtime}'s BertModel", "run it by trainplan", where)
+    if strategy.degree("cp") > 1:
+        _refuse_uncut(plan, model, strategy, runtime, where)
     if plan.chunks > 1:
         refuse_half_cut(plan, f"{runtime}'s interleaved schedule", "plan with --schedule 1f1b", where)
     parallel, left_out = _parallel(plan, model, strategy)
@@ -206,9 +217,13 @@ def _parallel(plan: Plan, model: Model, strategy: Strategy) -> tuple[list[str], 
         *("--global-batch-size", str(plan.batch.global_samples)),
         *("--make-vocab-size-divisible-by", "1"),
     ]
-    if strategy.data_degree > 1:
+    if (cp := strategy.degree("cp")) > 1:
+        arguments += ["--context-parallel-size", str(cp), "--cp-comm-type", _exchange(strategy, model)]
+    if strategy.data_degree * cp > 1:
         arguments.append("--overlap-grad-reduce")
     left_out = left_out_order(strategy)
+    if "all_gather" in arguments:
+        left_out.append(f"{strategy}: keys and values are gathered before attention, not sent around beside it; more time")
     if strategy.zero_stage:
         arguments += ["--use-distributed-optimizer", "--overlap-param-gather"]
         if strategy.degree("dp") > 1:
@@ -219,6 +234,23 @@ def _parallel(plan: Plan, model: Model, strategy: Strategy) -> tuple[list[str], 
     if strategy.sequence_parallel:
         arguments.append("--sequence-parallel")
     return arguments, left_out
+
+
+def _exchange(strategy: Strategy, model: Model) -> str:
+    """How context-parallel ranks communicate: by the names of `--cp-comm-type`."""
+    slides = any(isinstance(part, Attention) and 0 < part.sliding < part.tokens for part in model.sublayers.values())
+    return "a2a" if strategy.exchanges_heads else "all_gather" if slides else "p2p"
+
+
+def _refuse_uncut(plan: Plan, model: Model, strategy: Strategy, runtime: str, where: str) -> None:
+    """Raises InputError where samples are not cut so, or keys are copied."""
+    field, problem = f"units[0].{plan.units[0].field}", f"is {str(strategy)!r}"
+    if model.family == "bert":
+        raise InputError(where, field, problem, f"give levels of dp, sdp and tp: {runtime}'s BertModel cuts no samples")
+    if copies_keys(strategy, model):
+        keys = replace(strategy, exchange="keys")
+        fix = f"give {str(keys)!r}, or fewer ranks: {runtime} has no copies of keys where ranks exchange heads"
+        raise InputError(where, field, problem, fix)
 
 
 def _stages(plan: Plan, model: Model) -> tuple[list[str], str, list[str] | None]:

@@ -52,6 +52,8 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "--pipeline-model-parallel-layout": ("model.pipeline_model_parallel_layout",),
     "--num-virtual-stages-per-pipeline-rank": ("model.virtual_pipeline_model_parallel_size",),
     "--sequence-parallel": ("model.sequence_parallel",),
+    "--context-parallel-size": ("model.context_parallel_size",),
+    "--cp-comm-type": ("model.cp_comm_type",),
     "--recompute-granularity": ("model.recompute_granularity",),
     "--recompute-method": ("model.recompute_method",),
     "--recompute-num-layers": ("model.recompute_num_layers",),

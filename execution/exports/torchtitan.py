@@ -5,6 +5,9 @@ of `torchtitan/config/configs.py` (0.3, where configurations are Python); the he
 recomputed is a class of `torchtitan/distributed/activation_checkpoint.py`. The model itself is a flavour of Llama 3 or
 Qwen3, named where one has its sizes, and the user's to choose elsewhere.
 
+Context-parallel ranks send keys and values around, and share states with data-parallel ones (its mesh dp_shard_cp), as in
+plans; not all of its versions cut samples of Qwen3's models, so that these are refused, as is the exchange of heads.
+
 torchtitan keeps whole layers in a stage (`layers.N`), so cuts within layers are refused, as are tied heads, units with
 different strategies, and uneven shares. Left out: sliced forward passes, recomputation of single units, the order of levels,
 placement. Where units are replicated (dp alone) their parameters are sharded between steps and gathered once a step: its DDP
@@ -40,7 +43,7 @@ from trainplan.formulations.strategies import Paradigm
 from trainplan.profiling.base.errors import InputError
 
 RUNTIME, FAMILIES = "torchtitan", ("llama", "qwen3")
-ABLE = ("master weights", "ZeRO stage 2", "sequence parallelism")
+ABLE = ("master weights", "ZeRO stage 2", "sequence parallelism", "context parallelism")
 CSV = "schedule.csv"
 VERSION = "torchtitan 0.2 (torchtitan.toml) and 0.3 (torchtitan_config.py, 2026)"
 SHARDS: dict[Paradigm, Paradigm] = {"dp": "sdp"}  # what replicated ranks become
@@ -79,12 +82,18 @@ def export(plan: Plan, where: str) -> Export:
         fix = "plan a model with an output matrix of its own: torchtitan ties none across stages"
         raise InputError(where, "model.config.tie_word_embeddings", "is true", fix)
     stages, parts, samples = len(plan.stages), plan.batch.micro_batches, micro_batch_samples(plan, strategy.data_degree)
-    dp, sdp, tp = (strategy.degree(paradigm) for paradigm in ("dp", "sdp", "tp"))
+    dp, sdp, cp, tp = (strategy.degree(paradigm) for paradigm in ("dp", "sdp", "cp", "tp"))
+    if cp > 1 and model.family != "llama":
+        problem = f"is {str(strategy)!r}, of a {model.family} model"
+        fix = f"give levels of dp, sdp and tp: {RUNTIME} cuts samples of llama models"
+        raise InputError(where, f"units[0].{plan.units[0].field}", problem, fix)
     left_out = [*left_out_of_all(plan, RUNTIME), *left_out_order(strategy)]
     if dp > 1 and sdp == 1:
         left_out.append(f"{strategy}: parameters are sharded between steps and gathered once a step; less memory, more time")
         dp, sdp = sdp, dp
         strategy = replace(strategy, levels=tuple((SHARDS.get(name, name), degree) for name, degree in strategy.levels), zero=2)
+    elif cp > 1 and sdp == 1:
+        left_out.append(f"{strategy}: parameters are sharded between steps among the ranks of cp; less memory, more time")
     elif sdp > 1 and stages > 1:
         left_out.append(f"{strategy}: gradients, and parameters once they are gathered for backward, stay whole; more memory")
     if tp > 1 and not strategy.sequence_parallel:
@@ -107,6 +116,7 @@ def export(plan: Plan, where: str) -> Export:
         "data_parallel_shard_degree": sdp,
         "fsdp_reshard_after_forward": "always" if strategy.shares_parameters else "never",
         "tensor_parallel_degree": tp,
+        **({"context_parallel_degree": cp} if cp > 1 else {}),
     }
     split = {"module_fqns_per_model_part": modules(plan, "output")}
     dtypes = {"mixed_precision_param": model.dtype} if plan.precision.master is not None else {}

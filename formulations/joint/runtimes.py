@@ -3,10 +3,12 @@
 megatron: Megatron-LM's GPTModel. One strategy for all units, copies or its distributed optimizer (ZeRO stage 1), sequence
 parallelism, recomputation of whole layers or of attention and norms, 1F1B and interleaved stages of whole layers; ranks of
 tensor parallelism are neighbours. The first n layers of every stage may be those that are recomputed (see `first_layers`).
+Context parallelism of GPTModel exchanges keys or heads; Transformer Engine has no copies of keys for the latter.
 megatron-bridge: the same, by Megatron-Bridge's GPTModelProvider.
 
 torchtitan: one strategy for all units, sharded by FSDP2 (ZeRO stage 3, or 2 where parameters stay gathered) or copied, tensor
-parallelism with the tokens shared, recomputation of whole layers, 1F1B and GPipe with stages of whole layers.
+parallelism with the tokens shared, recomputation of whole layers, 1F1B and GPipe with stages of whole layers, context
+parallelism that exchanges keys.
 
 deepspeed: one stage, one strategy for all units, ZeRO stages 1 to 3 among all ranks or copies, recomputation of whole layers,
 the optimizer's states or all on the host (`--host`). accelerate: one stage, shards of FSDP2 (ZeRO stages 2 and 3), copies of
@@ -24,16 +26,17 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from trainplan.formulations.joint.asked import CP, FP8
+from trainplan.formulations.joint.asked import CP, CP_EXCHANGE, FP8
 from trainplan.formulations.joint.first_layers import RECOMPUTE_FIRST
 from trainplan.formulations.joint.space import SCHEDULES, ZERO_STAGES
 from trainplan.formulations.joint.tables import HOST_PARTS
 from trainplan.formulations.parameters import Parameter
 from trainplan.formulations.request import Request
 from trainplan.formulations.splits import split_by_torch
-from trainplan.formulations.strategies import MODULES, Strategy
+from trainplan.formulations.strategies import EXCHANGES, MODULES, Exchange, Strategy
 from trainplan.profiling.base.errors import COMMAND_LINE, InputError
 from trainplan.profiling.models.model import Model
+from trainplan.profiling.models.sublayers import HeadShare, attention_of
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,9 @@ class Runtime:
     tensor-parallel ranks always share the tokens, neighbours: whether they are next to each other. one_stage: whether it has no
     pipeline and no tensor parallelism; hybrid: whether ranks may hold copies of shards; host: what may be kept there.
     one_strategy: whether all units have one; cuts_layers: whether stages may begin within a layer; sliced: whether forward
-    passes may begin in halves; cuts_samples: whether it has context parallelism; by_torch: whether it is DTensor and FSDP2, of
+    passes may begin in halves; exchanges: what context-parallel ranks may exchange, nothing without context parallelism;
+    copies_keys: whether ranks that exchange heads may have copies of keys; cut_families: the models that have that, all where
+    it is None; by_torch: whether it is DTensor and FSDP2, of
     models as transformers builds them (see `_under_fsdp`). families: of the models that it has, all of them where it is None;
     tied: whether their head may be the embedding's matrix; first_layers: whether stages can recompute their
     first layers alone."""
@@ -58,7 +63,9 @@ class Runtime:
     one_strategy: bool = True
     cuts_layers: bool = False
     sliced: bool = False
-    cuts_samples: bool = False
+    exchanges: tuple[Exchange, ...] = ()
+    copies_keys: bool = True
+    cut_families: Collection[str] | None = None
     by_torch: bool = False
     families: Collection[str] | None = None
     tied: bool = True
@@ -76,6 +83,8 @@ class Runtime:
         neighbours = not self.neighbours or "tp" not in names[:-1]
         if self.by_torch and (not split_by_torch(model, strategy) or (strategy.sequence_parallel and not strategy.ckpt)):
             return False  # tokens gathered in front of matrices are kept unless a unit is recomputed
+        if model is not None and not self.copies_keys and copies_keys(strategy, model):
+            return False
         tokens = strategy.sequence_parallel or not self.shares_tokens or strategy.degree("tp") == 1
         if (self.one_stage and "tp" in names) or (not self.hybrid and {"dp", "sdp"} <= set(names)):
             return False
@@ -85,11 +94,28 @@ class Runtime:
 
 
 DECODERS = ("gpt2", "llama", "mistral", "qwen2", "qwen3", "phi3", "glm", "nemotron")
-MEGATRON = Runtime(("1f1b", "interleaved"), (0, 1), ("attention", "norms"), families=(*DECODERS, "bert"), first_layers=True)
+MEGATRON = Runtime(
+    ("1f1b", "interleaved"),
+    (0, 1),
+    ("attention", "norms"),
+    exchanges=EXCHANGES,
+    copies_keys=False,
+    cut_families=DECODERS,
+    families=(*DECODERS, "bert"),
+    first_layers=True,
+)
 RUNTIMES = {
     "megatron": MEGATRON,
     "megatron-bridge": replace(MEGATRON, families=DECODERS),
-    "torchtitan": Runtime(("1f1b", "gpipe"), (0, 2, 3), shares_tokens=True, families=("llama", "qwen3"), tied=False),
+    "torchtitan": Runtime(
+        ("1f1b", "gpipe"),
+        (0, 2, 3),
+        shares_tokens=True,
+        exchanges=("keys",),
+        cut_families=("llama",),
+        families=("llama", "qwen3"),
+        tied=False,
+    ),
     "deepspeed": Runtime(
         ("1f1b",), (0, 1, 2, 3), one_stage=True, hybrid=False, host=("optimizer", "parameters"), families=DECODERS
     ),
@@ -112,7 +138,7 @@ RUNTIMES = {
         one_strategy=False,
         cuts_layers=True,
         sliced=True,
-        cuts_samples=True,
+        exchanges=("keys",),
         first_layers=True,
     ),
 }
@@ -139,10 +165,17 @@ def within_runtime(request: Request) -> Request:
     if not zero:
         fix = f"give some of {','.join(map(str, runtime.zero))}: {name} runs no other"
         raise InputError(COMMAND_LINE, "--zero", f"is {options['zero']}", fix)
-    for parameter in (FP8,) if runtime.cuts_samples else (CP, FP8):
+    for parameter in (FP8,) if runtime.exchanges else (CP, FP8):
         if options[parameter.name] != parameter.default:
             fix = f"leave it out: {name} is given no plans with it"
             raise InputError(COMMAND_LINE, parameter.flag, f"is {options[parameter.name]}", fix)
+    exchange, cut = options[CP_EXCHANGE.name], runtime.cut_families
+    if options[CP.name] != CP.default and cut is not None and model is not None and model.family not in cut:
+        fix = f"leave it out: {name} is given no plans with it for {model.family} models"
+        raise InputError(COMMAND_LINE, CP.flag, f"is {options[CP.name]}", fix)
+    if runtime.exchanges and exchange not in (*runtime.exchanges, "any"):
+        fix = f"give {' or '.join(runtime.exchanges)}: {name} is given no plans with it"
+        raise InputError(COMMAND_LINE, CP_EXCHANGE.flag, f"is {exchange}", fix)
     if options[RECOMPUTE_FIRST.name] is not None and not runtime.first_layers:
         able = [each for each, other in RUNTIMES.items() if other.first_layers]
         problem = f"is {options[RECOMPUTE_FIRST.name]}, which {name} does not run"
@@ -162,6 +195,13 @@ def within_runtime(request: Request) -> Request:
         kept |= {"pipeline": 1, "schedule": "1f1b"}
     within = replace(request, options={**options, **kept})
     return _under_fsdp(within) if runtime.by_torch else within
+
+
+def copies_keys(strategy: Strategy, model: Model) -> bool:
+    """Whether context-parallel ranks that exchange heads have copies of keys."""
+    attentions = [part for each in model.sublayers.values() if (part := attention_of(each)) is not None]
+    tp, ranks = strategy.degree("tp"), strategy.degree("cp")
+    return strategy.exchanges_heads and any(HeadShare(part, tp, ranks).copies for part in attentions)
 
 
 def _under_fsdp(request: Request) -> Request:

@@ -175,6 +175,35 @@ def test_flags_of_notes_and_their_negations() -> None:
     assert fused == [False, True, True, False]
 
 
+@pytest.mark.parametrize(
+    ("note", "framework", "meant"),
+    [
+        *((note, "Megatron-Core", "heads") for note in ("ulysses", "cp-comm-type a2a", "CP via all-to-all", "a2a")),
+        *((note, "Megatron-Core", "keys") for note in (None, "ring attention", "cp_comm_type p2p", "no ulysses", "a2a off")),
+        *((note, "DeepSpeed", meant) for note, meant in ((None, "heads"), ("ring attention", "keys"), ("no a2a", "keys"))),
+        (None, "DeepSpeed-Ulysses", "heads"),
+        ("cp-comm-type all_gather", "Megatron-Core", "keys"),
+    ],
+)
+def test_words_of_context_parallelism(note: str | None, framework: str, meant: str) -> None:
+    run = laid(cp=4, framework=framework, note=note)
+    assert run.layout.exchange == meant and run.layout.exchanges_heads == (meant == "heads")
+    assert laid(cp=1, framework=framework, note=note).layout.exchange == "keys"
+    assert ("context parallelism" in run.assumed) == (
+        (note is None and "Ulysses" not in framework) or "all_gather" in (note or "")
+    )
+
+
+def test_both_kinds_and_too_few_heads_are_not_predicted() -> None:
+    for note in ("cp-comm-type a2a+p2p", "USP"):
+        assert predicted(cp=4, note=note).cannot == "note has context parallelism of both kinds at once"
+    assert "cp is 64, whose ranks exchange heads: 64 does not divide the 64" not in predicted(cp=64, note="a2a").cannot
+    assert predicted(cp=16, tp=4, gpus=64, note="a2a").cannot == ""  # of 2 heads of keys on a rank 8 copies each
+    assert "32 does not divide the 16 heads of attention on each of 4" in predicted(cp=32, tp=4, gpus=128, note="a2a").cannot
+    times = [predicted(cp=8, note=note).step_s for note in ("a2a", "p2p")]
+    assert None not in times and times[0] != times[1]
+
+
 def test_degrees_that_follow_from_the_others() -> None:
     layout = laid(dp=4, pp=4, framework="NeMo").layout
     assert (layout.tp, layout.pp, layout.dp) == (4, 4, 4)

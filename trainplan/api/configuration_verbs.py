@@ -11,11 +11,12 @@ from trainplan.asking import FilePath, cluster_of, compiles, memory_of
 from trainplan.configurations.configuration import Configuration
 from trainplan.configurations.judging import JudgedRun, changes
 from trainplan.configurations.planned import framework_prediction, model_of, plan_of, read, with_options
+from trainplan.execution.streams import judge_streams
 from trainplan.formulations.joint.runtimes import RUNTIMES
 from trainplan.formulations.plan import Plan, load_plan
 from trainplan.formulations.request import Request
 from trainplan.planned import Planned
-from trainplan.predicting import predicted_plan
+from trainplan.predicting import predicted_on_lanes, predicted_plan
 from trainplan.presets import DEFAULT
 from trainplan.profiling.base.errors import COMMAND_LINE, InputError
 from trainplan.profiling.base.files import Source
@@ -71,7 +72,11 @@ def import_run(
         )
     request = Request(the_model, machine, None, memory_of(memory, reserve))
     made = plan_of(configuration, the_model, request)
-    made, judged = predicted_plan(made, request)
+    if configuration.cp > 1:  # profiles are of whole samples
+        judged = judge_streams(made, machine)
+        made = made.changed(predicted=predicted_on_lanes(judged, machine))
+    else:
+        made, judged = predicted_plan(made, request)
     framework = framework_prediction(configuration, made, machine)
     if not search:
         return JudgedRun(configuration, made, judged, framework, None, None, ())
@@ -80,9 +85,8 @@ def import_run(
     within = None
     if configuration.runtime in RUNTIMES and RUNTIMES[configuration.runtime].lacks(the_model) is None:
         within = _best(made, machine, {name: value for name, value in asked.items() if name != "host"}, configuration.runtime)
-    return JudgedRun(
-        configuration, made, judged, framework, best, within, changes(configuration, made, request, judged.step_ns)
-    )
+    changed = () if configuration.cp > 1 else changes(configuration, made, request, judged.step_ns)
+    return JudgedRun(configuration, made, judged, framework, best, within, changed)
 
 
 def compare_log(source: Plan | Source, log: FilePath) -> LoggedRun:
@@ -93,7 +97,8 @@ def compare_log(source: Plan | Source, log: FilePath) -> LoggedRun:
 
 
 def _asked(configuration: Configuration, made: Plan) -> dict[str, Any]:
-    """The search space that has the plan in it: the default one, and what else the plan makes use of."""
+    """The search space that has the plan in it: the default one, and what else the plan makes use of; with context parallelism
+    under the cost model that has it."""
     strategies = made.strategies()
     asked: dict[str, Any] = {
         "schedule": "all" if made.depth > 1 else None,
@@ -102,10 +107,13 @@ def _asked(configuration: Configuration, made: Plan) -> dict[str, Any]:
     asked["hybrid"] = any(s.degree("dp") > 1 and s.degree("sdp") > 1 for s in strategies) or None
     asked["modules"] = any(s.modules for s in strategies) or None
     asked["host"] = ",".join(configuration.host) or None
-    return asked
+    if configuration.cp == 1:
+        return asked | ALIKE
+    degrees = sorted({1, 2, 4, 8, configuration.cp})
+    return asked | {"cost_model": "streams", "cp": ",".join(map(str, degrees)), "cp_exchange": "any"}
 
 
 def _best(made: Plan, machine: Cluster, asked: dict[str, Any], runtime: str | None = None) -> Planned:
     """The joint optimum for a plan's model, devices and batch, begun from the plan where it is one of the space's."""
-    given = {"model": made.planned_model(), "cluster": machine, "batch": made.batch.global_samples, **asked, **ALIKE}
+    given = {"model": made.planned_model(), "cluster": machine, "batch": made.batch.global_samples, **asked}
     return plan(like=DEFAULT, beside=False, for_=runtime, **given)

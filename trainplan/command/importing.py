@@ -90,7 +90,9 @@ def _show(judged: JudgedRun) -> None:
     pairs([("file", f"{configuration.where}, of {configuration.runtime}"), ("model", f"{model.name}, {model.dtype}")])
     render.plan_table(plan)
     framework, limit = judged.framework, plan.memory_bytes
-    rows = [("predicted time", f"{format_time(step)} a step, by the walks over its programs: one lane a device, no overlap")]
+    cut = configuration.cp > 1
+    lanes = "on the lanes of frameworks" if cut else "one lane a device, no overlap"
+    rows = [("predicted time", f"{format_time(step)} a step, by the walks over its programs: {lanes}")]
     if isinstance(framework, str):
         rows.append(("with overlap", f"not predicted: {framework}"))
     elif framework.step_s is not None and framework.step_low_s is not None and framework.step_high_s is not None:
@@ -116,7 +118,8 @@ def _show(judged: JudgedRun) -> None:
         count = plural(len(judged.changes), "single change")
         table(("change", "step", "memory"), cells, f"what to change first, of {count} that would gain", ("change",))
     elif judged.best is not None:
-        pairs([("change", "no single change would gain")])
+        text = "not looked for: single changes are priced by profiles, which are of whole samples"
+        pairs([("change", text if cut else "no single change would gain")])
 
 
 def _ranks(judged: JudgedRun) -> str:

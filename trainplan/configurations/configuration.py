@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from typing import Any, Literal
 
 from trainplan.formulations.step.schedules import PlanSchedule
-from trainplan.formulations.strategies import Module
+from trainplan.formulations.strategies import Exchange, Module
 from trainplan.profiling.base.errors import InputError, one_of, shown
 from trainplan.profiling.models.precision import PLAIN, Precision
 
@@ -35,10 +35,10 @@ class Configuration:
     it overlaps. model: a shipped name; config: fields of a Hugging Face configuration, where the file describes the model.
     vocabulary_multiple: what the vocabulary is padded to. devices: of the whole run. micro_samples: of one micro-batch on one
     rank; accumulation: micro-batches of a step; samples: of a step. copies, shard: data-parallel ranks with copies of states,
-    and those that share them; zero: ZeRO's stage among these. cuts: first unit of each stage after the first; layers_apart:
-    layers that the first and the last stage have less where cuts are left open. host: states kept there. keys: the key of the
-    file that says a field, for errors. notes: what is taken otherwise than the file says it. unread: keys that change no plan;
-    unknown: keys that nobody knows.
+    and those that share them; zero: ZeRO's stage among these. exchange: what context-parallel ranks exchange. cuts: first unit
+    of each stage after the first; layers_apart: layers that the first and the last stage have less where cuts are left open.
+    host: states kept there. keys: the key of the file that says a field, for errors. notes: what is taken otherwise than the
+    file says it. unread: keys that change no plan; unknown: keys that nobody knows.
     """
 
     where: str
@@ -56,6 +56,8 @@ class Configuration:
     micro_samples: int | None = None
     accumulation: int | None = None
     tp: int = 1
+    cp: int = 1
+    exchange: Exchange = "keys"
     pp: int = 1
     chunks: int = 1
     copies: int | None = None

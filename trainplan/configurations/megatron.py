@@ -1,7 +1,7 @@
 """Megatron-LM: the arguments of its training scripts, of a script that starts one or of a plain list.
 
 Names and defaults as of `megatron/training/arguments.py` (core 0.15, 2025). Ranks are numbered tensor-parallel first, then
-data-parallel, then pipeline-parallel; copies of the distributed optimizer are outside its shards.
+context-parallel, data-parallel and pipeline-parallel; copies of the distributed optimizer are outside its shards.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from trainplan.configurations.configuration import Configuration, Keys, Recomput
 from trainplan.configurations.documented import MEGATRON
 from trainplan.configurations.megatron_model import model_fields, vocabulary
 from trainplan.configurations.shell import command_words
-from trainplan.formulations.strategies import Module
+from trainplan.formulations.strategies import Exchange, Module
 from trainplan.profiling.base.errors import shown
 from trainplan.profiling.models.precision import PLAIN, Precision
 
 MODULES: dict[str, Module] = {"core_attn": "attention", "layernorm": "norms"}
 DENSE_ONLY = "plans have dense models"
 SHARDED: dict[str, Literal[0, 1, 2, 3]] = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
+EXCHANGE: dict[str, Exchange] = {"p2p": "keys", "allgather": "keys", "a2a": "heads"}
 OVERLAPS = ("--overlap-grad-reduce", "--overlap-param-gather", "--tp-comm-overlap", "--untie-embeddings-and-output-weights")
 
 
@@ -47,6 +48,8 @@ def of_arguments(words: Sequence[str], where: str, devices: int | None = None) -
         zero = SHARDED[keys.text("--data-parallel-sharding-strategy", "no_shard", SHARDED)]
     elif distributed:
         zero = 1
+    cp = keys.whole("--context-parallel-size", 1) or 1
+    exchange = _exchange(keys, cp, notes)
     layers = _layers(keys)
     cuts, chunks = _stages(keys, layers, pp)
     model = model_fields(keys, layers)
@@ -63,6 +66,7 @@ def of_arguments(words: Sequence[str], where: str, devices: int | None = None) -
     flags = " ".join(flag.removeprefix("--") for flag in OVERLAPS if keys.flag(flag))
     keyed = {"tp": "--tensor-model-parallel-size", "pp": "--pipeline-model-parallel-size", "samples": "--global-batch-size"}
     keyed |= {"micro_samples": "--micro-batch-size", "copies": "--num-distributed-optimizer-instances", "model": "--num-layers"}
+    keyed |= {"cp": "--context-parallel-size", "exchange": "--cp-comm-type"}
     fields: dict[str, Any] = {
         "sequence": keys.whole("--seq-length"),
         "samples": keys.whole("--global-batch-size"),
@@ -73,6 +77,7 @@ def of_arguments(words: Sequence[str], where: str, devices: int | None = None) -
     return Configuration(
         where=where, runtime="megatron", software="megatron-core", flags=flags, vocabulary_multiple=multiple, dtype=dtype,
         precision=precision, devices=devices, tp=tp, pp=pp, chunks=chunks, copies=copies if zero else None, zero=zero,
+        cp=cp, exchange=exchange,
         sequence_parallel=shared, schedule="interleaved-1f1b" if chunks > 1 else "1f1b", cuts=cuts, recomputed=recomputed,
         keys=keyed, notes=tuple(notes), unread=unread, unknown=unknown, **fields,
     )  # fmt: skip
@@ -110,13 +115,27 @@ def _devices(values: Mapping[str, Any], where: str) -> int | None:
 
 
 def _refuse(keys: Keys) -> None:
-    for name in ("context-parallel-size", "expert-model-parallel-size"):
-        keys.refuse(f"--{name}", ["1"], "runs with context or expert parallelism are not read yet")
+    keys.refuse("--expert-model-parallel-size", ["1"], "runs with expert parallelism are not read yet")
     for name in ("num-experts", "encoder-num-layers", "mtp-num-layers"):
         keys.refuse(f"--{name}", ["0"], DENSE_ONLY)
     for name in ("multi-latent-attention", "cpu-offloading", "optimizer-cpu-offload"):
         keys.refuse(f"--{name}", ["false"], "the plan's programs have no such thing")
     keys.refuse("--rampup-batch-size", ["none"], "a plan is of one batch size")
+
+
+def _exchange(keys: Keys, cp: int, notes: list[str]) -> Exchange:
+    """What context-parallel ranks exchange. Raises InputError for what differs by layer, and for both at once."""
+    name, said = "--cp-comm-type", str(keys.get("--cp-comm-type") or "p2p").split()
+    words = {word.replace("_", "") for word in said}
+    if cp == 1:
+        return "keys"
+    if len(words) > 1 or not words <= set(EXCHANGE):
+        fix = f"give one of {', '.join(EXCHANGE)} for all layers: plans have no other exchange"
+        raise keys.error(name, f"is {shown(' '.join(said))}", fix)
+    (word,) = words
+    if word == "allgather":
+        notes.append("keys and values gathered before attention: predicted as sent around beside it; less time")
+    return EXCHANGE[word]
 
 
 def _layers(keys: Keys) -> int:

@@ -26,7 +26,6 @@ OTHERS = {
     "--decoder-last-pipeline-num-layers": "model.num_layers_in_last_pipeline_stage",
     "--account-for-embedding-in-pipeline-split": "model.account_for_embedding_in_pipeline_split",
     "--account-for-loss-in-pipeline-split": "model.account_for_loss_in_pipeline_split",
-    "--context-parallel-size": "model.context_parallel_size",
     "--expert-model-parallel-size": "model.expert_model_parallel_size",
     "--num-experts": "model.num_moe_experts",
     "--mtp-num-layers": "model.mtp_num_layers",

@@ -101,16 +101,15 @@ def model_of(configuration: Configuration, name: str | None, sequence: int | Non
 
 def plan_of(configuration: Configuration, model: Model, request: Request) -> Plan:
     """The plan that a configuration runs on the devices of a request. Raises InputError naming the key that does not fit."""
-    devices, tp, pp = request.origin.devices, configuration.tp, configuration.pp
+    devices, tp, cp, pp = request.origin.devices, configuration.tp, configuration.cp, configuration.pp
     if configuration.devices not in (None, devices):
         problem = f"has {devices} devices, and the file starts {configuration.devices}"
         raise InputError(COMMAND_LINE, "--cluster", problem, f"give one of {configuration.devices}")
-    if devices % (tp * pp):
-        name = "tp" if pp == 1 else "pp"
-        raise configuration.error(
-            name, f"is {getattr(configuration, name)}, with tp {tp}", f"give a divisor of {devices} devices"
-        )
-    strategy = _strategy(configuration, devices // (tp * pp))
+    if devices % (tp * cp * pp):
+        name = "pp" if pp > 1 else "cp" if cp > 1 else "tp"
+        beside = f", with tp {tp}" + f" and cp {cp}" * (cp > 1)
+        raise configuration.error(name, f"is {getattr(configuration, name)}{beside}", f"give a divisor of {devices} devices")
+    strategy = _strategy(configuration, devices // (tp * cp * pp))
     samples, micro_batches = _batch(configuration, strategy.data_degree)
     cuts = _cuts(configuration, model)
     units, size = len(model.units), devices // pp
@@ -151,10 +150,15 @@ def _strategy(configuration: Configuration, data: int) -> Strategy:
         raise configuration.error(
             name, f"is {getattr(configuration, name)}", f"give a divisor of the {data} data-parallel ranks"
         )
+    if zero and data == 1 and configuration.cp > 1:
+        problem = f"is {configuration.cp}, without data-parallel ranks, and states are shared (ZeRO stage {zero})"
+        fix = "leave the sharing out, or give more devices: plans share no states among context-parallel ranks alone"
+        raise configuration.error("cp", problem, fix)
     if configuration.host and zero in (1, 2):
         zero = 3  # whole on the device for the step, and the host has shards of all
-    plain = Strategy.of(("dp", copies), ("sdp", shard), ("tp", configuration.tp))
-    return replace(plain, zero=zero if shard > 1 and zero else 3, sequence_parallel=configuration.sequence_parallel)
+    plain = Strategy.of(("dp", copies), ("sdp", shard), ("cp", configuration.cp), ("tp", configuration.tp))
+    zero = zero if shard > 1 and zero else 3
+    return replace(plain, zero=zero, sequence_parallel=configuration.sequence_parallel, exchange=configuration.exchange)
 
 
 def _batch(configuration: Configuration, data: int) -> tuple[int, int]:
@@ -240,7 +244,7 @@ def framework_prediction(configuration: Configuration, plan: Plan, cluster: Clus
     run = Run(
         id=configuration.where, model=model.name, gpu=kind, gpus=plan.world, gbs=plan.batch.global_samples,
         mbs=plan.batch.global_samples // plan.batch.micro_batches // strategy.data_degree, tp=configuration.tp,
-        pp=configuration.pp, vpp=configuration.chunks, zero=strategy.zero_stage, precision=model.dtype,
+        cp=configuration.cp, pp=configuration.pp, vpp=configuration.chunks, zero=strategy.zero_stage, precision=model.dtype,
         framework=configuration.software, note=f"{configuration.flags} shard group {strategy.degree('sdp')}",
     )  # fmt: skip
     framework = framework_of(run)
@@ -253,5 +257,6 @@ def framework_prediction(configuration: Configuration, plan: Plan, cluster: Clus
     recomputed, again = configuration.recomputed, recompute_of(configuration.recomputed.modules)
     if recomputed.of == "full":
         again = replace(again, layers=1 / recomputed.every, first=recomputed.first)
-    layout = replace(laid.layout, recompute=again, sequence_parallel=configuration.sequence_parallel)
+    shared, exchange = configuration.sequence_parallel, configuration.exchange
+    layout = replace(laid.layout, recompute=again, sequence_parallel=shared, exchange=exchange)
     return predict_laid(replace(laid, layout=layout), shipped_efficiencies())

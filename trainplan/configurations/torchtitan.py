@@ -28,8 +28,9 @@ def read(path: Path) -> Configuration:
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise InputError(where, "", f"cannot be read ({error})", "give a TOML file of torchtitan") from None
     keys = Keys(where, flattened(tables))
-    for kind, why in (("context_parallel", "context"), ("expert_parallel", "expert"), ("expert_tensor_parallel", "expert")):
-        keys.refuse(f"parallelism.{kind}_degree", [1], f"runs with {why} parallelism are not read yet")
+    for kind in ("expert_parallel", "expert_tensor_parallel"):
+        keys.refuse(f"parallelism.{kind}_degree", [1], "runs with expert parallelism are not read yet")
+    cp = keys.whole("parallelism.context_parallel_degree", 1) or 1  # of either rotation keys go around
     keys.refuse("training.enable_cpu_offload", ["false"], "states that FSDP2 keeps on the host are no option of plans for it")
     notes, model = list[str](), _model(keys)
     tp, pp = (keys.whole(f"parallelism.{kind}_parallel_degree", 1) or 1 for kind in ("tensor", "pipeline"))
@@ -65,6 +66,7 @@ def read(path: Path) -> Configuration:
     unread, unknown = keys.left(TORCHTITAN, TORCHTITAN_TABLES)
     names = {"tp": "parallelism.tensor_parallel_degree", "pp": "parallelism.pipeline_parallel_degree", "model": "model.flavor"}
     names |= {"samples": "training.global_batch_size", "micro_samples": "training.local_batch_size"}
+    names |= {"cp": "parallelism.context_parallel_degree"}
     names |= {"shard": "parallelism.data_parallel_shard_degree", "copies": "parallelism.data_parallel_replicate_degree"}
     if shard == 1 and copies > 1:
         zero = 0
@@ -72,7 +74,7 @@ def read(path: Path) -> Configuration:
         where=where, runtime="torchtitan", software="torchtitan", flags="compile" if compiled else "", model=model, dtype=dtype,
         precision=Precision(master="float32", gradients="float32") if masters else PLAIN,
         sequence=sequence, samples=None if samples == -1 else samples, micro_samples=micro,
-        accumulation=None if samples != -1 else local // micro, tp=tp, pp=pp, chunks=chunks, copies=copies,
+        accumulation=None if samples != -1 else local // micro, tp=tp, cp=cp, pp=pp, chunks=chunks, copies=copies,
         shard=None if shard == -1 else shard, zero=zero, sequence_parallel=tp > 1, schedule=schedule if pp > 1 else "1f1b",
         cuts=cuts, layers_apart=apart, recomputed=recomputed, keys=names, notes=tuple(notes), unread=unread, unknown=unknown,
     )  # fmt: skip

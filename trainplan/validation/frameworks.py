@@ -42,7 +42,7 @@ def framework_of(run: Run) -> Framework:
     """The framework of a row, with the flags of its note. Unknown ones overlap as PyTorch FSDP does, or, with tensor- or
     pipeline-parallel ranks, as Megatron-Core with both flags. Before FUSED_SINCE none had fused attention."""
     name, note = (run.framework or "").lower(), (run.note or "").lower()
-    year, compiled = _year(run), _flag(note, r"compiled?")
+    year, compiled = _year(run), flag(note, r"compiled?")
     if ("nemo" in name and "automodel" not in name) or re.search(r"megatron[ _-]?bridge", name):
         chosen = NEMO
     elif "megatron-core" in name or "mcore" in name:
@@ -65,13 +65,13 @@ def framework_of(run: Run) -> Framework:
         chosen = COMPILED if compiled and "eager" not in note else FSDP
     else:
         chosen = OVERLAPPED
-    if year and year < FUSED_SINCE and not _flag(note, "flash"):
+    if year and year < FUSED_SINCE and not flag(note, "flash"):
         chosen = replace(chosen, fused_attention=False)
-    if (behind := _flag(note, "overlap[_ -]grad[_ -]reduce")) is not None:
+    if (behind := flag(note, "overlap[_ -]grad[_ -]reduce")) is not None:
         chosen = replace(chosen, gradients_behind=behind)
-    if (ahead := _flag(note, "overlap[_ -]param[_ -]gather")) is not None:
+    if (ahead := flag(note, "overlap[_ -]param[_ -]gather")) is not None:
         chosen = replace(chosen, parameters_ahead=ahead)
-    if (beside := _flag(note, "tp[_ -]comm[_ -]overlap")) is not None:
+    if (beside := flag(note, "tp[_ -]comm[_ -]overlap")) is not None:
         chosen = replace(chosen, tensor_beside=NEMO.tensor_beside if beside else 0.0)
     if gradient_bytes := _gradient_bytes(note):
         chosen = replace(chosen, gradient_bytes=gradient_bytes)
@@ -112,13 +112,13 @@ def _gradient_bytes(note: str) -> int | None:
     if said := re.search(
         r"grad(?:ient)?s?[_ -](?:reduce[_ -]|accumulation[_ -])?(?:in[_ -]|d?type[\s=:]+)(fp32|float32|bf16|bfloat16)", note
     ):
-        on = _flag(note, re.escape(said[0]))
+        on = flag(note, re.escape(said[0]))
         return 4 if ("32" in said[1]) == (on is not False) else 2
     said = re.search(r"\b(fp32|float32|bf16|bfloat16)[_ -]grad(?:ient)?s\b", note)
     return None if said is None else 4 if "32" in said[1] else 2
 
 
-def _flag(note: str, name: str) -> bool | None:
-    """Whether a note says that a flag is on; None where it does not speak of it."""
+def flag(note: str, name: str) -> bool | None:
+    """Whether a note says that a flag is on; None where it does not speak of it. name: as a pattern."""
     said = re.search(rf"\b(no |not |non-|without |w/o )?(?:--)?{name}\b\s*[=:]?\s*(false|off|disabled|no|0)?\b", note)
     return None if said is None else not (said[1] or said[2])

@@ -13,10 +13,19 @@ from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.clusters.efficiencies import Precision
 from trainplan.profiling.clusters.sheets import DeviceSheet, likely_kind, sheet
 from trainplan.profiling.models.model import Model
+from trainplan.profiling.models.sublayers import why_no_head_share
 from trainplan.validation.frameworks import framework_of
 from trainplan.validation.row_models import row_model
 from trainplan.validation.rows import Run
-from trainplan.validation.words import degrees, network_bytes_per_s, precisions, recompute_of_words, shares_tokens, sharing
+from trainplan.validation.words import (
+    degrees,
+    exchange,
+    network_bytes_per_s,
+    precisions,
+    recompute_of_words,
+    shares_tokens,
+    sharing,
+)
 
 RELATED = {"h800": "h100", "a800": "a100"}  # kinds without a sheet that differ in links alone
 LORA = re.compile(r"lora|peft", re.IGNORECASE)
@@ -88,11 +97,14 @@ def laid_out(run: Run, model: Model, name: str, framework: Framework, assumed: d
             fix = f"give one of {', '.join(described.flops_per_s)}"
             raise InputError(run.id, "precision", f"is {run.precision!r}, which {described.name} has no rate for", fix)
     recompute, shared = recompute_of_words(run, assumed), shares_tokens(run, tp, framework, assumed)
-    count = pp * chunks
+    count, exchanged = pp * chunks, exchange(run, framework, assumed) if cp > 1 else "keys"
+    reasons = (why_no_head_share(splittable(part, tp), tp, cp) for part in model.sublayers.values())
+    if exchanged == "heads" and (why := next(filter(None, reasons), None)):
+        raise InputError(run.id, "cp", f"is {cp}, whose ranks exchange heads: {why}", "give another degree, or a ring")
     layout = RunLayout(
         dp, tp, pp, cp, chunks, zero, shard, shared, recompute, base, precision, micro, batch, framework,
         reserved=model.layers % count > 0 and (model.layers + 2) % count == 0,
-        frozen=LORA.search(run.task or "") is not None,
+        frozen=LORA.search(run.task or "") is not None, exchange=exchanged,
     )  # fmt: skip
     if model.layers + 2 * layout.reserved < count:
         problem = f"is {chunks}, which with pp {pp} makes {count} stages of {model.layers} layers"

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from trainplan.formulations.strategies import HEADS_WORD
 from trainplan.formulations.streams.links import Links
 from trainplan.formulations.streams.memory import run_memory
 from trainplan.formulations.streams.step import StreamsStep, streams_step
@@ -114,6 +115,7 @@ def _layout_text(laid: LaidRun) -> str:
     layout = laid.layout
     degrees = {"dp": layout.dp, "tp": layout.tp, "pp": layout.pp, "vpp": layout.chunks, "cp": layout.cp}
     words = [f"{name}{degree}" for name, degree in degrees.items() if degree > 1] or ["single"]
+    words[-1] += HEADS_WORD * layout.exchanges_heads
     return " ".join([*words, f"zero{layout.zero}", f"mbs{layout.micro}", f"gbs{layout.batch}", layout.precision])
 
 

@@ -1,4 +1,5 @@
-"""What the words of a row mean: how states are shared, what is recomputed, in which precision, and who shares the tokens.
+"""What the words of a row mean: how states are shared, what is recomputed, in which precision, who shares the tokens, and what
+context-parallel ranks exchange.
 
 Tables of published runs write one thing in many words. Each function reads the words that are in use, negations among them;
 of a word that it does not know it takes what the framework does by default, and says so.
@@ -9,8 +10,11 @@ from __future__ import annotations
 import re
 from math import gcd, prod
 
+from trainplan.formulations.strategies import Exchange
 from trainplan.formulations.streams.layout import Framework, Recompute
+from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.clusters.efficiencies import Precision
+from trainplan.validation.frameworks import DEEPSPEED, flag
 from trainplan.validation.rows import Run
 
 Assumed = dict[str, str]
@@ -34,6 +38,14 @@ SEQUENCE = re.compile(r"sequence[ _-]?parallel\w*")
 NOT_SEQUENCE = re.compile(
     r"\b(no|not|without|w/o|non)[ _-]+sequence[ _-]?parallel|sequence[ _-]?parallel\w*\s*[=:]?\s*(false|off|no|0)\b"
 )
+
+
+HEADS = r"(?:(?:deepspeed[ _-]?)?ulysses(?:[ _-]?sp)?|(?:cp[ _-]comm[ _-]type[ =:]*)?(?:a2a|all[ _-]?to[ _-]?all))"
+KEYS = re.compile(r"\bring\b|\bp2p\b")
+GATHERED = re.compile(
+    r"cp[ _-]comm[ _-]type[ =:]*all[ _-]?gather|all[ _-]?gather(?:s|ed|ing)? (?:of )?(?:kv|keys)|kv all[ _-]?gather"
+)
+BOTH = re.compile(r"\ba2a\s*\+\s*p2p\b|\busp\b")
 
 
 def denied(words: str) -> bool:
@@ -141,6 +153,23 @@ def shares_tokens(run: Run, tp: int, framework: Framework, assumed: Assumed) -> 
     shared = framework.fused_attention and "megatron-lm-ci" not in run.source
     assumed["sequence parallelism"] = "on" if shared else "off"
     return shared
+
+
+def exchange(run: Run, framework: Framework, assumed: Assumed) -> Exchange:
+    """What context-parallel ranks exchange: as the note or the framework's name says, else as the framework does. Raises
+    InputError where it is both at once, in groups."""
+    text = f"{run.framework or ''} {run.note or ''}".lower()
+    if BOTH.search(text):
+        fix = "give a2a or p2p: rings of groups that exchange heads are not predicted"
+        raise InputError(run.id, "note", "has context parallelism of both kinds at once", fix)
+    if (heads := flag(text, HEADS)) is not None:
+        return "heads" if heads else "keys"
+    if GATHERED.search(text):
+        assumed["context parallelism"] = "keys and values are sent around beside attention, not gathered before it"
+    elif not KEYS.search(text):
+        assumed["context parallelism"] = "exchanges heads" if framework.name == DEEPSPEED.name else "exchanges keys"
+        return "heads" if framework.name == DEEPSPEED.name else "keys"
+    return "keys"
 
 
 def network_bytes_per_s(run: Run) -> float | None:
