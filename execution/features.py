@@ -11,6 +11,7 @@ from trainplan.profiling.base.errors import InputError
 COMPILED = frozenset(  # what trainplan's own programs do
     {
         "context parallelism",
+        "exchange of heads",
         "ZeRO stage 1",
         "ZeRO stage 2",
         "master weights",

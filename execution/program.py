@@ -38,7 +38,7 @@ from trainplan.formulations.strategies import Strategy
 from trainplan.formulations.work.moves import table_once
 from trainplan.profiling.models.model import Model
 from trainplan.profiling.models.precision import PLAIN, Precision
-from trainplan.profiling.models.sublayers import Attention, KeyShare, Selective, Sublayer, TokenShare
+from trainplan.profiling.models.sublayers import Attention, HeadPieces, KeyShare, Selective, Sublayer, TokenShare
 
 Stream = Literal["compute", "communication", "copy", "copy-out", "host"]
 STREAMS: tuple[Stream, ...] = get_args(Stream)
@@ -74,8 +74,12 @@ class Op(StrEnum):
     LEAVE = "leave"  # and what comes behind the sum over their partial outputs: dropout, residual
     LEAVE_BACKWARD = "leave-backward"  # the gradient of what is dropped there
     ENTER_BACKWARD = "enter-backward"  # and the gradient of the unit's input; adds to the parameter gradients
-    KEYS = "keys"  # with context parallelism: an attention's keys and values of the rank's tokens; keeps the graph
+    KEYS = "keys"  # with context parallelism: an attention's keys and values of the rank's tokens, and its queries where heads
+    # are exchanged; keeps the graph
     KEYS_WITHOUT_GRAPH = "keys-without-graph"
+    CORE = "core"  # where context-parallel ranks exchange heads: attention's core on all tokens of the rank's; keeps the graph
+    CORE_WITHOUT_GRAPH = "core-without-graph"
+    CORE_BACKWARD = "core-backward"
     KEYS_BACKWARD = "keys-backward"  # what they add to the gradients of the unit's input and of its parameters
     LOSS_STATISTICS = "loss-statistics"  # per token: largest logit, sum of exponentials, target's logit, of the shard
     LOSS = "loss"  # the rank's loss, and the logits' gradient in their place
@@ -89,6 +93,8 @@ class Op(StrEnum):
     REDUCE_SCATTER_TOKENS = "reduce-scatter-tokens"  # partial outputs or gradients of all tokens; the rank's own of the sum
     GATHER_KEYS = "gather-keys"  # keys and values of all tokens of what context-parallel ranks have cut
     SCATTER_KEYS = "scatter-keys"  # their gradients, summed over these ranks; each rank's own
+    EXCHANGE_HEADS = "exchange-heads"  # of the rank's tokens of all heads to all tokens of its part of the heads, or gradients
+    EXCHANGE_TOKENS = "exchange-tokens"  # and back
     GATHER_STATISTICS = "gather-statistics"
     GATHER_PARAMETERS = "gather-parameters"  # a sharded unit's parameters, whole for a while
     GATHER_UPDATED = "gather-updated"  # parameters that are whole on each rank of a group, after each has stepped its shard
@@ -120,6 +126,8 @@ COLLECTIVES = frozenset(
         Op.REDUCE_SCATTER_TOKENS,
         Op.GATHER_KEYS,
         Op.SCATTER_KEYS,
+        Op.EXCHANGE_HEADS,
+        Op.EXCHANGE_TOKENS,
         Op.GATHER_STATISTICS,
         Op.GATHER_PARAMETERS,
         Op.GATHER_UPDATED,
@@ -136,8 +144,13 @@ COPIES = COPIES_OUT | {Op.PREFETCH_SHARD, Op.PREFETCH_HIDDEN}
 FORWARDS = frozenset({Op.FORWARD, Op.FORWARD_WITHOUT_GRAPH, Op.RECOMPUTE})
 ENTERING = frozenset({Op.ENTER, Op.ENTER_WITHOUT_GRAPH})
 KEYS_MADE = frozenset({Op.KEYS, Op.KEYS_WITHOUT_GRAPH})
-OF_KEYS = KEYS_MADE | {Op.KEYS_BACKWARD, Op.GATHER_KEYS, Op.SCATTER_KEYS}
-DRAWING = FORWARDS | ENTERING | {Op.LEAVE, Op.LEAVE_BACKWARD}  # masks of dropout follow from the samples
+OF_WHOLE_KEYS = frozenset({Op.GATHER_KEYS, Op.SCATTER_KEYS})
+CORES = frozenset({Op.CORE, Op.CORE_WITHOUT_GRAPH, Op.CORE_BACKWARD})
+HEADS_EXCHANGED = frozenset({Op.EXCHANGE_HEADS, Op.EXCHANGE_TOKENS})
+OF_HEADS = CORES | HEADS_EXCHANGED
+OF_KEYS = KEYS_MADE | {Op.KEYS_BACKWARD} | OF_WHOLE_KEYS | OF_HEADS
+# Masks of dropout follow from the samples.
+DRAWING = FORWARDS | ENTERING | {Op.CORE, Op.CORE_WITHOUT_GRAPH, Op.LEAVE, Op.LEAVE_BACKWARD}
 LANES: dict[Op, Stream] = {
     **dict.fromkeys(Op, "compute"),
     **dict.fromkeys((*COLLECTIVES, *POINT_TO_POINT, Op.POST_RECEIVE, Op.RESHARD), "communication"),
@@ -335,7 +348,8 @@ def key_share(model: Model, strategies: Sequence[Strategy], unit: int) -> KeySha
     part, strategy = model.units[unit].sublayer, strategies[unit]
     if not isinstance(part, Attention) or part.pieces == 1:
         return None
-    return KeyShare(part, strategy.degree("tp"), strategy.sequence_parallel, strategy.modules)
+    kind = HeadPieces if part.by_heads else KeyShare
+    return kind(part, strategy.degree("tp"), strategy.sequence_parallel, strategy.modules)
 
 
 def grouped(*messages: Instruction) -> Instruction:
@@ -354,6 +368,8 @@ def grouped(*messages: Instruction) -> Instruction:
 
 def draws(sublayer: Sublayer, strategy: Strategy, op: Op) -> bool:
     """Whether an operation on a unit drops numbers, whose masks follow from the samples that it works on."""
+    if op in CORES:
+        return op in DRAWING and isinstance(sublayer, Attention) and sublayer.attention_dropout > 0
     if op not in DRAWING or not strategy.sequence_parallel:
         return op in FORWARDS and sublayer.draws
     share = TokenShare(sublayer, strategy.degree("tp"))

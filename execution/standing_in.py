@@ -1,11 +1,11 @@
 """Plans that no program carries out yet, in the place of those that programs do: for what they take and hold.
 
-Programs have no products in 8 bits: in the plan that stands for one with some, all numbers are as wide as the model's. They
-exchange no heads: in the plan that stands for one whose ranks do, they exchange keys. And there are sub-layers whose samples no
-program can cut (`sublayers.why_not_cut`: parallel blocks, windows). But for attention's cores, whose keys and values go around,
-a context-parallel rank does what a data-parallel one does with samples of its share of the tokens, and adds up gradients with
-the same ranks. So of such a model each sample of a plan with context parallelism of degree c is c samples of one c-th of the
-tokens in the plan that stands for it, whose data-parallel groups are as many times larger.
+Programs have no products in 8 bits: in the plan that stands for one with some, all numbers are as wide as the model's. And
+there are sub-layers whose samples no program can cut (`sublayers.why_not_cut`: parallel blocks, windows). But for attention's
+cores, whose keys and values go around, a context-parallel rank does what a data-parallel one does with samples of its share of
+the tokens, and adds up gradients with the same ranks. So of such a model each sample of a plan with context parallelism of
+degree c is c samples of one c-th of the tokens in the plan that stands for it, whose data-parallel groups are as many times
+larger.
 """
 
 from __future__ import annotations
@@ -19,10 +19,9 @@ def standing_in(plan: Plan) -> Plan:
     """The plan whose programs stand for those of a plan: itself where programs carry it out."""
     model, degree = plan.planned_model(), plan.units[0].strategy.degree("cp")
     uncut = degree > 1 and any(why_not_cut(unit.sublayer, degree) for unit in model.units)
-    if not uncut and all(unit.precision == "model" and unit.layout.exchange == "keys" for unit in plan.units):
+    if not uncut and all(unit.precision == "model" for unit in plan.units):
         return plan
-    units = [unit.changed(precision="model", layout=unit.layout.changed(exchange="keys")) for unit in plan.units]
-    batch = plan.batch
+    units, batch = [unit.changed(precision="model") for unit in plan.units], plan.batch
     if uncut:
         model = model.with_fields(sequence=model.sequence_tokens // degree)
         units = [unit.laid_out(without_cp(unit.strategy)) for unit in units]

@@ -44,6 +44,7 @@ HOLDS = {
     "graph": "activations",
     "keys": "activations",
     "keys-graph": "activations",
+    **dict.fromkeys(("heads", "mixed", "core-graph", "results"), "activations"),
 }
 PARTS = ("parameters", "gradients", "optimizer", "activations", "buffers")
 

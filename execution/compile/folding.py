@@ -20,6 +20,7 @@ from trainplan.formulations.digits import Digits
 from trainplan.formulations.plan import Plan
 from trainplan.formulations.strategies import Strategy, gather_ranks
 from trainplan.profiling.models.model import Model
+from trainplan.profiling.models.sublayers import Sublayer, why_no_head_share
 
 
 @dataclass(frozen=True)
@@ -39,8 +40,8 @@ def fold(plan: Plan, model: Model) -> Folding:
     pairs, few = set(pairwise(strategies)), few_micro_batches(plan)
 
     def stands(narrow: Digits) -> bool:
-        folded = {folded_strategy(strategy, digits, narrow).degree("tp") for strategy in set(strategies)}
-        runs = all(sublayer.runs_on(tp) for sublayer in model.sublayers.values() for tp in folded)
+        folded = {folded_strategy(strategy, digits, narrow) for strategy in set(strategies)}
+        runs = all(_runs_on(part, strategy) for part in model.sublayers.values() for strategy in folded)
         return runs and all(faithful(a, b, digits, narrow) and faithful(b, a, digits, narrow) for a, b in pairs)
 
     bits = range(1, max(digits.degrees, default=1).bit_length() + 1)
@@ -51,6 +52,12 @@ def fold(plan: Plan, model: Model) -> Folding:
         shares = _folded_shares([min(share, few) for share in shares])
         narrow = Digits((*narrow.degrees[:-1], len(shares)))
     return Folding(plan, digits, _folded(plan, digits, narrow, few, shares), narrow)
+
+
+def _runs_on(part: Sublayer, strategy: Strategy) -> bool:
+    """Whether a sub-layer can be split as a strategy says."""
+    tp, cp = strategy.degree("tp"), strategy.degree("cp")
+    return part.runs_on(tp) and not (strategy.exchanges_heads and why_no_head_share(part, tp, cp))
 
 
 def folded_strategy(strategy: Strategy, digits: Digits, narrow: Digits) -> Strategy:

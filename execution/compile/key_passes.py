@@ -10,34 +10,47 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from trainplan.execution.compile import head_passes
 from trainplan.execution.program import Op, Part
+from trainplan.profiling.models.sublayers import HeadPieces
 
 if TYPE_CHECKING:
     from trainplan.execution.compile.unit_passes import UnitPasses
 
 
 def forward(at: UnitPasses, unit: int, part: Part, inside: str, weights: tuple[str, ...]) -> tuple[str, ...]:
-    """The buffer of all keys and values before a forward computation; none of units that are no such attention. inside: what
-    the unit's products work on, or the input that they make it of."""
-    if at.key_share(unit) is None:
+    """The buffer of all keys and values before a forward computation, or where heads are exchanged of the core's results; none
+    of units that are no such attention. inside: what the unit's products work on, or the input that they make it of."""
+    if (share := at.key_share(unit)) is None:
         return ()
+    if isinstance(share, HeadPieces):
+        return (head_passes.forward(at, share, unit, part, inside, weights),)
     again = _again(at, unit)
-    _made(at, unit, part, inside, weights, graph=not again)
+    head_passes.made(at, unit, part, inside, weights, graph=not again)
     return (_gathered(at, unit, part, freed=again),)
+
+
+def done_with(at: UnitPasses, unit: int, keys: tuple[str, ...]) -> tuple[str, ...]:
+    """Those of what `forward` gave that go behind a forward computation: results of cores stay, unless the unit is
+    recomputed."""
+    return keys if not isinstance(at.key_share(unit), HeadPieces) or at.strategies[unit].ckpt else ()
 
 
 def before_backward(at: UnitPasses, unit: int, part: Part, inside: str, weights: tuple[str, ...]) -> tuple[str, ...]:
     """The same before a backward computation."""
-    if at.key_share(unit) is None:
+    if (share := at.key_share(unit)) is None:
         return ()
+    if isinstance(share, HeadPieces):
+        return (head_passes.before_backward(at, share, unit, part, inside, weights),)
     if _again(at, unit):
-        _made(at, unit, part, inside, weights, graph=True)
+        head_passes.made(at, unit, part, inside, weights, graph=True)
     return (_gathered(at, unit, part, freed=True),)
 
 
 def gradient_of(at: UnitPasses, unit: int, part: Part, keys: tuple[str, ...]) -> tuple[str, ...]:
-    """The buffer to which a backward computation leaves the gradient of these keys and values."""
-    return tuple(at.buffer(f"keys-gradient-whole.{unit}.{part}", at.buffers[each]) for each in keys)
+    """The buffer to which a backward computation leaves the gradient of these keys and values, or results."""
+    name = "results-gradient" if isinstance(at.key_share(unit), HeadPieces) else "keys-gradient-whole"
+    return tuple(at.buffer(f"{name}.{unit}.{part}", at.buffers[each]) for each in keys)
 
 
 def behind_backward(
@@ -54,10 +67,14 @@ def behind_backward(
     with."""
     share, rows = at.key_share(unit), len(at.rows(unit, part))
     assert share is not None
-    whole, own = f"keys-gradient-whole.{unit}.{part}", at.buffer(f"keys-gradient.{unit}.{part}", share.own_bytes(rows))
-    size, group = at.buffers[whole], at.piece_peers(unit)
-    fields: dict[str, Any] = {"reads": (whole,), "writes": (own,), "frees": (whole,), "group": group}
-    at.issue(Op.SCATTER_KEYS, unit, part, **fields, message_bytes=size, workspace_bytes=size)
+    own = at.buffer(f"keys-gradient.{unit}.{part}", share.own_bytes(rows))
+    if isinstance(share, HeadPieces):
+        head_passes.behind_backward(at, share, unit, part)
+    else:
+        whole = f"keys-gradient-whole.{unit}.{part}"
+        size, group = at.buffers[whole], at.piece_peers(unit)
+        fields: dict[str, Any] = {"reads": (whole,), "writes": (own,), "frees": (whole,), "group": group}
+        at.issue(Op.SCATTER_KEYS, unit, part, **fields, message_bytes=size, workspace_bytes=size)
     graph = f"keys-graph.{unit}.{part}"
     at.issue(
         Op.KEYS_BACKWARD,
@@ -73,17 +90,6 @@ def behind_backward(
 def _again(at: UnitPasses, unit: int) -> bool:
     share = at.key_share(unit)
     return share is not None and (share.again or at.strategies[unit].ckpt)
-
-
-def _made(at: UnitPasses, unit: int, part: Part, inside: str, weights: tuple[str, ...], graph: bool) -> None:
-    """The keys and values of the rank's own tokens."""
-    share, rows = at.key_share(unit), len(at.rows(unit, part))
-    assert share is not None
-    own, kept = at.buffer(f"keys.{unit}.{part}", share.own_bytes(rows)), share.graph_bytes(rows)
-    op, writes, workspace = Op.KEYS_WITHOUT_GRAPH, tuple[str, ...]((own,)), share.forward_workspace_bytes(rows) + kept
-    if graph:
-        op, writes, workspace = Op.KEYS, (own, at.buffer(f"keys-graph.{unit}.{part}", kept)), workspace - kept
-    at.issue(op, unit, part, reads=(inside, weights[0]), writes=writes, workspace_bytes=workspace)
 
 
 def _gathered(at: UnitPasses, unit: int, part: Part, freed: bool) -> str:

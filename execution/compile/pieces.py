@@ -2,7 +2,8 @@
 
 But for attention's cores, a rank does with a piece of a sample what a data-parallel one does with a sample: it adds up
 gradients with the same ranks, and shares states with them. So programs are those of pieces in the place of samples, with cp's
-ranks among those of the innermost level of data parallelism, right outside tp; and keys and values are gathered over them.
+ranks among those of the innermost level of data parallelism, right outside tp; and keys and values are gathered over them, or
+heads exchanged.
 """
 
 from __future__ import annotations
@@ -27,15 +28,17 @@ def in_pieces(plan: Plan, model: Model) -> tuple[tuple[Strategy, ...], Batch, Mo
     for error in _refused(plan, model, pieces):
         raise error
     strategies = tuple(map(without_cp, plan.strategies()))
-    return strategies, plan.batch.changed(global_samples=plan.batch.global_samples * pieces), model.in_pieces(pieces)
+    batch = plan.batch.changed(global_samples=plan.batch.global_samples * pieces)
+    by_heads = any(strategy.exchanges_heads for strategy in plan.strategies())
+    return strategies, batch, model.in_pieces(pieces, by_heads)
 
 
 def _refused(plan: Plan, model: Model, pieces: int) -> Iterator[InputError]:
     first = next(unit.strategy for unit in plan.units if unit.strategy.degree("cp") > 1)
     for place, (unit, described) in enumerate(zip(plan.units, model.units, strict=True)):
         field, problem = f"units[{place}].{unit.field}", f"is {str(unit.strategy)!r}"
-        if unit.strategy.levels != first.levels:
-            levels = Strategy(first.levels)
+        if (unit.strategy.levels, unit.strategy.exchange) != (first.levels, first.exchange):
+            levels = Strategy(first.levels, exchange=first.exchange)
             yield InputError("plan", field, problem, f"give levels {levels}: with cp all units have the same ones")
         axes = [paradigm for paradigm, _ in unit.strategy.levels]
         if axes != [paradigm for paradigm in ORDER if paradigm in axes]:

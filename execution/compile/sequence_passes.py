@@ -34,7 +34,8 @@ def forward(at: UnitPasses, unit: int, part: Part, source: str, weights: tuple[s
     op, writes = Op.FORWARD, tuple[str, ...]((result, graph))
     if ckpt:
         op, writes, workspace = Op.FORWARD_WITHOUT_GRAPH, (result,), workspace + share.graph_bytes(rows)
-    at.issue(op, unit, part, reads=(inside, *weights, *keys), writes=writes, frees=(*freed, *keys), workspace_bytes=workspace)
+    frees = (*freed, *key_passes.done_with(at, unit, keys))
+    at.issue(op, unit, part, reads=(inside, *weights, *keys), writes=writes, frees=frees, workspace_bytes=workspace)
     if at.model.units[unit].kind == "head":
         return
     output = at.scatter_tokens(unit, part, result, f"hidden.{after}")

@@ -46,7 +46,8 @@ class UnitPasses(UnitStates, UnitBorders):
             self.end_forward(unit, part, source)
             return
         keys = key_passes.forward(self, unit, part, source, weights)
-        result = self.compute_forward(unit, part, source, (*weights, *keys), (*self._freed_after_use(unit, part), *keys))
+        freed = (*self._freed_after_use(unit, part), *key_passes.done_with(self, unit, keys))
+        result = self.compute_forward(unit, part, source, (*weights, *keys), freed)
         self.end_forward(unit, part, source)
         if tp > 1 and layer.kind != "head":
             self.reduce(Op.ALL_REDUCE, unit, part, result, self.peers(unit, "tp"))

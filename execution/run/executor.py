@@ -22,7 +22,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from trainplan.execution.program import POINT_TO_POINT, Instruction, Op, Program
 from trainplan.execution.run.copying import Copying
 from trainplan.execution.run.cuda_streams import CudaStreams
-from trainplan.execution.run.key_sharing import KeySharing
+from trainplan.execution.run.head_sharing import HeadSharing
 from trainplan.execution.run.rank_state import Groups
 from trainplan.execution.run.sharding import Sharding
 from trainplan.execution.run.threads import Lanes, PausingLanes, fused_lanes
@@ -58,7 +58,7 @@ def _nobody(place: int) -> None:
 
 
 @dataclass
-class Executor(Sharding, Copying, KeySharing, TokenSharing):
+class Executor(Sharding, Copying, HeadSharing, TokenSharing):
     """Runs a rank's program, step after step. Each operation has a method that is named as it is."""
 
     def __post_init__(self) -> None:
@@ -188,7 +188,7 @@ class Executor(Sharding, Copying, KeySharing, TokenSharing):
         graph, _, incoming = instruction.reads[:3]
         edge: GradientEdge
         edge, x, keys = self.values.pop(graph)
-        of_leaves = ("input-gradient", "entry-gradient", "keys-gradient")
+        of_leaves = ("input-gradient", "entry-gradient", "keys-gradient", "results-gradient")
         made = [name for name in instruction.writes if not name.startswith(of_leaves)]
         units = [self.units[int(name.split(".")[1])] for name in made]
         for name, unit in zip(made, units, strict=True):
@@ -205,7 +205,7 @@ class Executor(Sharding, Copying, KeySharing, TokenSharing):
             unit.gradients.complete()
         for name, leaf in zip(instruction.writes, (x, keys), strict=False):
             if name not in made:
-                self.values[name] = leaf.grad
+                self.values[name] = _apart(leaf, gradient_of_output)
 
     def _gradient_of_logits(self, instruction: Instruction, x: Tensor) -> Tensor:
         """Of logits that are made anew, of a head's input, or where ranks share the tokens of what its matrix works on."""
@@ -274,6 +274,14 @@ class Executor(Sharding, Copying, KeySharing, TokenSharing):
         """Order alone, or what it frees."""
 
     _reshard = _drop_hidden = _synchronise = _mark = _nothing
+
+
+def _apart(leaf: Tensor, other: Tensor) -> Tensor:
+    """The gradient of a leaf, in memory of its own: that of what is merely added is the output's; none is zero."""
+    if leaf.grad is None:
+        return torch.zeros_like(leaf)
+    shared = leaf.grad.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+    return leaf.grad.clone() if shared else leaf.grad
 
 
 _METHODS = {op: getattr(Executor, f"_{op.name.lower()}") for op in Op}

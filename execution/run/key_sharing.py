@@ -22,8 +22,8 @@ class KeySharing(TokenSharing):
         return x if self.model.pieces == 1 else cut(x, self.model.pieces).flatten(0, 1)
 
     def whole_keys(self, instruction: Instruction) -> Tensor | None:
-        """The keys and values that a computation reads, as a leaf of its graph."""
-        names = [name for name in instruction.reads if name.startswith("keys-whole")]
+        """The keys and values that a computation reads, or the results of a core, as a leaf of its graph."""
+        names = [name for name in instruction.reads if name.startswith(("keys-whole", "results."))]
         return self.values[names[0]].detach().requires_grad_() if names else None
 
     def _keys(self, instruction: Instruction) -> None:
@@ -39,7 +39,8 @@ class KeySharing(TokenSharing):
     def _own_keys(self, instruction: Instruction, x: Tensor) -> Tensor:
         part, unit = self.sublayer(instruction), self.unit(instruction)
         assert isinstance(part, torch_units.Attention)
-        return torch_units.keys_and_values(part, unit.views, x, unit.shard, self.program.shares_tokens(instruction.unit or 0))
+        made = torch_units.queries_keys_and_values if part.by_heads else torch_units.keys_and_values
+        return made(part, unit.views, x, unit.shard, self.program.shares_tokens(instruction.unit or 0))
 
     def _gather_keys(self, instruction: Instruction) -> None:
         own, pieces, name = self.values[instruction.reads[0]].contiguous(), len(instruction.group), instruction.writes[0]

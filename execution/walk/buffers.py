@@ -5,9 +5,21 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from trainplan.execution.program import ENTERING, FORWARDS, HOST_STATES, OF_KEYS, STATES, Op, Part, Program, laid_as, sent_as
+from trainplan.execution.program import (
+    CORES,
+    ENTERING,
+    FORWARDS,
+    HOST_STATES,
+    OF_KEYS,
+    STATES,
+    Op,
+    Part,
+    Program,
+    laid_as,
+    sent_as,
+)
 from trainplan.profiling.base.dtypes import STATISTIC_BYTES
-from trainplan.profiling.models.sublayers import shard_bounds
+from trainplan.profiling.models.sublayers import HeadPieces, shard_bounds
 
 INDEX_BYTES = 8
 MOMENTS = 2
@@ -22,12 +34,14 @@ OF_PART = frozenset({"targets", "statistics", "all-statistics"})
 SHARED = frozenset({"entry", "entry-graph", "entry-whole", "entry-gradient", "entry-gradient-partial", "leave-gradient"})
 BETWEEN = frozenset({"hidden-whole", "hidden-laid", "input-gradient-whole", "input-gradient-laid"})  # steps of a re-layout
 KEYS = frozenset({"keys", "keys-graph", "keys-whole", "keys-gradient", "keys-gradient-whole"})
+HEADS = frozenset({"heads", "heads-gradient", "mixed", "mixed-gradient", "core-graph", "results", "results-gradient"})
 OF_UNIT_AND_PART = (
     frozenset({"hidden", "input", "graph", "input-gradient", "output-gradient", "host-hidden", "prefetched"})
     | frozenset({"hidden-partial", "output-gradient-whole"})
     | SHARED
     | BETWEEN
     | KEYS
+    | HEADS
 )
 _WITH_UNIT, _WITH_PART = OF_UNIT | OF_UNIT_AND_PART, OF_PART | OF_UNIT_AND_PART
 
@@ -143,6 +157,11 @@ class Sizes:
         share = self.program.key_share(unit)
         if share is None:
             return 0
+        if isinstance(share, HeadPieces) and op in CORES:
+            if op is Op.CORE_BACKWARD:
+                return share.core_backward_workspace_bytes(rows)
+            kept = share.core_graph_bytes(rows) if op is Op.CORE_WITHOUT_GRAPH else 0
+            return share.core_workspace_bytes(rows) + kept
         if op is Op.KEYS_BACKWARD:
             return share.backward_workspace_bytes(rows)
         return share.forward_workspace_bytes(rows) + (share.graph_bytes(rows) if op is Op.KEYS_WITHOUT_GRAPH else 0)
@@ -192,6 +211,8 @@ class Sizes:
             return size // self._parts(kind, unit)
         if unit not in self.units:
             return None
+        if kind in HEADS:
+            return self._of_heads(kind, unit, rows)
         if kind in KEYS:
             if (keys := self.program.key_share(unit)) is None:
                 return None
@@ -207,6 +228,15 @@ class Sizes:
         if kind == "output-gradient":
             return int(self.sublayer(unit).boundary_bytes(rows)) // self.program.strategies[unit].share(self.program.place)[1]
         return self._of_state(kind, unit)
+
+    def _of_heads(self, kind: str, unit: int, rows: int) -> int | None:
+        """Of an attention whose ranks exchange heads."""
+        share = self.program.key_share(unit)
+        if not isinstance(share, HeadPieces):
+            return None
+        sizes = {"heads": share.whole_bytes, "mixed": share.mixed_bytes, "results": share.results_bytes}
+        sizes["core-graph"] = share.core_graph_bytes
+        return sizes[kind.removesuffix("-gradient")](rows)
 
     def _parts(self, kind: str, unit: int) -> int:
         """In how many parts each sample's tokens lie in hidden states of the boundary before a unit, or in their gradients."""

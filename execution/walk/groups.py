@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainplan.execution.program import Instruction, Op, Program, laid_as
+from trainplan.execution.program import HEADS_EXCHANGED, OF_WHOLE_KEYS, Instruction, Op, Program, laid_as
 from trainplan.formulations.strategies import Paradigm, gather_ranks, piece_peers
 
 ALONG: dict[Op, Paradigm] = {  # those that differ along one level of the unit's strategy
@@ -68,7 +68,7 @@ def _members(program: Program, op: Op, unit: int | None, forward: bool) -> tuple
         return tuple(sorted({*program.groups[0], *program.groups[-1]}))
     if unit is None:
         return ()
-    if op in (Op.GATHER_KEYS, Op.SCATTER_KEYS):
+    if op in OF_WHOLE_KEYS | HEADS_EXCHANGED:
         return tuple(program.stage_ranks[other] for other in piece_peers(strategies[unit], place, program.model.pieces))
     if op in (Op.SEND, Op.RECEIVE):
         there = program.ranks_of(unit if (op is Op.SEND) == forward else unit - 1)

@@ -1,4 +1,5 @@
-"""What keys and values of cut samples mean: of which pieces they are, and that all pieces of a sample come together."""
+"""What keys and values of cut samples mean: of which pieces they are, and that all pieces of a sample come together; and where
+heads are exchanged, queries and results of cores, too."""
 
 from __future__ import annotations
 
@@ -7,7 +8,11 @@ from collections.abc import Sequence
 from trainplan.execution.program import Instruction, Op
 from trainplan.execution.walk.interpreter import Hidden, Interpreter, JointRule, Rule, fault_at, need_parameters, only, some
 from trainplan.execution.walk.state_meanings import Sum, contribute, contribution_of
-from trainplan.execution.walk.token_meanings import enters
+from trainplan.execution.walk.token_meanings import drops_alike, enters
+from trainplan.profiling.models.sublayers import HeadPieces
+
+TO_HEADS = {"keys": "heads", "results-gradient": "mixed-gradient"}  # what an exchange makes of what
+TO_TOKENS = {"mixed": "results", "heads-gradient": "keys-gradient"}
 
 
 def whole_keys(run: Interpreter, rank: int, head: Instruction, rows: tuple[int, ...], place: int) -> None:
@@ -16,16 +21,26 @@ def whole_keys(run: Interpreter, rank: int, head: Instruction, rows: tuple[int, 
     assert head.unit is not None
     if run.programs[rank].key_share(head.unit) is None:
         return
-    keys = run.value(rank, head.reads[place])
-    if (keys.stage, keys.boundary, keys.rows) != ("keys-whole", head.unit, rows):
-        raise fault_at(rank, head, f"reads {head.reads[place]}, which is not all keys and values of samples {some(rows)}")
+    keys, by_heads = run.value(rank, head.reads[place]), _by_heads(run, rank, head)
+    if (keys.stage, keys.boundary, keys.rows) != ("results" if by_heads else "keys-whole", head.unit, rows):
+        what = "the core's results" if by_heads else "all keys and values"
+        raise fault_at(rank, head, f"reads {head.reads[place]}, which is not {what} of samples {some(rows)}")
+
+
+def _by_heads(run: Interpreter, rank: int, head: Instruction) -> bool:
+    """Whether the ranks of an attention whose samples are cut exchange heads."""
+    return isinstance(run.programs[rank].key_share(head.unit or 0), HeadPieces)
 
 
 def gradient_of_keys(run: Interpreter, rank: int, head: Instruction, rows: tuple[int, ...]) -> bool:
-    """Whether a backward computation leaves the gradient of keys and values: of all tokens, this rank's part of the sum."""
+    """Whether a backward computation leaves the gradient of keys and values: of all tokens, this rank's part of the sum; or of
+    the core's results."""
     assert head.unit is not None
     if run.programs[rank].key_share(head.unit) is None:
         return False
+    if _by_heads(run, rank, head):
+        run.values[rank][head.writes[1]] = Hidden(head.unit, rows, only(0), 1, "results-gradient")
+        return True
     pieces = run.programs[rank].model.pieces
     run.values[rank][head.writes[1]] = Hidden(head.unit, rows, only(rows[0] % pieces), pieces, "keys-gradient")
     return True
@@ -68,6 +83,35 @@ def _scatter_keys(run: Interpreter, ranks: Sequence[int], heads: list[Instructio
         run.values[rank][head.writes[0]] = value._replace(parts=parts)
 
 
+def _exchange(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) -> None:
+    """Of all pieces of the same samples each rank gets its heads, or of all heads its piece."""
+    values = [run.value(rank, head.reads[0]) for rank, head in zip(ranks, heads, strict=True)]
+    stages = TO_HEADS if heads[0].op is Op.EXCHANGE_HEADS else TO_TOKENS
+    if any(value.stage not in stages for value in values):
+        raise fault_at(ranks[0], heads[0], f"exchanges what is none of {', '.join(stages)}")
+    _check_pieces(run, ranks, heads, values)
+    for rank, head, value in zip(ranks, heads, values, strict=True):
+        run.values[rank][head.writes[0]] = value._replace(stage=stages[value.stage])
+
+
+def _core(run: Interpreter, rank: int, head: Instruction) -> None:
+    heads = run.value(rank, head.reads[0])
+    if (heads.stage, heads.boundary) != ("heads", head.unit):
+        raise fault_at(rank, head, f"reads {head.reads[0]}, which is not all tokens of its heads")
+    drops_alike(rank, head, heads)
+    run.values[rank][head.writes[0]] = heads._replace(stage="mixed")
+    for graph in head.writes[1:]:
+        run.values[rank][graph] = heads
+
+
+def _core_backward(run: Interpreter, rank: int, head: Instruction) -> None:
+    graph, *values = (run.value(rank, name) for name in head.reads)
+    for name, value, stage in zip(head.reads[1:], values, ("heads", "mixed", "mixed-gradient"), strict=True):
+        if value != graph._replace(stage=stage) or graph.boundary != head.unit:
+            raise fault_at(rank, head, f"reads {name}, which is not of what its graph was made of")
+    run.values[rank][head.writes[0]] = graph._replace(stage="heads-gradient")
+
+
 def _keys_backward(run: Interpreter, rank: int, head: Instruction) -> None:
     """The gradients of input and parameters are complete with those that come by keys and values."""
     assert head.unit is not None
@@ -85,5 +129,17 @@ def _keys_backward(run: Interpreter, rank: int, head: Instruction) -> None:
     contribute(run, rank, head, head.writes[-1], contribution._replace(replicated=Sum()) if shared else contribution)
 
 
-MADE: dict[Op, Rule] = {Op.KEYS: _keys, Op.KEYS_WITHOUT_GRAPH: _keys, Op.KEYS_BACKWARD: _keys_backward}
-EXCHANGED: dict[Op, JointRule] = {Op.GATHER_KEYS: _gather_keys, Op.SCATTER_KEYS: _scatter_keys}
+MADE: dict[Op, Rule] = {
+    Op.KEYS: _keys,
+    Op.KEYS_WITHOUT_GRAPH: _keys,
+    Op.KEYS_BACKWARD: _keys_backward,
+    Op.CORE: _core,
+    Op.CORE_WITHOUT_GRAPH: _core,
+    Op.CORE_BACKWARD: _core_backward,
+}
+EXCHANGED: dict[Op, JointRule] = {
+    Op.GATHER_KEYS: _gather_keys,
+    Op.SCATTER_KEYS: _scatter_keys,
+    Op.EXCHANGE_HEADS: _exchange,
+    Op.EXCHANGE_TOKENS: _exchange,
+}

@@ -18,12 +18,15 @@ from itertools import product
 from trainplan.execution.program import (
     COPIES,
     COPIES_OUT,
+    CORES,
     ENTERING,
     FROM,
     KEYS_MADE,
     LANES,
     MARK,
+    OF_HEADS,
     OF_KEYS,
+    OF_WHOLE_KEYS,
     POINT_TO_POINT,
     Instruction,
     Op,
@@ -35,6 +38,7 @@ from trainplan.execution.program import (
     sent_as,
 )
 from trainplan.execution.walk.buffers import MASTER, parsed, zero_stage
+from trainplan.profiling.models.sublayers import HeadPieces
 
 ARRIVED = "hidden.u.p|input.u.p"
 INPUT = f"{ARRIVED}|prefetched.u.p"
@@ -55,6 +59,11 @@ FORMS: dict[Op, tuple[str, ...]] = {
     Op.KEYS_BACKWARD: ("keys-graph.u.p {source} keys-gradient.u.p {own} {keys_into} {sum} -> {keys_into} {sum}",),
     Op.GATHER_KEYS: ("keys.u.p -> keys-whole.u.p",),
     Op.SCATTER_KEYS: ("keys-gradient-whole.u.p -> keys-gradient.u.p",),
+    Op.CORE: ("heads.u.p -> mixed.u.p core-graph.u.p",),
+    Op.CORE_WITHOUT_GRAPH: ("heads.u.p -> mixed.u.p",),
+    Op.CORE_BACKWARD: ("core-graph.u.p heads.u.p mixed.u.p mixed-gradient.u.p -> heads-gradient.u.p",),
+    Op.EXCHANGE_HEADS: ("keys.u.p -> heads.u.p", "results-gradient.u.p -> mixed-gradient.u.p"),
+    Op.EXCHANGE_TOKENS: ("mixed.u.p -> results.u.p", "heads-gradient.u.p -> keys-gradient.u.p"),
     Op.ENTER: (f"{INPUT} {{own}} -> entry.u.p entry-graph.u.p",),
     Op.ENTER_WITHOUT_GRAPH: (f"{INPUT} {{own}} -> entry.u.p",),
     Op.LEAVE: ("hidden.v.p {residual} -> hidden.v.p",),
@@ -105,10 +114,11 @@ FORMS: dict[Op, tuple[str, ...]] = {
     Op.MARK: ("->",),
 }
 handles_all(FORMS)
+RECOMPUTING = (Op.FORWARD_WITHOUT_GRAPH, Op.ENTER_WITHOUT_GRAPH, Op.KEYS_WITHOUT_GRAPH, Op.CORE_WITHOUT_GRAPH, Op.RECOMPUTE)
 # Whether the unit is.
 RECOMPUTED = {
     Op.FORWARD: False,
-    **dict.fromkeys((Op.FORWARD_WITHOUT_GRAPH, Op.ENTER_WITHOUT_GRAPH, Op.KEYS_WITHOUT_GRAPH, Op.RECOMPUTE), True),
+    **dict.fromkeys(RECOMPUTING, True),
 }
 STAGES = {Op.GATHER_PARAMETERS: {3}, Op.GATHER_UPDATED: {1, 2}, Op.REDUCE_SCATTER_GRADIENTS: {1, 2, 3}}  # of ZeRO
 LANES_OF_COPIES = {
@@ -187,6 +197,7 @@ SHARES: dict[str, dict[str, str]] = {
 }
 SHARES["post-norm block"] = SHARES["block"] | {"residual": "entry.u.p"}
 CUT = {"keys": "keys-whole.u.p", "keys_gradient": "keys-gradient-whole.u.p"}
+BY_HEADS = {"keys": "results.u.p", "keys_gradient": "results-gradient.u.p"}
 LOSS_AGAIN = {"logits_gradient": "", "incoming": "targets.p statistics.p all-statistics.p?"}
 ONLY_SHARED = ENTERING | {Op.LEAVE, Op.LEAVE_BACKWARD, Op.ENTER_BACKWARD, Op.REDUCE_SCATTER_TOKENS}
 for _name in [_name for _name in LAYOUTS if _name.startswith("ZeRO")]:
@@ -194,7 +205,7 @@ for _name in [_name for _name in LAYOUTS if _name.startswith("ZeRO")]:
 LAYOUTS |= {
     f"{_name}, {what}": _layout | other
     for _name, _layout in LAYOUTS.items()
-    for what, other in (("loss made again", LOSS_AGAIN), ("samples cut", CUT))
+    for what, other in (("loss made again", LOSS_AGAIN), ("samples cut", CUT), ("heads exchanged", BY_HEADS))
 }
 
 
@@ -217,7 +228,9 @@ def layout_of(program: Program, unit: int) -> str:
     """Where a unit's parameters are: one of LAYOUTS."""
     with_table = program.table_once and unit == len(program.strategies) - 1
     layout = f"ZeRO stage {zero_stage(program, unit)}" + ", with the table" * with_table
-    again = ", loss made again" * program.selective(unit).has("loss") or ", samples cut" * (program.key_share(unit) is not None)
+    keys = program.key_share(unit)
+    cut = "" if keys is None else ", heads exchanged" if isinstance(keys, HeadPieces) else ", samples cut"
+    again = ", loss made again" * program.selective(unit).has("loss") or cut
     if not program.shares_tokens(unit):
         return layout + again
     share = program.token_share(unit)
@@ -260,6 +273,8 @@ def _again(program: Program, op: Op, unit: int) -> bool:
     """Whether what an operation computes is computed once more in the backward pass."""
     if op in KEYS_MADE and (keys := program.key_share(unit)) is not None and keys.again:
         return True
+    if op in CORES and isinstance(keys := program.key_share(unit), HeadPieces) and keys.core_again:
+        return True
     entering = op in ENTERING and program.shares_tokens(unit) and program.token_share(unit).enters_again
     return program.strategies[unit].ckpt or entering
 
@@ -268,6 +283,8 @@ def _unshared(program: Program, i: Instruction, unit: int) -> str | None:
     """A piece of a unit whose tokens are shared, of one where they are not or that has no such piece; or the other way."""
     if i.op in OF_KEYS and program.key_share(unit) is None:
         return "is of a unit that has no keys of cut samples"
+    if i.op in OF_HEADS | OF_WHOLE_KEYS and (i.op in OF_HEADS) != isinstance(program.key_share(unit), HeadPieces):
+        return "is of a unit whose ranks exchange something else"
     if i.op in ONLY_SHARED and not program.shares_tokens(unit):
         return "is of a unit whose tokens are not shared"
     if i.op is Op.SLICE_TOKENS and not program.shares_tokens(unit):

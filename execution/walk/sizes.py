@@ -5,7 +5,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from trainplan.execution.program import DRAWING, HOST_STATES, KEYS_MADE, STATES, Instruction, Op, Program, handles_all
+from trainplan.execution.program import (
+    CORES,
+    DRAWING,
+    HEADS_EXCHANGED,
+    HOST_STATES,
+    KEYS_MADE,
+    STATES,
+    Instruction,
+    Op,
+    Program,
+    handles_all,
+)
 from trainplan.execution.walk.buffers import MASTER, Sizes
 
 # The buffer whose bytes an operation moves: the first that it writes, or reads.
@@ -14,6 +25,7 @@ WRITTEN = frozenset(
         Op.ALL_REDUCE,
         Op.GATHER_TOKENS,
         Op.GATHER_KEYS,
+        Op.EXCHANGE_HEADS,
         Op.GATHER_STATISTICS,
         Op.GATHER_PARAMETERS,
         Op.GATHER_UPDATED,
@@ -25,11 +37,11 @@ WRITTEN = frozenset(
         Op.OFFLOAD_GRADIENT,
     }
 )
-READ = frozenset({Op.SEND, Op.REDUCE_SCATTER_GRADIENTS, Op.REDUCE_SCATTER_TOKENS, Op.SCATTER_KEYS})
+READ = frozenset({Op.SEND, Op.REDUCE_SCATTER_GRADIENTS, Op.REDUCE_SCATTER_TOKENS, Op.SCATTER_KEYS, Op.EXCHANGE_TOKENS})
 APART = frozenset(  # see `_moved`
     {Op.GATHER_SLICE, Op.ALL_REDUCE_GRADIENTS, Op.REDUCE_REPLICATED, Op.REDUCE_TIED, Op.SEND_RECEIVE}
 )
-COMPUTING = DRAWING | KEYS_MADE | {Op.BACKWARD, Op.ENTER_BACKWARD, Op.KEYS_BACKWARD}
+COMPUTING = DRAWING | KEYS_MADE | CORES | {Op.BACKWARD, Op.ENTER_BACKWARD, Op.KEYS_BACKWARD}
 MOVING_NOTHING = COMPUTING | {
     Op.INPUT,
     Op.TARGETS,
@@ -134,6 +146,8 @@ def _workspace(expected: Sizes, i: Instruction, rows: Mapping[str, int]) -> int:
         Op.SCATTER_KEYS,
     ):  # order of ranks to order of samples, or back
         return i.message_bytes
+    if i.op in HEADS_EXCHANGED:  # by rank and as it comes, beside what is put in order of it
+        return 2 * i.message_bytes - expected.program.buffers.get(i.writes[0], 0)
     if i.op is Op.GATHER_SLICE or (i.op is Op.REDUCE_TIED and not i.by_processor):
         return i.message_bytes
     if i.op is Op.REDUCE_SCATTER_GRADIENTS and len(i.reads) > 1:

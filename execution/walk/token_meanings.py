@@ -32,7 +32,8 @@ def own_tokens(run: Interpreter, rank: int, unit: int) -> tuple[int, int] | None
     return shard_bounds(program.model.units[unit].sublayer.tokens, parts, part) if parts > 1 else None
 
 
-def _drops_alike(rank: int, head: Instruction, x: Hidden) -> None:
+def drops_alike(rank: int, head: Instruction, x: Hidden) -> None:
+    """That an instruction drops numbers as of the samples that it works on."""
     if (rows := head.args.get("rows", x.rows)) != x.rows:
         raise fault_at(rank, head, f"drops numbers as of samples {some(rows)} and gets {some(x.rows)}")
 
@@ -43,7 +44,7 @@ def _enter(run: Interpreter, rank: int, head: Instruction) -> None:
     tokens = own_tokens(run, rank, head.unit)
     if not isinstance(x, Hidden) or (x.stage, x.boundary, x.tokens) != ("hidden", head.unit, tokens) or not x.whole():
         raise fault_at(rank, head, f"reads {head.reads[0]}, which is not the input of its unit on the rank's tokens")
-    _drops_alike(rank, head, x)
+    drops_alike(rank, head, x)
     need_parameters(run, rank, head, head.reads[1])
     run.values[rank][head.writes[0]] = Hidden(head.unit, x.rows, only(0), 1, "entry", tokens)
     for graph in head.writes[1:]:
@@ -55,7 +56,7 @@ def _leave(run: Interpreter, rank: int, head: Instruction) -> None:
     y, share = run.value(rank, head.reads[0]), run.programs[rank].token_share(head.unit)
     if (y.stage, y.boundary) != ("sum", head.unit + 1) or not y.whole():
         raise fault_at(rank, head, f"reads {head.reads[0]}, which is not the sum of its matrices' outputs")
-    _drops_alike(rank, head, y)
+    drops_alike(rank, head, y)
     if share.adds_residual:
         x, stage = run.value(rank, head.reads[1]), "entry" if share.post_norm else "hidden"
         if (x.stage, x.boundary, x.rows, x.tokens) != (stage, head.unit, y.rows, y.tokens) or not x.whole():
@@ -69,7 +70,7 @@ def _leave_backward(run: Interpreter, rank: int, head: Instruction) -> None:
     of_output = (gradient.stage, gradient.boundary, gradient.tokens)
     if of_output != ("gradient", head.unit + 1, own_tokens(run, rank, head.unit)) or not gradient.whole():
         raise fault_at(rank, head, f"reads {head.reads[0]}, which is not the gradient of its output on the rank's tokens")
-    _drops_alike(rank, head, of_half(rank, head, gradient, head.reads[0]))
+    drops_alike(rank, head, of_half(rank, head, gradient, head.reads[0]))
     run.values[rank][head.writes[0]] = gradient._replace(stage="leave-gradient")
 
 

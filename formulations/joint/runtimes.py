@@ -138,7 +138,7 @@ RUNTIMES = {
         one_strategy=False,
         cuts_layers=True,
         sliced=True,
-        exchanges=("keys",),
+        exchanges=EXCHANGES,
         first_layers=True,
     ),
 }

@@ -42,7 +42,7 @@ from trainplan.profiling.base.dtypes import DTYPE_BYTES
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.clusters.cluster import Cluster
 from trainplan.profiling.models.model import Model
-from trainplan.profiling.models.sublayers import Attention, KeyShare, cut, why_no_head_share, why_not_cut
+from trainplan.profiling.models.sublayers import Attention, HeadPieces, KeyShare, cut, why_no_head_share, why_not_cut
 from trainplan.profiling.profiles import Profile
 
 COST_MODEL = "streams"
@@ -114,7 +114,7 @@ class StreamedCosts(JointCosts):
         key_of = {name: each.pop() for name, each in names.items()}
         parts = {name: model.sublayers[key] for name, key in key_of.items()}
         cuttable = cp > 1 and not any(why_not_cut(part, cp) for part in parts.values())
-        pieces = {name: cut(part, cp) for name, part in parts.items() if cuttable}
+        pieces = {name: cut(part, cp, exchange == "heads") for name, part in parts.items() if cuttable}
         self._pieces = {name: part for name, part in pieces.items() if isinstance(part, Attention)}
         self.lanes = LaneTimes(profile, model.dtype, key_of, batch, self.prices)
 
@@ -201,11 +201,14 @@ class StreamedCosts(JointCosts):
 
     def _keys_bytes(self, sublayer: str, strategy: Strategy, rows: int) -> tuple[int, int]:
         """Of attention on pieces of samples: what is kept beside what whole samples of their tokens keep, and what is held for
-        a while: all keys and values beside their gradients and, in order of ranks, once more."""
+        a while: all keys and values beside their gradients and, in order of ranks, once more; or what `_heads_bytes` says."""
         part = self._pieces.get(sublayer)
         if part is None:
             return 0, 0
-        share = KeyShare(part, strategy.degree("tp"), strategy.sequence_parallel, strategy.modules)
+        shared = part, strategy.degree("tp"), strategy.sequence_parallel, strategy.modules
+        if part.by_heads:
+            return _heads_bytes(HeadPieces(*shared), rows, strategy.ckpt)
+        share = KeyShare(*shared)
         whole, made = 3 * share.whole_bytes(rows), share.own_bytes(rows) + share.graph_bytes(rows)
         if strategy.ckpt:
             return 0, whole + made
@@ -260,6 +263,22 @@ def _sharing_heads(model: Model, degrees: tuple[int, ...], cp: int, asked: int |
         problem, reason = f"is heads, with {CP.flag} {cp}", next(filter(None, why[tried[0]]))
         raise InputError("command line", CP_EXCHANGE.flag, problem, f"give keys, or other degrees: {reason}")
     return possible
+
+
+def _heads_bytes(share: HeadPieces, rows: int, ckpt: bool) -> tuple[int, int]:
+    """The same where ranks exchange heads: kept are results of the rank's tokens, and copies of keys and values. Held for a
+    while are own queries, keys and values, and the gradients of the core's results and, twice, of what it works on."""
+    own, whole, mixed, results = (
+        of(rows) for of in (share.own_bytes, share.whole_bytes, share.mixed_bytes, share.results_bytes)
+    )
+    kept = (own - results) * share.part.normed_heads  # keys and values before their norm, which are kept apart
+    kept += 0 if share.core_again and not ckpt else results + max(0, whole - own)
+    held = (
+        own + mixed + max(2 * whole, share.core_backward_workspace_bytes(rows) + whole) + share.graph_bytes(rows) * share.again
+    )
+    if ckpt:
+        return 0, kept + held
+    return kept, held + (whole + mixed) * share.core_again
 
 
 def _in_order(strategy: Strategy) -> bool:

@@ -148,11 +148,12 @@ class Model:
         units = tuple(replace(unit, sublayer=replace(unit.sublayer, dtype=dtype)) for unit in self.units)
         return replace(self, units=units, dtype=dtype)
 
-    def in_pieces(self, pieces: int) -> Model:
-        """The same model, whose units work on one of so many pieces of each whole sample (see `sublayers.pieces`)."""
+    def in_pieces(self, pieces: int, by_heads: bool = False) -> Model:
+        """The same model, whose units work on one of so many pieces of each whole sample (see `sublayers.pieces`). by_heads: as
+        of `cut`."""
         if pieces == self.pieces:
             return self
-        units = tuple(replace(unit, sublayer=cut(unit.sublayer, pieces)) for unit in self.units)
+        units = tuple(replace(unit, sublayer=cut(unit.sublayer, pieces, by_heads)) for unit in self.units)
         return replace(self, units=units, pieces=pieces)
 
     def fused(self) -> Model:

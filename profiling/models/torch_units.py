@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from math import prod
 from typing import Any
@@ -95,7 +95,9 @@ def forward(
     if not isinstance(part, Attention | FeedForward | LanguageHead | TokenEmbedding):
         return _FORWARD[type(part)](part, parameters, x, shard)
     recipe = None
-    if "norms" not in modules or part.kind == "embedding":
+    if isinstance(part, Attention) and part.by_heads:  # what comes before the core has been
+        inside = enter(part, parameters, x, draw) if part.post_norm else x
+    elif "norms" not in modules or part.kind == "embedding":
         inside = enter(part, parameters, x, draw)
     else:
         names = [name for name in parameters if name.startswith(("norm.", "dense.", "dense_norm."))]
@@ -146,6 +148,8 @@ def matrices(
     if isinstance(part, TokenEmbedding):
         return _token_embedding(part, p, inside, shard)
     if isinstance(part, Attention):
+        if keys is not None and part.by_heads:
+            return F.linear(keys.flatten(2).flatten(0, 1), p["out.weight"], p.get("out.bias") if shard.first else None)
         if keys is not None:
             return _attention_of_piece(part, p, inside, keys, shard, draw, "attention" in modules)
         return _attention(part, p, inside, shard, memory, draw, "attention" in modules)
@@ -260,13 +264,29 @@ def keys_and_values(part: Attention, p: Parameters, x: Tensor, shard: Shard, ent
     return torch.stack((_placed(part, p, k, "k_norm", shard.piece), v), 2)
 
 
+def queries_keys_and_values(part: Attention, p: Parameters, x: Tensor, shard: Shard, entered: bool = False) -> Tensor:
+    """The heads of queries, then keys, then values of an attention's own tokens, (rows, tokens, heads, width). entered: as of
+    `keys_and_values`."""
+    inside = x if entered else enter(part, p, x)
+    if part.packed:
+        made = F.linear(inside, p["qkv.weight"].flatten(0, 1), _flat(p.get("qkv.bias")))
+        return made.view(*inside.shape[:2], -1, part.width)
+    kv = keys_and_values(part, p, inside, shard, entered=True)
+    return torch.cat((_queries_of_piece(part, p, inside, shard), kv.flatten(2, 3)), 2)
+
+
+def core_of_heads(part: Attention, q: Tensor, k: Tensor, v: Tensor, shard: Shard, draw: Draw | None) -> Tensor:
+    """The core of an attention on whole samples, of some of its heads, (rows, heads, tokens, width): the values, mixed by their
+    probabilities, (rows, tokens, heads, width). shard: which part of the heads these are."""
+    whole = replace(part, tokens=part.tokens * part.pieces, pieces=1, by_heads=False)
+    return mixed_values(whole, {}, q, k, v, shard, draw, False).view(len(q), q.shape[2], q.shape[1], -1)
+
+
 def _attention_of_piece(
     part: Attention, p: Parameters, inside: Tensor, keys: Tensor, shard: Shard, draw: Draw | None, recomputed: bool
 ) -> Tensor:
     """As `_attention`, of the tokens of one piece of each sample, which meet the keys of all."""
-    weight, bias = (p["qkv.weight"][0], p.get("qkv.bias")) if part.packed else (p["q.weight"], p.get("q.bias"))
-    q = F.linear(inside, weight, bias[0] if part.packed and bias is not None else bias)
-    q = _placed(part, p, q.view(*inside.shape[:2], part.heads // shard.tp, part.width), "q_norm", shard.piece)
+    q = _queries_of_piece(part, p, inside, shard)
     q, (k, v) = q.transpose(1, 2), keys.transpose(1, 3).unbind(2)
     if not part.in_halves:
         mixed = mixed_values(part, p, q, k, v, shard, draw, recomputed)
@@ -276,6 +296,13 @@ def _attention_of_piece(
         each = [mixed_values(part, p, half, k, v, shard, draw, recomputed, first.start) for half, first in pairs]
         mixed = torch.cat([half.view(len(q), -1, columns) for half in each], 1).view(-1, columns)
     return F.linear(mixed, p["out.weight"], p.get("out.bias") if shard.first else None)
+
+
+def _queries_of_piece(part: Attention, p: Parameters, inside: Tensor, shard: Shard) -> Tensor:
+    """The queries of the tokens of one piece of each sample, (rows, tokens, heads, width)."""
+    weight, bias = (p["qkv.weight"][0], p.get("qkv.bias")) if part.packed else (p["q.weight"], p.get("q.bias"))
+    q = F.linear(inside, weight, bias[0] if part.packed and bias is not None else bias)
+    return _placed(part, p, q.view(*inside.shape[:2], part.heads // shard.tp, part.width), "q_norm", shard.piece)
 
 
 def mixed_values(

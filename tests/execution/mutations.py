@@ -10,9 +10,12 @@ from typing import Any, NamedTuple
 from trainplan.execution.compile.compiler import compile_plan
 from trainplan.execution.program import POINT_TO_POINT, STREAMS, Instruction, Op, Program, with_waits
 from trainplan.formulations.plan import Plan
+from trainplan.formulations.strategies import parse_strategy
 
 from tests.execution.plans import (
+    LLAMA,
     PRECISIONS,
+    plan_of,
     random_interleaved_plan,
     random_plan,
     random_sliced_plan,
@@ -35,6 +38,16 @@ ALIKE = {  # operations whose buffers look alike, or that are each other's near 
     Op.LEAVE: (Op.LEAVE_BACKWARD, Op.MARK),
     Op.LEAVE_BACKWARD: (Op.LEAVE, Op.MARK),
     Op.ENTER_BACKWARD: (Op.BACKWARD, Op.ENTER),
+    Op.KEYS: (Op.KEYS_WITHOUT_GRAPH, Op.CORE),
+    Op.KEYS_WITHOUT_GRAPH: (Op.KEYS, Op.CORE_WITHOUT_GRAPH),
+    Op.KEYS_BACKWARD: (Op.CORE_BACKWARD, Op.ENTER_BACKWARD),
+    Op.CORE: (Op.CORE_WITHOUT_GRAPH, Op.KEYS),
+    Op.CORE_WITHOUT_GRAPH: (Op.CORE, Op.KEYS_WITHOUT_GRAPH),
+    Op.CORE_BACKWARD: (Op.KEYS_BACKWARD, Op.BACKWARD),
+    Op.GATHER_KEYS: (Op.EXCHANGE_HEADS, Op.GATHER_TOKENS),
+    Op.SCATTER_KEYS: (Op.EXCHANGE_TOKENS, Op.REDUCE_SCATTER_TOKENS),
+    Op.EXCHANGE_HEADS: (Op.EXCHANGE_TOKENS, Op.GATHER_KEYS),
+    Op.EXCHANGE_TOKENS: (Op.EXCHANGE_HEADS, Op.SCATTER_KEYS),
     Op.GATHER_TOKENS: (Op.GATHER_SLICE, Op.ALL_REDUCE),
     Op.REDUCE_SCATTER_TOKENS: (Op.ALL_REDUCE, Op.GATHER_TOKENS),
     Op.SLICE_TOKENS: (Op.SLICE, Op.GATHER_TOKENS),
@@ -85,6 +98,17 @@ def random_programs(rng: random.Random) -> tuple[Plan, Programs]:
 def sharing_programs(rng: random.Random) -> tuple[Plan, Programs]:
     """The same where some units share their tokens, of 2 ranks and of 4."""
     plan = sharing_tokens(rng, rng.choice([random_plan, random_sliced_plan])(rng, rng.choice([2, 4])))
+    return plan, compile_plan(plan)
+
+
+def cut_programs(rng: random.Random) -> tuple[Plan, Programs]:
+    """Of plans that cut samples, whose ranks exchange keys or heads, of 2 ranks and of 4."""
+    model = LLAMA.with_fields(num_key_value_heads=rng.choice([2, 4]))
+    words = rng.choice(["cp2", "dp2-cp2", "sdp2-cp2", "cp2-tp2", "cp2-tp2-sp"])
+    words = words.replace("cp2", rng.choice(["cp2", "cp2h", "cp2h"])) + rng.choice(
+        ["", "-ckpt", "-ckpt:attention", "-ckpt:norms"]
+    )
+    plan = plan_of(model, [words] * len(model.units), parse_strategy(words).group, 8, rng.choice([1, 2]))
     return plan, compile_plan(plan)
 
 

@@ -27,6 +27,8 @@ JOINT = problem("joint")
 SMALL: dict[str, Any] = {"num_hidden_layers": 2, "hidden_size": 512, "intermediate_size": 1024, "vocab_size": 4096}
 LLAMA = load_model("llama3-8b", 256, "bfloat16").with_fields(**SMALL, num_attention_heads=8, num_key_value_heads=4, head_dim=64)
 FEW_KEYS = LLAMA.with_fields(num_key_value_heads=2)  # fewer than ranks that share heads
+HEADS: dict[str, Any] = {"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 64}
+NORMED = load_model("qwen3-8b", 256, "bfloat16").with_fields(**SMALL, **HEADS)  # with norms of queries and keys
 NEOX = load_model("gpt-neox-20b", 256, "bfloat16").with_fields(**SMALL, num_attention_heads=8)
 GPT2 = load_model("gpt2", 256, "bfloat16").with_fields(n_layer=2)  # with a table that both ends share
 
@@ -96,6 +98,18 @@ def bounded(model: Model, cluster: str, options: dict[str, Any], each: int, most
 @pytest.mark.parametrize(("model", "cluster", "options"), CASES)
 def test_the_step_is_at_most_the_walk_of_plans(model: Model, cluster: str, options: dict[str, Any]) -> None:
     bounded(model, cluster, options, 1, 12)
+
+
+@pytest.mark.parametrize(("model", "cp"), [(LLAMA, 2), (FEW_KEYS, 4), (GPT2, 2), (NORMED, 2)])
+def test_the_memory_of_exchanged_heads_is_at_least_that_of_the_walk(model: Model, cp: int) -> None:
+    """Of every layout and recomputation tried, embedding and head among the units; and no more than a third above."""
+    asked = request(model, "h100:4", 8, cp=cp, cp_exchange="heads", modules=True)
+    instance = JOINT.instance(asked)
+    for solution in random.Random(2).sample(tried := solutions(instance, 2, 1), min(24, len(tried))):
+        plan = JOINT.plan(instance, solution, asked)
+        walked = max(judge_streams(plan, load_cluster("h100:4")).peak_bytes)
+        claimed = max(stage.peak_bytes for stage in JOINT.evaluate(instance, solution).stages)
+        assert walked <= claimed < 4 / 3 * walked, plan.units
 
 
 @pytest.mark.long

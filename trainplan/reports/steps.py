@@ -34,9 +34,10 @@ NAMES = tuple(KINDS)
 _KIND_OF = {
     **dict.fromkeys(Op, "other"),
     **dict.fromkeys((Op.FORWARD, Op.FORWARD_WITHOUT_GRAPH, Op.ENTER, Op.ENTER_WITHOUT_GRAPH, Op.LEAVE), "forward"),
-    **dict.fromkeys((Op.KEYS, Op.KEYS_WITHOUT_GRAPH), "forward"),
+    **dict.fromkeys((Op.KEYS, Op.KEYS_WITHOUT_GRAPH, Op.CORE, Op.CORE_WITHOUT_GRAPH), "forward"),
     **dict.fromkeys((Op.LOSS_STATISTICS, Op.LOSS), "forward"),
-    **dict.fromkeys((Op.BACKWARD, Op.LEAVE_BACKWARD, Op.ENTER_BACKWARD, Op.KEYS_BACKWARD), "backward"),
+    **dict.fromkeys((Op.BACKWARD, Op.LEAVE_BACKWARD, Op.ENTER_BACKWARD), "backward"),
+    **dict.fromkeys((Op.KEYS_BACKWARD, Op.CORE_BACKWARD), "backward"),
     Op.RECOMPUTE: "recomputation",
     **dict.fromkeys((*COLLECTIVES, *POINT_TO_POINT), "communication"),
     **dict.fromkeys(COPIES, COPIED),

@@ -26,6 +26,7 @@ from trainplan.profiling.models.sublayers.base import (
 from trainplan.profiling.models.sublayers.between import Norm, PatchMerging, Upsample
 from trainplan.profiling.models.sublayers.embeddings import InputProjection, TokenEmbedding
 from trainplan.profiling.models.sublayers.feed_forward import FeedForward
+from trainplan.profiling.models.sublayers.head_pieces import HeadPieces
 from trainplan.profiling.models.sublayers.head_share import HeadShare, why_no_head_share
 from trainplan.profiling.models.sublayers.heads import LanguageHead, ValueHead
 from trainplan.profiling.models.sublayers.modules import Selective, modules_of
@@ -38,6 +39,7 @@ __all__ = [
     "Activation",
     "Attention",
     "FeedForward",
+    "HeadPieces",
     "HeadShare",
     "InputProjection",
     "KeyShare",

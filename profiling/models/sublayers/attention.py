@@ -59,6 +59,8 @@ class Attention(Sublayer):
     both directions or backwards only) or of Swin's windows; holds_table: this layer owns the table (in T5 a stack's first).
     post_norm: the residual is the normed input (BERT: a norm is written here with the unit after it).
     scaling: of its rotary positions. attention_dropout: the probability with which each of its probabilities is dropped.
+    by_heads: of a piece of samples that are cut, whether its core works on whole samples for a part of its heads, and is a
+    computation of its own (see `sublayers.head_share`).
     input_dropout: that of the normed input, as BERT's first block has it behind the embedding's norm; sub-layers that differ in
     nothing else count as one.
     """
@@ -87,6 +89,7 @@ class Attention(Sublayer):
     softcap: float = 0.0
     alibi: float = 0.0
     attention_dropout: float = 0.0
+    by_heads: bool = False
     input_dropout: float = field(default=0.0, compare=False)
 
     @property
@@ -217,6 +220,8 @@ class Attention(Sublayer):
         Where some of the probabilities are dropped, neither: the backward pass makes them again from queries and keys.
         """
         n, m, h, heads, q, kv = self._sizes(rows, tp)
+        if self.by_heads:  # what comes before the core is kept with queries, keys and values; a residual is the normed input
+            return self.norm_elements(n) * self.element_bytes * self.post_norm
         scores = n * heads * self.keys
         elements = self.norm_elements(n) + 2 * n * q + 2 * m * kv + self.sandwich_bytes(rows) // self.element_bytes
         if self.pieces > 1:  # keys and values are kept apart (see `pieces.KeyShare`); results of both halves are put together
@@ -234,7 +239,7 @@ class Attention(Sublayer):
         masks = scores * (self.attention_dropout > 0) + n * h * (self.dropout > 0)
         return (elements + scores * (3 if self.attention_dropout else 2)) * self.element_bytes + masks
 
-    def _block_bytes(self, rows: int, tp: int, backward: bool = False) -> int:
+    def block_bytes(self, rows: int, tp: int, backward: bool = False) -> int:
         """Of a block of probabilities: themselves beside scores or what their mask is drawn from; backward also beside mask and
         gradients, and queries, keys, values or their gradients, which products of several rows copy once more."""
         heads, e = self.heads // tp, self.element_bytes
@@ -252,9 +257,11 @@ class Attention(Sublayer):
         probabilities, of which some are dropped."""
         n, m, h, heads, q, kv = self._sizes(rows, tp)
         e, scores = self.element_bytes, n * heads * self.keys
+        if self.by_heads:
+            return self._drawing_bytes(rows)
         back = n * h if self.window else 0  # out of the windows again
         if (self.attention_dropout or self.blockwise) and not self.keeps_scores:
-            return max(self._drawing_bytes(rows), self._block_bytes(rows, tp) - n * h * e - self.sandwich_bytes(rows))
+            return max(self._drawing_bytes(rows), self.block_bytes(rows, tp) - n * h * e - self.sandwich_bytes(rows))
         if not self.keeps_scores:
             return max(self._drawing_bytes(rows), back * e)
         biases = scores // rows if self.shift else heads * (self.window**2 or self.tokens) * self.keys
@@ -263,13 +270,15 @@ class Attention(Sublayer):
 
     def backward_workspace_bytes(self, rows: int, tp: int) -> int:
         """The largest of: the output's mask, what the matrices need, and an RMS norm's moment."""
-        outer = self.outer_backward_bytes(rows, self.kept_bytes(rows, tp))
+        outer = self._drawing_bytes(rows) if self.by_heads else self.outer_backward_bytes(rows, self.kept_bytes(rows, tp))
         return max(0, outer, *self.matrices_backward_bytes(rows, tp))
 
     def matrices_backward_bytes(self, rows: int, tp: int) -> tuple[int, int]:
         """The larger of: the output projection's gradients (beside what dropout leaves of the output's), and the attention
         kernel's; and those of the first projections."""
         n, m, h, heads, q, kv = self._sizes(rows, tp)
+        if self.by_heads:  # of the output projection alone
+            return (h * q + n * h * self._drops) * self.element_bytes, 0
         scores = n * heads * self.keys if self.keeps_scores else 0
         projected = n * q + 2 * m * kv
         of_keys = 2 * m * kv * self.pieces if self.pieces > 1 else 0  # the gradients of all keys and values
@@ -285,7 +294,7 @@ class Attention(Sublayer):
             moments.append(2 * scores - n * q)
         elif self.attention_dropout or self.blockwise:
             halved = of_keys * self.in_halves  # beside one half's gradients the other's, of all keys, too
-            moments.append(projected + halved + self._block_bytes(rows, tp, backward=True) // self.element_bytes)
+            moments.append(projected + halved + self.block_bytes(rows, tp, backward=True) // self.element_bytes)
         else:
             moments.append(n * q + projected + 2 * min(self.tokens, 64) * min(self.keys, 512))
         later = (

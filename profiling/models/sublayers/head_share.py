@@ -49,6 +49,17 @@ class HeadShare:
         """Heads of keys of all ranks that are copies of others'."""
         return self.keys * self.ranks - max(1, self.part.kv_heads // self.tp)
 
+    def queries_of(self, rank: int) -> list[int]:
+        """The heads of queries of one of the ranks, among those of all."""
+        return list(range(rank * self.queries, (rank + 1) * self.queries))
+
+    def entering_of(self, rank: int) -> list[int]:
+        """The heads of queries, keys and values of one of the ranks, among those of all, which come in this order."""
+        heads, keys = self.part.heads // self.tp, self.part.kv_heads // self.tp
+        first = rank * keys // self.ranks
+        own = range(first, first + self.keys)
+        return [*self.queries_of(rank), *(heads + head for head in own), *(heads + keys + head for head in own)]
+
     def entering_bytes(self, rows: int, element_bytes: int) -> int:
         """Queries, keys and values of all tokens of so many samples, for one rank's heads."""
         part = self.part

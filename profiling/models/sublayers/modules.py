@@ -31,6 +31,11 @@ def modules_of(part: Sublayer) -> tuple[str, ...]:
     return ()
 
 
+def _by_heads(part: Sublayer) -> bool:
+    """Whether norm and core of a sub-layer are computations of their own (see `sublayers.head_share`)."""
+    return isinstance(part, Attention) and part.by_heads
+
+
 @dataclass(frozen=True)
 class Selective:
     """Bytes and kernels of a sub-layer of which some modules are recomputed. rows: samples of a rank, split over tp ranks."""
@@ -58,9 +63,9 @@ class Selective:
 
     def dropped_before(self, rows: int, tp: int) -> int:
         """What is not kept of what comes before the matrices."""
-        if not self.has("norms"):
-            return 0
         part = self.part
+        if not self.has("norms") or _by_heads(part):
+            return 0
         if isinstance(part, LanguageHead):
             return part.kept_bytes(rows, tp) - part.capped_bytes(rows, tp)
         return part.norm_elements(rows * part.tokens) * part.element_bytes
@@ -71,7 +76,7 @@ class Selective:
         if isinstance(part, FeedForward) and self.has("activation"):
             copies = 0 if part.activation == "relu" and not part.gated else 1  # a relu keeps its result, or what it is of
             return copies * self._inner_bytes(rows, tp)
-        if isinstance(part, Attention) and self.has("attention"):
+        if isinstance(part, Attention) and self.has("attention") and not part.by_heads:
             return part.core_bytes(rows, tp)
         return 0
 
@@ -103,6 +108,8 @@ class Selective:
             before = self.part.kept_bytes(rows, tp)  # what comes before its matrix, again
             return logits + max(before, Selective(self.part, others).backward_workspace_bytes(rows, tp))
         part, most = self.part, self.inside_backward_bytes(rows, tp, self.dropped_before(rows, tp))
+        if _by_heads(part):
+            return part.backward_workspace_bytes(rows, tp)
         outer = part.outer_backward_bytes(rows, self.kept_bytes(rows, tp))
         if self.has("norms") and part.norm == "rms":  # the gradient of its result stays until that of its input is there
             outer += rows * part.tokens * part.hidden * part.element_bytes

@@ -31,9 +31,11 @@ def why_not_cut(part: Sublayer, pieces: int) -> str | None:
     return None
 
 
-def cut(part: Sublayer, pieces: int) -> Sublayer:
-    """The sub-layer of one of so many pieces of each whole sample."""
-    return replace(part, tokens=part.tokens * part.pieces // pieces, pieces=pieces)
+def cut(part: Sublayer, pieces: int, by_heads: bool = False) -> Sublayer:
+    """The sub-layer of one of so many pieces of each whole sample. by_heads: whether the ranks that have pieces of one sample
+    exchange heads (see `head_share`)."""
+    made = replace(part, tokens=part.tokens * part.pieces // pieces, pieces=pieces)
+    return replace(made, by_heads=by_heads) if isinstance(made, Attention) else made
 
 
 def halves(piece: int, pieces: int, tokens: int) -> tuple[range, range]:

@@ -105,6 +105,8 @@ class TokenShare:
 
     def graph_bytes(self, rows: int) -> int:
         """What the graph of the matrices keeps, besides what was gathered for them."""
+        if isinstance(self.part, Attention) and self.part.by_heads:
+            return 0
         kept = self.part.kept_bytes(rows, self.tp) - self._matrices.dropped_inside(rows, self.tp)
         if isinstance(self.part, LanguageHead):
             return self.part.capped_bytes(rows, self.tp)

@@ -1,0 +1,102 @@
+"""What one rank issues for an attention whose context-parallel ranks exchange heads (see `sublayers.head_pieces`).
+
+Forward: queries, keys and values of the rank's tokens, an exchange, the core on all tokens of the rank's heads, an exchange
+back; the unit's own computation begins at the results. Backward: it leaves their gradient, which goes the same way back, to
+what queries, keys and values add to the gradients of input and parameters. What the core works on and what it makes stays for
+its backward pass, unless the unit or its core is recomputed: then the exchange is done again, too.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from trainplan.execution.program import Op, Part
+from trainplan.profiling.models.sublayers import HeadPieces
+
+if TYPE_CHECKING:
+    from trainplan.execution.compile.unit_passes import UnitPasses
+
+
+def forward(at: UnitPasses, share: HeadPieces, unit: int, part: Part, inside: str, weights: tuple[str, ...]) -> str:
+    """The buffer of the core's results on the rank's tokens. inside: what the unit's products work on, or the input that they
+    make it of."""
+    ckpt = at.strategies[unit].ckpt
+    again, core_again = share.again or ckpt, share.core_again or ckpt
+    made(at, unit, part, inside, weights, graph=not again)
+    own, mixed = f"keys.{unit}.{part}", f"mixed.{unit}.{part}"
+    heads = _to_heads(at, share, unit, part, own, f"heads.{unit}.{part}", (own,) if again or not share.core_again else ())
+    _core(at, share, unit, part, heads, graph=not core_again)
+    return _to_tokens(at, share, unit, part, mixed, f"results.{unit}.{part}", (mixed,) if core_again else ())
+
+
+def before_backward(at: UnitPasses, share: HeadPieces, unit: int, part: Part, inside: str, weights: tuple[str, ...]) -> str:
+    """The same before a backward computation."""
+    ckpt, own, results = at.strategies[unit].ckpt, f"keys.{unit}.{part}", f"results.{unit}.{part}"
+    core_again = share.core_again or ckpt
+    if share.again or ckpt:
+        made(at, unit, part, inside, weights, graph=True, freed=not core_again)
+    if core_again:
+        heads = _to_heads(at, share, unit, part, own, f"heads.{unit}.{part}", (own,))
+        _core(at, share, unit, part, heads, graph=True)
+    if ckpt:
+        _to_tokens(at, share, unit, part, f"mixed.{unit}.{part}", results, ())
+    return results
+
+
+def behind_backward(at: UnitPasses, share: HeadPieces, unit: int, part: Part) -> None:
+    """From the gradient of the core's results on the rank's tokens to that of its queries, keys and values."""
+    rows, place = len(at.rows(unit, part)), f"{unit}.{part}"
+    left, mixed = f"results-gradient.{place}", f"mixed-gradient.{place}"
+    _to_heads(at, share, unit, part, left, mixed, (left,))
+    kept = (f"core-graph.{place}", f"heads.{place}", f"mixed.{place}", mixed)
+    gradient = at.buffer(f"heads-gradient.{place}", share.whole_bytes(rows))
+    workspace = share.core_backward_workspace_bytes(rows)
+    at.issue(Op.CORE_BACKWARD, unit, part, reads=kept, writes=(gradient,), frees=kept, workspace_bytes=workspace)
+    _to_tokens(at, share, unit, part, gradient, f"keys-gradient.{place}", (gradient,))
+
+
+def made(
+    at: UnitPasses, unit: int, part: Part, inside: str, weights: tuple[str, ...], graph: bool, freed: bool = False
+) -> None:
+    """Keys and values of the rank's own tokens, and queries where heads are exchanged. freed: nothing needs them."""
+    share, rows = at.key_share(unit), len(at.rows(unit, part))
+    assert share is not None
+    own, kept = at.buffer(f"keys.{unit}.{part}", share.own_bytes(rows)), share.graph_bytes(rows)
+    op, writes, workspace = Op.KEYS_WITHOUT_GRAPH, tuple[str, ...]((own,)), share.forward_workspace_bytes(rows) + kept
+    if graph:
+        op, writes, workspace = Op.KEYS, (own, at.buffer(f"keys-graph.{unit}.{part}", kept)), workspace - kept
+    frees = (own,) if freed else ()
+    at.issue(op, unit, part, reads=(inside, weights[0]), writes=writes, frees=frees, workspace_bytes=workspace)
+
+
+def _core(at: UnitPasses, share: HeadPieces, unit: int, part: Part, heads: str, graph: bool) -> None:
+    rows = len(at.rows(unit, part))
+    mixed, kept = at.buffer(f"mixed.{unit}.{part}", share.mixed_bytes(rows)), share.core_graph_bytes(rows)
+    fields: dict[str, Any] = {"reads": (heads,), "writes": (mixed,), "frees": (heads,)}
+    op, workspace = Op.CORE_WITHOUT_GRAPH, share.core_workspace_bytes(rows) + kept
+    if graph:
+        op, workspace = Op.CORE, workspace - kept
+        fields |= {"writes": (mixed, at.buffer(f"core-graph.{unit}.{part}", kept)), "frees": ()}
+    at.issue(op, unit, part, **fields, workspace_bytes=workspace)
+
+
+def _to_heads(at: UnitPasses, share: HeadPieces, unit: int, part: Part, source: str, into: str, frees: tuple[str, ...]) -> str:
+    rows = len(at.rows(unit, part))
+    size = share.whole_bytes(rows) if into.startswith("heads") else share.mixed_bytes(rows)
+    _exchanged(at, Op.EXCHANGE_HEADS, unit, part, source, at.buffer(into, size), frees, size)
+    return into
+
+
+def _to_tokens(at: UnitPasses, share: HeadPieces, unit: int, part: Part, source: str, into: str, frees: tuple[str, ...]) -> str:
+    rows = len(at.rows(unit, part))
+    size = share.results_bytes(rows) if into.startswith("results") else share.own_bytes(rows)
+    _exchanged(at, Op.EXCHANGE_TOKENS, unit, part, source, at.buffer(into, size), frees, at.buffers[source])
+    return into
+
+
+def _exchanged(
+    at: UnitPasses, op: Op, unit: int, part: Part, source: str, into: str, frees: tuple[str, ...], size: int
+) -> None:
+    """By rank and as it comes, both of so many bytes, beside what is put in order of them."""
+    fields: dict[str, Any] = {"reads": (source,), "writes": (into,), "frees": frees, "group": at.piece_peers(unit)}
+    at.issue(op, unit, part, **fields, message_bytes=size, workspace_bytes=2 * size - at.buffers[into])
