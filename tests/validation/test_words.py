@@ -200,6 +200,8 @@ def test_both_kinds_and_too_few_heads_are_not_predicted() -> None:
     assert "cp is 64, whose ranks exchange heads: 64 does not divide the 64" not in predicted(cp=64, note="a2a").cannot
     assert predicted(cp=16, tp=4, gpus=64, note="a2a").cannot == ""  # of 2 heads of keys on a rank 8 copies each
     assert "32 does not divide the 16 heads of attention on each of 4" in predicted(cp=32, tp=4, gpus=128, note="a2a").cannot
+    left_open = laid(cp=32, tp=4, gpus=128, framework="DeepSpeed")
+    assert left_open.layout.exchange == "keys" and "32 does not divide" in left_open.assumed["context parallelism"]
     times = [predicted(cp=8, note=note).step_s for note in ("a2a", "p2p")]
     assert None not in times and times[0] != times[1]
 

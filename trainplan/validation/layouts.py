@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from trainplan.formulations.strategies import Exchange
 from trainplan.formulations.streams.layout import Framework, RunLayout
 from trainplan.formulations.streams.units import splittable
 from trainplan.profiling.base.errors import InputError
@@ -18,6 +19,7 @@ from trainplan.validation.frameworks import framework_of
 from trainplan.validation.row_models import row_model
 from trainplan.validation.rows import Run
 from trainplan.validation.words import (
+    EXCHANGED,
     degrees,
     exchange,
     network_bytes_per_s,
@@ -97,10 +99,7 @@ def laid_out(run: Run, model: Model, name: str, framework: Framework, assumed: d
             fix = f"give one of {', '.join(described.flops_per_s)}"
             raise InputError(run.id, "precision", f"is {run.precision!r}, which {described.name} has no rate for", fix)
     recompute, shared = recompute_of_words(run, assumed), shares_tokens(run, tp, framework, assumed)
-    count, exchanged = pp * chunks, exchange(run, framework, assumed) if cp > 1 else "keys"
-    reasons = (why_no_head_share(splittable(part, tp), tp, cp) for part in model.sublayers.values())
-    if exchanged == "heads" and (why := next(filter(None, reasons), None)):
-        raise InputError(run.id, "cp", f"is {cp}, whose ranks exchange heads: {why}", "give another degree, or a ring")
+    count, exchanged = pp * chunks, _exchanged(run, model, tp, cp, framework, assumed)
     layout = RunLayout(
         dp, tp, pp, cp, chunks, zero, shard, shared, recompute, base, precision, micro, batch, framework,
         reserved=model.layers % count > 0 and (model.layers + 2) % count == 0,
@@ -110,6 +109,20 @@ def laid_out(run: Run, model: Model, name: str, framework: Framework, assumed: d
         problem = f"is {chunks}, which with pp {pp} makes {count} stages of {model.layers} layers"
         raise InputError(run.id, "vpp", problem, f"give at most {model.layers} stages, one for each layer")
     return LaidRun(run, model, name, described, layout, network_bytes_per_s(run), assumed)
+
+
+def _exchanged(run: Run, model: Model, tp: int, cp: int, framework: Framework, assumed: dict[str, str]) -> Exchange:
+    """What context-parallel ranks exchange: heads where these can be shared. Raises InputError where they cannot, and the row
+    says that they are."""
+    if cp == 1 or (said := exchange(run, framework, assumed)) == "keys":
+        return "keys"
+    reasons = (why_no_head_share(splittable(part, tp), tp, cp) for part in model.sublayers.values())
+    if (why := next(filter(None, reasons), None)) is None:
+        return said
+    if EXCHANGED not in assumed:
+        raise InputError(run.id, "cp", f"is {cp}, whose ranks exchange heads: {why}", "give another degree, or a ring")
+    assumed[EXCHANGED] = f"exchanges keys: {why}"
+    return "keys"
 
 
 def usual_dtype(described: DeviceSheet) -> Precision:

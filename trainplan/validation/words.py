@@ -45,6 +45,7 @@ KEYS = re.compile(r"\bring\b|\bp2p\b")
 GATHERED = re.compile(
     r"cp[ _-]comm[ _-]type[ =:]*all[ _-]?gather|all[ _-]?gather(?:s|ed|ing)? (?:of )?(?:kv|keys)|kv all[ _-]?gather"
 )
+EXCHANGED = "context parallelism"  # the name of what is assumed of it
 BOTH = re.compile(r"\ba2a\s*\+\s*p2p\b|\busp\b")
 
 
@@ -165,9 +166,9 @@ def exchange(run: Run, framework: Framework, assumed: Assumed) -> Exchange:
     if (heads := flag(text, HEADS)) is not None:
         return "heads" if heads else "keys"
     if GATHERED.search(text):
-        assumed["context parallelism"] = "keys and values are sent around beside attention, not gathered before it"
+        assumed[EXCHANGED] = "keys and values are sent around beside attention, not gathered before it"
     elif not KEYS.search(text):
-        assumed["context parallelism"] = "exchanges heads" if framework.name == DEEPSPEED.name else "exchanges keys"
+        assumed[EXCHANGED] = "exchanges heads" if framework.name == DEEPSPEED.name else "exchanges keys"
         return "heads" if framework.name == DEEPSPEED.name else "keys"
     return "keys"
 
