@@ -12,7 +12,8 @@ the plan,
 - `reductions`: sum (r_l - b_l) + sum u_l, the first over the units before the head. When unit j's last backward pass is done,
   those before it are still to be computed, and all up to j to be reduced: reductions end at least sum_{l <= j} r_l -
   sum_{l < j} b_l behind the last pass, with j the stage's last unit before the head at least sum (r_l - b_l); every gathering
-  is behind all of them on its lane. Taken only where r_l >= b_l for every unit before the head, so that it holds of any stage.
+  is behind all of them on its lane. Taken only where r_l >= b_l for every unit before the head, so that it holds of any stage,
+  and each device has one: between the last passes of two stages it may wait, and reduce meanwhile.
 
 In ZeRO's stages 2 and 3, the other lane also works in every micro-batch, and a step is no shorter than that:
 
@@ -123,7 +124,7 @@ class LaneTimes:
 
         before = [name for name in counts if self.profile.shapes[name].kind != "head"]
         lanes: list[Lane] = ["optimizer", "updates"]
-        if min(self._left_ns(name, layout, setting) for name in before) >= 0:
+        if setting.chunks == 1 and min(self._left_ns(name, layout, setting) for name in before) >= 0:
             lanes.append("reductions")
         passes, lane = max((total(lane), lane) for lane in lanes)
         if layout.zero_stage >= 2 and (collectives := total("collectives")) > passes:
