@@ -10,6 +10,8 @@ from trainplan.profiling.base.errors import InputError
 
 COMPILED = frozenset(  # what trainplan's own programs do
     {
+        "Muon",
+        "Muon in ZeRO stage 1",
         "context parallelism",
         "exchange of heads",
         "ZeRO stage 1",
@@ -20,6 +22,7 @@ COMPILED = frozenset(  # what trainplan's own programs do
         "states on the host",
     }
 )
+RUN = COMPILED - {"Muon in ZeRO stage 1"}  # what its executor runs of them
 
 
 class Feature(NamedTuple):
@@ -37,6 +40,8 @@ def features(plan: Plan) -> Iterator[Feature]:
         yield Feature("zero-bubble schedules", "schedule", "'zero-bubble'", "1f1b")
     if plan.precision.master is not None:
         yield Feature("master weights", "precision.master", repr(plan.precision.master), "null")
+    if plan.optimizer == "muon":
+        yield Feature("Muon", "optimizer", "'muon'", "'adamw'")
     for position, unit in enumerate(plan.units):
         where, strategy = f"units[{position}]", unit.strategy
         layout, text = f"{where}.{unit.field}", repr(str(strategy))
@@ -48,6 +53,9 @@ def features(plan: Plan) -> Iterator[Feature]:
             yield Feature("expert parallelism", layout, text, "levels of dp, sdp and tp")
         if strategy.zero_stage in (1, 2):
             yield Feature(f"ZeRO stage {strategy.zero_stage}", f"{where}.states.zero", str(strategy.zero_stage), "3")
+        if strategy.zero_stage and plan.optimizer == "muon":
+            instead = "0 with copies (dp), or 'adamw' as optimizer"
+            yield Feature("Muon in ZeRO stage 1", f"{where}.states.zero", str(strategy.zero_stage), instead)
         if strategy.sequence_parallel:
             yield Feature("sequence parallelism", f"{where}.layout.sequence_parallel", "true", "false")
         if strategy.modules:

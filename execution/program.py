@@ -37,6 +37,7 @@ from typing import Any, Literal, NamedTuple, get_args
 from trainplan.formulations.strategies import Strategy
 from trainplan.formulations.work.moves import table_once
 from trainplan.profiling.models.model import Model
+from trainplan.profiling.models.optimizers import OptimizerName, step_workspace_bytes, stepped_by_muon
 from trainplan.profiling.models.precision import PLAIN, Precision
 from trainplan.profiling.models.sublayers import Attention, HeadPieces, KeyShare, Selective, Sublayer, TokenShare
 
@@ -249,6 +250,7 @@ class Program:
     stages: the units of each stage of the plan, and groups: its ranks, ascending. units: those of the rank's stages, of
     which it has several where they are interleaved; place: the rank's number among the ranks of its stage, from 0, of which
     strategies speak. samples: of the whole step. micro_batches: those that the rank works on. precision: of model states.
+    optimizer: what steps the parameters.
 
     With context parallelism the model is in pieces (`Model.in_pieces`), and what is said of samples is said of pieces: piece k
     of c of sample s has number s c + k. In strategies the ranks that have pieces of one sample are among those of the innermost
@@ -269,6 +271,7 @@ class Program:
     persistent: frozenset[str]
     instructions: tuple[Instruction, ...]
     precision: Precision = PLAIN
+    optimizer: OptimizerName = "adamw"
 
     @property
     def table_once(self) -> bool:
@@ -291,6 +294,18 @@ class Program:
     def stepped_bytes(self) -> int:
         """Bytes of one number of what the optimizer steps."""
         return self.precision.stepped_bytes(self.model.element_bytes)
+
+    def stepped_by_muon(self, unit: int) -> int:
+        """Parameters of a unit that the rank steps by Muon."""
+        strategy = self.strategies[unit]
+        tp, index = strategy.degree("tp"), strategy.index(self.place, "tp")
+        return stepped_by_muon(self.optimizer, self.model.units[unit].sublayer, tp, index, strategy.degree("sdp"))
+
+    def step_workspace_bytes(self, unit: int) -> int:
+        """What Muon's step on a unit needs beside states and gradients; 0 under AdamW."""
+        strategy, part = self.strategies[unit], self.model.units[unit].sublayer
+        tp, index = strategy.degree("tp"), strategy.index(self.place, "tp")
+        return step_workspace_bytes(self.optimizer, part, self.stepped_bytes, tp, index)
 
     def within(self, message: Instruction) -> tuple[int, ...]:
         """The ranks in whose process group a message travels: its sender and its receiver, so that each way has a group of its

@@ -6,6 +6,10 @@ cores, whose keys and values go around, a context-parallel rank does what a data
 the tokens, and adds up gradients with the same ranks. So of such a model each sample of a plan with context parallelism of
 degree c is c samples of one c-th of the tokens in the plan that stands for it, whose data-parallel groups are as many times
 larger.
+
+Plans with Muon in ZeRO's stage 1 are their own programs, which the executor refuses: to deal whole matrices to ranks, as
+Megatron-Core does, it would need collectives of unlike parts. In the programs each rank has an equal shard of all states, as
+it has on average; what reduces gradients to shards takes as long as the sum of whole ones, which such ranks need.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from trainplan.execution.judge import Judged, issued_as, judge_by
 from trainplan.execution.standing_in import standing_in
 from trainplan.execution.walk.stream_costs import StreamsCosts
 from trainplan.formulations.plan import Plan
-from trainplan.formulations.streams.frameworks import OVERLAPPED
+from trainplan.formulations.streams.frameworks import planned_framework
 from trainplan.formulations.streams.layout import RunLayout, recompute_of
 from trainplan.formulations.streams.links import Links
 from trainplan.formulations.streams.units import LAYERED
@@ -76,6 +76,7 @@ def layout_of(plan: Plan) -> RunLayout:
         precision="float8" if layered and layered[0].precision == "fp8" else dtype,  # type: ignore[arg-type]
         micro=plan.batch.global_samples // plan.batch.micro_batches // first.data_degree,
         batch=plan.batch.global_samples,
-        framework=OVERLAPPED,
+        framework=planned_framework(plan.optimizer),
+        optimizer=plan.optimizer,
         exchange=first.exchange,
     )

@@ -21,6 +21,7 @@ from trainplan.profiling.base.files import Record, as_input_error, only, parse
 from trainplan.profiling.base.quantities import plural
 from trainplan.profiling.clusters.network import Network
 from trainplan.profiling.models.model import Model, model_from_shape
+from trainplan.profiling.models.optimizers import OptimizerName
 from trainplan.profiling.models.precision import PLAIN, Precision
 
 
@@ -146,8 +147,9 @@ class Plan(Record):
     stages: in pipeline order, each on ranks of its own, as many as it likes. A unit's strategy is over the ranks of its stage.
     schedule: the order of forward
     and backward passes, 1F1B-Flush or GPipe. sliced: with 1F1B, how many micro-batches begin in halves (see `schedules`); with
-    batch.shares, of each replica. precision: dtypes of model states, where they are not the model's. placement: the cluster's
-    device of each rank, for who launches it; left out, rank r goes on device r. What a rank does is the same on every device.
+    batch.shares, of each replica. precision: dtypes of model states, where they are not the model's. optimizer: what steps the
+    parameters (see `profiling.models.optimizers`). placement: the cluster's device of each rank, for who launches it; left out,
+    rank r goes on device r. What a rank does is the same on every device.
     backend: of the executor, on which the plan fits and is predicted; left out, serial, and streams with states or hidden
     states on the host.
 
@@ -173,6 +175,7 @@ class Plan(Record):
     backend: Literal["serial", "fused", "threads", "streams"] | None = None
     nvlink: bool | None = None
     precision: Precision = PLAIN
+    optimizer: OptimizerName = "adamw"
     stages: Annotated[list[Stage], Field(min_length=1)]
     units: Annotated[list[PlannedUnit], Field(min_length=1)]
     predicted: Predicted | None = None

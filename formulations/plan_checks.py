@@ -10,6 +10,7 @@ from trainplan.formulations.instances import check_length
 from trainplan.formulations.step.schedules import most_sliced
 from trainplan.formulations.strategies import Strategy, wrong_group
 from trainplan.profiling.base.errors import InputError, shown
+from trainplan.profiling.models.optimizers import MUON_ZERO
 from trainplan.profiling.models.sublayers import why_no_head_share, why_not_shared
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ def check_plan(plan: Plan) -> None:
         _check_sliced(plan)
     _check_host(plan)
     _check_precision(plan, model)
+    _check_optimizer(plan)
     if plan.stage_times is not None:
         check_length("predicted.stages", plan.stage_times, len(plan.stages), "one for each stage, or none")
 
@@ -162,6 +164,20 @@ def _check_precision(plan: Plan, model: Model) -> None:
     if any(unit.states.on_host for unit in plan.units):
         fix = "leave precision out, or leave all states on the device"
         raise InputError("", "precision.master", f"{problem}, with states on the host", fix)
+
+
+def _check_optimizer(plan: Plan) -> None:
+    """Muon steps whole matrices, of which some rank has to have all gradients on its device."""
+    if plan.optimizer == "adamw":
+        return
+    problem = f"is {shown(plan.optimizer)}"
+    for position, unit in enumerate(plan.units):
+        if unit.states.zero not in MUON_ZERO:
+            fix = f"give 'adamw', or units[{position}].states.zero 1, in which ranks have gradients of whole matrices"
+            raise InputError("", "optimizer", f"{problem}, with units[{position}].states.zero {unit.states.zero}", fix)
+        if unit.states.on_host:
+            fix = "give 'adamw', or leave all states on the device"
+            raise InputError("", "optimizer", f"{problem}, with states of units[{position}] on the host", fix)
 
 
 def _check_stages(plan: Plan, units: int) -> None:

@@ -10,7 +10,7 @@ at least `kernel_ns`. Where a kind has efficiencies of classes of kernels and pr
 what it reaches of it, and a fused attention core, whose tiles fill the device and whose scores are never in memory, has a curve
 of its queries and keys, and one of its heads' width. A backward pass repeats the products twice (fused attention two and a half
 times, for it recomputes). AdamW reads four and writes three numbers for each parameter, in half precision with fp32 copies and
-moments.
+moments; Muon has no second moment, and makes its momentum orthogonal by matrix products in bfloat16 (`orthogonal_ns`).
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.clusters.cluster import Cluster, DeviceKind
 from trainplan.profiling.clusters.efficiencies import Precision
 from trainplan.profiling.models.model import Model
+from trainplan.profiling.models.optimizers import HALF_BYTES, ITERATIONS, Matrix, newton_schulz
 from trainplan.profiling.models.sublayers import Operator, Sublayer
 from trainplan.profiling.profiles import (
     LONGEST_NS,
@@ -37,6 +38,7 @@ from trainplan.profiling.profiles import (
 )
 
 STATE_COPIES = 4
+MUON_TRAFFIC = 5 / 7  # of what AdamW's step reads and writes of a parameter: all but the second moment, in and out
 
 
 def operator_ns(
@@ -63,6 +65,14 @@ def operator_ns(
     compute = operator.flops * work / (kind.flops_per_s[precision] * share) * 1e9
     moved = elements * operator.count * element_bytes * work / memory_bytes_per_s * 1e9
     return max(kind.kernel_ns * kernels, compute, moved)
+
+
+def orthogonal_ns(matrices: Iterable[Matrix], kind: DeviceKind, base: str) -> float:
+    """The iterations of Newton and Schulz on matrices, one after the other, in bfloat16, or in the dtype `base` where the
+    device has no rate for that. Raises KeyError where it has neither."""
+    precision = cast(Precision, "bfloat16" if "bfloat16" in kind.flops_per_s else base)
+    products = (operator for matrix in matrices for operator in newton_schulz(matrix))
+    return ITERATIONS * sum(operator_ns(operator, kind, precision, HALF_BYTES) for operator in products)
 
 
 def sublayer_ns(part: Sublayer, kind: DeviceKind, rows: int, tp: int) -> tuple[float, float]:

@@ -20,6 +20,7 @@ from trainplan.profiling.clusters.cluster import DeviceKind
 from trainplan.profiling.clusters.network import Network, Origin, Share
 from trainplan.profiling.models.model import Model, model_from_shape
 from trainplan.profiling.models.precision import Precision, usual_precision
+from trainplan.profiling.models.sublayers import Sublayer
 
 LONGEST_NS = 10**13
 MOST_BYTES = 10**15
@@ -199,6 +200,13 @@ class Profile(Record):
     def described_model(self) -> Model | None:
         """The model that the profile is of; None where it was imported. Raises InputError when the profile is made."""
         return None if self.model is None else model_from_shape(self.model, "")
+
+    def sublayer(self, name: str) -> Sublayer:
+        """A sub-layer of the described model, by its name. Raises InputError where none is described."""
+        if self.described_model is None:
+            problem = f"does not describe the model: the matrices of {name!r} are not known"
+            raise InputError("profile", "model", problem, "plan with --optimizer adamw, or give --model")
+        return self.described_model.sublayers[name]
 
     @property
     def usable_bytes(self) -> int:

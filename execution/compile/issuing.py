@@ -22,6 +22,7 @@ class Issuing(PlannedRank):
         """The compiler of a rank. fields: those of the compiler alone."""
         placed = (rank.model, rank.strategies, rank.stages, rank.groups, rank.batch, rank.rank, rank.sliced)
         fields |= {"most_micro_batches": rank.most_micro_batches, "planned": rank.planned, "precision": rank.precision}
+        fields["optimizer"] = rank.optimizer
         return cls(*placed, **fields)
 
     def program(self) -> Program:
@@ -64,6 +65,7 @@ class Issuing(PlannedRank):
             frozenset(self.persistent),
             with_waits(self.issued),
             self.precision,
+            self.optimizer,
         )
 
     def reduce(

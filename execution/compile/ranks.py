@@ -16,6 +16,7 @@ from trainplan.formulations.step.schedules import is_sliced
 from trainplan.formulations.strategies import Paradigm, Strategy, gather_ranks, piece_peers, rows_of
 from trainplan.formulations.work.moves import table_once
 from trainplan.profiling.models.model import Model
+from trainplan.profiling.models.optimizers import OptimizerName, states_sharing, step_workspace_bytes, stepped_by_muon
 from trainplan.profiling.models.precision import PLAIN, Precision
 from trainplan.profiling.models.sublayers import KeyShare, Selective, TokenShare, shard_bounds
 
@@ -45,7 +46,7 @@ class PlannedRank:
 
     micro_batches: those that the rank works on in one step, cut to the first `most_micro_batches` of them where that is given.
     sliced: how many of them begin in halves. A half is laid out over the data-parallel ranks as a small micro-batch of its own,
-    so the samples of a rank are then not consecutive. precision: of model states.
+    so the samples of a rank are then not consecutive. precision: of model states. optimizer: what steps the parameters.
 
     planned: the plan's units, which say where their states and their inputs are.
     """
@@ -60,6 +61,7 @@ class PlannedRank:
     most_micro_batches: int | None = field(default=None, kw_only=True)
     planned: Sequence[PlannedUnit] = field(kw_only=True)
     precision: Precision = field(default=PLAIN, kw_only=True)
+    optimizer: OptimizerName = field(default="adamw", kw_only=True)
 
     def __post_init__(self) -> None:
         self.world = len(self.groups.stages_of)
@@ -89,6 +91,11 @@ class PlannedRank:
         """Elements of a rank's flat shard: its tensor-parallel part, cut over the sharded-data group, the end padded."""
         return -(-self.flat_elements(unit) // self.strategies[unit].degree("sdp"))
 
+    def stepped_elements(self, unit: int) -> int:
+        """Elements of a unit whose master copy and moments the rank has: its shard; of what is dealt whole, all of it."""
+        sharing = self.strategies[unit].degree("sdp")
+        return self.shard_elements(unit) * sharing // states_sharing(self.optimizer, self.model.units[unit].sublayer, sharing)
+
     def gradient_shard_bytes(self, unit: int) -> int:
         """Bytes of a rank's flat shard of a unit's gradients."""
         return self.shard_elements(unit) * self.gradient_bytes
@@ -102,6 +109,21 @@ class PlannedRank:
             low, high = shard_bounds(self.model.vocabulary, tp, index)
             count -= (high - low) * sublayer.hidden
         return count
+
+    def stepped_by_muon(self, unit: int) -> int:
+        """Parameters of a unit that the rank steps by Muon."""
+        strategy = self.strategies[unit]
+        tp, index = strategy.degree("tp"), strategy.index(self.place, "tp")
+        return stepped_by_muon(self.optimizer, self.model.units[unit].sublayer, tp, index, strategy.degree("sdp"))
+
+    def step_workspace_bytes(self, unit: int) -> int:
+        """Bytes that the optimizer's step on a unit needs for a while: its gradient as wide as the master copy, and what Muon
+        computes."""
+        strategy, part, precision = self.strategies[unit], self.model.units[unit].sublayer, self.precision
+        tp, index = strategy.degree("tp"), strategy.index(self.place, "tp")
+        widened = self.stepped_elements(unit) * precision.widened_bytes(self.model.element_bytes)
+        stepped = precision.stepped_bytes(self.model.element_bytes)
+        return widened + step_workspace_bytes(self.optimizer, part, stepped, tp, index)
 
     def uses_table(self, unit: int) -> bool:
         """Whether a unit is a head that works with the embedding's own matrix."""
@@ -296,7 +318,7 @@ def planned_ranks(
     stages = tuple(range(stage.first_unit, stage.last_unit + 1) for stage in plan.stages)
     groups = StageGroups(tuple(stage.ranks) for stage in plan.stages)
     fields: dict[str, Any] = {"most_micro_batches": most_micro_batches, "planned": plan.units}
-    fields["precision"] = plan.precision.of(model)
+    fields |= {"precision": plan.precision.of(model), "optimizer": plan.optimizer}
     return [
         PlannedRank(model, strategies, stages, groups, batch, rank, plan.sliced, **fields)
         for rank in (range(plan.world) if ranks is None else ranks)

@@ -13,8 +13,7 @@ from typing import Any
 
 from trainplan.execution.compile.issuing import Issuing
 from trainplan.execution.program import MARK, Op, Part
-
-OPTIMIZER_MOMENTS = 2
+from trainplan.profiling.models.optimizers import moments_of
 
 
 def needing(name: str, after: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
@@ -32,13 +31,14 @@ class UnitStates(Issuing):
         to step. on: "host-" for those that lie there."""
         strategy, element, shard = self.strategies[unit], self.model.element_bytes, self.shard_elements(unit)
         whole, stepped = shard * strategy.degree("sdp"), self.precision.stepped_bytes(element)
+        elements = self.stepped_elements(unit)
         sizes = {
             "parameter": (shard if strategy.shares_parameters else whole) * element,
             "gradient": (shard if strategy.shares_gradients else whole) * self.gradient_bytes,
-            "moments": OPTIMIZER_MOMENTS * shard * stepped,
+            "moments": moments_of(elements, self.stepped_by_muon(unit)) * stepped,
         }
         if self.precision.master is not None:
-            sizes["master"] = shard * stepped
+            sizes["master"] = elements * stepped
         for name, size in sizes.items():
             self.buffer(f"{on}{name}.{unit}", size, persistent=True)
         self.buffer("loss", 8, persistent=True)
@@ -109,14 +109,14 @@ class UnitStates(Issuing):
 
     def step(self, unit: int) -> None:
         """The optimizer's step on a unit's shard, and the other ranks' new parameters where each keeps the whole."""
-        parameter, element = f"parameter.{unit}", self.model.element_bytes
+        parameter = f"parameter.{unit}"
         master = (f"master.{unit}",) if self.precision.master is not None else ()
         self.issue(
             Op.OPTIMIZER_STEP,
             unit,
             reads=(f"gradient.{unit}",),
             writes=(parameter, f"moments.{unit}", *master),
-            workspace_bytes=self.shard_elements(unit) * self.precision.widened_bytes(element),
+            workspace_bytes=self.step_workspace_bytes(unit),
         )
         if self.strategies[unit].gathers_updates:
             self.reduce(Op.GATHER_UPDATED, unit, None, parameter, self.peers(unit, "sdp"))

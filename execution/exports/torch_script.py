@@ -47,7 +47,7 @@ from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.quantities import format_bytes, plural
 
 RUNTIME, VERSION = "torch", "torch 2.13 and transformers 5 (2026)"
-ABLE = COMPILED - {"states on the host"}
+ABLE = COMPILED - {"Muon", "states on the host"}
 SCHEDULES = {"1f1b": "Schedule1F1B", "gpipe": "ScheduleGPipe", "interleaved-1f1b": "ScheduleInterleaved1F1B"}
 DECIDES = (
     "tokens are read in order, one sample behind the other, whatever ranks there are; the optimizer's numbers are in train.py",

@@ -50,6 +50,8 @@ def refusals(plan: Plan, model: Model | None = None) -> list[Refusal]:
 
 
 def _of_step(plan: Plan) -> Iterator[Refusal]:
+    if plan.optimizer != "adamw":
+        yield Refusal("optimizer", f"is {plan.optimizer!r}", "give 'adamw': torch's own pieces are stepped by it")
     if plan.batch.shares is not None:
         problem = f"is {shown(plan.batch.shares)}"
         yield Refusal("batch.shares", problem, "leave it out: torch's replicas take equal numbers of micro-batches")

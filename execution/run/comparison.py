@@ -56,7 +56,8 @@ def compare(
                 dist.send(values[unit].double(), dst=0, group=group)
         return None
     model = programs[0].model.in_pieces(1)
-    reference = Reference(model, seed, programs[0].precision, settings, weights)
+    tp = [strategy.degree("tp") for strategy in programs[0].strategies]
+    reference = Reference(model, seed, programs[0].precision, settings, weights, programs[0].optimizer, tp)
     batches = batches or Batches(model, programs[0].samples // programs[0].model.pieces, seed)
     gradients: list[dict[str, Tensor]] = []
     loss = gradient = parameter = 0.0

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from trainplan.execution.ahead import programs_of
+from trainplan.execution.features import RUN, refuse_others
 from trainplan.execution.lowering.checkpoints import Checkpoints
 from trainplan.execution.lowering.choice import Runtime
 from trainplan.execution.program import Program
@@ -73,6 +74,8 @@ def run_plans(
     for bad arguments and where a device has less memory than a rank needs, WorkerError when a process fails.
     """
     check_settings(plans, steps, backend, device, seed, stall_timeout, transport)
+    for plan in plans:
+        refuse_others(plan, RUN, "the executor", where)
     if measure and backend != "serial":
         raise InputError("command line", "--measure", f"goes with {backend!r}", "give --backend serial: lanes hide who waits")
     if measure_memory and backend not in MEASURED_BACKENDS:

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
+from itertools import product
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from trainplan.execution.training.muon import MuonWithAdamW, Piece
 from trainplan.execution.training.optimizer import PLAIN as PLAIN_ADAMW
 from trainplan.execution.training.optimizer import Optimizer
 from trainplan.execution.training.weight_files import WeightFiles
 from trainplan.profiling.models import torch_units
 from trainplan.profiling.models.dropout import Draw
 from trainplan.profiling.models.model import Model
+from trainplan.profiling.models.optimizers import OptimizerName, is_stepped_by_muon
 from trainplan.profiling.models.precision import PLAIN, Precision
+from trainplan.profiling.models.sublayers import Sublayer, shard_bounds
 
 LEARNING_RATE = PLAIN_ADAMW.rate
 
@@ -22,11 +29,28 @@ def batch_tokens(model: Model, samples: int, seed: int) -> Tensor:
     return torch.randint(model.vocabulary, (samples, model.tokens + 1), generator=generator)
 
 
+def pieces_of(part: Sublayer, name: str, value: Tensor, tp: int) -> list[Piece]:
+    """A parameter of a sub-layer as Muon with AdamW steps it: all of it, or each tensor-parallel rank's part of each matrix."""
+    parameter = next(each for each in part.parameters() if each.name == name)
+    if not is_stepped_by_muon(part, parameter):
+        return [Piece(name, value, torch.Tensor.detach, False)]
+    along, (*several, _, _) = parameter.split or 0, parameter.shape
+    bounds = [shard_bounds(parameter.shape[along], tp, index) for index in range(tp)]
+    places = list(product(*map(range, several)))
+    return [Piece(name, value, partial(_block, along, low, high, place), True) for low, high in bounds for place in places]
+
+
+def _block(along: int, low: int, high: int, place: tuple[int, ...], tensor: Tensor) -> Tensor:
+    return tensor.narrow(along, low, high - low)[place]
+
+
 class Reference:
     """The model on one process. `step` gives the loss; afterwards gradients stay in `.grad` of the parameters.
 
     In `steps` are those done, which the masks of dropout and learning rates follow from. precision: whether the optimizer works
     on a master copy of the parameters; gradients are those of one backward pass, in the model's dtype. settings: of AdamW.
+    optimizer: what steps the parameters; tp: by unit, the tensor-parallel ranks of the plan, each of which makes its own part
+    of a matrix orthogonal under Muon (default: one, of whole matrices).
     gradient_norm: of the last step, before gradients were cut. weights: a folder with the first values, in place of those of
     the seed.
     """
@@ -38,6 +62,8 @@ class Reference:
         precision: Precision = PLAIN,
         settings: Optimizer = PLAIN_ADAMW,
         weights: str | None = None,
+        optimizer: OptimizerName = "adamw",
+        tp: Sequence[int] | None = None,
     ) -> None:
         self.model, self.seed, self.steps, self.settings, self.gradient_norm = model, seed, 0, settings, 0.0
         self.parameters: list[dict[str, Tensor]] = []
@@ -49,14 +75,24 @@ class Reference:
             self.parameters.append({name: value.requires_grad_() for name, value in values.items()})
         if model.tied:
             self.parameters[-1]["logits.weight"] = self.parameters[0]["tokens.weight"]
-        distinct = {id(value): (name, value) for values in self.parameters for name, value in values.items()}
-        names = [name for name, _ in distinct.values()]
-        self._trained = [value for _, value in distinct.values()]
+        distinct = {
+            id(value): (position, name, value)
+            for position, values in enumerate(self.parameters)
+            for name, value in values.items()
+        }
+        self._trained = [value for *_, value in distinct.values()]
         self._masters = self._trained
         if precision.master is not None:
             dtype = torch_units.DTYPES[precision.master]
             self._masters = [value.detach().to(dtype).requires_grad_() for value in self._trained]
-        self.optimizer = settings.made(zip(names, self._masters, strict=True))
+        named = [(position, name, each) for (position, name, _), each in zip(distinct.values(), self._masters, strict=True)]
+        self.optimizer: torch.optim.Optimizer | MuonWithAdamW
+        if optimizer == "muon":
+            degrees = tp or [1] * len(model.units)
+            pieces = (pieces_of(model.units[x].sublayer, name, each, degrees[x]) for x, name, each in named)
+            self.optimizer = MuonWithAdamW([piece for some in pieces for piece in some], settings)
+        else:
+            self.optimizer = settings.made([(name, each) for _, name, each in named])
 
     def logits(self, tokens: Tensor, training: bool = False) -> Tensor:
         """The logits of token ids (samples, sequence), of shape (samples, sequence, vocabulary). training: with dropout."""

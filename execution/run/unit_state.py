@@ -9,7 +9,8 @@ The optimizer works on that slice itself, or on a master copy of it in a wider d
 are as wide as the copy, or as the parameters; then they are widened while it works.
 
 Every unit has an optimizer of its own, so that its moments and its count of steps change at its own instruction and nowhere
-else. Against one for all units of the rank that costs some 25 microseconds a unit and step.
+else. Against one for all units of the rank that costs some 25 microseconds a unit and step. Under Muon it is one for the unit's
+matrices, each a view of the buffer, and one for the rest.
 
 Where a unit's optimizer works on the host, its shards of parameters, gradients and moments lie there, in memory that a GPU
 copies from and to directly. The device's own copy of the shard then has its storage emptied too wherever it is prefetched; so
@@ -18,15 +19,21 @@ has that of the whole parameters, where they are not sharded.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 from trainplan.execution.program import Program
 from trainplan.execution.run.flat_gradients import FlatGradients, Layout
 from trainplan.execution.run.reference import LEARNING_RATE
+from trainplan.execution.training.muon import MuonWithAdamW, Piece
+from trainplan.execution.training.optimizer import PLAIN
 from trainplan.execution.walk.buffers import zero_stage
 from trainplan.profiling.models import torch_units
+from trainplan.profiling.models.optimizers import is_stepped_by_muon
+from trainplan.profiling.models.sublayers import Sublayer
 
 
 @dataclass
@@ -45,7 +52,7 @@ class UnitState:
     master: Tensor
     gradient: Tensor
     summed: Tensor
-    optimizer: torch.optim.Optimizer
+    optimizer: torch.optim.Optimizer | MuonWithAdamW
     whole: Tensor
     views: dict[str, Tensor]
     gradients: FlatGradients
@@ -104,6 +111,22 @@ def flat_layout(program: Program, position: int) -> Layout:
     return [(name, start - size, end - size, shape) for name, start, end, shape in others]
 
 
+def pieces_of(flat: Tensor, layout: Layout, part: Sublayer) -> Iterator[Piece]:
+    """What of a unit's flat buffer its optimizer steps by itself: each matrix, and each of the other parameters."""
+    specification = {parameter.name: parameter for parameter in part.parameters()}
+    for name, start, end, shape in layout:
+        if not is_stepped_by_muon(part, specification[name]):
+            yield Piece(name, flat, partial(_between, start, end), False)
+            continue
+        size = shape[-2] * shape[-1]
+        for first in range(start, end, size):
+            yield Piece(name, flat, partial(_between, first, first + size, shape=shape[-2:]), True)
+
+
+def _between(start: int, end: int, tensor: Tensor, shape: tuple[int, ...] = (-1,)) -> Tensor:
+    return tensor[start:end].view(shape)
+
+
 def make_unit(program: Program, position: int, seed: int, device: torch.device) -> UnitState:
     """A unit as this rank begins with it: its part of the values that the seed gives."""
     model, strategy = program.model, program.strategies[position]
@@ -134,7 +157,12 @@ def make_unit(program: Program, position: int, seed: int, device: torch.device) 
     if program.precision.master is not None:
         master = flat_shard.to(torch_units.DTYPES[program.precision.master])
     gradients = FlatGradients(layout, views)
-    optimizer = torch.optim.AdamW([master.requires_grad_()], lr=LEARNING_RATE, fused=True)
+    master.requires_grad_()
+    optimizer: torch.optim.Optimizer | MuonWithAdamW
+    if program.optimizer == "muon":
+        optimizer = MuonWithAdamW(pieces_of(master, layout, part), PLAIN)
+    else:
+        optimizer = torch.optim.AdamW([master], lr=LEARNING_RATE, fused=True)
     replicated = [start for name, start, _, _ in layout if specification[name].split is None]
     start = replicated[0] if replicated else size
     return UnitState(shard, layout, flat_shard, master, gradient, summed, optimizer, whole, views, gradients, zero == 3, start)

@@ -59,11 +59,14 @@ class Optimizer:
         """torch's AdamW for parameters, by their names in their units; on one mesh, or on none."""
         import torch
 
+        return torch.optim.AdamW(self.by_decay(parameters), lr=self.rate, betas=self.betas, fused=True)
+
+    def by_decay(self, parameters: Iterable[tuple[str, Any]]) -> list[dict[str, Any]]:
+        """Parameters, by their names in their units, in torch's groups of one weight decay each."""
         groups: dict[float, list[Any]] = {}
         for name, parameter in parameters:
             groups.setdefault(self.decay_of(name), []).append(parameter)
-        each = [{"params": some, "weight_decay": decay} for decay, some in groups.items()]
-        return torch.optim.AdamW(each, lr=self.rate, betas=self.betas, fused=True)
+        return [{"params": some, "weight_decay": decay} for decay, some in groups.items()]
 
     def scale(self, norm: float) -> float:
         """The factor of gradients whose global norm is this: as of `torch.nn.utils.clip_grad_norm_`."""

@@ -19,10 +19,10 @@ from trainplan.execution.program import (
     sent_as,
 )
 from trainplan.profiling.base.dtypes import STATISTIC_BYTES
+from trainplan.profiling.models.optimizers import moments_of, states_sharing
 from trainplan.profiling.models.sublayers import HeadPieces, shard_bounds
 
 INDEX_BYTES = 8
-MOMENTS = 2
 LOSS_BYTES = 8
 STATISTICS = 3  # of each token
 MASTER = "master"  # where the optimizer works on a wider copy of parameters
@@ -113,6 +113,11 @@ class Sizes:
                 elements -= (high - low) * sublayer.hidden
             self._shards[unit] = -(-elements // strategy.degree("sdp"))
         return self._shards[unit]
+
+    def stepped_elements(self, unit: int) -> int:
+        """Numbers of a unit whose master copy and moments the rank has."""
+        sharing = self.program.strategies[unit].degree("sdp")
+        return self.shard_elements(unit) * sharing // states_sharing(self.program.optimizer, self.sublayer(unit), sharing)
 
     def workspace(self, op: Op, unit: int, rows: int) -> int:
         """What a computation on so many samples needs beside its buffers."""
@@ -268,11 +273,11 @@ class Sizes:
         program, zero = self.program, zero_stage(self.program, unit)
         if kind in (("moments",) if program.steps_on_host(unit) else HOST_STATES):
             return None
-        stepped = self.shard_elements(unit) * program.stepped_bytes
+        stepped = self.stepped_elements(unit) * program.stepped_bytes
         if kind == MASTER:
             return None if program.precision.master is None else stepped
         if kind.endswith("moments"):
-            return MOMENTS * stepped
+            return moments_of(self.stepped_elements(unit), program.stepped_by_muon(unit)) * program.stepped_bytes
         shard = self.shard_elements(unit) * (program.gradient_bytes if "gradient" in kind else self.model.element_bytes)
         whole = shard * program.strategies[unit].degree("sdp")
         if kind in SHARED_FROM:

@@ -10,6 +10,8 @@ By a profile each instruction is one piece of `formulations.work`, whose sums ar
   the matrices where tokens are shared (the matrices' times have it), sums of the host's processor, of which profiles say
   nothing, and the sum of the loss, 8 bytes.
 
+With Muon in ZeRO's stage 1, whole gradients are summed: what reduces them to shards costs as much (`standing_in`).
+
 Profiles are of whole samples, so that they say nothing of plans that cut samples (context parallelism).
 """
 
@@ -21,13 +23,13 @@ from functools import cache
 from typing import Any
 
 from trainplan.execution.program import Instruction, Op, Program, handles_all
-from trainplan.execution.walk.buffers import MOMENTS
 from trainplan.formulations.plan import Plan
 from trainplan.formulations.work.planned import samples_of
 from trainplan.formulations.work.primitives import Way, collective, device_step, host_copy, host_step
-from trainplan.formulations.work.units import UnitWork, unit_work
+from trainplan.formulations.work.units import UnitWork, muon_part, unit_work
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.clusters.network import Operation
+from trainplan.profiling.models.optimizers import ADAMW_MOMENTS
 from trainplan.profiling.profiles import Profile
 
 COMPUTATIONS = {
@@ -160,12 +162,18 @@ class ProfiledCosts:
             if op in (Op.ALL_REDUCE, Op.REDUCE_SCATTER_TOKENS) or (op is Op.GATHER_TOKENS and within_unit(instruction)):
                 assert unit is not None
                 count = profile.shapes[profile.units[unit].sublayer].reductions
+            if op is Op.REDUCE_SCATTER_GRADIENTS and program.optimizer == "muon":
+                op = Op.ALL_REDUCE_GRADIENTS
             groups = self._groups(program, instruction)
             return max(collective(profile, TRANSFERS[op], size, group, count) for group in groups)
         if op in COPIED:
             return host_copy(profile, COPIED[op], size)
-        step = device_step if op is Op.OPTIMIZER_STEP else host_step
-        return step(profile, stepped_parameters(program, instruction))
+        parameters = stepped_parameters(program, instruction)
+        if op is not Op.OPTIMIZER_STEP:
+            return host_step(profile, parameters)
+        assert unit is not None
+        sublayer, strategy = profile.units[unit].sublayer, self._strategies[unit]
+        return device_step(profile, parameters, *muon_part(profile, sublayer, strategy, program.optimizer))
 
     def _unit_work(self, unit: int, kind: str | None) -> UnitWork[int]:
         profile = self._profile
@@ -199,7 +207,9 @@ class ProfiledCosts:
 
 def stepped_parameters(program: Program, instruction: Instruction) -> int:
     """The number of parameters that an optimizer's step changes."""
-    return program.buffers[f"{STEPS[instruction.op]}.{instruction.unit}"] // (MOMENTS * program.stepped_bytes)
+    assert instruction.unit is not None
+    moments = program.buffers[f"{STEPS[instruction.op]}.{instruction.unit}"] // program.stepped_bytes
+    return (moments + program.stepped_by_muon(instruction.unit)) // ADAMW_MOMENTS
 
 
 def within_unit(gather: Instruction) -> bool:

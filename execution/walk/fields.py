@@ -11,6 +11,7 @@ from typing import Any
 from trainplan.execution.program import STREAMS, Instruction, Op, Program, draws
 from trainplan.formulations.strategies import Strategy
 from trainplan.profiling.models.model import Model
+from trainplan.profiling.models.optimizers import OPTIMIZERS
 from trainplan.profiling.models.precision import Precision
 
 Test = Callable[[Any], bool]
@@ -78,6 +79,7 @@ _PROGRAM: dict[str, tuple[Test, str]] = {
     "persistent": (lambda value: type(value) is frozenset and all(type(name) is str for name in value), "a set of names"),
     "instructions": (_instructions, "a tuple of instructions"),
     "precision": (lambda value: type(value) is Precision, "a precision"),
+    "optimizer": (lambda value: value in OPTIMIZERS, "an optimizer"),
 }
 _ARGUMENTS: dict[str, tuple[Test, str]] = {
     "rows": (_numbers, "a tuple of samples"),
@@ -165,7 +167,7 @@ def _shown(value: Any) -> str:
 
 def _misplaced(program: Program, first: Program) -> str | None:
     """What is wrong with a rank's place among the others."""
-    for name in ("world", "model", "strategies", "samples", "stages", "groups", "precision"):
+    for name in ("world", "model", "strategies", "samples", "stages", "groups", "precision", "optimizer"):
         value, other = getattr(program, name), getattr(first, name)
         if value is not other and value != other:
             return f"{name} is {_shown(value)}, of rank {first.rank} {_shown(other)}"

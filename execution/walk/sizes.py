@@ -154,5 +154,6 @@ def _workspace(expected: Sizes, i: Instruction, rows: Mapping[str, int]) -> int:
         return i.message_bytes // len(i.group)
     if i.op is Op.OPTIMIZER_STEP:
         assert i.unit is not None
-        return expected.shard_elements(i.unit) * expected.program.precision.widened_bytes(expected.model.element_bytes)
+        widened = expected.stepped_elements(i.unit) * expected.program.precision.widened_bytes(expected.model.element_bytes)
+        return widened + expected.program.step_workspace_bytes(i.unit)
     return 0

@@ -50,7 +50,8 @@ class StreamsCosts:
         if op in (Op.OFFLOAD_HIDDEN, Op.PREFETCH_HIDDEN):
             return prices.copy_ns(size)
         if op is Op.OPTIMIZER_STEP:
-            return prices.optimizer_ns(stepped_parameters(program, instruction))
+            assert unit is not None
+            return prices.optimizer_ns(prices.model.key_of(prices.model.units[unit]), stepped_parameters(program, instruction))
         return 0 if unit is None else self._of_unit(program, op, unit, instruction)
 
     def _collective(self, instruction: Instruction) -> int:
@@ -61,7 +62,10 @@ class StreamsCosts:
             model = self._prices.model
             name = model.key_of(model.units[instruction.unit])
             return self._prices.in_layer_ns(name, instruction.message_bytes, len(group), stride)
-        return self._prices.collective_ns(PHASES[instruction.op], instruction.message_bytes, len(group), stride)
+        phases = PHASES[instruction.op]
+        if instruction.op is Op.REDUCE_SCATTER_GRADIENTS and self._prices.layout.sums_gradients:
+            phases = PHASES[Op.ALL_REDUCE_GRADIENTS]
+        return self._prices.collective_ns(phases, instruction.message_bytes, len(group), stride)
 
     def _of_unit(self, program: Program, op: Op, unit: int, instruction: Instruction) -> int:
         prices, model = self._prices, self._prices.model

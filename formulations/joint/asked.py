@@ -13,6 +13,7 @@ from trainplan.formulations.parameters import MICRO_BATCHES, PIPELINE, Parameter
 from trainplan.formulations.request import Request
 from trainplan.formulations.strategies import EXCHANGES, Exchange
 from trainplan.profiling.base.errors import COMMAND_LINE, InputError, shown
+from trainplan.profiling.models.optimizers import MUON_ZERO, OPTIMIZERS
 
 SCHEDULE = Parameter("schedule", str, "orders of passes to choose from: one of them, or all", "1f1b", (*SCHEDULES, "all"))
 SLICED = Parameter("sliced", int, "micro-batches that 1F1B may begin in two halves, at most", 0, least=0)
@@ -47,9 +48,16 @@ CP_EXCHANGE = Parameter(
     (*EXCHANGES, "any"),
 )
 FP8 = Parameter("fp8", bool, "products of transformer layers in 8 bits, of the cost model streams", False)
+OPTIMIZER = Parameter(
+    "optimizer",
+    str,
+    "adamw, or muon: one momentum for each matrix of the layers, made orthogonal; in ZeRO 0 and 1",
+    "adamw",
+    OPTIMIZERS,
+)
 PARAMETERS = (
     PIPELINE, MICRO_BATCHES, SCHEDULE, SLICED, CHUNKS, BY_UNIT, ZERO, HYBRID, SEQUENCE_PARALLEL, MODULES, HOST,
-    COST_MODEL, CP, CP_EXCHANGE, FP8,
+    COST_MODEL, CP, CP_EXCHANGE, FP8, OPTIMIZER,
 )  # fmt: skip
 
 
@@ -68,6 +76,7 @@ def space_of(options: Mapping[str, Any]) -> Space:
         sequence_parallel=options["sequence_parallel"],
         recompute=("none", "modules", "full") if options["modules"] else ("none", "full"),
         host=_host_parts(options["host"]),
+        optimizer=options[OPTIMIZER.name],
     )
 
 
@@ -102,6 +111,29 @@ def cost_model_of(request: Request) -> str:
             problem = f"is {request.options[parameter.name]}, which the cost model executed does not have"
             raise InputError(COMMAND_LINE, parameter.flag, problem, f"leave it out, or plan under streams: {why}")
     return chosen
+
+
+def within_optimizer(request: Request) -> Request:
+    """The request with the ZeRO stages in which its optimizer can work. Raises InputError where there are none of them, or
+    something else is asked for that it cannot have."""
+    options, optimizer = request.options, request.options[OPTIMIZER.name]
+    if optimizer == "adamw":
+        return request
+    beside = f"beside {OPTIMIZER.flag} {optimizer}"
+    if request.described_model is None:
+        problem = f"is {optimizer}, of a profile without a described model"
+        raise InputError(COMMAND_LINE, OPTIMIZER.flag, problem, "leave it out, or give --model")
+    if options["host"] != HOST.default:
+        fix = "give none: matrices are stepped on the device"
+        raise InputError(COMMAND_LINE, HOST.flag, f"is {options['host']}, {beside}", fix)
+    if options["hybrid"]:
+        fix = "leave it out: whole matrices are dealt to all data-parallel ranks, or to none"
+        raise InputError(COMMAND_LINE, HYBRID.flag, f"is given, {beside}", fix)
+    zero = [stage for stage in _zero_stages(options["zero"]) if stage in MUON_ZERO]
+    if not zero:
+        fix = f"give {' or '.join(map(str, MUON_ZERO))}: no rank has the gradient of a whole matrix in others"
+        raise InputError(COMMAND_LINE, ZERO.flag, f"is {options['zero']}, {beside}", fix)
+    return replace(request, options={**options, "zero": ",".join(map(str, zero))})
 
 
 def cp_degrees(options: Mapping[str, Any]) -> tuple[int, ...]:

@@ -157,8 +157,9 @@ class JointCosts:
     def _part(self, sublayer: str, strategy: Strategy, setting: Setting, once: bool) -> dict[str, int]:
         """The numbers of one sub-layer, all on the device. once: as of `times_of`."""
         profile, samples, sliced = self.profile, setting.samples, setting.sliced
-        times = times_of(profile, sublayer, strategy, samples, once)
-        kept, work, state = unit_bytes(profile, True, sublayer, strategy, samples, once)
+        optimizer = self.space.optimizer
+        times = times_of(profile, sublayer, strategy, samples, once, optimizer=optimizer)
+        kept, work, state = unit_bytes(profile, True, sublayer, strategy, samples, once, optimizer=optimizer)
         if sliced:  # both halves have a graph
             kept = max(kept, 2 * unit_bytes(profile, True, sublayer, strategy, samples // 2, once)[0])
         # Where a stage ends, its output is sent while the gradient of an earlier one comes; `work` has room for re-layouts.

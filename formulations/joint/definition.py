@@ -8,7 +8,16 @@ from typing import Any
 
 from trainplan.formulations.joint import home
 from trainplan.formulations.joint.any_schedule import any_schedule_ns
-from trainplan.formulations.joint.asked import CP, CP_EXCHANGE, PARAMETERS, cost_model_of, cp_choices, space_of
+from trainplan.formulations.joint.asked import (
+    CP,
+    CP_EXCHANGE,
+    OPTIMIZER,
+    PARAMETERS,
+    cost_model_of,
+    cp_choices,
+    space_of,
+    within_optimizer,
+)
 from trainplan.formulations.joint.bounds import least_ns
 from trainplan.formulations.joint.certificate import checked_bound_ns
 from trainplan.formulations.joint.changes import UnitChanges, changes
@@ -125,7 +134,7 @@ class Joint(Problem):
     def instances(self, request: Request) -> list[Instance]:
         """One for each context-parallel degree asked for, and what its ranks exchange, that the devices, the tokens and the
         heads allow. Raises InputError."""
-        within_runtime(request)  # which says that it has none of them, where one choice would just be left out
+        within_runtime(within_optimizer(request))  # says what they have none of, where one choice would just be left out
         choices, made, refused = cp_choices(request.options), list[Instance](), list[InputError]()
         for degree, exchange in choices:
             chosen = {CP.name: str(degree), CP_EXCHANGE.name: exchange}
@@ -144,7 +153,7 @@ class Joint(Problem):
     def instance(self, request: Request) -> Instance:
         """All depths, micro-batches and strategies that are possible, or those asked for, of one context-parallel degree.
         Raises InputError."""
-        request = within_runtime(request)
+        request = within_runtime(within_optimizer(request))
         if (first := request.options[RECOMPUTE_FIRST.name]) is not None:
             if (model := request.described_model) is None:
                 problem = f"is {first}, of a profile without a described model"
@@ -192,7 +201,7 @@ class Joint(Problem):
             for l in range(first, last + 1):
                 option = instance.table(configuration, x, l).options[solution.choice[l]]
                 chosen += [option] * (units[l].last - units[l].first + 1)
-        kept: dict[str, Any] = {"precision": request.precision}
+        kept: dict[str, Any] = {"precision": request.precision, "optimizer": request.options.get(OPTIMIZER.name, "adamw")}
         if any(option.host for option in chosen):
             kept |= {"nvlink": not _shares_bus(request)}
             if instance.provenance.get("cost_model") != COST_MODEL:  # one thing after the other, as tables price it
@@ -359,7 +368,12 @@ def build(request: Request, space: Space) -> Instance:
     name = f"{profile.name} on {request.cluster_name}" + ("" if cp == 1 else f", cp{cp}{HEADS_WORD * (exchange == 'heads')}")
     if space.host and profile.described_model is not None:
         host_costs(profile)  # which says what is missing
-    provenance = {"cluster": request.cluster_name, CP.name: str(cp), CP_EXCHANGE.name: exchange}
+    provenance = {
+        "cluster": request.cluster_name,
+        CP.name: str(cp),
+        CP_EXCHANGE.name: exchange,
+        OPTIMIZER.name: space.optimizer,
+    }
     host_bytes = host_part_bytes(request.cluster)
     return costs.instance(samples, request.limit_bytes, host_bytes=host_bytes, name=name, provenance=provenance)
 

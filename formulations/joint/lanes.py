@@ -162,7 +162,8 @@ class LaneTimes:
         parameters, stage = self.parameters(sublayer, layout), layout.zero_stage
         scattered = summed = updated = 0
         if stage == 1:
-            scattered = prices.collective_ns(1, parameters * self.gradient_bytes, shared, strides["sdp"])
+            phases, size = 1 + prices.layout.sums_gradients, parameters * self.gradient_bytes
+            scattered = prices.collective_ns(phases, size, shared, strides["sdp"])
         elif stage >= 2:
             scattered = prices.in_layer_ns(self.key_of[sublayer], parameters * self.gradient_bytes, shared, strides["sdp"])
         if layout.gathers_updates:
@@ -170,7 +171,8 @@ class LaneTimes:
         if copies > 1:
             part = parameters // shared if stage else parameters
             summed = prices.collective_ns(2, part * self.gradient_bytes, copies, strides["dp"])
-        return Behind(scattered, summed, prices.optimizer_ns(parameters // shared), updated)
+        stepped = parameters // prices.states_sharing(self.key_of[sublayer])
+        return Behind(scattered, summed, prices.optimizer_ns(self.key_of[sublayer], stepped), updated)
 
     def _shown_ns(self, sublayer: str, layout: Strategy, setting: Setting) -> int:
         """What of the gathering of a unit's updated parameters the next step's forward passes do not hide, at least."""
@@ -190,7 +192,7 @@ class LaneTimes:
         prices = self.prices(layout, setting)
         if not total:
             return 0.0, 0.0
-        if alone:
+        if alone or not prices.layout.framework.parameters_ahead:
             return gathered_behind_ns(total, [room], prices.layout) / total, 0.0
         passes = prices.layout.pp if setting.chunks > 1 else 1
         least = 1 / max(setting.chunks, LEAST_BUCKETS)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from itertools import accumulate
 
+from trainplan.formulations.joint.asked import OPTIMIZER
 from trainplan.formulations.joint.problem import Configuration, Instance, Solution
 from trainplan.formulations.plan import Plan
 
 
 def incumbent_of(instance: Instance, plan: Plan) -> Solution | None:
-    """The solution that becomes a plan of the same programs; None where the instance has none such: for another batch, with
-    stages, a schedule or strategies that it does not offer, on other devices, or with something on the host."""
+    """The solution that becomes a plan of the same programs; None where the instance has none such: for another batch or
+    optimizer, with stages, a schedule or strategies that it does not offer, on other devices, or with something on the host."""
     batch, ends = plan.batch, [unit.last for unit in instance.units]
     if batch.global_samples != instance.batch or batch.shares or len(plan.units) != ends[-1] + 1 or plan.uses_host:
+        return None
+    if plan.optimizer != instance.provenance.get(OPTIMIZER.name, "adamw"):
         return None
     if plan.placement not in (None, list(range(plan.world))) or any(unit.precision != "model" for unit in plan.units):
         return None

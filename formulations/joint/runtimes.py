@@ -19,6 +19,8 @@ of whole layers, of attention, activations and the loss, all schedules, stages t
 of models of which `why_not_split` says nothing, and with it sequence parallelism where units are recomputed.
 
 trainplan: what `trainplan run` runs: all that the problem knows, context parallelism too, but eight bits.
+
+Muon is of Megatron-LM, Megatron-Bridge and trainplan, whose executor has it for copies alone.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from trainplan.formulations.joint.asked import CP, CP_EXCHANGE, FP8
+from trainplan.formulations.joint.asked import CP, CP_EXCHANGE, FP8, OPTIMIZER
 from trainplan.formulations.joint.first_layers import RECOMPUTE_FIRST
 from trainplan.formulations.joint.space import SCHEDULES, ZERO_STAGES
 from trainplan.formulations.joint.tables import HOST_PARTS
@@ -50,7 +52,7 @@ class Runtime:
     it is None; by_torch: whether it is DTensor and FSDP2, of
     models as transformers builds them (see `_under_fsdp`). families: of the models that it has, all of them where it is None;
     tied: whether their head may be the embedding's matrix; first_layers: whether stages can recompute their
-    first layers alone."""
+    first layers alone. muon: the ZeRO stages in which it has Muon, none where it does not."""
 
     schedules: tuple[str, ...]
     zero: tuple[int, ...]
@@ -70,6 +72,7 @@ class Runtime:
     families: Collection[str] | None = None
     tied: bool = True
     first_layers: bool = False
+    muon: tuple[int, ...] = ()
 
     def lacks(self, model: Model) -> str | None:
         """What of a model it does not have, in words; None where it has all."""
@@ -103,6 +106,7 @@ MEGATRON = Runtime(
     cut_families=DECODERS,
     families=(*DECODERS, "bert"),
     first_layers=True,
+    muon=(0, 1),
 )
 RUNTIMES = {
     "megatron": MEGATRON,
@@ -140,6 +144,7 @@ RUNTIMES = {
         sliced=True,
         exchanges=EXCHANGES,
         first_layers=True,
+        muon=(0,),
     ),
 }
 FOR = Parameter("for_", str, "plan within what a runtime runs, for `export --to` it", None, tuple(RUNTIMES))
@@ -161,9 +166,14 @@ def within_runtime(request: Request) -> Request:
         fix = f"give {' or '.join(runtime.schedules)}: {name} runs no other"
         raise InputError(COMMAND_LINE, "--schedule", f"is {schedule}", fix)
     asked = {word.strip() for word in options["zero"].split(",")}
-    zero = [str(stage) for stage in ZERO_STAGES if stage in runtime.zero and str(stage) in asked]
+    stages = runtime.zero if options[OPTIMIZER.name] == OPTIMIZER.default else runtime.muon
+    if not stages:
+        runs = [each for each, other in RUNTIMES.items() if other.muon]
+        problem = f"is {options[OPTIMIZER.name]}, which {name} does not run"
+        raise InputError(COMMAND_LINE, OPTIMIZER.flag, problem, f"leave it out, or give --for {' or '.join(runs)}")
+    zero = [str(stage) for stage in ZERO_STAGES if stage in stages and str(stage) in asked]
     if not zero:
-        fix = f"give some of {','.join(map(str, runtime.zero))}: {name} runs no other"
+        fix = f"give some of {','.join(map(str, stages))}: {name} runs no other"
         raise InputError(COMMAND_LINE, "--zero", f"is {options['zero']}", fix)
     for parameter in (FP8,) if runtime.exchanges else (CP, FP8):
         if options[parameter.name] != parameter.default:

@@ -12,6 +12,7 @@ from trainplan.formulations.joint.tables import HostPart, Option
 from trainplan.formulations.step.schedules import most_sliced
 from trainplan.formulations.strategies import MODULES, TREE, Module, Paradigm, Strategy
 from trainplan.profiling.base.quantities import divisors
+from trainplan.profiling.models.optimizers import OptimizerName
 from trainplan.profiling.models.sublayers import Sublayer, modules_of, why_not_shared
 
 Filter = Callable[[Strategy], bool]
@@ -33,7 +34,7 @@ class Space:
     those of all these that may be options. cuts: the first units of the stages after the first. even_chunks: whether
     interleaved stages have as many layers each (see `step.chunks`), even_stages: whether all stages do. by_unit: whether every
     sub-layer is cut and chosen by itself; else all of one layer are one. between_layers: whether stages begin with a layer.
-    step: how a step is judged.
+    step: how a step is judged. optimizer: what steps the parameters of all units.
     """
 
     depths: Sequence[int] | None = None
@@ -53,6 +54,7 @@ class Space:
     by_unit: bool = True
     between_layers: bool = False
     step: Step = "simulated"
+    optimizer: OptimizerName = "adamw"
 
     def schedules_of(self, depth: int, micro_batches: int, units: int) -> Iterator[Schedule]:
         """The schedules of so many sites, micro-batches and units. Those that come to the same stand once."""

@@ -32,7 +32,7 @@ from trainplan.formulations.joint.space import Space
 from trainplan.formulations.joint.tables import Boundary, Option, Tied
 from trainplan.formulations.request import Request
 from trainplan.formulations.strategies import TREE, Exchange, Paradigm, Strategy, without_cp
-from trainplan.formulations.streams.frameworks import OVERLAPPED
+from trainplan.formulations.streams.frameworks import planned_framework
 from trainplan.formulations.streams.layout import Recompute, RunLayout
 from trainplan.formulations.streams.links import Links
 from trainplan.formulations.streams.prices import Prices, SublayerTimes
@@ -164,7 +164,8 @@ class StreamedCosts(JointCosts):
             precision=precision,
             micro=setting.samples // layout.data_degree,
             batch=self.batch,
-            framework=OVERLAPPED,
+            framework=planned_framework(self.space.optimizer),
+            optimizer=self.space.optimizer,
             exchange=self.exchange,
         )
         return Prices(self.sublayers, run)
@@ -173,7 +174,9 @@ class StreamedCosts(JointCosts):
         profile, samples = self.profile, setting.samples
         forward, backward, end = self.lanes.relaxed_ns(sublayer, strategy, setting, once)
         alone, group = without_cp(strategy), strategy.group
-        kept, work, state = unit_bytes(profile, True, sublayer, alone, samples * self.cp, once, relaid=False)
+        kept, work, state = unit_bytes(
+            profile, True, sublayer, alone, samples * self.cp, once, relaid=False, optimizer=self.space.optimizer
+        )
         exchanged = 2 * samples * self.cp * moved_bytes(profile, sublayer)[1] if group == 1 else 0
         of_keys = self._keys_bytes(sublayer, strategy, samples * self.cp // alone.data_degree)
         beside = self._largest_bytes(strategy) * strategy.shares_parameters  # of what is gathered ahead

@@ -8,6 +8,7 @@ from math import ceil
 
 from trainplan.formulations.strategies import Exchange
 from trainplan.profiling.clusters.efficiencies import Precision
+from trainplan.profiling.models.optimizers import OptimizerName
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,7 @@ class RunLayout:
     precision: of the products of transformer layers; all else is in `base`. reserved: layers' places in the pipeline that
     embedding and head take, one each. frozen: adapters alone are trained: no gradients of the weights, no states of theirs.
     exchange: what context-parallel ranks exchange for attention's core: keys, around a ring, or heads, by all-to-alls.
+    optimizer: what steps the parameters.
     """
 
     dp: int
@@ -104,6 +106,7 @@ class RunLayout:
     reserved: bool = False
     frozen: bool = False
     exchange: Exchange = "keys"
+    optimizer: OptimizerName = "adamw"
 
     @property
     def devices(self) -> int:
@@ -124,6 +127,12 @@ class RunLayout:
     def sharing(self) -> int:
         """The ranks that share states under ZeRO: context-parallel ones, too."""
         return self.shard * self.cp if self.zero else 1
+
+    @property
+    def sums_gradients(self) -> bool:
+        """Whether all ranks sum whole gradients: where states are copies, or matrices are dealt whole to the ranks that share
+        states (see `profiling.models.optimizers`); else each gets its shard of the sum."""
+        return not self.zero or self.optimizer == "muon"
 
     @property
     def copies(self) -> int:

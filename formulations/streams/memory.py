@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from trainplan.formulations.streams.layout import RunLayout
-from trainplan.formulations.streams.step import Chunk, chunks_of, parameters_of
+from trainplan.formulations.streams.step import Chunk, chunks_of, muon_parameters, parameters_of, stepped_parameters
 from trainplan.formulations.streams.units import FEW_BITS, splittable
 from trainplan.profiling.base.dtypes import DTYPE_BYTES
 from trainplan.profiling.models.model import Model, Unit
@@ -23,7 +23,8 @@ from trainplan.profiling.models.sublayers.parallel import ParallelBlock
 # Of what a layer keeps, where every second product's result, the attention's and the layer's input are kept: of a layer
 # of Llama-3 8B 59 of 131 KB for each token.
 OPERATIONS_KEPT = 0.45
-MOMENTS_BYTES = 12  # of each parameter, in fp32: itself and AdamW's moments
+MOMENT_BYTES = 4
+MOMENTS_BYTES = 3 * MOMENT_BYTES  # of each parameter, in fp32: itself and AdamW's moments
 
 
 @dataclass(frozen=True)
@@ -46,8 +47,12 @@ def run_memory(model: Model, layout: RunLayout) -> list[RunMemory]:
     return [_of_rank(model, layout, chunks[rank :: layout.pp], rank) for rank in range(layout.pp)]
 
 
-def states_bytes(parameters: float, layout: RunLayout, largest: float = 0.0) -> float:
-    """Model states of so many parameters of a rank. largest: of its blocks, which ZeRO-3 gathers one ahead."""
+def states_bytes(
+    parameters: float, layout: RunLayout, largest: float = 0.0, stepped_parameters: float | None = None, by_muon: float = 0.0
+) -> float:
+    """Model states of so many parameters of a rank. largest: of its blocks, which ZeRO-3 gathers one ahead. stepped_parameters:
+    those whose master copy and moments it has in ZeRO's stage 1, where that is not an equal share; by_muon: of these, what Muon
+    steps, with one moment."""
     element, gradient, sharing = DTYPE_BYTES[layout.base], layout.framework.gradient_bytes, layout.sharing
     stepped = MOMENTS_BYTES + layout.framework.copied_bytes
     if layout.frozen:
@@ -57,7 +62,8 @@ def states_bytes(parameters: float, layout: RunLayout, largest: float = 0.0) -> 
         return parameters * (stepped + gradient) / sharing + gathered
     if layout.zero == 2 and sharing > 1:
         return parameters * element + parameters * (stepped + gradient) / sharing + largest * gradient
-    return parameters * (element + gradient) + parameters * stepped / sharing
+    kept = parameters / sharing if stepped_parameters is None else stepped_parameters
+    return parameters * (element + gradient) + kept * stepped - by_muon * MOMENT_BYTES
 
 
 def kept_bytes(unit: Unit, layout: RunLayout) -> float:
@@ -157,7 +163,9 @@ def _of_rank(model: Model, layout: RunLayout, chunks: list[Chunk], rank: int) ->
     if head.kind == "head":
         numbers = layout.micro * model.tokens / layout.cp * (model.vocabulary or 1) / layout.tp
         workspace = max(workspace, numbers * layout.framework.logit_bytes)
-    states = states_bytes(parameters, layout, largest) + layout.framework.fixed_bytes
+    by_muon = sum(muon_parameters(unit.sublayer, layout) for chunk in chunks for unit in chunk.units)
+    stepped = stepped_parameters(model, chunks, layout)
+    states = states_bytes(parameters, layout, largest, stepped, by_muon) + layout.framework.fixed_bytes
     return RunMemory(states, activations, workspace)
 
 

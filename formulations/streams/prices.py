@@ -8,10 +8,11 @@ from functools import cache
 
 from trainplan.formulations.streams.layout import RunLayout, recompute_of
 from trainplan.formulations.streams.links import Links
-from trainplan.formulations.streams.step import jitter_of, optimizer_ns
+from trainplan.formulations.streams.step import jitter_of, muon_part, optimizer_ns
 from trainplan.formulations.streams.units import UnitTimes, unit_times
 from trainplan.profiling.clusters.cluster import DeviceKind
 from trainplan.profiling.models.model import Model
+from trainplan.profiling.models.optimizers import states_sharing
 
 
 class SublayerTimes:
@@ -49,6 +50,7 @@ class Prices:
         self.model, self.kind, self.links = sublayers.model, sublayers.kind, sublayers.links
         self.jitter = jitter_of(layout, self.links)
         self.times = cache(self._times)
+        self.by_muon = cache(self._by_muon)
 
     def _times(self, sublayer: str, modules: tuple[str, ...] = ()) -> UnitTimes:
         """Those of a sub-layer whose modules are recomputed, without jitter."""
@@ -112,6 +114,14 @@ class Prices:
         whole_bytes = message_bytes * sum(counts[name] for name in siblings) / counts[sublayer]
         return self.whole(self.links.collective_ns(1, whole_bytes, ranks, stride) * share)
 
-    def optimizer_ns(self, parameters: float) -> int:
-        """The optimizer's step on so many parameters."""
-        return self.whole(optimizer_ns(parameters, self.layout, self.kind))
+    def optimizer_ns(self, sublayer: str, parameters: float) -> int:
+        """The optimizer's step on so many parameters of a sub-layer."""
+        return self.whole(optimizer_ns(parameters, self.layout, self.kind, *self.by_muon(sublayer)))
+
+    def states_sharing(self, sublayer: str) -> int:
+        """Among how many ranks a sub-layer's master copy and moments are divided."""
+        return states_sharing(self.layout.optimizer, self.model.sublayers[sublayer], self.layout.sharing)
+
+    def _by_muon(self, sublayer: str) -> tuple[int, float]:
+        """See `muon_part`."""
+        return muon_part(self.model.sublayers[sublayer], self.layout, self.kind)

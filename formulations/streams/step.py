@@ -7,7 +7,7 @@ hides. Where trainplan compiles such a plan, its time walk with the same times s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import log2
@@ -19,8 +19,12 @@ from trainplan.formulations.streams.sharded import Block, sharded_ns
 from trainplan.formulations.streams.units import UnitTimes, unit_times
 from trainplan.profiling.base.dtypes import DTYPE_BYTES
 from trainplan.profiling.clusters.cluster import DeviceKind
+from trainplan.profiling.estimate import orthogonal_ns
 from trainplan.profiling.models.model import Model, Unit
+from trainplan.profiling.models.optimizers import is_layered, muon_matrices, stepped_by_muon
+from trainplan.profiling.models.sublayers import Sublayer
 
+MOMENT_BYTES = 8  # of these, a moment in and out
 OPTIMIZER_BYTES = 36  # read and written for each parameter by AdamW with fp32 copies: gradients twice, for their norm, too
 BACKWARD_ISSUE = 1.5  # what the host takes to issue a backward pass, over its forward pass
 LEAST_BUCKETS = 8  # that gradients are reduced in, and parameters gathered
@@ -91,7 +95,12 @@ def streams_step(model: Model, layout: RunLayout, kind: DeviceKind, links: Links
     jitter = jitter_of(layout, links)
     passes = [_chunk_ns(model, chunk, layout, times) for chunk in chunks]
     devices = [sum(parameters_of(model, chunk, layout) for chunk in chunks[rank :: layout.pp]) for rank in range(layout.pp)]
-    optimizer = 0.0 if layout.frozen else optimizer_ns(max(devices) / layout.sharing, layout, kind)
+    by_muon = {name: muon_part(part, layout, kind) for name, part in model.sublayers.items()}
+    optimizer = 0.0
+    for rank in range(0 if layout.frozen else layout.pp):
+        stepped, units = stepped_parameters(model, chunks[rank :: layout.pp], layout), _units(chunks[rank :: layout.pp])
+        mine = optimizer_ns(stepped, layout, kind, *_sums(by_muon[model.key_of(unit)] for unit in units))
+        optimizer = max(optimizer, mine)
     micro, ends = layout.micro_batches, float(layout.framework.ends_ns)
     computing = max(
         sum(passes[stage][0] + passes[stage][1] for stage in range(rank, len(chunks), layout.pp)) * micro
@@ -128,11 +137,28 @@ def gathered_behind_ns(gather_ns: float, forward_ns: Sequence[float], layout: Ru
     return max(gather_ns / max(len(forward_ns), LEAST_BUCKETS), gather_ns - room)
 
 
-def optimizer_ns(parameters: float, layout: RunLayout, kind: DeviceKind) -> float:
-    """The optimizer's step on so many parameters of a device."""
+def optimizer_ns(
+    parameters: float, layout: RunLayout, kind: DeviceKind, by_muon: float = 0.0, orthogonal_ns: float = 0.0
+) -> float:
+    """The optimizer's step on so many parameters of a device. by_muon: of these, those that Muon steps; orthogonal_ns: to make
+    their momentum orthogonal."""
     reached = kind.reached("memory", layout.base)
     bytes_per_s = kind.memory_bytes_per_s * (reached.value if reached else 1.0)
-    return parameters * OPTIMIZER_BYTES * layout.framework.memory_passes / bytes_per_s * 1e9
+    touched = parameters * OPTIMIZER_BYTES - by_muon * MOMENT_BYTES
+    return touched * layout.framework.memory_passes / bytes_per_s * 1e9 + orthogonal_ns
+
+
+def muon_parameters(part: Sublayer, layout: RunLayout) -> int:
+    """Parameters of a sub-layer that a rank steps by Muon: its share of the matrices of all ranks that share states, as if
+    these were many and dealt evenly."""
+    return stepped_by_muon(layout.optimizer, part, part.degree(layout.tp), sharing=layout.sharing)
+
+
+def muon_part(part: Sublayer, layout: RunLayout, kind: DeviceKind) -> tuple[int, float]:
+    """The same, and what making their momentum orthogonal takes, in ns."""
+    if not (count := muon_parameters(part, layout)):
+        return 0, 0.0
+    return count, orthogonal_ns(muon_matrices(part, part.degree(layout.tp)), kind, layout.base) / layout.sharing
 
 
 def parameters_of(model: Model, chunk: Chunk, layout: RunLayout) -> int:
@@ -146,6 +172,25 @@ def parameters_of(model: Model, chunk: Chunk, layout: RunLayout) -> int:
     if model.tied and {"embedding", "head"} <= kinds:
         count -= model.tied_elements // layout.tp
     return count
+
+
+def _units(chunks: Sequence[Chunk]) -> list[Unit]:
+    return [unit for chunk in chunks for unit in chunk.units]
+
+
+def _sums(pairs: Iterable[tuple[float, float]]) -> tuple[float, float]:
+    listed = list(pairs)
+    return sum(first for first, _ in listed), sum(second for _, second in listed)
+
+
+def stepped_parameters(model: Model, chunks: Sequence[Chunk], layout: RunLayout) -> float:
+    """Parameters of chunks whose master copy and moments a rank has."""
+    whole = sum(parameters_of(model, chunk, layout) for chunk in chunks)
+    if layout.optimizer == "adamw":
+        return whole / layout.sharing
+    outside = [Chunk(tuple(unit for unit in chunk.units if not is_layered(unit.sublayer))) for chunk in chunks]
+    tables = sum(parameters_of(model, chunk, layout) for chunk in outside)
+    return (whole - tables) / layout.sharing + tables
 
 
 def _chunk_ns(
@@ -172,12 +217,14 @@ def _data_ns(
     stride, ranks = layout.tp, layout.dp * layout.cp
     sharing = layout.sharing
     size, numbers = parameters * layout.framework.gradient_bytes, parameters * element
+    reduce = gather = 0.0
     if layout.zero:
+        gather = links.collective_ns(1, numbers, sharing, stride) + sharing * layout.framework.broadcast_ns
+    if layout.sums_gradients:
+        reduce = links.collective_ns(2, size, ranks, stride)
+    else:
         reduce = links.collective_ns(1, size, sharing, stride)
         reduce += links.collective_ns(2, size / sharing, layout.copies, stride * sharing)
-        gather = links.collective_ns(1, numbers, sharing, stride) + sharing * layout.framework.broadcast_ns
-    else:
-        reduce, gather = links.collective_ns(2, size, ranks, stride), 0.0
     mine = passes[rank :: layout.pp]
     buckets = max(len(mine), LEAST_BUCKETS)
     if layout.framework.gradients_behind:

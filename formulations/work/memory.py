@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from trainplan.formulations.strategies import Strategy
 from trainplan.formulations.work.moves import moved_bytes
-from trainplan.formulations.work.units import computed_cost, statistic_bytes, table_part
+from trainplan.formulations.work.units import computed_cost, muon_parameters, sharing_of, statistic_bytes, table_part
+from trainplan.profiling.models.optimizers import OptimizerName, step_workspace_bytes
 from trainplan.profiling.models.precision import Precision
 from trainplan.profiling.profiles import Profile
 
@@ -29,11 +30,12 @@ def unit_bytes(
     table_once: bool = False,
     precision: Precision | None = None,
     relaid: bool = True,
+    optimizer: OptimizerName = "adamw",
 ) -> tuple[int, int, int]:
     """O_f, O_b and O_ms of a sub-layer. samples: of a micro-batch. executed: of trainplan's programs, else the paper's.
     table_once: whether these keep a table that embedding and head share but once, with the embedding. precision: of the states,
     where it is not the profile's; its state_bytes_per_parameter have the rest. relaid: whether neighbours may be laid out
-    otherwise."""
+    otherwise. optimizer: what steps the parameters, of a profile that describes its model where that is not AdamW."""
     precision = precision or profile.precision
     tp, rows = strategy.degree("tp"), samples // strategy.data_degree
     entry, shape = computed_cost(profile, sublayer, strategy, rows), profile.shapes[sublayer]
@@ -45,7 +47,9 @@ def unit_bytes(
     if not executed:
         return forward, rebuilt, _state_bytes(profile, strategy, shard.parameters, precision)
     left_out = table_part(profile, tp) if table_once and shape.kind == "head" else 0
-    state = _state_bytes(profile, strategy, shard.parameters - left_out, precision)
+    by_muon = muon_parameters(profile, sublayer, strategy, optimizer)
+    sharing = sharing_of(profile, sublayer, strategy, optimizer)
+    state = _state_bytes(profile, strategy, shard.parameters - left_out, precision, sharing, by_muon)
     # O_b of trainplan's programs, with the forward pass's peak beyond what it keeps, so that Eq. 2 covers it too.
     degree, workspace = strategy.degree("sdp"), entry.forward_workspace_bytes.value
     output = rows * shard.output_bytes // (1 if shape.kind == "head" else parts)
@@ -68,7 +72,11 @@ def unit_bytes(
     if shape.kind == "embedding" and profile.tied_parameters:
         backward = max(backward, profile.tied_parameters * of_gradient - incoming)
     backward = max(first, backward, gradients + gradient // degree)  # at last its shard, to be added to the sum
-    backward = max(backward, part * precision.widened_bytes(element) - forward)  # at the optimizer's step
+    stepping = part * degree // sharing * precision.widened_bytes(element)  # at the optimizer's step
+    if by_muon:
+        described, stepped = profile.sublayer(sublayer), precision.stepped_bytes(element)
+        stepping += step_workspace_bytes(optimizer, described, stepped, tp, tp - 1)
+    backward = max(backward, stepping - forward)
     if shape.kind == "head":
         # Logits wait for their backward pass, also those of other micro-batches in flight; or what makes them anew.
         waiting = beside if "loss" in strategy.modules else output
@@ -77,13 +85,23 @@ def unit_bytes(
     return forward, backward, state + LOSS_BYTES  # the loss of any unit: each may be all that a stage has
 
 
-def _state_bytes(profile: Profile, strategy: Strategy, parameters: int, precision: Precision) -> int:
+def _state_bytes(
+    profile: Profile,
+    strategy: Strategy,
+    parameters: int,
+    precision: Precision,
+    sharing: int | None = None,
+    by_muon: int = 0,
+) -> int:
     """O_ms of so many parameters of a tensor-parallel rank: of what ZeRO's stage shares, the shard of one rank, its end
-    padded; of the rest the whole, as many times as long. (Profiles in half precision have a master copy beside the moments.)"""
+    padded; of the rest the whole, as many times as long. (Profiles in half precision have a master copy beside the moments.)
+    sharing: the ranks that master copy and moments are divided among, where it is not all that share states; by_muon: those
+    that the rank steps by Muon, which have one moment less."""
     element, degree = profile.parameter_bytes, strategy.degree("sdp")
     part = -(-parameters // degree)
     whole = part * degree if strategy.gathers_updates else part
     stepped = precision.stepped_bytes(element) * (3 if precision.master is not None else 0)  # master copy and two moments
     moments = max(profile.state_bytes_per_parameter - 2 * element, stepped)
     gradients = (part if strategy.shares_gradients else whole) * precision.gradient_bytes(element)
-    return element * whole + gradients + moments * part
+    kept = moments * (part * degree // (sharing or degree)) - by_muon * precision.stepped_bytes(element)
+    return element * whole + gradients + kept

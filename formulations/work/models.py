@@ -24,6 +24,7 @@ from trainplan.formulations.work.memory import unit_bytes
 from trainplan.formulations.work.moves import gather_tokens_ns, slice_gather_ns
 from trainplan.formulations.work.units import UnitWork, exact_work, table_part, unit_work
 from trainplan.profiling.costs import overlapped_ns
+from trainplan.profiling.models.optimizers import OptimizerName
 from trainplan.profiling.models.precision import Precision
 from trainplan.profiling.profiles import Profile
 
@@ -95,6 +96,7 @@ def times_of(
     samples: int,
     table_once: bool = False,
     precision: Precision | None = None,
+    optimizer: OptimizerName = "adamw",
 ) -> PassTimes:
     """The passes of a sub-layer as trainplan's programs run them, one thing after the other: sharded gradients are scattered
     in every micro-batch, and made whole over the tensor-parallel group before; others are reduced or scattered in the last one
@@ -102,11 +104,11 @@ def times_of(
 
     samples: of a micro-batch over all devices of the stage. table_once: whether the table that embedding and head share is one
     parameter, the embedding's; a head then gathers and scatters all of that one's beside what is left of its own. precision: of
-    gradients. Raises InputError where the profile lacks the shape.
+    gradients; optimizer: as of `unit_work`. Raises InputError where the profile lacks the shape.
     """
     with_table = table_once and profile.tied_parameters > 0 and profile.shapes[sublayer].kind == "head"
     left_out = table_part(profile, strategy.degree("tp")) if with_table else 0
-    work = unit_work(profile, sublayer, strategy, samples, left_out=left_out, precision=precision)
+    work = unit_work(profile, sublayer, strategy, samples, left_out=left_out, precision=precision, optimizer=optimizer)
     sharded = strategy.shares_gradients
     gather, scatter = work.gather_ns, work.scatter_ns
     if with_table:

@@ -11,6 +11,7 @@ from typing import Literal
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.clusters.network import Link, Operation
 from trainplan.profiling.costs import collective_ns, copy_ns
+from trainplan.profiling.estimate import MUON_TRAFFIC
 from trainplan.profiling.profiles import HostCosts, Profile
 
 Way = Literal["to_device", "to_host"]
@@ -42,6 +43,13 @@ def host_step(profile: Profile, parameters: int) -> int:
     return round(parameters * host_costs(profile).optimizer_ns_per_parameter.value)
 
 
-def device_step(profile: Profile, parameters: int) -> int:
-    """The optimizer's step on so many parameters of a device."""
-    return round(parameters * profile.optimizer_ns_per_parameter.value)
+def device_step(profile: Profile, parameters: int, by_muon: int = 0, orthogonal_ns: float = 0.0) -> int:
+    """The optimizer's step on so many parameters of a device. by_muon, orthogonal_ns: as of `stepped_ns`."""
+    return round(stepped_ns(profile, parameters, by_muon, orthogonal_ns))
+
+
+def stepped_ns(profile: Profile, parameters: int, by_muon: int = 0, orthogonal_ns: float = 0.0) -> float:
+    """The same, with its fraction. by_muon: of these parameters, those that Muon steps; orthogonal_ns: to make their momentum
+    orthogonal."""
+    touched = parameters - by_muon * (1 - MUON_TRAFFIC)
+    return touched * profile.optimizer_ns_per_parameter.value + orthogonal_ns

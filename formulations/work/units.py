@@ -37,9 +37,12 @@ from typing import Any, Generic, TypeVar
 
 from trainplan.formulations.strategies import Paradigm, Strategy
 from trainplan.formulations.work.moves import tied_ns
+from trainplan.formulations.work.primitives import stepped_ns
 from trainplan.profiling.base.dtypes import DTYPE_BYTES, STATISTIC_BYTES
 from trainplan.profiling.clusters.network import Operation
 from trainplan.profiling.costs import collective_ns
+from trainplan.profiling.estimate import kind_of, orthogonal_ns
+from trainplan.profiling.models.optimizers import OptimizerName, muon_matrices, states_sharing, stepped_by_muon
 from trainplan.profiling.models.precision import Precision
 from trainplan.profiling.profiles import ChainUnit, Profile, SublayerShape, UnitCost
 from trainplan.profiling.ways import cost_of_pieces
@@ -129,15 +132,17 @@ def unit_work(
     *,
     left_out: int = 0,
     precision: Precision | None = None,
+    optimizer: OptimizerName = "adamw",
 ) -> UnitWork[int]:
     """The pieces of a sub-layer, each rounded once, as instructions of trainplan's programs are charged.
 
     samples: of a micro-batch, over all devices of the strategy. kind: of the device that computes (left out: the slowest of
     the profile's). left_out: parameters of a rank's part that are another unit's. precision: of gradients, where it is not the
-    profile's. Raises InputError
-    where the profile lacks the shape.
+    profile's. optimizer: what steps the parameters, of a profile that describes its model where that is not AdamW. Raises
+    InputError where the profile lacks the shape.
     """
-    moves = _moves_ns(profile, sublayer, strategy, samples, True, left_out, precision or profile.precision, whole=True)
+    of_states = precision or profile.precision, optimizer
+    moves = _moves_ns(profile, sublayer, strategy, samples, True, left_out, *of_states, whole=True)
     forward_ns, recompute_ns, backward_ns = map(round, _passes_ns(profile, sublayer, strategy, samples, kind))
     return UnitWork(forward_ns=forward_ns, recompute_ns=recompute_ns, backward_ns=backward_ns, **moves)
 
@@ -145,7 +150,7 @@ def unit_work(
 def exact_work(profile: Profile, sublayer: str, strategy: Strategy, samples: int) -> UnitWork[float]:
     """The pieces of a sub-layer with their fractions, for models that let them overlap; parameters are moved as they are, not
     as the equal shards that programs cut them into. As `unit_work` else."""
-    moves = _moves_ns(profile, sublayer, strategy, samples, False, 0, profile.precision, whole=False)
+    moves = _moves_ns(profile, sublayer, strategy, samples, False, 0, profile.precision, "adamw", whole=False)
     forward_ns, recompute_ns, backward_ns = _passes_ns(profile, sublayer, strategy, samples)
     return UnitWork(forward_ns=forward_ns, recompute_ns=recompute_ns, backward_ns=backward_ns, **moves)
 
@@ -167,16 +172,17 @@ def _moves_ns(
     padded: bool,
     left_out: int,
     precision: Precision,
+    optimizer: OptimizerName,
     whole: bool,
 ) -> dict[str, Any]:
     """The pieces of a sub-layer that are no computations of a micro-batch, which do not depend on what is recomputed; kept with
     the profile. whole: each rounded, else with its fraction."""
     layout = strategy.levels, strategy.zero, strategy.sequence_parallel
-    key = "moves", sublayer, *layout, samples, padded, left_out, precision, whole
+    key = "moves", sublayer, *layout, samples, padded, left_out, precision, optimizer, whole
     if key not in profile.derived:
         once = "moves once", *key[1:5], *key[6:]
         if once not in profile.derived:
-            of_parameters = _parameter_moves_ns(profile, sublayer, strategy, padded, left_out, precision)
+            of_parameters = _parameter_moves_ns(profile, sublayer, strategy, padded, left_out, precision, optimizer)
             profile.derived[once] = {name: round(ns) for name, ns in of_parameters.items()} if whole else of_parameters
         of_tokens = _token_moves_ns(profile, sublayer, strategy, samples)
         rounded = {name: round(ns) for name, ns in of_tokens.items()} if whole else of_tokens
@@ -201,7 +207,13 @@ def _token_moves_ns(profile: Profile, sublayer: str, strategy: Strategy, samples
 
 
 def _parameter_moves_ns(
-    profile: Profile, sublayer: str, strategy: Strategy, padded: bool, left_out: int, precision: Precision
+    profile: Profile,
+    sublayer: str,
+    strategy: Strategy,
+    padded: bool,
+    left_out: int,
+    precision: Precision,
+    optimizer: OptimizerName,
 ) -> dict[str, float]:
     """What moves parameters and their gradients, and the optimizer, with fractions. padded: whether shards are equal parts, the
     last one padded."""
@@ -209,7 +221,7 @@ def _parameter_moves_ns(
     shard, gradient = shape.shard(strategy.degree("tp")), precision.gradient_bytes(element)
     parameters = shard.parameters - left_out
     part = -(-parameters // sdp)
-    whole = sdp * part if padded else parameters
+    whole, stepped = sdp * part if padded else parameters, sdp * part // sharing_of(profile, sublayer, strategy, optimizer)
 
     def among(paradigm: Paradigm, operation: Operation, message_bytes: int) -> float:
         return collective_ns(profile.network, operation, message_bytes, _peers(strategy, paradigm))
@@ -218,12 +230,35 @@ def _parameter_moves_ns(
     return {
         "gather_ns": among("sdp", "all-gather", whole * element) if strategy.shares_parameters else 0.0,
         "replicated_ns": among("tp", "all-reduce", replicated) if replicated else 0.0,
-        "scatter_ns": among("sdp", "reduce-scatter", whole * gradient),
+        "scatter_ns": among("sdp", "all-reduce" if optimizer == "muon" else "reduce-scatter", whole * gradient),
         "reduce_ns": among("dp", "all-reduce", part * gradient),
         "tied_ns": tied_ns(profile, strategy.group, precision=precision) if shape.kind == "embedding" else 0.0,
-        "optimizer_ns": part * profile.optimizer_ns_per_parameter.value,
+        "optimizer_ns": stepped_ns(profile, stepped, *muon_part(profile, sublayer, strategy, optimizer)),
         "update_ns": among("sdp", "all-gather", whole * element) if strategy.gathers_updates else 0.0,
     }
+
+
+def sharing_of(profile: Profile, sublayer: str, strategy: Strategy, optimizer: OptimizerName) -> int:
+    """Among how many ranks a sub-layer's master copy and moments are divided."""
+    sharing = strategy.degree("sdp")
+    return sharing if optimizer == "adamw" else states_sharing(optimizer, profile.sublayer(sublayer), sharing)
+
+
+def muon_parameters(profile: Profile, sublayer: str, strategy: Strategy, optimizer: OptimizerName) -> int:
+    """Parameters of a sub-layer that a rank steps by Muon; 0 under AdamW."""
+    if optimizer == "adamw":
+        return 0
+    tp, sharing = strategy.degree("tp"), strategy.degree("sdp")
+    return stepped_by_muon(optimizer, profile.sublayer(sublayer), tp, tp - 1, sharing)
+
+
+def muon_part(profile: Profile, sublayer: str, strategy: Strategy, optimizer: OptimizerName) -> tuple[int, float]:
+    """The same, and what making their momentum orthogonal takes on the slowest kind of device, in ns."""
+    if not (count := muon_parameters(profile, sublayer, strategy, optimizer)):
+        return 0, 0.0
+    tp, kinds = strategy.degree("tp"), [kind_of(profile, name) for name in profile.kinds]
+    matrices = muon_matrices(profile.sublayer(sublayer), tp, tp - 1)
+    return count, max(orthogonal_ns(matrices, kind, profile.dtype) for kind in kinds) / strategy.degree("sdp")
 
 
 def partial_sums_ns(profile: Profile, shape: SublayerShape, strategy: Strategy, rows: int) -> tuple[float, float]:

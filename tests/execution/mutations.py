@@ -11,6 +11,7 @@ from trainplan.execution.compile.compiler import compile_plan
 from trainplan.execution.program import POINT_TO_POINT, STREAMS, Instruction, Op, Program, with_waits
 from trainplan.formulations.plan import Plan
 from trainplan.formulations.strategies import parse_strategy
+from trainplan.profiling.models.optimizers import OPTIMIZERS
 
 from tests.execution.plans import (
     LLAMA,
@@ -73,7 +74,18 @@ ALIKE = {  # operations whose buffers look alike, or that are each other's near 
 EVERYWHERE = (
     *("op", "unit", "micro_batch", "half", "reads", "writes", "group", "args", "message_bytes", "workspace_bytes", "lane"),
 )
-OF_ALL_PROGRAMS = ("world", "units", "model", "strategies", "samples", "micro_batches", "buffers", "persistent", "precision")
+OF_ALL_PROGRAMS = (
+    "world",
+    "units",
+    "model",
+    "strategies",
+    "samples",
+    "micro_batches",
+    "buffers",
+    "persistent",
+    "precision",
+    "optimizer",
+)
 
 
 class Mutant(NamedTuple):
@@ -365,6 +377,8 @@ def _of_program(name: str, everywhere: bool = False) -> Callable[[random.Random,
             other = rng.choice([value[::-1], value[:-1], recomputed, other_stage])
         elif name == "precision":
             other = _other(rng, PRECISIONS, value)
+        elif name == "optimizer":
+            other = _other(rng, OPTIMIZERS, value)
         else:
             other = max(0, value + rng.choice([-1, 1, 2]))
         where = "all ranks" if everywhere else f"rank {rank}"

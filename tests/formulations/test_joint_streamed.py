@@ -67,6 +67,9 @@ CASES = [
     (NEOX, "l40s:2x2", {"cp": 4, "cp_exchange": "heads"}),
     (NEOX, "l40s:2x2", {}),
     (GPT2, "a100:4", {}),
+    (LLAMA, "h100:2x2", {"optimizer": "muon", "schedule": "all", "modules": True}),
+    (GPT2, "a100:4", {"optimizer": "muon"}),
+    (LLAMA, "h100:2x2", {"optimizer": "muon", "cp": 2}),
 ]
 
 
@@ -77,6 +80,7 @@ LARGER = [  # where rings are long, so that the lane of collectives has more to 
     (LLAMA, "b200:8x2", {"cp": 2}, 16),
     (FEW_KEYS, "l40s:4x4", {"cp": 8, "cp_exchange": "heads"}, 16),
     (GPT2, "a100:4x4", {"hybrid": True}, 32),
+    (LLAMA, "l40s:4x8", {"optimizer": "muon", "schedule": "all"}, 64),
 ]
 
 
