@@ -321,7 +321,7 @@ def same_as(wanted: Plan, back: Plan) -> None:
     assert len(wanted.stages) == 1 or back.schedule == wanted.schedule
     assert [unit.sublayer for unit in back.planned_model().units] == [unit.sublayer for unit in wanted.planned_model().units]
     assert [unit.strategy for unit in back.units] == [unit.strategy for unit in wanted.units]
-    assert back.precision == wanted.precision
+    assert (back.precision, back.optimizer) == (wanted.precision, wanted.optimizer)
     size = min(8, wanted.world)
     cluster = load_cluster(f"h100:{size}x{wanted.world // size}")
     request = Request(wanted.planned_model(), cluster, wanted.batch.global_samples)

@@ -22,22 +22,23 @@ import trainplan as tp
 from tests.execution.plans import plan_of
 from tests.exported_plans import random_exported
 from tests.test_exporting import checked_layout, refused
+from tests.test_importing import LLAMA
 
 # megatron/training/arguments.py of core 0.15: what we may write, and of which type.
 FLAGS = """
 group-query-attention rotary-interleaved use-rope-scaling swiglu squared-relu disable-bias-linear add-qkv-bias qk-layernorm
 untie-embeddings-and-output-weights overlap-grad-reduce overlap-param-gather use-distributed-optimizer sequence-parallel bf16
-fp16 grad-reduce-in-bf16 log-throughput mock-data
+fp16 grad-reduce-in-bf16 log-throughput mock-data muon-use-nesterov
 """
 WHOLE = """
 num-layers hidden-size ffn-hidden-size num-attention-heads kv-channels seq-length max-position-embeddings num-query-groups
 rotary-base pipeline-model-parallel-size tensor-model-parallel-size micro-batch-size global-batch-size
 make-vocab-size-divisible-by num-distributed-optimizer-instances recompute-num-layers train-iters lr-warmup-iters log-interval
-eval-iters save-interval vocab-size decoder-first-pipeline-num-layers decoder-last-pipeline-num-layers
+eval-iters save-interval vocab-size decoder-first-pipeline-num-layers decoder-last-pipeline-num-layers muon-num-ns-steps
 """
 REAL = """
 norm-epsilon attention-dropout hidden-dropout rotary-percent rope-scaling-factor lr min-lr weight-decay adam-beta1 adam-beta2
-clip-grad
+clip-grad muon-momentum muon-extra-scale-factor
 """
 CHOICES = {
     "normalization": ["LayerNorm", "RMSNorm"],
@@ -46,6 +47,9 @@ CHOICES = {
     "recompute-method": ["uniform", "block"],
     "lr-decay-style": ["constant", "linear", "cosine", "inverse-square-root", "WSD"],
     "tokenizer-type": ["HuggingFaceTokenizer", "NullTokenizer"],
+    "optimizer": ["adam", "sgd", "muon", "dist_muon"],
+    "muon-scale-mode": ["spectral", "unit_rms_norm", "shape_scaling"],
+    "muon-tp-mode": ["blockwise", "duplicated", "distributed"],
 }
 TEXT = "pipeline-model-parallel-layout window-size save tokenizer-model data-path hybrid-layer-pattern"
 
@@ -192,6 +196,68 @@ def test_the_first_layers_of_stages_come_back_as_blocks(tmp_path: Path, target: 
     assert [unit.strategy for unit in run.plan.units] == [unit.strategy for unit in plan.units]
     assert run.plan.stages == plan.stages and not made.left_out
     assert made.plan is not None and made.plan.strategies() == plan.strategies()
+
+
+def muon_plan(strategy: str, dtype: str = "bfloat16") -> Plan:
+    model = load_model("llama3-8b", 1024, dtype)
+    plan = plan_of(model, [strategy] * len(model.units), 8, 16, 4, [33])
+    masters = None if dtype == "float32" else "float32"
+    return plan.changed(memory_bytes=2**47, precision={"master": masters}, optimizer="muon")
+
+
+@pytest.mark.parametrize(("strategy", "name"), [("dp2-tp2-sp", "muon"), ("sdp4-zero1", "dist_muon")])
+def test_muon_comes_back(tmp_path: Path, strategy: str, name: str) -> None:
+    """With the numbers of torch's own that is scaled to AdamW's, and nothing beside passes or of the distributed optimizer."""
+    plan = muon_plan(strategy)
+    for target, file in (("megatron", "launch.sh"), ("megatron-bridge", "bridge.yaml")):
+        made = tp.export(plan, target)
+        assert made.left_out == ("Muon: Megatron-Core reduces no gradients beside the backward pass with it; more time",)
+        assert "megatron-core 0.16 or later" in made.files["README.md"] and "--overlap" not in made.files["README.md"]
+        write_export(made, tmp_path / target)
+        run = tp.import_run(tmp_path / target / file, cluster="h100:8", search=False, memory=2**47)
+        assert run.plan.optimizer == "muon" and run.plan.strategies() == plan.strategies()
+        assert run.configuration.unknown == () and run.configuration.notes == ()
+    got = read_back(tmp_path / "megatron")
+    assert (got.optimizer, got.muon_momentum, got.muon_use_nesterov, got.muon_num_ns_steps) == (name, 0.95, True, 5)
+    assert (got.muon_scale_mode, got.muon_extra_scale_factor, got.muon_tp_mode) == ("spectral", 0.2, "blockwise")
+    assert not (got.use_distributed_optimizer or got.overlap_grad_reduce or got.overlap_param_gather)
+    config = tp.export(plan, "megatron-bridge").settings["config"]
+    assert config["optimizer"]["optimizer"] == name and not config["ddp"]["use_distributed_optimizer"]
+
+
+def test_muon_that_a_runtime_lacks_is_refused() -> None:
+    for target, runtime in (("torchtitan", "torchtitan"), ("deepspeed", "DeepSpeed"), ("accelerate", "Accelerate")):
+        refused(muon_plan("dp4"), target, "optimizer is 'muon'", f"the export to {runtime} cannot do Muon yet")
+    refused(muon_plan("dp4"), "torch", "optimizer is 'muon'", "the export to torch cannot do Muon yet")
+    refused(muon_plan("dp4", "float16"), "megatron", "model.dtype is 'float16', with Muon", "takes no float16")
+    refused(muon_plan("dp2-sdp2-zero1"), "megatron", "is 'dp2-sdp2-zero1', with Muon", "plan without hybrid")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "zero", "notes"),
+    [
+        ("--optimizer muon", 0, ()),
+        ("--optimizer dist_muon", 1, ()),
+        ("--optimizer muon --use-distributed-optimizer", 1, ()),
+        ("--optimizer muon --muon-tp-mode duplicated", 0, ("Muon's duplicated matrices",)),
+        ("--optimizer dist_muon --muon-num-ns-steps 8", 1, ("8 iterations of Newton and Schulz: the plan has 5",)),
+        ("--optimizer sgd", 0, ("the optimizer sgd: the plan's is AdamW",)),
+    ],
+)
+def test_arguments_of_muon_are_read(tmp_path: Path, arguments: str, zero: int, notes: tuple[str, ...]) -> None:
+    (tmp_path / "run.txt").write_text(f"{LLAMA} --micro-batch-size 1 --global-batch-size 64 {arguments}")
+    run = tp.import_run(tmp_path / "run.txt", cluster="h100:8", search=False)
+    assert run.plan.optimizer == ("adamw" if "sgd" in arguments else "muon")
+    assert {unit.strategy.zero_stage for unit in run.plan.units} == {zero}
+    assert len(run.configuration.notes) == len(notes)
+    assert all(said in note for said, note in zip(notes, run.configuration.notes, strict=True))
+
+
+def test_muon_with_sharded_gradients_is_no_run(tmp_path: Path) -> None:
+    text = f"{LLAMA} --micro-batch-size 1 --global-batch-size 64 --optimizer muon --use-torch-fsdp2"
+    (tmp_path / "run.txt").write_text(text)
+    with pytest.raises(InputError, match=r"optimizer is 'muon', with sharded gradients; leave FSDP out, or give adam"):
+        tp.import_run(tmp_path / "run.txt", cluster="h100:8", search=False)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,8 @@ Transformer Engine has for sliding windows where it has no ring, `a2a` heads; it
 cuts no samples.
 
 Data-parallel ranks are those that are left. Its distributed optimizer is ZeRO stage 1, with
-`--num-distributed-optimizer-instances` copies under hybrid sharding; stages 2 and 3 become stage 1, if that still fits.
+`--num-distributed-optimizer-instances` copies under hybrid sharding; stages 2 and 3 become stage 1, if that still fits. Muon is
+`--optimizer muon`, in stage 1 `dist_muon`, which takes neither that nor `--overlap-*` (core 0.16, 2026).
 Refused: GPipe, units with different strategies, uneven shares, cuts within BERT's layers, states on the host. Left out: sliced
 forward passes, recomputation of single units, the order of levels, placement.
 """
@@ -56,6 +57,7 @@ from trainplan.formulations.plan import Plan
 from trainplan.formulations.strategies import Module, Strategy
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.models.model import Model
+from trainplan.profiling.models.optimizers import ITERATIONS
 from trainplan.profiling.models.sublayers import Attention
 
 RUNTIME, VERSION = "Megatron-LM", "Megatron-LM with megatron-core 0.15 (2025)"
@@ -63,6 +65,17 @@ FAMILIES = (*DECODERS, "bert")  # those of GPTModel and BertModel
 ABLE = (
     *("master weights", "ZeRO stage 1", "ZeRO stage 2", "sequence parallelism", "recomputation of modules"),
     *("context parallelism", "exchange of heads"),
+    *("Muon", "Muon in ZeRO stage 1"),
+)
+# As torch's Muon that matches AdamW's updates (Liu et al., 2025), each rank of tensor parallelism on its own part.
+MUON = (
+    *("--muon-momentum", "0.95", "--muon-use-nesterov", "--muon-num-ns-steps", str(ITERATIONS)),
+    *("--muon-scale-mode", "spectral", "--muon-extra-scale-factor", "0.2", "--muon-tp-mode", "blockwise"),
+)
+NOT_BESIDE = "Muon: Megatron-Core reduces no gradients beside the backward pass with it; more time"
+MUON_DECIDES = (
+    "Muon is of megatron-core 0.16 or later, with the package emerging_optimizers",
+    "up-projection and gate of a layer are one matrix to its Muon",
 )
 HYBRID_SPEC = "megatron.core.models.hybrid.hybrid_layer_specs"
 MODULES = {"attention": "core_attn", "norms": "layernorm"}  # that can be recomputed by themselves
@@ -116,15 +129,16 @@ def end_counts(plan: Plan) -> list[str] | None:
 class Arguments:
     """What a training script of Megatron-LM is told of a plan.
 
-    model: its own arguments; parallel: degrees, batch, recomputation and stages; precision; same: parallel with the stages by
-    numbers of layers, where they can be said so. left_out: as of `Export`; plan: as it is run, without that; peak_bytes: the
-    most that any device holds of it.
+    model: its own arguments; parallel: degrees, batch, recomputation and stages; precision; optimizer, where it is not AdamW;
+    same: parallel with the stages by numbers of layers, where they can be said so. left_out: as of `Export`; plan: as it is
+    run, without that; peak_bytes: the most that any device holds of it.
     """
 
     script: str
     model: list[str]
     parallel: list[str]
     precision: list[str]
+    optimizer: list[str]
     same: list[str] | None
     left_out: list[str]
     plan: Plan
@@ -147,6 +161,8 @@ def arguments_of(plan: Plan, where: str, runtime: str = RUNTIME, families: tuple
     if plan.chunks > 1:
         refuse_half_cut(plan, f"{runtime}'s interleaved schedule", "plan with --schedule 1f1b", where)
     parallel, left_out = _parallel(plan, model, strategy)
+    optimizer = _optimizer(plan, strategy, runtime, where)
+    left_out += [NOT_BESIDE] if optimizer and strategy.data_degree > 1 else []
     (again, partly), first = recomputation(plan), first_recomputed(plan)
     modules, others = recomputed_modules(plan, MODULES, runtime)
     left_out = [*left_out_of_all(plan, runtime), *left_out, *(partly if first is None else []), *others]
@@ -170,6 +186,7 @@ def arguments_of(plan: Plan, where: str, runtime: str = RUNTIME, families: tuple
         model=described,
         parallel=[*head, *stages],
         precision=PRECISIONS[model.dtype],
+        optimizer=optimizer,
         same=None if same is None else [*head, *same],
         left_out=left_out,
         plan=exported,
@@ -186,26 +203,33 @@ def export(plan: Plan, where: str) -> Export:
         "model": told.model,
         "arguments": told.parallel,
         "precision": told.precision,
+        "optimizer": told.optimizer,
         "world": plan.world,
         "without_layout": told.same,
         "peak_bytes": told.peak_bytes,
     }
     lines = [f"# All arguments of {told.script} on {plan.world} ranks, for {VERSION}: launch.sh reads this file."]
     lines += _array("MODEL_ARGS", told.model) + _array("PIPELINE_ARGS", told.parallel)
-    lines += _array("PRECISION_ARGS", told.precision)
+    lines += _array("PRECISION_ARGS", told.precision) + (_array("OPTIMIZER_ARGS", told.optimizer) if told.optimizer else [])
     if told.same is not None:
         lines += ["", "# The same stages for versions without --pipeline-model-parallel-layout, in place of PIPELINE_ARGS."]
         lines += _array("END_COUNT_ARGS", told.same)
     lines += ["", TRAINING + DATA % (plan.planned_model().vocabulary - 1)]  # its null tokenizer adds a token
-    every = " ".join(f'"${{{name}_ARGS[@]}}"' for name in ("MODEL", "PIPELINE", "PRECISION", "TRAINING", "DATA"))
+    arrays = ["MODEL", "PIPELINE", "PRECISION", *["OPTIMIZER"] * bool(told.optimizer), "TRAINING", "DATA"]
+    every = " ".join(f'"${{{name}_ARGS[@]}}"' for name in arrays)
     before = ["source megatron_args.sh", f'MEGATRON="${{MEGATRON:?is not set: the folder of {RUNTIME}, with {told.script}}}"']
     files = {
         "megatron_args.sh": "\n".join(lines),
         "launch.sh": torchrun(plan.world, f'"$MEGATRON/{told.script}" {every} "$@"', before),
         "slurm.sh": slurm(plan.world),
-        "README.md": page(plan, RUNTIME, VERSION, told.peak_bytes, told.left_out, DECIDES),
+        "README.md": page(plan, RUNTIME, VERSION, told.peak_bytes, told.left_out, decides(plan, DECIDES)),
     }
     return Export("megatron", settings, files, tuple(told.left_out), told.plan)
+
+
+def decides(plan: Plan, usual: tuple[str, ...]) -> tuple[str, ...]:
+    """What the runtime decides of a plan. usual: with AdamW, the first of it what runs beside passes."""
+    return usual if plan.optimizer == "adamw" else (*MUON_DECIDES, *usual[1:])
 
 
 def _parallel(plan: Plan, model: Model, strategy: Strategy) -> tuple[list[str], list[str]]:
@@ -219,12 +243,12 @@ def _parallel(plan: Plan, model: Model, strategy: Strategy) -> tuple[list[str], 
     ]
     if (cp := strategy.degree("cp")) > 1:
         arguments += ["--context-parallel-size", str(cp), "--cp-comm-type", _exchange(strategy, model)]
-    if strategy.data_degree * cp > 1:
+    if strategy.data_degree * cp > 1 and plan.optimizer == "adamw":
         arguments.append("--overlap-grad-reduce")
     left_out = left_out_order(strategy)
     if "all_gather" in arguments:
         left_out.append(f"{strategy}: keys and values are gathered before attention, not sent around beside it; more time")
-    if strategy.zero_stage:
+    if strategy.zero_stage and plan.optimizer == "adamw":
         arguments += ["--use-distributed-optimizer", "--overlap-param-gather"]
         if strategy.degree("dp") > 1:
             arguments += ["--num-distributed-optimizer-instances", str(strategy.degree("dp"))]
@@ -251,6 +275,20 @@ def _refuse_uncut(plan: Plan, model: Model, strategy: Strategy, runtime: str, wh
         keys = replace(strategy, exchange="keys")
         fix = f"give {str(keys)!r}, or fewer ranks: {runtime} has no copies of keys where ranks exchange heads"
         raise InputError(where, field, problem, fix)
+
+
+def _optimizer(plan: Plan, strategy: Strategy, runtime: str, where: str) -> list[str]:
+    """The arguments of Muon, none of AdamW. Raises InputError for what its Muon does not take."""
+    if plan.optimizer == "adamw":
+        return []
+    if plan.planned_model().dtype == "float16":
+        raise InputError(
+            where, "model.dtype", "is 'float16', with Muon", f"plan in bfloat16: {runtime}'s Muon takes no float16"
+        )
+    if strategy.zero_stage and strategy.degree("dp") > 1:
+        fix = f"plan without --hybrid: {runtime}'s Muon deals tensors to all data-parallel ranks"
+        raise InputError(where, f"units[0].{plan.units[0].field}", f"is {str(plan.units[0].strategy)!r}, with Muon", fix)
+    return ["--optimizer", "dist_muon" if strategy.zero_stage else "muon", *MUON]
 
 
 def _stages(plan: Plan, model: Model) -> tuple[list[str], str, list[str] | None]:

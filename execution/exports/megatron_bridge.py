@@ -63,6 +63,13 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "--overlap-grad-reduce": ("ddp.overlap_grad_reduce",),
     "--overlap-param-gather": ("ddp.overlap_param_gather",),
     "--use-distributed-optimizer": ("ddp.use_distributed_optimizer", "optimizer.use_distributed_optimizer"),
+    "--optimizer": ("optimizer.optimizer",),
+    "--muon-momentum": ("optimizer.muon_momentum",),
+    "--muon-use-nesterov": ("optimizer.muon_use_nesterov",),
+    "--muon-num-ns-steps": ("optimizer.muon_num_ns_steps",),
+    "--muon-scale-mode": ("optimizer.muon_scale_mode",),
+    "--muon-extra-scale-factor": ("optimizer.muon_extra_scale_factor",),
+    "--muon-tp-mode": ("optimizer.muon_tp_mode",),
     "--num-distributed-optimizer-instances": ("ddp.num_distributed_optimizer_instances",),
     "--bf16": ("mixed_precision.bf16",),
     "--fp16": ("mixed_precision.fp16",),
@@ -90,7 +97,7 @@ def export(plan: Plan, where: str) -> Export:
     told = megatron.arguments_of(plan, where, RUNTIME, DECODERS)
     refuse_half_cut(plan, RUNTIME, "export it --to megatron", where)
     model, left_out = plan.planned_model(), list(told.left_out)
-    sections = sections_of(model, argument_values([*told.model, *told.parallel, *told.precision]), plan.chunks)
+    sections = sections_of(model, argument_values([*told.model, *told.parallel, *told.precision, *told.optimizer]), plan.chunks)
     embedding = next(part for part in model.sublayers.values() if isinstance(part, TokenEmbedding))
     if (positions := embedding.positions) not in (0, model.tokens):
         left_out.append(f"learned positions: {model.tokens} of them, as tokens (model.seq_length), not {positions}")
@@ -99,7 +106,7 @@ def export(plan: Plan, where: str) -> Export:
         "train.py": script("megatron_bridge_script.py"),
         "launch.sh": torchrun(plan.world, 'train.py "$@"'),
         "slurm.sh": slurm(plan.world),
-        "README.md": page(plan, RUNTIME, VERSION, told.peak_bytes, left_out, DECIDES),
+        "README.md": page(plan, RUNTIME, VERSION, told.peak_bytes, left_out, megatron.decides(plan, DECIDES)),
     }
     settings = {"config": sections, "peak_bytes": told.peak_bytes}
     return Export("megatron-bridge", settings, files, tuple(left_out), told.plan)
@@ -157,6 +164,9 @@ def sections_of(model: Model, values: dict[str, Any], chunks: int) -> dict[str, 
         precision["grad_reduce_in_fp32"] = False
     if not half:
         del sections["mixed_precision"]
-    sections["optimizer"] |= OPTIMIZER
+    if "--optimizer" in values:  # Muon, beside which the distributed optimizer is off
+        for name in ("ddp", "optimizer"):
+            sections[name]["use_distributed_optimizer"] = False
+    sections["optimizer"] |= {name: value for name, value in OPTIMIZER.items() if name not in sections["optimizer"]}
     sections["tokenizer"] = {"tokenizer_type": "NullTokenizer", "vocab_size": model.vocabulary - 1}  # it adds a token
     return sections

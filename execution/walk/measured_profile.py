@@ -120,7 +120,7 @@ def _spread(values: Sequence[int]) -> float:
 
 
 def _rate(op: Op, issued: Sequence[tuple[Program, Instruction]], measured: Durations) -> Rate | None:
-    """Nanoseconds a parameter of all steps of AdamW; None where it made none alone. What Muon's steps take is not by parameter."""
+    """Nanoseconds a parameter of all steps of AdamW alone; None where it made none. Muon's are not by parameter."""
     steps = [(program, i) for program, i in issued if i.op is op and not (i.unit and program.stepped_by_muon(i.unit))]
     parameters = sum(stepped_parameters(program, i) for program, i in steps)
     return Rate(value=sum(measured(*each) for each in steps) / parameters, origin="measured") if parameters else None

@@ -107,6 +107,7 @@ def _asked(configuration: Configuration, made: Plan) -> dict[str, Any]:
     asked["hybrid"] = any(s.degree("dp") > 1 and s.degree("sdp") > 1 for s in strategies) or None
     asked["modules"] = any(s.modules for s in strategies) or None
     asked["host"] = ",".join(configuration.host) or None
+    asked["optimizer"] = configuration.optimizer
     if configuration.cp == 1:
         return asked | ALIKE
     degrees = sorted({1, 2, 4, 8, configuration.cp})

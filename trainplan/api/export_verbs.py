@@ -41,14 +41,16 @@ def nearest_plan(source: Plan | Source, to: str, time_limit: float | None = SECO
     """The fastest plan that a runtime runs for the model, devices, batch and memory that a plan was made for.
 
     None where nothing says for which devices the plan was made, for runtimes that `plan(for_=)` does not know, and for models
-    that the runtime does not have. to: the
-    runtime; time_limit: seconds of the search, which ends at a gap of one percent before. Raises InputError.
+    and optimizers that the runtime does not have. to: the runtime; time_limit: seconds of the search, which ends at a gap of
+    one percent before. Raises InputError.
     """
     given = load_plan(source)
     request = made_for(given)
     if request is None or to not in RUNTIMES or RUNTIMES[to].lacks(given.planned_model()) is not None:
         return None
-    return plan(**request, for_=to, beside=False, time_limit=time_limit, gap=GAP)
+    if given.optimizer != "adamw" and not RUNTIMES[to].muon:
+        return None
+    return plan(**request, optimizer=given.optimizer, for_=to, beside=False, time_limit=time_limit, gap=GAP)
 
 
 def _said(given: Plan, found: Planned) -> str:

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from trainplan.formulations.step.schedules import PlanSchedule
 from trainplan.formulations.strategies import Exchange, Module
 from trainplan.profiling.base.errors import InputError, one_of, shown
+from trainplan.profiling.models.optimizers import OptimizerName
 from trainplan.profiling.models.precision import PLAIN, Precision
 
 Host = Literal["optimizer", "parameters"]
@@ -31,14 +32,15 @@ class Recomputed:
 class Configuration:
     """What a file says of a run. Where a field is None, the file leaves it open.
 
-    runtime: as exports are called; software: whose defaults hold, as rows of measured runs name it; flags: words that say what
-    it overlaps. model: a shipped name; config: fields of a Hugging Face configuration, where the file describes the model.
-    vocabulary_multiple: what the vocabulary is padded to. devices: of the whole run. micro_samples: of one micro-batch on one
-    rank; accumulation: micro-batches of a step; samples: of a step. copies, shard: data-parallel ranks with copies of states,
-    and those that share them; zero: ZeRO's stage among these. exchange: what context-parallel ranks exchange. cuts: first unit
-    of each stage after the first; layers_apart: layers that the first and the last stage have less where cuts are left open.
-    host: states kept there. keys: the key of the file that says a field, for errors. notes: what is taken otherwise than the
-    file says it. unread: keys that change no plan; unknown: keys that nobody knows.
+    runtime: as exports are called; software: whose defaults hold, as rows of measured runs name it; flags: words of a row's
+    note that say what it overlaps and steps by. model: a shipped name; config: fields of a Hugging Face configuration, where
+    the file describes the model. vocabulary_multiple: what the vocabulary is padded to. devices: of the whole run.
+    micro_samples: of one micro-batch on one rank; accumulation: micro-batches of a step; samples: of a step. copies, shard:
+    data-parallel ranks with copies of states, and those that share them; zero: ZeRO's stage among these. exchange: what
+    context-parallel ranks exchange. cuts: first unit of each stage after the first; layers_apart: layers that the first and the
+    last stage have less where cuts are left open. host: states kept there. optimizer: what steps the parameters. keys: the key
+    of the file that says a field, for errors. notes: what is taken otherwise than the file says it. unread: keys that change no
+    plan; unknown: keys that nobody knows.
     """
 
     where: str
@@ -69,6 +71,7 @@ class Configuration:
     layers_apart: tuple[int, int] = (0, 0)
     recomputed: Recomputed = Recomputed()
     host: tuple[Host, ...] = ()
+    optimizer: OptimizerName = "adamw"
     keys: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     unread: tuple[str, ...] = ()

@@ -36,7 +36,8 @@ MEGATRON = names(
     --no-create-attention-mask-in-dataloader --no-gradient-accumulation-fusion --no-initialization --no-load-optim
     --no-load-rng --no-masked-softmax-fusion --no-mmap-bin-files --no-one-logger --no-overlap-p2p-communication
     --no-persist-layer-norm --no-query-key-layer-scaling --no-rope-fusion --no-save-optim --no-save-rng
-    --num-dataset-builder-threads --num-workers --one-logger-async --optimizer
+    --muon-extra-scale-factor --muon-fp32-matmul-prec --muon-momentum --muon-no-split-qkv --muon-scale-mode
+    --muon-use-nesterov --num-dataset-builder-threads --num-workers --one-logger-async
     --overlap-param-gather-with-optimizer-step --override-opt-param-scheduler --per-split-data-args-path
     --per-token-loss --perform-initialization --profile --profile-ranks --profile-step-end --profile-step-start
     --pytorch-profile --record-memory-history --rerun-mode --reset-attention-mask --reset-position-ids

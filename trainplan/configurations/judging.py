@@ -14,7 +14,7 @@ from typing import Any
 from trainplan.configurations.configuration import Configuration
 from trainplan.execution.exports.common import ENDS
 from trainplan.execution.judge import Judged
-from trainplan.formulations.joint.asked import PARAMETERS
+from trainplan.formulations.joint.asked import OPTIMIZER, PARAMETERS
 from trainplan.formulations.joint.definition import build
 from trainplan.formulations.joint.home import evaluate, violations
 from trainplan.formulations.joint.of_plan import incumbent_of
@@ -133,8 +133,10 @@ def _priced(plan: Plan, request: Request) -> tuple[int, bool] | None:
         hybrid=True,
         recompute=("none", "modules", "full"),
         strategies=lambda strategy: strategy in strategies,
+        optimizer=plan.optimizer,
     )
-    instance = build(replace(request, batch=plan.batch.global_samples, options=chosen(PARAMETERS, ALIKE, NAME)), space)
+    options = chosen(PARAMETERS, {**ALIKE, OPTIMIZER.name: plan.optimizer}, NAME)
+    instance = build(replace(request, batch=plan.batch.global_samples, options=options), space)
     solution = incumbent_of(instance, plan)
     if solution is None:
         return None

@@ -1,7 +1,8 @@
 """Megatron-LM: the arguments of its training scripts, of a script that starts one or of a plain list.
 
-Names and defaults as of `megatron/training/arguments.py` (core 0.15, 2025). Ranks are numbered tensor-parallel first, then
-context-parallel, data-parallel and pipeline-parallel; copies of the distributed optimizer are outside its shards.
+Names and defaults as of `megatron/training/arguments.py` (core 0.15, 2025; of Muon core 0.16, 2026). Ranks are numbered
+tensor-parallel first, then context-parallel, data-parallel and pipeline-parallel; copies of the distributed optimizer are
+outside its shards.
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ from trainplan.configurations.megatron_model import model_fields, vocabulary
 from trainplan.configurations.shell import command_words
 from trainplan.formulations.strategies import Exchange, Module
 from trainplan.profiling.base.errors import shown
+from trainplan.profiling.models.optimizers import ITERATIONS, OptimizerName
 from trainplan.profiling.models.precision import PLAIN, Precision
 
 MODULES: dict[str, Module] = {"core_attn": "attention", "layernorm": "norms"}
+MUON, TP_MODES = ("muon", "dist_muon"), ("blockwise", "duplicated", "distributed")
 DENSE_ONLY = "plans have dense models"
 SHARDED: dict[str, Literal[0, 1, 2, 3]] = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 EXCHANGE: dict[str, Exchange] = {"p2p": "keys", "allgather": "keys", "a2a": "heads"}
@@ -50,6 +53,13 @@ def of_arguments(words: Sequence[str], where: str, devices: int | None = None) -
         zero = 1
     cp = keys.whole("--context-parallel-size", 1) or 1
     exchange = _exchange(keys, cp, notes)
+    optimizer, dealt = _optimizer(keys, notes)
+    if dealt:
+        zero = max(zero, 1)
+    if optimizer == "muon" and zero > 1:
+        raise keys.error(
+            "--optimizer", f"is {shown(keys.get('--optimizer'))}, with sharded gradients", "leave FSDP out, or give adam"
+        )
     layers = _layers(keys)
     cuts, chunks = _stages(keys, layers, pp)
     model = model_fields(keys, layers)
@@ -63,7 +73,7 @@ def of_arguments(words: Sequence[str], where: str, devices: int | None = None) -
         notes.append(f"matrix products in 8 bits or less ({fp8}): the plan's are in {dtype}, which takes longer")
     shared = keys.flag("--sequence-parallel") and tp > 1
     recomputed = _recomputed(keys, notes)
-    flags = " ".join(flag.removeprefix("--") for flag in OVERLAPS if keys.flag(flag))
+    flags = " ".join([*(flag.removeprefix("--") for flag in OVERLAPS if keys.flag(flag)), optimizer])
     keyed = {"tp": "--tensor-model-parallel-size", "pp": "--pipeline-model-parallel-size", "samples": "--global-batch-size"}
     keyed |= {"micro_samples": "--micro-batch-size", "copies": "--num-distributed-optimizer-instances", "model": "--num-layers"}
     keyed |= {"cp": "--context-parallel-size", "exchange": "--cp-comm-type"}
@@ -76,10 +86,10 @@ def of_arguments(words: Sequence[str], where: str, devices: int | None = None) -
     unread, unknown = keys.left(MEGATRON)
     return Configuration(
         where=where, runtime="megatron", software="megatron-core", flags=flags, vocabulary_multiple=multiple, dtype=dtype,
-        precision=precision, devices=devices, tp=tp, pp=pp, chunks=chunks, copies=copies if zero else None, zero=zero,
-        cp=cp, exchange=exchange,
-        sequence_parallel=shared, schedule="interleaved-1f1b" if chunks > 1 else "1f1b", cuts=cuts, recomputed=recomputed,
-        keys=keyed, notes=tuple(notes), unread=unread, unknown=unknown, **fields,
+        precision=precision, optimizer=optimizer, devices=devices, tp=tp, pp=pp, chunks=chunks,
+        copies=copies if zero else None, zero=zero, cp=cp, exchange=exchange, sequence_parallel=shared,
+        schedule="interleaved-1f1b" if chunks > 1 else "1f1b", cuts=cuts, recomputed=recomputed, keys=keyed,
+        notes=tuple(notes), unread=unread, unknown=unknown, **fields,
     )  # fmt: skip
 
 
@@ -214,6 +224,21 @@ def _cuts(keys: Keys, name: str, counts: Sequence[int], pp: int, units: int) -> 
         fix = f"give a multiple of {pp} stages, none of them empty, with {units} sub-layers in all, embedding and head counted"
         raise keys.error(name, problem, fix)
     return tuple(accumulate(counts[:-1])), len(counts) // pp
+
+
+def _optimizer(keys: Keys, notes: list[str]) -> tuple[OptimizerName, bool]:
+    """What steps the parameters, and whether whole tensors are dealt to data-parallel ranks."""
+    name = keys.text("--optimizer", "adam")
+    if name not in MUON:
+        if name not in ("adam", "adamw"):
+            notes.append(f"the optimizer {name}: the plan's is AdamW, whose states may be larger")
+        return "adamw", False
+    mode, steps = keys.text("--muon-tp-mode", "blockwise", TP_MODES), keys.whole("--muon-num-ns-steps", ITERATIONS)
+    if mode != "blockwise":
+        notes.append(f"Muon's {mode} matrices: the plan's ranks of tp make their own parts orthogonal; less time")
+    if steps != ITERATIONS:
+        notes.append(f"{steps} iterations of Newton and Schulz: the plan has {ITERATIONS}")
+    return "muon", name == "dist_muon"
 
 
 def _recomputed(keys: Keys, notes: list[str]) -> Recomputed:

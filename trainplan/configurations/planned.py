@@ -131,6 +131,7 @@ def plan_of(configuration: Configuration, model: Model, request: Request) -> Pla
         stages=stages,
         units=_units(configuration, model, strategy, begins),
         precision=configuration.precision.of(model),
+        optimizer=configuration.optimizer,
         **fields,
     )
 
