@@ -206,6 +206,40 @@ def test_both_kinds_and_too_few_heads_are_not_predicted() -> None:
     assert None not in times and times[0] != times[1]
 
 
+@pytest.mark.parametrize(
+    ("note", "optimizer", "zero"),
+    [
+        *(("Muon", "muon", 0), ("optimizer: muon", "muon", 0), ("trained with MuonClip, bf16 gradients", "muon", 0)),
+        *(("--optimizer dist_muon", "muon", 1), ("no muon", "adamw", 0), ("without Muon", "adamw", 0), ("muons", "adamw", 0)),
+    ],
+)
+def test_words_of_the_optimizer(note: str, optimizer: str, zero: int) -> None:
+    layout = laid(framework="Megatron-Core", tp=8, pp=2, note=note).layout
+    assert (layout.optimizer, layout.zero) == (optimizer, zero)
+
+
+def test_muon_moves_the_step_and_the_memory_of_a_row() -> None:
+    """Of Llama-3-70B on 64 devices: what a step of Muon multiplies, and a momentum in place of two moments."""
+    shape: dict[str, Any] = {"framework": "Megatron-Core", "tp": 8, "pp": 4}
+    flags = "overlap-grad-reduce, overlap-param-gather"
+    muon, adamw = predicted(**shape, note=f"muon, {flags}"), predicted(**shape, note=flags)
+    assert muon.step is not None and adamw.step is not None and muon.peak_gib is not None and adamw.peak_gib is not None
+    rows = {1024: 8192 // 8, 8192: 8192 // 8, 28672: 28672 // 8}
+    matrices = [(rows[8192], 8192), (8192, rows[8192])] + [(1024 // 8, 8192)] * 2 + [(rows[28672], 8192)] * 3
+    flops = sum(4 * min(each) ** 2 * max(each) + 2 * min(each) ** 3 for each in matrices)
+    least = 20 * 5 * flops / 312e12 * 1e9  # of the layers of a stage, at an A100's peak
+    moment = 20 * 8 * sum(m * n for m, n in matrices) / 2.039e12 * 1e9  # not read and written
+    assert muon.step.optimizer_ns - adamw.step.optimizer_ns > least - 1.25 * moment
+    assert muon.step.optimizer_ns < adamw.step.optimizer_ns + 6 * least
+    kept = 4 * 20 * sum(m * n for m, n in matrices)
+    assert adamw.peak_gib - muon.peak_gib == pytest.approx(kept / 2**30, rel=1e-6)
+    assert (muon.step.reduce_ns, muon.step.passes_ns) == (adamw.step.reduce_ns, adamw.step.passes_ns)
+    assert predicted(**shape, note="muon").step.reduce_ns > muon.step.reduce_ns  # type: ignore[union-attr]
+    assert "muon" in laid(**shape, note="muon").assumed and "muon" not in laid(**shape).assumed
+    shared = predicted(framework="torchtitan", note="Muon")
+    assert "note is of Muon, with states shared as in ZeRO's stage 3" in shared.cannot
+
+
 def test_degrees_that_follow_from_the_others() -> None:
     layout = laid(dp=4, pp=4, framework="NeMo").layout
     assert (layout.tp, layout.pp, layout.dp) == (4, 4, 4)

@@ -3,7 +3,7 @@
 - Megatron-LM of 2022, by Korthikanti et al. (2022): unfused attention with dropout; backward all-reduces run beside the
   gradients of weights.
 - Megatron-Core, by the defaults of its arguments: vocabularies padded to 128 for each tensor-parallel rank, gradients in fp32,
-  messages of interleaved stages beside passes; reductions and gathering overlap by flags.
+  messages of interleaved stages beside passes; reductions and gathering overlap by flags, with Muon (core 0.16) neither.
 - NeMo, by its recipes: distributed optimizer with both overlaps; tensor-parallel overlap with sequence parallelism; gradients
   in bf16.
 - PyTorch FSDP (torchtitan, Composer): gathers one block ahead, and reduces gradients behind the backward pass, in fp32 or in
@@ -18,6 +18,7 @@ from dataclasses import replace
 from trainplan.formulations.streams.frameworks import MEGATRON, OVERLAPPED
 from trainplan.formulations.streams.layout import Framework
 from trainplan.validation.rows import Run
+from trainplan.validation.words import flag, optimizer_of
 
 MEGATRON_2022 = replace(MEGATRON, name="Megatron-LM of 2022", messages_behind=False, fused_attention=False, drops=True)
 LOCAL_BYTES = 64 * 2**20  # more that Megatron-Core's own layers take without Transformer Engine's
@@ -67,6 +68,8 @@ def framework_of(run: Run) -> Framework:
         chosen = OVERLAPPED
     if year and year < FUSED_SINCE and not flag(note, "flash"):
         chosen = replace(chosen, fused_attention=False)
+    if chosen.pads > 1 and optimizer_of(run) == "muon":
+        chosen = replace(chosen, gradients_behind=False, parameters_ahead=False)
     if (behind := flag(note, "overlap[_ -]grad[_ -]reduce")) is not None:
         chosen = replace(chosen, gradients_behind=behind)
     if (ahead := flag(note, "overlap[_ -]param[_ -]gather")) is not None:
@@ -116,9 +119,3 @@ def _gradient_bytes(note: str) -> int | None:
         return 4 if ("32" in said[1]) == (on is not False) else 2
     said = re.search(r"\b(fp32|float32|bf16|bfloat16)[_ -]grad(?:ient)?s\b", note)
     return None if said is None else 4 if "32" in said[1] else 2
-
-
-def flag(note: str, name: str) -> bool | None:
-    """Whether a note says that a flag is on; None where it does not speak of it. name: as a pattern."""
-    said = re.search(rf"\b(no |not |non-|without |w/o )?(?:--)?{name}\b\s*[=:]?\s*(false|off|disabled|no|0)?\b", note)
-    return None if said is None else not (said[1] or said[2])

@@ -14,6 +14,7 @@ from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.clusters.efficiencies import Precision
 from trainplan.profiling.clusters.sheets import DeviceSheet, likely_kind, sheet
 from trainplan.profiling.models.model import Model
+from trainplan.profiling.models.optimizers import MUON_ZERO
 from trainplan.profiling.models.sublayers import why_no_head_share
 from trainplan.validation.frameworks import framework_of
 from trainplan.validation.row_models import row_model
@@ -23,6 +24,7 @@ from trainplan.validation.words import (
     degrees,
     exchange,
     network_bytes_per_s,
+    optimizer_of,
     precisions,
     recompute_of_words,
     shares_tokens,
@@ -98,12 +100,18 @@ def laid_out(run: Run, model: Model, name: str, framework: Framework, assumed: d
         if each not in described.flops_per_s:
             fix = f"give one of {', '.join(described.flops_per_s)}"
             raise InputError(run.id, "precision", f"is {run.precision!r}, which {described.name} has no rate for", fix)
+    optimizer = optimizer_of(run)
+    if optimizer == "muon" and zero not in MUON_ZERO:
+        problem = f"is of Muon, with states shared as in ZeRO's stage {zero}, of which no rank has a whole matrix's gradient"
+        raise InputError(run.id, "note", problem, "leave the row out, or give zero 0 or 1")
+    if optimizer == "muon" and tp > 1:
+        assumed["muon"] = "each tensor-parallel rank makes its own part of a matrix orthogonal"
     recompute, shared = recompute_of_words(run, assumed), shares_tokens(run, tp, framework, assumed)
     count, exchanged = pp * chunks, _exchanged(run, model, tp, cp, framework, assumed)
     layout = RunLayout(
         dp, tp, pp, cp, chunks, zero, shard, shared, recompute, base, precision, micro, batch, framework,
         reserved=model.layers % count > 0 and (model.layers + 2) % count == 0,
-        frozen=LORA.search(run.task or "") is not None, exchange=exchanged,
+        frozen=LORA.search(run.task or "") is not None, exchange=exchanged, optimizer=optimizer,
     )  # fmt: skip
     if model.layers + 2 * layout.reserved < count:
         problem = f"is {chunks}, which with pp {pp} makes {count} stages of {model.layers} layers"

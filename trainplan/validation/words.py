@@ -14,7 +14,7 @@ from trainplan.formulations.strategies import Exchange
 from trainplan.formulations.streams.layout import Framework, Recompute
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.clusters.efficiencies import Precision
-from trainplan.validation.frameworks import DEEPSPEED, flag
+from trainplan.profiling.models.optimizers import OptimizerName
 from trainplan.validation.rows import Run
 
 Assumed = dict[str, str]
@@ -45,8 +45,23 @@ KEYS = re.compile(r"\bring\b|\bp2p\b")
 GATHERED = re.compile(
     r"cp[ _-]comm[ _-]type[ =:]*all[ _-]?gather|all[ _-]?gather(?:s|ed|ing)? (?:of )?(?:kv|keys)|kv all[ _-]?gather"
 )
+EXCHANGING_HEADS = "DeepSpeed"  # the framework that does so where a row does not say
 EXCHANGED = "context parallelism"  # the name of what is assumed of it
 BOTH = re.compile(r"\ba2a\s*\+\s*p2p\b|\busp\b")
+
+
+MUON = r"(?:dist[_ -]?)?muon(?:clip|w)?"
+
+
+def flag(note: str, name: str) -> bool | None:
+    """Whether a note says that a flag is on; None where it does not speak of it."""
+    said = re.search(rf"\b(no |not |non-|without |w/o )?(?:--)?{name}\b\s*[=:]?\s*(false|off|disabled|no|0)?\b", note)
+    return None if said is None else not (said[1] or said[2])
+
+
+def optimizer_of(run: Run) -> OptimizerName:
+    """What a row's note says that steps the parameters: AdamW, unless it names Muon."""
+    return "muon" if flag((run.note or "").lower(), MUON) else "adamw"
 
 
 def denied(words: str) -> bool:
@@ -78,6 +93,8 @@ def sharing(run: Run, dp: int, framework: Framework, assumed: Assumed) -> tuple[
             assumed["fsdp"] = f"{run.fsdp!r} is no word that is known"
     if said is not None:
         stage = said if stage is None or "optim_grads_params" in words else max(stage, said)
+    if stage is None and re.search(r"\bdist[_ -]?muon", note):
+        stage = 1
     if stage is None:
         stage = 3 if framework.name.startswith("PyTorch FSDP") and run.framework else int(framework.name == "NeMo")
         assumed["zero"] = str(stage)
@@ -168,8 +185,8 @@ def exchange(run: Run, framework: Framework, assumed: Assumed) -> Exchange:
     if GATHERED.search(text):
         assumed[EXCHANGED] = "keys and values are sent around beside attention, not gathered before it"
     elif not KEYS.search(text):
-        assumed[EXCHANGED] = "exchanges heads" if framework.name == DEEPSPEED.name else "exchanges keys"
-        return "heads" if framework.name == DEEPSPEED.name else "keys"
+        assumed[EXCHANGED] = "exchanges heads" if framework.name == EXCHANGING_HEADS else "exchanges keys"
+        return "heads" if framework.name == EXCHANGING_HEADS else "keys"
     return "keys"
 
 
