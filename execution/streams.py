@@ -17,9 +17,9 @@ from trainplan.formulations.plan import Plan
 from trainplan.formulations.streams.frameworks import planned_framework
 from trainplan.formulations.streams.layout import RunLayout, recompute_of
 from trainplan.formulations.streams.links import Links
-from trainplan.formulations.streams.units import LAYERED
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.clusters.cluster import Cluster
+from trainplan.profiling.models.sublayers import LAYERED
 
 
 def judge_streams(plan: Plan, cluster: Cluster) -> Judged:

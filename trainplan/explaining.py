@@ -146,6 +146,7 @@ def differences(first: Plan | Source, second: Plan | Source) -> list[Difference]
 
 
 def _placed(plan: Plan) -> Sequence[tuple[int, str]]:
-    """Of every unit its stage and its strategy."""
+    """Of every unit its stage and its strategy, with the optimizer where it is not AdamW."""
     stages = [x for x, stage in enumerate(plan.stages) for _ in range(stage.first_unit, stage.last_unit + 1)]
-    return list(zip(stages, map(str, plan.strategies()), strict=True))
+    stepped = "" if plan.optimizer == "adamw" else f", {plan.optimizer}"
+    return list(zip(stages, [f"{strategy}{stepped}" for strategy in plan.strategies()], strict=True))

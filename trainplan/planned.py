@@ -225,7 +225,8 @@ class Planned:
         if plan.predicted is None or self.performance is None:
             return [("predicted time", f"none: plans of {plan.planned_model().family} models are no programs yet")]
         whole = format_bytes(plan.memory_bytes)
-        rows = [
+        rows = [("optimizer", "Muon for matrices of layers, AdamW for all else")] * (plan.optimizer == "muon")
+        rows += [
             ("predicted time", f"{format_time(plan.predicted.step_ns)} a step"),
             *self.performance.summary(),
             ("predicted memory", f"{format_bytes(plan.predicted.most_bytes)} at most on any rank, of {whole}: the memory walk"),

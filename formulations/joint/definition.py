@@ -203,9 +203,9 @@ class Joint(Problem):
                 chosen += [option] * (units[l].last - units[l].first + 1)
         kept: dict[str, Any] = {"precision": request.precision, "optimizer": request.options.get(OPTIMIZER.name, "adamw")}
         if any(option.host for option in chosen):
-            kept |= {"nvlink": not _shares_bus(request)}
-            if instance.provenance.get("cost_model") != COST_MODEL:  # one thing after the other, as tables price it
-                kept |= {"backend": "serial"}
+            nvlink = not _shares_bus(request)
+            streamed = instance.provenance.get("cost_model") == COST_MODEL  # else one thing after the other, as tables price it
+            kept = kept | {"nvlink": nvlink} if streamed else {"nvlink": nvlink, "backend": "serial"}
         planned = [_planned(unit.name, option) for unit, option in zip(model.units, chosen, strict=True)]
         if request.options.get("fp8"):
             planned = [

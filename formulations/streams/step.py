@@ -21,11 +21,11 @@ from trainplan.profiling.base.dtypes import DTYPE_BYTES
 from trainplan.profiling.clusters.cluster import DeviceKind
 from trainplan.profiling.estimate import orthogonal_ns
 from trainplan.profiling.models.model import Model, Unit
-from trainplan.profiling.models.optimizers import is_layered, muon_matrices, stepped_by_muon
-from trainplan.profiling.models.sublayers import Sublayer
+from trainplan.profiling.models.optimizers import muon_matrices, stepped_by_muon
+from trainplan.profiling.models.sublayers import LAYERED, Sublayer
 
-MOMENT_BYTES = 8  # of these, a moment in and out
 OPTIMIZER_BYTES = 36  # read and written for each parameter by AdamW with fp32 copies: gradients twice, for their norm, too
+MOMENT_TRAFFIC_BYTES = 8  # of these, a moment in and out
 BACKWARD_ISSUE = 1.5  # what the host takes to issue a backward pass, over its forward pass
 LEAST_BUCKETS = 8  # that gradients are reduced in, and parameters gathered
 JITTER = 0.004  # of the step, for each doubling of the devices beyond one node, assumed
@@ -144,7 +144,7 @@ def optimizer_ns(
     their momentum orthogonal."""
     reached = kind.reached("memory", layout.base)
     bytes_per_s = kind.memory_bytes_per_s * (reached.value if reached else 1.0)
-    touched = parameters * OPTIMIZER_BYTES - by_muon * MOMENT_BYTES
+    touched = parameters * OPTIMIZER_BYTES - by_muon * MOMENT_TRAFFIC_BYTES
     return touched * layout.framework.memory_passes / bytes_per_s * 1e9 + orthogonal_ns
 
 
@@ -188,7 +188,7 @@ def stepped_parameters(model: Model, chunks: Sequence[Chunk], layout: RunLayout)
     whole = sum(parameters_of(model, chunk, layout) for chunk in chunks)
     if layout.optimizer == "adamw":
         return whole / layout.sharing
-    outside = [Chunk(tuple(unit for unit in chunk.units if not is_layered(unit.sublayer))) for chunk in chunks]
+    outside = [Chunk(tuple(unit for unit in chunk.units if unit.kind not in LAYERED)) for chunk in chunks]
     tables = sum(parameters_of(model, chunk, layout) for chunk in outside)
     return (whole - tables) / layout.sharing + tables
 

@@ -22,6 +22,7 @@ from trainplan.profiling.clusters.cluster import DeviceKind
 from trainplan.profiling.clusters.efficiencies import Precision
 from trainplan.profiling.estimate import operator_ns
 from trainplan.profiling.models.sublayers import (
+    LAYERED,
     Attention,
     HeadShare,
     Operator,
@@ -35,7 +36,6 @@ from trainplan.profiling.ways import shared_operators
 
 FEW_BITS: dict[str, float] = {"float8": 1.0, "float4": 0.5}  # bytes of a number
 CONTENTION = 0.25  # of a collective's time by which the kernels beside it take longer, assumed; 0.13 to 0.3 by Galvatron-BMW
-LAYERED = ("attention", "ffn", "block")
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from math import prod
 from typing import Literal, NamedTuple, get_args
 
-from trainplan.profiling.models.sublayers import Operator, Parameter, Sublayer
+from trainplan.profiling.models.sublayers import LAYERED, Operator, Parameter, Sublayer
 
 OptimizerName = Literal["adamw", "muon"]
 OPTIMIZERS: tuple[OptimizerName, ...] = get_args(OptimizerName)
@@ -36,22 +36,17 @@ class Matrix(NamedTuple):
     columns: int
 
 
-def is_layered(part: Sublayer) -> bool:
-    """Whether a sub-layer is one of a transformer layer's, whose matrices Muon steps."""
-    return part.kind in ("attention", "ffn", "block")
-
-
 def states_sharing(optimizer: OptimizerName, part: Sublayer, sharing: int) -> int:
     """Among how many ranks, of `sharing` that share states in ZeRO's stage 1, a sub-layer's states are divided, as the fullest
     of them has them."""
-    return 1 if optimizer == "muon" and not is_layered(part) else sharing
+    return 1 if optimizer == "muon" and part.kind not in LAYERED else sharing
 
 
 def is_stepped_by_muon(part: Sublayer, parameter: Parameter) -> bool:
     """Whether Muon steps a parameter of a sub-layer: whether it is a matrix within a transformer layer, or several in one
     tensor."""
     name = parameter.name
-    return is_layered(part) and name.endswith(".weight") and len(parameter.shape) > 1 and name not in TABLES
+    return part.kind in LAYERED and name.endswith(".weight") and len(parameter.shape) > 1 and name not in TABLES
 
 
 def matrices_of(shape: Sequence[int]) -> list[Matrix]:

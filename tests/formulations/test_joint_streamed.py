@@ -69,7 +69,7 @@ CASES = [
     (GPT2, "a100:4", {}),
     (LLAMA, "h100:2x2", {"optimizer": "muon", "schedule": "all", "modules": True}),
     (GPT2, "a100:4", {"optimizer": "muon"}),
-    (LLAMA, "h100:2x2", {"optimizer": "muon", "cp": 2}),
+    (LLAMA, "h100:2x2", {"optimizer": "muon", "cp": 2, "fp8": True}),
 ]
 
 
@@ -206,6 +206,9 @@ HALVES, QUARTERS = ["block16.attention"], ["block8.attention", "block16.attentio
                 {"zero": "3", "cp": 4, "tp": 2, "cp_exchange": "heads"},
                 {"zero": "1", "cp": 8, "cp_exchange": "heads", "pipeline": 2, "cuts": HALVES},
                 {"zero": "1", "cp": 4, "pipeline": 2, "cuts": HALVES, "fp8": True},
+                {"zero": "1", "tp": 2, "optimizer": "muon"},
+                {"zero": "1", "pipeline": 2, "tp": 4, "cuts": HALVES, "micro_batches": 16, "optimizer": "muon"},
+                {"zero": "0", "pipeline": 2, "tp": 4, "cuts": HALVES, "micro_batches": 32, "optimizer": "muon"},
             )
         ),
     ],

@@ -53,6 +53,15 @@ def test_llama_3_8b_has_more_to_compute_and_less_to_keep() -> None:
     assert less == pytest.approx(4 * matrices // 2, rel=1e-4)
 
 
+def test_people_are_told_of_the_optimizer() -> None:
+    muon, adamw = (tp.plan(**ASKED, tp=4, zero="0", optimizer=each) for each in ("muon", "adamw"))
+    assert dict(muon.summary())["optimizer"] == "Muon for matrices of layers, AdamW for all else"
+    assert "optimizer" not in dict(adamw.summary())
+    assert muon.plan is not None and adamw.plan is not None
+    (apart,) = tp.differences(muon.plan, muon.plan.changed(optimizer="adamw", predicted=None, claim=None))
+    assert apart.count == len(muon.plan.units) and apart.first == f"{apart.second}, muon"
+
+
 def test_only_muon_waits_for_new_parameters() -> None:
     assert planned_framework("adamw").parameters_ahead and not planned_framework("muon").parameters_ahead
 

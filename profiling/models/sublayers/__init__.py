@@ -16,6 +16,7 @@ count gives Galvatron-BMW's Table I within a few per cent. Dropout in trainplan'
 from trainplan.profiling.models.sublayers.attention import Attention, RotaryScaling, attention_block
 from trainplan.profiling.models.sublayers.base import (
     DRAWN_AT_ONCE,
+    LAYERED,
     Activation,
     Kind,
     Operator,
@@ -36,6 +37,7 @@ from trainplan.profiling.models.sublayers.token_share import TokenShare, why_not
 
 __all__ = [
     "DRAWN_AT_ONCE",
+    "LAYERED",
     "Activation",
     "Attention",
     "FeedForward",

@@ -9,6 +9,7 @@ from typing import ClassVar, Literal
 from trainplan.profiling.base.dtypes import DTYPE_BYTES
 
 Kind = Literal["embedding", "attention", "ffn", "head", "norm", "merge", "upsample", "block"]
+LAYERED: tuple[Kind, ...] = ("attention", "ffn", "block")  # those of transformer layers
 Activation = Literal["gelu", "gelu_tanh", "relu", "silu", "relu2"]
 Core = Literal["scores", "values"] | None
 INDEX_BYTES = 8
