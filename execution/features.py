@@ -54,7 +54,7 @@ def features(plan: Plan) -> Iterator[Feature]:
         if strategy.zero_stage in (1, 2):
             yield Feature(f"ZeRO stage {strategy.zero_stage}", f"{where}.states.zero", str(strategy.zero_stage), "3")
         if strategy.zero_stage and plan.optimizer == "muon":
-            instead = "0 with copies (dp), or 'adamw' as optimizer"
+            instead = "0 with copies (dp), as `plan --for trainplan` does, or 'adamw' as optimizer"
             yield Feature("Muon in ZeRO stage 1", f"{where}.states.zero", str(strategy.zero_stage), instead)
         if strategy.sequence_parallel:
             yield Feature("sequence parallelism", f"{where}.layout.sequence_parallel", "true", "false")

@@ -8,8 +8,9 @@ degree c is c samples of one c-th of the tokens in the plan that stands for it, 
 larger.
 
 Plans with Muon in ZeRO's stage 1 are their own programs, which the executor refuses: to deal whole matrices to ranks, as
-Megatron-Core does, it would need collectives of unlike parts. In the programs each rank has an equal shard of all states, as
-it has on average; what reduces gradients to shards takes as long as the sum of whole ones, which such ranks need.
+Megatron-Core does, it would need collectives of unlike parts. In the programs each rank has an equal shard of the states of
+layers, and those of embedding and head whole, as the fullest rank has; what reduces gradients to shards takes as long as the
+sum of whole ones, which such ranks need.
 """
 
 from __future__ import annotations

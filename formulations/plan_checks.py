@@ -175,6 +175,9 @@ def _check_optimizer(plan: Plan) -> None:
         if unit.states.zero not in MUON_ZERO:
             fix = f"give 'adamw', or units[{position}].states.zero 1, in which ranks have gradients of whole matrices"
             raise InputError("", "optimizer", f"{problem}, with units[{position}].states.zero {unit.states.zero}", fix)
+        if unit.states.zero and unit.strategy.degree("dp") > 1:
+            fix = "give 'adamw', or a dp or an sdp level: whole tensors are dealt to all data-parallel ranks"
+            raise InputError("", "optimizer", f"{problem}, with {str(unit.strategy)!r} of units[{position}]", fix)
         if unit.states.on_host:
             fix = "give 'adamw', or leave all states on the device"
             raise InputError("", "optimizer", f"{problem}, with states of units[{position}] on the host", fix)

@@ -230,7 +230,6 @@ def test_muon_that_a_runtime_lacks_is_refused() -> None:
         refused(muon_plan("dp4"), target, "optimizer is 'muon'", f"the export to {runtime} cannot do Muon yet")
     refused(muon_plan("dp4"), "torch", "optimizer is 'muon'", "the export to torch cannot do Muon yet")
     refused(muon_plan("dp4", "float16"), "megatron", "model.dtype is 'float16', with Muon", "takes no float16")
-    refused(muon_plan("dp2-sdp2-zero1"), "megatron", "is 'dp2-sdp2-zero1', with Muon", "plan without hybrid")
 
 
 @pytest.mark.parametrize(
@@ -253,10 +252,16 @@ def test_arguments_of_muon_are_read(tmp_path: Path, arguments: str, zero: int, n
     assert all(said in note for said, note in zip(notes, run.configuration.notes, strict=True))
 
 
-def test_muon_with_sharded_gradients_is_no_run(tmp_path: Path) -> None:
-    text = f"{LLAMA} --micro-batch-size 1 --global-batch-size 64 --optimizer muon --use-torch-fsdp2"
-    (tmp_path / "run.txt").write_text(text)
-    with pytest.raises(InputError, match=r"optimizer is 'muon', with sharded gradients; leave FSDP out, or give adam"):
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("--optimizer muon --use-torch-fsdp2", "optimizer is 'muon', with sharded gradients; leave FSDP out, or give adam"),
+        ("--optimizer dist_muon --num-distributed-optimizer-instances 2", "is 2, with Muon; leave it out: Muon's tensors"),
+    ],
+)
+def test_runs_that_muon_cannot_have_are_refused(tmp_path: Path, arguments: str, said: str) -> None:
+    (tmp_path / "run.txt").write_text(f"{LLAMA} --micro-batch-size 1 --global-batch-size 64 {arguments}")
+    with pytest.raises(InputError, match=re.escape(said)):
         tp.import_run(tmp_path / "run.txt", cluster="h100:8", search=False)
 
 

@@ -285,9 +285,6 @@ def _optimizer(plan: Plan, strategy: Strategy, runtime: str, where: str) -> list
         raise InputError(
             where, "model.dtype", "is 'float16', with Muon", f"plan in bfloat16: {runtime}'s Muon takes no float16"
         )
-    if strategy.zero_stage and strategy.degree("dp") > 1:
-        fix = f"plan without --hybrid: {runtime}'s Muon deals tensors to all data-parallel ranks"
-        raise InputError(where, f"units[0].{plan.units[0].field}", f"is {str(plan.units[0].strategy)!r}, with Muon", fix)
     return ["--optimizer", "dist_muon" if strategy.zero_stage else "muon", *MUON]
 
 

@@ -35,7 +35,8 @@ def pieces_of(part: Sublayer, name: str, value: Tensor, tp: int) -> list[Piece]:
     if not is_stepped_by_muon(part, parameter):
         return [Piece(name, value, torch.Tensor.detach, False)]
     along, (*several, _, _) = parameter.split or 0, parameter.shape
-    bounds = [shard_bounds(parameter.shape[along], tp, index) for index in range(tp)]
+    ranks = 1 if parameter.split is None else tp
+    bounds = [shard_bounds(parameter.shape[along], ranks, index) for index in range(ranks)]
     places = list(product(*map(range, several)))
     return [Piece(name, value, partial(_block, along, low, high, place), True) for low, high in bounds for place in places]
 

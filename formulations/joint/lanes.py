@@ -23,6 +23,8 @@ In ZeRO's stages 2 and 3, the other lane also works in every micro-batch, and a 
 A layout's tables have the numbers of what sums up to most over the model; of `collectives` a mean with as much of the passes as
 costs the bound no more than a hundredth (MIXED), so that what computes less is better, too.
 
+With Muon whole gradients are summed, which is r, and nothing hides the gathering, which is u whole.
+
 The hidden part of u is not linear: h = max(G / B, G - F), with G the gathering of all updated parameters of a device, F the
 forward passes beside it, and B buckets at least. Of one stage the share h / G of every unit's is exact; else u_l is the larger
 in sum of G_l / B and of G_l - F_l, the latter only where that is positive for every unit.

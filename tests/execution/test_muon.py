@@ -21,6 +21,7 @@ from trainplan.execution.walk.checks import check
 from trainplan.execution.walk.memory import memory_walk
 from trainplan.formulations.plan import Plan
 from trainplan.formulations.step.stage_memory import stage_peak
+from trainplan.formulations.strategies import Paradigm, Strategy
 from trainplan.formulations.work.memory import unit_bytes
 from trainplan.formulations.work.moves import table_once
 from trainplan.formulations.work.planned import samples_of
@@ -129,7 +130,11 @@ def random_muon_plan(rng: random.Random, world: int) -> Plan:
     """Any stages and layouts; what ranks share are states of ZeRO's stage 1."""
     model = rng.choice([GPT2, UNTIED, BERT, LLAMA]).with_fields(vocab_size=64)
     plan = random_plan(rng, world, model)
-    strategies = [replace(each, zero=1 if each.degree("sdp") > 1 else 3) for each in plan.strategies()]
+    strategies = []
+    for each in plan.strategies():
+        data: Paradigm = rng.choice(["dp", "sdp"])
+        levels = Strategy.of((data, each.data_degree), ("tp", each.degree("tp"))).levels
+        strategies.append(replace(each, levels=levels, zero=1 if dict(levels).get("sdp") else 3))
     return with_muon(plan, units=[unit.laid_out(each) for unit, each in zip(plan.units, strategies, strict=True)])
 
 
@@ -224,6 +229,8 @@ def test_what_cannot_be_is_refused_by_name() -> None:
         said = f"optimizer is 'muon', with units[0].states.zero {stage}; give 'adamw', or units[0].states.zero 1"
         with pytest.raises(InputError, match=re.escape(said)):
             muon_plan(GPT2, strategy, 2)
+    with pytest.raises(InputError, match=r"optimizer is 'muon', with 'dp2-sdp2-zero1' of units\[0\]; give 'adamw', or a dp"):
+        muon_plan(GPT2, "dp2-sdp2-zero1", 4)
     with pytest.raises(InputError, match=r"optimizer is 'lion'; give 'adamw' or 'muon'"):
         muon_plan(GPT2, "dp2", 2).changed(optimizer="lion")
     shared = muon_plan(GPT2, "sdp2-zero1", 2)

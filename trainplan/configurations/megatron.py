@@ -56,6 +56,9 @@ def of_arguments(words: Sequence[str], where: str, devices: int | None = None) -
     optimizer, dealt = _optimizer(keys, notes)
     if dealt:
         zero = max(zero, 1)
+    if optimizer == "muon" and copies > 1:
+        fix = "leave it out: Muon's tensors are dealt to all data-parallel ranks"
+        raise keys.error("--num-distributed-optimizer-instances", f"is {copies}, with Muon", fix)
     if optimizer == "muon" and zero > 1:
         raise keys.error(
             "--optimizer", f"is {shown(keys.get('--optimizer'))}, with sharded gradients", "leave FSDP out, or give adam"
