@@ -31,7 +31,7 @@ from trainplan.formulations.joint.problem import Schedule
 from trainplan.formulations.joint.space import Space
 from trainplan.formulations.joint.tables import Boundary, Option, Tied
 from trainplan.formulations.request import Request
-from trainplan.formulations.strategies import TREE, Exchange, Paradigm, Strategy, without_cp
+from trainplan.formulations.strategies import TREE, Exchange, Module, Paradigm, Strategy, without_cp
 from trainplan.formulations.streams.frameworks import planned_framework
 from trainplan.formulations.streams.layout import Recompute, RunLayout
 from trainplan.formulations.streams.links import Links
@@ -192,10 +192,11 @@ class StreamedCosts(JointCosts):
 
     def _late_bytes(self, sublayer: str, strategy: Strategy, setting: Setting) -> int:
         """Room beside a unit for what lanes hold ahead and late: of the units before it, whole gradients that are reduced
-        (`execution.walk.frees`), and once all keys and values of pieces of samples; and where some have their inputs on the
+        (`execution.walk.frees`), and once what ranks with pieces of samples exchange; and where some have their inputs on the
         host, those that are copied out, the next one's, and the next messages, both ways."""
         late, rows = self._largest_bytes(strategy) * strategy.shares_gradients, setting.samples // strategy.data_degree
-        ahead = max((KeyShare(each, strategy.degree("tp")).whole_bytes(rows) for each in self._pieces.values()), default=0)
+        shares = [_share(part, strategy.degree("tp")) for part in self._pieces.values()]
+        ahead = max((share.whole_bytes(rows) for share in shares), default=0)
         if "hidden" in self.space.host:
             inputs = max(input_bytes(self.profile, each, strategy, setting.samples) for each in self.lanes.counts)
             piped = setting.group < self.profile.devices
@@ -208,10 +209,9 @@ class StreamedCosts(JointCosts):
         part = self._pieces.get(sublayer)
         if part is None:
             return 0, 0
-        shared = part, strategy.degree("tp"), strategy.sequence_parallel, strategy.modules
-        if part.by_heads:
-            return _heads_bytes(HeadPieces(*shared), rows, strategy.ckpt)
-        share = KeyShare(*shared)
+        share = _share(part, strategy.degree("tp"), strategy.sequence_parallel, strategy.modules)
+        if isinstance(share, HeadPieces):
+            return _heads_bytes(share, rows, strategy.ckpt)
         whole, made = 3 * share.whole_bytes(rows), share.own_bytes(rows) + share.graph_bytes(rows)
         if strategy.ckpt:
             return 0, whole + made
@@ -266,6 +266,11 @@ def _sharing_heads(model: Model, degrees: tuple[int, ...], cp: int, asked: int |
         problem, reason = f"is heads, with {CP.flag} {cp}", next(filter(None, why[tried[0]]))
         raise InputError("command line", CP_EXCHANGE.flag, problem, f"give keys, or other degrees: {reason}")
     return possible
+
+
+def _share(part: Attention, tp: int, shared: bool = False, modules: tuple[Module, ...] = ()) -> KeyShare:
+    """What the ranks of an attention on pieces of samples exchange."""
+    return (HeadPieces if part.by_heads else KeyShare)(part, tp, shared, modules)
 
 
 def _heads_bytes(share: HeadPieces, rows: int, ckpt: bool) -> tuple[int, int]:

@@ -106,14 +106,15 @@ def test_the_step_is_at_most_the_walk_of_plans(model: Model, cluster: str, optio
 
 @pytest.mark.parametrize(("model", "cp"), [(LLAMA, 2), (FEW_KEYS, 4), (GPT2, 2), (NORMED, 2)])
 def test_the_memory_of_exchanged_heads_is_at_least_that_of_the_walk(model: Model, cp: int) -> None:
-    """Of every layout and recomputation tried, embedding and head among the units; and no more than a third above."""
+    """Of every layout and recomputation tried, embedding and head among the units; and no more than a half above,
+    since room for two whole gradients that are given back late is much of so small a model."""
     asked = request(model, "h100:4", 8, cp=cp, cp_exchange="heads", modules=True)
     instance = JOINT.instance(asked)
     for solution in random.Random(2).sample(tried := solutions(instance, 2, 1), min(24, len(tried))):
         plan = JOINT.plan(instance, solution, asked)
         walked = max(judge_streams(plan, load_cluster("h100:4")).peak_bytes)
         claimed = max(stage.peak_bytes for stage in JOINT.evaluate(instance, solution).stages)
-        assert walked <= claimed < 4 / 3 * walked, plan.units
+        assert walked <= claimed < 3 / 2 * walked, plan.units
 
 
 @pytest.mark.long

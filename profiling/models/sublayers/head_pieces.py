@@ -63,10 +63,10 @@ class HeadPieces(KeyShare):
 
     def graph_bytes(self, rows: int) -> int:
         """What the graph of the own queries, keys and values keeps besides its input and its result: the norm before the
-        products, and products that are normed, before their norm and before its weight."""
+        products, and products that are normed, before their norm."""
         part, n = self.part, rows * self.part.tokens
         queries, keys = (count // self.tp * part.width for count in (part.heads, part.kv_heads))
-        normed = n * (2 * queries + 3 * keys + (queries + keys) // part.width) if part.normed_heads else 0
+        normed = n * (queries + 2 * keys + (queries + keys) // part.width) if part.normed_heads else 0
         return (normed + (0 if self.shared else part.norm_elements(n))) * part.element_bytes
 
     def core_graph_bytes(self, rows: int) -> int:

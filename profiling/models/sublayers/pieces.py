@@ -72,7 +72,7 @@ class KeyShare:
         """What the graph of the own keys and values keeps besides its input and its result: the norm before the products, and
         products that are normed."""
         n, own = rows * self.part.tokens, self.own_bytes(rows)
-        normed = own + own // 2 + own // (2 * self.part.width) if self.part.normed_heads else 0
+        normed = own + own // (2 * self.part.width) if self.part.normed_heads else 0
         return normed + (0 if self.shared else self.part.norm_elements(n) * self.part.element_bytes)
 
     def forward_workspace_bytes(self, rows: int) -> int:
