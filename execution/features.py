@@ -62,7 +62,7 @@ def features(plan: Plan) -> Iterator[Feature]:
             modules = ", ".join(strategy.modules)
             yield Feature("recomputation of modules", f"{where}.activations.recompute", modules, "'none' or 'full'")
         if unit.precision != "model":
-            yield Feature("another precision than the model's", f"{where}.precision", repr(unit.precision), "'model'")
+            yield Feature(f"products in {unit.precision}", f"{where}.precision", repr(unit.precision), "'model'")
         if unit.order is not None:
             yield Feature("states on the host", f"{where}.order", "there", "residences on the device")
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from trainplan.execution.compiled import Classes, compiled, default_backend
-from trainplan.execution.standing_in import standing_in
+from trainplan.execution.standing_in import standing_in, weight_copies
 from trainplan.execution.walk.costs import Carried, CarriedCosts, ProfiledCosts, carried
 from trainplan.execution.walk.memory import Backend, Walk, memory_walk
 from trainplan.execution.walk.time import OTHERS, Durations, Overlap, TimeWalk, time_walk
@@ -51,7 +51,8 @@ class Judged:
     @cached_property
     def serial_bytes(self) -> int:
         """The most that any rank's device holds on the serial back-end, which needs the least."""
-        return max(memory_walk(rounds.few).peak_bytes for rounds in self.time.rounds)
+        pairs = zip(self.time.rounds, self.memory, strict=True)
+        return max(memory_walk(rounds.few).peak_bytes + walk.beside_bytes for rounds, walk in pairs)
 
     def carried(self) -> Carried:
         """The durations as a table that a plan can carry, from which `judge_carried` walks it again."""
@@ -79,10 +80,9 @@ def judge(plan: Plan, profile: Profile, kinds: Sequence[str] | None = None, back
 def judge_carried(plan: Plan, table: Carried, backend: Backend | None = None) -> Judged:
     """Walk a plan by the durations that it carries (see `Judged.carried`). Raises InputError where they do not suffice."""
     lanes: Overlap | None = table.get("lanes") if backend is None else None
-    if lanes is not None:
-        plan = standing_in(plan)
-        backend = issued_as(plan)
-    return judge_by(plan, lambda _: CarriedCosts(table), backend, by_class="by_class" in table, lanes=lanes)
+    walked = plan if lanes is None else standing_in(plan)
+    backend = backend if lanes is None else issued_as(walked)
+    return judge_by(walked, lambda _: CarriedCosts(table), backend, "by_class" in table, lanes, weight_copies(plan))
 
 
 def issued_as(plan: Plan) -> Backend:
@@ -98,13 +98,18 @@ def judge_by(
     backend: Backend | None = None,
     by_class: bool = False,
     lanes: Overlap | None = None,
+    beside_bytes: Sequence[int] = (),
 ) -> Judged:
     """Compile, check and walk a plan. costs: what instructions take, for these classes of ranks. by_class: as of `compiled`.
-    lanes: of other frameworks, on which its programs are walked for time in place of those of the back-end."""
+    lanes: of other frameworks, on which its programs are walked for time in place of those of the back-end. beside_bytes: what
+    each rank's device holds all the time beside the buffers of its program, by rank."""
     backend = backend or default_backend(plan)
     made = compiled(plan, backend, by_class)
     assert not made.faults, made.faults[0]
     stands_for = {other: rank for rank, others in made.classes.items() for other in others if other != rank}
     durations = costs(made.classes)
     time = time_walk(made.programs, durations, lanes or backend, stands_for)
-    return Judged(plan, made.classes, made.memory(backend), time, durations)
+    memory = made.memory(backend)
+    if any(beside_bytes):
+        memory = tuple(walk.beside(beside_bytes[rank]) for rank, walk in zip(made.classes, memory, strict=True))
+    return Judged(plan, made.classes, memory, time, durations)

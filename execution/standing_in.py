@@ -1,11 +1,11 @@
 """Plans that no program carries out yet, in the place of those that programs do: for what they take and hold.
 
-Programs have no products in 8 bits: in the plan that stands for one with some, all numbers are as wide as the model's. And
-there are sub-layers whose samples no program can cut (`sublayers.why_not_cut`: parallel blocks, windows). But for attention's
-cores, whose keys and values go around, a context-parallel rank does what a data-parallel one does with samples of its share of
-the tokens, and adds up gradients with the same ranks. So of such a model each sample of a plan with context parallelism of
-degree c is c samples of one c-th of the tokens in the plan that stands for it, whose data-parallel groups are as many times
-larger.
+Programs have no products in 8 or 4 bits: in the plan that stands for one with some, all numbers are as wide as the model's, so
+that operands are kept in no fewer bytes; beside them are the copies of weights that a recipe has (`weight_copies`). And there
+are sub-layers whose samples no program can cut (`sublayers.why_not_cut`: parallel blocks, windows). But for attention's cores,
+whose keys and values go around, a context-parallel rank does what a data-parallel one does with samples of its share of the
+tokens, and adds up gradients with the same ranks. So of such a model each sample of a plan with context parallelism of degree c
+is c samples of one c-th of the tokens in the plan that stands for it, whose data-parallel groups are as many times larger.
 
 Plans with Muon in ZeRO's stage 1 are their own programs, which the executor refuses: to deal whole matrices to ranks, as
 Megatron-Core does, it would need collectives of unlike parts. In the programs each rank has an equal shard of the states of
@@ -15,8 +15,12 @@ sum of whole ones, which such ranks need.
 
 from __future__ import annotations
 
+from math import ceil
+
 from trainplan.formulations.plan import Plan
 from trainplan.formulations.strategies import without_cp
+from trainplan.formulations.streams.memory import copied_bytes
+from trainplan.profiling.clusters.recipes import RECIPES, Recipe
 from trainplan.profiling.models.sublayers import why_not_cut
 
 
@@ -32,3 +36,31 @@ def standing_in(plan: Plan) -> Plan:
         units = [unit.laid_out(without_cp(unit.strategy)) for unit in units]
         batch = batch.changed(global_samples=batch.global_samples * degree)
     return plan.changed(model=model.shape(), units=units, batch=batch, predicted=None, claim=None)
+
+
+def recipe_of(plan: Plan) -> Recipe | None:
+    """The recipe by which a plan computes products of transformer layers, by the first unit that has one; None of none."""
+    return next((RECIPES[unit.precision] for unit in plan.units if unit.precision != "model"), None)
+
+
+def weight_copies(plan: Plan) -> list[int]:
+    """Bytes of weights in few bits that each rank holds beside the buffers of the programs that stand for a plan, by rank."""
+    held = [0] * plan.world
+    if recipe_of(plan) is None:
+        return held
+    model = plan.planned_model()
+    by_rank: dict[tuple[int, ...], list[int]] = {}
+    for stage in plan.stages:
+        by_rank.setdefault(tuple(stage.ranks), []).extend(range(stage.first_unit, stage.last_unit + 1))
+    for ranks, places in by_rank.items():
+        units = [plan.units[place] for place in places]
+        weights = [
+            part.parameter_count(part.degree(unit.strategy.degree("tp")))
+            for unit, place in zip(units, places, strict=True)
+            for part in [model.units[place].sublayer]
+            if unit.precision != "model"
+        ]
+        size = ceil(copied_bytes(weights, recipe_of(plan), model.element_bytes, units[0].strategy.zero_stage))
+        for rank in ranks:
+            held[rank] = size
+    return held

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from trainplan.execution.compile.pieces import ORDER
 from trainplan.execution.judge import Judged, issued_as, judge_by
-from trainplan.execution.standing_in import standing_in
+from trainplan.execution.standing_in import recipe_of, standing_in, weight_copies
 from trainplan.execution.walk.stream_costs import StreamsCosts
 from trainplan.formulations.plan import Plan
 from trainplan.formulations.streams.frameworks import planned_framework
@@ -28,16 +28,19 @@ def judge_streams(plan: Plan, cluster: Cluster) -> Judged:
     layout, kinds = layout_of(plan), cluster.used_kinds
     if len(kinds) > 1:
         raise InputError("cluster", "kinds", f"are {len(kinds)}", "give devices of one kind, or leave --cost-model out")
-    for precision in dict.fromkeys((layout.base, layout.precision)):
-        if precision not in kinds[0].flops_per_s:
-            fix = f"plan in one of {', '.join(kinds[0].flops_per_s)}"
-            raise InputError("cluster", f"{kinds[0].name}.flops_per_s", f"has no {precision}", fix)
+    if layout.base not in kinds[0].flops_per_s:
+        fix = f"plan in one of {', '.join(kinds[0].flops_per_s)}"
+        raise InputError("cluster", f"{kinds[0].name}.flops_per_s", f"has no {layout.base}", fix)
+    if layout.recipe is not None and layout.recipe.name not in kinds[0].recipes:
+        fix = f"plan with --precision {' or '.join(['model', *kinds[0].recipes])}"
+        raise InputError("cluster", f"{kinds[0].name}.recipes", f"has no {layout.recipe.name}", fix)
     if plan.world > cluster.devices:
         raise InputError("command line", "--cluster", f"has {cluster.devices} devices", f"give one of at least {plan.world}")
     costs = StreamsCosts(plan.planned_model(), layout, kinds[0], Links.of_cluster(cluster))
     walked = standing_in(plan)
     alike = walked.alike_on(cluster.network)
-    return judge_by(walked, lambda _: costs, issued_as(walked), by_class=alike, lanes="overlapped")
+    beside = weight_copies(plan)
+    return judge_by(walked, lambda _: costs, issued_as(walked), by_class=alike, lanes="overlapped", beside_bytes=beside)
 
 
 def layout_of(plan: Plan) -> RunLayout:
@@ -73,10 +76,11 @@ def layout_of(plan: Plan) -> RunLayout:
         sequence_parallel=first.sequence_parallel,
         recompute=recompute_of([module for unit in plan.units for module in unit.strategy.modules]),
         base=dtype,  # type: ignore[arg-type]
-        precision="float8" if layered and layered[0].precision == "fp8" else dtype,  # type: ignore[arg-type]
+        precision=dtype,  # type: ignore[arg-type]
         micro=plan.batch.global_samples // plan.batch.micro_batches // first.data_degree,
         batch=plan.batch.global_samples,
-        framework=planned_framework(plan.optimizer),
+        framework=planned_framework(plan.optimizer, plan.precision.gradient_bytes(model.element_bytes)),
         optimizer=plan.optimizer,
         exchange=first.exchange,
+        recipe=recipe_of(plan),
     )

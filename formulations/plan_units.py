@@ -21,6 +21,7 @@ from trainplan.formulations.memory_switches.switches import SWITCHES, Switches
 from trainplan.formulations.strategies import Exchange, Module, Paradigm, Strategy, parse_strategy
 from trainplan.profiling.base.errors import InputError, shown
 from trainplan.profiling.base.files import Record
+from trainplan.profiling.clusters.recipes import RecipeName
 
 Residence = Literal["device", "host"]
 # H3T's memory switches but one: recomputation is part of a strategy, as `-ckpt`.
@@ -113,7 +114,8 @@ def _with_printed_form(schema: dict[str, Any]) -> None:
 
 class PlannedUnit(Brief):
     """One sub-layer and how it is trained over the ranks of its stage. order: that of copies, which only a unit with states or
-    hidden states on the host has.
+    hidden states on the host has. precision: of its matrix products: the model's, or a recipe of fewer bits
+    (`profiling.clusters.recipes`).
 
     A file may say `strategy`, such as "dp2-tp4-ckpt", for layout, zero and recompute, and `switches`, a list of H3T's memory
     switches but ckpt, for residences and order; parameters, gradients and optimizer then live on the host."""
@@ -125,7 +127,7 @@ class PlannedUnit(Brief):
     states: States = States()
     activations: Activations = Activations()
     order: Order | None = None
-    precision: Literal["model", "fp8"] = "model"
+    precision: Literal["model", RecipeName] = "model"
 
     @model_validator(mode="wrap")
     @classmethod

@@ -61,10 +61,18 @@ class Request:
 
     @property
     def precision(self) -> Precision:
-        """The dtypes of model states of its plans, unless these are on the host, where they are the model's."""
+        """The dtypes of model states of its plans, unless these are on the host, where they are the model's. Raises InputError
+        where gradients are asked for in float32, and no optimizer works in it."""
         if self.profile is not None:
-            return self.profile.precision
-        return PLAIN if self.model is None else usual_precision(self.model.element_bytes)
+            usual = self.profile.precision
+        else:
+            usual = PLAIN if self.model is None else usual_precision(self.model.element_bytes)
+        if self.options.get("gradients", "model") == "model":
+            return usual
+        if usual.master is None:
+            fix = "leave it out: the optimizer works in the model's dtype, without float32 masters"
+            raise InputError("command line", "--gradients", "is float32", fix)
+        return usual.changed(gradients="float32")
 
     @property
     def samples(self) -> int:

@@ -42,7 +42,7 @@ MUON_TRAFFIC = 5 / 7  # of what AdamW's step reads and writes of a parameter: al
 
 
 def operator_ns(
-    operator: Operator, kind: DeviceKind, precision: Precision, element_bytes: int, backward: bool = False
+    operator: Operator, kind: DeviceKind, precision: Precision, element_bytes: float, backward: bool = False
 ) -> float:
     """Time of one kernel, or of its backward pass. Raises KeyError for a precision that the kind has no rate for."""
     work = operator.backward if backward else 1.0

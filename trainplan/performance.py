@@ -36,6 +36,7 @@ LANES: tuple[frozenset[Stream], ...] = (
 # loss needs, workspace) are buffers.
 HOLDS = {
     "parameter": "parameters",
+    "copies": "parameters",
     "gradient": "gradients",
     "moments": "optimizer",
     "hidden": "activations",

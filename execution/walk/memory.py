@@ -19,13 +19,20 @@ BACKENDS: tuple[Backend, ...] = get_args(Backend)
 class Walk:
     """Bytes of a rank's device: the most of the step, and those while each instruction runs, its workspace included.
 
-    host_bytes: set aside on the host, for all steps. backend: the one that holds the buffers.
+    host_bytes: set aside on the host, for all steps. backend: the one that holds the buffers. beside_bytes: of all these, what
+    is held all the time and is no buffer of the program.
     """
 
     peak_bytes: int
     during_bytes: tuple[int, ...]
     host_bytes: int
     backend: Backend
+    beside_bytes: int = 0
+
+    def beside(self, size: int) -> Walk:
+        """The same walk on a device that holds so many bytes more."""
+        during = tuple(each + size for each in self.during_bytes)
+        return Walk(self.peak_bytes + size, during, self.host_bytes, self.backend, self.beside_bytes + size)
 
 
 def memory_walk(program: Program, backend: Backend = "serial") -> Walk:
@@ -40,10 +47,12 @@ def memory_walk(program: Program, backend: Backend = "serial") -> Walk:
 
 
 def peak_buffers(program: Program, walk: Walk) -> dict[str, int]:
-    """The bytes of what the device holds at the first peak of a program's walk: its buffers by name, and `workspace`."""
+    """The bytes of what the device holds at the first peak of a program's walk: its buffers by name, `workspace`, and `copies`
+    of weights beside them."""
     place = walk.during_bytes.index(walk.peak_bytes)
     live, _ = next(islice(_held(program, walk.backend), place, None))
-    return {**live, "workspace": program.instructions[place].workspace_bytes}
+    copies = {"copies": walk.beside_bytes} if walk.beside_bytes else {}
+    return {**live, "workspace": program.instructions[place].workspace_bytes, **copies}
 
 
 def held_parts(

@@ -13,6 +13,7 @@ from trainplan.formulations.parameters import MICRO_BATCHES, PIPELINE, Parameter
 from trainplan.formulations.request import Request
 from trainplan.formulations.strategies import EXCHANGES, Exchange
 from trainplan.profiling.base.errors import COMMAND_LINE, InputError, shown
+from trainplan.profiling.clusters.recipes import RECIPES
 from trainplan.profiling.models.optimizers import MUON_ZERO, OPTIMIZERS
 
 SCHEDULE = Parameter("schedule", str, "orders of passes to choose from: one of them, or all", "1f1b", (*SCHEDULES, "all"))
@@ -47,7 +48,16 @@ CP_EXCHANGE = Parameter(
     "keys",
     (*EXCHANGES, "any"),
 )
-FP8 = Parameter("fp8", bool, "products of transformer layers in 8 bits, of the cost model streams", False)
+PRECISION = Parameter(
+    "precision",
+    str,
+    "of the products of transformer layers: the model's dtype, or a recipe of fewer bits, of the cost model streams",
+    "model",
+    ("model", *RECIPES),
+)
+GRADIENTS = Parameter(
+    "gradients", str, "dtype that gradients are added up and reduced in: the model's, or float32", "model", ("model", "float32")
+)
 OPTIMIZER = Parameter(
     "optimizer",
     str,
@@ -57,7 +67,7 @@ OPTIMIZER = Parameter(
 )
 PARAMETERS = (
     PIPELINE, MICRO_BATCHES, SCHEDULE, SLICED, CHUNKS, BY_UNIT, ZERO, HYBRID, SEQUENCE_PARALLEL, MODULES, HOST,
-    COST_MODEL, CP, CP_EXCHANGE, FP8, OPTIMIZER,
+    COST_MODEL, CP, CP_EXCHANGE, PRECISION, GRADIENTS, OPTIMIZER,
 )  # fmt: skip
 
 
@@ -105,7 +115,7 @@ def cost_model_of(request: Request) -> str:
         if refusal:
             raise InputError(COMMAND_LINE, COST_MODEL.flag, "is streams", f"give executed: {refusal}")
         return chosen
-    for parameter in (CP, CP_EXCHANGE, FP8):
+    for parameter in (CP, CP_EXCHANGE, PRECISION):
         if request.options[parameter.name] != parameter.default:
             why = refusal or "leave --cost-model out"
             problem = f"is {request.options[parameter.name]}, which the cost model executed does not have"

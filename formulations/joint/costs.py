@@ -32,6 +32,7 @@ from trainplan.formulations.work.moves import moved_bytes, tied_ns
 from trainplan.formulations.work.units import grouped_units, layer_name
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.quantities import divisors
+from trainplan.profiling.models.precision import Precision
 from trainplan.profiling.profiles import Profile
 
 Parts = tuple[str, ...]  # the sub-layers of one unit of the problem, by name
@@ -56,9 +57,11 @@ class JointCosts:
 
     cost_model = "executed"
 
-    def __init__(self, profile: Profile, space: Space, tp_degrees: Sequence[int]) -> None:
-        """profile: of all devices, with the costs of every shape that will be asked for. tp_degrees: that it has."""
+    def __init__(self, profile: Profile, space: Space, tp_degrees: Sequence[int], precision: Precision | None = None) -> None:
+        """profile: of all devices, with the costs of every shape that will be asked for. tp_degrees: that it has. precision: of
+        model states, where it is not the profile's."""
         self.profile, self.space, self.tp_degrees = profile, space, tp_degrees
+        self.precision = precision or profile.precision
         grouped = grouped_units(profile, space.by_unit)
         parts: list[Parts] = [tuple(unit.sublayer for unit in group) for group in grouped]
         self.kinds = list(dict.fromkeys(parts))
@@ -141,7 +144,8 @@ class JointCosts:
         interface = [states.index(self.borders.state_of(strategy)) for strategy in strategies]
         halved = None
         if sliced:
-            passes = [[halved_passes(self.profile, part, strategy, samples) for part in parts] for strategy in strategies]
+            halves = partial(halved_passes, self.profile, samples=samples, precision=self.precision)
+            passes = [[halves(part, strategy) for part in parts] for strategy in strategies]
             first, second, back = (
                 np.array([sum(part[place] for part in each) for each in passes], np.int64) for place in range(3)
             )
@@ -158,8 +162,8 @@ class JointCosts:
         """The numbers of one sub-layer, all on the device. once: as of `times_of`."""
         profile, samples, sliced = self.profile, setting.samples, setting.sliced
         optimizer = self.space.optimizer
-        times = times_of(profile, sublayer, strategy, samples, once, optimizer=optimizer)
-        kept, work, state = unit_bytes(profile, True, sublayer, strategy, samples, once, optimizer=optimizer)
+        times = times_of(profile, sublayer, strategy, samples, once, self.precision, optimizer=optimizer)
+        kept, work, state = unit_bytes(profile, True, sublayer, strategy, samples, once, self.precision, optimizer=optimizer)
         if sliced:  # both halves have a graph
             kept = max(kept, 2 * unit_bytes(profile, True, sublayer, strategy, samples // 2, once)[0])
         # Where a stage ends, its output is sent while the gradient of an earlier one comes; `work` has room for re-layouts.
@@ -172,7 +176,7 @@ class JointCosts:
         profile, depth = self.profile, self.profile.devices // setting.group
         if not profile.tied_parameters:
             return None
-        time = tied_ns(profile, setting.group, depth)
+        time = tied_ns(profile, setting.group, depth, self.precision)
         if depth > 1:
             return Tied(reduce_ns=time)
         by_kind = self.options(setting)

@@ -11,8 +11,10 @@ from trainplan.formulations.joint.any_schedule import any_schedule_ns
 from trainplan.formulations.joint.asked import (
     CP,
     CP_EXCHANGE,
+    GRADIENTS,
     OPTIMIZER,
     PARAMETERS,
+    PRECISION,
     cost_model_of,
     cp_choices,
     space_of,
@@ -47,6 +49,7 @@ from trainplan.formulations.work.primitives import host_costs
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.quantities import divisors, format_bytes, format_time, plural, span
 from trainplan.profiling.clusters.cluster import Cluster
+from trainplan.profiling.models.sublayers import LAYERED
 
 
 class Joint(Problem):
@@ -207,11 +210,11 @@ class Joint(Problem):
             streamed = instance.provenance.get("cost_model") == COST_MODEL  # else one thing after the other, as tables price it
             kept = kept | {"nvlink": nvlink} if streamed else {"nvlink": nvlink, "backend": "serial"}
         planned = [_planned(unit.name, option) for unit, option in zip(model.units, chosen, strict=True)]
-        if request.options.get("fp8"):
-            planned = [
-                each if unit.kind in ("embedding", "head") else each.changed(precision="fp8")
-                for unit, each in zip(model.units, planned, strict=True)
-            ]
+        products = request.options.get(PRECISION.name, PRECISION.default)
+        planned = [
+            each.changed(precision=products) if unit.kind in LAYERED else each
+            for unit, each in zip(model.units, planned, strict=True)
+        ]
         return Plan(
             model=model.shape(),
             model_digest=model.digest,
@@ -345,6 +348,9 @@ def build(request: Request, space: Space) -> Instance:
         parameter, what = (CP, "degree") if "," in request.options[CP.name] else (CP_EXCHANGE, "exchange")
         fix = f"give one {what} for an instance, such as {first[parameter.name]}"
         raise InputError("command line", parameter.flag, f"is {request.options[parameter.name]}", fix)
+    if space.host and cost_model_of(request) != COST_MODEL and request.precision.gradients != "model":
+        problem = f"is {request.precision.gradients}, with states on the host, which are in the model's dtype"
+        raise InputError("command line", GRADIENTS.flag, problem, "give model, or leave --host out")
     numbers = divisors(samples) if space.micro_batches is None else list(space.micro_batches)
     if wrong := [count for count in numbers if count < 1 or samples % count]:
         problem = f"is {samples} in {wrong[0]} micro-batches"
@@ -364,7 +370,7 @@ def build(request: Request, space: Space) -> Instance:
         profile = costs.profile
     else:
         profile = request.profile_for(sorted(sizes), groups, degrees=degrees)
-        costs = JointCosts(profile, space, degrees)
+        costs = JointCosts(profile, space, degrees, request.precision)
     name = f"{profile.name} on {request.cluster_name}" + ("" if cp == 1 else f", cp{cp}{HEADS_WORD * (exchange == 'heads')}")
     if space.host and profile.described_model is not None:
         host_costs(profile)  # which says what is missing

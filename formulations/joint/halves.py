@@ -10,12 +10,17 @@ from __future__ import annotations
 from trainplan.formulations.strategies import Strategy
 from trainplan.formulations.work.models import times_of
 from trainplan.formulations.work.units import partial_sums_ns, unit_work
+from trainplan.profiling.models.precision import Precision
 from trainplan.profiling.profiles import Profile
 
 
-def halved_passes(profile: Profile, sublayer: str, strategy: Strategy, samples: int) -> tuple[int, int, int]:
-    """The forward passes of the first and the second half, and the backward pass of both, in ns. samples: of both halves."""
-    work, times = unit_work(profile, sublayer, strategy, samples), times_of(profile, sublayer, strategy, samples)
+def halved_passes(
+    profile: Profile, sublayer: str, strategy: Strategy, samples: int, precision: Precision | None = None
+) -> tuple[int, int, int]:
+    """The forward passes of the first and the second half, and the backward pass of both, in ns. samples: of both halves.
+    precision: of gradients, where it is not the profile's."""
+    work = unit_work(profile, sublayer, strategy, samples)
+    times = times_of(profile, sublayer, strategy, samples, precision=precision)
     rows = samples // 2 // strategy.data_degree
     forward_ns, backward_ns = map(round, partial_sums_ns(profile, profile.shapes[sublayer], strategy, rows))
     beside = times.forward_ns - work.forward_ns - work.partial_ns + forward_ns

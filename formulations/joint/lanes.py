@@ -42,7 +42,6 @@ from trainplan.formulations.joint.costs import Setting
 from trainplan.formulations.strategies import Strategy, without_cp
 from trainplan.formulations.streams.prices import Prices
 from trainplan.formulations.streams.step import LEAST_BUCKETS, gathered_behind_ns
-from trainplan.profiling.base.dtypes import DTYPE_BYTES
 from trainplan.profiling.profiles import Profile
 
 MIXED = 0.01  # of the bound, that a mean of both lanes may cost it
@@ -68,21 +67,21 @@ def layout_of(strategy: Strategy) -> Strategy:
 class LaneTimes:
     """Times of one model's sub-layers on the lanes of frameworks.
 
-    key_of: the model's name of each sub-layer of the profile; batch: samples of a step; prices: of a layout in a setting.
+    element_bytes: of the model's dtype; key_of: the model's name of each sub-layer of the profile; batch: samples of a step;
+    prices: of a layout in a setting.
     """
 
     def __init__(
         self,
         profile: Profile,
-        dtype: str,
+        element_bytes: int,
         key_of: Mapping[str, str],
         batch: int,
         prices: Callable[[Strategy, Setting], Prices],
     ) -> None:
         self.profile, self.key_of, self.batch, self.prices = profile, key_of, batch, prices
         self.counts = Counter(unit.sublayer for unit in profile.units)
-        self.element_bytes = DTYPE_BYTES[dtype]
-        self.gradient_bytes = profile.precision.gradient_bytes(self.element_bytes)
+        self.element_bytes = element_bytes
         self.computed_ns = cache(self._computed_ns)
         self.moved_ns = cache(self._moved_ns)
         self.behind_ns = cache(self._behind_ns)
@@ -162,17 +161,18 @@ class LaneTimes:
         alone, prices = without_cp(layout), self.prices(layout, setting)
         shared, copies, strides = alone.degree("sdp"), alone.degree("dp"), alone.strides()
         parameters, stage = self.parameters(sublayer, layout), layout.zero_stage
+        gradient_bytes = prices.layout.framework.gradient_bytes
         scattered = summed = updated = 0
         if stage == 1:
-            phases, size = 1 + prices.layout.sums_gradients, parameters * self.gradient_bytes
+            phases, size = 1 + prices.layout.sums_gradients, parameters * gradient_bytes
             scattered = prices.collective_ns(phases, size, shared, strides["sdp"])
         elif stage >= 2:
-            scattered = prices.in_layer_ns(self.key_of[sublayer], parameters * self.gradient_bytes, shared, strides["sdp"])
+            scattered = prices.in_layer_ns(self.key_of[sublayer], parameters * gradient_bytes, shared, strides["sdp"])
         if layout.gathers_updates:
             updated = prices.collective_ns(1, parameters * self.element_bytes, shared, strides["sdp"])
         if copies > 1:
             part = parameters // shared if stage else parameters
-            summed = prices.collective_ns(2, part * self.gradient_bytes, copies, strides["dp"])
+            summed = prices.collective_ns(2, part * gradient_bytes, copies, strides["dp"])
         stepped = parameters // prices.states_sharing(self.key_of[sublayer])
         return Behind(scattered, summed, prices.optimizer_ns(self.key_of[sublayer], stepped), updated)
 

@@ -18,7 +18,9 @@ torch: a script of torch and transformers alone. One strategy for all units, any
 of whole layers, of attention, activations and the loss, all schedules, stages that begin at any sub-layer; tensor parallelism
 of models of which `why_not_split` says nothing, and with it sequence parallelism where units are recomputed.
 
-trainplan: what `trainplan run` runs: all that the problem knows, context parallelism too, but eight bits.
+trainplan: what `trainplan run` runs: all that the problem knows, context parallelism too, but products in fewer bits than the
+model's dtype. Of these megatron and megatron-bridge have all recipes, by Transformer Engine; torchtitan those of torchao that
+its configurations name.
 
 Muon is of Megatron-LM, Megatron-Bridge and trainplan, whose executor has it for copies alone.
 """
@@ -28,7 +30,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from trainplan.formulations.joint.asked import CP, CP_EXCHANGE, FP8, OPTIMIZER
+from trainplan.formulations.joint.asked import CP, CP_EXCHANGE, OPTIMIZER, PRECISION
 from trainplan.formulations.joint.first_layers import RECOMPUTE_FIRST
 from trainplan.formulations.joint.space import SCHEDULES, ZERO_STAGES
 from trainplan.formulations.joint.tables import HOST_PARTS
@@ -37,6 +39,7 @@ from trainplan.formulations.request import Request
 from trainplan.formulations.splits import split_by_torch
 from trainplan.formulations.strategies import EXCHANGES, MODULES, Exchange, Strategy
 from trainplan.profiling.base.errors import COMMAND_LINE, InputError
+from trainplan.profiling.clusters.recipes import RECIPES
 from trainplan.profiling.models.model import Model
 from trainplan.profiling.models.sublayers import HeadShare, attention_of
 
@@ -52,7 +55,8 @@ class Runtime:
     it is None; by_torch: whether it is DTensor and FSDP2, of
     models as transformers builds them (see `_under_fsdp`). families: of the models that it has, all of them where it is None;
     tied: whether their head may be the embedding's matrix; first_layers: whether stages can recompute their
-    first layers alone. muon: the ZeRO stages in which it has Muon, none where it does not."""
+    first layers alone. muon: the ZeRO stages in which it has Muon, none where it does not. recipes: of products in fewer
+    bits."""
 
     schedules: tuple[str, ...]
     zero: tuple[int, ...]
@@ -73,6 +77,7 @@ class Runtime:
     tied: bool = True
     first_layers: bool = False
     muon: tuple[int, ...] = ()
+    recipes: Collection[str] = ()
 
     def lacks(self, model: Model) -> str | None:
         """What of a model it does not have, in words; None where it has all."""
@@ -107,6 +112,7 @@ MEGATRON = Runtime(
     families=(*DECODERS, "bert"),
     first_layers=True,
     muon=(0, 1),
+    recipes=tuple(RECIPES),
 )
 RUNTIMES = {
     "megatron": MEGATRON,
@@ -119,6 +125,7 @@ RUNTIMES = {
         cut_families=("llama",),
         families=("llama", "qwen3"),
         tied=False,
+        recipes=("fp8-current", "mxfp8"),
     ),
     "deepspeed": Runtime(
         ("1f1b",), (0, 1, 2, 3), one_stage=True, hybrid=False, host=("optimizer", "parameters"), families=DECODERS
@@ -175,10 +182,12 @@ def within_runtime(request: Request) -> Request:
     if not zero:
         fix = f"give some of {','.join(map(str, stages))}: {name} runs no other"
         raise InputError(COMMAND_LINE, "--zero", f"is {options['zero']}", fix)
-    for parameter in (FP8,) if runtime.exchanges else (CP, FP8):
-        if options[parameter.name] != parameter.default:
-            fix = f"leave it out: {name} is given no plans with it"
-            raise InputError(COMMAND_LINE, parameter.flag, f"is {options[parameter.name]}", fix)
+    if options[CP.name] != CP.default and not runtime.exchanges:
+        fix = f"leave it out: {name} is given no plans with it"
+        raise InputError(COMMAND_LINE, CP.flag, f"is {options[CP.name]}", fix)
+    if options[PRECISION.name] not in (PRECISION.default, *runtime.recipes):
+        fix = f"give {' or '.join([PRECISION.default, *runtime.recipes])}: {name} is given no plans with another"
+        raise InputError(COMMAND_LINE, PRECISION.flag, f"is {options[PRECISION.name]}", fix)
     exchange, cut = options[CP_EXCHANGE.name], runtime.cut_families
     if options[CP.name] != CP.default and cut is not None and model is not None and model.family not in cut:
         fix = f"leave it out: {name} is given no plans with it for {model.family} models"
@@ -216,10 +225,13 @@ def copies_keys(strategy: Strategy, model: Model) -> bool:
 
 def _under_fsdp(request: Request) -> Request:
     """The request with what FSDP2 takes beside the plan's states. With float32 masters, gradients of shards are float32, too:
-    2 bytes beside at least 16 for every parameter, so that a ninth of the memory is left for them. Without masters a rank has
+    where the plan's are not, 2 bytes beside at least 16 for every parameter, so that a ninth of the memory is left for them.
+    Without masters a rank has
     its shard of the parameters beside all of them under ZeRO-1 and 2: these are left out. Raises InputError."""
     model, options = request.described_model, request.options
-    if model is not None and request.precision.of(model).master is not None:
+    if model is not None and (precision := request.precision.of(model)).master is not None:
+        if precision.gradients == "float32":
+            return request
         return request.with_margin(request.margin_bytes + request.limit_bytes // 9)
     zero = ",".join(word for word in options["zero"].split(",") if word in ("0", "3"))
     if not zero:

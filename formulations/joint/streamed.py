@@ -10,7 +10,8 @@ walk alone, as is what the ends of a pipeline do with a table that they share.
 
 Memory is that of trainplan's own programs, as under `executed`, without room for re-layouts, and with room for what is
 gathered ahead; with context parallelism for pieces of samples, with keys and values of whole ones while attention needs them;
-of plans that no program carries out, that of the programs that stand for them (`execution.standing_in`).
+of plans that no program carries out, that of the programs that stand for them (`execution.standing_in`), with copies of
+weights in few bits.
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
+from math import ceil
 from typing import Any
 
 import numpy as np
-from trainplan.formulations.joint.asked import CP, CP_EXCHANGE
+from trainplan.formulations.joint.asked import CP, CP_EXCHANGE, PRECISION
 from trainplan.formulations.joint.borders import Borders, message_bytes
 from trainplan.formulations.joint.constraints import TP
 from trainplan.formulations.joint.costs import NAMES, JointCosts, Setting, strategy_of
@@ -35,14 +37,25 @@ from trainplan.formulations.strategies import TREE, Exchange, Module, Paradigm, 
 from trainplan.formulations.streams.frameworks import planned_framework
 from trainplan.formulations.streams.layout import Recompute, RunLayout
 from trainplan.formulations.streams.links import Links
+from trainplan.formulations.streams.memory import copied_bytes
 from trainplan.formulations.streams.prices import Prices, SublayerTimes
 from trainplan.formulations.work.memory import unit_bytes
 from trainplan.formulations.work.moves import moved_bytes
 from trainplan.profiling.base.dtypes import DTYPE_BYTES
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.clusters.cluster import Cluster
+from trainplan.profiling.clusters.recipes import RECIPES, Recipe
 from trainplan.profiling.models.model import Model
-from trainplan.profiling.models.sublayers import Attention, HeadPieces, KeyShare, cut, why_no_head_share, why_not_cut
+from trainplan.profiling.models.precision import Precision
+from trainplan.profiling.models.sublayers import (
+    LAYERED,
+    Attention,
+    HeadPieces,
+    KeyShare,
+    cut,
+    why_no_head_share,
+    why_not_cut,
+)
 from trainplan.profiling.profiles import Profile
 
 COST_MODEL = "streams"
@@ -94,13 +107,17 @@ class StreamedCosts(JointCosts):
         batch: int,
         cp: int = 1,
         exchange: Exchange = "keys",
-        few_bits: bool = False,
+        recipe: Recipe | None = None,
+        precision: Precision | None = None,
     ) -> None:
         """profile: of the model, for memory; with context parallelism of degree cp, of a cp-th of its tokens. exchange: what
-        the ranks of that exchange. few_bits: whether products of transformer layers are in 8 bits. Raises InputError."""
-        super().__init__(profile, space, tp_degrees)
-        self.model, self.cluster, self.batch, self.few_bits = model, cluster, batch, few_bits
+        the ranks of that exchange. recipe: of the products of transformer layers, where they are in fewer bits than the model's
+        dtype. precision: as of `JointCosts`. Raises InputError."""
+        super().__init__(profile, space, tp_degrees, precision)
+        self.model, self.cluster, self.batch, self.recipe = model, cluster, batch, recipe
         self.cp, self.exchange = cp, exchange
+        self.element_bytes = DTYPE_BYTES[model.dtype]
+        self.framework = planned_framework(space.optimizer, self.precision.gradient_bytes(self.element_bytes))
         self.borders = OneLayout(self)
         self.by_layout = cache(self._by_layout)
         self.prices = cache(self._prices)
@@ -116,7 +133,7 @@ class StreamedCosts(JointCosts):
         cuttable = cp > 1 and not any(why_not_cut(part, cp) for part in parts.values())
         pieces = {name: cut(part, cp, exchange == "heads") for name, part in parts.items() if cuttable}
         self._pieces = {name: part for name, part in pieces.items() if isinstance(part, Attention)}
-        self.lanes = LaneTimes(profile, model.dtype, key_of, batch, self.prices)
+        self.lanes = LaneTimes(profile, self.element_bytes, key_of, batch, self.prices)
 
     # What is possible
 
@@ -149,7 +166,7 @@ class StreamedCosts(JointCosts):
     # Numbers
 
     def _prices(self, layout: Strategy, setting: Setting) -> Prices:
-        precision: Any = "float8" if self.few_bits else self.model.dtype
+        dtype: Any = self.model.dtype
         run = RunLayout(
             dp=layout.data_degree,
             tp=layout.degree("tp"),
@@ -160,13 +177,14 @@ class StreamedCosts(JointCosts):
             shard=layout.degree("sdp"),
             sequence_parallel=layout.sequence_parallel,
             recompute=Recompute(),
-            base=self.model.dtype,  # type: ignore[arg-type]
-            precision=precision,
+            base=dtype,
+            precision=dtype,
             micro=setting.samples // layout.data_degree,
             batch=self.batch,
-            framework=planned_framework(self.space.optimizer),
+            framework=self.framework,
             optimizer=self.space.optimizer,
             exchange=self.exchange,
+            recipe=self.recipe,
         )
         return Prices(self.sublayers, run)
 
@@ -175,13 +193,23 @@ class StreamedCosts(JointCosts):
         forward, backward, end = self.lanes.relaxed_ns(sublayer, strategy, setting, once)
         alone, group = without_cp(strategy), strategy.group
         kept, work, state = unit_bytes(
-            profile, True, sublayer, alone, samples * self.cp, once, relaid=False, optimizer=self.space.optimizer
+            profile,
+            True,
+            sublayer,
+            alone,
+            samples * self.cp,
+            once,
+            self.precision,
+            relaid=False,
+            optimizer=self.space.optimizer,
         )
         exchanged = 2 * samples * self.cp * moved_bytes(profile, sublayer)[1] if group == 1 else 0
         of_keys = self._keys_bytes(sublayer, strategy, samples * self.cp // alone.data_degree)
         beside = self._largest_bytes(strategy) * strategy.shares_parameters  # of what is gathered ahead
         beside += self._late_bytes(sublayer, strategy, setting)
         kept, work = kept + of_keys[0], max(exchanged, work) + beside + of_keys[1]
+        copies = self._copied_bytes(sublayer, layout_of(strategy))
+        state, work = state + copies[0], work + copies[1]
         return dict(zip(NAMES, (forward, backward, 0, end, kept, work, state, 0), strict=True))
 
     def _with_host(
@@ -220,7 +248,18 @@ class StreamedCosts(JointCosts):
 
     def _largest_bytes(self, strategy: Strategy) -> int:
         """The parameters of a tensor-parallel rank of the largest unit."""
-        return max(self.lanes.parameters(unit, strategy) for unit in self.lanes.counts) * DTYPE_BYTES[self.model.dtype]
+        return max(self.lanes.parameters(unit, strategy) for unit in self.lanes.counts) * self.element_bytes
+
+    def _copied_bytes(self, sublayer: str, layout: Strategy) -> tuple[int, int]:
+        """Copies of weights in few bits: of a unit's own, which are held all the time; and of those that are gathered."""
+        kinds = {name: self.profile.shapes[name].kind for name in self.lanes.counts}
+        if layout.zero_stage == 3:
+            gathered = [
+                self.lanes.parameters(unit.sublayer, layout) for unit in self.profile.units if kinds[unit.sublayer] in LAYERED
+            ]
+            return 0, ceil(copied_bytes(gathered, self.recipe, self.element_bytes, 3))
+        weights = [self.lanes.parameters(sublayer, layout)] if kinds[sublayer] in LAYERED else []
+        return ceil(copied_bytes(weights, self.recipe, self.element_bytes, layout.zero_stage)), 0
 
     def _tied(self, setting: Setting) -> Tied | None:
         tied = super()._tied(setting)
@@ -237,11 +276,11 @@ def streamed_costs(
     exchange: Exchange,
 ) -> StreamedCosts:
     """The costs of a request under `streams`, of one context-parallel degree. Raises InputError."""
-    model, cluster, few_bits = request.model, request.cluster, request.options["fp8"]
+    model, cluster, recipe = request.model, request.cluster, RECIPES.get(request.options[PRECISION.name])
     assert model is not None and cluster is not None
-    if few_bits and "float8" not in (rates := cluster.used_kinds[0].flops_per_s):
-        problem = f"is given, and {cluster.used_kinds[0].name} has no rate for it"
-        raise InputError("command line", "--fp8", problem, f"leave it out: it has {', '.join(rates)}")
+    if recipe is not None and recipe.name not in (able := cluster.used_kinds[0].recipes):
+        problem = f"is {recipe.name}, which {cluster.used_kinds[0].name} does not have"
+        raise InputError("command line", PRECISION.flag, problem, f"give {', '.join(['model', *able])}")
     if cp > 1 and space.host:
         problem, fix = f"is {cp}, with inputs of units on the host", "leave it out, or --host: programs do not have both"
         raise InputError("command line", "--cp", problem, fix)
@@ -253,7 +292,7 @@ def streamed_costs(
     part = model.with_fields(sequence=model.sequence_tokens // cp) if cp > 1 else model
     asked = replace(request, model=part, obtained=[] if cp > 1 else request.obtained)
     profile = asked.profile_for([size * cp for size in sizes], groups, degrees=degrees)
-    return StreamedCosts(profile, space, degrees, model, cluster, request.samples, cp, exchange, few_bits)
+    return StreamedCosts(profile, space, degrees, model, cluster, request.samples, cp, exchange, recipe, request.precision)
 
 
 def _sharing_heads(model: Model, degrees: tuple[int, ...], cp: int, asked: int | None) -> tuple[int, ...]:

@@ -14,6 +14,6 @@ OVERLAPPED = replace(MEGATRON, gradients_behind=True, parameters_ahead=True)
 MUON = replace(OVERLAPPED, parameters_ahead=False)
 
 
-def planned_framework(optimizer: OptimizerName) -> Framework:
-    """The one that plans with an optimizer are priced for."""
-    return MUON if optimizer == "muon" else OVERLAPPED
+def planned_framework(optimizer: OptimizerName, gradient_bytes: int) -> Framework:
+    """The one that plans with an optimizer are priced for, with numbers of gradients of so many bytes, as a plan says."""
+    return replace(MUON if optimizer == "muon" else OVERLAPPED, gradient_bytes=gradient_bytes)

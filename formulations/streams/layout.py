@@ -8,6 +8,7 @@ from math import ceil
 
 from trainplan.formulations.strategies import Exchange
 from trainplan.profiling.clusters.efficiencies import Precision
+from trainplan.profiling.clusters.recipes import Recipe
 from trainplan.profiling.models.optimizers import OptimizerName
 
 
@@ -83,10 +84,11 @@ class RunLayout:
     Ranks are numbered tensor-parallel first, then context-, data- and pipeline-parallel, as in Megatron-LM. zero: ZeRO's stage.
     shard: data-parallel ranks that share model states; further ones hold copies. sequence_parallel: tensor-parallel ranks share
     the tokens between matrices. chunks: stages on each device. micro: samples of a micro-batch on one rank; batch: of a step.
-    precision: of the products of transformer layers; all else is in `base`. reserved: layers' places in the pipeline that
-    embedding and head take, one each. frozen: adapters alone are trained: no gradients of the weights, no states of theirs.
-    exchange: what context-parallel ranks exchange for attention's core: keys, around a ring, or heads, by all-to-alls.
-    optimizer: what steps the parameters.
+    precision: of the products of transformer layers, where no recipe has them in fewer bits; all else is in `base`. reserved:
+    layers' places in the pipeline that embedding and head take, one each. frozen: adapters alone are trained: no gradients of
+    the weights, no states of theirs. exchange: what context-parallel ranks exchange for attention's core: keys, around a ring,
+    or heads, by all-to-alls. optimizer: what steps the parameters. recipe: of the products of transformer layers; None where
+    they are in `precision`.
     """
 
     dp: int
@@ -107,6 +109,12 @@ class RunLayout:
     frozen: bool = False
     exchange: Exchange = "keys"
     optimizer: OptimizerName = "adamw"
+    recipe: Recipe | None = None
+
+    @property
+    def rate(self) -> Precision:
+        """The precision whose rate the products of transformer layers have."""
+        return self.precision if self.recipe is None else self.recipe.precision
 
     @property
     def devices(self) -> int:

@@ -3,21 +3,24 @@ flight, and the logits with their loss.
 
 Of each unit the graph keeps what fused kernels of today's frameworks do: a norm's input and result, the inputs of products, one
 number for each query and head of a fused attention core, and what the activation and the gate need. What trainplan's programs
-keep is within a few percent of it (tests/formulations/test_streams_memory.py). Where context-parallel ranks exchange heads, an
-attention keeps queries, keys with their copies, values and results of its heads, and beside these the results of its tokens; of
-a core that is computed again, its inputs before they are exchanged.
+keep is within a few percent of it (tests/formulations/test_streams_memory.py). Products in few bits keep their operands in
+these, and their weights in both orientations. Where context-parallel ranks exchange heads, an attention keeps queries, keys
+with their copies, values and results of its heads, and beside these the results of its tokens; of a core that is computed
+again, its inputs before they are exchanged.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trainplan.formulations.streams.layout import RunLayout
 from trainplan.formulations.streams.step import Chunk, chunks_of, muon_parameters, parameters_of, stepped_parameters
-from trainplan.formulations.streams.units import FEW_BITS, splittable
+from trainplan.formulations.streams.units import splittable
 from trainplan.profiling.base.dtypes import DTYPE_BYTES
+from trainplan.profiling.clusters.recipes import Recipe
 from trainplan.profiling.models.model import Model, Unit
-from trainplan.profiling.models.sublayers import Attention, FeedForward, HeadShare, attention_of
+from trainplan.profiling.models.sublayers import LAYERED, Attention, FeedForward, HeadShare, attention_of
 from trainplan.profiling.models.sublayers.parallel import ParallelBlock
 
 # Of what a layer keeps, where every second product's result, the attention's and the layer's input are kept: of a layer
@@ -66,6 +69,15 @@ def states_bytes(
     return parameters * (element + gradient) + kept * stepped - by_muon * MOMENT_BYTES
 
 
+def copied_bytes(weights: Sequence[float], recipe: Recipe | None, element_bytes: int, zero: int) -> float:
+    """Copies of weights in few bits beside those in the model's dtype. weights: numbers of a rank's, by layer or unit, which
+    ZeRO-3 gathers one ahead, so that it has copies of two."""
+    if recipe is None or not weights:
+        return 0.0
+    held = sum(weights) if zero < 3 else sum(sorted(weights)[-2:])
+    return held * recipe.copied_bytes(element_bytes, in_place=zero > 0)
+
+
 def kept_bytes(unit: Unit, layout: RunLayout) -> float:
     """What a unit keeps of a micro-batch besides what is recomputed, its input included."""
     part, element = splittable(unit.sublayer, layout.tp), DTYPE_BYTES[layout.base]
@@ -88,7 +100,9 @@ def kept_bytes(unit: Unit, layout: RunLayout) -> float:
 def operand_bytes(layout: RunLayout) -> float:
     """Of a number that is kept as the operand of a product, for the gradient of its weights: of few bits as it was multiplied;
     none where the weights are frozen."""
-    return 0.0 if layout.frozen else FEW_BITS.get(layout.precision, DTYPE_BYTES[layout.base])
+    if layout.frozen:
+        return 0.0
+    return DTYPE_BYTES[layout.base] if layout.recipe is None else layout.recipe.operand_bytes
 
 
 def _masks_bytes(part: object, own: float) -> float:
@@ -157,7 +171,9 @@ def _of_rank(model: Model, layout: RunLayout, chunks: list[Chunk], rank: int) ->
     for chunk in chunks:
         for unit in chunk.units:
             layers.setdefault(unit.layer, []).append(unit)
-    largest = max(parameters_of(model, Chunk(tuple(units)), layout) for units in layers.values())
+    blocks = {layer: parameters_of(model, Chunk(tuple(units)), layout) for layer, units in layers.items()}
+    largest = max(blocks.values())
+    inner = [blocks[layer] for layer, units in layers.items() if units[0].kind in LAYERED]
     workspace = again + max(exchanged_bytes(unit, layout) for chunk in chunks for unit in chunk.units)
     head = chunks[-1].units[-1]
     if head.kind == "head":
@@ -165,7 +181,8 @@ def _of_rank(model: Model, layout: RunLayout, chunks: list[Chunk], rank: int) ->
         workspace = max(workspace, numbers * layout.framework.logit_bytes)
     by_muon = sum(muon_parameters(unit.sublayer, layout) for chunk in chunks for unit in chunk.units)
     stepped = stepped_parameters(model, chunks, layout)
-    states = states_bytes(parameters, layout, largest, stepped, by_muon) + layout.framework.fixed_bytes
+    copies = copied_bytes(inner, layout.recipe, DTYPE_BYTES[layout.base], layout.zero)
+    states = states_bytes(parameters, layout, largest, stepped, by_muon) + copies + layout.framework.fixed_bytes
     return RunMemory(states, activations, workspace)
 
 

@@ -35,7 +35,7 @@ class SublayerTimes:
     def of(self, sublayer: str, layout: RunLayout) -> UnitTimes:
         """Those of a sub-layer in a layout, whose data-parallel and pipeline degrees, batch and ZeRO stage change nothing."""
         degrees = (layout.tp, layout.cp, layout.exchange, layout.micro, layout.sequence_parallel, layout.recompute)
-        key = (sublayer, *degrees, layout.base, layout.precision, layout.framework, layout.frozen)
+        key = (sublayer, *degrees, layout.base, layout.precision, layout.recipe, layout.framework, layout.frozen)
         if key not in self._times:
             self._times[key] = unit_times(self.model.sublayers[sublayer], layout, self.kind, self.links)
         return self._times[key]

@@ -1,8 +1,9 @@
 """What one micro-batch takes on one rank in each unit of a model: kernels by the roofline of `profiling.estimate`, and the
 tensor- and context-parallel collectives that no kernel runs beside.
 
-Products of transformer layers are in the run's precision, all else (attention cores, head, embedding) in its base dtype. In
-8 and 4 bits every operand is first written in few bits, and once more transposed for the backward pass.
+Products of transformer layers are in the run's precision, all else (attention cores, head, embedding) in its base dtype. By a
+recipe of 8 or 4 bits every operand is first cast: read as often as the recipe has it, and written in few bits, once more
+transposed for the backward pass (`profiling.clusters.recipes`).
 
 Context-parallel ranks have an equal share of each sample's tokens. They send keys and values around a ring (Liu et al., 2023),
 beside the attention's cores; or exchange heads (Jacobs et al., 2023): before the core queries, keys and values by an
@@ -34,7 +35,6 @@ from trainplan.profiling.models.sublayers import (
 from trainplan.profiling.models.sublayers.parallel import ParallelBlock
 from trainplan.profiling.ways import shared_operators
 
-FEW_BITS: dict[str, float] = {"float8": 1.0, "float4": 0.5}  # bytes of a number
 CONTENTION = 0.25  # of a collective's time by which the kernels beside it take longer, assumed; 0.13 to 0.3 by Galvatron-BMW
 
 
@@ -106,18 +106,18 @@ def _on_share(operator: Operator, layout: RunLayout) -> Operator:
 
 
 def _kernel_ns(operator: Operator, layout: RunLayout, kind: DeviceKind, layered: bool, backward: bool) -> float:
-    base, few = layout.base, FEW_BITS.get(layout.precision)
+    base, recipe = layout.base, layout.recipe
     if not operator.m:
         passes = layout.framework.memory_passes if layered else layout.framework.loss_passes
         return operator_ns(replace(operator, touched_bytes=int(operator.touched_bytes * passes)), kind, base, 2, backward)
     if backward and layout.frozen and not operator.core:
         operator = replace(operator, backward=operator.backward / 2)  # no gradients of weights
-    if operator.core or not layered or few is None:
+    if operator.core or not layered or recipe is None:
         precision: Precision = layout.precision if (layered and not operator.core) or layout.precision == "tfloat32" else base
         return operator_ns(operator, kind, precision, DTYPE_BYTES[base], backward)
     written = operator.m * (operator.n if backward else operator.k) * operator.count
-    streaming = Operator(touched_bytes=round(written * (DTYPE_BYTES[base] + 2 * few)))
-    product = operator_ns(operator, kind, layout.precision, 1, backward)
+    streaming = Operator(touched_bytes=round(written * recipe.cast_bytes(DTYPE_BYTES[base])))
+    product = operator_ns(operator, kind, recipe.precision, recipe.operand_bytes, backward)
     return product + operator_ns(streaming, kind, base, DTYPE_BYTES[base])
 
 

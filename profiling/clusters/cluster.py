@@ -13,6 +13,7 @@ from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.files import Record, parse
 from trainplan.profiling.clusters.efficiencies import Efficiency, Kernel, Precision
 from trainplan.profiling.clusters.network import Island, Link, Matrix, Network, Positive
+from trainplan.profiling.clusters.recipes import RecipeName, check_rates
 from trainplan.profiling.shipped import locate
 
 Bytes = Annotated[int, Field(gt=0, le=2**50)]
@@ -24,13 +25,15 @@ class DeviceKind(Record):
     memory_bytes: all that it has. reserve_bytes: how much of that is not for plans: what the driver keeps from programs, their
     context, buffers of communication, and what fragmentation loses. flops_per_s: peak rate of matrix products by dtype. A
     product of m x k by k x n reaches `efficiency` of it times d / (d + half_size) for each of its three sizes d. efficiencies:
-    of classes of kernels and precisions, in place of these two. kernel_ns: least time of one operator.
+    of classes of kernels and precisions, in place of these two. recipes: by which products in fewer bits are computed on it.
+    kernel_ns: least time of one operator.
     """
 
     name: Annotated[str, Field(min_length=1)]
     memory_bytes: Bytes
     reserve_bytes: Annotated[int, Field(ge=0, le=2**50)] = 0
     flops_per_s: Annotated[dict[Precision, Positive], Field(min_length=1)]
+    recipes: list[RecipeName] = Field(default_factory=list)
     memory_bytes_per_s: Positive
     efficiency: Annotated[float, Field(gt=0, le=1)] = 0.7
     half_size: Annotated[int, Field(ge=0, le=2**20)] = 64
@@ -38,7 +41,8 @@ class DeviceKind(Record):
     efficiencies: list[Efficiency] = Field(default_factory=list)
 
     @model_validator(mode="after")
-    def _leaves_memory(self) -> DeviceKind:
+    def _consistent(self) -> DeviceKind:
+        check_rates(self.recipes, self.flops_per_s)
         if self.reserve_bytes >= self.memory_bytes:
             fix = f"give less than memory_bytes = {self.memory_bytes}"
             raise InputError("", "reserve_bytes", f"is {self.reserve_bytes}", fix)

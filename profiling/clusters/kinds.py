@@ -34,6 +34,7 @@ def device_kind(name: str, table: EfficiencyTable) -> DeviceKind:
         memory_bytes=described.memory_bytes,
         reserve_bytes=reserve_bytes(described),
         flops_per_s=described.flops_per_s,
+        recipes=described.recipes,
         memory_bytes_per_s=described.memory_bytes_per_s,
         kernel_ns=described.kernel_ns,
         efficiencies=[each for kernel in get_args(Kernel) for each in _efficiencies(name, kernel, table)],

@@ -11,6 +11,7 @@ from trainplan.profiling.base.errors import COMMAND_LINE, InputError, one_of, sh
 from trainplan.profiling.base.files import Record, parse
 from trainplan.profiling.clusters.efficiencies import Level, Precision
 from trainplan.profiling.clusters.network import Latency, Positive
+from trainplan.profiling.clusters.recipes import RecipeName, check_rates
 from trainplan.profiling.shipped import locate, shipped
 
 PCIE_LANE_BYTES_PER_S = {3: 8e9 / 8 * 128 / 130, 4: 16e9 / 8 * 128 / 130, 5: 32e9 / 8 * 128 / 130}  # one lane, one way
@@ -83,8 +84,8 @@ class DeviceSheet(Record):
     released: the year. words: what its name may hold in lists of machines, such as `sxm` and `80gb`, in lower case.
     driver_name: a regular expression of what the driver calls it, without NVIDIA and brands. flops_per_s: dense peaks of matrix
     products, without sparsity; float32 on CUDA cores or AMD's matrix cores. attainable_flops_per_s: what the vendor says that
-    its own library reaches of them. memory_bytes: as sold; visible_bytes: what programs see of it. kernel_ns: as of a
-    DeviceKind.
+    its own library reaches of them. recipes: by which products in fewer bits are computed on it. memory_bytes: as sold;
+    visible_bytes: what programs see of it. kernel_ns: as of a DeviceKind.
     """
 
     noun: ClassVar[str] = "device sheet"
@@ -97,6 +98,7 @@ class DeviceSheet(Record):
     driver_name: str | None = None
     flops_per_s: Annotated[dict[Precision, Positive], Field(min_length=1)]
     attainable_flops_per_s: dict[Precision, Positive] = Field(default_factory=dict)
+    recipes: list[RecipeName] = Field(default_factory=list)
     memory_bytes: Annotated[int, Field(gt=0, le=2**50)]
     visible_bytes: Annotated[int, Field(gt=0, le=2**50)] | None = None
     memory_bytes_per_s: Positive
@@ -110,13 +112,14 @@ class DeviceSheet(Record):
 
     @model_validator(mode="after")
     def _names_its_sources(self) -> DeviceSheet:
-        with_numbers = set(NUMBERS) - {name for name in NUMBERS if getattr(self, name) in (None, {})}
+        check_rates(self.recipes, self.flops_per_s)
+        stated = set(SOURCED) - {name for name in SOURCED if getattr(self, name) in (None, {}, [])}
         sourced = [name for source in self.sources for name in source.of]
-        for name in sorted(with_numbers ^ set(sourced)):
-            problem = "has no source" if name in with_numbers else "has a source and no number"
-            raise InputError("", name, problem, "name each field with numbers once in sources")
+        for name in sorted(stated ^ set(sourced)):
+            problem = "has no source" if name in stated else "has a source and no value"
+            raise InputError("", name, problem, "name each such field once in sources")
         if len(sourced) > len(set(sourced)):
-            raise InputError("", "sources", "name a field twice", "name each field with numbers once")
+            raise InputError("", "sources", "name a field twice", "name each field once")
         if self.visible_bytes is not None and self.visible_bytes > self.memory_bytes:
             raise InputError("", "visible_bytes", f"is {self.visible_bytes}", f"give at most {self.memory_bytes}")
         return self
@@ -127,8 +130,8 @@ class DeviceSheet(Record):
         return None if self.scale_up is None or self.scale_up.optional else self.scale_up
 
 
-NUMBERS = (
-    *("flops_per_s", "attainable_flops_per_s", "memory_bytes", "visible_bytes", "memory_bytes_per_s", "power_watts"),
+SOURCED = (  # fields that name where they are from
+    *("flops_per_s", "attainable_flops_per_s", "recipes", "memory_bytes", "visible_bytes", "memory_bytes_per_s", "power_watts"),
     *("scale_up", "pcie", "host", "network"),
 )
 

@@ -18,7 +18,11 @@ UNITS = len(GPT2.units)
     ("strategy", "fields", "message"),
     [
         ("dp2-ep2", {}, r"units\[0\].strategy is 'dp2-ep2'; .*: the compiler cannot do expert parallelism yet"),
-        ("dp2", {"precision": "fp8"}, r"units\[0\].precision is 'fp8'; give 'model': the compiler cannot do another precision"),
+        (
+            "dp2",
+            {"precision": "fp8"},
+            r"units\[0\].precision is 'fp8'; give 'model': the compiler cannot do products in fp8 yet",
+        ),
     ],
 )
 def test_the_compiler_names_what_it_cannot_do(strategy: str, fields: dict[str, Any], message: str) -> None:

@@ -27,6 +27,7 @@ from trainplan.formulations.streams.units import _on_share, unit_times
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.clusters.cluster import DeviceKind, load_cluster
 from trainplan.profiling.clusters.efficiencies import shipped_efficiencies
+from trainplan.profiling.clusters.recipes import RECIPES
 from trainplan.profiling.clusters.sheets import sheet
 from trainplan.profiling.models.model import Model, load_model
 
@@ -182,7 +183,7 @@ def test_copies_of_shards_are_summed_once_a_step() -> None:
         ({"recompute": Recompute(attention=True)}, True),
         ({"recompute": Recompute(operations=True)}, True),
         ({"recompute": Recompute(activations=True)}, True),
-        ({"precision": "float8"}, False),
+        *(({"recipe": recipe}, False) for recipe in RECIPES.values() if recipe.precision == "float8"),
         ({"batch": 32}, True),
         ({"tp": 2, "sequence_parallel": True}, False),
         ({"dp": 2, "shard": 2}, False),
@@ -307,7 +308,7 @@ def test_plans_are_simulated_under_streams(word: str) -> None:
     assert simulation.step_ns == judged.step_ns > 0 and simulation.performance is not None
     layout, plain = layout_of_plan(plan), word.partition("-ckpt")[0]
     assert (layout.devices, layout.micro_batches) == (8, 2)
-    plainly = replace(layout.framework, ends_ns=0, gradient_bytes=2)  # the plan's gradients are the model's
+    plainly = replace(layout.framework, ends_ns=0)
     alike = replace(layout, recompute=replace(layout.recompute, layers=float(word.endswith("-ckpt"))), framework=plainly)
     step = streams_step(plan.planned_model(), alike, cluster.used_kinds[0], Links.of_cluster(cluster))
     assert judged.step_ns == pytest.approx(step.step_ns, rel=0.1)

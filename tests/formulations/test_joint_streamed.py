@@ -60,16 +60,20 @@ CASES = [
     (LLAMA, "h100:2x2", {"cp": 2}),
     (LLAMA, "h100:2x2", {"cp": 2, "cp_exchange": "heads", "modules": True}),
     (FEW_KEYS, "h100:4", {"cp": 4, "cp_exchange": "heads"}),
-    (LLAMA, "h100:4", {"fp8": True}),
     (LLAMA, "h100:4", {"host": "hidden"}),
     (LLAMA, "h100:2x2", {"host": "hidden", "schedule": "interleaved", "pipeline": 2, "micro_batches": 4}),
     (NEOX, "l40s:2x2", {"host": "hidden"}),
     (NEOX, "l40s:2x2", {"cp": 4, "cp_exchange": "heads"}),
+    (LLAMA, "h100:4", {"precision": "fp8"}),
+    (LLAMA, "h100:2x2", {"precision": "fp8-blockwise", "gradients": "float32", "hybrid": True}),
+    (LLAMA, "b200:2x2", {"precision": "nvfp4", "modules": True, "schedule": "all"}),
+    (LLAMA, "mi355x:4", {"precision": "mxfp8", "gradients": "float32"}),
+    (GPT2, "h100:2x2", {"gradients": "float32"}),
     (NEOX, "l40s:2x2", {}),
     (GPT2, "a100:4", {}),
     (LLAMA, "h100:2x2", {"optimizer": "muon", "schedule": "all", "modules": True}),
     (GPT2, "a100:4", {"optimizer": "muon"}),
-    (LLAMA, "h100:2x2", {"optimizer": "muon", "cp": 2, "fp8": True}),
+    (LLAMA, "h100:2x2", {"optimizer": "muon", "cp": 2, "precision": "fp8"}),
 ]
 
 
@@ -193,7 +197,7 @@ HALVES, QUARTERS = ["block16.attention"], ["block8.attention", "block16.attentio
 @pytest.mark.parametrize(
     "options",
     [
-        {"zero": "1", "tp": 2, "fp8": True},
+        {"zero": "1", "tp": 2, "precision": "fp8", "gradients": "float32"},
         {"zero": "1", "pipeline": 2, "tp": 2, "cuts": HALVES},
         {"zero": "1", "cp": 2, "tp": 2, "cp_exchange": "heads"},
         *(
@@ -206,7 +210,7 @@ HALVES, QUARTERS = ["block16.attention"], ["block8.attention", "block16.attentio
                 {"zero": "3", "cp": 2, "tp": 2},
                 {"zero": "3", "cp": 4, "tp": 2, "cp_exchange": "heads"},
                 {"zero": "1", "cp": 8, "cp_exchange": "heads", "pipeline": 2, "cuts": HALVES},
-                {"zero": "1", "cp": 4, "pipeline": 2, "cuts": HALVES, "fp8": True},
+                {"zero": "1", "cp": 4, "pipeline": 2, "cuts": HALVES, "precision": "fp8-current"},
                 {"zero": "1", "tp": 2, "optimizer": "muon"},
                 {"zero": "1", "pipeline": 2, "tp": 4, "cuts": HALVES, "micro_batches": 16, "optimizer": "muon"},
                 {"zero": "0", "pipeline": 2, "tp": 4, "cuts": HALVES, "micro_batches": 32, "optimizer": "muon"},
@@ -216,7 +220,7 @@ HALVES, QUARTERS = ["block16.attention"], ["block8.attention", "block16.attentio
 )
 def test_the_prediction_is_that_of_validate_for_the_same_layout(options: dict[str, Any]) -> None:
     """Of Llama-3 8B on 64 H200, cut at even numbers of layers, as frameworks do, within 3 %: with the same efficiencies and
-    overlap. Gradients are the model's, and what a step takes beside (data, logs) is left out."""
+    overlap, and gradients as the plan has them. What a step takes beside (data, logs) is left out."""
     model = load_model("llama3-8b", 8192, "bfloat16")
     cluster = load_cluster("h200:8x8")
     answer = tp.plan(
@@ -224,7 +228,7 @@ def test_the_prediction_is_that_of_validate_for_the_same_layout(options: dict[st
     )
     assert answer.plan is not None and answer.plan.predicted is not None and answer.plan.claim is not None
     layout = layout_of(answer.plan)
-    layout = replace(layout, framework=replace(layout.framework, ends_ns=0, gradient_bytes=2))
+    layout = replace(layout, framework=replace(layout.framework, ends_ns=0))
     step = streams_step(model, layout, cluster.used_kinds[0], Links.of_cluster(cluster))
     assert answer.plan.predicted.step_ns == pytest.approx(step.step_ns, rel=0.03)
     assert answer.plan.claim.bound_ns is not None
@@ -236,7 +240,10 @@ def test_the_prediction_is_that_of_validate_for_the_same_layout(options: dict[st
     [
         ("rtx-titan-8", {"cost_model": "streams"}, "cost_model is streams"),
         ("rtx-titan-8", {"cp": 2}, "cp is 2"),
-        ("a100:8", {"fp8": True}, "no rate"),
+        ("a100:8", {"precision": "fp8"}, "precision is fp8, which A100-SXM4 80 GB does not have; give model"),
+        ("h100:8", {"precision": "mxfp8"}, "does not have; give model, fp8, fp8-current, fp8-blockwise"),
+        ("mi355x:8", {"precision": "nvfp4"}, "does not have; give model, fp8, fp8-current, mxfp8"),
+        ("rtx-titan-8", {"precision": "fp8"}, "precision is fp8, which the cost model executed does not have"),
         ("h100:8", {"cp": 3}, "cp is 3"),
         ("h100:8", {"cp_exchange": "heads"}, "cp_exchange is heads, with cp 1; give cp of at least 2"),
         ("h100:8", {"cp": 8, "tp": 2, "cp_exchange": "heads", "pipeline": 1}, "cp_exchange"),

@@ -9,6 +9,7 @@ import pytest
 from trainplan.formulations.streams.layout import Recompute
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.clusters.efficiencies import shipped_efficiencies
+from trainplan.profiling.clusters.recipes import RECIPES
 from trainplan.profiling.clusters.sheets import kind_named, likely_kind
 
 from trainplan.validation.layouts import LaidRun, laid_run
@@ -137,6 +138,54 @@ def test_precisions() -> None:
         assert (layout.base, layout.precision) == ("float16", "float16")
     wide = [predicted(precision=words, model="llama3-8b").step_s or 0.0 for words in ("bf16", "tf32", "fp32")]
     assert 1.5 * wide[0] < wide[1] < 3 * wide[0] < wide[2], "attention and head run in tf32, too"
+
+
+@pytest.mark.parametrize(
+    ("words", "recipe"),
+    [
+        *((word, "fp8") for word in ("FP8-delayed", "fp8 (delayed scaling)", "FP8-DS")),
+        *(
+            (word, "fp8-current")
+            for word in ("FP8-CS", "fp8 current scaling", "bf16+fp8-current", "float8 tensorwise", "fp8 rowwise")
+        ),
+        *(
+            (word, "fp8-blockwise")
+            for word in ("fp8 blockwise", "FP8 block-wise", "fp8-subchannel", "FP8 block scaling", "FP8-SC")
+        ),
+        *((word, "mxfp8") for word in ("mxfp8", "MXFP8", "FP8-MX", "mx-fp8")),
+        *((word, "nvfp4") for word in ("nvfp4", "NVFP4")),
+    ],
+)
+def test_words_of_recipes(words: str, recipe: str) -> None:
+    """Each by itself, in the precision or, where that says FP8 alone, in the note."""
+    run = laid(gpu="B200", gpus=64, model="llama3-8b", precision=words)
+    assert run.layout.recipe is RECIPES[recipe] and "recipe" not in run.assumed
+    assert (run.layout.base, run.layout.rate) == ("bfloat16", RECIPES[recipe].precision)
+    if "4" not in words:
+        noted = laid(gpu="B200", gpus=64, model="llama3-8b", precision="FP8", note=f"container 25.09; {words}")
+        assert noted.layout.recipe is RECIPES[recipe] and "recipe" not in noted.assumed
+
+
+def test_a_recipe_that_no_word_says_is_named() -> None:
+    for words, recipe in (("FP8", "fp8"), ("bf16, float8", "fp8"), ("fp4", "nvfp4"), ("MXFP4", "nvfp4")):
+        run = laid(gpu="B200", gpus=64, model="llama3-8b", precision=words)
+        assert run.layout.recipe is RECIPES[recipe]
+        assert run.assumed["recipe"] == f"{recipe}: {RECIPES[recipe].about}"
+    assert laid(precision="bf16", note="fp8 current scaling in another run").layout.recipe is None
+    foreign = laid(gpu="H100", gpus=64, model="llama3-8b", precision="mxfp8")
+    assert foreign.assumed["recipe"] == "mxfp8, which is not known to be one of H100-SXM5 80 GB"
+
+
+def test_recipes_differ_by_what_casts_read_and_weights_keep() -> None:
+    """Current scaling reads operands twice; FP8 in blocks differs little from FP8 per tensor; FP4 is faster, and weights beside
+    their copies take more."""
+    run = {name: predicted(gpu="B200", gpus=64, model="llama3-8b", tp=2, fsdp="no", zero=1, precision=name) for name in RECIPES}
+    step, peak = ({name: getattr(each, field) for name, each in run.items()} for field in ("step_s", "peak_gib"))
+    assert step["nvfp4"] < step["fp8"] < step["mxfp8"] < 1.01 * step["fp8"] < step["fp8-current"] < 1.1 * step["fp8"]
+    assert step["fp8-blockwise"] == step["mxfp8"], "as it is emulated"
+    assert peak["fp8"] == peak["fp8-current"] < peak["mxfp8"] < peak["fp8-blockwise"]
+    weights = (8.03e9 - 2 * 128256 * 4096) / 2 / 2**30  # of a rank's layers
+    assert peak["fp8-blockwise"] - peak["fp8"] == pytest.approx(2 * weights, rel=0.1)
 
 
 def test_negated_words() -> None:

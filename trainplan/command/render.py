@@ -18,7 +18,7 @@ from trainplan.frontiers import Frontier
 from trainplan.performance import PARTS, Performance
 from trainplan.planned import Planned
 from trainplan.profiling.base.quantities import format_bytes, format_count, format_time, plural
-from trainplan.profiling.clusters.efficiencies import Precision
+from trainplan.profiling.clusters.recipes import RECIPES
 from trainplan.profiling.models.model import Model
 from trainplan.profiling.summary import reached
 from trainplan.rivals import Rivals
@@ -155,7 +155,8 @@ def planned(answer: Planned) -> None:
     why = "" if answer.instead is None else f", since {answer.instead}"
     rows = [("like", f"{answer.preset.name}{why}"), *_asked(answer.request)]
     for profile in answer.request.obtained[:1]:
-        products: Precision | None = "float8" if answer.request.options.get("fp8") else None
+        recipe = RECIPES.get(answer.request.options.get("precision", "model"))
+        products = None if recipe is None else recipe.precision
         rows += [("profile", profile.origin), *(("reached", text) for text in reached(profile, products))]
     pairs(rows)
     alternatives(answer)

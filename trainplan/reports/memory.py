@@ -44,7 +44,11 @@ def stage_curves(plan: Plan, judged: Judged) -> list[StageCurve]:
 
 def _curve(judged: Judged, stage: int, place: int) -> StageCurve:
     rounds, walk = judged.time.rounds[place], judged.memory[place]
-    sizes = [tuple(held[part] for part in PARTS) for held in held_parts(rounds.few, walk.backend, part_of, PARTS)]
+    beside = {part_of("copies"): walk.beside_bytes}
+    sizes = [
+        tuple(held[part] + beside.get(part, 0) for part in PARTS)
+        for held in held_parts(rounds.few, walk.backend, part_of, PARTS)
+    ]
     starts = accumulate(judged.time.start_ns[place], max)  # what is issued later counts from where it was issued
     most: list[tuple[int, ...] | None] = [None] * COLUMNS
     step = max(1, judged.step_ns)

@@ -188,7 +188,7 @@ def related(a: Key, b: Key) -> bool:
 def keys_of(row: LaidRun) -> list[Key]:
     """The numbers that a row's prediction depends on."""
     layout, keys = row.layout, [Key(row.name, None, "memory")]
-    keys.append(Key(row.name, layout.precision, "matrix-product"))
+    keys.append(Key(row.name, layout.rate, "matrix-product"))
     if layout.framework.fused_attention:
         keys.append(Key(row.name, layout.base, "attention"))
     if row.run.gpus > 1 and row.sheet.joined is not None:
@@ -248,7 +248,7 @@ def print_errors(rows: Sequence[LaidRun], at: np.ndarray, apart: np.ndarray) -> 
     groups: Mapping[str, list[int]] = {"all": list(range(len(rows)))}
     for place, row in enumerate(rows):
         groups.setdefault(row.run.source, []).append(place)  # type: ignore[attr-defined]
-        groups.setdefault(f"{row.name} {row.layout.precision}", []).append(place)  # type: ignore[attr-defined]
+        groups.setdefault(f"{row.name} {row.layout.rate}", []).append(place)  # type: ignore[attr-defined]
     for name, places in groups.items():
         fitted, others = (summarised(list(np.exp(each[places]) - 1)) for each in (at, apart))
         numbers = [

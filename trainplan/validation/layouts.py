@@ -26,6 +26,7 @@ from trainplan.validation.words import (
     network_bytes_per_s,
     optimizer_of,
     precisions,
+    recipe_of_words,
     recompute_of_words,
     shares_tokens,
     sharing,
@@ -96,7 +97,10 @@ def laid_out(run: Run, model: Model, name: str, framework: Framework, assumed: d
         problem = f"is {tp}, into which not all parts of this {model.family} can be split"
         raise InputError(run.id, "tp", problem, f"give a degree that divides heads, ffn and vocabulary of {run.model}")
     zero, shard = sharing(run, dp, framework, assumed)
-    for each in (base, precision):
+    recipe = recipe_of_words(run, assumed)
+    if recipe is not None and recipe.name not in described.recipes:
+        assumed["recipe"] = f"{recipe.name}, which is not known to be one of {described.name}"
+    for each in (base, precision if recipe is None else recipe.precision):
         if each not in described.flops_per_s:
             fix = f"give one of {', '.join(described.flops_per_s)}"
             raise InputError(run.id, "precision", f"is {run.precision!r}, which {described.name} has no rate for", fix)
@@ -111,7 +115,7 @@ def laid_out(run: Run, model: Model, name: str, framework: Framework, assumed: d
     layout = RunLayout(
         dp, tp, pp, cp, chunks, zero, shard, shared, recompute, base, precision, micro, batch, framework,
         reserved=model.layers % count > 0 and (model.layers + 2) % count == 0,
-        frozen=LORA.search(run.task or "") is not None, exchange=exchanged, optimizer=optimizer,
+        frozen=LORA.search(run.task or "") is not None, exchange=exchanged, optimizer=optimizer, recipe=recipe,
     )  # fmt: skip
     if model.layers + 2 * layout.reserved < count:
         problem = f"is {chunks}, which with pp {pp} makes {count} stages of {model.layers} layers"

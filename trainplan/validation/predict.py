@@ -116,7 +116,8 @@ def _layout_text(laid: LaidRun) -> str:
     degrees = {"dp": layout.dp, "tp": layout.tp, "pp": layout.pp, "vpp": layout.chunks, "cp": layout.cp}
     words = [f"{name}{degree}" for name, degree in degrees.items() if degree > 1] or ["single"]
     words[-1] += HEADS_WORD * layout.exchanges_heads
-    return " ".join([*words, f"zero{layout.zero}", f"mbs{layout.micro}", f"gbs{layout.batch}", layout.precision])
+    products = layout.precision if layout.recipe is None else layout.recipe.name
+    return " ".join([*words, f"zero{layout.zero}", f"mbs{layout.micro}", f"gbs{layout.batch}", products])
 
 
 def predict_runs(runs: Iterable[Run], table: EfficiencyTable | None = None) -> Predictions:
@@ -166,12 +167,12 @@ def interval(laid: LaidRun, table: EfficiencyTable) -> tuple[float, float, tuple
     """The ends of the interval over the prediction, by the error of the products' efficiency; and which efficiencies are those
     of another kind of device."""
     kind = device_kind(laid.name, table)
-    product = kind.reached("matrix-product", laid.layout.precision)
+    product = kind.reached("matrix-product", laid.layout.rate)
     assert product is not None
     borrowed = tuple(
         f"{each.kernel} in {each.precision or 'any precision'}: {each.origin_for(laid.sheet.name)}"
         for each in kind.efficiencies
-        if each.precision in (laid.layout.precision, laid.layout.base, None) and each.device != laid.sheet.name
+        if each.precision in (laid.layout.rate, laid.layout.base, None) and each.device != laid.sheet.name
     )
     error = product.error + ISSUE_ERROR * bool(laid.layout.framework.issue_ns)
     return 1 / (1 + error), 1 + error, borrowed

@@ -14,6 +14,7 @@ from trainplan.formulations.strategies import Exchange
 from trainplan.formulations.streams.layout import Framework, Recompute
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.clusters.efficiencies import Precision
+from trainplan.profiling.clusters.recipes import RECIPES, Recipe
 from trainplan.profiling.models.optimizers import OptimizerName
 from trainplan.validation.rows import Run
 
@@ -64,23 +65,50 @@ def optimizer_of(run: Run) -> OptimizerName:
     return "muon" if flag((run.note or "").lower(), MUON) else "adamw"
 
 
+FEW_BITS = re.compile(r"fp8|float8|fp4|float4")
+# Words of recipes of 8 bits, the first that fits: names of Megatron-LM, Transformer Engine and torchao, and of NVIDIA's tables.
+SCALINGS = (
+    (r"mx[_ -]?fp8|fp8[_ -]?mx\b|micro[_ -]?scal", "mxfp8"),
+    (r"block[_ -]?(?:wise|scal)|sub[_ -]?channel|fp8[_ -]s[cs]\b|128 ?x ?128", "fp8-blockwise"),
+    (r"current[_ -]?scal|fp8[_ -]c(?:s|urrent)\b|(?:tensor|row)[_ -]?wise|dynamic[_ -]?scal", "fp8-current"),
+    (r"delayed|fp8[_ -]ds\b", "fp8"),
+)
+
+
 def denied(words: str) -> bool:
     """Whether words say that there is none: `no`, `n/a`, `none(by recipe)`, `gradient checkpointing: off`."""
     return NEVER.fullmatch(words) is not None or OFF.fullmatch(words) is not None
 
 
 def precisions(words: str, usual: Precision) -> tuple[Precision, Precision]:
-    """The base dtype, and that of the products of layers. usual: the base where none is named, as in `mixed precision`."""
+    """The base dtype, and that of the products of layers where no recipe has them in fewer bits. usual: the base where none is
+    named, as in `mixed precision`."""
     text, base = words.lower(), usual
     if re.search(r"bf16|bfloat16", text):
         base = "bfloat16"
     elif re.search(r"fp16|float16|half", text):
         base = "float16"
-    elif re.search(r"fp32|float32|tf32|tfloat32|single", text) and not re.search(r"16|fp8|float8|fp4|float4|mixed|amp", text):
+    elif re.search(r"fp32|float32|tf32|tfloat32|single", text) and not re.search(rf"16|{FEW_BITS.pattern}|mixed|amp", text):
         return "float32", "tfloat32" if "tf" in text else "float32"
-    if re.search(r"fp4|float4", text):
-        return base, "float4"
-    return base, "float8" if re.search(r"fp8|float8", text) else base
+    return base, base
+
+
+def recipe_of_words(run: Run, assumed: Assumed) -> Recipe | None:
+    """The recipe of the products of layers in 8 or 4 bits, by the words of a row's precision, then of its note; None where its
+    precision speaks of none. FP8 alone is taken for FP8 per tensor with delayed scaling, FP4 of whatever kind for NVFP4."""
+    words, note = (run.precision or "").lower(), (run.note or "").lower()
+    if not FEW_BITS.search(words):
+        return None
+    if re.search(r"fp4|float4", words):
+        if not re.search(r"nv[_ -]?fp4", words):
+            assumed["recipe"] = f"nvfp4: {RECIPES['nvfp4'].about}"
+        return RECIPES["nvfp4"]
+    for text in (words, note):
+        for pattern, name in SCALINGS:
+            if re.search(pattern, text):
+                return RECIPES[name]
+    assumed["recipe"] = f"fp8: {RECIPES['fp8'].about}"
+    return RECIPES["fp8"]
 
 
 def sharing(run: Run, dp: int, framework: Framework, assumed: Assumed) -> tuple[int, int]:

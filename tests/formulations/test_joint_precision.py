@@ -1,0 +1,123 @@
+"""Products in fewer bits and gradients in float32 as options of the joint problem: what plans say, take and hold."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from trainplan.execution.exports.common import ENDS
+from trainplan.execution.judge import judge_carried
+from trainplan.execution.streams import judge_streams, layout_of
+from trainplan.formulations.plan import Plan, load_plan
+from trainplan.formulations.problem import problem
+from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.clusters.cluster import load_cluster
+from trainplan.profiling.clusters.recipes import RECIPES
+from trainplan.profiling.models.model import load_model
+
+import trainplan as tp
+
+SMALL: dict[str, Any] = {"num_hidden_layers": 4, "hidden_size": 512, "intermediate_size": 1024, "vocab_size": 4096}
+LLAMA = load_model("llama3-8b", 256, "bfloat16").with_fields(**SMALL, num_attention_heads=8, num_key_value_heads=4, head_dim=64)
+CLUSTER = load_cluster("b200:8")
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "copies": {"zero": "0", "tp": 2, "pipeline": 1},
+    "zero1": {"zero": "1", "tp": 2, "pipeline": 2, "cuts": ["block2.attention"]},
+    "zero3": {"zero": "3", "tp": 1, "pipeline": 1},
+}
+
+
+def planned(layout: dict[str, Any], **options: Any) -> Plan:
+    answer = tp.plan(
+        model=LLAMA,
+        cluster=CLUSTER,
+        batch=32,
+        memory="60GiB",
+        beside=False,
+        micro_batches=4,
+        forbid=["ckpt"],
+        **layout,
+        **options,
+    )
+    assert answer.plan is not None and answer.plan.predicted is not None and answer.step_ns is not None
+    assert answer.answer.bound_ns is not None and answer.answer.bound_ns <= answer.step_ns
+    return answer.plan
+
+
+def weights_of(plan: Plan, tp: int, stage: int) -> list[int]:
+    """Numbers of the weights of a rank's sub-layers between embedding and head."""
+    units = plan.planned_model().units[plan.stages[stage].first_unit : plan.stages[stage].last_unit + 1]
+    return [unit.sublayer.parameter_count(unit.sublayer.degree(tp)) for unit in units if unit.kind not in ENDS]
+
+
+@pytest.mark.parametrize("name", list(RECIPES))
+@pytest.mark.parametrize("layout", list(LAYOUTS))
+def test_a_plan_has_its_recipe_and_holds_copies_of_its_weights(layout: str, name: str) -> None:
+    """Beside the same plan in the model's dtype each rank holds the copies of its layers' weights that the recipe has, in walks
+    and tables alike; ZeRO-3 of the two that are gathered. It takes less time, and carries what it takes."""
+    plain, plan = planned(LAYOUTS[layout]), planned(LAYOUTS[layout], precision=name)
+    assert {unit.precision for unit in plan.units if unit.name not in ENDS} == {name}
+    assert {unit.precision for unit in plan.units if unit.name in ENDS} == {"model"}
+    assert plan.strategies() == plain.strategies() and plan.predicted is not None and plain.predicted is not None
+    assert layout_of(plan).recipe is RECIPES[name]
+    zero, degree = plan.units[0].strategy.zero_stage, plan.units[0].strategy.degree("tp")
+    for stage in range(len(plan.stages)):
+        weights = weights_of(plan, degree, stage)
+        held = sum(weights) if zero < 3 else sum(sorted(weights)[-2:])
+        more = held * RECIPES[name].copied_bytes(2, in_place=zero > 0)
+        rank = plan.stages[stage].ranks[0]
+        assert plan.predicted.peak_bytes[rank] - plain.predicted.peak_bytes[rank] == pytest.approx(more, abs=1)
+        assert plan.claim is not None and plain.claim is not None
+    carried = judge_carried(plan, plan.predicted.durations)
+    assert (carried.step_ns, list(carried.peak_bytes)) == (plan.predicted.step_ns, plan.predicted.peak_bytes)
+    assert carried.step_ns == judge_streams(plan, CLUSTER).step_ns
+    assert load_plan(plan.model_dump(mode="json")) == plan
+
+
+@pytest.mark.parametrize("name", ["fp8", "mxfp8", "nvfp4"])
+@pytest.mark.parametrize("layout", list(LAYOUTS))
+def test_tables_have_as_much_memory_as_walks(layout: str, name: str) -> None:
+    """What a solution needs more by the problem's tables is what its plan holds more, rounded up unit by unit."""
+    joint, peaks, walks = problem("joint"), [], []
+    for options in ({}, {"precision": name}):
+        plan = planned(LAYOUTS[layout], **options)
+        instance = tp.build(
+            "joint", model=LLAMA, cluster=CLUSTER, batch=32, memory="60GiB", micro_batches=4, **LAYOUTS[layout], **options
+        )
+        wide = plan.changed(units=[unit.changed(precision="model") for unit in plan.units])
+        peaks.append(joint.evaluate(instance, joint.incumbent_of(instance, wide)).peak_bytes)
+        walks.append(max(plan.predicted.peak_bytes))  # type: ignore[union-attr]
+    assert peaks[1] - peaks[0] == pytest.approx(walks[1] - walks[0], abs=len(LLAMA.units))
+
+
+@pytest.mark.parametrize("cost_model", ["streams", "executed"])
+@pytest.mark.parametrize("layout", ["copies", "zero1", "zero3"])
+def test_gradients_in_float32_take_twice_the_bytes(layout: str, cost_model: str) -> None:
+    """Of each number 4 bytes that are kept and reduced, not 2: by the plan, the layout that the lanes have, and the walks."""
+    plain, wide = (planned(LAYOUTS[layout], gradients=word, cost_model=cost_model) for word in ("model", "float32"))
+    assert (plain.precision.gradients, wide.precision.gradients) == ("model", "float32")
+    assert [layout_of(plan).framework.gradient_bytes for plan in (plain, wide)] == [2, 4]
+    assert plain.predicted is not None and wide.predicted is not None
+    assert wide.predicted.step_ns > plain.predicted.step_ns
+    more = max(wide.predicted.peak_bytes) - max(plain.predicted.peak_bytes)
+    strategy = wide.units[0].strategy
+    numbers = sum(weights_of(wide, strategy.degree("tp"), 0)) // (strategy.degree("sdp") if strategy.shares_gradients else 1)
+    assert more >= 2 * numbers, "those of its layers, and of the embedding"
+
+
+def test_gradients_in_float32_need_masters() -> None:
+    asked: dict[str, Any] = {"model": LLAMA, "cluster": CLUSTER, "batch": 32, "gradients": "float32"}
+    with pytest.raises(InputError, match="gradients is float32; leave it out: the optimizer works in the model's dtype"):
+        tp.plan(**{**asked, "model": load_model("gpt2", 256, "float32")})
+    with pytest.raises(InputError, match="float32, with states on the host, which are in the model's dtype; give model"):
+        tp.plan(**asked, cost_model="executed", host="all")
+
+
+def test_files_that_say_fp8_are_read() -> None:
+    """As they were written before there were other recipes."""
+    plan = planned(LAYOUTS["copies"], precision="fp8").model_dump(mode="json")
+    assert [unit.get("precision") for unit in plan["units"]] == [None, *["fp8"] * 8, None]
+    assert load_plan(plan).units[1].precision == "fp8"
+    plan["units"][1]["precision"] = "fp7"
+    with pytest.raises(InputError, match=r"units\[1\]\.precision is 'fp7'.*mxfp8"):
+        load_plan(plan)
