@@ -62,9 +62,14 @@ def features(plan: Plan) -> Iterator[Feature]:
             modules = ", ".join(strategy.modules)
             yield Feature("recomputation of modules", f"{where}.activations.recompute", modules, "'none' or 'full'")
         if unit.precision != "model":
-            yield Feature(f"products in {unit.precision}", f"{where}.precision", repr(unit.precision), "'model'")
+            yield Feature(products_by(unit.precision), f"{where}.precision", repr(unit.precision), "'model'")
         if unit.order is not None:
             yield Feature("states on the host", f"{where}.order", "there", "residences on the device")
+
+
+def products_by(recipe: str) -> str:
+    """The name of the feature of products by a recipe."""
+    return f"products in {recipe}"
 
 
 def refuse_others(plan: Plan, able: Collection[str], who: str, where: str = "plan") -> None:

@@ -219,6 +219,10 @@ class Plan(Record):
         first = self.stages[0].ranks
         return next((index for index, stage in enumerate(self.stages) if index and stage.ranks == first), len(self.stages))
 
+    def in_model_dtype(self) -> Plan:
+        """The same plan with all products in the model's dtype, as solutions of the joint problem have them."""
+        return self.changed(units=[unit.changed(precision="model") for unit in self.units])
+
     @property
     def chunks(self) -> int:
         """How many stages each rank has."""

@@ -175,3 +175,15 @@ def test_damaged_options_are_refused_in_words(answer: Planned) -> None:
     record = json.loads(answer.plan.model_dump_json())
     del record["claim"]["evidence"]["options"]["pipeline"]
     assert checked(record).violations
+
+
+def test_evidence_of_earlier_plans_is_followed(answer: Planned) -> None:
+    """Their options have --fp8 in place of --precision, and lack those that came later."""
+    assert answer.plan is not None
+    record = json.loads(answer.plan.model_dump_json())
+    options = record["claim"]["evidence"]["options"]
+    for name in ("recompute_first", "precision", "gradients"):
+        del options[name]
+    options["fp8"] = False
+    found = checked(record)
+    assert found.violations == () and found.claim == checked(answer.plan.model_dump(mode="json")).claim

@@ -28,7 +28,8 @@ from tests.test_importing import LLAMA
 FLAGS = """
 group-query-attention rotary-interleaved use-rope-scaling swiglu squared-relu disable-bias-linear add-qkv-bias qk-layernorm
 untie-embeddings-and-output-weights overlap-grad-reduce overlap-param-gather use-distributed-optimizer sequence-parallel bf16
-fp16 grad-reduce-in-bf16 log-throughput mock-data muon-use-nesterov
+fp16 grad-reduce-in-bf16 accumulate-allreduce-grads-in-fp32 fp8-param-gather reuse-grad-buf-for-mxfp8-param-ag log-throughput
+mock-data muon-use-nesterov
 """
 WHOLE = """
 num-layers hidden-size ffn-hidden-size num-attention-heads kv-channels seq-length max-position-embeddings num-query-groups
@@ -45,6 +46,10 @@ CHOICES = {
     "position-embedding-type": ["learned_absolute", "rope", "mrope", "relative", "none"],
     "recompute-granularity": ["full", "selective"],
     "recompute-method": ["uniform", "block"],
+    "fp8-format": ["e4m3", "hybrid"],
+    "fp8-recipe": ["tensorwise", "delayed", "mxfp8", "blockwise"],
+    "fp4-format": ["e2m1"],
+    "fp4-recipe": ["nvfp4"],
     "lr-decay-style": ["constant", "linear", "cosine", "inverse-square-root", "WSD"],
     "tokenizer-type": ["HuggingFaceTokenizer", "NullTokenizer"],
     "optimizer": ["adam", "sgd", "muon", "dist_muon"],

@@ -253,12 +253,25 @@ def contradictions(plan: Plan, request: Request) -> list[str]:
     return faults
 
 
+LATER = (
+    "recompute_first",
+    "precision",
+    "gradients",
+    "cp_exchange",
+    "optimizer",
+)  # options that evidence of earlier plans does not have
+
+
 def request_of_claim(plan: Plan, evidence: PlanEvidence, profile: Profile | None) -> Request:
-    """The request that a plan is the answer to, as the evidence of its claim has it. Raises InputError."""
+    """The request that a plan is the answer to, as the evidence of its claim has it: of options that were not there
+    yet, the default; --fp8 is the recipe that it was before there were others. Raises InputError."""
     assert plan.claim is not None
     asked = {parameter.name: parameter for parameter in problem(plan.claim.problem).parameters}
-    options = {name: parameter.default for name, parameter in asked.items()}  # where the evidence is older than some
-    options |= {name: asked[name].value(value) if name in asked else value for name, value in evidence.options.items()}
+    given = dict(evidence.options)
+    if "fp8" not in asked and isinstance(fp8 := given.pop("fp8", None), bool):
+        given.setdefault("precision", "fp8" if fp8 else "model")
+    options = {name: asked[name].default for name in LATER if name in asked}
+    options |= {name: asked[name].value(value) if name in asked else value for name, value in given.items()}
     return Request(
         plan.planned_model() if profile is None or profile.described_model is not None else None,
         None if evidence.cluster is None else Cluster.model_validate(evidence.cluster),

@@ -257,7 +257,7 @@ class _Way:
             if answer.solution is None or (answer.objective_ns or 0) >= best.judged.step_ns:
                 break
             last = self.plan(answer, best.margin_bytes)
-            solution = None if last.plan is None else problem.incumbent_of(first.instance, _as_wide(last.plan))
+            solution = None if last.plan is None else problem.incumbent_of(first.instance, last.plan.in_model_dtype())
             if last.plan is None or last.judged is None or solution is None:
                 break
             if last.judged.step_ns < best.judged.step_ns and self.excess_bytes(last) <= 0:
@@ -374,11 +374,6 @@ class _Way:
         )
         answer = replace(first.answer, result=result, solution=None, objective_ns=None)
         return Planned(self.request, self.preset, answer, None, needed_bytes=needed)
-
-
-def _as_wide(plan: Plan) -> Plan:
-    """The plan with all products in the model's dtype, as solutions of its instance have them."""
-    return plan.changed(units=[unit.changed(precision="model") for unit in plan.units])
 
 
 def _with_solution(

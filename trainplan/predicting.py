@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from trainplan.execution.judge import Judged, judge
+from trainplan.execution.standing_in import recipe_of
+from trainplan.execution.streams import judge_streams
 from trainplan.formulations.plan import Plan, Predicted, Stage, StageTimes
 from trainplan.formulations.request import Request
 from trainplan.formulations.work.planned import PlannedWork, planned_work, samples_of
@@ -39,6 +41,15 @@ def predicted_plan(plan: Plan, request: Request) -> tuple[Plan, Judged]:
     kinds = None if request.cluster is None else request.cluster.device_kinds
     judged = judge(plan, profile, kinds)
     return plan.changed(predicted=predicted(plan, judged, profile, kinds)), judged
+
+
+def predicted_as_known(plan: Plan, request: Request) -> tuple[Plan, Judged]:
+    """As `predicted_plan`, but under `streams` where profiles say nothing of a plan: products in fewer bits, and pieces of
+    samples. Raises InputError."""
+    if (recipe_of(plan) is None and plan.pieces == 1) or request.cluster is None:
+        return predicted_plan(plan, request)
+    judged = judge_streams(plan, request.cluster)
+    return plan.changed(predicted=predicted_on_lanes(judged, request.cluster)), judged
 
 
 def predicted_on_lanes(judged: Judged, cluster: Cluster) -> Predicted:

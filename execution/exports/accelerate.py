@@ -46,6 +46,8 @@ def export(plan: Plan, where: str) -> Export:
     if shard == 1 and precision.master is not None and precision.gradients == "model":
         said.append("gradients are in float32 where ranks hold copies alone (DDP); more time and memory")
         precision = precision.changed(gradients="float32")
+    elif shard > 1 and precision.gradients == "float32":
+        said.append(f"gradients are reduced in {model.dtype} where ranks share states, and kept in float32; less time")
     exported = as_exported(plan, strategy, precision=precision)
     peak_bytes = fitting_bytes(plan, exported, where, RUNTIME)
     again = any(unit.strategy.ckpt for unit in exported.units)

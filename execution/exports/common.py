@@ -14,11 +14,13 @@ from typing import Any
 
 from trainplan.execution.compiled import compiled, default_backend
 from trainplan.execution.features import refuse_others
+from trainplan.execution.standing_in import recipe_of, standing_in, weight_copies
 from trainplan.formulations.plan import Plan
 from trainplan.formulations.step.schedules import orders
 from trainplan.formulations.strategies import Module, Strategy
 from trainplan.profiling.base.errors import InputError, shown
 from trainplan.profiling.base.files import check_writable, unwritable, write_whole
+from trainplan.profiling.clusters.recipes import Recipe
 from trainplan.profiling.models.sublayers import modules_of
 
 # A chain of sub-layers in letters: E embedding, a attention, f feed-forward, L head with the loss.
@@ -103,8 +105,10 @@ def as_exported(
 def fitting_bytes(plan: Plan, exported: Plan, where: str, runtime: str, beside: int = 0) -> int:
     """The most that any device holds of a plan as exported. beside: bytes that the runtime keeps and programs do not. Raises
     InputError where that is more than the plan may take."""
-    made = compiled(exported, default_backend(exported), by_class=True)
-    peak_bytes = max(walk.peak_bytes for walk in made.memory(default_backend(exported))) + beside
+    walked = standing_in(exported)
+    made, copies = compiled(walked, default_backend(walked), by_class=True), weight_copies(exported)
+    walks = zip(made.classes, made.memory(default_backend(walked)), strict=True)
+    peak_bytes = max(walk.peak_bytes + copies[rank] for rank, walk in walks) + beside
     if peak_bytes > plan.memory_bytes:
         problem = f"is {plan.memory_bytes} bytes; as {runtime} runs it the plan takes {peak_bytes}"
         raise InputError(where, "memory_bytes", problem, "plan with --for, or more --reserve, so that nothing is left out")
@@ -145,6 +149,18 @@ def common_strategy(plan: Plan, runtime: str, where: str) -> Strategy:
             fix = f"plan with --one-strategy: {runtime} changes no layout between units"
             raise InputError(where, f"units[{position}].{plan.units[position].field}", problem, fix)
     return first
+
+
+def common_recipe(plan: Plan, runtime: str, where: str) -> Recipe | None:
+    """The recipe of the products of all units between embedding and head, None where they are in the model's dtype. Raises
+    InputError where they differ, or an end has one."""
+    recipe = recipe_of(plan)
+    for position, unit in enumerate(plan.units):
+        wanted = "model" if recipe is None or unit.name in ENDS else recipe.name
+        if unit.precision != wanted:
+            fix = f"give {wanted!r}: {runtime} computes all layers alike, embedding and head in the model's dtype"
+            raise InputError(where, f"units[{position}].precision", f"is {unit.precision!r}", fix)
+    return recipe
 
 
 def micro_batch_samples(plan: Plan, data_degree: int) -> int:

@@ -46,6 +46,7 @@ def export(plan: Plan, where: str) -> Export:
         precision = precision.changed(gradients="float32")
     exported = as_exported(plan, strategy, precision=precision)
     peak_bytes = fitting_bytes(plan, exported, where, RUNTIME)
+    dtype = GRADIENTS[model.dtype if precision.gradients == "model" else "float32"]
     config: dict[str, Any] = {
         "train_batch_size": plan.batch.global_samples,
         "train_micro_batch_size_per_gpu": micro_batch_samples(plan, strategy.data_degree),
@@ -53,7 +54,8 @@ def export(plan: Plan, where: str) -> Export:
         "zero_optimization": {"stage": stage, "overlap_comm": True, **offload},
         "bf16": {"enabled": model.dtype == "bfloat16"},
         "fp16": {"enabled": model.dtype == "float16"},
-        "data_types": {"grad_accum_dtype": GRADIENTS[model.dtype if precision.gradients == "model" else "float32"]},
+        "data_types": {"grad_accum_dtype": dtype},
+        **({"communication_data_type": dtype} if precision.gradients == "float32" else {}),  # else it is the model's
         "optimizer": {"type": "AdamW", "params": {"lr": 3e-4, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1}},
         "gradient_clipping": 1.0,
         "steps_per_print": 1,

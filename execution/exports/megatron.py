@@ -19,6 +19,11 @@ plans. `--cp-comm-type` says what they exchange: `p2p` keys and values around a 
 Transformer Engine has for sliding windows where it has no ring, `a2a` heads; it has no copies of keys for `a2a`. BERT's script
 cuts no samples.
 
+Gradients are added up and reduced as the plan says: in bf16 by `--grad-reduce-in-bf16`, in fp32 by
+`--accumulate-allreduce-grads-in-fp32`. Products in fewer bits are Transformer Engine's, by `--fp8-recipe` and `--fp4-recipe`,
+per tensor with gradients in E5M2 (hybrid), as are its defaults. Where the distributed optimizer gathers parameters, these are
+kept in 8 bits (`--fp8-param-gather`) as in Megatron-Bridge's recipes, in blocks of 128 numbers and in FP4 not.
+
 Data-parallel ranks are those that are left. Its distributed optimizer is ZeRO stage 1, with
 `--num-distributed-optimizer-instances` copies under hybrid sharding; stages 2 and 3 become stage 1, if that still fits. Muon is
 `--optimizer muon`, in stage 1 `dist_muon`, which takes neither that nor `--overlap-*` (core 0.16, 2026).
@@ -37,6 +42,7 @@ from trainplan.execution.exports.common import (
     Export,
     as_exported,
     check_pipeline,
+    common_recipe,
     common_strategy,
     first_recomputed,
     fitting_bytes,
@@ -52,10 +58,12 @@ from trainplan.execution.exports.common import (
 )
 from trainplan.execution.exports.launching import page, slurm, torchrun
 from trainplan.execution.exports.megatron_model import model_arguments
-from trainplan.formulations.joint.runtimes import DECODERS, copies_keys
+from trainplan.execution.features import products_by
+from trainplan.formulations.joint.runtimes import DECODERS, RUNTIMES, copies_keys
 from trainplan.formulations.plan import Plan
 from trainplan.formulations.strategies import Module, Strategy
 from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.clusters.recipes import Recipe
 from trainplan.profiling.models.model import Model
 from trainplan.profiling.models.optimizers import ITERATIONS
 from trainplan.profiling.models.sublayers import Attention
@@ -64,6 +72,7 @@ RUNTIME, VERSION = "Megatron-LM", "Megatron-LM with megatron-core 0.15 (2025)"
 FAMILIES = (*DECODERS, "bert")  # those of GPTModel and BertModel
 ABLE = (
     *("master weights", "ZeRO stage 1", "ZeRO stage 2", "sequence parallelism", "recomputation of modules"),
+    *map(products_by, RUNTIMES["megatron"].recipes),
     *("context parallelism", "exchange of heads"),
     *("Muon", "Muon in ZeRO stage 1"),
 )
@@ -79,7 +88,14 @@ MUON_DECIDES = (
 )
 HYBRID_SPEC = "megatron.core.models.hybrid.hybrid_layer_specs"
 MODULES = {"attention": "core_attn", "norms": "layernorm"}  # that can be recomputed by themselves
-PRECISIONS = {"bfloat16": ["--bf16", "--grad-reduce-in-bf16"], "float16": ["--fp16"], "float32": []}
+PRECISIONS = {"bfloat16": ["--bf16"], "float16": ["--fp16"], "float32": []}
+SCALINGS = {  # of recipes
+    "fp8": ["--fp8-format", "hybrid", "--fp8-recipe", "delayed"],
+    "fp8-current": ["--fp8-format", "hybrid", "--fp8-recipe", "tensorwise"],
+    "fp8-blockwise": ["--fp8-format", "e4m3", "--fp8-recipe", "blockwise"],
+    "mxfp8": ["--fp8-format", "e4m3", "--fp8-recipe", "mxfp8"],
+    "nvfp4": ["--fp4-format", "e2m1", "--fp4-recipe", "nvfp4"],
+}
 DATA = """# Yours: TOKENIZER (a Hugging Face folder or name) and DATA_PATH (of preprocess_data.py, without .bin or .idx).
 if [ -n "${DATA_PATH:-}" ]; then
     DATA_ARGS=(--data-path "$DATA_PATH" --tokenizer-type HuggingFaceTokenizer --tokenizer-model "${TOKENIZER:?is not set}")
@@ -97,9 +113,10 @@ TRAINING_ARGS=(
 DECIDES = (
     "gradients are reduced behind the backward pass, and parameters gathered ahead (--overlap-*): faster than predicted",
     "attention, norms, activations and the loss run in its own kernels, which keep other activations",
-    "gradients are kept in one buffer, in fp32 unless --grad-reduce-in-bf16",
+    "gradients are kept in one buffer",
     "the vocabulary is padded to a multiple of the tensor-parallel degree",
 )
+GATHERED = ("parameters are kept and gathered in 8 bits: faster than predicted",)  # where that is asked for
 
 
 def layout(plan: Plan) -> str:
@@ -144,6 +161,11 @@ class Arguments:
     plan: Plan
     peak_bytes: int
 
+    @property
+    def gathered(self) -> tuple[str, ...]:
+        """What is to be said of parameters that are gathered in 8 bits."""
+        return GATHERED if "--fp8-param-gather" in self.precision else ()
+
 
 def arguments_of(plan: Plan, where: str, runtime: str = RUNTIME, families: tuple[str, ...] = FAMILIES) -> Arguments:
     """All arguments of a plan, and what they leave out. runtime: what runs GPTModel, for messages; families: those that it has.
@@ -152,6 +174,7 @@ def arguments_of(plan: Plan, where: str, runtime: str = RUNTIME, families: tuple
     if plan.schedule not in ("1f1b", "interleaved-1f1b"):
         raise InputError(where, "schedule", f"is {plan.schedule!r}", f"plan with --schedule 1f1b: {runtime} runs no other")
     model, strategy = plan.planned_model(), common_strategy(plan, runtime, where)
+    recipe = common_recipe(plan, runtime, where)
     if model.dtype not in PRECISIONS:
         raise InputError(where, "model.dtype", f"is {model.dtype!r}", f"plan in one of {', '.join(PRECISIONS)}")
     if model.family == "bert":
@@ -185,7 +208,7 @@ def arguments_of(plan: Plan, where: str, runtime: str = RUNTIME, families: tuple
         script=script,
         model=described,
         parallel=[*head, *stages],
-        precision=PRECISIONS[model.dtype],
+        precision=_precision(plan, exported.strategies()[0], recipe),
         optimizer=optimizer,
         same=None if same is None else [*head, *same],
         left_out=left_out,
@@ -222,7 +245,7 @@ def export(plan: Plan, where: str) -> Export:
         "megatron_args.sh": "\n".join(lines),
         "launch.sh": torchrun(plan.world, f'"$MEGATRON/{told.script}" {every} "$@"', before),
         "slurm.sh": slurm(plan.world),
-        "README.md": page(plan, RUNTIME, VERSION, told.peak_bytes, told.left_out, decides(plan, DECIDES)),
+        "README.md": page(plan, RUNTIME, VERSION, told.peak_bytes, told.left_out, (*decides(plan, DECIDES), *told.gathered)),
     }
     return Export("megatron", settings, files, tuple(told.left_out), told.plan)
 
@@ -286,6 +309,22 @@ def _optimizer(plan: Plan, strategy: Strategy, runtime: str, where: str) -> list
             where, "model.dtype", "is 'float16', with Muon", f"plan in bfloat16: {runtime}'s Muon takes no float16"
         )
     return ["--optimizer", "dist_muon" if strategy.zero_stage else "muon", *MUON]
+
+
+def _precision(plan: Plan, strategy: Strategy, recipe: Recipe | None) -> list[str]:
+    """The arguments of dtypes. strategy: of all units, as exported."""
+    dtype, arguments = plan.planned_model().dtype, []
+    if plan.precision.gradients == "float32":
+        arguments = ["--accumulate-allreduce-grads-in-fp32"]
+    elif dtype == "bfloat16":
+        arguments = ["--grad-reduce-in-bf16"]
+    arguments = [*PRECISIONS[dtype], *arguments]
+    if recipe is None:
+        return arguments
+    arguments += SCALINGS[recipe.name]
+    if strategy.zero_stage and not recipe.beside:
+        arguments += ["--fp8-param-gather", *["--reuse-grad-buf-for-mxfp8-param-ag"] * (recipe.name == "mxfp8")]
+    return arguments
 
 
 def _stages(plan: Plan, model: Model) -> tuple[list[str], str, list[str] | None]:

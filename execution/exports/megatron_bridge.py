@@ -73,20 +73,29 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "--num-distributed-optimizer-instances": ("ddp.num_distributed_optimizer_instances",),
     "--bf16": ("mixed_precision.bf16",),
     "--fp16": ("mixed_precision.fp16",),
+    "--fp8-format": ("mixed_precision.fp8",),
+    "--fp8-recipe": ("mixed_precision.fp8_recipe",),
+    "--fp8-param-gather": ("mixed_precision.fp8_param_gather",),
+    "--reuse-grad-buf-for-mxfp8-param-ag": ("mixed_precision.reuse_grad_buf_for_mxfp8_param_ag",),
+    "--fp4-format": ("mixed_precision.fp4",),
+    "--fp4-recipe": ("mixed_precision.fp4_recipe",),
 }
-# Arguments that a field says by its contrary; those that have none, since other fields imply them.
+# Arguments that a field says by its contrary.
 CONTRARY = {
     "--disable-bias-linear": "model.add_bias_linear",
     "--untie-embeddings-and-output-weights": "model.share_embeddings_and_output_weights",
-    "--grad-reduce-in-bf16": "mixed_precision.grad_reduce_in_fp32",
 }
-IMPLIED = ("--group-query-attention", "--squared-relu", "--max-position-embeddings")
+# Those that have none, since other fields imply them.
+IMPLIED = (
+    *("--group-query-attention", "--squared-relu", "--max-position-embeddings"),
+    *("--grad-reduce-in-bf16", "--accumulate-allreduce-grads-in-fp32"),
+)
 ACTIVATIONS = {"--swiglu": "silu", "--squared-relu": "squared_relu"}  # by argument; gelu without
 OPTIMIZER = {"optimizer": "adam", "lr": 3e-4, "min_lr": 3e-5, "weight_decay": 0.1, "adam_beta1": 0.9, "adam_beta2": 0.95}
 DECIDES = (
     "gradients are reduced behind the backward pass, and parameters gathered ahead (ddp.overlap_*): faster than predicted",
     megatron.DECIDES[1],
-    "gradients are kept in one buffer, in fp32 where mixed_precision.grad_reduce_in_fp32 is true",
+    "gradients are kept in one buffer",
     "the vocabulary is padded to a multiple of the tensor-parallel degree, as model.vocab_size says",
     "the optimizer's numbers are in bridge.yaml: yours to change",
 )
@@ -106,7 +115,9 @@ def export(plan: Plan, where: str) -> Export:
         "train.py": script("megatron_bridge_script.py"),
         "launch.sh": torchrun(plan.world, 'train.py "$@"'),
         "slurm.sh": slurm(plan.world),
-        "README.md": page(plan, RUNTIME, VERSION, told.peak_bytes, left_out, megatron.decides(plan, DECIDES)),
+        "README.md": page(
+            plan, RUNTIME, VERSION, told.peak_bytes, left_out, (*megatron.decides(plan, DECIDES), *told.gathered)
+        ),
     }
     settings = {"config": sections, "peak_bytes": told.peak_bytes}
     return Export("megatron-bridge", settings, files, tuple(left_out), told.plan)
@@ -160,8 +171,7 @@ def sections_of(model: Model, values: dict[str, Any], chunks: int) -> dict[str, 
     half = model.dtype in ("bfloat16", "float16")
     precision = sections["mixed_precision"]
     precision |= {"params_dtype": model.dtype, "pipeline_dtype": model.dtype, "autocast_enabled": False}
-    if model.dtype == "float16":
-        precision["grad_reduce_in_fp32"] = False
+    precision["grad_reduce_in_fp32"] = "--accumulate-allreduce-grads-in-fp32" in values
     if not half:
         del sections["mixed_precision"]
     if "--optimizer" in values:  # Muon, beside which the distributed optimizer is off

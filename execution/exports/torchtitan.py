@@ -14,6 +14,10 @@ placement. Where units are replicated (dp alone) their parameters are sharded be
 does not go with pipelines in all versions, and what is computed is the same. Where they are sharded (sdp), torch's stages
 reduce gradients and let go of gathered parameters at the step's last backward pass alone (torch 2.13,
 torch/distributed/pipelining/stage.py), which is said.
+
+Products in fewer bits are torchao's, of all layers but the head: current scaling per tensor, which 0.3 has by rows alone, so
+that there is no torchtitan_config.py, and MXFP8. Their casts are fused by torch.compile, but for MXFP8 with tensor parallelism,
+which 0.2 does not compile.
 """
 
 from __future__ import annotations
@@ -26,6 +30,7 @@ from trainplan.execution.exports.common import (
     Export,
     as_exported,
     check_pipeline,
+    common_recipe,
     common_strategy,
     fitting_bytes,
     layers_of,
@@ -38,12 +43,17 @@ from trainplan.execution.exports.common import (
     refuse_half_cut,
 )
 from trainplan.execution.exports.launching import page, slurm, torchrun
+from trainplan.execution.features import products_by
+from trainplan.formulations.joint.runtimes import RUNTIMES
 from trainplan.formulations.plan import Plan
 from trainplan.formulations.strategies import Paradigm
 from trainplan.profiling.base.errors import InputError
 
 RUNTIME, FAMILIES = "torchtitan", ("llama", "qwen3")
-ABLE = ("master weights", "ZeRO stage 2", "sequence parallelism", "context parallelism")
+ABLE = (
+    *("master weights", "ZeRO stage 2", "sequence parallelism", "context parallelism"),
+    *map(products_by, RUNTIMES["torchtitan"].recipes),
+)
 CSV = "schedule.csv"
 VERSION = "torchtitan 0.2 (torchtitan.toml) and 0.3 (torchtitan_config.py, 2026)"
 SHARDS: dict[Paradigm, Paradigm] = {"dp": "sdp"}  # what replicated ranks become
@@ -56,6 +66,12 @@ DECIDES = (
     "parameters are gathered ahead and gradients reduced behind the backward pass: faster than predicted",
     "the vocabulary is split over tensor-parallel ranks in the loss, too (loss parallel)",
 )
+CONVERTERS = {  # of torchtitan 0.2, and the recipe of torchao that each is told
+    "fp8-current": ("quantize.linear.float8", "tensorwise"),
+    "mxfp8": ("quantize.linear.mx", "mxfp8_cublas"),
+}
+MXFP8 = """    converter = MXFP8LinearConverter.Config(fqns=["layers"], model_compile_enabled=%s).build()
+    config.model_spec = replace(config.model_spec, model=converter.convert(config.model_spec.model))"""
 REGISTERED = ("llama3_8b", "llama3_70b", "llama3_405b", "qwen3_14b", "qwen3_32b")  # configurations of 0.3
 
 
@@ -87,7 +103,7 @@ def export(plan: Plan, where: str) -> Export:
         problem = f"is {str(strategy)!r}, of a {model.family} model"
         fix = f"give levels of dp, sdp and tp: {RUNTIME} cuts samples of llama models"
         raise InputError(where, f"units[0].{plan.units[0].field}", problem, fix)
-    left_out = [*left_out_of_all(plan, RUNTIME), *left_out_order(strategy)]
+    left_out, recipe = [*left_out_of_all(plan, RUNTIME), *left_out_order(strategy)], common_recipe(plan, RUNTIME, where)
     if dp > 1 and sdp == 1:
         left_out.append(f"{strategy}: parameters are sharded between steps and gathered once a step; less memory, more time")
         dp, sdp = sdp, dp
@@ -119,18 +135,28 @@ def export(plan: Plan, where: str) -> Export:
         **({"context_parallel_degree": cp} if cp > 1 else {}),
     }
     split = {"module_fqns_per_model_part": modules(plan, "output")}
-    dtypes = {"mixed_precision_param": model.dtype} if plan.precision.master is not None else {}
+    dtypes = (
+        {"mixed_precision_param": model.dtype, "mixed_precision_reduce": "float32"} if plan.precision.master is not None else {}
+    )
     files: dict[str, str] = {}
     if (
         plan.schedule == "1f1b" and parts < stages and stages > 1
     ):  # torch's 1F1B wants as many micro-batches as stages; the order does not
         common["pipeline_parallel_schedule_csv"] = CSV
         files[CSV] = "".join(",".join(row) + "\n" for row in pass_names(plan))
-    flavour = {"model": dict(zip(("name", "flavor"), FLAVOURS[model.name], strict=True))} if model.name in FLAVOURS else {}
-    if not flavour:
+    described: dict[str, Any] = dict(zip(("name", "flavor"), FLAVOURS.get(model.name, ()), strict=False))
+    if not described:
         left_out.append(f"the model {model.name}: name a flavour of its sizes in [model]")
+    converters, compiled = {}, recipe is not None and not (recipe.name == "mxfp8" and tp > 1)
+    if recipe is not None:
+        name, scaling = CONVERTERS[recipe.name]
+        described["converters"], converters[name] = [name], {"recipe_name": scaling, "filter_fqns": ["output"]}
+        if not compiled:
+            left_out.append("casts fused by torch.compile: with MXFP8 torchtitan 0.2 compiles no tensor parallelism; more time")
+        if recipe.name == "fp8-current":
+            left_out.append("torchtitan_config.py: torchtitan 0.3 scales rows, not tensors; torchtitan.toml is for 0.2")
     toml: dict[str, dict[str, Any]] = {
-        **flavour,
+        **({"model": described} if described else {}),
         "training": {
             "local_batch_size": samples * parts if stages > 1 else samples,  # of one stage gradients are accumulated
             "global_batch_size": plan.batch.global_samples,
@@ -142,15 +168,21 @@ def export(plan: Plan, where: str) -> Export:
             **({"pipeline_parallel_microbatch_size": samples, **split} if stages > 1 else {}),
         },
         "activation_checkpoint": {"mode": "full" if again else "none"},
+        **({"compile": {"enable": True}} if compiled else {}),
+        **converters,
     }
     python: dict[str, Any] = {name: toml[name] for name in ("training", "parallelism")}
     if stages > 1:
         renamed = {"module_fqns_per_model_part": modules(plan, "lm_head")}
         python["parallelism"] = {**python["parallelism"], **renamed}
     command = '-m torchtitan.train --job.config_file torchtitan.toml "$@"'
+    if recipe is None or recipe.name == "mxfp8":
+        files = {
+            "torchtitan_config.py": _script(python, again, FLAVOURS.get(model.name), None if recipe is None else compiled),
+            **files,
+        }
     files = {
         "torchtitan.toml": _toml(toml),
-        "torchtitan_config.py": _script(python, again, FLAVOURS.get(model.name)),
         **files,
         "launch.sh": torchrun(plan.world, command),
         "slurm.sh": slurm(plan.world),
@@ -168,8 +200,9 @@ def _toml(sections: dict[str, dict[str, Any]]) -> str:
     )
 
 
-def _script(python: dict[str, dict[str, Any]], again: bool, flavour: tuple[str, str] | None) -> str:
-    """A module with `apply`, and with `planned` where torchtitan has a configuration of the model's flavour."""
+def _script(python: dict[str, dict[str, Any]], again: bool, flavour: tuple[str, str] | None, mxfp8: bool | None = None) -> str:
+    """A module with `apply`, and with `planned` where torchtitan has a configuration of the model's flavour. mxfp8: whether
+    products in MXFP8 are compiled; None without any."""
     registered = "_".join(flavour).lower() if flavour else ""
     name = registered if registered in REGISTERED else ""
     starts = "python -m torchtitan.train --module torchtitan_config --config planned"
@@ -180,8 +213,15 @@ def _script(python: dict[str, dict[str, Any]], again: bool, flavour: tuple[str, 
         "def apply(config):",
         '    """Set the fields that the plan decides, and return the configuration."""',
     ]
-    if again:
-        lines += ["    from torchtitan.distributed.activation_checkpoint import FullAC", ""]
+    imports = ["    from torchtitan.distributed.activation_checkpoint import FullAC"] if again else []
+    if mxfp8 is not None:
+        imports = [
+            "    from dataclasses import replace",
+            "",
+            "    from torchtitan.components.quantization import MXFP8LinearConverter",
+            *imports,
+        ]
+    lines += [*imports, ""] if imports else []
     for section, fields in python.items():
         for key, value in fields.items():
             if key == "module_fqns_per_model_part":
@@ -189,7 +229,10 @@ def _script(python: dict[str, dict[str, Any]], again: bool, flavour: tuple[str, 
                 lines += [*(f"        {json.dumps(part)}," for part in value), "    ]"]
             else:
                 lines.append(f"    config.{section}.{key} = {json.dumps(value)}")
-    lines += [f"    config.activation_checkpoint = {'FullAC.Config()' if again else 'None'}", "    return config"]
+    lines += [f"    config.activation_checkpoint = {'FullAC.Config()' if again else 'None'}"]
+    if mxfp8 is not None:
+        lines += ["    config.compile.enable = True"] * mxfp8 + [MXFP8 % mxfp8]
+    lines += ["    return config"]
     if name and flavour:
         lines += ["", "", "def planned():", f'    """The configuration of {flavour[0]} {flavour[1]}, as planned."""']
         lines += [f"    from torchtitan.models.{flavour[0]}.config_registry import {name}", "", f"    return apply({name}())"]

@@ -9,19 +9,17 @@ from typing import Any
 from trainplan.api.plan_verbs import plan
 from trainplan.asking import FilePath, cluster_of, compiles, memory_of
 from trainplan.configurations.configuration import Configuration
-from trainplan.configurations.judging import JudgedRun, changes
-from trainplan.configurations.planned import framework_prediction, model_of, plan_of, read, with_options
-from trainplan.execution.streams import judge_streams
+from trainplan.configurations.judging import JudgedRun, changes, priced_as
+from trainplan.configurations.planned import framework_prediction, model_of, plan_of, read, with_options, with_recipe
 from trainplan.formulations.joint.runtimes import RUNTIMES
 from trainplan.formulations.plan import Plan, load_plan
 from trainplan.formulations.request import Request
 from trainplan.planned import Planned
-from trainplan.predicting import predicted_on_lanes, predicted_plan
+from trainplan.predicting import predicted_as_known
 from trainplan.presets import DEFAULT
 from trainplan.profiling.base.errors import COMMAND_LINE, InputError
 from trainplan.profiling.base.files import Source
 from trainplan.profiling.clusters.cluster import Cluster
-from trainplan.rivals import ALIKE
 from trainplan.validation.logs import LoggedRun, beside, read_log
 
 __all__ = ["compare_log", "import_run"]
@@ -71,19 +69,16 @@ def import_run(
             COMMAND_LINE, "--model", f"is a {the_model.family}", "give one whose plans become programs, such as llama"
         )
     request = Request(the_model, machine, None, memory_of(memory, reserve))
-    made = plan_of(configuration, the_model, request)
-    if configuration.cp > 1:  # profiles are of whole samples
-        judged = judge_streams(made, machine)
-        made = made.changed(predicted=predicted_on_lanes(judged, machine))
-    else:
-        made, judged = predicted_plan(made, request)
+    configuration = with_recipe(configuration, request)
+    made, judged = predicted_as_known(plan_of(configuration, the_model, request), request)
     framework = framework_prediction(configuration, made, machine)
     if not search:
         return JudgedRun(configuration, made, judged, framework, None, None, ())
     asked = _asked(configuration, made) | {"memory": memory, "gap": gap, "time_limit": time_limit, "progress": progress}
     best = _best(made, machine, asked)
     within = None
-    if configuration.runtime in RUNTIMES and RUNTIMES[configuration.runtime].lacks(the_model) is None:
+    runs = RUNTIMES.get(configuration.runtime)
+    if runs is not None and runs.lacks(the_model) is None and configuration.recipe in (None, *runs.recipes):
         within = _best(made, machine, {name: value for name, value in asked.items() if name != "host"}, configuration.runtime)
     changed = () if configuration.cp > 1 else changes(configuration, made, request, judged.step_ns)
     return JudgedRun(configuration, made, judged, framework, best, within, changed)
@@ -109,12 +104,13 @@ def _asked(configuration: Configuration, made: Plan) -> dict[str, Any]:
     asked["host"] = ",".join(configuration.host) or None
     asked["optimizer"] = configuration.optimizer
     if configuration.cp == 1:
-        return asked | ALIKE
+        return asked
     degrees = sorted({1, 2, 4, 8, configuration.cp})
-    return asked | {"cost_model": "streams", "cp": ",".join(map(str, degrees)), "cp_exchange": "any"}
+    return asked | {"cp": ",".join(map(str, degrees)), "cp_exchange": "any"}
 
 
 def _best(made: Plan, machine: Cluster, asked: dict[str, Any], runtime: str | None = None) -> Planned:
     """The joint optimum for a plan's model, devices and batch, begun from the plan where it is one of the space's."""
-    given = {"model": made.planned_model(), "cluster": machine, "batch": made.batch.global_samples, **asked}
+    given: dict[str, Any] = {"model": made.planned_model(), "cluster": machine, "batch": made.batch.global_samples}
+    given |= {**asked, **priced_as(made)}
     return plan(like=DEFAULT, beside=False, for_=runtime, **given)

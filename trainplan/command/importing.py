@@ -90,9 +90,13 @@ def _show(judged: JudgedRun) -> None:
     pairs([("file", f"{configuration.where}, of {configuration.runtime}"), ("model", f"{model.name}, {model.dtype}")])
     render.plan_table(plan)
     framework, limit = judged.framework, plan.memory_bytes
-    cut = configuration.cp > 1
-    lanes = "on the lanes of frameworks" if cut else "one lane a device, no overlap"
-    rows = [("predicted time", f"{format_time(step)} a step, by the walks over its programs: {lanes}")]
+    lanes = plan.predicted is not None and plan.predicted.cost_model == "streams"
+    how = (
+        "the walk on lanes, as plans are priced under streams"
+        if lanes
+        else "the walks over its programs: one lane a device, no overlap"
+    )
+    rows = [("predicted time", f"{format_time(step)} a step, by {how}")]
     if isinstance(framework, str):
         rows.append(("with overlap", f"not predicted: {framework}"))
     elif framework.step_s is not None and framework.step_low_s is not None and framework.step_high_s is not None:
@@ -105,10 +109,6 @@ def _show(judged: JudgedRun) -> None:
         source = judged.best.result.bound_source or "the search"
         rows.append(("bound", f"{format_time(judged.best.answer.bound_ns)}, by {source}"))
         rows.append(("gap", f"{judged.gap:.2%}: no plan takes less than the bound; proven under {_under(judged.best)}"))
-    best = None if judged.best is None else judged.best.plan
-    if best is not None and best.precision.gradients != plan.precision.gradients:
-        text = "this run's are summed in float32, those of the best plans and of the bound in the model's dtype"
-        rows.append(("gradients", text))
     rows += [("taken otherwise", text) for text in configuration.notes]
     rows += [("no part of a plan", ", ".join(configuration.unread))] * bool(configuration.unread)
     rows += [("unknown key", text) for text in configuration.unknown]
@@ -119,7 +119,7 @@ def _show(judged: JudgedRun) -> None:
         table(("change", "step", "memory"), cells, f"what to change first, of {count} that would gain", ("change",))
     elif judged.best is not None:
         text = "not looked for: single changes are priced by profiles, which are of whole samples"
-        pairs([("change", text if cut else "no single change would gain")])
+        pairs([("change", text if configuration.cp > 1 else "no single change would gain")])
 
 
 def _ranks(judged: JudgedRun) -> str:

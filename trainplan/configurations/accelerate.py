@@ -12,6 +12,7 @@ from trainplan.configurations.configuration import Configuration, Keys, Recomput
 from trainplan.configurations.documented import ACCELERATE, ACCELERATE_TABLES
 from trainplan.profiling.base.errors import InputError, shown
 from trainplan.profiling.base.files import read_data
+from trainplan.profiling.clusters.recipes import RecipeName
 from trainplan.profiling.models.precision import MASTERS, PLAIN
 
 KINDS = ("NO", "MULTI_GPU", "FSDP", "DEEPSPEED")
@@ -42,8 +43,8 @@ def read(path: Path, recompute: str | None = None) -> Configuration:
     if kind == "DEEPSPEED":
         return _deepspeed(keys, data, path, devices, precision, recompute)
     dtype, notes = DTYPES[precision], list[str]()
-    if precision == "fp8":
-        notes.append("matrix products in 8 bits: the plan's are in 16, which takes longer")
+    backend = keys.text("fp8_config.backend", "TE", ("TE", "AO", "MSAMP"))
+    recipe: RecipeName | None = None if precision != "fp8" else "fp8-current" if backend == "AO" else "fp8"
     sizes = {
         name: keys.whole(f"parallelism_config.parallelism_config_{name}_size", 1) or 1
         for name in ("dp_replicate", "dp_shard", "tp", "cp", "sp")
@@ -61,7 +62,7 @@ def read(path: Path, recompute: str | None = None) -> Configuration:
         notes.append("checkpoints on the host (their offload is asked for): the plan keeps them on the device; more memory")
     accumulation = keys.whole("gradient_accumulation_steps")
     unread, unknown = keys.left(ACCELERATE, ACCELERATE_TABLES)
-    names = {"devices": "num_processes", "accumulation": "gradient_accumulation_steps"}
+    names = {"recipe": "mixed_precision", "devices": "num_processes", "accumulation": "gradient_accumulation_steps"}
     names |= {
         "shard": "parallelism_config.parallelism_config_dp_shard_size",
         "tp": "parallelism_config.parallelism_config_tp_size",
@@ -70,7 +71,7 @@ def read(path: Path, recompute: str | None = None) -> Configuration:
         where=where, runtime="accelerate", software="PyTorch FSDP (Accelerate)", dtype=dtype,
         precision=PLAIN if dtype == "float32" else MASTERS, devices=devices, accumulation=accumulation, tp=sizes["tp"],
         copies=copies, shard=shard, zero=zero, recomputed=Recomputed("full" if again else "none"), cuts=(), keys=names,
-        notes=tuple(notes), unread=unread, unknown=unknown,
+        notes=tuple(notes), unread=unread, unknown=unknown, recipe=recipe,
     )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from trainplan.formulations.step.schedules import PlanSchedule
 from trainplan.formulations.strategies import Exchange, Module
 from trainplan.profiling.base.errors import InputError, one_of, shown
+from trainplan.profiling.clusters.recipes import RecipeName
 from trainplan.profiling.models.optimizers import OptimizerName
 from trainplan.profiling.models.precision import PLAIN, Precision
 
@@ -38,9 +39,9 @@ class Configuration:
     micro_samples: of one micro-batch on one rank; accumulation: micro-batches of a step; samples: of a step. copies, shard:
     data-parallel ranks with copies of states, and those that share them; zero: ZeRO's stage among these. exchange: what
     context-parallel ranks exchange. cuts: first unit of each stage after the first; layers_apart: layers that the first and the
-    last stage have less where cuts are left open. host: states kept there. optimizer: what steps the parameters. keys: the key
-    of the file that says a field, for errors. notes: what is taken otherwise than the file says it. unread: keys that change no
-    plan; unknown: keys that nobody knows.
+    last stage have less where cuts are left open. recipe: of the products of layers in fewer bits than dtype. host: states kept
+    there. optimizer: what steps the parameters. keys: the key of the file that says a field, for errors. notes: what is taken
+    otherwise than the file says it. unread: keys that change no plan; unknown: keys that nobody knows.
     """
 
     where: str
@@ -52,6 +53,7 @@ class Configuration:
     vocabulary_multiple: int = 1
     dtype: str | None = None
     precision: Precision = PLAIN
+    recipe: RecipeName | None = None
     sequence: int | None = None
     devices: int | None = None
     samples: int | None = None

@@ -22,7 +22,7 @@ MEGATRON = names(
     --distributed-backend --distributed-timeout-minutes --empty-unused-memory-level --enable-cuda-graph
     --end-weight-decay --eod-mask-loss --eval-interval --eval-iters --exit-duration-in-mins --exit-interval
     --exit-on-missing-checkpoint --exit-signal-handler --finetune --fp8-amax-compute-algo --fp8-amax-history-len
-    --fp8-interval --fp8-margin --fp8-param-gather --fp8-recipe --hysteresis --init-method-std
+    --fp8-interval --fp8-margin --fp8-wgrad --hysteresis --init-method-std
     --init-method-xavier-uniform --initial-loss-scale --iter-per-epoch --keep-fp8-transpose-cache --kv-channels
     --legacy-tokenizer --load --local-rank --log-interval --log-memory-to-tensorboard --log-num-zeros-in-grad
     --log-params-norm --log-progress --log-straggler --log-throughput --log-timers-to-tensorboard
@@ -37,10 +37,12 @@ MEGATRON = names(
     --no-load-rng --no-masked-softmax-fusion --no-mmap-bin-files --no-one-logger --no-overlap-p2p-communication
     --no-persist-layer-norm --no-query-key-layer-scaling --no-rope-fusion --no-save-optim --no-save-rng
     --muon-extra-scale-factor --muon-fp32-matmul-prec --muon-momentum --muon-no-split-qkv --muon-scale-mode
-    --muon-use-nesterov --num-dataset-builder-threads --num-workers --one-logger-async
+    --muon-use-nesterov --num-dataset-builder-threads --num-layers-at-end-in-bf16 --num-layers-at-start-in-bf16
+    --num-workers --one-logger-async
     --overlap-param-gather-with-optimizer-step --override-opt-param-scheduler --per-split-data-args-path
     --per-token-loss --perform-initialization --profile --profile-ranks --profile-step-end --profile-step-start
     --pytorch-profile --record-memory-history --rerun-mode --reset-attention-mask --reset-position-ids
+    --reuse-grad-buf-for-mxfp8-param-ag
     --result-rejected-tracker-filename --retro-cyclic-train-iters --rope-impl --rotary-seq-len-interpolation-factor
     --save --save-interval --save-retain-interval --seed --sgd-momentum --skip-train --split --start-weight-decay
     --swap-dataset --tensorboard-dir --tensorboard-log-interval --tensorboard-queue-size --test-data-path --test-mode

@@ -14,6 +14,7 @@ from typing import Any
 from trainplan.configurations.configuration import Configuration
 from trainplan.execution.exports.common import ENDS
 from trainplan.execution.judge import Judged
+from trainplan.execution.standing_in import recipe_of
 from trainplan.formulations.joint.asked import OPTIMIZER, PARAMETERS
 from trainplan.formulations.joint.definition import build
 from trainplan.formulations.joint.home import evaluate, violations
@@ -26,7 +27,7 @@ from trainplan.formulations.plan import Plan, Stage
 from trainplan.formulations.request import Request
 from trainplan.formulations.strategies import Strategy
 from trainplan.planned import Planned
-from trainplan.predicting import predicted_plan
+from trainplan.predicting import predicted_plan, predicted_with_recipe
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.quantities import divisors
 from trainplan.profiling.models.sublayers import modules_of
@@ -112,15 +113,23 @@ def changes(configuration: Configuration, plan: Plan, request: Request, step_ns:
     walked = list[Change]()
     while rows and len(walked) < WALKED:
         change = rows.pop(0)
-        made, judged = predicted_plan(change.plan, request)
+        made, judged = predicted_with_recipe(change.plan, request)
         if max(judged.peak_bytes) <= plan.memory_bytes and (judged.step_ns < step_ns or not fits):
             walked.append(Change(change.what, made, 1 - judged.step_ns / step_ns, True))
     return (*sorted(walked, key=lambda change: -change.share), *rows)
 
 
+def priced_as(plan: Plan) -> dict[str, Any]:
+    """Options of the joint problem by which other plans are priced as this one is: its gradients and its products."""
+    recipe, gradients = recipe_of(plan), {"gradients": plan.precision.gradients}
+    if recipe is None and plan.pieces == 1:
+        return {**ALIKE, **gradients}
+    return {"cost_model": "streams", "precision": "model" if recipe is None else recipe.name, **gradients}
+
+
 def _priced(plan: Plan, request: Request) -> tuple[int, bool] | None:
-    """The step by the joint problem's tables in ns, and whether it needs too much memory, with gradients in the dtype that the
-    problem has for them; of plans that it does not state, by the walks."""
+    """The step by the joint problem's tables in ns, and whether it needs too much memory; of plans that keep something on the
+    host, by the walks. None of plans that the problem does not state."""
     if plan.uses_host:
         _, judged = predicted_plan(plan, request)
         return judged.step_ns, max(judged.peak_bytes) > plan.memory_bytes
@@ -135,9 +144,13 @@ def _priced(plan: Plan, request: Request) -> tuple[int, bool] | None:
         strategies=lambda strategy: strategy in strategies,
         optimizer=plan.optimizer,
     )
-    options = chosen(PARAMETERS, {**ALIKE, OPTIMIZER.name: plan.optimizer}, NAME)
-    instance = build(replace(request, batch=plan.batch.global_samples, options=options), space)
-    solution = incumbent_of(instance, plan)
+    options = chosen(PARAMETERS, {**priced_as(plan), OPTIMIZER.name: plan.optimizer}, NAME)
+    asked = replace(request, batch=plan.batch.global_samples, options=options)
+    try:
+        instance = build(asked, space)
+    except InputError:  # a pipeline with ZeRO 2 or 3, of which `streams` has none
+        return None
+    solution = incumbent_of(instance, plan.in_model_dtype())
     if solution is None:
         return None
     return evaluate(instance, solution).objective, bool(violations(instance, solution))

@@ -19,11 +19,18 @@ from trainplan.configurations.megatron_model import model_fields, vocabulary
 from trainplan.configurations.shell import command_words
 from trainplan.formulations.strategies import Exchange, Module
 from trainplan.profiling.base.errors import shown
+from trainplan.profiling.clusters.recipes import RECIPES, RecipeName
 from trainplan.profiling.models.optimizers import ITERATIONS, OptimizerName
 from trainplan.profiling.models.precision import PLAIN, Precision
 
 MODULES: dict[str, Module] = {"core_attn": "attention", "layernorm": "norms"}
 MUON, TP_MODES = ("muon", "dist_muon"), ("blockwise", "duplicated", "distributed")
+SCALINGS: dict[str, RecipeName] = {
+    "tensorwise": "fp8-current",
+    "delayed": "fp8",
+    "mxfp8": "mxfp8",
+    "blockwise": "fp8-blockwise",
+}
 DENSE_ONLY = "plans have dense models"
 SHARDED: dict[str, Literal[0, 1, 2, 3]] = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 EXCHANGE: dict[str, Exchange] = {"p2p": "keys", "allgather": "keys", "a2a": "heads"}
@@ -72,12 +79,12 @@ def of_arguments(words: Sequence[str], where: str, devices: int | None = None) -
     if keys.flag("--accumulate-allreduce-grads-in-fp32"):
         reduced = False
     precision = PLAIN if dtype == "float32" else Precision(master="float32", gradients="model" if reduced else "float32")
-    if (fp8 := keys.get("--fp8-format") or keys.get("--fp4-format")) is not None:
-        notes.append(f"matrix products in 8 bits or less ({fp8}): the plan's are in {dtype}, which takes longer")
+    recipe = _recipe(keys, dtype, zero > 0, notes)
     shared = keys.flag("--sequence-parallel") and tp > 1
     recomputed = _recomputed(keys, notes)
     flags = " ".join([*(flag.removeprefix("--") for flag in OVERLAPS if keys.flag(flag)), optimizer])
     keyed = {"tp": "--tensor-model-parallel-size", "pp": "--pipeline-model-parallel-size", "samples": "--global-batch-size"}
+    keyed |= {"recipe": "--fp4-recipe" if recipe == "nvfp4" else "--fp8-recipe"}
     keyed |= {"micro_samples": "--micro-batch-size", "copies": "--num-distributed-optimizer-instances", "model": "--num-layers"}
     keyed |= {"cp": "--context-parallel-size", "exchange": "--cp-comm-type"}
     fields: dict[str, Any] = {
@@ -92,8 +99,27 @@ def of_arguments(words: Sequence[str], where: str, devices: int | None = None) -
         precision=precision, optimizer=optimizer, devices=devices, tp=tp, pp=pp, chunks=chunks,
         copies=copies if zero else None, zero=zero, cp=cp, exchange=exchange, sequence_parallel=shared,
         schedule="interleaved-1f1b" if chunks > 1 else "1f1b", cuts=cuts, recomputed=recomputed, keys=keyed,
-        notes=tuple(notes), unread=unread, unknown=unknown, **fields,
+        notes=tuple(notes), unread=unread, unknown=unknown, recipe=recipe, **fields,
     )  # fmt: skip
+
+
+def _recipe(keys: Keys, dtype: str, shared: bool, notes: list[str]) -> RecipeName | None:
+    """The recipe of products in fewer bits. shared: whether data-parallel ranks share states. Raises InputError."""
+    eight, four = keys.get("--fp8-format"), keys.get("--fp4-format")
+    scaling = SCALINGS[keys.text("--fp8-recipe", "delayed", SCALINGS)]
+    keys.text("--fp4-recipe", "nvfp4", ("nvfp4",))
+    gathered = keys.flag("--fp8-param-gather")
+    ends = keys.flag("--first-last-layers-bf16")
+    if eight is None and four is None:
+        return None
+    if eight is not None and four is not None:
+        raise keys.error("--fp4-format", f"is {shown(four)}, beside --fp8-format", "give one of the two")
+    if ends:
+        text = f"first and last layers in {dtype} (--first-last-layers-bf16): the plan has all layers alike; less time"
+        notes.append(text)
+    if eight is not None and shared and not gathered and not RECIPES[scaling].beside:
+        notes.append(f"weights in {dtype}, too, without --fp8-param-gather: the plan has those in 8 bits alone; less memory")
+    return "nvfp4" if four is not None else scaling
 
 
 def _values(words: Sequence[str], where: str) -> dict[str, Any]:

@@ -7,6 +7,7 @@ read as these; where the defaults of its classes are others, they are written ou
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -35,13 +36,29 @@ OTHERS = {
     "--use-megatron-fsdp": "ddp.use_megatron_fsdp",
     "--data-parallel-sharding-strategy": "ddp.data_parallel_sharding_strategy",
     "--tp-comm-overlap": "comm_overlap.tp_comm_overlap",
-    "--fp8-format": "mixed_precision.fp8",
+    "--first-last-layers-bf16": "mixed_precision.first_last_layers_bf16",
 }
 ARGUMENTS = {**{name: fields[0] for name, fields in FIELDS.items()}, **OTHERS}
 DEFAULTS: dict[str, Any] = {  # where Megatron-LM's arguments have others
     "model.seq_length": 1024,
     "model.rope_scaling_factor": 1.0,
     "mixed_precision.grad_reduce_in_fp32": True,
+    "mixed_precision.fp8_recipe": "tensorwise",
+}
+# Recipes of precisions by name (megatron/bridge/training/mixed_precision.py), and what each sets.
+NAMED = re.compile(r"(nemotron_h_|nanov2_)?(bf16|fp16)(?:_with_(\w+))?_mixed")
+SCALINGS: dict[str, dict[str, Any]] = {
+    "": {},
+    "fp8_delayed_scaling": {"fp8": "hybrid", "fp8_recipe": "delayed", "fp8_param_gather": True},
+    "fp8_current_scaling": {
+        "fp8": "hybrid",
+        "fp8_recipe": "tensorwise",
+        "fp8_param_gather": True,
+        "first_last_layers_bf16": True,
+    },
+    "fp8_subchannel_scaling": {"fp8": "hybrid", "fp8_recipe": "blockwise"},
+    "mxfp8": {"fp8": "e4m3", "fp8_recipe": "mxfp8", "fp8_param_gather": True},
+    "nvfp4": {"fp4": "e2m1", "fp4_recipe": "nvfp4"},
 }
 LETTERS = {"embedding": "E", "decoder": "t", "loss": "L"}
 DOCUMENTED = frozenset(f"{section}.{field}" for section, fields in SECTIONS.items() for field in fields)
@@ -75,11 +92,12 @@ def _precision(said: Any, where: str) -> dict[str, Any]:
     """The fields of a recipe of precisions that is named, such as `bf16_mixed`. Raises InputError."""
     if said is None or isinstance(said, Mapping):
         return {}
-    if not isinstance(said, str) or not said.startswith(("bf16", "fp16")):
-        fix = "give bf16_mixed, fp16_mixed, or a table of fields"
+    match = NAMED.fullmatch(said.replace("-", "_")) if isinstance(said, str) else None
+    if match is None or (scaling := match[3] or "") not in SCALINGS:
+        fix = "give bf16_mixed, fp16_mixed, one such as bf16_with_fp8_current_scaling_mixed, or a table of fields"
         raise InputError(where, "mixed_precision", f"is {shown(said)}", fix)
-    fields: dict[str, Any] = {"mixed_precision": None, f"mixed_precision.{said[:4]}": True}
-    return {**fields, "mixed_precision.fp8": "hybrid"} if "fp8" in said else fields
+    fields = {match[2]: True, **(SCALINGS["fp8_subchannel_scaling"] if match[1] == "nanov2_" else SCALINGS[scaling])}
+    return {"mixed_precision": None, **{f"mixed_precision.{name}": value for name, value in fields.items()}}
 
 
 def _words(keys: Keys) -> Iterator[str]:

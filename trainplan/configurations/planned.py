@@ -11,6 +11,7 @@ from typing import Any
 from trainplan.configurations import accelerate, deepspeed, megatron, megatron_bridge, torchtitan
 from trainplan.configurations.configuration import Configuration, Recomputed
 from trainplan.execution.exports.common import ENDS
+from trainplan.formulations.joint.asked import streams_refusal
 from trainplan.formulations.plan import Batch, Plan, Stage
 from trainplan.formulations.plan_units import Order, PlannedUnit, planned_unit
 from trainplan.formulations.request import Request
@@ -20,6 +21,7 @@ from trainplan.profiling.base.errors import COMMAND_LINE, InputError, one_of
 from trainplan.profiling.base.files import read_data
 from trainplan.profiling.clusters.cluster import Cluster
 from trainplan.profiling.clusters.efficiencies import shipped_efficiencies
+from trainplan.profiling.clusters.recipes import RECIPES
 from trainplan.profiling.clusters.sheets import sheet, sheets
 from trainplan.profiling.models.model import Model, load_model, model_from_config
 from trainplan.profiling.models.precision import Precision
@@ -97,6 +99,22 @@ def model_of(configuration: Configuration, name: str | None, sequence: int | Non
     fields = {**fields, "vocab_size": -(-size // multiple) * multiple}
     name = f"{fields['model_type']}-{configuration.where.rsplit('/', 1)[-1]}"
     return model_from_config(fields, configuration.where, tokens, dtype or "float32", name).fused()
+
+
+def with_recipe(configuration: Configuration, request: Request) -> Configuration:
+    """The configuration with its recipe, where the cost model `streams` can price it on the devices of a request; else without,
+    and with a note. Raises InputError where the devices do not have it."""
+    name, options = configuration.recipe, {"sliced": 0, "host": ",".join(configuration.host) or "none"}
+    if name is None or request.cluster is None or request.model is None:
+        return configuration
+    kind = request.cluster.used_kinds[0]
+    if (why := streams_refusal(replace(request, options=options))) is not None:
+        note = f"products in {name}: the plan's are in {request.model.dtype}, which takes longer, since {why}"
+        return replace(configuration, recipe=None, notes=(*configuration.notes, note))
+    if name not in kind.recipes:
+        fix = f"take devices that have it, or one of these: {', '.join(kind.recipes) or 'none'}"
+        raise configuration.error("recipe", f"is {name}, which {kind.name} does not have", fix)
+    return configuration
 
 
 def plan_of(configuration: Configuration, model: Model, request: Request) -> Plan:
@@ -217,6 +235,8 @@ def _units(configuration: Configuration, model: Model, strategy: Strategy, begin
             m for m in recomputed.modules if again and recomputed.of == "modules" and m in modules_of(unit.sublayer)
         )
         made = planned_unit(unit.name, replace(strategy, ckpt=again and recomputed.of == "full", modules=modules))
+        if configuration.recipe is not None and inner:
+            made = made.changed(precision=configuration.recipe)
         if configuration.host:
             parameters = "host" if "parameters" in configuration.host else "device"
             whole = configuration.zero < 3
@@ -258,6 +278,7 @@ def framework_prediction(configuration: Configuration, plan: Plan, cluster: Clus
     recomputed, again = configuration.recomputed, recompute_of(configuration.recomputed.modules)
     if recomputed.of == "full":
         again = replace(again, layers=1 / recomputed.every, first=recomputed.first)
+    recipe = None if configuration.recipe is None else RECIPES[configuration.recipe]
     shared, exchange = configuration.sequence_parallel, configuration.exchange
-    layout = replace(laid.layout, recompute=again, sequence_parallel=shared, exchange=exchange)
+    layout = replace(laid.layout, recompute=again, sequence_parallel=shared, exchange=exchange, recipe=recipe)
     return predict_laid(replace(laid, layout=layout), shipped_efficiencies())

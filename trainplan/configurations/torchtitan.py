@@ -12,11 +12,16 @@ from trainplan.configurations.configuration import Configuration, Keys, Recomput
 from trainplan.configurations.documented import TORCHTITAN, TORCHTITAN_TABLES
 from trainplan.formulations.step.schedules import PlanSchedule
 from trainplan.profiling.base.errors import InputError, shown
+from trainplan.profiling.clusters.recipes import RecipeName
 from trainplan.profiling.models.model import load_model
 from trainplan.profiling.models.precision import PLAIN, Precision
 from trainplan.profiling.shipped import shipped
 
 SCHEDULES: dict[str, PlanSchedule] = {"1F1B": "1f1b", "GPipe": "gpipe", "Interleaved1F1B": "interleaved-1f1b"}
+CONVERTERS: dict[str, RecipeName] = {
+    **dict.fromkeys(("float8", "quantize.linear.float8"), "fp8-current"),
+    **dict.fromkeys(("mx", "quantize.linear.mx"), "mxfp8"),
+}
 LAYER = re.compile(r"layers\.(\d+)")
 
 
@@ -53,9 +58,7 @@ def read(path: Path) -> Configuration:
     if keys.get("parallelism.pipeline_parallel_schedule_csv"):
         notes.append(f"the order of passes in the CSV file is taken for {reads}")
     cuts, chunks, apart = _stages(keys, pp, schedule)
-    converters = keys.get("model.converters") or []
-    if float8 := [each for each in converters if "float8" in str(each) or str(each).startswith("mx")]:
-        notes.append(f"matrix products in 8 bits ({', '.join(map(str, float8))}): the plan's are in 16, which takes longer")
+    recipe = _recipe(keys, notes)
     dtype = keys.text("training.mixed_precision_param", "bfloat16", ("bfloat16", "float32"))
     base = keys.text("training.dtype", "float32", ("bfloat16", "float32"))
     keys.text("training.mixed_precision_reduce", "float32", ("float32",))
@@ -65,6 +68,7 @@ def read(path: Path) -> Configuration:
     sequence = keys.whole("training.seq_len", 2048)
     unread, unknown = keys.left(TORCHTITAN, TORCHTITAN_TABLES)
     names = {"tp": "parallelism.tensor_parallel_degree", "pp": "parallelism.pipeline_parallel_degree", "model": "model.flavor"}
+    names |= {"recipe": "model.converters"}
     names |= {"samples": "training.global_batch_size", "micro_samples": "training.local_batch_size"}
     names |= {"cp": "parallelism.context_parallel_degree"}
     names |= {"shard": "parallelism.data_parallel_shard_degree", "copies": "parallelism.data_parallel_replicate_degree"}
@@ -77,7 +81,23 @@ def read(path: Path) -> Configuration:
         accumulation=None if samples != -1 else local // micro, tp=tp, cp=cp, pp=pp, chunks=chunks, copies=copies,
         shard=None if shard == -1 else shard, zero=zero, sequence_parallel=tp > 1, schedule=schedule if pp > 1 else "1f1b",
         cuts=cuts, layers_apart=apart, recomputed=recomputed, keys=names, notes=tuple(notes), unread=unread, unknown=unknown,
+        recipe=recipe,
     )  # fmt: skip
+
+
+def _recipe(keys: Keys, notes: list[str]) -> RecipeName | None:
+    """The recipe of the converters of linear layers, by the names of 0.2 and of those before. Raises InputError."""
+    converters = [str(each) for each in keys.get("model.converters") or []]
+    linear = [each for each in converters if each in CONVERTERS]
+    notes += [f"the converter {each}: the plan computes without it" for each in converters if each not in CONVERTERS]
+    if not linear:
+        return None
+    if len(linear) > 1:
+        raise keys.error("model.converters", f"is {shown(converters)}", "give one converter of linear layers")
+    scaling = keys.get(f"{linear[0]}.recipe_name")
+    if CONVERTERS[linear[0]] == "fp8-current" and scaling not in (None, "tensorwise"):
+        notes.append(f"rows scaled by their own maxima ({scaling}): the plan's scale whole tensors, which takes as long")
+    return CONVERTERS[linear[0]]
 
 
 def _model(keys: Keys) -> str | None:
