@@ -29,7 +29,7 @@ from trainplan.formulations.joint.constraints import TP
 from trainplan.formulations.joint.costs import NAMES, JointCosts, Setting, strategy_of
 from trainplan.formulations.joint.hosts import input_bytes, with_input_away
 from trainplan.formulations.joint.lanes import LaneTimes, layout_of
-from trainplan.formulations.joint.problem import Schedule
+from trainplan.formulations.joint.problem import Configuration, Schedule
 from trainplan.formulations.joint.space import Space
 from trainplan.formulations.joint.tables import Boundary, Option, Tied
 from trainplan.formulations.request import Request
@@ -39,6 +39,7 @@ from trainplan.formulations.streams.layout import Recompute, RunLayout
 from trainplan.formulations.streams.links import Links
 from trainplan.formulations.streams.memory import copied_bytes
 from trainplan.formulations.streams.prices import Prices, SublayerTimes
+from trainplan.formulations.streams.units import suits_recipe
 from trainplan.formulations.work.memory import unit_bytes
 from trainplan.formulations.work.moves import moved_bytes
 from trainplan.profiling.base.dtypes import DTYPE_BYTES
@@ -117,6 +118,7 @@ class StreamedCosts(JointCosts):
         self.model, self.cluster, self.batch, self.recipe = model, cluster, batch, recipe
         self.cp, self.exchange = cp, exchange
         self.element_bytes = DTYPE_BYTES[model.dtype]
+        self.unsuited = 0  # layouts whose products a recipe does not take
         self.framework = planned_framework(space.optimizer, self.precision.gradient_bytes(self.element_bytes))
         self.borders = OneLayout(self)
         self.by_layout = cache(self._by_layout)
@@ -161,7 +163,23 @@ class StreamedCosts(JointCosts):
             for option in options:
                 of_layout.setdefault(layout_of(strategy_of(option)), []).append(option)
         layouts = [layout for layout in of_kinds[0] if all(layout in each for each in of_kinds)]
+        layouts = [layout for layout in layouts if self._suits_recipe(layout, group, samples)]
         return {layout: tuple(tuple(each[layout]) for each in of_kinds) for layout in layouts}
+
+    def _suits_recipe(self, layout: Strategy, group: int, samples: int) -> bool:
+        run = self.prices(layout, Setting(group, samples, layout=layout)).layout
+        suits = all(suits_recipe(part, run) for part in self.model.sublayers.values())
+        self.unsuited += not suits
+        return suits
+
+    def _configurations(self, batch: int) -> list[Configuration]:
+        try:
+            return super()._configurations(batch)
+        except InputError:
+            if self.recipe is None or not self.unsuited:
+                raise
+        problem = f"is {self.recipe.name}, whose products have sizes of multiples of {self.recipe.multiple}"
+        raise InputError("command line", "--precision", problem, "give model, or another --tp or --micro-batches")
 
     # Numbers
 

@@ -68,10 +68,8 @@ def splittable(part: Sublayer, tp: int) -> Sublayer:
 
 def unit_times(part: Sublayer, layout: RunLayout, kind: DeviceKind, links: Links) -> UnitTimes:
     """The times of one unit. Raises KeyError for a precision that the kind has no rate for."""
-    tp, part = layout.tp, splittable(part, layout.tp)
-    shared = layout.sequence_parallel and tp > 1 and why_not_shared(part, tp) is None
-    operators = shared_operators(TokenShare(part, tp), layout.micro) if shared else part.operators(layout.micro, tp)
-    work = [_on_share(operator, layout) for operator in operators]
+    part, shared = splittable(part, layout.tp), _shares_tokens(part, layout)
+    work = _kernels(part, layout)
     layered = part.kind in LAYERED
     forward = sum(_kernel_ns(each, layout, kind, layered, False) for each in work)
     backward = sum(_kernel_ns(each, layout, kind, layered, True) for each in work)
@@ -94,6 +92,25 @@ def unit_times(part: Sublayer, layout: RunLayout, kind: DeviceKind, links: Links
         gathered,
         back + beside,
     )
+
+
+def suits_recipe(part: Sublayer, layout: RunLayout) -> bool:
+    """Whether all products of a sub-layer have sizes that the layout's recipe takes."""
+    if layout.recipe is None or part.kind not in LAYERED:
+        return True
+    products = [each for each in _kernels(splittable(part, layout.tp), layout) if each.m and not each.core]
+    return all(size % layout.recipe.multiple == 0 for each in products for size in (each.m, each.n, each.k))
+
+
+def _shares_tokens(part: Sublayer, layout: RunLayout) -> bool:
+    return layout.sequence_parallel and layout.tp > 1 and why_not_shared(part, layout.tp) is None
+
+
+def _kernels(part: Sublayer, layout: RunLayout) -> list[Operator]:
+    """Those of a forward pass on one rank, of a sub-layer that its ranks can split."""
+    tp, micro = layout.tp, layout.micro
+    operators = shared_operators(TokenShare(part, tp), micro) if _shares_tokens(part, layout) else part.operators(micro, tp)
+    return [_on_share(operator, layout) for operator in operators]
 
 
 def _on_share(operator: Operator, layout: RunLayout) -> Operator:

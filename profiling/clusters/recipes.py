@@ -29,7 +29,8 @@ ORIENTATIONS = 2  # along rows, and along columns
 class Recipe:
     """One recipe. about: it, in words. precision: whose rate products have.
 
-    number_bytes: of a number in few bits; block: numbers that share a scale factor of scale_bytes, along rows or columns;
+    multiple: what the sizes of products have to be multiples of. number_bytes: of a number in few bits; block: numbers that
+    share a scale factor of scale_bytes, along rows or columns;
     weight_block: the same of weights, where their blocks are squares. A scale factor of a whole tensor is no bytes here (block
     0). reads: how often an operand is read to be cast, twice where its maximum has to be known first. beside: whether the
     weights in the model's dtype are kept, too; else those in few bits stand in their place where an optimizer shares its states
@@ -39,6 +40,7 @@ class Recipe:
     name: RecipeName
     about: str
     precision: Precision
+    multiple: int = 16
     number_bytes: float = 1.0
     block: int = 0
     weight_block: int = 0
@@ -72,12 +74,21 @@ RECIPES: dict[str, Recipe] = {
             "fp8-blockwise",
             "FP8 in blocks of 1 x 128 numbers, of weights 128 x 128, with scale factors in FP32",
             "float8",
+            multiple=128,
             block=128,
             weight_block=128 * 128,
             scale_bytes=4,
             beside=True,
         ),
-        Recipe("mxfp8", "FP8 in blocks of 32 numbers, with scale factors in E8M0", "float8", 1.0, 32, 32, 1),
+        Recipe(
+            "mxfp8",
+            "FP8 in blocks of 32 numbers, with scale factors in E8M0",
+            "float8",
+            multiple=32,
+            block=32,
+            weight_block=32,
+            scale_bytes=1,
+        ),
         Recipe(
             "nvfp4",
             "FP4 in blocks of 16 numbers, with scale factors in E4M3 and one in FP32 of the tensor",

@@ -113,6 +113,22 @@ def test_gradients_in_float32_need_masters() -> None:
         tp.plan(**asked, cost_model="executed", host="all")
 
 
+def test_products_that_a_recipe_cannot_cut_into_blocks_are_left_out() -> None:
+    """With 4 tensor-parallel ranks one has 320 numbers of the feed-forward network, no blocks of 128."""
+    model = LLAMA.with_fields(intermediate_size=1280)
+    asked: dict[str, Any] = {"model": model, "cluster": CLUSTER, "batch": 32, "memory": "60GiB", "pipeline": 1}
+    degrees = {}
+    for name in ("mxfp8", "fp8-blockwise"):
+        instance = tp.build("joint", **asked, precision=name)
+        options = (option for each in instance.configurations for option in each.tables[0].units[1].options)
+        degrees[name] = {option.strategy.degree("tp") for option in options if option.strategy is not None}
+    assert degrees == {"mxfp8": {1, 2, 4}, "fp8-blockwise": {1, 2}}
+    with pytest.raises(
+        InputError, match="precision is fp8-blockwise, whose products have sizes of multiples of 128; give model"
+    ):
+        tp.plan(**asked, precision="fp8-blockwise", tp=4)
+
+
 def test_files_that_say_fp8_are_read() -> None:
     """As they were written before there were other recipes."""
     plan = planned(LAYOUTS["copies"], precision="fp8").model_dump(mode="json")

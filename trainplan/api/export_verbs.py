@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from trainplan.api.plan_verbs import plan
 from trainplan.asking import made_for
 from trainplan.execution.exports.common import Export
 from trainplan.execution.exports.registry import exporter
+from trainplan.execution.standing_in import recipe_of
 from trainplan.formulations.joint.runtimes import RUNTIMES
 from trainplan.formulations.plan import Plan, load_plan
 from trainplan.planned import Planned
@@ -38,7 +41,8 @@ def export(source: Plan | Source, to: str, *, nearest: bool = False) -> Export:
 
 
 def nearest_plan(source: Plan | Source, to: str, time_limit: float | None = SECONDS) -> Planned | None:
-    """The fastest plan that a runtime runs for the model, devices, batch and memory that a plan was made for.
+    """The fastest plan that a runtime runs for the model, devices, batch and memory that a plan was made for, with gradients of
+    its dtype and, where the runtime has its recipe, with its products.
 
     None where nothing says for which devices the plan was made, for runtimes that `plan(for_=)` does not know, and for models
     and optimizers that the runtime does not have. to: the runtime; time_limit: seconds of the search, which ends at a gap of
@@ -50,7 +54,10 @@ def nearest_plan(source: Plan | Source, to: str, time_limit: float | None = SECO
         return None
     if given.optimizer != "adamw" and not RUNTIMES[to].muon:
         return None
-    return plan(**request, optimizer=given.optimizer, for_=to, beside=False, time_limit=time_limit, gap=GAP)
+    recipe = recipe_of(given)
+    products = recipe.name if recipe is not None and recipe.name in RUNTIMES[to].recipes else "model"
+    alike: dict[str, Any] = {"precision": products, "gradients": given.precision.gradients, "optimizer": given.optimizer}
+    return plan(**request, **alike, for_=to, beside=False, time_limit=time_limit, gap=GAP)
 
 
 def _said(given: Plan, found: Planned) -> str:
@@ -59,6 +66,8 @@ def _said(given: Plan, found: Planned) -> str:
     assert nearest is not None and step_ns is not None
     layout = f"{nearest.one_strategy or 'several strategies'}, {plural(len(nearest.stages), 'stage')}"
     text = f"the nearest plan that it runs has {layout}, {plural(nearest.batch.micro_batches, 'micro-batch')}"
+    if recipe_of(given) is not None and recipe_of(nearest) is None:
+        text += f", products in {nearest.planned_model().dtype}"
     text += f" and takes {format_time(step_ns)} a step"
     if given.predicted is not None and given.predicted.cost_model == nearest.predicted.cost_model:  # type: ignore[union-attr]
         text += f", {step_ns / given.predicted.step_ns - 1:+.1%}"
