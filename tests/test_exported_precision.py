@@ -226,3 +226,15 @@ def test_a_run_without_a_price_of_its_recipe_says_so(tmp_path: Path) -> None:
     assert priced.best is not None and priced.within is not None and priced.gap is not None
     assert {unit.precision for unit in priced.best.plan.units[1:-1]} == {"mxfp8"}  # type: ignore[union-attr]
     assert priced.best.answer.bound_ns is not None and priced.best.answer.bound_ns <= priced.judged.step_ns
+
+
+def test_the_nearest_plan_keeps_what_the_runtime_has() -> None:
+    """The recipe where there is one, and the dtype of gradients everywhere."""
+    asked: dict[str, Any] = {"model": "llama3-8b", "cluster": "b200:8", "batch": 64, "sequence": 2048, "beside": False}
+    answer = tp.certify(tp.plan(**asked, precision="nvfp4", gradients="float32", zero="3", gap=0.05))
+    assert answer.plan is not None
+    for runtime, recipe in (("megatron", "nvfp4"), ("torchtitan", "model"), ("deepspeed", "model")):
+        found = tp.nearest_plan(answer.plan, runtime)
+        assert found is not None and found.plan is not None
+        assert {unit.precision for unit in found.plan.units[1:-1]} == {recipe}
+        assert found.plan.precision.gradients == "float32"

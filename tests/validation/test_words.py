@@ -168,9 +168,11 @@ def test_words_of_recipes(words: str, recipe: str) -> None:
 
 def test_a_recipe_that_no_word_says_is_named() -> None:
     for words, recipe in (("FP8", "fp8"), ("bf16, float8", "fp8"), ("fp4", "nvfp4"), ("MXFP4", "nvfp4")):
-        run = laid(gpu="B200", gpus=64, model="llama3-8b", precision=words)
+        run = laid(gpu="B200", gpus=64, model="llama3-8b", precision=words, framework="Megatron-Core")
         assert run.layout.recipe is RECIPES[recipe]
         assert run.assumed["recipe"] == f"{recipe}: {RECIPES[recipe].about}"
+    torchtitan = laid(gpu="H100", gpus=64, model="llama3-8b", precision="FP8", framework="torchtitan")
+    assert torchtitan.layout.recipe is RECIPES["fp8-current"] and "recipe" in torchtitan.assumed
     assert laid(precision="bf16", note="fp8 current scaling in another run").layout.recipe is None
     foreign = laid(gpu="H100", gpus=64, model="llama3-8b", precision="mxfp8")
     assert foreign.assumed["recipe"] == "mxfp8, which is not known to be one of H100-SXM5 80 GB"
@@ -179,7 +181,8 @@ def test_a_recipe_that_no_word_says_is_named() -> None:
 def test_recipes_differ_by_what_casts_read_and_weights_keep() -> None:
     """Current scaling reads operands twice; FP8 in blocks differs little from FP8 per tensor; FP4 is faster, and weights beside
     their copies take more."""
-    run = {name: predicted(gpu="B200", gpus=64, model="llama3-8b", tp=2, fsdp="no", zero=1, precision=name) for name in RECIPES}
+    about: dict[str, Any] = {"gpu": "B200", "gpus": 64, "model": "llama3-8b", "tp": 2, "fsdp": "no", "zero": 1}
+    run = {name: predicted(**about, framework="Megatron-Core", precision=name) for name in RECIPES}
     step, peak = ({name: getattr(each, field) for name, each in run.items()} for field in ("step_s", "peak_gib"))
     assert step["nvfp4"] < step["fp8"] < step["mxfp8"] < 1.01 * step["fp8"] < step["fp8-current"] < 1.1 * step["fp8"]
     assert step["fp8-blockwise"] == step["mxfp8"], "as it is emulated"

@@ -95,7 +95,8 @@ def precisions(words: str, usual: Precision) -> tuple[Precision, Precision]:
 
 def recipe_of_words(run: Run, assumed: Assumed) -> Recipe | None:
     """The recipe of the products of layers in 8 or 4 bits, by the words of a row's precision, then of its note; None where its
-    precision speaks of none. FP8 alone is taken for FP8 per tensor with delayed scaling, FP4 of whatever kind for NVFP4."""
+    precision speaks of none. FP8 alone is taken for FP8 per tensor, with delayed scaling, or in torchtitan, which has none,
+    with current scaling; FP4 of whatever kind for NVFP4."""
     words, note = (run.precision or "").lower(), (run.note or "").lower()
     if not FEW_BITS.search(words):
         return None
@@ -107,8 +108,9 @@ def recipe_of_words(run: Run, assumed: Assumed) -> Recipe | None:
         for pattern, name in SCALINGS:
             if re.search(pattern, text):
                 return RECIPES[name]
-    assumed["recipe"] = f"fp8: {RECIPES['fp8'].about}"
-    return RECIPES["fp8"]
+    recipe = RECIPES["fp8-current" if "torchtitan" in (run.framework or "").lower() else "fp8"]
+    assumed["recipe"] = f"{recipe.name}: {recipe.about}"
+    return recipe
 
 
 def sharing(run: Run, dp: int, framework: Framework, assumed: Assumed) -> tuple[int, int]:
