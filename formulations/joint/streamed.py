@@ -299,6 +299,9 @@ def streamed_costs(
     if recipe is not None and recipe.name not in (able := cluster.used_kinds[0].recipes):
         problem = f"is {recipe.name}, which {cluster.used_kinds[0].name} does not have"
         raise InputError("command line", PRECISION.flag, problem, f"give {', '.join(['model', *able])}")
+    if recipe is not None and recipe.base not in (None, model.dtype):
+        problem = f"is {recipe.name}, of models in {recipe.base}, and this one is in {model.dtype}"
+        raise InputError("command line", PRECISION.flag, problem, f"give --dtype {recipe.base}, or another recipe")
     if cp > 1 and space.host:
         problem, fix = f"is {cp}, with inputs of units on the host", "leave it out, or --host: programs do not have both"
         raise InputError("command line", "--cp", problem, fix)

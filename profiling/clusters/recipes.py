@@ -34,7 +34,8 @@ class Recipe:
     weight_block: the same of weights, where their blocks are squares. A scale factor of a whole tensor is no bytes here (block
     0). reads: how often an operand is read to be cast, twice where its maximum has to be known first. beside: whether the
     weights in the model's dtype are kept, too; else those in few bits stand in their place where an optimizer shares its states
-    (`--fp8-param-gather` of Megatron-LM, as Megatron-Bridge's recipes have it).
+    (`--fp8-param-gather` of Megatron-LM, as Megatron-Bridge's recipes have it). base: the only dtype that operands are cast
+    from, where not every one is taken.
     """
 
     name: RecipeName
@@ -47,6 +48,7 @@ class Recipe:
     scale_bytes: int = 0
     reads: int = 1
     beside: bool = False
+    base: Precision | None = None
 
     @property
     def operand_bytes(self) -> float:
@@ -99,6 +101,7 @@ RECIPES: dict[str, Recipe] = {
             scale_bytes=1,
             reads=2,
             beside=True,
+            base="bfloat16",  # of the Hadamard transform
         ),
     )
 }

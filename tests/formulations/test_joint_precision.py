@@ -129,6 +129,15 @@ def test_products_that_a_recipe_cannot_cut_into_blocks_are_left_out() -> None:
         tp.plan(**asked, precision="fp8-blockwise", tp=4)
 
 
+def test_nvfp4_is_of_models_in_bfloat16() -> None:
+    half = load_model("llama3-8b", 256, "float16").with_fields(**SMALL)
+    asked: dict[str, Any] = {"model": half, "cluster": CLUSTER, "batch": 32, "memory": "60GiB"}
+    with pytest.raises(InputError, match="precision is nvfp4, of models in bfloat16, and this one is in float16; give dtype"):
+        tp.plan(**asked, precision="nvfp4")
+    plan = tp.plan(**asked, precision="mxfp8", beside=False).plan
+    assert plan is not None and plan.units[1].precision == "mxfp8"
+
+
 def test_files_that_say_fp8_are_read() -> None:
     """As they were written before there were other recipes."""
     plan = planned(LAYOUTS["copies"], precision="fp8").model_dump(mode="json")

@@ -8,6 +8,7 @@ from typing import Any
 from trainplan.checking import Checked, CheckedClaim, CheckedPlan
 from trainplan.command.printing import line, pairs, table
 from trainplan.comparing import Comparison
+from trainplan.execution.standing_in import recipe_of
 from trainplan.formulations.plan import Plan
 from trainplan.formulations.problem import Table as Rows
 from trainplan.formulations.problem import problem_of
@@ -136,7 +137,7 @@ def plan_table(plan: Plan) -> None:
 
 
 def plan_facts(plan: Plan) -> None:
-    """What a plan has beside units and stages: micro-batches, schedule, placement."""
+    """What a plan has beside units and stages: micro-batches, schedule, precision where it is not the model's, placement."""
     batch, schedule = plan.batch, SCHEDULE_NAMES[plan.schedule]
     halves = f", {plan.sliced} sliced" if plan.sliced else ""
     stages = f"{len(plan.stages)} stages, {schedule}{halves}" if len(plan.stages) > 1 else "1 stage"
@@ -144,6 +145,10 @@ def plan_facts(plan: Plan) -> None:
     if batch.shares is not None:
         counts = f"{', '.join(map(str, batch.shares))} micro-batches of the pipelines"
     facts = [("step", f"{batch.global_samples} samples in {counts}, {stages}")]
+    if (recipe := recipe_of(plan)) is not None:
+        facts.append(("products", f"of layers in {recipe.name}: {recipe.about}"))
+    if plan.precision.gradients != "model":
+        facts.append(("gradients", f"added up and reduced in {plan.precision.gradients}"))
     if plan.placement is not None:
         facts.append(("placement", f"rank by rank on devices {', '.join(map(str, plan.placement))}"))
     pairs(facts)
