@@ -61,7 +61,7 @@ GRADIENTS = Parameter(
 OPTIMIZER = Parameter(
     "optimizer",
     str,
-    "adamw, or muon: one momentum for each matrix of the layers, made orthogonal; in ZeRO 0 and 1",
+    "what steps the parameters: adamw, or muon, with one momentum for each matrix of the layers, in ZeRO 0 and 1",
     "adamw",
     OPTIMIZERS,
 )
