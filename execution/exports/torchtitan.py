@@ -6,7 +6,7 @@ recomputed is a class of `torchtitan/distributed/activation_checkpoint.py`. The 
 Qwen3, named where one has its sizes, and the user's to choose elsewhere.
 
 Context-parallel ranks send keys and values around, and share states with data-parallel ones (its mesh dp_shard_cp), as in
-plans; not all of its versions cut samples of Qwen3's models, so that these are refused, as is the exchange of heads.
+plans; it exchanges no heads.
 
 torchtitan keeps whole layers in a stage (`layers.N`), so cuts within layers are refused, as are tied heads, units with
 different strategies, and uneven shares. Left out: sliced forward passes, recomputation of single units, the order of levels,
@@ -99,10 +99,6 @@ def export(plan: Plan, where: str) -> Export:
         raise InputError(where, "model.config.tie_word_embeddings", "is true", fix)
     stages, parts, samples = len(plan.stages), plan.batch.micro_batches, micro_batch_samples(plan, strategy.data_degree)
     dp, sdp, cp, tp = (strategy.degree(paradigm) for paradigm in ("dp", "sdp", "cp", "tp"))
-    if cp > 1 and model.family != "llama":
-        problem = f"is {str(strategy)!r}, of a {model.family} model"
-        fix = f"give levels of dp, sdp and tp: {RUNTIME} cuts samples of llama models"
-        raise InputError(where, f"units[0].{plan.units[0].field}", problem, fix)
     left_out, recipe = [*left_out_of_all(plan, RUNTIME), *left_out_order(strategy)], common_recipe(plan, RUNTIME, where)
     if dp > 1 and sdp == 1:
         left_out.append(f"{strategy}: parameters are sharded between steps and gathered once a step; less memory, more time")

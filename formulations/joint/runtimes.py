@@ -122,7 +122,6 @@ RUNTIMES = {
         (0, 2, 3),
         shares_tokens=True,
         exchanges=("keys",),
-        cut_families=("llama",),
         families=("llama", "qwen3"),
         tied=False,
         recipes=("fp8-current", "mxfp8"),

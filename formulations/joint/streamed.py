@@ -122,6 +122,7 @@ class StreamedCosts(JointCosts):
         self.framework = planned_framework(space.optimizer, self.precision.gradient_bytes(self.element_bytes))
         self.borders = OneLayout(self)
         self.by_layout = cache(self._by_layout)
+        self.in_turn_bytes = cache(self._in_turn_bytes)
         self.prices = cache(self._prices)
         self.sublayers = SublayerTimes(model, cluster.used_kinds[0], Links.of_cluster(cluster))
         names: dict[str, set[str]] = {}
@@ -240,14 +241,18 @@ class StreamedCosts(JointCosts):
         """Room beside a unit for what lanes hold ahead and late: of the units before it, whole gradients that are reduced
         (`execution.walk.frees`), and once what ranks with pieces of samples exchange; and where some have their inputs on the
         host, those that are copied out, the next one's, and the next messages, both ways."""
-        late, rows = self._largest_bytes(strategy) * strategy.shares_gradients, setting.samples // strategy.data_degree
+        late, rows = (
+            self.in_turn_bytes(layout_of(strategy)) * strategy.shares_gradients,
+            setting.samples // strategy.data_degree,
+        )
         shares = [_share(part, strategy.degree("tp")) for part in self._pieces.values()]
         ahead = max((share.whole_bytes(rows) for share in shares), default=0)
         if "hidden" in self.space.host:
             inputs = max(input_bytes(self.profile, each, strategy, setting.samples) for each in self.lanes.counts)
             piped = setting.group < self.profile.devices
-            late, ahead = late + inputs, inputs + 2 * setting.samples * moved_bytes(self.profile, sublayer)[1] * piped
-        return FREED_LATE * late + ahead
+            late += FREED_LATE * inputs
+            ahead += inputs + 2 * setting.samples * moved_bytes(self.profile, sublayer)[1] * piped
+        return late + ahead
 
     def _keys_bytes(self, sublayer: str, strategy: Strategy, rows: int) -> tuple[int, int]:
         """Of attention on pieces of samples: what is kept beside what whole samples of their tokens keep, and what is held for
@@ -263,6 +268,12 @@ class StreamedCosts(JointCosts):
             return 0, whole + made
         joined = rows * part.tokens * part.heads // share.tp * part.width * part.element_bytes * part.in_halves
         return joined + (0 if share.again else share.graph_bytes(rows)), whole + made * share.again
+
+    def _in_turn_bytes(self, layout: Strategy) -> int:
+        """The whole gradients of a tensor-parallel rank of as many units, one after the other, as may be given back late."""
+        units = [self.lanes.parameters(unit.sublayer, layout) for unit in self.profile.units]
+        sums = (sum(units[place : place + FREED_LATE]) for place in range(len(units)))
+        return max(sums) * self.element_bytes
 
     def _largest_bytes(self, strategy: Strategy) -> int:
         """The parameters of a tensor-parallel rank of the largest unit."""
