@@ -27,7 +27,7 @@ from trainplan.formulations.plan import Plan, Stage
 from trainplan.formulations.request import Request
 from trainplan.formulations.strategies import Strategy
 from trainplan.planned import Planned
-from trainplan.predicting import predicted_plan, predicted_with_recipe
+from trainplan.predicting import predicted_as_known, predicted_plan
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.quantities import divisors
 from trainplan.profiling.models.sublayers import modules_of
@@ -113,7 +113,7 @@ def changes(configuration: Configuration, plan: Plan, request: Request, step_ns:
     walked = list[Change]()
     while rows and len(walked) < WALKED:
         change = rows.pop(0)
-        made, judged = predicted_with_recipe(change.plan, request)
+        made, judged = predicted_as_known(change.plan, request)
         if max(judged.peak_bytes) <= plan.memory_bytes and (judged.step_ns < step_ns or not fits):
             walked.append(Change(change.what, made, 1 - judged.step_ns / step_ns, True))
     return (*sorted(walked, key=lambda change: -change.share), *rows)
