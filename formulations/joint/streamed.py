@@ -19,7 +19,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
-from math import ceil
 from typing import Any
 
 import numpy as np
@@ -30,14 +29,14 @@ from trainplan.formulations.joint.costs import NAMES, JointCosts, Setting, strat
 from trainplan.formulations.joint.hosts import input_bytes, with_input_away
 from trainplan.formulations.joint.lanes import LaneTimes, layout_of
 from trainplan.formulations.joint.problem import Configuration, Schedule
+from trainplan.formulations.joint.rooms import Rooms
 from trainplan.formulations.joint.space import Space
 from trainplan.formulations.joint.tables import Boundary, Option, Tied
 from trainplan.formulations.request import Request
-from trainplan.formulations.strategies import TREE, Exchange, Module, Paradigm, Strategy, without_cp
+from trainplan.formulations.strategies import TREE, Exchange, Paradigm, Strategy, without_cp
 from trainplan.formulations.streams.frameworks import planned_framework
 from trainplan.formulations.streams.layout import Recompute, RunLayout
 from trainplan.formulations.streams.links import Links
-from trainplan.formulations.streams.memory import copied_bytes
 from trainplan.formulations.streams.prices import Prices, SublayerTimes
 from trainplan.formulations.streams.units import suits_recipe
 from trainplan.formulations.work.memory import unit_bytes
@@ -49,10 +48,7 @@ from trainplan.profiling.clusters.recipes import RECIPES, Recipe
 from trainplan.profiling.models.model import Model
 from trainplan.profiling.models.precision import Precision
 from trainplan.profiling.models.sublayers import (
-    LAYERED,
     Attention,
-    HeadPieces,
-    KeyShare,
     cut,
     why_no_head_share,
     why_not_cut,
@@ -60,7 +56,6 @@ from trainplan.profiling.models.sublayers import (
 from trainplan.profiling.profiles import Profile
 
 COST_MODEL = "streams"
-FREED_LATE = 2  # units
 LEFT_OUT = ("one layout for all units", "in pipelines ZeRO 0 and 1")  # the cost model's own restrictions, beside options
 
 
@@ -122,7 +117,6 @@ class StreamedCosts(JointCosts):
         self.framework = planned_framework(space.optimizer, self.precision.gradient_bytes(self.element_bytes))
         self.borders = OneLayout(self)
         self.by_layout = cache(self._by_layout)
-        self.in_turn_bytes = cache(self._in_turn_bytes)
         self.prices = cache(self._prices)
         self.sublayers = SublayerTimes(model, cluster.used_kinds[0], Links.of_cluster(cluster))
         names: dict[str, set[str]] = {}
@@ -135,8 +129,10 @@ class StreamedCosts(JointCosts):
         parts = {name: model.sublayers[key] for name, key in key_of.items()}
         cuttable = cp > 1 and not any(why_not_cut(part, cp) for part in parts.values())
         pieces = {name: cut(part, cp, exchange == "heads") for name, part in parts.items() if cuttable}
-        self._pieces = {name: part for name, part in pieces.items() if isinstance(part, Attention)}
+        attentions = {name: part for name, part in pieces.items() if isinstance(part, Attention)}
         self.lanes = LaneTimes(profile, self.element_bytes, key_of, batch, self.prices)
+        of_gradients, hidden = self.framework.gradient_bytes, "hidden" in space.host
+        self.rooms = Rooms(self.lanes, attentions, self.element_bytes, of_gradients, recipe, hidden)
 
     # What is possible
 
@@ -223,11 +219,11 @@ class StreamedCosts(JointCosts):
             optimizer=self.space.optimizer,
         )
         exchanged = 2 * samples * self.cp * moved_bytes(profile, sublayer)[1] if group == 1 else 0
-        of_keys = self._keys_bytes(sublayer, strategy, samples * self.cp // alone.data_degree)
-        beside = self._largest_bytes(strategy) * strategy.shares_parameters  # of what is gathered ahead
-        beside += self._late_bytes(sublayer, strategy, setting)
+        of_keys = self.rooms.exchanged_bytes(sublayer, strategy, samples * self.cp // alone.data_degree)
+        beside = self.rooms.largest_bytes(strategy) * strategy.shares_parameters  # of what is gathered ahead
+        beside += self.rooms.late_bytes(sublayer, strategy, setting)
         kept, work = kept + of_keys[0], max(exchanged, work) + beside + of_keys[1]
-        copies = self._copied_bytes(sublayer, layout_of(strategy))
+        copies = self.rooms.copied_bytes(sublayer, layout_of(strategy))
         state, work = state + copies[0], work + copies[1]
         return dict(zip(NAMES, (forward, backward, 0, end, kept, work, state, 0), strict=True))
 
@@ -236,59 +232,6 @@ class StreamedCosts(JointCosts):
     ) -> dict[str, int]:
         """Copies travel beside computations: a step takes no less without them."""
         return with_input_away(numbers, input_bytes(self.profile, sublayer, strategy_of(option), samples), in_flight)
-
-    def _late_bytes(self, sublayer: str, strategy: Strategy, setting: Setting) -> int:
-        """Room beside a unit for what lanes hold ahead and late: of the units before it, whole gradients that are reduced
-        (`execution.walk.frees`), and once what ranks with pieces of samples exchange; and where some have their inputs on the
-        host, those that are copied out, the next one's, and the next messages, both ways."""
-        late, rows = (
-            self.in_turn_bytes(layout_of(strategy)) * strategy.shares_gradients,
-            setting.samples // strategy.data_degree,
-        )
-        shares = [_share(part, strategy.degree("tp")) for part in self._pieces.values()]
-        ahead = max((share.whole_bytes(rows) for share in shares), default=0)
-        if "hidden" in self.space.host:
-            inputs = max(input_bytes(self.profile, each, strategy, setting.samples) for each in self.lanes.counts)
-            piped = setting.group < self.profile.devices
-            late += FREED_LATE * inputs
-            ahead += inputs + 2 * setting.samples * moved_bytes(self.profile, sublayer)[1] * piped
-        return late + ahead
-
-    def _keys_bytes(self, sublayer: str, strategy: Strategy, rows: int) -> tuple[int, int]:
-        """Of attention on pieces of samples: what is kept beside what whole samples of their tokens keep, and what is held for
-        a while: all keys and values beside their gradients and, in order of ranks, once more; or what `_heads_bytes` says."""
-        part = self._pieces.get(sublayer)
-        if part is None:
-            return 0, 0
-        share = _share(part, strategy.degree("tp"), strategy.sequence_parallel, strategy.modules)
-        if isinstance(share, HeadPieces):
-            return _heads_bytes(share, rows, strategy.ckpt)
-        whole, made = 3 * share.whole_bytes(rows), share.own_bytes(rows) + share.graph_bytes(rows)
-        if strategy.ckpt:
-            return 0, whole + made
-        joined = rows * part.tokens * part.heads // share.tp * part.width * part.element_bytes * part.in_halves
-        return joined + (0 if share.again else share.graph_bytes(rows)), whole + made * share.again
-
-    def _in_turn_bytes(self, layout: Strategy) -> int:
-        """The whole gradients of a tensor-parallel rank of as many units, one after the other, as may be given back late."""
-        units = [self.lanes.parameters(unit.sublayer, layout) for unit in self.profile.units]
-        sums = (sum(units[place : place + FREED_LATE]) for place in range(len(units)))
-        return max(sums) * self.element_bytes
-
-    def _largest_bytes(self, strategy: Strategy) -> int:
-        """The parameters of a tensor-parallel rank of the largest unit."""
-        return max(self.lanes.parameters(unit, strategy) for unit in self.lanes.counts) * self.element_bytes
-
-    def _copied_bytes(self, sublayer: str, layout: Strategy) -> tuple[int, int]:
-        """Copies of weights in few bits: of a unit's own, which are held all the time; and of those that are gathered."""
-        kinds = {name: self.profile.shapes[name].kind for name in self.lanes.counts}
-        if layout.zero_stage == 3:
-            gathered = [
-                self.lanes.parameters(unit.sublayer, layout) for unit in self.profile.units if kinds[unit.sublayer] in LAYERED
-            ]
-            return 0, ceil(copied_bytes(gathered, self.recipe, self.element_bytes, 3))
-        weights = [self.lanes.parameters(sublayer, layout)] if kinds[sublayer] in LAYERED else []
-        return ceil(copied_bytes(weights, self.recipe, self.element_bytes, layout.zero_stage)), 0
 
     def _tied(self, setting: Setting) -> Tied | None:
         tied = super()._tied(setting)
@@ -337,27 +280,6 @@ def _sharing_heads(model: Model, degrees: tuple[int, ...], cp: int, asked: int |
         problem, reason = f"is heads, with {CP.flag} {cp}", next(filter(None, why[tried[0]]))
         raise InputError("command line", CP_EXCHANGE.flag, problem, f"give keys, or other degrees: {reason}")
     return possible
-
-
-def _share(part: Attention, tp: int, shared: bool = False, modules: tuple[Module, ...] = ()) -> KeyShare:
-    """What the ranks of an attention on pieces of samples exchange."""
-    return (HeadPieces if part.by_heads else KeyShare)(part, tp, shared, modules)
-
-
-def _heads_bytes(share: HeadPieces, rows: int, ckpt: bool) -> tuple[int, int]:
-    """The same where ranks exchange heads: kept are results of the rank's tokens, and copies of keys and values. Held for a
-    while are own queries, keys and values, and the gradients of the core's results and, twice, of what it works on."""
-    own, whole, mixed, results = (
-        of(rows) for of in (share.own_bytes, share.whole_bytes, share.mixed_bytes, share.results_bytes)
-    )
-    kept = (own - results) * share.part.normed_heads  # keys and values before their norm, which are kept apart
-    kept += 0 if share.core_again and not ckpt else results + max(0, whole - own)
-    held = (
-        own + mixed + max(2 * whole, share.core_backward_workspace_bytes(rows) + whole) + share.graph_bytes(rows) * share.again
-    )
-    if ckpt:
-        return 0, kept + held
-    return kept, held + (whole + mixed) * share.core_again
 
 
 def _in_order(strategy: Strategy) -> bool:

@@ -1,0 +1,112 @@
+"""What programs hold beside a unit's own bytes under `streams`: ahead of its time or late, exchanged, or copied in few bits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from math import ceil
+
+from trainplan.formulations.joint.costs import Setting
+from trainplan.formulations.joint.hosts import input_bytes
+from trainplan.formulations.joint.lanes import LaneTimes, layout_of
+from trainplan.formulations.strategies import Module, Strategy
+from trainplan.formulations.streams.memory import copied_bytes
+from trainplan.formulations.work.moves import moved_bytes
+from trainplan.profiling.clusters.recipes import Recipe
+from trainplan.profiling.models.sublayers import LAYERED, Attention, HeadPieces, KeyShare
+
+FREED_LATE = 2  # units
+
+
+class Rooms:
+    """Room for what lanes hold beside computations.
+
+    lanes: whose profile and parameters count. pieces: by name, the attentions on pieces of samples. element_bytes,
+    gradient_bytes: of a parameter and of its gradient. recipe: of products in few bits; hidden: whether units may have their
+    inputs on the host.
+    """
+
+    def __init__(
+        self,
+        lanes: LaneTimes,
+        pieces: Mapping[str, Attention],
+        element_bytes: int,
+        gradient_bytes: int,
+        recipe: Recipe | None,
+        hidden: bool,
+    ) -> None:
+        self.lanes, self.profile, self.pieces, self.recipe, self.hidden = lanes, lanes.profile, pieces, recipe, hidden
+        self.element_bytes, self.gradient_bytes = element_bytes, gradient_bytes
+        self.in_turn_bytes = cache(self._in_turn_bytes)
+
+    def late_bytes(self, sublayer: str, strategy: Strategy, setting: Setting) -> int:
+        """Room beside a unit for what lanes hold ahead and late: of the units before it, whole gradients that are reduced
+        (`execution.walk.frees`), and once what ranks with pieces of samples exchange; and where some have their inputs on the
+        host, those that are copied out, the next one's, and the next messages, both ways."""
+        late, rows = self.in_turn_bytes(layout_of(strategy)), setting.samples // strategy.data_degree
+        late *= strategy.shares_gradients
+        shares = [_share(part, strategy.degree("tp")) for part in self.pieces.values()]
+        ahead = max((share.whole_bytes(rows) for share in shares), default=0)
+        if self.hidden:
+            inputs = max(input_bytes(self.profile, each, strategy, setting.samples) for each in self.lanes.counts)
+            piped = setting.group < self.profile.devices
+            late += FREED_LATE * inputs
+            ahead += inputs + 2 * setting.samples * moved_bytes(self.profile, sublayer)[1] * piped
+        return late + ahead
+
+    def exchanged_bytes(self, sublayer: str, strategy: Strategy, rows: int) -> tuple[int, int]:
+        """Of attention on pieces of samples: what is kept beside what whole samples of their tokens keep, and what is held for
+        a while: all keys and values beside their gradients and, in order of ranks, once more; or what `_heads_bytes` says."""
+        part = self.pieces.get(sublayer)
+        if part is None:
+            return 0, 0
+        share = _share(part, strategy.degree("tp"), strategy.sequence_parallel, strategy.modules)
+        if isinstance(share, HeadPieces):
+            return _heads_bytes(share, rows, strategy.ckpt)
+        whole, made = 3 * share.whole_bytes(rows), share.own_bytes(rows) + share.graph_bytes(rows)
+        if strategy.ckpt:
+            return 0, whole + made
+        joined = rows * part.tokens * part.heads // share.tp * part.width * part.element_bytes * part.in_halves
+        return joined + (0 if share.again else share.graph_bytes(rows)), whole + made * share.again
+
+    def largest_bytes(self, strategy: Strategy) -> int:
+        """The parameters of a tensor-parallel rank of the largest unit."""
+        return max(self.lanes.parameters(unit, strategy) for unit in self.lanes.counts) * self.element_bytes
+
+    def copied_bytes(self, sublayer: str, layout: Strategy) -> tuple[int, int]:
+        """Copies of weights in few bits: of a unit's own, which are held all the time; and of those that are gathered."""
+        kinds = {name: self.profile.shapes[name].kind for name in self.lanes.counts}
+        if layout.zero_stage == 3:
+            gathered = [
+                self.lanes.parameters(unit.sublayer, layout) for unit in self.profile.units if kinds[unit.sublayer] in LAYERED
+            ]
+            return 0, ceil(copied_bytes(gathered, self.recipe, self.element_bytes, 3))
+        weights = [self.lanes.parameters(sublayer, layout)] if kinds[sublayer] in LAYERED else []
+        return ceil(copied_bytes(weights, self.recipe, self.element_bytes, layout.zero_stage)), 0
+
+    def _in_turn_bytes(self, layout: Strategy) -> int:
+        """The whole gradients of a tensor-parallel rank of as many units, one after the other, as may be given back late."""
+        units = [self.lanes.parameters(unit.sublayer, layout) for unit in self.profile.units]
+        sums = (sum(units[place : place + FREED_LATE]) for place in range(len(units)))
+        return max(sums) * self.gradient_bytes
+
+
+def _share(part: Attention, tp: int, shared: bool = False, modules: tuple[Module, ...] = ()) -> KeyShare:
+    """What the ranks of an attention on pieces of samples exchange."""
+    return (HeadPieces if part.by_heads else KeyShare)(part, tp, shared, modules)
+
+
+def _heads_bytes(share: HeadPieces, rows: int, ckpt: bool) -> tuple[int, int]:
+    """The same where ranks exchange heads: kept are results of the rank's tokens, and copies of keys and values. Held for a
+    while are own queries, keys and values, and the gradients of the core's results and, twice, of what it works on."""
+    own, whole, mixed, results = (
+        of(rows) for of in (share.own_bytes, share.whole_bytes, share.mixed_bytes, share.results_bytes)
+    )
+    kept = (own - results) * share.part.normed_heads  # keys and values before their norm, which are kept apart
+    kept += 0 if share.core_again and not ckpt else results + max(0, whole - own)
+    held = (
+        own + mixed + max(2 * whole, share.core_backward_workspace_bytes(rows) + whole) + share.graph_bytes(rows) * share.again
+    )
+    if ckpt:
+        return 0, kept + held
+    return kept, held + (whole + mixed) * share.core_again
