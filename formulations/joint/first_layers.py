@@ -39,7 +39,12 @@ ENDS = ("embedding", "head")
 
 
 def whole_layers(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a request for such plans without what these leave no choice of: modules, halves, and the host."""
+    """The options of a request for such plans without what these leave no choice of: modules, halves, and the host. Raises
+    InputError where one of the latter is asked for by name."""
+    for name, without in (("host", ("none", "all")), ("sliced", (0,))):
+        if options[name] not in without:
+            problem, fix = f"is {options[name]}, beside {RECOMPUTE_FIRST.flag}", f"leave it or {RECOMPUTE_FIRST.flag} out"
+            raise InputError(COMMAND_LINE, f"--{name}", problem, fix)
     return {**options, "modules": False, "sliced": 0, "host": "none"}
 
 
