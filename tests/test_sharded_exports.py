@@ -31,6 +31,7 @@ DEEPSPEED: dict[str, Any] = {
     "bf16": {"enabled": bool},
     "fp16": {"enabled": bool},
     "data_types": {"grad_accum_dtype": str},
+    "communication_data_type": str,
     "optimizer": {"type": str, "params": {"lr": float, "betas": list, "eps": float, "weight_decay": float}},
     "zero_optimization": {
         "stage": int,
