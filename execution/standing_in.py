@@ -17,6 +17,8 @@ from __future__ import annotations
 
 from math import ceil
 
+from trainplan.execution.compiled import Compiled, compiled, default_backend
+from trainplan.execution.walk.memory import Walk
 from trainplan.formulations.plan import Plan
 from trainplan.formulations.strategies import without_cp
 from trainplan.formulations.streams.memory import copied_bytes
@@ -27,15 +29,37 @@ from trainplan.profiling.models.sublayers import why_not_cut
 def standing_in(plan: Plan) -> Plan:
     """The plan whose programs stand for those of a plan: itself where programs carry it out."""
     model, degree = plan.planned_model(), plan.units[0].strategy.degree("cp")
-    uncut = degree > 1 and any(why_not_cut(unit.sublayer, degree) for unit in model.units)
-    if not uncut and all(unit.precision == "model" for unit in plan.units):
+    if not stood_in_for(plan):
         return plan
     units, batch = [unit.changed(precision="model") for unit in plan.units], plan.batch
-    if uncut:
+    if _uncut(plan):
         model = model.with_fields(sequence=model.sequence_tokens // degree)
         units = [unit.laid_out(without_cp(unit.strategy)) for unit in units]
         batch = batch.changed(global_samples=batch.global_samples * degree)
     return plan.changed(model=model.shape(), units=units, batch=batch, predicted=None, claim=None)
+
+
+def stood_in_for(plan: Plan) -> tuple[str, ...]:
+    """What of a plan no program carries out, in words, so that others stand for its own; nothing of most plans."""
+    recipe = recipe_of(plan)
+    named = () if recipe is None else (f"products in {recipe.name}",)
+    return (*named, "context parallelism of layers whose samples programs cannot cut") if _uncut(plan) else named
+
+
+def _uncut(plan: Plan) -> bool:
+    degree = plan.units[0].strategy.degree("cp")
+    return degree > 1 and any(why_not_cut(unit.sublayer, degree) for unit in plan.planned_model().units)
+
+
+def memory_of(plan: Plan) -> tuple[Compiled, tuple[Walk, ...]]:
+    """The programs that carry a plan out or stand for it, compiled for the back-end that it runs on and checked; and the memory
+    walk of each that was compiled, with copies of weights beside its buffers. No walks of programs with faults."""
+    walked, copies = standing_in(plan), weight_copies(plan)
+    made = compiled(walked, default_backend(walked), by_class=True)
+    if made.faults:
+        return made, ()
+    walks = zip(made.classes, made.memory(default_backend(walked)), strict=True)
+    return made, tuple(walk.beside(copies[rank]) for rank, walk in walks)
 
 
 def recipe_of(plan: Plan) -> Recipe | None:

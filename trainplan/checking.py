@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from trainplan.asking import FilePath, compiles, profile_of
-from trainplan.execution.compiled import compiled, default_backend
 from trainplan.execution.run.executed import EXECUTED_FAMILIES
+from trainplan.execution.standing_in import memory_of, stood_in_for
 from trainplan.formulations.plan import Plan, PlanEvidence, load_plan
 from trainplan.formulations.problem import InstanceLike, Problem, problem, problem_names, problem_of
 from trainplan.formulations.request import Request
@@ -85,7 +85,8 @@ class CheckedPlan:
     that has evidence.
 
     programs: those that were checked, of every rank, or of one of each class of equal ranks where there are many;
-    instructions: of these. peak_bytes, host_bytes: of rank `peak_rank`, by the memory walk (None where there are faults).
+    instructions: of these. stood_in_for: what of the plan no program carries out yet, where others stand for its own.
+    peak_bytes, host_bytes: of rank `peak_rank`, by the memory walk (None where there are faults).
     """
 
     model: str
@@ -97,6 +98,7 @@ class CheckedPlan:
     host_bytes: int | None
     memory_bytes: int
     faults: tuple[str, ...]
+    stood_in_for: tuple[str, ...] = ()
     claim: CheckedClaim | None = None
 
     @property
@@ -176,11 +178,8 @@ def check_plan(plan: Plan, where: str = "plan", profile: Profile | None = None) 
     if not compiles(model):
         fix = f"give a plan of a model that becomes programs: {', '.join(EXECUTED_FAMILIES)}"
         raise InputError(where, "model.config.model_type", f"is {model.family!r}", fix)
-    made = compiled(plan, default_backend(plan), by_class=True)
-    fullest = None
-    if not made.faults:
-        walks = zip(made.classes, made.memory(default_backend(plan)), strict=True)
-        fullest = max(walks, key=lambda each: each[1].peak_bytes)
+    made, walks = memory_of(plan)
+    fullest = max(zip(made.classes, walks, strict=True), key=lambda each: each[1].peak_bytes) if walks else None
     return CheckedPlan(
         model=model.name,
         ranks=plan.world,
@@ -191,6 +190,7 @@ def check_plan(plan: Plan, where: str = "plan", profile: Profile | None = None) 
         host_bytes=None if fullest is None else fullest[1].host_bytes,
         memory_bytes=plan.memory_bytes,
         faults=tuple(made.faults),
+        stood_in_for=stood_in_for(plan),
         claim=check_claim(plan, profile),
     )
 

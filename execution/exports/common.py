@@ -12,9 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from trainplan.execution.compiled import compiled, default_backend
 from trainplan.execution.features import refuse_others
-from trainplan.execution.standing_in import recipe_of, standing_in, weight_copies
+from trainplan.execution.standing_in import memory_of, recipe_of
 from trainplan.formulations.plan import Plan
 from trainplan.formulations.step.schedules import orders
 from trainplan.formulations.strategies import Module, Strategy
@@ -105,10 +104,8 @@ def as_exported(
 def fitting_bytes(plan: Plan, exported: Plan, where: str, runtime: str, beside: int = 0) -> int:
     """The most that any device holds of a plan as exported. beside: bytes that the runtime keeps and programs do not. Raises
     InputError where that is more than the plan may take."""
-    walked = standing_in(exported)
-    made, copies = compiled(walked, default_backend(walked), by_class=True), weight_copies(exported)
-    walks = zip(made.classes, made.memory(default_backend(walked)), strict=True)
-    peak_bytes = max(walk.peak_bytes + copies[rank] for rank, walk in walks) + beside
+    _, walks = memory_of(exported)
+    peak_bytes = max(walk.peak_bytes for walk in walks) + beside
     if peak_bytes > plan.memory_bytes:
         problem = f"is {plan.memory_bytes} bytes; as {runtime} runs it the plan takes {peak_bytes}"
         raise InputError(where, "memory_bytes", problem, "plan with --for, or more --reserve, so that nothing is left out")

@@ -194,3 +194,22 @@ def test_a_plan_with_context_parallelism_is_checked_and_walked(exchange: str) ->
     assert isinstance(checked, CheckedPlan) and answer.plan.predicted is not None
     assert checked.violations == () and checked.peak_bytes <= answer.plan.predicted.most_bytes  # type: ignore[operator]
     assert answer.step_ns is not None and answer.answer.bound_ns is not None and answer.answer.bound_ns <= answer.step_ns
+
+
+@pytest.mark.parametrize(
+    ("model", "more", "said"),
+    [
+        ("llama3.2-1b", {"precision": "fp8"}, ("products in fp8",)),
+        ("gpt-neox-20b", {"cp": "2"}, ("context parallelism of layers whose samples programs cannot cut",)),
+    ],
+)
+def test_programs_that_stand_for_a_plan_are_checked_and_named(model: str, more: dict[str, str], said: tuple[str, ...]) -> None:
+    request = {"model": model, "cluster": "h100:8", "batch": 16, "sequence": 2048, "dtype": "bfloat16"}
+    answer = tp.certify(tp.plan(**request, **more, gap=0.05, beside=False))
+    assert answer.plan is not None and answer.plan.predicted is not None
+    checked = tp.check(answer.plan)
+    assert isinstance(checked, CheckedPlan) and checked.claim is not None and checked.claim.evidence
+    assert checked.stood_in_for == said and checked.violations == ()
+    assert checked.peak_bytes is not None and checked.peak_bytes <= answer.plan.predicted.most_bytes
+    with pytest.raises(InputError, match=r"the compiler cannot do|cannot work on a part"):
+        compile_plan(answer.plan)

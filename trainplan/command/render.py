@@ -100,6 +100,8 @@ def _programs(check: CheckedPlan) -> list[tuple[str, str]]:
         ("plan", f"{check.model} on {plural(check.ranks, 'rank')}"),
         ("checked", f"{plural(check.programs, 'program')} ({each}), {check.instructions:,} instructions"),
     ]
+    if check.stood_in_for:
+        rows.append(("stand for", f"{' and '.join(check.stood_in_for)}, which programs do not carry out yet"))
     if check.peak_bytes is not None:
         rows.append(("peak memory", f"{format_bytes(check.peak_bytes)} ({check.peak_bytes} bytes) on rank {check.peak_rank}"))
     if check.host_bytes:
