@@ -45,9 +45,5 @@ def _refused(plan: Plan, model: Model, pieces: int) -> Iterator[InputError]:
             yield InputError("plan", field, problem, f"give levels in the order {', '.join(ORDER)}")
         if why := why_not_cut(described.sublayer, pieces):
             yield InputError("plan", field, f"{problem}: {why}", "give levels of dp, sdp and tp")
-        if unit.uses_host:
-            yield InputError(
-                "plan", f"units[{place}].order", "is there", "leave the host out, or cp: programs do not have both"
-            )
     if plan.batch.shares is not None:
         yield InputError("plan", "batch.shares", "are given", "leave them out, or cp: programs do not have both")

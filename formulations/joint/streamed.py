@@ -256,9 +256,6 @@ def streamed_costs(
     if recipe is not None and recipe.base not in (None, model.dtype):
         problem = f"is {recipe.name}, of models in {recipe.base}, and this one is in {model.dtype}"
         raise InputError("command line", PRECISION.flag, problem, f"give --dtype {recipe.base}, or another recipe")
-    if cp > 1 and space.host:
-        problem, fix = f"is {cp}, with inputs of units on the host", "leave it out, or --host: programs do not have both"
-        raise InputError("command line", "--cp", problem, fix)
     if cp > 1 and (model.sequence_tokens % (2 * cp) or request.origin.devices % cp):
         problem = f"is {cp}, for {model.sequence_tokens} tokens on {request.origin.devices} devices"
         raise InputError("command line", "--cp", problem, "give a degree that divides the devices, and twice the tokens")

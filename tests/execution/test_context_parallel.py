@@ -23,6 +23,7 @@ from trainplan.profiling.models.sublayers import Attention, HeadShare, halves
 import trainplan as tp
 from tests.execution.mutations import KINDS, OF_ORDER, cut_programs, mutants
 from tests.execution.plans import DROPPING, LLAMA, UNTIED, plan_of
+from tests.execution.residence_plans import ON_HOST, resident
 from tests.sizes import first_and_others
 from trainplan.checking import CheckedPlan
 
@@ -73,6 +74,23 @@ def test_pipelines_of_cut_samples_run() -> None:
     for name in ("cp2", "cp2h"):
         (report,) = run_plans([cut(UNTIED, name, 2, stages=2)], steps=2)
         assert report.gradient_difference is not None and report.gradient_difference < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("model", "name", "world"),
+    first_and_others([(GROUPED, "cp2", 2), (LLAMA, "cp2h-tp2-sp", 4), (GROUPED, "sdp2-cp2", 4), (LONGER, "sdp2-cp4h", 8)], 1),
+)
+def test_inputs_and_states_may_be_on_the_host(model: Model, name: str, world: int) -> None:
+    plan = cut(model, name, world)
+    inputs = {unit: {"hidden": True} for unit in range(1, len(plan.units) - 1)}
+    states = {unit: {"states": ON_HOST} for unit in range(len(plan.units))}
+    both = {unit: state | inputs.get(unit, {}) for unit, state in states.items()}
+    plans = [resident(plan, units) for units in (inputs, states, both)]
+    for resided in plans:
+        assert check(compile_plan(resided)) == []
+    for report in run_plans(plans, steps=2):
+        for difference in (report.gradient_difference, report.parameter_difference, report.loss_difference):
+            assert difference is not None and difference < 1e-12
 
 
 @pytest.mark.long

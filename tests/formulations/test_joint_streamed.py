@@ -63,6 +63,9 @@ CASES = [
     (LLAMA, "h100:4", {"host": "hidden"}),
     (LLAMA, "h100:2x2", {"host": "hidden", "schedule": "interleaved", "pipeline": 2, "micro_batches": 4}),
     (NEOX, "l40s:2x2", {"host": "hidden"}),
+    (LLAMA, "h100:2x2", {"host": "hidden", "cp": 2}),
+    (FEW_KEYS, "h100:4", {"host": "hidden", "cp": 4, "cp_exchange": "heads"}),
+    (NEOX, "l40s:2x2", {"host": "hidden", "cp": 2}),
     (NEOX, "l40s:2x2", {"cp": 4, "cp_exchange": "heads"}),
     (LLAMA, "h100:4", {"precision": "fp8"}),
     (LLAMA, "h100:2x2", {"precision": "fp8-blockwise", "gradients": "float32", "hybrid": True}),
@@ -250,7 +253,6 @@ def test_the_prediction_is_that_of_validate_for_the_same_layout(options: dict[st
         ("rtx-titan-8", {"cp_exchange": "any"}, "cp_exchange is any"),
         ("h100:8", {"cost_model": "streams", "sliced": 1}, "sliced"),
         ("h100:8", {"cost_model": "streams", "host": "optimizer"}, "host of more than hidden"),
-        ("h100:8", {"cp": 2, "host": "hidden"}, "leave it out, or host"),
     ],
 )
 def test_what_streams_does_not_take_is_named(cluster: str, options: dict[str, Any], said: str) -> None:
