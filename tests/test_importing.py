@@ -197,6 +197,8 @@ def test_recipes_become_the_plans_that_they_run(tmp_path: Path, name: str) -> No
         layers = [sum(u.name.endswith("ffn") for u in plan.units[s.first_unit : s.last_unit + 1]) for s in plan.stages]
         again = [sum(u.strategy.ckpt for u in plan.units[s.first_unit : s.last_unit + 1]) // 2 for s in plan.stages]
         assert layers == [7, 9, 9, 7] and again == [4, 4, 4, 4]
+        assert isinstance(run.framework, Prediction) and run.framework.step_s is not None
+        assert run.framework.step_s == pytest.approx(run.judged.step_ns / 1e9, rel=0.1), "of these stages, not of even ones"
     if name == "zero3.json":
         assert {unit.states.optimizer for unit in plan.units} == {"host"}
 

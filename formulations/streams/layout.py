@@ -85,8 +85,9 @@ class RunLayout:
     shard: data-parallel ranks that share model states; further ones hold copies. sequence_parallel: tensor-parallel ranks share
     the tokens between matrices. chunks: stages on each device. micro: samples of a micro-batch on one rank; batch: of a step.
     precision: of the products of transformer layers, where no recipe has them in fewer bits; all else is in `base`. reserved:
-    layers' places in the pipeline that embedding and head take, one each. frozen: adapters alone are trained: no gradients of
-    the weights, no states of theirs. exchange: what context-parallel ranks exchange for attention's core: keys, around a ring,
+    layers' places in the pipeline that embedding and head take, one each. stage_layers: transformer layers of each stage, in
+    the order of the chain; None where all stages have as many. frozen: adapters alone are trained: no gradients of the weights,
+    no states of theirs. exchange: what context-parallel ranks exchange for attention's core: keys, around a ring,
     or heads, by all-to-alls. optimizer: what steps the parameters. recipe: of the products of transformer layers; None where
     they are in `precision`.
     """
@@ -106,6 +107,7 @@ class RunLayout:
     batch: int
     framework: Framework
     reserved: bool = False
+    stage_layers: tuple[int, ...] | None = None
     frozen: bool = False
     exchange: Exchange = "keys"
     optimizer: OptimizerName = "adamw"

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from math import log2
 
 from trainplan.formulations.streams.layout import RunLayout
@@ -49,13 +50,14 @@ class Chunk:
 
 
 def chunks_of(model: Model, layout: RunLayout) -> list[Chunk]:
-    """The chain cut into stages of equal numbers of layers, the first and the last one with embedding and head; `reserved`:
-    these count as a layer each. What cannot be equal differs by one, the more in front."""
+    """The chain cut into the stages that the layout names, or into stages of equal numbers of layers, the first and the last
+    one with embedding and head; `reserved`: these count as a layer each. What cannot be equal differs by one, the more in
+    front."""
     count, places = layout.pp * layout.chunks, model.layers + 2 * layout.reserved
-    ends = [0]
-    for stage in range(count):
-        ends.append(ends[-1] + places // count + (stage < places % count))
-    cuts = [max(0, min(model.layers, end - layout.reserved)) for end in ends]
+    sizes = layout.stage_layers or [places // count + (stage < places % count) for stage in range(count)]
+    ends = [0, *accumulate(sizes)]
+    shift = 0 if layout.stage_layers else layout.reserved
+    cuts = [max(0, min(model.layers, end - shift)) for end in ends]
     cuts[0], cuts[-1] = 0, model.layers
     by_layer: dict[int, list[Unit]] = {}
     for unit in model.units:

@@ -86,6 +86,14 @@ def test_the_step_is_that_of_the_time_walk(tp: int, shared: bool, pp: int, recom
     assert walked_ns(layout) == pytest.approx(step.passes_ns * step.jitter, rel=1e-6)
 
 
+@pytest.mark.parametrize("layers", [(1, 7), (3, 2, 2, 1), (0, 4, 4, 0)])
+def test_stages_of_named_sizes_have_the_step_of_the_time_walk(layers: tuple[int, ...]) -> None:
+    layout = layout_of(pp=len(layers), stage_layers=layers)
+    assert [chunk.layers for chunk in chunks_of(MODEL, layout)] == list(layers)
+    step = streams_step(MODEL, layout, KIND, LINKS)
+    assert walked_ns(layout) == pytest.approx(step.passes_ns * step.jitter, rel=1e-6)
+
+
 @pytest.mark.parametrize(
     ("pp", "chunks", "micro_batches", "first"),
     [(2, 2, 2, 0), (2, 2, 8, 0), (2, 4, 6, 0), (4, 2, 8, 0), (2, 2, 2, 1), (2, 2, 8, 1)],

@@ -280,5 +280,16 @@ def framework_prediction(configuration: Configuration, plan: Plan, cluster: Clus
         again = replace(again, layers=1 / recomputed.every, first=recomputed.first)
     recipe = None if configuration.recipe is None else RECIPES[configuration.recipe]
     shared, exchange = configuration.sequence_parallel, configuration.exchange
-    layout = replace(laid.layout, recompute=again, sequence_parallel=shared, exchange=exchange, recipe=recipe)
+    cuts = tuple(_layers(model, stage.first_unit, stage.last_unit) for stage in plan.stages)
+    layout = replace(
+        laid.layout, recompute=again, sequence_parallel=shared, exchange=exchange, recipe=recipe, stage_layers=cuts
+    )
     return predict_laid(replace(laid, layout=layout), shipped_efficiencies())
+
+
+def _layers(model: Model, first: int, last: int) -> int:
+    """Transformer layers that end among these units of the chain."""
+    layers = [unit.layer for unit in model.units]
+    return sum(
+        1 for place in range(first, last + 1) if 0 < layers[place] <= model.layers and layers[place] != layers[place + 1]
+    )
