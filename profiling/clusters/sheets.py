@@ -177,7 +177,7 @@ def likely_kind(text: str) -> tuple[str, bool]:
     the one with most of its other words; of several the chip's own, then one of a node whose devices are joined. Words that no
     sheet has are passed over. Raises InputError where no sheet has the chip."""
     words = _words(text.strip().lower())
-    with_chip = [(name, each) for name, each in sheets().items() if name in words or set(_chip(each)) <= words]
+    with_chip = [(name, each) for name, each in sheets().items() if name in words or _names_chip(words, each)]
     if not with_chip:
         raise InputError(
             "gpu", "gpu", f"is {shown(text)}, of which there is no data sheet", one_of(text.lower(), sheets(), LISTING)
@@ -198,9 +198,15 @@ def _chip(described: DeviceSheet) -> list[str]:
     return described.words[: 1 + (described.words[0] in ("rtx", "titan"))]
 
 
+def _names_chip(words: set[str], described: DeviceSheet) -> bool:
+    """Whether words name a sheet's chip: by all of its words, or by a number of four digits alone, such as 4090."""
+    chip = _chip(described)
+    return set(chip) <= words or (re.fullmatch(r"\d{4}", chip[-1]) is not None and chip[-1] in words)
+
+
 def _words(text: str) -> set[str]:
     """The words of a device's name, amounts of memory as one, without vendors, brands and how many there are."""
-    counted = re.sub(r"^\d+ *x *|(?<=\w)x\d+$| x *\d+$", "", text)
-    apart = re.sub(r"(?<=\d)(sxm|pcie|nvl(?!\d))", r" \1", counted)
+    counted = re.sub(r"^\d+ *x *|(?<=\w)(?<!rt)x\d+$| x *\d+$", "", text)
+    apart = re.sub(r"(?<=\d)(sxm|pcie|nvl(?!\d))|(?<=rtx)(?=\d)", r" \1", counted)
     joined = re.sub(r"(\d+) *(gb|gib)\b", r"\1gb", apart)
     return set(re.findall(r"[a-z0-9.]+", joined)) - PASSED_OVER

@@ -150,8 +150,28 @@ def test_json_has_the_documented_fields(tmp_path: Path) -> None:
 
 def test_a_layout_that_its_batch_does_not_fill_counts_whole_micro_batches() -> None:
     laid = laid_run(Run(**{**ROW, "gbs": 100}))
-    assert laid.layout.micro_batches == 13
+    assert laid.layout.micro_batches == 13 and laid.assumed["gbs"].startswith("104: whole micro-batches")
     assert replace(laid.layout, batch=128).micro_batches == 16
+
+
+def test_a_batch_of_little_more_than_whole_micro_batches_has_no_further_one() -> None:
+    laid = laid_run(Run(id="one", model="opt-6.7b", gpu="A100-80GB-SXM", gpus=124, gbs=1024, mbs=8))
+    assert (laid.layout.micro_batches, laid.layout.batch) == (1, 992) and "gbs" in laid.assumed
+
+
+def test_no_micro_batch_is_more_than_a_rank_s_share() -> None:
+    laid = laid_run(Run(**{**ROW, "gbs": 16, "mbs": 32}))
+    assert (laid.layout.micro, laid.layout.micro_batches) == (2, 1) and laid.assumed["mbs"].startswith("2, a rank's share")
+
+
+def test_a_local_batch_of_torchtitan_is_cut_for_its_pipelines() -> None:
+    run = Run(
+        id="one", model="llama3.1-405b", gpu="H100-80GB-SXM", gpus=512, tp=8, pp=8, gbs=128, mbs=16, framework="torchtitan"
+    )
+    laid = laid_run(run)
+    assert (laid.layout.micro, laid.layout.micro_batches) == (1, 16) and "torchtitan's pipelines" in laid.assumed["mbs"]
+    others = laid_run(run.model_copy(update={"framework": "Megatron-LM"}))
+    assert (others.layout.micro, others.layout.micro_batches) == (16, 1)
 
 
 WORDS = {

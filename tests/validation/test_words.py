@@ -59,6 +59,8 @@ def predicted(**fields: Any) -> Prediction:
             ("H100x8", "h100"),
         ),
         *(("MI300X", "mi300x"), ("RTX 4090", "rtx4090"), ("TITAN RTX", "titan-rtx"), ("H100-PCIe-80GB", "h100-pcie")),
+        *(("RTX4090", "rtx4090"), ("rtx3090", "rtx3090"), ("8x RTX3090-24GB", "rtx3090"), ("4090", "rtx4090")),
+        *(("NVIDIA RTX A6000", "a6000"), ("H20", "h20"), ("A10G", "a10g"), ("AMD MI250X (GCD)", "mi250x"), ("A40", "a40")),
     ],
 )
 def test_names_of_devices_in_tables(words: str, name: str) -> None:
@@ -70,7 +72,7 @@ def test_a_command_takes_the_chip_s_own_sheet_and_asks_where_several_fit() -> No
     with pytest.raises(InputError, match="which 2 kinds are"):
         kind_named("A100 40GB")
     with pytest.raises(InputError, match="of which there is no data sheet"):
-        likely_kind("H20")
+        likely_kind("H40")
     with pytest.raises(InputError, match="of which there is no data sheet"):
         likely_kind("RTX 5090")
 
@@ -89,6 +91,11 @@ def test_a_command_takes_the_chip_s_own_sheet_and_asks_where_several_fit() -> No
             ("hsdp(replicate 4, shard 16)", 3, 16),
             ("dp_replicate 4, dp_shard 16", 3, 16),
             ("hybrid", 3, 8),
+            ("HSDP (FSDP2)", 3, 8),
+            ("FSDP2 HSDP", 3, 8),
+            ("_HYBRID_SHARD_ZERO2", 2, 8),
+            ("hybrid ZeRO-3", 3, 8),
+            ("FSDP2 HSDP 16", 3, 16),
         ),
     ],
 )

@@ -91,6 +91,7 @@ def laid_out(run: Run, model: Model, name: str, framework: Framework, assumed: d
         assumed["dp"] = f"{dp}, of which {run.dp} are one of its two degrees"
     micro = int(taken("mbs", run.mbs, 1))
     batch = int(taken("gbs", run.gbs, micro * dp))
+    micro, batch = _micro_batches(micro, batch, dp, pp, "torchtitan" in (run.framework or "").lower(), assumed)
     described = sheet(name)
     base, precision = precisions(str(taken("precision", run.precision, usual_dtype(described))), usual_dtype(described))
     if not all(splittable(part, tp).runs_on(tp) for part in model.sublayers.values()):
@@ -121,6 +122,23 @@ def laid_out(run: Run, model: Model, name: str, framework: Framework, assumed: d
         problem = f"is {chunks}, which with pp {pp} makes {count} stages of {model.layers} layers"
         raise InputError(run.id, "vpp", problem, f"give at most {model.layers} stages, one for each layer")
     return LaidRun(run, model, name, described, layout, network_bytes_per_s(run), assumed)
+
+
+def _micro_batches(micro: int, batch: int, dp: int, pp: int, torchtitan: bool, assumed: dict[str, str]) -> tuple[int, int]:
+    """The samples of a micro-batch on one rank, and of a step in whole micro-batches of all ranks. A rank whose share of the
+    step is less than a micro-batch has that share as one; torchtitan's `local batch` is the share of a rank, which its
+    pipelines cut into single samples unless they are told otherwise."""
+    share = batch / dp
+    if micro > max(1, share):
+        assumed["mbs"] = f"{max(1, int(share))}, a rank's share of {batch} samples, of which it cannot have {micro} at a time"
+        micro = max(1, int(share))
+    if torchtitan and pp > 1 and micro > 1 and share < pp * micro:
+        assumed["mbs"] = f"1: {micro} samples are a rank's, and torchtitan's pipelines cut them into single ones"
+        micro = 1
+    whole = dp * micro * max(1, int(share / micro + 0.5))
+    if whole != batch:
+        assumed["gbs"] = f"{whole}: whole micro-batches of {micro} on {dp} data-parallel ranks"
+    return micro, whole
 
 
 def _exchanged(run: Run, model: Model, tp: int, cp: int, framework: Framework, assumed: dict[str, str]) -> Exchange:

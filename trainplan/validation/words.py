@@ -33,6 +33,7 @@ STAGES = (
     (r"zero[_ -]?(?:stage[_ -]?)?1|stage[_ -]?1|dist(?:ributed)?[_ -]?optim|\boptim\b|sharded[_ -]?optim", 1),
     (r"fsdp|hsdp|hybrid|shard|zero|^(true|yes|on)$", 3),
 )
+VERSIONS = re.compile(r"fsdp[ _-]?[12]\b|zero[ _-]?(?:stage[ _-]?)?[123]\b|stage[ _-]?[123]\b")  # numbers that count no ranks
 OPERATIONS = re.compile(r"\bop\b|selective[_ -]op|sel[_ -]op|per[_ -]op|\bsac\b|op[_ -]level")
 SAVED_PRODUCTS = re.compile(r"minimal|save[_ -]?dots?|dots[_ -]?saveable|save[_ -]?matmul")
 SEQUENCE = re.compile(r"sequence[ _-]?parallel\w*")
@@ -141,7 +142,7 @@ def _shard(words: str, note: str, dp: int) -> int:
     if sizes := re.search(r"(\d+)\s*x\s*(?:fsdp)?\s*(\d+)", words):  # copies times shards
         return int(sizes[2])
     if re.search(r"hsdp|hybrid", words):
-        size = re.search(r"(\d+)", words)
+        size = re.search(r"(\d+)", VERSIONS.sub("", words))
         return int(size[1]) if size else min(dp, 8)
     size = re.search(r"fsdp[ _-]?(\d+)", words)
     return int(size[1]) if size and int(size[1]) > 2 else dp  # FSDP1 and FSDP2 are its versions
