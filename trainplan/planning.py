@@ -37,7 +37,7 @@ from trainplan.solvers.core.solve import check_arguments, versions
 
 ROUNDS = 8
 LAYOUTS = 4  # more that are walked where lanes hide less than the relaxed problem has it
-HIDDEN = 0.02  # of the claim: by how much the walk may be longer before others are walked, too
+HIDDEN = 0.002  # of the least claim that is left: by how much the best walk may be longer before others are walked, too
 ONE_STRATEGY = "the search of plans with one strategy"
 LEAST_SECONDS = 0.01  # that a search gets when the time is up
 MOST_NODES = 16  # times as many as a cluster has, up to which more of them are tried
@@ -244,8 +244,7 @@ class _Way:
         last, first, others = best, best, best.instance
         arguments = {**self.arguments, "explained": False}
         for _ in range(LAYOUTS):
-            step_ns, claim = last.judged.step_ns, last.answer.objective_ns  # type: ignore[union-attr]
-            if self.late or best.interrupted or step_ns <= (1 + HIDDEN) * (claim or 0):
+            if self.late or best.interrupted or best.judged.step_ns <= (1 + HIDDEN) * (last.answer.objective_ns or 0):
                 break
             layout, others = problem.without_layout(others, last.answer.solution)
             if others is None:

@@ -291,6 +291,14 @@ def test_other_layouts_are_walked_where_lanes_hide_less_than_claimed() -> None:
     assert first.objective == claim.bound_ns and step_ns <= walked.step_ns
 
 
+def test_a_plan_within_a_runtime_is_no_faster_by_the_walks_than_the_one_without() -> None:
+    """Where claims of two layouts are two thousandths apart, and their walks the other way round by a hundredth."""
+    asked: dict[str, Any] = {"model": "llama3-8b", "cluster": "h100:8x8", "batch": 512, "sequence": 4096, "beside": False}
+    free, within = tp.plan(**asked), tp.plan(**asked, for_="megatron")
+    assert free.step_ns is not None and within.step_ns is not None
+    assert free.step_ns <= 1.002 * within.step_ns
+
+
 def test_inputs_on_the_host_make_room_and_travel_beside_computations() -> None:
     """Of Llama-3 70B with samples of 32k tokens, which do not fit on 16 H100 otherwise: of the step no hundredth is copies."""
     asked: dict[str, Any] = {"model": "llama3.1-70b", "cluster": "h100:8x2", "batch": 32, "sequence": 32768, "beside": False}
