@@ -402,6 +402,24 @@ def test_neighbours_differ_in_one_decision_and_cost_what_the_walks_say(tmp_path:
     assert [change.share for change in first[:3]] == sorted((change.share for change in first[:3]), reverse=True)
 
 
+def test_single_changes_of_runs_that_cut_samples(tmp_path: Path) -> None:
+    """Degrees, exchange and recomputation, priced on the lanes of frameworks: what is walked takes what is said of it."""
+    flags = (
+        "--context-parallel-size 2 --cp-comm-type a2a --micro-batch-size 1 --global-batch-size 16 --use-distributed-optimizer"
+    )
+    path = tmp_path / "cp.txt"
+    path.write_text(f"{LLAMA} {flags} --recompute-granularity full --recompute-method uniform --recompute-num-layers 1")
+    run = tp.import_run(path, cluster="h100:8", search=False)
+    others = dict(neighbours("megatron", run.plan))
+    degrees = {other.units[0].strategy.degree("cp") for other in others.values()}
+    assert degrees == {1, 2, 4, 8} and not others["keys and values exchanged, around a ring"].units[0].strategy.exchanges_heads
+    assert all(other.units[0].strategy.group * other.depth == 8 for other in others.values())
+    request = Request(run.plan.planned_model(), load_cluster("h100:8"), 16)
+    first, *_ = changes(run.configuration, run.plan, request, run.judged.step_ns)
+    assert first.what == "no recomputation" and first.walked and first.plan.predicted is not None
+    assert first.plan.predicted.step_ns == judge_streams(first.plan, load_cluster("h100:8")).step_ns < run.judged.step_ns
+
+
 def test_changes_stay_within_the_runtime(tmp_path: Path) -> None:
     """DeepSpeed and Accelerate get neither stages nor tensor parallelism; Accelerate no ZeRO stage 1."""
     for name, stages in (("zero2.json", {0, 1, 2, 3}), ("fsdp2.yaml", {0, 2, 3})):

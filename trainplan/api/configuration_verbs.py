@@ -80,7 +80,7 @@ def import_run(
     runs = RUNTIMES.get(configuration.runtime)
     if runs is not None and runs.lacks(the_model) is None and configuration.recipe in (None, *runs.recipes):
         within = _best(made, machine, {name: value for name, value in asked.items() if name != "host"}, configuration.runtime)
-    changed = () if configuration.cp > 1 else changes(configuration, made, request, judged.step_ns)
+    changed = changes(configuration, made, request, judged.step_ns)
     return JudgedRun(configuration, made, judged, framework, best, within, changed)
 
 

@@ -118,8 +118,7 @@ def _show(judged: JudgedRun) -> None:
         count = plural(len(judged.changes), "single change")
         table(("change", "step", "memory"), cells, f"what to change first, of {count} that would gain", ("change",))
     elif judged.best is not None:
-        text = "not looked for: single changes are priced by profiles, which are of whole samples"
-        pairs([("change", text if configuration.cp > 1 else "no single change would gain")])
+        pairs([("change", "no single change would gain")])
 
 
 def _ranks(judged: JudgedRun) -> str:

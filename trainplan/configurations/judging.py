@@ -1,8 +1,9 @@
 """How good a configuration is: its plan's prediction, the bound of the joint problem, and what to change first.
 
 Changes are all plans that differ in one decision and that the same runtime runs: micro-batches, recomputation, ZeRO's stage,
-tensor parallelism, pipeline stages, schedule, sharing of tokens. The batch and the micro-batch's samples on a rank stay. They
-are priced by the joint problem's tables, which give the step that the walks do; the best are walked.
+tensor and context parallelism, what context-parallel ranks exchange, pipeline stages, schedule, sharing of tokens. The batch
+and the micro-batch's samples on a rank stay. They are priced by the joint problem's tables, which give the step that the walks
+do; the best are walked.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from trainplan.configurations.configuration import Configuration
 from trainplan.execution.exports.common import ENDS
 from trainplan.execution.judge import Judged
 from trainplan.execution.standing_in import recipe_of
-from trainplan.formulations.joint.asked import OPTIMIZER, PARAMETERS
+from trainplan.formulations.joint.asked import CP, CP_EXCHANGE, OPTIMIZER, PARAMETERS
 from trainplan.formulations.joint.definition import build
 from trainplan.formulations.joint.home import evaluate, violations
 from trainplan.formulations.joint.of_plan import incumbent_of
@@ -25,7 +26,7 @@ from trainplan.formulations.joint.space import SCHEDULES, Space
 from trainplan.formulations.parameters import chosen
 from trainplan.formulations.plan import Plan, Stage
 from trainplan.formulations.request import Request
-from trainplan.formulations.strategies import Strategy
+from trainplan.formulations.strategies import Exchange, Strategy
 from trainplan.planned import Planned
 from trainplan.predicting import predicted_as_known, predicted_plan
 from trainplan.profiling.base.errors import InputError
@@ -144,7 +145,9 @@ def _priced(plan: Plan, request: Request) -> tuple[int, bool] | None:
         strategies=lambda strategy: strategy in strategies,
         optimizer=plan.optimizer,
     )
-    options = chosen(PARAMETERS, {**priced_as(plan), OPTIMIZER.name: plan.optimizer}, NAME)
+    first = plan.units[0].strategy
+    cut = {CP.name: str(plan.pieces), CP_EXCHANGE.name: first.exchange} if plan.pieces > 1 else {}
+    options = chosen(PARAMETERS, {**priced_as(plan), **cut, OPTIMIZER.name: plan.optimizer}, NAME)
     asked = replace(request, batch=plan.batch.global_samples, options=options)
     try:
         instance = build(asked, space)
@@ -202,10 +205,10 @@ def _other_recomputation(plan: Plan, modules: tuple[str, ...]) -> Iterator[tuple
 
 
 def _other_sharding(plan: Plan, strategy: Strategy, zero: tuple[int, ...]) -> Iterator[tuple[str, Plan]]:
-    data, tp = strategy.data_degree, strategy.degree("tp")
+    data, cp, tp = (strategy.data_degree, strategy.degree("cp"), strategy.degree("tp"))
     names = {0: "copies of all states (no ZeRO)", 1: "ZeRO stage 1", 2: "ZeRO stage 2", 3: "ZeRO stage 3"}
     for stage in zero:
-        levels = Strategy.of(("sdp" if stage else "dp", data), ("tp", tp)).levels
+        levels = Strategy.of(("sdp" if stage else "dp", data), ("cp", cp), ("tp", tp)).levels
         yield from _relaid(
             names[stage], plan, lambda old, levels=levels, stage=stage: replace(old, levels=levels, zero=stage or 3)
         )
@@ -223,26 +226,34 @@ def _relaid(what: str, plan: Plan, change: Any) -> Iterator[tuple[str, Plan]]:
 
 
 def _other_degrees(plan: Plan, strategy: Strategy, *, pipelines: bool) -> Iterator[tuple[str, Plan]]:
-    """Other tensor-parallel degrees and, where asked for, numbers of stages; data parallelism takes the ranks that are left."""
-    world, depth, tp = plan.world, plan.depth, strategy.degree("tp")
+    """Other degrees of tensor and context parallelism, another exchange of its ranks and, where asked for, other numbers of
+    stages; data parallelism takes the ranks that are left."""
+    world, depth, tp, cp = plan.world, plan.depth, strategy.degree("tp"), strategy.degree("cp")
     micro = plan.batch.global_samples // plan.batch.micro_batches // strategy.data_degree
     shared = "sdp" if strategy.degree("sdp") > 1 else "dp"
-    kinds = [(t, depth, f"tensor parallelism over {t}") for t in plan.planned_model().tp_degrees(min(8, world // depth))]
+    kinds = [(t, cp, depth, f"tensor parallelism over {t}") for t in plan.planned_model().tp_degrees(min(8, world // depth))]
+    if cp > 1:
+        words = ((c, f"context parallelism over {c}" if c > 1 else "no context parallelism") for c in (1, 2, 4, 8, 16))
+        kinds += [(tp, c, depth, what) for c, what in words]
+        what = "keys and values exchanged, around a ring" if strategy.exchanges_heads else "heads exchanged, by all-to-alls"
+        exchange: Exchange = "keys" if strategy.exchanges_heads else "heads"
+        yield from _relaid(what, plan, lambda old: replace(old, exchange=exchange))
     if pipelines:
-        kinds += [(tp, p, f"{p} pipeline stages" if p > 1 else "no pipeline") for p in divisors(world // tp)]
-    for t, p, what in kinds:
-        if (t, p) == (tp, depth) or world % (t * p):
+        kinds += [(tp, cp, p, f"{p} pipeline stages" if p > 1 else "no pipeline") for p in divisors(world // tp)]
+    for t, c, p, what in kinds:
+        if (t, c, p) == (tp, cp, depth) or world % (t * c * p):
             continue
-        data = world // (t * p)
+        data = world // (t * c * p)
         count, rest = divmod(plan.batch.global_samples, data * micro)
         stages = plan.stages if p == depth else _even(plan, p)
         if rest or stages is None:
             continue
-        levels = Strategy.of((shared, data), ("tp", t)).levels  # type: ignore[arg-type]
+        levels = Strategy.of((shared, data), ("cp", c), ("tp", t)).levels  # type: ignore[arg-type]
 
-        def laid(old: Strategy, levels: Any = levels, t: int = t, data: int = data) -> Strategy:
+        def laid(old: Strategy, levels: Any = levels, t: int = t, c: int = c, data: int = data) -> Strategy:
             zero = old.zero if data > 1 and shared == "sdp" else 3
-            return replace(old, levels=levels, zero=zero, sequence_parallel=t > 1 and (old.sequence_parallel or tp == 1))
+            tokens = t > 1 and (old.sequence_parallel or tp == 1)
+            return replace(old, levels=levels, zero=zero, sequence_parallel=tokens, exchange=old.exchange if c > 1 else "keys")
 
         try:
             units = [unit.laid_out(laid(unit.strategy)) for unit in plan.units]
