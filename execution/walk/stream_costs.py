@@ -57,15 +57,16 @@ class StreamsCosts:
     def _collective(self, instruction: Instruction) -> int:
         group = instruction.group
         stride = group[1] - group[0] if len(group) > 1 else 1
-        in_turn = instruction.op in (Op.GATHER_PARAMETERS, Op.REDUCE_SCATTER_GRADIENTS) and self._prices.layout.zero >= 2
-        if in_turn and instruction.unit is not None:
-            model = self._prices.model
-            name = model.key_of(model.units[instruction.unit])
-            return self._prices.in_layer_ns(name, instruction.message_bytes, len(group), stride)
-        phases = PHASES[instruction.op]
-        if instruction.op is Op.REDUCE_SCATTER_GRADIENTS and self._prices.layout.sums_gradients:
+        phases, prices = PHASES[instruction.op], self._prices
+        if instruction.unit is None:
+            return prices.collective_ns(phases, instruction.message_bytes, len(group), stride)
+        name = prices.model.key_of(prices.model.units[instruction.unit])
+        in_turn = instruction.op in (Op.GATHER_PARAMETERS, Op.REDUCE_SCATTER_GRADIENTS) and prices.layout.zero >= 2
+        if in_turn:
+            return prices.in_layer_ns(name, instruction.message_bytes, len(group), stride)
+        if instruction.op is Op.REDUCE_SCATTER_GRADIENTS and prices.layout.sums_gradients:
             phases = PHASES[Op.ALL_REDUCE_GRADIENTS]
-        return self._prices.collective_ns(phases, instruction.message_bytes, len(group), stride)
+        return prices.bucketed_ns(name, phases, instruction.message_bytes, len(group), stride)
 
     def _of_unit(self, program: Program, op: Op, unit: int, instruction: Instruction) -> int:
         prices, model = self._prices, self._prices.model

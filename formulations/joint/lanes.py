@@ -158,23 +158,23 @@ class LaneTimes:
         return gather, scatter + (0 if shape.kind == "head" else gather)
 
     def _behind_ns(self, sublayer: str, layout: Strategy, setting: Setting) -> Behind:
-        alone, prices = without_cp(layout), self.prices(layout, setting)
+        alone, prices, name = without_cp(layout), self.prices(layout, setting), self.key_of[sublayer]
         shared, copies, strides = alone.degree("sdp"), alone.degree("dp"), alone.strides()
         parameters, stage = self.parameters(sublayer, layout), layout.zero_stage
         gradient_bytes = prices.layout.framework.gradient_bytes
         scattered = summed = updated = 0
         if stage == 1:
             phases, size = 1 + prices.layout.sums_gradients, parameters * gradient_bytes
-            scattered = prices.collective_ns(phases, size, shared, strides["sdp"])
+            scattered = prices.bucketed_ns(name, phases, size, shared, strides["sdp"])
         elif stage >= 2:
-            scattered = prices.in_layer_ns(self.key_of[sublayer], parameters * gradient_bytes, shared, strides["sdp"])
+            scattered = prices.in_layer_ns(name, parameters * gradient_bytes, shared, strides["sdp"])
         if layout.gathers_updates:
-            updated = prices.collective_ns(1, parameters * self.element_bytes, shared, strides["sdp"])
+            updated = prices.bucketed_ns(name, 1, parameters * self.element_bytes, shared, strides["sdp"])
         if copies > 1:
             part = parameters // shared if stage else parameters
-            summed = prices.collective_ns(2, part * gradient_bytes, copies, strides["dp"])
-        stepped = parameters // prices.states_sharing(self.key_of[sublayer])
-        return Behind(scattered, summed, prices.optimizer_ns(self.key_of[sublayer], stepped), updated)
+            summed = prices.bucketed_ns(name, 2, part * gradient_bytes, copies, strides["dp"])
+        stepped = parameters // prices.states_sharing(name)
+        return Behind(scattered, summed, prices.optimizer_ns(name, stepped), updated)
 
     def _shown_ns(self, sublayer: str, layout: Strategy, setting: Setting) -> int:
         """What of the gathering of a unit's updated parameters the next step's forward passes do not hide, at least."""

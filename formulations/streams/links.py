@@ -77,16 +77,17 @@ class Links:
         """What a device sends to others of a group within its node."""
         return self.within_bytes_per_s * (ranks - 1) / (self.meshed - 1) if self.meshed else self.within_bytes_per_s
 
-    def collective_ns(self, phases: int, message_bytes: float, ranks: int, stride: int) -> float:
+    def collective_ns(self, phases: int, message_bytes: float, ranks: int, stride: int, times: float = 1.0) -> float:
         """A ring's all-gather or reduce-scatter (1 phase), or all-reduce (2), of so many bytes in all. Steps through the
-        network go at once in every node but one by one through the nodes."""
+        network go at once in every node but one by one through the nodes. times: in how many collectives they are moved, each
+        with latency of its own; less than one where they are part of one."""
         if ranks < 2 or not message_bytes:
             return 0.0
         nodes = max(1, -(-(ranks * stride) // self.node)) if (ranks - 1) * stride >= self.node else 1
         nodes = min(nodes, ranks)
         steps = (ranks - nodes) * self.within_ns + (nodes - 1) * self.across_ns if nodes > 1 else (ranks - 1) * self.within_ns
         moved = message_bytes * (ranks - 1) / ranks / self.bytes_per_s(ranks, stride) * 1e9
-        return phases * (moved + steps) + LAUNCH_NS
+        return phases * (moved + steps * times) + LAUNCH_NS * times
 
     def copy_ns(self, message_bytes: float) -> float:
         """A copy between a device and its host, which is known."""

@@ -8,7 +8,7 @@ from functools import cache
 
 from trainplan.formulations.streams.layout import RunLayout, recompute_of
 from trainplan.formulations.streams.links import Links
-from trainplan.formulations.streams.step import jitter_of, muon_part, optimizer_ns
+from trainplan.formulations.streams.step import buckets_of, jitter_of, muon_part, optimizer_ns
 from trainplan.formulations.streams.units import UnitTimes, unit_times
 from trainplan.profiling.clusters.cluster import DeviceKind
 from trainplan.profiling.models.model import Model
@@ -96,6 +96,12 @@ class Prices:
     def collective_ns(self, phases: int, message_bytes: float, ranks: int, stride: int) -> int:
         """A collective of data-parallel ranks."""
         return self.whole(self.links.collective_ns(phases, message_bytes, ranks, stride))
+
+    def bucketed_ns(self, sublayer: str, phases: int, message_bytes: float, ranks: int, stride: int) -> int:
+        """What one unit takes of reducing gradients, or of gathering updated parameters, once a step. Frameworks move buckets
+        of many units: of a bucket's latency each has the share that it has of its parameters."""
+        share = min(1.0, buckets_of(self.sublayers.parameters(sublayer, self.layout.tp), self.layout))
+        return self.whole(self.links.collective_ns(phases, message_bytes, ranks, stride, share))
 
     def copy_ns(self, message_bytes: float) -> int:
         """A copy between a device and its host."""

@@ -28,6 +28,7 @@ from trainplan.profiling.models.sublayers import LAYERED, Sublayer
 OPTIMIZER_BYTES = 36  # read and written for each parameter by AdamW with fp32 copies: gradients twice, for their norm, too
 MOMENT_TRAFFIC_BYTES = 8  # of these, a moment in and out
 BACKWARD_ISSUE = 1.5  # what the host takes to issue a backward pass, over its forward pass
+BUCKET, BUCKET_OF_A_RANK = 40e6, 1e6  # parameters
 LEAST_BUCKETS = 8  # that gradients are reduced in, and parameters gathered
 JITTER = 0.004  # of the step, for each doubling of the devices beyond one node, assumed
 
@@ -125,6 +126,12 @@ def streams_step(model: Model, layout: RunLayout, kind: DeviceKind, links: Links
     return StreamsStep(late, computing, behind, optimizer, max(gather), ends, jitter)
 
 
+def buckets_of(parameters: float, layout: RunLayout) -> float:
+    """In how many buckets so many parameters of a device are reduced and gathered, of Megatron-Core's size: a million for each
+    data-parallel rank, so that latency stays a small part, and BUCKET at least."""
+    return parameters / max(BUCKET, BUCKET_OF_A_RANK * layout.dp * layout.cp)
+
+
 def jitter_of(layout: RunLayout, links: Links) -> float:
     """By how much a step on several nodes takes longer than its parts do."""
     return 1 + JITTER * max(0.0, log2(layout.devices / links.node)) if layout.devices > links.node else 1.0
@@ -220,13 +227,14 @@ def _data_ns(
     sharing = layout.sharing
     size, numbers = parameters * layout.framework.gradient_bytes, parameters * element
     reduce = gather = 0.0
+    times = max(1.0, buckets_of(parameters, layout))
     if layout.zero:
-        gather = links.collective_ns(1, numbers, sharing, stride) + sharing * layout.framework.broadcast_ns
+        gather = links.collective_ns(1, numbers, sharing, stride, times) + sharing * layout.framework.broadcast_ns
     if layout.sums_gradients:
-        reduce = links.collective_ns(2, size, ranks, stride)
+        reduce = links.collective_ns(2, size, ranks, stride, times)
     else:
-        reduce = links.collective_ns(1, size, sharing, stride)
-        reduce += links.collective_ns(2, size / sharing, layout.copies, stride * sharing)
+        reduce = links.collective_ns(1, size, sharing, stride, times)
+        reduce += links.collective_ns(2, size / sharing, layout.copies, stride * sharing, times)
     mine = passes[rank :: layout.pp]
     buckets = max(len(mine), LEAST_BUCKETS)
     if layout.framework.gradients_behind:

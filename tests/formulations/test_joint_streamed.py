@@ -291,6 +291,22 @@ def test_other_layouts_are_walked_where_lanes_hide_less_than_claimed() -> None:
     assert first.objective == claim.bound_ns and step_ns <= walked.step_ns
 
 
+@pytest.mark.parametrize(("cluster", "pipeline"), [("h100:8x256", 1), ("a100:8x256", 2)])
+def test_rings_of_many_ranks_have_the_latency_of_their_buckets(cluster: str, pipeline: int) -> None:
+    """Of Llama-3 8B on 2,048 devices in ZeRO's stage 1: reduced unit by unit, as many rings would take most of the step."""
+    model, machine = load_model("llama3-8b", 8192, "bfloat16"), load_cluster(cluster)
+    batch = 2048 // 8 // pipeline * 4
+    cuts = HALVES if pipeline == 2 else None
+    options = {"tp": 8, "zero": "1", "pipeline": pipeline, "micro_batches": 4, "forbid": ["ckpt"], "cuts": cuts}
+    answer = tp.plan(model=model, cluster=machine, batch=batch, beside=False, gap=0.01, **options)
+    assert answer.plan is not None and answer.plan.predicted is not None
+    layout = layout_of(answer.plan)
+    step = streams_step(
+        model, replace(layout, framework=replace(layout.framework, ends_ns=0)), machine.used_kinds[0], Links.of_cluster(machine)
+    )
+    assert answer.plan.predicted.step_ns == pytest.approx(step.step_ns, rel=0.06)
+
+
 def test_a_plan_within_a_runtime_is_no_faster_by_the_walks_than_the_one_without() -> None:
     """Where claims of two layouts are two thousandths apart, and their walks the other way round by a hundredth."""
     asked: dict[str, Any] = {"model": "llama3-8b", "cluster": "h100:8x8", "batch": 512, "sequence": 4096, "beside": False}
