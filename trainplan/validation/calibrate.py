@@ -216,10 +216,11 @@ def fitted_table(fit: Fit, logs: np.ndarray, at: np.ndarray, apart: np.ndarray) 
 
 def width(apart: np.ndarray, rows: Sequence[int]) -> float:
     """By how much, relative to it, a prediction of some rows may be off, so that most steps are within: by the residuals of
-    these rows with their source left out and, where they are few, more by those of all."""
+    these rows with their source left out and, where they are few, more by those of all; and by no less than by those of all,
+    since other runs are of other software, too."""
     own, every = (float(np.log(np.quantile(np.abs(each), INSIDE))) for each in (apart[list(rows)], apart))
     share = len(rows) / (len(rows) + FEW_ROWS)
-    return round(float(np.expm1(np.exp(share * own + (1 - share) * every))), 3)
+    return round(float(np.expm1(np.exp(max(every, share * own + (1 - share) * every)))), 3)
 
 
 HEADER = """# What kernels and links reach of their peaks. `fitted` rows are fitted to measured runs by `make calibrate`, with

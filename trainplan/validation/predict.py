@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import hypot, sqrt
 from typing import Any, ClassVar
 
 from trainplan.formulations.strategies import HEADS_WORD
@@ -19,6 +20,8 @@ from trainplan.validation.rows import Run
 
 GIB = 2**30
 ISSUE_ERROR = 0.15  # added to that of a step which is the host's
+ASSUMED_ERROR = 0.1  # of each of what decides most of a step, where a row leaves it open; errors add up as squares
+DECISIVE = ("framework", "recompute", "zero", "mbs")
 MEMORY_ERROR = 0.05  # of peaks: what is larger than the memory by no more than that is not called infeasible
 
 
@@ -164,8 +167,8 @@ def step_of(laid: LaidRun, table: EfficiencyTable) -> StreamsStep:
 
 
 def interval(laid: LaidRun, table: EfficiencyTable) -> tuple[float, float, tuple[str, ...]]:
-    """The ends of the interval over the prediction, by the error of the products' efficiency; and which efficiencies are those
-    of another kind of device."""
+    """The ends of the interval over the prediction, by the error of the products' efficiency and by what the row leaves open;
+    and which efficiencies are those of another kind of device."""
     kind = device_kind(laid.name, table)
     product = kind.reached("matrix-product", laid.layout.rate)
     assert product is not None
@@ -174,5 +177,6 @@ def interval(laid: LaidRun, table: EfficiencyTable) -> tuple[float, float, tuple
         for each in kind.efficiencies
         if each.precision in (laid.layout.rate, laid.layout.base, None) and each.device != laid.sheet.name
     )
-    error = product.error + ISSUE_ERROR * bool(laid.layout.framework.issue_ns)
+    left_open = sum(name in laid.assumed for name in DECISIVE)
+    error = hypot(product.error, ASSUMED_ERROR * sqrt(left_open)) + ISSUE_ERROR * bool(laid.layout.framework.issue_ns)
     return 1 / (1 + error), 1 + error, borrowed
