@@ -30,11 +30,12 @@ def _count(instance: Instance, configuration: Configuration) -> int:
 
 
 def cuts_of(instance: Instance, configuration: Configuration) -> Iterator[tuple[int, ...]]:
-    """Every way to cut the units into the stages of a configuration, in lexicographic order."""
+    """Every way to cut the units into the stages of a configuration, in lexicographic order: one where its cuts are fixed."""
+    if configuration.cuts is not None:
+        yield configuration.cuts
+        return
     possible = [place for place, free in enumerate(instance.cuttable, 1) if free]
-    for cuts in combinations(possible, configuration.stages - 1):
-        if configuration.cuts in (None, cuts):
-            yield cuts
+    yield from combinations(possible, configuration.stages - 1)
 
 
 def solutions(instance: Instance) -> Generator[Solution | None, None, None]:
