@@ -139,6 +139,7 @@ COLLECTIVES = frozenset(
         Op.REDUCE_LOSS,
     }
 )
+AGAIN = "again"  # the argument of a gather of tokens that a backward pass needs once more
 POINT_TO_POINT = frozenset({Op.SEND, Op.RECEIVE, Op.SEND_RECEIVE})
 COPIES_OUT = frozenset({Op.OFFLOAD_HIDDEN, Op.DROP_HIDDEN, Op.OFFLOAD_GRADIENT})
 COPIES = COPIES_OUT | {Op.PREFETCH_SHARD, Op.PREFETCH_HIDDEN}

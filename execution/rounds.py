@@ -157,4 +157,4 @@ def _later(value: Any, samples: int) -> Any:
     """Ids of samples, in tuples of any depth, so many further on; other arguments as they are."""
     if isinstance(value, tuple):
         return tuple([_later(each, samples) for each in value])
-    return value + samples if isinstance(value, int) else value
+    return value + samples if type(value) is int else value

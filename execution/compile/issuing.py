@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from trainplan.execution.compile.ranks import SAMPLED, PlannedRank
-from trainplan.execution.program import Instruction, Op, Part, Program, with_waits
+from trainplan.execution.program import AGAIN, Instruction, Op, Part, Program, with_waits
 
 
 @dataclass
@@ -37,7 +37,7 @@ class Issuing(PlannedRank):
         """An instruction with the samples that it speaks of, unless its arguments tell them."""
         micro_batch, half = part or (None, None)
         made = Instruction(op, unit, micro_batch, half, **fields)
-        if op in SAMPLED and not made.args:
+        if op in SAMPLED and made.args.keys() <= {AGAIN}:
             made.args.update(self.samples_of(made))
         return made
 

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from trainplan.execution.compile.pieces import in_pieces
-from trainplan.execution.program import DRAWING, Instruction, Op, Part, Program, draws, key_share, laid_as
+from trainplan.execution.program import AGAIN, DRAWING, Instruction, Op, Part, Program, draws, key_share, laid_as
 from trainplan.formulations.digits import Digits
 from trainplan.formulations.plan import Batch, Plan
 from trainplan.formulations.plan_units import PlannedUnit
@@ -195,7 +195,8 @@ class PlannedRank:
         if i.op in DRAWING:
             return {"rows": self.rows(i.unit, part)} if self._draws(i.op, i.unit) else {}
         if i.op is Op.GATHER_TOKENS:
-            return {"tokens": self._tokens_of_peers(laid_as(i.reads[0]))}
+            again = {AGAIN: True} if AGAIN in i.args else {}
+            return {"tokens": self._tokens_of_peers(laid_as(i.reads[0])), **again}
         if i.op in SHARING:
             return {"tokens": self.tokens_at(self.place, i.unit)}
         forward = (*i.reads, *i.writes)[0].startswith("hidden")

@@ -81,7 +81,7 @@ def backward(
     if share.enters:
         if ckpt or share.enters_again:
             _enter(at, unit, part, weights, graph=True)
-        inside = _gather_entry(at, unit, part, freed=True)
+        inside = _gather_entry(at, unit, part, freed=True, again=True)
     keys = key_passes.before_backward(at, unit, part, inside, weights)
     if ckpt:
         workspace = share.forward_workspace_bytes(rows)
@@ -131,7 +131,7 @@ def _enter(at: UnitPasses, unit: int, part: Part, weights: tuple[str, ...], grap
     return entry
 
 
-def _gather_entry(at: UnitPasses, unit: int, part: Part, freed: bool) -> str:
-    """All tokens of what the matrices work on. freed: whether the rank's own are done with."""
+def _gather_entry(at: UnitPasses, unit: int, part: Part, freed: bool, again: bool = False) -> str:
+    """All tokens of what the matrices work on. freed: whether the rank's own are done with; again: for the backward pass."""
     entry = f"entry.{unit}.{part}"
-    return at.gather_tokens(unit, part, entry, f"entry-whole.{unit}.{part}", unit, (entry,) if freed else ())
+    return at.gather_tokens(unit, part, entry, f"entry-whole.{unit}.{part}", unit, (entry,) if freed else (), again)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainplan.execution.compile.issuing import Issuing
-from trainplan.execution.program import Op, Part
+from trainplan.execution.program import AGAIN, Op, Part
 
 
 @dataclass
@@ -51,11 +51,14 @@ class UnitBorders(Issuing):
         )
         return result
 
-    def gather_tokens(self, unit: int, part: Part, name: str, result: str, before: int, frees: tuple[str, ...]) -> str:
-        """All tokens of a buffer that lies split along them under the layout of unit `before`."""
+    def gather_tokens(
+        self, unit: int, part: Part, name: str, result: str, before: int, frees: tuple[str, ...], again: bool = False
+    ) -> str:
+        """All tokens of a buffer that lies split along them under the layout of unit `before`. again: for a backward pass."""
         group = self.ranks(self.strategies[before].peers(self.place, "tp"))
         size = self.buffers[name] * len(group)
         fields: dict[str, Any] = {"reads": (name,), "writes": (self.buffer(result, size),), "frees": frees, "group": group}
+        fields["args"] = {AGAIN: True} if again else {}
         # What comes in order of ranks is put in order of samples.
         self.issue(Op.GATHER_TOKENS, unit, part, **fields, message_bytes=size, workspace_bytes=size)
         return result

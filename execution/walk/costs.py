@@ -22,7 +22,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from trainplan.execution.program import Instruction, Op, Program, handles_all
+from trainplan.execution.program import AGAIN, Instruction, Op, Program, handles_all
 from trainplan.formulations.plan import Plan
 from trainplan.formulations.work.planned import samples_of
 from trainplan.formulations.work.primitives import Way, collective, device_step, host_copy, host_step
@@ -305,7 +305,7 @@ def is_backward(instruction: Instruction) -> bool:
     if instruction.op not in SUMS:
         return False
     moved = instruction.reads[0], (*instruction.writes, "")[0]
-    return any("gradient" in each for each in moved) or bool(instruction.args.get("again"))
+    return any("gradient" in each for each in moved) or AGAIN in instruction.args
 
 
 def name_of(program: Program, instruction: Instruction) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from trainplan.execution.program import STREAMS, Instruction, Op, Program, draws
+from trainplan.execution.program import AGAIN, STREAMS, Instruction, Op, Program, draws
 from trainplan.formulations.strategies import Strategy
 from trainplan.profiling.models.model import Model
 from trainplan.profiling.models.optimizers import OPTIMIZERS
@@ -86,6 +86,7 @@ _ARGUMENTS: dict[str, tuple[Test, str]] = {
     "blocks": (_blocks, "a tuple of tuples of samples"),
     "tokens": (lambda value: _numbers(value) or _blocks(value), "numbers of tokens"),
     "scale": (lambda value: type(value) is float, "a number"),
+    AGAIN: (lambda value: value is True, "true"),
 }
 TAKEN: dict[Op, tuple[str, ...]] = {  # names of arguments; none of the others
     **dict.fromkeys((Op.INPUT, Op.TARGETS, Op.RECEIVE), ("rows",)),
@@ -227,6 +228,8 @@ def _wrong_arguments(i: Instruction, program: Program) -> str | None:
         names = ("blocks", "rows")
     if i.op is Op.RECEIVE and "tokens" in i.args:  # between stages of one size
         names = ("rows", "tokens")
+    if i.op is Op.GATHER_TOKENS and AGAIN in i.args:
+        names = ("tokens", AGAIN)
     if set(i.args) != {*names}:
         return f"{i} has arguments {_shown(sorted(map(str, i.args)))}, not {_shown(sorted(names))}"
     for name in names:

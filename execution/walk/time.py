@@ -4,8 +4,8 @@ All programs are walked together. An instruction begins at the latest of these m
 
 - its lane is free. Lanes are those of the back-end: one for all (`serial`), one for computations and one for the rest
   (`fused`), or one for each stream of the program (`threads`, `streams`); or those of other frameworks (`overlapped`):
-  parameters and gradients of data-parallel ranks travel beside computations, as do copies to and from the host, while
-  tensor-parallel sums and messages have these wait;
+  parameters and gradients of data-parallel ranks travel beside computations, as do copies to and from the host and, of
+  interleaved stages, messages, while tensor-parallel sums and the messages of other pipelines have these wait;
 - the instructions that it waits for are done (on one lane they always are);
 - a collective: all members have come to it; it then takes the least of their times, since what one of them takes longer is
   waiting for the others;
@@ -109,6 +109,16 @@ def _overlapped(instruction: Instruction) -> str:
     return "data" if instruction.op in SHARED else "compute"
 
 
+def _interleaved(instruction: Instruction) -> str:
+    """As `_overlapped`, of ranks with several stages: their messages travel beside passes."""
+    return "messages" if instruction.op in POINT_TO_POINT else _overlapped(instruction)
+
+
+def _lane_of(backend: Lanes, program: Program) -> Callable[[Instruction], str]:
+    """The lane of each instruction of a program."""
+    return _interleaved if backend == "overlapped" and len(program.chunks) > 1 else LANE_OF[backend]
+
+
 Overlap = Literal["overlapped"]
 OTHERS: tuple[Overlap, ...] = get_args(Overlap)  # lanes that are no back-end's
 Lanes = Backend | Overlap
@@ -153,8 +163,8 @@ class TimeWalk:
 
     def operations(self) -> Iterator[Operation]:
         """What takes time, by program, in issue order."""
-        lane_of = LANE_OF[self.backend]
         for program, starts, ends in zip(self.programs, self.start_ns, self.end_ns, strict=True):
+            lane_of = _lane_of(self.backend, program)
             for instruction, start, end in zip(program.instructions, starts, ends, strict=True):
                 if end > start:
                     yield Operation(program.rank, lane_of(instruction), instruction, start, end)
@@ -213,15 +223,39 @@ def time_walk(
     other for ever.
     """
     rounds = tuple(each if isinstance(each, Rounds) else Rounds(each) for each in programs)
-    laid = tuple(_on_lanes(each, LANE_OF[backend]) for each in rounds) if backend in OTHERS else rounds
+    laid = tuple(_on_lanes(each, backend) for each in rounds) if backend in OTHERS else rounds
     walk = _Walk(laid, duration_ns, backend, stands_for or {})
     walk.run()
     return TimeWalk(rounds, backend, tuple(walk.starts), tuple(walk.ends))
 
 
-def _on_lanes(rounds: Rounds, lane_of: Callable[[Instruction], str]) -> Rounds:
+def _on_lanes(rounds: Rounds, backend: Lanes) -> Rounds:
     """The same program, whose instructions wait for those of these lanes, in place of those of their streams."""
-    return replace(rounds, few=replace(rounds.few, instructions=with_waits(rounds.few.instructions, lane_of)))
+    lane_of = _lane_of(backend, rounds.few)
+    instructions = with_waits(rounds.few.instructions, lane_of)
+    if lane_of is _interleaved:
+        instructions = _whole_passes(instructions)
+    return replace(rounds, few=replace(rounds.few, instructions=instructions))
+
+
+def _whole_passes(instructions: Sequence[Instruction]) -> tuple[Instruction, ...]:
+    """The same instructions, of which those of a pass wait for its message from the first on: what is computed again for a
+    backward pass, too, as frameworks have it."""
+    made = list(instructions)
+    for place, each in enumerate(instructions):
+        messages = tuple(index for index in each.waits if instructions[index].op in POINT_TO_POINT)
+        first = place
+        while messages and first > max(messages) + 1 and _same_pass(instructions[first - 1], each):
+            first -= 1
+        if first < place:
+            made[first] = made[first].changed(waits=tuple({*made[first].waits, *messages}))
+    return tuple(made)
+
+
+def _same_pass(before: Instruction, each: Instruction) -> bool:
+    """Whether an instruction right before another one is of the same unit and micro-batch, on the lane of computations."""
+    of = before.unit, before.micro_batch, before.half
+    return of == (each.unit, each.micro_batch, each.half) and before.op not in POINT_TO_POINT | SHARED | COPIES
 
 
 Channel = tuple[int, int]
@@ -243,7 +277,7 @@ class _Walk:
     order in which ranks are taken changes no number."""
 
     def __init__(self, rounds: Sequence[Rounds], duration_ns: Durations, backend: Lanes, stands_for: Mapping[int, int]) -> None:
-        lane_of, serial = LANE_OF[backend], backend == "serial"
+        serial = backend == "serial"
         self.rounds = rounds
         self.ranks = [each.few.rank for each in rounds]
         self.walked = {rank: place for place, rank in enumerate(self.ranks)}
@@ -252,7 +286,7 @@ class _Walk:
         self.steps = [
             [
                 _Step(
-                    lane_of(i),
+                    _lane_of(backend, each.few)(i),
                     duration_ns(each.few, i),
                     () if serial else i.waits,
                     i.op in COLLECTIVES and len(self.present(i.group)) > 1,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from typing import Any, TypeVar
 
@@ -111,7 +112,7 @@ def instance_dict(instance: Instance) -> dict[str, Any]:
     tables, ties = _Once(_tables_dict), _Once(_tied_dict)
     configurations = [
         {
-            "schedule": {"name": each.schedule.name, "sliced": each.schedule.sliced, "chunks": each.schedule.chunks},
+            "schedule": asdict(each.schedule),
             "micro_batches": each.micro_batches,
             "sites": [{"devices": list(site.devices), "kind": site.kind} for site in each.sites],
             "links": list(each.links),

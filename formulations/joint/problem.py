@@ -66,11 +66,13 @@ ScheduleName = Literal["gpipe", "1f1b", "interleaved"]
 @dataclass(frozen=True)
 class Schedule:
     """The order of passes. sliced: of 1F1B, how many micro-batches begin in two halves; chunks: how many stages each site has,
-    which is one but for the interleaved schedule. Written `gpipe`, `1f1b`, `sliced(2)`, `interleaved(2)`."""
+    which is one but for the interleaved schedule; beside: its messages travel beside passes, each of which waits for its own
+    message alone. Written `gpipe`, `1f1b`, `sliced(2)`, `interleaved(2)`."""
 
     name: ScheduleName = "1f1b"
     sliced: int = 0
     chunks: int = 1
+    beside: bool = False
 
     def __str__(self) -> str:
         if self.sliced:

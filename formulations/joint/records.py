@@ -23,6 +23,7 @@ class ScheduleRecord(Record):
     name: Literal["gpipe", "1f1b", "interleaved"] = "1f1b"
     sliced: Count = 0
     chunks: Annotated[int, Field(ge=1)] = 1
+    beside: bool = False
 
 
 class SiteRecord(Record):
@@ -175,6 +176,10 @@ class InstanceRecord(InstanceFile):
         schedule, sites, m = record.schedule, len(record.sites), record.micro_batches
         if (name := schedule.name) != "interleaved" and schedule.chunks > 1:
             raise InputError("", f"{where}.chunks", f"is {schedule.chunks}", f"give 1: {name} has one")
+        if schedule.beside and schedule.chunks == 1:
+            raise InputError(
+                "", f"{where}.beside", "is true", "give false: only messages of interleaved stages travel beside passes"
+            )
         most = most_sliced(sites, m) if name == "1f1b" else 0
         if schedule.sliced > most:
             fix = f"give at most {most}: {name} with {sites} sites and {m} micro-batches can use no more"

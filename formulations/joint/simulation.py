@@ -5,7 +5,8 @@ It then takes its message and itself. Sending costs nothing. The last micro-batc
 
 Under the interleaved schedule a site talks to both neighbours in both ways, and its messages stand in an order of their own
 (`step.messages`), some long before the pass that needs them. Messages between two passes of a site are one operation: what it
-sends goes off as the operation begins; what it receives it waits for, and then takes the times of all of them.
+sends goes off as the operation begins; what it receives it waits for, and then takes the times of all of them. Where messages
+travel beside passes, as frameworks have it, a pass waits for its own message alone.
 
 Slicing: the forward pass of a micro-batch in halves takes the times of its halves, and so do its messages; a message that is
 received whole takes that of a whole one. Where a stage ran halves, its backward pass is that of both.
@@ -104,7 +105,7 @@ def ends(configuration: Configuration, after: After[End]) -> list[End]:
     are none.
     """
     orders = configuration.orders()
-    if configuration.schedule.chunks > 1:
+    if configuration.schedule.chunks > 1 and not configuration.schedule.beside:
         return _interleaved(with_messages(orders, configuration.stages), configuration, after)
     ended: dict[Pass, End] = {}
     free: list[list[End]] = [[] for _ in orders]  # the end of each site's last pass, if it has had one

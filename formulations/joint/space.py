@@ -34,7 +34,8 @@ class Space:
     those of all these that may be options. cuts: the first units of the stages after the first. even_chunks: whether
     interleaved stages have as many layers each (see `step.chunks`), even_stages: whether all stages do. by_unit: whether every
     sub-layer is cut and chosen by itself; else all of one layer are one. between_layers: whether stages begin with a layer.
-    step: how a step is judged. optimizer: what steps the parameters of all units.
+    step: how a step is judged. optimizer: what steps the parameters of all units. messages_beside: whether messages of
+    interleaved stages travel beside passes.
     """
 
     depths: Sequence[int] | None = None
@@ -55,6 +56,7 @@ class Space:
     between_layers: bool = False
     step: Step = "simulated"
     optimizer: OptimizerName = "adamw"
+    messages_beside: bool = False
 
     def schedules_of(self, depth: int, micro_batches: int, units: int) -> Iterator[Schedule]:
         """The schedules of so many sites, micro-batches and units. Those that come to the same stand once."""
@@ -67,7 +69,7 @@ class Space:
         if "interleaved" in self.schedules and depth > 1 and micro_batches % depth == 0:
             for chunks in range(2, self.most_chunks + 1):
                 if depth * chunks <= units:
-                    yield Schedule("interleaved", chunks=chunks)
+                    yield Schedule("interleaved", chunks=chunks, beside=self.messages_beside)
 
 
 def every_strategy(

@@ -264,6 +264,7 @@ def streamed_costs(
     part = model.with_fields(sequence=model.sequence_tokens // cp) if cp > 1 else model
     asked = replace(request, model=part, obtained=[] if cp > 1 else request.obtained)
     profile = asked.profile_for([size * cp for size in sizes], groups, degrees=degrees)
+    space = replace(space, messages_beside=True)
     return StreamedCosts(profile, space, degrees, model, cluster, request.samples, cp, exchange, recipe, request.precision)
 
 
