@@ -16,6 +16,7 @@ from trainplan.validation.layouts import LaidRun, laid_run
 from trainplan.validation.predict import Prediction, predict_run, predict_runs
 from trainplan.validation.rows import Run, load_runs
 
+OPERATIONS = Recompute(operations=True)
 ROW: dict[str, Any] = {
     "id": "row",
     "source": "tests",
@@ -124,6 +125,20 @@ def test_a_stage_that_is_said_stays_beside_words_that_say_nothing() -> None:
         *((word, Recompute(first=10)) for word in ("block 10", "block(10)", "first 10", "first-10", "full(10 layers)")),
         ("selective(core_attn)+sequence-parallel", Recompute(attention=True)),
         ("selective(layernorm)", Recompute(activations=True)),
+        *(
+            (word, Recompute(layers=1.0))
+            for word in ("Yes (non-reentrant)", "AC on", "grad ckpt: true", "ckpt", "gc", "unsloth")
+        ),
+        *((word, Recompute(layers=1.0)) for word in ("layer-wise", "True, reentrant", "GC enabled", "use_gradient_ckpt=1")),
+        *((word, Recompute(layers=1.0)) for word in ("activation checkpointing + cpu offload", "unsloth offload", "32/32")),
+        *((word, Recompute(layers=0.5)) for word in ("every other layer", "alternate layers", "1/2", "selective AC 1/2")),
+        *(
+            (word, Recompute(layers=0.5))
+            for word in ("half of the layers", "16 out of 32", "memory budget 0.5", "every second")
+        ),
+        *(("12/32", Recompute(layers=12 / 32)), ("1/3 of layers", Recompute(layers=1 / 3)), ("selective AC", OPERATIONS)),
+        *((word, Recompute()) for word in ("offloaded activations", "activation offload", "act_cpu_offload")),
+        *(("yes (selective)", OPERATIONS), ("partial", OPERATIONS), ("on, attention only", Recompute(attention=True))),
     ],
 )
 def test_words_of_recomputation(words: str, meant: Recompute) -> None:

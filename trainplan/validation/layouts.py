@@ -17,6 +17,7 @@ from trainplan.profiling.models.model import Model
 from trainplan.profiling.models.optimizers import MUON_ZERO
 from trainplan.profiling.models.sublayers import why_no_head_share
 from trainplan.validation.frameworks import framework_of
+from trainplan.validation.recomputation import recompute_of_words
 from trainplan.validation.row_models import row_model
 from trainplan.validation.rows import Run
 from trainplan.validation.words import (
@@ -27,7 +28,6 @@ from trainplan.validation.words import (
     optimizer_of,
     precisions,
     recipe_of_words,
-    recompute_of_words,
     shares_tokens,
     sharing,
 )

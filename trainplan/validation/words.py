@@ -1,5 +1,5 @@
-"""What the words of a row mean: how states are shared, what is recomputed, in which precision, who shares the tokens, and what
-context-parallel ranks exchange.
+"""What the words of a row mean: how states are shared, in which precision, who shares the tokens, and what context-parallel
+ranks exchange; `recomputation` reads what is computed again.
 
 Tables of published runs write one thing in many words. Each function reads the words that are in use, negations among them;
 of a word that it does not know it takes what the framework does by default, and says so.
@@ -11,7 +11,7 @@ import re
 from math import gcd, prod
 
 from trainplan.formulations.strategies import Exchange
-from trainplan.formulations.streams.layout import Framework, Recompute
+from trainplan.formulations.streams.layout import Framework
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.clusters.efficiencies import Precision
 from trainplan.profiling.clusters.recipes import RECIPES, Recipe
@@ -21,9 +21,6 @@ from trainplan.validation.rows import Run
 Assumed = dict[str, str]
 NEVER = re.compile(r"\s*(none\b.*|no\b.*|not\b.*|without\b.*|false|off|disabled?|n/?a|nil|null|-+|0|)\s*")
 OFF = re.compile(r"[a-z ._-]+[=: ] *(false|off|disabled|none|no)\s*|.*\bw/o\b.*|.*\bwithout\b.*")  # behind what it is of
-ALWAYS = re.compile(
-    r"\s*(yes|true|on|enabled?|1|all|ac|full ac|(activation|gradient)[ _-]?(re)?checkpointing|checkpointing)\s*"
-)
 # Words of how states are shared, and the ZeRO stage that they mean, the first that fits.
 STAGES = (
     (r"no[_ -]?shard|\bddp\b(?!.*fsdp)", 0),
@@ -34,8 +31,6 @@ STAGES = (
     (r"fsdp|hsdp|hybrid|shard|zero|^(true|yes|on)$", 3),
 )
 VERSIONS = re.compile(r"fsdp[ _-]?[12]\b|zero[ _-]?(?:stage[ _-]?)?[123]\b|stage[ _-]?[123]\b")  # numbers that count no ranks
-OPERATIONS = re.compile(r"\bop\b|selective[_ -]op|sel[_ -]op|per[_ -]op|\bsac\b|op[_ -]level")
-SAVED_PRODUCTS = re.compile(r"minimal|save[_ -]?dots?|dots[_ -]?saveable|save[_ -]?matmul")
 SEQUENCE = re.compile(r"sequence[ _-]?parallel\w*")
 NOT_SEQUENCE = re.compile(
     r"\b(no|not|without|w/o|non)[ _-]+sequence[ _-]?parallel|sequence[ _-]?parallel\w*\s*[=:]?\s*(false|off|no|0)\b"
@@ -146,50 +141,6 @@ def _shard(words: str, note: str, dp: int) -> int:
         return int(size[1]) if size else min(dp, 8)
     size = re.search(r"fsdp[ _-]?(\d+)", words)
     return int(size[1]) if size and int(size[1]) > 2 else dp  # FSDP1 and FSDP2 are its versions
-
-
-def recompute_of_words(run: Run, assumed: Assumed) -> Recompute:
-    """What a row says that the backward pass computes again. `block 10`, `first-10` and `full(10 layers)` are the first ten
-    layers of every stage, of every chunk where stages are interleaved, as Megatron-LM has it."""
-    torchtitan = "torchtitan" in (run.framework or "").lower()
-    if run.recompute is None:
-        assumed["recompute"] = "selective-op" if torchtitan else "none"
-        return Recompute(operations=torchtitan)
-    words = SEQUENCE.sub("", run.recompute.lower()).strip(" +,;")
-    if denied(words):
-        return Recompute()
-    if every := re.search(r"every (\d+)", words):
-        return Recompute(layers=1 / int(every[1]))
-    if OPERATIONS.search(words):
-        return Recompute(operations=True)
-    if SAVED_PRODUCTS.search(words):
-        return Recompute(attention=True, activations=True)
-    if share := re.search(r"(\d+) of (\d+)", words):
-        return Recompute(layers=min(1.0, int(share[1]) / max(1, int(share[2]))))
-    if share := re.search(r"(\d+(?:\.\d+)?) ?%", words):
-        return Recompute(layers=min(1.0, float(share[1]) / 100))
-    counted = re.search(r"\b(?:block|first)\D*?(\d+)", words) or ("layer" in words and re.search(r"(\d+)", words))
-    if counted and "uniform" not in words:
-        return Recompute(first=int(counted[1]))
-    if ALWAYS.fullmatch(words) or re.search(r"full|block|uniform|\ball\b|(every|each|per)[ _-]layer|whole", words):
-        return Recompute(layers=1.0)
-    return _modules(words, torchtitan, assumed)
-
-
-def _modules(words: str, torchtitan: bool, assumed: Assumed) -> Recompute:
-    """What named modules, or `selective` alone, leave to be computed again."""
-    named = re.search(r"\((.*)\)", words)
-    text = named[1] if named else words
-    attention = re.search(r"att|core|\bsdpa\b", text) is not None
-    activations = re.search(r"norm|\bact\b|activation func|gelu|swiglu|silu|mlp|ffn", text) is not None
-    if attention or activations:
-        return Recompute(attention=attention, activations=activations)
-    if "selective" in words:
-        return Recompute(operations=True) if torchtitan else Recompute(attention=True)
-    if re.search(r"checkpoint|recompute|remat", words) and "offload" not in words:
-        return Recompute(layers=1.0)
-    assumed["recompute"] = f"none: {words!r} is no word that is known"
-    return Recompute()
 
 
 def shares_tokens(run: Run, tp: int, framework: Framework, assumed: Assumed) -> bool:

@@ -1,0 +1,89 @@
+"""What the words of a row say that the backward pass computes again: nothing, whole layers, some of them, or named modules.
+
+Words are tried from the most to the least particular: layers that are counted, modules by name, then words that only say yes.
+"""
+
+from __future__ import annotations
+
+import re
+
+from trainplan.formulations.streams.layout import Recompute
+from trainplan.validation.rows import Run
+from trainplan.validation.words import SEQUENCE, Assumed, denied
+
+ORDINALS = {"other": 2, "second": 2, "two": 2, "third": 3, "three": 3, "fourth": 4, "four": 4}
+EVERY = re.compile(rf"every (\d+|{'|'.join(ORDINALS)})")
+ALTERNATE = re.compile(r"\balternat\w+|\bhalf (of )?(the |all )?layers|\bevery half")
+FRACTION = re.compile(r"(?<![\d./])(\d+) ?(?:/|of|out of) ?(\d+)(?![\d./])")
+BUDGET = re.compile(r"budget\D{0,3}(0?\.\d+|[01]\b)")
+PERCENT = re.compile(r"(\d+(?:\.\d+)?) ?%")
+OPERATIONS = re.compile(r"\bop\b|selective[_ -]op|sel[_ -]op|per[_ -]op|\bsac\b|op[_ -]level")
+SAVED_PRODUCTS = re.compile(r"minimal|save[_ -]?dots?|dots[_ -]saveable|save[_ -]?matmul|save[_ -]qkvo?")
+CHECKPOINTS = re.compile(r"checkpoint|recompute|remat|ckpt|\bac\b|\bgc\b|unsloth")
+WHOLE = re.compile(r"full|block|uniform|\ball\b|(every|each|per)[_ -]layer|layer[_ -]?wise|whole")
+YES = re.compile(r"\s*(yes|true|on|enabled?|y|1)\b.*|.*[a-z ._-][=: ] *(yes|true|on|enabled?|1)\s*")
+# What is kept on the host, which says nothing of what is computed again.
+OFFLOADED = re.compile(
+    r"\b((act|activation|cpu|host|optimizer|param(eter)?)s?[ _-]+)*(off[ _-]?load\w*)([ _-]+(of[ _-]+)?activations?)?\b"
+)
+
+
+def recompute_of_words(run: Run, assumed: Assumed) -> Recompute:
+    """What a row says that the backward pass computes again. `block 10`, `first-10` and `full(10 layers)` are the first ten
+    layers of every stage, of every chunk where stages are interleaved, as Megatron-LM has it."""
+    torchtitan = "torchtitan" in (run.framework or "").lower()
+    if run.recompute is None:
+        assumed["recompute"] = "selective-op" if torchtitan else "none"
+        return Recompute(operations=torchtitan)
+    words = OFFLOADED.sub("", SEQUENCE.sub("", run.recompute.lower())).strip(" +,;")
+    if denied(words):
+        return Recompute()
+    if (layers := _share_of_layers(words, assumed)) is not None:
+        return Recompute(layers=layers)
+    if OPERATIONS.search(words):
+        return Recompute(operations=True)
+    if SAVED_PRODUCTS.search(words):
+        return Recompute(attention=True, activations=True)
+    if share := PERCENT.search(words):
+        return Recompute(layers=min(1.0, float(share[1]) / 100))
+    counted = re.search(r"\b(?:block|first)\D*?(\d+)", words) or ("layer" in words and re.search(r"(\d+)", words))
+    if counted and "uniform" not in words:
+        return Recompute(first=int(counted[1]))
+    if WHOLE.search(words):
+        return Recompute(layers=1.0)
+    return _modules(words, torchtitan, assumed)
+
+
+def _share_of_layers(words: str, assumed: Assumed) -> float | None:
+    """The share of layers that words name: `every 2nd`, `every other layer`, `1/3 of layers`, `1 of 4`, of torch.compile the
+    memory budget, which is the share of what is kept; None where they name none."""
+    if every := EVERY.search(words):
+        return 1 / max(1, ORDINALS.get(every[1]) or int(every[1]))
+    if ALTERNATE.search(words):
+        return 0.5
+    if (share := FRACTION.search(words)) and 0 < int(share[2]) >= int(share[1]):
+        return int(share[1]) / int(share[2])
+    if budget := BUDGET.search(words):
+        layers = 1 - min(1.0, float(budget[1]))
+        assumed["recompute"] = f"whole layers, {layers:.0%} of them, for a memory budget of {budget[1]}"
+        return layers
+    return None
+
+
+def _modules(words: str, torchtitan: bool, assumed: Assumed) -> Recompute:
+    """What named modules, or words that say no more than that there is some, leave to be computed again."""
+    named = re.search(r"\((.*)\)", words)
+    text = named[1] if named else words
+    attention = re.search(r"att|core|\bsdpa\b", text) is not None
+    activations = re.search(r"norm|\bact\b|activation func|gelu|swiglu|silu|mlp|ffn", text) is not None
+    if attention or activations:
+        return Recompute(attention=attention, activations=activations)
+    partial = re.search(r"partial", words) is not None
+    if "selective" in words or partial:
+        if partial:
+            assumed["recompute"] = f"selective: {words!r} does not say of what"
+        return Recompute(operations=True) if torchtitan else Recompute(attention=True)
+    if YES.fullmatch(words) or CHECKPOINTS.search(words):
+        return Recompute(layers=1.0)
+    assumed["recompute"] = f"none: {words!r} is no word that is known"
+    return Recompute()
