@@ -288,7 +288,7 @@ def test_both_kinds_and_too_few_heads_are_not_predicted() -> None:
     ],
 )
 def test_words_of_the_optimizer(note: str, optimizer: str, zero: int) -> None:
-    layout = laid(framework="Megatron-Core", tp=8, pp=2, note=note).layout
+    layout = laid(framework="Megatron-Core", tp=8, pp=2, note=note, oom=True).layout
     assert (layout.optimizer, layout.zero) == (optimizer, zero)
 
 

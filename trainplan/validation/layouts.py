@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from trainplan.formulations.strategies import Exchange
@@ -16,6 +16,7 @@ from trainplan.profiling.clusters.sheets import DeviceSheet, likely_kind, sheet
 from trainplan.profiling.models.model import Model
 from trainplan.profiling.models.optimizers import MUON_ZERO
 from trainplan.profiling.models.sublayers import why_no_head_share
+from trainplan.validation.fitting import fitted, in_words
 from trainplan.validation.frameworks import framework_of
 from trainplan.validation.recomputation import recompute_of_words
 from trainplan.validation.row_models import row_model
@@ -64,7 +65,23 @@ def laid_run(run: Run) -> LaidRun:
     described = sheet(name)
     base, _ = precisions(run.precision or "", usual_dtype(described))
     model = row_model(run, run.tp or 1, framework, base, assumed)
-    return laid_out(run, model, name, framework, assumed)
+    laid = laid_out(run, model, name, framework, assumed)
+    return laid if run.oom else _fitted(laid, assumed)
+
+
+def _fitted(laid: LaidRun, assumed: dict[str, str]) -> LaidRun:
+    """The run with what its row leaves open of ZeRO's stage and recomputation as it fits, which is named."""
+    open_recompute = laid.run.recompute is None or "no word" in assumed.get("recompute", "")
+    open_stage, open_recompute = "zero" in assumed, open_recompute and "recompute" in assumed
+    if not (open_stage or open_recompute):
+        return laid
+    zero, recompute = fitted(laid.model, laid.layout, laid.sheet, open_stage, open_recompute)
+    if zero != laid.layout.zero:
+        assumed["zero"] = f"{zero}, with which it fits"
+    if recompute != laid.layout.recompute:
+        unknown = assumed["recompute"].removeprefix("none") if laid.run.recompute else ""
+        assumed["recompute"] = f"{in_words(recompute)}, with which it fits{unknown}"
+    return replace(laid, layout=replace(laid.layout, zero=zero, recompute=recompute))
 
 
 def laid_out(run: Run, model: Model, name: str, framework: Framework, assumed: dict[str, str]) -> LaidRun:

@@ -12,14 +12,14 @@ from trainplan.formulations.streams.memory import run_memory
 from trainplan.formulations.streams.step import StreamsStep, streams_step
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.clusters.efficiencies import EfficiencyTable, shipped_efficiencies
-from trainplan.profiling.clusters.kinds import VISIBLE, device_kind
+from trainplan.profiling.clusters.kinds import device_kind
 from trainplan.tabular import Tabular
+from trainplan.validation.fitting import fits
 from trainplan.validation.layouts import LaidRun, laid_run
 from trainplan.validation.rows import Run
 
 GIB = 2**30
 ISSUE_ERROR = 0.15  # added to that of a step which is the host's
-MEMORY_ERROR = 0.05  # of peaks: what is larger than the memory by no more than that is not called infeasible
 
 
 @dataclass(frozen=True)
@@ -143,14 +143,13 @@ def predict_laid(laid: LaidRun, table: EfficiencyTable) -> Prediction:
     memory = run_memory(laid.model, laid.layout)
     most = max(each.peak_bytes for each in memory)
     peak = memory[-1].peak_bytes if "last rank" in (run.note or "") else most
-    visible = laid.sheet.visible_bytes or laid.sheet.memory_bytes * VISIBLE
     return Prediction(
         run,
         step_s=seconds,
         step_low_s=seconds * low,
         step_high_s=seconds * high,
         peak_gib=peak / GIB,
-        fits=most <= visible * (1 + MEMORY_ERROR),
+        fits=fits(most, laid.sheet),
         laid=laid,
         step=step,
         borrowed=borrowed,

@@ -22,6 +22,10 @@ SAVED_PRODUCTS = re.compile(r"minimal|save[_ -]?dots?|dots[_ -]saveable|save[_ -
 CHECKPOINTS = re.compile(r"checkpoint|recompute|remat|ckpt|\bac\b|\bgc\b|unsloth")
 WHOLE = re.compile(r"full|block|uniform|\ball\b|(every|each|per)[_ -]layer|layer[_ -]?wise|whole")
 YES = re.compile(r"\s*(yes|true|on|enabled?|y|1)\b.*|.*[a-z ._-][=: ] *(yes|true|on|enabled?|1)\s*")
+NOTED = re.compile(  # in a note, where a row says nothing in its own field
+    r"\b(?:(?:no|without|w/o|full|selective)[ _-]+)?(?:activation|gradient)[ _-]*(?:checkpointing|re-?comput\w+)\b"
+    r"|\b(?:no|without|w/o|full|selective)[ _-]+(?:re-?comput\w+|checkpointing)\b"
+)
 # What is kept on the host, which says nothing of what is computed again.
 OFFLOADED = re.compile(
     r"\b((act|activation|cpu|host|optimizer|param(eter)?)s?[ _-]+)*(off[ _-]?load\w*)([ _-]+(of[ _-]+)?activations?)?\b"
@@ -32,10 +36,13 @@ def recompute_of_words(run: Run, assumed: Assumed) -> Recompute:
     """What a row says that the backward pass computes again. `block 10`, `first-10` and `full(10 layers)` are the first ten
     layers of every stage, of every chunk where stages are interleaved, as Megatron-LM has it."""
     torchtitan = "torchtitan" in (run.framework or "").lower()
-    if run.recompute is None:
+    said = run.recompute
+    if said is None and (noted := NOTED.search((run.note or "").lower())):
+        said = noted[0]
+    if said is None:
         assumed["recompute"] = "selective-op" if torchtitan else "none"
         return Recompute(operations=torchtitan)
-    words = OFFLOADED.sub("", SEQUENCE.sub("", run.recompute.lower())).strip(" +,;")
+    words = OFFLOADED.sub("", SEQUENCE.sub("", said.lower())).strip(" +,;")
     if denied(words):
         return Recompute()
     if (layers := _share_of_layers(words, assumed)) is not None:
