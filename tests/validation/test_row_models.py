@@ -87,3 +87,26 @@ def test_a_feed_forward_width_that_no_mpt_has_is_said() -> None:
     fields = {**sizes(32, 4096, 32, 32, vocab=50432), "model": "mpt-7b"}
     assert "8192 said" in laid(**fields | {"ffn": 8192}).assumed["ffn"]
     assert "ffn" not in laid(**fields | {"ffn": 16384}).assumed
+
+
+@pytest.mark.parametrize(
+    ("name", "vocabulary"),
+    [
+        *(("llama3-8b", 128256), ("nemotron4-15b", 256000), ("gemma2-9b", 256000), ("qwen3-8b", 152064), ("gpt3-175b", 50432)),
+        *(("somebody-x", 50432), ("llama-x", 50432)),
+    ],
+)
+def test_a_known_model_has_its_own_vocabulary(name: str, vocabulary: int) -> None:
+    """In Megatron-Core, padded to 128 on each of two tensor-parallel ranks."""
+    fields = sizes(32, 4096, 32) if name.endswith("-x") else {"gpus": 512}
+    made = laid(model=name, framework="Megatron-Core", tp=2, **fields)
+    assert made.model.vocabulary == vocabulary and made.assumed["vocab"] == f"{vocabulary}, padded"
+
+
+def test_parameters_decide_between_vocabularies() -> None:
+    of_data = laid(model="llama3-8b", params=7.39e9, framework="NeMo", gpus=512)
+    assert of_data.model.vocabulary == 50304 and "vocab_size" in of_data.assumed["architecture"]
+    own = laid(model="llama3-8b", params=8.03e9, framework="NeMo", gpus=512)
+    assert own.model.vocabulary == 128256 and not {"architecture", "params"} & set(own.assumed)
+    family = laid(model="llama3-x", params=8.03e9, framework="NeMo", **sizes(32, 4096, 32, 8, 14336))
+    assert family.model.vocabulary == 128256 and "params" not in family.assumed

@@ -67,7 +67,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "zero": {"zero": 0},
     "task": {"task": "LoRA"},
 }
-NEEDED = {"date": {"framework": "Megatron-LM"}}  # of what the field speaks
+NEEDED = {"date": {"framework": "Megatron-LM"}, "params": {"vocab": 128256}}  # of what the field speaks
 REFUSED = {"experts": 8, "topk": 2, "ep": 2}  # predictions say that they cannot
 
 

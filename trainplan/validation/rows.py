@@ -82,7 +82,7 @@ MEASURED = "is measured: predictions are held against it"
 UNMOVED = {
     **dict.fromkeys(("id", "source", "file"), NAMES),
     **dict.fromkeys(("tokens_s_gpu", "tflops_gpu", "mfu", "step_s", "mem_gib", "oom"), MEASURED),
-    "params": "decides only what sizes leave open: none here",
+    "params": "decides only what sizes leave open: none where they are all said",
 }
 
 
