@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import ceil
+from typing import Literal
 
 from trainplan.formulations.strategies import Exchange
 from trainplan.profiling.clusters.efficiencies import Precision
 from trainplan.profiling.clusters.recipes import Recipe
 from trainplan.profiling.models.optimizers import OptimizerName
+
+Hosted = Literal["optimizer", "parameters", "activations"]  # what may be on the host
 
 
 @dataclass(frozen=True)
@@ -89,7 +92,7 @@ class RunLayout:
     the order of the chain; None where all stages have as many. frozen: adapters alone are trained: no gradients of the weights,
     no states of theirs. exchange: what context-parallel ranks exchange for attention's core: keys, around a ring,
     or heads, by all-to-alls. optimizer: what steps the parameters. recipe: of the products of transformer layers; None where
-    they are in `precision`.
+    they are in `precision`. on_host: what devices copy to their host and back.
     """
 
     dp: int
@@ -112,6 +115,7 @@ class RunLayout:
     exchange: Exchange = "keys"
     optimizer: OptimizerName = "adamw"
     recipe: Recipe | None = None
+    on_host: frozenset[Hosted] = frozenset()
 
     @property
     def rate(self) -> Precision:

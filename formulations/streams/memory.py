@@ -58,6 +58,8 @@ def states_bytes(
     steps, with one moment."""
     element, gradient, sharing = DTYPE_BYTES[layout.base], layout.framework.gradient_bytes, layout.sharing
     stepped = MOMENTS_BYTES + layout.framework.copied_bytes
+    if "optimizer" in layout.on_host or "parameters" in layout.on_host:
+        return _beside_host_bytes(parameters, layout, largest)
     if layout.frozen:
         return parameters * element / (sharing if layout.zero == 3 else 1) + 2 * largest * element * (layout.zero == 3)
     if layout.zero == 3 and sharing > 1:
@@ -67,6 +69,17 @@ def states_bytes(
         return parameters * element + parameters * (stepped + gradient) / sharing + largest * gradient
     kept = parameters / sharing if stepped_parameters is None else stepped_parameters
     return parameters * (element + gradient) + kept * stepped - by_muon * MOMENT_BYTES
+
+
+def _beside_host_bytes(parameters: float, layout: RunLayout, largest: float) -> float:
+    """Model states on a device beside those on its host: its parameters, or two gathered blocks; and its gradients,
+    or those of a block where they leave as they are made."""
+    element, gathered = DTYPE_BYTES[layout.base], 2 * largest * DTYPE_BYTES[layout.base]
+    held = 0.0 if "parameters" in layout.on_host else parameters * element / (layout.sharing if layout.zero == 3 else 1)
+    held += gathered * (layout.zero == 3 or "parameters" in layout.on_host)
+    leave = layout.zero >= 2 or "parameters" in layout.on_host
+    gradients = largest * element if leave else parameters * layout.framework.gradient_bytes
+    return held + gradients * (not layout.frozen)
 
 
 def copied_bytes(weights: Sequence[float], recipe: Recipe | None, element_bytes: int, zero: int) -> float:
@@ -161,11 +174,18 @@ def _layer_bytes(chunk: Chunk, layout: RunLayout) -> tuple[float, float]:
     return total, again
 
 
+def kept_on_host_bytes(chunk: Chunk, layout: RunLayout) -> float:
+    """Activations of a micro-batch in a chunk that are on the host between its passes."""
+    return _layer_bytes(chunk, layout)[0]
+
+
 def _of_rank(model: Model, layout: RunLayout, chunks: list[Chunk], rank: int) -> RunMemory:
     parameters = sum(parameters_of(model, chunk, layout) for chunk in chunks)
     flights = _in_flight(layout, rank)
     kept = [_layer_bytes(chunk, layout) for chunk in chunks]
     activations = sum(flight * size for flight, (size, _) in zip(flights, kept, strict=True))
+    if "activations" in layout.on_host:  # all but those of two layers, one that is computed and one that is copied
+        activations = max(2 * size / max(1, chunk.layers) for chunk, (size, _) in zip(chunks, kept, strict=True))
     again = max(most for _, most in kept)
     layers: dict[int, list[Unit]] = {}
     for chunk in chunks:

@@ -72,7 +72,7 @@ def chunks_of(model: Model, layout: RunLayout) -> list[Chunk]:
 @dataclass(frozen=True)
 class StreamsStep:
     """A step, in ns: passes is until the last backward pass of any rank, the others what is behind it or nothing hides;
-    computing_ns: of the kernels of the busiest rank."""
+    computing_ns: of the kernels of the busiest rank; copies_ns: to the host and back."""
 
     passes_ns: float
     computing_ns: float
@@ -81,11 +81,12 @@ class StreamsStep:
     gather_ns: float
     beside_ns: float
     jitter: float
+    copies_ns: float = 0.0
 
     @property
     def step_ns(self) -> float:
         """All of it."""
-        parts = self.passes_ns + self.reduce_ns + self.optimizer_ns + self.gather_ns + self.beside_ns
+        parts = self.passes_ns + self.reduce_ns + self.optimizer_ns + self.gather_ns + self.beside_ns + self.copies_ns
         return parts * self.jitter
 
 

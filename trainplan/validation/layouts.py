@@ -18,6 +18,7 @@ from trainplan.profiling.models.optimizers import MUON_ZERO
 from trainplan.profiling.models.sublayers import why_no_head_share
 from trainplan.validation.fitting import fitted, in_words
 from trainplan.validation.frameworks import framework_of
+from trainplan.validation.offloading import hosted
 from trainplan.validation.recomputation import recompute_of_words
 from trainplan.validation.row_models import row_model
 from trainplan.validation.rows import Run
@@ -133,6 +134,7 @@ def laid_out(run: Run, model: Model, name: str, framework: Framework, assumed: d
     layout = RunLayout(
         dp, tp, pp, cp, chunks, zero, shard, shared, recompute, base, precision, micro, batch, framework,
         reserved=model.layers % count > 0 and (model.layers + 2) % count == 0,
+        on_host=hosted(run, framework.pads > 1, assumed),
         frozen=LORA.search(run.task or "") is not None, exchange=exchanged, optimizer=optimizer, recipe=recipe,
     )  # fmt: skip
     if model.layers + 2 * layout.reserved < count:

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from trainplan.formulations.strategies import HEADS_WORD
+from trainplan.formulations.streams.host import with_host
 from trainplan.formulations.streams.links import Links
 from trainplan.formulations.streams.memory import run_memory
 from trainplan.formulations.streams.step import StreamsStep, streams_step
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.clusters.efficiencies import EfficiencyTable, shipped_efficiencies
 from trainplan.profiling.clusters.kinds import device_kind
+from trainplan.profiling.clusters.nodes import host_of
 from trainplan.tabular import Tabular
 from trainplan.validation.fitting import fits
 from trainplan.validation.layouts import LaidRun, laid_run
@@ -159,7 +161,9 @@ def predict_laid(laid: LaidRun, table: EfficiencyTable) -> Prediction:
 def step_of(laid: LaidRun, table: EfficiencyTable) -> StreamsStep:
     """The step of a run with these efficiencies."""
     links = Links.of(laid.sheet, table, laid.run.gpus, laid.network_bytes_per_s)
-    return streams_step(laid.model, laid.layout, device_kind(laid.name, table), links)
+    step = streams_step(laid.model, laid.layout, device_kind(laid.name, table), links)
+    devices = min(laid.run.gpus, laid.sheet.host.devices)
+    return with_host(step, laid.model, laid.layout, host_of(laid.sheet, laid.sheet.host.devices, table), devices)
 
 
 def interval(laid: LaidRun, table: EfficiencyTable) -> tuple[float, float, tuple[str, ...]]:

@@ -25,11 +25,13 @@ OFF = re.compile(r"[a-z ._-]+[=: ] *(false|off|disabled|none|no)\s*|.*\bw/o\b.*|
 STAGES = (
     (r"no[_ -]?shard|\bddp\b(?!.*fsdp)", 0),
     (r"optim[_ -]?grads[_ -]?params|full[_ -]?shard", 3),
-    (r"zero[_ -]?(?:stage[_ -]?)?3|stage[_ -]?3", 3),
-    (r"zero[_ -]?(?:stage[_ -]?)?2|stage[_ -]?2|grad[_ -]?op|optim[_ -]?grads", 2),
-    (r"zero[_ -]?(?:stage[_ -]?)?1|stage[_ -]?1|dist(?:ributed)?[_ -]?optim|\boptim\b|sharded[_ -]?optim", 1),
-    (r"fsdp|hsdp|hybrid|shard|zero|^(true|yes|on)$", 3),
+    (r"zero[_ -]?(?:stage[_ -]?)?3|stage[_ -]?3|zero[_ -]?infinity|\bp?os ?\+ ?g ?\+ ?p\b", 3),
+    (r"zero[_ -]?(?:stage[_ -]?)?2|stage[_ -]?2|grad[_ -]?op|optim[_ -]?grads|\bp?os ?\+ ?g\b", 2),
+    (r"zero[_ -]?(?:stage[_ -]?)?1|stage[_ -]?1|dist(?:ributed)?[_ -]?optim|\boptim\b|sharded[_ -]?optim|\bpos\b", 1),
+    (r"fsdp|hsdp|hybrid|shard|^(true|yes|on)$", 3),
 )
+# Of names that say no stage, the one that they mean where nothing else says it.
+UNSTAGED = ((r"zero[_ -]?off[_ -]?load", 2), (r"zero", 3))
 VERSIONS = re.compile(r"fsdp[ _-]?[12]\b|zero[ _-]?(?:stage[ _-]?)?[123]\b|stage[ _-]?[123]\b")  # numbers that count no ranks
 SEQUENCE = re.compile(r"sequence[ _-]?parallel\w*")
 NOT_SEQUENCE = re.compile(
@@ -115,6 +117,8 @@ def sharing(run: Run, dp: int, framework: Framework, assumed: Assumed) -> tuple[
     stage, said = run.zero, None
     if not denied(words) or "ddp" in words:
         said = next((meant for pattern, meant in STAGES if re.search(pattern, words)), None)
+        if said is None and (meant := [meant for pattern, meant in UNSTAGED if re.search(pattern, words)]):
+            said = meant[0] if stage is None else stage
         if said is None:
             assumed["fsdp"] = f"{run.fsdp!r} is no word that is known"
     if said is not None:
