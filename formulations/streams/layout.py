@@ -21,14 +21,18 @@ class Recompute:
 
     layers: the share of transformer layers that is computed again whole; first: instead, the first ones of each stage, of each
     chunk where stages are interleaved. attention: their core, from queries, keys and values. operations: everything but the
-    attention core and every second matrix product. activations: norms and the activation of the feed-forward network.
+    attention core and every second matrix product. norms: before matrices. activation: of the feed-forward network, with its
+    gate; network: instead the feed-forward network whole, behind its norm. loss: logits and the loss.
     """
 
     layers: float = 0.0
     first: int | None = None
     attention: bool = False
     operations: bool = False
-    activations: bool = False
+    norms: bool = False
+    activation: bool = False
+    network: bool = False
+    loss: bool = False
 
     def share(self, place: int) -> float:
         """What of a transformer layer is computed again whole. place: how many layers its stage has before it."""
@@ -38,7 +42,7 @@ class Recompute:
 def recompute_of(modules: Iterable[str]) -> Recompute:
     """What the backward pass computes again where a strategy names these modules."""
     names = set(modules)
-    return Recompute(attention="attention" in names, activations=bool(names & {"norms", "activation"}))
+    return Recompute(attention="attention" in names, norms="norms" in names, activation="activation" in names)
 
 
 @dataclass(frozen=True)

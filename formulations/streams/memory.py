@@ -97,7 +97,7 @@ def kept_bytes(unit: Unit, layout: RunLayout) -> float:
     tokens = layout.micro * part.tokens / layout.cp
     own = tokens / layout.tp if layout.sequence_parallel else tokens
     hidden = own * part.hidden * element
-    normed = own * part.hidden * operand_bytes(layout)
+    normed = own * part.hidden * operand_bytes(layout) * (not layout.recompute.norms)
     entered = hidden + normed  # a norm's input, and its result
     if isinstance(part, ParallelBlock):
         entered += normed * (not part.shared_norm)
@@ -146,10 +146,24 @@ def exchanged_bytes(unit: Unit, layout: RunLayout) -> int:
 
 
 def _network_bytes(part: FeedForward, tokens: float, layout: RunLayout) -> float:
-    """What the activation and the gate work on, and what the second product does; a relu keeps its result alone."""
-    products = 2 if part.gated else 0 if part.activation == "relu" and not layout.recompute.activations else 1
-    copies = products * DTYPE_BYTES[layout.base] + operand_bytes(layout) * (not layout.recompute.activations)
+    """What the activation and the gate work on, and what the second product does; a relu keeps its result alone. Nothing of a
+    network that is computed again whole."""
+    return 0.0 if layout.recompute.network else _inner_bytes(part, tokens, layout)
+
+
+def _inner_bytes(part: FeedForward, tokens: float, layout: RunLayout) -> float:
+    products = 2 if part.gated else 0 if part.activation == "relu" and not layout.recompute.activation else 1
+    copies = products * DTYPE_BYTES[layout.base] + operand_bytes(layout) * (not layout.recompute.activation)
     return tokens * (part.inner // layout.tp) * copies
+
+
+def _network_again_bytes(unit: Unit, layout: RunLayout) -> float:
+    """What a feed-forward network that is computed again whole keeps for its own backward pass alone."""
+    part = splittable(unit.sublayer, layout.tp)
+    network = part.feed_forward if isinstance(part, ParallelBlock) else part
+    if not layout.recompute.network or not isinstance(network, FeedForward):
+        return 0.0
+    return _inner_bytes(network, layout.micro * part.tokens / layout.cp, layout)
 
 
 def _layer_bytes(chunk: Chunk, layout: RunLayout) -> tuple[float, float]:
@@ -170,7 +184,7 @@ def _layer_bytes(chunk: Chunk, layout: RunLayout) -> tuple[float, float]:
         if layout.recompute.operations:
             kept *= OPERATIONS_KEPT
         total += (1 - share) * kept + share * entry
-        again = max(again, kept * (share > 0))
+        again = max(again, kept * (share > 0), *(_network_again_bytes(unit, layout) for unit in units))
     return total, again
 
 

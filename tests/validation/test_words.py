@@ -124,12 +124,22 @@ def test_a_stage_that_is_said_stays_beside_words_that_say_nothing() -> None:
         ("full(1 of 4 layers)", Recompute(layers=0.25)),
         *((word, Recompute(first=10)) for word in ("block 10", "block(10)", "first 10", "first-10", "full(10 layers)")),
         ("selective(core_attn)+sequence-parallel", Recompute(attention=True)),
-        ("selective(layernorm)", Recompute(activations=True)),
+        *((word, Recompute(norms=True)) for word in ("selective(layernorm)", "norms", "selective(ln)")),
+        *((word, Recompute(activation=True)) for word in ("act", "mlp act", "mlp_act", "swiglu", "moe_act", "gelu", "act_fn")),
+        *((word, Recompute(network=True)) for word in ("mlp", "selective(mlp)", "moe", "ffn", "feed-forward", "full(mlp)")),
+        *((word, Recompute(loss=True)) for word in ("loss", "selective(loss)")),
+        ("mlp, layernorm", Recompute(network=True, norms=True)),
+        ("mlp, layernorm; 5 layers", Recompute(network=True, norms=True)),
+        ("core_attn, mlp_act", Recompute(attention=True, activation=True)),
+        ("save_qkvo", Recompute(attention=True, norms=True, network=True)),
         *(
             (word, Recompute(layers=1.0))
             for word in ("Yes (non-reentrant)", "AC on", "grad ckpt: true", "ckpt", "gc", "unsloth")
         ),
-        *((word, Recompute(layers=1.0)) for word in ("layer-wise", "True, reentrant", "GC enabled", "use_gradient_ckpt=1")),
+        *(
+            (word, Recompute(layers=1.0))
+            for word in ("layer-wise", "True, reentrant", "act ckpt", "GC enabled", "use_gradient_ckpt=1")
+        ),
         *((word, Recompute(layers=1.0)) for word in ("activation checkpointing + cpu offload", "unsloth offload", "32/32")),
         *((word, Recompute(layers=0.5)) for word in ("every other layer", "alternate layers", "1/2", "selective AC 1/2")),
         *(
@@ -143,6 +153,22 @@ def test_a_stage_that_is_said_stays_beside_words_that_say_nothing() -> None:
 )
 def test_words_of_recomputation(words: str, meant: Recompute) -> None:
     assert laid(recompute=words).layout.recompute == meant
+
+
+def test_modules_differ_in_time_and_memory() -> None:
+    """Of Llama-3 8B: norms and the activation take little time; the feed-forward network has two thirds of a layer's products,
+    and most of what it keeps."""
+    row: dict[str, Any] = {"model": "llama3-8b", "gpu": "H100-80GB-SXM", "gpus": 64, "framework": "Megatron-Bridge", "zero": 1}
+    words = ("none", "layernorm", "act", "mlp", "loss", "full")
+    made = {each: predicted(**row, recompute=each) for each in words}
+    step, peak = ({word: getattr(each, field) for word, each in made.items()} for field in ("step_s", "peak_gib"))
+    assert step["none"] < step["layernorm"] < step["act"] < 1.03 * step["none"]
+    assert 1.1 * step["none"] < step["mlp"] < 1.2 * step["none"] < 1.25 * step["none"] < step["full"]
+    assert 1.005 * step["none"] < step["loss"] < 1.05 * step["none"] and peak["loss"] == peak["none"]
+    tokens = 8192 * 2 * 32 / 2**30
+    assert peak["none"] - peak["layernorm"] == pytest.approx(2 * 4096 * tokens, rel=0.01)
+    assert peak["none"] - peak["act"] == pytest.approx(14336 * tokens, rel=0.01)
+    assert peak["none"] - peak["mlp"] == pytest.approx(3 * 14336 * tokens * 31 / 32, rel=0.05)
 
 
 def test_words_that_nobody_knows_are_named() -> None:

@@ -18,7 +18,12 @@ FRACTION = re.compile(r"(?<![\d./])(\d+) ?(?:/|of|out of) ?(\d+)(?![\d./])")
 BUDGET = re.compile(r"budget\D{0,3}(0?\.\d+|[01]\b)")
 PERCENT = re.compile(r"(\d+(?:\.\d+)?) ?%")
 OPERATIONS = re.compile(r"\bop\b|selective[_ -]op|sel[_ -]op|per[_ -]op|\bsac\b|op[_ -]level")
-SAVED_PRODUCTS = re.compile(r"minimal|save[_ -]?dots?|dots[_ -]saveable|save[_ -]?matmul|save[_ -]qkvo?")
+SAVED_PRODUCTS = re.compile(r"minimal|save[_ -]?dots?|dots[_ -]saveable|save[_ -]?matmul")
+SAVED_ATTENTION = re.compile(r"save[_ -]qkvo?")  # of AXLearn: the products of attention
+ACTIVATION = re.compile(
+    r"\b(mlp|ffn|moe)[ _-]*act(ivation)?\b|gelu|swiglu|silu"
+    r"|\bact(ivation)?([ _-]*(fn|func\w*))?\b(?![ _-]*(re)?(check|comp|ckpt|mat))"
+)
 CHECKPOINTS = re.compile(r"checkpoint|recompute|remat|ckpt|\bac\b|\bgc\b|unsloth")
 WHOLE = re.compile(r"full|block|uniform|\ball\b|(every|each|per)[_ -]layer|layer[_ -]?wise|whole")
 YES = re.compile(r"\s*(yes|true|on|enabled?|y|1)\b.*|.*[a-z ._-][=: ] *(yes|true|on|enabled?|1)\s*")
@@ -50,15 +55,21 @@ def recompute_of_words(run: Run, assumed: Assumed) -> Recompute:
     if OPERATIONS.search(words):
         return Recompute(operations=True)
     if SAVED_PRODUCTS.search(words):
-        return Recompute(attention=True, activations=True)
+        return Recompute(attention=True, norms=True, activation=True)
+    if SAVED_ATTENTION.search(words):
+        return Recompute(attention=True, norms=True, network=True)
     if share := PERCENT.search(words):
         return Recompute(layers=min(1.0, float(share[1]) / 100))
     counted = re.search(r"\b(?:block|first)\D*?(\d+)", words) or ("layer" in words and re.search(r"(\d+)", words))
+    named = _named_modules(words)
+    if named is not None and counted and not WHOLE.search(words) and "first" not in words:
+        assumed["recompute"] = f"these modules in all layers, and {counted[0]!r} said"
+        return named
     if counted and "uniform" not in words:
         return Recompute(first=int(counted[1]))
-    if WHOLE.search(words):
+    if WHOLE.search(words) and (named is None or "(" not in words):
         return Recompute(layers=1.0)
-    return _modules(words, torchtitan, assumed)
+    return _unnamed(words, torchtitan, assumed) if named is None else named
 
 
 def _share_of_layers(words: str, assumed: Assumed) -> float | None:
@@ -77,14 +88,24 @@ def _share_of_layers(words: str, assumed: Assumed) -> float | None:
     return None
 
 
-def _modules(words: str, torchtitan: bool, assumed: Assumed) -> Recompute:
-    """What named modules, or words that say no more than that there is some, leave to be computed again."""
-    named = re.search(r"\((.*)\)", words)
-    text = named[1] if named else words
-    attention = re.search(r"att|core|\bsdpa\b", text) is not None
-    activations = re.search(r"norm|\bact\b|activation func|gelu|swiglu|silu|mlp|ffn", text) is not None
-    if attention or activations:
-        return Recompute(attention=attention, activations=activations)
+def _named_modules(words: str) -> Recompute | None:
+    """What named modules, in brackets if there are any, leave to be computed again: `mlp` is the feed-forward network, `act` or
+    `mlp_act` its activation; None where words name none."""
+    bracketed = re.search(r"\((.*)\)", words)
+    text = bracketed[1] if bracketed else words
+    network = ACTIVATION.sub("", text)
+    named = Recompute(
+        attention=re.search(r"att|core|\bsdpa\b", text) is not None,
+        norms=re.search(r"norm|\bln\b", text) is not None,
+        activation=network != text,
+        network=re.search(r"mlp|ffn|\bmoe\b|feed[ _-]?forward", network) is not None,
+        loss=re.search(r"\bloss\b|cross[ _-]?entropy", text) is not None,
+    )
+    return None if named == Recompute() else named
+
+
+def _unnamed(words: str, torchtitan: bool, assumed: Assumed) -> Recompute:
+    """What words that say no more than that there is some, or `selective` alone, leave to be computed again."""
     partial = re.search(r"partial", words) is not None
     if "selective" in words or partial:
         if partial:
