@@ -27,7 +27,6 @@ from trainplan.profiling.models.sublayers.parallel import ParallelBlock
 # of Llama-3 8B 59 of 131 KB for each token.
 OPERATIONS_KEPT = 0.45
 MOMENT_BYTES = 4
-MOMENTS_BYTES = 3 * MOMENT_BYTES  # of each parameter, in fp32: itself and AdamW's moments
 
 
 @dataclass(frozen=True)
@@ -57,14 +56,16 @@ def states_bytes(
     those whose master copy and moments it has in ZeRO's stage 1, where that is not an equal share; by_muon: of these, what Muon
     steps, with one moment."""
     element, gradient, sharing = DTYPE_BYTES[layout.base], layout.framework.gradient_bytes, layout.sharing
-    stepped = MOMENTS_BYTES + layout.framework.copied_bytes
+    framework = layout.framework
+    stepped = framework.master_bytes + framework.moments_bytes + framework.copied_bytes
     if "optimizer" in layout.on_host or "parameters" in layout.on_host:
         return _beside_host_bytes(parameters, layout, largest)
     if layout.frozen:
         return parameters * element / (sharing if layout.zero == 3 else 1) + 2 * largest * element * (layout.zero == 3)
     if layout.zero == 3 and sharing > 1:
         gathered = 2 * largest * element + largest * gradient
-        return parameters * (stepped + gradient) / sharing + gathered
+        own = element * (not framework.master_bytes)  # else the optimizer's copy is the only one
+        return parameters * (stepped + own + gradient) / sharing + gathered
     if layout.zero == 2 and sharing > 1:
         return parameters * element + parameters * (stepped + gradient) / sharing + largest * gradient
     kept = parameters / sharing if stepped_parameters is None else stepped_parameters
@@ -221,8 +222,11 @@ def _of_rank(model: Model, layout: RunLayout, chunks: list[Chunk], rank: int) ->
 
 
 def _in_flight(layout: RunLayout, rank: int) -> list[float]:
-    """Micro-batches in flight on each of a device's chunks when most are (Megatron-LM's schedules)."""
+    """Micro-batches in flight on each of a device's chunks when most are (Megatron-LM's schedules; all of
+    them in GPipe; those without bubbles have as many as 1F1B)."""
     micro = layout.micro_batches
+    if layout.schedule == "gpipe":
+        return [float(micro)] * layout.chunks
     if layout.chunks == 1:
         return [min(micro, layout.pp - rank)]
     passes = min(micro * layout.chunks, 2 * (layout.pp - rank - 1) + (layout.chunks - 1) * layout.pp + 1)

@@ -340,6 +340,74 @@ def test_muon_moves_the_step_and_the_memory_of_a_row() -> None:
     assert "note is of Muon, with states shared as in ZeRO's stage 3" in shared.cannot
 
 
+def test_asynchronous_tensor_parallelism_overlaps() -> None:
+    for note in ("compile; async TP", "AsyncTP", "tp comm overlap", "asynchronous TP"):
+        assert laid(tp=8, note=note).layout.framework.tensor_beside > 0.5
+    assert laid(tp=8, note="no async TP").layout.framework.tensor_beside == 0.0
+    assert (predicted(tp=8, note="async TP").step_s or 9e9) < 0.95 * (predicted(tp=8).step_s or 0)
+
+
+def test_schedules_differ_in_bubbles_or_memory() -> None:
+    row: dict[str, Any] = {"pp": 8, "tp": 8, "gbs": 32, "recompute": "none", "zero": 1, "model": "llama3-70b", "gpu": "H100"}
+    words = ("1F1B", "GPipe", "Interleaved 1F1B", "ZB-H1", "ZBVZeroBubble", "DualPipe")
+    made = {each: predicted(**row, note=each) for each in words}
+    step, peak = ({word: getattr(each, field) for word, each in made.items()} for field in ("step_s", "peak_gib"))
+    assert step["1F1B"] == step["GPipe"] > step["Interleaved 1F1B"] > step["ZB-H1"] > step["ZBVZeroBubble"] == step["DualPipe"]
+    assert peak["GPipe"] > 1.5 * peak["1F1B"] == 1.5 * peak["ZB-H1"]
+    assert all("schedule" in laid(**row, note=each).assumed for each in ("ZB-H1", "DualPipe", "V-Half"))
+    assert laid(**row, note="Interleaved 1F1B").assumed["vpp"] == "2" and laid(**row, note="1F1B").assumed["vpp"] == "1"
+    for note in ("non-interleaved", "no zero bubble", "rotary-interleaved"):
+        assert predicted(**row, note=note).step_s == step["1F1B"]
+
+
+def test_words_of_fused_attention() -> None:
+    old: dict[str, Any] = {"framework": "Megatron-LM", "date": "2022-11"}
+    for note in ("FlashAttention", "FlashAttention-2", "flash attention", "flash-attn", "use_flash_attn: FA2"):
+        assert laid(**old, note=note).layout.framework.fused_attention
+    for note in ("no flash attention", "unfused", "without FlashAttention", "unfused attention", "eager attention"):
+        assert not laid(framework="DeepSpeed", note=note).layout.framework.fused_attention
+    assert not laid(**old).layout.framework.fused_attention and laid(framework="DeepSpeed").layout.framework.fused_attention
+
+
+@pytest.mark.parametrize(
+    ("note", "gigabits"),
+    [
+        *(("100 Gbps Ethernet", 100), ("25Gbps network", 25), ("10GbE", 10), ("one 100Gb/s NIC per node", 100)),
+        *(("8x200Gb/s", 1600), ("4 x 100 Gb", 400), ("400 Gbps EFA", 400), ("25 Gbps per node", 25), ("3.2 Tbps", 3200)),
+        *(("a single 200 Gbps InfiniBand HCA", 200), ("100G RoCE network", None), ("HDR InfiniBand 8 HCAs", None)),
+    ],
+)
+def test_words_of_networks(note: str, gigabits: int | None) -> None:
+    share = None if gigabits is None else gigabits * 1e9 / 8 / 8
+    assert laid(note=note).network_bytes_per_s == (pytest.approx(share) if share else None)
+
+
+def test_words_of_the_optimizer_s_states() -> None:
+    """Of 8 billion parameters on 8 devices, bytes of each."""
+    row: dict[str, Any] = {"model": "llama3-8b", "recompute": "full", "gpus": 8}
+    usual = predicted(**row)
+    for fields, fewer in (
+        *(
+            ({"note": note}, 6)
+            for note in ("8-bit Adam", "adamw_8bit", "paged_adamw_8bit", "AdamW (8-bit)", "bnb 8bit optimizer")
+        ),
+        *(({"note": note}, 4) for note in ("bf16 optimizer states", "SGD", "bfloat16 moments")),
+        ({"note": "Adafactor"}, 8),
+        *((fields, 4 + 4) for fields in ({"note": "pure bf16"}, {"precision": "bf16-true"})),
+    ):
+        made = predicted(**row | fields)
+        assert usual.peak_gib is not None and made.peak_gib is not None and made.step is not None and usual.step is not None
+        assert usual.peak_gib - made.peak_gib == pytest.approx(fewer * 8.03e9 / 8 / 2**30, rel=0.15), fields
+        assert made.step.optimizer_ns < usual.step.optimizer_ns, fields
+    assert predicted(**row, note="no 8-bit Adam").peak_gib == usual.peak_gib
+
+
+def test_adapters_may_be_named_in_a_note_or_with_the_model() -> None:
+    for fields in ({"note": "LoRA, r=16"}, {"model": "llama3-70b-lora"}, {"note": "qlora"}, {"task": "sft-lora"}):
+        assert laid(**fields).layout.frozen
+    assert not laid(note="full finetune, no LoRA").layout.frozen and not laid(note="explorative").layout.frozen
+
+
 def test_degrees_that_follow_from_the_others() -> None:
     layout = laid(dp=4, pp=4, framework="NeMo").layout
     assert (layout.tp, layout.pp, layout.dp) == (4, 4, 4)

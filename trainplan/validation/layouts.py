@@ -26,12 +26,15 @@ from trainplan.validation.words import (
     EXCHANGED,
     degrees,
     exchange,
+    flag,
     network_bytes_per_s,
     optimizer_of,
     precisions,
     recipe_of_words,
+    schedule_of,
     shares_tokens,
     sharing,
+    stages_of_devices,
 )
 
 RELATED = {"h800": "h100", "a800": "a100"}  # kinds without a sheet that differ in links alone
@@ -96,7 +99,7 @@ def laid_out(run: Run, model: Model, name: str, framework: Framework, assumed: d
         return value
 
     tp, pp, cp = (int(taken(name, degree, 1)) for name, degree in degrees(run).items())
-    chunks = int(taken("vpp", run.vpp, 1))
+    chunks = int(taken("vpp", run.vpp, stages_of_devices(run, pp, model.layers)))
     chunks = chunks if pp > 1 else 1  # stages are interleaved over several devices
     if run.gpus % (tp * pp * cp):
         fix = "give degrees whose product divides gpus"
@@ -135,7 +138,8 @@ def laid_out(run: Run, model: Model, name: str, framework: Framework, assumed: d
         dp, tp, pp, cp, chunks, zero, shard, shared, recompute, base, precision, micro, batch, framework,
         reserved=model.layers % count > 0 and (model.layers + 2) % count == 0,
         on_host=hosted(run, framework.pads > 1, assumed),
-        frozen=LORA.search(run.task or "") is not None, exchange=exchanged, optimizer=optimizer, recipe=recipe,
+        frozen=_adapters(run), schedule=schedule_of(run, assumed) if pp > 1 else "1f1b",
+        exchange=exchanged, optimizer=optimizer, recipe=recipe,
     )  # fmt: skip
     if model.layers + 2 * layout.reserved < count:
         problem = f"is {chunks}, which with pp {pp} makes {count} stages of {model.layers} layers"
@@ -172,6 +176,12 @@ def _exchanged(run: Run, model: Model, tp: int, cp: int, framework: Framework, a
         raise InputError(run.id, "cp", f"is {cp}, whose ranks exchange heads: {why}", "give another degree, or a ring")
     assumed[EXCHANGED] = f"exchanges keys: {why}"
     return "keys"
+
+
+def _adapters(run: Run) -> bool:
+    """Whether adapters alone are trained, by a row's task, its note, or the name of its model."""
+    task, others = (run.task or "").lower(), f"{run.note or ''} {run.model}".lower()
+    return LORA.search(task) is not None or bool(flag(others.replace("_", " "), r"(?:q?lora|peft)"))
 
 
 def usual_dtype(described: DeviceSheet) -> Precision:

@@ -11,7 +11,7 @@ import re
 from math import gcd, prod
 
 from trainplan.formulations.strategies import Exchange
-from trainplan.formulations.streams.layout import Framework
+from trainplan.formulations.streams.layout import Framework, Schedule
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.clusters.efficiencies import Precision
 from trainplan.profiling.clusters.recipes import RECIPES, Recipe
@@ -176,6 +176,15 @@ def exchange(run: Run, framework: Framework, assumed: Assumed) -> Exchange:
     return "keys"
 
 
+GIGABITS = r"(\d+)[ -]?G(?:b(?:it)?(?:ps|/s|E)?|igabit(?:/s)?|bE)?"
+NODE_RATE = re.compile(  # of all devices of a node, in gigabits each second
+    rf"\b{GIGABITS}[ -](?:TCP|Ethernet|network|NIC per node)|\b(\d+) ?GbE\b"
+    rf"|\b(?:one|single|1) {GIGABITS} \S*\s?(?:NIC|port|HCA)"
+    rf"|\b{GIGABITS}[ -](?:\w+ )?(?:per|a|each) node",
+    re.IGNORECASE,
+)
+
+
 def network_bytes_per_s(run: Run) -> float | None:
     """A device's share of the network, of what a note says of a node's ports; None where it says nothing."""
     note = run.note or ""
@@ -183,9 +192,45 @@ def network_bytes_per_s(run: Run) -> float | None:
         return int(ports[1]) * int(ports[2]) * 1e9 / 8 / 8
     if whole := re.search(r"(\d+)\s*Gbps (?:node-node|per node|a node|EFA)|EFA (\d+)\s*Gbps", note):
         return int(whole[1] or whole[2]) * 1e9 / 8 / 8
+    if whole := NODE_RATE.search(note):
+        return int(next(filter(None, whole.groups()))) * 1e9 / 8 / 8
     if whole := re.search(r"(\d+(?:\.\d+)?)\s*Tbps", note):
         return float(whole[1]) * 1e12 / 8 / 8
     return None
+
+
+# The order of a pipeline's passes, by words of notes and frameworks.
+SCHEDULES: tuple[tuple[str, Schedule], ...] = (
+    (r"\bgpipe\b|\bafab\b|all[ _-]forward[ _-]all[ _-]backward", "gpipe"),
+    (r"\bzb[ _-]?h1\b", "zb-h1"),
+    (r"\bzb[ _-]?(?:v|h2|[12]p)\w*|zero[ _-]?bubble|dual[ _-]?pipe\w*", "zero-bubble"),
+)
+OTHER_SCHEDULES = re.compile(r"\bv[ _-](?:half|min)\b|chimera|hanayo|pipedream|terapipe|\bbitpipe|\bloop\w*[ _-]bfs")
+
+
+def schedule_of(run: Run, assumed: Assumed) -> Schedule:
+    """The order of a pipeline's passes: 1F1B, interleaved or not, unless the row names another."""
+    text = f"{run.note or ''} {run.framework or ''}".lower()
+    for pattern, schedule in SCHEDULES:
+        if flag(text, f"(?:{pattern})"):
+            if schedule != "gpipe":
+                assumed["schedule"] = f"{schedule}: activations and copies of parameters as under 1F1B"
+            return schedule
+    if other := OTHER_SCHEDULES.search(text):
+        assumed["schedule"] = f"1f1b, for {other[0]!r}"
+    return "1f1b"
+
+
+def stages_of_devices(run: Run, pp: int, layers: int) -> int:
+    """Stages of each device where a row does not count them: two where it says that they are interleaved and layers suffice."""
+    text = f"{run.note or ''} {run.framework or ''}".lower()
+    return (
+        2
+        if pp > 1
+        and layers >= 2 * pp
+        and flag(text, r"(?<!rotary[-_ ])interleaved?(?:[ _-]?1f1b|[ _-]pipeline|[ _-]schedule)?")
+        else 1
+    )
 
 
 def degrees(run: Run) -> dict[str, int | None]:
