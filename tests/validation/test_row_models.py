@@ -32,6 +32,27 @@ def test_well_known_names_need_no_sizes(name: str, parameters: int) -> None:
     assert load_model(name.split("/")[-1], 512).total_parameters == parameters
 
 
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        *(("Mistral 7B v0.3", "mistral-7b"), ("Meta Llama3.1 405B", "llama3.1-405b"), ("Phi-3 mini 4k", "phi3-mini")),
+        *(("bert large uncased", "bert-large"), ("llama2-70b (GQA)", "llama2-70b"), ("qwen2_5-72b", "qwen2.5-72b")),
+        *(
+            ("nemotron 340b", "nemotron-340b"),
+            ("GPT-3", "gpt3"),
+            ("megatron-1t", "megatron-1t"),
+            ("MT-NLG 530B", "mt-nlg-530b"),
+        ),
+        *(("GPT-2 124M", "gpt2-124m"), ("gpt2 (124M)", "gpt2-124m"), ("GLM-4-32B", "glm-4-32b"), ("T5 XXL", "t5-xxl")),
+        *(("DeepSeek-R1-Distill-Llama-8B", "deepseek-r1-distill-llama-8b"), ("mistral", "mistral"), ("mpt-70b", "mpt-70b")),
+        *(("llama3_8b", "llama3-8b"), ("qwen_3_32b", "qwen3-32b"), ("llama2-70b-lora", "llama2-70b"), ("Mixtral 8x7B", None)),
+    ],
+)
+def test_names_as_tables_have_them(words: str, name: str | None) -> None:
+    known = sized(words)
+    assert (known and known[0]) == name
+
+
 def test_every_size_is_that_of_its_name() -> None:
     for name in sized_names():
         if said := re.search(r"-([\d.]+)([bm])(-|$)", name):

@@ -126,12 +126,38 @@ def test_what_cannot_be_predicted_says_why_and_the_rest_is_predicted() -> None:
         ROW,
         {**ROW, "id": "two", "gpu": "TPU v5"},
         {**ROW, "id": "three", "dp": 3},
-        {**ROW, "id": "four", "gpu": "V100-32GB"},
+        {**ROW, "id": "four", "gpu": "V100-32GB", "precision": "FP8"},
     ]
     fine, *others = predict_runs(load_runs(rows))
     assert not fine.cannot and fine.fits and fine.step_s and fine.step_low_s and fine.step_low_s < fine.step_s
     for each, word in zip(others, ("TPU v5", "dp is 3", "precision"), strict=True):
         assert word in each.cannot and each.step_s is None and each.fits is None
+
+
+def test_numbers_may_be_texts() -> None:
+    texts = {name: str(value) for name, value in ROW.items()}
+    texts |= {
+        "gpus": "64.0",
+        "seq": "8K",
+        "gbs": "128",
+        "step_s": "5.0",
+        "params": "n/a",
+        "vocab": "128,256",
+        "oom": "no",
+        "ep": "",
+    }
+    (read,), (meant,) = load_runs([texts]), load_runs([{**ROW, "vocab": 128256, "oom": False}])
+    assert read == meant and not predict_runs([read])[0].cannot
+    (wrong,) = load_runs([{**ROW, "tp": "2x4"}])
+    assert "tp is '2x4'" in predict_runs([wrong])[0].cannot
+
+
+def test_a_table_without_measured_steps_is_printed_without_a_picture(tmp_path: Path) -> None:
+    path, picture = tmp_path / "runs.json", tmp_path / "errors.png"
+    path.write_text(json.dumps([{name: value for name, value in ROW.items() if name != "step_s"}]))
+    outcome = call("validate", path, "--picture", picture)
+    assert outcome.returncode == 0 and "llama3-8b" in outcome.stdout and not picture.exists()
+    assert "there is no picture of errors" in outcome.stdout
 
 
 def test_unknown_fields_are_warned_of() -> None:

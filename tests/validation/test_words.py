@@ -105,6 +105,18 @@ def test_words_of_sharding(words: str, stage: int, shard: int) -> None:
     assert (layout.zero, layout.shard) == (stage, shard)
 
 
+def test_ddp_shares_nothing() -> None:
+    for fields in (
+        *({"fsdp": words} for words in ("DDP (no FSDP)", "DDP without ZeRO", "no FSDP, DDP")),
+        *({"framework": name, "fsdp": words} for name in ("PyTorch DDP", "torch DDP") for words in ("none", None)),
+        {"framework": "nanoGPT", "note": "torch.compile; DDP"},
+    ):
+        run = laid(**fields)
+        assert run.layout.zero == 0 and "zero" not in run.assumed, fields
+    assert laid(framework="PyTorch DDP", fsdp="FSDP").layout.zero == 3
+    assert laid(framework="Composer/PyTorch FSDP").layout.zero == 3
+
+
 def test_a_stage_that_is_said_stays_beside_words_that_say_nothing() -> None:
     for words in ("no", "n/a", "0", "none", "?"):
         assert laid(fsdp=words, zero=1, framework="Megatron-Core").layout.zero == 1
@@ -186,6 +198,21 @@ def test_precisions() -> None:
         assert (layout.base, layout.precision) == ("float16", "float16")
     wide = [predicted(precision=words, model="llama3-8b").step_s or 0.0 for words in ("bf16", "tf32", "fp32")]
     assert 1.5 * wide[0] < wide[1] < 3 * wide[0] < wide[2], "attention and head run in tf32, too"
+
+
+def test_precisions_that_are_not_known_or_not_the_device_s_are_named() -> None:
+    for words in ("int8", "unknown", "posit"):
+        run = laid(precision=words)
+        assert run.layout.base == "bfloat16" and "is no word that is known" in run.assumed["precision"]
+    for words, base in (("O2", "float16"), ("16-mixed", "float16"), ("32-true", "float32"), ("e4m3", "bfloat16")):
+        run = laid(precision=words, gpu="H100")
+        assert run.layout.base == base and "precision" not in run.assumed
+    assert laid(precision="e4m3", gpu="H100").layout.recipe is not None
+    for gpu in ("V100-32GB", "T4"):
+        old = laid(gpu=gpu, precision="bf16", model="llama3.2-1b")
+        assert (old.layout.base, old.layout.precision) == ("float16", "float16") and old.model.sublayers
+        assert "has no rate for bfloat16" in old.assumed["precision"]
+    assert laid(seq=None, model="llama3.1-8b").assumed["seq"].startswith("131072, the most")
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from trainplan.validation.row_models import row_model
 from trainplan.validation.rows import Run
 from trainplan.validation.words import (
     EXCHANGED,
+    PRECISIONS,
     degrees,
     exchange,
     flag,
@@ -67,8 +68,10 @@ def laid_run(run: Run) -> LaidRun:
         assumed["framework"] = framework.name
     name = _kind(run.gpu, assumed)
     described = sheet(name)
-    base, _ = precisions(run.precision or "", usual_dtype(described))
+    base, _ = _precisions(run, described, assumed)
     model = row_model(run, run.tp or 1, framework, base, assumed)
+    if run.seq is None and model.vocabulary:
+        assumed["seq"] = f"{model.tokens}, the most that {model.name} has positions for"
     laid = laid_out(run, model, name, framework, assumed)
     return laid if run.oom else _fitted(laid, assumed)
 
@@ -114,7 +117,7 @@ def laid_out(run: Run, model: Model, name: str, framework: Framework, assumed: d
     batch = int(taken("gbs", run.gbs, micro * dp))
     micro, batch = _micro_batches(micro, batch, dp, pp, "torchtitan" in (run.framework or "").lower(), assumed)
     described = sheet(name)
-    base, precision = precisions(str(taken("precision", run.precision, usual_dtype(described))), usual_dtype(described))
+    base, precision = _precisions(run, described, assumed)
     if not all(splittable(part, tp).runs_on(tp) for part in model.sublayers.values()):
         problem = f"is {tp}, into which not all parts of this {model.family} can be split"
         raise InputError(run.id, "tp", problem, f"give a degree that divides heads, ffn and vocabulary of {run.model}")
@@ -182,6 +185,20 @@ def _adapters(run: Run) -> bool:
     """Whether adapters alone are trained, by a row's task, its note, or the name of its model."""
     task, others = (run.task or "").lower(), f"{run.note or ''} {run.model}".lower()
     return LORA.search(task) is not None or bool(flag(others.replace("_", " "), r"(?:q?lora|peft)"))
+
+
+def _precisions(run: Run, described: DeviceSheet, assumed: dict[str, str]) -> tuple[Precision, Precision]:
+    """The base dtype and that of products: what the device trains in where a row names none, or bfloat16 on one without it."""
+    usual = usual_dtype(described)
+    base, precision = precisions(run.precision or "", usual)
+    if base == "bfloat16" and usual == "float16":
+        assumed["precision"] = f"float16: {described.name} has no rate for bfloat16"
+        return usual, usual
+    if not run.precision:
+        assumed["precision"] = usual
+    elif not PRECISIONS.search(run.precision.lower()):
+        assumed["precision"] = f"{usual}: {run.precision!r} is no word that is known"
+    return base, precision
 
 
 def usual_dtype(described: DeviceSheet) -> Precision:

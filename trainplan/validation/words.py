@@ -32,6 +32,7 @@ STAGES = (
 )
 # Of names that say no stage, the one that they mean where nothing else says it.
 UNSTAGED = ((r"zero[_ -]?off[_ -]?load", 2), (r"zero", 3))
+NO_FSDP = re.compile(r"\b(?:no|not|without|w/o|non)[ _-]+(?:fsdp|zero|shard\w*)")
 VERSIONS = re.compile(r"fsdp[ _-]?[12]\b|zero[ _-]?(?:stage[ _-]?)?[123]\b|stage[ _-]?[123]\b")  # numbers that count no ranks
 SEQUENCE = re.compile(r"sequence[ _-]?parallel\w*")
 NOT_SEQUENCE = re.compile(
@@ -63,7 +64,10 @@ def optimizer_of(run: Run) -> OptimizerName:
     return "muon" if flag((run.note or "").lower(), MUON) else "adamw"
 
 
-FEW_BITS = re.compile(r"fp8|float8|fp4|float4")
+FEW_BITS = re.compile(r"fp8|float8|fp4|float4|e4m3|e5m2")
+PRECISIONS = re.compile(
+    rf"bf16|bfloat16|fp16|float16|half|\bo[0-3]\b|fp32|tf|float32|single|16|32|mixed|amp|{FEW_BITS.pattern}"
+)
 # Words of recipes of 8 bits, the first that fits: names of Megatron-LM, Transformer Engine and torchao, and of NVIDIA's tables.
 SCALINGS = (
     (r"mx[_ -]?fp8|fp8[_ -]?mx\b|micro[_ -]?scal", "mxfp8"),
@@ -84,9 +88,11 @@ def precisions(words: str, usual: Precision) -> tuple[Precision, Precision]:
     text, base = words.lower(), usual
     if re.search(r"bf16|bfloat16", text):
         base = "bfloat16"
-    elif re.search(r"fp16|float16|half", text):
+    elif re.search(r"fp16|float16|half|\bo[12]\b|\b16\b", text):  # O1, O2: of apex
         base = "float16"
-    elif re.search(r"fp32|float32|tf32|tfloat32|single", text) and not re.search(rf"16|{FEW_BITS.pattern}|mixed|amp", text):
+    elif re.search(r"fp32|float32|tf32|tfloat32|single|\b32\b", text) and not re.search(
+        rf"16|{FEW_BITS.pattern}|mixed|amp", text
+    ):
         return "float32", "tfloat32" if "tf" in text else "float32"
     return base, base
 
@@ -113,7 +119,11 @@ def recipe_of_words(run: Run, assumed: Assumed) -> Recipe | None:
 
 def sharing(run: Run, dp: int, framework: Framework, assumed: Assumed) -> tuple[int, int]:
     """The ZeRO stage, and the data-parallel ranks that share states."""
-    words, note = (run.fsdp or "no").lower(), (run.note or "").lower()
+    words, note, name = ((text or "").lower() for text in (run.fsdp or "no", run.note, run.framework))
+    if "ddp" in words:
+        words = NO_FSDP.sub("", words)
+    elif denied(words) and "fsdp" not in name and (flag(name, "ddp") or flag(note, "ddp")):
+        words = "ddp"
     stage, said = run.zero, None
     if not denied(words) or "ddp" in words:
         said = next((meant for pattern, meant in STAGES if re.search(pattern, words)), None)
@@ -126,7 +136,8 @@ def sharing(run: Run, dp: int, framework: Framework, assumed: Assumed) -> tuple[
     if stage is None and re.search(r"\bdist[_ -]?muon", note):
         stage = 1
     if stage is None:
-        stage = 3 if framework.name.startswith("PyTorch FSDP") and run.framework else int(framework.name == "NeMo")
+        sharded = (framework.name.startswith("PyTorch FSDP") and name) or "fsdp" in name
+        stage = 3 if sharded else int(framework.name == "NeMo")
         assumed["zero"] = str(stage)
     shard = _shard(words, note, dp)
     return stage, shard if shard <= dp and dp % shard == 0 else dp
