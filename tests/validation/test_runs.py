@@ -134,6 +134,20 @@ def test_what_cannot_be_predicted_says_why_and_the_rest_is_predicted() -> None:
         assert word in each.cannot and each.step_s is None and each.fits is None
 
 
+def test_rows_of_functional_tests_are_known_by_their_notes() -> None:
+    """Of whatever source: they train with dropout and unfused attention, and no tokens are shared unless they say so."""
+    note = "flags deterministic-mode,attention-softmax-in-fp32; test {}; transformer-impl transformer_engine; launch-bound"
+    row = {**ROW, "model": "gpt-tiny", "layers": 12, "hidden": 512, "heads": 8, "seq": 1024, "cp": 1, "dp": 16, "vpp": 1}
+    peaks = []
+    for source in ("megatron-lm-ci", "mine"):
+        rows = [{**row, "id": kind, "source": source, "note": note.format(kind)} for kind in ("regular", "ckpt-resume")]
+        laid = [laid_run(run).layout for run in load_runs(rows)]
+        assert [each.framework.fused_attention for each in laid] == [False, True]
+        assert all(each.framework.drops and not each.sequence_parallel for each in laid)
+        peaks.append([each.peak_gib for each in predict_runs(load_runs(rows))])
+    assert peaks[0] == peaks[1]
+
+
 def test_numbers_may_be_texts() -> None:
     texts = {name: str(value) for name, value in ROW.items()}
     texts |= {

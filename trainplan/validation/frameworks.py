@@ -18,7 +18,7 @@ from dataclasses import replace
 from trainplan.formulations.streams.frameworks import MEGATRON, OVERLAPPED
 from trainplan.formulations.streams.layout import Framework
 from trainplan.validation.rows import Run
-from trainplan.validation.words import flag, optimizer_of
+from trainplan.validation.words import FUNCTIONAL_TEST, flag, optimizer_of
 
 MEGATRON_2022 = replace(MEGATRON, name="Megatron-LM of 2022", messages_behind=False, fused_attention=False, drops=True)
 LOCAL_BYTES = 64 * 2**20  # more that Megatron-Core's own layers take without Transformer Engine's
@@ -91,10 +91,10 @@ def framework_of(run: Run) -> Framework:
     chosen = _with_states(chosen, f"{note} {(run.precision or '').lower()}")
     if "cross-entropy" in note and "fusion" in note:  # a copy in fp32, exponentials and their gradient in one compiled kernel
         chosen = replace(chosen, logit_bytes=14, loss_passes=1.5)
-    if run.source.startswith("megatron-lm-ci"):
+    if FUNCTIONAL_TEST in note:
         # Functional tests train GPT with its dropout. Which attention they ask for their boolean flags do not list: fused where
         # they resume, but in one older container.
-        resumes = "resume" in run.model and "dracooci" not in note
+        resumes = ("ckpt-resume" in note or "resume" in run.model) and "dracooci" not in note
         unfused = ("attention-softmax-in-fp32" in note and not resumes) or "transformer-impl local" in note
         fixed = chosen.fixed_bytes + LOCAL_BYTES * ("transformer-impl local" in note)
         chosen = replace(chosen, drops=True, fused_attention=not unfused, fixed_bytes=fixed, ends_ns=TESTS_ENDS_NS)

@@ -40,6 +40,7 @@ NOT_SEQUENCE = re.compile(
 )
 
 
+FUNCTIONAL_TEST = "transformer-impl"  # a flag that notes of Megatron-LM's functional tests have
 HEADS = r"(?:(?:deepspeed[ _-]?)?ulysses(?:[ _-]?sp)?|(?:cp[ _-]comm[ _-]type[ =:]*)?(?:a2a|all[ _-]?to[ _-]?all))"
 KEYS = re.compile(r"\bring\b|\bp2p\b")
 GATHERED = re.compile(
@@ -165,7 +166,7 @@ def shares_tokens(run: Run, tp: int, framework: Framework, assumed: Assumed) -> 
         return False
     if SEQUENCE.search(text):
         return NOT_SEQUENCE.search(text) is None
-    shared = framework.fused_attention and "megatron-lm-ci" not in run.source
+    shared = framework.fused_attention and FUNCTIONAL_TEST not in text
     assumed["sequence parallelism"] = "on" if shared else "off"
     return shared
 
