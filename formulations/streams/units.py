@@ -36,6 +36,9 @@ from trainplan.profiling.models.sublayers import (
 from trainplan.profiling.models.sublayers.parallel import ParallelBlock
 from trainplan.profiling.ways import shared_operators
 
+# Of an adapter beside a product, of either pass: its input is read, its result written and added, in kernels of their own. Its
+# products have so few columns that they take what memory does. Assumed.
+ADAPTER_READS, ADAPTER_WRITES = 1, 2
 CONTENTION = 0.25  # of a collective's time by which the kernels beside it take longer, assumed; 0.13 to 0.3 by Galvatron-BMW
 
 
@@ -126,10 +129,20 @@ def _on_share(operator: Operator, layout: RunLayout) -> Operator:
 
 
 def _kernel_ns(operator: Operator, layout: RunLayout, kind: DeviceKind, layered: bool, backward: bool) -> float:
-    base, recipe = layout.base, layout.recipe
+    base = layout.base
     if not operator.m:
         passes = layout.framework.memory_passes if layered else layout.framework.loss_passes
         return operator_ns(replace(operator, touched_bytes=int(operator.touched_bytes * passes)), kind, base, 2, backward)
+    if layout.frozen and layered and not operator.core:
+        numbers = operator.m * operator.count * (ADAPTER_READS * operator.k + ADAPTER_WRITES * operator.n)
+        beside = operator_ns(Operator(touched_bytes=numbers * DTYPE_BYTES[base]), kind, base, DTYPE_BYTES[base])
+        return beside + _product_ns(operator, layout, kind, layered, backward)
+    return _product_ns(operator, layout, kind, layered, backward)
+
+
+def _product_ns(operator: Operator, layout: RunLayout, kind: DeviceKind, layered: bool, backward: bool) -> float:
+    """A matrix product, or a core, with casts of its operands."""
+    base, recipe = layout.base, layout.recipe
     if backward and layout.frozen and not operator.core:
         operator = replace(operator, backward=operator.backward / 2)  # no gradients of weights
     if operator.core or not layered or recipe is None:
