@@ -18,7 +18,7 @@ Shipped = Literal["models", "clusters", "devices"]
 HUB_ID = r"[\w.-]+/([\w.-]+)"
 # What names of models end or begin with that says nothing about their sizes, months of publication (2407, 1124) among it.
 _TRAINED = re.compile(
-    r"^meta-|-(hf|chat|instruct|it|base|pt|code|coder|math|deduped|(un)?cased|v0\.\d|v1\.0|4k|8k|32k|128k|1m|tokens"
+    r"^meta-|-(hf|chat|instruct|q?lora|sft|dpo|it|base|pt|code|coder|math|deduped|(un)?cased|v0\.\d|v1\.0|gqa|mha|4k|8k|32k|128k|1m|tokens"
     r"|(patch1[46]|patch4-window7)-224(-in2?1k)?|(intermediate-)?step-\d+k(-3t)?|2\d(0[1-9]|1[0-2])|(0[1-9]|1[0-2])2\d)(?=-|$)"
 )
 
@@ -36,7 +36,8 @@ def shipped(kind: Shipped) -> list[str]:
 def folded(name: str) -> str:
     """A model's name without what publishers write now so, now so: capitals, separators, who published it, and what it was
     trained for."""
-    plain = re.sub(r"^.*/(?=.*[a-z])", "", name.lower()).replace("_", "-")
+    plain = re.sub(r"(?<=\d)_(?=\d(?:[-_\s]|$))", ".", re.sub(r"^.*/(?=.*[a-z])", "", name.lower()))
+    plain = re.sub(r"[\s_()]+", "-", plain.strip()).strip("-")
     return re.sub(r"[^a-z0-9.]+", "", _TRAINED.sub("", plain))
 
 

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import ceil
+from typing import Literal
 
 from trainplan.formulations.strategies import Exchange
 from trainplan.profiling.clusters.efficiencies import Precision
 from trainplan.profiling.clusters.recipes import Recipe
 from trainplan.profiling.models.optimizers import OptimizerName
+
+Schedule = Literal["1f1b", "gpipe", "zb-h1", "zero-bubble"]  # the order of a pipeline's passes
+Hosted = Literal["optimizer", "parameters", "activations"]  # what may be on the host
 
 
 @dataclass(frozen=True)
@@ -18,14 +22,18 @@ class Recompute:
 
     layers: the share of transformer layers that is computed again whole; first: instead, the first ones of each stage, of each
     chunk where stages are interleaved. attention: their core, from queries, keys and values. operations: everything but the
-    attention core and every second matrix product. activations: norms and the activation of the feed-forward network.
+    attention core and every second matrix product. norms: before matrices. activation: of the feed-forward network, with its
+    gate; network: instead the feed-forward network whole, behind its norm. loss: logits and the loss.
     """
 
     layers: float = 0.0
     first: int | None = None
     attention: bool = False
     operations: bool = False
-    activations: bool = False
+    norms: bool = False
+    activation: bool = False
+    network: bool = False
+    loss: bool = False
 
     def share(self, place: int) -> float:
         """What of a transformer layer is computed again whole. place: how many layers its stage has before it."""
@@ -35,7 +43,7 @@ class Recompute:
 def recompute_of(modules: Iterable[str]) -> Recompute:
     """What the backward pass computes again where a strategy names these modules."""
     names = set(modules)
-    return Recompute(attention="attention" in names, activations=bool(names & {"norms", "activation"}))
+    return Recompute(attention="attention" in names, norms="norms" in names, activation="activation" in names)
 
 
 @dataclass(frozen=True)
@@ -51,7 +59,8 @@ class Framework:
     memory_passes: how often kernels that are not fused touch memory, over those that are; loss_passes: the same of the loss's.
     fused_attention: whether scores never are in memory. drops: whether the configuration's dropout is on. pads: vocabularies
     are padded to a multiple of so many numbers on each tensor-parallel rank. gradient_bytes: of a gradient that is summed;
-    copied_bytes: of the optimizer's own copy of it.
+    copied_bytes: of the optimizer's own copy of it. master_bytes: of the optimizer's copy of a parameter, 0 where there is none
+    beside the model's; moments_bytes: of all its moments of a parameter.
     logit_bytes: of a logit at the peak of the loss. fixed_bytes: of libraries' workspaces and of buffers for reductions.
     ends_ns: what a step takes beside: data, logs, the norm of gradients on the host. issue_ns: what the host takes to issue a
     transformer layer's forward pass, half as long again for its backward pass; a pass of kernels that are shorter takes that.
@@ -70,6 +79,8 @@ class Framework:
     broadcast_ns: int = 0
     gradient_bytes: int = 4
     copied_bytes: int = 0
+    master_bytes: int = 4
+    moments_bytes: int = 8
     logit_bytes: int = 8
     drops: bool = False
     fixed_bytes: int = 80 * 2**20
@@ -89,7 +100,8 @@ class RunLayout:
     the order of the chain; None where all stages have as many. frozen: adapters alone are trained: no gradients of the weights,
     no states of theirs. exchange: what context-parallel ranks exchange for attention's core: keys, around a ring,
     or heads, by all-to-alls. optimizer: what steps the parameters. recipe: of the products of transformer layers; None where
-    they are in `precision`.
+    they are in `precision`. on_host: what devices copy to their host and back. schedule: of a pipeline;
+    `zb-h1` and `zero-bubble` (Qi et al., 2023) have a third of 1F1B's bubble, and nearly none.
     """
 
     dp: int
@@ -112,6 +124,8 @@ class RunLayout:
     exchange: Exchange = "keys"
     optimizer: OptimizerName = "adamw"
     recipe: Recipe | None = None
+    on_host: frozenset[Hosted] = frozenset()
+    schedule: Schedule = "1f1b"
 
     @property
     def rate(self) -> Precision:

@@ -27,7 +27,6 @@ from trainplan.profiling.models.sublayers.parallel import ParallelBlock
 # of Llama-3 8B 59 of 131 KB for each token.
 OPERATIONS_KEPT = 0.45
 MOMENT_BYTES = 4
-MOMENTS_BYTES = 3 * MOMENT_BYTES  # of each parameter, in fp32: itself and AdamW's moments
 
 
 @dataclass(frozen=True)
@@ -57,16 +56,31 @@ def states_bytes(
     those whose master copy and moments it has in ZeRO's stage 1, where that is not an equal share; by_muon: of these, what Muon
     steps, with one moment."""
     element, gradient, sharing = DTYPE_BYTES[layout.base], layout.framework.gradient_bytes, layout.sharing
-    stepped = MOMENTS_BYTES + layout.framework.copied_bytes
+    framework = layout.framework
+    stepped = framework.master_bytes + framework.moments_bytes + framework.copied_bytes
+    if "optimizer" in layout.on_host or "parameters" in layout.on_host:
+        return _beside_host_bytes(parameters, layout, largest)
     if layout.frozen:
         return parameters * element / (sharing if layout.zero == 3 else 1) + 2 * largest * element * (layout.zero == 3)
     if layout.zero == 3 and sharing > 1:
         gathered = 2 * largest * element + largest * gradient
-        return parameters * (stepped + gradient) / sharing + gathered
+        own = element * (not framework.master_bytes)  # else the optimizer's copy is the only one
+        return parameters * (stepped + own + gradient) / sharing + gathered
     if layout.zero == 2 and sharing > 1:
         return parameters * element + parameters * (stepped + gradient) / sharing + largest * gradient
     kept = parameters / sharing if stepped_parameters is None else stepped_parameters
     return parameters * (element + gradient) + kept * stepped - by_muon * MOMENT_BYTES
+
+
+def _beside_host_bytes(parameters: float, layout: RunLayout, largest: float) -> float:
+    """Model states on a device beside those on its host: its parameters, or two gathered blocks; and its gradients,
+    or those of a block where they leave as they are made."""
+    element, gathered = DTYPE_BYTES[layout.base], 2 * largest * DTYPE_BYTES[layout.base]
+    held = 0.0 if "parameters" in layout.on_host else parameters * element / (layout.sharing if layout.zero == 3 else 1)
+    held += gathered * (layout.zero == 3 or "parameters" in layout.on_host)
+    leave = layout.zero >= 2 or "parameters" in layout.on_host
+    gradients = largest * element if leave else parameters * layout.framework.gradient_bytes
+    return held + gradients * (not layout.frozen)
 
 
 def copied_bytes(weights: Sequence[float], recipe: Recipe | None, element_bytes: int, zero: int) -> float:
@@ -84,7 +98,7 @@ def kept_bytes(unit: Unit, layout: RunLayout) -> float:
     tokens = layout.micro * part.tokens / layout.cp
     own = tokens / layout.tp if layout.sequence_parallel else tokens
     hidden = own * part.hidden * element
-    normed = own * part.hidden * operand_bytes(layout)
+    normed = own * part.hidden * operand_bytes(layout) * (not layout.recompute.norms)
     entered = hidden + normed  # a norm's input, and its result
     if isinstance(part, ParallelBlock):
         entered += normed * (not part.shared_norm)
@@ -133,10 +147,24 @@ def exchanged_bytes(unit: Unit, layout: RunLayout) -> int:
 
 
 def _network_bytes(part: FeedForward, tokens: float, layout: RunLayout) -> float:
-    """What the activation and the gate work on, and what the second product does; a relu keeps its result alone."""
-    products = 2 if part.gated else 0 if part.activation == "relu" and not layout.recompute.activations else 1
-    copies = products * DTYPE_BYTES[layout.base] + operand_bytes(layout) * (not layout.recompute.activations)
+    """What the activation and the gate work on, and what the second product does; a relu keeps its result alone. Nothing of a
+    network that is computed again whole."""
+    return 0.0 if layout.recompute.network else _inner_bytes(part, tokens, layout)
+
+
+def _inner_bytes(part: FeedForward, tokens: float, layout: RunLayout) -> float:
+    products = 2 if part.gated else 0 if part.activation == "relu" and not layout.recompute.activation else 1
+    copies = products * DTYPE_BYTES[layout.base] + operand_bytes(layout) * (not layout.recompute.activation)
     return tokens * (part.inner // layout.tp) * copies
+
+
+def _network_again_bytes(unit: Unit, layout: RunLayout) -> float:
+    """What a feed-forward network that is computed again whole keeps for its own backward pass alone."""
+    part = splittable(unit.sublayer, layout.tp)
+    network = part.feed_forward if isinstance(part, ParallelBlock) else part
+    if not layout.recompute.network or not isinstance(network, FeedForward):
+        return 0.0
+    return _inner_bytes(network, layout.micro * part.tokens / layout.cp, layout)
 
 
 def _layer_bytes(chunk: Chunk, layout: RunLayout) -> tuple[float, float]:
@@ -157,8 +185,13 @@ def _layer_bytes(chunk: Chunk, layout: RunLayout) -> tuple[float, float]:
         if layout.recompute.operations:
             kept *= OPERATIONS_KEPT
         total += (1 - share) * kept + share * entry
-        again = max(again, kept * (share > 0))
+        again = max(again, kept * (share > 0), *(_network_again_bytes(unit, layout) for unit in units))
     return total, again
+
+
+def kept_on_host_bytes(chunk: Chunk, layout: RunLayout) -> float:
+    """Activations of a micro-batch in a chunk that are on the host between its passes."""
+    return _layer_bytes(chunk, layout)[0]
 
 
 def _of_rank(model: Model, layout: RunLayout, chunks: list[Chunk], rank: int) -> RunMemory:
@@ -166,6 +199,8 @@ def _of_rank(model: Model, layout: RunLayout, chunks: list[Chunk], rank: int) ->
     flights = _in_flight(layout, rank)
     kept = [_layer_bytes(chunk, layout) for chunk in chunks]
     activations = sum(flight * size for flight, (size, _) in zip(flights, kept, strict=True))
+    if "activations" in layout.on_host:  # all but those of two layers, one that is computed and one that is copied
+        activations = max(2 * size / max(1, chunk.layers) for chunk, (size, _) in zip(chunks, kept, strict=True))
     again = max(most for _, most in kept)
     layers: dict[int, list[Unit]] = {}
     for chunk in chunks:
@@ -187,8 +222,11 @@ def _of_rank(model: Model, layout: RunLayout, chunks: list[Chunk], rank: int) ->
 
 
 def _in_flight(layout: RunLayout, rank: int) -> list[float]:
-    """Micro-batches in flight on each of a device's chunks when most are (Megatron-LM's schedules)."""
+    """Micro-batches in flight on each of a device's chunks when most are (Megatron-LM's schedules; all of
+    them in GPipe; those without bubbles have as many as 1F1B)."""
     micro = layout.micro_batches
+    if layout.schedule == "gpipe":
+        return [float(micro)] * layout.chunks
     if layout.chunks == 1:
         return [min(micro, layout.pp - rank)]
     passes = min(micro * layout.chunks, 2 * (layout.pp - rank - 1) + (layout.chunks - 1) * layout.pp + 1)

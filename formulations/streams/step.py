@@ -13,7 +13,7 @@ from functools import cached_property
 from itertools import accumulate
 from math import log2
 
-from trainplan.formulations.streams.layout import RunLayout
+from trainplan.formulations.streams.layout import Framework, RunLayout
 from trainplan.formulations.streams.links import Links
 from trainplan.formulations.streams.pipeline import pipeline_ns
 from trainplan.formulations.streams.sharded import Block, sharded_ns
@@ -26,10 +26,12 @@ from trainplan.profiling.models.optimizers import muon_matrices, stepped_by_muon
 from trainplan.profiling.models.sublayers import LAYERED, Sublayer
 
 OPTIMIZER_BYTES = 36  # read and written for each parameter by AdamW with fp32 copies: gradients twice, for their norm, too
+FULL = Framework("AdamW in fp32")  # whose step that is
 MOMENT_TRAFFIC_BYTES = 8  # of these, a moment in and out
 BACKWARD_ISSUE = 1.5  # what the host takes to issue a backward pass, over its forward pass
 BUCKET, BUCKET_OF_A_RANK = 40e6, 1e6  # parameters
 LEAST_BUCKETS = 8  # that gradients are reduced in, and parameters gathered
+BUBBLES = {"zb-h1": 1 / 3, "zero-bubble": 0.1}  # over that of 1F1B; 0 by the paper's unit times, which no model has
 JITTER = 0.004  # of the step, for each doubling of the devices beyond one node, assumed
 
 
@@ -73,7 +75,7 @@ def chunks_of(model: Model, layout: RunLayout) -> list[Chunk]:
 @dataclass(frozen=True)
 class StreamsStep:
     """A step, in ns: passes is until the last backward pass of any rank, the others what is behind it or nothing hides;
-    computing_ns: of the kernels of the busiest rank."""
+    computing_ns: of the kernels of the busiest rank; copies_ns: to the host and back."""
 
     passes_ns: float
     computing_ns: float
@@ -82,11 +84,12 @@ class StreamsStep:
     gather_ns: float
     beside_ns: float
     jitter: float
+    copies_ns: float = 0.0
 
     @property
     def step_ns(self) -> float:
         """All of it."""
-        parts = self.passes_ns + self.reduce_ns + self.optimizer_ns + self.gather_ns + self.beside_ns
+        parts = self.passes_ns + self.reduce_ns + self.optimizer_ns + self.gather_ns + self.beside_ns + self.copies_ns
         return parts * self.jitter
 
 
@@ -119,6 +122,7 @@ def streams_step(model: Model, layout: RunLayout, kind: DeviceKind, links: Links
     beside = layout.framework.messages_behind and layout.chunks > 1
     ended = pipeline_ns(forward, backward, round(transfer), whole, layout.chunks, beside)
     late = max(ended) - (whole - micro) * computing / micro
+    late = computing + BUBBLES.get(layout.schedule, 1.0) * (late - computing)
     reduce, gather = zip(
         *(_data_ns(devices[rank], rank, passes, layout, links, element) for rank in range(layout.pp)), strict=True
     )
@@ -153,8 +157,10 @@ def optimizer_ns(
     their momentum orthogonal."""
     reached = kind.reached("memory", layout.base)
     bytes_per_s = kind.memory_bytes_per_s * (reached.value if reached else 1.0)
-    touched = parameters * OPTIMIZER_BYTES - by_muon * MOMENT_TRAFFIC_BYTES
-    return touched * layout.framework.memory_passes / bytes_per_s * 1e9 + orthogonal_ns
+    framework, master = layout.framework, layout.framework.master_bytes or DTYPE_BYTES[layout.base]
+    fewer = 2 * (FULL.master_bytes - master) + 2 * (FULL.moments_bytes - framework.moments_bytes)
+    touched = parameters * (OPTIMIZER_BYTES - fewer) - by_muon * MOMENT_TRAFFIC_BYTES
+    return touched * framework.memory_passes / bytes_per_s * 1e9 + orthogonal_ns
 
 
 def muon_parameters(part: Sublayer, layout: RunLayout) -> int:

@@ -25,6 +25,7 @@ from trainplan.profiling.estimate import operator_ns
 from trainplan.profiling.models.sublayers import (
     LAYERED,
     Attention,
+    FeedForward,
     HeadShare,
     Operator,
     Sublayer,
@@ -35,6 +36,9 @@ from trainplan.profiling.models.sublayers import (
 from trainplan.profiling.models.sublayers.parallel import ParallelBlock
 from trainplan.profiling.ways import shared_operators
 
+# Of an adapter beside a product, of either pass: its input is read, its result written and added, in kernels of their own. Its
+# products have so few columns that they take what memory does. Assumed.
+ADAPTER_READS, ADAPTER_WRITES = 1, 2
 CONTENTION = 0.25  # of a collective's time by which the kernels beside it take longer, assumed; 0.13 to 0.3 by Galvatron-BMW
 
 
@@ -76,13 +80,15 @@ def unit_times(part: Sublayer, layout: RunLayout, kind: DeviceKind, links: Links
     gradients = sum(_kernel_ns(each, layout, kind, layered, True) for each in work if each.m and not each.core) / 2
     products = sum(_kernel_ns(each, layout, kind, layered, False) for each in work if each.m and not each.core)
     core = sum(_kernel_ns(each, layout, kind, layered, False) for each in _cores(part, layout))
-    again = _again_ns(part, layout, kind, work, core) if layered else 0.0
+    again = _again_ns(part, layout, kind, work, core)
     gathered, behind = _tensor_ns(part, layout, links, shared)
     gathered -= min(gathered, products) * layout.framework.tensor_beside
     back, beside = behind
     if layout.framework.tensor_backward:
         beside = max(0.0, beside - gradients) + CONTENTION * min(beside, gradients)
     back -= min(back, gradients) * layout.framework.tensor_beside
+    if isinstance(part, FeedForward) and layout.recompute.network:
+        again += gathered
     around, exchanged = _around_ns(part, layout, links), _exchanged_ns(part, layout, kind, links)
     again += exchanged * (layout.recompute.attention and not layout.recompute.operations)
     return UnitTimes(
@@ -123,10 +129,20 @@ def _on_share(operator: Operator, layout: RunLayout) -> Operator:
 
 
 def _kernel_ns(operator: Operator, layout: RunLayout, kind: DeviceKind, layered: bool, backward: bool) -> float:
-    base, recipe = layout.base, layout.recipe
+    base = layout.base
     if not operator.m:
         passes = layout.framework.memory_passes if layered else layout.framework.loss_passes
         return operator_ns(replace(operator, touched_bytes=int(operator.touched_bytes * passes)), kind, base, 2, backward)
+    if layout.frozen and layered and not operator.core:
+        numbers = operator.m * operator.count * (ADAPTER_READS * operator.k + ADAPTER_WRITES * operator.n)
+        beside = operator_ns(Operator(touched_bytes=numbers * DTYPE_BYTES[base]), kind, base, DTYPE_BYTES[base])
+        return beside + _product_ns(operator, layout, kind, layered, backward)
+    return _product_ns(operator, layout, kind, layered, backward)
+
+
+def _product_ns(operator: Operator, layout: RunLayout, kind: DeviceKind, layered: bool, backward: bool) -> float:
+    """A matrix product, or a core, with casts of its operands."""
+    base, recipe = layout.base, layout.recipe
     if backward and layout.frozen and not operator.core:
         operator = replace(operator, backward=operator.backward / 2)  # no gradients of weights
     if operator.core or not layered or recipe is None:
@@ -147,15 +163,34 @@ def _cores(part: Sublayer, layout: RunLayout) -> list[Operator]:
 def _again_ns(part: Sublayer, layout: RunLayout, kind: DeviceKind, work: list[Operator], core_ns: float) -> float:
     """What a backward pass computes again of kernels, where not all of it."""
     recompute = layout.recompute
+    if part.kind not in LAYERED:
+        behind = work[getattr(part, "operators_before", 0) :] if recompute.loss and part.kind == "head" else []
+        return sum(_kernel_ns(each, layout, kind, False, False) for each in behind)
     streaming = sum(_kernel_ns(each, layout, kind, True, False) for each in work if not each.m)
     again = 0.0
     if recompute.operations:
         products = sum(_kernel_ns(each, layout, kind, True, False) for each in work if each.m and not each.core)
         again += streaming + products / 2
-    if recompute.activations and not recompute.operations:
-        again += streaming / 2
+    if not recompute.operations:
+        again += sum(_kernel_ns(each, layout, kind, True, False) for each in _modules_again(part, layout, work))
     if recompute.attention and not recompute.operations:
         again += core_ns
+    return again
+
+
+def _modules_again(part: Sublayer, layout: RunLayout, work: list[Operator]) -> list[Operator]:
+    """Kernels of norms and of the feed-forward network that are computed again. work: all of a forward pass."""
+    recompute, again = layout.recompute, list[Operator]()
+    network = part.feed_forward if isinstance(part, ParallelBlock) else part
+    if recompute.norms:
+        before = part.attention if isinstance(part, ParallelBlock) else part
+        twice = isinstance(part, ParallelBlock) and not part.shared_norm
+        again += work[: getattr(before, "operators_before", 0)] * (1 + twice)
+    if isinstance(network, FeedForward) and (recompute.network or recompute.activation):
+        inner = network.activation_operators(layout.micro, layout.tp)
+        if recompute.network:
+            inner = inner + [each for each in network.operators(layout.micro, layout.tp) if each.m]
+        again += [_on_share(each, layout) for each in inner]
     return again
 
 

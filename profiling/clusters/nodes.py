@@ -56,7 +56,7 @@ def cluster_of_nodes(text: str, table: EfficiencyTable | None = None) -> Cluster
     memory_bytes = _host_bytes(values["host"]) if "host" in values else None
     within = _within(described, devices, table)
     across = _across(described, within, devices, count, port_bytes_per_s * ports, table)
-    host = _host(described, devices, memory_bytes, table)
+    host = host_of(described, devices, table, memory_bytes)
     node = Nodes(kind=described.name, devices=devices, count=count, islands=within, host=host)
     named = ",".join([f"{name}:{devices}" + (f"x{count}" if count > 1 else ""), *(f"{k}={v}" for k, v in values.items())])
     return Cluster(
@@ -154,8 +154,8 @@ def _across(
     return [island]
 
 
-def _host(described: DeviceSheet, devices: int, memory_bytes: int | None, table: EfficiencyTable) -> Host:
-    """The node's CPU. memory_bytes: of its memory; the devices' share of the data sheet's if left out."""
+def host_of(described: DeviceSheet, devices: int, table: EfficiencyTable, memory_bytes: int | None = None) -> Host:
+    """The CPU of a node with so many devices. memory_bytes: their share of the data sheet's if left out."""
     host = described.host
     peak, level = (described.pcie.bytes_per_s, _host_pcie(described))
     if host.link is not None:

@@ -190,7 +190,7 @@ def test_copies_of_shards_are_summed_once_a_step() -> None:
         ({"recompute": Recompute(first=3)}, True),
         ({"recompute": Recompute(attention=True)}, True),
         ({"recompute": Recompute(operations=True)}, True),
-        ({"recompute": Recompute(activations=True)}, True),
+        ({"recompute": Recompute(norms=True, activation=True)}, True),
         *(({"recipe": recipe}, False) for recipe in RECIPES.values() if recipe.precision == "float8"),
         ({"batch": 32}, True),
         ({"tp": 2, "sequence_parallel": True}, False),

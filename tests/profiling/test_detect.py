@@ -171,7 +171,7 @@ def test_what_does_not_fit_is_told(tmp_path: Path) -> None:
 
 
 def test_names_like_a_known_device_are_not_taken_for_it() -> None:
-    for name in ("NVIDIA GeForce RTX 3090 Ti", "NVIDIA L40", "NVIDIA H100L 94GB"):
+    for name in ("NVIDIA GeForce RTX 3090 Ti", "NVIDIA A16", "NVIDIA L40", "NVIDIA H100L 94GB"):
         assert Gpu(name, 1).sheet() is None
     for name in (
         "Tesla T4",

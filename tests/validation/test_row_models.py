@@ -32,6 +32,27 @@ def test_well_known_names_need_no_sizes(name: str, parameters: int) -> None:
     assert load_model(name.split("/")[-1], 512).total_parameters == parameters
 
 
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        *(("Mistral 7B v0.3", "mistral-7b"), ("Meta Llama3.1 405B", "llama3.1-405b"), ("Phi-3 mini 4k", "phi3-mini")),
+        *(("bert large uncased", "bert-large"), ("llama2-70b (GQA)", "llama2-70b"), ("qwen2_5-72b", "qwen2.5-72b")),
+        *(
+            ("nemotron 340b", "nemotron-340b"),
+            ("GPT-3", "gpt3"),
+            ("megatron-1t", "megatron-1t"),
+            ("MT-NLG 530B", "mt-nlg-530b"),
+        ),
+        *(("GPT-2 124M", "gpt2-124m"), ("gpt2 (124M)", "gpt2-124m"), ("GLM-4-32B", "glm-4-32b"), ("T5 XXL", "t5-xxl")),
+        *(("DeepSeek-R1-Distill-Llama-8B", "deepseek-r1-distill-llama-8b"), ("mistral", "mistral"), ("mpt-70b", "mpt-70b")),
+        *(("llama3_8b", "llama3-8b"), ("qwen_3_32b", "qwen3-32b"), ("llama2-70b-lora", "llama2-70b"), ("Mixtral 8x7B", None)),
+    ],
+)
+def test_names_as_tables_have_them(words: str, name: str | None) -> None:
+    known = sized(words)
+    assert (known and known[0]) == name
+
+
 def test_every_size_is_that_of_its_name() -> None:
     for name in sized_names():
         if said := re.search(r"-([\d.]+)([bm])(-|$)", name):
@@ -87,3 +108,26 @@ def test_a_feed_forward_width_that_no_mpt_has_is_said() -> None:
     fields = {**sizes(32, 4096, 32, 32, vocab=50432), "model": "mpt-7b"}
     assert "8192 said" in laid(**fields | {"ffn": 8192}).assumed["ffn"]
     assert "ffn" not in laid(**fields | {"ffn": 16384}).assumed
+
+
+@pytest.mark.parametrize(
+    ("name", "vocabulary"),
+    [
+        *(("llama3-8b", 128256), ("nemotron4-15b", 256000), ("gemma2-9b", 256000), ("qwen3-8b", 152064), ("gpt3-175b", 50432)),
+        *(("somebody-x", 50432), ("llama-x", 50432)),
+    ],
+)
+def test_a_known_model_has_its_own_vocabulary(name: str, vocabulary: int) -> None:
+    """In Megatron-Core, padded to 128 on each of two tensor-parallel ranks."""
+    fields = sizes(32, 4096, 32) if name.endswith("-x") else {"gpus": 512}
+    made = laid(model=name, framework="Megatron-Core", tp=2, **fields)
+    assert made.model.vocabulary == vocabulary and made.assumed["vocab"] == f"{vocabulary}, padded"
+
+
+def test_parameters_decide_between_vocabularies() -> None:
+    of_data = laid(model="llama3-8b", params=7.39e9, framework="NeMo", gpus=512)
+    assert of_data.model.vocabulary == 50304 and "vocab_size" in of_data.assumed["architecture"]
+    own = laid(model="llama3-8b", params=8.03e9, framework="NeMo", gpus=512)
+    assert own.model.vocabulary == 128256 and not {"architecture", "params"} & set(own.assumed)
+    family = laid(model="llama3-x", params=8.03e9, framework="NeMo", **sizes(32, 4096, 32, 8, 14336))
+    assert family.model.vocabulary == 128256 and "params" not in family.assumed

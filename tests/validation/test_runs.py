@@ -67,7 +67,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "zero": {"zero": 0},
     "task": {"task": "LoRA"},
 }
-NEEDED = {"date": {"framework": "Megatron-LM"}}  # of what the field speaks
+NEEDED = {"date": {"framework": "Megatron-LM"}, "params": {"vocab": 128256}}  # of what the field speaks
 REFUSED = {"experts": 8, "topk": 2, "ep": 2}  # predictions say that they cannot
 
 
@@ -126,12 +126,52 @@ def test_what_cannot_be_predicted_says_why_and_the_rest_is_predicted() -> None:
         ROW,
         {**ROW, "id": "two", "gpu": "TPU v5"},
         {**ROW, "id": "three", "dp": 3},
-        {**ROW, "id": "four", "gpu": "V100-32GB"},
+        {**ROW, "id": "four", "gpu": "V100-32GB", "precision": "FP8"},
     ]
     fine, *others = predict_runs(load_runs(rows))
     assert not fine.cannot and fine.fits and fine.step_s and fine.step_low_s and fine.step_low_s < fine.step_s
     for each, word in zip(others, ("TPU v5", "dp is 3", "precision"), strict=True):
         assert word in each.cannot and each.step_s is None and each.fits is None
+
+
+def test_rows_of_functional_tests_are_known_by_their_notes() -> None:
+    """Of whatever source: they train with dropout and unfused attention, and no tokens are shared unless they say so."""
+    note = "flags deterministic-mode,attention-softmax-in-fp32; test {}; transformer-impl transformer_engine; launch-bound"
+    row = {**ROW, "model": "gpt-tiny", "layers": 12, "hidden": 512, "heads": 8, "seq": 1024, "cp": 1, "dp": 16, "vpp": 1}
+    peaks = []
+    for source in ("megatron-lm-ci", "mine"):
+        rows = [{**row, "id": kind, "source": source, "note": note.format(kind)} for kind in ("regular", "ckpt-resume")]
+        laid = [laid_run(run).layout for run in load_runs(rows)]
+        assert [each.framework.fused_attention for each in laid] == [False, True]
+        assert all(each.framework.drops and not each.sequence_parallel for each in laid)
+        peaks.append([each.peak_gib for each in predict_runs(load_runs(rows))])
+    assert peaks[0] == peaks[1]
+
+
+def test_numbers_may_be_texts() -> None:
+    texts = {name: str(value) for name, value in ROW.items()}
+    texts |= {
+        "gpus": "64.0",
+        "seq": "8K",
+        "gbs": "128",
+        "step_s": "5.0",
+        "params": "n/a",
+        "vocab": "128,256",
+        "oom": "no",
+        "ep": "",
+    }
+    (read,), (meant,) = load_runs([texts]), load_runs([{**ROW, "vocab": 128256, "oom": False}])
+    assert read == meant and not predict_runs([read])[0].cannot
+    (wrong,) = load_runs([{**ROW, "tp": "2x4"}])
+    assert "tp is '2x4'" in predict_runs([wrong])[0].cannot
+
+
+def test_a_table_without_measured_steps_is_printed_without_a_picture(tmp_path: Path) -> None:
+    path, picture = tmp_path / "runs.json", tmp_path / "errors.png"
+    path.write_text(json.dumps([{name: value for name, value in ROW.items() if name != "step_s"}]))
+    outcome = call("validate", path, "--picture", picture)
+    assert outcome.returncode == 0 and "llama3-8b" in outcome.stdout and not picture.exists()
+    assert "there is no picture of errors" in outcome.stdout
 
 
 def test_unknown_fields_are_warned_of() -> None:

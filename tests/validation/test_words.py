@@ -6,6 +6,7 @@ import warnings
 from typing import Any
 
 import pytest
+from trainplan.formulations.streams import units
 from trainplan.formulations.streams.layout import Recompute
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.clusters.efficiencies import shipped_efficiencies
@@ -16,6 +17,7 @@ from trainplan.validation.layouts import LaidRun, laid_run
 from trainplan.validation.predict import Prediction, predict_run, predict_runs
 from trainplan.validation.rows import Run, load_runs
 
+OPERATIONS = Recompute(operations=True)
 ROW: dict[str, Any] = {
     "id": "row",
     "source": "tests",
@@ -104,6 +106,18 @@ def test_words_of_sharding(words: str, stage: int, shard: int) -> None:
     assert (layout.zero, layout.shard) == (stage, shard)
 
 
+def test_ddp_shares_nothing() -> None:
+    for fields in (
+        *({"fsdp": words} for words in ("DDP (no FSDP)", "DDP without ZeRO", "no FSDP, DDP")),
+        *({"framework": name, "fsdp": words} for name in ("PyTorch DDP", "torch DDP") for words in ("none", None)),
+        {"framework": "nanoGPT", "note": "torch.compile; DDP"},
+    ):
+        run = laid(**fields)
+        assert run.layout.zero == 0 and "zero" not in run.assumed, fields
+    assert laid(framework="PyTorch DDP", fsdp="FSDP").layout.zero == 3
+    assert laid(framework="Composer/PyTorch FSDP").layout.zero == 3
+
+
 def test_a_stage_that_is_said_stays_beside_words_that_say_nothing() -> None:
     for words in ("no", "n/a", "0", "none", "?"):
         assert laid(fsdp=words, zero=1, framework="Megatron-Core").layout.zero == 1
@@ -123,11 +137,51 @@ def test_a_stage_that_is_said_stays_beside_words_that_say_nothing() -> None:
         ("full(1 of 4 layers)", Recompute(layers=0.25)),
         *((word, Recompute(first=10)) for word in ("block 10", "block(10)", "first 10", "first-10", "full(10 layers)")),
         ("selective(core_attn)+sequence-parallel", Recompute(attention=True)),
-        ("selective(layernorm)", Recompute(activations=True)),
+        *((word, Recompute(norms=True)) for word in ("selective(layernorm)", "norms", "selective(ln)")),
+        *((word, Recompute(activation=True)) for word in ("act", "mlp act", "mlp_act", "swiglu", "moe_act", "gelu", "act_fn")),
+        *((word, Recompute(network=True)) for word in ("mlp", "selective(mlp)", "moe", "ffn", "feed-forward", "full(mlp)")),
+        *((word, Recompute(loss=True)) for word in ("loss", "selective(loss)")),
+        ("mlp, layernorm", Recompute(network=True, norms=True)),
+        ("mlp, layernorm; 5 layers", Recompute(network=True, norms=True)),
+        ("core_attn, mlp_act", Recompute(attention=True, activation=True)),
+        ("save_qkvo", Recompute(attention=True, norms=True, network=True)),
+        *(
+            (word, Recompute(layers=1.0))
+            for word in ("Yes (non-reentrant)", "AC on", "grad ckpt: true", "ckpt", "gc", "unsloth")
+        ),
+        *(
+            (word, Recompute(layers=1.0))
+            for word in ("layer-wise", "True, reentrant", "act ckpt", "GC enabled", "use_gradient_ckpt=1")
+        ),
+        *((word, Recompute(layers=1.0)) for word in ("activation checkpointing + cpu offload", "unsloth offload", "32/32")),
+        *((word, Recompute(layers=0.5)) for word in ("every other layer", "alternate layers", "1/2", "selective AC 1/2")),
+        *(
+            (word, Recompute(layers=0.5))
+            for word in ("half of the layers", "16 out of 32", "memory budget 0.5", "every second")
+        ),
+        *(("12/32", Recompute(layers=12 / 32)), ("1/3 of layers", Recompute(layers=1 / 3)), ("selective AC", OPERATIONS)),
+        *((word, Recompute()) for word in ("offloaded activations", "activation offload", "act_cpu_offload")),
+        *(("yes (selective)", OPERATIONS), ("partial", OPERATIONS), ("on, attention only", Recompute(attention=True))),
     ],
 )
 def test_words_of_recomputation(words: str, meant: Recompute) -> None:
     assert laid(recompute=words).layout.recompute == meant
+
+
+def test_modules_differ_in_time_and_memory() -> None:
+    """Of Llama-3 8B: norms and the activation take little time; the feed-forward network has two thirds of a layer's products,
+    and most of what it keeps."""
+    row: dict[str, Any] = {"model": "llama3-8b", "gpu": "H100-80GB-SXM", "gpus": 64, "framework": "Megatron-Bridge", "zero": 1}
+    words = ("none", "layernorm", "act", "mlp", "loss", "full")
+    made = {each: predicted(**row, recompute=each) for each in words}
+    step, peak = ({word: getattr(each, field) for word, each in made.items()} for field in ("step_s", "peak_gib"))
+    assert step["none"] < step["layernorm"] < step["act"] < 1.03 * step["none"]
+    assert 1.1 * step["none"] < step["mlp"] < 1.2 * step["none"] < 1.25 * step["none"] < step["full"]
+    assert 1.005 * step["none"] < step["loss"] < 1.05 * step["none"] and peak["loss"] == peak["none"]
+    tokens = 8192 * 2 * 32 / 2**30
+    assert peak["none"] - peak["layernorm"] == pytest.approx(2 * 4096 * tokens, rel=0.01)
+    assert peak["none"] - peak["act"] == pytest.approx(14336 * tokens, rel=0.01)
+    assert peak["none"] - peak["mlp"] == pytest.approx(3 * 14336 * tokens * 31 / 32, rel=0.05)
 
 
 def test_words_that_nobody_knows_are_named() -> None:
@@ -145,6 +199,21 @@ def test_precisions() -> None:
         assert (layout.base, layout.precision) == ("float16", "float16")
     wide = [predicted(precision=words, model="llama3-8b").step_s or 0.0 for words in ("bf16", "tf32", "fp32")]
     assert 1.5 * wide[0] < wide[1] < 3 * wide[0] < wide[2], "attention and head run in tf32, too"
+
+
+def test_precisions_that_are_not_known_or_not_the_device_s_are_named() -> None:
+    for words in ("int8", "unknown", "posit"):
+        run = laid(precision=words)
+        assert run.layout.base == "bfloat16" and "is no word that is known" in run.assumed["precision"]
+    for words, base in (("O2", "float16"), ("16-mixed", "float16"), ("32-true", "float32"), ("e4m3", "bfloat16")):
+        run = laid(precision=words, gpu="H100")
+        assert run.layout.base == base and "precision" not in run.assumed
+    assert laid(precision="e4m3", gpu="H100").layout.recipe is not None
+    for gpu in ("V100-32GB", "T4"):
+        old = laid(gpu=gpu, precision="bf16", model="llama3.2-1b")
+        assert (old.layout.base, old.layout.precision) == ("float16", "float16") and old.model.sublayers
+        assert "has no rate for bfloat16" in old.assumed["precision"]
+    assert laid(seq=None, model="llama3.1-8b").assumed["seq"].startswith("131072, the most")
 
 
 @pytest.mark.parametrize(
@@ -273,7 +342,7 @@ def test_both_kinds_and_too_few_heads_are_not_predicted() -> None:
     ],
 )
 def test_words_of_the_optimizer(note: str, optimizer: str, zero: int) -> None:
-    layout = laid(framework="Megatron-Core", tp=8, pp=2, note=note).layout
+    layout = laid(framework="Megatron-Core", tp=8, pp=2, note=note, oom=True).layout
     assert (layout.optimizer, layout.zero) == (optimizer, zero)
 
 
@@ -297,6 +366,91 @@ def test_muon_moves_the_step_and_the_memory_of_a_row() -> None:
     assert "muon" in laid(**shape, note="muon").assumed and "muon" not in laid(**shape).assumed
     shared = predicted(framework="torchtitan", note="Muon")
     assert "note is of Muon, with states shared as in ZeRO's stage 3" in shared.cannot
+
+
+def test_asynchronous_tensor_parallelism_overlaps() -> None:
+    for note in ("compile; async TP", "AsyncTP", "tp comm overlap", "asynchronous TP"):
+        assert laid(tp=8, note=note).layout.framework.tensor_beside > 0.5
+    assert laid(tp=8, note="no async TP").layout.framework.tensor_beside == 0.0
+    assert (predicted(tp=8, note="async TP").step_s or 9e9) < 0.95 * (predicted(tp=8).step_s or 0)
+
+
+def test_schedules_differ_in_bubbles_or_memory() -> None:
+    row: dict[str, Any] = {"pp": 8, "tp": 8, "gbs": 32, "recompute": "none", "zero": 1, "model": "llama3-70b", "gpu": "H100"}
+    words = ("1F1B", "GPipe", "Interleaved 1F1B", "ZB-H1", "ZBVZeroBubble", "DualPipe")
+    made = {each: predicted(**row, note=each) for each in words}
+    step, peak = ({word: getattr(each, field) for word, each in made.items()} for field in ("step_s", "peak_gib"))
+    assert step["1F1B"] == step["GPipe"] > step["Interleaved 1F1B"] > step["ZB-H1"] > step["ZBVZeroBubble"] == step["DualPipe"]
+    assert peak["GPipe"] > 1.5 * peak["1F1B"] == 1.5 * peak["ZB-H1"]
+    assert all("schedule" in laid(**row, note=each).assumed for each in ("ZB-H1", "DualPipe", "V-Half"))
+    assert laid(**row, note="Interleaved 1F1B").assumed["vpp"] == "2" and laid(**row, note="1F1B").assumed["vpp"] == "1"
+    for note in ("non-interleaved", "no zero bubble", "rotary-interleaved"):
+        assert predicted(**row, note=note).step_s == step["1F1B"]
+
+
+def test_words_of_fused_attention() -> None:
+    old: dict[str, Any] = {"framework": "Megatron-LM", "date": "2022-11"}
+    for note in ("FlashAttention", "FlashAttention-2", "flash attention", "flash-attn", "use_flash_attn: FA2"):
+        assert laid(**old, note=note).layout.framework.fused_attention
+    for note in ("no flash attention", "unfused", "without FlashAttention", "unfused attention", "eager attention"):
+        assert not laid(framework="DeepSpeed", note=note).layout.framework.fused_attention
+    assert not laid(**old).layout.framework.fused_attention and laid(framework="DeepSpeed").layout.framework.fused_attention
+
+
+@pytest.mark.parametrize(
+    ("note", "gigabits"),
+    [
+        *(("100 Gbps Ethernet", 100), ("25Gbps network", 25), ("10GbE", 10), ("one 100Gb/s NIC per node", 100)),
+        *(("8x200Gb/s", 1600), ("4 x 100 Gb", 400), ("400 Gbps EFA", 400), ("25 Gbps per node", 25), ("3.2 Tbps", 3200)),
+        *(("a single 200 Gbps InfiniBand HCA", 200), ("100G RoCE network", None), ("HDR InfiniBand 8 HCAs", None)),
+    ],
+)
+def test_words_of_networks(note: str, gigabits: int | None) -> None:
+    share = None if gigabits is None else gigabits * 1e9 / 8 / 8
+    assert laid(note=note).network_bytes_per_s == (pytest.approx(share) if share else None)
+
+
+def test_words_of_the_optimizer_s_states() -> None:
+    """Of 8 billion parameters on 8 devices, bytes of each."""
+    row: dict[str, Any] = {"model": "llama3-8b", "recompute": "full", "gpus": 8}
+    usual = predicted(**row)
+    for fields, fewer in (
+        *(
+            ({"note": note}, 6)
+            for note in ("8-bit Adam", "adamw_8bit", "paged_adamw_8bit", "AdamW (8-bit)", "bnb 8bit optimizer")
+        ),
+        *(({"note": note}, 4) for note in ("bf16 optimizer states", "SGD", "bfloat16 moments")),
+        ({"note": "Adafactor"}, 8),
+        *((fields, 4 + 4) for fields in ({"note": "pure bf16"}, {"precision": "bf16-true"})),
+    ):
+        made = predicted(**row | fields)
+        assert usual.peak_gib is not None and made.peak_gib is not None and made.step is not None and usual.step is not None
+        assert usual.peak_gib - made.peak_gib == pytest.approx(fewer * 8.03e9 / 8 / 2**30, rel=0.15), fields
+        assert made.step.optimizer_ns < usual.step.optimizer_ns, fields
+    assert predicted(**row, note="no 8-bit Adam").peak_gib == usual.peak_gib
+
+
+def test_adapters_may_be_named_in_a_note_or_with_the_model() -> None:
+    for fields in ({"note": "LoRA, r=16"}, {"model": "llama3-70b-lora"}, {"note": "qlora"}, {"task": "sft-lora"}):
+        assert laid(**fields).layout.frozen
+    assert not laid(note="full finetune, no LoRA").layout.frozen and not laid(note="explorative").layout.frozen
+
+
+def test_adapters_take_time_beside_frozen_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of Llama-2 70B: a twentieth of the kernels' time more in bfloat16, more in 8 bits, where products take half as long."""
+    row: dict[str, Any] = {"model": "llama2-70b", "gpus": 8, "gpu": "H100", "tp": 4, "framework": "NeMo", "recompute": "none"}
+    row |= {"seq": 4096, "task": "LoRA", "oom": True}
+
+    def computed_ns(precision: str) -> float:
+        step = predicted(**row, precision=precision).step
+        assert step is not None
+        return step.computing_ns
+
+    beside = {precision: computed_ns(precision) for precision in ("bf16", "FP8")}
+    monkeypatch.setattr(units, "ADAPTER_READS", 0)
+    monkeypatch.setattr(units, "ADAPTER_WRITES", 0)
+    more = {precision: time_ns / computed_ns(precision) for precision, time_ns in beside.items()}
+    assert 1.04 < more["bf16"] < more["FP8"] < 1.12
 
 
 def test_degrees_that_follow_from_the_others() -> None:

@@ -32,6 +32,8 @@ def validate(runs: Path, assumptions: bool) -> Outcome:
     """Predict runs at their layouts as given, by the cost model streams, and hold the predictions against what was measured."""
     predictions = api.validate(runs)
     files: dict[str, Callable[[], Any]] = {"picture": partial(api.draw_errors, predictions)}
+    if all(each.error is None for each in predictions):
+        files = {}  # there is nothing to draw
     return Outcome([each.to_dict() for each in predictions], partial(_show, predictions, assumptions), files)
 
 
@@ -50,6 +52,8 @@ def _show(predictions: Predictions, assumptions: bool) -> None:
                 table(
                     (noun, "runs", "mean error", "absolute", "median", "90 %", "in interval"), rows, f"errors {title}", (noun,)
                 )
+    if not any(each.error is not None for each in predictions):
+        line("no row has a measured step: there is no picture of errors")
     whole = [each for each in predictions if each.error is not None]
     line(f"{plural(len(whole), 'measured step')} of {plural(len(predictions), 'run')}")
 

@@ -18,7 +18,7 @@ from dataclasses import replace
 from trainplan.formulations.streams.frameworks import MEGATRON, OVERLAPPED
 from trainplan.formulations.streams.layout import Framework
 from trainplan.validation.rows import Run
-from trainplan.validation.words import flag, optimizer_of
+from trainplan.validation.words import FUNCTIONAL_TEST, flag, optimizer_of
 
 MEGATRON_2022 = replace(MEGATRON, name="Megatron-LM of 2022", messages_behind=False, fused_attention=False, drops=True)
 LOCAL_BYTES = 64 * 2**20  # more that Megatron-Core's own layers take without Transformer Engine's
@@ -34,6 +34,7 @@ INTERNEVO = replace(FSDP, name="InternEvo", memory_passes=1.5, gradient_bytes=2,
 DEEPSPEED = replace(FSDP, name="DeepSpeed", memory_passes=1.5)
 
 FUSED_SINCE = 2023  # FlashAttention is of May 2022 (Dao et al.); frameworks have it a year later
+EIGHT_BIT = r"(?:8[ _-]?bit|int8|fp8)"
 TORCH = re.compile(
     r"fsdp|torch|accelerate|transformers|hugging ?face|trl|axolotl|litgpt|lightning|llm-foundry|automodel|fairscale"
 )
@@ -66,15 +67,18 @@ def framework_of(run: Run) -> Framework:
         chosen = COMPILED if compiled and "eager" not in note else FSDP
     else:
         chosen = OVERLAPPED
-    if year and year < FUSED_SINCE and not flag(note, "flash"):
+    fused = _fused(note)
+    if (year and year < FUSED_SINCE and not fused) or fused is False:
         chosen = replace(chosen, fused_attention=False)
+    elif fused:
+        chosen = replace(chosen, fused_attention=True)
     if chosen.pads > 1 and optimizer_of(run) == "muon":
         chosen = replace(chosen, gradients_behind=False, parameters_ahead=False)
     if (behind := flag(note, "overlap[_ -]grad[_ -]reduce")) is not None:
         chosen = replace(chosen, gradients_behind=behind)
     if (ahead := flag(note, "overlap[_ -]param[_ -]gather")) is not None:
         chosen = replace(chosen, parameters_ahead=ahead)
-    if (beside := flag(note, "tp[_ -]comm[_ -]overlap")) is not None:
+    if (beside := flag(note, r"(?:tp[_ -]comm[_ -]overlap|async[_ -]?tp|asynchronous[_ -]tp)")) is not None:
         chosen = replace(chosen, tensor_beside=NEMO.tensor_beside if beside else 0.0)
     if gradient_bytes := _gradient_bytes(note):
         chosen = replace(chosen, gradient_bytes=gradient_bytes)
@@ -84,12 +88,13 @@ def framework_of(run: Run) -> Framework:
         and "bf16" not in (run.precision or "")
     ):
         chosen = replace(chosen, gradient_bytes=2, copied_bytes=4)  # gradients as the model's, copied for the optimizer
+    chosen = _with_states(chosen, f"{note} {(run.precision or '').lower()}")
     if "cross-entropy" in note and "fusion" in note:  # a copy in fp32, exponentials and their gradient in one compiled kernel
         chosen = replace(chosen, logit_bytes=14, loss_passes=1.5)
-    if run.source.startswith("megatron-lm-ci"):
+    if FUNCTIONAL_TEST in note:
         # Functional tests train GPT with its dropout. Which attention they ask for their boolean flags do not list: fused where
         # they resume, but in one older container.
-        resumes = "resume" in run.model and "dracooci" not in note
+        resumes = ("ckpt-resume" in note or "resume" in run.model) and "dracooci" not in note
         unfused = ("attention-softmax-in-fp32" in note and not resumes) or "transformer-impl local" in note
         fixed = chosen.fixed_bytes + LOCAL_BYTES * ("transformer-impl local" in note)
         chosen = replace(chosen, drops=True, fused_attention=not unfused, fixed_bytes=fixed, ends_ns=TESTS_ENDS_NS)
@@ -107,6 +112,30 @@ def _year(run: Run) -> int | None:
         return int(year[0])
     container = re.match(r"(\d\d)\.\d\d\b", date)
     return 2000 + int(container[1]) if container else None
+
+
+def _fused(note: str) -> bool | None:
+    """Whether attention's kernels are fused, where a note says so."""
+    if flag(note, r"(?:unfused|naive attention|eager attention|attention[ _-]unfused)"):
+        return False
+    return flag(note, r"(?:flash(?:[ _-]?att\w*)?(?:[ _-]?v?[1-4])?|fa[2-4]|xformers|memory[ _-]efficient attention)")
+
+
+def _with_states(framework: Framework, text: str) -> Framework:
+    """The framework with the optimizer's states that words name: moments in 8 bits or in bfloat16, those of SGD (with momentum)
+    or Adafactor (rows and columns alone); all in bfloat16, without a copy in fp32."""
+    if flag(text, r"(?:pure[ _-]bf16|bf16[ _-]true|bf16[ _-]only|full[ _-]bf16)"):
+        framework = replace(framework, master_bytes=0, moments_bytes=4, gradient_bytes=2)
+    if flag(
+        text,
+        rf"(?:{EIGHT_BIT}[ _-]?(?:paged[ _-])?(?:adam|optim)\w*|(?:paged_)?(?:adam|optim)\w*[ _-]*\(?{EIGHT_BIT}|adamw?8bit)",
+    ):
+        return replace(framework, moments_bytes=2)
+    if flag(text, r"(?:(?:bf16|bfloat16)[ _-](?:optim\w*(?:[ _-]states?)?|adam\w*|moments)|optim\w*(?:[ _-]states?)? in bf16)"):
+        return replace(framework, moments_bytes=4)
+    if flag(text, r"(?:sgd|lion)"):
+        return replace(framework, moments_bytes=4)
+    return replace(framework, moments_bytes=0) if flag(text, "adafactor") else framework
 
 
 def _gradient_bytes(note: str) -> int | None:

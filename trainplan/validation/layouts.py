@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from trainplan.formulations.strategies import Exchange
@@ -16,20 +16,26 @@ from trainplan.profiling.clusters.sheets import DeviceSheet, likely_kind, sheet
 from trainplan.profiling.models.model import Model
 from trainplan.profiling.models.optimizers import MUON_ZERO
 from trainplan.profiling.models.sublayers import why_no_head_share
+from trainplan.validation.fitting import fitted, in_words
 from trainplan.validation.frameworks import framework_of
+from trainplan.validation.offloading import hosted
+from trainplan.validation.recomputation import recompute_of_words
 from trainplan.validation.row_models import row_model
 from trainplan.validation.rows import Run
 from trainplan.validation.words import (
     EXCHANGED,
+    PRECISIONS,
     degrees,
     exchange,
+    flag,
     network_bytes_per_s,
     optimizer_of,
     precisions,
     recipe_of_words,
-    recompute_of_words,
+    schedule_of,
     shares_tokens,
     sharing,
+    stages_of_devices,
 )
 
 RELATED = {"h800": "h100", "a800": "a100"}  # kinds without a sheet that differ in links alone
@@ -62,9 +68,27 @@ def laid_run(run: Run) -> LaidRun:
         assumed["framework"] = framework.name
     name = _kind(run.gpu, assumed)
     described = sheet(name)
-    base, _ = precisions(run.precision or "", usual_dtype(described))
+    base, _ = _precisions(run, described, assumed)
     model = row_model(run, run.tp or 1, framework, base, assumed)
-    return laid_out(run, model, name, framework, assumed)
+    if run.seq is None and model.vocabulary:
+        assumed["seq"] = f"{model.tokens}, the most that {model.name} has positions for"
+    laid = laid_out(run, model, name, framework, assumed)
+    return laid if run.oom else _fitted(laid, assumed)
+
+
+def _fitted(laid: LaidRun, assumed: dict[str, str]) -> LaidRun:
+    """The run with what its row leaves open of ZeRO's stage and recomputation as it fits, which is named."""
+    open_recompute = laid.run.recompute is None or "no word" in assumed.get("recompute", "")
+    open_stage, open_recompute = "zero" in assumed, open_recompute and "recompute" in assumed
+    if not (open_stage or open_recompute):
+        return laid
+    zero, recompute = fitted(laid.model, laid.layout, laid.sheet, open_stage, open_recompute)
+    if zero != laid.layout.zero:
+        assumed["zero"] = f"{zero}, with which it fits"
+    if recompute != laid.layout.recompute:
+        unknown = assumed["recompute"].removeprefix("none") if laid.run.recompute else ""
+        assumed["recompute"] = f"{in_words(recompute)}, with which it fits{unknown}"
+    return replace(laid, layout=replace(laid.layout, zero=zero, recompute=recompute))
 
 
 def laid_out(run: Run, model: Model, name: str, framework: Framework, assumed: dict[str, str]) -> LaidRun:
@@ -78,7 +102,7 @@ def laid_out(run: Run, model: Model, name: str, framework: Framework, assumed: d
         return value
 
     tp, pp, cp = (int(taken(name, degree, 1)) for name, degree in degrees(run).items())
-    chunks = int(taken("vpp", run.vpp, 1))
+    chunks = int(taken("vpp", run.vpp, stages_of_devices(run, pp, model.layers)))
     chunks = chunks if pp > 1 else 1  # stages are interleaved over several devices
     if run.gpus % (tp * pp * cp):
         fix = "give degrees whose product divides gpus"
@@ -93,7 +117,7 @@ def laid_out(run: Run, model: Model, name: str, framework: Framework, assumed: d
     batch = int(taken("gbs", run.gbs, micro * dp))
     micro, batch = _micro_batches(micro, batch, dp, pp, "torchtitan" in (run.framework or "").lower(), assumed)
     described = sheet(name)
-    base, precision = precisions(str(taken("precision", run.precision, usual_dtype(described))), usual_dtype(described))
+    base, precision = _precisions(run, described, assumed)
     if not all(splittable(part, tp).runs_on(tp) for part in model.sublayers.values()):
         problem = f"is {tp}, into which not all parts of this {model.family} can be split"
         raise InputError(run.id, "tp", problem, f"give a degree that divides heads, ffn and vocabulary of {run.model}")
@@ -116,7 +140,9 @@ def laid_out(run: Run, model: Model, name: str, framework: Framework, assumed: d
     layout = RunLayout(
         dp, tp, pp, cp, chunks, zero, shard, shared, recompute, base, precision, micro, batch, framework,
         reserved=model.layers % count > 0 and (model.layers + 2) % count == 0,
-        frozen=LORA.search(run.task or "") is not None, exchange=exchanged, optimizer=optimizer, recipe=recipe,
+        on_host=hosted(run, framework.pads > 1, assumed),
+        frozen=_adapters(run), schedule=schedule_of(run, assumed) if pp > 1 else "1f1b",
+        exchange=exchanged, optimizer=optimizer, recipe=recipe,
     )  # fmt: skip
     if model.layers + 2 * layout.reserved < count:
         problem = f"is {chunks}, which with pp {pp} makes {count} stages of {model.layers} layers"
@@ -153,6 +179,26 @@ def _exchanged(run: Run, model: Model, tp: int, cp: int, framework: Framework, a
         raise InputError(run.id, "cp", f"is {cp}, whose ranks exchange heads: {why}", "give another degree, or a ring")
     assumed[EXCHANGED] = f"exchanges keys: {why}"
     return "keys"
+
+
+def _adapters(run: Run) -> bool:
+    """Whether adapters alone are trained, by a row's task, its note, or the name of its model."""
+    task, others = (run.task or "").lower(), f"{run.note or ''} {run.model}".lower()
+    return LORA.search(task) is not None or bool(flag(others.replace("_", " "), r"(?:q?lora|peft)"))
+
+
+def _precisions(run: Run, described: DeviceSheet, assumed: dict[str, str]) -> tuple[Precision, Precision]:
+    """The base dtype and that of products: what the device trains in where a row names none, or bfloat16 on one without it."""
+    usual = usual_dtype(described)
+    base, precision = precisions(run.precision or "", usual)
+    if base == "bfloat16" and usual == "float16":
+        assumed["precision"] = f"float16: {described.name} has no rate for bfloat16"
+        return usual, usual
+    if not run.precision:
+        assumed["precision"] = usual
+    elif not PRECISIONS.search(run.precision.lower()):
+        assumed["precision"] = f"{usual}: {run.precision!r} is no word that is known"
+    return base, precision
 
 
 def usual_dtype(described: DeviceSheet) -> Precision:

@@ -8,13 +8,16 @@ from math import hypot, sqrt
 from typing import Any, ClassVar
 
 from trainplan.formulations.strategies import HEADS_WORD
+from trainplan.formulations.streams.host import with_host
 from trainplan.formulations.streams.links import Links
 from trainplan.formulations.streams.memory import run_memory
 from trainplan.formulations.streams.step import StreamsStep, streams_step
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.clusters.efficiencies import EfficiencyTable, shipped_efficiencies
-from trainplan.profiling.clusters.kinds import VISIBLE, device_kind
+from trainplan.profiling.clusters.kinds import device_kind
+from trainplan.profiling.clusters.nodes import host_of
 from trainplan.tabular import Tabular
+from trainplan.validation.fitting import fits
 from trainplan.validation.layouts import LaidRun, laid_run
 from trainplan.validation.rows import Run
 
@@ -22,7 +25,6 @@ GIB = 2**30
 ISSUE_ERROR = 0.15  # added to that of a step which is the host's
 ASSUMED_ERROR = 0.1  # of each of what decides most of a step, where a row leaves it open; errors add up as squares
 DECISIVE = ("framework", "recompute", "zero", "mbs")
-MEMORY_ERROR = 0.05  # of peaks: what is larger than the memory by no more than that is not called infeasible
 
 
 @dataclass(frozen=True)
@@ -146,14 +148,13 @@ def predict_laid(laid: LaidRun, table: EfficiencyTable) -> Prediction:
     memory = run_memory(laid.model, laid.layout)
     most = max(each.peak_bytes for each in memory)
     peak = memory[-1].peak_bytes if "last rank" in (run.note or "") else most
-    visible = laid.sheet.visible_bytes or laid.sheet.memory_bytes * VISIBLE
     return Prediction(
         run,
         step_s=seconds,
         step_low_s=seconds * low,
         step_high_s=seconds * high,
         peak_gib=peak / GIB,
-        fits=most <= visible * (1 + MEMORY_ERROR),
+        fits=fits(most, laid.sheet),
         laid=laid,
         step=step,
         borrowed=borrowed,
@@ -163,7 +164,9 @@ def predict_laid(laid: LaidRun, table: EfficiencyTable) -> Prediction:
 def step_of(laid: LaidRun, table: EfficiencyTable) -> StreamsStep:
     """The step of a run with these efficiencies."""
     links = Links.of(laid.sheet, table, laid.run.gpus, laid.network_bytes_per_s)
-    return streams_step(laid.model, laid.layout, device_kind(laid.name, table), links)
+    step = streams_step(laid.model, laid.layout, device_kind(laid.name, table), links)
+    devices = min(laid.run.gpus, laid.sheet.host.devices)
+    return with_host(step, laid.model, laid.layout, host_of(laid.sheet, laid.sheet.host.devices, table), devices)
 
 
 def interval(laid: LaidRun, table: EfficiencyTable) -> tuple[float, float, tuple[str, ...]]:

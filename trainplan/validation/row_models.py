@@ -136,7 +136,9 @@ class _Sized:
         run, framework = self.run, self.framework
         config: dict[str, Any] = {**read_data(locate("models", self.base, "model", "a shipped model")), **self.fields}
         family = dict(config)
-        padded = _vocabulary(run, config, framework, self.tp, assumed)
+        padded, named = _vocabularies(run, config, self.known, framework, self.tp), _field("vocab", config)
+        if framework.pads > 1 and config.get("tie_word_embeddings") and "untie-embeddings" in (run.note or ""):
+            config["tie_word_embeddings"] = False
         if run.layers and "num_decoder_layers" in config:
             config["num_decoder_layers"] = run.layers
         if "word_embed_proj_dim" in config and run.hidden:
@@ -146,7 +148,7 @@ class _Sized:
                 config[field] = value
         if "vocab_size" in config or "padded_vocab_size" in config:
             _take_sequence(run, config)
-        if (config.get("pad_token_id") or 0) >= padded:
+        if (config.get("pad_token_id") or 0) >= min(padded):
             config["pad_token_id"] = None
         for field in [field for field in config if "drop" in field and isinstance(config[field], float)]:
             config[field] = config[field] if framework.drops else 0.0
@@ -155,7 +157,12 @@ class _Sized:
         if config["model_type"] == "mpt" and run.ffn not in (None, 4 * config["d_model"]):
             assumed["ffn"] = f"{4 * config['d_model']}, as every MPT has it, and {run.ffn} said"
         choices = list(_open_fields(run, config, family, self.known, framework))
-        return self._nearest(config, choices, assumed)
+        if named is None:
+            return self._nearest(config, choices, assumed)
+        model = self._nearest(config, [[{named: size} for size in padded], *choices], assumed)
+        if model.vocabulary not in (None, run.vocab):
+            assumed["vocab"] = f"{model.vocabulary}, padded"
+        return model
 
     def _made(self, config: dict[str, Any]) -> Model:
         sequence = self.run.seq if "vocab_size" in config else None
@@ -196,23 +203,19 @@ def _whole(value: Any) -> int:
     return value if isinstance(value, int) else 0
 
 
-def _vocabulary(run: Run, config: dict[str, Any], framework: Framework, tp: int, assumed: dict[str, str]) -> int:
-    """The padded vocabulary, which the configuration gets; 0 of images."""
+def _vocabularies(run: Run, config: dict[str, Any], known: bool, framework: Framework, tp: int) -> list[int]:
+    """What the padded vocabulary may be, the usual first; 0 of images. Where a row does not say it, a known model has its own;
+    a model of a family that Megatron-LM trains has the one of its data, unless the row's parameters say that of the family."""
     field = _field("vocab", config)
-    vocabulary = run.vocab
-    if vocabulary is None and framework.pads > 1:
-        vocabulary = MEGATRON_VOCABULARY
-    elif vocabulary is None:
-        vocabulary = int(config[field]) if field else 0
+    own = _whole(config[field]) if field else 0
+    if run.vocab is not None:
+        sizes = [run.vocab]
+    elif framework.pads == 1 or not own:
+        sizes = [own]
+    else:
+        sizes = [own, MEGATRON_VOCABULARY] if known else [MEGATRON_VOCABULARY, own]
     multiple = framework.pads * tp
-    padded = -(-vocabulary // multiple) * multiple
-    if padded not in (0, run.vocab):
-        assumed["vocab"] = f"{padded}, padded"
-    if field is not None:
-        config[field] = padded
-    if framework.pads > 1 and config.get("tie_word_embeddings") and "untie-embeddings" in (run.note or ""):
-        config["tie_word_embeddings"] = False
-    return padded
+    return [*dict.fromkeys(-(-size // multiple) * multiple for size in (sizes if run.params else sizes[:1]))]
 
 
 def _take_sequence(run: Run, config: dict[str, Any]) -> None:

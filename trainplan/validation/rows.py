@@ -82,7 +82,7 @@ MEASURED = "is measured: predictions are held against it"
 UNMOVED = {
     **dict.fromkeys(("id", "source", "file"), NAMES),
     **dict.fromkeys(("tokens_s_gpu", "tflops_gpu", "mfu", "step_s", "mem_gib", "oom"), MEASURED),
-    "params": "decides only what sizes leave open: none here",
+    "params": "decides only what sizes leave open: none where they are all said",
 }
 
 
@@ -114,8 +114,8 @@ def load_runs(source: str | os.PathLike[str] | Sequence[Mapping[str, Any]]) -> l
 
 
 def _run(value: Mapping[str, Any], where: str, place: int) -> Run:
-    """One row, with numbers and words as tables of other tools have them: 4.0 for 4, 0 and NaN for what is not said, words for
-    yes and no."""
+    """One row, with numbers and words as tables of other tools have them: 4.0 and "4" for 4, 0, NaN and "n/a" for what is not
+    said, words for yes and no."""
     fields = {name: _plain(name, each) for name, each in value.items() if name in Run.model_fields}
     fields = {name: each for name, each in fields.items() if each is not None}
     try:
@@ -130,6 +130,8 @@ def _run(value: Mapping[str, Any], where: str, place: int) -> Run:
 def _plain(name: str, value: Any) -> Any:
     if isinstance(value, float) and not isfinite(value):
         return None
+    if name not in TEXTS and isinstance(value, str):
+        value = _number(name, value)
     if name in TEXTS and isinstance(value, bool | int | float):
         return str(value).lower() if isinstance(value, bool) else str(value)
     if name in WHOLE and isinstance(value, bool | float) and value == int(value):
@@ -137,6 +139,25 @@ def _plain(name: str, value: Any) -> Any:
     return None if name in WHOLE and name != "zero" and value == 0 else value
 
 
+def _number(name: str, text: str) -> Any:
+    """A number that a table has as a text, with commas or, of tokens, in binary thousands; the text if it is none."""
+    words = text.strip().lower().replace(",", "")
+    if words in UNSAID:
+        return None
+    if name == "oom":
+        return {"true": True, "yes": True, "oom": True, "1": True, "false": False, "no": False, "0": False}.get(words, text)
+    if name == "seq" and words.endswith("k") and words[:-1].isdigit():
+        return int(words[:-1]) * 1024
+    try:
+        number = float(words)
+    except ValueError:
+        return text
+    if not isfinite(number):
+        return None
+    return int(number) if name in WHOLE and number == int(number) else number
+
+
+UNSAID = ("", "-", "--", "n/a", "na", "none", "null", "nan", "?")
 TEXTS = frozenset(
     ("id", "source", "model", "gpu", "fsdp", "recompute", "precision", "note", "task", "date", "framework", "file")
 )

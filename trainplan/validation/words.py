@@ -1,5 +1,5 @@
-"""What the words of a row mean: how states are shared, what is recomputed, in which precision, who shares the tokens, and what
-context-parallel ranks exchange.
+"""What the words of a row mean: how states are shared, in which precision, who shares the tokens, and what context-parallel
+ranks exchange; `recomputation` reads what is computed again.
 
 Tables of published runs write one thing in many words. Each function reads the words that are in use, negations among them;
 of a word that it does not know it takes what the framework does by default, and says so.
@@ -11,7 +11,7 @@ import re
 from math import gcd, prod
 
 from trainplan.formulations.strategies import Exchange
-from trainplan.formulations.streams.layout import Framework, Recompute
+from trainplan.formulations.streams.layout import Framework, Schedule
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.clusters.efficiencies import Precision
 from trainplan.profiling.clusters.recipes import RECIPES, Recipe
@@ -21,27 +21,26 @@ from trainplan.validation.rows import Run
 Assumed = dict[str, str]
 NEVER = re.compile(r"\s*(none\b.*|no\b.*|not\b.*|without\b.*|false|off|disabled?|n/?a|nil|null|-+|0|)\s*")
 OFF = re.compile(r"[a-z ._-]+[=: ] *(false|off|disabled|none|no)\s*|.*\bw/o\b.*|.*\bwithout\b.*")  # behind what it is of
-ALWAYS = re.compile(
-    r"\s*(yes|true|on|enabled?|1|all|ac|full ac|(activation|gradient)[ _-]?(re)?checkpointing|checkpointing)\s*"
-)
 # Words of how states are shared, and the ZeRO stage that they mean, the first that fits.
 STAGES = (
     (r"no[_ -]?shard|\bddp\b(?!.*fsdp)", 0),
     (r"optim[_ -]?grads[_ -]?params|full[_ -]?shard", 3),
-    (r"zero[_ -]?(?:stage[_ -]?)?3|stage[_ -]?3", 3),
-    (r"zero[_ -]?(?:stage[_ -]?)?2|stage[_ -]?2|grad[_ -]?op|optim[_ -]?grads", 2),
-    (r"zero[_ -]?(?:stage[_ -]?)?1|stage[_ -]?1|dist(?:ributed)?[_ -]?optim|\boptim\b|sharded[_ -]?optim", 1),
-    (r"fsdp|hsdp|hybrid|shard|zero|^(true|yes|on)$", 3),
+    (r"zero[_ -]?(?:stage[_ -]?)?3|stage[_ -]?3|zero[_ -]?infinity|\bp?os ?\+ ?g ?\+ ?p\b", 3),
+    (r"zero[_ -]?(?:stage[_ -]?)?2|stage[_ -]?2|grad[_ -]?op|optim[_ -]?grads|\bp?os ?\+ ?g\b", 2),
+    (r"zero[_ -]?(?:stage[_ -]?)?1|stage[_ -]?1|dist(?:ributed)?[_ -]?optim|\boptim\b|sharded[_ -]?optim|\bpos\b", 1),
+    (r"fsdp|hsdp|hybrid|shard|^(true|yes|on)$", 3),
 )
+# Of names that say no stage, the one that they mean where nothing else says it.
+UNSTAGED = ((r"zero[_ -]?off[_ -]?load", 2), (r"zero", 3))
+NO_FSDP = re.compile(r"\b(?:no|not|without|w/o|non)[ _-]+(?:fsdp|zero|shard\w*)")
 VERSIONS = re.compile(r"fsdp[ _-]?[12]\b|zero[ _-]?(?:stage[ _-]?)?[123]\b|stage[ _-]?[123]\b")  # numbers that count no ranks
-OPERATIONS = re.compile(r"\bop\b|selective[_ -]op|sel[_ -]op|per[_ -]op|\bsac\b|op[_ -]level")
-SAVED_PRODUCTS = re.compile(r"minimal|save[_ -]?dots?|dots[_ -]?saveable|save[_ -]?matmul")
 SEQUENCE = re.compile(r"sequence[ _-]?parallel\w*")
 NOT_SEQUENCE = re.compile(
     r"\b(no|not|without|w/o|non)[ _-]+sequence[ _-]?parallel|sequence[ _-]?parallel\w*\s*[=:]?\s*(false|off|no|0)\b"
 )
 
 
+FUNCTIONAL_TEST = "transformer-impl"  # a flag that notes of Megatron-LM's functional tests have
 HEADS = r"(?:(?:deepspeed[ _-]?)?ulysses(?:[ _-]?sp)?|(?:cp[ _-]comm[ _-]type[ =:]*)?(?:a2a|all[ _-]?to[ _-]?all))"
 KEYS = re.compile(r"\bring\b|\bp2p\b")
 GATHERED = re.compile(
@@ -66,7 +65,10 @@ def optimizer_of(run: Run) -> OptimizerName:
     return "muon" if flag((run.note or "").lower(), MUON) else "adamw"
 
 
-FEW_BITS = re.compile(r"fp8|float8|fp4|float4")
+FEW_BITS = re.compile(r"fp8|float8|fp4|float4|e4m3|e5m2")
+PRECISIONS = re.compile(
+    rf"bf16|bfloat16|fp16|float16|half|\bo[0-3]\b|fp32|tf|float32|single|16|32|mixed|amp|{FEW_BITS.pattern}"
+)
 # Words of recipes of 8 bits, the first that fits: names of Megatron-LM, Transformer Engine and torchao, and of NVIDIA's tables.
 SCALINGS = (
     (r"mx[_ -]?fp8|fp8[_ -]?mx\b|micro[_ -]?scal", "mxfp8"),
@@ -87,9 +89,11 @@ def precisions(words: str, usual: Precision) -> tuple[Precision, Precision]:
     text, base = words.lower(), usual
     if re.search(r"bf16|bfloat16", text):
         base = "bfloat16"
-    elif re.search(r"fp16|float16|half", text):
+    elif re.search(r"fp16|float16|half|\bo[12]\b|\b16\b", text):  # O1, O2: of apex
         base = "float16"
-    elif re.search(r"fp32|float32|tf32|tfloat32|single", text) and not re.search(rf"16|{FEW_BITS.pattern}|mixed|amp", text):
+    elif re.search(r"fp32|float32|tf32|tfloat32|single|\b32\b", text) and not re.search(
+        rf"16|{FEW_BITS.pattern}|mixed|amp", text
+    ):
         return "float32", "tfloat32" if "tf" in text else "float32"
     return base, base
 
@@ -116,10 +120,16 @@ def recipe_of_words(run: Run, assumed: Assumed) -> Recipe | None:
 
 def sharing(run: Run, dp: int, framework: Framework, assumed: Assumed) -> tuple[int, int]:
     """The ZeRO stage, and the data-parallel ranks that share states."""
-    words, note = (run.fsdp or "no").lower(), (run.note or "").lower()
+    words, note, name = ((text or "").lower() for text in (run.fsdp or "no", run.note, run.framework))
+    if "ddp" in words:
+        words = NO_FSDP.sub("", words)
+    elif denied(words) and "fsdp" not in name and (flag(name, "ddp") or flag(note, "ddp")):
+        words = "ddp"
     stage, said = run.zero, None
     if not denied(words) or "ddp" in words:
         said = next((meant for pattern, meant in STAGES if re.search(pattern, words)), None)
+        if said is None and (meant := [meant for pattern, meant in UNSTAGED if re.search(pattern, words)]):
+            said = meant[0] if stage is None else stage
         if said is None:
             assumed["fsdp"] = f"{run.fsdp!r} is no word that is known"
     if said is not None:
@@ -127,7 +137,8 @@ def sharing(run: Run, dp: int, framework: Framework, assumed: Assumed) -> tuple[
     if stage is None and re.search(r"\bdist[_ -]?muon", note):
         stage = 1
     if stage is None:
-        stage = 3 if framework.name.startswith("PyTorch FSDP") and run.framework else int(framework.name == "NeMo")
+        sharded = (framework.name.startswith("PyTorch FSDP") and name) or "fsdp" in name
+        stage = 3 if sharded else int(framework.name == "NeMo")
         assumed["zero"] = str(stage)
     shard = _shard(words, note, dp)
     return stage, shard if shard <= dp and dp % shard == 0 else dp
@@ -148,50 +159,6 @@ def _shard(words: str, note: str, dp: int) -> int:
     return int(size[1]) if size and int(size[1]) > 2 else dp  # FSDP1 and FSDP2 are its versions
 
 
-def recompute_of_words(run: Run, assumed: Assumed) -> Recompute:
-    """What a row says that the backward pass computes again. `block 10`, `first-10` and `full(10 layers)` are the first ten
-    layers of every stage, of every chunk where stages are interleaved, as Megatron-LM has it."""
-    torchtitan = "torchtitan" in (run.framework or "").lower()
-    if run.recompute is None:
-        assumed["recompute"] = "selective-op" if torchtitan else "none"
-        return Recompute(operations=torchtitan)
-    words = SEQUENCE.sub("", run.recompute.lower()).strip(" +,;")
-    if denied(words):
-        return Recompute()
-    if every := re.search(r"every (\d+)", words):
-        return Recompute(layers=1 / int(every[1]))
-    if OPERATIONS.search(words):
-        return Recompute(operations=True)
-    if SAVED_PRODUCTS.search(words):
-        return Recompute(attention=True, activations=True)
-    if share := re.search(r"(\d+) of (\d+)", words):
-        return Recompute(layers=min(1.0, int(share[1]) / max(1, int(share[2]))))
-    if share := re.search(r"(\d+(?:\.\d+)?) ?%", words):
-        return Recompute(layers=min(1.0, float(share[1]) / 100))
-    counted = re.search(r"\b(?:block|first)\D*?(\d+)", words) or ("layer" in words and re.search(r"(\d+)", words))
-    if counted and "uniform" not in words:
-        return Recompute(first=int(counted[1]))
-    if ALWAYS.fullmatch(words) or re.search(r"full|block|uniform|\ball\b|(every|each|per)[ _-]layer|whole", words):
-        return Recompute(layers=1.0)
-    return _modules(words, torchtitan, assumed)
-
-
-def _modules(words: str, torchtitan: bool, assumed: Assumed) -> Recompute:
-    """What named modules, or `selective` alone, leave to be computed again."""
-    named = re.search(r"\((.*)\)", words)
-    text = named[1] if named else words
-    attention = re.search(r"att|core|\bsdpa\b", text) is not None
-    activations = re.search(r"norm|\bact\b|activation func|gelu|swiglu|silu|mlp|ffn", text) is not None
-    if attention or activations:
-        return Recompute(attention=attention, activations=activations)
-    if "selective" in words:
-        return Recompute(operations=True) if torchtitan else Recompute(attention=True)
-    if re.search(r"checkpoint|recompute|remat", words) and "offload" not in words:
-        return Recompute(layers=1.0)
-    assumed["recompute"] = f"none: {words!r} is no word that is known"
-    return Recompute()
-
-
 def shares_tokens(run: Run, tp: int, framework: Framework, assumed: Assumed) -> bool:
     """Sequence parallelism: as the row says, else as recipes have it; Megatron-LM of 2022 where it recomputes selectively."""
     text = f"{run.recompute or ''} {run.note or ''}".lower()
@@ -199,7 +166,7 @@ def shares_tokens(run: Run, tp: int, framework: Framework, assumed: Assumed) -> 
         return False
     if SEQUENCE.search(text):
         return NOT_SEQUENCE.search(text) is None
-    shared = framework.fused_attention and "megatron-lm-ci" not in run.source
+    shared = framework.fused_attention and FUNCTIONAL_TEST not in text
     assumed["sequence parallelism"] = "on" if shared else "off"
     return shared
 
@@ -221,6 +188,15 @@ def exchange(run: Run, framework: Framework, assumed: Assumed) -> Exchange:
     return "keys"
 
 
+GIGABITS = r"(\d+)[ -]?G(?:b(?:it)?(?:ps|/s|E)?|igabit(?:/s)?|bE)?"
+NODE_RATE = re.compile(  # of all devices of a node, in gigabits each second
+    rf"\b{GIGABITS}[ -](?:TCP|Ethernet|network|NIC per node)|\b(\d+) ?GbE\b"
+    rf"|\b(?:one|single|1) {GIGABITS} \S*\s?(?:NIC|port|HCA)"
+    rf"|\b{GIGABITS}[ -](?:\w+ )?(?:per|a|each) node",
+    re.IGNORECASE,
+)
+
+
 def network_bytes_per_s(run: Run) -> float | None:
     """A device's share of the network, of what a note says of a node's ports; None where it says nothing."""
     note = run.note or ""
@@ -228,9 +204,45 @@ def network_bytes_per_s(run: Run) -> float | None:
         return int(ports[1]) * int(ports[2]) * 1e9 / 8 / 8
     if whole := re.search(r"(\d+)\s*Gbps (?:node-node|per node|a node|EFA)|EFA (\d+)\s*Gbps", note):
         return int(whole[1] or whole[2]) * 1e9 / 8 / 8
+    if whole := NODE_RATE.search(note):
+        return int(next(filter(None, whole.groups()))) * 1e9 / 8 / 8
     if whole := re.search(r"(\d+(?:\.\d+)?)\s*Tbps", note):
         return float(whole[1]) * 1e12 / 8 / 8
     return None
+
+
+# The order of a pipeline's passes, by words of notes and frameworks.
+SCHEDULES: tuple[tuple[str, Schedule], ...] = (
+    (r"\bgpipe\b|\bafab\b|all[ _-]forward[ _-]all[ _-]backward", "gpipe"),
+    (r"\bzb[ _-]?h1\b", "zb-h1"),
+    (r"\bzb[ _-]?(?:v|h2|[12]p)\w*|zero[ _-]?bubble|dual[ _-]?pipe\w*", "zero-bubble"),
+)
+OTHER_SCHEDULES = re.compile(r"\bv[ _-](?:half|min)\b|chimera|hanayo|pipedream|terapipe|\bbitpipe|\bloop\w*[ _-]bfs")
+
+
+def schedule_of(run: Run, assumed: Assumed) -> Schedule:
+    """The order of a pipeline's passes: 1F1B, interleaved or not, unless the row names another."""
+    text = f"{run.note or ''} {run.framework or ''}".lower()
+    for pattern, schedule in SCHEDULES:
+        if flag(text, f"(?:{pattern})"):
+            if schedule != "gpipe":
+                assumed["schedule"] = f"{schedule}: activations and copies of parameters as under 1F1B"
+            return schedule
+    if other := OTHER_SCHEDULES.search(text):
+        assumed["schedule"] = f"1f1b, for {other[0]!r}"
+    return "1f1b"
+
+
+def stages_of_devices(run: Run, pp: int, layers: int) -> int:
+    """Stages of each device where a row does not count them: two where it says that they are interleaved and layers suffice."""
+    text = f"{run.note or ''} {run.framework or ''}".lower()
+    return (
+        2
+        if pp > 1
+        and layers >= 2 * pp
+        and flag(text, r"(?<!rotary[-_ ])interleaved?(?:[ _-]?1f1b|[ _-]pipeline|[ _-]schedule)?")
+        else 1
+    )
 
 
 def degrees(run: Run) -> dict[str, int | None]:

@@ -1,0 +1,59 @@
+"""What rows leave open of ZeRO's stage and of recomputation: the least with which what ran fits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from trainplan.formulations.streams.layout import Recompute
+
+from tests.validation.test_words import laid, predicted
+
+DENSE: dict[str, Any] = {"model": "llama3-8b", "gpu": "H100-80GB-SXM", "gpus": 8, "gbs": 128}
+
+
+@pytest.mark.parametrize("framework", ["Megatron-LM", "DeepSpeed", "InternEvo", "Primus", "NeMo", "torchtitan", None])
+@pytest.mark.parametrize("fsdp", ["no", None])
+@pytest.mark.parametrize("gpus", [8, 64])
+def test_what_ran_fits_by_what_its_row_leaves_open(framework: str | None, fsdp: str | None, gpus: int) -> None:
+    row = DENSE | {"framework": framework, "fsdp": fsdp, "gpus": gpus, "seq": 8192}
+    assert predicted(**row).fits
+    if framework not in ("NeMo", "torchtitan", "Primus"):
+        run = laid(**row)
+        assert run.layout.zero > 0 and run.assumed["zero"] == f"{run.layout.zero}, with which it fits"
+
+
+def test_states_are_shared_before_activations_are_computed_again() -> None:
+    """Of Megatron-Core the optimizer's alone, then recomputation, and only then parameters."""
+    ways = []
+    for seq, gpus in ((2048, 8), (8192, 8), (2048, 64)):
+        layout = laid(**DENSE | {"framework": "Megatron-Core", "seq": seq, "gpus": gpus, "gbs": 64}).layout
+        ways.append((layout.zero, layout.recompute))
+    assert ways == [(1, Recompute()), (1, Recompute(layers=1.0)), (1, Recompute())]
+    large = laid(model="llama3-70b", gpus=64, gpu="GB200", framework="Megatron-Bridge", seq=2048)
+    assert (large.layout.zero, large.layout.recompute.layers) == (3, 0.0)
+
+
+def test_the_words_of_a_row_decide() -> None:
+    said = laid(**DENSE, framework="Megatron-Core", zero=0, recompute="none")
+    assert (said.layout.zero, said.layout.recompute) == (0, Recompute()) and not {"zero", "recompute"} & set(said.assumed)
+    assert predicted(**DENSE, framework="Megatron-Core", zero=0, recompute="none").fits is False
+    half = laid(**DENSE, framework="Megatron-Core", recompute="none")
+    assert half.layout.zero > 0 and half.layout.recompute == Recompute() and "recompute" not in half.assumed
+    noted = laid(**DENSE, framework="Megatron-Core", note="no recompute; distributed optimizer")
+    assert noted.layout.recompute == Recompute() and "recompute" not in noted.assumed
+
+
+def test_what_fits_or_ran_out_of_memory_keeps_the_framework_s_defaults() -> None:
+    small = laid(**DENSE | {"model": "llama3.2-1b"}, framework="Megatron-Core", seq=2048)
+    assert (small.layout.zero, small.layout.recompute, small.assumed["zero"]) == (0, Recompute(), "0")
+    out = laid(**DENSE, framework="Megatron-Core", oom=True)
+    assert (out.layout.zero, out.layout.recompute, out.assumed["recompute"]) == (0, Recompute(), "none")
+    never = laid(**DENSE | {"model": "llama3.1-405b"}, framework="Megatron-Core", tp=8)
+    assert (never.layout.zero, never.layout.recompute) == (0, Recompute())
+
+
+def test_words_that_nobody_knows_leave_it_open() -> None:
+    run = laid(**DENSE, framework="Megatron-Core", recompute="weird", seq=8192)
+    assert run.layout.recompute.layers == 1.0
+    assert run.assumed["recompute"] == "full, with which it fits: 'weird' is no word that is known"

@@ -1,0 +1,79 @@
+"""What rows have on the host: words, peaks, and the copies that a step takes for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from trainplan.profiling.clusters.sheets import sheet
+
+from tests.validation.test_words import laid, predicted
+
+DENSE: dict[str, Any] = {"model": "llama3-8b", "gpu": "H100-80GB-SXM", "gpus": 8, "gbs": 64, "recompute": "full"}
+ALL = {"optimizer", "parameters", "activations"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "meant"),
+    [
+        *(
+            ({"note": note}, {"activations"})
+            for note in ("act_cpu_offload True", "activation offloading", "offload activations")
+        ),
+        *(({"recompute": words}, {"activations"}) for words in ("full + cpu offload", "unsloth", "full, offload")),
+        *(({"note": note}, {"optimizer"}) for note in ("optimizer offload to CPU", "offload_optimizer", "DeepSpeedCPUAdam")),
+        *(({"fsdp": words}, {"optimizer"}) for words in ("ZeRO-Offload", "zero_offload", "ZeRO-2, cpu offload")),
+        ({"framework": "DeepSpeed", "note": "CPU offload"}, {"optimizer"}),
+        ({"framework": "Megatron-Core", "note": "--optimizer-cpu-offload"}, {"optimizer"}),
+        ({"framework": "Megatron-Core", "note": "--cpu-offloading"}, {"activations"}),
+        *(({"fsdp": words}, {"optimizer", "parameters"}) for words in ("FSDP, cpu offload", "ZeRO-3 with offload_param")),
+        ({"fsdp": "ZeRO-Infinity"}, ALL),
+        *(({"note": note}, set()) for note in ("act_cpu_offload False", "no cpu offload", "offload: off", "tp-comm-overlap")),
+    ],
+)
+def test_words_of_what_is_on_the_host(fields: dict[str, Any], meant: set[str]) -> None:
+    run = laid(**DENSE | fields)
+    assert run.layout.on_host == meant and ("offload" in run.assumed) == bool(meant)
+    assert run.layout.recompute.layers == 1.0
+
+
+@pytest.mark.parametrize(
+    ("words", "said", "stage"),
+    [
+        *(("ZeRO-Offload", 2, 2), ("ZeRO-Offload", None, 2), ("ZeRO-Infinity", None, 3), ("ZeRO (Pos+g)", 2, 2)),
+        *(("ZeRO (Pos+g)", None, 2), ("ZeRO++", 2, 2), ("ZeRO++", None, 3), ("ZeRO (Pos+g+p)", None, 3), ("ZeRO-3", 2, 3)),
+    ],
+)
+def test_names_that_say_no_stage_leave_it_as_it_is_said(words: str, said: int | None, stage: int) -> None:
+    assert laid(**DENSE, fsdp=words, zero=said, framework="DeepSpeed").layout.zero == stage
+
+
+def test_activations_on_the_host_are_copied_both_ways() -> None:
+    """Inputs of 32 layers, 8192 tokens of 4096 numbers in 2 bytes, of each of 8 micro-batches."""
+    here, there = predicted(**DENSE), predicted(**DENSE, note="act_cpu_offload True")
+    assert here.step is not None and there.step is not None and there.peak_gib is not None
+    inputs = 32 * 8192 * 4096 * 2
+    assert here.peak_gib is not None and here.peak_gib - there.peak_gib > 0.9 * (inputs - 2 * inputs / 32) / 2**30
+    assert there.step.copies_ns == pytest.approx(2 * 8 * inputs / 55e9 * 1e9, rel=0.2)
+    assert there.step.step_ns - here.step.step_ns == pytest.approx(there.step.copies_ns, rel=1e-3)
+
+
+def test_an_optimizer_on_the_host_steps_at_the_rate_of_its_memory() -> None:
+    """Ten billion parameters on one V100, which it does not hold with their states (Ren et al., 2021, train 13 so)."""
+    shape = {"layers": 50, "hidden": 4096, "heads": 32, "vocab": 50304, "seq": 1024, "gbs": 8, "mbs": 8}
+    row: dict[str, Any] = {"model": "gpt2-10b", "gpu": "V100-32GB", "gpus": 1, "zero": 2, "precision": "fp16"} | shape
+    row |= {"framework": "DeepSpeed", "recompute": "full", "date": "2021-01"}
+    here, there = predicted(**row), predicted(**row, fsdp="ZeRO-Offload")
+    assert here.fits is False and there.fits and there.step is not None and there.laid is not None
+    count, rate = there.laid.model.total_parameters, sheet("v100-32gb").host.memory_bytes_per_s
+    assert there.step.optimizer_ns == pytest.approx(36 * count / rate * 1e9)
+    assert there.step.copies_ns == pytest.approx(4 * count / 12e9 * 1e9, rel=0.05)
+    several = predicted(**row | {"gpus": 8, "gbs": 64}, fsdp="ZeRO-Offload")
+    assert several.step is not None and several.step.optimizer_ns == pytest.approx(there.step.optimizer_ns)
+
+
+def test_parameters_on_the_host_leave_two_blocks() -> None:
+    row: dict[str, Any] = DENSE | {"gpus": 1, "gbs": 1, "seq": 512, "note": "cpu offload"}
+    there = predicted(**row, fsdp="FSDP")
+    assert there.peak_gib is not None and there.peak_gib < 10
+    assert there.step is not None and there.step.copies_ns > 3 * 2 * 8e9 / 63e9 * 1e9

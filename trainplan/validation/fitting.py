@@ -1,0 +1,60 @@
+"""What a row leaves open of ZeRO's stage and of recomputation, chosen so that the run fits: it ran, unless the row says that it
+ran out of memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from trainplan.formulations.streams.layout import Recompute, RunLayout
+from trainplan.formulations.streams.memory import run_memory
+from trainplan.profiling.clusters.kinds import VISIBLE
+from trainplan.profiling.clusters.sheets import DeviceSheet
+from trainplan.profiling.models.model import Model
+from trainplan.profiling.models.optimizers import MUON_ZERO
+
+MEMORY_ERROR = 0.05  # of peaks: what is larger than the memory by no more than that is not called infeasible
+
+
+def fits(peak_bytes: float, described: DeviceSheet) -> bool:
+    """Whether a device has so much memory, as far as peaks are known."""
+    return peak_bytes <= (described.visible_bytes or described.memory_bytes * VISIBLE) * (1 + MEMORY_ERROR)
+
+
+def fitted(
+    model: Model, layout: RunLayout, described: DeviceSheet, open_stage: bool, open_recompute: bool
+) -> tuple[int, Recompute]:
+    """The ZeRO stage and the recomputation with which a run fits that is otherwise laid out so: those of the layout if it does,
+    or if it does not with any others that are open to it."""
+    for stage, recompute in _choices(layout, open_stage, open_recompute):
+        run = replace(layout, zero=stage, recompute=recompute)
+        if fits(max(each.peak_bytes for each in run_memory(model, run)), described):
+            return stage, recompute
+    return layout.zero, layout.recompute
+
+
+def _choices(layout: RunLayout, open_stage: bool, open_recompute: bool) -> Iterator[tuple[int, Recompute]]:
+    """Stages and recomputation, the layout's first, in the order in which one tries them: states shared as far as the framework
+    has it by itself (Megatron-Core its optimizer's), since that costs little; then selective and full recomputation; at last
+    parameters shared where that is not what the framework usually does."""
+    megatron = layout.framework.pads > 1
+    usual, last = [layout.zero], []
+    if open_stage and layout.dp * layout.cp > 1:
+        stages = [stage for stage in MUON_ZERO if layout.optimizer == "muon"] or range(4)
+        higher = [stage for stage in stages if stage > layout.zero and (stage < 3 or layout.pp == 1)]
+        usual += [stage for stage in higher if stage == 1 or not megatron]
+        last = [stage for stage in higher if stage == 3 and megatron]
+    ways = [layout.recompute]
+    if open_recompute:
+        selective = Recompute(attention=True) if megatron else Recompute(operations=True)
+        ways += [way for way in (selective, Recompute(layers=1.0)) if way != layout.recompute]
+    for stages_tried in (usual, last):
+        for way in ways:
+            yield from ((stage, way) for stage in stages_tried)
+
+
+def in_words(recompute: Recompute) -> str:
+    """What is computed again, of the ways that are tried."""
+    if recompute.layers:
+        return "full"
+    return "selective-op" if recompute.operations else "selective" if recompute.attention else "none"

@@ -1,0 +1,117 @@
+"""What the words of a row say that the backward pass computes again: nothing, whole layers, some of them, or named modules.
+
+Words are tried from the most to the least particular: layers that are counted, modules by name, then words that only say yes.
+"""
+
+from __future__ import annotations
+
+import re
+
+from trainplan.formulations.streams.layout import Recompute
+from trainplan.validation.rows import Run
+from trainplan.validation.words import SEQUENCE, Assumed, denied
+
+ORDINALS = {"other": 2, "second": 2, "two": 2, "third": 3, "three": 3, "fourth": 4, "four": 4}
+EVERY = re.compile(rf"every (\d+|{'|'.join(ORDINALS)})")
+ALTERNATE = re.compile(r"\balternat\w+|\bhalf (of )?(the |all )?layers|\bevery half")
+FRACTION = re.compile(r"(?<![\d./])(\d+) ?(?:/|of|out of) ?(\d+)(?![\d./])")
+BUDGET = re.compile(r"budget\D{0,3}(0?\.\d+|[01]\b)")
+PERCENT = re.compile(r"(\d+(?:\.\d+)?) ?%")
+OPERATIONS = re.compile(r"\bop\b|selective[_ -]op|sel[_ -]op|per[_ -]op|\bsac\b|op[_ -]level")
+SAVED_PRODUCTS = re.compile(r"minimal|save[_ -]?dots?|dots[_ -]saveable|save[_ -]?matmul")
+SAVED_ATTENTION = re.compile(r"save[_ -]qkvo?")  # of AXLearn: the products of attention
+ACTIVATION = re.compile(
+    r"\b(mlp|ffn|moe)[ _-]*act(ivation)?\b|gelu|swiglu|silu"
+    r"|\bact(ivation)?([ _-]*(fn|func\w*))?\b(?![ _-]*(re)?(check|comp|ckpt|mat))"
+)
+CHECKPOINTS = re.compile(r"checkpoint|recompute|remat|ckpt|\bac\b|\bgc\b|unsloth")
+WHOLE = re.compile(r"full|block|uniform|\ball\b|(every|each|per)[_ -]layer|layer[_ -]?wise|whole")
+YES = re.compile(r"\s*(yes|true|on|enabled?|y|1)\b.*|.*[a-z ._-][=: ] *(yes|true|on|enabled?|1)\s*")
+NOTED = re.compile(  # in a note, where a row says nothing in its own field
+    r"\b(?:(?:no|without|w/o|full|selective)[ _-]+)?(?:activation|gradient)[ _-]*(?:checkpointing|re-?comput\w+)\b"
+    r"|\b(?:no|without|w/o|full|selective)[ _-]+(?:re-?comput\w+|checkpointing)\b"
+)
+# What is kept on the host, which says nothing of what is computed again.
+OFFLOADED = re.compile(
+    r"\b((act|activation|cpu|host|optimizer|param(eter)?)s?[ _-]+)*(off[ _-]?load\w*)([ _-]+(of[ _-]+)?activations?)?\b"
+)
+
+
+def recompute_of_words(run: Run, assumed: Assumed) -> Recompute:
+    """What a row says that the backward pass computes again. `block 10`, `first-10` and `full(10 layers)` are the first ten
+    layers of every stage, of every chunk where stages are interleaved, as Megatron-LM has it."""
+    torchtitan = "torchtitan" in (run.framework or "").lower()
+    said = run.recompute
+    if said is None and (noted := NOTED.search((run.note or "").lower())):
+        said = noted[0]
+    if said is None:
+        assumed["recompute"] = "selective-op" if torchtitan else "none"
+        return Recompute(operations=torchtitan)
+    words = OFFLOADED.sub("", SEQUENCE.sub("", said.lower())).strip(" +,;")
+    if denied(words):
+        return Recompute()
+    if (layers := _share_of_layers(words, assumed)) is not None:
+        return Recompute(layers=layers)
+    if OPERATIONS.search(words):
+        return Recompute(operations=True)
+    if SAVED_PRODUCTS.search(words):
+        return Recompute(attention=True, norms=True, activation=True)
+    if SAVED_ATTENTION.search(words):
+        return Recompute(attention=True, norms=True, network=True)
+    if share := PERCENT.search(words):
+        return Recompute(layers=min(1.0, float(share[1]) / 100))
+    counted = re.search(r"\b(?:block|first)\D*?(\d+)", words) or ("layer" in words and re.search(r"(\d+)", words))
+    named = _named_modules(words)
+    if named is not None and counted and not WHOLE.search(words) and "first" not in words:
+        assumed["recompute"] = f"these modules in all layers, and {counted[0]!r} said"
+        return named
+    if counted and "uniform" not in words:
+        return Recompute(first=int(counted[1]))
+    if WHOLE.search(words) and (named is None or "(" not in words):
+        return Recompute(layers=1.0)
+    return _unnamed(words, torchtitan, assumed) if named is None else named
+
+
+def _share_of_layers(words: str, assumed: Assumed) -> float | None:
+    """The share of layers that words name: `every 2nd`, `every other layer`, `1/3 of layers`, `1 of 4`, of torch.compile the
+    memory budget, which is the share of what is kept; None where they name none."""
+    if every := EVERY.search(words):
+        return 1 / max(1, ORDINALS.get(every[1]) or int(every[1]))
+    if ALTERNATE.search(words):
+        return 0.5
+    if (share := FRACTION.search(words)) and 0 < int(share[2]) >= int(share[1]):
+        return int(share[1]) / int(share[2])
+    if budget := BUDGET.search(words):
+        layers = 1 - min(1.0, float(budget[1]))
+        assumed["recompute"] = f"whole layers, {layers:.0%} of them, for a memory budget of {budget[1]}"
+        return layers
+    return None
+
+
+def _named_modules(words: str) -> Recompute | None:
+    """What named modules, in brackets if there are any, leave to be computed again: `mlp` is the feed-forward network, `act` or
+    `mlp_act` its activation; None where words name none."""
+    bracketed = re.search(r"\((.*)\)", words)
+    text = bracketed[1] if bracketed else words
+    network = ACTIVATION.sub("", text)
+    named = Recompute(
+        attention=re.search(r"att|core|\bsdpa\b", text) is not None,
+        norms=re.search(r"norm|\bln\b", text) is not None,
+        activation=network != text,
+        network=re.search(r"mlp|ffn|\bmoe\b|feed[ _-]?forward", network) is not None,
+        loss=re.search(r"\bloss\b|cross[ _-]?entropy", text) is not None,
+    )
+    return None if named == Recompute() else named
+
+
+def _unnamed(words: str, torchtitan: bool, assumed: Assumed) -> Recompute:
+    """What words that say no more than that there is some, or `selective` alone, leave to be computed again."""
+    partial = re.search(r"partial", words) is not None
+    if "selective" in words or partial:
+        if partial:
+            assumed["recompute"] = f"selective: {words!r} does not say of what"
+        return Recompute(operations=True) if torchtitan else Recompute(attention=True)
+    if YES.fullmatch(words) or CHECKPOINTS.search(words):
+        return Recompute(layers=1.0)
+    assumed["recompute"] = f"none: {words!r} is no word that is known"
+    return Recompute()
