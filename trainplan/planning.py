@@ -267,16 +267,19 @@ class _Way:
         return best
 
     def bettered(self, best: Planned, uniform: Planned | None) -> Planned | None:
-        """The best plan with one strategy as the answer, where the search of all plans ended with nothing as good; None where
-        it did not."""
+        """The best plan with one strategy as the answer, where the search of all plans ended with nothing as good, by the walks
+        where answers are chosen by these; None where it did not."""
         if uniform is None or uniform.plan is None or uniform.margin_bytes > best.margin_bytes:
             return None
         problem, instance, result = self.preset.problem, best.instance, best.result
         solution = problem.of_uniform(instance, uniform.answer.solution)
         if solution is None or problem.violations(instance, solution):
             return None
-        objective = problem.evaluate(instance, solution).objective
-        if result.objective is None or objective >= result.objective:
+        if problem.on_lanes(instance) and best.judged is not None and uniform.judged is not None:
+            better = uniform.judged.step_ns < best.judged.step_ns
+        else:
+            better = result.objective is not None and problem.evaluate(instance, solution).objective < result.objective
+        if not better:
             return None
         return self.plan(_with_solution(best.answer, solution, ONE_STRATEGY), best.margin_bytes)
 

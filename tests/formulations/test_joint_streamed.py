@@ -299,6 +299,14 @@ def test_a_plan_within_a_runtime_is_no_faster_by_the_walks_than_the_one_without(
     assert free.step_ns <= 1.002 * within.step_ns
 
 
+def test_one_strategy_replaces_no_plan_of_a_shorter_walk() -> None:
+    """With modules the plan is of several strategies; the one of one strategy has the lower claim, and a walk 16 % longer."""
+    asked: dict[str, Any] = {"model": "gpt2-345m", "cluster": "rtx3090:4x2", "batch": 64, "sequence": 1024, "memory": "14GiB"}
+    plain, wider = tp.plan(**asked), tp.plan(**asked, modules=True)
+    assert wider.step_ns is not None and plain.step_ns is not None and wider.step_ns <= plain.step_ns
+    assert wider.uniform is None or (wider.uniform_excess or 0) >= 0
+
+
 def test_inputs_on_the_host_make_room_and_travel_beside_computations() -> None:
     """Of Llama-3 70B with samples of 32k tokens, which do not fit on 16 H100 otherwise: of the step no hundredth is copies."""
     asked: dict[str, Any] = {"model": "llama3.1-70b", "cluster": "h100:8x2", "batch": 32, "sequence": 32768, "beside": False}
