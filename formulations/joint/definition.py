@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -66,12 +66,22 @@ class Joint(Problem):
         """The name of the costs, and how a step is judged."""
         return f"{super().cost_model(instance)}, {STEP_NAMES[instance.step]}"
 
-    def without_layout(self, instance: Instance, solution: Solution) -> tuple[str, Instance | None]:
-        """See `Problem`: the configurations of other layouts, of which each has one."""
-        layouts = [each.tables[0].states for each in instance.configurations]
-        layout = layouts[solution.configuration]
-        places = [place for place, each in enumerate(layouts) if each != layout]
-        return str(layout[0]), instance.only(places) if places else None
+    def layouts(self, instance: Instance) -> list[str]:
+        """See `Problem`."""
+        return [str(each.tables[0].states[0]) for each in instance.configurations]
+
+    def shapes(self, instance: Instance) -> list[str]:
+        """See `Problem`."""
+        return list(map(str, instance.configurations))
+
+    def evenly(self, instance: Instance, places: Sequence[int]) -> Instance | None:
+        """See `Problem`: embedding and head aside, and only where every one of these has cuts to choose."""
+        configurations = [instance.configurations[place] for place in places]
+        cuts = [instance.even_cuts(each.stages) for each in configurations]
+        if any(each.cuts is not None or each.stages == 1 for each in configurations) or None in cuts:
+            return None
+        even = [replace(each, cuts=chosen) for each, chosen in zip(configurations, cuts, strict=True)]
+        return replace(instance, configurations=tuple(even))
 
     def eased(self, instance: Instance, solution: Solution) -> Solution:
         """See `Problem`."""
