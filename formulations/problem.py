@@ -220,6 +220,11 @@ class Problem(ABC):
         """The instances that planning solves, of which the best counts: by default the one of `instance`. Raises InputError."""
         return [self.instance(request)]
 
+    def within(self, request: Request) -> Request:
+        """The request with what its options leave of each other, and of the memory: as its instances have it. Raises
+        InputError."""
+        return request
+
     def options_of(self, instance: Any, request: Request) -> dict[str, Any]:
         """The options of a request, with what is settled in one of its instances: of a request of them, it is the only one."""
         return dict(request.options)

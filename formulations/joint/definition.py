@@ -147,7 +147,7 @@ class Joint(Problem):
     def instances(self, request: Request) -> list[Instance]:
         """One for each context-parallel degree asked for, and what its ranks exchange, that the devices, the tokens and the
         heads allow. Raises InputError."""
-        within_runtime(within_optimizer(request))  # says what they have none of, where one choice would just be left out
+        self.within(request)  # says what they have none of, where one choice would just be left out
         choices, made, refused = cp_choices(request.options), list[Instance](), list[InputError]()
         for degree, exchange in choices:
             chosen = {CP.name: str(degree), CP_EXCHANGE.name: exchange}
@@ -159,6 +159,10 @@ class Joint(Problem):
             raise refused[0]
         return made
 
+    def within(self, request: Request) -> Request:
+        """See `Problem`: with what its optimizer and its runtime have."""
+        return within_runtime(within_optimizer(request))
+
     def options_of(self, instance: Instance, request: Request) -> dict[str, Any]:
         """See `Problem`: with the context-parallel degree of this instance, and what its ranks exchange."""
         return {**request.options, **{name: instance.provenance[name] for name in (CP.name, CP_EXCHANGE.name)}}
@@ -166,7 +170,7 @@ class Joint(Problem):
     def instance(self, request: Request) -> Instance:
         """All depths, micro-batches and strategies that are possible, or those asked for, of one context-parallel degree.
         Raises InputError."""
-        request = within_runtime(within_optimizer(request))
+        request = self.within(request)
         if (first := request.options[RECOMPUTE_FIRST.name]) is not None:
             if (model := request.described_model) is None:
                 problem = f"is {first}, of a profile without a described model"
