@@ -143,10 +143,21 @@ class Problem(ABC):
         """Whether plans of an instance are predicted under the cost model `streams`, on the lanes of frameworks."""
         return bool(instance.provenance.get("cost_model") == "streams")
 
-    def without_layout(self, instance: Any, solution: Any) -> tuple[str, Any | None]:
-        """The layout that all units of a solution have under `streams`, and the instance of all others; None where there is no
-        other one."""
+    def layouts(self, instance: Any) -> Sequence[str]:
+        """Under `streams`, the layout that all units have in each configuration of an instance."""
         raise NotImplementedError(f"{self.name} has no layouts of all units")
+
+    def shapes(self, instance: Any) -> Sequence[str]:
+        """The schedule and the numbers of stages and micro-batches of each configuration of an instance."""
+        raise NotImplementedError(f"{self.name} has no configurations")
+
+    def only(self, instance: Any, places: Sequence[int]) -> Any:
+        """The instance with these of its configurations alone."""
+        return instance.only(places)
+
+    def evenly(self, instance: Any, places: Sequence[int]) -> Any | None:
+        """The same, with as many units in every stage as can be; None where cuts are not to be chosen."""
+        raise NotImplementedError(f"{self.name} has no configurations")
 
     def cost_model(self, instance: Any) -> str:
         """The name of the costs and the objective that a claim about the instance speaks of."""
@@ -208,6 +219,11 @@ class Problem(ABC):
     def instances(self, request: Request) -> Sequence[Any]:
         """The instances that planning solves, of which the best counts: by default the one of `instance`. Raises InputError."""
         return [self.instance(request)]
+
+    def within(self, request: Request) -> Request:
+        """The request with what its options leave of each other, and of the memory: as its instances have it. Raises
+        InputError."""
+        return request
 
     def options_of(self, instance: Any, request: Request) -> dict[str, Any]:
         """The options of a request, with what is settled in one of its instances: of a request of them, it is the only one."""

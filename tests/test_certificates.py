@@ -126,6 +126,16 @@ def test_a_plan_of_a_profile_is_checked_with_it() -> None:
     assert given is not None and given.faults == () and given.bound_ns is not None
 
 
+@pytest.mark.parametrize("runtime", ["torch", "torchtitan", "megatron"])
+def test_claims_within_a_runtime_are_checked_within_the_memory_that_it_leaves(runtime: str) -> None:
+    """In bfloat16, where torch keeps gradients of shards in float32 beside what the plan has."""
+    answer = tp.plan(model="llama3-8b", cluster="h100:8", batch=32, sequence=4096, for_=runtime, beside=False)
+    certified = tp.certify(answer)
+    assert certified.plan is not None
+    claim = checked(certified.plan).claim
+    assert claim is not None and claim.faults == () and claim.unchecked is None and claim.evidence
+
+
 def test_what_has_no_evidence_stays_as_it_is() -> None:
     made = tp.plan(like="galvatron-bmw", model="gpt2", cluster="cpu-4", batch=8, sequence=64)
     assert tp.certify(made) is made and made.plan is not None

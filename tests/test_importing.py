@@ -203,6 +203,20 @@ def test_recipes_become_the_plans_that_they_run(tmp_path: Path, name: str) -> No
         assert {unit.states.optimizer for unit in plan.units} == {"host"}
 
 
+def test_the_prediction_with_overlap_is_of_the_nodes_of_the_cluster(tmp_path: Path) -> None:
+    """Tensor parallelism over two nodes of four, where links between nodes are slow: not that of a node of eight."""
+    asked: dict[str, Any] = {"model": "qwen3-8b", "cluster": "rtx3090:4x2", "batch": 32, "sequence": 8192}
+    chosen: dict[str, Any] = {"tp": 8, "pipeline": 1, "one_strategy": True, "for_": "megatron"}
+    answer = tp.plan(**asked, **chosen)
+    assert answer.plan is not None and answer.answer.bound_ns is not None and answer.step_ns is not None
+    for name, text in tp.export(answer.plan, "megatron").files.items():
+        (tmp_path / name).write_text(text)
+    run = tp.import_run(tmp_path / "launch.sh", **asked, search=False)
+    assert isinstance(run.framework, Prediction) and run.framework.step_s is not None
+    assert answer.answer.bound_ns <= 1e9 * run.framework.step_s
+    assert 1e9 * run.framework.step_s == pytest.approx(answer.step_ns, rel=0.03)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("name", list(FILES))
 def test_recipes_are_judged(tmp_path: Path, name: str) -> None:

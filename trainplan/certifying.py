@@ -27,7 +27,7 @@ def certify(answer: Planned, time_limit: float | None = None, progress: Callable
     if plan is None or plan.claim is None or objective_ns is None or (evidence := problem.solvers().evidence) is None:
         return answer
     request, memory_bytes = answer.request, answer.request.with_margin(0).limit_bytes
-    instance = problem.with_memory(answer.instance, memory_bytes)
+    instance = problem.with_memory(answer.instance, problem.within(request.with_margin(0)).limit_bytes)
     begin = progress or (lambda _: None)
     begin("gathering evidence of the claim")
     search = Search(judge(instance), time_limit, progress=progress, objective=objective_ns)

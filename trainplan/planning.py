@@ -22,22 +22,20 @@ from trainplan.execution.walk.memory import BACKENDS
 from trainplan.formulations.plan import Claim, Plan
 from trainplan.formulations.problem import problem_of
 from trainplan.formulations.request import Request
+from trainplan.other_walks import OtherWalks
 from trainplan.planned import Planned
 from trainplan.predicting import predicted_on_lanes, predicted_plan
 from trainplan.presets import Preset
 from trainplan.profiling.base.errors import InputError, one_of, shown
 from trainplan.profiling.base.plugins import attribute
-from trainplan.profiling.base.quantities import format_time, plural
-from trainplan.solvers.core.answer import Answer, best_answer
+from trainplan.profiling.base.quantities import plural
+from trainplan.solvers.core.answer import Answer, best_answer, with_solution
 from trainplan.solvers.core.clock import Clock, Overrun, ended_after, grace_seconds
 from trainplan.solvers.core.registry import method as method_named
-from trainplan.solvers.core.result import Point, relative_gap
-from trainplan.solvers.core.search import CUTOFF
+from trainplan.solvers.core.result import Point
 from trainplan.solvers.core.solve import check_arguments, versions
 
 ROUNDS = 8
-LAYOUTS = 4  # more that are walked where lanes hide less than the relaxed problem has it
-HIDDEN = 0.002  # of the least claim that is left: by how much the best walk may be longer before others are walked, too
 ONE_STRATEGY = "the search of plans with one strategy"
 LEAST_SECONDS = 0.01  # that a search gets when the time is up
 MOST_NODES = 16  # times as many as a cluster has, up to which more of them are tried
@@ -70,7 +68,7 @@ def planned(
         raise InputError("command line", "--backend", f"is {shown(backend)}", one_of(backend, BACKENDS))
     preset.check(request)
     arguments = {"gap": gap, "seed": seed, "progress": progress, **options}
-    way = _Way(request, preset, method, backend, arguments, time_limit, tuple(incumbents))
+    way = Way(request, preset, method, backend, arguments, time_limit, tuple(incumbents))
     best = way.walked_again(_best(way))
     if not beside or best.plan is None or best.plan.one_strategy is not None or best.interrupted:
         return best
@@ -81,7 +79,7 @@ def planned(
         return best
 
 
-def _best(way: _Way) -> Planned:
+def _best(way: Way) -> Planned:
     """The plan of the least claimed objective whose programs fit, or why there is none."""
     rounds = [way.walk(0)]
     while way.excess_bytes(rounds[-1]) > 0 and len(rounds) < ROUNDS and not way.late and not rounds[-1].interrupted:
@@ -93,7 +91,7 @@ def _best(way: _Way) -> Planned:
 
 
 @dataclass(frozen=True)
-class _Way:
+class Way:
     """What stays the same in every round of one request."""
 
     request: Request
@@ -122,7 +120,11 @@ class _Way:
 
     def remaining(self) -> float:
         """Seconds left; infinite without a limit."""
-        return inf if self.time_limit is None else self.time_limit - (self.clock() - self.started)
+        return inf if self.time_limit is None else self.time_limit - self.elapsed()
+
+    def elapsed(self) -> float:
+        """Seconds since the beginning."""
+        return self.clock() - self.started
 
     @property
     def seconds(self) -> float | None:
@@ -161,7 +163,7 @@ class _Way:
         solution = problem.eased(answer.instance, answer.solution)
         if solution == answer.solution:
             return answer
-        return _with_solution(answer, solution, answer.result.solution_source or self.method)
+        return with_solution(answer, solution, answer.result.solution_source or self.method)
 
     def starts(self, instances: Sequence[Any]) -> dict[str, Any]:
         """The incumbents as an argument of a search, where there are some. Raises InputError."""
@@ -173,10 +175,11 @@ class _Way:
             raise InputError("command line", "--incumbents", problem_text, "leave them out")
         return {"incumbents": plans}
 
-    def search(self, instances: Sequence[Any], method: str, **arguments: Any) -> Answer:
-        """The preset's search of these instances, in the time that is left."""
+    def search(self, instances: Sequence[Any], method: str, seconds: float | None = None, **arguments: Any) -> Answer:
+        """The preset's search of these instances, in the time that is left. seconds: at most so many of it."""
         options = {name: self.request.options[name] for name in self.preset.search_options}
-        limits = {"time_limit": self.seconds, "clock": self.clock}
+        limit = self.seconds if seconds is None else max(LEAST_SECONDS, min(seconds, self.remaining()))
+        limits = {"time_limit": limit, "clock": self.clock}
         answer: Answer = attribute(self.preset.searcher)(instances, method, **limits, **options, **arguments)
         return answer
 
@@ -235,50 +238,27 @@ class _Way:
         return replace(made, plan=None, judged=None)
 
     def walked_again(self, best: Planned) -> Planned:
-        """The plan of the least walk among those of a few layouts, where the problem's step is relaxed: while the best walk is
-        longer than the step of the best solution of the layouts that are left, that one is walked, too. The bound stays that of
-        all of them."""
-        problem, method = self.preset.problem, self.method
-        if best.plan is None or best.judged is None or not problem.on_lanes(best.instance):
+        """The plan of the least walk among some, where the problem's step is relaxed, see `other_walks`."""
+        if best.plan is None or best.judged is None or not self.preset.problem.on_lanes(best.instance):
             return best
-        last, first, others = best, best, best.instance
-        arguments = {**self.arguments, "explained": False}
-        for _ in range(LAYOUTS):
-            if self.late or best.interrupted or best.judged.step_ns <= (1 + HIDDEN) * (last.answer.objective_ns or 0):
-                break
-            layout, others = problem.without_layout(others, last.answer.solution)
-            if others is None:
-                break
-            self.begin(f"solving again, without {layout}")
-            if CUTOFF in self.options_of_method:
-                arguments[CUTOFF] = best.judged.step_ns
-            answer = self.search([others], method, **arguments)
-            if answer.solution is None or (answer.objective_ns or 0) >= best.judged.step_ns:
-                break
-            last = self.plan(answer, best.margin_bytes)
-            solution = None if last.plan is None else problem.incumbent_of(first.instance, last.plan.in_model_dtype())
-            if last.plan is None or last.judged is None or solution is None:
-                break
-            if last.judged.step_ns < best.judged.step_ns and self.excess_bytes(last) <= 0:
-                claimed = format_time(first.answer.objective_ns or 0)
-                message = f"a plan with another layout is claimed at {claimed}; its walk is longer than this one's"
-                answer = _with_solution(first.answer, solution, message=message)
-                best = replace(last, answer=answer, plan=last.plan.changed(claim=self.claim(answer)))
-        return best
+        return OtherWalks(self, best).run()
 
     def bettered(self, best: Planned, uniform: Planned | None) -> Planned | None:
-        """The best plan with one strategy as the answer, where the search of all plans ended with nothing as good; None where
-        it did not."""
+        """The best plan with one strategy as the answer, where the search of all plans ended with nothing as good, by the walks
+        where answers are chosen by these; None where it did not."""
         if uniform is None or uniform.plan is None or uniform.margin_bytes > best.margin_bytes:
             return None
         problem, instance, result = self.preset.problem, best.instance, best.result
         solution = problem.of_uniform(instance, uniform.answer.solution)
         if solution is None or problem.violations(instance, solution):
             return None
-        objective = problem.evaluate(instance, solution).objective
-        if result.objective is None or objective >= result.objective:
+        if problem.on_lanes(instance) and best.judged is not None and uniform.judged is not None:
+            better = uniform.judged.step_ns < best.judged.step_ns
+        else:
+            better = result.objective is not None and problem.evaluate(instance, solution).objective < result.objective
+        if not better:
             return None
-        return self.plan(_with_solution(best.answer, solution, ONE_STRATEGY), best.margin_bytes)
+        return self.plan(with_solution(best.answer, solution, ONE_STRATEGY), best.margin_bytes)
 
     def least(self, bound_ns: int | None = None) -> Planned | None:
         """The exact method's plan with no more memory than some solution needs; None where no such memory is known in time.
@@ -375,18 +355,6 @@ class _Way:
         return Planned(self.request, self.preset, answer, None, needed_bytes=needed)
 
 
-def _with_solution(
-    answer: Answer, solution: Any, source: str = "the least walk of several layouts", message: str | None = None
-) -> Answer:
-    """An answer with another solution of its instance. source: where that comes from; message: what to say of it."""
-    problem, instance, result = problem_of(answer.instance), answer.instance, answer.result
-    objective = problem.evaluate(instance, solution).objective
-    taken: dict[str, Any] = {"objective": objective, "solution": problem.solution_dict(solution)}
-    taken |= {"gap": relative_gap(objective, result.bound), "solution_source": source}
-    taken |= {"evaluation": problem.describe(instance, solution), "message": message or result.message}
-    return replace(answer, result=replace(result, **taken), solution=solution, objective_ns=objective)
-
-
 def _bounded(answer: Answer, bound_ns: int | None) -> Answer:
     """An answer for less memory than was asked for, with the bound of the memory asked for."""
     return answer if answer.objective_ns is None else replace(answer, bound_ns=bound_ns)
@@ -406,7 +374,7 @@ def _judged(plan: Plan, request: Request, streams: bool = False) -> tuple[Plan, 
 
 def plan_answer(first: Planned, answer: Answer) -> Planned:
     """Another answer to a request that has been planned, as a plan with its own prediction and claim."""
-    return _Way(first.request, first.preset, answer.result.method, None, {}).plan(answer, first.margin_bytes)
+    return Way(first.request, first.preset, answer.result.method, None, {}).plan(answer, first.margin_bytes)
 
 
 def limits_bytes(plan: Plan, request: Request) -> list[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -66,12 +66,22 @@ class Joint(Problem):
         """The name of the costs, and how a step is judged."""
         return f"{super().cost_model(instance)}, {STEP_NAMES[instance.step]}"
 
-    def without_layout(self, instance: Instance, solution: Solution) -> tuple[str, Instance | None]:
-        """See `Problem`: the configurations of other layouts, of which each has one."""
-        layouts = [each.tables[0].states for each in instance.configurations]
-        layout = layouts[solution.configuration]
-        places = [place for place, each in enumerate(layouts) if each != layout]
-        return str(layout[0]), instance.only(places) if places else None
+    def layouts(self, instance: Instance) -> list[str]:
+        """See `Problem`."""
+        return [str(each.tables[0].states[0]) for each in instance.configurations]
+
+    def shapes(self, instance: Instance) -> list[str]:
+        """See `Problem`."""
+        return list(map(str, instance.configurations))
+
+    def evenly(self, instance: Instance, places: Sequence[int]) -> Instance | None:
+        """See `Problem`: embedding and head aside, and only where every one of these has cuts to choose."""
+        configurations = [instance.configurations[place] for place in places]
+        cuts = [instance.even_cuts(each.stages) for each in configurations]
+        if any(each.cuts is not None or each.stages == 1 for each in configurations) or None in cuts:
+            return None
+        even = [replace(each, cuts=chosen) for each, chosen in zip(configurations, cuts, strict=True)]
+        return replace(instance, configurations=tuple(even))
 
     def eased(self, instance: Instance, solution: Solution) -> Solution:
         """See `Problem`."""
@@ -137,7 +147,7 @@ class Joint(Problem):
     def instances(self, request: Request) -> list[Instance]:
         """One for each context-parallel degree asked for, and what its ranks exchange, that the devices, the tokens and the
         heads allow. Raises InputError."""
-        within_runtime(within_optimizer(request))  # says what they have none of, where one choice would just be left out
+        self.within(request)  # says what they have none of, where one choice would just be left out
         choices, made, refused = cp_choices(request.options), list[Instance](), list[InputError]()
         for degree, exchange in choices:
             chosen = {CP.name: str(degree), CP_EXCHANGE.name: exchange}
@@ -149,6 +159,10 @@ class Joint(Problem):
             raise refused[0]
         return made
 
+    def within(self, request: Request) -> Request:
+        """See `Problem`: with what its optimizer and its runtime have."""
+        return within_runtime(within_optimizer(request))
+
     def options_of(self, instance: Instance, request: Request) -> dict[str, Any]:
         """See `Problem`: with the context-parallel degree of this instance, and what its ranks exchange."""
         return {**request.options, **{name: instance.provenance[name] for name in (CP.name, CP_EXCHANGE.name)}}
@@ -156,7 +170,7 @@ class Joint(Problem):
     def instance(self, request: Request) -> Instance:
         """All depths, micro-batches and strategies that are possible, or those asked for, of one context-parallel degree.
         Raises InputError."""
-        request = within_runtime(within_optimizer(request))
+        request = self.within(request)
         if (first := request.options[RECOMPUTE_FIRST.name]) is not None:
             if (model := request.described_model) is None:
                 problem = f"is {first}, of a profile without a described model"

@@ -264,6 +264,13 @@ class Instance(ProblemInstance):
         """The same instance with only these configurations."""
         return replace(self, configurations=tuple(self.configurations[place] for place in places))
 
+    def even_cuts(self, stages: int) -> tuple[int, ...] | None:
+        """The first units of the stages after the first, with as many units between embedding and head in each as can be; None
+        where there is no such cut."""
+        cuts = tuple(1 + round((self.length - 2) * x / stages) for x in range(1, stages))
+        possible = all(a < b for a, b in pairwise((0, *cuts, self.length))) and all(self.cuttable[cut - 1] for cut in cuts)
+        return cuts if possible else None
+
     @cached_property
     def digest(self) -> str:
         """SHA-256 of what the answer depends on (not of names or provenance)."""

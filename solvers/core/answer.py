@@ -17,7 +17,8 @@ class Answer:
     """instance: the one whose solution is best. result: of the method on it. solution: None where nothing was found.
 
     objective_ns, bound_ns: what is claimed of the solution, and of all solutions of all instances: the claim's numbers, in the
-    problem's own terms (which may count more than `result` does). alternatives: a row for each instance that was tried.
+    problem's own terms (which may count more than `result` does). alternatives: a row for each instance that was tried; tried:
+    all of these, with the method's results, where the searcher keeps them.
     """
 
     instance: Any
@@ -26,6 +27,7 @@ class Answer:
     objective_ns: int | None
     bound_ns: int | None
     alternatives: tuple[dict[str, Any], ...] = field(default_factory=tuple)
+    tried: tuple[tuple[Any, Result], ...] = field(default=(), repr=False)
 
     @property
     def gap(self) -> float | None:
@@ -70,6 +72,16 @@ def stopped_with(best: Result, results: Iterable[Result]) -> Result:
     return best if best.stopped else replace(best, stopped=next((result.stopped for result in results if result.stopped), None))
 
 
+def with_solution(answer: Answer, solution: Any, source: str, message: str | None = None) -> Answer:
+    """An answer with another solution of its instance. source: where that comes from; message: what to say of it."""
+    problem, instance, result = problem_of(answer.instance), answer.instance, answer.result
+    objective = problem.evaluate(instance, solution).objective
+    taken: dict[str, Any] = {"objective": objective, "solution": problem.solution_dict(solution)}
+    taken |= {"gap": relative_gap(objective, result.bound), "solution_source": source}
+    taken |= {"evaluation": problem.describe(instance, solution), "message": message or result.message}
+    return replace(answer, result=replace(result, **taken), solution=solution, objective_ns=objective)
+
+
 def best_answer(
     instances: Sequence[Any], method: str, *, time_limit: float | None = None, clock: Clock | None = None, **arguments: Any
 ) -> Answer:
@@ -92,4 +104,4 @@ def best_answer(
     bound = least if best.objective is None or least is None else min(least, best.objective)
     rows = tuple({"name": each.name, "status": result.status, "time_ns": result.objective} for each, result in results)
     solution = None if best.solution is None else problem_of(instance).load_solution(best.solution)
-    return Answer(instance, best, solution, best.objective, bound, rows if len(rows) > 1 else ())
+    return Answer(instance, best, solution, best.objective, bound, rows if len(rows) > 1 else (), tuple(results))

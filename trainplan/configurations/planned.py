@@ -17,6 +17,7 @@ from trainplan.formulations.plan_units import Order, PlannedUnit, planned_unit
 from trainplan.formulations.request import Request
 from trainplan.formulations.strategies import Strategy
 from trainplan.formulations.streams.layout import recompute_of
+from trainplan.formulations.streams.links import Links
 from trainplan.profiling.base.errors import COMMAND_LINE, InputError, one_of
 from trainplan.profiling.base.files import read_data
 from trainplan.profiling.clusters.cluster import Cluster
@@ -284,7 +285,7 @@ def framework_prediction(configuration: Configuration, plan: Plan, cluster: Clus
     layout = replace(
         laid.layout, recompute=again, sequence_parallel=shared, exchange=exchange, recipe=recipe, stage_layers=cuts
     )
-    return predict_laid(replace(laid, layout=layout), shipped_efficiencies())
+    return predict_laid(replace(laid, layout=layout, links=Links.of_cluster(cluster)), shipped_efficiencies())
 
 
 def _layers(model: Model, first: int, last: int) -> int:

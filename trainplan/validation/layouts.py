@@ -9,6 +9,7 @@ from typing import Any
 
 from trainplan.formulations.strategies import Exchange
 from trainplan.formulations.streams.layout import Framework, RunLayout
+from trainplan.formulations.streams.links import Links
 from trainplan.formulations.streams.units import splittable
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.clusters.efficiencies import Precision
@@ -45,7 +46,7 @@ LORA = re.compile(r"lora|peft", re.IGNORECASE)
 @dataclass(frozen=True)
 class LaidRun:
     """A row, laid out. network_bytes_per_s: of a device's share of the network, where the row's note says it. assumed: what the
-    row leaves open, and what is taken."""
+    row leaves open, and what is taken. links: of the cluster that it runs on, where that is known; else the data sheet's."""
 
     run: Run
     model: Model
@@ -54,6 +55,7 @@ class LaidRun:
     layout: RunLayout
     network_bytes_per_s: float | None
     assumed: Mapping[str, str]
+    links: Links | None = None
 
 
 def laid_run(run: Run) -> LaidRun:

@@ -163,7 +163,7 @@ def predict_laid(laid: LaidRun, table: EfficiencyTable) -> Prediction:
 
 def step_of(laid: LaidRun, table: EfficiencyTable) -> StreamsStep:
     """The step of a run with these efficiencies."""
-    links = Links.of(laid.sheet, table, laid.run.gpus, laid.network_bytes_per_s)
+    links = laid.links or Links.of(laid.sheet, table, laid.run.gpus, laid.network_bytes_per_s)
     step = streams_step(laid.model, laid.layout, device_kind(laid.name, table), links)
     devices = min(laid.run.gpus, laid.sheet.host.devices)
     return with_host(step, laid.model, laid.layout, host_of(laid.sheet, laid.sheet.host.devices, table), devices)

@@ -1,0 +1,160 @@
+"""Walks of more plans than the one of the least claim, where lanes hide less than the relaxed problem has it.
+
+Under `streams` a claim is at most the walk of the plan's programs, so that a plan with a larger claim may have a shorter walk.
+While the best walk is longer than the least claim that is left, other solutions are walked, of all instances of a request:
+
+    layouts   of the layouts that are left, the best solution
+    shapes    of the numbers of stages and micro-batches that are left, where the best walk is far above the first claim
+    even      with as many layers in each stage, of the best plan's numbers, for a few layouts; where it still is
+
+The bound stays that of all solutions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from trainplan.planned import Planned
+from trainplan.profiling.base.quantities import format_time, plural
+from trainplan.solvers.core.answer import Answer, stopped_with, with_solution
+from trainplan.solvers.core.result import Result
+from trainplan.solvers.core.search import CUTOFF
+
+if TYPE_CHECKING:
+    from trainplan.planning import Way
+
+LAYOUTS, SHAPES, EVEN = 4, 4, 2  # that are walked at most
+HIDDEN = 0.002  # of the least claim that is left: by how much the best walk may be longer before others are walked, too
+FAR = 0.02  # the same, before other numbers of stages and micro-batches, and even stages, are tried
+SECONDS = 10.0  # for these two, each; as many as the search before took, where that was longer
+SOURCE = "the least walk of several plans"
+
+
+@dataclass
+class Part:
+    """Some configurations of an instance of a request. names: of all its configurations, alike where one stands for all of that
+    name; places: of those that are left; even: whether their cuts are; floor_ns: a claim that none of them is below; answer:
+    their best solution, None until it is searched."""
+
+    whole: Any
+    result: Result
+    names: Sequence[str]
+    places: list[int]
+    even: bool
+    floor_ns: int
+    answer: Answer | None = None
+
+    @property
+    def claim_ns(self) -> int | None:
+        """The least claim of what is left; None where none is known."""
+        return None if self.answer is None else self.answer.objective_ns
+
+    def solution(self) -> Any:
+        """The best solution as one of the whole instance."""
+        assert self.answer is not None
+        solution = self.answer.solution
+        return replace(solution, configuration=self.places[solution.configuration])
+
+    def leave_out(self, solution: Any) -> None:
+        """Leave all out that are like a solution of the whole instance."""
+        name = self.names[solution.configuration]
+        self.places = [place for place in self.places if self.names[place] != name]
+        self.floor_ns, self.answer = self.claim_ns or self.floor_ns, None
+
+
+class OtherWalks:
+    """The search for the plan of the least walk, beginning from the one of the least claim."""
+
+    def __init__(self, way: Way, best: Planned) -> None:
+        self.way, self.best, self.first, self.problem = way, best, best, way.preset.problem
+        tried = best.answer.tried or ((best.instance, best.result),)
+        self.wholes = [(instance, result) for instance, result in tried if result.objective is not None]
+        self.walked = [(best.instance, best.answer.solution)]
+
+    def run(self) -> Planned:
+        """The plan of the least walk among those tried."""
+        problem = self.problem
+        self.among(self.parts(problem.layouts), LAYOUTS, HIDDEN)
+        for parts, most in ((lambda: self.parts(problem.shapes), SHAPES), (self.even_parts, EVEN)):
+            if self.step_ns > (1 + FAR) * (self.first.answer.objective_ns or 0):
+                self.among(parts(), most, FAR, max(SECONDS, self.way.elapsed()))
+        return self.best
+
+    @property
+    def step_ns(self) -> int:
+        """The best walk."""
+        assert self.best.judged is not None
+        return self.best.judged.step_ns
+
+    def parts(self, names: Callable[[Any], Sequence[str]]) -> list[Part]:
+        """All instances, without what is like solutions that have been walked. names: of an instance's configurations."""
+        parts = []
+        for whole, result in self.wholes:
+            part = self.part(whole, result, names(whole), range(len(whole.configurations)))
+            if result.solution is not None:
+                best = self.problem.load_solution(result.solution)
+                part.answer = Answer(whole, result, best, result.objective, result.bound)
+            for instance, solution in self.walked:
+                if instance is whole:
+                    part.leave_out(solution)
+            parts.append(part)
+        return parts
+
+    def even_parts(self) -> list[Part]:
+        """Of all instances, what has the best plan's numbers of stages and micro-batches, with even stages."""
+        problem, best = self.problem, self.best
+        shape = problem.shapes(best.instance)[best.answer.solution.configuration]
+        parts = []
+        for whole, result in self.wholes:
+            places = [place for place, each in enumerate(problem.shapes(whole)) if each == shape]
+            if places and problem.evenly(whole, places) is not None:
+                parts.append(self.part(whole, result, problem.layouts(whole), places, even=True))
+        return parts
+
+    def part(self, whole: Any, result: Result, names: Sequence[str], places: Iterable[int], even: bool = False) -> Part:
+        """A part of which no more is known than of its instance."""
+        assert result.objective is not None
+        return Part(whole, result, names, list(places), even, result.objective)
+
+    def among(self, parts: Sequence[Part], most: int, above: float, seconds: float | None = None) -> None:
+        """Walk the best solution of these parts, then the best of what is left without it, and so on, up to so many.
+
+        above: by how much of the least claim the best walk has to be longer; seconds: for all of it.
+        """
+        began = self.way.elapsed()
+        for _ in range(most):
+            for part in parts:
+                left = None if seconds is None else seconds - (self.way.elapsed() - began)
+                if self.way.late or self.best.interrupted or (left is not None and left <= 0):
+                    return
+                if part.answer is None and part.places and self.step_ns > (1 + above) * part.floor_ns:
+                    part.answer = self.searched(part, left)
+            known = [(part.claim_ns, place) for place, part in enumerate(parts) if part.claim_ns is not None]
+            if not known or self.step_ns <= (1 + above) * min(known)[0]:
+                return
+            part = parts[min(known)[1]]
+            solution = part.solution()
+            self.walk(part, solution)
+            part.leave_out(solution)
+
+    def searched(self, part: Part, seconds: float | None) -> Answer:
+        """The best solution of a part, where its claim is below the best walk."""
+        way, problem = self.way, self.problem
+        left = problem.evenly(part.whole, part.places) if part.even else problem.only(part.whole, part.places)
+        arguments = {**way.arguments, "explained": False}
+        if CUTOFF in way.options_of_method:
+            arguments[CUTOFF] = self.step_ns
+        way.begin(f"solving again, {plural(len(part.places), 'configuration')}" + ", with even stages" * part.even)
+        return way.search([left], way.method, seconds=seconds, **arguments)
+
+    def walk(self, part: Part, solution: Any) -> None:
+        """Walk the plan of a part's best solution; where it fits and its walk is the shortest, it is the best."""
+        self.walked.append((part.whole, solution))
+        first = self.first.answer
+        answer = replace(first, instance=part.whole, result=stopped_with(part.result, [first.result]))
+        message = f"another plan is claimed at {format_time(first.objective_ns or 0)}; its walk is longer than this one's"
+        made = self.way.plan(with_solution(answer, solution, SOURCE, message), self.first.margin_bytes)
+        if made.judged is not None and made.judged.step_ns < self.step_ns and self.way.excess_bytes(made) <= 0:
+            self.best = made
