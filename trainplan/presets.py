@@ -2,7 +2,8 @@
 that `throughput` compares.
 
 `plan --like NAME` plans as one of them. A problem's name will do as well: it is then planned with nothing fixed. Where none is
-named, `plan` plans as DEFAULT, or, where that does not take what is asked for, as OTHERWISE.
+named, `plan` plans as DEFAULT, or, where that does not take what is asked for, as OTHERWISE, and devices of several kinds as
+MIXED.
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ PRESETS = {
         ),
     )
 }
-DEFAULT, OTHERWISE = list(PRESETS)[:2]
+DEFAULT, OTHERWISE, MIXED = list(PRESETS)[:3]
 
 
 def default_parameters() -> tuple[Parameter, ...]:

@@ -30,6 +30,7 @@ from trainplan.planning import planned
 from trainplan.predicting import plan_profile
 from trainplan.presets import (
     DEFAULT,
+    MIXED,
     OPTIMUM,
     OTHERWISE,
     PLANNERS,
@@ -116,8 +117,8 @@ def plan(
 
     How to search:
     like: a preset (joint, galvatron-bmw, amp, autopipe, h3t) or a problem (default: joint; what that does not take is
-    planned as galvatron-bmw, and `instead` says why). method: a name of `methods`. backend: of `run`, on which the plan
-    must fit, too. time_limit: seconds until searches end. gap: relative gap at which to stop. seed: of the method. cold:
+    planned as galvatron-bmw, on devices of several kinds as amp, and `instead` says why). method: a name of `methods`.
+    backend: of `run`, on which the plan must fit, too. time_limit: seconds until searches end. gap: relative gap at which to stop. seed: of the method. cold:
     MILP and CP-SAT do not begin from the plan of a fast method. solver_memory: what the method may take, such as "8GiB".
     jobs: processes that search, which change nothing in the answer (default: 1). beside: look for the best plan with one
     strategy, and for the prices of constraints, too. incumbents: plans,
@@ -145,7 +146,8 @@ def plan(
         choices = choices_of(chosen, choices, instead)
     made = _request(chosen, method, asked, choices)
     if like is None and instead is None and (instead := chosen.problem.unsuited(made)) is not None:
-        chosen = preset(OTHERWISE)
+        mixed = made.cluster is not None and len(made.cluster.used_kinds) > 1
+        chosen = preset(MIXED if mixed else OTHERWISE)
         choices = choices_of(chosen, choices, instead)
         made = _request(chosen, method, asked, choices)
     limits: dict[str, Any] = {"gap": gap, "seed": seed, "progress": progress, "cold": cold, "solver_memory": solver_memory}

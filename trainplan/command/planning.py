@@ -12,14 +12,15 @@ from trainplan.command import bars, options, render
 from trainplan.command.options import Command, Outcome, exit_code, flag, flags_of, output, panel, takes, value_of
 from trainplan.pictures import drawn
 from trainplan.planned import Planned
-from trainplan.presets import DEFAULT, OTHERWISE, PRESETS, Preset, default_parameters, preset
+from trainplan.presets import DEFAULT, MIXED, OTHERWISE, PRESETS, Preset, default_parameters, preset
 from trainplan.profiling.base.errors import InputError
 
 ALL = "all"
 LEAST_SECONDS = 2.0  # for evidence of a claim, which is looked for no longer than the plan was
 LIKE_HELP = (
     f"A preset ({', '.join(PRESETS)}), a problem, or '{ALL}' to hold all presets side by side. "
-    f"[default: {DEFAULT}; {OTHERWISE} where {DEFAULT} does not take what is asked for, and the answer says why]"
+    f"[default: {DEFAULT}; where it does not take what is asked for, {OTHERWISE}, on devices of several kinds {MIXED}, and the "
+    "answer says why]"
 )
 OUTPUTS = panel(
     options.OUTPUT,
