@@ -57,6 +57,13 @@ def test_a_plan_that_fills_the_memory_is_exported_to_torchtitan() -> None:
     assert tp.plan(**asked, for_="torchtitan", dtype="float32", beside=False).plan is not None  # gradients are so already
 
 
+def test_an_export_says_that_embedding_and_head_are_not_recomputed() -> None:
+    asked: dict[str, Any] = {"model": "qwen3-8b", "cluster": "a100-16", "batch": 256, "sequence": 4096, "micro_batches": 8}
+    plan = tp.plan(**asked, for_="deepspeed", beside=False).plan
+    assert plan is not None and all(strategy.ckpt for strategy in plan.strategies())
+    assert [line for line in tp.export(plan, "deepspeed").left_out if "embedding and head" in line]
+
+
 def test_the_price_of_a_runtime_is_printed() -> None:
     done = call(
         "plan", "--model", "llama3-8b", "--cluster", "h100:8x1", "--batch", "16", "--sequence", "4096", "--for", "megatron"
