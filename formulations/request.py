@@ -62,12 +62,14 @@ class Request:
     @property
     def precision(self) -> Precision:
         """The dtypes of model states of its plans, unless these are on the host, where they are the model's. Raises InputError
-        where gradients are asked for in float32, and no optimizer works in it."""
+        where gradients are asked for in float32, and neither the model nor the optimizer is in it."""
         if self.profile is not None:
             usual = self.profile.precision
         else:
             usual = PLAIN if self.model is None else usual_precision(self.model.element_bytes)
         if self.options.get("gradients", "model") == "model":
+            return usual
+        if (model := self.described_model) is not None and model.dtype == "float32":
             return usual
         if usual.master is None:
             fix = "leave it out: the optimizer works in the model's dtype, without float32 masters"

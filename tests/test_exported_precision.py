@@ -56,19 +56,27 @@ def exported(plan: Plan, runtime: str, folder: Path) -> Path:
 )
 @pytest.mark.parametrize("gradients", ["model", "float32"])
 def test_what_is_exported_is_read_back(runtime: str, recipe: str, gradients: str, tmp_path: Path) -> None:
-    """With the same units, states and step. (torchtitan has gradients in float32 alone, which its export says.)"""
+    """With the same units, states and step. (torchtitan has gradients in float32 alone, and is planned with these.)"""
     plan = planned(runtime, precision=recipe, gradients=gradients, zero="3" if runtime in ("torchtitan", "deepspeed") else "1")
     export = tp.export(plan, runtime)
-    told = [line for line in export.left_out if "gradients are reduced in float32" in line]
-    assert len(told) == (runtime == "torchtitan" and gradients == "model")
+    assert plan.precision.gradients == ("float32" if runtime == "torchtitan" else gradients)
     options = {"batch": 64, "sequence": 2048, "model": "llama3-8b"} if runtime == "deepspeed" else {}
     back = tp.import_run(exported(plan, runtime, tmp_path), cluster="b200:8", search=False, **options)
     assert [unit.precision for unit in back.plan.units] == [unit.precision for unit in plan.units]
     assert back.plan.precision == (export.plan or plan).precision
     assert not back.configuration.unknown and not any("takes longer" in note for note in back.configuration.notes)
-    if recipe != "model" and not told:
+    if recipe != "model":
         assert back.judged.step_ns == plan.predicted.step_ns  # type: ignore[union-attr]
         assert max(back.judged.peak_bytes) == max(plan.predicted.peak_bytes)  # type: ignore[union-attr]
+
+
+def test_torchtitan_is_said_to_reduce_gradients_in_float32_where_the_plan_does_not() -> None:
+    asked: dict[str, Any] = {"model": "llama3-8b", "cluster": "b200:8", "batch": 64, "sequence": 2048, "beside": False}
+    plan = tp.plan(**asked, gap=0.05, forbid=["ckpt"], zero="3", pipeline=1, one_strategy=True, tp=1).plan
+    assert plan is not None and plan.precision.gradients == "model"
+    export = tp.export(plan, "torchtitan")
+    assert any("gradients are reduced in float32" in line for line in export.left_out)
+    assert export.plan is not None and export.plan.precision.gradients == "float32"
 
 
 @pytest.mark.parametrize("recipe", list(MEGATRON))

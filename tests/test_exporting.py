@@ -40,6 +40,8 @@ TINY |= {
     "nemotron": {"model_type": "nemotron", **DECODER},
 }
 
+ENDS_KEPT = "recomputation of embedding and head"
+
 
 def plan_of(config: dict[str, Any] | str, firsts: list[int], micro_batches: int = 4, **changes: Any) -> Plan:
     """A plan whose stages begin at these units (the first at 0). strategies: of all units, or of each."""
@@ -165,7 +167,7 @@ def test_torchtitan(monkeypatch: pytest.MonkeyPatch) -> None:
     assert dp * parallel["tensor_parallel_degree"] * parallel["pipeline_parallel_degree"] == plan.world
     assert toml["activation_checkpoint"] == {"mode": "full"}
     assert parallel["pipeline_parallel_schedule"] == "1F1B" and "schedule.csv" not in found.files
-    assert [line.split(":")[0] for line in found.left_out] == ["dp2-tp2", "tokens", "the model llama2-7b"]
+    assert [line.split(":")[0] for line in found.left_out] == ["dp2-tp2", "tokens", ENDS_KEPT, "the model llama2-7b"]
     config = titan_apply(found.files["torchtitan_config.py"], monkeypatch)
     renamed = [[{"output": "lm_head"}.get(name, name) for name in part] for part in parts]
     assert vars(config.parallelism) == {**parallel, "module_fqns_per_model_part": renamed}
@@ -315,7 +317,7 @@ def test_megatron_degrees_and_left_out() -> None:
     assert "--use-distributed-optimizer" in found.settings["arguments"]
     assert "--untie-embeddings-and-output-weights" in found.settings["model"]
     assert given["--recompute-granularity"] == "full"
-    assert [line.split(":")[0] for line in found.left_out] == ["order of tp2-sdp4", "tp2-sdp4"]
+    assert [line.split(":")[0] for line in found.left_out] == ["order of tp2-sdp4", "tp2-sdp4", ENDS_KEPT]
     some = plan_of(TINY["llama"], [0, 3], strategies=["single", "single-ckpt", *["single"] * 6], sliced=1)
     left = tp.export(some, "megatron").left_out
     assert [line.split(":")[0] for line in left] == ["sliced", "recomputation of single units"] and "1 of 6" in left[1]

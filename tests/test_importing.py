@@ -275,7 +275,8 @@ def test_what_context_parallel_ranks_exchange_comes_back_from_megatron(tmp_path:
     plan = plan_of(model, [text] * len(model.units), strategy.group, 16, 4).changed(precision={"master": "float32"})
     exported, back = read_back(plan, tmp_path, target, {"megatron": "launch.sh", "megatron-bridge": "bridge.yaml"}[target])
     cut_alike(exported.plan, back)
-    assert exported.left_out == () and {unit.layout.exchange for unit in back.units} == {strategy.exchange}
+    assert len(exported.left_out) == strategy.ckpt, "but for embedding and head, which are not recomputed"
+    assert {unit.layout.exchange for unit in back.units} == {strategy.exchange}
     if target == "megatron":
         words = exported.settings["arguments"]
         said = [words[words.index(name) + 1] for name in ("--context-parallel-size", "--cp-comm-type")]

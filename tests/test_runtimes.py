@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from typing import Any
 
 import pytest
 from trainplan.formulations.joint.runtimes import RUNTIMES
@@ -42,6 +43,25 @@ def test_the_best_plan_for_a_runtime_is_exported_to_it(runtime: str, asked: dict
             world *= degree
         assert world == within.plan.world and training["mixed_precision_param"] == "bfloat16"
         assert ("module_fqns_per_model_part" in parallel) == (len(within.plan.stages) > 1)
+
+
+def test_a_plan_that_fills_the_memory_is_exported_to_torchtitan() -> None:
+    """Gradients are in float32 there, with which the plan without the runtime does not fit."""
+    asked: dict[str, Any] = {"model": "qwen3-8b", "cluster": "h100:8", "batch": 64, "sequence": 4096, "gap": 1e-3}
+    within = tp.plan(**asked, for_="torchtitan", beside=False)
+    assert within.plan is not None and within.plan.precision.gradients == "float32" and within.plan.predicted is not None
+    found = tp.export(within.plan, "torchtitan")
+    assert not any("gradients" in line for line in found.left_out)
+    assert found.settings["peak_bytes"] <= within.plan.memory_bytes
+    assert tp.check(within.plan).faults == ()
+    assert tp.plan(**asked, for_="torchtitan", dtype="float32", beside=False).plan is not None  # gradients are so already
+
+
+def test_an_export_says_that_embedding_and_head_are_not_recomputed() -> None:
+    asked: dict[str, Any] = {"model": "qwen3-8b", "cluster": "a100-16", "batch": 256, "sequence": 4096, "micro_batches": 8}
+    plan = tp.plan(**asked, for_="deepspeed", beside=False).plan
+    assert plan is not None and all(strategy.ckpt for strategy in plan.strategies())
+    assert [line for line in tp.export(plan, "deepspeed").left_out if "embedding and head" in line]
 
 
 def test_the_price_of_a_runtime_is_printed() -> None:

@@ -14,16 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from trainplan.planned import Planned
+from trainplan.presets import Preset
 from trainplan.profiling.base.quantities import format_time, plural
 from trainplan.solvers.core.answer import Answer, stopped_with, with_solution
 from trainplan.solvers.core.result import Result
 from trainplan.solvers.core.search import CUTOFF
-
-if TYPE_CHECKING:
-    from trainplan.planning import Way
 
 LAYOUTS, SHAPES, EVEN = 4, 4, 2  # that are walked at most
 HIDDEN = 0.002  # of the least claim that is left: by how much the best walk may be longer before others are walked, too
@@ -62,6 +60,55 @@ class Part:
         name = self.names[solution.configuration]
         self.places = [place for place in self.places if self.names[place] != name]
         self.floor_ns, self.answer = self.claim_ns or self.floor_ns, None
+
+
+class Way(Protocol):
+    """What is asked of the way from the request to its plan, see `planning.Way`."""
+
+    @property
+    def preset(self) -> Preset:
+        """What plans the request."""
+        ...
+
+    @property
+    def method(self) -> str:
+        """The name of the method."""
+        ...
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Those of its searches."""
+        ...
+
+    @property
+    def late(self) -> bool:
+        """Whether the time is up."""
+        ...
+
+    @property
+    def options_of_method(self) -> set[str]:
+        """The names of the options that the method has."""
+        ...
+
+    def elapsed(self) -> float:
+        """Seconds since the beginning."""
+        ...
+
+    def begin(self, what: str) -> None:
+        """Tell the caller what is begun."""
+        ...
+
+    def search(self, instances: Sequence[Any], method: str, seconds: float | None = None, **arguments: Any) -> Answer:
+        """The best solution of these instances."""
+        ...
+
+    def plan(self, answer: Answer, margin: int) -> Planned:
+        """The plan of an answer, walked."""
+        ...
+
+    def excess_bytes(self, tried: Planned) -> int:
+        """By how much a plan exceeds the memory."""
+        ...
 
 
 class OtherWalks:

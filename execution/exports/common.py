@@ -166,10 +166,13 @@ def micro_batch_samples(plan: Plan, data_degree: int) -> int:
 
 
 def recomputation(plan: Plan) -> tuple[bool, list[str]]:
-    """Whether layers are recomputed, which is all or none in other runtimes; and what is to be said where the plan has some."""
+    """Whether layers are recomputed, which is all or none in other runtimes; and what is to be said where the plan has some,
+    or recomputes its ends, which no other runtime does."""
+    ends = [s.ckpt for unit, s in zip(plan.units, plan.strategies(), strict=True) if unit.name in ENDS]
+    kept = "recomputation of embedding and head: here what they compute is kept; less time"
     inner = [s.ckpt for unit, s in zip(plan.units, plan.strategies(), strict=True) if unit.name not in ENDS]
     some = f"recomputation of single units: the plan has {sum(inner)} of {len(inner)}, here all layers are; more time"
-    return any(inner), [some] if any(inner) and not all(inner) else []
+    return any(inner), [some] * (any(inner) and not all(inner)) + [kept] * any(ends)
 
 
 def first_recomputed(plan: Plan) -> int | None:

@@ -218,7 +218,8 @@ class Joint(Problem):
             for l in range(first, last + 1):
                 option = instance.table(configuration, x, l).options[solution.choice[l]]
                 chosen += [option] * (units[l].last - units[l].first + 1)
-        kept: dict[str, Any] = {"precision": request.precision, "optimizer": request.options.get(OPTIMIZER.name, "adamw")}
+        kept: dict[str, Any] = {"precision": self.within(request).precision}
+        kept |= {"optimizer": request.options.get(OPTIMIZER.name, "adamw")}
         if any(option.host for option in chosen):
             nvlink = not _shares_bus(request)
             streamed = instance.provenance.get("cost_model") == COST_MODEL  # else one thing after the other, as tables price it

@@ -8,7 +8,7 @@ megatron-bridge: the same, by Megatron-Bridge's GPTModelProvider.
 
 torchtitan: one strategy for all units, sharded by FSDP2 (ZeRO stage 3, or 2 where parameters stay gathered) or copied, tensor
 parallelism with the tokens shared, recomputation of whole layers, 1F1B and GPipe with stages of whole layers, context
-parallelism that exchanges keys.
+parallelism that exchanges keys. Gradients are in float32, as its mixed precision reduces and keeps them.
 
 deepspeed: one stage, one strategy for all units, ZeRO stages 1 to 3 among all ranks or copies, recomputation of whole layers,
 the optimizer's states or all on the host (`--host`). accelerate: one stage, shards of FSDP2 (ZeRO stages 2 and 3), copies of
@@ -30,7 +30,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from trainplan.formulations.joint.asked import CP, CP_EXCHANGE, OPTIMIZER, PRECISION
+from trainplan.formulations.joint.asked import CP, CP_EXCHANGE, GRADIENTS, OPTIMIZER, PRECISION
 from trainplan.formulations.joint.first_layers import RECOMPUTE_FIRST
 from trainplan.formulations.joint.space import SCHEDULES, ZERO_STAGES
 from trainplan.formulations.joint.tables import HOST_PARTS
@@ -55,7 +55,8 @@ class Runtime:
     it is None; by_torch: whether it is DTensor and FSDP2, of
     models as transformers builds them (see `_under_fsdp`). families: of the models that it has, all of them where it is None;
     tied: whether their head may be the embedding's matrix; first_layers: whether stages can recompute their
-    first layers alone. muon: the ZeRO stages in which it has Muon, none where it does not. recipes: of products in fewer
+    first layers alone. wide_gradients: whether gradients are in float32
+    wherever masters are. muon: the ZeRO stages in which it has Muon, none where it does not. recipes: of products in fewer
     bits."""
 
     schedules: tuple[str, ...]
@@ -76,6 +77,7 @@ class Runtime:
     families: Collection[str] | None = None
     tied: bool = True
     first_layers: bool = False
+    wide_gradients: bool = False
     muon: tuple[int, ...] = ()
     recipes: Collection[str] = ()
 
@@ -124,6 +126,7 @@ RUNTIMES = {
         exchanges=("keys",),
         families=("llama", "qwen3"),
         tied=False,
+        wide_gradients=True,
         recipes=("fp8-current", "mxfp8"),
     ),
     "deepspeed": Runtime(
@@ -205,6 +208,8 @@ def within_runtime(request: Request) -> Request:
         "sliced": options["sliced"] if runtime.sliced else 0,
         "host": _host(name, options["host"]),
     }
+    if runtime.wide_gradients and request.precision.master is not None:
+        kept[GRADIENTS.name] = "float32"
     if runtime.one_stage:
         if options["pipeline"] not in (None, 1):
             raise InputError(COMMAND_LINE, "--pipeline", f"is {options['pipeline']}", f"give 1: {name} runs no other")

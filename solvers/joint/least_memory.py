@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from trainplan.formulations.joint.enumeration import solution_count, solutions
 from trainplan.formulations.joint.evaluation import Evaluation, evaluate, over_memory
+from trainplan.formulations.joint.first_layers import RECOMPUTE_FIRST
 from trainplan.formulations.joint.problem import Configuration, Instance, Solution
 from trainplan.solvers.core.result import Infeasibility, short_of_memory
 from trainplan.solvers.joint.filling import LARGEST, excess_bytes, ways
@@ -104,8 +105,11 @@ def _over_host(instance: Instance, places: Sequence[int], solution: Solution) ->
 
 
 def _may_offload(instance: Instance, configuration: Configuration) -> bool:
-    """Whether units could have their inputs on the host, and no option has."""
+    """Whether units could have their inputs on the host, which goes with neither context parallelism nor a number of first
+    layers to recompute, and no option has."""
     origin = instance.provenance
+    if RECOMPUTE_FIRST.name in origin:
+        return False
     tables = [table for each in configuration.tables for table in each.units]
     there = any("hidden" in option.host for table in tables for option in table.options)
     return origin.get("cost_model") == "streams" and origin.get("cp") == "1" and not there

@@ -103,3 +103,10 @@ def test_what_no_plan_has_is_refused(options: dict[str, Any], said: str) -> None
     with pytest.raises(InputError) as error:
         tp.plan(**LARGE, **options)
     assert said in str(error.value)
+
+
+def test_what_goes_not_beside_is_not_advised() -> None:
+    asked: dict[str, Any] = {**LARGE, "memory": "800MiB", "beside": False, "micro_batches": 8}
+    reasons = [tp.plan(**asked, **more).result.reason for more in ({}, {"recompute_first": "any"})]
+    assert all(reason is not None for reason in reasons)
+    assert ["host hidden" in str(reason) for reason in reasons] == [True, False]

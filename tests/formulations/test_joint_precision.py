@@ -105,10 +105,13 @@ def test_gradients_in_float32_take_twice_the_bytes(layout: str, cost_model: str)
     assert more >= 2 * numbers, "those of its layers, and of the embedding"
 
 
-def test_gradients_in_float32_need_masters() -> None:
+def test_gradients_in_float32_need_masters_unless_all_is_in_float32() -> None:
     asked: dict[str, Any] = {"model": LLAMA, "cluster": CLUSTER, "batch": 32, "gradients": "float32"}
+    whole = {**asked, "model": load_model("gpt2", 256, "float32").with_fields(n_layer=2), "beside": False}
+    plans = [tp.plan(**{**whole, "gradients": word}).plan for word in ("float32", "model")]
+    assert plans[0] is not None and plans[1] is not None and plans[0].content == plans[1].content
     with pytest.raises(InputError, match="gradients is float32; leave it out: the optimizer works in the model's dtype"):
-        tp.plan(**{**asked, "model": load_model("gpt2", 256, "float32")})
+        tp.plan(**{**asked, "model": load_model("gpt2", 256, "float64")}, cost_model="executed")
     with pytest.raises(InputError, match="float32, with states on the host, which are in the model's dtype; give model"):
         tp.plan(**asked, cost_model="executed", host="all")
 
