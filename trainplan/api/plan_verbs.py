@@ -119,12 +119,11 @@ def plan(
     like: a preset (joint, galvatron-bmw, amp, autopipe, h3t) or a problem (default: joint; what that does not take is
     planned as galvatron-bmw, on devices of several kinds as amp, and `instead` says why). method: a name of `methods`.
     backend: of `run`, on which the plan must fit, too. time_limit: seconds until searches end. gap: relative gap at which to
-    stop. seed: of the method. cold: MILP and CP-SAT do not begin from the plan of a fast method. solver_memory: what the method may take, such as "8GiB".
-    jobs: processes that search, which change nothing in the answer (default: 1). beside: look for the best plan with one
-    strategy, and for the prices of constraints, too. incumbents: plans,
-    of whatever preset, that the search begins from (joint). progress: called with a text that names what is begun, and with
-    a `Point` (seconds, objective, bound, in ns) for each better plan or bound, such as `progress=print`. measuring: called
-    with the reports of measuring.
+    stop. seed: of the method. cold: MILP and CP-SAT do not begin from the plan of a fast method. solver_memory: what the method
+    may take, such as "8GiB". jobs: processes that search, which change nothing in the answer (default: 1). beside: look for the
+    best plan with one strategy, and for the prices of constraints, too. incumbents: plans, of whatever preset, that the search
+    begins from (joint). progress: called with a text that names what is begun, and with a `Point` (seconds, objective, bound,
+    in ns) for each better plan or bound, such as `progress=print`. measuring: called with the reports of measuring.
 
     choices: what is fixed, of what the preset chooses, and options of the method:
     joint: sliced, chunks, by_unit, hybrid, sequence_parallel, modules, host, gradients (model, float32), optimizer (adamw,
