@@ -19,7 +19,7 @@ from trainplan.profiling.base.errors import InputError
 
 RUNTIME, VERSION = "DeepSpeed", "DeepSpeed 0.19 (2026)"
 DECIDES = (
-    "gradients are reduced in buckets behind the backward pass (overlap_comm): faster than predicted",
+    "gradients are reduced in buckets behind the backward pass (overlap_comm): hidden in plans under streams",
     "stage 3 gathers parameters ahead, as many as stage3_prefetch_bucket_size has, and keeps small ones whole",
     "buckets for reductions and gathering take memory beside the plan's (reduce_bucket_size, allgather_bucket_size)",
     "the optimizer's numbers are in ds_config.json: yours to change",

@@ -69,6 +69,7 @@ from trainplan.profiling.models.optimizers import ITERATIONS
 from trainplan.profiling.models.sublayers import Attention
 
 RUNTIME, VERSION = "Megatron-LM", "Megatron-LM with megatron-core 0.15 (2025)"
+VERSION_OF_MUON = "Megatron-LM with megatron-core 0.16 (2026)"
 FAMILIES = (*DECODERS, "bert")  # those of GPTModel and BertModel
 ABLE = (
     *("master weights", "ZeRO stage 1", "ZeRO stage 2", "sequence parallelism", "recomputation of modules"),
@@ -111,7 +112,7 @@ TRAINING_ARGS=(
 )
 """
 DECIDES = (
-    "gradients are reduced behind the backward pass, and parameters gathered ahead (--overlap-*): faster than predicted",
+    "gradients are reduced behind backward passes, parameters gathered ahead (--overlap-*): hidden in plans under streams",
     "attention, norms, activations and the loss run in its own kernels, which keep other activations",
     "gradients are kept in one buffer",
     "the vocabulary is padded to a multiple of the tensor-parallel degree",
@@ -220,7 +221,7 @@ def arguments_of(plan: Plan, where: str, runtime: str = RUNTIME, families: tuple
 def export(plan: Plan, where: str) -> Export:
     """Files megatron_args.sh, with all arguments as bash arrays, launch.sh and slurm.sh, which start it, and README.md. Raises
     InputError."""
-    told = arguments_of(plan, where)
+    told, version = arguments_of(plan, where), VERSION_OF_MUON if plan.optimizer == "muon" else VERSION
     settings = {
         "script": told.script,
         "model": told.model,
@@ -231,7 +232,7 @@ def export(plan: Plan, where: str) -> Export:
         "without_layout": told.same,
         "peak_bytes": told.peak_bytes,
     }
-    lines = [f"# All arguments of {told.script} on {plan.world} ranks, for {VERSION}: launch.sh reads this file."]
+    lines = [f"# All arguments of {told.script} on {plan.world} ranks, for {version}: launch.sh reads this file."]
     lines += _array("MODEL_ARGS", told.model) + _array("PIPELINE_ARGS", told.parallel)
     lines += _array("PRECISION_ARGS", told.precision) + (_array("OPTIMIZER_ARGS", told.optimizer) if told.optimizer else [])
     if told.same is not None:
@@ -245,7 +246,7 @@ def export(plan: Plan, where: str) -> Export:
         "megatron_args.sh": "\n".join(lines),
         "launch.sh": torchrun(plan.world, f'"$MEGATRON/{told.script}" {every} "$@"', before),
         "slurm.sh": slurm(plan.world),
-        "README.md": page(plan, RUNTIME, VERSION, told.peak_bytes, told.left_out, (*decides(plan, DECIDES), *told.gathered)),
+        "README.md": page(plan, RUNTIME, version, told.peak_bytes, told.left_out, (*decides(plan, DECIDES), *told.gathered)),
     }
     return Export("megatron", settings, files, tuple(told.left_out), told.plan)
 

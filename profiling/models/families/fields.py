@@ -180,7 +180,8 @@ class Fields:
         """The sequence length asked for, else the usual one, at most what the model's positions allow (default: the usual)."""
         length, most = usual if self.sequence is None else self.sequence, usual if most is None else most
         if not 1 <= length <= most:
-            raise InputError("command line", "--sequence", f"is {length}", f"give 1 to {most} ({name} of {self.where})")
+            fix = f"give 1 to {most} ({name} of {self.where}), or a config.json with more"
+            raise InputError("command line", "--sequence", f"is {length}", fix)
         return length
 
     def no_length(self) -> None:
