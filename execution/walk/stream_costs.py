@@ -2,8 +2,8 @@
 
 Computations take what `formulations.streams.units` says of their unit, with what is computed again in the backward pass; the
 collectives of tensor-parallel ranks what of them no kernel hides, an equal part for each; messages, gathered parameters,
-reduced gradients and the optimizer what their bytes do. Messages of interleaved stages travel beside passes, and take nothing
-where the framework has them so: a rank takes them in the order in which its program does. Of updated parameters, which
+reduced gradients and the optimizer what their bytes do, with a share of the latency of a bucket. Messages of interleaved stages
+travel beside passes, on a lane of their own, and take nothing where the framework has them so. Of updated parameters, which
 programs gather at the end of a step, it is what the forward passes of the next one do not hide. Keys and values that
 context-parallel ranks exchange travel beside attention's cores: what these do not hide is in the computations' times, as are
 cores and exchanges of heads by themselves. Inputs of units travel to the host and back beside all else. The rest is free.
