@@ -40,8 +40,8 @@ A step has {SAMPLES} samples of {SEQUENCE:,} tokens (4.2M tokens), and at least 
 tokens on 16,384). Nodes have {NODE} GPUs, with the links and network ports of their data sheets; bf16 with fp32 states; 1F1B.
 Degrees, ZeRO stages, numbers of micro-batches, cuts between sub-layers, sequence parallelism and what is recomputed are chosen
 by the planner; context parallelism, interleaved stages (`--schedule all`, which deep pipelines gain by), 8 bits and host memory
-are left out. Step, memory and MFU are walks over the plan's programs on the lanes of frameworks, by efficiencies that are fitted
-or assumed (see [how plans are judged](judging.md)): predictions, not measurements.
+are left out. Step, memory and MFU are walks over the plan's programs on the lanes of frameworks, by efficiencies that are
+fitted or assumed (see [how plans are judged](judging.md)): predictions, not measurements.
 
 `recomputed` is the share of sub-layers whose forward pass is done again. `faster at most` is proven: no plan of this space is
 predicted to be faster by more than that. It holds what the search left open (it ends at a gap of {GAP:.0%}, or after

@@ -138,14 +138,14 @@ def misplaced(programs: Sequence[Program], every_rank: bool = True) -> list[str]
 
 def malformed(program: Program) -> list[str]:
     """The first instruction of a program that is none, in words."""
-    micro_batches = set[int | None]()
+    micro_batches, gathered = set[int | None](), set[str]()
     for place, instruction in enumerate(program.instructions):
         fault = _wrong_field(instruction, _INSTRUCTION)
         if fault is None and instruction.grouped:
             fault = next(filter(None, map(_wrong_message, instruction.grouped)), None)
         for i in () if fault else instruction.messages:
             micro_batches.add(i.micro_batch)
-            fault = fault or _wrong_label(i, program) or _wrong_arguments(i, program)
+            fault = fault or _wrong_label(i, program) or _wrong_arguments(i, program, gathered)
         if fault is not None:
             return [f"rank {program.rank}: instruction {place}: {fault}"]
     if (numbers := micro_batches - {None}) != set(range(program.micro_batches)):
@@ -211,7 +211,8 @@ def _wrong_message(message: Instruction) -> str | None:
     return "a message is grouped itself" if message.grouped else _wrong_field(message, _INSTRUCTION)
 
 
-def _wrong_arguments(i: Instruction, program: Program) -> str | None:
+def _wrong_arguments(i: Instruction, program: Program, gathered: set[str]) -> str | None:
+    """gathered: what entered units and has been gathered by then, which is changed."""
     names = TAKEN.get(i.op, ())
     if (
         i.unit is not None
@@ -228,8 +229,9 @@ def _wrong_arguments(i: Instruction, program: Program) -> str | None:
         names = ("blocks", "rows")
     if i.op is Op.RECEIVE and "tokens" in i.args:  # between stages of one size
         names = ("rows", "tokens")
-    if i.op is Op.GATHER_TOKENS and AGAIN in i.args:
-        names = ("tokens", AGAIN)
+    if i.op is Op.GATHER_TOKENS and i.reads and i.reads[0].startswith("entry."):
+        names = ("tokens", AGAIN) if i.reads[0] in gathered else names
+        gathered.add(i.reads[0])
     if set(i.args) != {*names}:
         return f"{i} has arguments {_shown(sorted(map(str, i.args)))}, not {_shown(sorted(names))}"
     for name in names:

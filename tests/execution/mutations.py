@@ -8,7 +8,7 @@ from dataclasses import fields, replace
 from typing import Any, NamedTuple
 
 from trainplan.execution.compile.compiler import compile_plan
-from trainplan.execution.program import POINT_TO_POINT, STREAMS, Instruction, Op, Program, with_waits
+from trainplan.execution.program import AGAIN, POINT_TO_POINT, STREAMS, Instruction, Op, Program, with_waits
 from trainplan.formulations.plan import Plan
 from trainplan.formulations.strategies import parse_strategy
 from trainplan.profiling.models.optimizers import OPTIMIZERS
@@ -219,6 +219,8 @@ def _arguments(rng: random.Random, args: dict[str, Any]) -> dict[str, Any] | Non
     value = args[name]
     if name == "scale":
         return {**args, name: value * rng.choice([0.5, 2, -1])}
+    if name == AGAIN:
+        return {key: each for key, each in args.items() if key != AGAIN}
     if name == "tokens":
         ways = [value[::-1], value[:-1], tuple(token + 1 for token in value) if isinstance(value[0], int) else value[:1]]
     elif name == "rows":
