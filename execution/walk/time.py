@@ -114,7 +114,7 @@ def _interleaved(instruction: Instruction) -> str:
     return "messages" if instruction.op in POINT_TO_POINT else _overlapped(instruction)
 
 
-def _lane_of(backend: Lanes, program: Program) -> Callable[[Instruction], str]:
+def lane_of(backend: Lanes, program: Program) -> Callable[[Instruction], str]:
     """The lane of each instruction of a program."""
     return _interleaved if backend == "overlapped" and len(program.chunks) > 1 else LANE_OF[backend]
 
@@ -164,10 +164,10 @@ class TimeWalk:
     def operations(self) -> Iterator[Operation]:
         """What takes time, by program, in issue order."""
         for program, starts, ends in zip(self.programs, self.start_ns, self.end_ns, strict=True):
-            lane_of = _lane_of(self.backend, program)
+            lane = lane_of(self.backend, program)
             for instruction, start, end in zip(program.instructions, starts, ends, strict=True):
                 if end > start:
-                    yield Operation(program.rank, lane_of(instruction), instruction, start, end)
+                    yield Operation(program.rank, lane(instruction), instruction, start, end)
 
     def passes(self) -> tuple[tuple[Event, ...], ...]:
         """By program, the forward and backward passes of micro-batches or their halves, in the order in which they begin.
@@ -231,9 +231,9 @@ def time_walk(
 
 def _on_lanes(rounds: Rounds, backend: Lanes) -> Rounds:
     """The same program, whose instructions wait for those of these lanes, in place of those of their streams."""
-    lane_of = _lane_of(backend, rounds.few)
-    instructions = with_waits(rounds.few.instructions, lane_of)
-    if lane_of is _interleaved:
+    lane = lane_of(backend, rounds.few)
+    instructions = with_waits(rounds.few.instructions, lane)
+    if lane is _interleaved:
         instructions = _whole_passes(instructions)
     return replace(rounds, few=replace(rounds.few, instructions=instructions))
 
@@ -286,7 +286,7 @@ class _Walk:
         self.steps = [
             [
                 _Step(
-                    _lane_of(backend, each.few)(i),
+                    lane_of(backend, each.few)(i),
                     duration_ns(each.few, i),
                     () if serial else i.waits,
                     i.op in COLLECTIVES and len(self.present(i.group)) > 1,

@@ -14,7 +14,7 @@ from typing import Any
 from trainplan.execution.judge import Judged
 from trainplan.execution.program import COLLECTIVES, COPIES, POINT_TO_POINT, Instruction, Op
 from trainplan.execution.rounds import Rounds
-from trainplan.execution.walk.time import LANE_OF
+from trainplan.execution.walk.time import lane_of
 from trainplan.formulations.plan import Plan
 from trainplan.performance import stage_places
 from trainplan.pictures.plans import COLOURS, OTHERS
@@ -94,7 +94,8 @@ def first_places(plan: Plan, judged: Judged) -> list[int]:
 
 def _blocks(judged: Judged, place: int, names: dict[str, int]) -> dict[str, list[_Block]]:
     """Of one program, the blocks of each lane in order of time. names: of operations, which get numbers as they come."""
-    walk, lane_of = judged.time, LANE_OF[judged.time.backend]
+    walk = judged.time
+    of = lane_of(walk.backend, walk.rounds[place].few)
     turned: set[int | None] = set()
     blocks: dict[str, list[_Block]] = {}
     moments = zip(_issued(walk.rounds[place]), walk.start_ns[place], walk.end_ns[place], strict=True)
@@ -105,7 +106,7 @@ def _blocks(judged: Judged, place: int, names: dict[str, int]) -> dict[str, list
         if end <= start:
             continue
         key = (micro_batch, instruction.half, micro_batch in turned)
-        row = blocks.setdefault(lane_of(instruction), [])
+        row = blocks.setdefault(of(instruction), [])
         if not row or row[-1].key != key:
             row.append(_Block(key))
         unit = -1 if instruction.unit is None else instruction.unit
