@@ -52,10 +52,9 @@ class Runtime:
     one_strategy: whether all units have one; cuts_layers: whether stages may begin within a layer; sliced: whether forward
     passes may begin in halves; exchanges: what context-parallel ranks may exchange, nothing without context parallelism;
     copies_keys: whether ranks that exchange heads may have copies of keys; cut_families: the models that have that, all where
-    it is None; by_torch: whether it is DTensor and FSDP2, of
-    models as transformers builds them (see `_under_fsdp`). families: of the models that it has, all of them where it is None;
-    tied: whether their head may be the embedding's matrix; first_layers: whether stages can recompute their
-    first layers alone. wide_gradients: whether gradients are in float32
+    it is None; by_torch: whether it is DTensor and FSDP2, of models as transformers builds them (see `_under_fsdp`). families:
+    of the models that it has, all of them where it is None; tied: whether their head may be the embedding's matrix;
+    first_layers: whether stages can recompute their first layers alone. wide_gradients: whether gradients are in float32
     wherever masters are. muon: the ZeRO stages in which it has Muon, none where it does not. recipes: of products in fewer
     bits."""
 

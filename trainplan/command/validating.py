@@ -52,9 +52,9 @@ def _show(predictions: Predictions, assumptions: bool) -> None:
                 table(
                     (noun, "runs", "mean error", "absolute", "median", "90 %", "in interval"), rows, f"errors {title}", (noun,)
                 )
-    if not any(each.error is not None for each in predictions):
-        line("no row has a measured step: there is no picture of errors")
     whole = [each for each in predictions if each.error is not None]
+    if not whole:
+        line("no row has a measured step: there is no picture of errors")
     line(f"{plural(len(whole), 'measured step')} of {plural(len(predictions), 'run')}")
 
 

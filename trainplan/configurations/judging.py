@@ -205,7 +205,7 @@ def _other_recomputation(plan: Plan, modules: tuple[str, ...]) -> Iterator[tuple
 
 
 def _other_sharding(plan: Plan, strategy: Strategy, zero: tuple[int, ...]) -> Iterator[tuple[str, Plan]]:
-    data, cp, tp = (strategy.data_degree, strategy.degree("cp"), strategy.degree("tp"))
+    data, cp, tp = strategy.data_degree, strategy.degree("cp"), strategy.degree("tp")
     names = {0: "copies of all states (no ZeRO)", 1: "ZeRO stage 1", 2: "ZeRO stage 2", 3: "ZeRO stage 3"}
     for stage in zero:
         levels = Strategy.of(("sdp" if stage else "dp", data), ("cp", cp), ("tp", tp)).levels

@@ -18,6 +18,7 @@ from trainplan.formulations.request import Request
 from trainplan.formulations.strategies import Strategy
 from trainplan.formulations.streams.layout import recompute_of
 from trainplan.formulations.streams.links import Links
+from trainplan.formulations.streams.step import Chunk
 from trainplan.profiling.base.errors import COMMAND_LINE, InputError, one_of
 from trainplan.profiling.base.files import read_data
 from trainplan.profiling.clusters.cluster import Cluster
@@ -281,16 +282,8 @@ def framework_prediction(configuration: Configuration, plan: Plan, cluster: Clus
         again = replace(again, layers=1 / recomputed.every, first=recomputed.first)
     recipe = None if configuration.recipe is None else RECIPES[configuration.recipe]
     shared, exchange = configuration.sequence_parallel, configuration.exchange
-    cuts = tuple(_layers(model, stage.first_unit, stage.last_unit) for stage in plan.stages)
+    cuts = tuple(Chunk(tuple(model.units[stage.first_unit : stage.last_unit + 1])).layers for stage in plan.stages)
     layout = replace(
         laid.layout, recompute=again, sequence_parallel=shared, exchange=exchange, recipe=recipe, stage_layers=cuts
     )
     return predict_laid(replace(laid, layout=layout, links=Links.of_cluster(cluster)), shipped_efficiencies())
-
-
-def _layers(model: Model, first: int, last: int) -> int:
-    """Transformer layers that end among these units of the chain."""
-    layers = [unit.layer for unit in model.units]
-    return sum(
-        1 for place in range(first, last + 1) if 0 < layers[place] <= model.layers and layers[place] != layers[place + 1]
-    )
