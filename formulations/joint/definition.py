@@ -34,7 +34,7 @@ from trainplan.formulations.joint.first_layers import RECOMPUTE_FIRST, whole_lay
 from trainplan.formulations.joint.of_plan import incumbent_of
 from trainplan.formulations.joint.problem import NAME, Configuration, Instance, Solution
 from trainplan.formulations.joint.records import InstanceRecord, SolutionRecord
-from trainplan.formulations.joint.runtimes import within_runtime
+from trainplan.formulations.joint.runtimes import with_gradients, within_runtime
 from trainplan.formulations.joint.space import Space
 from trainplan.formulations.joint.streamed import COST_MODEL, LEFT_OUT, streamed_costs
 from trainplan.formulations.joint.suits import unlike_links, unsuited
@@ -218,8 +218,8 @@ class Joint(Problem):
             for l in range(first, last + 1):
                 option = instance.table(configuration, x, l).options[solution.choice[l]]
                 chosen += [option] * (units[l].last - units[l].first + 1)
-        kept: dict[str, Any] = {"precision": self.within(request).precision}
-        kept |= {"optimizer": request.options.get(OPTIMIZER.name, "adamw")}
+        precision, optimizer = with_gradients(request).precision, request.options.get(OPTIMIZER.name, OPTIMIZER.default)
+        kept: dict[str, Any] = {"precision": precision, "optimizer": optimizer}
         if any(option.host for option in chosen):
             nvlink = not _shares_bus(request)
             streamed = instance.provenance.get("cost_model") == COST_MODEL  # else one thing after the other, as tables price it

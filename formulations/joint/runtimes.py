@@ -54,7 +54,7 @@ class Runtime:
     copies_keys: whether ranks that exchange heads may have copies of keys; cut_families: the models that have that, all where
     it is None; by_torch: whether it is DTensor and FSDP2, of models as transformers builds them (see `_under_fsdp`). families:
     of the models that it has, all of them where it is None; tied: whether their head may be the embedding's matrix;
-    first_layers: whether stages can recompute their first layers alone. wide_gradients: whether gradients are in float32
+    first_layers: whether stages can recompute their first layers alone; wide_gradients: whether gradients are in float32
     wherever masters are. muon: the ZeRO stages in which it has Muon, none where it does not. recipes: of products in fewer
     bits."""
 
@@ -158,11 +158,20 @@ RUNTIMES = {
 FOR = Parameter("for_", str, "plan within what a runtime runs, for `export --to` it", None, tuple(RUNTIMES))
 
 
+def with_gradients(request: Request) -> Request:
+    """The request with gradients in the dtype in which its runtime keeps them."""
+    name = request.options.get(FOR.name)
+    if name is None or not RUNTIMES[name].wide_gradients or request.precision.master is None:
+        return request
+    return replace(request, options={**request.options, GRADIENTS.name: "float32"})
+
+
 def within_runtime(request: Request) -> Request:
     """The request with the options that its runtime leaves. Raises InputError where there is nothing left of one."""
     name = request.options[FOR.name]
     if name is None:
         return request
+    request = with_gradients(request)
     runtime, options = RUNTIMES[name], dict(request.options)
     model = request.model
     if model is not None and (missing := runtime.lacks(model)) is not None:
@@ -207,8 +216,6 @@ def within_runtime(request: Request) -> Request:
         "sliced": options["sliced"] if runtime.sliced else 0,
         "host": _host(name, options["host"]),
     }
-    if runtime.wide_gradients and request.precision.master is not None:
-        kept[GRADIENTS.name] = "float32"
     if runtime.one_stage:
         if options["pipeline"] not in (None, 1):
             raise InputError(COMMAND_LINE, "--pipeline", f"is {options['pipeline']}", f"give 1: {name} runs no other")
@@ -229,8 +236,8 @@ def copies_keys(strategy: Strategy, model: Model) -> bool:
 def _under_fsdp(request: Request) -> Request:
     """The request with what FSDP2 takes beside the plan's states. With float32 masters, gradients of shards are float32, too:
     where the plan's are not, 2 bytes beside at least 16 for every parameter, so that a ninth of the memory is left for them.
-    Without masters a rank has
-    its shard of the parameters beside all of them under ZeRO-1 and 2: these are left out. Raises InputError."""
+    Without masters a rank has its shard of the parameters beside all of them under ZeRO-1 and 2: these are left out. Raises
+    InputError."""
     model, options = request.described_model, request.options
     if model is not None and (precision := request.precision.of(model)).master is not None:
         if precision.gradients == "float32":
