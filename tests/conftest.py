@@ -1,9 +1,13 @@
-"""Property tests have no deadline: a busy machine is no failure. Each process computes on one thread: there are many."""
+"""Property tests have no deadline: a busy machine is no failure. Each process computes on one thread: there are many.
+
+An interrupt interrupts, in processes that tests start, too: shells have those that they start in the background ignore it."""
 
 import os
+import signal
 
 from hypothesis import settings
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported; processes that tests start inherit it
+signal.signal(signal.SIGINT, signal.default_int_handler)
 settings.register_profile("trainplan", deadline=None)
 settings.load_profile("trainplan")
