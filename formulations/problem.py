@@ -257,6 +257,11 @@ class Problem(ABC):
         default the solution itself."""
         return solution
 
+    def plainer_costs(self, request: Request) -> str | None:
+        """Why plans of a request have other costs than those that are usual for its devices, and do not compare with plans that
+        have these; None where they have them, or were asked for with others."""
+        return None
+
     def restrictions(self, request: Request, cost_model: str) -> list[str]:
         """What a request and the cost model leave out, as the command's options say it: what is not proven."""
         return []

@@ -269,6 +269,7 @@ class Planned:
             bound = format_time(claim.bound_ns) + (f", by {source}" if source else "")
         rows = [
             ("claim", f"{format_time(claim.objective_ns)} of {claim.problem}, costs {claim.cost_model}"),
+            *([("cost model", why)] if (why := self.problem.plainer_costs(self.request)) is not None else []),
             ("status", claim.status + (f" (gap asked for: {self.result.tolerance:.2g})" if self.result.tolerance else "")),
             ("bound of claim", bound),
             ("gap", "unknown" if claim.gap is None else f"{claim.gap:.4%}{self._gap_parts(claim)}"),

@@ -107,6 +107,15 @@ def streams_refusal(request: Request) -> str | None:
     return None
 
 
+def plainer_costs(request: Request) -> str | None:
+    """Why devices whose kernels are known by their classes are planned with `executed`, where that was not asked for."""
+    kinds = () if request.cluster is None else request.cluster.used_kinds
+    if not any(kind.efficiencies for kind in kinds) or request.options[COST_MODEL.name] != COST_MODEL.default:
+        return None
+    refusal = streams_refusal(request)
+    return None if refusal is None else f"executed, whose steps do not compare with those of streams: {refusal}"
+
+
 def cost_model_of(request: Request) -> str:
     """Which cost model a request is planned with. Raises InputError where what is asked for is of another one."""
     asked, refusal = request.options["cost_model"], streams_refusal(request)

@@ -17,6 +17,7 @@ from trainplan.formulations.joint.asked import (
     PRECISION,
     cost_model_of,
     cp_choices,
+    plainer_costs,
     space_of,
     within_optimizer,
 )
@@ -86,6 +87,10 @@ class Joint(Problem):
     def eased(self, instance: Instance, solution: Solution) -> Solution:
         """See `Problem`."""
         return eased(instance, solution)
+
+    def plainer_costs(self, request: Request) -> str | None:
+        """See `Problem`."""
+        return plainer_costs(request)
 
     def restrictions(self, request: Request, cost_model: str) -> list[str]:
         """What the values of the parameters, the devices and the cost model leave out of all plans that the problem knows."""

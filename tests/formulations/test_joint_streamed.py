@@ -261,6 +261,14 @@ def test_what_streams_does_not_take_is_named(cluster: str, options: dict[str, An
     assert said in str(caught.value) and len(str(caught.value).splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    ("options", "said"), [({"host": "optimizer"}, True), ({"host": "optimizer", "cost_model": "executed"}, False), ({}, False)]
+)
+def test_plans_that_fall_back_to_plainer_costs_say_why(options: dict[str, Any], said: bool) -> None:
+    best = tp.plan(model=LLAMA, cluster="h100:8", batch=16, gap=1e-2, beside=False, **options)
+    assert ("--host of more than hidden" in dict(best.summary()).get("cost model", "")) == said
+
+
 def test_one_rank_of_a_class_stands_for_all_of_interleaved_stages() -> None:
     """What the last group of devices sends to the first is no message to the one before it."""
     asked = request(LLAMA.with_fields(num_hidden_layers=8), "h100:8x2", 32, schedule="interleaved", pipeline=4, micro_batches=8)
