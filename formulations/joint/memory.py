@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
+import numpy as np
 from trainplan.formulations.instances import Integers
-from trainplan.formulations.joint.problem import Configuration
-from trainplan.formulations.joint.simulation import operations
+from trainplan.formulations.joint.problem import Configuration, Schedule
+from trainplan.formulations.joint.simulation import RECORDED, operations
 from trainplan.formulations.step.messages import Item, with_messages
 from trainplan.formulations.step.schedules import Kind, Pass
 from trainplan.formulations.step.stage_memory import stage_peak
@@ -44,12 +46,6 @@ class Moment:
     messages: tuple[tuple[Message, int], ...] = ()
     stage: int | None = None
 
-    def within(self, other: Moment) -> bool:
-        """Whether no site holds more at this moment than at the other one, whatever its stages are."""
-        counts, messages = dict(other.counts), dict(other.messages)
-        fewer = all(n <= counts[x] for x, n in self.counts) and all(n <= messages.get(m, 0) for m, n in self.messages)
-        return fewer and self.stage in (None, other.stage)
-
 
 def peak(stage: StageBytes, in_flight: int) -> tuple[int, int]:
     """The peak of a stage that has its devices alone, and the unit, from the stage's first one, in whose pass it is."""
@@ -83,12 +79,25 @@ def moments_of(configuration: Configuration) -> list[Moment]:
     """The moments at which sites may hold the most."""
     if configuration.schedule.chunks == 1:
         return [Moment(((x, configuration.in_flight(x)),), stage=x) for x in range(configuration.stages)]
-    items = with_messages(configuration.orders(), configuration.stages)
-    moments_left = []
-    for order in items:
-        moments = _moments(order, configuration.stages)
-        moments_left += [each for each in moments if not any(each.within(other) for other in moments if other != each)]
-    return moments_left
+    return list(_interleaved(configuration.schedule, configuration.stages, configuration.micro_batches))
+
+
+@lru_cache(maxsize=RECORDED)
+def _interleaved(schedule: Schedule, stages: int, micro_batches: int) -> tuple[Moment, ...]:
+    """`moments_of` where sites have several stages."""
+    items = with_messages(schedule.orders(stages, micro_batches), stages)
+    return tuple(moment for order in items for moment in _fullest(_moments(order, stages)))
+
+
+def _fullest(moments: Sequence[Moment]) -> list[Moment]:
+    """Of different moments of one site, those at which it may hold more than at any other one, whatever its stages are."""
+    messages = sorted({message for moment in moments for message, _ in moment.messages})
+    numbers = []
+    for moment in moments:
+        counts, waiting = dict(moment.counts), dict(moment.messages)
+        numbers.append([*counts.values(), *(waiting.get(each, 0) for each in messages), *(x == moment.stage for x in counts)])
+    columns = np.array(numbers)
+    return [moment for moment, row in zip(moments, columns, strict=True) if (columns >= row).all(axis=1).sum() == 1]
 
 
 def _moments(order: Sequence[Item], stages: int) -> list[Moment]:

@@ -18,12 +18,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from itertools import groupby
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
-from trainplan.formulations.joint.problem import Configuration
+from trainplan.formulations.joint.problem import Configuration, Schedule
 from trainplan.formulations.step.arrays import gpipe_ends_ns, one_f_one_b_ends_ns
 from trainplan.formulations.step.messages import Item, with_messages
 from trainplan.formulations.step.schedules import Pass, in_turn, is_sliced
@@ -31,6 +31,7 @@ from trainplan.formulations.step.schedules import Pass, in_turn, is_sliced
 End = TypeVar("End")
 Symbol = tuple[str, int]  # a time of `StageTimes` by its name, and the stage
 After = Callable[[Sequence[End], tuple[Symbol, ...]], End]
+RECORDED = 8  # schedules whose ends are kept: configurations of several strategies have the same
 
 
 @dataclass(frozen=True)
@@ -104,56 +105,80 @@ def ends(configuration: Configuration, after: After[End]) -> list[End]:
     after: the moment that some times of stages lead to from the latest of some ends, or from the step's beginning where there
     are none.
     """
-    orders = configuration.orders()
-    if configuration.schedule.chunks > 1 and not configuration.schedule.beside:
-        return _interleaved(with_messages(orders, configuration.stages), configuration, after)
-    ended: dict[Pass, End] = {}
-    free: list[list[End]] = [[] for _ in orders]  # the end of each site's last pass, if it has had one
-    for x, task, source in in_turn(orders, partial(_source, configuration)):
+    recorded, last = _recorded(_Shape(configuration.schedule, configuration.stages, configuration.micro_batches))
+    ended: list[End] = []
+    for earlier, symbols in recorded:
+        ended.append(after([ended[place] for place in earlier], symbols))
+    return [ended[place] for place in last]
+
+
+class _Shape(NamedTuple):
+    """What of a configuration says which ends there are."""
+
+    schedule: Schedule
+    stages: int
+    micro_batches: int
+
+
+@lru_cache(maxsize=RECORDED)
+def _recorded(shape: _Shape) -> tuple[list[tuple[tuple[int, ...], tuple[Symbol, ...]]], list[int]]:
+    """All ends in order, each by the places of those that it follows and by the times in between; the place of each site's."""
+    rows: list[tuple[tuple[int, ...], tuple[Symbol, ...]]] = []
+
+    def after(earlier: Sequence[int], symbols: tuple[Symbol, ...]) -> int:
+        rows.append((tuple(earlier), symbols))
+        return len(rows) - 1
+
+    orders = shape.schedule.orders(shape.stages, shape.micro_batches)
+    if shape.schedule.chunks > 1 and not shape.schedule.beside:
+        return rows, _interleaved(with_messages(orders, shape.stages), shape, after)
+    ended: dict[Pass, int] = {}
+    free: list[list[int]] = [[] for _ in orders]  # the end of each site's last pass, if it has had one
+    for x, task, source in in_turn(orders, partial(_source, shape)):
         waits = free[x] if source is None else [*free[x], ended[source]]
-        ended[task] = after(waits, _symbols(configuration, task))
+        ended[task] = after(waits, _symbols(shape, task))
         free[x] = [ended[task]]
-    return [end for [end] in free]
+    return rows, [end for [end] in free]
 
 
-def _source(configuration: Configuration, task: Pass) -> Pass | None:
+def _source(shape: _Shape, task: Pass) -> Pass | None:
     """The pass on another stage that a pass waits for."""
     if task.kind == "backward":
-        return None if task.stage + 1 == configuration.stages else task._replace(stage=task.stage + 1)
+        return None if task.stage + 1 == shape.stages else task._replace(stage=task.stage + 1)
     if task.stage == 0:
         return None
     before = task.stage - 1
-    if task.half is None and _in_halves(configuration, before, task.micro_batch):
+    if task.half is None and _in_halves(shape, before, task.micro_batch):
         return task._replace(stage=before, half=1)
     return task._replace(stage=before)
 
 
-def _in_halves(configuration: Configuration, stage: int, micro_batch: int) -> bool:
-    return is_sliced(stage, micro_batch, configuration.stages, configuration.schedule.sliced)
+def _in_halves(shape: _Shape, stage: int, micro_batch: int) -> bool:
+    return is_sliced(stage, micro_batch, shape.stages, shape.schedule.sliced)
 
 
-def _symbols(configuration: Configuration, task: Pass) -> tuple[Symbol, ...]:
+def _symbols(shape: _Shape, task: Pass) -> tuple[Symbol, ...]:
     """What a pass takes, with its message."""
     x = task.stage
     if task.kind == "forward":
         if task.half is None:
             return ("message_forward_ns", x), ("forward_ns", x)
         return ("message_half_ns", x), ("second_half_ns" if task.half else "first_half_ns", x)
-    halved = _in_halves(configuration, x, task.micro_batch)
-    return ("message_backward_ns", x), *_backward(configuration, task, "halved_backward_ns" if halved else "backward_ns")
+    halved = _in_halves(shape, x, task.micro_batch)
+    return ("message_backward_ns", x), *_backward(shape, task, "halved_backward_ns" if halved else "backward_ns")
 
 
-def _backward(configuration: Configuration, task: Pass, name: str) -> tuple[Symbol, ...]:
-    last = task.micro_batch == configuration.micro_batches - 1
+def _backward(shape: _Shape, task: Pass, name: str) -> tuple[Symbol, ...]:
+    last = task.micro_batch == shape.micro_batches - 1
     return (name, task.stage), *((("last_ns", task.stage),) if last else ())
 
 
-def _interleaved(items: Sequence[Sequence[Item]], configuration: Configuration, after: After[End]) -> list[End]:
+def _interleaved(items: Sequence[Sequence[Item]], shape: _Shape, after: After[int]) -> list[int]:
     """`ends` where sites have several stages."""
     orders = [[part for _, part in operations(order)] for order in items]
-    sent: dict[Pass, list[End]] = {}  # the end that each message goes off at; none: at the step's beginning
+    sent: dict[Pass, list[int]] = {}  # the end that each message goes off at; none: at the step's beginning
     at = [0] * len(items)
-    free: list[list[End]] = [[] for _ in items]
+    free: list[list[int]] = [[] for _ in items]
     gone = [False] * len(items)  # whether the sends of the site's present operation have gone off
     going = True
     while going:
@@ -168,7 +193,7 @@ def _interleaved(items: Sequence[Sequence[Item]], configuration: Configuration, 
                 if any(task not in sent for task in received):
                     break
                 waits = [*free[site], *(end for task in received for end in sent[task])]
-                symbols = [symbol for item in operation for symbol in _item_symbols(configuration, item)]
+                symbols = [symbol for item in operation for symbol in _item_symbols(shape, item)]
                 free[site] = [after(waits, tuple(symbols))]
                 at[site], gone[site], going = at[site] + 1, False, True
     assert all(place == len(order) for place, order in zip(at, orders, strict=True)), "sites that wait for each other"
@@ -180,11 +205,11 @@ def operations(order: Sequence[Item]) -> list[tuple[Pass | None, tuple[Item, ...
     return [(task, tuple(part)) for task, part in groupby(order, lambda item: item.task if item.what == "pass" else None)]
 
 
-def _item_symbols(configuration: Configuration, item: Item) -> tuple[Symbol, ...]:
+def _item_symbols(shape: _Shape, item: Item) -> tuple[Symbol, ...]:
     """What a pass takes without its message, or a message that is received; one that is sent takes nothing."""
     task, forward = item.task, item.task.kind == "forward"
     if item.what == "send":
         return ()
     if item.what == "receive":
         return (("message_forward_ns", task.stage + 1) if forward else ("message_backward_ns", task.stage - 1),)
-    return (("forward_ns", task.stage),) if forward else _backward(configuration, task, "backward_ns")
+    return (("forward_ns", task.stage),) if forward else _backward(shape, task, "backward_ns")
