@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from trainplan.formulations.instances import Integers
 from trainplan.formulations.joint.problem import Configuration, Instance
@@ -21,7 +23,7 @@ def closed_form_ns(instance: Instance, configuration: Configuration) -> int:
     """No plan of the configuration has a shorter step.
 
     Proof: some site runs m passes of an even share of the least u at least, or of the largest unit; stage 0 ends last, and then
-    adds what its first unit adds at least.
+    adds what its first unit adds at least. Where cuts are fixed, also `_filled_ns`.
     """
     kinds = [configuration.tables[kind].units for kind in {site.kind for site in configuration.sites}]
     sliced = configuration.schedule.sliced > 0
@@ -35,4 +37,19 @@ def closed_form_ns(instance: Instance, configuration: Configuration) -> int:
         if instance.length == 1:
             more = 0
     sites = len(configuration.sites)
-    return configuration.micro_batches * max(-(-sum(least) // sites), max(least)) + more
+    step = configuration.micro_batches * max(-(-sum(least) // sites), max(least))
+    if configuration.cuts is not None and instance.step == "simulated" and not sliced:
+        step = max(step, _filled_ns(configuration, least))
+    return step + more
+
+
+def _filled_ns(configuration: Configuration, least: Sequence[int]) -> int:
+    """All passes of a site, and one micro-batch's of the stages before its first one. least: u by unit.
+
+    Proof: the first forward pass on a site follows that of the same micro-batch in all stages before the site's first one, and
+    its last backward pass is followed by these stages' backward passes.
+    """
+    assert configuration.cuts is not None
+    sites, stages = len(configuration.sites), np.add.reduceat(np.array(least), [0, *configuration.cuts])
+    passes = [configuration.micro_batches * int(stages[site::sites].sum()) for site in range(sites)]
+    return max(int(stages[:site].sum()) + passes[site] for site in range(sites))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from trainplan.formulations.joint.closed_form import whole_ns
+from trainplan.formulations.joint.closed_form import closed_form_ns, whole_ns
 from trainplan.formulations.joint.problem import Configuration, Instance
 from trainplan.solvers.joint.stage_tables import Floats
 
@@ -24,7 +24,7 @@ def quick_bound_ns(instance: Instance, configuration: Configuration) -> float:
     Proof: let t be the largest u of the sites (of all chunks that a site has), m t of which one of them runs: at least an even
     share of U, the least sum of u, and the largest unit. Of 1F1B whole, also H + (m - w) t + S + w t / 2 by
     `path_bounds.one_f_one_b_ns`, with H + S = U - t and w <= P - 1; of GPipe H + S + m t. Behind its last pass the first site
-    adds what its first unit adds at least.
+    adds what its first unit adds at least. Where cuts are fixed, also `formulations.joint.closed_form`.
     """
     least, m = least_u_ns(instance, configuration), configuration.micro_batches
     sites, schedule = len(configuration.sites), configuration.schedule
@@ -36,7 +36,8 @@ def quick_bound_ns(instance: Instance, configuration: Configuration) -> float:
     elif schedule.name == "1f1b" and not schedule.sliced and w < m and m - 1 - w / 2 >= 0:
         bound = max(bound, total + (m - 1 - w / 2) * largest)
     first = configuration.tables[configuration.sites[0].kind].units[instance.units[0].kind]
-    return float(np.ceil(bound * (1 - 1e-12))) + int((first.last_ns + first.end_ns).min())
+    quick = float(np.ceil(bound * (1 - 1e-12))) + int((first.last_ns + first.end_ns).min())
+    return quick if configuration.cuts is None else max(quick, float(closed_form_ns(instance, configuration)))
 
 
 def holds_states(instance: Instance, configuration: Configuration) -> bool:

@@ -10,11 +10,14 @@ from math import inf
 
 import numpy as np
 import pytest
+from trainplan.formulations.joint.closed_form import closed_form_ns
 from trainplan.formulations.joint.evaluation import evaluate, malformed, violations
 from trainplan.formulations.joint.problem import Configuration, Instance, Schedule, ScheduleName, Site, Solution
 from trainplan.formulations.joint.simulation import StageTimes, step_ns
 from trainplan.formulations.joint.tables import Tied
+from trainplan.profiling.models.model import load_model
 from trainplan.solvers.core.search import Search, judge
+from trainplan.solvers.joint.closed_form import least_u_ns, quick_bound_ns
 from trainplan.solvers.joint.fixed_cuts import fixed_cuts
 from trainplan.solvers.joint.interleaved import interleaved
 from trainplan.solvers.joint.longest_paths import longest_path
@@ -137,6 +140,29 @@ def test_no_solution_is_below_the_bound_and_plans_fit(count: int) -> None:
         met["solved"] += 1
     assert met["infeasible"] and met["solved"] > count / 3
     assert met["tight"] > 0.6 * met["solved"] and met["optimal"] > 0.6 * met["solved"], met
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_no_step_is_below_the_closed_form_of_fixed_cuts(seed: int) -> None:
+    """Whatever the memory."""
+    instance = chunked(seed)
+    [configuration] = instance.configurations
+    bound = closed_form_ns(instance, configuration)
+    assert bound <= quick_bound_ns(instance, configuration)
+    assert all(quick_bound_ns(instance, configuration) <= evaluate(instance, each).time_ns for each in solutions(instance))
+
+
+@pytest.mark.parametrize(("schedule", "chunks", "bubble"), [("interleaved", 2, 3 / 16), ("1f1b", 1, 3 / 8)])
+def test_the_closed_form_of_fixed_cuts_fills_the_pipeline(schedule: str, chunks: int, bubble: float) -> None:
+    """Of stages that are alike, all of the bubble: (p - 1) / (v m) of the passes."""
+    model = load_model("gpt2").with_fields(n_layer=32, n_embd=64, n_head=4, vocab_size=64, n_positions=64)
+    cuts = None if chunks > 1 else [f"block{l}.attention" for l in (8, 16, 24)]
+    request = {"model": model, "cluster": "rtx-titan-8", "batch": 64, "schedule": schedule, "micro_batches": 8, "pipeline": 4}
+    instance = tp.build("joint", **request, cuts=cuts)
+    [configuration] = instance.configurations
+    passes = 8 * least_u_ns(instance, configuration).sum() / 4
+    assert configuration.schedule.chunks == chunks
+    assert closed_form_ns(instance, configuration) == pytest.approx((1 + bubble) * passes, rel=0.1)
 
 
 def test_interleaved_stages_of_a_whole_model_are_solved_to_a_small_gap() -> None:
