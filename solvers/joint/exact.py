@@ -11,7 +11,8 @@
     priced      weighted paths and prices of memory along all pipelines at once, and plans from these    `free_cuts`
     suffixes    all columns of the spans that are left, and all pipelines of them          `fronts`, `suffixes`
 
-Configurations whose units have to choose alike are looked at as a whole (`agreeing`).
+Configurations whose units have to choose alike are looked at as a whole (`agreeing`). Interleaved ones come last, since each
+takes as long as many others, and most of them are ruled out at once by the best plan of these (`interleaved`).
 
 What no configuration leaves below the best plan, less the gap asked for, is proven.
 """
@@ -19,6 +20,7 @@ What no configuration leaves below the best plan, less the gap asked for, is pro
 from __future__ import annotations
 
 import heapq
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
@@ -29,7 +31,7 @@ from trainplan.profiling.base.errors import Unsuited
 from trainplan.solvers.core.incumbents import FIRST_PLAN
 from trainplan.solvers.core.search import CUTOFF, Outcome, Search
 from trainplan.solvers.joint.agreeing import agreeing_choices, best_agreeing
-from trainplan.solvers.joint.ahead import JOBS, ahead
+from trainplan.solvers.joint.ahead import JOBS, Ahead, ahead
 from trainplan.solvers.joint.candidate import Candidate
 from trainplan.solvers.joint.candidate_bounds import EXACT_FLOATS, GROUPS
 from trainplan.solvers.joint.closed_form import holds_states, quick_bound_ns
@@ -83,6 +85,9 @@ def _or_none(value: float) -> float | None:
     return None if value == inf else value
 
 
+Waiting = tuple[float, int, _Entry]  # its bound, its place in the instance
+
+
 class _Run:
     def __init__(self, instance: Instance, search: Search) -> None:
         self.instance, self.search = instance, search
@@ -94,8 +99,7 @@ class _Run:
         self.tolerance, self.loosest = search.gap / SHARE, 0.0
 
     def outcome(self) -> Outcome:
-        waiting: list[tuple[float, int, _Entry]] = []
-        bound: float = 0.0
+        waiting: list[Waiting] = []
         try:
             if self.search.objective is None:
                 self.search.report(first_plan(self.instance), source=FIRST_PLAN)
@@ -109,24 +113,36 @@ class _Run:
             self.search.report(plan, source=FIRST_PLAN)
         except TimeoutError:
             return Outcome(bound_source=self.source, message="time ran out before all configurations were bounded")
-        heapq.heapify(waiting)
+        straight, interleaved = (
+            sorted(each for each in waiting if self._is_interleaved(each[1]) == is_it) for is_it in (False, True)
+        )
         with ahead(
             self, self.search.options.get(JOBS), (QUICK, COARSE), lambda place, stage: _Entry(place, stage=stage)
         ) as jobs:
-            while waiting and waiting[0][0] <= self.search.target():
-                bound, place, entry = waiting[0]
-                self._note(min(bound, self.left))
-                if self.search.out_of_time():
-                    break
-                try:
-                    following = jobs.advanced(bound, entry, waiting)
-                except TimeoutError:
-                    break
-                if following is None:
-                    heapq.heappop(waiting)
-                else:
-                    heapq.heapreplace(waiting, (max(bound, following), place, entry))
-        return self._ended(min([self.left, *(each[0] for each in waiting)]))
+            if self._settle(straight, interleaved, jobs):
+                self._settle(interleaved, straight, jobs)
+        return self._ended(min([self.left, *(each[0] for each in straight + interleaved)]))
+
+    def _is_interleaved(self, place: int) -> bool:
+        return self.instance.configurations[place].schedule.chunks > 1
+
+    def _settle(self, waiting: list[Waiting], others: Sequence[Waiting], jobs: Ahead) -> bool:
+        """Advance the configurations of a heap until none of them is of interest; whether there was time. others: that wait."""
+        least = min((each[0] for each in others), default=inf)
+        while waiting and waiting[0][0] <= self.search.target():
+            bound, place, entry = waiting[0]
+            self._note(min(bound, least, self.left))
+            if self.search.out_of_time():
+                return False
+            try:
+                following = jobs.advanced(bound, entry, waiting)
+            except TimeoutError:
+                return False
+            if following is None:
+                heapq.heappop(waiting)
+            else:
+                heapq.heapreplace(waiting, (max(bound, following), place, entry))
+        return True
 
     def _note(self, bound: float) -> None:
         if self.search.objective is not None and bound < inf:
