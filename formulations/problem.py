@@ -151,6 +151,11 @@ class Problem(ABC):
         """The schedule and the numbers of stages and micro-batches of each configuration of an instance."""
         raise NotImplementedError(f"{self.name} has no configurations")
 
+    def passes(self, instance: Any) -> Sequence[str]:
+        """The kind of order of passes of each configuration of an instance: claims are about as far from walks in all of a
+        kind."""
+        raise NotImplementedError(f"{self.name} has no configurations")
+
     def only(self, instance: Any, places: Sequence[int]) -> Any:
         """The instance with these of its configurations alone."""
         return instance.only(places)

@@ -7,6 +7,9 @@ While the best walk is longer than the least claim that is left, other solutions
     shapes    of the numbers of stages and micro-batches that are left, where the best walk is far above the first claim
     even      with as many layers in each stage, of the best plan's numbers, for a few layouts; where it still is
 
+Layouts and shapes are tried for interleaved stages and for others apart (`Problem.passes`): else those whose claims promise
+most would leave no room for the others, and a wider choice of schedules could end with a worse plan.
+
 The bound stays that of all solutions.
 """
 
@@ -123,11 +126,20 @@ class OtherWalks:
     def run(self) -> Planned:
         """The plan of the least walk among those tried."""
         problem = self.problem
-        self.among(self.parts(problem.layouts), LAYOUTS, HIDDEN)
-        for parts, most in ((lambda: self.parts(problem.shapes), SHAPES), (self.even_parts, EVEN)):
-            if self.step_ns > (1 + FAR) * (self.first.answer.objective_ns or 0):
-                self.among(parts(), most, FAR, max(SECONDS, self.way.elapsed()))
+        orders = sorted({order for whole, _ in self.wholes for order in problem.passes(whole)})
+        for order in orders:
+            self.among(self.parts(problem.layouts, order), LAYOUTS, HIDDEN)
+        for order in orders:
+            if self.far:
+                self.among(self.parts(problem.shapes, order), SHAPES, FAR, max(SECONDS, self.way.elapsed()))
+        if self.far:
+            self.among(self.even_parts(), EVEN, FAR, max(SECONDS, self.way.elapsed()))
         return self.best
+
+    @property
+    def far(self) -> bool:
+        """Whether the best walk is far above the first claim."""
+        return self.step_ns > (1 + FAR) * (self.first.answer.objective_ns or 0)
 
     @property
     def step_ns(self) -> int:
@@ -135,16 +147,19 @@ class OtherWalks:
         assert self.best.judged is not None
         return self.best.judged.step_ns
 
-    def parts(self, names: Callable[[Any], Sequence[str]]) -> list[Part]:
-        """All instances, without what is like solutions that have been walked. names: of an instance's configurations."""
+    def parts(self, names: Callable[[Any], Sequence[str]], order: str) -> list[Part]:
+        """What has this order of passes of all instances, without what is like solutions that have been walked. names: of an
+        instance's configurations."""
         parts = []
         for whole, result in self.wholes:
-            part = self.part(whole, result, names(whole), range(len(whole.configurations)))
-            if result.solution is not None:
-                best = self.problem.load_solution(result.solution)
+            places = [place for place, each in enumerate(self.problem.passes(whole)) if each == order]
+            part = self.part(whole, result, names(whole), places)
+            best = None if result.solution is None else self.problem.load_solution(result.solution)
+            if best is not None and best.configuration in places:
+                best = replace(best, configuration=places.index(best.configuration))
                 part.answer = Answer(whole, result, best, result.objective, result.bound)
             for instance, solution in self.walked:
-                if instance is whole:
+                if instance is whole and solution.configuration in places:
                     part.leave_out(solution)
             parts.append(part)
         return parts

@@ -75,6 +75,10 @@ class Joint(Problem):
         """See `Problem`."""
         return list(map(str, instance.configurations))
 
+    def passes(self, instance: Instance) -> list[str]:
+        """See `Problem`: sites with several stages, or with one."""
+        return ["several" if each.schedule.chunks > 1 else "one" for each in instance.configurations]
+
     def evenly(self, instance: Instance, places: Sequence[int]) -> Instance | None:
         """See `Problem`: embedding and head aside, and only where every one of these has cuts to choose."""
         configurations = [instance.configurations[place] for place in places]

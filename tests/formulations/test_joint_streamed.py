@@ -299,6 +299,21 @@ def test_other_layouts_are_walked_where_lanes_hide_less_than_claimed() -> None:
     assert first.objective == claim.bound_ns and step_ns <= walked.step_ns
 
 
+LARGE = pytest.param("llama3-70b", "b200:8x512", 512, marks=pytest.mark.long)
+
+
+@pytest.mark.parametrize(("model", "cluster", "batch"), [(LLAMA, "b200:2x2", 8), LARGE])
+def test_more_schedules_make_no_plan_slower(model: Any, cluster: str, batch: int) -> None:
+    """Interleaved plans whose claims promise more than their walks keep leave room for walks of the others."""
+    steps = []
+    for schedule in ("1f1b", "all"):
+        sequence = None if model is LLAMA else 8192
+        best = tp.plan(model=model, cluster=cluster, batch=batch, sequence=sequence, schedule=schedule, gap=1e-2, beside=False)
+        assert best.plan is not None and best.plan.predicted is not None
+        steps.append(best.plan.predicted.step_ns)
+    assert steps[1] <= steps[0]
+
+
 @pytest.mark.parametrize(("cluster", "pipeline"), [("h100:8x256", 1), ("a100:8x256", 2)])
 def test_rings_of_many_ranks_have_the_latency_of_their_buckets(cluster: str, pipeline: int) -> None:
     """Of Llama-3 8B on 2,048 devices in ZeRO's stage 1: reduced unit by unit, as many rings would take most of the step."""
