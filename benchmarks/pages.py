@@ -66,7 +66,8 @@ def row_of(answer: Planned) -> dict[str, Any]:
     layout = {axis: first.degree(axis) for axis in ("dp", "sdp", "cp", "tp")}  # type: ignore[arg-type]
     bound = plan.claim.bound_ns
     return {
-        "pp": len(plan.stages),
+        "pp": plan.depth,
+        "vpp": len(plan.stages) // plan.depth,
         **layout,
         "zero": first.zero_stage,
         "sequence_parallel": first.sequence_parallel,
@@ -86,7 +87,8 @@ def row_of(answer: Planned) -> dict[str, Any]:
 
 def layout_text(row: dict[str, Any]) -> str:
     """A layout as engineers say it."""
-    words = [f"pp{row['pp']}"] * (row["pp"] > 1) + [f"tp{row['tp']}" + " sp" * row["sequence_parallel"]] * (row["tp"] > 1)
+    words = [f"pp{row['pp']}"] * (row["pp"] > 1) + [f"vpp{row.get('vpp')}"] * (row.get("vpp", 1) > 1)
+    words += [f"tp{row['tp']}" + " sp" * row["sequence_parallel"]] * (row["tp"] > 1)
     words += [f"cp{row.get('cp')}"] * (row.get("cp", 1) > 1)
     shared = f"dp{row['sdp']} ZeRO-{row['zero']}" if row["sdp"] > 1 else f"dp{row['dp']}"
     return f"{', '.join([*words, shared])}, {plural(row['micro_batches'], 'micro-batch')}"

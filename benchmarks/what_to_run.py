@@ -37,11 +37,12 @@ SECONDS, GAP = 60.0, 0.01
 
 RULES = f"""\
 A step has {SAMPLES} samples of {SEQUENCE:,} tokens (4.2M tokens), and at least one sample for every {A_SAMPLE} GPUs (16.8M
-tokens on 16,384). Nodes have {NODE} GPUs, with the links and network ports of their data sheets; bf16 with fp32 states; 1F1B.
-Degrees, ZeRO stages, numbers of micro-batches, cuts between sub-layers, sequence parallelism and what is recomputed are chosen
-by the planner; context parallelism, interleaved stages (`--schedule all`, which deep pipelines gain by), 8 bits and host memory
-are left out. Step, memory and MFU are walks over the plan's programs on the lanes of frameworks, by efficiencies that are
-fitted or assumed (see [how plans are judged](judging.md)): predictions, not measurements.
+tokens on 16,384). Nodes have {NODE} GPUs, with the links and network ports of their data sheets; bf16 with fp32 states.
+Degrees, ZeRO stages, numbers of micro-batches, cuts between sub-layers, schedules (1F1B, GPipe, and interleaved 1F1B with two
+stages on each group of GPUs, `vpp2`: `--schedule all`), sequence parallelism and what is recomputed are chosen by the planner;
+context parallelism, 8 bits and host memory are left out. Step, memory and MFU are walks over the plan's programs on the lanes
+of frameworks, by efficiencies that are fitted or assumed (see [how plans are judged](judging.md)): predictions, not
+measurements.
 
 `recomputed` is the share of sub-layers whose forward pass is done again. `faster at most` is proven: no plan of this space is
 predicted to be faster by more than that. It holds what the search left open (it ends at a gap of {GAP:.0%}, or after
@@ -79,7 +80,7 @@ def cells(models: list[str], devices: list[int], kinds: list[str]) -> Iterator[C
 def made(cell: Cell, seconds: float) -> dict[str, Any]:
     """The cell's row: a plan, or why there is none."""
     model = load_model(cell.model, SEQUENCE, "bfloat16")
-    return planned_row(model, cell.cluster, cell.batch, gap=GAP, time_limit=seconds)
+    return planned_row(model, cell.cluster, cell.batch, schedule="all", gap=GAP, time_limit=seconds)
 
 
 def line(cell: Cell, row: dict[str, Any] | None) -> str:
