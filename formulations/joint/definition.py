@@ -94,7 +94,7 @@ class Joint(Problem):
 
     def plainer_costs(self, request: Request) -> str | None:
         """See `Problem`."""
-        return plainer_costs(request)
+        return plainer_costs(self.within(request))
 
     def restrictions(self, request: Request, cost_model: str) -> list[str]:
         """What the values of the parameters, the devices and the cost model leave out of all plans that the problem knows."""
