@@ -26,7 +26,7 @@ from trainplan.solvers.core.answer import Answer, stopped_with, with_solution
 from trainplan.solvers.core.result import Result
 from trainplan.solvers.core.search import CUTOFF
 
-LAYOUTS, SHAPES, EVEN = 4, 4, 2  # that are walked at most
+LAYOUTS, SHAPES, EVEN = 4, 4, 2  # that are walked at most, the first two of either order of passes
 HIDDEN = 0.002  # of the least claim that is left: by how much the best walk may be longer before others are walked, too
 FAR = 0.02  # the same, before other numbers of stages and micro-batches, and even stages, are tried
 SECONDS = 10.0  # for these two, each; as many as the search before took, where that was longer
@@ -129,9 +129,10 @@ class OtherWalks:
         orders = sorted({order for whole, _ in self.wholes for order in problem.passes(whole)})
         for order in orders:
             self.among(self.parts(problem.layouts, order), LAYOUTS, HIDDEN)
+        seconds = max(SECONDS, self.way.elapsed()) / len(orders)
         for order in orders:
             if self.far:
-                self.among(self.parts(problem.shapes, order), SHAPES, FAR, max(SECONDS, self.way.elapsed()))
+                self.among(self.parts(problem.shapes, order), SHAPES, FAR, seconds)
         if self.far:
             self.among(self.even_parts(), EVEN, FAR, max(SECONDS, self.way.elapsed()))
         return self.best

@@ -27,7 +27,8 @@ def closed_form_ns(instance: Instance, configuration: Configuration) -> int:
     """
     kinds = [configuration.tables[kind].units for kind in {site.kind for site in configuration.sites}]
     sliced = configuration.schedule.sliced > 0
-    least = [min(int(whole_ns(units[unit.kind], sliced).min()) for units in kinds) for unit in instance.units]
+    by_kind = [min(int(whole_ns(table, sliced).min()) for table in tables) for tables in zip(*kinds, strict=True)]
+    least = [by_kind[unit.kind] for unit in instance.units]
     firsts = [units[instance.units[0].kind] for units in kinds]
     more = min(int((first.last_ns + first.reduce_ns + first.optimizer_ns).min()) for first in firsts)
     if instance.step != "simulated":

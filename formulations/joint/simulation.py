@@ -31,7 +31,7 @@ from trainplan.formulations.step.schedules import Pass, in_turn, is_sliced
 End = TypeVar("End")
 Symbol = tuple[str, int]  # a time of `StageTimes` by its name, and the stage
 After = Callable[[Sequence[End], tuple[Symbol, ...]], End]
-RECORDED = 8  # schedules whose ends are kept: configurations of several strategies have the same
+RECORDED = 4  # schedules whose ends are kept: configurations of several strategies have the same
 
 
 @dataclass(frozen=True)
@@ -124,9 +124,10 @@ class _Shape(NamedTuple):
 def _recorded(shape: _Shape) -> tuple[list[tuple[tuple[int, ...], tuple[Symbol, ...]]], list[int]]:
     """All ends in order, each by the places of those that it follows and by the times in between; the place of each site's."""
     rows: list[tuple[tuple[int, ...], tuple[Symbol, ...]]] = []
+    alike: dict[tuple[Symbol, ...], tuple[Symbol, ...]] = {}  # one object for all that are equal: rows are many
 
     def after(earlier: Sequence[int], symbols: tuple[Symbol, ...]) -> int:
-        rows.append((tuple(earlier), symbols))
+        rows.append((tuple(earlier), alike.setdefault(symbols, symbols)))
         return len(rows) - 1
 
     orders = shape.schedule.orders(shape.stages, shape.micro_batches)

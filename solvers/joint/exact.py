@@ -11,8 +11,9 @@
     priced      weighted paths and prices of memory along all pipelines at once, and plans from these    `free_cuts`
     suffixes    all columns of the spans that are left, and all pipelines of them          `fronts`, `suffixes`
 
-Configurations whose units have to choose alike are looked at as a whole (`agreeing`). Interleaved ones come last, since each
-takes as long as many others, and most of them are ruled out at once by the best plan of these (`interleaved`).
+Configurations whose units have to choose alike are looked at as a whole (`agreeing`). Interleaved ones come
+behind the others, or after a share of the time: each takes as long as many others (`interleaved`), and the best plan of these
+rules most of them out at once.
 
 What no configuration leaves below the best plan, less the gap asked for, is proven.
 """
@@ -48,6 +49,7 @@ SEARCHED = "bounds on all spans, exact on the stages used, the rest simulated"
 MEMORY = "least memory over all stages"
 STEPS = ("coarse", "fine", "paths", "classes", "priced", "suffixes", "interleaved", "agreeing")
 QUICK, COARSE, FINE, PATHS, CLASSES, PRICED, SUFFIXES = range(7)
+STRAIGHT = 0.5  # of the time, after which interleaved configurations have their turn
 SHARE = 16  # of the gap asked for, what one stage may be off
 FINENESS = 16  # of the gap asked for, what bisection may be off
 LABELS, MORE, MOST_LABELS = 20_000, 4, 320_000  # of one unit in a front: at first, times as many next, and at most
@@ -85,7 +87,7 @@ def _or_none(value: float) -> float | None:
     return None if value == inf else value
 
 
-Waiting = tuple[float, int, _Entry]  # its bound, its place in the instance
+Waiting = tuple[float, int, _Entry]  # a configuration's bound, its place in the instance, and how far it is
 
 
 class _Run:
@@ -113,36 +115,38 @@ class _Run:
             self.search.report(plan, source=FIRST_PLAN)
         except TimeoutError:
             return Outcome(bound_source=self.source, message="time ran out before all configurations were bounded")
-        straight, interleaved = (
-            sorted(each for each in waiting if self._is_interleaved(each[1]) == is_it) for is_it in (False, True)
-        )
+        straight = sorted(each for each in waiting if not self._is_interleaved(each[1]))
+        chunked = sorted(each for each in waiting if self._is_interleaved(each[1]))
         with ahead(
             self, self.search.options.get(JOBS), (QUICK, COARSE), lambda place, stage: _Entry(place, stage=stage)
         ) as jobs:
-            if self._settle(straight, interleaved, jobs):
-                self._settle(interleaved, straight, jobs)
-        return self._ended(min([self.left, *(each[0] for each in straight + interleaved)]))
+            self._settle(
+                straight, chunked, jobs, self.search.elapsed() + self.search.remaining() * (STRAIGHT if chunked else 1)
+            )
+            self._settle(chunked, straight, jobs)
+            self._settle(straight, chunked, jobs)
+        return self._ended(min([self.left, *(each[0] for each in straight + chunked)]))
 
     def _is_interleaved(self, place: int) -> bool:
         return self.instance.configurations[place].schedule.chunks > 1
 
-    def _settle(self, waiting: list[Waiting], others: Sequence[Waiting], jobs: Ahead) -> bool:
-        """Advance the configurations of a heap until none of them is of interest; whether there was time. others: that wait."""
+    def _settle(self, waiting: list[Waiting], others: Sequence[Waiting], jobs: Ahead, until: float = inf) -> None:
+        """Advance the configurations of a heap until none of them is of interest, or time is up. others: that wait meanwhile;
+        until: seconds from the start of the search after which no step begins."""
         least = min((each[0] for each in others), default=inf)
         while waiting and waiting[0][0] <= self.search.target():
             bound, place, entry = waiting[0]
             self._note(min(bound, least, self.left))
-            if self.search.out_of_time():
-                return False
+            if self.search.out_of_time() or self.search.elapsed() >= until:
+                return
             try:
                 following = jobs.advanced(bound, entry, waiting)
             except TimeoutError:
-                return False
+                return
             if following is None:
                 heapq.heappop(waiting)
             else:
                 heapq.heapreplace(waiting, (max(bound, following), place, entry))
-        return True
 
     def _note(self, bound: float) -> None:
         if self.search.objective is not None and bound < inf:

@@ -38,7 +38,7 @@ def chunked(seed: int) -> Instance:
     other = instance.configurations[0]
     cuts = tuple(sorted(rng.sample(range(1, instance.length), 3)))
     tied = rng.choice([None, Tied(reduce_ns=rng.randrange(40))])
-    schedule = rng.choice([Schedule("interleaved", chunks=2), Schedule("1f1b"), Schedule("gpipe")])
+    schedule = rng.choice([Schedule("interleaved", chunks=2, beside=seed % 2 == 1), Schedule("1f1b"), Schedule("gpipe")])
     chunks = replace(
         other,
         schedule=schedule,
