@@ -59,8 +59,10 @@ def row_of(answer: Planned) -> dict[str, Any]:
     plan, performance = answer.plan, answer.performance
     if plan is None or performance is None or plan.predicted is None or plan.claim is None:
         reason = answer.result.reason
-        if answer.result.status != "infeasible" or reason is None:
+        if answer.result.stopped:
             return {"why": answer.result.message or answer.result.status, "open": True}
+        if reason is None:
+            return {"why": "nothing that fits was found"}
         return {"why": "does not fit", "least_bytes": reason.least_memory_bytes}
     first, ckpt = plan.units[0].strategy, sum(unit.strategy.ckpt for unit in plan.units)
     layout = {axis: first.degree(axis) for axis in ("dp", "sdp", "cp", "tp")}  # type: ignore[arg-type]
