@@ -69,7 +69,7 @@ def row_of(answer: Planned) -> dict[str, Any]:
     bound = plan.claim.bound_ns
     return {
         "pp": plan.depth,
-        "vpp": len(plan.stages) // plan.depth,
+        "vpp": plan.chunks,
         **layout,
         "zero": first.zero_stage,
         "sequence_parallel": first.sequence_parallel,

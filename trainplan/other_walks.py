@@ -29,7 +29,7 @@ from trainplan.solvers.core.search import CUTOFF
 LAYOUTS, SHAPES, EVEN = 4, 4, 2  # that are walked at most, the first two of either order of passes
 HIDDEN = 0.002  # of the least claim that is left: by how much the best walk may be longer before others are walked, too
 FAR = 0.02  # the same, before other numbers of stages and micro-batches, and even stages, are tried
-SECONDS = 10.0  # for these two, each; as many as the search before took, where that was longer
+SECONDS = 10.0  # for all shapes, and for even stages; as many as passed before, where these are more
 SOURCE = "the least walk of several plans"
 
 

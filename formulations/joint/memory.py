@@ -75,11 +75,11 @@ def _message_bytes(stages: Sequence[StageBytes], message: Message) -> int:
     return stages[stage].entering if kind == "forward" else stages[stage].returning
 
 
-def moments_of(configuration: Configuration) -> list[Moment]:
+def moments_of(configuration: Configuration) -> Sequence[Moment]:
     """The moments at which sites may hold the most."""
     if configuration.schedule.chunks == 1:
         return [Moment(((x, configuration.in_flight(x)),), stage=x) for x in range(configuration.stages)]
-    return list(_interleaved(configuration.schedule, configuration.stages, configuration.micro_batches))
+    return _interleaved(configuration.schedule, configuration.stages, configuration.micro_batches)
 
 
 @lru_cache(maxsize=RECORDED)

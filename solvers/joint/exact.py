@@ -11,9 +11,8 @@
     priced      weighted paths and prices of memory along all pipelines at once, and plans from these    `free_cuts`
     suffixes    all columns of the spans that are left, and all pipelines of them          `fronts`, `suffixes`
 
-Configurations whose units have to choose alike are looked at as a whole (`agreeing`). Interleaved ones come
-behind the others, or after a share of the time: each takes as long as many others (`interleaved`), and the best plan of these
-rules most of them out at once.
+Configurations whose units have to choose alike are looked at as a whole (`agreeing`). Interleaved ones come behind all others,
+or after a share of the time: each takes long (`interleaved`), and the best plan of the others rules most of them out at once.
 
 What no configuration leaves below the best plan, less the gap asked for, is proven.
 """
@@ -120,9 +119,7 @@ class _Run:
         with ahead(
             self, self.search.options.get(JOBS), (QUICK, COARSE), lambda place, stage: _Entry(place, stage=stage)
         ) as jobs:
-            self._settle(
-                straight, chunked, jobs, self.search.elapsed() + self.search.remaining() * (STRAIGHT if chunked else 1)
-            )
+            self._settle(straight, chunked, jobs, self.search.elapsed() + STRAIGHT * self.search.remaining())
             self._settle(chunked, straight, jobs)
             self._settle(straight, chunked, jobs)
         return self._ended(min([self.left, *(each[0] for each in straight + chunked)]))
@@ -178,7 +175,7 @@ class _Run:
             if found is not None:
                 self.search.report(found[1])
             return None
-        if self.instance.configurations[entry.place].schedule.chunks > 1:
+        if self._is_interleaved(entry.place):
             self.statistics["interleaved"] += 1
             self.left = min(self.left, interleaved(self.instance, entry.place, bound, self.search))
             return None
