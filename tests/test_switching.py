@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from contextlib import nullcontext
 from dataclasses import replace
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -30,9 +29,10 @@ from trainplan.profiling.profiles import Profile
 from trainplan.solvers.core import answer
 
 import trainplan as tp
+from tests.clock import without_alarms
 from tests.sizes import first_and_others
 from tests.switch_instances import random_instance
-from trainplan import pictures, planning, predicting
+from trainplan import pictures, predicting
 from trainplan.frontiers import frontier as switch_frontier
 from trainplan.frontiers import memory_limits
 from trainplan.pictures import lanes as switch_pictures
@@ -404,7 +404,7 @@ def test_a_later_round_that_finds_nothing_says_so(model: Model, made: Any, monke
     limit = step_peak(made[0], Switches(segment_sync=True))
     monkeypatch.setattr(answer, "solve", once)
     monkeypatch.setattr(predicting, "judge", needing_more)
-    monkeypatch.setattr(planning, "ended_after", lambda _: nullcontext())  # however slow this machine is
+    without_alarms(monkeypatch)
     found = switch(model, CLUSTER, 8, memory_bytes=limit, time_limit=1e-6 if late else None)
     least = step_peak(made[0], ALL_ON)
     assert rounds == ([limit, least] if late else [limit, limit - 7, least]), "at last the least that any step needs"

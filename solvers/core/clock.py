@@ -72,7 +72,7 @@ def ended_after(seconds_left: Callable[[], float]) -> Iterator[None]:
     ):
         yield
         return
-    inside, over = True, False
+    inside = over = False
 
     def look(number: int, frame: FrameType | None) -> None:
         nonlocal over
@@ -83,16 +83,20 @@ def ended_after(seconds_left: Callable[[], float]) -> Iterator[None]:
                 over = True
                 raise Overrun
 
-    begun, handler = time.monotonic(), signal.signal(signal.SIGALRM, look)
-    outer, _ = signal.setitimer(signal.ITIMER_REAL, wait_seconds(seconds_left()))
+    begun, (outer, _) = time.monotonic(), signal.getitimer(signal.ITIMER_REAL)
+    handler = signal.signal(signal.SIGALRM, look)
     try:
-        yield
-    except Exception as error:
-        if over:  # some libraries make another error of what is raised in their midst
-            raise Overrun from error
-        raise
-    finally:
-        inside = False
+        try:
+            inside = True
+            signal.setitimer(signal.ITIMER_REAL, wait_seconds(seconds_left()))
+            yield
+        except Exception as error:
+            if over:  # some libraries make another error of what is raised in their midst
+                raise Overrun from error
+            raise
+        finally:
+            inside = False
+    finally:  # apart from the other, at whose beginning an alarm may still raise
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, handler)
         if outer:

@@ -17,6 +17,7 @@ from trainplan.solvers.core.solve import solve
 from trainplan.solvers.switches import h3t_dp
 from trainplan.solvers.switches.quick import SOURCE
 
+from tests.clock import without_alarms
 from tests.sizes import first_and_others
 from tests.switch_instances import bert_instance, random_instance
 
@@ -287,7 +288,8 @@ def test_zero_settings_keep_or_partition_whole_parameters() -> None:
     assert planned(tight, "zero-3").objective == three.objective
 
 
-def test_a_limit_on_time_is_kept() -> None:
+def test_a_limit_on_time_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    without_alarms(monkeypatch)
     instance = bert_instance("13b", 100 * 10**9, batch=1024, devices=64)
     for method in ("h3t-dp", "random", "h3t-greedy", "manual"):
         result = planned(instance, method, time_limit=1e-9)

@@ -14,6 +14,7 @@ from trainplan.solvers.chain.least_memory import least_memory
 from trainplan.solvers.core.search import Search
 
 import trainplan as tp
+from tests.clock import without_alarms
 from tests.instances import paper_instance, random_instance
 from tests.sizes import first_and_others, some_and_all
 
@@ -167,7 +168,11 @@ def test_time_limit_is_an_outcome() -> None:
             assert result.bound is not None
             assert result.bound <= result.objective
             assert not result.violations
-    assert tp.solve(instance, "galvatron-dp", time_limit=1e-9).status == "feasible"
+
+
+def test_no_time_at_all_leaves_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    without_alarms(monkeypatch)
+    assert tp.solve(paper_instance("bert-huge-48"), "galvatron-dp", time_limit=1e-9).status == "feasible"
 
 
 def test_results_carry_their_history_and_versions() -> None:

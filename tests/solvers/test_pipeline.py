@@ -22,6 +22,7 @@ from trainplan.solvers.pipeline.memory import explain, least_pipeline_memory
 from trainplan.solvers.pipeline.span_costs import SolvedSpan, SpanCosts, undominated
 
 import trainplan as tp
+from tests.clock import without_alarms
 from tests.instances import NAMES, random_pipeline, random_pipeline_dict
 
 REAL = [("bert-huge-32", "8GiB"), ("swin-huge-32", "5GiB")]
@@ -311,8 +312,9 @@ def test_a_gap_is_a_certificate() -> None:
 
 
 @pytest.mark.parametrize("seconds", [1e-9, 0.05])
-def test_a_time_limit_gives_a_bound_that_holds(seconds: float) -> None:
+def test_a_time_limit_gives_a_bound_that_holds(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     """Of instances that need longer: a plan and a bound, or a bound, on either side of the optimum."""
+    without_alarms(monkeypatch)
     for model, memory in REAL:
         instance = real(model, memory, 64)
         stopped, optimum = tp.solve(instance, time_limit=seconds), tp.solve(instance)

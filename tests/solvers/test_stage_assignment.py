@@ -16,6 +16,7 @@ from trainplan.solvers.core.search import Unsuited
 from trainplan.solvers.core.solve import contradictions, solve
 
 from tests.assignments import random_assignment, random_assignment_dict
+from tests.clock import without_alarms
 from tests.sizes import first_and_others
 
 PROVING: dict[str, dict[str, Any]] = {"brute-force": {}, "sweep": {}, "milp": {}, "cpsat": {"workers": 1}}
@@ -178,7 +179,8 @@ def test_large_instances_are_proven_and_cpsat_does_not_contradict(kind: str) -> 
     assert found.objective <= solve(whole, "uniform-layers").objective
 
 
-def test_a_gap_and_a_time_limit_are_outcomes() -> None:
+def test_a_gap_and_a_time_limit_are_outcomes(monkeypatch: pytest.MonkeyPatch) -> None:
+    without_alarms(monkeypatch)
     instance = large(512, 64, "random")
     best, near, short = solve(instance), solve(instance, gap=0.02), solve(instance, time_limit=1e-6)
     assert best.objective is not None

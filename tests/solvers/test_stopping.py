@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -86,6 +90,45 @@ def test_an_end_within_an_end_leaves_the_outer_one_in_force() -> None:
             while True:
                 pass
         raise Overrun
+
+
+def test_an_alarm_at_any_line_leaves_no_handler_behind() -> None:
+    """Of what an end does before and after what runs inside; an alarm there is the same as one inside."""
+
+    def ringing(line: int) -> bool:
+        """Whether there is such a line: how many an end begins with is for it to say."""
+        lines = 0
+
+        def trace(frame: FrameType, event: str, _: Any) -> Any:
+            nonlocal lines
+            if frame.f_code.co_name != ended_after.__name__:
+                return None
+            lines += event == "line"
+            if event == "line" and lines == line:
+                signal.raise_signal(signal.SIGALRM)
+            return trace
+
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            with suppress(Overrun), ended_after(lambda: 0.0):
+                pass
+        finally:
+            sys.settrace(before)
+        return lines >= line
+
+    handler = signal.signal(signal.SIGALRM, lambda *_: None)
+    try:
+        expected = signal.getsignal(signal.SIGALRM)
+        for line in itertools.count(1):
+            if not ringing(line):
+                break
+            assert signal.getsignal(signal.SIGALRM) is expected, f"line {line}"
+            assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0), f"line {line}"
+        assert line > 10
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, handler)
 
 
 def test_the_grace_is_a_tenth_or_half_a_second() -> None:
