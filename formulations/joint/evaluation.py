@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 from trainplan.formulations.instances import Timed
-from trainplan.formulations.joint.memory import StageBytes, peaks
+from trainplan.formulations.joint.memory import StageBytes, most_in_flight, peaks
 from trainplan.formulations.joint.problem import Configuration, Instance, Solution, Step
 from trainplan.formulations.joint.simulation import StageTimes, step_ns
 from trainplan.formulations.joint.tables import FORBIDDEN, OptionTable
@@ -54,11 +54,12 @@ def evaluate(instance: Instance, solution: Solution) -> Evaluation:
     times = [stage_times(instance, configuration, solution, tables, x) for x in range(configuration.stages)]
     sizes = [stage_bytes(instance, configuration, solution, tables, x) for x in range(configuration.stages)]
     tied_ns = 0 if configuration.tied is None or once else configuration.tied.reduce_ns
+    in_flight = most_in_flight(configuration)
     stages = [
         EvaluatedStage(
             first=first,
             last=last,
-            in_flight=_in_flight(configuration, x),
+            in_flight=in_flight[x],
             times=times[x],
             peak_bytes=most,
             peak_unit=first + place,
@@ -160,17 +161,6 @@ def stage_bytes(
         for name, sizes in (("entering", boundary.message_forward_bytes), ("returning", boundary.message_backward_bytes)):
             messages[name] = 0 if sizes is None else int(sizes[pair])
     return StageBytes(*(column(f"{name}_bytes") for name in ("state", "kept", "held", "work", "host")), **messages)
-
-
-def _in_flight(configuration: Configuration, stage: int) -> int:
-    if configuration.schedule.chunks == 1:
-        return configuration.in_flight(stage)
-    most = now = 0
-    for task in configuration.orders()[stage % len(configuration.sites)]:
-        if task.stage == stage:
-            now += 1 if task.kind == "forward" else -1
-            most = max(most, now)
-    return most
 
 
 # Aggregators

@@ -82,6 +82,15 @@ def moments_of(configuration: Configuration) -> Sequence[Moment]:
     return _interleaved(configuration.schedule, configuration.stages, configuration.micro_batches)
 
 
+def most_in_flight(configuration: Configuration) -> list[int]:
+    """The most micro-batches of each stage that are in flight at once."""
+    most = [0] * configuration.stages
+    for moment in moments_of(configuration):
+        for stage, count in moment.counts:
+            most[stage] = max(most[stage], count)
+    return most
+
+
 @lru_cache(maxsize=RECORDED)
 def _interleaved(schedule: Schedule, stages: int, micro_batches: int) -> tuple[Moment, ...]:
     """`moments_of` where sites have several stages."""

@@ -184,7 +184,7 @@ class _Run:
         try:
             with ended_after(lambda: self.search.remaining() + self.grace * EXPLAINING):
                 reason = self.problem.explain(self.instance)
-                uncertain = reason is None and self.problem.solvers().fits and self.problem.fits(self.instance) is None
+                uncertain = reason is None and self.problem.solvers().fits and not self.problem.fits(self.instance)
                 return reason, "why nothing fits is not known" if uncertain else None
         except Overrun:
             return None, "there was no time left to find out whether anything fits"

@@ -41,11 +41,15 @@ def quick_bound_ns(instance: Instance, configuration: Configuration) -> float:
 
 
 def holds_states(instance: Instance, configuration: Configuration) -> bool:
-    """Whether all sites together have room for the least states of all units, each of which is on one of them: else no plan
-    of the configuration fits."""
+    """Whether all sites together have room for the least states of all units: else no plan of the configuration fits."""
+    return least_states(instance, configuration) <= sum(instance.limit_bytes(site) for site in configuration.sites)
+
+
+def least_states(instance: Instance, configuration: Configuration) -> int:
+    """The bytes of the least states of all units, each of which is on one site."""
     tables, tied = configuration.tables, configuration.tied
     by_kind = [min(int(each.units[kind].state_bytes.min()) for each in tables) for kind in range(len(tables[0].units))]
     least = [by_kind[unit.kind] for unit in instance.units]
     if tied is not None and tied.once is not None:
         least[-1] = min(least[-1], int(tied.once.state_bytes.min()))
-    return sum(least) <= sum(instance.limit_bytes(site) for site in configuration.sites)
+    return sum(least)

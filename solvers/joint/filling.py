@@ -56,6 +56,14 @@ def excess_bytes(instance: Instance, solution: Solution) -> int:
     return max(stage.peak_bytes - instance.limit_bytes(configuration.site(x)) for x, stage in enumerate(evaluation.stages))
 
 
+def over_hosts(instance: Instance, solution: Solution) -> bool:
+    """Whether a stage needs more of its host than there is."""
+    configuration = instance.configurations[solution.configuration]
+    rooms = [instance.host_limit_bytes(configuration.site(x)) for x in range(configuration.stages)]
+    needs = [stage.host_bytes for stage in evaluate(instance, solution).stages]
+    return any(room is not None and need > room for room, need in zip(rooms, needs, strict=True))
+
+
 def ways(instance: Instance, place: int) -> Iterator[Way]:
     """A configuration; where one stage may hold a table of both ends as one parameter, once with the options of both ends that
     let it be so, and once with those that do not."""

@@ -1,5 +1,5 @@
-"""Interleaved configurations: all solutions of tiny ones; bounds and plans of `fixed_cuts` where cuts are fixed; of the others
-a few plans, with the closed form as their bound.
+"""Interleaved configurations: all solutions of tiny ones; of others, unless none of their choices fits, bounds and plans of
+`fixed_cuts` where cuts are fixed, else a few plans, with the closed form as their bound.
 
 Chunks of one site share its memory, moment by moment, so stages cannot be bounded one by one as those of other schedules can.
 """
@@ -12,6 +12,7 @@ import numpy as np
 from trainplan.formulations.joint.enumeration import improving, solution_count
 from trainplan.formulations.joint.problem import Instance, Solution
 from trainplan.solvers.core.search import Search
+from trainplan.solvers.joint.chunk_memory import leanest
 from trainplan.solvers.joint.fixed_cuts import fixed_cuts
 from trainplan.solvers.joint.quick import even_plans
 
@@ -29,6 +30,11 @@ def interleaved(instance: Instance, place: int, bound: float, search: Search) ->
             if solution is not None:
                 search.report(Solution(place, solution.cuts, solution.choice))
         return inf
+    lean = leanest(instance, place)
+    if lean.bound_bytes > 0:
+        return inf
+    if lean.excess_bytes <= 0 and search.objective is None:
+        search.report(lean.solution)
     apart = configuration.tied is None or configuration.tied.once is None
     if configuration.cuts is not None and configuration.reduction is None and apart:
         return fixed_cuts(instance, place, bound, search)

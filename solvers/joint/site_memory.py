@@ -75,6 +75,10 @@ class SiteMemory:
         total = mine[STATE].sum() + self.in_flight @ mine[HELD] + self.kept @ mine[KEPT] + self.work @ mine[WORK]
         return total + self.entering @ entering + self.returning @ returning - self.most_bytes
 
+    def factors(self, place: int) -> Integers:
+        """(R, 3): those of what the site's unit at this place holds, keeps, and works in."""
+        return np.stack([self.in_flight[:, place], self.kept[:, place], self.work[:, place]], axis=1)
+
     def more(self, place: int, state: int, held: int, kept: int, work: int) -> Integers:
         """(R,): what the rows rise by as columns of the site's unit at this place do."""
         return state + held * self.in_flight[:, place] + kept * self.kept[:, place] + work * self.work[:, place]

@@ -14,7 +14,7 @@ from trainplan.formulations.joint.evaluation import evaluate, violations
 from trainplan.formulations.joint.problem import STEPS, Configuration, Instance, Schedule, Site
 from trainplan.formulations.joint.tables import Boundary, Tables
 from trainplan.solvers.core.solve import solve
-from trainplan.solvers.joint.least_memory import explain, least
+from trainplan.solvers.joint.least_memory import LeastMemory, explain
 
 from tests.solvers.joint_instances import random_instance
 
@@ -91,7 +91,7 @@ def test_the_least_memory_is_that_of_some_solution(seed: int) -> None:
     instance = replace(instance, classes=tuple(replace(each, host_bytes=None) for each in instance.classes))
     limit = instance.classes[0].memory_bytes
     peaks = [evaluate(instance, solution).peak_bytes for solution in solutions(instance) if solution is not None]
-    reason, leanest = explain(instance), least(instance)
+    reason, leanest = explain(instance), LeastMemory(instance).least()
     assert (reason is None) == (min(peaks) <= limit)
     assert leanest is not None and evaluate(instance, leanest).peak_bytes >= min(peaks)
     if reason is not None:

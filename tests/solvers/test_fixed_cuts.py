@@ -11,15 +11,19 @@ from math import inf
 import numpy as np
 import pytest
 from trainplan.formulations.joint.closed_form import closed_form_ns
+from trainplan.formulations.joint.definition import PROBLEM
 from trainplan.formulations.joint.evaluation import evaluate, malformed, violations
 from trainplan.formulations.joint.problem import Configuration, Instance, Schedule, ScheduleName, Site, Solution
 from trainplan.formulations.joint.simulation import StageTimes, step_ns
 from trainplan.formulations.joint.tables import Tied
 from trainplan.profiling.models.model import load_model
 from trainplan.solvers.core.search import Search, judge
+from trainplan.solvers.joint.chunk_memory import leanest
 from trainplan.solvers.joint.closed_form import least_u_ns, quick_bound_ns
+from trainplan.solvers.joint.exact import MEMORY
 from trainplan.solvers.joint.fixed_cuts import fixed_cuts
 from trainplan.solvers.joint.interleaved import interleaved
+from trainplan.solvers.joint.least_memory import fits
 from trainplan.solvers.joint.longest_paths import longest_path
 from trainplan.solvers.joint.priced_chain import NAMES, OF_UNITS, Prices
 from trainplan.solvers.joint.relaxation import Relaxation
@@ -90,6 +94,40 @@ def test_rows_are_what_evaluation_says(seed: int) -> None:
         for site, excess in enumerate(relaxation.excess(relaxation.sizes(choice))):
             peak = max(stage.peak_bytes for stage in evaluation.stages[site :: len(relaxation.sites)])
             assert excess.max() + instance.limit_bytes(relaxation.configuration.sites[0]) == peak
+
+
+def test_no_choice_needs_less_than_the_bound_on_memory_and_one_needs_what_is_said() -> None:
+    """By brute force; mostly the two are the same."""
+    exact = interleaving = 0
+    for seed in range(80):
+        instance = chunked(seed)
+        limit = instance.limit_bytes(instance.configurations[0].sites[0])
+        excesses = [evaluate(instance, solution).peak_bytes - limit for solution in solutions(instance)]
+        lean = leanest(instance, 0)
+        if not excesses:
+            assert lean.solution is None
+            continue
+        assert lean.bound_bytes <= min(excesses) <= lean.excess_bytes, seed
+        if lean.solution is not None:
+            assert evaluate(instance, lean.solution).peak_bytes - limit == lean.excess_bytes, seed
+        if instance.configurations[0].schedule.chunks > 1:
+            interleaving += 1
+            exact += lean.bound_bytes == lean.excess_bytes
+    assert interleaving >= 20 and exact > interleaving / 2
+
+
+def test_interleaved_configurations_that_do_not_fit_are_explained() -> None:
+    """The search proves it on its own; with what the reason asks for something fits, and not with a byte less."""
+    for schedule in ("all", "interleaved"):
+        instance = tp.build(
+            "joint", model="llama3-8b", cluster="h100:8", batch=16, sequence=8192, schedule=schedule, memory="9GiB"
+        )
+        result = tp.solve(instance)
+        assert result.status == "infeasible" and result.bound_source == MEMORY and result.reason is not None
+        least = result.reason.least_memory_bytes
+        assert fits(PROBLEM.with_memory(instance, least)) is True
+        assert fits(PROBLEM.with_memory(instance, least - 1)) is False
+        assert result.reason.state_bytes < least
 
 
 @pytest.mark.parametrize("seed", range(20))
