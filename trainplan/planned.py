@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
@@ -72,6 +72,19 @@ class Price:
 
 
 @dataclass(frozen=True)
+class Spent:
+    """The seconds of planning in all, those in which plans were compiled, checked and walked, and how many these were."""
+
+    seconds: float
+    walk_seconds: float
+    walks: int
+
+    def __str__(self) -> str:
+        walked = plural(self.walks, "plan")
+        return f"{self.seconds:.3f} s in all, {self.walk_seconds:.3f} s of it to compile, check and walk {walked}"
+
+
+@dataclass(frozen=True)
 class Planned:
     """A plan with its prediction and its claim; plan is None where nothing fits, or nothing was found (`result` says why).
 
@@ -81,7 +94,7 @@ class Planned:
     fewest, in whole nodes, with which the problem has a solution; needed_devices_unknown: why that is not known. uniform: the
     best plan with one strategy for all units, likewise; None where this plan has one itself, and where none was looked for (the
     problem does not say how, or the time was up). instead: where no preset was named, why the default one did not plan it.
-    prices: what constraints of the request cost, one by one.
+    prices: what constraints of the request cost, one by one. spent: the time that all of it took, but for prices.
     """
 
     request: Request
@@ -96,6 +109,7 @@ class Planned:
     uniform: Planned | None = None
     instead: str | None = None
     prices: tuple[Price, ...] = ()
+    spent: Spent | None = None
 
     def __repr__(self) -> str:
         step = "no plan" if self.performance is None else f"{format_time(self.performance.step_ns)} a step"
@@ -203,6 +217,7 @@ class Planned:
             "any_schedule_ns": self.any_schedule_ns,
             "restrictions": self.restrictions,
             "prices": [price.to_dict(self.answer) for price in self.prices],
+            "spent": None if self.spent is None else asdict(self.spent),
         }
 
     def summary(self, *, flags: bool = False) -> list[tuple[str, str]]:
@@ -217,6 +232,7 @@ class Planned:
             return [row for row in result.summary(flags=flags) if row[0] != "problem"] + needed + self._prices(flags)
         rows = [*self._prediction(), *self._uniform(), *self._prices(flags), *self._claim(flags)]
         rows += result.run_rows()
+        rows += [] if self.spent is None else [("planning", str(self.spent))]
         return rows + ([("message", result.message)] if result.message else [])
 
     def _prediction(self) -> list[tuple[str, str]]:

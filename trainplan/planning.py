@@ -23,7 +23,7 @@ from trainplan.formulations.plan import Claim, Plan
 from trainplan.formulations.problem import problem_of
 from trainplan.formulations.request import Request
 from trainplan.other_walks import OtherWalks
-from trainplan.planned import Planned
+from trainplan.planned import Planned, Spent
 from trainplan.predicting import predicted_on_lanes, predicted_plan
 from trainplan.presets import Preset
 from trainplan.profiling.base.errors import InputError, one_of, shown
@@ -69,6 +69,12 @@ def planned(
     preset.check(request)
     arguments = {"gap": gap, "seed": seed, "progress": progress, **options}
     way = Way(request, preset, method, backend, arguments, time_limit, tuple(incumbents))
+    best = _planned(way, beside)
+    return replace(best, spent=Spent(way.elapsed(), sum(way.walk_seconds), len(way.walk_seconds)))
+
+
+def _planned(way: Way, beside: bool) -> Planned:
+    """The best plan, with the best one of one strategy beside it."""
     best = way.walked_again(_best(way))
     if not beside or best.plan is None or best.plan.one_strategy is not None or best.interrupted:
         return best
