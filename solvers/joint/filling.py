@@ -8,7 +8,7 @@ throughout, and G the largest pass with what is stacked below it,
 so labels (B, G, host bytes) with dominance find the least of every stage that ends at a unit, the longer ones one after the
 other. A longer stage needs no less. So a limit suffices where every stage, from the last one, takes as many units as fit; and
 the least limit is found by bisection. Where options of neighbours may not agree, all starts of a stage are followed, each with
-its interface states. Interleaved chunks share their devices' memory: tiny instances are enumerated, others not explained.
+its interface states. Interleaved chunks share their devices' memory: see `chunk_memory`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Why no joint plan fits: the least memory of any, and what to change.
 
-Configurations are filled by `filling`, the most promising first, each with a limit that beats the best so far.
+Configurations are filled by `filling`, the most promising first, each with a limit that beats the best so far; of interleaved
+ones `chunk_memory` knows a bound and a solution, mostly the same, and tiny ones where they differ are enumerated.
 """
 
 from __future__ import annotations
