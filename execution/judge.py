@@ -12,6 +12,7 @@ from functools import cached_property
 
 from trainplan.execution.compiled import Classes, compiled, default_backend
 from trainplan.execution.standing_in import standing_in, weight_copies
+from trainplan.execution.uncollected import uncollected
 from trainplan.execution.walk.costs import Carried, CarriedCosts, ProfiledCosts, carried
 from trainplan.execution.walk.memory import Backend, Walk, memory_walk
 from trainplan.execution.walk.time import OTHERS, Durations, Overlap, TimeWalk, time_walk
@@ -92,6 +93,7 @@ def issued_as(plan: Plan) -> Backend:
     return plan.backend or ("streams" if plan.depth == 1 or plan.uses_host else "serial")
 
 
+@uncollected()
 def judge_by(
     plan: Plan,
     costs: Callable[[Classes], Durations],

@@ -343,7 +343,13 @@ class Program:
 
     def token_share(self, unit: int) -> TokenShare:
         """The bytes and pieces of a unit whose ranks share its tokens."""
-        return TokenShare(self.model.units[unit].sublayer, self.strategies[unit].degree("tp"), self.strategies[unit].modules)
+        if unit not in self._token_shares:
+            self._token_shares[unit] = token_share(self.model, self.strategies, unit)
+        return self._token_shares[unit]
+
+    @cached_property
+    def _token_shares(self) -> dict[int, TokenShare]:
+        return {}
 
     def key_share(self, unit: int) -> KeyShare | None:
         """The bytes of keys and values of an attention whose samples are cut; None of any other unit."""
@@ -357,6 +363,11 @@ class Program:
     def persistent_bytes(self) -> int:
         """Bytes of the device that live from step to step."""
         return sum(self.buffers[name] for name in self.persistent if not on_host(name))
+
+
+def token_share(model: Model, strategies: Sequence[Strategy], unit: int) -> TokenShare:
+    """As of `Program.token_share`."""
+    return TokenShare(model.units[unit].sublayer, strategies[unit].degree("tp"), strategies[unit].modules)
 
 
 def key_share(model: Model, strategies: Sequence[Strategy], unit: int) -> KeyShare | None:

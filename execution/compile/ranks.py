@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from trainplan.execution.compile.pieces import in_pieces
-from trainplan.execution.program import AGAIN, DRAWING, Instruction, Op, Part, Program, draws, key_share, laid_as
+from trainplan.execution.program import AGAIN, DRAWING, Instruction, Op, Part, Program, draws, key_share, laid_as, token_share
 from trainplan.formulations.digits import Digits
 from trainplan.formulations.plan import Batch, Plan
 from trainplan.formulations.plan_units import PlannedUnit
@@ -82,6 +82,7 @@ class PlannedRank:
         self._tokens: dict[tuple[int, int], tuple[int, int]] = {}
         self._gathered_tokens: dict[int, tuple[tuple[int, int], ...]] = {}
         self._drawing: dict[tuple[Op, int], bool] = {}
+        self._token_shares: dict[int, TokenShare] = {}
 
     def _replica(self, place: int) -> int:
         """Of uneven shares: which data-parallel replica a place belongs to. All units are laid out alike then."""
@@ -239,7 +240,9 @@ class PlannedRank:
 
     def token_share(self, unit: int) -> TokenShare:
         """The bytes and pieces of a unit whose ranks share its tokens."""
-        return TokenShare(self.model.units[unit].sublayer, self.strategies[unit].degree("tp"), self.strategies[unit].modules)
+        if unit not in self._token_shares:
+            self._token_shares[unit] = token_share(self.model, self.strategies, unit)
+        return self._token_shares[unit]
 
     def key_share(self, unit: int) -> KeyShare | None:
         """As of `Program`."""
