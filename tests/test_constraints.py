@@ -100,6 +100,10 @@ def test_tensor_parallelism_stays_inside_nodes() -> None:
     ("constraints", "told"),
     [
         ({"tp": 3}, "tp is 3; give one of: 1, 2, 4"),
+        (
+            {"model": "falcon-40b", "cluster": "h100:8x2", "tp": 16},
+            "is 16, and attention's 128 heads, 8 of keys and values, do not",
+        ),
         ({"dp": 5}, "dp is 5; give one of: 1, 2, 4, 8"),
         ({"forbid": ["tpx"]}, "forbid is 'tpx'; give a strategy such as dp2-tp4-ckpt, or a word of one"),
         ({"cuts": ["nothing"]}, "cuts has 'nothing'; give names of units, such as block2"),

@@ -18,6 +18,7 @@ from trainplan.formulations.request import Request
 from trainplan.formulations.strategies import Strategy, parse_strategy
 from trainplan.profiling.base.errors import InputError, shown
 from trainplan.profiling.base.quantities import divisors, plural
+from trainplan.profiling.models.sublayers import attention_of
 
 TP = Parameter("tp", int, "tensor-parallel degree of every unit", least=1)
 DP = Parameter("dp", int, "copies of every unit's states in a stage (dp)", least=1)
@@ -91,7 +92,18 @@ def _check_degree(request: Request, paradigm: str, degree: int) -> None:
     devices = request.origin.devices
     possible = list(tp_degrees(request, devices)) if paradigm == "tp" else divisors(devices)
     if degree not in possible:
-        raise InputError("command line", f"--{paradigm}", f"is {degree}", f"give one of: {', '.join(map(str, possible))}")
+        problem = f"is {degree}" + (_unsplit(request, degree) if paradigm == "tp" and devices % degree == 0 else "")
+        raise InputError("command line", f"--{paradigm}", problem, f"give one of: {', '.join(map(str, possible))}")
+
+
+def _unsplit(request: Request, degree: int) -> str:
+    """Which sub-layer of the model cannot be split into so many parts, in words."""
+    for part in () if request.described_model is None else request.described_model.sublayers.values():
+        attention = attention_of(part)
+        if attention is not None and not attention.splits_into(degree):
+            of_keys = f", {attention.kv_heads} of keys and values," * (attention.kv_heads != attention.heads)
+            return f", and attention's {attention.heads} heads{of_keys} do not split into as many parts"
+    return ""
 
 
 def _check_together(request: Request, options: Mapping[str, Any]) -> None:
