@@ -1,4 +1,4 @@
-"""A plan's programs, compiled and checked: those of all ranks, or of one rank of each class of equal ones.
+"""A plan's programs, compiled and, once that is asked for, checked: those of all ranks, or of one rank of each class of equals.
 
 Of plans for more than MOST_PROCESSES devices, which do not run on one machine, one rank of each class is compiled, with as few
 of its micro-batches as tell the rest (see `rounds`), and its checks stand for all (see `walk.class_checks`). So it is of more
@@ -8,8 +8,9 @@ than FEW_RANKS or FEW_MICRO_BATCHES where all ranks of a class are walked alike,
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
 
 from trainplan.execution.ahead import classes_of, programs_of
 from trainplan.execution.program import Program
@@ -27,13 +28,22 @@ Classes = Mapping[int, Sequence[int]]  # ranks that do the same, by the one that
 @dataclass(frozen=True, eq=False)
 class Compiled:
     """classes: of each rank that is compiled, all that it stands for. programs: theirs; walked: programs with the same peaks,
-    shorter where a program repeats in rounds. faults: what the checks say, in words; none of sound programs."""
+    shorter where a program repeats in rounds. check: what the checks say, in words; nothing of sound programs."""
 
     plan: Plan
     classes: Classes
     programs: Sequence[Program | Rounds]
     walked: Sequence[Program]
-    faults: Sequence[str]
+    check: Callable[[], Sequence[str]]
+
+    @cached_property
+    def faults(self) -> Sequence[str]:
+        """What the checks say, which take longer than all else of a large plan."""
+        return self.check()
+
+    def assure(self) -> None:
+        """Stop with the first fault of the programs, which is one of trainplan's own."""
+        assert not self.faults, self.faults[0]
 
     @property
     def instructions(self) -> int:
@@ -53,11 +63,11 @@ def default_backend(plan: Plan) -> Backend:
 
 
 def compiled(plan: Plan, backend: Backend, by_class: bool = False) -> Compiled:
-    """Compile a plan for a back-end, and check it. by_class: one rank of each class where there is more than a little to do."""
+    """Compile a plan for a back-end. by_class: one rank of each class where there is more than a little to do."""
     little = plan.world <= FEW_RANKS and plan.batch.micro_batches <= FEW_MICRO_BATCHES
     if not plan.regular or (little if by_class else plan.world <= MOST_PROCESSES):
         programs = programs_of(plan, backend)
-        return Compiled(plan, {rank: (rank,) for rank in range(plan.world)}, programs, programs, check(programs))
+        return Compiled(plan, {rank: (rank,) for rank in range(plan.world)}, programs, programs, partial(check, programs))
     ranks = classes_of(plan, backend)
     rounds, walked = [each.rounds for each in ranks], [each.walked for each in ranks]
-    return Compiled(plan, {each.ranks[0]: each.ranks for each in ranks}, rounds, walked, check_classes(ranks))
+    return Compiled(plan, {each.ranks[0]: each.ranks for each in ranks}, rounds, walked, partial(check_classes, ranks))

@@ -7,10 +7,10 @@ link of its class.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
-from trainplan.execution.compiled import Classes, compiled, default_backend
+from trainplan.execution.compiled import Classes, Compiled, compiled, default_backend
 from trainplan.execution.standing_in import standing_in, weight_copies
 from trainplan.execution.uncollected import uncollected
 from trainplan.execution.walk.costs import Carried, CarriedCosts, ProfiledCosts, carried
@@ -25,7 +25,8 @@ class Judged:
     """What the walks over a plan's programs say.
 
     classes: of each rank that is walked, all that it stands for. memory: the walks of these ranks, on the back-end of the time
-    walk or on the serial one, whichever needs more. durations: what instructions were said to take.
+    walk or on the serial one, whichever needs more. durations: what instructions were said to take. unchecked: the programs,
+    where their checks are put off until `checked`.
     """
 
     plan: Plan
@@ -33,6 +34,14 @@ class Judged:
     memory: tuple[Walk, ...]
     time: TimeWalk
     durations: Durations
+    unchecked: Compiled | None = None
+
+    def checked(self) -> Judged:
+        """The same, once its programs are checked."""
+        if self.unchecked is None:
+            return self
+        self.unchecked.assure()
+        return replace(self, unchecked=None)
 
     @property
     def step_ns(self) -> int:
@@ -101,17 +110,19 @@ def judge_by(
     by_class: bool = False,
     lanes: Overlap | None = None,
     beside_bytes: Sequence[int] = (),
+    checked: bool = True,
 ) -> Judged:
     """Compile, check and walk a plan. costs: what instructions take, for these classes of ranks. by_class: as of `compiled`.
     lanes: of other frameworks, on which its programs are walked for time in place of those of the back-end. beside_bytes: what
-    each rank's device holds all the time beside the buffers of its program, by rank."""
+    each rank's device holds all the time beside the buffers of its program, by rank. checked: else its checks are put off."""
     backend = backend or default_backend(plan)
     made = compiled(plan, backend, by_class)
-    assert not made.faults, made.faults[0]
+    if checked:
+        made.assure()
     stands_for = {other: rank for rank, others in made.classes.items() for other in others if other != rank}
     durations = costs(made.classes)
     time = time_walk(made.programs, durations, lanes or backend, stands_for)
     memory = made.memory(backend)
     if any(beside_bytes):
         memory = tuple(walk.beside(beside_bytes[rank]) for rank, walk in zip(made.classes, memory, strict=True))
-    return Judged(plan, made.classes, memory, time, durations)
+    return Judged(plan, made.classes, memory, time, durations, None if checked else made)

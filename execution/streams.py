@@ -8,6 +8,7 @@ take what those of the plan would.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from trainplan.execution.compile.pieces import ORDER
 from trainplan.execution.judge import Judged, issued_as, judge_by
@@ -22,9 +23,9 @@ from trainplan.profiling.clusters.cluster import Cluster
 from trainplan.profiling.models.sublayers import LAYERED
 
 
-def judge_streams(plan: Plan, cluster: Cluster) -> Judged:
-    """The walks over a plan's programs on the lanes of frameworks. Raises InputError where the plan is not of one layout, or
-    the cluster of several kinds of devices or of one without a rate for the model's dtype."""
+def judge_streams(plan: Plan, cluster: Cluster, checked: bool = True) -> Judged:
+    """The walks over a plan's programs on the lanes of frameworks. checked: as of `judge_by`. Raises InputError where the plan
+    is not of one layout, or the cluster of several kinds of devices or of one without a rate for the model's dtype."""
     layout, kinds = layout_of(plan), cluster.used_kinds
     if len(kinds) > 1:
         raise InputError("cluster", "kinds", f"are {len(kinds)}", "give devices of one kind, or leave --cost-model out")
@@ -39,8 +40,8 @@ def judge_streams(plan: Plan, cluster: Cluster) -> Judged:
     costs = StreamsCosts(plan.planned_model(), layout, kinds[0], Links.of_cluster(cluster))
     walked = standing_in(plan)
     alike = walked.alike_on(cluster.network)
-    beside = weight_copies(plan)
-    return judge_by(walked, lambda _: costs, issued_as(walked), by_class=alike, lanes="overlapped", beside_bytes=beside)
+    walking: dict[str, Any] = {"lanes": "overlapped", "beside_bytes": weight_copies(plan), "checked": checked}
+    return judge_by(walked, lambda _: costs, issued_as(walked), by_class=alike, **walking)
 
 
 def layout_of(plan: Plan) -> RunLayout:

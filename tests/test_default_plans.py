@@ -177,3 +177,25 @@ def test_twelve_nodes_are_planned_with_degrees_that_divide_them() -> None:
     assert all(strategy.strides().get("tp", 1) == 1 and strategy.degree("tp") <= 8 for strategy in answer.plan.strategies())
     claim = answer.plan.claim  # of streams: no walk over lanes takes less
     assert claim is not None and claim.bound_ns is not None and claim.bound_ns <= claim.objective_ns <= step_ns(answer)
+
+
+@pytest.mark.parametrize("found", [(), ("rank 0: is wrong",)])
+def test_programs_of_the_answer_alone_are_checked(monkeypatch: pytest.MonkeyPatch, found: tuple[str, ...]) -> None:
+    """Of several plans that are walked."""
+    checked = []
+
+    def check(classes: Any) -> tuple[str, ...]:
+        checked.append(classes[0].plan)
+        return found
+
+    monkeypatch.setattr("trainplan.execution.compiled.check_classes", check)
+    request: dict[str, Any] = {"model": "llama3-8b", "cluster": "h100:8x8", "batch": 512, "sequence": 8192, "gap": 0.01}
+    if found:
+        with pytest.raises(AssertionError, match="rank 0: is wrong"):
+            tp.plan(**request)
+    else:
+        made = tp.plan(**request)
+        assert made.plan is not None and made.judged is not None and made.spent is not None
+        assert made.plan.one_strategy is not None, "else that of one strategy is checked, too"
+        assert made.judged.unchecked is None and made.spent.walks > 1
+    assert len(checked) == 1

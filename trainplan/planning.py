@@ -70,7 +70,11 @@ def planned(
     arguments = {"gap": gap, "seed": seed, "progress": progress, **options}
     way = Way(request, preset, method, backend, arguments, time_limit, tuple(incumbents))
     best = _planned(way, beside)
-    return replace(best, spent=Spent(way.elapsed(), sum(way.walk_seconds), len(way.walk_seconds)))
+    way.begin("checking the plan's programs")
+    searched = way.elapsed()
+    best = _checked(best)
+    walking = sum(way.walk_seconds) + way.elapsed() - searched
+    return replace(best, spent=Spent(way.elapsed(), walking, len(way.walk_seconds)))
 
 
 def _planned(way: Way, beside: bool) -> Planned:
@@ -190,7 +194,7 @@ class Way:
         return answer
 
     def plan(self, answer: Answer, margin: int) -> Planned:
-        """The plan of an answer, judged."""
+        """The plan of an answer, judged; checks of its programs are put off, since few plans that are walked are kept."""
         if answer.solution is None:
             return Planned(self.request, self.preset, answer, None, margin_bytes=margin)
         problem, began = self.preset.problem, self.clock()
@@ -373,14 +377,20 @@ def _judged(plan: Plan, request: Request, streams: bool = False) -> tuple[Plan, 
         return plan, None
     if streams:
         assert request.cluster is not None
-        judged = judge_streams(plan, request.cluster)
+        judged = judge_streams(plan, request.cluster, checked=False)
         return plan.changed(predicted=predicted_on_lanes(judged, request.cluster)), judged
     return predicted_plan(plan, request)
 
 
+def _checked(made: Planned) -> Planned:
+    """The same, once its programs and those of the plan with one strategy beside it are checked."""
+    judged = None if made.judged is None else made.judged.checked()
+    return replace(made, judged=judged, uniform=None if made.uniform is None else _checked(made.uniform))
+
+
 def plan_answer(first: Planned, answer: Answer) -> Planned:
     """Another answer to a request that has been planned, as a plan with its own prediction and claim."""
-    return Way(first.request, first.preset, answer.result.method, None, {}).plan(answer, first.margin_bytes)
+    return _checked(Way(first.request, first.preset, answer.result.method, None, {}).plan(answer, first.margin_bytes))
 
 
 def limits_bytes(plan: Plan, request: Request) -> list[int]:
