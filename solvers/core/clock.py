@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import signal
 import threading
@@ -14,6 +15,8 @@ GRACE_SHARE, LEAST_GRACE_SECONDS = 0.1, 0.5
 TICK_SECONDS = 0.001
 AGAIN_SECONDS = 0.2  # until Overrun is raised once more, where something swallowed it
 LONGEST_WAIT_SECONDS = 1e6  # in one go: timers and pipes take no more than some thousand times as many
+# Code that begins and ends an `ended_after`: an Overrun in its midst would leave the handler behind.
+BETWEEN = (__file__, contextlib.__file__, signal.__file__)
 
 
 def grace_seconds(time_limit: float | None) -> float:
@@ -72,31 +75,28 @@ def ended_after(seconds_left: Callable[[], float]) -> Iterator[None]:
     ):
         yield
         return
-    inside = over = False
+    over = False
 
     def look(number: int, frame: FrameType | None) -> None:
         nonlocal over
-        if inside:
-            seconds = seconds_left()
-            signal.setitimer(signal.ITIMER_REAL, AGAIN_SECONDS if seconds <= 0 else wait_seconds(seconds))
-            if seconds <= 0:
-                over = True
-                raise Overrun
+        seconds = seconds_left()
+        between = frame is not None and frame.f_code.co_filename in BETWEEN
+        again = TICK_SECONDS if between else AGAIN_SECONDS
+        signal.setitimer(signal.ITIMER_REAL, again if seconds <= 0 else wait_seconds(seconds))
+        if seconds <= 0 and not between:
+            over = True
+            raise Overrun
 
     begun, (outer, _) = time.monotonic(), signal.getitimer(signal.ITIMER_REAL)
     handler = signal.signal(signal.SIGALRM, look)
     try:
-        try:
-            inside = True
-            signal.setitimer(signal.ITIMER_REAL, wait_seconds(seconds_left()))
-            yield
-        except Exception as error:
-            if over:  # some libraries make another error of what is raised in their midst
-                raise Overrun from error
-            raise
-        finally:
-            inside = False
-    finally:  # apart from the other, at whose beginning an alarm may still raise
+        signal.setitimer(signal.ITIMER_REAL, wait_seconds(seconds_left()))
+        yield
+    except Exception as error:
+        if over:  # some libraries make another error of what is raised in their midst
+            raise Overrun from error
+        raise
+    finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, handler)
         if outer:

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import itertools
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from types import FrameType
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from trainplan.formulations.problem import problem_of
 from trainplan.solvers.adapters import highs
 from trainplan.solvers.adapters.worker import Late, Worker
-from trainplan.solvers.core import answer, incumbents, registry
+from trainplan.solvers.core import answer, clock, incumbents, registry
 from trainplan.solvers.core.clock import Clock, Overrun, ended_after, grace_seconds
 from trainplan.solvers.core.quick import cheap_bound, first_plan
 from trainplan.solvers.core.search import Outcome, Search
@@ -92,43 +90,18 @@ def test_an_end_within_an_end_leaves_the_outer_one_in_force() -> None:
         raise Overrun
 
 
-def test_an_alarm_at_any_line_leaves_no_handler_behind() -> None:
-    """Of what an end does before and after what runs inside; an alarm there is the same as one inside."""
-
-    def ringing(line: int) -> bool:
-        """Whether there is such a line: how many an end begins with is for it to say."""
-        lines = 0
-
-        def trace(frame: FrameType, event: str, _: Any) -> Any:
-            nonlocal lines
-            if frame.f_code.co_name != ended_after.__name__:
-                return None
-            lines += event == "line"
-            if event == "line" and lines == line:
-                signal.raise_signal(signal.SIGALRM)
-            return trace
-
-        before = sys.gettrace()
-        sys.settrace(trace)
-        try:
-            with suppress(Overrun), ended_after(lambda: 0.0):
-                pass
-        finally:
-            sys.settrace(before)
-        return lines >= line
-
-    handler = signal.signal(signal.SIGALRM, lambda *_: None)
-    try:
-        expected = signal.getsignal(signal.SIGALRM)
-        for line in itertools.count(1):
-            if not ringing(line):
-                break
-            assert signal.getsignal(signal.SIGALRM) is expected, f"line {line}"
-            assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0), f"line {line}"
-        assert line > 10
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, handler)
+@pytest.mark.parametrize("code", [contextmanager, clock.wait_seconds, signal.getsignal, pytest.raises])
+def test_no_alarm_raises_in_what_begins_and_ends_an_end(monkeypatch: pytest.MonkeyPatch, code: Any) -> None:
+    """It comes again at once, when something else goes on; else its handler would be left behind."""
+    timers, left = list[float](), [100.0]
+    monkeypatch.setattr(signal, "setitimer", lambda _, seconds: timers.append(seconds))
+    frame = SimpleNamespace(f_code=code.__code__)
+    with ended_after(lambda: left[0]):
+        look: Any = signal.getsignal(signal.SIGALRM)
+        left[0] = 0.0
+        with pytest.raises(Overrun) if code is pytest.raises else nullcontext():
+            look(signal.SIGALRM, frame)
+    assert timers == [100.0, clock.AGAIN_SECONDS if code is pytest.raises else clock.TICK_SECONDS, 0]
 
 
 def test_the_grace_is_a_tenth_or_half_a_second() -> None:
