@@ -73,15 +73,15 @@ class Price:
 
 @dataclass(frozen=True)
 class Spent:
-    """The seconds of planning in all, those in which plans were compiled, checked and walked, and how many these were."""
+    """Seconds of planning but for prices, those of them in which plans were compiled, checked and walked, and of how many."""
 
     seconds: float
     walk_seconds: float
     walks: int
 
     def __str__(self) -> str:
-        walked = plural(self.walks, "plan")
-        return f"{self.seconds:.3f} s in all, {self.walk_seconds:.3f} s of it to compile, check and walk {walked}"
+        walks = f", {self.walk_seconds:.3f} s of it to compile, check and walk {plural(self.walks, 'plan')}"
+        return f"{self.seconds:.3f} s but for prices" + walks * (self.walks > 0)
 
 
 @dataclass(frozen=True)
@@ -229,10 +229,10 @@ class Planned:
                 needed.append(("devices needed", f"{devices}, in whole nodes: with fewer nothing fits, proven"))
             elif self.needed_devices_unknown is not None:
                 needed.append(("devices needed", self.needed_devices_unknown))
-            return [row for row in result.summary(flags=flags) if row[0] != "problem"] + needed + self._prices(flags)
+            rows = [row for row in result.summary(flags=flags) if row[0] != "problem"]
+            return rows + needed + self._prices(flags) + self._planning()
         rows = [*self._prediction(), *self._uniform(), *self._prices(flags), *self._claim(flags)]
-        rows += result.run_rows()
-        rows += [] if self.spent is None else [("planning", str(self.spent))]
+        rows += [*result.run_rows(), *self._planning()]
         return rows + ([("message", result.message)] if result.message else [])
 
     def _prediction(self) -> list[tuple[str, str]]:
@@ -251,6 +251,9 @@ class Planned:
             margin = f"{format_bytes(self.margin_bytes)} that the solver did not get, so that the programs fit"
             rows.append(("margin", margin))
         return rows
+
+    def _planning(self) -> list[tuple[str, str]]:
+        return [] if self.spent is None else [("planning", str(self.spent))]
 
     def _uniform(self) -> list[tuple[str, str]]:
         """The best plan with one strategy for all units, and what it costs."""

@@ -39,6 +39,7 @@ ROUNDS = 8
 ONE_STRATEGY = "the search of plans with one strategy"
 LEAST_SECONDS = 0.01  # that a search gets when the time is up
 MOST_NODES = 16  # times as many as a cluster has, up to which more of them are tried
+DEVICE_SECONDS = 20.0  # for these; as many as passed before, where these are more
 WALKS = 3  # of the longest so far: the time that has to be left to look for a plan with one strategy, which is walked, too
 
 
@@ -202,7 +203,8 @@ class Way:
         plan = problem.plan(answer.instance, answer.solution, self.request)
         plan = plan if self.backend is None else plan.changed(backend=self.backend)
         plan, judged = _judged(plan, self.request, streams=problem.on_lanes(answer.instance))
-        self.walk_seconds.append(self.clock() - began)
+        if judged is not None:
+            self.walk_seconds.append(self.clock() - began)
         return Planned(self.request, self.preset, answer, plan.changed(claim=self.claim(answer)), judged, margin)
 
     def claim(self, answer: Answer) -> Claim:
@@ -234,7 +236,7 @@ class Way:
         if problem.memory_bytes(best.instance) is None:
             return None
         for _ in range(ROUNDS):
-            if self.remaining() < WALKS * max(self.walk_seconds):
+            if self.remaining() < WALKS * max(self.walk_seconds, default=0.0):
                 return None
             instances, method = problem.uniform(problem.with_memory(best.instance, limit - margin))
             if not instances:
@@ -321,23 +323,26 @@ class Way:
         cluster = self.request.cluster
         if cluster is None or self.fits(self.request) is not False:
             return None, None
-        count = cluster.nodes[0].count
+        count, too_few = cluster.nodes[0].count, cluster.devices
         self.begin("looking for the fewest devices")
-        for more in range(count + 1, MOST_NODES * count + 1):
-            if self.late:
-                return None, f"more than {(more - 1) * cluster.nodes[0].devices}; the time was up"
-            try:
-                larger = cluster.with_nodes(more)
-                fits = self.fits(replace(self.request, cluster=larger, obtained=[]))
-            except InputError as error:
-                if error.where == "cluster":
-                    return None, f"not known: the cluster {error.problem}"
-                continue  # numbers of devices that the batch, the depth or the islands do not suit
-            if fits is None:
-                return None, "not known"
-            if fits:
-                return larger.devices, None
-        return None, f"more than {MOST_NODES} times as many"
+        until = self.elapsed() + min(self.remaining(), max(DEVICE_SECONDS, self.elapsed()))
+        with suppress(Overrun), ended_after(lambda: until - self.elapsed()):
+            for more in range(count + 1, MOST_NODES * count + 1):
+                if self.elapsed() >= until:
+                    break
+                try:
+                    larger = cluster.with_nodes(more)
+                    fits = self.fits(replace(self.request, cluster=larger, obtained=[]))
+                except InputError as error:
+                    if error.where == "cluster":
+                        return None, f"not known: the cluster {error.problem}"
+                    continue  # numbers of devices that the batch, the depth or the islands do not suit
+                if fits is not False:
+                    return (larger.devices, None) if fits else (None, "not known")
+                too_few = larger.devices
+            else:
+                return None, f"more than {MOST_NODES} times as many"
+        return None, f"more than {too_few}; the time was up"
 
     def fits(self, request: Request) -> bool | None:
         """Whether something fits into the memory of a request; None where that is not known. Raises InputError."""
