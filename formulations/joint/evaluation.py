@@ -52,7 +52,7 @@ def evaluate(instance: Instance, solution: Solution) -> Evaluation:
     once = table_once(configuration, solution.choice)
     tables = tables_of(instance, configuration, solution, once)
     times = [stage_times(instance, configuration, solution, tables, x) for x in range(configuration.stages)]
-    sizes = [stage_bytes(instance, configuration, solution, tables, x) for x in range(configuration.stages)]
+    sizes = bytes_of_stages(instance, solution)
     tied_ns = 0 if configuration.tied is None or once else configuration.tied.reduce_ns
     in_flight = most_in_flight(configuration)
     stages = [
@@ -69,6 +69,13 @@ def evaluate(instance: Instance, solution: Solution) -> Evaluation:
         for x, ((first, last), (most, place)) in enumerate(zip(solution.spans(), peaks(configuration, sizes), strict=True))
     ]
     return Evaluation(aggregate(instance.step)(configuration, times, tied_ns), tuple(stages), tied_ns)
+
+
+def bytes_of_stages(instance: Instance, solution: Solution) -> list[StageBytes]:
+    """What the units of every stage hold."""
+    configuration = instance.configurations[solution.configuration]
+    tables = tables_of(instance, configuration, solution, table_once(configuration, solution.choice))
+    return [stage_bytes(instance, configuration, solution, tables, x) for x in range(configuration.stages)]
 
 
 # Stages
@@ -256,6 +263,12 @@ def malformed(instance: Instance, solution: Solution) -> list[str]:
     return wrong
 
 
+def site_state_bytes(configuration: Configuration, evaluation: Evaluation, stage: int) -> int:
+    """The states of all stages on the devices of a stage."""
+    sites = len(configuration.sites)
+    return sum(each.state_bytes for each in evaluation.stages[stage % sites :: sites])
+
+
 def describe(instance: Instance, solution: Solution) -> dict[str, Any]:
     """What users see of a solution's costs."""
     evaluation = evaluate(instance, solution)
@@ -270,7 +283,7 @@ def describe(instance: Instance, solution: Solution) -> dict[str, Any]:
         "peak_bytes": evaluation.peak_bytes,
         "peak_layer": worst.peak_unit,
         "peak_layer_name": instance.units[worst.peak_unit].name,
-        "state_bytes": worst.state_bytes,
+        "state_bytes": site_state_bytes(configuration, evaluation, evaluation.stages.index(worst)),
         "stages": [{**asdict(stage), **asdict(stage.times), "times": None} for stage in evaluation.stages],
         "strategies": [table.options[s].name for table, s in zip(tables, solution.choice, strict=True)],
     }

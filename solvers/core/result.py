@@ -26,7 +26,10 @@ class Point:
 
 @dataclass(frozen=True)
 class Infeasibility:
-    """Why nothing fits: the least memory of any choice, the layer whose pass needs it, and what to change."""
+    """Why nothing fits: the least memory of any choice, the layer whose pass needs it, and what to change.
+
+    bound_bytes: no choice needs less, where the least of all is not known; then least_memory_bytes is that of some choice.
+    """
 
     memory_bytes: int
     least_memory_bytes: int
@@ -37,6 +40,7 @@ class Infeasibility:
     advice: tuple[str, ...]
     peak_pass: Literal["forward", "backward"] = "backward"
     parts: tuple[str, str] = ("model states", "activations")  # what state_bytes and activation_bytes are
+    bound_bytes: int | None = None
 
     def __str__(self) -> str:
         return as_arguments(self.command_text)
@@ -45,8 +49,11 @@ class Infeasibility:
     def command_text(self) -> str:
         """The reason with the command's options in its advice; `str` names Python's arguments."""
         states, others = self.parts
+        least = "the least that would do is"
+        if self.bound_bytes is not None:
+            least = f"each needs at least {self.bound_bytes} bytes ({format_bytes(self.bound_bytes)}), and one needs"
         return (
-            f"no choice fits into {format_bytes(self.memory_bytes)}: the least that would do is "
+            f"no choice fits into {format_bytes(self.memory_bytes)}: {least} "
             f"{self.least_memory_bytes} bytes ({format_bytes(self.least_memory_bytes)}), at the {self.peak_pass} pass of "
             f"{self.peak_layer_name} ({format_bytes(self.state_bytes)} {states}, "
             f"{format_bytes(self.activation_bytes)} {others}); " + "; or ".join(self.advice)
@@ -54,14 +61,21 @@ class Infeasibility:
 
 
 def short_of_memory(
-    limit_bytes: int, least_bytes: int, layer: int, layer_name: str, state_bytes: int, advice: str
+    limit_bytes: int,
+    least_bytes: int,
+    layer: int,
+    layer_name: str,
+    state_bytes: int,
+    advice: str,
+    bound_bytes: int | None = None,
 ) -> Infeasibility:
-    """Why nothing fits into one limit of all devices. advice: what to change beside the limit."""
+    """Why nothing fits into one limit of all devices. advice: what to change beside the limit; bound_bytes: see there."""
     texts, over = [f"give --memory of at least {least_bytes}B (the instance's memory_bytes)", advice], least_bytes - limit_bytes
     if over * 20 < limit_bytes:
         texts.append(f"free {plural(over, 'byte')} elsewhere on the device")
     activations = least_bytes - state_bytes
-    return Infeasibility(limit_bytes, least_bytes, layer, layer_name, state_bytes, activations, tuple(texts))
+    parts = state_bytes, activations, tuple(texts)
+    return Infeasibility(limit_bytes, least_bytes, layer, layer_name, *parts, bound_bytes=bound_bytes)
 
 
 def peak_text(peak_bytes: int, layer: str | None, peak_ns: int | None) -> str:

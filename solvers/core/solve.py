@@ -184,8 +184,8 @@ class _Run:
         try:
             with ended_after(lambda: self.search.remaining() + self.grace * EXPLAINING):
                 reason = self.problem.explain(self.instance)
-                uncertain = reason is None and self.problem.solvers().fits and not self.problem.fits(self.instance)
-                return reason, "why nothing fits is not known" if uncertain else None
+                unknown = reason is None and self.problem.solvers().fits and not self.problem.fits(self.instance)
+                return reason, "whether anything fits, or why nothing does, is not known" if unknown else None
         except Overrun:
             return None, "there was no time left to find out whether anything fits"
 

@@ -41,7 +41,7 @@ def leanest(instance: Instance, place: int) -> Lean:
         return Lean(-(-(least_states(instance, configuration) - sum(limits)) // len(limits)))
     chain, bound, choice = Chain(instance, place), -max(limits), np.zeros(instance.length, np.intp)
     for memory, limit in zip(site_memories(chain, 0), limits, strict=True):
-        needed = [_needed(chain.tables[unit], memory.factors(place)) for place, unit in enumerate(memory.units.tolist())]
+        needed = [_needed(chain.tables[unit], memory.factors(x)) for x, unit in enumerate(memory.units.tolist())]
         least = [each.min(axis=1) for each in needed]
         if (tied := configuration.tied) is not None and tied.once is not None and memory.units[-1] == instance.length - 1:
             least[-1] = np.minimum(least[-1], _needed(tied.once, memory.factors(len(least) - 1)).min(axis=1))

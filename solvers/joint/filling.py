@@ -7,8 +7,8 @@ throughout, and G the largest pass with what is stacked below it,
 
 so labels (B, G, host bytes) with dominance find the least of every stage that ends at a unit, the longer ones one after the
 other. A longer stage needs no less. So a limit suffices where every stage, from the last one, takes as many units as fit; and
-the least limit is found by bisection. Where options of neighbours may not agree, all starts of a stage are followed, each with
-its interface states. Interleaved chunks share their devices' memory: see `chunk_memory`.
+the least limit is found by bisection. Where sites are not alike all starts of a stage are followed, and where options of
+neighbours may not agree, too, each with its interface states. Interleaved chunks, which share devices, have `chunk_memory`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from trainplan.formulations.instances import Integers
-from trainplan.formulations.joint.evaluation import evaluate
+from trainplan.formulations.joint.evaluation import bytes_of_stages
+from trainplan.formulations.joint.memory import peaks
 from trainplan.formulations.joint.problem import Configuration, Instance, Solution
 from trainplan.formulations.joint.tables import FORBIDDEN, Boundary, OptionTable
 
@@ -52,15 +53,18 @@ Start = tuple[int, int]  # the first unit of a stage, and the state that it is e
 
 def excess_bytes(instance: Instance, solution: Solution) -> int:
     """By how much the stage that is furthest over its limit is over it; below 0 where all fit."""
-    configuration, evaluation = instance.configurations[solution.configuration], evaluate(instance, solution)
-    return max(stage.peak_bytes - instance.limit_bytes(configuration.site(x)) for x, stage in enumerate(evaluation.stages))
+    configuration = instance.configurations[solution.configuration]
+    by_stage = peaks(configuration, bytes_of_stages(instance, solution))
+    return max(most - instance.limit_bytes(configuration.site(x)) for x, (most, _) in enumerate(by_stage))
 
 
 def over_hosts(instance: Instance, solution: Solution) -> bool:
     """Whether a stage needs more of its host than there is."""
     configuration = instance.configurations[solution.configuration]
     rooms = [instance.host_limit_bytes(configuration.site(x)) for x in range(configuration.stages)]
-    needs = [stage.host_bytes for stage in evaluate(instance, solution).stages]
+    if all(room is None for room in rooms):
+        return False
+    needs = [int(stage.host.sum()) for stage in bytes_of_stages(instance, solution)]
     return any(room is not None and need > room for room, need in zip(rooms, needs, strict=True))
 
 
@@ -142,7 +146,7 @@ class Way:
                 for first, labels in self._stages(x, end, state, suffix, excess):
                     if self._may_begin(x, first):
                         begun |= {(first, key): Suffix((first, *suffix.cuts), each[0].chosen) for key, each in labels.items()}
-            if begun and not self._apart:
+            if begun and self._alike and not self._apart:
                 earliest = min(begun)
                 begun = {earliest: begun[earliest]}
             reached = begun
@@ -235,6 +239,13 @@ class Way:
         tables = self.configuration.tables
         most = (max(int(each.units[unit.kind].host_bytes.max()) for each in tables) for unit in self.instance.units)
         return least is not None and sum(most) > least
+
+    @cached_property
+    def _alike(self) -> bool:
+        """Whether all sites have the same tables and limits: else a small one may need units that a later one would take."""
+        sites = self.configuration.sites
+        rooms = {(site.kind, self.instance.limit_bytes(site), self.instance.host_limit_bytes(site)) for site in sites}
+        return len(rooms) == 1
 
     @cached_property
     def _apart(self) -> bool:

@@ -1,7 +1,7 @@
 """Why no joint plan fits: the least memory of any, and what to change.
 
 Configurations are filled by `filling`, the most promising first, each with a limit that beats the best so far; of interleaved
-ones `chunk_memory` knows a bound and a solution, mostly the same, and tiny ones where they differ are enumerated.
+ones `chunk_memory` knows a bound and a solution, and tiny ones where these differ are enumerated.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from dataclasses import replace
 from functools import cached_property
 
 from trainplan.formulations.joint.enumeration import solution_count, solutions
-from trainplan.formulations.joint.evaluation import Evaluation, evaluate, over_memory
+from trainplan.formulations.joint.evaluation import Evaluation, evaluate, over_memory, site_state_bytes
 from trainplan.formulations.joint.first_layers import RECOMPUTE_FIRST
 from trainplan.formulations.joint.problem import Configuration, Instance, Solution
+from trainplan.formulations.strategies import Strategy
 from trainplan.solvers.core.result import Infeasibility, short_of_memory
 from trainplan.solvers.joint.chunk_memory import Lean, leanest
 from trainplan.solvers.joint.filling import LARGEST, Way, excess_bytes, over_hosts, ways
@@ -24,15 +25,17 @@ HOST_PARTS = ("on the host", "on the device")
 
 
 def explain(instance: Instance) -> Infeasibility | None:
-    """Why no solution fits, in the user's terms; None where one does, or where that is not certain."""
+    """Why no solution fits, in the user's terms; None where one does, where that is not certain, or where none is known."""
     memory = LeastMemory(instance)
     if memory.fits():
         return None
-    solution = memory.least()
-    if solution is None:
+    least = memory.least()
+    if least is None:
         return None if memory.leans else host_reason(instance)
+    solution, bound = least
     evaluation = evaluate(instance, solution)
-    return reason(instance, solution, evaluation) if over_memory(instance, solution, evaluation) else None
+    fitting = bound <= 0 or not over_memory(instance, solution, evaluation)
+    return None if fitting else reason(instance, solution, evaluation, bound)
 
 
 def fits(instance: Instance) -> bool | None:
@@ -66,9 +69,9 @@ class LeastMemory:
             return True
         return None if any(lean.bound_bytes <= 0 for lean in self.leans.values()) else False
 
-    def least(self) -> Solution | None:
-        """A solution that needs the least memory beyond the limits of its devices; None where that is not known: of interleaved
-        chunks, and where hosts are too small for any."""
+    def least(self) -> tuple[Solution, int] | None:
+        """A solution that needs little memory beyond the limits of its devices, and by how many bytes every solution is over
+        them: mostly what this one is. None where none is known: where hosts are too small for any, or of interleaved chunks."""
         best: tuple[int, Solution] | None = None
         for parts in COARSE:  # so that few are followed to the byte
             for way in self.ways:
@@ -78,20 +81,20 @@ class LeastMemory:
             if best is None or way.least_excess < best[0]:
                 best = way.better(best)
         if best is not None and best[0] <= 0:
-            return best[1]
+            return best[1], best[0]
         for lean in self.leans.values():
             if lean.solution is not None and (best is None or lean.excess_bytes < best[0]):
                 best = lean.excess_bytes, lean.solution
-        limit = LARGEST if best is None else best[0]
-        unknown = [place for place, lean in self.leans.items() if lean.bound_bytes < min(limit, lean.excess_bytes)]
-        best = self._enumerated(unknown, best) if unknown else best
-        return None if best is None else best[1]
+        bounds = {place: lean.bound_bytes for place, lean in self.leans.items() if best is None or lean.bound_bytes < best[0]}
+        part = self.instance.only(tuple(bounds))
+        if bounds and solution_count(part) <= MOST_ENUMERATED:
+            best, bounds = self._enumerated(tuple(bounds), part, best), {}
+        return None if best is None else (best[1], min([best[0], *bounds.values()]))
 
-    def _enumerated(self, places: Sequence[int], best: tuple[int, Solution] | None) -> tuple[int, Solution] | None:
-        """The best so far, or that of all solutions of some configurations; None where they are too many."""
-        part = self.instance.only(places)
-        if solution_count(part) > MOST_ENUMERATED:
-            return None
+    def _enumerated(
+        self, places: Sequence[int], part: Instance, best: tuple[int, Solution] | None
+    ) -> tuple[int, Solution] | None:
+        """The best so far, or that of all solutions of a part of the configurations, at these places."""
         for solution in solutions(part):
             if solution is not None:
                 lifted = replace(solution, configuration=places[solution.configuration])
@@ -140,19 +143,31 @@ def _may_offload(instance: Instance, configuration: Configuration) -> bool:
     return origin.get("cost_model") == "streams" and origin.get("cp") == "1" and not there
 
 
-def reason(instance: Instance, solution: Solution, evaluation: Evaluation) -> Infeasibility:
-    """Why the solution of least memory does not fit, and what to change."""
+def reason(instance: Instance, solution: Solution, evaluation: Evaluation, bound: int) -> Infeasibility:
+    """Why a solution of little memory does not fit, and what to change. bound: by how many bytes every solution is over the
+    limits of its devices."""
     configuration = instance.configurations[solution.configuration]
     limits = [instance.limit_bytes(configuration.site(x)) for x in range(configuration.stages)]
     spare = [limit - stage.peak_bytes for limit, stage in zip(limits, evaluation.stages, strict=True)]
     x = spare.index(min(spare))
-    worst, limit, sites = evaluation.stages[x], limits[x], len(configuration.sites)
-    state_bytes = sum(stage.state_bytes for stage in evaluation.stages[x % sites :: sites])
+    worst, limit, state_bytes = evaluation.stages[x], limits[x], site_state_bytes(configuration, evaluation, x)
     if state_bytes > limit:
         advice = "use a --cluster of more devices: the model states alone do not fit"
     else:
-        advice = f"take a smaller --batch than {instance.batch}, or a --cluster of more devices"
+        options = instance.table(configuration, x, worst.peak_unit).options
+        strategy = options[solution.choice[worst.peak_unit]].strategy
+        advice = f"{_smaller(instance, configuration, strategy, worst.in_flight)}, or a --cluster of more devices"
         if _may_offload(instance, configuration):
             advice = f"keep inputs of units on the host (--host hidden); or {advice}"
     name = f"{instance.units[worst.peak_unit].name} in stage {x} ({configuration})"
-    return short_of_memory(limit, worst.peak_bytes, worst.peak_unit, name, state_bytes, advice)
+    least = None if bound == -min(spare) else limit + bound
+    return short_of_memory(limit, worst.peak_bytes, worst.peak_unit, name, state_bytes, advice, least)
+
+
+def _smaller(instance: Instance, configuration: Configuration, strategy: Strategy | None, in_flight: int) -> str:
+    """What of the request would be smaller on a device that runs a strategy, with so many micro-batches in flight."""
+    sequence = (instance.provenance.get("model") or {}).get("sequence")
+    samples = 0 if strategy is None else instance.batch // configuration.micro_batches // strategy.data_degree
+    if samples == 1 and sequence and in_flight < configuration.micro_batches:  # however few samples there are
+        return f"take a shorter --sequence than {sequence}"
+    return f"take a smaller --batch than {instance.batch}"

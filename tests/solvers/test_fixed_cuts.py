@@ -12,18 +12,21 @@ import numpy as np
 import pytest
 from trainplan.formulations.joint.closed_form import closed_form_ns
 from trainplan.formulations.joint.definition import PROBLEM
+from trainplan.formulations.joint.enumeration import solutions as enumerated
 from trainplan.formulations.joint.evaluation import evaluate, malformed, violations
-from trainplan.formulations.joint.problem import Configuration, Instance, Schedule, ScheduleName, Site, Solution
+from trainplan.formulations.joint.problem import Configuration, DeviceClass, Instance, Schedule, ScheduleName, Site, Solution
 from trainplan.formulations.joint.simulation import StageTimes, step_ns
-from trainplan.formulations.joint.tables import Tied
+from trainplan.formulations.joint.tables import Boundary, Tied
 from trainplan.profiling.models.model import load_model
 from trainplan.solvers.core.search import Search, judge
+from trainplan.solvers.joint import least_memory
 from trainplan.solvers.joint.chunk_memory import leanest
 from trainplan.solvers.joint.closed_form import least_u_ns, quick_bound_ns
 from trainplan.solvers.joint.exact import MEMORY
+from trainplan.solvers.joint.filling import excess_bytes
 from trainplan.solvers.joint.fixed_cuts import fixed_cuts
 from trainplan.solvers.joint.interleaved import interleaved
-from trainplan.solvers.joint.least_memory import fits
+from trainplan.solvers.joint.least_memory import LeastMemory, explain, fits
 from trainplan.solvers.joint.longest_paths import longest_path
 from trainplan.solvers.joint.priced_chain import NAMES, OF_UNITS, Prices
 from trainplan.solvers.joint.relaxation import Relaxation
@@ -55,6 +58,20 @@ def chunked(seed: int) -> Instance:
     memory = rng.choice([1, 2, 4]) * max(each.memory_bytes for each in instance.classes)
     classes = tuple(replace(each, memory_bytes=memory) for each in instance.classes)
     return replace(instance, configurations=(chunks,), cuttable=(True,) * (instance.length - 1), classes=classes)
+
+
+def with_messages(instance: Instance, seed: int) -> Instance:
+    """The same, with bytes of messages."""
+    rng = np.random.default_rng(seed)
+    [chunks] = instance.configurations
+
+    def sized(boundary: Boundary) -> Boundary:
+        shape = boundary.message_forward_ns.shape[1:]
+        sizes = [rng.integers(0, 60, shape) if rng.random() < 0.8 else None for _ in range(2)]
+        return replace(boundary, message_forward_bytes=sizes[0], message_backward_bytes=sizes[1])
+
+    tables = tuple(replace(each, boundaries=tuple(map(sized, each.boundaries))) for each in chunks.tables)
+    return replace(instance, configurations=(replace(chunks, make_tables=lambda: tables),))
 
 
 def solutions(instance: Instance) -> Iterator[Solution]:
@@ -99,8 +116,8 @@ def test_rows_are_what_evaluation_says(seed: int) -> None:
 def test_no_choice_needs_less_than_the_bound_on_memory_and_one_needs_what_is_said() -> None:
     """By brute force; mostly the two are the same."""
     exact = interleaving = 0
-    for seed in range(80):
-        instance = chunked(seed)
+    for seed in range(160):
+        instance = with_messages(chunked(seed), seed) if seed % 2 else chunked(seed)
         limit = instance.limit_bytes(instance.configurations[0].sites[0])
         excesses = [evaluate(instance, solution).peak_bytes - limit for solution in solutions(instance)]
         lean = leanest(instance, 0)
@@ -113,7 +130,49 @@ def test_no_choice_needs_less_than_the_bound_on_memory_and_one_needs_what_is_sai
         if instance.configurations[0].schedule.chunks > 1:
             interleaving += 1
             exact += lean.bound_bytes == lean.excess_bytes
-    assert interleaving >= 20 and exact > interleaving / 2
+    assert interleaving >= 40 and exact > interleaving / 2
+
+
+def test_what_no_enumeration_settles_is_said_with_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing fits by the bound; the reason names it beside what some choice needs."""
+    monkeypatch.setattr(least_memory, "MOST_ENUMERATED", 0)
+    bounded = 0
+    for seed in range(160):
+        instance = with_messages(chunked(seed), seed)
+        lean = leanest(instance, 0)
+        limit = instance.limit_bytes(instance.configurations[0].sites[0])
+        if instance.configurations[0].schedule.chunks == 1 or lean.solution is None or lean.bound_bytes == lean.excess_bytes:
+            continue
+        few, some = (PROBLEM.with_memory(instance, limit + lean.bound_bytes + more) for more in (-1, 0))
+        reason, result = explain(few), tp.solve(few, "cpsat", cold=True, workers=1)
+        assert reason is not None and (reason.bound_bytes, result.status) == (limit + lean.bound_bytes, "infeasible"), seed
+        assert f"each needs at least {reason.bound_bytes} bytes" in str(reason)
+        assert reason.least_memory_bytes == limit + lean.excess_bytes
+        assert explain(some) is None and fits(some) is None
+        assert fits(PROBLEM.with_memory(instance, reason.least_memory_bytes)) is True
+        bounded += 1
+    assert bounded >= 3
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_stages_of_unlike_limits_are_filled_to_the_least(seed: int) -> None:
+    """A small site may need a unit that the next one would take, too."""
+    rng = random.Random(seed)
+    instance = random_instance(rng, units=5, options=2)
+    while len(instance.configurations[0].sites) < 2 or instance.configurations[0].schedule.chunks > 1:
+        instance = random_instance(rng, units=5, options=2)
+    sites = len(instance.configurations[0].sites)
+    largest = max(each.memory_bytes for each in instance.classes)
+    classes = tuple(DeviceClass(f"c{x}", 1, rng.randint(1, 2 * largest), None) for x in range(sites))
+    apart = tuple(Site(tuple(int(x == y) for y in range(sites))) for x in range(sites))
+    unlike = replace(instance, classes=classes, configurations=(replace(instance.configurations[0], sites=apart, cuts=None),))
+    possible = [solution for solution in enumerated(unlike) if solution is not None]
+    excesses = [excess_bytes(unlike, solution) for solution in possible]
+    if possible:
+        assert fits(unlike) == (min(excesses) <= 0)
+        least = LeastMemory(unlike).least()
+        assert least is not None and least[1] == excess_bytes(unlike, least[0])
+        assert least[1] == min(excesses) or least[1] <= 0 >= min(excesses)
 
 
 def test_interleaved_configurations_that_do_not_fit_are_explained() -> None:
