@@ -9,16 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from trainplan.formulations.instances import Integers
-from trainplan.formulations.joint.evaluation import malformed
-from trainplan.formulations.joint.problem import Instance, Solution
+from trainplan.formulations.joint.evaluation import malformed, table_once
+from trainplan.formulations.joint.problem import Configuration, Instance, Solution, Unit
 from trainplan.formulations.joint.tables import OptionTable
 from trainplan.solvers.joint.closed_form import least_states
 from trainplan.solvers.joint.filling import LARGEST, excess_bytes, over_hosts
 from trainplan.solvers.joint.priced_chain import Chain
-from trainplan.solvers.joint.site_memory import SiteMemory, site_memories
+from trainplan.solvers.joint.site_memory import SiteMemory, Sizes, site_memories
 from trainplan.solvers.joint.stage_tables import Places
 
 
@@ -39,20 +40,48 @@ def leanest(instance: Instance, place: int) -> Lean:
     limits = [instance.limit_bytes(site) for site in configuration.sites]
     if configuration.cuts is None or len(configuration.tables) > 1:
         return Lean(-(-(least_states(instance, configuration) - sum(limits)) // len(limits)))
-    chain, bound, choice = Chain(instance, place), -max(limits), np.zeros(instance.length, np.intp)
-    for memory, limit in zip(site_memories(chain, 0), limits, strict=True):
+    peaks = _peaks(instance, place)
+    bound, excess = (max(a - b for a, b in zip(each, limits, strict=True)) for each in (peaks.least, peaks.chosen))
+    solution = Solution(place, configuration.cuts, peaks.options)
+    if malformed(instance, solution) or over_hosts(instance, solution):
+        return Lean(bound)
+    return Lean(bound, excess if not table_once(configuration, peaks.options) else excess_bytes(instance, solution), solution)
+
+
+@dataclass(frozen=True)
+class _Peaks:
+    """What memory a configuration needs, whatever its limits. options: of a lean choice; least, chosen: of each site, the
+    largest of the sums, and the choice's peak."""
+
+    units: Sequence[Unit]
+    options: tuple[int, ...]
+    least: list[int]
+    chosen: list[int]
+
+
+KNOWN: WeakKeyDictionary[Configuration, _Peaks] = WeakKeyDictionary()  # they are asked for under many limits
+
+
+def _peaks(instance: Instance, place: int) -> _Peaks:
+    configuration = instance.configurations[place]
+    known = KNOWN.get(configuration)
+    if known is not None and known.units is instance.units:
+        return known
+    chain, choice, largest = Chain(instance, place), np.zeros(instance.length, np.intp), list[int]()
+    memories = site_memories(chain, 0)
+    for memory in memories:
         needed = [_needed(chain.tables[unit], memory.factors(x)) for x, unit in enumerate(memory.units.tolist())]
         least = [each.min(axis=1) for each in needed]
         if (tied := configuration.tied) is not None and tied.once is not None and memory.units[-1] == instance.length - 1:
             least[-1] = np.minimum(least[-1], _needed(tied.once, memory.factors(len(least) - 1)).min(axis=1))
         messages = _messages(chain, memory)
         sums = np.sum(least, axis=0) + messages
-        bound = max(bound, int(sums.max()) - limit)
+        largest.append(int(sums.max()))
         choice[memory.units] = _leaner(needed, messages, int(sums.argmax()))
-    solution = Solution(place, configuration.cuts, chain.options(choice))
-    if malformed(instance, solution) or over_hosts(instance, solution):
-        return Lean(bound)
-    return Lean(bound, excess_bytes(instance, solution), solution)
+    sizes = Sizes.of(chain, choice)
+    chosen = [int(memory.excess(sizes).max()) for memory in memories]
+    KNOWN[configuration] = made = _Peaks(instance.units, chain.options(choice), largest, chosen)
+    return made
 
 
 def _needed(table: OptionTable, factors: Integers) -> Integers:

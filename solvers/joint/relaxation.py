@@ -24,7 +24,7 @@ from trainplan.formulations.instances import Integers
 from trainplan.formulations.joint.problem import Instance, Solution
 from trainplan.solvers.joint.longest_paths import Path, Times, longest_path
 from trainplan.solvers.joint.priced_chain import NAMES, Chain, Choice, Prices
-from trainplan.solvers.joint.site_memory import COLUMNS, HOST, Row, host_row, site_memories
+from trainplan.solvers.joint.site_memory import COLUMNS, HOST, Row, Sizes, host_row, site_memories
 from trainplan.solvers.joint.stage_tables import Floats
 
 OVER = 1e3  # steps that all of the memory once more costs in the linear program
@@ -32,23 +32,6 @@ EXACT = 1e-12  # by which sums of floats may be off, in proportion
 
 PathKey = bytes
 RowKey = tuple[int, int]  # site and row; -1 and a stage for its host
-
-
-@dataclass(frozen=True, eq=False)
-class Sizes:
-    """What a choice takes of memory: columns in bytes, (L,) by name, and the bytes of one message each way over the boundary
-    before each unit, (L,)."""
-
-    columns: Mapping[str, Integers]
-    entering: Integers
-    returning: Integers
-
-    def by_unit(self, row: Row) -> Floats:
-        """(L,): what each unit and the boundary before it add to a row."""
-        total = row.entering * self.entering + row.returning * self.returning
-        for name, factor in row.factors.items():
-            total = total + factor * self.columns[name]
-        return total
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,10 +65,7 @@ class Relaxation:
 
     def sizes(self, choice: Choice) -> Sizes:
         """What a choice takes of memory."""
-        chain = self.chain
-        entering = chain.crossed(choice, [boundary.message_forward_bytes for boundary in chain.boundaries])
-        returning = chain.crossed(choice, [boundary.message_backward_bytes for boundary in chain.boundaries])
-        return Sizes({name: chain.column(name, choice) for name in COLUMNS}, entering, returning)
+        return Sizes.of(self.chain, choice)
 
     def take(self, choice: Choice) -> bool:
         """Take a choice into the linear program, with its longest path, and each site's row that it breaks most; whether some
@@ -118,7 +98,7 @@ class Relaxation:
 
     def excess(self, sizes: Sizes) -> list[Integers]:
         """Of each site, by how much its rows are over its memory (see `SiteMemory`)."""
-        return [memory.excess(sizes.columns, sizes.entering, sizes.returning) for memory in self.sites]
+        return [memory.excess(sizes) for memory in self.sites]
 
     def _full_hosts(self, sizes: Sizes) -> list[tuple[int, int]]:
         """The stages that need more of their hosts than these have, and what they have."""

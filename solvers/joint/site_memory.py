@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from trainplan.formulations.instances import Integers
 from trainplan.formulations.joint.memory import Moment, moments_of
 from trainplan.formulations.joint.problem import Configuration
-from trainplan.solvers.joint.priced_chain import Chain
+from trainplan.solvers.joint.priced_chain import Chain, Choice
 from trainplan.solvers.joint.stage_tables import Floats, Places
 
 COLUMNS = ("state_bytes", "held_bytes", "kept_bytes", "work_bytes", "host_bytes")
@@ -33,6 +33,30 @@ class Row:
     entering: Floats
     returning: Floats
     most_bytes: int
+
+
+@dataclass(frozen=True, eq=False)
+class Sizes:
+    """What a choice takes of memory: columns in bytes, (L,) by name, and the bytes of one message each way over the boundary
+    before each unit, (L,)."""
+
+    columns: Mapping[str, Integers]
+    entering: Integers
+    returning: Integers
+
+    @classmethod
+    def of(cls, chain: Chain, choice: Choice) -> Sizes:
+        """Those of a choice."""
+        entering = chain.crossed(choice, [boundary.message_forward_bytes for boundary in chain.boundaries])
+        returning = chain.crossed(choice, [boundary.message_backward_bytes for boundary in chain.boundaries])
+        return cls({name: chain.column(name, choice) for name in COLUMNS}, entering, returning)
+
+    def by_unit(self, row: Row) -> Floats:
+        """(L,): what each unit and the boundary before it add to a row."""
+        total = row.entering * self.entering + row.returning * self.returning
+        for name, factor in row.factors.items():
+            total = total + factor * self.columns[name]
+        return total
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,11 +93,11 @@ class SiteMemory:
         in_flights, kepts, works, entering, returning = (np.stack(column) for column in zip(*rows, strict=True))
         return cls(mine, in_flights, kepts, works, entering, returning, most_bytes)
 
-    def excess(self, columns: Mapping[str, Integers], entering: Integers, returning: Integers) -> Integers:
-        """(R,): by how much each row is over the memory, below 0 where it is not. columns: (L,) by name."""
-        mine = {name: columns[name][self.units] for name in (STATE, HELD, KEPT, WORK)}
+    def excess(self, sizes: Sizes) -> Integers:
+        """(R,): by how much each row is over the memory, below 0 where it is not."""
+        mine = {name: sizes.columns[name][self.units] for name in (STATE, HELD, KEPT, WORK)}
         total = mine[STATE].sum() + self.in_flight @ mine[HELD] + self.kept @ mine[KEPT] + self.work @ mine[WORK]
-        return total + self.entering @ entering + self.returning @ returning - self.most_bytes
+        return total + self.entering @ sizes.entering + self.returning @ sizes.returning - self.most_bytes
 
     def factors(self, place: int) -> Integers:
         """(R, 3): those of what the site's unit at this place holds, keeps, and works in."""
