@@ -71,8 +71,9 @@ def planned(
     arguments = {"gap": gap, "seed": seed, "progress": progress, **options}
     way = Way(request, preset, method, backend, arguments, time_limit, tuple(incumbents))
     best = _planned(way, beside)
-    way.begin("checking the plan's programs")
     searched = way.elapsed()
+    if best.judged is not None:
+        way.begin("checking the plan's programs")
     best = _checked(best)
     walking = sum(way.walk_seconds) + way.elapsed() - searched
     return replace(best, spent=Spent(way.elapsed(), walking, len(way.walk_seconds)))
