@@ -52,7 +52,7 @@ def evaluate(instance: Instance, solution: Solution) -> Evaluation:
     once = table_once(configuration, solution.choice)
     tables = tables_of(instance, configuration, solution, once)
     times = [stage_times(instance, configuration, solution, tables, x) for x in range(configuration.stages)]
-    sizes = bytes_of_stages(instance, solution)
+    sizes = bytes_of_stages(instance, solution, tables)
     tied_ns = 0 if configuration.tied is None or once else configuration.tied.reduce_ns
     in_flight = most_in_flight(configuration)
     stages = [
@@ -71,10 +71,11 @@ def evaluate(instance: Instance, solution: Solution) -> Evaluation:
     return Evaluation(aggregate(instance.step)(configuration, times, tied_ns), tuple(stages), tied_ns)
 
 
-def bytes_of_stages(instance: Instance, solution: Solution) -> list[StageBytes]:
-    """What the units of every stage hold."""
+def bytes_of_stages(instance: Instance, solution: Solution, tables: Sequence[OptionTable] | None = None) -> list[StageBytes]:
+    """What the units of every stage hold. tables: of every unit, where they are at hand."""
     configuration = instance.configurations[solution.configuration]
-    tables = tables_of(instance, configuration, solution, table_once(configuration, solution.choice))
+    if tables is None:
+        tables = tables_of(instance, configuration, solution, table_once(configuration, solution.choice))
     return [stage_bytes(instance, configuration, solution, tables, x) for x in range(configuration.stages)]
 
 
