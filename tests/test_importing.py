@@ -22,6 +22,7 @@ from tests.command.calls import call
 from tests.execution.plans import plan_of
 from tests.exported_plans import random_exported
 from tests.sizes import first_and_others
+from trainplan.configurations.configuration import Said, bears
 from trainplan.configurations.judging import changes, neighbours
 from trainplan.configurations.planned import read
 from trainplan.predicting import predicted_plan
@@ -379,26 +380,60 @@ def test_errors_name_file_and_key(tmp_path: Path, name: str, change: tuple[str, 
 
 
 @pytest.mark.parametrize(
-    ("name", "added", "unknown"),
+    ("name", "added", "key", "meant"),
     [
-        ("ends.txt", " --recompute-gran full", "--recompute-gran (did you mean --recompute-granularity?)"),
-        ("titan8.toml", "[metrics]\nlog_freq = 1\n[parallelisms]\nx = 1\n", "parallelisms.x"),
-        (
-            "fsdp2.yaml",
-            "  fsdp_ofload_params: true\n",
-            f"{FSDP}ofload_params (did you mean {FSDP}offload_params?)",
-        ),
+        ("ends.txt", " --recompute-gran full", "--recompute-gran", ", or write --recompute-granularity"),
+        ("titan8.toml", "[metrics]\nlog_freq = 1\n[parallelisms]\nx = 1\n", "parallelisms.x", ""),
+        ("fsdp2.yaml", "  fsdp_ofload_params: true\n", f"{FSDP}ofload_params", f", or write {FSDP}offload_params"),
     ],
 )
-def test_keys_that_nobody_knows_are_named(tmp_path: Path, name: str, added: str, unknown: str) -> None:
+def test_keys_that_nobody_knows_and_that_bear_on_the_run_are_refused(
+    tmp_path: Path, name: str, added: str, key: str, meant: str
+) -> None:
+    """Until the user says that they change nothing; then they are listed as such."""
     path = written(tmp_path, name)
     path.write_text(FILES[name] + added)
-    assert read(path).unknown == (unknown,)
+    with pytest.raises(InputError) as error:
+        read(path)
+    assert error.value.field == key and error.value.command_text.endswith(f"by --ignore {key}{meant}")
+    assert key in read(path, said=Said(ignored=frozenset({key}))).unread
+
+
+def test_keys_that_nobody_knows_and_that_bear_on_nothing_are_named(tmp_path: Path) -> None:
+    path = written(tmp_path, "ends.txt")
+    path.write_text(FILES["ends.txt"] + " --our-log-directory logs --log-intervall 3")
+    assert read(path).unknown == ("--our-log-directory", "--log-intervall (did you mean --log-interval?)")
+
+
+def test_every_value_that_was_taken_has_a_source(tmp_path: Path) -> None:
+    path = written(tmp_path, "ends.txt")
+    taken = {each.key: each for each in read(path).taken}
+    assert taken["--num-layers"].source == str(path)
+    assert taken["--context-parallel-size"].value == 1
+    assert taken["--context-parallel-size"].source == "default of Megatron-LM core 0.15"
+    said = tp.import_run(path, search=False, cluster="h100:8x2", **OPTIONS.get("ends.txt", {})).to_dict()["values"]
+    assert {each["key"] for each in said} == set(taken)
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["--num-layer", "--zero-stage", "training.tensor_parallel_degree", "model.hiddenSize", "fsdp_config.x", "lora_r", "adapter",
+     "--checkpoint-activations", "--moe-grouped-gemm", "bf16_full_eval", "dp_shard_size", "load_in_8bit", "sequence_len"],
+)  # fmt: skip
+def test_names_that_bear_on_the_run(key: str) -> None:
+    assert bears(key)
+
+
+@pytest.mark.parametrize(
+    "key", ["--wandb-project", "--save-interval", "output_dir", "seed", "--tokenizer-model", "--lr", "--split"]
+)
+def test_names_that_bear_on_nothing(key: str) -> None:
+    assert not bears(key)
 
 
 def test_variables_of_a_script_are_given(tmp_path: Path) -> None:
     path = written(tmp_path, "llama.sh")
-    assert read(path).pp == 2 and read(path, variables={"PP": "4"}).pp == 4 and read(path, variables={"TP": "4"}).tp == 4
+    assert read(path).pp == 2 and read(path, said=Said({"PP": "4"})).pp == 4 and read(path, said=Said({"TP": "4"})).tp == 4
 
 
 def test_neighbours_differ_in_one_decision_and_cost_what_the_walks_say(tmp_path: Path) -> None:

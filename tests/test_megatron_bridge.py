@@ -21,6 +21,7 @@ from tests.exported_plans import random_exported
 from tests.sizes import first_and_others
 from tests.test_exporting import refused
 from tests.test_importing import same_as
+from trainplan.configurations.configuration import Said
 from trainplan.configurations.documented_bridge import SECTIONS
 from trainplan.configurations.planned import read
 
@@ -95,11 +96,11 @@ def test_interleaved_stages_and_files_of_its_own_forms_are_read(tmp_path: Path) 
 
 
 def test_misspelt_fields_are_found(tmp_path: Path) -> None:
-    path = exported(tmp_path, model__recompute_granularty="full", ddp__overlap_grad_reduced=True)
-    assert read(path).unknown == (
-        "model.recompute_granularty (did you mean model.recompute_granularity?)",
-        "ddp.overlap_grad_reduced (did you mean ddp.overlap_grad_reduce?)",
-    )
+    path = exported(tmp_path, model__recompute_granularty="full", train__empty_unused_memory_levels=1)
+    with pytest.raises(InputError, match=r"or write model\.recompute_granularity"):
+        read(path)
+    configuration = read(path, said=Said(ignored=frozenset({"model.recompute_granularty"})))
+    assert configuration.unknown == ("train.empty_unused_memory_levels (did you mean train.empty_unused_memory_level?)",)
 
 
 @pytest.mark.parametrize(

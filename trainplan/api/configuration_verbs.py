@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from trainplan.api.plan_verbs import plan
 from trainplan.asking import FilePath, cluster_of, compiles, memory_of
-from trainplan.configurations.configuration import Configuration
+from trainplan.configurations.configuration import Configuration, Said
 from trainplan.configurations.judging import JudgedRun, changes, priced_as
 from trainplan.configurations.planned import framework_prediction, model_of, plan_of, read, with_options, with_recipe
 from trainplan.formulations.joint.runtimes import RUNTIMES
@@ -40,6 +40,7 @@ def import_run(
     recompute: str | None = None,
     runtime: str | None = None,
     variables: Mapping[str, str] | None = None,
+    ignored: Collection[str] = (),
     search: bool = True,
     gap: float = GAP,
     time_limit: float | None = SECONDS,
@@ -51,7 +52,8 @@ def import_run(
 
     cluster: the devices. What the file cannot say: model (a name or a config.json; default: the file's), batch (samples of a
     step), micro_batch (samples of one micro-batch on one rank), sequence, dtype, recompute (full or none: DeepSpeed and plain
-    Accelerate leave it to the model's code), variables (of a script's environment). memory, reserve: as of `plan`. runtime:
+    Accelerate leave it to the model's code), variables (of a script's environment, and its positional parameters by number).
+    ignored: keys of the file that change nothing of the run, where they are not known. memory, reserve: as of `plan`. runtime:
     megatron, megatron-bridge, torchtitan, deepspeed or accelerate (default: by the file). search: look for bound, best plans
     and changes, too. gap, time_limit: of each of the two searches. progress: as of `plan`. Raises InputError naming file and
     key.
@@ -62,7 +64,8 @@ def import_run(
     if len(machine.used_kinds) > 1:
         problem = f"has {len(machine.used_kinds)} kinds of devices"
         raise InputError(COMMAND_LINE, "--cluster", problem, "give one of equal devices: the runtimes take them for equal")
-    configuration = with_options(read(Path(file), runtime, recompute, variables), batch, micro_batch)
+    said = Said(variables or {}, recompute, None if model is None else str(model), frozenset(ignored))
+    configuration = with_options(read(Path(file), runtime, said), batch, micro_batch)
     the_model = model_of(configuration, None if model is None else str(model), sequence, dtype)
     if not compiles(the_model):
         raise InputError(

@@ -38,7 +38,18 @@ def command(name: str, words: Sequence[str]) -> Command:
             flag("sequence", int | None, "Tokens of a sample."),
             options.DTYPE,
             flag("recompute", str | None, "full or none, which DeepSpeed and Accelerate leave to the model's code."),
-            flag("settings", list[str] | None, "NAME=VALUE, a variable of a script; may be repeated.", names=("--set",)),
+            flag(
+                "settings",
+                list[str] | None,
+                "NAME=VALUE, a variable of a script, or 1=VALUE, what it takes by place; may be repeated.",
+                names=("--set",),
+            ),
+            flag(
+                "ignored",
+                list[str] | None,
+                "A key that is not read and changes nothing of the run; may be repeated.",
+                names=("--ignore",),
+            ),
             flag("runtime", str | None, "megatron, megatron-bridge, torchtitan, deepspeed, accelerate. [default: by the file]"),
             options.MEMORY,
             options.RESERVE,
@@ -56,21 +67,22 @@ def command(name: str, words: Sequence[str]) -> Command:
     ),
     [
         output("Write the plan that the file runs here."),
+        flag("values", bool, "Print every value that was taken, and where it comes from.", False),
         flag("best_output", Path | None, "Write the plan of the best change here."),
     ],
 )
-def import_run(file: Path, settings: list[str] | None, **values: Any) -> Outcome:
+def import_run(file: Path, settings: list[str] | None, ignored: list[str] | None, values: bool, **given: Any) -> Outcome:
     """How good is what I run now? A configuration becomes a plan, with its predicted step and the memory of each rank; beside
     it the bound of the joint problem, the best plan with and without the runtime's limits, and what to change first.
     """
     with bars.planning() as progress:
-        judged = api.import_run(file, variables=_variables(settings or []), progress=progress, **values)
+        judged = api.import_run(file, variables=_variables(settings or []), ignored=ignored or (), progress=progress, **given)
     for key in judged.configuration.unknown:
         tell(f"trainplan: warning: {judged.configuration.where}: {key} is no key that is documented; it is left out")
     files = {"output": lambda: judged.plan.model_dump_json(indent=2) + "\n"}
     if judged.changes:
         files["best_output"] = lambda: judged.changes[0].plan.model_dump_json(indent=2) + "\n"
-    return Outcome(judged.to_dict(), partial(_show, judged), files, options.FINE if judged.fits else options.INFEASIBLE)
+    return Outcome(judged.to_dict(), partial(_show, judged, values), files, options.FINE if judged.fits else options.INFEASIBLE)
 
 
 def _variables(settings: Sequence[str]) -> dict[str, str]:
@@ -78,13 +90,18 @@ def _variables(settings: Sequence[str]) -> dict[str, str]:
     made = {}
     for text in settings:
         name, sign, value = text.partition("=")
-        if not name.isidentifier() or not sign:
-            raise InputError(COMMAND_LINE, "--set", f"is {text!r}", "give NAME=VALUE, such as TP=8")
+        if not (name.isidentifier() or name.isdecimal()) or not sign:
+            raise InputError(
+                COMMAND_LINE,
+                "--set",
+                f"is {text!r}",
+                "give NAME=VALUE, such as TP=8, or 1=VALUE for what a script takes by place",
+            )
         made[name] = value
     return made
 
 
-def _show(judged: JudgedRun) -> None:
+def _show(judged: JudgedRun, values: bool) -> None:
     configuration, plan, step = judged.configuration, judged.plan, judged.judged.step_ns
     model = plan.planned_model()
     pairs([("file", f"{configuration.where}, of {configuration.runtime}"), ("model", f"{model.name}, {model.dtype}")])
@@ -113,6 +130,9 @@ def _show(judged: JudgedRun) -> None:
     rows += [("no part of a plan", ", ".join(configuration.unread))] * bool(configuration.unread)
     rows += [("unknown key", text) for text in configuration.unknown]
     pairs([row for row in rows if row[1]])
+    if values:
+        taken = [[each.key, str(each.value), each.source] for each in configuration.taken]
+        table(("key", "value", "from"), taken, "values that were taken", ("key", "value", "from"))
     if judged.changes:
         cells = [[each.what, f"{-each.share:+.2%}", _memory(each.plan)] for each in judged.changes[:MOST_CHANGES]]
         count = plural(len(judged.changes), "single change")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from trainplan.configurations import deepspeed
-from trainplan.configurations.configuration import Configuration, Keys, Recomputed, flattened
+from trainplan.configurations.configuration import Configuration, Keys, Recomputed, Said, flattened
 from trainplan.configurations.documented import ACCELERATE, ACCELERATE_TABLES
 from trainplan.profiling.base.errors import InputError, shown
 from trainplan.profiling.base.files import read_data
@@ -30,18 +30,21 @@ DEEPSPEED = {  # of the YAML's own keys, what DeepSpeed's file calls them
 LAUNCHING = {"zero3_init_flag", "deepspeed_multinode_launcher", "deepspeed_hostfile", "deepspeed_config_file"}
 
 
-def read(path: Path, recompute: str | None = None) -> Configuration:
-    """The configuration of a YAML file. recompute: as of `deepspeed.read`. Raises InputError."""
+DEFAULTS = "default of Accelerate 1.15"
+
+
+def read(path: Path, said: Said) -> Configuration:
+    """The configuration of a YAML file. Raises InputError."""
     data, where = read_data(path), str(path)
     if not isinstance(data, Mapping):
         raise InputError(where, "", f"holds {shown(data)}", "give a mapping, as `accelerate config` writes it")
-    said = {key: "no" if value is False and key == "mixed_precision" else value for key, value in flattened(data).items()}
-    keys = Keys(where, said)
+    values = {key: "no" if value is False and key == "mixed_precision" else value for key, value in flattened(data).items()}
+    keys = Keys(where, values, defaults=DEFAULTS, ignored=said.ignored)
     kind = keys.text("distributed_type", "NO", KINDS)
     devices = keys.whole("num_processes", 1)
     precision = keys.text("mixed_precision", "no", DTYPES)
     if kind == "DEEPSPEED":
-        return _deepspeed(keys, data, path, devices, precision, recompute)
+        return _deepspeed(keys, data, path, devices, precision, said)
     dtype, notes = DTYPES[precision], list[str]()
     backend = keys.text("fp8_config.backend", "TE", ("TE", "AO", "MSAMP"))
     recipe: RecipeName | None = None if precision != "fp8" else "fp8-current" if backend == "AO" else "fp8"
@@ -57,7 +60,7 @@ def read(path: Path, recompute: str | None = None) -> Configuration:
     keys.refuse(
         "fsdp_config.fsdp_offload_params", ["false"], "states that FSDP keeps on the host are no option of plans for it"
     )
-    again = keys.flag("fsdp_config.fsdp_activation_checkpointing") or recompute == "full"
+    again = keys.flag("fsdp_config.fsdp_activation_checkpointing") or said.recompute == "full"
     if keys.flag("fsdp_config.fsdp_activation_checkpointing_offload"):
         notes.append("checkpoints on the host (their offload is asked for): the plan keeps them on the device; more memory")
     accumulation = keys.whole("gradient_accumulation_steps")
@@ -71,7 +74,7 @@ def read(path: Path, recompute: str | None = None) -> Configuration:
         where=where, runtime="accelerate", software="PyTorch FSDP (Accelerate)", dtype=dtype,
         precision=PLAIN if dtype == "float32" else MASTERS, devices=devices, accumulation=accumulation, tp=sizes["tp"],
         copies=copies, shard=shard, zero=zero, recomputed=Recomputed("full" if again else "none"), cuts=(), keys=names,
-        notes=tuple(notes), unread=unread, unknown=unknown, recipe=recipe,
+        notes=tuple(notes), unread=unread, unknown=unknown, recipe=recipe, taken=keys.taken,
     )  # fmt: skip
 
 
@@ -95,7 +98,7 @@ def _sharding(keys: Keys, kind: str, devices: int, sizes: Mapping[str, int]) -> 
 
 
 def _deepspeed(
-    keys: Keys, data: Mapping[str, Any], path: Path, devices: int | None, precision: str, recompute: str | None
+    keys: Keys, data: Mapping[str, Any], path: Path, devices: int | None, precision: str, said: Said
 ) -> Configuration:
     """The DeepSpeed part, by its own file where one is named."""
     inner = data.get("deepspeed_config")
@@ -105,13 +108,18 @@ def _deepspeed(
         keys.get(f"deepspeed_config.{key}")
     named = inner.get("deepspeed_config_file")
     if named is not None:
-        made = deepspeed.read(path.parent / str(named), recompute)
+        made = deepspeed.read(path.parent / str(named), said)
     else:
         values = {DEEPSPEED[key]: value for key, value in inner.items() if key in DEEPSPEED}
         if precision in ("bf16", "fp16"):
             values[f"{precision}.enabled"] = True
-        made = deepspeed.of_values(values, str(path), recompute, "deepspeed_config.")
+        made = deepspeed.of_values(values, str(path), said, "deepspeed_config.")
     unread, others = keys.left(ACCELERATE, ACCELERATE_TABLES)
     return replace(
-        made, where=str(path), devices=devices, unread=(*unread, *made.unread), unknown=(*others, *unknown, *made.unknown)
+        made,
+        where=str(path),
+        devices=devices,
+        unread=(*unread, *made.unread),
+        unknown=(*others, *unknown, *made.unknown),
+        taken=(*keys.taken, *made.taken),
     )

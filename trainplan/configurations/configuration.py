@@ -17,6 +17,46 @@ from trainplan.profiling.models.precision import PLAIN, Precision
 
 Host = Literal["optimizer", "parameters"]
 
+# Parts of the names of keys that bear on the model, on parallelism, on memory or on precision: where such a key is not read,
+# what runs is not known.
+BEARING = re.compile(
+    r"(?:^|[-_.])(?:\w*parallel\w*|[tpcde]p|vpp|cp|degree|shard\w*|zero|stages?|experts?|moe|layers?|hidden|heads?|ffn|inner|vocab\w*"
+    r"|groups?|swiglu|rope|rotary|norm\w*|bias\w*|tie\w*|untie\w*|lora\w*|adapter|peft|quanti\w*|fp\d+\w*|bf16|float\d+|int8|\w*bit"
+    r"|dtypes?|precision\w*|amp|recompute\w*|checkpoint-activations|activations?|remat|offload\w*|swap|batch|micro\w*|accumulation"
+    r"|seq|seqlen|sequence|packing|optimizer|muon|fsdp\d*|megatron-fsdp|flash\w*|attn|attention|mla|mtp|sliding|window)(?:$|[-_.])"
+)
+# Parts of such names that bear on nothing of the kind: where files are kept and how often something is printed.
+HARMLESS = re.compile(r"(?:^|[-_.])(?:path|dir|file|log|logging|interval|save|name|port|url|seed|wandb|tensorboard)(?:$|[-_.])")
+
+
+def bears(key: str) -> bool:
+    """Whether a key, by the words of its name, bears on the model, on parallelism, on memory or on precision."""
+    name = re.sub(r"(?<=[a-z\d])(?=[A-Z])", "-", key).lower()
+    return bool(BEARING.search(name)) and not HARMLESS.search(name)
+
+
+@dataclass(frozen=True)
+class Said:
+    """What is said of a file apart from it: on the command line, or as arguments of `import_run`.
+
+    variables: of a script's environment, and its positional parameters by number. recompute: full or none, where the file
+    leaves it to the model's code. model: the name or file of the model, where one is given. ignored: keys that bear on nothing,
+    as the user says."""
+
+    variables: Mapping[str, str] = field(default_factory=dict)
+    recompute: str | None = None
+    model: str | None = None
+    ignored: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Taken:
+    """A value that was taken for a key, and where it comes from: a file and its line, an option, or a tool's default."""
+
+    key: str
+    value: Any
+    source: str
+
 
 @dataclass(frozen=True)
 class Recomputed:
@@ -41,7 +81,8 @@ class Configuration:
     context-parallel ranks exchange. cuts: first unit of each stage after the first; layers_apart: layers that the first and the
     last stage have less where cuts are left open. recipe: of the products of layers in fewer bits than dtype. host: states kept
     there. optimizer: what steps the parameters. keys: the key of the file that says a field, for errors. notes: what is taken
-    otherwise than the file says it. unread: keys that change no plan; unknown: keys that nobody knows.
+    otherwise than the file says it. unread: keys that change no plan; unknown: keys that nobody knows. taken: every value that
+    was taken, with its source.
     """
 
     where: str
@@ -78,6 +119,7 @@ class Configuration:
     notes: tuple[str, ...] = ()
     unread: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
+    taken: tuple[Taken, ...] = ()
 
     def error(self, name: str, problem: str, fix: str) -> InputError:
         """An error of a field, by the key that says it."""
@@ -85,12 +127,24 @@ class Configuration:
 
 
 class Keys:
-    """The keys of a file and their values, and which of them have been read. Numbers may be written as texts, as arguments
-    of commands are. automatic: values that leave a key open."""
+    """The keys of a file and their values, which of them have been read, and what was taken for each. Numbers may be written as
+    texts, as arguments of commands are. automatic: values that leave a key open. sources: file and line of keys (default: the
+    file). defaults: whose defaults are taken for keys that are not there. ignored: keys that bear on nothing, as the user
+    says."""
 
-    def __init__(self, where: str, values: Mapping[str, Any], automatic: Collection[Any] = (None,)) -> None:
+    def __init__(
+        self,
+        where: str,
+        values: Mapping[str, Any],
+        automatic: Collection[Any] = (None,),
+        sources: Mapping[str, str] | None = None,
+        defaults: str = "the default",
+        ignored: Collection[str] = (),
+    ) -> None:
         self.where, self.values, self.automatic = where, values, tuple(automatic)
+        self.sources, self.defaults, self.ignored = sources or {}, defaults, frozenset(ignored)
         self.read: set[str] = set()
+        self._taken: dict[str, Taken] = {}
 
     def error(self, key: str, problem: str, fix: str) -> InputError:
         """An error of a key."""
@@ -100,13 +154,30 @@ class Keys:
         """The value, or None where the key is not there or left open."""
         self.read.add(key)
         value = self.values.get(key)
-        return None if any(value is each or value == each for each in self.automatic if type(value) is type(each)) else value
+        if any(value is open_ or value == open_ for open_ in self.automatic if type(value) is type(open_)):
+            return None
+        self.take(key, value, self.sources.get(key, self.where))
+        return value
+
+    def take(self, key: str, value: Any, source: str | None = None) -> None:
+        """Notes what is taken for a key, and from where (default: the default of the tool)."""
+        self._taken[key] = Taken(key, value, source or self.defaults)
+
+    @property
+    def taken(self) -> tuple[Taken, ...]:
+        """Every value that was taken, in the order in which keys were first read."""
+        return tuple(self._taken.values())
+
+    def _default(self, key: str, value: Any) -> Any:
+        if value is not None and key not in self._taken:
+            self.take(key, value)
+        return value
 
     def whole(self, key: str, default: int | None = None, least: int = 1) -> int | None:
         """A whole number. Raises InputError."""
         value = self.get(key)
         if value is None:
-            return default
+            return self._default(key, default)
         if isinstance(value, str) and re.fullmatch(r"[+-]?\d{1,18}", value):
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
@@ -117,7 +188,7 @@ class Keys:
         """A number. Raises InputError."""
         value = self.get(key)
         try:
-            return default if value is None else float(value)
+            return self._default(key, default) if value is None else float(value)
         except (TypeError, ValueError):
             raise self.error(key, f"is {shown(value)}", f"give a number, such as {default:g}{_unset(value)}") from None
 
@@ -125,7 +196,7 @@ class Keys:
         """Whether it is set; arguments that stand alone are. Raises InputError."""
         value = self.get(key)
         if value is None:
-            return default
+            return self._default(key, default)
         if isinstance(value, bool):
             return value
         if isinstance(value, str) and value.lower() in ("true", "yes", "1", "", "false", "no", "0"):
@@ -136,7 +207,7 @@ class Keys:
         """A text, one of the choices where there are some. Raises InputError."""
         value = self.get(key)
         if value is None:
-            return default
+            return self._default(key, default)
         if not isinstance(value, str) or (choices and value not in choices):
             fix = one_of(value, choices) if choices else f"give a text, such as {default!r}"
             raise self.error(key, f"is {shown(value)}", fix)
@@ -151,16 +222,20 @@ class Keys:
 
     def left(self, documented: Collection[str], known_starts: Collection[str] = ()) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Of the keys that were not read, those that are documented, and change no plan; and those that nobody knows, with
-        what each may have meant."""
-        rest = [key for key in self.values if key not in self.read]
+        what each may have meant. Raises InputError for a key that nobody knows and that bears on what runs."""
+        rest = [key for key in self.values if key not in self.read and key not in self.ignored]
         fine = [key for key in rest if key in documented or key.startswith(tuple(known_starts) or ("\0",))]
         every = {*documented, *self.read}
         unknown = []
         for key in rest:
             if key not in fine:
                 near = get_close_matches(key, every, n=1, cutoff=0.8)
+                if (bears(key) or (near and bears(near[0]))) and self.values[key] not in (None, False):
+                    fix = f"say that it changes nothing by --ignore {key}" + (f", or write {near[0]}" if near else "")
+                    problem = f"is {shown(self.values[key])}, and no key that is read: what runs is not known"
+                    raise self.error(key, problem, fix)
                 unknown.append(key + (f" (did you mean {near[0]}?)" if near else ""))
-        return tuple(fine), tuple(unknown)
+        return (*fine, *sorted(self.ignored & set(self.values))), tuple(unknown)
 
 
 def _unset(value: Any) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trainplan.configurations.configuration import Configuration, Host, Keys, Recomputed, flattened
+from trainplan.configurations.configuration import Configuration, Host, Keys, Recomputed, Said, flattened
 from trainplan.configurations.documented import DEEPSPEED, DEEPSPEED_TABLES
 from trainplan.profiling.base.errors import InputError, shown
 from trainplan.profiling.base.files import read_data
@@ -15,17 +15,21 @@ from trainplan.profiling.models.precision import PLAIN, Precision
 ZERO = "zero_optimization"
 
 
-def read(path: Path, recompute: str | None = None) -> Configuration:
-    """The configuration of a JSON file. recompute: full or none, which the model's own code decides. Raises InputError."""
+DEFAULTS = "default of DeepSpeed 0.19"
+
+
+def read(path: Path, said: Said) -> Configuration:
+    """The configuration of a JSON file. Raises InputError."""
     data = read_data(path)
     if not isinstance(data, Mapping):
         raise InputError(str(path), "", f"holds {shown(data)}", "give an object, as DeepSpeed's configurations are")
-    return of_values(data, str(path), recompute)
+    return of_values(data, str(path), said)
 
 
-def of_values(data: Mapping[str, Any], where: str, recompute: str | None = None, prefix: str = "") -> Configuration:
+def of_values(data: Mapping[str, Any], where: str, said: Said, prefix: str = "") -> Configuration:
     """The configuration of a table of keys. prefix: of keys in errors. Raises InputError."""
-    keys = Keys(where, flattened(data), automatic=(None, "auto"))
+    keys = Keys(where, flattened(data), automatic=(None, "auto"), defaults=DEFAULTS, ignored=said.ignored)
+    recompute = said.recompute
     stage: Any = keys.whole(f"{ZERO}.stage", 0, least=0)
     if stage is None or stage > 3:
         raise keys.error(f"{prefix}{ZERO}.stage", f"is {stage}", "give 0, 1, 2 or 3")
@@ -68,7 +72,8 @@ def of_values(data: Mapping[str, Any], where: str, recompute: str | None = None,
     return Configuration(
         where=where, runtime="deepspeed", software="deepspeed", dtype=dtype, precision=precision, tp=tp, shard=shard,
         zero=stage, recomputed=Recomputed("full" if recompute == "full" else "none"), host=host, cuts=(), notes=tuple(notes),
-        keys={name: f"{prefix}{key}" for name, key in names.items()}, unread=unread, unknown=unknown, **batch,
+        keys={name: f"{prefix}{key}" for name, key in names.items()}, unread=unread, unknown=unknown,
+        taken=keys.taken, **batch,
     )  # fmt: skip
 
 

@@ -97,6 +97,7 @@ class JudgedRun:
             "notes": list(self.configuration.notes),
             "unread": list(self.configuration.unread),
             "unknown": list(self.configuration.unknown),
+            "values": [{"key": each.key, "value": each.value, "source": each.source} for each in self.configuration.taken],
         }
 
 

@@ -13,7 +13,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal
 
-from trainplan.configurations.configuration import Configuration, Keys, Recomputed
+from trainplan.configurations.configuration import Configuration, Keys, Recomputed, Said
 from trainplan.configurations.documented import MEGATRON
 from trainplan.configurations.megatron_model import model_fields, vocabulary
 from trainplan.configurations.shell import command_words
@@ -37,15 +37,18 @@ EXCHANGE: dict[str, Exchange] = {"p2p": "keys", "allgather": "keys", "a2a": "hea
 OVERLAPS = ("--overlap-grad-reduce", "--overlap-param-gather", "--tp-comm-overlap", "--untie-embeddings-and-output-weights")
 
 
-def read(path: Path, variables: Mapping[str, str]) -> Configuration:
-    """The configuration of a script or a list of arguments. variables: of the script's environment. Raises InputError."""
-    words, before = command_words(path, variables)
-    return of_arguments(words, str(path), _devices(_values(before, str(path)), str(path)))
+DEFAULTS = "default of Megatron-LM core 0.15"
 
 
-def of_arguments(words: Sequence[str], where: str, devices: int | None = None) -> Configuration:
+def read(path: Path, said: Said) -> Configuration:
+    """The configuration of a script or a list of arguments. Raises InputError."""
+    words, before = command_words(path, said.variables)
+    return of_arguments(words, str(path), said, _devices(_values(before, str(path)), str(path)))
+
+
+def of_arguments(words: Sequence[str], where: str, said: Said, devices: int | None = None) -> Configuration:
     """The configuration that arguments stand for. devices: as the launcher says. Raises InputError."""
-    keys = Keys(where, _values(words, where))
+    keys = Keys(where, _values(words, where), defaults=DEFAULTS, ignored=said.ignored)
     _refuse(keys)
     tp, pp = (keys.whole(f"--{name}-model-parallel-size", 1) or 1 for name in ("tensor", "pipeline"))
     notes = list[str]()
@@ -99,7 +102,8 @@ def of_arguments(words: Sequence[str], where: str, devices: int | None = None) -
         precision=precision, optimizer=optimizer, devices=devices, tp=tp, pp=pp, chunks=chunks,
         copies=copies if zero else None, zero=zero, cp=cp, exchange=exchange, sequence_parallel=shared,
         schedule="interleaved-1f1b" if chunks > 1 else "1f1b", cuts=cuts, recomputed=recomputed, keys=keyed,
-        notes=tuple(notes), unread=unread, unknown=unknown, recipe=recipe, **fields,
+        notes=tuple(notes), unread=unread, unknown=unknown, recipe=recipe,
+        taken=keys.taken, **fields,
     )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from trainplan.configurations import megatron
-from trainplan.configurations.configuration import Configuration, Keys, flattened
+from trainplan.configurations.configuration import Configuration, Keys, Said, flattened
 from trainplan.configurations.documented_bridge import SECTIONS, TABLES
 from trainplan.configurations.megatron_model import NULL
 from trainplan.execution.exports.megatron_bridge import FIELDS
@@ -69,23 +69,29 @@ def is_one(data: Any) -> bool:
     return isinstance(data, Mapping) and all(isinstance(data.get(name), Mapping) for name in ("model", "train"))
 
 
-def read(path: Path) -> Configuration:
+def read(path: Path, said: Said) -> Configuration:
     """The configuration of a YAML file. Raises InputError."""
     data, where = read_data(path), str(path)
     if not is_one(data):
         raise InputError(where, "", f"holds {shown(data)}", "give sections such as model and train, of a ConfigContainer")
     values = {**DEFAULTS, **_precision(data.get("mixed_precision"), where), **flattened(data)}
-    keys = Keys(where, values)
+    keys = Keys(where, values, defaults="default of Megatron-Bridge 0.3", ignored=said.ignored)
+    keys.get("mixed_precision")  # a name, whose fields are among the values
     words = list(_words(keys))
     try:
-        made = megatron.of_arguments(words, where)
+        made = megatron.of_arguments(words, where, said)
     except InputError as error:
         field = ARGUMENTS.get(error.command_field, error.command_field)
         raise InputError(error.where, field, error.problem, _in_fields(error.fix)) from None
     unread, unknown = keys.left(DOCUMENTED, TABLES)
     unknown = tuple(key for key in unknown if not key.split(" ")[0].rpartition(".")[2].startswith("_"))  # its own marks
     keyed = {name: ARGUMENTS.get(key, key) for name, key in made.keys.items()}
-    return replace(made, runtime="megatron-bridge", keys=keyed, unread=unread, unknown=unknown)
+    written = {ARGUMENTS.get(each.key) for each in made.taken} & {each.key for each in keys.taken}
+    defaults = tuple(
+        replace(each, key=ARGUMENTS[each.key]) for each in made.taken if ARGUMENTS.get(each.key) not in (None, *written)
+    )
+    taken = (*keys.taken, *defaults)
+    return replace(made, runtime="megatron-bridge", keys=keyed, unread=unread, unknown=unknown, taken=taken)
 
 
 def _precision(said: Any, where: str) -> dict[str, Any]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
 from trainplan.configurations import accelerate, deepspeed, megatron, megatron_bridge, torchtitan
-from trainplan.configurations.configuration import Configuration, Recomputed
+from trainplan.configurations.configuration import Configuration, Recomputed, Said
 from trainplan.execution.exports.common import ENDS
 from trainplan.formulations.joint.asked import streams_refusal
 from trainplan.formulations.plan import Batch, Plan, Stage
@@ -35,32 +34,31 @@ from trainplan.validation.rows import Run
 
 SUFFIXES = {".toml": "torchtitan", ".json": "deepspeed", ".yaml": "accelerate", ".yml": "accelerate"}
 RUNTIMES = ("megatron", "megatron-bridge", "torchtitan", "deepspeed", "accelerate")
+NOTHING = Said()
 ONE = ("deepspeed", "accelerate")  # where micro-batches are one unless the file says more
 
 
-def read(
-    path: Path, runtime: str | None = None, recompute: str | None = None, variables: Mapping[str, str] | None = None
-) -> Configuration:
+def read(path: Path, runtime: str | None = None, said: Said = NOTHING) -> Configuration:
     """The configuration of a file. runtime: whose it is (default: by the name's ending; Megatron-LM's where it is none of
-    .toml, .json and .yaml, Megatron-Bridge's where a .yaml has its sections). recompute: full or none, where the file leaves
-    it to the model's code. variables: of a script's environment. Raises InputError."""
+    .toml, .json and .yaml, Megatron-Bridge's where a .yaml has its sections). said: what is said apart from the file.
+    Raises InputError."""
     if runtime is not None and runtime not in RUNTIMES:
         raise InputError(COMMAND_LINE, "--runtime", f"is {runtime!r}", one_of(runtime, RUNTIMES))
-    if recompute not in (None, "full", "none"):
-        raise InputError(COMMAND_LINE, "--recompute", f"is {recompute!r}", "give full or none")
+    if said.recompute not in (None, "full", "none"):
+        raise InputError(COMMAND_LINE, "--recompute", f"is {said.recompute!r}", "give full or none")
     chosen = runtime or SUFFIXES.get(path.suffix.lower(), "megatron")
     if runtime is None and chosen == "accelerate" and megatron_bridge.is_one(read_data(path)):
         chosen = "megatron-bridge"
-    if recompute is not None and chosen not in ONE:
+    if said.recompute is not None and chosen not in ONE:
         fix = f"leave it out: files of {chosen} say what is recomputed"
-        raise InputError(COMMAND_LINE, "--recompute", f"is {recompute!r}", fix)
+        raise InputError(COMMAND_LINE, "--recompute", f"is {said.recompute!r}", fix)
     if chosen == "megatron":
-        return megatron.read(path, variables or {})
+        return megatron.read(path, said)
     if chosen == "megatron-bridge":
-        return megatron_bridge.read(path)
+        return megatron_bridge.read(path, said)
     if chosen == "torchtitan":
-        return torchtitan.read(path)
-    return (deepspeed if chosen == "deepspeed" else accelerate).read(path, recompute)
+        return torchtitan.read(path, said)
+    return (deepspeed if chosen == "deepspeed" else accelerate).read(path, said)
 
 
 def with_options(configuration: Configuration, batch: int | None, micro_batch: int | None) -> Configuration:

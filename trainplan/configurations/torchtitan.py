@@ -8,7 +8,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from trainplan.configurations.configuration import Configuration, Keys, Recomputed, flattened
+from trainplan.configurations.configuration import Configuration, Keys, Recomputed, Said, flattened
 from trainplan.configurations.documented import TORCHTITAN, TORCHTITAN_TABLES
 from trainplan.formulations.step.schedules import PlanSchedule
 from trainplan.profiling.base.errors import InputError, shown
@@ -25,14 +25,17 @@ CONVERTERS: dict[str, RecipeName] = {
 LAYER = re.compile(r"layers\.(\d+)")
 
 
-def read(path: Path) -> Configuration:
+DEFAULTS = "default of torchtitan 0.2"
+
+
+def read(path: Path, said: Said) -> Configuration:
     """The configuration of a TOML file. Raises InputError."""
     where = str(path)
     try:
         tables = tomllib.loads(path.read_text())
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise InputError(where, "", f"cannot be read ({error})", "give a TOML file of torchtitan") from None
-    keys = Keys(where, flattened(tables))
+    keys = Keys(where, flattened(tables), defaults=DEFAULTS, ignored=said.ignored)
     for kind in ("expert_parallel", "expert_tensor_parallel"):
         keys.refuse(f"parallelism.{kind}_degree", [1], "runs with expert parallelism are not read yet")
     cp = keys.whole("parallelism.context_parallel_degree", 1) or 1  # of either rotation keys go around
@@ -81,7 +84,7 @@ def read(path: Path) -> Configuration:
         accumulation=None if samples != -1 else local // micro, tp=tp, cp=cp, pp=pp, chunks=chunks, copies=copies,
         shard=None if shard == -1 else shard, zero=zero, sequence_parallel=tp > 1, schedule=schedule if pp > 1 else "1f1b",
         cuts=cuts, layers_apart=apart, recomputed=recomputed, keys=names, notes=tuple(notes), unread=unread, unknown=unknown,
-        recipe=recipe,
+        recipe=recipe, taken=keys.taken,
     )  # fmt: skip
 
 
