@@ -47,8 +47,16 @@ def read(path: Path, said: Said) -> Configuration:
 
 
 def of_arguments(words: Sequence[str], where: str, said: Said, devices: int | None = None) -> Configuration:
-    """The configuration that arguments stand for. devices: as the launcher says. Raises InputError."""
-    keys = Keys(where, _values(words, where), defaults=DEFAULTS, ignored=said.ignored)
+    """The configuration that the words of a command stand for. devices: as the launcher says. Raises InputError."""
+    return of_values(_values(words, where), where, said, devices)
+
+
+def of_values(
+    values: Mapping[str, Any], where: str, said: Said, devices: int | None = None, sources: Mapping[str, str] | None = None
+) -> Configuration:
+    """The configuration that arguments stand for, by name: a text, several joined by blanks, or True where one stands alone.
+    devices: as the launcher says. sources: where each argument is written. Raises InputError."""
+    keys = Keys(where, values, sources=sources, defaults=DEFAULTS, ignored=said.ignored)
     _refuse(keys)
     tp, pp = (keys.whole(f"--{name}-model-parallel-size", 1) or 1 for name in ("tensor", "pipeline"))
     notes = list[str]()
