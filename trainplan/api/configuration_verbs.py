@@ -10,6 +10,7 @@ from trainplan.api.plan_verbs import plan
 from trainplan.asking import FilePath, cluster_of, compiles, memory_of
 from trainplan.configurations.configuration import Configuration, Said
 from trainplan.configurations.judging import JudgedRun, changes, priced_as
+from trainplan.configurations.logged import is_log
 from trainplan.configurations.planned import framework_prediction, model_of, plan_of, read, with_options, with_recipe
 from trainplan.formulations.joint.runtimes import RUNTIMES
 from trainplan.formulations.plan import Plan, load_plan
@@ -47,8 +48,9 @@ def import_run(
     progress: Callable[[Any], None] | None = None,
 ) -> JudgedRun:
     """How good is what a file has a runtime run: Megatron-LM's arguments (a script or a list), torchtitan's TOML, a JSON file
-    of DeepSpeed or a YAML file of Accelerate or Megatron-Bridge. It becomes a plan, with its prediction; beside it the bound
-    and the best plan of the joint problem, the best one within the runtime, and what to change first.
+    of DeepSpeed, a YAML file of Accelerate or Megatron-Bridge, or the log of a run, in which the tool prints its
+    configuration. It becomes a plan, with its prediction; beside it the bound and the best plan of the joint
+    problem, the best one within the runtime, and what to change first.
 
     cluster: the devices. What the file cannot say: model (a name or a config.json; default: the file's), batch (samples of a
     step), micro_batch (samples of one micro-batch on one rank), sequence, dtype, recompute (full or none: DeepSpeed and plain
@@ -74,9 +76,9 @@ def import_run(
     request = Request(the_model, machine, None, memory_of(memory, reserve))
     configuration = with_recipe(configuration, request)
     made, judged = predicted_as_known(plan_of(configuration, the_model, request), request)
-    framework = framework_prediction(configuration, made, machine)
+    framework, measured = framework_prediction(configuration, made, machine), _measured(Path(file), made)
     if not search:
-        return JudgedRun(configuration, made, judged, framework, None, None, ())
+        return JudgedRun(configuration, made, judged, framework, None, None, (), measured)
     asked = _asked(configuration, made) | {"memory": memory, "gap": gap, "time_limit": time_limit, "progress": progress}
     best = _best(made, machine, asked)
     within = None
@@ -84,7 +86,7 @@ def import_run(
     if runs is not None and runs.lacks(the_model) is None and configuration.recipe in (None, *runs.recipes):
         within = _best(made, machine, {name: value for name, value in asked.items() if name != "host"}, configuration.runtime)
     changed = changes(configuration, made, request, judged.step_ns)
-    return JudgedRun(configuration, made, judged, framework, best, within, changed)
+    return JudgedRun(configuration, made, judged, framework, best, within, changed, measured)
 
 
 def compare_log(source: Plan | Source, log: FilePath) -> LoggedRun:
@@ -92,6 +94,17 @@ def compare_log(source: Plan | Source, log: FilePath) -> LoggedRun:
     the first ones, and peaks of memory. Raises InputError."""
     where = str(source) if isinstance(source, str | Path) else "plan"
     return beside(load_plan(source), read_log(Path(log)), where)
+
+
+def _measured(file: Path, made: Plan) -> LoggedRun | None:
+    """What the log of a run measured, where the file is one and has lines of steps."""
+    if not is_log(file):
+        return None
+    try:
+        log = read_log(file)
+    except InputError:
+        return None
+    return beside(made, log, str(file))
 
 
 def _asked(configuration: Configuration, made: Plan) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from trainplan.configurations.judging import JudgedRun
 from trainplan.planned import Planned
 from trainplan.profiling.base.errors import COMMAND_LINE, InputError
 from trainplan.profiling.base.quantities import format_bytes, format_time, plural
+from trainplan.validation.logs import LoggedRun
 
 MOST_CHANGES, MOST_RANKS = 8, 16
 
@@ -27,7 +28,7 @@ def command(name: str, words: Sequence[str]) -> Command:
 
 
 @takes(
-    [word("file", Path, "Megatron-LM's script or arguments, torchtitan's .toml, DeepSpeed's .json, a .yaml of the others.")],
+    [word("file", Path, "Megatron-LM's script, torchtitan's .toml, DeepSpeed's .json, a .yaml of the others, a run's log.")],
     panel(
         "What the file cannot say",
         [
@@ -121,6 +122,8 @@ def _show(judged: JudgedRun, values: bool) -> None:
         text = f"{framework.step_s:.4g} s a step ({between}), {framework.peak_gib:.1f} GiB, by the cost model streams"
         rows.append(("with overlap", f"{text}: as {configuration.software} overlaps it"))
     rows.append(("predicted memory", f"{_ranks(judged)}, of {format_bytes(limit)}" + ("" if judged.fits else ": does not fit")))
+    if judged.logged is not None:
+        rows += _measured(judged.logged)
     rows += [_searched("best plan", judged.best, step), _searched(f"best in {configuration.runtime}", judged.within, step)]
     if judged.best is not None and judged.gap is not None and judged.best.answer.bound_ns is not None:
         source = judged.best.result.bound_source or "the search"
@@ -147,6 +150,19 @@ def _ranks(judged: JudgedRun) -> str:
     texts = [f"{format_bytes(max(peaks[rank] for rank in stage.ranks))}" for stage in plan.stages[: plan.depth]]
     shown = ", ".join(texts[:MOST_RANKS]) + (", .." if len(texts) > MOST_RANKS else "")
     return shown if len(texts) == 1 else f"{shown} on the ranks of stages 0 to {len(texts) - 1}"
+
+
+def _measured(logged: LoggedRun) -> list[tuple[str, str]]:
+    """The step and the memory of the log that was read."""
+    error = logged.predicted_s / logged.step_s - 1
+    text = f"{logged.step_s:.4g} s a step in the log ({plural(logged.lines, 'line')}); predicted {error:+.1%} of it"
+    rows = [("measured time", text)]
+    if logged.peaks:
+        kind = "reserved" if logged.log.reserved else "allocated"
+        measured, predicted = max((measured, predicted) for _, measured, predicted in logged.peaks)
+        text = f"{format_bytes(measured)} {kind} at most in the log; predicted {predicted / max(measured, 1) - 1:+.1%} of it"
+        rows.append(("measured memory", text))
+    return rows
 
 
 def _memory(plan: Any) -> str:

@@ -33,6 +33,7 @@ from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.quantities import divisors
 from trainplan.profiling.models.sublayers import modules_of
 from trainplan.rivals import ALIKE
+from trainplan.validation.logs import LoggedRun
 from trainplan.validation.predict import Prediction
 
 WALKED = 3  # of the best changes
@@ -56,6 +57,7 @@ class JudgedRun:
     plan: what it runs, with its prediction. framework: the step and the peak with what its framework overlaps; or why there are
     none. fits: whether every device has the memory. best: the joint problem's answer for the same model, devices and batch;
     within: the same of what the runtime runs; None where no search was asked for. changes: the best first.
+    logged: what the run measured, where the file is its log.
     """
 
     configuration: Configuration
@@ -65,6 +67,7 @@ class JudgedRun:
     best: Planned | None
     within: Planned | None
     changes: tuple[Change, ...]
+    logged: LoggedRun | None = None
 
     @property
     def fits(self) -> bool:
@@ -94,6 +97,7 @@ class JudgedRun:
                 for name, each in searches.items()
             },
             "changes": [{"what": each.what, "share": each.share, "walked": each.walked} for each in self.changes],
+            "measured": None if self.logged is None else self.logged.to_dict(),
             "notes": list(self.configuration.notes),
             "unread": list(self.configuration.unread),
             "unknown": list(self.configuration.unknown),

@@ -166,8 +166,11 @@ def _devices(values: Mapping[str, Any], where: str) -> int | None:
 
 
 def _refuse(keys: Keys) -> None:
+    if (experts := keys.get("--num-experts")) not in (None, "0"):
+        problem = f"is {shown(experts)}: a mixture of experts ({experts}, {keys.get('--moe-router-topk') or 2} a token)"
+        raise keys.error("--num-experts", problem, "give a dense model: mixtures of experts are not planned yet")
     keys.refuse("--expert-model-parallel-size", ["1"], "runs with expert parallelism are not read yet")
-    for name in ("num-experts", "encoder-num-layers", "mtp-num-layers"):
+    for name in ("encoder-num-layers", "mtp-num-layers"):
         keys.refuse(f"--{name}", ["0"], DENSE_ONLY)
     for name in ("multi-latent-attention", "cpu-offloading", "optimizer-cpu-offload"):
         keys.refuse(f"--{name}", ["false"], "the plan's programs have no such thing")

@@ -71,7 +71,11 @@ def is_one(data: Any) -> bool:
 
 def read(path: Path, said: Said) -> Configuration:
     """The configuration of a YAML file. Raises InputError."""
-    data, where = read_data(path), str(path)
+    return of_sections(read_data(path), str(path), said)
+
+
+def of_sections(data: Any, where: str, said: Said) -> Configuration:
+    """The configuration of a ConfigContainer's sections. Raises InputError."""
     if not is_one(data):
         raise InputError(where, "", f"holds {shown(data)}", "give sections such as model and train, of a ConfigContainer")
     values = {**DEFAULTS, **_precision(data.get("mixed_precision"), where), **flattened(data)}

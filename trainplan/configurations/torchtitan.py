@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Mapping
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,11 @@ def read(path: Path, said: Said) -> Configuration:
         tables = tomllib.loads(path.read_text())
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise InputError(where, "", f"cannot be read ({error})", "give a TOML file of torchtitan") from None
+    return of_tables(tables, where, said)
+
+
+def of_tables(tables: Mapping[str, Any], where: str, said: Said) -> Configuration:
+    """The configuration of the tables of a file, or of what a job prints of them. Raises InputError."""
     keys = Keys(where, flattened(tables), defaults=DEFAULTS, ignored=said.ignored)
     for kind in ("expert_parallel", "expert_tensor_parallel"):
         keys.refuse(f"parallelism.{kind}_degree", [1], "runs with expert parallelism are not read yet")

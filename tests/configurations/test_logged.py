@@ -1,0 +1,187 @@
+"""Logs of runs: the configuration that a tool prints, read as it resolved it.
+
+`logs/megatron-2026-08.log` is what Megatron-LM's own parser and checks (main, 22 August 2026) print for the command `WORDS` on
+16 ranks; TrainingArguments are printed by the installed transformers.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from trainplan.profiling.base.errors import InputError
+
+import trainplan as tp
+from trainplan.configurations.configuration import Configuration, Said
+from trainplan.configurations.planned import read
+
+HERE = Path(__file__).parent / "logs"
+WORDS = """
+    --num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32 --group-query-attention
+    --num-query-groups 8 --seq-length 8192 --max-position-embeddings 8192 --position-embedding-type rope --rotary-base 500000
+    --swiglu --normalization RMSNorm --disable-bias-linear --untie-embeddings-and-output-weights --attention-dropout 0
+    --hidden-dropout 0 --micro-batch-size 1 --global-batch-size 128 --tokenizer-type NullTokenizer --vocab-size 128255 --bf16
+    --train-iters 10 --tensor-model-parallel-size 2 --pipeline-model-parallel-size 4 --num-layers-per-virtual-pipeline-stage 4
+    --sequence-parallel --use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather
+    --recompute-granularity selective --transformer-impl local --no-persist-layer-norm
+"""
+STEPS = "".join(
+    f" iteration {n:8d}/      10 | consumed samples: {128 * n:12d} | elapsed time per iteration (ms): {ms} | "
+    "learning rate: 9.150E-06 | global batch size:   128 | lm loss: 2.504220E+00 |\n"
+    for n, ms in enumerate((20000.0, 9100.0, 9100.0, 9000.0, 9200.0), 1)
+)
+FIELDS = (
+    "runtime", "devices", "samples", "micro_samples", "tp", "cp", "pp", "chunks", "zero", "sequence_parallel", "schedule",
+    "cuts", "recomputed", "dtype", "precision", "optimizer", "sequence", "copies", "exchange", "recipe",
+)  # fmt: skip
+
+
+def said(configuration: Configuration) -> dict[str, object]:
+    return {name: getattr(configuration, name) for name in FIELDS}
+
+
+def megatron(folder: Path, *more: str, prefix: str = "") -> Path:
+    """A log with Megatron-LM's arguments and some steps."""
+    path = folder / "train.log"
+    lines = [*(HERE / "megatron-2026-08.log").read_text().splitlines(), *more]
+    path.write_text("".join(f"{prefix}{line}\n" for line in ["using world size: 16", *lines]))
+    return path
+
+
+@pytest.mark.parametrize("prefix", ["", "[default0]:", "0: ", "[rank0]: ", "[2026-08-22 10:00:00] ", "\x1b[36m(pid=1)\x1b[0m "])
+def test_a_log_of_megatron_says_what_its_command_does(tmp_path: Path, prefix: str) -> None:
+    command = tmp_path / "arguments.txt"
+    command.write_text(WORDS)
+    expected = read(command)
+    configuration = read(megatron(tmp_path, prefix=prefix))
+    assert said(configuration) == {**said(expected), "devices": 16}
+    assert configuration.config == expected.config and configuration.vocabulary_multiple == expected.vocabulary_multiple
+    assert not configuration.unknown
+    source = next(each.source for each in configuration.taken if each.key == "--num-layers")
+    line = (tmp_path / "train.log").read_text().splitlines()[int(source.rpartition(":")[2]) - 1]
+    assert "num_layers ." in line and source.startswith(str(tmp_path / "train.log"))
+
+
+def test_the_padded_vocabulary_of_a_log_is_taken(tmp_path: Path) -> None:
+    path = megatron(tmp_path, " > padded vocab (size: 128256) with 256 dummy tokens (new size: 128512)")
+    configuration = read(path)
+    assert configuration.config is not None and configuration.config["vocab_size"] == 128512
+
+
+def test_measured_steps_of_a_log_stand_with_its_prediction(tmp_path: Path) -> None:
+    path = megatron(tmp_path, *STEPS.splitlines())
+    judged = tp.import_run(path, cluster="h100:8x2", search=False)
+    assert judged.logged is not None and judged.logged.step_s == 9.1
+    assert judged.to_dict()["measured"]["step_error"] == judged.logged.predicted_s / 9.1 - 1
+
+
+def test_a_mixture_of_experts_in_a_log_is_refused(tmp_path: Path) -> None:
+    path = megatron(tmp_path)
+    text = path.read_text().replace(
+        "  num_experts ..................................... None", "  num_experts ..................................... 8"
+    )
+    path.write_text(text)
+    with pytest.raises(InputError, match=r"a mixture of experts \(8, 2 a token\)"):
+        read(path)
+
+
+def test_a_new_argument_that_bears_is_refused_by_its_line(tmp_path: Path) -> None:
+    path = megatron(tmp_path)
+    number = next(n for n, line in enumerate(path.read_text().splitlines(), 1) if "num_layers ." in line)
+    lines = path.read_text().splitlines()
+    lines.insert(number, "  attention_head_share_degree ..................... 3")
+    path.write_text("\n".join(lines))
+    with pytest.raises(InputError) as error:
+        read(path)
+    assert error.value.field == "--attention-head-share-degree"
+    assert read(path, said=Said(ignored=frozenset({"--attention-head-share-degree"}))).tp == 2
+
+
+DEEPSPEED = """\
+[2026-01-15 06:31:35,632] [INFO] [config.py:960:print] DeepSpeedEngine configuration:
+[2026-01-15 06:31:35,632] [INFO] [config.py:964:print]   activation_checkpointing_config  {
+    "partition_activations": false,
+    "cpu_checkpointing": false
+}
+[2026-01-15 06:31:35,632] [INFO] [config.py:964:print]   bfloat16_enabled ............. True
+[2026-01-15 06:31:35,632] [INFO] [config.py:964:print]   fp16_enabled ................. False
+[2026-01-15 06:31:35,633] [INFO] [config.py:964:print]   gradient_accumulation_steps .. 4
+[2026-01-15 06:31:35,633] [INFO] [config.py:964:print]   train_batch_size ............. 64
+[2026-01-15 06:31:35,633] [INFO] [config.py:964:print]   train_micro_batch_size_per_gpu  2
+[2026-01-15 06:31:35,633] [INFO] [config.py:964:print]   world_size ................... 8
+[2026-01-15 06:31:35,634] [INFO] [config.py:950:print_user_config]   json = {
+    "train_batch_size": "auto",
+    "train_micro_batch_size_per_gpu": 2,
+    "bf16": {
+        "enabled": true
+    },
+    "zero_optimization": {
+        "stage": 3,
+        "overlap_comm": true
+    }
+}
+[2026-01-15 06:31:45,936] [INFO] [timer.py:215:stop] epoch=0/micro_step=40/global_step=10, RunningAvgSamplesPerSec=12.0, \
+CurrSamplesPerSec=12.8, MemAllocated=0.07GB, MaxMemAllocated=40.0GB
+"""
+
+
+def test_a_log_of_deepspeed_has_its_file_and_what_the_engine_made_of_it(tmp_path: Path) -> None:
+    path = tmp_path / "train.log"
+    path.write_text(DEEPSPEED)
+    configuration = read(path)
+    assert configuration.runtime == "deepspeed" and configuration.zero == 3 and configuration.devices == 8
+    assert (configuration.samples, configuration.micro_samples, configuration.accumulation) == (64, 2, 4)
+    assert configuration.dtype == "bfloat16" and configuration.precision.master == "float32"
+    judged = tp.import_run(path, cluster="h100:8", model="llama3-8b", sequence=2048, recompute="full", search=False)
+    assert judged.logged is not None and judged.logged.step_s == pytest.approx(5.0)
+
+
+@pytest.mark.parametrize("front", ["", "01/15/2026 09:08:04 - INFO - __main__ - "])
+def test_training_arguments_are_read_as_transformers_prints_them(
+    tmp_path: Path, front: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(hidden_size=2048, num_hidden_layers=16, num_attention_heads=32, num_key_value_heads=8)
+    monkeypatch.setattr(transformers.TrainingArguments, "_setup_devices", "cpu")  # which needs accelerate
+    printed = transformers.TrainingArguments(
+        output_dir=str(tmp_path), per_device_train_batch_size=2, gradient_accumulation_steps=8, report_to=[], use_cpu=True
+    )
+    text = f"{front}Training/evaluation parameters {printed}\n".replace("bf16=False", "bf16=True").replace(
+        "checkpointing=False", "checkpointing=True"
+    )
+    text += f"{front}Model config LlamaConfig {config.to_json_string()}\n"
+    text += f"{front}  Total train batch size (w. parallel, distributed & accumulation) = 128\n"
+    text += "{'train_runtime': 100.0, 'train_samples_per_second': 64.0, 'train_steps_per_second': 0.5, 'epoch': 1.0}\n"
+    path = tmp_path / "train.log"
+    path.write_text(text)
+    configuration = read(path)
+    assert configuration.devices == 8 and configuration.samples == 128 and configuration.micro_samples == 2
+    assert configuration.dtype == "bfloat16" and configuration.recomputed.of == "full" and configuration.zero == 0
+    judged = tp.import_run(path, cluster="h100:8", sequence=2048, search=False)
+    assert judged.plan.planned_model().layers == 16 and judged.logged is not None and judged.logged.step_s == 2.0
+
+
+@pytest.mark.parametrize("printer", [json.dumps, lambda value: json.dumps(value, indent=2), str])
+def test_a_log_of_torchtitan_has_the_configuration_of_its_job(tmp_path: Path, printer: object) -> None:
+    tables = {
+        "model": {"name": "llama3", "flavor": "8B"},
+        "training": {"local_batch_size": 2, "seq_len": 8192},
+        "parallelism": {"tensor_parallel_degree": 2},
+        "activation_checkpoint": {"mode": "full"},
+    }
+    path = tmp_path / "train.log"
+    assert callable(printer)
+    path.write_text(f"[rank0]:2026-01-15 06:31:35,632 - root - INFO - Running with args: {printer(tables)}\n")
+    configuration = read(path)
+    assert (configuration.runtime, configuration.tp, configuration.sequence) == ("torchtitan", 2, 8192)
+
+
+def test_logs_of_other_tools_and_cut_ones_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "train.log"
+    path.write_text("[NeMo I 2026-01-15 06:31:35 exp_manager:400] ExpManager schema\n")
+    with pytest.raises(InputError, match="is a log of NeMo"):
+        read(path)
+    path.write_text(DEEPSPEED.partition('"zero_optimization"')[0])
+    with pytest.raises(InputError, match="does not end; give the whole log"):
+        read(path)
