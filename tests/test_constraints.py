@@ -154,7 +154,7 @@ def test_where_nothing_fits_the_fewest_devices_are_named() -> None:
     short = tp.plan(cluster=two, **request, memory=needed * 3 // 4)
     assert short.plan is None and short.needed_devices is not None and short.needed_devices % 2 == 0
     enough = tp.plan(cluster=two.with_nodes(short.needed_devices // 2), **request, memory=needed * 3 // 4)
-    assert enough.result.status == "optimal"
+    assert enough.plan is not None
     if short.needed_devices > 6:
         less = two.with_nodes(short.needed_devices // 2 - 1)
         assert tp.plan(cluster=less, **request, memory=needed * 3 // 4).result.status == "infeasible"

@@ -26,6 +26,7 @@ from trainplan.solvers.core.answer import Answer, stopped_with, with_solution
 from trainplan.solvers.core.result import Result
 from trainplan.solvers.core.search import CUTOFF
 
+LESS_ROUNDS = 3  # searches with less memory, where a plan's programs do not fit
 LAYOUTS, SHAPES, EVEN = 4, 4, 2  # that are walked at most, the first two of either order of passes
 HIDDEN = 0.002  # of the least claim that is left: by how much the best walk may be longer before others are walked, too
 FAR = 0.02  # the same, before other numbers of stages and micro-batches, and even stages, are tried
@@ -213,11 +214,25 @@ class OtherWalks:
         return way.search([left], way.method, seconds=seconds, **arguments)
 
     def walk(self, part: Part, solution: Any) -> None:
-        """Walk the plan of a part's best solution; where it fits and its walk is the shortest, it is the best."""
+        """Walk the plan of a part's best solution; where its programs do not fit, that of the best one with as much less
+        memory, a few times. Where it fits and its walk is the shortest, it is the best."""
         self.walked.append((part.whole, solution))
-        first = self.first.answer
+        first, problem, less = self.first.answer, self.problem, 0
         answer = replace(first, instance=part.whole, result=stopped_with(part.result, [first.result]))
         message = f"another plan is claimed at {format_time(first.objective_ns or 0)}; its walk is longer than this one's"
-        made = self.way.plan(with_solution(answer, solution, SOURCE, message), self.first.margin_bytes)
+        name = part.names[solution.configuration]
+        for _ in range(LESS_ROUNDS):
+            made = self.way.plan(with_solution(answer, solution, SOURCE, message), self.first.margin_bytes)
+            if (over := self.way.excess_bytes(made)) <= 0 or self.way.late:
+                break
+            less, limit = less + over, problem.memory_bytes(part.whole)
+            places = [place for place in part.places if part.names[place] == name]
+            if limit is None or less >= limit or not places:
+                break
+            tighter = problem.with_memory(problem.only(part.whole, places), limit - less)
+            found = self.way.search([tighter], self.way.method, **{**self.way.arguments, "explained": False})
+            if found.solution is None:
+                break
+            solution = replace(found.solution, configuration=places[found.solution.configuration])
         if made.judged is not None and made.judged.step_ns < self.step_ns and self.way.excess_bytes(made) <= 0:
             self.best = made

@@ -2,9 +2,11 @@
 
     request -> instances -> solve -> plan -> compile, check -> memory walk, time walk -> planned
 
-Where a plan's programs need more memory than the limit, the solver gets as much less, and the request is solved again: at most
-ROUNDS times, and at last with the least memory that the problem knows a solution for. The bound stays that of the limit asked
-for. If no plan fits even so, the answer names a memory with which there is one.
+The first search counts what programs surely hold, where a problem can tell that from what they hold at most: so its bound holds
+for every plan that the memory walk lets fit. Where its plan's programs need more memory than the limit, the request is solved
+again: with what programs hold at most, then with as much less memory, at most ROUNDS times, and at last with the least memory
+that the problem knows a solution for. The bound stays that of the first search. If no plan fits even so, the answer names a
+memory with which there is one.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from trainplan.asking import compiles
 from trainplan.execution.judge import Judged
 from trainplan.execution.streams import judge_streams
 from trainplan.execution.walk.memory import BACKENDS
+from trainplan.formulations.joint.asked import MEMORY_TABLES, with_tables
 from trainplan.formulations.plan import Claim, Plan
 from trainplan.formulations.problem import problem_of
 from trainplan.formulations.request import Request
@@ -35,7 +38,8 @@ from trainplan.solvers.core.registry import method as method_named
 from trainplan.solvers.core.result import Point
 from trainplan.solvers.core.solve import check_arguments, versions
 
-ROUNDS = 8
+ROUNDS, LESS_ROUNDS = 8, 3
+SURELY = "the search with what programs hold at most"
 ONE_STRATEGY = "the search of plans with one strategy"
 LEAST_SECONDS = 0.01  # that a search gets when the time is up
 MOST_NODES = 16  # times as many as a cluster has, up to which more of them are tried
@@ -93,7 +97,9 @@ def _planned(way: Way, beside: bool) -> Planned:
 
 def _best(way: Way) -> Planned:
     """The plan of the least claimed objective whose programs fit, or why there is none."""
-    rounds = [way.walk(0)]
+    rounds = [way.walk(0, least=True)]
+    if way.excess_bytes(rounds[0]) > 0 and way.told_apart and not way.late and not rounds[0].interrupted:
+        return way.surely(rounds[0])
     while way.excess_bytes(rounds[-1]) > 0 and len(rounds) < ROUNDS and not way.late and not rounds[-1].interrupted:
         rounds.append(way.walk(rounds[-1].margin_bytes + way.excess_bytes(rounds[-1]), rounds[0].answer.bound_ns))
     first, last = rounds[0], rounds[-1]
@@ -153,13 +159,55 @@ class Way:
         """Of the arguments, those for every search beside the one that was asked for."""
         return {name: self.arguments[name] for name in ("seed", "jobs") if name in self.arguments}
 
-    def walk(self, margin: int, bound_ns: int | None = None) -> Planned:
-        """One round: with that much less memory for the solver. bound_ns: that of the first round, which the claim keeps."""
+    @property
+    def told_apart(self) -> bool:
+        """Whether the problem can count what programs surely hold, apart from what they hold at most."""
+        return MEMORY_TABLES.name in self.request.options
+
+    def walk(self, margin: int, bound_ns: int | None = None, least: bool = False) -> Planned:
+        """One round: with that much less memory for the solver. bound_ns: that of the first round, which the claim keeps.
+        least: with what programs surely hold."""
         self.begin("measuring" if self.request.measured and not self.request.obtained else "estimating")
-        instances = self.preset.problem.instances(self.request.with_margin(margin))
+        request = with_tables(self.request, "least") if least else self.request
+        instances = self.preset.problem.instances(request.with_margin(margin))
         self.begin(f"solving ({self.method})")
         answer = self.eased(self.search(instances, self.method, **self.arguments, **self.starts(instances)))
         return self.plan(answer if margin == 0 else _bounded(answer, bound_ns), margin)
+
+    def surely(self, first: Planned) -> Planned:
+        """The best plan whose programs fit, where those of the first plan do not: of the searches with what programs hold at
+        most, and with as much less memory as the plan before was short of. Its solution stands in the first one's instance,
+        with the bound of that; so do those that are found later."""
+        rounds = [self.walk(0, first.answer.bound_ns)]
+        while rounds[-1].plan is not None and self.excess_bytes(rounds[-1]) > 0 and len(rounds) < ROUNDS and not self.late:
+            rounds.append(self.walk(rounds[-1].margin_bytes + self.excess_bytes(rounds[-1]), first.answer.bound_ns))
+        margin, tried = 0, first
+        for _ in range(LESS_ROUNDS):
+            if self.late or tried.interrupted or tried.plan is None or self.excess_bytes(tried) <= 0:
+                break
+            margin += self.excess_bytes(tried)
+            tried = self.walk(margin, first.answer.bound_ns, least=True)
+            rounds.append(tried)
+        fitting = [made for made in rounds if made.plan is not None and self.excess_bytes(made) <= 0]
+        if not fitting:
+            return self.tightest([first, *rounds])
+        return self.restated(first, min(fitting, key=self.judged_ns))
+
+    def judged_ns(self, made: Planned) -> int:
+        """The step of a plan by its walk, or else as it is claimed."""
+        return made.judged.step_ns if made.judged is not None else made.answer.objective_ns or 0
+
+    def restated(self, first: Planned, made: Planned) -> Planned:
+        """A plan as a solution of the first search's instances, which differ in what memory is counted and in nothing else."""
+        instance, result = next(
+            ((instance, result) for instance, result in first.answer.tried if instance.name == made.instance.name),
+            (first.instance, first.result),
+        )
+        answer = replace(
+            first.answer, instance=instance, result=replace(result, status="feasible", stopped=made.result.stopped)
+        )
+        answer = with_solution(answer, made.answer.solution, made.result.solution_source or SURELY)
+        return replace(made, answer=answer, plan=made.plan and made.plan.changed(claim=self.claim(answer)), margin_bytes=0)
 
     def eased(self, answer: Answer) -> Answer:
         """An answer as good that recomputes no more than it needs, where lanes hide it; none within one strategy for all, or
@@ -347,8 +395,12 @@ class Way:
 
     def fits(self, request: Request) -> bool | None:
         """Whether something fits into the memory of a request; None where that is not known. Raises InputError."""
-        answers = [self.preset.problem.fits(instance) for instance in self.preset.problem.instances(request)]
-        return True if True in answers else None if None in answers else False
+        problem, told = self.preset.problem, MEMORY_TABLES.name in request.options
+        answers = [problem.fits(instance) for instance in problem.instances(request)]
+        if True in answers or not told:
+            return True if True in answers else None if None in answers else False
+        least = problem.instances(with_tables(request, "least"))
+        return None if any(problem.fits(instance) is not False for instance in least) else False
 
     def tightest(self, rounds: Sequence[Planned]) -> Planned:
         """Where solutions fit, but no programs of the rounds do: the least plan; or, by how much all of them are short."""

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from trainplan.formulations.joint.asked import with_tables
 from trainplan.formulations.request import Request
 from trainplan.planned import Planned, Price
 from trainplan.profiling.base.plugins import attribute
@@ -54,15 +55,21 @@ def priced(
         if progress is not None:
             progress(f"looking for the price of {name}")
         ends = clock() + remaining / (len(without) - place)
-        instances = best.problem.instances(relaxed())
-        answer = _answer(best, parameter, instances, method, time_limit=max(LEAST_SEARCH_SECONDS, ends - clock()), **arguments)
+        request = relaxed()
+        instances, sure = (best.problem.instances(with_tables(request, tables)) for tables in ("least", "most"))
+        answer = _answer(
+            best, parameter, instances, sure, method, time_limit=max(LEAST_SEARCH_SECONDS, ends - clock()), **arguments
+        )
         stopped = answer.result.stopped == "interrupt"
         prices.append(Price(name, answer))
     return replace(best, prices=tuple(prices))
 
 
-def _answer(best: Planned, parameter: str, instances: Sequence[Any], method: str, **arguments: Any) -> Answer:
-    """The answer without the constraint of a parameter. instances: without it. arguments: of the search."""
+def _answer(
+    best: Planned, parameter: str, instances: Sequence[Any], sure: Sequence[Any], method: str, **arguments: Any
+) -> Answer:
+    """The answer without the constraint of a parameter. instances: without it, by what programs surely hold, so that the bound
+    is one of all that fits; sure: the same by what they hold at most, which a solution has to fit. arguments: of the search."""
     problem, known = best.problem, best.answer
     parts = [(each, problem.beyond(each, best.instance, parameter)) for each in instances]
     rest = [part for _, part in parts if part is not None]
@@ -72,6 +79,11 @@ def _answer(best: Planned, parameter: str, instances: Sequence[Any], method: str
     if known.objective_ns is not None and CUTOFF in options:
         arguments[CUTOFF] = known.objective_ns
     searched: Answer = attribute(best.preset.searcher)(rest, method, explained=False, **arguments)
+    if searched.solution is not None:
+        place = next(place for place, part in enumerate(rest) if part is searched.instance)
+        fitting = [part for each in sure if (part := problem.beyond(each, best.instance, parameter)) is not None][place]
+        if problem.violations(fitting, searched.solution):
+            searched = replace(searched, solution=None, objective_ns=None)
     answers = [searched, known] if any(part is not each for each, part in parts) else [searched]
     better = searched if known.objective_ns is None or searched.objective_ns is not None else known
     if None not in (known.objective_ns, searched.objective_ns):

@@ -65,9 +65,16 @@ OPTIMIZER = Parameter(
     "adamw",
     OPTIMIZERS,
 )
+MEMORY_TABLES = Parameter(
+    "memory_tables",
+    str,
+    "what tables have of what programs hold: at most, or at least, so that a bound holds for every plan that fits",
+    "most",
+    ("most", "least"),
+)
 PARAMETERS = (
     PIPELINE, MICRO_BATCHES, SCHEDULE, SLICED, CHUNKS, BY_UNIT, ZERO, HYBRID, SEQUENCE_PARALLEL, MODULES, HOST,
-    COST_MODEL, CP, CP_EXCHANGE, PRECISION, GRADIENTS, OPTIMIZER,
+    COST_MODEL, CP, CP_EXCHANGE, PRECISION, GRADIENTS, OPTIMIZER, MEMORY_TABLES,
 )  # fmt: skip
 
 
@@ -87,7 +94,15 @@ def space_of(options: Mapping[str, Any]) -> Space:
         recompute=("none", "modules", "full") if options["modules"] else ("none", "full"),
         host=_host_parts(options["host"]),
         optimizer=options[OPTIMIZER.name],
+        least_memory=options[MEMORY_TABLES.name] == "least",
     )
+
+
+def with_tables(request: Request, tables: str) -> Request:
+    """The request with memory counted at most, or at least; as it is where its problem does not tell these apart."""
+    if MEMORY_TABLES.name not in request.options:
+        return request
+    return replace(request, options={**request.options, MEMORY_TABLES.name: tables})
 
 
 def streams_refusal(request: Request) -> str | None:

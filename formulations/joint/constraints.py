@@ -8,7 +8,7 @@ from dataclasses import replace
 from math import lcm, prod
 from typing import Any
 
-from trainplan.formulations.joint.asked import CHUNKS, CP, CP_EXCHANGE, PARAMETERS, SCHEDULE, SLICED, ZERO
+from trainplan.formulations.joint.asked import CHUNKS, CP, CP_EXCHANGE, MEMORY_TABLES, PARAMETERS, SCHEDULE, SLICED, ZERO
 from trainplan.formulations.joint.costs import tp_degrees
 from trainplan.formulations.joint.first_layers import RECOMPUTE_FIRST
 from trainplan.formulations.joint.runtimes import FOR, RUNTIMES
@@ -53,7 +53,9 @@ def restrictions(options: Mapping[str, Any]) -> list[str]:
     texts = []
     for parameter in (*PARAMETERS, *CONSTRAINTS):
         value, name = options.get(parameter.name, parameter.default), parameter.name
-        if parameter is CHUNKS or (value == WIDEST.get(name, parameter.default) and parameter not in (SLICED, CP_EXCHANGE)):
+        if parameter in (CHUNKS, MEMORY_TABLES) or (
+            value == WIDEST.get(name, parameter.default) and parameter not in (SLICED, CP_EXCHANGE)
+        ):
             continue
         if parameter is CP_EXCHANGE and (value == "any" or options.get(CP.name, CP.default) == CP.default):
             continue

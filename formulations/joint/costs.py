@@ -22,7 +22,7 @@ from trainplan.formulations.joint.hosts import with_host
 from trainplan.formulations.joint.problem import Configuration, DeviceClass, Instance, Schedule, Site, Unit
 from trainplan.formulations.joint.sites import groups_alike, stages_alike
 from trainplan.formulations.joint.space import Space, every_strategy, options
-from trainplan.formulations.joint.tables import Halved, Option, OptionTable, Tables, Tied
+from trainplan.formulations.joint.tables import Boundary, Halved, Option, OptionTable, Tables, Tied
 from trainplan.formulations.request import Request
 from trainplan.formulations.step.chunks import even_chunks
 from trainplan.formulations.strategies import Strategy
@@ -32,7 +32,7 @@ from trainplan.formulations.work.moves import moved_bytes, tied_ns
 from trainplan.formulations.work.units import grouped_units, layer_name
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.quantities import divisors
-from trainplan.profiling.models.precision import Precision
+from trainplan.profiling.models.precision import PLAIN, Precision
 from trainplan.profiling.profiles import Profile
 
 Parts = tuple[str, ...]  # the sub-layers of one unit of the problem, by name
@@ -118,9 +118,16 @@ class JointCosts:
         of_state = list(shown.values())
         return Tables(
             units=tuple(units),
-            boundaries=tuple(self.borders.boundary(size, of_state, *setting[:3], setting.chunks) for size in self.boundaries),
+            boundaries=tuple(self._boundary(size, of_state, setting) for size in self.boundaries),
             states=tuple(map(self.borders.state_name, shown)),
         )
+
+    def _boundary(self, size: int, strategies: Sequence[Strategy], setting: Setting) -> Boundary:
+        boundary = self.borders.boundary(size, strategies, *setting[:3], setting.chunks)
+        if not self.space.least_memory:
+            return boundary
+        none = np.zeros_like(boundary.message_forward_bytes)  # when messages lie where they arrive is not sure
+        return replace(boundary, message_forward_bytes=none, message_backward_bytes=none.copy())
 
     def _unit(
         self,
@@ -156,19 +163,29 @@ class JointCosts:
         self, sublayer: str, option: Option, samples: int, numbers: dict[str, int], in_flight: int
     ) -> dict[str, int]:
         """The numbers of one sub-layer, some of it on the host."""
-        return with_host(self.profile, sublayer, option, samples, numbers, in_flight)
+        return with_host(self.profile, sublayer, option, samples, numbers, in_flight, self.space.least_memory)
 
     def _part(self, sublayer: str, strategy: Strategy, setting: Setting, once: bool) -> dict[str, int]:
         """The numbers of one sub-layer, all on the device. once: as of `times_of`."""
         profile, samples, sliced = self.profile, setting.samples, setting.sliced
         optimizer = self.space.optimizer
         times = times_of(profile, sublayer, strategy, samples, once, self.precision, optimizer=optimizer)
-        kept, work, state = unit_bytes(profile, True, sublayer, strategy, samples, once, self.precision, optimizer=optimizer)
-        if sliced:  # both halves have a graph
+        least, precision = self.space.least_memory, self.precision
+        if least and self.space.host:  # plans with something on the host have their states in the model's dtype
+            precision = PLAIN
+        kept, work, state = unit_bytes(
+            profile, True, sublayer, strategy, samples, once, precision, optimizer=optimizer, least=least
+        )
+        if sliced and least:  # what halves hold while they are computed, of which only some micro-batches consist
+            halved = unit_bytes(
+                profile, True, sublayer, strategy, samples // 2, once, precision, optimizer=optimizer, least=least
+            )
+            kept, work = min(kept, 2 * halved[0]), min(work, halved[1])
+        elif sliced:  # both halves have a graph
             kept = max(kept, 2 * unit_bytes(profile, True, sublayer, strategy, samples // 2, once)[0])
         # Where a stage ends, its output is sent while the gradient of an earlier one comes; `work` has room for re-layouts.
         exchanged = 2 * samples * moved_bytes(profile, sublayer)[1] if strategy.group == 1 else 0
-        work = max(exchanged, work)
+        work = work if least else max(exchanged, work)
         numbers = (times.forward_ns, times.backward_ns, times.reduce_ns, times.step_ns, kept, work, state, 0)
         return dict(zip(NAMES, numbers, strict=True))
 

@@ -12,6 +12,7 @@ from trainplan.formulations.joint.asked import (
     CP,
     CP_EXCHANGE,
     GRADIENTS,
+    MEMORY_TABLES,
     OPTIMIZER,
     PARAMETERS,
     PRECISION,
@@ -174,7 +175,8 @@ class Joint(Problem):
 
     def options_of(self, instance: Instance, request: Request) -> dict[str, Any]:
         """See `Problem`: with the context-parallel degree of this instance, and what its ranks exchange."""
-        return {**request.options, **{name: instance.provenance[name] for name in (CP.name, CP_EXCHANGE.name)}}
+        kept = (CP.name, CP_EXCHANGE.name, MEMORY_TABLES.name)
+        return {**request.options, **{name: instance.provenance[name] for name in kept if name in instance.provenance}}
 
     def instance(self, request: Request) -> Instance:
         """All depths, micro-batches and strategies that are possible, or those asked for, of one context-parallel degree.
@@ -403,6 +405,7 @@ def build(request: Request, space: Space) -> Instance:
         CP.name: str(cp),
         CP_EXCHANGE.name: exchange,
         OPTIMIZER.name: space.optimizer,
+        MEMORY_TABLES.name: "least" if space.least_memory else "most",
     }
     host_bytes = host_part_bytes(request.cluster)
     return costs.instance(samples, request.limit_bytes, host_bytes=host_bytes, name=name, provenance=provenance)

@@ -19,11 +19,11 @@ from trainplan.profiling.profiles import Profile
 
 
 def with_host(
-    profile: Profile, sublayer: str, option: Option, samples: int, numbers: dict[str, int], in_flight: int
+    profile: Profile, sublayer: str, option: Option, samples: int, numbers: dict[str, int], in_flight: int, least: bool = False
 ) -> dict[str, int]:
     """The numbers of a sub-layer under an option, by their names in `OptionTable`, from those of its strategy alone. in_flight:
-    the most micro-batches on a stage, each of which may have an input on the host. Raises InputError where the profile says
-    nothing of the host."""
+    the most micro-batches on a stage, each of which may have an input on the host. least: without the sum of gradients, which
+    is on the device for a part of the step alone. Raises InputError where the profile says nothing of the host."""
     strategy, result = option.strategy, dict(numbers)
     assert strategy is not None
     if "optimizer" in option.host:
@@ -33,8 +33,9 @@ def with_host(
         shared = bool(profile.tied_parameters) and profile.shapes[sublayer].kind in ("embedding", "head")
         result["reduce_ns"] += 0 if shared else gone
         result["optimizer_ns"] = (gone if shared else 0) + (0 if lazily else host_copy(profile, "to_device", shard))
-        result["host_bytes"] += numbers["state_bytes"] - LOSS_BYTES
-        result["state_bytes"] = (1 if lazily else 2) * shard + LOSS_BYTES
+        result["host_bytes"] += numbers["state_bytes"] - (0 if least else LOSS_BYTES)
+        parameters = 0 if lazily else shard
+        result["state_bytes"] = parameters if least else parameters + shard + LOSS_BYTES
         if lazily:
             brought = host_copy(profile, "to_device", shard)
             result["forward_ns"] += brought

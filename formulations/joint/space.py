@@ -35,7 +35,7 @@ class Space:
     interleaved stages have as many layers each (see `step.chunks`), even_stages: whether all stages do. by_unit: whether every
     sub-layer is cut and chosen by itself; else all of one layer are one. between_layers: whether stages begin with a layer.
     step: how a step is judged. optimizer: what steps the parameters of all units. messages_beside: whether messages of
-    interleaved stages travel beside passes.
+    interleaved stages travel beside passes. least_memory: whether tables have what programs surely hold, and not at most.
     """
 
     depths: Sequence[int] | None = None
@@ -57,6 +57,7 @@ class Space:
     step: Step = "simulated"
     optimizer: OptimizerName = "adamw"
     messages_beside: bool = False
+    least_memory: bool = False
 
     def schedules_of(self, depth: int, micro_batches: int, units: int) -> Iterator[Schedule]:
         """The schedules of so many sites, micro-batches and units. Those that come to the same stand once."""

@@ -8,10 +8,10 @@ The numbers are relaxed where lanes run beside each other (see `formulations.joi
 most the walk over the plan's programs (`execution.streams`), whatever the plan. What the lanes wait for each other is in the
 walk alone, as is what the ends of a pipeline do with a table that they share.
 
-Memory is that of trainplan's own programs, as under `executed`, without room for re-layouts, and with room for what is
-gathered ahead; with context parallelism for pieces of samples, with keys and values of whole ones while attention needs them;
-of plans that no program carries out, that of the programs that stand for them (`execution.standing_in`), with copies of
-weights in few bits.
+Memory is that of trainplan's own programs, as under `executed`: at most, without room for re-layouts, and with room for what is
+gathered ahead; or at least (`MEMORY_TABLES`), without that room. With context parallelism it is that of pieces of samples, with
+keys and values of whole ones while attention needs them; of plans that no program carries out, that of the programs that stand
+for them (`execution.standing_in`), with copies of weights in few bits.
 """
 
 from __future__ import annotations
@@ -207,6 +207,9 @@ class StreamedCosts(JointCosts):
         profile, samples = self.profile, setting.samples
         forward, backward, end = self.lanes.relaxed_ns(sublayer, strategy, setting, once)
         alone, group = without_cp(strategy), strategy.group
+        least = self.space.least_memory
+        if least and strategy.modules and isinstance(self.rooms.pieces.get(sublayer), Attention) and self.exchange == "heads":
+            alone = replace(alone, ckpt=True, modules=())  # ranks that share heads keep other results: surely the input alone
         kept, work, state = unit_bytes(
             profile,
             True,
@@ -217,12 +220,16 @@ class StreamedCosts(JointCosts):
             self.precision,
             relaid=False,
             optimizer=self.space.optimizer,
+            least=least,
         )
         exchanged = 2 * samples * self.cp * moved_bytes(profile, sublayer)[1] if group == 1 else 0
         of_keys = self.rooms.exchanged_bytes(sublayer, strategy, samples * self.cp // alone.data_degree)
         beside = self.rooms.largest_bytes(strategy) * strategy.shares_parameters  # of what is gathered ahead
         beside += self.rooms.late_bytes(sublayer, strategy, setting)
-        kept, work = kept + of_keys[0], max(exchanged, work) + beside + of_keys[1]
+        if not least:
+            work = max(exchanged, work) + beside + of_keys[1]
+        if not (least and strategy.modules):  # which may make again what is exchanged
+            kept += of_keys[0]
         copies = self.rooms.copied_bytes(sublayer, layout_of(strategy))
         state, work = state + copies[0], work + copies[1]
         return dict(zip(NAMES, (forward, backward, 0, end, kept, work, state, 0), strict=True))

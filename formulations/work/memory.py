@@ -31,11 +31,15 @@ def unit_bytes(
     precision: Precision | None = None,
     relaid: bool = True,
     optimizer: OptimizerName = "adamw",
+    least: bool = False,
 ) -> tuple[int, int, int]:
     """O_f, O_b and O_ms of a sub-layer. samples: of a micro-batch. executed: of trainplan's programs, else the paper's.
     table_once: whether these keep a table that embedding and head share but once, with the embedding. precision: of the states,
     where it is not the profile's; its state_bytes_per_parameter have the rest. relaid: whether neighbours may be laid out
-    otherwise. optimizer: what steps the parameters, of a profile that describes its model where that is not AdamW."""
+    otherwise. optimizer: what steps the parameters, of a profile that describes its model where that is not AdamW. least: what
+    programs surely hold, in place of at most: at the end of the forward pass, where it is computed again, or when its input
+    has its gradient, whichever is most; without what neighbours or other lanes may hold, and without a kernel's workspace of
+    the backward pass, which may begin when some of this is gone."""
     precision = precision or profile.precision
     tp, rows = strategy.degree("tp"), samples // strategy.data_degree
     entry, shape = computed_cost(profile, sublayer, strategy, rows), profile.shapes[sublayer]
@@ -49,7 +53,8 @@ def unit_bytes(
     left_out = table_part(profile, tp) if table_once and shape.kind == "head" else 0
     by_muon = muon_parameters(profile, sublayer, strategy, optimizer)
     sharing = sharing_of(profile, sublayer, strategy, optimizer)
-    state = _state_bytes(profile, strategy, shard.parameters - left_out, precision, sharing, by_muon)
+    usual = 4 * element if least and precision.master is None else profile.state_bytes_per_parameter
+    state = _state_bytes(profile, strategy, shard.parameters - left_out, precision, sharing, by_muon, usual)
     # O_b of trainplan's programs, with the forward pass's peak beyond what it keeps, so that Eq. 2 covers it too.
     degree, workspace = strategy.degree("sdp"), entry.forward_workspace_bytes.value
     output = rows * shard.output_bytes // (1 if shape.kind == "head" else parts)
@@ -60,11 +65,22 @@ def unit_bytes(
     gathered = part * degree * element * strategy.shares_parameters
     gradient = part * degree * of_gradient * strategy.shares_gradients
     # A re-layout holds the blocks it gathered beside its result; which neighbour asks for one is not known here.
-    moved = 0 if strategy.group == 1 or not relaid else 2 * samples * max(moved_bytes(profile, sublayer))
+    moved = 0 if strategy.group == 1 or not relaid or least else 2 * samples * max(moved_bytes(profile, sublayer))
     first = gathered + output + max(workspace, moved) + rebuilt
     gradients = (0 if shape.kind == "embedding" else incoming) + gradient
     recomputed = rebuilt + output + workspace if strategy.ckpt else 0
-    beside = rows * shape.tokens * (8 + 3 * statistic_bytes(profile) * (1 + (tp if tp > 1 else 0)))
+    if least:
+        begun, returned = (
+            gathered + output + (rebuilt + workspace if strategy.ckpt else workspace),
+            gathered + gradients + output,
+        )
+        if strategy.modules:  # of which some is freed, and made again, between these moments
+            begun, returned = gathered + output, gathered + gradient + output
+        returned += rebuilt
+        waiting = _loss_bytes(profile, rows * shape.tokens, tp) if "loss" in strategy.modules else output
+        waiting *= shape.kind == "head"
+        return forward + waiting, max(0, begun - waiting, returned - waiting), state
+    beside = _loss_bytes(profile, rows * shape.tokens, tp)
     if shape.kind == "head":
         # Beside the logits at the loss: targets, this shard's three statistics, and those of all shards.
         first = max(first, output + beside)
@@ -85,6 +101,11 @@ def unit_bytes(
     return forward, backward, state + LOSS_BYTES  # the loss of any unit: each may be all that a stage has
 
 
+def _loss_bytes(profile: Profile, tokens: int, tp: int) -> int:
+    """What stands with the logits at the loss: targets, this shard's three statistics, and those of all shards."""
+    return tokens * (8 + 3 * statistic_bytes(profile) * (1 + (tp if tp > 1 else 0)))
+
+
 def _state_bytes(
     profile: Profile,
     strategy: Strategy,
@@ -92,16 +113,17 @@ def _state_bytes(
     precision: Precision,
     sharing: int | None = None,
     by_muon: int = 0,
+    usual: int | None = None,
 ) -> int:
     """O_ms of so many parameters of a tensor-parallel rank: of what ZeRO's stage shares, the shard of one rank, its end
     padded; of the rest the whole, as many times as long. (Profiles in half precision have a master copy beside the moments.)
     sharing: the ranks that master copy and moments are divided among, where it is not all that share states; by_muon: those
-    that the rank steps by Muon, which have one moment less."""
+    that the rank steps by Muon, which have one moment less. usual: bytes of a parameter (default: the profile's)."""
     element, degree = profile.parameter_bytes, strategy.degree("sdp")
     part = -(-parameters // degree)
     whole = part * degree if strategy.gathers_updates else part
     stepped = precision.stepped_bytes(element) * (3 if precision.master is not None else 0)  # master copy and two moments
-    moments = max(profile.state_bytes_per_parameter - 2 * element, stepped)
+    moments = max((usual or profile.state_bytes_per_parameter) - 2 * element, stepped)
     gradients = (part if strategy.shares_gradients else whole) * precision.gradient_bytes(element)
     kept = moments * (part * degree // (sharing or degree)) - by_muon * precision.stepped_bytes(element)
     return element * whole + gradients + kept
