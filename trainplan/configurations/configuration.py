@@ -14,6 +14,7 @@ from trainplan.profiling.base.errors import InputError, one_of, shown
 from trainplan.profiling.clusters.recipes import RecipeName
 from trainplan.profiling.models.optimizers import OptimizerName
 from trainplan.profiling.models.precision import PLAIN, Precision
+from trainplan.validation.buffers import NO_BUFFERS, Buffers
 
 Host = Literal["optimizer", "parameters"]
 
@@ -80,9 +81,9 @@ class Configuration:
     data-parallel ranks with copies of states, and those that share them; zero: ZeRO's stage among these. exchange: what
     context-parallel ranks exchange. cuts: first unit of each stage after the first; layers_apart: layers that the first and the
     last stage have less where cuts are left open. recipe: of the products of layers in fewer bits than dtype. host: states kept
-    there. optimizer: what steps the parameters. keys: the key of the file that says a field, for errors. notes: what is taken
-    otherwise than the file says it. unread: keys that change no plan; unknown: keys that nobody knows. taken: every value that
-    was taken, with its source.
+    there. buffers: what the trainer holds alongside. optimizer: what steps the parameters. keys: the key of the file that says
+    a field, for errors. notes: what is taken otherwise than the file says it. unread: keys that change no plan; unknown: keys
+    that nobody knows. taken: every value that was taken, with its source.
     """
 
     where: str
@@ -114,6 +115,7 @@ class Configuration:
     layers_apart: tuple[int, int] = (0, 0)
     recomputed: Recomputed = Recomputed()
     host: tuple[Host, ...] = ()
+    buffers: Buffers = NO_BUFFERS
     optimizer: OptimizerName = "adamw"
     keys: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()

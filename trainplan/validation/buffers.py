@@ -1,0 +1,31 @@
+"""What trainers hold alongside states and activations, as their configurations say: buckets, and what steps and losses take."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Buffers:
+    """Sizes of what a trainer holds alongside states and activations. Where a field is None, nothing of the kind is held, or
+    the trainer's configuration leaves it open.
+
+    reduce_elements, gather_elements: of the buckets in which gradients are reduced and parameters gathered, in elements of the
+    model's dtype. prefetch_elements: of parameters that are gathered ahead. live_elements: of gathered parameters that are kept
+    until they are used again. step_elements: of a shard that the optimizer steps at once, whose gradients are copied to float32
+    (None: the whole shard). copies_gradients: whether the optimizer's step makes such a copy. loss: full where logits and their
+    gradients are held in float32, chunked or fused where never all of them are; None where nobody says it. attention: eager
+    where scores are kept, flash where none are; None where nobody says it."""
+
+    reduce_elements: int | None = None
+    gather_elements: int | None = None
+    prefetch_elements: int | None = None
+    live_elements: int | None = None
+    step_elements: int | None = None
+    copies_gradients: bool = False
+    loss: Literal["full", "chunked", "fused"] | None = None
+    attention: Literal["eager", "flash"] | None = None
+
+
+NO_BUFFERS = Buffers()
