@@ -77,6 +77,8 @@ def unit_bytes(
         if strategy.modules:  # of which some is freed, and made again, between these moments
             begun, returned = gathered + output, gathered + gradient + output
         returned += rebuilt
+        if shape.kind == "head" and strategy.ckpt:  # logits are made again while those of the forward pass wait
+            returned = max(returned, gathered + 2 * output + rebuilt)
         waiting = _loss_bytes(profile, rows * shape.tokens, tp) if "loss" in strategy.modules else output
         waiting *= shape.kind == "head"
         return forward + waiting, max(0, begun - waiting, returned - waiting), state
