@@ -177,6 +177,44 @@ def test_a_log_of_torchtitan_has_the_configuration_of_its_job(tmp_path: Path, pr
     assert (configuration.runtime, configuration.tp, configuration.sequence) == ("torchtitan", 2, 8192)
 
 
+STATE = """
+04/02/2026 08:00:01 - INFO - __main__ - Distributed environment: {kind}  Backend: nccl
+Num processes: 16
+Process index: 0
+Local process index: 0
+Device: cuda:0
+
+Mixed precision type: bf16
+{more}
+04/02/2026 08:01:02 - INFO - __main__ - ***** Running training *****
+04/02/2026 08:01:02 - INFO - __main__ -   Num examples = 51,760
+04/02/2026 08:01:02 - INFO - __main__ -   Instantaneous batch size per device = 2
+04/02/2026 08:01:02 - INFO - __main__ -   Total train batch size (w. parallel, distributed & accumulation) = 128
+04/02/2026 08:01:02 - INFO - __main__ -   Gradient Accumulation steps = 4
+"""  # as `logger.info(accelerator.state)` prints it (accelerate 1.15, src/accelerate/state.py)
+
+
+def test_accelerates_state_is_read_with_the_batch_that_its_trainers_print(tmp_path: Path) -> None:
+    path = tmp_path / "train.log"
+    path.write_text(STATE.format(kind="MULTI_GPU", more=""))
+    configuration = read(path)
+    assert (configuration.devices, configuration.samples, configuration.micro_samples, configuration.accumulation) == (
+        16,
+        128,
+        2,
+        4,
+    )
+    assert configuration.zero == 0 and configuration.precision.master == "float32" and configuration.dtype == "bfloat16"
+    file = {"zero_optimization": {"stage": 3}, "bf16": {"enabled": True}, "train_batch_size": "auto", "steps_per_print": 10}
+    path.write_text(STATE.format(kind="DEEPSPEED", more=f"ds_config: {file}"))
+    configuration = read(path)
+    assert (configuration.runtime, configuration.zero, configuration.samples) == ("deepspeed", 3, 128)
+    assert any(each.key == "processes" and each.source.endswith("train.log:3") for each in configuration.taken)
+    path.write_text(STATE.format(kind="FSDP", more=""))
+    with pytest.raises(InputError, match="Distributed environment is FSDP; give the file of `accelerate config`"):
+        read(path)
+
+
 def test_logs_of_other_tools_and_cut_ones_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "train.log"
     path.write_text("[NeMo I 2026-01-15 06:31:35 exp_manager:400] ExpManager schema\n")

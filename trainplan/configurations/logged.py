@@ -4,7 +4,7 @@ scripts, defaults and overrides.
 Megatron-LM prints its arguments between two lines (`megatron/training/arguments.py`, `_print_args`), DeepSpeed its engine's
 configuration and the file that it was given (`deepspeed/runtime/config.py`, `print_user_config`), torchtitan the configuration
 of its job (where `job.print_args` or `job.print_config` is set), Megatron-Bridge its ConfigContainer as YAML, transformers'
-Trainer its TrainingArguments. The log of another tool is refused by name.
+Trainer its TrainingArguments, Accelerate its state (`accelerator.state`). The log of another tool is refused by name.
 """
 
 from __future__ import annotations
@@ -41,6 +41,9 @@ TITAN = re.compile(r"Running with (?:args|configs?): ?(\{.*)$")
 BRIDGE = "_target_: megatron.bridge.training.config.ConfigContainer"
 TRAINER = re.compile(r"TrainingArguments\($")
 MODEL = re.compile(r"Model config \w+ (\{.*)$")
+STATE = re.compile(
+    r"Distributed environment: (\w+)"
+)  # of Accelerate, whose lines after it say processes, precision and DeepSpeed's file
 OTHERS = {"NeMo": re.compile(r"\[NeMo I "), "nanotron": re.compile(r"nanotron\.config|\[config\]|Config\(general=GeneralArgs")}
 # Names of Megatron-LM's arguments that its log has under another name.
 RENAMED = {
@@ -107,7 +110,7 @@ ELSEWHERE = tuple(
 def is_log(path: Path) -> bool:
     """Whether a file is the log of a run: it has lines that a tool prints of its configuration. Raises InputError."""
     lines = _lines(path)
-    if any(_first(pattern, lines) is not None for pattern in (USER_FILE, TITAN, TRAINER)):
+    if any(_first(pattern, lines) is not None for pattern in (USER_FILE, TITAN, TRAINER, STATE)):
         return True
     return _printed_at(lines) is not None or _bridge_at(lines) is not None or _other(lines) is not None
 
@@ -116,7 +119,7 @@ def read(path: Path, said: Said) -> Configuration:
     """The configuration that a log says a run has. Raises InputError naming what the log leaves open."""
     lines, where = _lines(path), str(path)
     readers: tuple[Callable[[Sequence[str], str, Said], Configuration | None], ...] = (
-        _megatron, _bridge, _torchtitan, _deepspeed, _trainer,
+        _megatron, _bridge, _torchtitan, _deepspeed, _trainer, _accelerate,
     )  # fmt: skip
     for reader in readers:
         if (made := reader(lines, where, said)) is not None:
@@ -365,4 +368,51 @@ def _trainer(lines: Sequence[str], where: str, said: Said) -> Configuration | No
         devices=None if samples is None else samples // (micro * accumulation), zero=zero, config=config, cuts=(),
         recomputed=Recomputed("full" if again == "full" else "none"),
         keys={"micro_samples": "per_device_train_batch_size", "accumulation": "gradient_accumulation_steps"}, taken=taken,
+    )  # fmt: skip
+
+
+PROCESSES, MIXED = re.compile(r"Num processes: (\d+)"), re.compile(r"Mixed precision type: (\w+)")
+OF_DEEPSPEED = re.compile(r"ds_config: (\{.*)$")
+PER_DEVICE = re.compile(r"Instantaneous batch size per device = ([\d,]+)")
+ACCUMULATED = re.compile(r"Gradient Accumulation steps = ([\d,]+)", re.IGNORECASE)
+OF_STATE = {"no": "float32", "fp16": "float16", "bf16": "bfloat16"}
+
+
+def _accelerate(lines: Sequence[str], where: str, said: Said) -> Configuration | None:
+    """Accelerate's state, and the batch as the examples of its trainers print it. Raises InputError for FSDP, which the state
+    says nothing of."""
+    if (begun := _first(STATE, lines)) is None:
+        return None
+    found: dict[str, tuple[str, str]] = {}
+    for name, pattern in (("kind", STATE), ("processes", PROCESSES), ("precision", MIXED), ("samples", DISTRIBUTED),
+                          ("micro", PER_DEVICE), ("accumulation", ACCUMULATED)):  # fmt: skip
+        number = next((n for n in range(begun, len(lines)) if pattern.search(lines[n])), None)
+        if number is not None and (match := pattern.search(lines[number])):
+            found[name] = match[1].replace(",", ""), f"{where}:{number + 1}"
+    kind, at = found["kind"]
+    if kind not in ("NO", "MULTI_GPU", "DEEPSPEED"):
+        fix = "give the file of `accelerate config`: the log does not say how states are shared"
+        raise InputError(at, "Distributed environment", f"is {kind}", fix)
+    devices = int(found["processes"][0]) if "processes" in found else None
+    counts: dict[str, Any] = {
+        field: int(found[name][0])
+        for field, name in (("samples", "samples"), ("micro_samples", "micro"), ("accumulation", "accumulation"))
+        if name in found
+    }
+    taken = tuple(Taken(name, value, source) for name, (value, source) in found.items())
+    if kind == "DEEPSPEED":
+        number = next((n for n in range(begun, len(lines)) if OF_DEEPSPEED.search(lines[n])), None)
+        match = None if number is None else OF_DEEPSPEED.search(lines[number])
+        values = None if number is None or match is None else _mapping(lines, number, match[1], where)
+        if values is None:
+            raise InputError(at, "ds_config", "is missing", "give the whole log, or DeepSpeed's file")
+        made = deepspeed.of_values(values, f"{where}:{(number or 0) + 1}", said)
+        return replace(made, where=where, devices=devices, taken=(*taken, *made.taken), **counts)
+    precision, source = found.get("precision", ("", at))
+    if precision not in OF_STATE:
+        raise InputError(source, "Mixed precision type", f"is {shown(precision)}", f"give one of {', '.join(OF_STATE)}")
+    return Configuration(
+        where=where, runtime="accelerate", software="PyTorch DDP", dtype=OF_STATE[precision],
+        precision=PLAIN if precision == "no" else MASTERS, devices=devices, cuts=(),
+        recomputed=Recomputed("full" if said.recompute == "full" else "none"), taken=taken, **counts,
     )  # fmt: skip
