@@ -227,7 +227,7 @@ def test_a_run_without_a_price_of_its_recipe_says_so(tmp_path: Path) -> None:
     path.write_text(f"{LAUNCH} --fp8-format e4m3 --fp8-recipe mxfp8 --fp8-param-gather")
     with pytest.raises(InputError, match="fp8_recipe is mxfp8, which H100-SXM5 80 GB does not have; take devices that have it"):
         tp.import_run(path, cluster="h100:8", search=False)
-    run = tp.import_run(path, cluster="h100-8", search=False)
+    run = tp.import_run(path, cluster="a100-16", search=False)
     assert any("the plan's are in bfloat16, which takes longer" in note for note in run.configuration.notes)
     assert {unit.precision for unit in run.plan.units} == {"model"}
     priced = tp.import_run(path, cluster="b200:8", gap=0.05, time_limit=5)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Mapping
 from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 from trainplan.profiling.base.errors import InputError
-from trainplan.profiling.base.files import Record, parse
+from trainplan.profiling.base.files import Record, parse, read_data
 from trainplan.profiling.clusters.efficiencies import Efficiency, Kernel, Precision
 from trainplan.profiling.clusters.network import Island, Link, Matrix, Network, Positive
 from trainplan.profiling.clusters.recipes import RecipeName, check_rates
@@ -88,7 +89,8 @@ class Nodes(Record):
 class Cluster(Record):
     """Devices are numbered node by node. islands: links across nodes, smallest first, the last one over all devices.
 
-    matrix: all links, in place of every island. overlap_slowdown: of compute and communication at once.
+    matrix: all links, in place of every island. overlap_slowdown: of compute and communication at once. paper: whose cluster it
+    is, with the numbers that this paper gives or measured, which are not those of data sheets; empty of others.
     """
 
     noun: ClassVar[str] = "cluster"
@@ -101,6 +103,7 @@ class Cluster(Record):
     algorithm: Literal["ring", "tree", "fastest"] = "ring"
     overlap_slowdown: Annotated[float, Field(ge=1, le=10)] = 1.3
     source: str = ""
+    paper: str = ""
 
     @model_validator(mode="after")
     def _consistent(self) -> Cluster:
@@ -136,6 +139,11 @@ class Cluster(Record):
     def devices(self) -> int:
         """The number of devices of all nodes."""
         return sum(node.count * node.devices for node in self.nodes)
+
+    @property
+    def whose_numbers(self) -> str:
+        """Of a paper's cluster whose numbers it has, in words; empty of others."""
+        return f"with the numbers of the paper {self.paper}, not of data sheets" if self.paper else ""
 
     @cached_property
     def used_kinds(self) -> tuple[DeviceKind, ...]:
@@ -229,10 +237,14 @@ def _check_nested(islands: list[Island], devices: int, field: str, optional: boo
 
 
 def load_cluster(source: str | os.PathLike[str]) -> Cluster:
-    """A shipped cluster by name, nodes of a kind such as `h100:8x16`, or a YAML or JSON file. Raises InputError."""
+    """A shipped cluster by name, nodes of a kind such as `h100:8x16`, or a YAML or JSON file, which may be nothing but another
+    name of such nodes (`same_as: h100:8x16`). Raises InputError."""
     from trainplan.profiling.clusters.nodes import cluster_of_nodes, names_nodes  # which make Clusters of data sheets
 
     name = os.fspath(source)
     if names_nodes(name) and not os.path.exists(name):
         return cluster_of_nodes(name)
-    return parse(locate("clusters", name, "--cluster", "a cluster file"), Cluster, name)
+    value = read_data(path := locate("clusters", name, "--cluster", "a cluster file"))
+    if isinstance(value, Mapping) and isinstance(nodes := value.get("same_as"), str) and len(value) == 1:
+        return cluster_of_nodes(nodes)
+    return parse(value if isinstance(value, Mapping) else path, Cluster, name)

@@ -25,7 +25,7 @@ Kernel = Literal["matrix-product", "attention", "memory"]
 Precision = Literal["float64", "float32", "tfloat32", "bfloat16", "float16", "float8", "float4"]
 # fmt: off
 Level = Literal[
-    "nvlink-2", "nvlink-3", "nvlink-4", "nvlink-5", "xgmi-3", "xgmi-4", "pcie-3", "pcie-4", "pcie-5", "network",
+    "nvlink-1", "nvlink-2", "nvlink-3", "nvlink-4", "nvlink-5", "xgmi-3", "xgmi-4", "pcie-3", "pcie-4", "pcie-5", "network",
     "host-pcie-3", "host-pcie-4", "host-pcie-5", "host-c2c",
 ]
 # fmt: on

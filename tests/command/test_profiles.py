@@ -148,7 +148,13 @@ def test_nodes_of_a_kind_stand_for_a_cluster(tmp_path: Path) -> None:
     )
     assert "8 devices of 141 GiB, 133 GiB usable each" in planned.stdout
     assert "reached" in call("profile", "estimate", *words).stdout
-    assert "reached" not in call("plan", "--model", "gpt2", "--cluster", "h200-8", "--dtype", "bf16", "--batch", "8").stdout
+    same = call("plan", "--model", "gpt2", "--cluster", "h200-8", "--dtype", "bf16", "--batch", "8").stdout
+    told_alike = [
+        [line for line in text.splitlines() if line.startswith(("reached", "predicted"))] for text in (same, planned.stdout)
+    ]
+    assert told_alike[0] == told_alike[1] and len(told_alike[0]) >= 3  # a shipped name of the same nodes
+    papers = call("plan", "--model", "gpt2", "--cluster", "a100-16", "--dtype", "bf16", "--batch", "16", "--gap", "0.1").stdout
+    assert "with the numbers of the paper Galvatron-BMW, not of data sheets" in papers and "reached" not in papers
     assert call("simulate", tmp_path / "plan.json", "--cluster", "l40s:8").returncode == 0
     assert tp.plan(model="gpt2", cluster="h200:8", dtype="bf16", batch=8).plan == tp.plan(
         model="gpt2", cluster=load_cluster("h200:8"), dtype="bf16", batch=8

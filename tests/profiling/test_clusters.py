@@ -76,7 +76,7 @@ def test_all_clusters_are_listed() -> None:
 @pytest.mark.parametrize("name", SHIPPED)
 def test_shipped_clusters(name: str) -> None:
     cluster = load_cluster(name)
-    assert (cluster.name, cluster.devices, [kind.name for kind in cluster.used_kinds]) == (name, *SHIPPED[name])
+    assert (cluster.devices, [kind.name for kind in cluster.used_kinds]) == SHIPPED[name]
     assert cluster.source
     assert cluster.network.reaches(cluster.devices)
     for kind in cluster.used_kinds:
@@ -106,11 +106,6 @@ def test_shipped_clusters(name: str) -> None:
         ("amp-heterogeneous-16", (12, 15), 6.25e9),
         ("amp-heterogeneous-16", (11, 12), 1.25e9),
         ("amp-p3-16", (12, 15), 21.25e9),
-        ("h100-16384", (16376, 16383), 360e9),
-        ("h100-16384", (16375, 16376), 50e9),
-        ("h200-1024", (1016, 1023), 360e9),
-        ("h200-1024", (1015, 1016), 50e9),
-        ("h200-1024", range(1024), 360e9),
     ],
 )
 def test_slowest_links(name: str, group: tuple[int, ...], bandwidth_bytes_per_s: float) -> None:

@@ -10,6 +10,7 @@ import pytest
 from trainplan.formulations.layer_strategies.costs import build
 from trainplan.formulations.strategies import decision_tree, parse_strategy
 from trainplan.formulations.work.models import COST_MODELS, layer_costs, unit_costs
+from trainplan.profiling.base.dtypes import DTYPE_BYTES
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.files import parse
 from trainplan.profiling.base.quantities import parse_bytes
@@ -112,7 +113,7 @@ def test_shorter_pipelines_hold_fewer_micro_batches() -> None:
 def test_every_model_on_every_cluster_is_a_valid_instance(cluster_name: str) -> None:
     """Hundreds of pairs: the instance loads, every option costs something, and each layer has as many as its strategies."""
     cluster = load_cluster(cluster_name)
-    dtypes = set.intersection(*(set(kind.flops_per_s) for kind in cluster.used_kinds))
+    dtypes = set.intersection(set(DTYPE_BYTES), *(set(kind.flops_per_s) for kind in cluster.used_kinds))
     for name in shipped("models"):
         model, batch = load_model(name), 2 * cluster.devices
         # Longer samples take a CPU longer than a profile may say.
@@ -181,7 +182,7 @@ def twice(entry: Any) -> dict[str, Number]:
 def test_profiles_refuse_other_clusters_and_imported_ones_other_models() -> None:
     model = load_model("gpt2", 128)
     here = estimate(model, load_cluster("cpu-4"), 4, 8)
-    with pytest.raises(InputError, match=r"profile: cluster is 'cpu-4', of CPU process; give a profile of 'h100-8'"):
+    with pytest.raises(InputError, match=r"profile: cluster is 'cpu-4', of CPU process; give a profile of 'h100:8'"):
         tp.plan(model=model, cluster=load_cluster("h100-8"), batch=8, profile=here)
     with pytest.raises(InputError, match=r"profile: cluster is 'cpu-4'"):
         tp.build(model="gpt2", cluster="rtx-titan-8", batch=8, sequence=128, profile=here)

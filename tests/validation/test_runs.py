@@ -11,11 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from trainplan.profiling.base.errors import InputError, InputWarning
+from trainplan.profiling.clusters.efficiencies import shipped_efficiencies
 from trainplan.profiling.shipped import shipped
 
 from tests.command.calls import call
 from trainplan.validation.layouts import laid_run
-from trainplan.validation.predict import predict_runs
+from trainplan.validation.predict import predict_runs, step_of
 from trainplan.validation.rows import UNMOVED, Run, load_runs
 
 ROW: dict[str, Any] = {
@@ -249,8 +250,13 @@ def test_context_parallel_ranks_may_be_counted_among_the_data_parallel_ones() ->
     assert laid_run(Run(**{**ROW, "dp": 16})).layout == laid_run(Run(**ROW)).layout
 
 
-def test_a_kind_without_a_sheet_is_named() -> None:
-    assert laid_run(Run(id="one", model="llama3-8b", gpu="H800-80GB", gpus=8)).assumed["gpu"] == "as h100"
+def test_kinds_with_fewer_links_are_their_own() -> None:
+    """An H800 computes as an H100 does, and its tensor-parallel ranks wait longer."""
+    fewer, more = (laid_run(Run(id="one", model="llama3-8b", gpu=gpu, gpus=8, tp=8, gbs=8)) for gpu in ("H800-80GB", "H100"))
+    assert "gpu" not in fewer.assumed and fewer.sheet.flops_per_s["bfloat16"] == more.sheet.flops_per_s["bfloat16"]
+    steps = [step_of(laid, shipped_efficiencies()) for laid in (fewer, more)]
+    assert steps[0].step_ns > 1.1 * steps[1].step_ns
+    assert laid_run(Run(id="one", model="llama3-8b", gpu="RTX 3090 Ti", gpus=8)).assumed["gpu"] == "as rtx3090"
 
 
 def test_a_run_needs_degrees_that_divide_its_devices() -> None:

@@ -76,7 +76,7 @@ def test_a_command_takes_the_chip_s_own_sheet_and_asks_where_several_fit() -> No
     with pytest.raises(InputError, match="of which there is no data sheet"):
         likely_kind("H40")
     with pytest.raises(InputError, match="of which there is no data sheet"):
-        likely_kind("RTX 5090")
+        likely_kind("RTX 6090")
 
 
 @pytest.mark.parametrize(

@@ -62,8 +62,11 @@ def show_model(model: str, rows: int, tp: int, sequence: int | None, dtype: str 
 @takes()
 def list_clusters() -> Outcome:
     """List the shipped clusters."""
-    each = [load_cluster(name) for name in shipped("clusters")]
-    rows = [{"name": c.name, "devices": c.devices, "kinds": [k.name for k in c.used_kinds]} for c in each]
+    each = {name: load_cluster(name) for name in shipped("clusters")}
+    rows = [
+        {"name": name, "devices": c.devices, "kinds": [k.name for k in c.used_kinds], "same_as": c.name, "paper": c.paper}
+        for name, c in each.items()
+    ]
     return Outcome(rows, partial(tables.clusters, each))
 
 

@@ -184,7 +184,8 @@ def _asked(request: Request) -> list[tuple[str, str]]:
     model, described = request.model.name if request.model else request.origin.name, request.described_model
     taken = [] if described is None else [("sequence", _sequence(described)), ("dtype", described.dtype)]
     devices = f"{plural(request.origin.devices, 'device')} of {_memory(request)}"
-    return [("model", model), *taken, ("cluster", f"{request.cluster_name}, {devices}")]
+    whose = "" if request.cluster is None else request.cluster.whose_numbers
+    return [("model", model), *taken, ("cluster", ", ".join(filter(None, (request.cluster_name, devices, whose))))]
 
 
 def _sequence(model: Model) -> str:

@@ -74,15 +74,17 @@ def model(model: Model, rows: int, tp: int) -> None:
     table(names, texts, left=("sub-layer",))
 
 
-def clusters(listed: Sequence[Cluster]) -> None:
-    """The shipped clusters, a row each."""
+def clusters(listed: Mapping[str, Cluster]) -> None:
+    """The shipped clusters by name, a row each, and whose numbers they have: those of data sheets, or of a paper."""
     rows = []
-    for item in listed:
+    for name, item in listed.items():
         kinds = ", ".join(kind.name for kind in item.used_kinds)
         nodes = sum(node.count for node in item.nodes)
         sizes = map(format_bytes, (item.memory_bytes, item.usable_bytes))
-        rows.append([item.name, str(item.devices), str(nodes), kinds, *sizes])
-    table(("cluster", "devices", "nodes", "kinds", "memory", "usable"), rows, left=("cluster", "kinds"))
+        numbers = f"as {item.name}" if item.name != name else f"of the paper {item.paper}" if item.paper else "assumed"
+        rows.append([name, str(item.devices), str(nodes), kinds, *sizes, numbers])
+    names = ("cluster", "devices", "nodes", "kinds", "memory", "usable", "numbers")
+    table(names, rows, left=("cluster", "kinds", "numbers"))
 
 
 PEAKS: dict[str, tuple[Precision, ...]] = {"16-bit": ("bfloat16", "float16"), "8-bit": ("float8",), "4-bit": ("float4",)}
@@ -129,7 +131,8 @@ def efficiencies(kind: DeviceKind) -> None:
 
 def cluster(cluster: Cluster) -> None:
     """A cluster's nodes, devices and links."""
-    pairs([("cluster", f"{cluster.name}, {plural(cluster.devices, 'device')}"), ("source", cluster.source or "not stated")])
+    about = ", ".join(filter(None, (cluster.name, plural(cluster.devices, "device"), cluster.whose_numbers)))
+    pairs([("cluster", about), ("source", cluster.source or "not stated")])
     kinds, rows = {kind.name: kind for kind in cluster.kinds}, []
     for node in cluster.nodes:
         kind = kinds[node.kind]

@@ -39,7 +39,6 @@ from trainplan.validation.words import (
     stages_of_devices,
 )
 
-RELATED = {"h800": "h100", "a800": "a100"}  # kinds without a sheet that differ in links alone
 LORA = re.compile(r"lora|peft", re.IGNORECASE)
 
 
@@ -209,11 +208,7 @@ def usual_dtype(described: DeviceSheet) -> Precision:
 
 
 def _kind(gpu: str, assumed: dict[str, str]) -> str:
-    """The data sheet of a device, or of one that differs from it in links or memory alone."""
-    word = next((each for each in RELATED if re.search(rf"\b{each}\b", gpu.lower())), None)
-    if word is not None:
-        assumed["gpu"] = f"as {RELATED[word]}"
-        return RELATED[word]
+    """The data sheet of a device, or of one that differs from it in memory alone."""
     name, taken = likely_kind(gpu)
     if taken:
         assumed["gpu"] = f"as {name}"

@@ -11,7 +11,8 @@ from trainplan.profiling.clusters.efficiencies import shipped_efficiencies
 from trainplan.profiling.clusters.kinds import device_kind
 from trainplan.profiling.clusters.sheets import sheets
 
-RESERVED = 16  # one part in so many of a GPU's memory: what context, buffers and fragmentation take of an H100, see h100-8
+# One part in so many of a GPU's memory: what context, buffers and fragmentation take of an H100, see its data sheet.
+RESERVED = 16
 
 
 @dataclass(frozen=True)
