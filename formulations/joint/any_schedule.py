@@ -13,7 +13,7 @@ def any_schedule_ns(configuration: Configuration, evaluation: Evaluation) -> int
     Proof: stage x begins no earlier than micro-batch 0's, or any one's, forward passes through the stages before it allow; then
     its devices run m passes each way; its last backward pass is followed by those of the same micro-batch on the stages before
     x and by what stage 0 adds at last, and by what stage x adds itself. Of chunks on one site, each alone, and all of their
-    passes together.
+    passes together. A table that both ends of the pipeline share is added up once on each of their sites, which may be one.
     """
     m, stages = configuration.micro_batches, [stage.times for stage in evaluation.stages]
     forward = [each.forward_ns + each.message_forward_ns for each in stages]
@@ -37,5 +37,6 @@ def any_schedule_ns(configuration: Configuration, evaluation: Evaluation) -> int
         mine = range(site, len(stages), sites)
         begins = head[site] if site < len(head) else 0
         work = begins + sum(m * (forward[x] + backward[x]) for x in mine)
-        bounds += [work + sum(backward[:site]) + ends[0], work + sum(ends[x] for x in mine)]
+        tied_twice = evaluation.tied_ns if sites == 1 < len(stages) else 0
+        bounds += [work + sum(backward[:site]) + ends[0], work + sum(ends[x] for x in mine) - tied_twice]
     return max(bounds)
