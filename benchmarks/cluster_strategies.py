@@ -56,7 +56,7 @@ def timed(instance: Instance, method: str, repeats: int, time_limit: float | Non
 
 
 def row_of(name: str, side: int, batch: int, repeats: int, exact: bool, limit: float) -> dict[str, Any]:
-    instance = tp.build("cluster-strategy", model="amp-gpt2", cluster=square(name, side), batch=batch)
+    instance = tp.build("cluster-strategy", model="amp-gpt2", cluster=square(name, side), batch=batch, dtype="float32")
     assert isinstance(instance, Instance)
     row: dict[str, Any] = {"devices": f"{side}x{side}", "batch": batch}
     for method in PLANNERS:
@@ -98,7 +98,9 @@ def main() -> int:
     parser.add_argument("--exact-side", type=int, default=32, metavar="K", help="search the optimum up to KxK devices (0: not)")
     parser.add_argument("--time-limit", type=float, default=30, metavar="SECONDS", help="of the search for one optimum")
     given = parser.parse_args()
-    solve(tp.build("cluster-strategy", model="amp-gpt2", cluster="amp-p3-16", batch=8), "amp")  # imports and caches of numpy
+    solve(
+        tp.build("cluster-strategy", model="amp-gpt2", cluster="amp-p3-16", batch=8, dtype="float32"), "amp"
+    )  # imports and caches of numpy
     parts: dict[str, list[dict[str, Any]]] = {}
     for name in CLUSTERS:
         title = load_cluster(name).name.removesuffix("-16")

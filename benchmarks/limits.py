@@ -28,7 +28,7 @@ from trainplan.solvers.core.solve import solve
 
 import trainplan as tp
 
-DEEP = load_model("gpt2-345m").with_fields(n_layer=998)
+DEEP = load_model("gpt2-345m", dtype="float32").with_fields(n_layer=998)
 GRACE, START_S = 10, 60.0
 INSTANCES: dict[str, Callable[[], Any]] = {
     "layer-strategies": lambda: tp.build("layer-strategies", model=DEEP, cluster="a100-16", batch=64, memory="60GiB"),
@@ -44,7 +44,9 @@ INSTANCES: dict[str, Callable[[], Any]] = {
     "memory-switches, free": lambda: tp.build(
         "memory-switches", model=DEEP, cluster="h3t-a100-64", batch=1024, memory="30GiB", synchronisation="free"
     ),
-    "cluster-strategy": lambda: tp.build("cluster-strategy", model="gpt3-175b", cluster="h200-1024", batch=1024),
+    "cluster-strategy": lambda: tp.build(
+        "cluster-strategy", model="gpt3-175b", cluster="h200-1024", batch=1024, dtype="float32"
+    ),
 }
 
 

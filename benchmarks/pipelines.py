@@ -73,7 +73,7 @@ def whole_search(quick: bool) -> list[dict[str, Any]]:
     rows = []
     for name in TABLE_I[: 2 if quick else None]:
         for cluster in ("rtx-titan-8", "rtx-titan-16"):
-            model, found = load_model(name), load_cluster(cluster)
+            model, found = load_model(name, dtype="float32"), load_cluster(cluster)
             row: dict[str, Any] = {"model": name, "cluster": cluster, "memory": "12GiB"}
             for method in ("galvatron-bmw", OPTIMUM):
                 started = time.perf_counter()

@@ -35,7 +35,9 @@ from tests.execution.plans import plan_of
 from tests.execution.residence_plans import ON_HOST, resident
 
 STEPS = 6
-MODEL = load_model("gpt2", 128).with_fields(n_layer=6, n_embd=384, n_head=6, n_inner=1536, n_positions=128, vocab_size=8192)
+MODEL = load_model("gpt2", 128, "float32").with_fields(
+    n_layer=6, n_embd=384, n_head=6, n_inner=1536, n_positions=128, vocab_size=8192
+)
 UNITS = len(MODEL.units)
 BATCH = 8
 ONE = [{"micro_batches": m} for m in (1, 2, 4)] + [{"micro_batches": 2, "space": "full", "memory": "300MiB"}]

@@ -42,7 +42,7 @@ def one_process() -> Cluster:
 
 
 def of_width(hidden: int) -> Model:
-    return load_model("gpt2", 256).with_fields(n_embd=hidden, n_head=hidden // 64, n_layer=1, vocab_size=512)
+    return load_model("gpt2", 256, "float32").with_fields(n_embd=hidden, n_head=hidden // 64, n_layer=1, vocab_size=512)
 
 
 def row(by: str, part: str, size: int, predicted: UnitCost, measured: UnitCost) -> dict[str, Any]:

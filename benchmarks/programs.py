@@ -48,7 +48,7 @@ SMALL = {
 def even_plan(name: str, world: int, depth: int, micro_batches: int, strategies: list[str], chunks: int = 1) -> Plan:
     """Stages of equally many units, strategies one after the other, as many samples as ranks of a stage; chunks: stages on each
     rank."""
-    model = load_model(name)
+    model = load_model(name, dtype="float32")
     units, size, stages = len(model.units), world // depth, depth * chunks
     bounds = [stage * units // stages for stage in range(stages + 1)]
     return load_plan(

@@ -20,7 +20,9 @@ from trainplan import pricing
 from trainplan.api import plan_verbs
 from trainplan.planned import Planned, Price
 
-MODEL = load_model("gpt2", 64).with_fields(n_embd=128, n_head=4, n_inner=512, n_positions=64, vocab_size=1009, n_layer=4)
+MODEL = load_model("gpt2", 64, "float32").with_fields(
+    n_embd=128, n_head=4, n_inner=512, n_positions=64, vocab_size=1009, n_layer=4
+)
 TWELVE_LAYERS = MODEL.with_fields(n_layer=12)
 REQUEST: dict[str, Any] = {"model": MODEL, "cluster": "rtx-titan-8", "batch": 16}
 

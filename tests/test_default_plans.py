@@ -26,7 +26,7 @@ REQUEST: dict[str, Any] = {"model": "gpt2", "cluster": "cpu-4", "batch": 8, "seq
 
 
 def small(layers: int, tied: bool = True) -> Model:
-    return load_model("gpt2", 64).with_fields(**GPT2, n_layer=layers, tie_word_embeddings=tied)
+    return load_model("gpt2", 64, "float32").with_fields(**GPT2, n_layer=layers, tie_word_embeddings=tied)
 
 
 def step_ns(answer: Planned) -> int:
@@ -114,7 +114,7 @@ def test_the_default_is_never_worse_than_the_preset_it_replaced(requests: int) -
         model = small(rng.randint(2, 5), rng.random() < 0.5)
         if rng.random() < 0.4:
             fields = {**LLAMA, "num_hidden_layers": rng.randint(2, 5), "vocab_size": 1009}
-            model = load_model("llama2-7b", 64).with_fields(**fields)
+            model = load_model("llama2-7b", 64, "float32").with_fields(**fields)
         memory = round(16 * model.total_parameters * rng.choice([0.2, 0.4, 1.2, 8]) + 2**20 * rng.choice([1, 4, 64]))
         request = {"model": model, "cluster": cluster, "batch": cluster.devices * rng.choice([2, 4]), "memory": memory}
         options: dict[str, Any] = rng.choice([{}, {}, {"schedule": "gpipe"}, {"pipeline": 2}, {"micro_batches": 2}])

@@ -109,7 +109,7 @@ def test_other_clusters_have_a_reserve_with_its_source(name: str, memory: int, u
 
 def small(**sizes: int) -> Model:
     fields = {"n_embd": 64, "n_head": 4, "n_layer": 2, "n_inner": 256, "n_positions": 64, "vocab_size": 128}
-    return load_model("gpt2", 64).with_fields(**fields | sizes)
+    return load_model("gpt2", 64, "float32").with_fields(**fields | sizes)
 
 
 @pytest.mark.parametrize("name", PRESETS)

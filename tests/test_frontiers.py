@@ -13,7 +13,9 @@ from tests.instances import random_instance
 from trainplan.frontiers import memory_limits
 from trainplan.pictures.palette import BEST, series
 
-MODEL = load_model("gpt2", 64).with_fields(n_embd=128, n_head=4, n_inner=512, n_positions=64, vocab_size=1009, n_layer=4)
+MODEL = load_model("gpt2", 64, "float32").with_fields(
+    n_embd=128, n_head=4, n_inner=512, n_positions=64, vocab_size=1009, n_layer=4
+)
 
 
 def test_a_frontier_of_the_joint_problem_is_proven_and_falls() -> None:

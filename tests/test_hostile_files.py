@@ -124,7 +124,7 @@ def base(name: str) -> Any:
     if name == "cluster":
         return load_cluster("cpu-4").model_dump(mode="json", exclude_none=True)
     assert name == "model"
-    return dict(load_model("swin-tiny").config)
+    return dict(load_model("swin-tiny", dtype="float32").config)
 
 
 def head(name: str) -> dict[str, Any]:

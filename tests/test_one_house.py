@@ -32,8 +32,8 @@ def models(rng: random.Random) -> Model:
     """A small GPT-2 or Llama, tied or not."""
     layers = rng.randint(2, 5)
     if rng.random() < 0.5:
-        return load_model("gpt2", 64).with_fields(**GPT2, n_layer=layers, tie_word_embeddings=rng.random() < 0.5)
-    return load_model("llama2-7b", 64).with_fields(**LLAMA, num_hidden_layers=layers, vocab_size=1009)
+        return load_model("gpt2", 64, "float32").with_fields(**GPT2, n_layer=layers, tie_word_embeddings=rng.random() < 0.5)
+    return load_model("llama2-7b", 64, "float32").with_fields(**LLAMA, num_hidden_layers=layers, vocab_size=1009)
 
 
 def requests() -> Iterator[dict[str, Any]]:

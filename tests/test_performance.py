@@ -25,7 +25,7 @@ from trainplan.performance import PARTS, performance, union_ns
 from trainplan.planned import Planned
 
 SIZES = {"n_embd": 64, "n_head": 4, "n_inner": 256, "n_positions": 32, "n_layer": 4, "vocab_size": 301}
-SMALL = load_model("gpt2", 32).with_fields(**SIZES)
+SMALL = load_model("gpt2", 32, "float32").with_fields(**SIZES)
 CLUSTER = load_cluster("rtx-titan-8")
 
 

@@ -25,10 +25,10 @@ GPT2_SIZES = {"n_embd": 256, "n_head": 4, "n_inner": 1024, "n_positions": 128, "
 SIZES = {"hidden_size": 256, "num_attention_heads": 4, "num_hidden_layers": 5, "vocab_size": 3001}
 LLAMA_SIZES = {"intermediate_size": 704, "num_key_value_heads": 2, "head_dim": 64}
 MODELS = {
-    "tied": load_model("gpt2", 96).with_fields(**GPT2_SIZES),
-    "untied": load_model("gpt2", 96).with_fields(**GPT2_SIZES, tie_word_embeddings=False),
-    "bert": load_model("bert-large", 96).with_fields(**SIZES, intermediate_size=1024),
-    "llama": load_model("llama2-7b", 96).with_fields(**SIZES, **LLAMA_SIZES),
+    "tied": load_model("gpt2", 96, "float32").with_fields(**GPT2_SIZES),
+    "untied": load_model("gpt2", 96, "float32").with_fields(**GPT2_SIZES, tie_word_embeddings=False),
+    "bert": load_model("bert-large", 96, "float32").with_fields(**SIZES, intermediate_size=1024),
+    "llama": load_model("llama2-7b", 96, "float32").with_fields(**SIZES, **LLAMA_SIZES),
 }
 CPU = load_cluster("cpu-4")
 

@@ -15,7 +15,9 @@ from tests.command.calls import call
 from trainplan.presets import PAPERS
 from trainplan.rivals import BEGUN
 
-MODEL = load_model("gpt2", 64).with_fields(n_embd=128, n_head=4, n_inner=512, n_positions=64, vocab_size=1009, n_layer=4)
+MODEL = load_model("gpt2", 64, "float32").with_fields(
+    n_embd=128, n_head=4, n_inner=512, n_positions=64, vocab_size=1009, n_layer=4
+)
 WORDS = ["--model", "gpt2", "--cluster", "cpu-4", "--batch", "8", "--sequence", "64"]
 
 

@@ -48,7 +48,7 @@ GPT2: dict[str, Any] = {"model_type": "gpt2", "n_layer": 3, "n_embd": 32, "n_hea
 def small(folder: Path, **fields: Any) -> Model:
     path = folder / "small.json"
     path.write_text(json.dumps(GPT2 | fields))
-    return load_model(path).fused()
+    return load_model(path, dtype="float32").fused()
 
 
 def request_for(model: Model, batch: int, **options: Any) -> Request:

@@ -25,8 +25,15 @@ LEAST_NUMBER = 1000  # of bytes, as a number; fewer are a slip
 LONG = 2**14  # tokens of a sample beyond which plans are of a long context, which is rarely meant unsaid
 
 
-def model_of(model: FilePath | Model, sequence: int | None, dtype: str | None, profile: Profile | None = None) -> Model:
-    """A model by name or config.json; sequence and dtype left out are those of the profile, where there is one.
+def model_of(
+    model: FilePath | Model,
+    sequence: int | None,
+    dtype: str | None,
+    profile: Profile | None = None,
+    cluster: Cluster | None = None,
+) -> Model:
+    """A model by name or config.json; sequence and dtype left out are those of the profile, where there is one. cluster: for
+    which half precision is chosen, where neither file nor user says a dtype.
 
     Warns where the longest sequence that the model allows is taken unasked, and is longer than LONG tokens.
     """
@@ -35,7 +42,7 @@ def model_of(model: FilePath | Model, sequence: int | None, dtype: str | None, p
     if profile is not None:
         dtype = dtype or profile.dtype
         sequence = (profile.model or {}).get("sequence") if sequence is None else sequence
-    loaded = load_model(model, sequence, dtype)
+    loaded = load_model(model, sequence, dtype, "bfloat16" if cluster is None else cluster.training_dtype)
     if sequence is None and loaded.vocabulary and loaded.sequence_tokens > LONG:
         problem = f"is not given, and the longest that {loaded.name} allows is {loaded.sequence_tokens} tokens"
         caution("command line", "--sequence", problem, "all of these are planned; give what a sample has, such as 4096")
@@ -158,11 +165,12 @@ def request_of(
         if dtype is not None and (earlier is None or parse_dtype(dtype) != earlier.dtype):
             fix = f"leave it out: the profile is of {earlier.dtype}" if earlier else "leave it out: it is that of a --model"
             raise InputError("command line", "--dtype", f"is {dtype!r}", fix)
-    the_model = None if model is None else model_of(model, sequence, dtype, earlier)
+    the_cluster = None if cluster is None else cluster_of(cluster, reserve)
+    the_model = None if model is None else model_of(model, sequence, dtype, earlier, the_cluster)
     values = {**chosen(parameters, options, owner), **(fixed or {})}
     if the_model is not None and runs(the_model) and (planned or values.get("cost_model") != "paper"):
         the_model = the_model.fused()
-    the_cluster, memory_bytes = None if cluster is None else cluster_of(cluster, reserve), memory_of(memory, reserve)
+    memory_bytes = memory_of(memory, reserve)
     if the_cluster is not None and memory_bytes is not None and memory_bytes > the_cluster.usable_bytes:
         usable = format_bytes(the_cluster.usable_bytes)
         problem = f"is {format_bytes(memory_bytes)}, of which a device of {the_cluster.name} has {usable} usable"

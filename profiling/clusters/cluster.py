@@ -171,6 +171,15 @@ class Cluster(Record):
         """Memory of the smallest device that plans may use."""
         return self.smallest_kind.usable_bytes
 
+    @property
+    def training_dtype(self) -> str:
+        """The dtype in which models are trained on it where nothing else is said: the half precision that all of its devices
+        have; float32 where products in half precision are no faster, as on CPUs."""
+        for dtype in ("bfloat16", "float16"):
+            if all(kind.flops_per_s.get(dtype, 0) > kind.flops_per_s.get("float32", 0) for kind in self.used_kinds):
+                return dtype
+        return "float32"
+
     def with_reserve(self, reserve_bytes: int) -> Cluster:
         """The same cluster with this reserve on every kind of device. Raises InputError where one has no more memory."""
         return self.changed(kinds=[kind.changed(reserve_bytes=reserve_bytes) for kind in self.kinds])

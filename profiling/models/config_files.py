@@ -1,4 +1,4 @@
-"""What a `config.json` says beside its family's fields: which part of it is a language model, and in which dtype."""
+"""What a `config.json` says beside its family's fields: which part of it is a language model, and in which dtype it trains."""
 
 from __future__ import annotations
 
@@ -19,18 +19,44 @@ def language_part(config: Mapping[str, Any], where: str) -> tuple[Mapping[str, A
 
     Warns that the other parts of a multimodal model are not planned.
     """
-    text, kind = config.get(TEXT), config.get("model_type")
-    if not isinstance(text, Mapping) or kind in family_names():
+    part, place = _language_part(config)
+    if place:
+        others = ", ".join(name for name in config if name.endswith("_config") and name != TEXT)
+        problem = f"is the language model of a {shown(config.get('model_type'))}"
+        caution(where, TEXT, problem, f"it is planned alone, without {others or 'what else there is'}")
+    return part, place
+
+
+def _language_part(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:
+    text = config.get(TEXT)
+    if not isinstance(text, Mapping) or config.get("model_type") in family_names():
         return config, ""
-    others = ", ".join(name for name in config if name.endswith("_config") and name != TEXT)
-    problem = f"is the language model of a {shown(kind)}"
-    caution(where, TEXT, problem, f"it is planned alone, without {others or 'what else there is'}")
     return text, f"{TEXT}."
 
 
-def dtype_of(*configs: Mapping[str, Any], where: str) -> str:
-    """The dtype that the first of these configurations that has one says; float32 where none does, with a warning where that is
-    left to the weights. Raises InputError."""
+def trained_dtype(config: Any, where: str, half: str) -> str:
+    """The dtype in which a model of this file is trained: half precision, beside which the optimizer has float32 masters.
+
+    half: the one taken where the file says none; and where its weights are stored in float32, which says nothing of how they
+    were trained, and is warned of. Raises InputError.
+    """
+    if not isinstance(config, Mapping):
+        return half
+    part, place = _language_part(config)
+    stated = stated_dtype(part, config, where=where)
+    if stated == "float32" and half != "float32":
+        name = next(name for each in (part, config) for name in DTYPE_FIELDS if each.get(name) not in UNSAID)
+        fix = f"it is planned in {half} with float32 masters, as models are trained; give --dtype float32 for a run in float32"
+        caution(where, f"{place}{name}" if name in part else name, "is 'float32', in which its weights are stored", fix)
+        return half
+    left = [name for each in (part, config) for name in DTYPE_FIELDS if each.get(name) == "auto"]
+    if stated is None and left:
+        caution(where, left[0], "is 'auto', which is that of the weights", f"{half} is taken; give --dtype for another one")
+    return stated or half
+
+
+def stated_dtype(*configs: Mapping[str, Any], where: str) -> str | None:
+    """The dtype that the first of these configurations that has one says; None where none does. Raises InputError."""
     for config in configs:
         stated = {name: _dtype(where, name, value) for name in DTYPE_FIELDS if (value := config.get(name)) not in UNSAID}
         if len(set(stated.values())) > 1:
@@ -38,9 +64,7 @@ def dtype_of(*configs: Mapping[str, Any], where: str) -> str:
             raise InputError(where, "torch_dtype", f"is {shown(config['torch_dtype'])}", fix)
         if stated:
             return next(iter(stated.values()))
-    if left := [name for config in configs for name in DTYPE_FIELDS if config.get(name) == "auto"]:
-        caution(where, left[0], "is 'auto', which is that of the weights", "float32 is taken; give --dtype, such as bfloat16")
-    return "float32"
+    return None
 
 
 def _dtype(where: str, name: str, value: Any) -> str:

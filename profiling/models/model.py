@@ -15,7 +15,7 @@ from typing import Any
 from trainplan.profiling.base.dtypes import DTYPE_BYTES, parse_dtype
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.files import read_data
-from trainplan.profiling.models.config_files import dtype_of, language_part
+from trainplan.profiling.models.config_files import language_part, stated_dtype, trained_dtype
 from trainplan.profiling.models.families import Fields, Role, Unit, build_chain, family, family_names
 from trainplan.profiling.models.sublayers import Sublayer, cut
 from trainplan.profiling.shipped import locate, sized
@@ -190,33 +190,40 @@ def model_from_shape(shape: Any, where: str) -> Model:
         raise InputError(where, field, error.problem, error.fix) from None
 
 
-def load_model(source: str | os.PathLike[str], sequence: int | None = None, dtype: str | None = None) -> Model:
+def load_model(
+    source: str | os.PathLike[str], sequence: int | None = None, dtype: str | None = None, half: str = "bfloat16"
+) -> Model:
     """A shipped model by name, a well-known size of one (`qwen2.5-72b`, `Qwen/Qwen2.5-72B-Instruct`), or any Hugging Face
     `config.json` of a known family (`models.families`); no weights are read.
 
-    sequence: tokens of a sample (default: the most that the configuration allows). dtype: default the configuration's, else
-    float32. Warns of fields that nobody knows. Raises InputError naming file, field and a value that would work.
+    sequence: tokens of a sample (default: the most that the configuration allows). dtype: default that in which such models
+    are trained, which is the configuration's, or `half` where it says none or that its weights are stored in float32. (Shipped
+    models of papers say theirs.) Warns of fields that nobody knows. Raises InputError naming file, field and a value that would
+    work.
     """
     name = os.fspath(source)
     known = None if os.path.exists(name) or name.startswith((".", "/", "~")) else sized(name)
     if known is not None and known[2]:
         known_as, base, fields = known
-        config = read_data(locate("models", base, "--model", "a config.json"))
-        return model_from_config({**config, **fields}, known_as, sequence, dtype)
+        config = {**read_data(locate("models", base, "--model", "a config.json")), **fields}
+        return model_from_config(config, known_as, sequence, dtype or stated_dtype(config, where=known_as) or half)
     name = known[1] if known else name
     file = locate("models", name, "--model", "a config.json")
-    where = name if file == name else PurePath(file.name).stem  # of a shipped model its name, however it was spelt
-    return model_from_config(read_data(file), where, sequence, dtype)
+    config, own = read_data(file), file == name
+    where = name if own else PurePath(file.name).stem  # of a shipped model its name, however it was spelt
+    usual = trained_dtype(config, where, half) if own and dtype is None else stated_dtype(config, where=where) or half
+    return model_from_config(config, where, sequence, dtype or usual)
 
 
 def model_from_config(
     config: Any, where: str, sequence: int | None = None, dtype: str | None = None, name: str | None = None
 ) -> Model:
-    """A Hugging Face configuration, already read, as a Model; sequence and dtype as of `load_model`. Raises InputError."""
+    """A Hugging Face configuration, already read, as a Model; sequence as of `load_model`. dtype: default the configuration's,
+    else float32. Raises InputError."""
     if not isinstance(config, Mapping):
         raise InputError(where, "", "is not an object", "give a Hugging Face config.json")
     part, place = language_part(config, where)
-    dtype = dtype_of(part, config, where=where) if dtype is None else parse_dtype(dtype)
+    dtype = stated_dtype(part, config, where=where) or "float32" if dtype is None else parse_dtype(dtype)
     fields = Fields(part, where, sequence, dtype, place)
     units, tied = build_chain(fields)
     if name is None:

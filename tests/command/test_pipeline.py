@@ -180,7 +180,7 @@ def test_bad_options_get_one_line(instance: Path, tmp_path: Path) -> None:
 
 
 def test_more_stages_than_layers() -> None:
-    model = load_model("gpt2", 64).with_fields(n_layer=1, n_embd=64, n_head=4)
+    model = load_model("gpt2", 64, "float32").with_fields(n_layer=1, n_embd=64, n_head=4)
     found = tp.build("pipeline", model=model, cluster="h100-8", batch=16)
     assert {given.stages for given in found.configurations} == {1, 2}
     assert tp.load(found.to_dict()).digest == found.digest

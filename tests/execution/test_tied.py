@@ -30,7 +30,7 @@ def reduces_table(programs: list[Program]) -> bool:
 
 def test_gpt2_is_stored_once() -> None:
     """In fp32, 16 bytes for each of its 124.4 million parameters: value, gradient, two moments. And the loss."""
-    model = load_model("gpt2")
+    model = load_model("gpt2", dtype="float32")
     (program,) = compile_plan(plan_of(model, ["single"] * len(model.units), 1, 1))
     assert program.persistent_bytes == 16 * model.total_parameters + 8 == 1_991_036_928 + 8
 

@@ -27,10 +27,12 @@ from tests.cluster_instances import random_cluster
 GPT2 = {"n_embd": 64, "n_head": 4, "n_inner": 256, "n_positions": 64, "vocab_size": 301}
 OTHERS = {"hidden_size": 64, "num_attention_heads": 4, "vocab_size": 301}
 MODELS = {
-    "tied": load_model("gpt2", 32).with_fields(**GPT2),
-    "untied": load_model("gpt2", 32).with_fields(**GPT2, tie_word_embeddings=False),
-    "bert": load_model("bert-large", 32).with_fields(**OTHERS, intermediate_size=256),
-    "llama": load_model("llama2-7b", 32).with_fields(**OTHERS, intermediate_size=176, num_key_value_heads=2, head_dim=16),
+    "tied": load_model("gpt2", 32, "float32").with_fields(**GPT2),
+    "untied": load_model("gpt2", 32, "float32").with_fields(**GPT2, tie_word_embeddings=False),
+    "bert": load_model("bert-large", 32, "float32").with_fields(**OTHERS, intermediate_size=256),
+    "llama": load_model("llama2-7b", 32, "float32").with_fields(
+        **OTHERS, intermediate_size=176, num_key_value_heads=2, head_dim=16
+    ),
 }
 CLUSTER = load_cluster("cpu-4")
 
@@ -78,7 +80,7 @@ def test_the_peak_is_never_below_the_memory_walk() -> None:
 
 def test_a_limit_that_the_strategy_meets_exactly_is_one_that_its_program_meets() -> None:
     """The loss, 8 bytes of every stage, was missing: the plan of a tight limit walked 8 bytes past it."""
-    asked = request(load_model("gpt2", 64).fused(), 8)
+    asked = request(load_model("gpt2", 64, "float32").fused(), 8)
     [instance] = PROBLEM.instances(asked)
     assert solve(PROBLEM.with_memory(instance, 785_428_224)).status == "infeasible"
     result = solve(PROBLEM.with_memory(instance, 785_428_232))

@@ -82,7 +82,7 @@ def test_the_exact_method_and_brute_force_agree(checked: Problem, method: str) -
 
 
 def test_a_request_becomes_instances_and_a_plan(checked: Problem) -> None:
-    model = load_model("gpt2", 16).with_fields(**SIZES).fused()
+    model = load_model("gpt2", 16, "float32").with_fields(**SIZES).fused()
     options = chosen(checked.parameters, {}, checked.name)
     asked = Request(model, load_cluster("cpu-4"), 8, options=options)
     if checked.name in FROM_FILES:
@@ -99,7 +99,7 @@ def test_a_request_becomes_instances_and_a_plan(checked: Problem) -> None:
 
 @pytest.mark.parametrize("wrong", [0, -1, None])
 def test_a_batch_that_is_none_is_told_in_one_line(checked: Problem, wrong: int | None) -> None:
-    model = load_model("gpt2", 16).with_fields(**SIZES).fused()
+    model = load_model("gpt2", 16, "float32").with_fields(**SIZES).fused()
     asked = Request(model, load_cluster("cpu-4"), wrong, options=chosen(checked.parameters, {}, checked.name))
     with pytest.raises(InputError) as caught:
         checked.instance(asked)

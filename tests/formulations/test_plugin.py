@@ -21,7 +21,7 @@ from trainplan.testing import check_problem, check_request, enumerated, optimum
 
 assert problem_names()[-1] == "micro-batching", problem_names()
 toy = problem("micro-batching")
-model = load_model("gpt2", 16).with_fields(n_layer=1, n_embd=32, n_head=4, n_positions=16, vocab_size=96).fused()
+model = load_model("gpt2", 16, "float32").with_fields(n_layer=1, n_embd=32, n_head=4, n_positions=16, vocab_size=96).fused()
 request = Request(model, load_cluster("cpu-4"), 16, options=chosen(toy.parameters, {}, toy.name))
 instance = toy.instance(request)
 """

@@ -20,7 +20,7 @@ from trainplan.profiling.models.model import load_model
 from tests.profiling.made import estimate
 
 CLUSTER = load_cluster("cpu-4")
-PROFILE = estimate(load_model("gpt2", 128), CLUSTER, 4, 8)
+PROFILE = estimate(load_model("gpt2", 128, "float32"), CLUSTER, 4, 8)
 SHARED = ("sdp4-zero1", "sdp4-zero2", "dp2-sdp2-zero1", "sdp2-tp2-zero1-ckpt", "tp2-sdp2-zero2")
 TREE = [*decision_tree(4, takeaway3=False), *map(parse_strategy, SHARED)]
 KINDS = ("embedding", "attention", "ffn", "head")
@@ -115,7 +115,7 @@ def test_the_other_problems_take_their_times_from_these_pieces() -> None:
     assert (layer["all_gather_ns"], layer["reduce_scatter_ns"]) == (work.gather_ns, work.scatter_ns)
     assert layer["optimizer_ns"] == host_step(PROFILE, layer["partitioned_parameter_bytes"] // PROFILE.parameter_bytes)
     assert layer["offload_gradient_ns"] == host_copy(PROFILE, "to_host", layer["partitioned_gradient_bytes"])
-    model = load_model("gpt2", 128)
+    model = load_model("gpt2", 128, "float32")
     profile = estimate_shapes(model, CLUSTER, cluster_costs.shapes_of_strategies((1, 2, 4), 4, 4))
     recomputed = cluster_costs.build(profile, CLUSTER, 4, recompute=True, by_unit=True)
     ckpt = Strategy((("tp", 2),), True)

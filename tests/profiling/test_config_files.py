@@ -10,12 +10,14 @@ from typing import Any
 
 import pytest
 from trainplan.profiling.base.errors import InputError, InputWarning
+from trainplan.profiling.clusters.cluster import load_cluster
 from trainplan.profiling.models.families import BUILT_IN, family
 from trainplan.profiling.models.families.naming import COMMON
 from trainplan.profiling.models.model import load_model, model_from_config, model_from_shape
 from trainplan.profiling.shipped import shipped
 
 from tests.profiling.made import SMALL
+from trainplan.asking import request_of
 from trainplan.trials import runnable
 
 # The fields that make a model another one, of each family.
@@ -337,8 +339,41 @@ def test_key_value_heads_that_are_missing_are_warned_of() -> None:
 def test_dtypes_that_contradict_or_say_nothing() -> None:
     with pytest.raises(InputError, match=r"^c\.json: torch_dtype is 'float16'; give 'bfloat16', as dtype has it"):
         model_from_config(small("llama", dtype="bfloat16", torch_dtype="float16"), "c.json")
-    with pytest.warns(InputWarning, match="torch_dtype is 'auto', .*; float32 is taken"):
-        assert model_from_config(small("llama", torch_dtype="auto"), "c.json").dtype == "float32"
+
+
+def test_models_are_planned_in_half_precision_unless_the_user_says_otherwise(tmp_path: Path) -> None:
+    def planned(**options: Any) -> tuple[str, list[str]]:
+        """The dtype of a model, and what is said of it."""
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always", InputWarning)
+            dtype = load_model(path, **options).dtype
+        return dtype, [str(each.message) for each in told if "dtype is" in str(each.message)]
+
+    path = tmp_path / "config.json"
+    for says, expected in (({}, "bfloat16"), ({"torch_dtype": "float16"}, "float16"), ({"dtype": "float64"}, "float64")):
+        path.write_text(json.dumps(small("llama", **says)))
+        assert planned() == (expected, [])
+    for says, told in (("float32", "is 'float32', in which its weights are stored"), ("auto", "is 'auto'")):
+        path.write_text(json.dumps(small("llama", torch_dtype=says)))
+        dtype, (line,) = planned()
+        assert dtype == "bfloat16" and told in line and "bfloat16" in line
+        assert planned(dtype="float32") == ("float32", []), "which was asked for"
+        assert planned(half="float16")[0] == "float16"
+    path.write_text(json.dumps({"model_type": "some_vl", "text_config": small("llama", torch_dtype="float32")}))
+    assert "text_config.torch_dtype is 'float32'" in planned()[1][0]
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("llama2-70b", "bfloat16"), ("bert-huge-32", "float32"), ("bert-13b", "float16")])
+def test_shipped_models_are_in_the_dtype_that_they_are_trained_in(name: str, dtype: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", InputWarning)
+        assert load_model(name).dtype == dtype, "float32 and float16 are of the papers' runs"
+
+
+@pytest.mark.parametrize(("cluster", "dtype"), [("h100:8", "bfloat16"), ("v100:8", "float16"), ("cpu-4", "float32")])
+def test_half_precision_is_what_the_devices_have(cluster: str, dtype: str) -> None:
+    assert load_cluster(cluster).training_dtype == dtype
+    assert request_of((), "plan", model="gpt2", cluster=cluster, batch=8, sequence=64).described_model.dtype == dtype
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from trainplan.profiling.profiles import NUMBERS, Profile
 import trainplan as tp
 from tests.sizes import first_and_others
 
-GPT2 = load_model("gpt2", 64).with_fields(n_embd=64, n_head=4, n_layer=2, vocab_size=512, n_positions=64)
+GPT2 = load_model("gpt2", 64, "float32").with_fields(n_embd=64, n_head=4, n_layer=2, vocab_size=512, n_positions=64)
 
 
 def cluster_of(devices: int, memory_bytes: int = 2**32) -> Cluster:
@@ -192,7 +192,7 @@ def test_what_does_not_fit_is_a_data_point() -> None:
 
 
 def large() -> Model:
-    return load_model("gpt2", 128).with_fields(n_embd=256, n_head=4, n_layer=1, vocab_size=512, n_positions=128)
+    return load_model("gpt2", 128, "float32").with_fields(n_embd=256, n_head=4, n_layer=1, vocab_size=512, n_positions=128)
 
 
 @given(

@@ -49,7 +49,7 @@ def test_gpt2s_first_counts_were_of_a_smaller_vocabulary(name: str, millions: fl
 
 def test_bert_large_is_rounded_in_its_own_paper() -> None:
     """340M there; without its pooler and next-sentence head it has 335.2M, 1.4 % fewer."""
-    assert load_model("bert-large").total_parameters == pytest.approx(340e6, rel=0.015)
+    assert load_model("bert-large", dtype="float32").total_parameters == pytest.approx(340e6, rel=0.015)
 
 
 @pytest.mark.parametrize("name", [name for name in TABLE_I if not name.startswith("t5-512-4")])
@@ -216,7 +216,7 @@ def test_bytes_of_real_layers() -> None:
     from trainplan.profiling.models import torch_units
 
     torch.set_num_threads(1)
-    for model in (load_model("gpt2", 256), load_model("bert-large", 128)):
+    for model in (load_model("gpt2", 256, "float32"), load_model("bert-large", 128, "float32")):
         for name in ("attention", "ffn", "embedding", "head"):
             for tp in (1, 4):
                 part = model.sublayers[name]
@@ -349,7 +349,7 @@ def test_sequences_that_a_model_cannot_have() -> None:
     for name, length in (("gpt2", 1025), ("gpt2", 0), ("vit-base", 64), ("t5-3b", -1)):
         with pytest.raises(InputError, match=f"sequence: ?is {length}|sequence is {length}"):
             load_model(name, length)
-    assert load_model("t5-3b", 2048).tokens == 2048, "relative positions have no end"
+    assert load_model("t5-3b", 2048, "float32").tokens == 2048, "relative positions have no end"
 
 
 def test_scaled_models_keep_their_chain() -> None:
@@ -361,4 +361,4 @@ def test_scaled_models_keep_their_chain() -> None:
             assert small.total_parameters < model.total_parameters
         assert model.scaled(1) is model
     with pytest.raises(InputError, match="scale_down is 2 for a vit"):
-        load_model("vit-base").scaled(2)
+        load_model("vit-base", dtype="float32").scaled(2)

@@ -56,7 +56,7 @@ def test_paper_costs_by_hand() -> None:
 
 
 def test_a_layer_of_two_units_peaks_as_its_units_do() -> None:
-    model, cluster = load_model("gpt2", 256), load_cluster("cpu-4")
+    model, cluster = load_model("gpt2", 256, "float32"), load_cluster("cpu-4")
     profile = estimate(model, cluster, 4, 8)
     for strategy in decision_tree(4):
         parts = [unit_costs(profile, COST_MODELS["executed"], name, strategy, 8) for name in ("attention", "ffn")]
@@ -148,19 +148,19 @@ def test_profiles_round_trip_through_files(tmp_path: Path) -> None:
 
 
 def test_profiles_refuse_other_models() -> None:
-    model, cluster = load_model("gpt2", 128), load_cluster("cpu-4")
+    model, cluster = load_model("gpt2", 128, "float32"), load_cluster("cpu-4")
     profile = estimate(model, cluster, 4, 8)
     with pytest.raises(InputError, match=r"profile: model is 'gpt2'"):
         tp.plan(model=load_model("bert-huge-32", 128), cluster=cluster, batch=8, profile=profile)
     with pytest.raises(InputError, match=r"profile: model.sequence is 128; measure for 256"):
-        tp.plan(model=load_model("gpt2", 256), cluster=cluster, batch=8, profile=profile)
+        tp.plan(model=load_model("gpt2", 256, "float32"), cluster=cluster, batch=8, profile=profile)
     with pytest.raises(InputError, match="measure or estimate it for this batch"):
         build(profile, 2**30, 12)
 
 
 def test_a_measurement_never_blocks_a_plan() -> None:
     """Two sizes at tp 1 plan any batch and any degree: rows by a line, degrees by the estimate scaled to what is known."""
-    model, cluster = load_model("gpt2", 128), load_cluster("cpu-4")
+    model, cluster = load_model("gpt2", 128, "float32"), load_cluster("cpu-4")
     few = estimate_shapes(model, cluster, [(1, 1), (1, 4)])
     few = few.changed(costs=[entry.changed(**twice(entry)) for entry in few.costs])
     full = for_group(few, 4, 24)
@@ -180,7 +180,7 @@ def twice(entry: Any) -> dict[str, Number]:
 
 
 def test_profiles_refuse_other_clusters_and_imported_ones_other_models() -> None:
-    model = load_model("gpt2", 128)
+    model = load_model("gpt2", 128, "float32")
     here = estimate(model, load_cluster("cpu-4"), 4, 8)
     with pytest.raises(InputError, match=r"profile: cluster is 'cpu-4', of CPU process; give a profile of 'h100:8'"):
         tp.plan(model=model, cluster=load_cluster("h100-8"), batch=8, profile=here)
@@ -199,7 +199,7 @@ def test_profiles_refuse_other_clusters_and_imported_ones_other_models() -> None
 @pytest.mark.parametrize("cost_model", ["paper", "executed"])
 def test_no_plan_uses_what_did_not_fit(cost_model: str) -> None:
     """dp4 puts four rows of this FFN on a device: measured out of memory, it is in no plan, whole or split less."""
-    model, cluster = load_model("gpt2", 128), load_cluster("cpu-4")
+    model, cluster = load_model("gpt2", 128, "float32"), load_cluster("cpu-4")
     profile = estimate_shapes(model, cluster, [(1, 1), (1, 2), (2, 2), (2, 4)])
     failed = [Shape(sublayer="ffn", device="CPU process", tp=2, rows=4)]
     instance = tp.build(
@@ -214,7 +214,7 @@ def test_no_plan_uses_what_did_not_fit(cost_model: str) -> None:
 
 
 def test_what_did_not_fit_when_profiled_is_no_option() -> None:
-    model, cluster = load_model("gpt2", 128), load_cluster("cpu-4")
+    model, cluster = load_model("gpt2", 128, "float32"), load_cluster("cpu-4")
     profile = estimate_shapes(model, cluster, [(1, 1), (1, 2)])
     large = [Shape(sublayer="ffn", device="CPU process", tp=1, rows=4)]
     found = complete(profile.changed(out_of_memory=large), [(1, 3), (1, 4), (1, 8)])
@@ -228,7 +228,9 @@ def test_calibration_finds_the_rates_again() -> None:
     """Times made with known rates, three sizes: the fit predicts two sizes that it has not seen within 3 %."""
     base = load_cluster("cpu-4").used_kinds[0]
     true = base.changed(efficiency=0.4, memory_bytes_per_s=9e9, half_size=40, kernel_ns=9000)
-    sizes = {hidden: load_model("gpt2", 128).with_fields(n_embd=hidden, n_head=8) for hidden in (128, 192, 256, 384, 512)}
+    sizes = {
+        hidden: load_model("gpt2", 128, "float32").with_fields(n_embd=hidden, n_head=8) for hidden in (128, 192, 256, 384, 512)
+    }
 
     def samples(hidden: int) -> list[Sample]:
         parts = [sizes[hidden].sublayers[name] for name in ("attention", "ffn")]
@@ -245,7 +247,7 @@ def bad(**change: Any) -> dict[str, Any]:
     return {**json.loads(json.dumps(GOOD)), **change}
 
 
-GOOD: dict[str, Any] = estimate(load_model("gpt2", 64), load_cluster("cpu-4"), 2, 2).model_dump(mode="json")
+GOOD: dict[str, Any] = estimate(load_model("gpt2", 64, "float32"), load_cluster("cpu-4"), 2, 2).model_dump(mode="json")
 ENTRY, SHAPE, UNIT = GOOD["costs"][0], GOOD["sublayers"][0], GOOD["units"][0]
 BAD = [
     ({"version": 1}, "version is 1; give 2"),
@@ -293,4 +295,4 @@ def test_bad_sizes(text: str) -> None:
 
 
 def test_a_profile_is_checked_as_a_record() -> None:
-    assert parse(GOOD, Profile).total_parameters == load_model("gpt2").total_parameters
+    assert parse(GOOD, Profile).total_parameters == load_model("gpt2", dtype="float32").total_parameters

@@ -211,7 +211,7 @@ def test_nodes_that_share_their_links_alike_are_one_orbit() -> None:
 @pytest.mark.parametrize(("uneven", "tied"), [(False, False), (False, True), (True, False)])
 def test_shipped_clusters_are_solved_without_a_model(cluster: str, uneven: bool, tied: bool) -> None:
     options = {"uneven_shares": uneven, "tied": tied}
-    instance = PROBLEM.instance(Request(load_model("amp-gpt2"), load_cluster(cluster), 32, options=options))
+    instance = PROBLEM.instance(Request(load_model("amp-gpt2", dtype="float32"), load_cluster(cluster), 32, options=options))
     result, planned = solve(instance), solve(instance, "amp")
     assert (result.status, result.statistics["models"]) == ("optimal", [])
     assert result.objective is not None and planned.objective is not None

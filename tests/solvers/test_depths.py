@@ -21,7 +21,7 @@ from tests.partition_instances import random_partition
 
 
 def requested(batch: int = 64, memory_bytes: int | None = None, **options: Any) -> Request:
-    model, cluster = load_model("gpt2-345m").fused(), load_cluster("autopipe-3090-16")
+    model, cluster = load_model("gpt2-345m", dtype="float32").fused(), load_cluster("autopipe-3090-16")
     return Request(model, cluster, batch, memory_bytes, options=chosen(PROBLEM.parameters, options, PROBLEM.name))
 
 
@@ -62,10 +62,10 @@ def test_layers_stay_whole_where_asked_for() -> None:
     [instance] = PROBLEM.instances(request)
     answer = search([instance], "algorithm-1", sliced=0)
     plan = PROBLEM.plan(instance, answer.solution, request)
-    layers = [unit.layer for unit in load_model("gpt2-345m").fused().units]
+    layers = [unit.layer for unit in load_model("gpt2-345m", dtype="float32").fused().units]
     assert instance.sublayers == 26
     assert all(layers[stage.first_unit - 1] != layers[stage.first_unit] for stage in plan.stages[1:])
-    small = replace(requested(pipeline=16, by_unit=False), model=load_model("gpt2").fused())
+    small = replace(requested(pipeline=16, by_unit=False), model=load_model("gpt2", dtype="float32").fused())
     with pytest.raises(InputError, match="pipeline is 16; give at most 14, one layer a stage, or by_unit"):
         PROBLEM.instances(small)
 

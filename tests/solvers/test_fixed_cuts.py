@@ -252,7 +252,7 @@ def test_no_step_is_below_the_closed_form_of_fixed_cuts(seed: int) -> None:
 @pytest.mark.parametrize(("schedule", "chunks", "bubble"), [("interleaved", 2, 3 / 16), ("1f1b", 1, 3 / 8)])
 def test_the_closed_form_of_fixed_cuts_fills_the_pipeline(schedule: str, chunks: int, bubble: float) -> None:
     """Of stages that are alike, all of the bubble: (p - 1) / (v m) of the passes."""
-    model = load_model("gpt2").with_fields(n_layer=32, n_embd=64, n_head=4, vocab_size=64, n_positions=64)
+    model = load_model("gpt2", dtype="float32").with_fields(n_layer=32, n_embd=64, n_head=4, vocab_size=64, n_positions=64)
     cuts = None if chunks > 1 else [f"block{l}.attention" for l in (8, 16, 24)]
     request = {"model": model, "cluster": "rtx-titan-8", "batch": 64, "schedule": schedule, "micro_batches": 8, "pipeline": 4}
     instance = tp.build("joint", **request, cuts=cuts)

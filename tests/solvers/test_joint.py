@@ -435,7 +435,7 @@ def test_partitions_that_bounds_leave_are_solved_one_by_one() -> None:
 def test_limits_on_the_first_stage_do_not_displace_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two paths may leave one first stage different largest times; what is proven under one still holds under the other."""
     sizes = {"hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 32, "intermediate_size": 256}
-    model = load_model("llama2-7b", 64).with_fields(**sizes, num_hidden_layers=5, vocab_size=2003)
+    model = load_model("llama2-7b", 64, "float32").with_fields(**sizes, num_hidden_layers=5, vocab_size=2003)
     instance = tp.build("joint", model=model, cluster="rtx-titan-8", batch=32, memory=4_992_955, pipeline=4)
     refine_first, rounds = Candidate.refine_first, []
 

@@ -23,7 +23,9 @@ from trainplan.solvers.joint.exact import decomposition
 import trainplan as tp
 from tests.solvers.joint_instances import random_instance
 
-MODEL = load_model("gpt2", 64).with_fields(n_embd=128, n_head=4, n_inner=512, n_positions=64, vocab_size=1009, n_layer=4)
+MODEL = load_model("gpt2", 64, "float32").with_fields(
+    n_embd=128, n_head=4, n_inner=512, n_positions=64, vocab_size=1009, n_layer=4
+)
 REQUEST: dict[str, Any] = {"model": MODEL, "cluster": "rtx-titan-8", "batch": 16}
 LONG = """
 import trainplan as tp

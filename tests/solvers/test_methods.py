@@ -201,7 +201,9 @@ def test_the_default_memory_step_is_finer_where_layers_are_many() -> None:
     """Each layer is rounded up to a step: 1,000 of them never fit into 1,000 steps."""
     steps = [granularity(Search(lambda _: 0), 10**9, layers) for layers in (1, 100, 101, 1000)]
     assert steps == [10**6, 10**6, 990_100, 10**5]
-    deep = tp.build(model=load_model("gpt2-345m").with_fields(n_layer=998), cluster="a100-16", batch=64, memory="40GiB")
+    deep = tp.build(
+        model=load_model("gpt2-345m", dtype="float32").with_fields(n_layer=998), cluster="a100-16", batch=64, memory="40GiB"
+    )
     assert tp.solve(deep.with_memory(60 * 2**30), "galvatron-dp").status == "feasible"
 
 

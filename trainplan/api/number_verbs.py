@@ -45,7 +45,8 @@ def profile(
 
     Raises InputError.
     """
-    the_model, the_cluster = model_of(model, sequence, dtype), cluster_of(cluster)
+    the_cluster = cluster_of(cluster)
+    the_model = model_of(model, sequence, dtype, cluster=the_cluster)
     possible = the_model.tp_degrees(min(the_cluster.devices, 2**10))
     degrees = [t for t in possible if t <= 8] if tp is None else list(tp)
     for t in degrees:

@@ -112,8 +112,8 @@ def plan(
     model: a name, a config.json or a Model. cluster: a name, a file or a Cluster. batch: samples of one step, over all
     devices. memory: of one device, such as "8GiB", or a number of bytes (default: what is usable of the cluster's);
     reserve: what stays free of it, in place of the cluster's own. sequence: tokens of a sample (default: the longest that
-    the model allows); dtype: of the model, such as "bf16" (default: the config's). profile: numbers made earlier, which may
-    stand in for model and cluster. measure: the model, on this machine (default: estimate from shapes).
+    the model allows); dtype: of the model, such as "bf16" (default: the config's, else half precision). profile: numbers made
+    earlier, which may stand in for model and cluster. measure: the model, on this machine (default: estimate from shapes).
 
     How to search:
     like: a preset (joint, galvatron-bmw, amp, autopipe, h3t) or a problem (default: joint; what that does not take is
@@ -361,7 +361,8 @@ def throughput(
     memory, reserve: of every device, as of `build`. space, schedule: of the planner `optimum`. progress: called with (planner,
     point). Raises InputError.
     """
-    the_model, the_cluster = model_of(model, sequence, dtype), cluster_of(cluster, reserve)
+    the_cluster = cluster_of(cluster, reserve)
+    the_model = model_of(model, sequence, dtype, cluster=the_cluster)
     memory_bytes = memory_of(memory, reserve) or the_cluster.usable_bytes
     for option, value in (("--step", step), ("--largest-batch", largest_batch), ("--most-micro-batches", most_micro_batches)):
         if not 1 <= value <= 2**20:

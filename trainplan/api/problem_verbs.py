@@ -49,9 +49,9 @@ def build(
     model: a name, a config.json or a Model. cluster: a name, a file or a Cluster. batch: samples of one step, over all devices.
     memory: of one device, such as "8GiB", or a number of bytes (default: what is usable of the cluster's); reserve: what stays
     free of it, in place of the cluster's own. sequence: tokens of a sample (default: the longest that the model allows); dtype:
-    of the model, such as "bf16" (default: the config's). profile: numbers made earlier, which may stand in for model and
-    cluster. measure: the model, on this machine; measuring: called with the reports of that. choices: the problem's parameters,
-    which `trainplan build PROBLEM --help` lists.
+    of the model, such as "bf16" (default: the config's, else half precision). profile: numbers made earlier, which may stand in
+    for model and cluster. measure: the model, on this machine; measuring: called with the reports of that. choices: the
+    parameters of the problem, which `trainplan build PROBLEM --help` lists.
     """
     stated = problem(problem_name)
     check_spelling(choices, [*signature(build).parameters, *(each.name for each in stated.parameters)], (), stated.name)

@@ -158,7 +158,10 @@ MEMORY = flag("memory", str | None, MEMORY_HELP)
 RESERVE_HELP = "What stays free of each device's memory, such as 4GiB. [default: the cluster's; of --memory 0]"
 RESERVE = flag("reserve", str | None, RESERVE_HELP)
 SEQUENCE = flag("sequence", int | None, "Tokens of a sample. [default: the most that the model allows]")
-DTYPE_HELP = "float32 (fp32), float64, bfloat16 (bf16) or float16 (fp16). [default: the profile's; the config's, else float32]"
+DTYPE_HELP = (
+    "float32 (fp32), float64, bfloat16 (bf16) or float16 (fp16). [default: the profile's; the config's, if in half precision; "
+    "bfloat16 or float16, as the cluster has, with float32 masters]"
+)
 DTYPE = flag("dtype", str | None, DTYPE_HELP, values=lambda: DTYPE_BYTES)
 MODELS = partial(shipped, "models")
 REQUEST = panel(
