@@ -11,10 +11,10 @@ what transformers itself assumes of files that are older than a field is assumed
 
 from __future__ import annotations
 
-from trainplan.profiling.base.errors import shown
 from trainplan.profiling.base.plugins import load_named, names
 from trainplan.profiling.models.families.fields import Family, Fields, Role, Unit, uniform_chain
 from trainplan.profiling.models.families.naming import check_names, without_aliases
+from trainplan.profiling.models.families.unread import check_dense, refuse_unread
 
 __all__ = ["BUILT_IN", "GROUP", "Family", "Fields", "Role", "Unit", "build_chain", "family", "family_names", "uniform_chain"]
 
@@ -43,9 +43,10 @@ def build_chain(fields: Fields) -> tuple[list[Unit], bool]:
     """The chain of a configuration, and whether its head's matrix is the embedding's. Raises InputError."""
     name = fields.config.get("model_type")
     chosen = family(name) if isinstance(name, str) else None
+    if chosen is None or name in BUILT_IN:
+        check_dense(fields)
     if chosen is None:
-        problem = f"is {shown(name)}" if "model_type" in fields.config else "is missing"
-        raise fields.fail("model_type", problem, f"give a config of one of: {', '.join(family_names())}")
+        raise refuse_unread(fields, {each: described for each in family_names() if (described := family(each))})
     check_names(fields, str(name), chosen)
     fields.config = without_aliases(fields, chosen.aliases)
     fields.absent("pruned_heads", "per_layer_config")

@@ -1,0 +1,163 @@
+"""What a configuration is whose family trainplan does not have, in words: for the error that refuses it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from trainplan.profiling.base.errors import InputError, shown
+from trainplan.profiling.models.families.fields import Family, Fields, names
+
+EXPERTS = re.compile(r"(^|_)(n|num|number_of)_(\w+_)?experts$|^n_?experts?$|^num_experts_total$")
+NO_COUNT = re.compile(r"shared|selected|activ|_per_|top|group|zero|dense|limit|copy")
+CHOSEN = names(
+    """
+    num_experts_per_tok num_experts_per_token experts_per_token experts_per_tok moe_topk moe_top_k moe_k num_selected_experts
+    top_k_experts n_activated_experts num_activated_experts n_experts_per_token moe_router_topk router_topk topk
+    """
+)
+OFF = ("is_moe", "enable_moe_block", "use_moe", "moe")  # fields that say false where a dense model's file counts experts
+NESTED = ("text_config", "ffn_config", "moe_config", "llm_config", "language_config", "thinker_config")
+# Experts, and how many of them each token meets, where a file leaves out what is as its class in transformers 5 has it.
+MIXTURES: dict[str, tuple[int, int]] = {
+    "afmoe": (64, 6),
+    "aria_text": (8, 2),
+    "dbrx": (4, 1),
+    "deepseek_v2": (64, 6),
+    "deepseek_v3": (256, 8),
+    "deepseek_v32": (256, 8),
+    "ernie4_5_moe": (64, 6),
+    "exaone_moe": (64, 8),
+    "flex_olmo": (7, 5),
+    "glm4_moe": (128, 8),
+    "glm4_moe_lite": (64, 4),
+    "glm4v_moe_text": (128, 8),
+    "glm_moe_dsa": (256, 8),
+    "gpt_oss": (128, 4),
+    "granitemoe": (8, 2),
+    "granitemoehybrid": (8, 2),
+    "granitemoeshared": (8, 2),
+    "jamba": (16, 2),
+    "jetmoe": (8, 2),
+    "kimi_linear": (256, 8),
+    "lfm2_moe": (32, 4),
+    "llama4": (16, 1),
+    "llama4_text": (16, 1),
+    "longcat_flash": (512, 12),
+    "minimax": (8, 2),
+    "minimax_m2": (256, 8),
+    "mixtral": (8, 2),
+    "nemotron_h": (8, 2),
+    "olmoe": (64, 8),
+    "phimoe": (16, 2),
+    "qwen2_moe": (60, 4),
+    "qwen3_moe": (128, 8),
+    "qwen3_next": (512, 10),
+    "qwen3_vl_moe_text": (60, 4),
+    "solar_open": (128, 8),
+}
+STATES = "state-space, linear-attention or convolution layers"
+STATE_TYPES = names(
+    """
+    mamba mamba2 falcon_mamba rwkv rwkv5 rwkv6 rwkv7 recurrent_gemma xlstm bamba zamba zamba2 falcon_h1 nemotron_h lfm2 lfm3
+    qwen3_next qwen3_5 qwen3_5_text olmo_hybrid kimi_linear bailing_hybrid granitemoehybrid minimax retnet hyena stripedhyena
+    """
+)
+STATE_FIELD = re.compile(r"^(ssm_|mamba_|linear_(num|key|value|conv)|lru_|rwkv_)|^(state_size|time_step_rank|conv_L_cache)$")
+STATE_LAYERS = re.compile(r"linear|mamba|recurrent|conv|rwkv|lightning")
+ENCODERS = re.compile(r"bert|electra|bird|ernie$|roformer|canine|fnet|nystromformer|mpnet|perceiver")
+# Other fields that say of a decoder what no chain here has.
+FEATURES = {
+    "kv_lora_rank": "keys and values of low rank (multi-head latent attention)",
+    "attention_chunk_size": "attention in chunks",
+    "hidden_size_per_layer_input": "embeddings of each layer",
+    "num_kv_shared_layers": "layers that share keys and values",
+}
+
+
+def refuse_unread(fields: Fields, families: Mapping[str, Family]) -> InputError:
+    """The error about a configuration whose `model_type` none of these families is."""
+    config, kind = fields.config, fields.config.get("model_type")
+    if "model_type" not in config:
+        return fields.fail("model_type", "is missing", f"give a config of one of: {', '.join(families)}")
+    described = _described(config)
+    if described is not None:
+        return fields.fail("model_type", f"is {shown(kind)}: {described} is not planned", "give a dense decoder, or --model NAME")
+    known = [name for name, each in families.items() if each.fields is not None]
+    fix = f"give a config of one of: {', '.join(families)}"
+    if nearest := _nearest(config, {name: families[name] for name in known}):
+        name, unlike = nearest
+        others = f", which does not read {', '.join(unlike[:6])}" if unlike else ""
+        fix = f'its fields are nearest to a {name}{others}: give "model_type": "{name}" only if its layers are the same'
+    return fields.fail("model_type", f"is {shown(kind)}, which trainplan does not read", fix)
+
+
+def check_dense(fields: Fields) -> None:
+    """Refuse a mixture of experts, whatever its `model_type`. Raises InputError."""
+    kind = str(fields.config.get("model_type"))
+    fix = "give a dense model"
+    for place, config in _parts(fields.config):
+        if any(config.get(name) is False for name in OFF):
+            return
+        for name, value in config.items():
+            if EXPERTS.search(name) and not NO_COUNT.search(name) and (count := _count(value)) > 1:
+                chosen = next((_count(config[each]) for each in config if each in CHOSEN and _count(config[each])), 0)
+                raise fields.fail(place + name, f"is {shown(value)}: {_mixture(count, chosen)} is not planned yet", fix)
+    if kind in MIXTURES and not any(EXPERTS.search(name) for name in fields.config):
+        raise fields.fail("model_type", f"is {kind!r}: {_mixture(*MIXTURES[kind])} is not planned yet", fix)
+    if "moe" in re.split(r"[^a-z]+", kind.lower()) or kind.lower().endswith("moe"):
+        raise fields.fail("model_type", f"is {kind!r}: a mixture of experts is not planned yet", fix)
+
+
+def _mixture(experts: int, chosen: int) -> str:
+    return f"a mixture of experts ({experts}{f', {chosen} a token' if chosen else ''})"
+
+
+def _parts(config: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    yield "", config
+    for name in NESTED:
+        if isinstance(part := config.get(name), Mapping):
+            yield f"{name}.", part
+
+
+def _count(value: Any) -> int:
+    """A number of experts, or the most of several layers'."""
+    several = value if isinstance(value, list) else [value]
+    return max((each for each in several if type(each) is int), default=0)
+
+
+def _described(config: Mapping[str, Any]) -> str | None:
+    """What a configuration is that is no decoder of attention and feed-forward networks; None where it may be one."""
+    kind, made = str(config.get("model_type")).lower(), " ".join(map(str, config.get("architectures") or ()))
+    types = config.get("layer_types") or config.get("layers_block_type") or ()
+    hybrid = isinstance(types, list | tuple) and any(STATE_LAYERS.search(str(each)) for each in types)
+    if kind in STATE_TYPES or hybrid or any(STATE_FIELD.search(name) for name in config):
+        return f"a model with {STATES}"
+    if config.get("is_encoder_decoder") is True or re.search(r"ForConditionalGeneration|Seq2Seq", made):
+        both = config.get("is_encoder_decoder") is True or "num_decoder_layers" in config or "decoder_layers" in config
+        return "a model of an encoder and a decoder" if both else "a model of several kinds of input"
+    if re.search(r"MaskedLM|SequenceClassification|TokenClassification|QuestionAnswering", made) or ENCODERS.search(kind):
+        return "an encoder"
+    if re.search(r"Image|Vision|ObjectDetection|Segmentation|CTC|Audio|Speech", made) or "image_size" in config:
+        return "a model of images or sound"
+    for name, what in FEATURES.items():
+        if config.get(name):
+            return f"a model with {what} ({name} is {shown(config[name])})"
+    return None
+
+
+def _nearest(config: Mapping[str, Any], families: Mapping[str, Family]) -> tuple[str, list[str]] | None:
+    """The family whose fields are most like a configuration's, and the fields that it does not have; None where none has its
+    sizes."""
+    from trainplan.profiling.models.families.naming import COMMON
+
+    own = {name for name, value in config.items() if value not in (None, False)} - COMMON
+    best: tuple[int, str, list[str]] | None = None
+    for name, described in families.items():
+        wanted = (described.fields or frozenset()) | described.aliases.keys()
+        sizes = set(described.sizes.values()) - {"head_dim"}
+        unlike = sorted(own - wanted)
+        if sizes and sizes <= own and (best is None or len(unlike) < best[0]):
+            best = len(unlike), name, unlike
+    return None if best is None else best[1:]
