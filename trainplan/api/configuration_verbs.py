@@ -11,13 +11,22 @@ from trainplan.asking import FilePath, cluster_of, compiles, memory_of
 from trainplan.configurations.configuration import Configuration, Said
 from trainplan.configurations.judging import JudgedRun, changes, priced_as
 from trainplan.configurations.logged import is_log
-from trainplan.configurations.planned import framework_prediction, model_of, plan_of, read, with_options, with_recipe
+from trainplan.configurations.planned import (
+    framework_prediction,
+    model_of,
+    plan_of,
+    read,
+    with_model,
+    with_options,
+    with_recipe,
+)
 from trainplan.formulations.joint.runtimes import RUNTIMES
 from trainplan.formulations.plan import Plan, load_plan
 from trainplan.formulations.request import Request
 from trainplan.planned import Planned
 from trainplan.predicting import predicted_as_known
 from trainplan.presets import DEFAULT
+from trainplan.profiling.base.dtypes import parse_dtype
 from trainplan.profiling.base.errors import COMMAND_LINE, InputError
 from trainplan.profiling.base.files import Source
 from trainplan.profiling.clusters.cluster import Cluster
@@ -66,15 +75,16 @@ def import_run(
     if len(machine.used_kinds) > 1:
         problem = f"has {len(machine.used_kinds)} kinds of devices"
         raise InputError(COMMAND_LINE, "--cluster", problem, "give one of equal devices: the runtimes take them for equal")
-    said = Said(variables or {}, recompute, None if model is None else str(model), frozenset(ignored))
+    named = None if model is None else str(model)
+    said = Said(variables or {}, recompute, named, frozenset(ignored), None if dtype is None else parse_dtype(dtype))
     configuration = with_options(read(Path(file), runtime, said), batch, micro_batch)
-    the_model = model_of(configuration, None if model is None else str(model), sequence, dtype)
+    the_model = model_of(configuration, named, sequence, dtype)
     if not compiles(the_model):
         raise InputError(
             COMMAND_LINE, "--model", f"is a {the_model.family}", "give one whose plans become programs, such as llama"
         )
     request = Request(the_model, machine, None, memory_of(memory, reserve))
-    configuration = with_recipe(configuration, request)
+    configuration = with_recipe(with_model(configuration, the_model), request)
     made, judged = predicted_as_known(plan_of(configuration, the_model, request), request)
     framework, measured = framework_prediction(configuration, made, machine), _measured(Path(file), made)
     if not search:

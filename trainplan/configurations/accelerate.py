@@ -113,7 +113,7 @@ def _deepspeed(
         values = {DEEPSPEED[key]: value for key, value in inner.items() if key in DEEPSPEED}
         if precision in ("bf16", "fp16"):
             values[f"{precision}.enabled"] = True
-        made = deepspeed.of_values(values, str(path), said, "deepspeed_config.")
+        made = deepspeed.of_values(values, str(path), said)
     unread, others = keys.left(ACCELERATE, ACCELERATE_TABLES)
     return replace(
         made,

@@ -42,12 +42,13 @@ class Said:
 
     variables: of a script's environment, and its positional parameters by number. recompute: full or none, where the file
     leaves it to the model's code. model: the name or file of the model, where one is given. ignored: keys that bear on nothing,
-    as the user says."""
+    as the user says. dtype: of the model, where one is given."""
 
     variables: Mapping[str, str] = field(default_factory=dict)
     recompute: str | None = None
     model: str | None = None
     ignored: frozenset[str] = frozenset()
+    dtype: str | None = None
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,8 @@ class Configuration:
     last stage have less where cuts are left open. recipe: of the products of layers in fewer bits than dtype. host: states kept
     there. buffers: what the trainer holds alongside. optimizer: what steps the parameters. keys: the key of the file that says
     a field, for errors. notes: what is taken otherwise than the file says it. unread: keys that change no plan; unknown: keys
-    that nobody knows. taken: every value that was taken, with its source.
+    that nobody knows. undecided: fields that the file leaves to what else starts the run, and by what name that has them.
+    taken: every value that was taken, with its source.
     """
 
     where: str
@@ -121,6 +123,7 @@ class Configuration:
     notes: tuple[str, ...] = ()
     unread: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
+    undecided: Mapping[str, str] = field(default_factory=dict)
     taken: tuple[Taken, ...] = ()
 
     def error(self, name: str, problem: str, fix: str) -> InputError:
@@ -132,7 +135,7 @@ class Keys:
     """The keys of a file and their values, which of them have been read, and what was taken for each. Numbers may be written as
     texts, as arguments of commands are. automatic: values that leave a key open. sources: file and line of keys (default: the
     file). defaults: whose defaults are taken for keys that are not there. ignored: keys that bear on nothing, as the user
-    says."""
+    says. called: what the file calls keys, where they are read under other names."""
 
     def __init__(
         self,
@@ -142,15 +145,25 @@ class Keys:
         sources: Mapping[str, str] | None = None,
         defaults: str = "the default",
         ignored: Collection[str] = (),
+        called: Mapping[str, str] | None = None,
     ) -> None:
-        self.where, self.values, self.automatic = where, values, tuple(automatic)
+        self.where, self.values, self.automatic = where, dict(values), tuple(automatic)
         self.sources, self.defaults, self.ignored = sources or {}, defaults, frozenset(ignored)
+        self.called = called or {}
         self.read: set[str] = set()
         self._taken: dict[str, Taken] = {}
 
     def error(self, key: str, problem: str, fix: str) -> InputError:
         """An error of a key."""
-        return InputError(self.where, key, problem, fix)
+        return InputError(self.where, self.called.get(key, key), problem, fix)
+
+    def source(self, key: str) -> str:
+        """The file and line of a key."""
+        return self.sources.get(key, self.where)
+
+    def fill(self, key: str, value: Any, source: str) -> None:
+        """Takes a value for a key that the file leaves open."""
+        self.values[key], self.sources = value, {**self.sources, key: source}
 
     def get(self, key: str) -> Any:
         """The value, or None where the key is not there or left open."""
@@ -158,7 +171,7 @@ class Keys:
         value = self.values.get(key)
         if any(value is open_ or value == open_ for open_ in self.automatic if type(value) is type(open_)):
             return None
-        self.take(key, value, self.sources.get(key, self.where))
+        self.take(key, value, self.source(key))
         return value
 
     def take(self, key: str, value: Any, source: str | None = None) -> None:
@@ -217,7 +230,7 @@ class Keys:
 
     def refuse(self, key: str, neutral: Collection[Any], why: str) -> None:
         """Raises InputError where a key asks for what no plan has."""
-        value = self.get(key)
+        value = None if key in self.ignored else self.get(key)
         if value is None or str(value).lower() in {str(each).lower() for each in neutral}:
             return
         raise self.error(key, f"is {shown(value)}", f"leave it out, or give {next(iter(neutral))}: {why}")

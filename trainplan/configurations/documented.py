@@ -84,10 +84,12 @@ TORCHTITAN_TABLES = names(
 DEEPSPEED = names(
     """
     bf16.bf16_master_weights_and_grads bf16.bf16_optimizer_states bf16.check_grad_overflow bf16.immediate_grad_update
-    checkpoint_tag_validation communication_data_type dataloader_drop_last disable_allgather dump_state fp16.auto_cast
+    checkpoint_tag_validation dataloader_drop_last disable_allgather dump_state fp16.auto_cast
     fp16.consecutive_hysteresis fp16.fp16_master_weights_and_grads fp16.hysteresis fp16.initial_scale_power
-    fp16.loss_scale fp16.loss_scale_window fp16.min_loss_scale fp32_allreduce gradient_clipping
-    gradient_predivide_factor graph_harvesting load_universal_checkpoint memory_breakdown prescale_gradients seed
+    fp16.loss_scale fp16.loss_scale_window fp16.min_loss_scale fp32_allreduce gradient_clipping log_level
+    managed_gradient_accumulation use_data_before_expert_parallelism vocabulary_size
+    gradient_allreduce_op gradient_predivide_factor graph_harvesting load_universal_checkpoint memory_breakdown
+    prescale_gradients seed
     seq_parallel_communication_data_type sparse_gradients steps_per_print use_node_local_storage wall_clock_breakdown
     zero_allow_untested_optimizer zero_force_ds_cpu_optimizer zero_optimization.allgather_bucket_size
     zero_optimization.allgather_partitions zero_optimization.allgather_sequential zero_optimization.compute_grad_norm
@@ -128,7 +130,9 @@ DEEPSPEED = names(
 # Tables of DeepSpeed all of whose keys are such.
 DEEPSPEED_TABLES = names(
     """
-    activation_checkpointing. aio. autotuning. checkpoint. comet. comms_logger. compile. csv_monitor.
+    activation_checkpointing. aio. amp. autotuning. checkpoint. comet. compression_training. datastates.
+    expert_parallel. hybrid_engine. progressive_layer_drop. quantize_training. sparse_attention. torch_autocast.
+    weight_quantization. msamp. comms_logger. compile. csv_monitor.
     curriculum_learning. data_efficiency. data_types. eigenvalue. elasticity. flops_profiler. monitor_config. nebula.
     optimizer. pipeline. scheduler. tensor_parallel. tensorboard. timers. wandb. zero_optimization.leaf_module.
     zero_optimization.zenflow.

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from trainplan.configurations import accelerate, deepspeed, logged, megatron, megatron_bridge, torchtitan
-from trainplan.configurations.configuration import Configuration, Recomputed, Said
+from trainplan.configurations.configuration import Configuration, Recomputed, Said, Taken
 from trainplan.execution.exports.common import ENDS
 from trainplan.formulations.joint.asked import streams_refusal
 from trainplan.formulations.plan import Batch, Plan, Stage
@@ -18,6 +18,7 @@ from trainplan.formulations.strategies import Strategy
 from trainplan.formulations.streams.layout import recompute_of
 from trainplan.formulations.streams.links import Links
 from trainplan.formulations.streams.step import Chunk
+from trainplan.profiling.base.dtypes import parse_dtype
 from trainplan.profiling.base.errors import COMMAND_LINE, InputError, one_of
 from trainplan.profiling.base.files import read_data
 from trainplan.profiling.clusters.cluster import Cluster
@@ -82,7 +83,11 @@ def model_of(configuration: Configuration, name: str | None, sequence: int | Non
     if sequence is not None and tokens not in (None, sequence):
         problem = f"is {sequence}, and the file has {tokens}"
         raise InputError(COMMAND_LINE, "--sequence", problem, "leave it out, or change the file")
-    tokens, dtype = tokens or sequence, configuration.dtype or dtype
+    tokens = tokens or sequence
+    if configuration.dtype is not None and dtype is not None and parse_dtype(dtype) != parse_dtype(configuration.dtype):
+        problem = f"is {dtype}, and the file has {configuration.dtype}"
+        raise InputError(COMMAND_LINE, "--dtype", problem, "leave it out, or change the file")
+    dtype = configuration.dtype or dtype
     fields, shipped_name = configuration.config, name or configuration.model
     if shipped_name is not None:
         model = load_model(shipped_name, tokens, dtype).fused()
@@ -101,6 +106,15 @@ def model_of(configuration: Configuration, name: str | None, sequence: int | Non
     fields = {**fields, "vocab_size": -(-size // multiple) * multiple}
     name = f"{fields['model_type']}-{configuration.where.rsplit('/', 1)[-1]}"
     return model_from_config(fields, configuration.where, tokens, dtype or "float32", name).fused()
+
+
+def with_model(configuration: Configuration, model: Model) -> Configuration:
+    """The configuration with the sizes of what the trainer holds alongside that depend on the model."""
+    sizes = configuration.buffers.by_hidden
+    buffers = configuration.buffers.for_hidden(model.units[-1].sublayer.hidden)
+    source = "by the model's hidden size, as transformers' Trainer and Accelerate fill in 'auto'"
+    taken = tuple(Taken(f"buffers.{name}", getattr(buffers, name), source) for name, _ in sizes)
+    return replace(configuration, buffers=buffers, taken=(*configuration.taken, *taken))
 
 
 def with_recipe(configuration: Configuration, request: Request) -> Configuration:
@@ -185,6 +199,8 @@ def _strategy(configuration: Configuration, data: int) -> Strategy:
 def _batch(configuration: Configuration, data: int) -> tuple[int, int]:
     """Samples of a step, and micro-batches. Raises InputError."""
     samples, micro, count = configuration.samples, configuration.micro_samples, configuration.accumulation
+    if micro is None and None in (samples, count) and (name := configuration.undecided.get("micro_samples")) is not None:
+        raise InputError(COMMAND_LINE, "--micro-batch", "is missing", f"give it: {configuration.where} leaves it to {name}")
     if count is None and configuration.runtime in ONE and None in (samples, micro):
         count = 1
     if samples is None and micro is not None:
