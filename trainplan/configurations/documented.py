@@ -57,26 +57,32 @@ MEGATRON = names(
     """
 )
 
-# Keys of torchtitan.
+# Keys of torchtitan, of 0.2 and of versions since April 2024.
 TORCHTITAN = names(
     """
     activation_checkpoint.determinism_check activation_checkpoint.early_stop
     activation_checkpoint.per_op_sac_force_recompute_mm_shapes_by_fqns activation_checkpoint.preserve_rng_state
-    activation_checkpoint.visualize_memory_budget_pareto compile.backend compile.components
-    compile.model_backend_override model.hf_assets_path model.name model.print_after_conversion model.tokenizer_path
-    parallelism.context_parallel_load_balancer parallelism.context_parallel_rotate_method
-    parallelism.disable_loss_parallel parallelism.enable_async_tensor_parallel parallelism.enable_compiled_autograd
-    parallelism.expert_parallel_comm_backend parallelism.pipeline_parallel_expert_parallel_overlap training.dataset
-    training.dataset_path training.debug_moe_force_load_balance training.deterministic training.gc_debug
-    training.gc_freq training.max_norm training.seed training.steps
+    activation_checkpoint.debug activation_checkpoint.visualize_memory_budget_pareto compile.backend
+    compile.model_backend_override experimental.custom_args_module experimental.custom_import fault_tolerance.group_size
+    fault_tolerance.min_replica_size fault_tolerance.process_group fault_tolerance.process_group_timeout_ms
+    fault_tolerance.replica_id fault_tolerance.semi_sync_method model.hf_assets_path model.name model.print_after_conversion
+    model.tokenizer_path parallelism.context_parallel_load_balancer parallelism.context_parallel_rotate_method
+    parallelism.enable_compiled_autograd parallelism.expert_parallel_comm_backend
+    parallelism.pipeline_parallel_expert_parallel_overlap quantize.linear.float8.precompute_float8_dynamic_scale_for_fsdp
+    quantize.linear.mx.mxfp8_dim1_cast_kernel_choice float8.force_recompute_fp8_weight_in_bwd
+    mx.use_fp8_dim1_cast_triton_kernel mx.moe_fqns_prototype float8.moe_fqns_prototype training.dataset
+    training.dataset_path training.debug_moe_force_load_balance training.deterministic training.gc_debug training.gc_freq
+    training.max_norm training.seed training.steps training.warmup_steps training.checkpoint_folder
+    training.checkpoint_interval training.checkpoint_interval_type optimizer.beta1 optimizer.beta2 optimizer.eps
+    optimizer.fused optimizer.implementation optimizer.lr optimizer.weight_decay
     """
 )
 
 # Tables of torchtitan all of whose keys are such.
 TORCHTITAN_TABLES = names(
     """
-    checkpoint. comm. debug. experimental. fault_tolerance. float8. job. lr_scheduler. memory_estimation. metrics. mx.
-    optimizer. profiling. quantize. training.dataloader. validation.
+    checkpoint. comm. debug. job. lr_scheduler. memory_estimation. metrics. profiling. quantize.grouped_mm. quantize.moe.
+    training.dataloader. validation.
     """
 )
 

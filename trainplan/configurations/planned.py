@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -36,6 +37,15 @@ from trainplan.validation.rows import Run
 SUFFIXES = {".toml": "torchtitan", ".json": "deepspeed", ".yaml": "accelerate", ".yml": "accelerate"}
 RUNTIMES = ("megatron", "megatron-bridge", "torchtitan", "deepspeed", "accelerate")
 NOTHING = Said()
+SIZES = {  # by their names in configurations of models
+    "layers": ("num_hidden_layers", "n_layer"),
+    "hidden units": ("hidden_size", "n_embd"),
+    "heads": ("num_attention_heads", "n_head"),
+    "groups of queries": ("num_key_value_heads",),
+    "inner units": ("intermediate_size", "n_inner"),
+    "entries of the vocabulary": ("vocab_size",),
+}
+PADDED = 0.02  # of a vocabulary, at most, which tools add so that ranks can share it
 ONE = ("deepspeed", "accelerate")  # where micro-batches are one unless the file says more
 
 
@@ -91,9 +101,7 @@ def model_of(configuration: Configuration, name: str | None, sequence: int | Non
     fields, shipped_name = configuration.config, name or configuration.model
     if shipped_name is not None:
         model = load_model(shipped_name, tokens, dtype).fused()
-        layers = None if fields is None else fields.get("num_hidden_layers", fields.get("n_layer"))
-        if layers not in (None, model.layers):
-            raise configuration.error("model", f"is {layers}, and {model.name} has {model.layers}", "give the model that runs")
+        _agreed(configuration, model)
         return model
     if fields is None:
         raise InputError(COMMAND_LINE, "--model", "is missing", f"give it: {configuration.where} does not describe the model")
@@ -115,6 +123,19 @@ def with_model(configuration: Configuration, model: Model) -> Configuration:
     source = "by the model's hidden size, as transformers' Trainer and Accelerate fill in 'auto'"
     taken = tuple(Taken(f"buffers.{name}", getattr(buffers, name), source) for name, _ in sizes)
     return replace(configuration, buffers=buffers, taken=(*configuration.taken, *taken))
+
+
+def _agreed(configuration: Configuration, model: Model) -> None:
+    """Raises InputError where a file describes a model of other sizes than the one that is named."""
+    fields: Mapping[str, Any] = configuration.config or {}
+    if configuration.config is None and configuration.model is not None:
+        fields = load_model(configuration.model, 128).config
+    for what, names in SIZES.items():
+        written, named = (next((each[name] for name in names if each.get(name)), None) for each in (fields, model.config))
+        near = "vocab_size" in names and written and named and abs(written - named) <= PADDED * max(written, named)
+        if None not in (written, named) and written != named and not near:
+            problem = f"has {written} {what}, and {model.name} has {named}"
+            raise configuration.error("model", problem, "give the model that runs, or leave --model out")
 
 
 def with_recipe(configuration: Configuration, request: Request) -> Configuration:
@@ -143,8 +164,15 @@ def plan_of(configuration: Configuration, model: Model, request: Request) -> Pla
         name = "pp" if pp > 1 else "cp" if cp > 1 else "tp"
         beside = f", with tp {tp}" + f" and cp {cp}" * (cp > 1)
         raise configuration.error(name, f"is {getattr(configuration, name)}{beside}", f"give a divisor of {devices} devices")
-    strategy = _strategy(configuration, devices // (tp * cp * pp))
+    data = devices // (tp * cp * pp)
+    if configuration.alone and data * cp == 1 and devices > 1:
+        raise configuration.error("shard", f"leaves one data-parallel rank, and {configuration.alone}", "give more devices")
+    strategy = _strategy(configuration, data)
     samples, micro_batches = _batch(configuration, strategy.data_degree)
+    if configuration.flushed is not None and micro_batches > configuration.flushed:
+        problem = f"has {micro_batches} micro-batches, and the pipeline runs empty after every {configuration.flushed}"
+        fix = f"give {samples * configuration.flushed // micro_batches}: plans have one pass of the pipeline a step"
+        raise configuration.error("samples", problem, fix)
     cuts = _cuts(configuration, model)
     units, size = len(model.units), devices // pp
     begins = [0, *cuts, units]

@@ -83,7 +83,9 @@ def refuse_unread(fields: Fields, families: Mapping[str, Family]) -> InputError:
         return fields.fail("model_type", "is missing", f"give a config of one of: {', '.join(families)}")
     described = _described(config)
     if described is not None:
-        return fields.fail("model_type", f"is {shown(kind)}: {described} is not planned", "give a dense decoder, or --model NAME")
+        return fields.fail(
+            "model_type", f"is {shown(kind)}: {described} is not planned", "give a dense decoder, or --model NAME"
+        )
     known = [name for name, each in families.items() if each.fields is not None]
     fix = f"give a config of one of: {', '.join(families)}"
     if nearest := _nearest(config, {name: families[name] for name in known}):
