@@ -351,7 +351,7 @@ def same_as(wanted: Plan, back: Plan) -> None:
         ("llama.sh", ("--micro-batch-size 1", "--micro-batch-size 3"), "--global-batch-size is 64, with micro-batches of 3"),
         ("llama.sh", ("--num-layers 32", "--num-layers many"), "--num-layers is 'many'"),
         ("llama.sh", ("TP=2", "TP=$WIDTH"), "say what the variable is: --set WIDTH=8"),
-        ("llama.sh", ("--swiglu", "--num-experts 8"), "--num-experts is '8'; leave it out"),
+        ("llama.sh", ("--swiglu", "--num-experts 8"), "--num-experts is '8': a mixture of experts (8, 2 a token)"),
         ("llama.sh", ("--bf16", "--context-parallel-size 3"), "--pipeline-model-parallel-size is 2, with tp 2 and cp 3"),
         ("llama.sh", ("--bf16", "--context-parallel-size 4"), "--context-parallel-size is 4, without data-parallel ranks"),
         (
