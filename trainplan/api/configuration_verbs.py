@@ -10,7 +10,7 @@ from trainplan.api.plan_verbs import plan
 from trainplan.asking import FilePath, cluster_of, compiles, memory_of
 from trainplan.configurations.configuration import Configuration, Said
 from trainplan.configurations.judging import JudgedRun, changes, priced_as
-from trainplan.configurations.logged import is_log
+from trainplan.configurations.logs import is_log
 from trainplan.configurations.planned import (
     framework_prediction,
     model_of,

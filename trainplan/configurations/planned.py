@@ -8,7 +8,7 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
-from trainplan.configurations import accelerate, deepspeed, logged, megatron, megatron_bridge, torchtitan
+from trainplan.configurations import accelerate, deepspeed, logs, megatron, megatron_bridge, torchtitan
 from trainplan.configurations.configuration import Configuration, Recomputed, Said, Taken
 from trainplan.execution.exports.common import ENDS
 from trainplan.formulations.joint.asked import streams_refusal
@@ -57,8 +57,8 @@ def read(path: Path, runtime: str | None = None, said: Said = NOTHING) -> Config
         raise InputError(COMMAND_LINE, "--runtime", f"is {runtime!r}", one_of(runtime, RUNTIMES))
     if said.recompute not in (None, "full", "none"):
         raise InputError(COMMAND_LINE, "--recompute", f"is {said.recompute!r}", "give full or none")
-    if runtime is None and path.suffix.lower() not in SUFFIXES and logged.is_log(path):
-        return logged.read(path, said)
+    if runtime is None and path.suffix.lower() not in SUFFIXES and logs.is_log(path):
+        return logs.read(path, said)
     chosen = runtime or SUFFIXES.get(path.suffix.lower(), "megatron")
     if runtime is None and chosen == "accelerate" and megatron_bridge.is_one(read_data(path)):
         chosen = "megatron-bridge"

@@ -1,0 +1,65 @@
+"""Lines of logs: without what launchers and loggers put in front of them, and the values that are printed in them."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from trainplan.profiling.base.errors import InputError
+
+MOST_BYTES = 2**28
+COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+# What launchers and loggers put in front of a line: a rank, a time, a level.
+PREFIX = re.compile(
+    r"^(?:>\s+)?(?:\[?(?:default|rank)?\s?\d+\]?:\s?)?(?:\[[^\]]*\]\s?)*(?:\[?\d{4}-\d\d-\d\d[ T][\d:.,]+\]?\s*)?"
+    r"(?:-?\s*[\w.]+\s+-\s+)*(?:\[?(?:INFO|I)\]?\s*(?:\|[^|]*\|)?)?"
+)
+
+
+def lines_of_log(path: Path) -> list[str]:
+    """Raises InputError."""
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise InputError(str(path), "", f"is larger than {MOST_BYTES >> 20} MiB", "give the log of one rank")
+        return [COLOURS.sub("", line) for line in path.read_text(errors="replace").splitlines()]
+    except OSError as error:
+        raise InputError(str(path), "", f"cannot be read ({error.strerror})", "name a readable log") from None
+
+
+def first(pattern: re.Pattern[str], lines: Sequence[str]) -> int | None:
+    return next((number for number, line in enumerate(lines) if pattern.search(line)), None)
+
+
+def bare(line: str) -> str:
+    """A line without what launchers and loggers put in front of it."""
+    return PREFIX.sub("", line, count=1)
+
+
+def value_of(text: str) -> Any:
+    """What Python's print made of a value."""
+    text = text.strip()
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return text
+
+
+def mapping_at(lines: Sequence[str], number: int, text: str, where: str) -> dict[str, Any] | None:
+    """The mapping that begins with a text, the rest of a line, and may go on over lines; None where it never ends."""
+    gathered = ""
+    for line in (text, *lines[number + 1 : number + 20000]):
+        gathered += line + "\n"
+        if not line.rstrip().endswith("}"):
+            continue
+        for parse in (json.loads, ast.literal_eval):
+            try:
+                value = parse(gathered)
+            except (ValueError, SyntaxError, MemoryError, RecursionError):
+                continue
+            if isinstance(value, dict):
+                return value
+    return None

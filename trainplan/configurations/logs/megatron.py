@@ -1,0 +1,140 @@
+"""Megatron-LM's resolved arguments, as its log has them between two lines (`megatron/training/arguments.py`, `_print_args`)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from trainplan.configurations import megatron
+from trainplan.configurations.configuration import Configuration, Said
+from trainplan.configurations.logs.lines import bare, value_of
+from trainplan.profiling.models.families.fields import names
+
+ARGUMENT = re.compile(r"(?:^|\s)(\w+) \.{2,} ?(.*)$|^\s*(\w{40,})  ?([^\s.].*)$")
+OPENED, CLOSED = re.compile(r"-{3,} ?arguments ?-{3,}"), re.compile(r"-{3,} ?end of arguments ?-{3,}")
+PADDED = re.compile(r"padded vocab \(size: (\d+)\).*\(new size: (\d+)\)")
+# Names of Megatron-LM's arguments that its log has under another name.
+RENAMED = {
+    "fp8": "--fp8-format",
+    "fp4": "--fp4-format",
+    "fp8_param": "--fp8-param-gather",
+    "layernorm_epsilon": "--norm-epsilon",
+    "virtual_pipeline_model_parallel_size": "--num-virtual-stages-per-pipeline-rank",
+}
+NEGATED = {"add_bias_linear": "--disable-bias-linear"}  # printed as what they say, given as what they deny
+DTYPES = {"torch.float32": "fp32", "torch.float16": "fp16", "torch.bfloat16": "bf16"}
+# Arguments that bear on nothing while what they belong to is off, by the start of their names: printed all the same.
+SWITCHED = {
+    "num_experts": ("moe_", "expert_", "num_moe_", "inference_moe_"),
+    "multi_latent_attention": (
+        "q_lora_",
+        "kv_lora_",
+        "qk_head_dim",
+        "qk_pos_emb_",
+        "v_head_dim",
+        "rotary_scaling_",
+        "mscale",
+        "mla_",
+    ),
+    "use_megatron_fsdp": ("megatron_fsdp_", "fsdp_", "data_parallel_sharding_", "outer_dp_sharding_", "init_model_with_meta_"),
+    "use_torch_fsdp2": ("torch_fsdp2_",),
+    "optimizer_cpu_offload": ("optimizer_offload_", "use_torch_optimizer_for_cpu_", "overlap_cpu_optimizer_", "pin_cpu_"),
+    "cpu_offloading": ("cpu_offloading_",),
+    "fine_grained_activation_offloading": ("offload_modules", "activation_offload_", "delta_offload_", "min_offloaded_"),
+    "mtp_num_layers": ("mtp_",),
+    "enable_cuda_graph": ("cuda_graph_",),
+    "first_last_layers_bf16": ("num_layers_at_",),
+    "retro_add_retriever": ("retro_",),
+    "enable_mhc_connections": ("mhc_",),
+    "use_mup": ("mup_",),
+    "use_rope_scaling": ("rope_scaling_",),
+    "use_precision_aware_optimizer": ("main_grads_dtype", "main_params_dtype", "exp_avg_"),
+}
+# Of models that are no decoders of text, of checkpoints, of what is printed, of inference: of no bearing on a training step.
+ELSEWHERE = tuple(
+    names(
+        """
+        bert_ biencoder_ block_data_ data_sharding adlr_ async_ckpt_ async_strategy data_per_class_ dist_ckpt_
+        enable_one_logger error_injection_ exit_ ft_ head_lr_mult lion_ mlp_chunks_ null_tokenizer_ short_seq_prob
+        strict_fsdp_ use_gloo_ wgrad_deferral_ ckpt_ classes_fraction dataloader_ dino_ dsa_ eval_ encoder_seq_length
+        fault_ fim_ gdp_ grpo_ gtp_ ict_ img_ indexer_ inference_ inprocess_ kitchen_ langrl_ linear_ log_ logits_ lr_
+        mamba_ mask_ muon_ non_persistent_ patch_dim perform_rl_ qk_clip_ relative_attention_ retriever_ rl_ save_
+        straggler_ swin_ tensorboard_ tokenizer_ use_checkpoint_ use_tokenizer_ vision_ wandb_ yarn_ one_logger_
+        flight_recorder_ data_parallel_random_ data_parallel_size transformer_pipeline_model_parallel_size num_channels
+        num_classes query_in_block_ params_dtype use_contiguous_ scatter_gather_ bias_ masked_softmax_
+        gradient_accumulation_fusion gradient_reduce_div_ async_tensor_ barrier_ align_ overlap_p2p_ tp_comm_bulk_
+        tp_comm_split_ tp_comm_overlap_ag tp_comm_overlap_rs tp_comm_bootstrap_ apply_rope_fusion create_attention_mask_
+        fp8_wgrad consumed_ skipped_ padded_vocab_size pad_vocab_size add_position_embedding exp_avg_ main_params_dtype
+        standalone_embedding_ _is_ tensor_parallel_num_weight_shards local_rank world_size rank use_layer_wise_
+        max_seqlen_per_ use_cpu_initialization use_mamba_ batch_invariant_ app_tag_ attention_output_gate
+        vocab_extra_ids microbatch_group_size_ glu_linear_ softmax_type sft_ decrease_batch_ num_speculative_ DDP_impl
+        hybrid_attention_ratio hybrid_mlp_ratio offset_sampling_ sample_rate replication_ refit_ result_ profile_
+        use_dist_ckpt
+        """
+    )
+)
+
+
+def printed_at(lines: Sequence[str]) -> tuple[int, int] | None:
+    """The numbers of the lines around Megatron-LM's arguments, of the last time that they were printed."""
+    ends = [number for number, line in enumerate(lines) if CLOSED.search(line)]
+    begins = [number for number, line in enumerate(lines) if OPENED.search(line) and not CLOSED.search(line)]
+    if not ends or not begins or begins[0] > ends[-1]:
+        return None
+    return max(number for number in begins if number < ends[-1]), ends[-1]
+
+
+def of_megatron(lines: Sequence[str], where: str, said: Said) -> Configuration | None:
+    """Megatron-LM's resolved arguments, of the last time that they were printed."""
+    if (around := printed_at(lines)) is None:
+        return None
+    begin, end = around
+    printed: dict[str, tuple[Any, str]] = {}
+    for number in range(begin + 1, end):
+        match = ARGUMENT.search(bare(lines[number])) or ARGUMENT.search(lines[number])
+        if match:
+            printed[match[1] or match[3]] = (value_of(match[2] if match[1] else match[4]), f"{where}:{number + 1}")
+    padded = next(((match, number) for number, line in enumerate(lines[end:], end) if (match := PADDED.search(line))), None)
+    values, sources = _arguments(printed)
+    if padded is not None:
+        match, number = padded
+        values |= {"--vocab-size": match[2], "--make-vocab-size-divisible-by": "1"}
+        values.pop("--tokenizer-type", None)
+        sources["--vocab-size"] = sources["--make-vocab-size-divisible-by"] = f"{where}:{number + 1}"
+    world = printed.get("world_size", (None, ""))[0]
+    return megatron.of_values(values, where, said, world if isinstance(world, int) else None, sources)
+
+
+def _arguments(printed: Mapping[str, tuple[Any, str]]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Values of arguments by the names that a command gives them, without those that are off; and their sources."""
+    off = tuple(
+        start
+        for switch, starts in SWITCHED.items()
+        if printed.get(switch, (None, ""))[0] in (None, False, "none")
+        for start in starts
+    )
+    values, sources = dict[str, Any](), dict[str, str]()
+    layers = printed.get("num_layers", (None, ""))[0]
+    if printed.get("num_layers_per_virtual_pipeline_stage", (None, ""))[0] is not None:
+        off = (*off, "virtual_pipeline_model_parallel_size", "num_virtual_stages_per_pipeline_rank")
+    for name, (value, source) in printed.items():
+        if name in NEGATED:
+            key, value = NEGATED[name], not value
+        elif name != "tokenizer_type" and (
+            name.startswith((*off, *ELSEWHERE)) or (name == "encoder_num_layers" and value == layers)
+        ):
+            continue
+        else:
+            key = RENAMED.get(name, "--" + name.replace("_", "-"))
+        if value is None or value is False or value in ("", [], ()):
+            continue
+        sources[key] = source
+        if isinstance(value, list):
+            values[key] = " ".join(map(str, value))
+        elif isinstance(value, tuple):
+            values[key] = ",".join(map(str, value))
+        else:
+            text = str(value).rpartition("AttnBackend.")[2]
+            values[key] = True if value is True else DTYPES.get(text, text)
+    return values, sources
