@@ -131,12 +131,17 @@ class Problem(ABC):
         return self.home.describe(instance, solution)
 
     def explain(self, instance: Any) -> Any:
-        """Why no solution fits, as a `solvers.core.result.Infeasibility`; None where one does, or where that is not certain."""
+        """Why no solution fits, as a `solvers.core.result.Infeasibility`; None where one does, and, of a problem whose solvers
+        have `fits`, where that is not certain, or no reason is known."""
         return self.solvers().call("explain", instance)
 
     def fits(self, instance: Any) -> bool | None:
         """Whether some solution fits, proven either way; None where that is not known."""
-        fits: bool | None = self.solvers().call("fits", instance)
+        fits: bool | None = None
+        if self.solvers().fits:
+            fits = self.solvers().call("fits", instance)
+        elif self.solvers().explain or type(self).explain is not Problem.explain:
+            fits = self.explain(instance) is None
         return fits
 
     def on_lanes(self, instance: Any) -> bool:

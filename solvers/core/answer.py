@@ -61,10 +61,12 @@ def least_bound(bounded: Iterable[tuple[Result, int | None]]) -> int | None:
 
 
 def rank(result: Result, objective: int | None) -> tuple[int, float]:
-    """By the objective; where nothing was found, by how much memory would do."""
+    """By the objective; where nothing was found, what is not proven to fit nowhere first, then by how much memory would do."""
     if objective is not None:
         return 0, objective
-    return (2, result.reason.least_memory_bytes) if result.reason else (1, 0)
+    if result.status != "infeasible":
+        return 1, 0
+    return (2, result.reason.least_memory_bytes) if result.reason else (3, 0)
 
 
 def stopped_with(best: Result, results: Iterable[Result]) -> Result:

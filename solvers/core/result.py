@@ -96,8 +96,8 @@ class Result:
     """The outcome of one method on one instance.
 
     status: `optimal` only where the bound meets the objective on the integers, or within `tolerance`, a relative gap that the
-    caller asked for; `feasible`: both are given; `infeasible`: proven, with a reason; `unknown`: no solution found;
-    `failed`: the method broke, or its answer did not stand up to the checks (see `message`).
+    caller asked for; `feasible`: both are given; `infeasible`: proven, with a reason where one is known; `unknown`: no solution
+    found; `failed`: the method broke, or its answer did not stand up to the checks (see `message`).
     objective: recomputed by the problem's `evaluate`. bound: no solution is below it; bound_source says who says so.
     gap: (objective - bound) / objective. solution: the solution in its file format; solution_source: the method or solver that
     has it first, which may be the fast one that another began from. evaluation: time and memory of it.

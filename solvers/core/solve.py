@@ -177,17 +177,24 @@ class _Run:
                 self.first = first_plan(self.instance)
             search.report(self.first, source=FIRST_PLAN)
 
-    def explanation(self) -> tuple[Infeasibility | None, str | None]:
-        """Why nothing fits, if nothing does; and what kept that from being looked for, if something did."""
+    def explanation(self) -> tuple[bool | None, Infeasibility | None, str | None]:
+        """Whether anything fits, None where that is not known; why nothing does; and what is to be said where that is missing.
+
+        A method's own proof that nothing fits is as good as its bounds are, unless something is known to fit.
+        """
+        claimed, text = self.outcome.infeasible and self.entry.proves, None
         if self.outcome.stopped == "interrupt":
-            return None, "it was interrupted before it was looked for whether anything fits"
+            return None, None, "it was interrupted before it was looked for whether anything fits"
         try:
             with ended_after(lambda: self.search.remaining() + self.grace * EXPLAINING):
-                reason = self.problem.explain(self.instance)
-                unknown = reason is None and self.problem.solvers().fits and not self.problem.fits(self.instance)
-                return reason, "whether anything fits, or why nothing does, is not known" if unknown else None
+                if (reason := self.problem.explain(self.instance)) is not None:
+                    return False, reason, None
+                fits = self.problem.fits(self.instance)
         except Overrun:
-            return None, "there was no time left to find out whether anything fits"
+            fits, text = None, f"there was no time left to find out {'why nothing' if claimed else 'whether anything'} fits"
+        if fits is None and not claimed:
+            return None, None, text or "whether anything fits is not known"
+        return fits or False, None, None if fits else text or "nothing fits, and no memory is known with which something would"
 
     def bound(self) -> tuple[int, str | None] | None:
         """The largest of the bounds that any stage has proved, or, unless that proves the solution, of the problem's cheap one;
@@ -208,26 +215,26 @@ class _Run:
         search.report(outcome.choice)
         self.fall_back()
         choice, objective, message = search.best, search.objective, outcome.message
+        fits: bool | None = None
         reason: Infeasibility | None = None
         unexplained: str | None = None
         if objective is None and not outcome.failed and (outcome.infeasible or broken or explained):
-            reason, unexplained = self.explanation()
-        bound, source = (None if outcome.failed or reason is not None else self.bound()) or (None, None)
+            fits, reason, unexplained = self.explanation()
+        bound, source = (None if outcome.failed or fits is False else self.bound()) or (None, None)
 
         status: Status
         if outcome.failed:
             status = "failed"
         elif outcome.infeasible and choice is not None:
             status, message = "failed", f"{name} claims that nothing fits, but a choice within the memory exists"
-        elif reason is not None:
-            status, message = "infeasible", message if outcome.infeasible else None
-        elif outcome.infeasible and unexplained is None:
+        elif fits is False:
+            status, message = "infeasible", _joined(message if outcome.infeasible else None, unexplained)
+        elif outcome.infeasible and fits:
             status, message = "failed", f"{name} claims that nothing fits, but a choice within the memory exists"
-        elif broken and unexplained is None:
+        elif broken and fits:
             status, message = "failed", f"{name} gave a choice that breaks the constraints"
         elif objective is None:
-            status = "unknown"
-            message = "; ".join(text for text in (message, unexplained) if text) or None
+            status, message = "unknown", _joined(message, unexplained)
         elif bound is not None and bound > objective:
             status, message = "failed", f"{source} claims a bound of {bound} above the objective {objective} of {name}"
         else:
@@ -261,6 +268,10 @@ class _Run:
             solution_source=search.best_source,
             stopped=None if proven else outcome.stopped,
         )
+
+
+def _joined(*texts: str | None) -> str | None:
+    return "; ".join(text for text in texts if text) or None
 
 
 @checked

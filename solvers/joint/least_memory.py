@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 
-from trainplan.formulations.joint.enumeration import solution_count, solutions
+from trainplan.formulations.joint.enumeration import improving, solution_count, solutions
 from trainplan.formulations.joint.evaluation import Evaluation, evaluate, over_memory, site_state_bytes
 from trainplan.formulations.joint.first_layers import RECOMPUTE_FIRST
-from trainplan.formulations.joint.problem import Configuration, Instance, Solution
+from trainplan.formulations.joint.problem import Configuration, Instance, Schedule, Solution
 from trainplan.formulations.strategies import Strategy
 from trainplan.solvers.core.result import Infeasibility, short_of_memory
 from trainplan.solvers.joint.chunk_memory import Lean, leanest
@@ -31,7 +31,7 @@ def explain(instance: Instance) -> Infeasibility | None:
         return None
     least = memory.least()
     if least is None:
-        return None if memory.leans else host_reason(instance)
+        return host_reason(instance)
     solution, bound = least
     evaluation = evaluate(instance, solution)
     fitting = bound <= 0 or not over_memory(instance, solution, evaluation)
@@ -39,7 +39,7 @@ def explain(instance: Instance) -> Infeasibility | None:
 
 
 def fits(instance: Instance) -> bool | None:
-    """Whether some solution fits; None where that is not known of interleaved chunks."""
+    """Whether some solution fits; None where that is not known of interleaved chunks, and they are many."""
     return LeastMemory(instance).fits()
 
 
@@ -62,12 +62,20 @@ class LeastMemory:
         return {place: leanest(self.instance, place) for place in chunked}
 
     def fits(self) -> bool | None:
-        """Whether some solution fits; None where that is not known of interleaved chunks."""
+        """Whether some solution fits; None where that is not known of interleaved chunks, and they are many."""
         if any(way.least_excess <= 0 and way.within(0) is not None for way in self.ways):
             return True
         if any(lean.excess_bytes <= 0 for lean in self.leans.values()):
             return True
-        return None if any(lean.bound_bytes <= 0 for lean in self.leans.values()) else False
+        open_ones = [place for place, lean in self.leans.items() if lean.bound_bytes <= 0]
+        if (part := self._few(open_ones)) is None:
+            return None
+        return any(solution is not None for solution in improving(part))
+
+    def _few(self, places: Sequence[int]) -> Instance | None:
+        """The instance with these configurations alone; None where their solutions are too many to look at all of them."""
+        part = self.instance.only(places)
+        return part if solution_count(part) <= MOST_ENUMERATED else None
 
     def least(self) -> tuple[Solution, int] | None:
         """A solution that needs little memory beyond the limits of its devices, and by how many bytes every solution is over
@@ -86,8 +94,7 @@ class LeastMemory:
             if lean.solution is not None and (best is None or lean.excess_bytes < best[0]):
                 best = lean.excess_bytes, lean.solution
         bounds = {place: lean.bound_bytes for place, lean in self.leans.items() if best is None or lean.bound_bytes < best[0]}
-        part = self.instance.only(tuple(bounds))
-        if bounds and solution_count(part) <= MOST_ENUMERATED:
+        if (part := self._few(tuple(bounds))) is not None:
             best, bounds = self._enumerated(tuple(bounds), part, best), {}
         return None if best is None else (best[1], min([best[0], *bounds.values()]))
 
@@ -105,18 +112,20 @@ class LeastMemory:
 
 
 def host_reason(instance: Instance) -> Infeasibility | None:
-    """Why no solution fits where hosts are too small for any, whatever memory devices have; None where it is not that: there is
-    no solution at all then, since no options of neighbours agree, or nothing may be cut."""
+    """Why no solution fits where hosts are too small for any, whatever memory devices have; None where it is not that: mostly,
+    there is no solution at all then, since no options of neighbours agree, or nothing may be cut."""
+    apart = replace(instance, configurations=tuple(map(_one_by_one, instance.configurations)))
 
-    def within(room: int) -> Solution | None:
-        """A solution that needs no more of the host for each device."""
-        limited = replace(instance, classes=tuple(replace(each, host_bytes=room) for each in instance.classes))
+    def first_of(limited: Instance) -> Solution | None:
         possible = (way for place in range(len(limited.configurations)) for way in ways(limited, place))
         return next((solution for way in possible if (solution := way.within(LARGEST)) is not None), None)
 
+    def within(room: int) -> Solution | None:
+        """A solution that needs no more of the host for each device."""
+        return first_of(replace(apart, classes=tuple(replace(each, host_bytes=room) for each in apart.classes)))
+
     rooms = [room for each in instance.configurations for x in each.sites if (room := instance.host_limit_bytes(x)) is not None]
-    least_host = within(LARGEST)
-    if not rooms or least_host is None:
+    if not rooms or first_of(apart) is not None or (least_host := within(LARGEST)) is None:
         return None
     low = min(rooms) + 1
     high = max(stage.host_bytes for stage in evaluate(instance, least_host).stages)
@@ -130,6 +139,14 @@ def host_reason(instance: Instance) -> Infeasibility | None:
     name = f"{instance.units[stage.last].name}, of a host's part for each device"
     advice = ("give hosts of more memory, or options that keep less there",)
     return Infeasibility(min(rooms), high, stage.last, name, high, 0, advice, parts=HOST_PARTS)
+
+
+def _one_by_one(configuration: Configuration) -> Configuration:
+    """A configuration whose stages are each on a site of its own: what they need of hosts stays as it is."""
+    chunks = configuration.schedule.chunks
+    if chunks == 1:
+        return configuration
+    return replace(configuration, schedule=Schedule("gpipe"), sites=configuration.sites * chunks)
 
 
 def _may_offload(instance: Instance, configuration: Configuration) -> bool:

@@ -76,7 +76,7 @@ def explain(instance: Instance) -> Infeasibility | None:
     and others may need less.
     """
     least, solution = least_switches(instance)
-    if least <= instance.memory_bytes or not (instance.forced or _certainly_too_much(instance)):
+    if _fits(instance, least) is not False:
         return None
     result = evaluate(instance, solution)
     assert result.peak_bytes == least
@@ -102,6 +102,17 @@ def explain(instance: Instance) -> Infeasibility | None:
         "forward" if forward else "backward",
         ("shards that stay", "all that comes and goes"),
     )
+
+
+def fits(instance: Instance) -> bool | None:
+    """Whether some solution fits; None where that is not certain, see `explain`."""
+    return _fits(instance, least_switches(instance)[0])
+
+
+def _fits(instance: Instance, least_bytes: int) -> bool | None:
+    if least_bytes <= instance.memory_bytes:
+        return True
+    return False if instance.forced or _certainly_too_much(instance) else None
 
 
 def least_switches(instance: Instance) -> tuple[int, Solution]:

@@ -20,6 +20,7 @@ METHODS = Methods(
         entry("zero-3", "switches.h3t", "ZeRO-3 with host optimizer and recomputation"),
     ),
     explain="trainplan.solvers.switches.exact:explain",
+    fits="trainplan.solvers.switches.exact:fits",
     cheap_bound="trainplan.solvers.switches.quick:cheap_bound",
     first_plan="trainplan.solvers.switches.quick:first_plan",
 )

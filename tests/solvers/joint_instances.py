@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import numpy as np
 from trainplan.formulations.joint.problem import Configuration, DeviceClass, Instance, Schedule, Site, Unit
@@ -61,6 +62,35 @@ def random_instance(rng: random.Random, units: int = UNITS, options: int = OPTIO
         )
         if fewest == length or kept
         else random_instance(rng, units, options, plain)
+    )
+
+
+def any_form(seed: int, units: int = UNITS, options: int = 2) -> Instance:
+    """A random instance in which interleaved chunks on one or two sites are as likely as other schedules, with and without
+    fixed cuts, and memory that mostly nothing fits into."""
+    rng = random.Random(seed)
+    instance = random_instance(rng, units, options)
+    configurations = [_interleaved(rng, instance, each) if rng.random() < 0.6 else each for each in instance.configurations]
+    [devices] = instance.classes
+    memory = max(1, round(devices.memory_bytes * rng.choice((0.1, 0.3, 0.6, 1.0))))
+    return replace(instance, configurations=tuple(configurations), classes=(replace(devices, memory_bytes=memory),))
+
+
+def _interleaved(rng: random.Random, instance: Instance, other: Configuration) -> Configuration:
+    """Another configuration with interleaved chunks, where the instance has units enough; else that configuration."""
+    sites, chunks = rng.randint(1, 2), rng.randint(2, 3)
+    stages, possible = sites * chunks, [place for place, free in enumerate(instance.cuttable, 1) if free]
+    if other.schedule.sliced or len(possible) < stages - 1:
+        return other
+    tied = rng.choice((None, Tied(reduce_ns=rng.randint(0, 30))))
+    return replace(
+        other,
+        schedule=Schedule("interleaved", chunks=chunks, beside=rng.random() < 0.5),
+        micro_batches=sites * rng.randint(1, 3),
+        sites=(Site((1,)),) * sites,
+        links=tuple(rng.randrange(2) for _ in range(stages - 1)),
+        make_tied=lambda: tied,
+        cuts=tuple(sorted(rng.sample(possible, stages - 1))) if rng.random() < 0.5 else None,
     )
 
 
