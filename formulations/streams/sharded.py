@@ -7,8 +7,12 @@ layer, or embedding and head by themselves.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+
+Lanes = tuple[float, float]  # until when, in ns, that of computations and that of collectives are taken
+NEVER = float("-inf")
 
 
 @dataclass(frozen=True)
@@ -25,39 +29,60 @@ class Block:
 def sharded_ns(blocks: Sequence[Block], micro_batches: int, again: bool = True, ahead: int = 1) -> float:
     """Until the last gradient is reduced. again: parameters are gathered for the backward pass, too, and in every micro-batch
     (else once a step, ZeRO-2). ahead: blocks whose parameters may be there before the one that is computed."""
-    compute = lane = 0.0
-    for number in range(micro_batches):
-        gathers = again or not number
-        last = number == micro_batches - 1
-        compute, lane = _pass(blocks, compute, lane, gathers, ahead)
-        ends: list[float] = []
-        ready = lane
-        for place in range(len(blocks) - 1, -1, -1):
-            block = blocks[place]
-            kept = place == len(blocks) - 1  # its forward pass has just been
-            if again and not kept:
-                behind = ends[-ahead - 1] if len(ends) > ahead else 0.0
-                lane = max(lane, behind) + block.gather_ns
-                ready = lane
-            compute = max(compute, ready if again and not kept else 0.0) + block.backward_ns
-            ends.append(compute)
-            if len(ends) > 1:  # the block before's gradients go behind this block's gathering
-                lane = max(lane, ends[-2]) + _reduced(blocks[place + 1], last)
-        lane = max(lane, compute) + _reduced(blocks[0], last)
-    return max(compute, lane)
+    step = partial(_micro_batch, blocks, again=again, ahead=ahead)
+    last = micro_batches == 1
+    lanes = step((0.0, 0.0), gathers=True, last=last)
+    if not last:
+        lanes = _often(partial(step, gathers=again, last=False), lanes, micro_batches - 2)
+        lanes = step(lanes, gathers=again, last=True)
+    return max(lanes)
+
+
+def _micro_batch(blocks: Sequence[Block], lanes: Lanes, *, gathers: bool, last: bool, again: bool, ahead: int) -> Lanes:
+    """Until when both lanes are taken after one more micro-batch. lanes: before it; gathers: for its forward pass, too."""
+    compute, lane = _pass(blocks, *lanes, gathers, ahead)
+    ends: list[float] = []
+    ready = lane
+    for place in range(len(blocks) - 1, -1, -1):
+        block = blocks[place]
+        kept = place == len(blocks) - 1  # its forward pass has just been
+        if again and not kept:
+            lane = max(lane, ends[-ahead - 1] if len(ends) > ahead else NEVER) + block.gather_ns
+            ready = lane
+        compute = max(compute, ready if again and not kept else NEVER) + block.backward_ns
+        ends.append(compute)
+        if len(ends) > 1:  # the block before's gradients go behind this block's gathering
+            lane = max(lane, ends[-2]) + _reduced(blocks[place + 1], last)
+    return compute, max(lane, compute) + _reduced(blocks[0], last)
+
+
+def _often(step: Callable[[Lanes], Lanes], lanes: Lanes, count: int) -> Lanes:
+    """The lanes after so many equal micro-batches: each end is the later one of both lanes with what comes behind it, so a
+    micro-batch is a matrix that adds where others multiply, and takes the latest where they add; many are a power of it."""
+    power = step((0.0, NEVER)), step((NEVER, 0.0))
+    while count:
+        if count % 2:
+            lanes = _applied(power, lanes)
+        power, count = (_applied(power, power[0]), _applied(power, power[1])), count // 2
+    return lanes
+
+
+def _applied(columns: tuple[Lanes, Lanes], lanes: Lanes) -> Lanes:
+    (a, b), (c, d) = columns
+    return max(a + lanes[0], c + lanes[1]), max(b + lanes[0], d + lanes[1])
 
 
 def _reduced(block: Block, last: bool) -> float:
     return block.reduce_ns + block.copies_ns * last
 
 
-def _pass(blocks: Sequence[Block], compute: float, lane: float, gathers: bool, ahead: int) -> tuple[float, float]:
+def _pass(blocks: Sequence[Block], compute: float, lane: float, gathers: bool, ahead: int) -> Lanes:
     """The forward pass."""
     ends: list[float] = []
     for place, block in enumerate(blocks):
-        ready = 0.0
+        ready = NEVER
         if gathers:
-            behind = ends[place - ahead - 1] if place > ahead else 0.0
+            behind = ends[place - ahead - 1] if place > ahead else NEVER
             ready = lane = max(lane, behind) + block.gather_ns
         compute = max(compute, ready) + block.forward_ns
         ends.append(compute)

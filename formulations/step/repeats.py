@@ -1,0 +1,82 @@
+"""Many equal rounds of a step at once, exactly.
+
+In a *round* every moment is the latest of some sums of earlier moments and durations. So a round is a convex function of the
+moments that it begins with, and stays one if it is made of several rounds. Let one round after another add the same to each
+moment. If a round that begins k rounds later, by these additions, adds it, too, then so do all rounds in between: a convex
+function that meets a line at three places is that line from the first to the last of them. So rounds are not followed one by
+one but in leaps, until another sum becomes the latest; in the end all moments move by the same, for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+Moments = Sequence[int]
+Round = Callable[[Moments], list[int]]
+
+LONGEST = 64  # rounds after which additions may repeat
+MOST_FOLLOWED = 20_000  # rounds, where additions do not repeat so soon
+
+
+class TooManyRounds(ValueError):
+    """Rounds that do not repeat, and are too many to follow them one by one."""
+
+
+def after_rounds(moments: Moments, one_round: Round, count: int) -> list[int]:
+    """The moments, in whole ns, after so many rounds. one_round: from those at its beginning to those at its end.
+
+    Raises TooManyRounds.
+    """
+    past, followed = [list(moments)], 0
+    while count:
+        size = _repeated(past)
+        if size is not None and count >= size:
+            added = _less(past[-1], past[-1 - size])
+            leaps = _leaps(past[-1], added, one_round, size, count // size)
+            count -= leaps * size
+            past = [_plus(past[-1], added, leaps)]
+            if not count:
+                break
+        past.append(one_round(past[-1]))
+        past, count, followed = past[-2 * LONGEST - 1 :], count - 1, followed + 1
+        if followed > MOST_FOLLOWED:
+            raise TooManyRounds(f"{count} rounds that do not repeat")
+    return past[-1]
+
+
+def _repeated(past: Sequence[list[int]]) -> int | None:
+    """The fewest rounds that added the same to each moment as so many before them; None where there are none."""
+    last = past[-1]
+    for size in range(1, min(LONGEST, (len(past) - 1) // 2) + 1):
+        middle, first = past[-1 - size], past[-1 - 2 * size]
+        if all(c - b == b - a for a, b, c in zip(first, middle, last, strict=True)):
+            return size
+    return None
+
+
+def _leaps(moments: Moments, added: Moments, one_round: Round, size: int, most: int) -> int:
+    """How often as many rounds add the same from here on, at most so often. They have done so twice before."""
+
+    def holds(leaps: int) -> bool:
+        """Whether the last one of these does."""
+        begun = ended = _plus(moments, added, leaps - 1)
+        for _ in range(size):
+            ended = one_round(ended)
+        return _less(ended, begun) == added
+
+    low, high = 0, 1  # the last one that holds, and one that is tried
+    while high <= most and holds(high):
+        low, high = high, 2 * high
+    high = min(high, most + 1)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low
+
+
+def _less(a: Moments, b: Moments) -> list[int]:
+    return [x - y for x, y in zip(a, b, strict=True)]
+
+
+def _plus(moments: Moments, added: Moments, times: int) -> list[int]:
+    return [moment + times * each for moment, each in zip(moments, added, strict=True)]
