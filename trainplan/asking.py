@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 from difflib import get_close_matches
 from typing import Any
 
-from trainplan.execution.run.executed import EXECUTED_DTYPES, EXECUTED_FAMILIES
+from trainplan.execution.run.executed import EXECUTED_DTYPES, EXECUTED_FAMILIES, WALKED_FAMILIES
 from trainplan.formulations.parameters import Parameter, chosen
 from trainplan.formulations.plan import Plan
 from trainplan.formulations.request import Request
@@ -118,12 +118,12 @@ def check_spelling(names: Collection[str], possible: Collection[str], options: C
 
 def compiles(model: Model) -> bool:
     """Whether plans of the model become programs, which can be checked and walked."""
-    return model.family in EXECUTED_FAMILIES
+    return model.family in (*EXECUTED_FAMILIES, *WALKED_FAMILIES)
 
 
 def runs(model: Model) -> bool:
     """Whether plans of the model run on local processes."""
-    return compiles(model) and model.dtype in EXECUTED_DTYPES
+    return model.family in EXECUTED_FAMILIES and model.dtype in EXECUTED_DTYPES
 
 
 def request_of(

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from typing import Any, ClassVar
 
-from trainplan.asking import compiles, runs
+from trainplan.asking import runs
 from trainplan.execution.run.executed import EXECUTED_DTYPES, EXECUTED_FAMILIES, UNEXECUTED
 from trainplan.execution.run.trials import Trial, fastest, run_trials
 from trainplan.formulations.plan import Plan
@@ -119,7 +119,7 @@ def runnable(model: Model, dtype: str | None, where: str, option: str = "--dtype
             fix = f"give {option} {choices}: the plan is run in that in its place"
             raise InputError(where, "model.dtype", f"is {wanted!r}, which is planned, but does not run yet", fix)
         raise InputError("command line", option, f"is {wanted!r}, which does not run yet", f"give {choices}")
-    if not compiles(model):
+    if model.family not in EXECUTED_FAMILIES:
         fix = f"give a plan of one of: {', '.join(EXECUTED_FAMILIES)}"
         raise InputError(where, "model.config.model_type", f"is {model.family!r}, which does not run yet", fix)
     rope = model.config.get("rope_scaling", {})

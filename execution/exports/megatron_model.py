@@ -83,6 +83,7 @@ def _refuse_odd(
     """Raises InputError naming the first number that GPTModel has no argument for."""
     scaling, width = attention.scaling, attention.rotary_width or attention.width
     odd = [
+        *((part.unexecuted, bool(part.unexecuted)) for part in (embedding, attention, ffn, head)),
         ("norms behind the sub-layers", attention.post_norm or ffn.post_norm),
         ("norms on both sides of the sub-layers", attention.sandwich or ffn.sandwich),
         ("norms without bias", embedding.norm == "layer" and not embedding.norm_bias),

@@ -16,4 +16,13 @@ UNEXECUTED = (
 EXECUTED_FAMILIES = (  # one stream of tokens, and a language head
     *("gpt2", "bert", "llama", "mistral", "qwen2", "qwen3", "phi3", "gemma2", "gemma3_text"),
     *("glm", "glm4", "nemotron", "gpt_neox", "falcon", "opt", "mpt"),
+    *("internlm3", "arcee", "helium", "ernie4_5", "gemma", "seed_oss", "ministral", "cwm", "smollm3", "iquestcoder"),
+    *("starcoder2", "jais2", "cohere2"),
+)
+# The same, whose plans become programs, which are walked and judged, and do not run here yet.
+WALKED_FAMILIES = (
+    *("granite", "hyperclovax", "qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text", "ministral3", "vaultgemma"),
+    *("hunyuan_v1_dense", "apertus", "stablelm", "persimmon", "olmo", "olmo2", "olmo3", "exaone4"),
+    *("internlm", "internlm2", "qwen", "minicpm", "baichuan", "exaone", "chatglm"),
+    *("cohere", "phi", "gptj", "codegen", "gpt_bigcode", "gpt_neo", "bloom"),
 )

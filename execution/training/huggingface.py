@@ -17,7 +17,7 @@ from trainplan.execution.training.huggingface_names import NAMES
 from trainplan.profiling.models.model import Model
 
 INTERLEAVED = ("gpt_neox", "falcon")  # whose queries, keys and values are in one matrix, group by group
-FROM_ZERO = ("gemma2", "gemma3_text", "nemotron")  # whose norms' weights are kept less 1
+FROM_ZERO = ("gemma", "gemma2", "gemma3_text", "nemotron")  # whose norms' weights are kept less 1
 NORM = re.compile(r"(norm\d*|layernorm)\.weight$")
 TURNED = ("c_attn", "c_proj", "c_fc")  # GPT-2's matrices, (inputs, outputs)
 
@@ -48,7 +48,7 @@ def matches(model: Model, position: int) -> Iterator[Match]:
             paths = [(prefix + each).format(**fields) for each in _usual(model, place.split("|"))]
             paths = [path.replace("encoder.layer.-1.output", "embeddings") for path in paths]
             theirs.append(tuple(each for path in paths for each in (f"{path}.{suffix}", path)))
-        yield Match(several, tuple(theirs), suffix == "weight" and places.endswith(TURNED))
+        yield Match(several, tuple(theirs), suffix == "weight" and model.family == "gpt2" and places.endswith(TURNED))
 
 
 def _usual(model: Model, places: list[str]) -> list[str]:

@@ -22,6 +22,19 @@ CLASSES = {
     "nemotron": "NemotronForCausalLM",
     "glm": "GlmForCausalLM",
     "glm4": "Glm4ForCausalLM",
+    "internlm3": "LlamaForCausalLM",
+    "arcee": "ArceeForCausalLM",
+    "helium": "HeliumForCausalLM",
+    "ernie4_5": "Ernie4_5ForCausalLM",
+    "gemma": "GemmaForCausalLM",
+    "seed_oss": "SeedOssForCausalLM",
+    "ministral": "MinistralForCausalLM",
+    "cwm": "CwmForCausalLM",
+    "smollm3": "SmolLM3ForCausalLM",
+    "iquestcoder": "LlamaForCausalLM",
+    "starcoder2": "Starcoder2ForCausalLM",
+    "jais2": "Jais2ForCausalLM",
+    "cohere2": "Cohere2ForCausalLM",
 }
 
 T5_ATTENTION = {
@@ -135,6 +148,13 @@ NAMES: dict[str, dict[str, tuple[str, dict[str, str]]]] = {
         _without(LLAMA_FFN, "up", "gate") | {"gate+up": "mlp.gate_up_proj", "post_norm": "post_mlp_layernorm"},
     ),
     "nemotron": LLAMA,
+    **dict.fromkeys(("internlm3", "arcee", "helium", "ernie4_5", "gemma", "seed_oss", "ministral", "cwm"), LLAMA),
+    **dict.fromkeys(("smollm3", "iquestcoder", "jais2"), LLAMA),
+    "starcoder2": _like_llama(LLAMA_ATTENTION, LLAMA_FFN | {"up": "mlp.c_fc", "down": "mlp.c_proj"}),
+    "cohere2": {
+        **_like_llama(LLAMA_ATTENTION, LLAMA_FFN),
+        "block#.block": ("model.layers.{i}.", {**LLAMA_FFN, **LLAMA_ATTENTION}),
+    },
     "gpt_neox": {
         "embedding": ("gpt_neox.", {"tokens": "embed_in"}),
         **_in_parallel("gpt_neox.layers.{i}.", "attention", "input_layernorm", "post_attention_layernorm"),

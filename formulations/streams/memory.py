@@ -98,7 +98,7 @@ def kept_bytes(unit: Unit, layout: RunLayout) -> float:
     tokens = layout.micro * part.tokens / layout.cp
     own = tokens / layout.tp if layout.sequence_parallel else tokens
     hidden = own * part.hidden * element
-    normed = own * part.hidden * operand_bytes(layout) * (not layout.recompute.norms)
+    normed = own * part.hidden * operand_bytes(layout) * (not layout.recompute.norms) * part.pre_norm
     entered = hidden + normed  # a norm's input, and its result
     if isinstance(part, ParallelBlock):
         entered += normed * (not part.shared_norm)

@@ -20,6 +20,7 @@ from trainplan.profiling.models import torch_units  # noqa: E402
 from trainplan.profiling.models.torch_units import Shard  # noqa: E402
 
 from tests.execution.huggingface import as_huggingface, float64_throughout, matched, same_architecture  # noqa: E402
+from tests.profiling.like_llama import RUN  # noqa: E402
 
 torch.set_num_threads(1)  # more would wait for one another: the products are tiny
 ROWS = 2
@@ -161,6 +162,7 @@ DECODERS: dict[str, dict[str, Any]] = {
     "opt without biases": OPT | {"enable_bias": False, "activation_function": "gelu", "tie_word_embeddings": False},
     "mpt": MPT,
     "mpt of 6 heads": MPT | {"n_heads": 6, "attn_config": {"softmax_scale": 0.4}},
+    **RUN,
 }
 VARIANTS: dict[str, dict[str, Any]] = DECODERS | {
     "gpt2": GPT2,

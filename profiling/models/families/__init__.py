@@ -24,7 +24,18 @@ MODULES = (
     *("mistral", "qwen2", "qwen3", "phi3", "gemma2", "gemma3_text", "glm", "glm4", "nemotron"),
     *("gpt_neox", "falcon", "opt", "mpt"),
 )
+SEVERAL = {  # modules of several families, each called as its name in capitals
+    "like_llama": "internlm3 iquestcoder arcee helium ernie4_5 gemma seed_oss ministral cwm smollm3 granite hyperclovax"
+    " qwen2_vl_text qwen3_vl_text ministral3",
+    "other_norms": "jais2 vaultgemma hunyuan_v1_dense apertus starcoder2 stablelm persimmon olmo olmo2 olmo3 exaone4",
+    "published_code": "internlm internlm2 qwen minicpm baichuan exaone chatglm",
+    "side_by_side": "cohere cohere2 phi gptj",
+    "older": "gpt_bigcode gpt_neo bloom",
+}
+OTHER_NAMES = {"qwen2_5_vl_text": "qwen2_vl_text", "codegen": "gptj"}
 BUILT_IN = {name: f"{__name__}.{name}:FAMILY" for name in MODULES}
+BUILT_IN |= {name: f"{__name__}.{module}:{name.upper()}" for module, group in SEVERAL.items() for name in group.split()}
+BUILT_IN |= {other: BUILT_IN[name] for other, name in OTHER_NAMES.items()}
 
 
 def family_names() -> list[str]:

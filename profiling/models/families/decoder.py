@@ -6,7 +6,7 @@ A family's module reads what is its own, and declares its units with the methods
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from trainplan.profiling.base.errors import caution, shown
@@ -43,6 +43,10 @@ class Decoder:
     def tokens(self) -> int:
         """Of a sample."""
         return int(self.common["tokens"])
+
+    def changed(self, **fields: Any) -> Decoder:
+        """The same sizes with these keyword arguments of all units, too."""
+        return replace(self, common={**self.common, **fields})
 
     def attention(self, **fields: Any) -> Attention:
         """Causal attention."""

@@ -17,14 +17,14 @@ from trainplan.profiling.models.families.rotation import rotation
 HEAD_WIDTH = 256  # and the number whose root divides scores, of files without these fields
 
 
-def gemma2(fields: Fields) -> tuple[list[Unit], bool]:
-    """The chain of a Gemma 2 configuration."""
+def gemma2(fields: Fields, sandwich: bool = True) -> tuple[list[Unit], bool]:
+    """The chain of a Gemma 2 configuration. sandwich: with norms behind the matrices, too."""
     sizes = decoder(fields, width=HEAD_WIDTH)
     window = sliding_window(fields, missing=4096)
     windows = layer_windows(fields, sizes.layers, window, [i % 2 == 0 for i in range(sizes.layers)])
     turning = rotation(fields, sizes.positions, sizes.tokens, sizes.width)
     caps = {name: soft_cap(fields, name, default) for name, default in SOFT_CAPS.items()}
-    return gemma_chain(fields, sizes, windows, dict.fromkeys(windows, turning), caps)
+    return gemma_chain(fields, sizes, windows, dict.fromkeys(windows, turning), caps, sandwich=sandwich)
 
 
 def gemma_chain(
@@ -34,17 +34,18 @@ def gemma_chain(
     turning: Mapping[int, Mapping[str, Any]],
     caps: Mapping[str, float],
     normed_heads: bool = False,
+    sandwich: bool = True,
 ) -> tuple[list[Unit], bool]:
     """The chain of a Gemma. windows: of each layer. turning: the rotation's keyword arguments, by window. caps: of scores and
-    logits, by the fields' names."""
+    logits, by the fields' names. sandwich: with norms behind the matrices, too."""
     fields.absent("use_bidirectional_attention")
     bias, divisor = fields.flag("attention_bias", False), fields.count("query_pre_attn_scalar", HEAD_WIDTH)
-    common = {"bias": bias, "out_bias": bias, "sandwich": True, "normed_heads": normed_heads, "scale": divisor**-0.5}
+    common = {"bias": bias, "out_bias": bias, "sandwich": sandwich, "normed_heads": normed_heads, "scale": divisor**-0.5}
     common |= {"softcap": caps["attn_logit_softcapping"]}
     common |= {"attention_dropout": fields.dropout("attention_dropout", default=0.0)}
     attentions = {each: sizes.attention(sliding=each, **common, **turning[each]) for each in turning}
     activation = fields.activation("hidden_activation", "gelu_pytorch_tanh")
-    ffn = sizes.feed_forward(activation=activation, gated=True, bias=False, sandwich=True)
+    ffn = sizes.feed_forward(activation=activation, gated=True, bias=False, sandwich=sandwich)
     padding = fields.padding(sizes.vocabulary, default=0)
     embedding = sizes.embedding(padding=padding, scale=math.sqrt(sizes.hidden))
     head = sizes.head(softcap=caps["final_logit_softcapping"])

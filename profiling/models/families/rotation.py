@@ -55,6 +55,7 @@ def _base(fields: Fields, base: float, called: str) -> tuple[float, dict[str, An
         rope |= value or {}
     kind = rope.get("rope_type", rope.get("type", "default"))
     kind = "longrope" if kind == "su" else kind  # as Phi-3's first files call it
+    kind = "default" if kind == "mrope" else kind  # of images' three positions, which are one in a text
     if kind not in ROTATIONS:
         raise fields.fail("rope_parameters.rope_type", f"is {shown(kind)}", f"give one of: {', '.join(ROTATIONS)}")
     if kind != "default" or rope.get("partial_rotary_factor", 1) != 1:
@@ -140,7 +141,8 @@ def _check_rope(fields: Fields, name: str, rope: Mapping[str, Any], other: Mappi
 ROTATION_FIELDS = names(
     """
     rope_type type rope_theta factor original_max_position_embeddings partial_rotary_factor attention_factor beta_fast
-    beta_slow short_factor long_factor low_freq_factor high_freq_factor mscale mscale_all_dim truncate finetuned
+    beta_slow short_factor long_factor low_freq_factor high_freq_factor mscale mscale_all_dim truncate finetuned mrope_section
+    mrope_interleaved llama_4_scaling_beta
     """
 )
 ROTATIONS = ("default", "linear", "dynamic", "yarn", "longrope", "llama3")

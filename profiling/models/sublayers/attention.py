@@ -49,7 +49,9 @@ def attention_block(rows: int, heads: int, queries: int, keys: int) -> tuple[int
 class Attention(Sublayer):
     """Norm, projections, scaled dot-product attention, output projection, residual.
 
-    normed_heads: RMS norms of each query and key, one weight for all heads. rotary: base of rotary positions (0: none), which
+    normed_heads: norms of each query and key, one weight for all heads. head_weights: `each` head has its own, or one
+    norm is over `all` heads (OLMo 2), of which tensor-parallel ranks would exchange one number a token. turned_first: the norms
+    come behind the rotation. rotary: base of rotary positions (0: none), which
     turn the first `rotary_width` numbers of each head (0: all), neighbours where interleaved. sliding: a query meets the last
     so many keys, its own among them (0: all). softcap: scores are c tanh(score / c) (0: as they are). alibi: the exponent of
     two by which the last head's slope is below 1 (Press et al., 2022; 0: no slopes).
@@ -85,6 +87,8 @@ class Attention(Sublayer):
     rotary_width: int = 0
     interleaved: bool = False
     normed_heads: bool = False
+    head_weights: Literal["shared", "each", "all"] = "shared"
+    turned_first: bool = False
     sliding: int = 0
     softcap: float = 0.0
     alibi: float = 0.0
@@ -96,6 +100,13 @@ class Attention(Sublayer):
     def draws(self) -> bool:
         """Whether its forward pass drops numbers, and so needs to know the samples that it works on."""
         return max(self.dropout, self.attention_dropout, self.input_dropout) > 0
+
+    @property
+    def unexecuted(self) -> str:
+        """As of all sub-layers; or norms of heads of other kinds."""
+        if self.normed_heads and (self.head_weights != "shared" or self.turned_first or self.norm == "layer"):
+            return "norms of heads that are not RMS norms with one weight before the rotation"
+        return super().unexecuted
 
     @property
     def packed(self) -> bool:
@@ -162,8 +173,14 @@ class Attention(Sublayer):
             rows = (2 * self.window - 1) ** 2 if self.relative == "swin" else self.buckets
             parameters.append(Parameter("relative.weight", (rows, self.heads), 1))
         if self.normed_heads:
-            parameters += [Parameter("q_norm.weight", (self.width,)), Parameter("k_norm.weight", (self.width,))]
+            parameters += [*self._head_norm("q_norm", self.heads), *self._head_norm("k_norm", self.kv_heads)]
         return (*parameters, *self._norm_parameters())
+
+    def _head_norm(self, name: str, heads: int) -> list[Parameter]:
+        if self.head_weights == "shared":
+            biased = self.norm == "layer" and self.norm_bias
+            return [Parameter(f"{name}.{what}", (self.width,)) for what in ("weight", "bias")[: 1 + biased]]
+        return [Parameter(f"{name}.weight", (heads, self.width), 0)]
 
     def _sizes(self, rows: int, tp: int) -> tuple[int, int, int, int, int, int]:
         """n, tokens that give keys and values, h, and on one rank: heads, q, and the width of all its keys."""
@@ -173,7 +190,7 @@ class Attention(Sublayer):
     def operators(self, rows: int, tp: int) -> list[Operator]:
         """Norm, moves into windows, projections, scores, probabilities, their use, output projection, residual."""
         n, m, h, _, q, kv = self._sizes(rows, tp)
-        before = [self._stream(n * h)] * (2 if self.norm == "rms" else 1)
+        before = [self._stream(n * h)] * self.operators_before
         before += [self._stream(n * h)] * (2 if self.window else 0)  # into windows, and back
         if self.packed:
             before.append(Operator(m=n, n=3 * q, k=h))
@@ -189,7 +206,7 @@ class Attention(Sublayer):
     @property
     def operators_before(self) -> int:
         """The norm."""
-        return 2 if self.norm == "rms" else 1
+        return (2 if self.norm == "rms" else 1) * self.pre_norm
 
     def core_operators(self, rows: int, tp: int) -> list[Operator]:
         """Scores, probabilities, their use."""
@@ -223,7 +240,7 @@ class Attention(Sublayer):
         if self.by_heads:  # what comes before the core is kept with queries, keys and values; a residual is the normed input
             return self.norm_elements(n) * self.element_bytes * self.post_norm
         scores = n * heads * self.keys
-        elements = self.norm_elements(n) + 2 * n * q + 2 * m * kv + self.sandwich_bytes(rows) // self.element_bytes
+        elements = self.entry_elements(n) + 2 * n * q + 2 * m * kv + self.sandwich_bytes(rows) // self.element_bytes
         if self.pieces > 1:  # keys and values are kept apart (see `pieces.KeyShare`); results of both halves are put together
             elements += n * q * self.in_halves - 2 * m * kv
             m = 0
@@ -289,7 +306,7 @@ class Attention(Sublayer):
         if not (self.packed or self.memory_tokens or self.pieces > 1):  # two products, each with its gradient of the input
             keys, queries = n * q + 2 * m * kv + 2 * kv * h, n * h + n * q + q * h
             kept = self.kept_bytes(rows, tp) - self.sandwich_bytes(rows)
-            first = n * h + max(keys, queries) - kept // self.element_bytes + self.norm_elements(n)
+            first = n * h + max(keys, queries) - kept // self.element_bytes + self.entry_elements(n)
         if scores:
             moments.append(2 * scores - n * q)
         elif self.attention_dropout or self.blockwise:

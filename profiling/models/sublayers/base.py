@@ -10,7 +10,7 @@ from trainplan.profiling.base.dtypes import DTYPE_BYTES
 
 Kind = Literal["embedding", "attention", "ffn", "head", "norm", "merge", "upsample", "block"]
 LAYERED: tuple[Kind, ...] = ("attention", "ffn", "block")  # those of transformer layers
-Activation = Literal["gelu", "gelu_tanh", "relu", "silu", "relu2"]
+Activation = Literal["gelu", "gelu_tanh", "relu", "silu", "relu2", "xielu"]
 Core = Literal["scores", "values"] | None
 INDEX_BYTES = 8
 DRAWN_AT_ONCE = 2**20  # numbers of a dropout mask
@@ -66,8 +66,10 @@ class Sublayer:
     """What all sub-layers share. tokens: of one sample, those it works on. carried_tokens: of one sample, hidden states of
     another stream that pass it by (an encoder's, beside a decoder). dropout: the probability with which each number of its
     output is dropped, before the residual joins it. norm_bias: whether layer norms have one. sandwich: a norm behind its
-    matrices, too, before the residual joins (Ding et al., 2021); with tensor parallelism every rank norms the sum. pieces: into
-    how many each sample is cut, of which `tokens` are one (see `sublayers.pieces`)."""
+    matrices, too, before the residual joins (Ding et al., 2021); with tensor parallelism every rank norms the sum. pre_norm:
+    whether there is one before them (OLMo 2 has those behind them alone). norm_weight: whether norms have weights (OLMo's have
+    none). residual: factor on what joins the residual (Granite, MiniCPM). pieces: into how many each sample is cut, of which
+    `tokens` are one (see `sublayers.pieces`)."""
 
     kind: ClassVar[Kind]
     replicable: ClassVar[bool] = False  # whether ranks that cannot split it may each hold and compute all of it
@@ -82,12 +84,25 @@ class Sublayer:
     dropout: float = 0.0
     norm_bias: bool = True
     sandwich: bool = False
+    pre_norm: bool = True
+    norm_weight: bool = True
+    residual: float = 1.0
     pieces: int = 1
 
     @property
     def draws(self) -> bool:
         """Whether its forward pass drops numbers, and so needs to know the samples that it works on."""
         return self.dropout > 0
+
+    @property
+    def unexecuted(self) -> str:
+        """What is planned of it, and does not run yet, in words; nothing where it runs."""
+        unlike = {
+            "no norm before its matrices": not self.pre_norm,
+            "norms without weights": not self.norm_weight,
+            "a factor on what joins the residual": self.residual != 1,
+        }
+        return next((what for what, present in unlike.items() if present), "")
 
     @property
     def element_bytes(self) -> int:
@@ -188,9 +203,15 @@ class Sublayer:
 
     def _norm_parameters(self, width: int | None = None, name: str = "norm") -> tuple[Parameter, ...]:
         shape = (width or self.hidden,)
-        weight: tuple[Parameter, ...] = (Parameter(f"{name}.weight", shape),)
+        if not self.norm_weight:
+            return ()
+        weight: tuple[Parameter, ...] = (Parameter(f"{name}.weight", shape),) * (self.pre_norm or name != "norm")
         weight += (Parameter("post_norm.weight", shape),) * (self.sandwich and name == "norm")
         return weight if self.norm == "rms" or not self.norm_bias else (*weight, Parameter(f"{name}.bias", shape))
+
+    def entry_elements(self, tokens: int) -> int:
+        """What the norm before the matrices keeps; nothing without one."""
+        return self.norm_elements(tokens) if self.pre_norm else 0
 
     def norm_elements(self, tokens: int, width: int | None = None) -> int:
         """What a norm keeps: its result, and of each token the inverse deviation and, unless it is an RMS norm, the mean. One
@@ -211,7 +232,7 @@ class Sublayer:
 
     def _norm_moment(self, kept_bytes: int, rows: int) -> int:
         """Workspace while an RMS norm's gradient is made: two hidden states and the norm's own part of what was kept."""
-        if self.norm == "layer":
+        if self.norm == "layer" or not self.pre_norm:
             return 0
         n = rows * self.tokens
         return (2 * n * self.hidden + n) * self.element_bytes - kept_bytes

@@ -13,7 +13,7 @@ class TokenEmbedding(Sublayer):
     """Rows of a (vocabulary, hidden) table, plus learned positions and token types where the model has them.
 
     padding: the token whose row no lookup gives a gradient. scale: factor on the tokens' rows. first_position: the row of the
-    first token's position (OPT: 2).
+    first token's position (OPT: 2). normed: a norm behind it (BLOOM).
     """
 
     kind: ClassVar[Kind] = "embedding"
@@ -23,6 +23,12 @@ class TokenEmbedding(Sublayer):
     padding: int | None = None
     scale: float = 1.0
     first_position: int = 0
+    normed: bool = False
+
+    @property
+    def unexecuted(self) -> str:
+        """As of all sub-layers; or its norm."""
+        return "a norm behind the embedding" if self.normed else super().unexecuted
 
     def parameters(self) -> tuple[Parameter, ...]:
         """The table of tokens, split over the vocabulary; tables of positions and token types."""
@@ -30,11 +36,11 @@ class TokenEmbedding(Sublayer):
         parameters = [Parameter("tokens.weight", (self.vocabulary, h), 0)]
         parameters += [Parameter("positions.weight", (self.positions, h))] * bool(self.positions)
         parameters += [Parameter("types.weight", (self.token_types, h))] * bool(self.token_types)
-        return tuple(parameters)
+        return (*parameters, *self._norm_parameters() * self.normed)
 
     def operators(self, rows: int, tp: int) -> list[Operator]:
         """A look-up in each table; scaling; with tp > 1 also the masking of other ranks' tokens."""
-        tables = 1 + (self.positions > 0) + (self.token_types > 0) + (tp > 1) + (self.scale != 1)
+        tables = 1 + (self.positions > 0) + (self.token_types > 0) + (tp > 1) + (self.scale != 1) + self.normed
         return [self._stream(rows * self.tokens * self.hidden, backward=1.0)] * tables
 
     def input_bytes(self, rows: int) -> int:
@@ -47,7 +53,8 @@ class TokenEmbedding(Sublayer):
         positions = INDEX_BYTES * self.tokens if self.positions else 0
         types = INDEX_BYTES * n if self.token_types else 0
         mask = n * self.hidden if self.unfused and self.dropout else 0
-        return positions + types + mask + ((INDEX_BYTES + 1) * n if tp > 1 else 0)  # local indices and mask
+        normed = self.norm_elements(n) * self.element_bytes * self.normed
+        return positions + types + mask + normed + ((INDEX_BYTES + 1) * n if tp > 1 else 0)  # local indices and mask
 
     def forward_workspace_bytes(self, rows: int, tp: int) -> int:
         """What a second look-up gives before it is added; what a mask is drawn from."""

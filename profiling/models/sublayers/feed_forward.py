@@ -10,7 +10,9 @@ from trainplan.profiling.models.sublayers.base import Activation, Kind, Operator
 
 @dataclass(frozen=True, kw_only=True)
 class FeedForward(Sublayer):
-    """Norm, up-projection (two of them where gated), activation, down-projection, residual."""
+    """Norm, up-projection (two of them where gated), activation, down-projection, residual.
+
+    xielu has two parameters (Huang and Schlag, 2025), and no fused kernel here."""
 
     kind: ClassVar[Kind] = "ffn"
     inner: int
@@ -29,6 +31,7 @@ class FeedForward(Sublayer):
         parameters += [Parameter("gate.bias", (f,), 0)] * (self.gated and self.bias)
         parameters.append(Parameter("down.weight", (h, f), 1))
         parameters += [Parameter("down.bias", (h,))] * self.bias
+        parameters += [Parameter(f"activation.{name}", (1,)) for name in ("positive", "negative") if self.activation == "xielu"]
         return (*parameters, *self._norm_parameters())
 
     def operators(self, rows: int, tp: int) -> list[Operator]:
@@ -37,7 +40,7 @@ class FeedForward(Sublayer):
         up = [Operator(m=n, n=f, k=h)] * (2 if self.gated else 1)
         inner = self.activation_operators(rows, tp)
         inner += [self._stream(n * f)] * (self.unfused and self.dropout > 0 and self.inner_dropout)
-        norms = [self._stream(n * h)] * (2 if self.norm == "rms" else 1)
+        norms = [self._stream(n * h)] * self.operators_before
         dropped = [self._stream(n * h)] * (self.unfused and self.dropout > 0)
         dropped += [self._stream(n * h)] * (2 * self.sandwich)
         return [*norms, *up, *inner, Operator(m=n, n=h, k=f), *dropped, self._stream(n * h, 3, 1.0)]
@@ -45,7 +48,12 @@ class FeedForward(Sublayer):
     @property
     def operators_before(self) -> int:
         """The norm."""
-        return 2 if self.norm == "rms" else 1
+        return (2 if self.norm == "rms" else 1) * self.pre_norm
+
+    @property
+    def unexecuted(self) -> str:
+        """As of all sub-layers; or xielu."""
+        return "xielu" if self.activation == "xielu" else super().unexecuted
 
     def activation_operators(self, rows: int, tp: int) -> list[Operator]:
         """The activation, and where there is one, the gate."""
@@ -61,7 +69,7 @@ class FeedForward(Sublayer):
         if self.unfused and self.dropout:
             copies += self.inner_dropout
             masks = n * h + n * f * self.inner_dropout
-        return (self.norm_elements(n) + copies * n * f) * self.element_bytes + masks + self.sandwich_bytes(rows)
+        return (self.entry_elements(n) + copies * n * f) * self.element_bytes + masks + self.sandwich_bytes(rows)
 
     def forward_workspace_bytes(self, rows: int, tp: int) -> int:
         """What relu read, until its result replaces it; what a mask is drawn from."""

@@ -67,7 +67,7 @@ class HeadPieces(KeyShare):
         part, n = self.part, rows * self.part.tokens
         queries, keys = (count // self.tp * part.width for count in (part.heads, part.kv_heads))
         normed = n * (queries + 2 * keys + (queries + keys) // part.width) if part.normed_heads else 0
-        return (normed + (0 if self.shared else part.norm_elements(n))) * part.element_bytes
+        return (normed + (0 if self.shared else part.entry_elements(n))) * part.element_bytes
 
     def core_graph_bytes(self, rows: int) -> int:
         """What the graph of the core keeps besides its input and its result."""

@@ -68,7 +68,7 @@ class Selective:
             return 0
         if isinstance(part, LanguageHead):
             return part.kept_bytes(rows, tp) - part.capped_bytes(rows, tp)
-        return part.norm_elements(rows * part.tokens) * part.element_bytes
+        return part.entry_elements(rows * part.tokens) * part.element_bytes
 
     def dropped_inside(self, rows: int, tp: int) -> int:
         """What is not kept of what lies between the matrices."""

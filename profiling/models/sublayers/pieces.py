@@ -73,7 +73,7 @@ class KeyShare:
         products that are normed."""
         n, own = rows * self.part.tokens, self.own_bytes(rows)
         normed = own + own // (2 * self.part.width) if self.part.normed_heads else 0
-        return normed + (0 if self.shared else self.part.norm_elements(n) * self.part.element_bytes)
+        return normed + (0 if self.shared else self.part.entry_elements(n) * self.part.element_bytes)
 
     def forward_workspace_bytes(self, rows: int) -> int:
         """Most bytes alive while keys and values are made, beyond input, kept and result: the products before they are

@@ -158,7 +158,7 @@ class TokenShare:
         }
 
     def _norm_bytes(self, rows: int, part: Sublayer) -> int:
-        return part.norm_elements(rows * part.tokens) * part.element_bytes
+        return part.entry_elements(rows * part.tokens) * part.element_bytes
 
     def _drawing_bytes(self, rows: int) -> int:
         return min(rows * self.own.tokens * self.part.hidden, DRAWN_AT_ONCE) * DRAWING_BYTES

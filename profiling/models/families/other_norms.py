@@ -1,0 +1,150 @@
+"""Families whose norms are elsewhere than those of a Llama, or of another kind."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Literal
+
+from trainplan.profiling.base.errors import shown
+from trainplan.profiling.models.families.decoder import Decoder, decoder, layer_windows, sliding_window
+from trainplan.profiling.models.families.fields import Fields
+from trainplan.profiling.models.families.gemma2 import FAMILY as GEMMA2
+from trainplan.profiling.models.families.gemma2 import gemma2
+from trainplan.profiling.models.families.layered import Chain, described, gated, layered, plain, stretched_turning, turning_of
+from trainplan.profiling.models.sublayers import Activation
+
+
+def jais2(fields: Fields) -> Chain:
+    """Jais 2: layer norms and biases, no gate, squared ReLU."""
+    sizes = decoder(fields, norm="layer", epsilon="layer_norm_eps", usual_epsilon=1e-5)
+    bias, inner = fields.flag("attention_bias", True), fields.flag("mlp_bias", True)
+    ffn = {"activation": fields.activation("hidden_act", "relu2"), "bias": inner}
+    return layered(fields, sizes, {"bias": bias, "out_bias": bias}, ffn, turning_of(fields, sizes, base=500000.0))
+
+
+def vaultgemma(fields: Fields) -> Chain:
+    """VaultGemma: Gemma 2 without norms behind the matrices."""
+    return gemma2(fields, sandwich=False)
+
+
+def hunyuan_v1_dense(fields: Fields) -> Chain:
+    """Dense Hunyuan: norms of queries and keys behind the rotation."""
+    sizes, bias = decoder(fields, usual_epsilon=1e-5), fields.flag("attention_bias", False)
+    inside = {"normed_heads": True, "turned_first": True}
+    return plain(fields, sizes, bias, bias, False, attention=inside, padding=0)
+
+
+def apertus(fields: Fields) -> Chain:
+    """Apertus: xIELU without a gate, norms of queries and keys."""
+    sizes, bias = decoder(fields, usual_epsilon=1e-5), fields.flag("attention_bias", False)
+    ffn = {"activation": fields.activation("hidden_act", "xielu", XIELU), "bias": False}
+    inside = {"bias": bias, "out_bias": bias, "normed_heads": True}
+    return layered(fields, sizes, inside, ffn, stretched_turning(fields, sizes, base=12e6, factor=8.0), padding=3)
+
+
+XIELU: dict[str, Activation] = {"xielu": "xielu"}
+
+
+def starcoder2(fields: Fields) -> Chain:
+    """StarCoder 2: layer norms, biases, no gate, dropout."""
+    sizes = decoder(fields, norm="layer", epsilon="norm_epsilon", usual_epsilon=1e-5)
+    bias, dropped = fields.flag("use_bias", True), {"dropout": fields.dropout("residual_dropout", default=0.0)}
+    embedding = {"dropout": fields.dropout("embedding_dropout", default=0.0)}
+    ffn = {"activation": fields.activation("hidden_act", "gelu_pytorch_tanh"), "bias": bias, **dropped}
+    inside, turning = {"bias": bias, "out_bias": bias, **dropped}, turning_of(fields, sizes)
+    windows = [sliding_window(fields)] * sizes.layers
+    return layered(fields, sizes, inside, ffn, turning, windows=windows, embedding=embedding, tied=True)
+
+
+def stablelm(fields: Fields) -> Chain:
+    """StableLM: layer norms, a gate, a quarter of each head turns; two halves side by side in some."""
+    sizes = decoder(fields, norm="layer", epsilon="layer_norm_eps", usual_epsilon=1e-5)
+    bias, dropped = fields.flag("use_qkv_bias", False), fields.dropout("hidden_dropout", default=0.0)
+    normed, both = fields.flag("qk_layernorm", False), fields.flag("use_parallel_residual", False)
+    if both:
+        fields.note("hidden_dropout", usual=0)
+    ffn = gated(fields, False, dropout=0.0 if both else dropped)
+    inside = {"bias": bias, "out_bias": False, "normed_heads": normed, "head_weights": "each"}
+    return layered(fields, sizes, inside, ffn, turning_of(fields, sizes, part=0.25), side_by_side=both)
+
+
+def persimmon(fields: Fields) -> Chain:
+    """Persimmon: layer norms, biases, squared ReLU, norms of queries and keys; half of each head turns."""
+    fields.config = {**fields.config, "num_key_value_heads": fields.config.get("num_attention_heads")}
+    sizes = decoder(fields, norm="layer", epsilon="layer_norm_eps", usual_epsilon=1e-5)
+    fields.read.pop("num_key_value_heads")
+    normed, dropped = fields.flag("qk_layernorm", True), {"dropout": fields.dropout("hidden_dropout", default=0.0)}
+    ffn = {"activation": fields.activation("hidden_act", "relu2"), **dropped}
+    return layered(fields, sizes, {"normed_heads": normed}, ffn, turning_of(fields, sizes, part=0.5, base=25000.0))
+
+
+def olmo(fields: Fields) -> Chain:
+    """OLMo: layer norms without weights."""
+    fields.config = {**fields.config, "layer_norm_eps": 1e-5}
+    sizes, bias = decoder(fields, norm="layer", epsilon="layer_norm_eps"), fields.flag("attention_bias", False)
+    fields.read.pop("layer_norm_eps")
+    fields.note("clip_qkv", usual=None)
+    plain = {"norm_weight": False}
+    inside, ffn = {"bias": bias, "out_bias": bias, **plain}, gated(fields, False, **plain)
+    return layered(fields, sizes, inside, ffn, turning_of(fields, sizes), head=plain, padding=1)
+
+
+def olmo2(fields: Fields) -> Chain:
+    """OLMo 2: norms behind the matrices alone, and of all queries and all keys together."""
+    sizes = decoder(fields, usual_epsilon=1e-5)
+    return _behind(fields, sizes, fields.flag("attention_bias", False), "all", base=10000.0, padding=1)
+
+
+def olmo3(fields: Fields) -> Chain:
+    """OLMo 3: OLMo 2, three of four layers within a window."""
+    sizes = decoder(fields, usual_epsilon=1e-5)
+    usual = [(i + 1) % 4 > 0 for i in range(sizes.layers)]
+    windows = layer_windows(fields, sizes.layers, sliding_window(fields, 4096), usual)
+    bias = fields.flag("attention_bias", False)
+    return _behind(fields, sizes, bias, "all", base=500000.0, padding=1, windows=windows)
+
+
+def exaone4(fields: Fields) -> Chain:
+    """EXAONE 4: norms behind the matrices alone; layers that meet all keys have no positions where others slide."""
+    sizes = decoder(fields, usual_epsilon=1e-5)
+    window = sliding_window(fields, 4096)
+    pattern = fields.config.get("sliding_window_pattern", 4)
+    if pattern is not None:
+        fields.read["sliding_window_pattern"] = pattern
+    if isinstance(pattern, str) and pattern and set(pattern) <= {"L", "G"}:  # such as LLLG
+        usual = [pattern[i % len(pattern)] == "L" for i in range(sizes.layers)]
+    elif type(pattern) is int and pattern > 0:
+        usual = [(i + 1) % pattern > 0 for i in range(sizes.layers)]
+    elif pattern in (None, 0) and not window:
+        usual = [False] * sizes.layers
+    else:
+        raise fields.fail("sliding_window_pattern", f"is {shown(pattern)}", "give a whole number of layers, such as 4")
+    windows = layer_windows(fields, sizes.layers, window, usual)
+    turned = [not window or each > 0 for each in windows]
+    return _behind(fields, sizes, False, "shared", base=10000.0, windows=windows, turned=turned)
+
+
+def _behind(
+    fields: Fields, sizes: Decoder, bias: bool, weights: Literal["shared", "all"], base: float, **options: Any
+) -> Chain:
+    """Norms behind the matrices alone, and of queries and keys."""
+    behind = {"pre_norm": False, "sandwich": True}
+    inside = {"bias": bias, "out_bias": bias, "normed_heads": True, "head_weights": weights, **behind}
+    return layered(fields, sizes, inside, gated(fields, False, **behind), turning_of(fields, sizes, base=base), **options)
+
+
+JAIS2 = described(jais2, "layer_norm_eps attention_bias mlp_bias")
+VAULTGEMMA = replace(GEMMA2, build=vaultgemma)
+HUNYUAN_V1_DENSE = described(hunyuan_v1_dense, "rms_norm_eps attention_bias eod_token_id")
+APERTUS = described(apertus, "rms_norm_eps attention_bias post_norm qk_norm")
+STARCODER2 = described(starcoder2, "norm_epsilon use_bias residual_dropout embedding_dropout sliding_window mlp_type norm_type")
+STABLELM = described(
+    stablelm,
+    "layer_norm_eps use_qkv_bias qk_layernorm use_parallel_residual hidden_dropout partial_rotary_factor rope_pct norm_eps",
+    {"rope_pct": "partial_rotary_factor", "norm_eps": "layer_norm_eps"},
+)
+PERSIMMON = described(persimmon, "layer_norm_eps qk_layernorm hidden_dropout partial_rotary_factor")
+OLMO = described(olmo, "attention_bias clip_qkv")
+OLMO2 = described(olmo2, "rms_norm_eps attention_bias")
+OLMO3 = described(olmo3, "rms_norm_eps attention_bias sliding_window layer_types")
+EXAONE4 = described(exaone4, "rms_norm_eps sliding_window sliding_window_pattern layer_types")

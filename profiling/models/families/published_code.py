@@ -1,0 +1,128 @@
+"""Families whose files come with code of their publishers, by the fields of their `config.json`."""
+
+from __future__ import annotations
+
+import math
+
+from trainplan.profiling.models.families.decoder import decoder
+from trainplan.profiling.models.families.fields import Fields
+from trainplan.profiling.models.families.layered import STILL, Chain, described, gated, layered, plain, turning_of
+from trainplan.profiling.models.families.rotation import rotation
+
+
+def internlm(fields: Fields) -> Chain:
+    """InternLM: biases of attention alone, by default."""
+    bias = fields.flag("bias", True)
+    return plain(fields, decoder(fields), bias, bias, False)
+
+
+def internlm2(fields: Fields) -> Chain:
+    """InternLM 2 and 2.5, whose files pack queries, keys and values of a group of heads in one matrix."""
+    bias = fields.flag("bias", True)
+    return plain(fields, decoder(fields), bias, bias, False, padding=2)
+
+
+def qwen(fields: Fields) -> Chain:
+    """The first Qwen: biases of queries, keys and values; its files count gate and up-projection together."""
+    inner = fields.count("intermediate_size", least=2)
+    fields.only("no_bias", True)
+    fields.note("kv_channels", "use_dynamic_ntk", "use_logn_attn", usual=None)
+    changed = {**fields.config, "num_key_value_heads": fields.config.get("num_attention_heads")}
+    fields.config = {**changed, "intermediate_size": inner // 2}
+    sizes = decoder(fields, epsilon="layer_norm_epsilon")
+    fields.read["intermediate_size"] = inner
+    turning = turning_of(fields, sizes, called=("rotary_emb_base", "rotary_pct"))
+    dropped = fields.dropout("attn_dropout_prob", default=0.0)
+    inside = {"bias": True, "out_bias": False, "attention_dropout": dropped}
+    return layered(fields, sizes, inside, {"activation": "silu", "gated": True, "bias": False}, turning)
+
+
+def minicpm(fields: Fields) -> Chain:
+    """MiniCPM: factors on embeddings, logits and what joins the residual, by muP."""
+    sizes = decoder(fields)
+    bias = fields.flag("attention_bias", False)
+    added = {"residual": fields.share("scale_depth", 1.0, most=1e4) / math.sqrt(sizes.layers)}
+    embedding = {"scale": fields.share("scale_emb", 1.0, most=1e4)}
+    head = {"scale": fields.count("dim_model_base", sizes.hidden) / sizes.hidden}
+    inside = {"bias": bias, "out_bias": bias, **added}
+    ffn, turning = gated(fields, False, **added), turning_of(fields, sizes)
+    return layered(fields, sizes, inside, ffn, turning, embedding=embedding, head=head, tied=True)
+
+
+def baichuan(fields: Fields) -> Chain:
+    """Baichuan and Baichuan 2: rotary positions where its file has `max_position_embeddings` (7B), else slopes (13B)."""
+    sloped = fields.config.get("max_position_embeddings") is None
+    if sloped:
+        fields.config = {**fields.config, "max_position_embeddings": fields.config.get("model_max_length")}
+    heads = fields.config.get("num_attention_heads")
+    fields.config = {**fields.config, "num_key_value_heads": heads}
+    sizes = decoder(fields)
+    turning = {**STILL, "alibi": 8.0} if sloped else turning_of(fields, sizes)
+    if sloped:
+        fields.read["model_max_length"] = fields.read.pop("max_position_embeddings")
+    fields.read.pop("num_key_value_heads")
+    return layered(fields, sizes, {"bias": False, "out_bias": False}, gated(fields, False), turning, padding=0)
+
+
+def exaone(fields: Fields) -> Chain:
+    """EXAONE 3 and 3.5."""
+    sizes = decoder(fields, epsilon="layer_norm_epsilon", usual_epsilon=1e-5)
+    ffn = {"activation": fields.activation("activation_function", "silu"), "gated": True, "bias": False}
+    dropped = {"dropout": fields.dropout("embed_dropout", default=0.0)}
+    inside = {"bias": False, "out_bias": False}
+    return layered(fields, sizes, inside, ffn, turning_of(fields, sizes), embedding=dropped, padding=0)
+
+
+def chatglm(fields: Fields) -> Chain:
+    """ChatGLM 2 and 3, and GLM-4 by its first code: half of each head turns, neighbours with each other."""
+    fields.only("rmsnorm", True)
+    fields.only("post_layer_norm", True)
+    fields.absent("apply_residual_connection_post_layernorm", "fp32_residual_connection_off", "pre_seq_len")
+    grouped, heads = fields.flag("multi_query_attention", False), fields.config.get("num_attention_heads")
+    groups = fields.count("multi_query_group_num", 1) if grouped else heads
+    fields.config = {**fields.config, "num_key_value_heads": groups}
+    sizes = decoder(fields, epsilon="layernorm_epsilon", usual_epsilon=1e-5)
+    fields.read.pop("num_key_value_heads")
+    bias = fields.flag("add_bias_linear", False)
+    added = fields.flag("add_qkv_bias", False) or bias
+    dropped = {"dropout": fields.dropout("hidden_dropout", default=0.0)}
+    base = 10000.0 * fields.share("rope_ratio", 1.0, most=1e6)
+    turning = rotation(fields, sizes.positions, sizes.tokens, sizes.width, part=0.5, base=base)
+    fields.read.pop("rope_theta")
+    inside = {"bias": added, "out_bias": bias, "interleaved": True, **dropped}
+    ffn = {"activation": "silu", "gated": True, "bias": bias, **dropped}
+    return layered(fields, sizes, inside, ffn, turning)
+
+
+INTERNLM = described(internlm, "rms_norm_eps bias rotary")
+INTERNLM2 = described(internlm2, "rms_norm_eps bias")
+QWEN = described(
+    qwen,
+    """
+    layer_norm_epsilon kv_channels no_bias seq_length rotary_emb_base rotary_pct attn_dropout_prob emb_dropout_prob
+    use_dynamic_ntk use_logn_attn use_flash_attn bf16 fp16 fp32 scale_attn_weights onnx_safe softmax_in_fp32
+    use_cache_quantization use_cache_kernel
+    """,
+)
+MINICPM = described(minicpm, "rms_norm_eps attention_bias scale_emb scale_depth dim_model_base mup_denominator")
+BAICHUAN = described(baichuan, "rms_norm_eps model_max_length z_loss_weight")
+EXAONE = described(
+    exaone, "activation_function layer_norm_epsilon embed_dropout num_layers rotary_dim", {"num_layers": "num_hidden_layers"}
+)
+CHATGLM = described(
+    chatglm,
+    """
+    layernorm_epsilon rmsnorm post_layer_norm apply_residual_connection_post_layernorm multi_query_attention
+    multi_query_group_num add_bias_linear add_qkv_bias hidden_dropout rope_ratio original_rope bias_dropout_fusion
+    attention_softmax_in_fp32 apply_query_key_layer_scaling fp32_residual_connection quantization_bit pre_seq_len
+    prefix_projection interleaved_qkv classifier_dropout eos_token_ids num_layers ffn_hidden_size kv_channels seq_length
+    padded_vocab_size
+    """,
+    {
+        "num_layers": "num_hidden_layers",
+        "ffn_hidden_size": "intermediate_size",
+        "kv_channels": "head_dim",
+        "seq_length": "max_position_embeddings",
+        "padded_vocab_size": "vocab_size",
+    },
+)
