@@ -61,7 +61,10 @@ class Framework:
     are padded to a multiple of so many numbers on each tensor-parallel rank. gradient_bytes: of a gradient that is summed;
     copied_bytes: of the optimizer's own copy of it. master_bytes: of the optimizer's copy of a parameter, 0 where there is none
     beside the model's; moments_bytes: of all its moments of a parameter.
-    logit_bytes: of a logit at the peak of the loss. fixed_bytes: of libraries' workspaces and of buffers for reductions.
+    logit_bytes: of a logit at the peak of the loss. shards_halves: under ZeRO's stage 3 a rank has its shard in the model's
+    dtype beside the optimizer's copy of it. composed: norms and gates are of several kernels, each of which keeps what it works
+    on: of a norm a copy in fp32 and the result before its weights, of a gate the activation's result, of an attention that
+    keeps its scores these in fp32, too. fixed_bytes: of libraries' workspaces and of buffers for reductions.
     ends_ns: what a step takes beside: data, logs, the norm of gradients on the host. issue_ns: what the host takes to issue a
     transformer layer's forward pass, half as long again for its backward pass; a pass of kernels that are shorter takes that.
     """
@@ -82,10 +85,44 @@ class Framework:
     master_bytes: int = 4
     moments_bytes: int = 8
     logit_bytes: int = 8
+    shards_halves: bool = False
+    composed: bool = False
     drops: bool = False
     fixed_bytes: int = 80 * 2**20
     ends_ns: int = 5_000_000
     issue_ns: int = 0
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a trainer holds alongside states and activations.
+
+    bucket_elements: numbers of the model's dtype in the buffers that gradients are reduced in, during the passes;
+    standing_elements: of these, in those that are never freed. live_elements: parameters that ZeRO's stage 3 keeps gathered,
+    where these are more than the largest block's; ahead_elements: those that it gathers ahead (None: the largest block once
+    more). accumulates_apart: under stage 2 a micro-batch's own gradients stand beside their sum. stepped_elements: of a shard
+    that the optimizer steps at once (None: all). flattens: their gradients are laid out as one tensor, then copied to fp32
+    where they are not. temporaries: numbers in fp32 that the optimizer's kernels hold of each parameter while they step it.
+
+    chunk_tokens: those whose logits are held at once (None: all), by the same kernels; chunks: the least of such parts that
+    they are cut into. in_place: no kernel of the loss makes more than the logits themselves, and the gradients of hidden states
+    and table are made with them.
+    """
+
+    bucket_elements: int = 0
+    standing_elements: int = 0
+    live_elements: int = 0
+    ahead_elements: int | None = None
+    accumulates_apart: bool = False
+    stepped_elements: int | None = None
+    flattens: bool = False
+    temporaries: int = 0
+    chunk_tokens: int | None = None
+    chunks: int = 1
+    in_place: bool = False
+
+
+NOTHING_HELD = Held()
 
 
 @dataclass(frozen=True)
@@ -100,8 +137,8 @@ class RunLayout:
     the order of the chain; None where all stages have as many. frozen: adapters alone are trained: no gradients of the weights,
     no states of theirs. exchange: what context-parallel ranks exchange for attention's core: keys, around a ring,
     or heads, by all-to-alls. optimizer: what steps the parameters. recipe: of the products of transformer layers; None where
-    they are in `precision`. on_host: what devices copy to their host and back. schedule: of a pipeline;
-    `zb-h1` and `zero-bubble` (Qi et al., 2023) have a third of 1F1B's bubble, and nearly none.
+    they are in `precision`. on_host: what devices copy to their host and back. held: what the trainer holds alongside.
+    schedule: of a pipeline; `zb-h1` and `zero-bubble` (Qi et al., 2023) have a third of 1F1B's bubble, and nearly none.
     """
 
     dp: int
@@ -125,6 +162,7 @@ class RunLayout:
     optimizer: OptimizerName = "adamw"
     recipe: Recipe | None = None
     on_host: frozenset[Hosted] = frozenset()
+    held: Held = NOTHING_HELD
     schedule: Schedule = "1f1b"
 
     @property

@@ -1,5 +1,5 @@
 """What a run keeps on each device, from its layout: model states as frameworks hold them, activations of the micro-batches in
-flight, and the logits with their loss.
+flight, the logits with their loss, and what trainers hold alongside: buckets in the passes, copies in the optimizer's step.
 
 Of each unit the graph keeps what fused kernels of today's frameworks do: a norm's input and result, the inputs of products, one
 number for each query and head of a fused attention core, and what the activation and the gate need. What trainplan's programs
@@ -20,27 +20,43 @@ from trainplan.formulations.streams.units import splittable
 from trainplan.profiling.base.dtypes import DTYPE_BYTES
 from trainplan.profiling.clusters.recipes import Recipe
 from trainplan.profiling.models.model import Model, Unit
-from trainplan.profiling.models.sublayers import LAYERED, Attention, FeedForward, HeadShare, attention_of
+from trainplan.profiling.models.sublayers import LAYERED, Attention, FeedForward, HeadShare, Sublayer, attention_of
 from trainplan.profiling.models.sublayers.parallel import ParallelBlock
 
 # Of what a layer keeps, where every second product's result, the attention's and the layer's input are kept: of a layer
 # of Llama-3 8B 59 of 131 KB for each token.
 OPERATIONS_KEPT = 0.45
 MOMENT_BYTES = 4
+COPY_BYTES = 4  # of a copy in fp32
 
 
 @dataclass(frozen=True)
 class RunMemory:
-    """Bytes of one device: model states, activations of micro-batches in flight, and what there is for a while beside them."""
+    """Bytes of one device. In the passes: model states with gathered blocks, activations of micro-batches in flight, what there
+    is for a while beside them, and buffers of the trainer. In the optimizer's step, when no activations are left:
+    standing_bytes, of the states without gathered blocks, and copies_bytes, of what the step makes beside them."""
 
     states_bytes: float
     activation_bytes: float
     workspace_bytes: float
+    buffers_bytes: float = 0.0
+    standing_bytes: float = 0.0
+    copies_bytes: float = 0.0
+
+    @property
+    def passes_bytes(self) -> float:
+        """All of the passes."""
+        return self.states_bytes + self.activation_bytes + self.workspace_bytes + self.buffers_bytes
+
+    @property
+    def stepping_bytes(self) -> float:
+        """All of the optimizer's step."""
+        return self.standing_bytes + self.copies_bytes
 
     @property
     def peak_bytes(self) -> float:
-        """All of it."""
-        return self.states_bytes + self.activation_bytes + self.workspace_bytes
+        """The most at any moment."""
+        return max(self.passes_bytes, self.stepping_bytes)
 
 
 def run_memory(model: Model, layout: RunLayout) -> list[RunMemory]:
@@ -61,10 +77,11 @@ def states_bytes(
     if "optimizer" in layout.on_host or "parameters" in layout.on_host:
         return _beside_host_bytes(parameters, layout, largest)
     if layout.frozen:
-        return parameters * element / (sharing if layout.zero == 3 else 1) + 2 * largest * element * (layout.zero == 3)
+        gathered = _gathered(parameters, largest, layout) * (layout.zero == 3)
+        return (parameters / (sharing if layout.zero == 3 else 1) + gathered) * element
     if layout.zero == 3 and sharing > 1:
-        gathered = 2 * largest * element + largest * gradient
-        own = element * (not framework.master_bytes)  # else the optimizer's copy is the only one
+        gathered = _gathered(parameters, largest, layout) * element + largest * gradient
+        own = element * (framework.shards_halves or not framework.master_bytes)  # else the optimizer's copy is the only one
         return parameters * (stepped + own + gradient) / sharing + gathered
     if layout.zero == 2 and sharing > 1:
         return parameters * element + parameters * (stepped + gradient) / sharing + largest * gradient
@@ -72,10 +89,20 @@ def states_bytes(
     return parameters * (element + gradient) + kept * stepped - by_muon * MOMENT_BYTES
 
 
+def _gathered(parameters: float, largest: float, layout: RunLayout) -> float:
+    """Of so many parameters those that are gathered at once: the largest block and the next one, or as the trainer keeps them.
+    largest: of its blocks; 0 where none is gathered."""
+    held = layout.held
+    if not largest or held.ahead_elements is None:
+        return 2 * largest
+    return min(parameters, max(largest, held.live_elements) + held.ahead_elements)
+
+
 def _beside_host_bytes(parameters: float, layout: RunLayout, largest: float) -> float:
     """Model states on a device beside those on its host: its parameters, or two gathered blocks; and its gradients,
     or those of a block where they leave as they are made."""
-    element, gathered = DTYPE_BYTES[layout.base], 2 * largest * DTYPE_BYTES[layout.base]
+    element = DTYPE_BYTES[layout.base]
+    gathered = _gathered(parameters, largest, layout) * element
     held = 0.0 if "parameters" in layout.on_host else parameters * element / (layout.sharing if layout.zero == 3 else 1)
     held += gathered * (layout.zero == 3 or "parameters" in layout.on_host)
     leave = layout.zero >= 2 or "parameters" in layout.on_host
@@ -98,17 +125,28 @@ def kept_bytes(unit: Unit, layout: RunLayout) -> float:
     tokens = layout.micro * part.tokens / layout.cp
     own = tokens / layout.tp if layout.sequence_parallel else tokens
     hidden = own * part.hidden * element
-    normed = own * part.hidden * operand_bytes(layout) * (not layout.recompute.norms) * part.pre_norm
+    normed = (
+        own * part.hidden * (operand_bytes(layout) + _apart_bytes(part, layout)) * (not layout.recompute.norms) * part.pre_norm
+    )
     entered = hidden + normed  # a norm's input, and its result
+    behind = part.sandwich * (hidden + own * part.hidden * _apart_bytes(part, layout))
     if isinstance(part, ParallelBlock):
         entered += normed * (not part.shared_norm)
         inner = _attention_bytes(part.attention, tokens, layout) + _network_bytes(part.feed_forward, tokens, layout)
         return entered + inner
     if isinstance(part, Attention):
-        return entered + hidden * part.sandwich + _attention_bytes(part, tokens, layout) + _masks_bytes(part, own)
+        return entered + behind + _attention_bytes(part, tokens, layout) + _masks_bytes(part, own)
     if isinstance(part, FeedForward):
-        return entered + hidden * part.sandwich + _network_bytes(part, tokens, layout) + _masks_bytes(part, own)
-    return hidden + (_masks_bytes(part, own) if part.kind == "embedding" else hidden)
+        return entered + behind + _network_bytes(part, tokens, layout) + _masks_bytes(part, own)
+    if part.kind == "embedding":
+        return hidden + _masks_bytes(part, own)
+    return 2 * hidden + own * part.hidden * _apart_bytes(part, layout)
+
+
+def _apart_bytes(part: Sublayer, layout: RunLayout) -> int:
+    """Of a number of an RMS norm of several kernels: its copy in fp32, in place of the input, and the result before the
+    weights."""
+    return COPY_BYTES * (layout.framework.composed and part.norm == "rms")
 
 
 def operand_bytes(layout: RunLayout) -> float:
@@ -125,16 +163,20 @@ def _masks_bytes(part: object, own: float) -> float:
 
 def _attention_bytes(part: Attention, tokens: float, layout: RunLayout) -> float:
     """Queries, keys and values, and the result; queries and keys before their norm, if they have one; of unfused cores,
-    probabilities with their mask."""
+    probabilities, and where these are dropped their mask and what is left."""
     element, tp = DTYPE_BYTES[layout.base], layout.tp
     query, key = part.heads // tp * part.width, max(1, part.kv_heads // tp) * part.width
-    size = tokens * (2 * query + 2 * key + (query + key) * part.normed_heads) * element + tokens * part.heads // tp * 4
+    normed = (element + COPY_BYTES * layout.framework.composed) * part.normed_heads
+    eager = layout.framework.composed and part.keeps_scores  # which has keys and values of all heads
+    size = tokens * ((2 * query + 2 * (query if eager else key)) * element + (query + key) * normed)
+    size += tokens * part.heads // tp * 4 * (not eager)
     if layout.exchanges_heads and not layout.recompute.attention:
         copied = HeadShare(part, tp, layout.cp).copies * part.width
         size += tokens * (query + 2 * copied) * element
     if part.keeps_scores and not layout.recompute.attention:
         dropped = part.attention_dropout > 0
-        size += tokens * part.keys * (part.heads // tp) * (element + dropped * (1 + element))
+        apart = COPY_BYTES * (eager and element < COPY_BYTES)  # the softmax's result
+        size += tokens * part.keys * (part.heads // tp) * (element + apart + dropped * (1 + (0 if apart else element)))
     return size
 
 
@@ -154,6 +196,7 @@ def _network_bytes(part: FeedForward, tokens: float, layout: RunLayout) -> float
 
 def _inner_bytes(part: FeedForward, tokens: float, layout: RunLayout) -> float:
     products = 2 if part.gated else 0 if part.activation == "relu" and not layout.recompute.activation else 1
+    products += part.gated and layout.framework.composed and not layout.recompute.activation  # the activation's result
     copies = products * DTYPE_BYTES[layout.base] + operand_bytes(layout) * (not layout.recompute.activation)
     return tokens * (part.inner // layout.tp) * copies
 
@@ -212,13 +255,53 @@ def _of_rank(model: Model, layout: RunLayout, chunks: list[Chunk], rank: int) ->
     workspace = again + max(exchanged_bytes(unit, layout) for chunk in chunks for unit in chunk.units)
     head = chunks[-1].units[-1]
     if head.kind == "head":
-        numbers = layout.micro * model.tokens / layout.cp * (model.vocabulary or 1) / layout.tp
-        workspace = max(workspace, numbers * layout.framework.logit_bytes)
+        workspace = max(workspace, loss_bytes(model, head, layout))
     by_muon = sum(muon_parameters(unit.sublayer, layout) for chunk in chunks for unit in chunk.units)
     stepped = stepped_parameters(model, chunks, layout)
     copies = copied_bytes(inner, layout.recipe, DTYPE_BYTES[layout.base], layout.zero)
-    states = states_bytes(parameters, layout, largest, stepped, by_muon) + copies + layout.framework.fixed_bytes
-    return RunMemory(states, activations, workspace)
+    fixed = layout.framework.fixed_bytes
+    states = states_bytes(parameters, layout, largest, stepped, by_muon) + copies + fixed
+    standing = states_bytes(parameters, layout, 0.0, stepped, by_muon) + fixed
+    buffers, made = _buffers_bytes(parameters, layout), _step_bytes(stepped, layout)
+    return RunMemory(states, activations, workspace, buffers, standing, made)
+
+
+def loss_bytes(model: Model, head: Unit, layout: RunLayout) -> float:
+    """Logits of a micro-batch, whole or in chunks of tokens, with the loss's copies and gradients of them. Where the loss makes
+    nothing more than logits, gradients of the hidden states and of the table are made with it (Liger Kernel)."""
+    held, element, vocabulary = layout.held, DTYPE_BYTES[layout.base], (model.vocabulary or 1) / layout.tp
+    tokens = layout.micro * model.tokens / layout.cp
+    at_once = min(tokens if held.chunk_tokens is None else held.chunk_tokens, tokens / held.chunks)
+    if not held.in_place:
+        return at_once * vocabulary * layout.framework.logit_bytes
+    hidden = head.sublayer.hidden
+    return (at_once * vocabulary + tokens * hidden + vocabulary * hidden * (not layout.frozen)) * element
+
+
+def _buffers_bytes(parameters: float, layout: RunLayout) -> float:
+    """Of the trainer during the passes: its buckets, and the gradients of one micro-batch beside their sum."""
+    held = layout.held
+    buckets = held.bucket_elements * DTYPE_BYTES[layout.base]
+    apart = held.accumulates_apart and layout.zero == 2 and layout.micro_batches > 1 and not layout.frozen
+    on_device = not layout.on_host & {"optimizer", "parameters"}
+    return buckets + parameters / layout.sharing * layout.framework.gradient_bytes * (apart and on_device)
+
+
+def _step_bytes(stepped: float, layout: RunLayout) -> float:
+    """What the optimizer's step makes beside the states, of the parameters that it steps at once: their gradients as one tensor
+    and its copy in fp32; then what its kernels hold beside that copy, when under stages 1 and 2 the summed gradients are
+    freed."""
+    held, gradient = layout.held, layout.framework.gradient_bytes
+    standing = held.standing_elements * DTYPE_BYTES[layout.base]
+    if layout.frozen or layout.on_host & {"optimizer", "parameters"}:
+        return standing
+    at_once = stepped if held.stepped_elements is None else min(stepped, held.stepped_elements)
+    kernels = COPY_BYTES * held.temporaries
+    if not held.flattens:
+        return standing + at_once * kernels
+    copy = COPY_BYTES if gradient < COPY_BYTES else 0
+    freed = gradient * (layout.zero < 3)
+    return standing + at_once * max(gradient + copy, (copy or gradient) + kernels - freed)
 
 
 def _in_flight(layout: RunLayout, rank: int) -> list[float]:

@@ -184,7 +184,7 @@ def test_json_has_the_documented_fields(tmp_path: Path) -> None:
     path = tmp_path / "runs.json"
     path.write_text(json.dumps([ROW]))
     (row,) = json.loads(call("validate", path, "--json").stdout)
-    assert list(row) == ["id", "step_s", "step_low_s", "step_high_s", "peak_gib", "fits", "cannot"]
+    assert list(row) == ["id", "step_s", "step_low_s", "step_high_s", "peak_gib", "fits", "close", "cannot"]
     table = call("validate", path, "--assumptions").stdout
     assert "errors of the step" in table and "llama3-8b" in table
 

@@ -8,17 +8,28 @@ from dataclasses import replace
 
 from trainplan.formulations.streams.layout import Recompute, RunLayout
 from trainplan.formulations.streams.memory import run_memory
-from trainplan.profiling.clusters.kinds import VISIBLE
+from trainplan.profiling.clusters.kinds import reserve_bytes
 from trainplan.profiling.clusters.sheets import DeviceSheet
 from trainplan.profiling.models.model import Model
 from trainplan.profiling.models.optimizers import MUON_ZERO
 
-MEMORY_ERROR = 0.05  # of peaks: what is larger than the memory by no more than that is not called infeasible
+MEMORY_ERROR = 0.05  # of peaks
+
+
+def limit_bytes(described: DeviceSheet) -> int:
+    """What a run may use of a device's memory, as plans may: without the driver's context, buffers of communicators, and what
+    fragmentation loses."""
+    return described.memory_bytes - reserve_bytes(described)
+
+
+def close(peak_bytes: float, limit: float) -> bool:
+    """Whether a peak is so near to what a run may use that its error decides."""
+    return abs(peak_bytes / limit - 1) <= MEMORY_ERROR
 
 
 def fits(peak_bytes: float, described: DeviceSheet) -> bool:
-    """Whether a device has so much memory, as far as peaks are known."""
-    return peak_bytes <= (described.visible_bytes or described.memory_bytes * VISIBLE) * (1 + MEMORY_ERROR)
+    """Whether a device has so much memory for a run."""
+    return peak_bytes <= limit_bytes(described)
 
 
 def fitted(

@@ -26,15 +26,26 @@ LOCAL_BYTES = 64 * 2**20  # more that Megatron-Core's own layers take without Tr
 # 20 that are shared, by these two numbers.
 ISSUE_NS, TESTS_ENDS_NS = 2_600_000, 20_000_000
 NEMO = replace(MEGATRON, name="NeMo", gradients_behind=True, parameters_ahead=True, tensor_beside=0.7, gradient_bytes=2)
-FSDP = Framework("PyTorch FSDP", gradients_behind=True, parameters_ahead=True, memory_passes=2.0)
+# Of a logit in torch's loss: log-softmax and its two gradients in fp32 (tests/validation/test_trainers_memory.py).
+FSDP = Framework("PyTorch FSDP", gradients_behind=True, parameters_ahead=True, memory_passes=2.0, logit_bytes=12)
 COMPOSER = replace(FSDP, name="Composer", loss_passes=1.5, logit_bytes=4)  # with its fused cross-entropy
-COMPILED = replace(FSDP, name="PyTorch FSDP, compiled", memory_passes=1.0, loss_passes=1.5)
+COMPILED = replace(FSDP, name="PyTorch FSDP, compiled", memory_passes=1.0, loss_passes=1.5, logit_bytes=8)
 # Updated shards are broadcast by each rank in turn.
-INTERNEVO = replace(FSDP, name="InternEvo", memory_passes=1.5, gradient_bytes=2, parameters_ahead=False, broadcast_ns=3_000_000)
-DEEPSPEED = replace(FSDP, name="DeepSpeed", memory_passes=1.5)
+INTERNEVO = replace(
+    FSDP, name="InternEvo", memory_passes=1.5, gradient_bytes=2, parameters_ahead=False, broadcast_ns=3_000_000, logit_bytes=8
+)
+# Gradients are summed and sent in the model's dtype (`get_data_types` of `runtime/engine.py`).
+DEEPSPEED = replace(FSDP, name="DeepSpeed", memory_passes=1.5, gradient_bytes=2, shards_halves=True, composed=True)
 
 FUSED_SINCE = 2023  # FlashAttention is of May 2022 (Dao et al.); frameworks have it a year later
+UNFUSED = (
+    r"(?:unfused|naive attention|eager[ _-]att\w*|attention[ _-]unfused"
+    r"|(?:attn|attention)(?:[ _-](?:implementation|backend|impl))?[\s=:]+[\"\']?(?:eager|unfused|local))"
+)
 EIGHT_BIT = r"(?:8[ _-]?bit|int8|fp8)"
+# Whose models are transformers' modules.
+MODULES = re.compile(r"accelerate|transformers|hugging ?face|\btrl\b|axolotl|llama[ _-]?factory|peft|deepspeed")
+KERNELS = r"liger\w*"  # which are of one kernel
 TORCH = re.compile(
     r"fsdp|torch|accelerate|transformers|hugging ?face|trl|axolotl|litgpt|lightning|llm-foundry|automodel|fairscale"
 )
@@ -44,7 +55,7 @@ def framework_of(run: Run) -> Framework:
     """The framework of a row, with the flags of its note. Unknown ones overlap as PyTorch FSDP does, or, with tensor- or
     pipeline-parallel ranks, as Megatron-Core with both flags. Before FUSED_SINCE none had fused attention."""
     name, note = (run.framework or "").lower(), (run.note or "").lower()
-    year, compiled = _year(run), flag(note, r"compiled?")
+    year, compiled = year_of(run), flag(note, r"compiled?")
     if ("nemo" in name and "automodel" not in name) or re.search(r"megatron[ _-]?bridge", name):
         chosen = NEMO
     elif "megatron-core" in name or "mcore" in name:
@@ -67,7 +78,10 @@ def framework_of(run: Run) -> Framework:
         chosen = COMPILED if compiled and "eager" not in note else FSDP
     else:
         chosen = OVERLAPPED
-    fused = _fused(note)
+    if MODULES.search(name) and chosen.pads == 1:
+        compiles = chosen.name == COMPILED.name
+        chosen = replace(chosen, composed=not compiles and not flag(f"{name} {note}", KERNELS))
+    fused = attention_said(note)
     if (year and year < FUSED_SINCE and not fused) or fused is False:
         chosen = replace(chosen, fused_attention=False)
     elif fused:
@@ -105,7 +119,7 @@ def framework_of(run: Run) -> Framework:
     return chosen
 
 
-def _year(run: Run) -> int | None:
+def year_of(run: Run) -> int | None:
     """The year of a row: of a date, or of a container such as 24.07."""
     date = run.date or ""
     if year := re.search(r"20\d\d", date):
@@ -114,11 +128,11 @@ def _year(run: Run) -> int | None:
     return 2000 + int(container[1]) if container else None
 
 
-def _fused(note: str) -> bool | None:
+def attention_said(note: str) -> bool | None:
     """Whether attention's kernels are fused, where a note says so."""
-    if flag(note, r"(?:unfused|naive attention|eager attention|attention[ _-]unfused)"):
+    if flag(note, UNFUSED):
         return False
-    return flag(note, r"(?:flash(?:[ _-]?att\w*)?(?:[ _-]?v?[1-4])?|fa[2-4]|xformers|memory[ _-]efficient attention)")
+    return flag(note, r"(?:sdpa|flash(?:[ _-]?att\w*)?(?:[ _-]?v?[1-4])?|fa[2-4]|xformers|memory[ _-]efficient attention)")
 
 
 def _with_states(framework: Framework, text: str) -> Framework:

@@ -17,8 +17,10 @@ from trainplan.profiling.clusters.sheets import DeviceSheet, likely_kind, sheet
 from trainplan.profiling.models.model import Model
 from trainplan.profiling.models.optimizers import MUON_ZERO
 from trainplan.profiling.models.sublayers import why_no_head_share
+from trainplan.validation.alongside import held_by, with_attention, words_of
+from trainplan.validation.buffers import Buffers
 from trainplan.validation.fitting import fitted, in_words
-from trainplan.validation.frameworks import framework_of
+from trainplan.validation.frameworks import attention_said, framework_of
 from trainplan.validation.offloading import hosted
 from trainplan.validation.recomputation import recompute_of_words
 from trainplan.validation.row_models import row_model
@@ -69,6 +71,8 @@ def laid_run(run: Run) -> LaidRun:
         assumed["framework"] = framework.name
     name = _kind(run.gpu, assumed)
     described = sheet(name)
+    if attention_said((run.note or "").lower()) is None:
+        framework = with_attention(framework, described, None, assumed)
     base, _ = _precisions(run, described, assumed)
     model = row_model(run, run.tp or 1, framework, base, assumed)
     if run.seq is None and model.vocabulary:
@@ -92,9 +96,11 @@ def _fitted(laid: LaidRun, assumed: dict[str, str]) -> LaidRun:
     return replace(laid, layout=replace(laid.layout, zero=zero, recompute=recompute))
 
 
-def laid_out(run: Run, model: Model, name: str, framework: Framework, assumed: dict[str, str]) -> LaidRun:
-    """A row of this model on devices of a data sheet's name, laid out; what the row leaves open goes into `assumed`. Raises
-    InputError."""
+def laid_out(
+    run: Run, model: Model, name: str, framework: Framework, assumed: dict[str, str], buffers: Buffers | None = None
+) -> LaidRun:
+    """A row of this model on devices of a data sheet's name, laid out; what the row leaves open goes into `assumed`. buffers:
+    of the trainer, where they are said elsewhere than in the row's note. Raises InputError."""
 
     def taken(name: str, value: Any, default: Any) -> Any:
         if value is None:
@@ -148,7 +154,8 @@ def laid_out(run: Run, model: Model, name: str, framework: Framework, assumed: d
     if model.layers + 2 * layout.reserved < count:
         problem = f"is {chunks}, which with pp {pp} makes {count} stages of {model.layers} layers"
         raise InputError(run.id, "vpp", problem, f"give at most {model.layers} stages, one for each layer")
-    return LaidRun(run, model, name, described, layout, network_bytes_per_s(run), assumed)
+    held = held_by(run, model, layout, words_of(run) if buffers is None else buffers, assumed)
+    return LaidRun(run, model, name, described, replace(layout, held=held), network_bytes_per_s(run), assumed)
 
 
 def _micro_batches(micro: int, batch: int, dp: int, pp: int, torchtitan: bool, assumed: dict[str, str]) -> tuple[int, int]:

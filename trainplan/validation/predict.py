@@ -10,27 +10,29 @@ from typing import Any, ClassVar
 from trainplan.formulations.strategies import HEADS_WORD
 from trainplan.formulations.streams.host import with_host
 from trainplan.formulations.streams.links import Links
-from trainplan.formulations.streams.memory import run_memory
+from trainplan.formulations.streams.memory import RunMemory, run_memory
 from trainplan.formulations.streams.step import StreamsStep, streams_step
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.clusters.efficiencies import EfficiencyTable, shipped_efficiencies
 from trainplan.profiling.clusters.kinds import device_kind
 from trainplan.profiling.clusters.nodes import host_of
 from trainplan.tabular import Tabular
-from trainplan.validation.fitting import fits
+from trainplan.validation.fitting import close, limit_bytes
 from trainplan.validation.layouts import LaidRun, laid_run
 from trainplan.validation.rows import Run
 
 GIB = 2**30
 ISSUE_ERROR = 0.15  # added to that of a step which is the host's
 ASSUMED_ERROR = 0.1  # of each of what decides most of a step, where a row leaves it open; errors add up as squares
+CLOSE = "close: may not fit"
 DECISIVE = ("framework", "recompute", "zero", "mbs")
 
 
 @dataclass(frozen=True)
 class Prediction:
     """Of one run: the step with the interval that is meant to hold 80 % of measured steps, the peak of the fullest device (or
-    of the last rank, where the row measured that), and whether all devices have so much; or what cannot be predicted of it."""
+    of the last rank, where the row measured that), and whether all devices have so much; or what cannot be predicted of it.
+    close: the peak is so near to what there is that its error decides. memory: of the fullest device, by what it is of."""
 
     run: Run
     step_s: float | None = None
@@ -38,6 +40,8 @@ class Prediction:
     step_high_s: float | None = None
     peak_gib: float | None = None
     fits: bool | None = None
+    close: bool = False
+    memory: RunMemory | None = None
     cannot: str = ""
     laid: LaidRun | None = None
     step: StreamsStep | None = None
@@ -55,7 +59,7 @@ class Prediction:
 
     def to_dict(self) -> dict[str, Any]:
         """What `--json` prints of it."""
-        names = ("step_s", "step_low_s", "step_high_s", "peak_gib", "fits", "cannot")
+        names = ("step_s", "step_low_s", "step_high_s", "peak_gib", "fits", "close", "cannot")
         return {"id": self.run.id} | {name: getattr(self, name) for name in names}
 
 
@@ -81,8 +85,17 @@ class Predictions(Tabular, list[Prediction]):
     def rows(self) -> list[dict[str, Any]]:
         """A dict for each run: run (its id), source, model, devices, layout and precision in words; measured_ns, predicted_ns
         with the interval low_ns to high_ns that is meant to hold 80 % of measured steps, and error, predicted over measured
-        less 1; peak_bytes, measured_peak_bytes and memory_error; fits; cannot, why there is no prediction, else empty."""
+        less 1; peak_bytes, measured_peak_bytes and memory_error; fits and close; cannot, why there is no prediction, or
+        nothing."""
         return [_row(each) for each in self]
+
+    def cells(self) -> list[list[str]]:
+        """The fields with headings, row by row; where the error of a peak decides whether it fits, a word says so."""
+        place = list(self.headings).index("fits")
+        return [
+            [*row[:place], CLOSE if each.close else row[place], *row[place + 1 :]]
+            for each, row in zip(self, super().cells(), strict=True)
+        ]
 
     def notes(self) -> list[str]:
         """What cannot be predicted, and which efficiencies are those of another kind of device."""
@@ -108,6 +121,7 @@ def _row(each: Prediction) -> dict[str, Any]:
         "measured_peak_bytes": _scaled(run.mem_gib, GIB),
         "memory_error": each.memory_error,
         "fits": each.fits,
+        "close": each.close,
         "cannot": each.cannot,
     }
 
@@ -146,7 +160,8 @@ def predict_laid(laid: LaidRun, table: EfficiencyTable) -> Prediction:
     seconds = step.step_ns / 1e9
     low, high, borrowed = interval(laid, table)
     memory = run_memory(laid.model, laid.layout)
-    most = max(each.peak_bytes for each in memory)
+    fullest, limit = max(memory, key=lambda each: each.peak_bytes), limit_bytes(laid.sheet)
+    most = fullest.peak_bytes
     peak = memory[-1].peak_bytes if "last rank" in (run.note or "") else most
     return Prediction(
         run,
@@ -154,7 +169,9 @@ def predict_laid(laid: LaidRun, table: EfficiencyTable) -> Prediction:
         step_low_s=seconds * low,
         step_high_s=seconds * high,
         peak_gib=peak / GIB,
-        fits=fits(most, laid.sheet),
+        fits=most <= limit,
+        close=close(most, limit),
+        memory=fullest,
         laid=laid,
         step=step,
         borrowed=borrowed,

@@ -1,0 +1,140 @@
+"""What trainers hold alongside model states and activations, as their sources have it, and by which words rows say it.
+
+- DeepSpeed (0.19: `runtime/zero/stage_1_and_2.py`, `stage3.py`): gradients are reduced from buckets of `reduce_bucket_size`
+  numbers, in stages 1 and 2 two of them where `overlap_comm` is set; that of stage 3 is never freed, and reduced from a copy.
+  Stage 2 sums the gradients of micro-batches in place, beside the partition of the last one. The optimizer's step lays its
+  gradients out as one tensor (`flatten`), which it copies to fp32 (`.to`): in stages 1 and 2 those of the whole shard, in
+  stage 3 those of `sub_group_size` numbers. Stage 3 keeps parameters that are used again within `max_live_parameters`: at the
+  end of the forward pass half of them, for layers are passed twice before that; and gathers `prefetch_bucket_size` ahead.
+- torch's AdamW (`torch/optim/adam.py`): its kernels for lists of tensors (since 2.0) hold the root of the second moments, those
+  for single ones that and the quotient by its bias; fused ones hold nothing. transformers' Trainer has the fused ones since
+  torch 2.8.
+- Losses: that of transformers copies logits to fp32 and keeps their log-softmax, and its gradients are in fp32. TRL's
+  `chunked_nll` has the logits of 256 tokens at once, the chunks of torchtitan and torchtune are an eighth of the tokens. Liger
+  Kernel's has as many logits as there are numbers of hidden states, to a power of two, and works in their place; that of cut
+  cross-entropy has none.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Literal
+
+from trainplan.formulations.streams.layout import Framework, Held, RunLayout
+from trainplan.profiling.clusters.sheets import DeviceSheet
+from trainplan.profiling.models.model import Model
+from trainplan.validation.buffers import Buffers
+from trainplan.validation.frameworks import year_of
+from trainplan.validation.rows import Run
+from trainplan.validation.words import Assumed, flag
+
+DEEPSPEED = "DeepSpeed"
+# Its defaults, in elements.
+BUCKET, PREFETCHED, LIVE, SUB_GROUP = 500_000_000, 50_000_000, 1_000_000_000, 1_000_000_000
+SINGLE_TENSORS, LISTS = 2, 1  # numbers in fp32 that kernels of AdamW hold for each parameter
+LISTS_SINCE = 2023
+CHUNKS, TRL_TOKENS = 8, 256
+WITHOUT_FLASH = ("pascal", "volta", "turing")  # FlashAttention 2 and cuDNN's fused attention need compute capability 8.0
+
+NUMBER = r"[\s=:]*(\d+(?:\.\d+)?(?:e\d+)?)"
+SIZES = (
+    ("reduce_elements", r"reduce[_ -]bucket(?:[_ -]size)?"),
+    ("prefetch_elements", r"prefetch[_ -]bucket(?:[_ -]size)?"),
+    ("live_elements", r"max[_ -]live(?:[_ -]parameters)?"),
+    ("step_elements", r"sub[_ -]group(?:[_ -]size)?"),
+)
+Loss = Literal["full", "chunked", "fused"]
+LOSSES: tuple[tuple[str, Loss], ...] = (
+    (r"(?:chunked|chunk(?:s|ing)?)[ _-]*(?:of )?(?:nll|loss|ce|cross[ _-]?entropy|logits?|lm[ _-]?head)\w*", "chunked"),
+    (r"(?:loss|logits?|cross[ _-]?entropy|ce) (?:is |are )?(?:in|by) chunks", "chunked"),
+    (
+        r"(?:liger\w*|cut[ _-]?cross[ _-]?entropy|cce|flce|fused[ _-]linear[ _-](?:ce|cross[ _-]?entropy|loss)|fused[ _-]loss)",
+        "fused",
+    ),
+    (r"(?:full|whole|all) logits", "full"),
+)
+TRL = re.compile(r"chunked[ _-]nll|\btrl\b")
+CUT = re.compile(r"cut[ _-]?cross[ _-]?entropy|\bcce\b")
+FUSED_STEP = r"(?:fused[ _-]?adam\w*|adamw?[ _-](?:torch[ _-])?fused|fused optimizer|apex adam\w*)"
+LISTED_STEP = r"(?:for[ _-]?each|multi[ _-]?tensor)(?: (?:adamw?|optimizer))?"
+
+
+def words_of(run: Run) -> Buffers:
+    """What a row's note says of it."""
+    note = (run.note or "").lower()
+    sizes = {name: int(float(said[1])) for name, word in SIZES if (said := re.search(word + NUMBER, note))}
+    return Buffers(**sizes, loss=_loss_of(note))  # type: ignore[arg-type]
+
+
+def _loss_of(note: str) -> Loss | None:
+    """How a note says that the loss goes through the logits: the first word that is not denied; all at once if some are."""
+    said = [(flag(note, pattern), meant) for pattern, meant in LOSSES]
+    return next((meant for on, meant in said if on), "full" if any(on is False for on, _ in said) else None)
+
+
+def held_by(run: Run, model: Model, layout: RunLayout, buffers: Buffers, assumed: Assumed) -> Held:
+    """What the trainer of a row holds, by the sizes that are said; what is not goes into `assumed`."""
+    held = _through_logits(run, model, layout, buffers)
+    name, note = layout.framework.name, (run.note or "").lower()
+    if name != DEEPSPEED:
+        return replace(held, temporaries=LISTS) if flag(note, LISTED_STEP) else held
+    if layout.zero == 0:
+        return held
+    overlaps = flag(note, r"overlap[_ -]comm")
+    bucket = (BUCKET if buffers.reduce_elements is None else buffers.reduce_elements) * (
+        1 + (layout.zero < 3 and overlaps is True)
+    )
+    if buffers.reduce_elements is None:
+        assumed["reduce_bucket_size"] = f"{bucket:.3g} numbers, DeepSpeed's default"
+    held = replace(held, bucket_elements=bucket, flattens=True, accumulates_apart=True, temporaries=_temporaries(run, assumed))
+    if layout.zero < 3:
+        return held
+    live, ahead, stepped = (
+        default if size is None else size
+        for size, default in (
+            (buffers.live_elements, LIVE), (buffers.prefetch_elements, PREFETCHED), (buffers.step_elements, SUB_GROUP)
+        )
+    )  # fmt: skip
+    return replace(
+        held, bucket_elements=2 * bucket, standing_elements=bucket, live_elements=live // 2, ahead_elements=ahead,
+        stepped_elements=stepped,
+    )  # fmt: skip
+
+
+def _temporaries(run: Run, assumed: Assumed) -> int:
+    """Numbers that the kernels of AdamW hold; those of torch's for lists of tensors where nobody says which kernels run."""
+    note, year = (run.note or "").lower(), year_of(run)
+    if flag(note, FUSED_STEP):
+        return 0
+    if flag(note, LISTED_STEP):
+        return LISTS
+    single = year is not None and year < LISTS_SINCE
+    count, kernels = (SINGLE_TENSORS, "single tensors") if single else (LISTS, "lists of tensors")
+    assumed["optimizer's kernels"] = f"torch's for {kernels}, which hold {4 * count} bytes of each parameter that is stepped"
+    return count
+
+
+def _through_logits(run: Run, model: Model, layout: RunLayout, buffers: Buffers) -> Held:
+    """How the loss goes through the logits."""
+    text = f"{run.framework or ''} {run.note or ''}".lower()
+    if buffers.loss == "chunked":
+        return Held(chunk_tokens=TRL_TOKENS) if TRL.search(text) else Held(chunks=CHUNKS)
+    if buffers.loss != "fused" or layout.framework.pads > 1 or not model.vocabulary:
+        return Held()
+    if CUT.search(text):
+        return Held(chunk_tokens=0, in_place=True)
+    tokens = layout.micro * model.tokens // layout.cp
+    parts = -(-model.vocabulary // model.units[-1].sublayer.hidden)
+    return Held(chunk_tokens=1 << (-(-tokens // parts) - 1).bit_length(), in_place=True)
+
+
+def with_attention(framework: Framework, described: DeviceSheet, said: bool | None, assumed: Assumed) -> Framework:
+    """The framework with the attention that runs on a device: of Megatron-LM, none that is fused where the device has none.
+    (torch's own attention, which the others call, has a fused kernel there, too.) said: whether it is fused, where that is."""
+    if said is not None:
+        return replace(framework, fused_attention=said)
+    if framework.fused_attention and framework.pads > 1 and described.architecture in WITHOUT_FLASH:
+        assumed["attention"] = f"scores and what dropout leaves of them are kept: {described.name} has no fused attention"
+        return replace(framework, fused_attention=False, drops=True)
+    return framework
