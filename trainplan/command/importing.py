@@ -91,7 +91,7 @@ def _variables(settings: Sequence[str]) -> dict[str, str]:
     made = {}
     for text in settings:
         name, sign, value = text.partition("=")
-        if not (name.isidentifier() or name.isdecimal()) or not sign:
+        if not (name.replace(".", "_").isidentifier() or name.isdecimal()) or not sign:
             raise InputError(
                 COMMAND_LINE,
                 "--set",

@@ -188,7 +188,7 @@ SECTIONS: dict[str, frozenset[str]] = {
 # Sections all of whose keys change no plan.
 TABLES = names(
     """
-    rerun_state_machine. ft. straggler. nvrx_straggler. profiling. peft. tensor_inspect. inprocess_restart.
+    rerun_state_machine. ft. straggler. nvrx_straggler. profiling. tensor_inspect. inprocess_restart.
     optimizer_config_override_provider.
     """
 )

@@ -63,10 +63,11 @@ def of_values(
     copies = keys.whole("--num-distributed-optimizer-instances", 1) or 1
     distributed = keys.flag("--use-distributed-optimizer")
     zero: Literal[0, 1, 2, 3] = 0
+    sharded = SHARDED[keys.text("--data-parallel-sharding-strategy", "no_shard", SHARDED)]  # of Megatron's FSDP alone
     if keys.flag("--use-torch-fsdp2"):
         zero = 3
     elif keys.flag("--use-megatron-fsdp") or keys.flag("--use-custom-fsdp"):
-        zero = SHARDED[keys.text("--data-parallel-sharding-strategy", "no_shard", SHARDED)]
+        zero = sharded
     elif distributed:
         zero = 1
     cp = keys.whole("--context-parallel-size", 1) or 1

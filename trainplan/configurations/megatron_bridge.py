@@ -8,18 +8,24 @@ read as these; where the defaults of its classes are others, they are written ou
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from trainplan.configurations import megatron
+from trainplan.configurations.bridge_recipes import ARGUMENTS as OF_RECIPES
+from trainplan.configurations.bridge_recipes import base_of
 from trainplan.configurations.configuration import Configuration, Keys, Said, flattened
 from trainplan.configurations.documented_bridge import SECTIONS, TABLES
+from trainplan.configurations.lines import sources_of
 from trainplan.configurations.megatron_model import NULL
 from trainplan.execution.exports.megatron_bridge import FIELDS
 from trainplan.profiling.base.errors import InputError, shown
 from trainplan.profiling.base.files import read_data
+from trainplan.profiling.models.families.fields import names
 
 # Of fields that no export has, what Megatron-LM calls them.
 OTHERS = {
@@ -34,6 +40,9 @@ OTHERS = {
     "--cpu-offloading": "model.cpu_offloading",
     "--rampup-batch-size": "train.rampup_batch_size",
     "--use-megatron-fsdp": "ddp.use_megatron_fsdp",
+    "--use-custom-fsdp": "ddp.use_custom_fsdp",
+    "--use-torch-fsdp2": "dist.use_torch_fsdp2",
+    "--optimizer-cpu-offload": "optimizer.optimizer_cpu_offload",
     "--data-parallel-sharding-strategy": "ddp.data_parallel_sharding_strategy",
     "--tp-comm-overlap": "comm_overlap.tp_comm_overlap",
     "--first-last-layers-bf16": "mixed_precision.first_last_layers_bf16",
@@ -60,27 +69,123 @@ SCALINGS: dict[str, dict[str, Any]] = {
     "mxfp8": {"fp8": "e4m3", "fp8_recipe": "mxfp8", "fp8_param_gather": True},
     "nvfp4": {"fp4": "e2m1", "fp4_recipe": "nvfp4"},
 }
+# Options of its scripts (scripts/training/run_recipe.py) and the fields that they set; others are called as recipes' arguments.
+OPTIONS = {
+    "tp": "model.tensor_model_parallel_size", "pp": "model.pipeline_model_parallel_size", "cp": "model.context_parallel_size",
+    "vp": "model.virtual_pipeline_model_parallel_size", "gb": "train.global_batch_size", "mb": "train.micro_batch_size",
+    "sl": "model.seq_length", "ms": "train.train_iters", "max_steps": "train.train_iters", "lr": "optimizer.lr",
+    "min_lr": "optimizer.min_lr", "warmup_iters": "scheduler.lr_warmup_iters", "save_dir": "checkpoint.save",
+    "load_dir": "checkpoint.load", "save_interval": "checkpoint.save_interval", "step_func": "logger.step_func",
+    "dataset": "dataset.blend", "pretrained_checkpoint": "checkpoint.pretrained_checkpoint",
+    "ep": "model.expert_model_parallel_size",
+}  # fmt: skip
+OURS, GRADIENTS = "default of Megatron-Bridge 0.3", "grad_reduce_in_fp32"
+PARTS = frozenset(
+    f"model.{name}"
+    for name in names(
+        """
+        gated_linear_unit add_bias_linear share_embeddings_and_output_weights normalization layernorm_epsilon rotary_base
+        position_embedding_type rotary_percent rotary_interleaved rope_scaling rope_scaling_factor add_qkv_bias qk_layernorm
+        window_size attention_dropout hidden_dropout make_vocab_size_divisible_by
+        """
+    )
+)
+MARKS = ("mixed_precision", "validation", "_target_")  # names beside those of sections
+WIDE = ("torch.float32", "float32", "fp32")
+# Fields that bear on the run, values of them that plans have, and why no others.
+NONE, OFF = ("none", "null"), ("false",)
+REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
+    "model.expert_tensor_parallel_size": (("1",), "plans have dense models"),
+    "model.is_hybrid_model": (OFF, "plans have layers of attention and feed-forward alone"),
+    "model.heterogeneous_block_specs": (OFF, "plans have layers all alike"),
+    "model.experimental_attention_variant": (NONE, "plans have full attention, or windows"),
+    "model.linear_attention_freq": (NONE, "plans have full attention, or windows"),
+    "model.window_attn_skip_freq": (NONE, "plans have layers all alike"),
+    "model.attention_output_gate": (OFF, "plans have no such product"),
+    "model.fine_grained_activation_offloading": (OFF, "plans keep activations on the device"),
+    "model.distribute_saved_activations": (OFF, "plans keep activations as layers leave them"),
+    "model.num_microbatches_with_partial_activation_checkpoints": (NONE, "plans treat micro-batches alike"),
+    "model.hybrid_context_parallel": (OFF, "plans exchange in one way"),
+    "model.hierarchical_context_parallel_sizes": (NONE, "plans exchange in one way"),
+    "model.fp32_residual_connection": (OFF, "plans keep the residual stream in the model's dtype"),
+    "model.mtp_standalone": (OFF, "plans have one head"),
+    "ddp.outer_dp_sharding_strategy": (("no_shard",), "copies are whole between groups"),
+    "dist.use_tp_pp_dp_mapping": (OFF, "ranks are numbered data-parallel before pipeline-parallel"),
+    "train.decrease_batch_size_if_needed": (OFF, "a plan is of one batch size"),
+}
 LETTERS = {"embedding": "E", "decoder": "t", "loss": "L"}
 DOCUMENTED = frozenset(f"{section}.{field}" for section, fields in SECTIONS.items() for field in fields)
 
 
 def is_one(data: Any) -> bool:
-    """Whether a file's value has the sections of a ConfigContainer."""
-    return isinstance(data, Mapping) and all(isinstance(data.get(name), Mapping) for name in ("model", "train"))
+    """Whether a file's value has the sections of a ConfigContainer, or some of them."""
+    if not isinstance(data, Mapping):
+        return False
+    has = [isinstance(data.get(name), Mapping) for name in ("model", "train")]
+    return all(has) or (any(has) and all(name in SECTIONS or f"{name}." in TABLES or name in MARKS for name in data))
 
 
 def read(path: Path, said: Said) -> Configuration:
     """The configuration of a YAML file. Raises InputError."""
-    return of_sections(read_data(path), str(path), said)
+    return of_sections(read_data(path), str(path), said, sources_of(path))
 
 
-def of_sections(data: Any, where: str, said: Said) -> Configuration:
-    """The configuration of a ConfigContainer's sections. Raises InputError."""
+def of_sections(
+    data: Any, where: str, said: Said, sources: Mapping[str, str] | None = None, recipe: str | None = None
+) -> Configuration:
+    """The configuration of a ConfigContainer's sections. sources: where each key is written. recipe: the one whose values they
+    override. Raises InputError."""
     if not is_one(data):
         raise InputError(where, "", f"holds {shown(data)}", "give sections such as model and train, of a ConfigContainer")
-    values = {**DEFAULTS, **_precision(data.get("mixed_precision"), where), **flattened(data)}
-    keys = Keys(where, values, defaults="default of Megatron-Bridge 0.3", ignored=said.ignored)
+    named = data.get("mixed_precision")
+    return of_fields({**_precision(named, where), **flattened(data)}, where, said, sources, recipe)
+
+
+def of_overrides(words: Sequence[str], where: str, said: Said, recipe: str | None = None) -> Configuration:
+    """The configuration of overrides such as ``model.tensor_model_parallel_size=2``, in Hydra's spelling, on top of a recipe:
+    the one that is named, or `--recipe NAME` among the words. Raises InputError."""
+    values, sources, rest = dict[str, Any](), dict[str, str](), list(words)
+    while rest:
+        word = rest.pop(0)
+        name, sign, text = word.partition("=")
+        if name.startswith("-"):
+            key = name.lstrip("-").replace("-", "_")
+            given = text if sign else rest.pop(0) if rest and not rest[0].startswith("-") and "=" not in rest[0] else "true"
+            if key == "recipe":
+                recipe = given
+                continue
+            key, text, sign = OPTIONS.get(key, OF_RECIPES.get(key, key)), given, "="
+        key = (key if name.startswith("-") else name.lstrip("+")).strip()
+        if name.startswith("~") or not sign:
+            fix = "give overrides such as model.tensor_model_parallel_size=2"
+            raise InputError(where, word, "is no override that is read", fix)
+        values[key], sources[key] = _written(text), where
+    if "mixed_precision" in values:
+        values = {**_precision(values["mixed_precision"], where), **values, "mixed_precision": None}
+    return of_fields(values, where, said, sources, recipe)
+
+
+def of_fields(
+    written: Mapping[str, Any], where: str, said: Said, sources: Mapping[str, str] | None = None, recipe: str | None = None
+) -> Configuration:
+    """The configuration of fields by section and key, as `of_sections`. Raises InputError."""
+    settings = {key: _written(text) for key, text in said.variables.items() if "." in key}
+    given = {**written, **settings}
+    base = base_of(given, where, said, recipe)
+    based = {**_precision(base.fields.get("mixed_precision"), where), **base.fields, "mixed_precision": None}
+    values = {**DEFAULTS, **based, **{key: value for key, value in given.items() if value is not None or key not in based}}
+    values |= {key: None for key in given if given[key] is None and key != "mixed_precision"}
+    recipes = base.sources.get("mixed_precision", "")
+    origin = {**dict.fromkeys(DEFAULTS, OURS), **{key: recipes for key in based if key not in base.fields}, **base.sources}
+    origin |= {**(sources or {}), **dict.fromkeys(settings, "--set")}
+    if not any(values.get(f"mixed_precision.{name}") for name in ("bf16", "fp16")):  # then the model says it alone
+        values |= {f"mixed_precision.{name}": values[f"model.{name}"] for name in ("bf16", "fp16") if f"model.{name}" in values}
+        values |= {f"mixed_precision.{GRADIENTS}": values[f"ddp.{GRADIENTS}"]} if f"ddp.{GRADIENTS}" in values else {}
+    keys = Keys(where, values, sources=origin, defaults=OURS, ignored=said.ignored)
+    for key in ("model.bf16", "model.fp16", f"ddp.{GRADIENTS}"):  # which the precision overrides
+        keys.flag(key)
     keys.get("mixed_precision")  # a name, whose fields are among the values
+    _refuse(keys)
     words = list(_words(keys))
     try:
         made = megatron.of_arguments(words, where, said)
@@ -90,12 +195,44 @@ def of_sections(data: Any, where: str, said: Said) -> Configuration:
     unread, unknown = keys.left(DOCUMENTED, TABLES)
     unknown = tuple(key for key in unknown if not key.split(" ")[0].rpartition(".")[2].startswith("_"))  # its own marks
     keyed = {name: ARGUMENTS.get(key, key) for name, key in made.keys.items()}
-    written = {ARGUMENTS.get(each.key) for each in made.taken} & {each.key for each in keys.taken}
+    from_file = {ARGUMENTS.get(each.key) for each in made.taken} & {each.key for each in keys.taken}
     defaults = tuple(
-        replace(each, key=ARGUMENTS[each.key]) for each in made.taken if ARGUMENTS.get(each.key) not in (None, *written)
+        replace(each, key=ARGUMENTS[each.key]) for each in made.taken if ARGUMENTS.get(each.key) not in (None, *from_file)
     )
     taken = (*keys.taken, *defaults)
-    return replace(made, runtime="megatron-bridge", keys=keyed, unread=unread, unknown=unknown, taken=taken)
+    if base.model is not None:  # whose parts are not those that defaults describe
+        taken = tuple(each for each in taken if each.key not in PARTS or not each.source.startswith("default"))
+    return replace(
+        made, runtime="megatron-bridge", model=base.model, keys=keyed, notes=(*made.notes, *base.notes), unread=unread,
+        unknown=unknown, taken=taken,
+    )  # fmt: skip
+
+
+def _written(text: Any) -> Any:
+    """A value as a command line or `--set` spells it: YAML's."""
+    try:
+        return yaml.safe_load(text) if isinstance(text, str) else text
+    except yaml.YAMLError:
+        return text
+
+
+def _refuse(keys: Keys) -> None:
+    """Raises InputError for fields that bear on the run and that no plan has."""
+    for key in keys.values:
+        if key.partition(".")[0] == "peft" and keys.values[key] not in (None, False):
+            has = key.partition(".")[2] or shown(keys.values[key])
+            raise keys.error("peft", f"has {has}", "leave it out: adapters are not planned")
+    for key, (neutral, why) in REFUSED.items():
+        keys.refuse(key, neutral, why)
+    aware = keys.flag("optimizer.use_precision_aware_optimizer")
+    for name in ("main_grads_dtype", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype"):
+        if aware:
+            keys.refuse(f"optimizer.{name}", WIDE, "plans keep the optimizer's states in float32")
+        keys.get(f"optimizer.{name}")  # of no bearing without
+    tokens = keys.get("model.seq_length")
+    for key in ("dataset.seq_length", "dataset.sequence_length"):
+        if keys.values.get(key) is not None and key in keys.sources and keys.get(key) != tokens:
+            raise keys.error(key, f"is {shown(keys.get(key))}, and model.seq_length is {shown(tokens)}", "give both alike")
 
 
 def _precision(said: Any, where: str) -> dict[str, Any]:

@@ -1,0 +1,103 @@
+"""Megatron-Bridge's recipes for pre-training dense models: what a file that overrides one leaves to it.
+
+`trainplan/data/recipes/megatron-bridge.json` has what they set (`benchmarks/bridge_recipes.py` reads it from their source); the
+version is named there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from trainplan.configurations.configuration import Said
+from trainplan.profiling.base.errors import InputError, one_of, shown
+from trainplan.profiling.models.model import load_model
+from trainplan.profiling.shipped import sized
+
+END = "_pretrain_config"
+OTHERS = ("_sft_config", "_peft_config", "_finetune_config")
+SIZED = ("model.num_layers", "model.hybrid_layer_pattern", "model.hybrid_override_pattern")
+# Of recipes before 0.3, whose functions took what they set: what each argument set.
+ARGUMENTS = {
+    **{
+        name: f"model.{name}"
+        for name in (
+            "tensor_model_parallel_size", "pipeline_model_parallel_size", "virtual_pipeline_model_parallel_size",
+            "context_parallel_size", "sequence_parallel", "seq_length", "pipeline_dtype",
+            "account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split", "expert_model_parallel_size",
+        )
+    },
+    **{name: f"train.{name}" for name in ("global_batch_size", "micro_batch_size", "train_iters")},
+    "use_megatron_fsdp": "ddp.use_megatron_fsdp",
+    "precision_config": "mixed_precision",
+    "mixed_precision_recipe": "mixed_precision",
+    "comm_overlap_config": "comm_overlap",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Base:
+    """What a file's own values stand on. fields: of a recipe, by section and key; sources: where each comes from. model: the
+    name of the recipe's; None where the file has its sizes. notes: what was taken for what is not said."""
+
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    sources: Mapping[str, str] = field(default_factory=dict)
+    model: str | None = None
+    notes: tuple[str, ...] = ()
+
+
+@cache
+def _table() -> dict[str, Any]:
+    return dict(json.loads(files("trainplan.data").joinpath("recipes", "megatron-bridge.json").read_text()))
+
+
+def recipes() -> list[str]:
+    """The names of the recipes that are known."""
+    return list(_table()["recipes"])
+
+
+def known(name: str, where: str) -> str:
+    """The recipe of a name, with or without its ending. Raises InputError."""
+    last = name.rpartition(".")[2]
+    for each in (last, last + END):
+        if each in _table()["recipes"]:
+            return each
+    if last.endswith(OTHERS):
+        fix = f"give one of pre-training, such as {recipes()[0]}: recipes of fine-tuning are not read"
+    else:
+        fix = one_of(last, recipes()) + f", of Megatron-Bridge {_table()['version']}, or a file that has all sizes"
+    raise InputError(where, "recipe", f"is {shown(last)}", fix)
+
+
+def base_of(values: Mapping[str, Any], where: str, said: Said, recipe: str | None) -> Base:
+    """What the values of a file stand on. recipe: the one that it calls, where it says so; else the one of `--set recipe=NAME`,
+    and, where the file has no sizes, the one of the model that is named. Raises InputError where no model is known."""
+    name, table = recipe or said.variables.get("recipe"), _table()
+    has_sizes, notes = any(values.get(key) is not None for key in SIZED), list[str]()
+    if name is None and has_sizes:
+        return Base()
+    if name is None and said.model is None:
+        fix = f"give it, or the model by --model, or the recipe whose values the file overrides: --set recipe={recipes()[0]}"
+        raise InputError(where, "model.num_layers", "is missing", fix)
+    if name is not None:
+        name = known(name, where)
+    else:
+        assert said.model is not None
+        model = sized(said.model)
+        alike = [each for each in recipes() if model is not None and sized(table["recipes"][each]["model"])[:2] == model[:2]]  # type: ignore[index]
+        name = min(alike, key=len) if alike else None
+        what = f"the recipe {name}" if name else "what all recipes of pre-training have"
+        notes.append(f"what the file leaves to its recipe is taken from {what}; another one: --set recipe=NAME")
+    own = {} if name is None else table["recipes"][name]
+    fields = {**table["common"], **own.get("fields", {})}
+    source = f"recipe {name or 'of pre-training'} of Megatron-Bridge {table['version']}"
+    sources = dict.fromkeys(fields, source)
+    named = said.model or own["model"]
+    if not has_sizes:
+        fields["model.num_layers"] = load_model(named, 128).layers
+        sources["model.num_layers"] = f"--model {named}" if said.model else source
+    return Base(fields, sources, None if has_sizes else named, tuple(notes))

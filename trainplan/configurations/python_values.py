@@ -1,0 +1,351 @@
+"""Values that a Python file writes out, found in its syntax tree; nothing of the file is ever run or imported.
+
+    cfg = llama3_8b_pretrain_config()            Made("..llama3_8b_pretrain_config")
+    cfg.model.tensor_model_parallel_size = 2     its field model, of which tensor_model_parallel_size is 2, at line 2
+    cfg.train.global_batch_size = 8 * nodes      Unread("8 * nodes"), where `nodes` has no value
+
+Literals, names, arithmetic, comparisons, `if` with a known condition, loops over known values, functions of the file itself,
+the defaults of argparse and of `os.environ.get` are followed. A call of anything else is an object of the call's name with the
+arguments as fields. All else is Unread, and so is all that an undecided condition or loop would assign.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+from trainplan.profiling.base.errors import shown
+from trainplan.profiling.models.families.fields import names
+
+LONGEST, MOST_FIELDS = 10_000, 10_000
+BINARY: dict[type, Any] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv,
+    ast.Div: operator.truediv, ast.Mod: operator.mod,
+}  # fmt: skip
+COMPARED: dict[type, Any] = {
+    ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt,
+    ast.GtE: operator.ge, ast.Is: operator.is_, ast.IsNot: operator.is_not,
+}  # fmt: skip
+PLAIN = (int, float, str, bool, type(None), list, tuple, dict)
+BUILTINS = {each.__name__: each for each in (int, float, str, bool, len, max, min, list, tuple)}
+# What may be called with an object and leaves it as it is, by the last part of its name.
+HARMLESS = names(
+    """
+    print pprint len isinstance hasattr getattr cast repr str type vars dir id deepcopy copy replace asdict validate
+    print_yaml to_yaml to_dict info debug warning pretrain finetune train run main launch add build cli submit exit
+    """
+)
+UNCHANGING = ("keys", "values", "items", "copy", "index", "count", "format", "join")  # of plain values
+COPIES = ("copy.deepcopy", "copy.copy", "deepcopy", "dataclasses.replace", "replace")
+
+
+Scope = dict[str, Any]
+
+
+class Symbol(str):
+    """A name that the file does not define, such as ``torch.bfloat16``, with the module that it is imported from."""
+
+
+@dataclass(frozen=True)
+class Unread:
+    """An expression whose value is not known without running the file."""
+
+    text: str
+    line: int
+
+
+@dataclass(eq=False)
+class Made:
+    """An object that a call makes. name: of what is called. fields: its arguments by name, those by place as "0", "1", and what
+    is assigned to it afterwards; lines: where each is written. implied: made by reading an attribute that nothing set. changed:
+    calls that the object is given to, and may be changed by."""
+
+    name: str
+    line: int
+    fields: dict[str, Any] = field(default_factory=dict)
+    lines: dict[str, int] = field(default_factory=dict)
+    implied: bool = False
+    changed: list[Unread] = field(default_factory=list)
+
+    def flattened(self, prefix: str = "", above: tuple[int, ...] = ()) -> Iterator[tuple[str, Any, int]]:
+        """Fields of the object and of those that it holds: names joined by dots, values and lines."""
+        for name, value in self.fields.items():
+            yield f"{prefix}{name}", value, self.lines.get(name, self.line)
+            if isinstance(value, Made) and id(value) not in above:
+                yield from value.flattened(f"{prefix}{name}.", (*above, id(value)))
+
+    def changes(self) -> Iterator[Unread]:
+        """Calls by which the object, or one that it holds, may be changed."""
+        yield from self.changed
+        for _, value, _ in islice(self.flattened(), MOST_FIELDS):
+            if isinstance(value, Made):
+                yield from value.changed
+
+    def copied(self) -> Made:
+        """Another object with the same fields, and copies of the objects that they are."""
+        return deepcopy(self)
+
+
+class Expressions:
+    """What expressions of a file stand for. where: the file; variables: values by name, in place of the file's own; functions:
+    those that it defines; classes: names of those; values: of names at its end; made: all objects, in the order of their
+    calls."""
+
+    def __init__(self, where: str, variables: Mapping[str, str]) -> None:
+        self.where, self.variables = where, {name: literal(text) for name, text in variables.items()}
+        self.functions: dict[str, ast.FunctionDef] = {}
+        self.classes: set[str] = set()
+        self.values: Scope = {"__name__": "__main__"}
+        self.made: list[Made] = []
+
+    def assign(self, target: ast.AST, value: Any, scope: Scope) -> None:
+        """Makes a target of an assignment stand for a value."""
+        raise NotImplementedError
+
+    def enter(self, function: ast.FunctionDef, given: Made, node: ast.AST) -> Any:
+        """What a function of the file gives back for arguments."""
+        raise NotImplementedError
+
+    def value(self, node: ast.AST, scope: Scope) -> Any:
+        """What an expression stands for: a literal, a Symbol, an object, or Unread."""
+        match node:
+            case ast.Constant():
+                return node.value if isinstance(node.value, PLAIN) else unread(node)
+            case ast.Name():
+                return self._name(node, scope)
+            case ast.Attribute():
+                return self._attribute(node, scope)
+            case ast.List() | ast.Tuple() | ast.Set():
+                items = [self.value(each, scope) for each in node.elts]
+                return tuple(items) if isinstance(node, ast.Tuple) else items
+            case ast.Dict():
+                if all(isinstance(key, ast.Constant) for key in node.keys):
+                    return {key.value: self.value(value, scope) for key, value in zip(node.keys, node.values, strict=True)}  # type: ignore[union-attr]
+                return unread(node)
+            case ast.UnaryOp(op=ast.USub()):
+                value = self.value(node.operand, scope)
+                return -value if isinstance(value, int | float) else unread(node)
+            case ast.UnaryOp(op=ast.Not()):
+                truth = self.truth(self.value(node.operand, scope))
+                return unread(node) if truth is None else not truth
+            case ast.BinOp():
+                return self._computed(node, scope)
+            case ast.BoolOp():
+                return self._either(node, scope)
+            case ast.Compare() if len(node.ops) == 1:
+                return self._compared(node, scope)
+            case ast.IfExp():
+                truth = self.truth(self.value(node.test, scope))
+                return unread(node) if truth is None else self.value(node.body if truth else node.orelse, scope)
+            case ast.JoinedStr():
+                parts = [
+                    self.value(each.value if isinstance(each, ast.FormattedValue) else each, scope) for each in node.values
+                ]
+                known = all(isinstance(part, str | int | float) for part in parts)
+                return "".join(map(str, parts)) if known else unread(node)
+            case ast.Subscript():
+                base, key = self.value(node.value, scope), self.value(node.slice, scope)
+                if isinstance(base, Symbol) and base == "os.environ" and isinstance(key, str):
+                    return self.variables.get(key, unread(node))
+                try:
+                    return base[key] if isinstance(base, dict | list | tuple) else unread(node)
+                except (LookupError, TypeError):
+                    return unread(node)
+            case ast.NamedExpr():
+                value = self.value(node.value, scope)
+                self.assign(node.target, value, scope)
+                return value
+            case ast.Call():
+                return self._called(node, scope)
+            case _:
+                return unread(node)
+
+    def _name(self, node: ast.Name, scope: Scope) -> Any:
+        for known in (scope, self.values):
+            if node.id in known:
+                return known[node.id]
+        if node.id in self.functions or node.id in BUILTINS or node.id in self.classes:
+            return Symbol(node.id)
+        return self.variables.get(node.id, unread(node))
+
+    def _attribute(self, node: ast.Attribute, scope: Scope) -> Any:
+        base = self.value(node.value, scope)
+        if isinstance(base, Symbol):
+            return Symbol(f"{base}.{node.attr}")
+        if not isinstance(base, Made):
+            return unread(node)
+        if node.attr not in base.fields:
+            base.fields[node.attr] = Made("", node.lineno, implied=True)
+            base.lines[node.attr] = node.lineno
+        return base.fields[node.attr]
+
+    def _computed(self, node: ast.BinOp, scope: Scope) -> Any:
+        left, right = self.value(node.left, scope), self.value(node.right, scope)
+        numbers = all(isinstance(each, int | float) and abs(each) < 2**63 for each in (left, right))
+        lists = all(isinstance(each, list) for each in (left, right)) or all(type(each) is str for each in (left, right))
+        if type(node.op) not in BINARY or not (numbers or (lists and isinstance(node.op, ast.Add))):
+            power = isinstance(node.op, ast.Pow) and numbers and abs(right) <= 64 and abs(left) <= 1024
+            return left**right if power and left else unread(node)
+        try:
+            made = BINARY[type(node.op)](left, right)
+        except (ArithmeticError, ValueError):
+            return unread(node)
+        return made if numbers or len(made) <= LONGEST else unread(node)
+
+    def _either(self, node: ast.BoolOp, scope: Scope) -> Any:
+        for each in node.values:
+            value = self.value(each, scope)
+            truth = self.truth(value)
+            if truth is None or truth is isinstance(node.op, ast.Or):
+                return unread(node) if truth is None else value
+        return value
+
+    def _compared(self, node: ast.Compare, scope: Scope) -> Any:
+        left, right, kind = self.value(node.left, scope), self.value(node.comparators[0], scope), type(node.ops[0])
+        if not isinstance(left, PLAIN) or not isinstance(right, PLAIN):
+            made = [isinstance(each, Made) and not each.implied for each in (left, right)]
+            if any(made) and None in (left, right) and kind in (ast.Is, ast.IsNot):
+                return kind is ast.IsNot
+            return unread(node)
+        try:
+            if kind in COMPARED:
+                return bool(COMPARED[kind](left, right))
+            return (left in right) is (kind is ast.In)
+        except TypeError:
+            return unread(node)
+
+    def truth(self, value: Any) -> bool | None:
+        """Whether a value counts as true; None where it is not known."""
+        if isinstance(value, Symbol) or not isinstance(value, PLAIN):
+            return True if isinstance(value, Made) and not value.implied and not value.fields else None
+        return bool(value)
+
+    # Calls.
+
+    def _called(self, node: ast.Call, scope: Scope) -> Any:
+        function = self.value(node.func, scope) if not isinstance(node.func, ast.Attribute) else self._method(node, scope)
+        if not isinstance(function, Symbol):
+            return function if isinstance(node.func, ast.Attribute) else unread(node)
+        given = self._arguments(node, scope)
+        plain = [value for value in given.fields.values() if isinstance(value, PLAIN) and not isinstance(value, Symbol)]
+        name, known = function.rpartition(".")[2], len(plain) == len(given.fields)
+        if function in ("os.environ.get", "os.getenv") and isinstance(key := given.fields.get("0"), str):
+            return self.variables.get(key, given.fields.get("1", given.fields.get("default", unread(node))))
+        if function == "range" and known and all(isinstance(each, int) for each in plain) and 1 <= len(plain) <= 3:
+            return range(*plain) if 0 not in plain[2:] else unread(node)
+        if function == "dict" and "**" not in given.fields and "0" not in given.fields:
+            return dict(given.fields)
+        if function in BUILTINS and function not in self.functions:
+            try:
+                return BUILTINS[function](*plain) if known else unread(node)
+            except (TypeError, ValueError, OverflowError):
+                return unread(node)
+        if name == "cast" and len(given.fields) == 2:
+            return given.fields.get("1", unread(node))
+        if function in COPIES and isinstance(first := given.fields.get("0"), Made):
+            copied = first.copied()
+            copied.fields |= {key: value for key, value in given.fields.items() if key != "0"}
+            copied.lines |= given.lines
+            self.made.append(copied)
+            return copied
+        if function == "setattr" and isinstance(of := given.fields.get("0"), Made) and type(given.fields.get("1")) is str:
+            of.fields[given.fields["1"]], of.lines[given.fields["1"]] = given.fields.get("2", unread(node)), node.lineno
+            return None
+        if function in self.functions:
+            return self.enter(self.functions[function], given, node)
+        wraps = name == "partial" or (name in ("Partial", "Config") and function.split(".")[0] in ("run", "nemo_run"))
+        if wraps and isinstance(first := given.fields.get("0"), Symbol):
+            function = first
+            del given.fields["0"]
+        self.change(list(given.fields.values()), node, name)
+        given.name = str(function)
+        self.made.append(given)
+        return given
+
+    def _method(self, node: ast.Call, scope: Scope) -> Any:
+        """What is called: a Symbol; of an object, what its method gives back."""
+        assert isinstance(node.func, ast.Attribute)
+        base, name = self.value(node.func.value, scope), node.func.attr
+        if isinstance(base, Symbol):
+            return Symbol(f"{base}.{name}")
+        if isinstance(base, Made) and name == "add_argument":
+            given = self._arguments(node, scope)
+            flags = [value for key, value in given.fields.items() if key.isdecimal() and isinstance(value, str)]
+            names = [flag.lstrip("-").replace("-", "_") for flag in flags if flag.startswith("--") or not flag.startswith("-")]
+            if names:
+                default = given.fields.get("default", False if "store_true" in given.fields.values() else unread(node))
+                place = str(given.fields.get("dest", names[0]))
+                base.fields.setdefault("arguments", {})[place] = self.variables.get(place, default)
+            return None
+        if isinstance(base, Made) and name in ("parse_args", "parse_known_args"):
+            arguments = Made(name, node.lineno, dict(base.fields.get("arguments", {})))
+            return arguments if name == "parse_args" else (arguments, unread(node))
+        given = self._arguments(node, scope)
+        if isinstance(base, dict) and name == "get" and isinstance(key := given.fields.get("0"), str | int):
+            return base.get(key, given.fields.get("1"))
+        if isinstance(base, dict) and name == "update" and list(given.fields) == ["0"] and isinstance(given.fields["0"], dict):
+            base |= given.fields["0"]
+            return None
+        if isinstance(base, list) and name == "append" and len(base) < LONGEST:
+            base += list(given.fields.values())
+            return None
+        if isinstance(base, dict | list | str) and name in UNCHANGING:
+            return unread(node)
+        self.change([base, *given.fields.values()], node, name)
+        if isinstance(base, Made):
+            given.name = f"{base.name}.{name}"
+            given.fields["of"] = base
+            self.made.append(given)
+            return given
+        return unread(node)
+
+    def _arguments(self, node: ast.Call, scope: Scope) -> Made:
+        given = Made("", node.lineno)
+        for place, each in enumerate(node.args):
+            given.fields["**" if isinstance(each, ast.Starred) else str(place)] = self.value(each, scope)
+        for each in node.keywords:
+            value = self.value(each.value, scope)
+            if each.arg is not None:
+                given.fields[each.arg], given.lines[each.arg] = value, each.value.lineno
+            elif isinstance(value, dict) and all(isinstance(key, str) for key in value):
+                given.fields |= value
+                given.lines |= dict.fromkeys(value, each.value.lineno)
+            else:
+                given.fields["**"], given.lines["**"] = unread(each.value), each.value.lineno
+        return given
+
+    def change(self, values: Sequence[Any], node: ast.AST, name: str = "") -> None:
+        """Notes that objects are given to a call that may change them."""
+        called = name or (ast.unparse(node.func).rpartition(".")[2] if isinstance(node, ast.Call) else "")
+        if called in HARMLESS or called[:1].isupper():  # a class, whose object holds them
+            return
+        for value in values:
+            if isinstance(value, Made):
+                value.changed.append(unread(node))
+            elif isinstance(value, dict):
+                value |= dict.fromkeys(value, unread(node)) | {"**": unread(node)}
+            elif isinstance(value, list):
+                value[:] = [unread(node)]
+
+
+def unread(node: ast.AST) -> Unread:
+    text = ast.unparse(node) if not isinstance(node, ast.Try) else "an exception"
+    return Unread(shown(text.split("\n")[0]).strip("'\""), getattr(node, "lineno", 0))
+
+
+def loaded(target: ast.AST) -> ast.expr:
+    """A target of an assignment as an expression that reads it."""
+    made = ast.parse(ast.unparse(target), mode="eval").body
+    return ast.copy_location(made, target)  # type: ignore[arg-type, type-var]
+
+
+def literal(text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return text
