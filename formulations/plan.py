@@ -57,12 +57,29 @@ class StageTimes(Record):
     sync_ns: TimeNs
 
 
-class Predicted(Record):
-    """What the walks over the plan's programs say of a step: the one prediction, the same for equal plans whoever made them.
+class RunBy(Record):
+    """The runtime that a plan is for, where that is not trainplan's own: by what it does of itself the plan is predicted.
 
-    step_ns: the time walk's. peak_bytes: the memory walk's, of every rank's device. cost_model: whose costs the instructions
-    have; backend: on whose lanes they run; profile_origin: where the costs come from. durations: what each instruction takes,
-    and stages: what the passes of each stage take, so that the plan can be walked and drawn again without its profile.
+    name: as of `plan --for`. software: the framework, as rows of measured runs name it. flags: what is switched on or off of
+    what it overlaps, in such words, as `overlap-grad-reduce`. zero: ZeRO's stage, where the plan's states say it otherwise.
+    buffers: sizes of what it holds alongside, by name (see `validation.buffers`).
+    """
+
+    name: Annotated[str, Field(min_length=1)]
+    software: str
+    flags: str = ""
+    zero: Annotated[int, Field(ge=0, le=3)] | None = None
+    buffers: Annotated[dict[str, Any], Field(default_factory=dict)]
+
+
+class Predicted(Record):
+    """What is said of a step: the one prediction, the same for equal plans whoever made them. Of a plan that another runtime
+    runs (`runs_by`) it is of that runtime, else of the walks over the plan's programs.
+
+    step_ns: of the step. peak_bytes: of every rank's device. software: whose step it is, where it is another runtime's; empty of
+    the walks'. cost_model: whose costs the instructions have; backend: on whose lanes they run; profile_origin: where the costs
+    come from. durations: what each instruction takes, and stages: what the passes of each stage take, so that the plan can be
+    walked and drawn again without its profile.
     """
 
     step_ns: int
@@ -72,6 +89,7 @@ class Predicted(Record):
     profile_origin: str
     durations: dict[str, Any] | None = None
     stages: list[StageTimes] | None = None
+    software: str = ""
 
     @property
     def most_bytes(self) -> int:
@@ -150,6 +168,7 @@ class Plan(Record):
     batch.shares, of each replica. precision: dtypes of model states, where they are not the model's. optimizer: what steps the
     parameters (see `profiling.models.optimizers`). placement: the cluster's device of each rank, for who launches it; left out,
     rank r goes on device r. What a rank does is the same on every device.
+    runs_by: the runtime that the plan is for, unless it is trainplan's own.
     backend: of the executor, on which the plan fits and is predicted; left out, serial, and streams with states or hidden
     states on the host.
 
@@ -176,6 +195,7 @@ class Plan(Record):
     nvlink: bool | None = None
     precision: Precision = PLAIN
     optimizer: OptimizerName = "adamw"
+    runs_by: RunBy | None = None
     stages: Annotated[list[Stage], Field(min_length=1)]
     units: Annotated[list[PlannedUnit], Field(min_length=1)]
     predicted: Predicted | None = None
@@ -257,8 +277,8 @@ class Plan(Record):
 
     @property
     def content(self) -> dict[str, Any]:
-        """What the plan says to do, without prediction and claim: equal for plans that do the same."""
-        return self.model_dump(exclude={"predicted", "claim"})
+        """What the plan says to do, without who runs it, prediction and claim: equal for plans that do the same."""
+        return self.model_dump(exclude={"runs_by", "predicted", "claim"})
 
     def strategies(self) -> list[Strategy]:
         """The strategy of each unit over the ranks of its stage."""

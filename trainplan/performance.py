@@ -73,7 +73,9 @@ class StageMemory:
 
 @dataclass(frozen=True)
 class Performance:
-    """A plan's step in an engineer's units, as the walks over its programs predict it (see the head of this module).
+    """A plan's step in an engineer's units, as the walks over its programs predict it (see the head of this module). Of a plan
+    that another runtime runs (`software`), the step is as that is predicted; the shares of the devices' time and the memory of
+    stages are those of the walks.
 
     tokens are those that the model's last layer works on. mfu: None where no cluster tells the devices' peak;
     peak_dtype: of that peak, where some products are in another one. compute,
@@ -91,6 +93,7 @@ class Performance:
     bubble: float
     stages: tuple[StageMemory, ...]
     peak_dtype: str | None = None
+    software: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """All of it as plain values."""
@@ -105,7 +108,8 @@ class Performance:
         rows += (
             [] if self.mfu is None else [("MFU", f"{self.mfu:.1%} ({self._of_peak}model FLOPs, without what is recomputed)")]
         )
-        return [*rows, ("device time", ", ".join(f"{name} {share:.1%}" for name, share in shares))]
+        whose = "" if not self.software else ", by the walks over the plan's programs"
+        return [*rows, ("device time", ", ".join(f"{name} {share:.1%}" for name, share in shares) + whose)]
 
     @property
     def _of_peak(self) -> str:
@@ -119,7 +123,9 @@ class Performance:
 
 def performance(plan: Plan, judged: Judged, cluster: Cluster | None = None) -> Performance:
     """What the walks say of a plan. cluster: whose devices' peak MFU compares with."""
-    model, seconds = plan.planned_model(), judged.step_ns / 1e9
+    theirs = plan.predicted if plan.predicted is not None and plan.predicted.software else None
+    step_ns = judged.step_ns if theirs is None else theirs.step_ns
+    model, seconds = plan.planned_model(), step_ns / 1e9
     samples = plan.batch.global_samples
     tokens = samples * model.tokens / seconds
     peak = None if cluster is None else peak_flops_per_s(plan, cluster, model.dtype)
@@ -128,7 +134,7 @@ def performance(plan: Plan, judged: Judged, cluster: Cluster | None = None) -> P
     compute, communicate, run = (float(mean) for mean in np.average(busy, axis=0, weights=weights))
     step = judged.step_ns
     return Performance(
-        step_ns=step,
+        step_ns=step_ns,
         samples_per_s=samples / seconds,
         tokens_per_s=tokens,
         tokens_per_s_per_device=tokens / plan.world,
@@ -139,6 +145,7 @@ def performance(plan: Plan, judged: Judged, cluster: Cluster | None = None) -> P
         bubble=1 - run / step,
         stages=tuple(stage_memory(plan, judged)),
         peak_dtype=model.dtype if any(unit.precision != "model" for unit in plan.units) else None,
+        software="" if theirs is None else theirs.software,
     )
 
 

@@ -175,10 +175,11 @@ class Planned:
 
     @property
     def excess(self) -> float | None:
-        """How far the predicted step is from the claimed objective, as a share of the objective; None without either."""
+        """How far the step of the walks is from the claimed objective, as a share of the objective; None without either."""
         if self.plan is None or self.plan.predicted is None or self.plan.claim is None or not self.plan.claim.objective_ns:
             return None
-        return self.plan.predicted.step_ns / self.plan.claim.objective_ns - 1
+        step_ns = self.plan.predicted.step_ns if self.judged is None else self.judged.step_ns
+        return step_ns / self.plan.claim.objective_ns - 1
 
     @cached_property
     def any_schedule_ns(self) -> int | None:
@@ -240,12 +241,17 @@ class Planned:
         assert plan is not None
         if plan.predicted is None or self.performance is None:
             return [("predicted time", f"none: plans of {plan.planned_model().family} models are no programs yet")]
-        whole = format_bytes(plan.memory_bytes)
+        whole, software, most = format_bytes(plan.memory_bytes), plan.predicted.software, plan.predicted.most_bytes
+        how = f"as {software} holds it" if software else "the memory walk"
+        over = "; its programs fit, this does not" if software and most > plan.memory_bytes else ""
         rows = [("optimizer", "Muon for matrices of layers, AdamW for all else")] * (plan.optimizer == "muon")
         rows += [
-            ("predicted time", f"{format_time(plan.predicted.step_ns)} a step"),
+            (
+                "predicted time",
+                f"{format_time(plan.predicted.step_ns)} a step" + (f", as {software} overlaps" if software else ""),
+            ),
             *self.performance.summary(),
-            ("predicted memory", f"{format_bytes(plan.predicted.most_bytes)} at most on any rank, of {whole}: the memory walk"),
+            ("predicted memory", f"{format_bytes(most)} at most on any rank, of {whole}: {how}{over}"),
         ]
         if self.margin_bytes:
             margin = f"{format_bytes(self.margin_bytes)} that the solver did not get, so that the programs fit"
@@ -287,7 +293,7 @@ class Planned:
         if claim.bound_ns is not None:
             bound = format_time(claim.bound_ns) + (f", by {source}" if source else "")
         rows = [
-            ("claim", f"{format_time(claim.objective_ns)} of {claim.problem}, costs {claim.cost_model}"),
+            ("claim", f"{format_time(claim.objective_ns)} of {claim.problem}, costs {claim.cost_model}{self._as_walked()}"),
             *([("cost model", why)] if (why := self.problem.plainer_costs(self.request)) is not None else []),
             ("status", claim.status + (f" (gap asked for: {self.result.tolerance:.2g})" if self.result.tolerance else "")),
             ("bound of claim", bound),
@@ -298,8 +304,14 @@ class Planned:
             ("method", claim.method),
         ]
         if self.excess is not None and self.excess != 0:
-            rows.append(("walk and claim", f"the predicted step is {self.excess:+.3%} from the claimed objective"))
+            which = "step of the walks" if self._as_walked() else "predicted step"
+            rows.append(("walk and claim", f"the {which} is {self.excess:+.3%} from the claimed objective"))
         return rows
+
+    def _as_walked(self) -> str:
+        """Of what the claim and its bound are, where the prediction is of another runtime."""
+        software = "" if self.plan is None or self.plan.predicted is None else self.plan.predicted.software
+        return f": of the plan's programs, by which it is chosen; {software} overlaps otherwise" if software else ""
 
     def _gap_parts(self, claim: Claim) -> str:
         """Of what the gap consists, where the method says so: of this claim, not of one that has been bettered since."""
@@ -343,7 +355,9 @@ def plan_row(name: str, plan: Plan) -> dict[str, Any]:
     predicted, claim, lanes_ns = plan.predicted, plan.claim, None
     if predicted is not None and predicted.durations is not None:
         alike = predicted.backend in ("streams", *OTHERS)
-        lanes_ns = predicted.step_ns if alike else judge_carried(plan, predicted.durations, "streams").step_ns
+        lanes_ns = predicted.step_ns
+        if predicted.software or not alike:
+            lanes_ns = judge_carried(plan, predicted.durations, None if alike else "streams").step_ns
     samples_per_s = 0.0 if predicted is None else plan.batch.global_samples / predicted.step_ns * 1e9
     return {
         "name": name,

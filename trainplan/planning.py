@@ -22,6 +22,7 @@ from trainplan.execution.judge import Judged
 from trainplan.execution.streams import judge_streams
 from trainplan.execution.walk.memory import BACKENDS
 from trainplan.formulations.joint.asked import MEMORY_TABLES, with_tables
+from trainplan.formulations.joint.runtimes import FOR
 from trainplan.formulations.plan import Claim, Plan
 from trainplan.formulations.problem import problem_of
 from trainplan.formulations.request import Request
@@ -37,6 +38,7 @@ from trainplan.solvers.core.clock import Clock, Overrun, ended_after, grace_seco
 from trainplan.solvers.core.registry import method as method_named
 from trainplan.solvers.core.result import Point
 from trainplan.solvers.core.solve import check_arguments, versions
+from trainplan.validation.plans import as_run, run_by
 
 ROUNDS, LESS_ROUNDS = 8, 3
 SURELY = "the search with what programs hold at most"
@@ -78,7 +80,7 @@ def planned(
     searched = way.elapsed()
     if best.judged is not None:
         way.begin("checking the plan's programs")
-    best = _checked(best)
+    best = _as_run(_checked(best))
     walking = sum(way.walk_seconds) + way.elapsed() - searched
     return replace(best, spent=Spent(way.elapsed(), walking, len(way.walk_seconds)))
 
@@ -448,7 +450,17 @@ def _checked(made: Planned) -> Planned:
 
 def plan_answer(first: Planned, answer: Answer) -> Planned:
     """Another answer to a request that has been planned, as a plan with its own prediction and claim."""
-    return _checked(Way(first.request, first.preset, answer.result.method, None, {}).plan(answer, first.margin_bytes))
+    return _as_run(_checked(Way(first.request, first.preset, answer.result.method, None, {}).plan(answer, first.margin_bytes)))
+
+
+def _as_run(made: Planned) -> Planned:
+    """The same, predicted as the runtime runs it that the request names."""
+    plan, cluster = made.plan, made.request.cluster
+    by = None if plan is None else run_by(made.request.options.get(FOR.name), plan)
+    if plan is None or cluster is None or by is None:
+        return made
+    uniform = None if made.uniform is None else _as_run(made.uniform)
+    return replace(made, plan=as_run(plan.changed(runs_by=by), cluster)[0], uniform=uniform)
 
 
 def limits_bytes(plan: Plan, request: Request) -> list[int]:

@@ -16,8 +16,9 @@ from trainplan.checking import plan_or_instance, solution_source
 from trainplan.execution.judge import Judged, judge, judge_carried
 from trainplan.execution.run.room import check_peaks
 from trainplan.execution.streams import judge_streams
+from trainplan.formulations.joint.runtimes import RUNTIMES
 from trainplan.formulations.pipeline_partition.problem import Instance, Solution
-from trainplan.formulations.plan import Plan, StageTimes
+from trainplan.formulations.plan import Plan, Predicted, StageTimes
 from trainplan.formulations.problem import InstanceLike, problem_of
 from trainplan.formulations.request import Request
 from trainplan.formulations.step.critical import Critical, critical_path
@@ -36,6 +37,7 @@ from trainplan.solvers.core.result import Result
 from trainplan.solvers.core.solve import solve
 from trainplan.solvers.partition.slicer import algorithm_2, least_sliced
 from trainplan.trace import chrome_trace
+from trainplan.validation.plans import as_run, run_by
 
 SLICERS = {"least": least_sliced, "algorithm-2": algorithm_2}
 COST_MODELS = ("executed", "streams")
@@ -75,8 +77,41 @@ class Simulation:
         return None if self.plan is None or self.judged is None else performance(self.plan, self.judged, self.cluster)
 
     @property
+    def software(self) -> str:
+        """Whose step it is, where the plan is for another runtime; empty of the walks'."""
+        return "" if self.plan is None or self.plan.predicted is None else self.plan.predicted.software
+
+    def walked(self) -> Simulation:
+        """The same as trainplan's own runtime would run it, by the walks."""
+        return self if not self.software or self.plan is None else replace(self, plan=self.plan.changed(predicted=None))
+
+    def as_run(self, cluster: Cluster) -> Simulation:
+        """The same as the runtime runs it that the plan is for, on a cluster, where that is known."""
+        if self.plan is None or self.judged is None:
+            return self
+        judged, origin = self.judged, f"estimated on {cluster.name}"
+        walks = Predicted(
+            step_ns=judged.step_ns,
+            peak_bytes=list(judged.peak_bytes),
+            cost_model="executed",
+            backend=judged.time.backend,
+            profile_origin=origin,
+        )
+        return replace(self, plan=as_run(self.plan.changed(predicted=walks), cluster)[0])
+
+    @property
+    def peak_bytes(self) -> Sequence[int]:
+        """The peak of every rank of a plan."""
+        assert self.judged is not None
+        if self.software and self.plan is not None and self.plan.predicted is not None:
+            return self.plan.predicted.peak_bytes
+        return self.judged.peak_bytes
+
+    @property
     def step_ns(self) -> int:
-        """The whole step: a plan's by the time walk, an instance's the simulated iteration."""
+        """The whole step: a plan's by its runtime's prediction or the time walk, an instance's the simulated iteration."""
+        if self.software and self.plan is not None and self.plan.predicted is not None:
+            return self.plan.predicted.step_ns
         if self.judged is not None:
             return self.judged.step_ns
         assert self.timeline is not None
@@ -100,7 +135,7 @@ class Simulation:
         fields = ("name", "schedule", "micro_batches", "sliced", "chunks", "step_ns")
         about: dict[str, Any] = {field: getattr(self, field) for field in fields}
         if self.judged is not None:
-            about["peak_bytes"] = list(self.judged.peak_bytes)
+            about |= {"peak_bytes": list(self.peak_bytes), "software": self.software}
         if self.performance is not None:
             about["performance"] = self.performance.to_dict()
         if self.timeline is None or self.critical is None:
@@ -142,11 +177,13 @@ def simulate(
     chunks: int = 1,
     method: str | None = None,
     cost_model: str | None = None,
+    for_: str | None = None,
     **options: Any,
 ) -> Simulation:
     """A step of any plan, or of a partition of a pipeline-partition instance, with its timeline and critical path.
 
-    A plan's step is what the time walk over its programs says. schedule: 1f1b, gpipe or interleaved-1f1b (default: the plan's
+    A plan's step is that of the runtime that it is for, or what the time walk over its programs says. for_: another runtime, of
+    those of `plan(for_=)`, on a cluster. schedule: 1f1b, gpipe or interleaved-1f1b (default: the plan's
     own, 1f1b for an instance). sliced: micro-batches whose first passes come in halves, or 'least', the fewest with all of the
     gain, or 'algorithm-2', AutoPipe's count (default: the plan's, or none). cluster, profile, measure: where a plan's times
     come from (default: the plan carries them). An instance: solution: its cuts (default: those that `method` finds, with
@@ -158,6 +195,8 @@ def simulate(
     subject = plan_or_instance(source)
     if cost_model not in (None, *COST_MODELS):
         raise InputError("command line", "--cost-model", f"is {cost_model!r}", one_of(cost_model, COST_MODELS))
+    if for_ is not None:
+        subject = _for_runtime(subject, for_, cluster)
     if cost_model == "streams":
         asked = {"--profile": profile, "--measure": measure or None, "--schedule": schedule, "--sliced": sliced}
         _leave_out(asked, "the cost model streams has times of its own")
@@ -173,8 +212,12 @@ def simulate(
             report=measuring,
         )
         simulation = simulated_plan(subject, request, schedule=schedule, sliced=sliced)
+        if measure or any(each is not None for each in (schedule, sliced, cost_model, profile)):
+            simulation = simulation.walked()
+        elif request.cluster is not None:
+            simulation = simulation.as_run(request.cluster)
         if simulation.judged is not None:
-            check_peaks(name_of_source(source, "plan"), subject, simulation.judged.peak_bytes)
+            check_peaks(name_of_source(source, "plan"), subject, simulation.peak_bytes)
         return simulation
     if not isinstance(subject, Instance):
         raise InputError("instance", "problem", f"is {subject.problem!r}", "give a plan, or an instance of pipeline-partition")
@@ -199,7 +242,18 @@ def _simulated_streams(subject: Any, cluster: FilePath | Cluster | None) -> Simu
     names = tuple(span(model.units[stage.first_unit].name, model.units[stage.last_unit].name) for stage in subject.stages)
     about = f"{model.name} on {machine.name}, cost model streams"
     batch = subject.batch.micro_batches
-    return Simulation(about, subject.schedule, batch, 0, subject.chunks, names, None, (), subject, judged, machine)
+    return Simulation(about, subject.schedule, batch, 0, subject.chunks, names, None, (), subject, judged, machine).walked()
+
+
+def _for_runtime(subject: Any, name: str, cluster: FilePath | Cluster | None) -> Any:
+    """A plan for another runtime. Raises InputError."""
+    if not isinstance(subject, Plan):
+        raise InputError("command line", "--for", f"is {name!r}, of an instance", "give a plan, or leave it out")
+    if name not in RUNTIMES:
+        raise InputError("command line", "--for", f"is {name!r}", one_of(name, RUNTIMES))
+    if cluster is None:
+        raise InputError("command line", "--cluster", "is missing", "give the devices that --for predicts the runtime on")
+    return subject.changed(runs_by=run_by(name, subject))
 
 
 def simulated_plan(plan: Plan, request: Request, *, schedule: str | None = None, sliced: int | str | None = None) -> Simulation:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +12,7 @@ from trainplan.asking import FilePath, cluster_of, compiles, memory_of
 from trainplan.configurations.configuration import Configuration, Said
 from trainplan.configurations.judging import JudgedRun, changes, priced_as
 from trainplan.configurations.logs import is_log
-from trainplan.configurations.planned import (
-    framework_prediction,
-    model_of,
-    plan_of,
-    read,
-    with_model,
-    with_options,
-    with_recipe,
-)
+from trainplan.configurations.planned import model_of, plan_of, read, with_model, with_options, with_recipe
 from trainplan.formulations.joint.runtimes import RUNTIMES
 from trainplan.formulations.plan import Plan, load_plan
 from trainplan.formulations.request import Request
@@ -31,6 +24,7 @@ from trainplan.profiling.base.errors import COMMAND_LINE, InputError
 from trainplan.profiling.base.files import Source
 from trainplan.profiling.clusters.cluster import Cluster
 from trainplan.validation.logs import LoggedRun, beside, read_log
+from trainplan.validation.plans import as_run
 
 __all__ = ["compare_log", "import_run"]
 GAP, SECONDS = 1e-3, 60.0  # of the searches
@@ -85,18 +79,21 @@ def import_run(
         )
     request = Request(the_model, machine, None, memory_of(memory, reserve))
     configuration = with_recipe(with_model(configuration, the_model), request)
-    made, judged = predicted_as_known(plan_of(configuration, the_model, request), request)
-    framework, measured = framework_prediction(configuration, made, machine), _measured(Path(file), made)
+    walked, judged = predicted_as_known(plan_of(configuration, the_model, request), request)
+    made, framework = as_run(walked, machine)
+    measured = _measured(Path(file), made)
     if not search:
-        return JudgedRun(configuration, made, judged, framework, None, None, (), measured)
+        return JudgedRun(configuration, made, judged, framework, None, None, (), measured, machine.whose_numbers)
     asked = _asked(configuration, made) | {"memory": memory, "gap": gap, "time_limit": time_limit, "progress": progress}
     best = _best(made, machine, asked)
     within = None
     runs = RUNTIMES.get(configuration.runtime)
     if runs is not None and runs.lacks(the_model) is None and configuration.recipe in (None, *runs.recipes):
         within = _best(made, machine, {name: value for name, value in asked.items() if name != "host"}, configuration.runtime)
+        if within.plan is not None:
+            within = replace(within, plan=as_run(within.plan.changed(runs_by=made.runs_by), machine)[0])
     changed = changes(configuration, made, request, judged.step_ns)
-    return JudgedRun(configuration, made, judged, framework, best, within, changed, measured)
+    return JudgedRun(configuration, made, judged, framework, best, within, changed, measured, machine.whose_numbers)
 
 
 def compare_log(source: Plan | Source, log: FilePath) -> LoggedRun:

@@ -13,7 +13,7 @@ from trainplan.command import bars, options, render
 from trainplan.command.ending import tell
 from trainplan.command.options import Command, Outcome, flag, output, panel, takes, word
 from trainplan.command.printing import pairs, table
-from trainplan.configurations.judging import JudgedRun
+from trainplan.configurations.judging import Change, JudgedRun
 from trainplan.planned import Planned
 from trainplan.profiling.base.errors import COMMAND_LINE, InputError
 from trainplan.profiling.base.quantities import format_bytes, format_time, plural
@@ -103,32 +103,19 @@ def _variables(settings: Sequence[str]) -> dict[str, str]:
 
 
 def _show(judged: JudgedRun, values: bool) -> None:
-    configuration, plan, step = judged.configuration, judged.plan, judged.judged.step_ns
+    configuration, plan = judged.configuration, judged.plan
     model = plan.planned_model()
-    pairs([("file", f"{configuration.where}, of {configuration.runtime}"), ("model", f"{model.name}, {model.dtype}")])
+    whose = [("cluster", judged.numbers)] * bool(judged.numbers)
+    pairs([("file", f"{configuration.where}, of {configuration.runtime}"), ("model", f"{model.name}, {model.dtype}"), *whose])
     render.plan_table(plan)
-    framework, limit = judged.framework, plan.memory_bytes
-    lanes = plan.predicted is not None and plan.predicted.cost_model == "streams"
-    how = (
-        "the walk on lanes, as plans are priced under streams"
-        if lanes
-        else "the walks over its programs: one lane a device, no overlap"
-    )
-    rows = [("predicted time", f"{format_time(step)} a step, by {how}")]
-    if isinstance(framework, str):
-        rows.append(("with overlap", f"not predicted: {framework}"))
-    elif framework.step_s is not None and framework.step_low_s is not None and framework.step_high_s is not None:
-        between = f"{framework.step_low_s:.4g} to {framework.step_high_s:.4g} s"
-        text = f"{framework.step_s:.4g} s a step ({between}), {framework.peak_gib:.1f} GiB, by the cost model streams"
-        rows.append(("with overlap", f"{text}: as {configuration.software} overlaps it"))
-    rows.append(("predicted memory", f"{_ranks(judged)}, of {format_bytes(limit)}" + ("" if judged.fits else ": does not fit")))
+    fits = "" if judged.fits else ": does not fit"
+    rows = [
+        ("predicted time", _step(judged)),
+        ("predicted memory", f"{_ranks(judged)}, of {format_bytes(plan.memory_bytes)}{fits}"),
+    ]
     if judged.logged is not None:
         rows += _measured(judged.logged)
-    rows += [_searched("best plan", judged.best, step), _searched(f"best in {configuration.runtime}", judged.within, step)]
-    if judged.best is not None and judged.gap is not None and judged.best.answer.bound_ns is not None:
-        source = judged.best.result.bound_source or "the search"
-        rows.append(("bound", f"{format_time(judged.best.answer.bound_ns)}, by {source}"))
-        rows.append(("gap", f"{judged.gap:.2%}: no plan takes less than the bound; proven under {_under(judged.best)}"))
+    rows += _searches(judged)
     rows += [("taken otherwise", text) for text in configuration.notes]
     rows += [("no part of a plan", ", ".join(configuration.unread))] * bool(configuration.unread)
     rows += [("unknown key", text) for text in configuration.unknown]
@@ -137,16 +124,47 @@ def _show(judged: JudgedRun, values: bool) -> None:
         taken = [[each.key, str(each.value), each.source] for each in configuration.taken]
         table(("key", "value", "from"), taken, "values that were taken", ("key", "value", "from"))
     if judged.changes:
-        cells = [[each.what, f"{-each.share:+.2%}", _memory(each.plan)] for each in judged.changes[:MOST_CHANGES]]
+        cells = [[each.what, f"{-each.share:+.2%}", _memory(each)] for each in judged.changes[:MOST_CHANGES]]
         count = plural(len(judged.changes), "single change")
         table(("change", "step", "memory"), cells, f"what to change first, of {count} that would gain", ("change",))
     elif judged.best is not None:
         pairs([("change", "no single change would gain")])
 
 
+def _step(judged: JudgedRun) -> str:
+    """The predicted step, and by what."""
+    framework, step = judged.framework, f"{format_time(judged.step_ns)} a step"
+    if isinstance(framework, str):
+        lanes = judged.plan.predicted is not None and judged.plan.predicted.cost_model == "streams"
+        how = "on lanes, as plans are priced under streams" if lanes else "over its programs: one lane a device, no overlap"
+        return f"{step}, by the walk {how}; not as {judged.configuration.software} overlaps: {framework}"
+    between = f"{framework.step_low_s:.4g} to {framework.step_high_s:.4g} s"
+    return f"{step} ({between}), as {judged.configuration.software} overlaps, by the cost model streams"
+
+
+def _searches(judged: JudgedRun) -> list[tuple[str, str]]:
+    """What searches found: the best plan of all and the bound, by the walks, as shares of this plan's; the best of the runtime,
+    as this one is predicted."""
+    best, rows = judged.best, list[tuple[str, str]]()
+    alone = isinstance(judged.framework, str)
+    if best is not None:
+        rows.append(_searched("best plan", best, judged.judged.step_ns, "" if alone else "by the walks over both"))
+    if judged.within is not None:
+        rows.append(_searched(f"best in {judged.configuration.runtime}", judged.within, judged.step_ns, ""))
+    if best is None or judged.gap is None or best.answer.bound_ns is None:
+        return rows
+    source = best.result.bound_source or "the search"
+    if alone:
+        rows.append(("bound", f"{format_time(best.answer.bound_ns)}, by {source}"))
+    else:
+        least = best.answer.bound_ns / judged.judged.step_ns
+        rows.append(("bound", f"no plan's walk takes less than {least:.2%} of this one's, by {source}"))
+    return [*rows, ("gap", f"{judged.gap:.2%}: no plan takes less than the bound; proven under {_under(best)}")]
+
+
 def _ranks(judged: JudgedRun) -> str:
     """The peak of every stage's fullest rank."""
-    peaks, plan = judged.judged.peak_bytes, judged.plan
+    peaks, plan = judged.peak_bytes, judged.plan
     texts = [f"{format_bytes(max(peaks[rank] for rank in stage.ranks))}" for stage in plan.stages[: plan.depth]]
     shown = ", ".join(texts[:MOST_RANKS]) + (", .." if len(texts) > MOST_RANKS else "")
     return shown if len(texts) == 1 else f"{shown} on the ranks of stages 0 to {len(texts) - 1}"
@@ -165,19 +183,22 @@ def _measured(logged: LoggedRun) -> list[tuple[str, str]]:
     return rows
 
 
-def _memory(plan: Any) -> str:
-    return "-" if plan.predicted is None else format_bytes(plan.predicted.most_bytes)
+def _memory(change: Change) -> str:
+    if change.peak_bytes is not None:
+        return format_bytes(change.peak_bytes)
+    return "-" if change.plan.predicted is None else format_bytes(change.plan.predicted.most_bytes)
 
 
-def _searched(label: str, answer: Planned | None, step_ns: int) -> tuple[str, str]:
-    """What a search has to offer instead."""
-    if answer is None:
-        return label, ""
+def _searched(label: str, answer: Planned, step_ns: int, how: str) -> tuple[str, str]:
+    """What a search has to offer instead. how: by what it compares with the plan, where that is not as this one is predicted:
+    the share alone is said then."""
     if answer.plan is None or answer.step_ns is None:
         return label, f"none: {answer.result.status}"
     plan = answer.plan
     shape = f"{plural(plan.depth, 'stage')}, {plural(plan.batch.micro_batches, 'micro-batch')}, {_strategies(plan)}"
-    return label, f"{format_time(answer.step_ns)} a step ({answer.step_ns / step_ns - 1:+.2%}): {shape}; {answer.answer.status}"
+    share = f"{answer.step_ns / step_ns - 1:+.2%}"
+    step = f"{share} a step, {how}" if how else f"{format_time(answer.step_ns)} a step ({share})"
+    return label, f"{step}: {shape}; {answer.answer.status}"
 
 
 def _strategies(plan: Any) -> str:

@@ -174,7 +174,7 @@ def planned(answer: Planned) -> None:
     tables(shown)
     says_all = any({"strategy", "ranks"} <= set(each.columns) for each in shown)  # what the plan's own table would repeat
     (plan_facts if says_all else plan_table)(plan)
-    if answer.performance is not None:
+    if answer.performance is not None and not answer.performance.software:  # whose memory is not that of the walks
         stage_memory(answer.performance)
     pairs(answer.summary(flags=True))
 

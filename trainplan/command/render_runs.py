@@ -23,7 +23,9 @@ def simulated(simulation: Simulation) -> None:
     """A row for every device, then the step and its critical path."""
     timeline, critical = simulation.timeline, simulation.critical
     if timeline is None or critical is None:
-        pairs([("plan", simulation.name), ("step", format_time(simulation.step_ns)), *_performance(simulation)])
+        whose = f", as {simulation.software} overlaps" if simulation.software else ""
+        step = ("step", format_time(simulation.step_ns) + whose)
+        pairs([("plan", simulation.name), step, *_memory(simulation), *_performance(simulation)])
         return
     count, work, last = len(timeline.devices), timeline.work, any(simulation.syncs_ns)
     rows = []
@@ -46,8 +48,18 @@ def simulated(simulation: Simulation) -> None:
     ]
     if last or simulation.judged is not None:
         step = f"{format_time(simulation.step_ns)}, gradients and optimizer included"
+        if simulation.software:
+            step += f", as {simulation.software} overlaps; passes and iteration are of the walk over the plan's programs"
         lines.insert(2, ("step", step))
-    pairs([*lines, *_performance(simulation)])
+    pairs([*lines, *_memory(simulation), *_performance(simulation)])
+
+
+def _memory(simulation: Simulation) -> list[tuple[str, str]]:
+    """The memory of the fullest device, of a plan that another runtime runs."""
+    if not simulation.software or simulation.plan is None:
+        return []
+    whole = format_bytes(simulation.plan.memory_bytes)
+    return [("memory", f"{format_bytes(max(simulation.peak_bytes))} at most on any rank, of {whole}")]
 
 
 def _performance(simulation: Simulation) -> list[tuple[str, str]]:

@@ -43,6 +43,7 @@ def command(name: str, words: Sequence[str]) -> Command:
         flag(
             "cost_model", str | None, "Of a plan on a --cluster: executed, or streams (overlap on lanes). [default: executed]"
         ),
+        flag("for_", str | None, "Of a plan on a --cluster: the runtime that runs it. [default: the plan's]", names=("--for",)),
         flag("profile", Path | None, "Of a plan: a profile with its times."),
         flag("measure", bool, "Of a plan: measure the model on this machine.", False),
         flag("method", str | None, "Without --solution. [default: exact; algorithm-1 for --chunks]"),
@@ -55,7 +56,8 @@ def command(name: str, words: Sequence[str]) -> Command:
 def simulate(source: Path, **values: Any) -> Outcome:
     """Simulate one training step pass by pass: its time, start-up, bubble, critical path and master stage.
 
-    A plan's step is what the time walk over its programs says; of data-parallel pipelines one is drawn.
+    A plan's step is that of the runtime that it is for (--for), or what the time walk over its programs says; of data-parallel
+    pipelines one is drawn.
     """
     with bars.measuring(values["measure"]) as values["measuring"]:
         simulation = api.simulate(source, **values)

@@ -8,7 +8,7 @@ do; the best are walked.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -34,30 +34,36 @@ from trainplan.profiling.base.quantities import divisors
 from trainplan.profiling.models.sublayers import modules_of
 from trainplan.rivals import ALIKE
 from trainplan.validation.logs import LoggedRun
-from trainplan.validation.predict import Prediction
+from trainplan.validation.plans import predict_plan
+from trainplan.validation.predict import GIB, Prediction
 
 WALKED = 3  # of the best changes
 
 
 @dataclass(frozen=True)
 class Change:
-    """A plan that differs in one decision. what: it, in words. share: of the step that it saves, at most 1; walked: whether
-    by the walks over its programs, else by the joint problem's tables."""
+    """A plan that differs in one decision. what: it, in words. share: of the step that it saves, at most 1, by the runtime's
+    prediction of both, where there is one; walked: whether by the walks over its programs, else by the joint problem's
+    tables. peak_bytes: of its fullest device by the runtime's prediction, where there is one.
+    """
 
     what: str
     plan: Plan
     share: float
     walked: bool = False
+    peak_bytes: int | None = None
 
 
 @dataclass(frozen=True)
 class JudgedRun:
     """What is to be said of a configuration.
 
-    plan: what it runs, with its prediction. framework: the step and the peak with what its framework overlaps; or why there are
-    none. fits: whether every device has the memory. best: the joint problem's answer for the same model, devices and batch;
-    within: the same of what the runtime runs; None where no search was asked for. changes: the best first.
-    logged: what the run measured, where the file is its log.
+    plan: what it runs, with its prediction: the runtime's, or, where that is not known, of the walks. framework: the runtime's
+    prediction with its interval; or why there is none. judged: the walks over the plan's programs, as trainplan's own runtime
+    would run it: bounds and the best plan of all are of these. best: the joint problem's answer for the same model, devices
+    and batch; within: the same of what the runtime runs, predicted as the plan is; None where no search was asked for.
+    changes: the best first. logged: what the run measured, where the file is its log.
+    numbers: whose the cluster's are, where they are not of data sheets.
     """
 
     configuration: Configuration
@@ -68,15 +74,27 @@ class JudgedRun:
     within: Planned | None
     changes: tuple[Change, ...]
     logged: LoggedRun | None = None
+    numbers: str = ""
 
     @property
     def fits(self) -> bool:
         """Whether every device has as much memory as the programs need."""
-        return max(self.judged.peak_bytes) <= self.plan.memory_bytes
+        return max(self.peak_bytes) <= self.plan.memory_bytes
+
+    @property
+    def step_ns(self) -> int:
+        """The predicted step."""
+        return self.judged.step_ns if self.plan.predicted is None else self.plan.predicted.step_ns
+
+    @property
+    def peak_bytes(self) -> Sequence[int]:
+        """The predicted peak of every rank."""
+        return self.judged.peak_bytes if self.plan.predicted is None else self.plan.predicted.peak_bytes
 
     @property
     def gap(self) -> float | None:
-        """By what share of its step the configuration may be slower than the best plan, as is proven; None without a bound."""
+        """By what share of its step the configuration may be slower than the best plan, as is proven of the walks over both;
+        None without a bound."""
         bound = None if self.best is None else self.best.answer.bound_ns
         return None if not bound else max(0.0, 1 - bound / self.judged.step_ns)
 
@@ -87,9 +105,10 @@ class JudgedRun:
         return {
             "runtime": self.configuration.runtime,
             "plan": self.plan.model_dump(),
-            "step_ns": self.judged.step_ns,
-            "peak_bytes": list(self.judged.peak_bytes),
+            "step_ns": self.step_ns,
+            "peak_bytes": list(self.peak_bytes),
             "fits": self.fits,
+            "walk": {"step_ns": self.judged.step_ns, "peak_bytes": max(self.judged.peak_bytes)},
             "framework": framework,
             "gap": self.gap,
             **{
@@ -107,7 +126,10 @@ class JudgedRun:
 
 def changes(configuration: Configuration, plan: Plan, request: Request, step_ns: int) -> tuple[Change, ...]:
     """What to change first: plans that fit and take less time than this one, or, where this one does not fit, that fit; the
-    shortest step first, the first few of them walked. step_ns: of the plan, by the walks."""
+    shortest step first. By the prediction of the runtime, where there is one; else by the joint problem's tables, the first
+    few of them walked. step_ns: of the plan, by the walks."""
+    if (predicted := _predicted(plan, request)) is not None:
+        return _predicted_changes(configuration, plan, request, *predicted)
     now = _priced(plan, request)
     fits = now is not None and not now[1]
     rows = []
@@ -123,6 +145,26 @@ def changes(configuration: Configuration, plan: Plan, request: Request, step_ns:
         if max(judged.peak_bytes) <= plan.memory_bytes and (judged.step_ns < step_ns or not fits):
             walked.append(Change(change.what, made, 1 - judged.step_ns / step_ns, True))
     return (*sorted(walked, key=lambda change: -change.share), *rows)
+
+
+def _predicted(plan: Plan, request: Request) -> tuple[float, float] | None:
+    """The step in ns and the peak in bytes by the prediction of the plan's runtime; None where there is none."""
+    found = "no cluster" if request.cluster is None else predict_plan(plan, request.cluster)
+    if isinstance(found, str) or found.step is None or found.peak_gib is None:
+        return None
+    return found.step.step_ns, found.peak_gib * GIB
+
+
+def _predicted_changes(
+    configuration: Configuration, plan: Plan, request: Request, step_ns: float, peak_bytes: float
+) -> tuple[Change, ...]:
+    """The changes that gain by the runtime's prediction, the best first."""
+    rows, fits = list[Change](), peak_bytes <= plan.memory_bytes
+    for what, other in neighbours(configuration.runtime, plan):
+        price = _predicted(other, request)
+        if price is not None and price[1] <= plan.memory_bytes and (price[0] < step_ns or not fits):
+            rows.append(Change(what, other, 1 - price[0] / step_ns, peak_bytes=round(price[1])))
+    return tuple(sorted(rows, key=lambda change: -change.share))
 
 
 def priced_as(plan: Plan) -> dict[str, Any]:

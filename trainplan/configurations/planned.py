@@ -1,9 +1,9 @@
-"""A configuration as a plan, and as a run that the cost model `streams` predicts with what its framework overlaps."""
+"""A configuration as a plan of the runtime that runs it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
@@ -12,27 +12,15 @@ from trainplan.configurations import accelerate, deepspeed, logs, megatron, mega
 from trainplan.configurations.configuration import Configuration, Recomputed, Said, Taken
 from trainplan.execution.exports.common import ENDS
 from trainplan.formulations.joint.asked import streams_refusal
-from trainplan.formulations.plan import Batch, Plan, Stage
+from trainplan.formulations.plan import Batch, Plan, RunBy, Stage
 from trainplan.formulations.plan_units import Order, PlannedUnit, planned_unit
 from trainplan.formulations.request import Request
 from trainplan.formulations.strategies import Strategy
-from trainplan.formulations.streams.layout import recompute_of
-from trainplan.formulations.streams.links import Links
-from trainplan.formulations.streams.step import Chunk
 from trainplan.profiling.base.dtypes import parse_dtype
 from trainplan.profiling.base.errors import COMMAND_LINE, InputError, one_of
 from trainplan.profiling.base.files import read_data
-from trainplan.profiling.clusters.cluster import Cluster
-from trainplan.profiling.clusters.efficiencies import shipped_efficiencies
-from trainplan.profiling.clusters.recipes import RECIPES
-from trainplan.profiling.clusters.sheets import sheet, sheets
 from trainplan.profiling.models.model import Model, load_model, model_from_config
-from trainplan.profiling.models.precision import Precision
 from trainplan.profiling.models.sublayers import modules_of
-from trainplan.validation.frameworks import framework_of
-from trainplan.validation.layouts import laid_out
-from trainplan.validation.predict import Prediction, predict_laid
-from trainplan.validation.rows import Run
 
 SUFFIXES = {".toml": "torchtitan", ".json": "deepspeed", ".yaml": "accelerate", ".yml": "accelerate"}
 RUNTIMES = ("megatron", "megatron-bridge", "torchtitan", "deepspeed", "accelerate")
@@ -194,6 +182,13 @@ def plan_of(configuration: Configuration, model: Model, request: Request) -> Pla
         units=_units(configuration, model, strategy, begins),
         precision=configuration.precision.of(model),
         optimizer=configuration.optimizer,
+        runs_by=RunBy(
+            name=configuration.runtime,
+            software=configuration.software,
+            flags=configuration.flags,
+            zero=configuration.zero if configuration.host else None,
+            buffers=asdict(configuration.buffers),
+        ),
         **fields,
     )
 
@@ -297,37 +292,3 @@ def _again(recomputed: Recomputed, layer: int, place: int) -> bool:
     if recomputed.of == "none" or layer % recomputed.every:
         return False
     return recomputed.first is None or place < recomputed.first
-
-
-def framework_prediction(configuration: Configuration, plan: Plan, cluster: Cluster) -> Prediction | str:
-    """The run under the cost model `streams`, with what its framework overlaps; or why there is none."""
-    model, strategy = plan.planned_model(), plan.units[0].strategy
-    kind = next((name for name in sheets() if sheet(name).name == cluster.used_kinds[0].name), None)
-    if kind is None:
-        return f"there is no data sheet of {cluster.used_kinds[0].name}"
-    if plan.uses_host:
-        return "states are on the host, which the cost model streams does not know"
-    precision: Precision = plan.precision
-    run = Run(
-        id=configuration.where, model=model.name, gpu=kind, gpus=plan.world, gbs=plan.batch.global_samples,
-        mbs=plan.batch.global_samples // plan.batch.micro_batches // strategy.data_degree, tp=configuration.tp,
-        cp=configuration.cp, pp=configuration.pp, vpp=configuration.chunks, zero=strategy.zero_stage, precision=model.dtype,
-        framework=configuration.software, note=f"{configuration.flags} shard group {strategy.degree('sdp')}",
-    )  # fmt: skip
-    framework = framework_of(run)
-    if precision.master is not None and framework.gradient_bytes != precision.gradient_bytes(model.element_bytes):
-        framework = replace(framework, gradient_bytes=precision.gradient_bytes(model.element_bytes))
-    try:
-        laid = laid_out(run, model, kind, framework, {})
-    except InputError as error:
-        return f"{error.field} {error.problem}"
-    recomputed, again = configuration.recomputed, recompute_of(configuration.recomputed.modules)
-    if recomputed.of == "full":
-        again = replace(again, layers=1 / recomputed.every, first=recomputed.first)
-    recipe = None if configuration.recipe is None else RECIPES[configuration.recipe]
-    shared, exchange = configuration.sequence_parallel, configuration.exchange
-    cuts = tuple(Chunk(tuple(model.units[stage.first_unit : stage.last_unit + 1])).layers for stage in plan.stages)
-    layout = replace(
-        laid.layout, recompute=again, sequence_parallel=shared, exchange=exchange, recipe=recipe, stage_layers=cuts
-    )
-    return predict_laid(replace(laid, layout=layout, links=Links.of_cluster(cluster)), shipped_efficiencies())

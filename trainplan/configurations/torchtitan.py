@@ -302,8 +302,8 @@ def _recomputed(keys: Keys, notes: list[str]) -> Recomputed:
         return Recomputed("full" if mode == "full" else "none")
     if option == "op":
         notes.append(
-            "selective recomputation by operations, every second product among them: the plan recomputes norms and "
-            "activations, and keeps every product; less memory"
+            "selective recomputation by operations: the plan recomputes norms and activations; torchtitan, and so the "
+            "prediction, every second product, too"
         )
         return Recomputed("modules", ("activation", "norms"))
     if not option.isdecimal() or not int(option):

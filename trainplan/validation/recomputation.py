@@ -25,6 +25,7 @@ ACTIVATION = re.compile(
     r"|\bact(ivation)?([ _-]*(fn|func\w*))?\b(?![ _-]*(re)?(check|comp|ckpt|mat))"
 )
 CHECKPOINTS = re.compile(r"checkpoint|recompute|remat|ckpt|\bac\b|\bgc\b|unsloth")
+SECOND_LAYERS = "every second layer, as torchtitan has it unless it is told otherwise"
 WHOLE = re.compile(r"full|block|uniform|\ball\b|(every|each|per)[_ -]layer|layer[_ -]?wise|whole")
 YES = re.compile(r"\s*(yes|true|on|enabled?|y|1)\b.*|.*[a-z ._-][=: ] *(yes|true|on|enabled?|1)\s*")
 NOTED = re.compile(  # in a note, where a row says nothing in its own field
@@ -45,8 +46,8 @@ def recompute_of_words(run: Run, assumed: Assumed) -> Recompute:
     if said is None and (noted := NOTED.search((run.note or "").lower())):
         said = noted[0]
     if said is None:
-        assumed["recompute"] = "selective-op" if torchtitan else "none"
-        return Recompute(operations=torchtitan)
+        assumed["recompute"] = SECOND_LAYERS if torchtitan else "none"
+        return Recompute(layers=0.5 if torchtitan else 0.0)
     words = OFFLOADED.sub("", SEQUENCE.sub("", said.lower())).strip(" +,;")
     if denied(words):
         return Recompute()
@@ -108,9 +109,12 @@ def _unnamed(words: str, torchtitan: bool, assumed: Assumed) -> Recompute:
     """What words that say no more than that there is some, or `selective` alone, leave to be computed again."""
     partial = re.search(r"partial", words) is not None
     if "selective" in words or partial:
+        if torchtitan:
+            assumed["recompute"] = SECOND_LAYERS
+            return Recompute(layers=0.5)
         if partial:
             assumed["recompute"] = f"selective: {words!r} does not say of what"
-        return Recompute(operations=True) if torchtitan else Recompute(attention=True)
+        return Recompute(attention=True)
     if YES.fullmatch(words) or CHECKPOINTS.search(words):
         return Recompute(layers=1.0)
     assumed["recompute"] = f"none: {words!r} is no word that is known"
