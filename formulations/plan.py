@@ -76,10 +76,10 @@ class Predicted(Record):
     """What is said of a step: the one prediction, the same for equal plans whoever made them. Of a plan that another runtime
     runs (`runs_by`) it is of that runtime, else of the walks over the plan's programs.
 
-    step_ns: of the step. peak_bytes: of every rank's device. software: whose step it is, where it is another runtime's; empty of
-    the walks'. cost_model: whose costs the instructions have; backend: on whose lanes they run; profile_origin: where the costs
-    come from. durations: what each instruction takes, and stages: what the passes of each stage take, so that the plan can be
-    walked and drawn again without its profile.
+    step_ns: of the step. peak_bytes: of every rank's device. software: whose step it is, where it is another runtime's; empty
+    of the walks'. cost_model: whose costs the instructions have; backend: on whose lanes they run; profile_origin: where the
+    costs come from. durations: what each instruction takes, and stages: what the passes of each stage take, so that the plan
+    can be walked and drawn again without its profile.
     """
 
     step_ns: int
