@@ -204,6 +204,13 @@ def stage_shares(plan: Plan, judged: Judged) -> list[tuple[float, float, float]]
 
 def _busy_ns(walk: TimeWalk, place: int) -> list[int]:
     """Of a program, how long it computes; computes or communicates; does anything."""
+    mine = _busy_here_ns(walk, place)
+    if walk.shorter is None:
+        return mine
+    return [ns + walk.more * (ns - less) for ns, less in zip(mine, _busy_here_ns(walk.shorter, place), strict=True)]
+
+
+def _busy_here_ns(walk: TimeWalk, place: int) -> list[int]:
     streams = np.array([instruction.stream for instruction in walk.rounds[place].issued])
     starts, ends = np.array(walk.start_ns[place]), np.array(walk.end_ns[place])
     chosen = [np.isin(streams, list(lanes)) for lanes in LANES]

@@ -41,9 +41,11 @@ from trainplan.execution.program import (
     with_waits,
 )
 from trainplan.execution.rounds import Rounds
+from trainplan.execution.walk.leaps import FOLLOWED, leapt
 from trainplan.execution.walk.memory import Backend
 from trainplan.formulations.step.schedules import Pass
 from trainplan.formulations.step.timeline import Event, Stuck
+from trainplan.profiling.base.errors import InputError
 
 Durations = Callable[[Program, Instruction], int]
 
@@ -144,12 +146,18 @@ class Operation(NamedTuple):
 @dataclass(frozen=True, eq=False)
 class TimeWalk:
     """When the instructions of each program run, in ns from the step's beginning; start_ns and end_ns are by program, in issue
-    order. What an instruction waits comes before its start."""
+    order. What an instruction waits comes before its start.
+
+    Programs of very many rounds are here with fewer of them (see `walk.leaps`). shorter: a walk of a few rounds less still, and
+    more: how often what this one has beside it comes in addition.
+    """
 
     rounds: tuple[Rounds, ...]
     backend: Lanes
     start_ns: tuple[list[int], ...]
     end_ns: tuple[list[int], ...]
+    shorter: TimeWalk | None = None
+    more: int = 0
 
     @cached_property
     def programs(self) -> tuple[Program, ...]:
@@ -159,10 +167,23 @@ class TimeWalk:
     @cached_property
     def step_ns(self) -> int:
         """Until the last instruction of any rank is done."""
-        return max(max(ends, default=0) for ends in self.end_ns)
+        return self.of_all(lambda walk: max(max(ends, default=0) for ends in walk.end_ns))
+
+    def of_all(self, value: Callable[[TimeWalk], int]) -> int:
+        """A time that every further round adds the same to, from walks with fewer rounds."""
+        mine = value(self)
+        return mine if self.shorter is None else mine + self.more * (mine - value(self.shorter))
+
+    def assure_whole(self) -> None:
+        """Raises InputError where not all rounds are here, for what shows each of them."""
+        if self.shorter is not None:
+            mine, less = self.rounds[0], self.shorter.rounds[0]
+            number = mine.few.micro_batches + (mine.count + self.more * (mine.count - less.count)) * mine.size
+            raise InputError("plan", "batch.micro_batches", f"is {number}", f"give at most {FOLLOWED} to show every one")
 
     def operations(self) -> Iterator[Operation]:
-        """What takes time, by program, in issue order."""
+        """What takes time, by program, in issue order. Raises InputError, see `assure_whole`."""
+        self.assure_whole()
         for program, starts, ends in zip(self.programs, self.start_ns, self.end_ns, strict=True):
             lane = lane_of(self.backend, program)
             for instruction, start, end in zip(program.instructions, starts, ends, strict=True):
@@ -175,8 +196,10 @@ class TimeWalk:
         `device` and `stage` of an event are the place of the program's stage among those of all programs here; later stages of
         the same ranks are numbered on from there. A pass runs
         from the first to the last of its computations and collectives within the stage; `ready_ns` is when its message
-        begins, if it has one. What is behind the last backward pass (optimizer, loss) is no part of any.
+        begins, if it has one. What is behind the last backward pass (optimizer, loss) is no part of any. Raises InputError, see
+        `assure_whole`.
         """
+        self.assure_whole()
         firsts = sorted({program.units[0] for program in self.programs})
         return tuple(
             _passes(program, firsts.index(program.units[0]), len(firsts), starts, ends)
@@ -220,13 +243,20 @@ def time_walk(
 
     duration_ns: what an instruction of a program takes, in whole ns, waiting left out. stands_for: of each rank that has no
     program here, the one among the programs that does the same (left out: nobody). Raises Stuck where programs wait for each
-    other for ever.
+    other for ever, and InputError for more micro-batches than can be walked.
     """
+
+    def walked(rounds: Sequence[Rounds]) -> TimeWalk:
+        laid = tuple(_on_lanes(each, backend) for each in rounds) if backend in OTHERS else rounds
+        walk = _Walk(laid, duration_ns, backend, stands_for or {})
+        walk.run()
+        return TimeWalk(tuple(rounds), backend, tuple(walk.starts), tuple(walk.ends))
+
     rounds = tuple(each if isinstance(each, Rounds) else Rounds(each) for each in programs)
-    laid = tuple(_on_lanes(each, backend) for each in rounds) if backend in OTHERS else rounds
-    walk = _Walk(laid, duration_ns, backend, stands_for or {})
-    walk.run()
-    return TimeWalk(rounds, backend, tuple(walk.starts), tuple(walk.ends))
+    if (found := leapt(rounds, walked)) is None:
+        return walked(rounds)
+    longer, shorter, more = found
+    return replace(longer, shorter=shorter, more=more)
 
 
 def _on_lanes(rounds: Rounds, backend: Lanes) -> Rounds:

@@ -38,7 +38,9 @@ class StageCurve:
 
 
 def stage_curves(plan: Plan, judged: Judged) -> list[StageCurve]:
-    """The curve of the fullest rank of each stage; of interleaved stages, of the ranks that have them."""
+    """The curve of the fullest rank of each stage; of interleaved stages, of the ranks that have them. Raises InputError for
+    more micro-batches than can be shown."""
+    judged.time.assure_whole()
     return [_curve(judged, stage, place) for stage, place in enumerate(fullest_places(plan, judged))]
 
 

@@ -65,8 +65,9 @@ def drawn_step(plan: Plan, judged: Judged) -> dict[str, Any]:
 
     lanes: {"stage", "rank", "lane", "blocks"}; a block is [start_ns, number of its pattern, first micro-batch or -1, last one,
     whether it is backward]. patterns: {"end": duration, "sums": ns by kind, "parts": [kind, start, duration, name, unit]} with
-    times from the block's start. step_ns: the whole step's.
+    times from the block's start. step_ns: the whole step's. Raises InputError for more micro-batches than can be shown.
     """
+    judged.time.assure_whole()
     patterns: dict[Operations, int] = {}
     names: dict[str, int] = {}
     lanes: list[tuple[dict[str, Any], list[_Block]]] = []

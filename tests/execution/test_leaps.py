@@ -1,0 +1,72 @@
+"""Steps of very many micro-batches: what repeats is added, and is what walking all of it says."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from trainplan.execution.compile.classes import compile_classes
+from trainplan.execution.rounds import Rounds
+from trainplan.execution.walk import leaps
+from trainplan.execution.walk.time import Lanes, TimeWalk, time_walk
+from trainplan.formulations.plan import Plan
+from trainplan.profiling.base.errors import InputError
+
+from tests.execution.plans import random_plan, random_regular_interleaved_plan, random_sliced_plan
+from tests.execution.test_classes import _cost, _in_sixes
+from tests.sizes import some_and_all
+from trainplan.performance import _busy_ns
+
+MADE: tuple[Any, ...] = (random_plan, random_sliced_plan, random_regular_interleaved_plan, _in_sixes)
+
+
+def of_micro_batches(plan: Plan, count: int) -> Plan:
+    samples = plan.batch.global_samples // plan.batch.micro_batches * count
+    return plan.changed(batch=plan.batch.changed(micro_batches=count, global_samples=samples))
+
+
+def walk_of(plan: Plan, backend: Lanes) -> TimeWalk:
+    classes = compile_classes(plan)
+    stands_for = {rank: each.ranks[0] for each in classes for rank in each.ranks[1:]}
+    return time_walk([each.rounds for each in classes], _cost, backend, stands_for)
+
+
+@pytest.mark.parametrize("count", some_and_all(12, 200))
+def test_a_walk_in_leaps_is_that_of_every_round(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    rng, leaping = random.Random(3), 0
+    for _ in range(count):
+        plan = rng.choice(MADE)(rng, rng.choice([2, 4, 8]))
+        if plan.batch.shares is not None:
+            continue
+        plan = of_micro_batches(plan, rng.randint(60, 110) * plan.depth)
+        backend: Lanes = rng.choice(("serial", "threads", "overlapped"))
+        whole = walk_of(plan, backend)
+        with monkeypatch.context() as patch:
+            patch.setattr(leaps, "FOLLOWED", 32)
+            patch.setattr(leaps, "LONGEST", 8)
+            walk = walk_of(plan, backend)
+        if walk.shorter is None:
+            continue
+        leaping += 1
+        assert walk.step_ns == whole.step_ns and sum(map(len, walk.end_ns)) < sum(map(len, whole.end_ns))
+        for place in range(len(walk.rounds)):
+            assert _busy_ns(walk, place) == _busy_ns(whole, place)
+        with pytest.raises(InputError, match=rf"batch.micro_batches is {plan.batch.micro_batches}; give at most"):
+            walk.assure_whole()
+    assert leaping > count // 3
+
+
+def test_rounds_that_do_not_repeat_are_walked_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = of_micro_batches(random_sliced_plan(random.Random(5), 4), 400)
+    step_ns = walk_of(plan, "serial").step_ns
+    monkeypatch.setattr(leaps, "_repeated", lambda *_: None)
+    monkeypatch.setattr(leaps, "FOLLOWED", 32)
+    assert walk_of(plan, "serial").step_ns == step_ns
+    monkeypatch.setattr(leaps, "MOST_INSTRUCTIONS", 1000)
+    with pytest.raises(InputError, match=r"batch.micro_batches is 400, in rounds that do not repeat; give at most \d+"):
+        walk_of(plan, "serial")
+
+
+def test_programs_of_few_rounds_are_walked_as_they_are() -> None:
+    assert leaps.leapt([Rounds(each.few) for each in compile_classes(random_plan(random.Random(1), 2))], walk_of) is None
