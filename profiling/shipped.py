@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+from collections.abc import Iterator
 from functools import cache
 from importlib import resources
 from importlib.resources.abc import Traversable
@@ -67,6 +69,14 @@ def sized(name: str) -> tuple[str, str, dict[str, Any]] | None:
     """A well-known model by its name, as whoever spells it: its own name, the shipped configuration, and the fields in which it
     differs from that; None where there is none."""
     return _sizes().get(folded(name))
+
+
+def known_configs() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every model that is known by name, with its configuration."""
+    bases = {name: json.loads(file.read_text(encoding="utf-8")) for name, file in _files("models").items()}
+    yield from bases.items()
+    for name, base, fields in _sizes().values():
+        yield name, {**bases[base], **fields}
 
 
 def sized_names() -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,7 +10,9 @@ from trainplan.profiling.base.dtypes import ALIASES, DTYPE_BYTES
 from trainplan.profiling.base.errors import InputError, caution, named, shown
 from trainplan.profiling.models.families import family_names
 
-TEXT = "text_config"
+TEXTS = ("text_config", "llm_config", "language_config")  # of transformers, InternVL and DeepSeek-VL
+FLAT = {"qwen2_vl": "qwen2_vl_text", "qwen2_5_vl": "qwen2_5_vl_text"}  # whose older files have the language model's fields
+OF_IMAGES = re.compile(r"^(vision|image|video)_")
 DTYPE_FIELDS = ("dtype", "torch_dtype")  # as transformers 5 writes it, and as it did before
 UNSAID = (None, "auto")
 
@@ -20,18 +23,23 @@ def language_part(config: Mapping[str, Any], where: str) -> tuple[Mapping[str, A
     Warns that the other parts of a multimodal model are not planned.
     """
     part, place = _language_part(config)
-    if place:
-        others = ", ".join(name for name in config if name.endswith("_config") and name != TEXT)
+    if part is not config:
+        text = place.removesuffix(".")
+        others = ", ".join(name for name in config if name.endswith("_config") and name != text)
         problem = f"is the language model of a {shown(config.get('model_type'))}"
-        caution(where, TEXT, problem, f"it is planned alone, without {others or 'what else there is'}")
+        caution(where, text or "this", problem, f"it is planned alone, without {others or 'what else there is'}")
     return part, place
 
 
 def _language_part(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:
-    text = config.get(TEXT)
-    if not isinstance(text, Mapping) or config.get("model_type") in family_names():
-        return config, ""
-    return text, f"{TEXT}."
+    kind = config.get("model_type")
+    name = next((each for each in TEXTS if isinstance(config.get(each), Mapping)), None)
+    if name is not None and kind not in family_names():
+        return config[name], f"{name}."
+    if isinstance(kind, str) and kind in FLAT:
+        own = {each: value for each, value in config.items() if not OF_IMAGES.search(each)}
+        return {**own, "model_type": FLAT[kind]}, ""
+    return config, ""
 
 
 def trained_dtype(config: Any, where: str, half: str) -> str:

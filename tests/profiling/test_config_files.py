@@ -38,6 +38,10 @@ SIZES = {
 )
 
 
+# Families whose configuration classes are not of transformers.
+OWN_CODE = ("transgan", "internlm", "internlm2", "qwen", "minicpm", "baichuan", "exaone", "chatglm")
+
+
 def small(kind: str, **changes: Any) -> dict[str, Any]:
     """A small configuration of a family; a field that is changed to None is left out."""
     config = {"model_type": kind, **SMALL[kind], **changes}
@@ -75,13 +79,13 @@ def test_a_field_near_a_known_name_is_refused(kind: str, name: str, meant: str) 
 
 
 def test_fields_that_nobody_knows_are_warned_of_in_one_line() -> None:
-    config = small("llama", num_local_experts=8, router_jitter=0.1, use_cache=True, architectures=["LlamaForCausalLM"])
+    config = small("llama", router_tokens=8, router_jitter=0.1, use_cache=True, architectures=["LlamaForCausalLM"])
     with pytest.warns(InputWarning) as caught:
         model = model_from_config(config, "c.json")
     assert [str(each.message) for each in caught] == [
-        "c.json: num_local_experts, router_jitter are no fields of a llama that trainplan knows; they are left out of account"
+        "c.json: router_tokens, router_jitter are no fields of a llama that trainplan knows; they are left out of account"
     ]
-    assert "num_local_experts" not in model.config
+    assert "router_tokens" not in model.config
 
 
 def test_shipped_models_have_no_unknown_fields() -> None:
@@ -90,7 +94,7 @@ def test_shipped_models_have_no_unknown_fields() -> None:
         assert all(load_model(name) for name in shipped("models"))
 
 
-@pytest.mark.parametrize("kind", [name for name in BUILT_IN if name != "transgan"])
+@pytest.mark.parametrize("kind", [name for name in BUILT_IN if name not in OWN_CODE])
 def test_the_fields_of_a_family_are_those_of_transformers(kind: str) -> None:
     """All that the configuration class has, its aliases, and nothing that it lacks but names of earlier versions."""
     transformers = pytest.importorskip("transformers")
@@ -100,7 +104,7 @@ def test_the_fields_of_a_family_are_those_of_transformers(kind: str) -> None:
     known = described.fields | COMMON
     assert {field.name for field in dataclasses.fields(theirs)} <= known, "a newer transformers has more fields"
     assert set(theirs().to_dict()) <= known
-    assert dict(described.aliases) == theirs.attribute_map
+    assert theirs.attribute_map.items() <= described.aliases.items()
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "t5"])
@@ -272,8 +276,8 @@ def test_the_language_model_of_a_multimodal_file_is_planned_alone() -> None:
         assert model_from_config(multimodal(dtype="float16"), "c.json").dtype == "float16"
     with pytest.warns(InputWarning), pytest.raises(InputError, match=r"^c\.json: text_config\.hidden_size is missing"):
         model_from_config(multimodal(hidden_size=None), "c.json")
-    with pytest.warns(InputWarning), pytest.raises(InputError, match=r"^c\.json: text_config\.model_type is 'gemma'"):
-        model_from_config(multimodal(model_type="gemma"), "c.json")
+    with pytest.warns(InputWarning), pytest.raises(InputError, match=r"^c\.json: text_config\.model_type is 'xglm'"):
+        model_from_config(multimodal(model_type="xglm"), "c.json")
 
 
 @pytest.mark.parametrize(

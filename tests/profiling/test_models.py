@@ -82,7 +82,7 @@ def test_a_layers_activations_are_those_of_the_authors_profile() -> None:
 def test_every_shipped_model_loads_and_round_trips() -> None:
     names = shipped("models")
     assert len(names) >= 30
-    assert {load_model(name).family for name in names} == set(BUILT_IN)
+    assert {load_model(name).family for name in names} <= set(BUILT_IN)
     for name in names:
         model = load_model(name)
         again = model_from_shape(json.loads(json.dumps(model.shape())), "plan.json")
@@ -246,7 +246,7 @@ def test_flops_are_six_times_the_parameters_a_token() -> None:
 
 
 BAD: list[tuple[str, dict[str, Any], str]] = [
-    ("gpt2", {"model_type": "mamba"}, "model_type is 'mamba'; give a config of one of: gpt2"),
+    ("gpt2", {"model_type": "mamba"}, "model_type is 'mamba': a model with state-space"),
     ("gpt2", {"model_type": ["gpt2"]}, "model_type is \\['gpt2'\\]"),
     ("gpt2", {"n_embd": -4}, "n_embd is -4"),
     ("gpt2", {"n_embd": 255}, "n_head is 8; give a divisor of n_embd = 255"),

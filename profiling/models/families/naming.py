@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from trainplan.profiling.base.errors import caution, shown
 from trainplan.profiling.models.families.fields import Family, Fields, names
 
+BEARS = re.compile(r"bias|qk_norm|layer_types|sliding_window|nextn|mtp|multiplier|scale_(depth|emb)|residual")
 NEAR = 0.85  # from which likeness on an unknown name passes for a misspelt one, as `difflib` measures it
 
 # Of any family: names that matter here, and may be misspelt; and names that change neither shapes nor results of training.
@@ -26,7 +28,7 @@ COMMON = READ | names(
     diversity_penalty temperature top_k top_p typical_p repetition_penalty length_penalty no_repeat_ngram_size
     encoder_no_repeat_ngram_size bad_words_ids num_return_sequences output_scores return_dict_in_generate
     forced_bos_token_id forced_eos_token_id remove_invalid_values exponential_decay_length_penalty suppress_tokens
-    begin_suppress_tokens unsloth_fixed unsloth_version transformers.js_config
+    begin_suppress_tokens quantization_config unsloth_fixed unsloth_version transformers.js_config
     """
 )
 
@@ -57,17 +59,31 @@ def check_names(fields: Fields, family: str, described: Family) -> None:
     knows. Raises InputError."""
     if described.fields is None:
         return
+    if (quantized := fields.config.get("quantization_config")) is not None:
+        fix = "planned with whole weights in the dtype"
+        caution(fields.where, f"{fields.part}quantization_config", f"is {shown(quantized)}, which is not planned", fix)
     wanted = described.fields | described.aliases.keys() | READ
     unknown = [name for name in fields.config if name not in wanted | COMMON]
     for name in unknown:
         if (meant := _meant(name, fields.config, wanted, described.aliases)) is not None:
             problem = f"is {shown(fields.config[name])}, but a {family} has no such field"
             raise fields.fail(name, problem, f"did you mean {meant}?")
+    own_code = fields.config.get("auto_map") and next((name for name in unknown if _bears(name, fields.config[name])), None)
+    if own_code:
+        problem = (
+            f"is {shown(fields.config[own_code])}, which the code that comes with its file may read, and a {family} does not"
+        )
+        raise fields.fail(own_code, problem, "leave it out where it changes no layer")
     if unknown:
         several = len(unknown) > 1
         problem = f"{'are no fields' if several else 'is no field'} of a {family} that trainplan knows"
         fix = f"{'they are' if several else 'it is'} left out of account"
         caution(fields.where, ", ".join(fields.part + name for name in unknown), problem, fix)
+
+
+def _bears(name: str, value: Any) -> bool:
+    """Whether a field that no family knows would change a layer of a model with code of its own."""
+    return bool(BEARS.search(name)) and value not in (None, False, 0, [])
 
 
 def _meant(name: str, config: Mapping[str, Any], wanted: frozenset[str], aliases: Mapping[str, str]) -> str | None:

@@ -91,8 +91,8 @@ GPT_BIGCODE = Family(
     GPT2_FIELDS
     | names(
         """
-        multi_query attention_softmax_in_fp32 scale_attention_softmax_in_fp32 inference_runner validate_runner_input
-        pre_allocate_kv_cache max_sequence_length max_batch_size pad_key_length
+        multi_query num_key_value_heads attention_softmax_in_fp32 scale_attention_softmax_in_fp32 inference_runner
+        validate_runner_input pre_allocate_kv_cache max_sequence_length max_batch_size pad_key_length
         """
     ),
     ALIASES,

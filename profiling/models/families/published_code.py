@@ -88,7 +88,8 @@ def chatglm(fields: Fields) -> Chain:
     dropped = {"dropout": fields.dropout("hidden_dropout", default=0.0)}
     base = 10000.0 * fields.share("rope_ratio", 1.0, most=1e6)
     turning = rotation(fields, sizes.positions, sizes.tokens, sizes.width, part=0.5, base=base)
-    fields.read.pop("rope_theta")
+    for name in ("rope_theta", "partial_rotary_factor"):  # which follow from what its files have
+        fields.read.pop(name)
     inside = {"bias": added, "out_bias": bias, "interleaved": True, **dropped}
     ffn = {"activation": "silu", "gated": True, "bias": bias, **dropped}
     return layered(fields, sizes, inside, ffn, turning)

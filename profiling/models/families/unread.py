@@ -8,6 +8,7 @@ from typing import Any
 
 from trainplan.profiling.base.errors import InputError, shown
 from trainplan.profiling.models.families.fields import Family, Fields, names
+from trainplan.profiling.shipped import known_configs
 
 EXPERTS = re.compile(r"(^|_)(n|num|number_of)_(\w+_)?experts$|^n_?experts?$|^num_experts_total$")
 NO_COUNT = re.compile(r"shared|selected|activ|_per_|top|group|zero|dense|limit|copy")
@@ -92,6 +93,8 @@ def refuse_unread(fields: Fields, families: Mapping[str, Family]) -> InputError:
         name, unlike = nearest
         others = f", which does not read {', '.join(unlike[:6])}" if unlike else ""
         fix = f'its fields are nearest to a {name}{others}: give "model_type": "{name}" only if its layers are the same'
+    if (name := _same_sizes(config)) is not None:
+        fix = f"--model {name} has the same sizes, and stands in for it; {fix}"
     return fields.fail("model_type", f"is {shown(kind)}, which trainplan does not read", fix)
 
 
@@ -147,6 +150,22 @@ def _described(config: Mapping[str, Any]) -> str | None:
         if config.get(name):
             return f"a model with {what} ({name} is {shown(config[name])})"
     return None
+
+
+def _same_sizes(config: Mapping[str, Any]) -> str | None:
+    """A model that is known by name and has as many layers, heads and numbers as a configuration says; None without one."""
+    wanted = _sizes(config)
+    if None in wanted:
+        return None
+    return next((name for name, known in known_configs() if _sizes(known) == wanted), None)
+
+
+def _sizes(config: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Hidden size, heads, layers and vocabulary, by whichever of their names."""
+    from trainplan.profiling.models.families.naming import SYNONYMS
+
+    roles = (SYNONYMS[0], SYNONYMS[1], SYNONYMS[3], SYNONYMS[5])
+    return tuple(next((config[name] for name in role if config.get(name) is not None), None) for role in roles)
 
 
 def _nearest(config: Mapping[str, Any], families: Mapping[str, Family]) -> tuple[str, list[str]] | None:
