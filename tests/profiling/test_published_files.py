@@ -279,6 +279,6 @@ def test_a_refused_file_with_the_sizes_of_a_known_name_says_which(tmp_path: Path
     path = tmp_path / "config.json"
     path.write_text(json.dumps({**OLMO2, "model_type": "newlm"}))
     with pytest.raises(
-        InputError, match=r"model_type is 'newlm', .*; --model olmo2-7b has the same sizes, and stands in for it"
+        InputError, match=r"model_type is 'newlm', .*; model olmo2-7b has the same sizes, and stands in for it"
     ):
         load_model(path)

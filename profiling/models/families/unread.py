@@ -161,10 +161,10 @@ def _same_sizes(config: Mapping[str, Any]) -> str | None:
 
 
 def _sizes(config: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Hidden size, heads, layers and vocabulary, by whichever of their names."""
+    """Hidden size, heads, layers, inner size and vocabulary, by whichever of their names."""
     from trainplan.profiling.models.families.naming import SYNONYMS
 
-    roles = (SYNONYMS[0], SYNONYMS[1], SYNONYMS[3], SYNONYMS[5])
+    roles = (SYNONYMS[0], SYNONYMS[1], SYNONYMS[3], SYNONYMS[4], SYNONYMS[5])
     return tuple(next((config[name] for name in role if config.get(name) is not None), None) for role in roles)
 
 
