@@ -148,7 +148,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "zero3.json": {"model": "llama3-8b", "sequence": 4096, "recompute": "full", "cluster": "h100:8x2"},
     "fsdp2.yaml": {"model": "llama3-8b", "sequence": 4096, "micro_batch": 1},
     "hybrid.yaml": {"model": "llama3-8b", "sequence": 4096, "batch": 32},
-    "ds.yaml": {"model": "gpt2-xl", "micro_batch": 4},
+    "ds.yaml": {"model": "gpt2-xl", "micro_batch": 4, "sequence": 1024},
 }
 # Strategy of a feed-forward network in the middle, stages, schedule, samples of a step, micro-batches.
 WANTED = {
@@ -482,7 +482,7 @@ def test_changes_stay_within_the_runtime(tmp_path: Path) -> None:
 
 def test_the_command_says_what_runs_and_what_would_be_better(tmp_path: Path) -> None:
     path = written(tmp_path, "ds.yaml")
-    asked = ("--cluster", "h100:8x2", "--model", "gpt2-xl", "--micro-batch", "4", "--gap", "0.05")
+    asked = ("--cluster", "h100:8x2", "--model", "gpt2-xl", "--micro-batch", "4", "--sequence", "1024", "--gap", "0.05")
     done = call("import-run", path, *asked, "-o", tmp_path / "plan.json")
     assert done.returncode == 0, done.stderr
     for label in ("predicted time", "with overlap", "predicted memory", "best plan", "bound", "gap", "taken otherwise"):

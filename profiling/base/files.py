@@ -66,8 +66,8 @@ def _language(path: str | os.PathLike[str]) -> str:
     return "YAML" if os.fspath(path).lower().endswith((".yaml", ".yml")) else "JSON"
 
 
-def read_data(path: str | os.PathLike[str]) -> Any:
-    """The value in a JSON or YAML (.yaml, .yml) file. Raises InputError where it is absent, too large or not whole."""
+def read_text(path: str | os.PathLike[str]) -> str:
+    """The text of a file. Raises InputError where it is absent, too large, or no text."""
     where, language = os.fspath(path), _language(path)
     try:
         status = os.stat(path)
@@ -85,6 +85,12 @@ def read_data(path: str | os.PathLike[str]) -> Any:
         raise InputError(where, "", f"cannot be read ({reason})", f"name a readable {language} file") from None
     if not text.strip():
         raise InputError(where, "", "is empty", f"give a {language} object")
+    return text
+
+
+def read_data(path: str | os.PathLike[str]) -> Any:
+    """The value in a JSON or YAML (.yaml, .yml) file. Raises InputError where it is absent, too large or not whole."""
+    where, language, text = os.fspath(path), _language(path), read_text(path)
     try:
         if language == "JSON":
             value = _json_value(text, where)

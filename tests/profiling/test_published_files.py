@@ -278,7 +278,5 @@ def test_fields_of_own_code_that_bear_on_layers_are_refused_unread() -> None:
 def test_a_refused_file_with_the_sizes_of_a_known_name_says_which(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps({**OLMO2, "model_type": "newlm"}))
-    with pytest.raises(
-        InputError, match=r"model_type is 'newlm', .*; model olmo2-7b has the same sizes, and stands in for it"
-    ):
+    with pytest.raises(InputError, match=r"model_type is 'newlm', .*; model olmo2-7b has the same sizes, and stands in for it"):
         load_model(path)

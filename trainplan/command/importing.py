@@ -106,7 +106,8 @@ def _show(judged: JudgedRun, values: bool) -> None:
     configuration, plan = judged.configuration, judged.plan
     model = plan.planned_model()
     whose = [("cluster", judged.numbers)] * bool(judged.numbers)
-    pairs([("file", f"{configuration.where}, of {configuration.runtime}"), ("model", f"{model.name}, {model.dtype}"), *whose])
+    file = f"{configuration.where}, of {configuration.tool or configuration.runtime}"
+    pairs([("file", file), ("model", f"{model.name}, {model.dtype}"), *whose])
     render.plan_table(plan)
     fits = "" if judged.fits else ": does not fit"
     rows = [

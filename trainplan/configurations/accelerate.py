@@ -1,4 +1,4 @@
-"""Accelerate: the YAML file of `accelerate config`, with its FSDP, DeepSpeed and plain data-parallel parts (1.15, 2026)."""
+"""Accelerate: the file of `accelerate config`, with its FSDP, DeepSpeed and plain data-parallel parts (1.15, 2026)."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from trainplan.configurations import deepspeed
-from trainplan.configurations.configuration import Configuration, Keys, Recomputed, Said, flattened
+from trainplan.configurations.configuration import Configuration, Host, Keys, Recomputed, Said, flattened
 from trainplan.configurations.documented import ACCELERATE, ACCELERATE_TABLES
-from trainplan.profiling.base.errors import InputError, shown
-from trainplan.profiling.base.files import read_data
+from trainplan.configurations.documents import read_document
+from trainplan.configurations.lines import sources_of
+from trainplan.configurations.sharding import NODE, Sharding, fsdp
+from trainplan.profiling.base.errors import COMMAND_LINE, InputError, shown
 from trainplan.profiling.clusters.recipes import RecipeName
 from trainplan.profiling.models.precision import MASTERS, PLAIN
 
 KINDS = ("NO", "MULTI_GPU", "FSDP", "DEEPSPEED")
-STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")  # FSDP1's, by number from 1 on
-NODE = 8  # devices that hybrid sharding of FSDP1 shards over
 DTYPES = {"no": "float32", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp8": "bfloat16"}
 DEEPSPEED = {  # of the YAML's own keys, what DeepSpeed's file calls them
     "zero_stage": "zero_optimization.stage",
@@ -25,101 +25,148 @@ DEEPSPEED = {  # of the YAML's own keys, what DeepSpeed's file calls them
     "gradient_clipping": "gradient_clipping",
     "offload_optimizer_device": "zero_optimization.offload_optimizer.device",
     "offload_param_device": "zero_optimization.offload_param.device",
+    "offload_optimizer_nvme_path": "zero_optimization.offload_optimizer.nvme_path",
+    "offload_param_nvme_path": "zero_optimization.offload_param.nvme_path",
     "zero3_save_16bit_model": "zero_optimization.stage3_gather_16bit_weights_on_model_save",
 }
-LAUNCHING = {"zero3_init_flag", "deepspeed_multinode_launcher", "deepspeed_hostfile", "deepspeed_config_file"}
-
-
+LAUNCHING = {
+    "zero3_init_flag",
+    "deepspeed_multinode_launcher",
+    "deepspeed_hostfile",
+    "deepspeed_exclusion_filter",
+    "deepspeed_inclusion_filter",
+    "deepspeed_config_file",
+}
 DEFAULTS = "default of Accelerate 1.15"
+ON_HOST = "master weights on the host: the plan's states there are in the model's dtype; less memory and time"
 
 
 def read(path: Path, said: Said) -> Configuration:
-    """The configuration of a YAML file. Raises InputError."""
-    data, where = read_data(path), str(path)
+    """The configuration of a YAML or JSON file. Raises InputError."""
+    data, where = read_document(path), str(path)
     if not isinstance(data, Mapping):
         raise InputError(where, "", f"holds {shown(data)}", "give a mapping, as `accelerate config` writes it")
-    values = {key: "no" if value is False and key == "mixed_precision" else value for key, value in flattened(data).items()}
-    keys = Keys(where, values, defaults=DEFAULTS, ignored=said.ignored)
-    kind = keys.text("distributed_type", "NO", KINDS)
-    devices = keys.whole("num_processes", 1)
-    precision = keys.text("mixed_precision", "no", DTYPES)
+    no = {"mixed_precision": "no", "distributed_type": "NO"}  # which YAML takes for false
+    values = {key: no.get(key, value) if value is False else value for key, value in flattened(data).items()}
+    keys = Keys(where, values, (None, "null"), sources_of(path), DEFAULTS, said.ignored)
+    kind = _kind(keys)
+    devices = keys.whole("num_processes", 1 if kind == "NO" else None)
+    precision = keys.text("mixed_precision", "", DTYPES)
     if kind == "DEEPSPEED":
         return _deepspeed(keys, data, path, devices, precision, said)
-    dtype, notes = DTYPES[precision], list[str]()
-    backend = keys.text("fp8_config.backend", "TE", ("TE", "AO", "MSAMP"))
-    recipe: RecipeName | None = None if precision != "fp8" else "fp8-current" if backend == "AO" else "fp8"
+    notes = list[str]()
+    dtype, recipe = _dtype(keys, precision, said, notes)
     sizes = {
         name: keys.whole(f"parallelism_config.parallelism_config_{name}_size", 1) or 1
         for name in ("dp_replicate", "dp_shard", "tp", "cp", "sp")
     }
-    for name in ("cp", "sp"):
-        if sizes[name] > 1:
-            key = f"parallelism_config.parallelism_config_{name}_size"
-            raise keys.error(key, f"is {sizes[name]}", "give 1: runs with context parallelism are not read yet")
-    zero, copies, shard = _sharding(keys, kind, devices or 1, sizes)
-    keys.refuse(
-        "fsdp_config.fsdp_offload_params", ["false"], "states that FSDP keeps on the host are no option of plans for it"
-    )
-    again = keys.flag("fsdp_config.fsdp_activation_checkpointing") or said.recompute == "full"
-    if keys.flag("fsdp_config.fsdp_activation_checkpointing_offload"):
-        notes.append("checkpoints on the host (their offload is asked for): the plan keeps them on the device; more memory")
+    if sizes["sp"] > 1:
+        key = "parallelism_config.parallelism_config_sp_size"
+        raise keys.error(key, f"is {sizes['sp']}", "give 1, or distributed_type: DEEPSPEED: sequences are cut by DeepSpeed")
+    node = None if devices is None else max(1, devices // (keys.whole("num_machines", 1) or 1))
+    shared = Sharding(0, None, None)
+    if kind == "FSDP":
+        shared = fsdp(keys, _fsdp_key, sizes, None if node is None else min(node, NODE), 1, notes)
+    again = shared.again or said.recompute == "full"
+    host: tuple[Host, ...] = ("optimizer", "parameters") if shared.offloads else ()
+    if host and dtype != "float32":
+        notes.append(ON_HOST)
     accumulation = keys.whole("gradient_accumulation_steps")
-    unread, unknown = keys.left(ACCELERATE, ACCELERATE_TABLES)
+    unread, unknown = keys.left(ACCELERATE, (*ACCELERATE_TABLES, *(("fsdp_config.",) * (kind != "FSDP"))))
     names = {"recipe": "mixed_precision", "devices": "num_processes", "accumulation": "gradient_accumulation_steps"}
     names |= {
-        "shard": "parallelism_config.parallelism_config_dp_shard_size",
-        "tp": "parallelism_config.parallelism_config_tp_size",
+        name: f"parallelism_config.parallelism_config_{key}_size"
+        for name, key in (("shard", "dp_shard"), ("tp", "tp"), ("cp", "cp"))
     }
     return Configuration(
-        where=where, runtime="accelerate", software="PyTorch FSDP (Accelerate)", dtype=dtype,
-        precision=PLAIN if dtype == "float32" else MASTERS, devices=devices, accumulation=accumulation, tp=sizes["tp"],
-        copies=copies, shard=shard, zero=zero, recomputed=Recomputed("full" if again else "none"), cuts=(), keys=names,
-        notes=tuple(notes), unread=unread, unknown=unknown, recipe=recipe, taken=keys.taken,
+        where=where, runtime="accelerate", software="PyTorch FSDP (Accelerate)", dtype=dtype, devices=devices,
+        precision=PLAIN if dtype == "float32" or host else MASTERS, accumulation=accumulation, tp=sizes["tp"], cp=sizes["cp"],
+        copies=shared.copies, shard=shared.shard, zero=shared.zero, recomputed=Recomputed("full" if again else "none"), cuts=(),
+        host=host, keys=names, notes=tuple(notes), unread=unread, unknown=unknown, recipe=recipe, taken=keys.taken,
     )  # fmt: skip
 
 
-def _sharding(keys: Keys, kind: str, devices: int, sizes: Mapping[str, int]) -> tuple[Any, int | None, int | None]:
-    """ZeRO's stage, the copies, and the ranks that share states. Raises InputError."""
-    version = keys.whole("fsdp_config.fsdp_version", 1)
-    strategy, reshard = keys.get("fsdp_config.fsdp_sharding_strategy"), keys.get("fsdp_config.fsdp_reshard_after_forward")
-    if kind != "FSDP":
-        return 0, None, None
-    if version == 1:
-        name = strategy if strategy is not None else reshard if isinstance(reshard, str) else "FULL_SHARD"
-        name = STRATEGIES[int(name) - 1] if str(name) in "12345" else str(name)
-        if name not in STRATEGIES:
-            raise keys.error("fsdp_config.fsdp_sharding_strategy", f"is {shown(name)}", f"give one of {', '.join(STRATEGIES)}")
-        zero = 0 if name == "NO_SHARD" else 2 if name in ("SHARD_GRAD_OP", "HYBRID_SHARD_ZERO2") else 3
-        shard = min(devices, NODE) if name.startswith("HYBRID") else None
-        return zero, None, shard
-    zero = 3 if keys.flag("fsdp_config.fsdp_reshard_after_forward", True) else 2
-    shard = sizes["dp_shard"] if sizes["dp_shard"] > 1 else None
-    return zero, sizes["dp_replicate"], shard
+def _fsdp_key(name: str) -> str:
+    return f"fsdp_config.fsdp_{name}"
+
+
+def _kind(keys: Keys) -> str:
+    """How devices work together. Raises InputError for what no plan has."""
+    kind = keys.get("distributed_type")
+    if kind == "MEGATRON_LM":
+        fix = "give the script with Megatron-LM's own arguments: its part of Accelerate's file is not read"
+        raise keys.error("distributed_type", "is 'MEGATRON_LM'", fix)
+    keys.refuse("compute_environment", ["LOCAL_MACHINE"], "runs in SageMaker are not read")
+    keys.refuse("use_cpu", ["false"], "plans are for accelerators")
+    keys.refuse("megatron_lm_config.megatron_lm_tp_degree", ["1"], "Megatron-LM's part is not read")
+    keys.refuse("tpu_use_cluster", ["false"], "plans are for GPUs")
+    return keys.text("distributed_type", "NO", KINDS)
+
+
+def _dtype(keys: Keys, precision: str, said: Said, notes: list[str]) -> tuple[str, RecipeName | None]:
+    """The dtype of products, and their recipe in fewer bits. A trainer's --bf16 wins over `no`. Raises InputError."""
+    if not precision and said.dtype is None:
+        fix = "give it, such as bfloat16, or mixed_precision in the file"
+        raise InputError(COMMAND_LINE, "--dtype", f"is missing, and {keys.where} has no mixed_precision", fix)
+    dtype = DTYPES.get(precision, "float32")
+    if dtype == "float32" and said.dtype not in (None, "float32"):
+        keys.take("mixed_precision", said.dtype, "--dtype")
+        dtype = str(said.dtype)
+    elif dtype == "float32" and said.dtype is None:
+        notes.append(
+            "mixed_precision: no is float32 throughout; where the program has its own --bf16, as transformers' Trainer has, "
+            "give --dtype bfloat16"
+        )
+    backend = keys.text("fp8_config.backend", "TE", ("TE", "AO", "MSAMP"))
+    return dtype, None if precision != "fp8" else "fp8-current" if backend == "AO" else "fp8"
 
 
 def _deepspeed(
     keys: Keys, data: Mapping[str, Any], path: Path, devices: int | None, precision: str, said: Said
 ) -> Configuration:
-    """The DeepSpeed part, by its own file where one is named."""
+    """The DeepSpeed part, by its own file where one is named. What it leaves open, Accelerate fills in."""
     inner = data.get("deepspeed_config")
-    inner = inner if isinstance(inner, Mapping) else {}
-    unknown = tuple(f"deepspeed_config.{key}" for key in inner if key not in {*DEEPSPEED, *LAUNCHING})
+    if inner is not None and not isinstance(inner, Mapping):
+        raise keys.error("deepspeed_config", f"is {shown(inner)}", "give a mapping, such as zero_stage: 3")
+    inner = inner or {}
+    keys.refuse("deepspeed_config.deepspeed_moe_layer_cls_names", [""], "mixtures of experts are not planned")
+    if precision == "fp8":
+        raise keys.error("mixed_precision", "is 'fp8'", "give bf16: plans for DeepSpeed have no products in FP8")
     for key in inner:
-        keys.get(f"deepspeed_config.{key}")
+        if key in DEEPSPEED or key in LAUNCHING:
+            keys.get(f"deepspeed_config.{key}")
+    given: dict[str, tuple[Any, str]] = {}
+    if precision in ("bf16", "fp16"):
+        source = f"mixed_precision ({keys.source('mixed_precision')})"
+        given = {f"{name}.enabled": (name == precision, source) for name in ("bf16", "fp16")}
+    elif precision and said.dtype is None:  # Accelerate fills in false for both
+        given = {f"{name}.enabled": (False, f"mixed_precision ({keys.source('mixed_precision')})") for name in ("bf16", "fp16")}
     named = inner.get("deepspeed_config_file")
     if named is not None:
-        made = deepspeed.read(path.parent / str(named), said)
+        made = deepspeed.read_filled(beside(path, str(named), keys, "deepspeed_config.deepspeed_config_file"), said, given)
     else:
-        values = {DEEPSPEED[key]: value for key, value in inner.items() if key in DEEPSPEED}
-        if precision in ("bf16", "fp16"):
-            values[f"{precision}.enabled"] = True
-        made = deepspeed.of_values(values, str(path), said)
+        values = {"zero_optimization.stage": 2} | {DEEPSPEED[key]: value for key, value in inner.items() if key in DEEPSPEED}
+        sources = {DEEPSPEED[key]: keys.source(f"deepspeed_config.{key}") for key in inner if key in DEEPSPEED}
+        sources = {"zero_optimization.stage": DEFAULTS} | sources
+        called = {key: f"deepspeed_config.{name}" for name, key in DEEPSPEED.items()}
+        made = deepspeed.of_values(values, str(path), said, sources, called, given)
+    for name in ("dp_replicate", "dp_shard", "tp", "cp", "sp"):
+        keys.refuse(f"parallelism_config.parallelism_config_{name}_size", ["1"], "give DeepSpeed's own keys for it")
     unread, others = keys.left(ACCELERATE, ACCELERATE_TABLES)
     return replace(
         made,
         where=str(path),
         devices=devices,
         unread=(*unread, *made.unread),
-        unknown=(*others, *unknown, *made.unknown),
+        unknown=(*others, *made.unknown),
         taken=(*keys.taken, *made.taken),
     )
+
+
+def beside(path: Path, name: str, keys: Keys, key: str) -> Path:
+    """A file that another one names: as it stands, or from the folder of that file or one above it, since tools take it from
+    where they are started. Raises InputError."""
+    found = next((folder / name for folder in (Path(), *path.resolve().parents) if (folder / name).is_file()), None)
+    if found is None:
+        raise keys.error(key, f"is {shown(name)}, which is not there", f"put it beside {path.name}, or give where it is")
+    return found

@@ -75,23 +75,25 @@ class Recomputed:
 class Configuration:
     """What a file says of a run. Where a field is None, the file leaves it open.
 
-    runtime: as exports are called; software: whose defaults hold, as rows of measured runs name it; flags: words of a row's
-    note that say what it overlaps and steps by. model: a shipped name; config: fields of a Hugging Face configuration, where
-    the file describes the model. vocabulary_multiple: what the vocabulary is padded to. devices: of the whole run.
-    micro_samples: of one micro-batch on one rank; accumulation: micro-batches of a step; samples: of a step. copies, shard:
-    data-parallel ranks with copies of states, and those that share them; zero: ZeRO's stage among these. exchange: what
-    context-parallel ranks exchange. cuts: first unit of each stage after the first; layers_apart: layers that the first and the
-    last stage have less where cuts are left open. recipe: of the products of layers in fewer bits than dtype. host: states kept
-    there. buffers: what the trainer holds alongside. optimizer: what steps the parameters. flushed: micro-batches after which a
-    pipeline runs empty, where a step may have more; alone: what is otherwise where no data-parallel ranks are left, so that
-    such a run is refused. keys: the key of the file that says a field, for errors. notes: what is taken otherwise than the file
-    says it. unread: keys that change no plan; unknown: keys that nobody knows. undecided: fields that the file leaves to what
-    else starts the run, and by what name that has them. taken: every value that was taken, with its source.
+    runtime: as exports are called; tool: whose file it is, where that is another; software: whose defaults hold, as rows of
+    measured runs name it; flags: words of a row's note that say what it overlaps and steps by. model: a shipped name; config:
+    fields of a Hugging Face configuration, where the file describes the model. vocabulary_multiple: what the vocabulary is
+    padded to. devices: of the whole run. micro_samples: of one micro-batch on one rank; accumulation: micro-batches of a step;
+    samples: of a step. copies, shard: data-parallel ranks with copies of states, and those that share them; zero: ZeRO's stage
+    among these. exchange: what context-parallel ranks exchange. cuts: first unit of each stage after the first; layers_apart:
+    layers that the first and the last stage have less where cuts are left open. recipe: of the products of layers in fewer bits
+    than dtype. host: states kept there. buffers: what the trainer holds alongside. optimizer: what steps the parameters.
+    flushed: micro-batches after which a pipeline runs empty, where a step may have more; alone: what is otherwise where no
+    data-parallel ranks are left, so that such a run is refused. keys: the key of the file that says a field, for errors. notes:
+    what is taken otherwise than the file says it. unread: keys that change no plan; unknown: keys that nobody knows. undecided:
+    fields that the file leaves to what else starts the run, and by what name that has them. taken: every value that was taken,
+    with its source.
     """
 
     where: str
     runtime: str
     software: str
+    tool: str = ""
     flags: str = ""
     model: str | None = None
     config: Mapping[str, Any] | None = None

@@ -79,10 +79,15 @@ HIDDEN = {"reduce_bucket_size": "reduce_elements", "stage3_prefetch_bucket_size"
 
 def read(path: Path, said: Said) -> Configuration:
     """The configuration of a JSON file. Raises InputError."""
+    return read_filled(path, said, {})
+
+
+def read_filled(path: Path, said: Said, given: Mapping[str, tuple[Any, str]]) -> Configuration:
+    """The same with what a trainer fills in, as of `of_values`. Raises InputError."""
     data = read_data(path)
     if not isinstance(data, Mapping):
         raise InputError(str(path), "", f"holds {shown(data)}", "give an object, as DeepSpeed's configurations are")
-    return of_values(data, str(path), said, sources=sources_of(path))
+    return of_values(data, str(path), said, sources_of(path), given=given)
 
 
 def of_values(
@@ -91,11 +96,12 @@ def of_values(
     said: Said,
     sources: Mapping[str, str] | None = None,
     called: Mapping[str, str] | None = None,
+    given: Mapping[str, tuple[Any, str]] | None = None,
 ) -> Configuration:
     """The configuration of a table of keys. sources: file and line of keys. called: other names of keys, which the file
-    has for them. Raises InputError."""
+    has for them. given: what a trainer fills in for keys that are "auto", and the source of that. Raises InputError."""
     keys = Keys(where, _flat(data, where), (None, "auto"), sources, DEFAULTS, said.ignored, called)
-    _fill(keys)
+    _fill(keys, given or {})
     _refuse(keys)
     stage: Any = keys.whole(f"{ZERO}.stage", 0, least=0)
     if stage > 3:
@@ -152,8 +158,14 @@ def _flat(data: Mapping[str, Any], where: str) -> dict[str, Any]:
     return flattened(data)
 
 
-def _fill(keys: Keys) -> None:
-    """Takes what is filled in for "auto". Raises InputError where nobody fills it in."""
+def _fill(keys: Keys, given: Mapping[str, tuple[Any, str]]) -> None:
+    """Takes what is filled in for "auto". Raises InputError where nobody fills it in, or the trainer says another value."""
+    for key, (value, source) in given.items():
+        written = keys.values.get(key)
+        if written in (None, "auto"):
+            keys.fill(key, value, source)
+        elif written != value:
+            raise keys.error(key, f"is {shown(written)}, and {source} has {shown(value)}", 'give "auto", or the same')
     for key in [key for key, value in keys.values.items() if value == "auto"]:
         if key not in FILLED and (key.startswith(f"{ZERO}.") or key in REFUSED):
             raise keys.error(key, "is 'auto'", "give a value: neither transformers' Trainer nor Accelerate fills it in")

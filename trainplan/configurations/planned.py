@@ -8,8 +8,20 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
-from trainplan.configurations import accelerate, deepspeed, logs, megatron, megatron_bridge, torchtitan
+from trainplan.configurations import (
+    accelerate,
+    axolotl,
+    deepspeed,
+    llamafactory,
+    logs,
+    megatron,
+    megatron_bridge,
+    torchtitan,
+    transformers_arguments,
+)
 from trainplan.configurations.configuration import Configuration, Recomputed, Said, Taken
+from trainplan.configurations.detect import READ, reader_of
+from trainplan.configurations.documents import read_document
 from trainplan.execution.exports.common import ENDS
 from trainplan.formulations.joint.asked import streams_refusal
 from trainplan.formulations.plan import Batch, Plan, RunBy, Stage
@@ -18,12 +30,21 @@ from trainplan.formulations.request import Request
 from trainplan.formulations.strategies import Strategy
 from trainplan.profiling.base.dtypes import parse_dtype
 from trainplan.profiling.base.errors import COMMAND_LINE, InputError, one_of
-from trainplan.profiling.base.files import read_data
 from trainplan.profiling.models.model import Model, load_model, model_from_config
 from trainplan.profiling.models.sublayers import modules_of
 
-SUFFIXES = {".toml": "torchtitan", ".json": "deepspeed", ".yaml": "accelerate", ".yml": "accelerate"}
-RUNTIMES = ("megatron", "megatron-bridge", "torchtitan", "deepspeed", "accelerate")
+DOCUMENTS = (".json", ".yaml", ".yml")
+READERS = {
+    "megatron": megatron.read,
+    "megatron-bridge": megatron_bridge.read,
+    "torchtitan": torchtitan.read,
+    "deepspeed": deepspeed.read,
+    "accelerate": accelerate.read,
+    "axolotl": axolotl.read,
+    "llama-factory": llamafactory.read,
+    "transformers": transformers_arguments.read,
+}
+RUNTIMES = tuple(READERS)
 NOTHING = Said()
 SIZES = {  # by their names in configurations of models
     "layers": ("num_hidden_layers", "n_layer"),
@@ -38,28 +59,26 @@ ONE = ("deepspeed", "accelerate")  # where micro-batches are one unless the file
 
 
 def read(path: Path, runtime: str | None = None, said: Said = NOTHING) -> Configuration:
-    """The configuration of a file. runtime: whose it is (default: by the name's ending; Megatron-LM's where it is none of
-    .toml, .json and .yaml, Megatron-Bridge's where a .yaml has its sections). said: what is said apart from the file.
+    """The configuration of a file. runtime: whose it is (default: torchtitan's where the name ends in .toml; of .json and .yaml
+    that whose keys it has; else Megatron-LM's). said: what is said apart from the file.
     Raises InputError."""
     if runtime is not None and runtime not in RUNTIMES:
         raise InputError(COMMAND_LINE, "--runtime", f"is {runtime!r}", one_of(runtime, RUNTIMES))
     if said.recompute not in (None, "full", "none"):
         raise InputError(COMMAND_LINE, "--recompute", f"is {said.recompute!r}", "give full or none")
-    if runtime is None and path.suffix.lower() not in SUFFIXES and logs.is_log(path):
+    if runtime is None and path.suffix.lower() not in (*DOCUMENTS, ".toml") and logs.is_log(path):
         return logs.read(path, said)
-    chosen = runtime or SUFFIXES.get(path.suffix.lower(), "megatron")
-    if runtime is None and chosen == "accelerate" and megatron_bridge.is_one(read_data(path)):
-        chosen = "megatron-bridge"
-    if said.recompute is not None and chosen not in ONE:
+    if path.suffix.lower() in DOCUMENTS and runtime in (None, *READ.values()):
+        chosen = reader_of(path, read_document(path))
+        if runtime not in (None, chosen):
+            problem = f"is {runtime!r}, and the keys of {path} are of {chosen}"
+            raise InputError(COMMAND_LINE, "--runtime", problem, "leave it out")
+    else:
+        chosen = runtime or ("torchtitan" if path.suffix.lower() == ".toml" else "megatron")
+    if said.recompute is not None and chosen not in (*ONE, "transformers"):
         fix = f"leave it out: files of {chosen} say what is recomputed"
         raise InputError(COMMAND_LINE, "--recompute", f"is {said.recompute!r}", fix)
-    if chosen == "megatron":
-        return megatron.read(path, said)
-    if chosen == "megatron-bridge":
-        return megatron_bridge.read(path, said)
-    if chosen == "torchtitan":
-        return torchtitan.read(path, said)
-    return (deepspeed if chosen == "deepspeed" else accelerate).read(path, said)
+    return READERS[chosen](path, said)
 
 
 def with_options(configuration: Configuration, batch: int | None, micro_batch: int | None) -> Configuration:
@@ -79,9 +98,12 @@ def model_of(configuration: Configuration, name: str | None, sequence: int | Non
     """The model: the one named, else the file's. Raises InputError."""
     tokens = configuration.sequence
     if sequence is not None and tokens not in (None, sequence):
-        problem = f"is {sequence}, and the file has {tokens}"
+        whose = f", of {configuration.tool}," if configuration.tool else ""
+        problem = f"is {sequence}, and {configuration.where}{whose} has {tokens}"
         raise InputError(COMMAND_LINE, "--sequence", problem, "leave it out, or change the file")
     tokens = tokens or sequence
+    if tokens is None:
+        raise InputError(COMMAND_LINE, "--sequence", "is missing", f"give it: {configuration.where} does not say it")
     if configuration.dtype is not None and dtype is not None and parse_dtype(dtype) != parse_dtype(configuration.dtype):
         problem = f"is {dtype}, and the file has {configuration.dtype}"
         raise InputError(COMMAND_LINE, "--dtype", problem, "leave it out, or change the file")
@@ -92,7 +114,8 @@ def model_of(configuration: Configuration, name: str | None, sequence: int | Non
         _agreed(configuration, model)
         return model
     if fields is None:
-        raise InputError(COMMAND_LINE, "--model", "is missing", f"give it: {configuration.where} does not describe the model")
+        fix = f"give it, such as llama3-8b or its config.json: {configuration.where} does not describe the model"
+        raise InputError(COMMAND_LINE, "--model", "is missing", fix)
     if "vocab_size" not in fields:
         raise InputError(
             COMMAND_LINE, "--model", "is missing", "give it, or --vocab-size in the file: its tokenizer has the size"

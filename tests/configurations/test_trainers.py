@@ -1,0 +1,374 @@
+"""Files of axolotl, LLaMA-Factory, transformers and Accelerate, most of them examples of these tools, as plans; and whose file
+one is."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from trainplan.profiling.base.errors import InputError
+
+import trainplan as tp
+from tests.command.calls import call
+from trainplan.configurations import axolotl, llamafactory, transformers_arguments
+from trainplan.configurations.configuration import Configuration, Said
+from trainplan.configurations.detect import MARKS, tool_of
+from trainplan.configurations.documents import read_document
+from trainplan.configurations.planned import read
+
+HERE = Path(__file__).parent / "trainers"
+# Of each file: model, strategy of a layer, samples of a step on 16 devices, micro-batches, tokens, masters, host, loss.
+READ: dict[str, tuple[Any, ...]] = {
+    "axolotl-hsdp-tp.yaml": ("llama3.1-8b", "dp2-sdp4-tp2", 8, 1, 2048, None, False, "fused"),
+    "axolotl-72b.yml": ("qwen2.5-72b", "sdp16-ckpt", 256, 1, 8096, None, False, "fused"),
+    "axolotl-liger-offload.yaml": ("llama3.1-8b", "sdp16-ckpt", 128, 4, 4096, None, True, "fused"),
+    "llamafactory-zero3.yaml": ("qwen3-4b", "sdp16-ckpt", 32, 2, 2048, "float32", False, "full"),
+    "llamafactory-launched.yaml": ("qwen3-8b", "dp16-ckpt", 128, 1, 2048, "float32", False, "full"),
+    "llamafactory-fp8.yaml": ("llama3-8b", "sdp16-ckpt", 128, 8, 1024, "float32", False, "full"),
+}
+
+
+def judged(path: Path, **more: Any) -> Any:
+    return tp.import_run(path, **{"cluster": "h100:8x2", "search": False, **more})
+
+
+@pytest.mark.parametrize("name", READ)
+def test_examples_of_trainers_become_the_plans_that_they_run(name: str) -> None:
+    run = judged(HERE / name)
+    plan, made = run.plan, run.configuration
+    layer = next(unit for unit in plan.units if unit.name.endswith("ffn"))
+    assert (
+        plan.planned_model().name, str(layer.strategy), plan.batch.global_samples, plan.batch.micro_batches,
+        made.sequence, plan.precision.master, plan.uses_host, made.buffers.loss,
+    ) == READ[name]  # fmt: skip
+    assert made.unknown == () and made.dtype == "bfloat16" == plan.planned_model().dtype
+    sources = {each.key: each.source for each in made.taken}
+    key = "micro_batch_size" if name.startswith("axolotl") else "per_device_train_batch_size"
+    line = next(n for n, text in enumerate((HERE / name).read_text().splitlines(), 1) if text.startswith(key))
+    assert sources[key].endswith(f"{name}:{line}")
+
+
+def test_axolotl_cuts_samples_and_layers() -> None:
+    run = judged(HERE / "axolotl-tp-cp.yaml", cluster="h100:8")
+    assert {str(unit.strategy) for unit in run.plan.units} == {"sdp2-cp2-tp2"} and run.plan.batch.global_samples == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("axolotl-8bit.yaml", "optimizer is 'paged_adamw_8bit'; give adamw_torch"),
+        ("axolotl-lora.yml", "adapter is 'lora'; leave it out.* full fine-tuning is"),
+        ("axolotl-dpo.yaml", "rl is 'dpo'"),
+        ("llamafactory-lora.yaml", "finetuning_type is 'lora'; give full"),
+        ("llamafactory-galore.yaml", "use_galore is true"),
+        ("llamafactory-1.yaml", r"is a file of LLaMA-Factory 1 \(dist_config\), whose files are not read; give a file of"),
+    ],
+)
+def test_runs_that_are_not_planned_are_refused_by_their_key(name: str, said: str) -> None:
+    with pytest.raises(InputError, match=said) as error:
+        read(HERE / name)
+    assert "\n" not in error.value.command_text
+
+
+def test_what_accelerate_launches_may_be_a_file_of_its_own() -> None:
+    """LLaMA-Factory's example says so in a comment; without it every device has copies, and a note says that."""
+    alone = read(HERE / "llamafactory-launched.yaml")
+    assert alone.zero == 0 and any("--set accelerate=FILE" in note for note in alone.notes)
+    both = read(HERE / "llamafactory-launched.yaml", said=Said({"accelerate": "accelerate-fsdp2.yaml"}))
+    assert (both.zero, both.micro_samples, both.sequence, both.devices) == (3, 8, 2048, 2)
+    assert both.recomputed.of == "full" and both.precision.master == "float32"
+
+
+ACCELERATE = {
+    "accelerate-fsdp2.yaml": (3, None, None, 1, "bfloat16", ()),
+    "accelerate-fsdp.yaml": (3, None, None, 1, "bfloat16", ()),
+    "accelerate-tp-hsdp.yaml": (3, 2, 2, 2, "bfloat16", ()),
+    "accelerate-offload.yaml": (3, None, None, 1, "bfloat16", ("optimizer", "parameters")),
+}
+
+
+@pytest.mark.parametrize("name", ACCELERATE)
+def test_files_of_accelerate(name: str) -> None:
+    made = read(HERE / name)
+    copies = None if made.copies == 1 else made.copies
+    assert (made.zero, copies, made.shard, made.tp, made.dtype, made.host) == ACCELERATE[name]
+    assert made.unknown == ()
+
+
+def test_accelerate_fills_in_what_deepspeeds_file_leaves_open(tmp_path: Path) -> None:
+    """Stage 2 where none is said; mixed_precision where the file has "auto"; what both say, unlike, is refused."""
+
+    def written(more: dict[str, Any], ds: Any = None) -> Path:
+        path = tmp_path / "a.yaml"
+        values = {"distributed_type": "DEEPSPEED", "num_processes": 8, **more}
+        if ds is not None:
+            (tmp_path / "ds.json").write_text(json.dumps(ds))
+            values["deepspeed_config"] = {"deepspeed_config_file": "ds.json"}
+        path.write_text(yaml.safe_dump(values))
+        return path
+
+    inner = read(written({"mixed_precision": "bf16", "deepspeed_config": {"gradient_accumulation_steps": 4}}))
+    assert (inner.zero, inner.accumulation, inner.dtype, inner.precision.master) == (2, 4, "bfloat16", "float32")
+    zero = {"zero_optimization": {"stage": 3}, "bf16": {"enabled": "auto"}, "fp16": {"enabled": "auto"}}
+    assert read(written({"mixed_precision": "fp16"}, zero)).dtype == "float16"
+    assert read(written({}, zero)).dtype == "bfloat16"
+    with pytest.raises(InputError, match=r"bf16.enabled is true, and mixed_precision .* has false"):
+        read(written({"mixed_precision": "fp16"}, {**zero, "bf16": {"enabled": True}}))
+    with pytest.raises(InputError, match=r"'gone.json', which is not there; put it beside a.yaml"):
+        read(written({"deepspeed_config": {"deepspeed_config_file": "gone.json"}}))
+    with pytest.raises(InputError, match="zero_stage is 4; give 0, 1, 2 or 3"):
+        read(written({"mixed_precision": "bf16", "deepspeed_config": {"zero_stage": 4}}))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("distributed_type: MEGATRON_LM\nmixed_precision: bf16", "distributed_type is 'MEGATRON_LM'; give the script"),
+        ("distributed_type: FSDP\nnum_processes: 8", "dtype is missing, and .* has no mixed_precision"),
+        (
+            "distributed_type: FSDP\nmixed_precision: bf16\nfsdp_config:\n  fsdp_auto_wrap_policy: NO_WRAP",
+            "fsdp_auto_wrap_policy is 'NO_WRAP'; give TRANSFORMER_BASED_WRAP",
+        ),
+        (
+            "distributed_type: FSDP\nmixed_precision: bf16\nfsdp_config:\n  fsdp_reshard_after_forward: true",
+            "fsdp_reshard_after_forward is true; give one of FULL_SHARD.*fsdp_version: 2",
+        ),
+        ("distributed_type: TPU\nmixed_precision: bf16", "distributed_type is 'TPU'"),
+        ("compute_environment: AMAZON_SAGEMAKER\nmixed_precision: bf16", "compute_environment is 'AMAZON_SAGEMAKER'"),
+    ],
+)
+def test_what_accelerate_leaves_open_is_asked_for(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "a.yaml").write_text(text)
+    with pytest.raises(InputError, match=said):
+        read(tmp_path / "a.yaml")
+
+
+def test_no_mixed_precision_is_float32_unless_the_program_has_its_own(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("distributed_type: FSDP\nmixed_precision: no\nnum_processes: 8\n")
+    plain = read(tmp_path / "a.yaml")
+    assert plain.dtype == "float32" and any("give --dtype bfloat16" in note for note in plain.notes)
+    half = read(tmp_path / "a.yaml", said=Said(dtype="bfloat16"))
+    assert (half.dtype, half.precision.master) == ("bfloat16", "float32")
+
+
+TRL = """model_name_or_path: Qwen/Qwen3-8B
+dataset_name: trl-lib/Capybara
+max_length: 4096
+per_device_train_batch_size: 2
+gradient_accumulation_steps: 8
+gradient_checkpointing: true
+bf16: true
+packing: true
+use_liger_kernel: true
+attn_implementation: kernels-community/flash-attn2
+fsdp: full_shard auto_wrap
+"""
+
+
+def test_arguments_of_transformers_as_yaml(tmp_path: Path) -> None:
+    """As TRL's scripts take them."""
+    (tmp_path / "sft.yaml").write_text(TRL)
+    run = judged(tmp_path / "sft.yaml")
+    assert {str(unit.strategy) for unit in run.plan.units if unit.name.endswith("ffn")} == {"sdp16-ckpt"}
+    assert (run.plan.batch.global_samples, run.plan.batch.micro_batches) == (256, 8)
+    assert run.configuration.buffers.attention == "flash" and run.configuration.buffers.loss == "fused"
+    for change, said in (
+        (("packing: true", "use_peft: true"), "use_peft is true"),
+        (("packing: true", "num_generations: 8"), "num_generations is 8; .*generate texts"),
+        (("bf16: true\n", ""), "dtype is missing"),
+        (("gradient_checkpointing: true\n", ""), "recompute is missing"),
+        (("packing: true", "optim: adafactor"), "optim is 'adafactor'; give adamw_torch"),
+    ):
+        (tmp_path / "other.yaml").write_text(TRL.replace(*change))
+        with pytest.raises(InputError, match=said):
+            read(tmp_path / "other.yaml")
+
+
+def test_a_deepspeed_file_is_filled_in_by_the_trainers_arguments(tmp_path: Path) -> None:
+    """As transformers does it, which raises where both say something else."""
+    text = TRL.replace("fsdp: full_shard auto_wrap", "deepspeed: ds.json")
+    (tmp_path / "sft.yaml").write_text(text)
+    with pytest.raises(InputError, match=r"deepspeed is 'ds.json', which is not there"):
+        read(tmp_path / "sft.yaml")
+    auto = {"train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto", "bf16": {"enabled": "auto"}}
+    auto |= {"zero_optimization": {"stage": 2, "reduce_bucket_size": 2e8}}
+    (tmp_path / "ds.json").write_text(json.dumps(auto))
+    made = read(tmp_path / "sft.yaml")
+    assert (made.zero, made.micro_samples, made.accumulation, made.dtype) == (2, 2, 8, "bfloat16")
+    assert made.buffers.reduce_elements == 200_000_000 and made.recomputed.of == "full"
+    (tmp_path / "ds.json").write_text(json.dumps({**auto, "gradient_accumulation_steps": 4}))
+    with pytest.raises(InputError, match=r"gradient_accumulation_steps is 4, and gradient_accumulation_steps .* has 8"):
+        read(tmp_path / "sft.yaml")
+
+
+def test_yaml_is_read_as_pyyaml_reads_it(tmp_path: Path) -> None:
+    """`no` is false, 8_192 a number, anchors stand for what they name; no file makes a traceback."""
+    path = tmp_path / "a.yaml"
+    path.write_text("a: no\nb: 8_192\nc: &x {d: on}\ne: *x\n2: z\n")
+    assert read_document(path) == {"a": False, "b": 8192, "c": {"d": True}, "e": {"d": True}, "2": "z"}
+    bomb = "a0: &a0 {x: 1}\n" + "".join(f"a{n}: &a{n} {{x: *a{n - 1}, y: *a{n - 1}}}\n" for n in range(1, 40))
+    for text in (
+        "a: [",
+        "a: &a [*a]",
+        "? [1]\n: 2",
+        "a: !!python/object:os.system {}",
+        "a: 2024-13-45",
+        "a: 1\n---\nb: 2",
+        bomb,
+    ):
+        path.write_text(text)
+        with pytest.raises(InputError) as error:
+            read(path)
+        assert "\n" not in error.value.command_text
+
+
+OTHERS = {
+    "torchtune": {"model": {"_component_": "torchtune.models.llama3.llama3_8b"}, "batch_size": 2},
+    "OLMo-core": {"model": {"_CLASS_": "TransformerConfig"}, "train_module": {}},
+    "veRL": {"actor_rollout_ref": {"model": {}}, "trainer": {"nnodes": 1}},
+    "NeMo": {"trainer": {"num_nodes": 1, "precision": "bf16"}, "exp_manager": {}, "model": {"micro_batch_size": 1}},
+    "Lightning": {"trainer": {"max_epochs": 1}, "model": {"class_path": "x.Y"}},
+    "nanotron": {"parallelism": {"dp": 2, "pp": 1, "tp": 2}, "tokens": {"micro_batch_size": 1}, "model": {}},
+    "GPT-NeoX": {"pipe_parallel_size": 1, "model_parallel_size": 2, "zero_optimization": {"stage": 1}},
+    "LLM Foundry": {"max_seq_len": 2048, "train_loader": {}, "fsdp_config": {"sharding_strategy": "FULL_SHARD"}},
+    "OLMo": {"model": {"d_model": 4096}, "global_train_batch_size": 8, "fsdp": {"precision": "mixed"}},
+    "fairseq": {"common": {"fp16": True}, "optimization": {"update_freq": [1]}, "task": {"_name": "lm"}},
+    "LitGPT": {"checkpoint_dir": "x", "train": {"global_batch_size": 8, "micro_batch_size": 1}},
+    "ms-swift": {"model": "Qwen/Qwen3-8B", "train_type": "full", "per_device_train_batch_size": 1},
+    "MaxText": {"base_emb_dim": 4096, "per_device_batch_size": 4},
+    "Levanter": {"model": {"type": "llama"}, "trainer": {"mp": "p=f32,c=bf16", "train_batch_size": 8}},
+    "mergekit": {"merge_method": "slerp", "base_model": "x", "slices": []},
+    "Kubernetes": {"apiVersion": "v1", "kind": "Pod", "spec": {}},
+}
+
+
+@pytest.mark.parametrize("suffix", [".yaml", ".json"])
+@pytest.mark.parametrize("tool", OTHERS)
+def test_files_of_other_tools_are_refused_by_name(tmp_path: Path, tool: str, suffix: str) -> None:
+    path = tmp_path / f"run{suffix}"
+    path.write_text(json.dumps(OTHERS[tool]))
+    with pytest.raises(InputError, match=f"is a file of {tool}, whose files are not read; give a file of Megatron-LM") as error:
+        read(path)
+    assert "\n" not in error.value.command_text
+
+
+@pytest.mark.parametrize("suffix", [".yaml", ".json"])
+@pytest.mark.parametrize(
+    "value", [{"lr": 1e-4, "epochs": 3}, {}, [], 3, {"model": {"layers": 4}}, {"optimizer": {"type": "Adam"}}]
+)
+def test_a_file_of_no_tool_is_never_taken_for_one(tmp_path: Path, suffix: str, value: Any) -> None:
+    path = tmp_path / f"run{suffix}"
+    path.write_text(json.dumps(value))
+    for runtime in (None, "accelerate", "deepspeed", "axolotl"):
+        with pytest.raises(InputError, match=r"has no key of a tool that is read|give an object"):
+            read(path, runtime)
+
+
+def test_a_runtime_that_the_keys_deny_is_refused() -> None:
+    with pytest.raises(InputError, match=r"runtime is 'accelerate', and the keys of .* are of axolotl; leave it out"):
+        read(HERE / "axolotl-72b.yml", "accelerate")
+
+
+def test_a_models_configuration_is_no_run(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "architectures": ["LlamaForCausalLM"]}))
+    with pytest.raises(InputError, match="describes a model, and no run; give it as model"):
+        read(tmp_path / "config.json")
+
+
+def test_the_command_prints_no_step_of_a_file_that_does_not_fit_the_options() -> None:
+    """The file's sequence and layout are not those of the command: one line, and no prediction."""
+    options = ("--cluster", "h100:1", "--batch", "16", "--sequence", "2048", "--no-search")
+    done = call("import-run", HERE / "axolotl-hsdp-tp.yaml", *options)
+    assert done.returncode == 2 and done.stdout == ""
+    done = call("import-run", HERE / "axolotl-72b.yml", *options[:4], "--sequence", "2048", "--no-search")
+    assert done.returncode == 2 and "of axolotl, has 8096" in done.stderr and done.stdout == ""
+
+
+def test_every_mark_tells_its_own_tool() -> None:
+    """No mark is hidden by one before it."""
+    assert {tool_of(value) for value in OTHERS.values()} == set(OTHERS) <= {mark.tool for mark in MARKS}
+
+
+READERS = {"axolotl": axolotl.read, "llama-factory": llamafactory.read, "transformers": transformers_arguments.read}
+BASES: dict[str, dict[str, Any]] = {
+    "axolotl": {
+        "base_model": "Qwen/Qwen3-8B",
+        "sequence_len": 2048,
+        "fsdp_version": 2,
+        "fsdp_config": {"offload_params": False},
+    },
+    "llama-factory": {"model_name_or_path": "Qwen/Qwen3-8B", "finetuning_type": "full", "bf16": True},
+    "transformers": {"model_name_or_path": "Qwen/Qwen3-8B", "per_device_train_batch_size": 1, "bf16": True},
+}
+OWN = {
+    "axolotl": [
+        *axolotl.REFUSED,
+        *axolotl.ATTENTION,
+        *axolotl.NAMES.values(),
+        "plugins",
+        "chunked_cross_entropy",
+        "batch_size",
+    ],
+    "llama-factory": [*llamafactory.REFUSED, *llamafactory.NAMES.values(), "stage", "cutoff_len", "flash_attn", "pure_bf16"],
+    "transformers": [*transformers_arguments.REFUSED, *transformers_arguments.NAMES.values(), "max_length", "torch_dtype"],
+}
+SHARED = ["fsdp", "fsdp_config", "deepspeed", "fsdp_version", "gradient_checkpointing", "dp_shard_size", "attn_implementation"]
+FSDP = [
+    "version",
+    "sharding_strategy",
+    "reshard_after_forward",
+    "auto_wrap_policy",
+    "offload_params",
+    "activation_checkpointing",
+]
+WRONG = st.sampled_from(
+    [
+        None,
+        True,
+        False,
+        "auto",
+        "full",
+        "x",
+        "1",
+        "12",
+        -1,
+        0,
+        1,
+        2,
+        0.5,
+        float("nan"),
+        10**30,
+        [],
+        [1],
+        ["offload"],
+        {},
+        {"a": 1},
+    ]
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.sampled_from(list(READERS)), st.data())
+def test_wrong_values_at_any_key_are_read_or_refused_in_one_line(tool: str, data: st.DataObject) -> None:
+    chosen = data.draw(st.dictionaries(st.sampled_from([*OWN[tool], *SHARED]), WRONG, max_size=3))
+    inner = data.draw(st.dictionaries(st.sampled_from([*FSDP, *(f"fsdp_{name}" for name in FSDP)]), WRONG, max_size=2))
+    values = {**BASES[tool], **({"fsdp_config": inner} if inner else {}), **chosen}
+    try:
+        made = made_of(tool, values)
+    except InputError as error:
+        assert "\n" not in error.command_text
+    else:
+        assert made.dtype in ("bfloat16", "float16", "float32") and made.zero in (0, 1, 2, 3)
+
+
+def made_of(tool: str, values: dict[str, Any]) -> Configuration:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "run.yaml"
+        path.write_text(yaml.safe_dump(values))
+        return READERS[tool](path, Said(recompute="full" if tool == "transformers" else None))

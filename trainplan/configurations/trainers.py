@@ -1,0 +1,248 @@
+"""What all trainers on transformers' Trainer have in common: its arguments, and DeepSpeed, FSDP or copies beneath it.
+
+A tool's reader says the names of its keys (`axolotl`, `llamafactory`, `transformers_arguments`); this makes of what they say a
+configuration. "auto" of a DeepSpeed file is filled in by the arguments of the trainer, as transformers does it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from trainplan.configurations import accelerate, deepspeed
+from trainplan.configurations.accelerate import ON_HOST, beside
+from trainplan.configurations.configuration import Configuration, Host, Keys, Recomputed, Said, flattened
+from trainplan.configurations.documents import read_document
+from trainplan.configurations.lines import sources_of
+from trainplan.configurations.sharding import Sharding, fsdp
+from trainplan.profiling.base.errors import COMMAND_LINE, InputError, shown
+from trainplan.profiling.clusters.recipes import RecipeName
+from trainplan.profiling.models.optimizers import OptimizerName
+from trainplan.profiling.models.precision import MASTERS, PLAIN
+
+ADAMW = (
+    "adamw_torch",
+    "adamw_torch_fused",
+    "adamw_hf",
+    "adamw_apex_fused",
+    "adamw_torch_xla",
+    "adamw_torch_npu_fused",
+    "adamw",
+)
+PAGED = ("paged_adamw", "paged_adamw_32bit")
+EAGER = ("eager", "disabled")
+FLASH = ("sdpa", "fa2", "fa3", "flash", "flex", "xformers", "sage")  # how the names of kernels begin that keep no scores
+FSDP_WORDS = ("full_shard", "shard_grad_op", "no_shard", "hybrid_shard", "hybrid_shard_zero2", "auto_wrap", "offload")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arguments:
+    """What the arguments of a trainer say, by whatever names. micro, accumulation: of one rank, and of one step. masters:
+    whether parameters are float32 where neither DeepSpeed nor FSDP widens them; widened: whether FSDP of version 2 does. again:
+    whether layers are computed again. version: of FSDP where the file has none."""
+
+    tool: str
+    model: str | None
+    sequence: int | None
+    micro: int | None
+    accumulation: int | None
+    dtype: str
+    masters: bool
+    widened: bool = True
+    again: bool
+    optimizer: OptimizerName
+    attention: Literal["eager", "flash"] | None
+    loss: Literal["full", "chunked", "fused"]
+    recipe: RecipeName | None = None
+    tp: int = 1
+    cp: int = 1
+    sizes: Mapping[str, int]
+    version: int
+    names: Mapping[str, str]
+    compiled: bool = False
+
+
+def opened(path: Path, said: Said, defaults: str) -> tuple[Mapping[str, Any], Keys]:
+    """A file's tables, and its keys. Raises InputError."""
+    data = read_document(path)
+    if not isinstance(data, Mapping):
+        raise InputError(str(path), "", f"holds {shown(data)}", "give a mapping of keys")
+    values = {key: value for key, value in flattened(data).items() if value != ""}
+    return data, Keys(str(path), values, (None,), sources_of(path), defaults, said.ignored)
+
+
+def optimizer_of(keys: Keys, key: str, default: str, notes: list[str]) -> OptimizerName:
+    """What steps the parameters, by transformers' names. Raises InputError for states that no plan has."""
+    name = str(keys.text(key, default)).lower()
+    if name == "muon":
+        return "muon"
+    if name in PAGED:
+        notes.append(f"{key}: {name} may move states to the host where memory is short: the plan keeps them on the device")
+    elif name not in ADAMW:
+        fix = "give adamw_torch: plans keep two moments of every parameter, as wide as what is stepped"
+        raise keys.error(key, f"is {shown(name)}", fix)
+    return "adamw"
+
+
+def attention_of(value: Any) -> Literal["eager", "flash"] | None:
+    """Whether scores are kept, by the name of an implementation; None where it is the model's own choice."""
+    name = str(value or "").lower().rpartition("/")[2]
+    if name in EAGER:
+        return "eager"
+    return "flash" if name.startswith(FLASH) or "flash" in name else None
+
+
+def half_of(keys: Keys, bf16: tuple[str, ...], fp16: tuple[str, ...], said: Said, missing: str | None) -> str:
+    """The dtype of products, by the first key that is set. missing: what the tool takes where no key is there. Raises
+    InputError where that is None, and nothing says the dtype."""
+    keys.read.update((*bf16, *fp16))
+    for names, dtype in ((bf16, "bfloat16"), (fp16, "float16")):
+        for key in names:
+            if keys.values.get(key) in ("auto", "full"):
+                keys.take(key, dtype, f"{keys.values[key]!r}: bfloat16 where devices have it ({keys.source(key)})")
+                return dtype
+            if keys.flag(key):
+                return dtype
+    if said.dtype is not None:
+        return said.dtype
+    if all(keys.values.get(key) is None for key in (*bf16, *fp16)):
+        if missing is None:
+            fix = "give bfloat16 or float32, or bf16 in the file"
+            raise InputError(COMMAND_LINE, "--dtype", f"is missing, and {keys.where} says no precision", fix)
+        keys.take(bf16[0], missing)
+        return missing
+    return "float32"
+
+
+def configured(keys: Keys, data: Mapping[str, Any], path: Path, said: Said, has: Arguments, notes: list[str]) -> Configuration:
+    """The configuration of a file, but for keys that were not read. Raises InputError."""
+    keys.read.update(("deepspeed", "fsdp", "fsdp_config"))
+    if data.get("deepspeed") is not None:
+        made = _deepspeed(keys, data["deepspeed"], path, said, has)
+    else:
+        made = _sharded(keys, data, said, has, notes)
+    if has.optimizer == "muon" and made.zero > 1:
+        raise keys.error(has.names["optimizer"], f"is muon, with ZeRO stage {made.zero}", "give adamw_torch, or stage 0 or 1")
+    buffers = replace(made.buffers, attention=has.attention, loss=has.loss)
+    return replace(
+        made, where=keys.where, tool=has.tool, model=has.model, sequence=has.sequence, micro_samples=has.micro,
+        accumulation=has.accumulation, recipe=has.recipe,
+        recomputed=Recomputed("full") if has.again else made.recomputed,
+        tp=max(has.tp, made.tp), cp=max(has.cp, made.cp), cuts=(), buffers=buffers, notes=(*notes, *made.notes),
+        optimizer="muon" if has.optimizer == "muon" else made.optimizer, flags="compile" if has.compiled else made.flags,
+        keys={**made.keys, **has.names}, undecided={},
+    )  # fmt: skip
+
+
+def _deepspeed(keys: Keys, named: Any, path: Path, said: Said, has: Arguments) -> Configuration:
+    """DeepSpeed's part: its file, or its keys within this one. What is "auto" there, the arguments say."""
+    where = keys.source("deepspeed")
+    given: dict[str, tuple[Any, str]] = {
+        f"{name}.enabled": (has.dtype == dtype, f"{has.tool}'s {name} ({keys.source(has.names['dtype'])})")
+        for name, dtype in (("bf16", "bfloat16"), ("fp16", "float16"))
+    }
+    for key, name, value in (
+        ("train_micro_batch_size_per_gpu", "micro_samples", has.micro),
+        ("gradient_accumulation_steps", "accumulation", has.accumulation),
+    ):
+        if value is not None:
+            given[key] = (value, f"{has.names[name]} ({keys.source(has.names[name])})")
+    inner = replace(said, recompute="full" if has.again else "none", dtype=has.dtype, model=None)
+    if isinstance(named, Mapping):
+        for key in keys.values:
+            if key.startswith("deepspeed."):
+                keys.read.add(key)
+        return deepspeed.of_values(named, keys.where, inner, dict.fromkeys(flattened(named), where), given=given)
+    if not isinstance(named, str):
+        raise keys.error("deepspeed", f"is {shown(named)}", "give the name of DeepSpeed's file, such as ds_config.json")
+    keys.get("deepspeed")
+    made = deepspeed.read_filled(beside(path, named, keys, "deepspeed"), inner, given)
+    return replace(made, taken=(*keys.taken, *made.taken))
+
+
+def _sharded(keys: Keys, data: Mapping[str, Any], said: Said, has: Arguments, notes: list[str]) -> Configuration:
+    """FSDP's part, by its keys or by the file that Accelerate is launched with; or copies of everything. Raises InputError."""
+    if (launched := said.variables.get("accelerate")) is not None:
+        made = accelerate.read(beside(Path(keys.where), launched, keys, "--set accelerate"), replace(said, dtype=has.dtype))
+        return replace(made, dtype=has.dtype, precision=PLAIN if has.dtype == "float32" or made.host else MASTERS)
+    words = _words(keys)
+    table = data.get("fsdp_config")
+    if table is not None and not isinstance(table, Mapping):
+        raise keys.error("fsdp_config", f"is {shown(table)}", "write out what that file holds")
+    asked = bool(words) or bool(table) or has.sizes.get("dp_shard", 1) > 1
+    shared, version = Sharding(0, None, None), 1
+    if asked:
+        find = _fsdp_key(keys)
+        strategy = next((word for word in FSDP_WORDS[:5] if word in words), None)
+        version = keys.whole(find("version"), has.version) or has.version
+        version = 1 if strategy in FSDP_WORDS[2:5] else version  # which version 2 does not have
+        if strategy is not None and keys.values.get(find("sharding_strategy")) is None:
+            value = strategy.upper() if version == 1 else strategy == "full_shard"
+            keys.values.setdefault(find("reshard_after_forward"), value)
+        if has.version == 2:  # transformers' default
+            keys.values.setdefault(find("auto_wrap_policy"), "TRANSFORMER_BASED_WRAP")
+        if "offload" in words:
+            keys.values.setdefault(find("cpu_offload"), True)
+        shared = fsdp(keys, find, has.sizes, has.sizes.get("node"), version, notes)
+    elif has.tp > 1 or has.cp > 1:
+        raise keys.error("fsdp_config", "is missing", "give it: tensor and context parallelism go with FSDP")
+    else:
+        notes.append("neither deepspeed nor fsdp: every device has copies; --set accelerate=FILE says what Accelerate launches")
+    half = has.dtype != "float32"
+    masters = has.masters if not asked else has.masters or version == 1 or has.widened
+    if half and not masters:
+        notes.append("parameters and moments are in half precision, as they are loaded: no float32 masters")
+    host: tuple[Host, ...] = ("optimizer", "parameters") if shared.offloads else ()
+    if host and half and masters:
+        notes.append(ON_HOST)
+    return Configuration(
+        where=keys.where, runtime="accelerate", software="PyTorch FSDP (Accelerate)" if asked else "PyTorch DDP",
+        dtype=has.dtype, precision=MASTERS if half and masters and not host else PLAIN, zero=shared.zero, host=host,
+        copies=shared.copies, shard=shared.shard, recomputed=Recomputed("full" if has.again or shared.again else "none"),
+        taken=keys.taken,
+    )  # fmt: skip
+
+
+def _words(keys: Keys) -> list[str]:
+    """The words of transformers' `fsdp`, a list or a text; true is all of it. Raises InputError."""
+    value = keys.get("fsdp")
+    if value in (None, False, [], "false", "False"):
+        return []
+    if value in (True, "true", "True"):
+        return ["auto_wrap"]
+    words = value.replace(",", " ").split() if isinstance(value, str) else value
+    if not isinstance(words, list) or not all(isinstance(word, str) and word in FSDP_WORDS for word in words):
+        raise keys.error("fsdp", f"is {shown(value)}", f"give some of {', '.join(FSDP_WORDS)}")
+    if "auto_wrap" in words:
+        keys.values.setdefault(_fsdp_key(keys)("auto_wrap_policy"), "TRANSFORMER_BASED_WRAP")
+    return words
+
+
+def _fsdp_key(keys: Keys) -> Any:
+    """Where an option of FSDP stands: within `fsdp_config`, or alone, with or without `fsdp_`."""
+
+    def find(name: str) -> str:
+        places = (f"fsdp_config.fsdp_{name}", f"fsdp_config.{name}", f"fsdp_{name}")
+        return next((place for place in places if place in keys.values), places[0])
+
+    return find
+
+
+def finished(made: Configuration, keys: Keys, documented: Collection[str], tables: Collection[str]) -> Configuration:
+    """The configuration, with the keys that were not read. Raises InputError for one that bears on what runs."""
+    unread, unknown = keys.left(documented, tables)
+    own = {each.key for each in keys.taken}
+    taken = (*keys.taken, *(each for each in made.taken if each.key not in own))
+    return replace(made, unread=(*unread, *made.unread), unknown=(*unknown, *made.unknown), taken=taken)
+
+
+def refuse_all(keys: Keys, refused: Mapping[str, str]) -> None:
+    """Raises InputError where a key asks for what no plan has. refused: why, by key."""
+    for key, why in refused.items():
+        keys.refuse(key, ("false", "0", "none", "[]"), why)
+    for key in list(keys.values):
+        table = key.split(".")[0]
+        if table != key and table in refused and table not in keys.ignored:
+            raise keys.error(key, f"is {shown(keys.values[key])}", f"leave {table} out: {refused[table]}")
