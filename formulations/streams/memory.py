@@ -58,6 +58,19 @@ class RunMemory:
         """The most at any moment."""
         return max(self.passes_bytes, self.stepping_bytes)
 
+    @property
+    def moment(self) -> str:
+        """When that is."""
+        return "the passes" if self.passes_bytes >= self.stepping_bytes else "the optimizer's step"
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """Of what the most is, in bytes."""
+        if self.passes_bytes < self.stepping_bytes:
+            return {"states": self.standing_bytes, "copies of gradients and buckets": self.copies_bytes}
+        states = {"states with gathered blocks": self.states_bytes, "activations": self.activation_bytes}
+        return states | {"the loss or a layer": self.workspace_bytes, "buckets": self.buffers_bytes}
+
 
 def run_memory(model: Model, layout: RunLayout) -> list[RunMemory]:
     """Of a device of each pipeline rank, in order."""

@@ -12,7 +12,7 @@ from trainplan.asking import FilePath, cluster_of, compiles, memory_of
 from trainplan.configurations.configuration import Configuration, Said
 from trainplan.configurations.judging import JudgedRun, changes, priced_as
 from trainplan.configurations.logs import is_log
-from trainplan.configurations.planned import model_of, plan_of, read, with_model, with_options, with_recipe
+from trainplan.configurations.planned import model_of, plan_of, read, with_kernels, with_model, with_options, with_recipe
 from trainplan.formulations.joint.runtimes import RUNTIMES
 from trainplan.formulations.plan import Plan, load_plan
 from trainplan.formulations.request import Request
@@ -42,6 +42,8 @@ def import_run(
     memory: str | int | None = None,
     reserve: str | int | None = None,
     recompute: str | None = None,
+    loss: str | None = None,
+    attention: str | None = None,
     runtime: str | None = None,
     variables: Mapping[str, str] | None = None,
     ignored: Collection[str] = (),
@@ -57,7 +59,9 @@ def import_run(
 
     cluster: the devices. What the file cannot say: model (a name or a config.json; default: the file's), batch (samples of a
     step), micro_batch (samples of one micro-batch on one rank), sequence, dtype, recompute (full or none: DeepSpeed and plain
-    Accelerate leave it to the model's code), variables (of a script's environment, and its positional parameters by number).
+    Accelerate leave it to the model's code), loss (full where all logits of a micro-batch are held at once, chunked, or fused
+    where never all of them are), attention (eager where scores are kept, or flash; default: as the model's configuration asks,
+    else what the tool runs on the devices), variables (of a script's environment, and its positional parameters by number).
     ignored: keys of the file that change nothing of the run, where they are not known. memory, reserve: as of `plan`. runtime:
     megatron, megatron-bridge, torchtitan, deepspeed or accelerate (default: by the file). search: look for bound, best plans
     and changes, too. gap, time_limit: of each of the two searches. progress: as of `plan`. Raises InputError naming file and
@@ -77,6 +81,7 @@ def import_run(
         raise InputError(
             COMMAND_LINE, "--model", f"is a {the_model.family}", "give one whose plans become programs, such as llama"
         )
+    configuration = with_kernels(configuration, loss, attention, named)
     request = Request(the_model, machine, None, memory_of(memory, reserve))
     configuration = with_recipe(with_model(configuration, the_model), request)
     walked, judged = predicted_as_known(plan_of(configuration, the_model, request), request)

@@ -17,9 +17,15 @@ from trainplan.configurations.judging import Change, JudgedRun
 from trainplan.planned import Planned
 from trainplan.profiling.base.errors import COMMAND_LINE, InputError
 from trainplan.profiling.base.quantities import format_bytes, format_time, plural
+from trainplan.validation.alongside import HELD
 from trainplan.validation.logs import LoggedRun
+from trainplan.validation.predict import Prediction
 
 MOST_CHANGES, MOST_RANKS = 8, 16
+FRAGMENTATION = (
+    "of the caching allocator: not counted, but for 2 % that the default reserve has for it; "
+    "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True makes it less"
+)
 
 
 def command(name: str, words: Sequence[str]) -> Command:
@@ -39,6 +45,8 @@ def command(name: str, words: Sequence[str]) -> Command:
             flag("sequence", int | None, "Tokens of a sample."),
             options.DTYPE,
             flag("recompute", str | None, "full or none, which DeepSpeed and Accelerate leave to the model's code."),
+            flag("loss", str | None, "full, chunked or fused: whether all logits are held at once. [default: full]"),
+            flag("attention", str | None, "eager or flash: whether scores are kept. [default: the model's, else the tool's]"),
             flag(
                 "settings",
                 list[str] | None,
@@ -109,11 +117,14 @@ def _show(judged: JudgedRun, values: bool) -> None:
     file = f"{configuration.where}, of {configuration.tool or configuration.runtime}"
     pairs([("file", file), ("model", f"{model.name}, {model.dtype}"), *whose])
     render.plan_table(plan)
-    fits = "" if judged.fits else ": does not fit"
+    near = ": close, may not fit" if judged.fits else ": does not fit, but close"
+    verdict = near if judged.close else "" if judged.fits else ": does not fit"
     rows = [
         ("predicted time", _step(judged)),
-        ("predicted memory", f"{_ranks(judged)}, of {format_bytes(plan.memory_bytes)}{fits}"),
+        ("predicted memory", f"{_ranks(judged)}, of {format_bytes(plan.memory_bytes)}{verdict}"),
     ]
+    if not isinstance(judged.framework, str):
+        rows += _of_memory(judged.framework)
     if judged.logged is not None:
         rows += _measured(judged.logged)
     rows += _searches(judged)
@@ -141,6 +152,16 @@ def _step(judged: JudgedRun) -> str:
         return f"{step}, by the walk {how}; not as {judged.configuration.software} overlaps: {framework}"
     between = f"{framework.step_low_s:.4g} to {framework.step_high_s:.4g} s"
     return f"{step} ({between}), as {judged.configuration.software} overlaps, by the cost model streams"
+
+
+def _of_memory(framework: Prediction) -> list[tuple[str, str]]:
+    """What the fullest device needs: when, of what, and what is taken for it."""
+    memory, laid = framework.memory, framework.laid
+    if memory is None or laid is None:
+        return []
+    parts = ", ".join(f"{name} {format_bytes(round(size))}" for name, size in memory.parts.items() if size)
+    taken = [("taken for memory", f"{name}: {laid.assumed[name]}") for name in HELD if name in laid.assumed]
+    return [(f"in {memory.moment}", parts), *taken, ("fragmentation", FRAGMENTATION)]
 
 
 def _searches(judged: JudgedRun) -> list[tuple[str, str]]:

@@ -33,6 +33,7 @@ from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.quantities import divisors
 from trainplan.profiling.models.sublayers import modules_of
 from trainplan.rivals import ALIKE
+from trainplan.validation.fitting import close
 from trainplan.validation.logs import LoggedRun
 from trainplan.validation.plans import predict_plan
 from trainplan.validation.predict import GIB, Prediction
@@ -82,6 +83,11 @@ class JudgedRun:
         return max(self.peak_bytes) <= self.plan.memory_bytes
 
     @property
+    def close(self) -> bool:
+        """Whether that is so near to what there is that its error decides."""
+        return close(max(self.peak_bytes), self.plan.memory_bytes)
+
+    @property
     def step_ns(self) -> int:
         """The predicted step."""
         return self.judged.step_ns if self.plan.predicted is None else self.plan.predicted.step_ns
@@ -108,6 +114,7 @@ class JudgedRun:
             "step_ns": self.step_ns,
             "peak_bytes": list(self.peak_bytes),
             "fits": self.fits,
+            "close": self.close,
             "walk": {"step_ns": self.judged.step_ns, "peak_bytes": max(self.judged.peak_bytes)},
             "framework": framework,
             "gap": self.gap,

@@ -55,6 +55,8 @@ SIZES = {  # by their names in configurations of models
     "entries of the vocabulary": ("vocab_size",),
 }
 PADDED = 0.02  # of a vocabulary, at most, which tools add so that ranks can share it
+LOSSES, ATTENTIONS = ("full", "chunked", "fused"), ("eager", "flash")
+FUSED_ADAM, FUSED_LOSS = "FusedAdam", "cross-entropy fusion"  # as notes of rows say it
 ONE = ("deepspeed", "accelerate")  # where micro-batches are one unless the file says more
 
 
@@ -92,6 +94,36 @@ def with_options(configuration: Configuration, batch: int | None, micro_batch: i
             raise configuration.error(name, f"is {written}, and {option} is {value}", f"leave {option} out, or change the file")
         changes[name] = value
     return replace(configuration, **changes)
+
+
+def with_kernels(configuration: Configuration, loss: str | None, attention: str | None, model: str | None) -> Configuration:
+    """The configuration with how the loss goes through the logits, and whether attention keeps scores, as options say, else the
+    file, else for attention what the model's configuration asks for. Raises InputError."""
+    buffers, taken = configuration.buffers, list(configuration.taken)
+    for name, value, choices in (("loss", loss, LOSSES), ("attention", attention, ATTENTIONS)):
+        if value is None:
+            continue
+        if value not in choices:
+            raise InputError(COMMAND_LINE, f"--{name}", f"is {value!r}", one_of(value, choices))
+        if (written := getattr(buffers, name)) not in (None, value):
+            problem = f"is {value}, and {configuration.where} says {written}"
+            raise InputError(COMMAND_LINE, f"--{name}", problem, "leave it out, or change the file")
+        buffers = replace(buffers, **{name: value})  # type: ignore[arg-type]
+        taken.append(Taken(name, value, f"--{name}"))
+    named = model or configuration.model
+    asked = {} if named is None else load_model(named).config
+    if buffers.attention is None and asked.get("attn_implementation") == "eager":
+        buffers = replace(buffers, attention="eager")
+        taken.append(Taken("attention", "eager", f"attn_implementation of {named}"))
+    return replace(configuration, buffers=buffers, taken=tuple(taken))
+
+
+def _kernels(configuration: Configuration) -> str:
+    """Words of what steps the parameters and of the loss, where a file says it."""
+    stepped = next((each for each in configuration.taken if each.key == "optimizer.type"), None)
+    words = [FUSED_ADAM] * (stepped is not None and "default" not in stepped.source)  # DeepSpeed's own AdamW
+    words += [FUSED_LOSS] * (configuration.buffers.loss == "fused" and configuration.runtime.startswith("megatron"))
+    return " ".join([configuration.flags, *words]).strip()
 
 
 def model_of(configuration: Configuration, name: str | None, sequence: int | None, dtype: str | None) -> Model:
@@ -208,7 +240,7 @@ def plan_of(configuration: Configuration, model: Model, request: Request) -> Pla
         runs_by=RunBy(
             name=configuration.runtime,
             software=configuration.software,
-            flags=configuration.flags,
+            flags=_kernels(configuration),
             zero=configuration.zero if configuration.host else None,
             buffers=asdict(configuration.buffers),
         ),

@@ -22,6 +22,7 @@ from dataclasses import replace
 from typing import Literal
 
 from trainplan.formulations.streams.layout import Framework, Held, RunLayout
+from trainplan.profiling.base.dtypes import DTYPE_BYTES
 from trainplan.profiling.clusters.sheets import DeviceSheet
 from trainplan.profiling.models.model import Model
 from trainplan.validation.buffers import Buffers
@@ -30,6 +31,8 @@ from trainplan.validation.rows import Run
 from trainplan.validation.words import Assumed, flag
 
 DEEPSPEED = "DeepSpeed"
+KERNELS, BUCKETS, SCORES = "optimizer's kernels", "reduce_bucket_size", "attention"
+HELD = (KERNELS, BUCKETS, SCORES)  # names of what is assumed here
 # Its defaults, in elements.
 BUCKET, PREFETCHED, LIVE, SUB_GROUP = 500_000_000, 50_000_000, 1_000_000_000, 1_000_000_000
 SINGLE_TENSORS, LISTS = 2, 1  # numbers in fp32 that kernels of AdamW hold for each parameter
@@ -77,16 +80,18 @@ def held_by(run: Run, model: Model, layout: RunLayout, buffers: Buffers, assumed
     """What the trainer of a row holds, by the sizes that are said; what is not goes into `assumed`."""
     held = _through_logits(run, model, layout, buffers)
     name, note = layout.framework.name, (run.note or "").lower()
+    if layout.zero == 0 and layout.framework.pads == 1 and layout.dp > 1 and not layout.frozen:
+        held = replace(held, bucket_elements=_copied_elements(model, layout), standing_elements=_copied_elements(model, layout))
     if name != DEEPSPEED:
         return replace(held, temporaries=LISTS) if flag(note, LISTED_STEP) else held
     if layout.zero == 0:
-        return held
+        return replace(held, standing_elements=0, temporaries=_temporaries(run, assumed))
     overlaps = flag(note, r"overlap[_ -]comm")
     bucket = (BUCKET if buffers.reduce_elements is None else buffers.reduce_elements) * (
         1 + (layout.zero < 3 and overlaps is True)
     )
     if buffers.reduce_elements is None:
-        assumed["reduce_bucket_size"] = f"{bucket:.3g} numbers, DeepSpeed's default"
+        assumed[BUCKETS] = f"{bucket:.3g} numbers, DeepSpeed's default"
     held = replace(held, bucket_elements=bucket, flattens=True, accumulates_apart=True, temporaries=_temporaries(run, assumed))
     if layout.zero < 3:
         return held
@@ -102,6 +107,14 @@ def held_by(run: Run, model: Model, layout: RunLayout, buffers: Buffers, assumed
     )  # fmt: skip
 
 
+def _copied_elements(model: Model, layout: RunLayout) -> int:
+    """Of gradients as they are reduced where states are copies: in torch's DistributedDataParallel, whose buckets are copies
+    (`gradient_as_bucket_view` is off), all of them; in DeepSpeed a bucket."""
+    if layout.framework.name == DEEPSPEED:
+        return min(BUCKET, model.total_parameters)
+    return model.total_parameters * layout.framework.gradient_bytes // DTYPE_BYTES[layout.base] // layout.tp
+
+
 def _temporaries(run: Run, assumed: Assumed) -> int:
     """Numbers that the kernels of AdamW hold; those of torch's for lists of tensors where nobody says which kernels run."""
     note, year = (run.note or "").lower(), year_of(run)
@@ -111,7 +124,7 @@ def _temporaries(run: Run, assumed: Assumed) -> int:
         return LISTS
     single = year is not None and year < LISTS_SINCE
     count, kernels = (SINGLE_TENSORS, "single tensors") if single else (LISTS, "lists of tensors")
-    assumed["optimizer's kernels"] = f"torch's for {kernels}, which hold {4 * count} bytes of each parameter that is stepped"
+    assumed[KERNELS] = f"torch's for {kernels}, which hold {4 * count} bytes of each parameter that is stepped"
     return count
 
 
@@ -135,6 +148,6 @@ def with_attention(framework: Framework, described: DeviceSheet, said: bool | No
     if said is not None:
         return replace(framework, fused_attention=said)
     if framework.fused_attention and framework.pads > 1 and described.architecture in WITHOUT_FLASH:
-        assumed["attention"] = f"scores and what dropout leaves of them are kept: {described.name} has no fused attention"
+        assumed[SCORES] = f"scores and what dropout leaves of them are kept: {described.name} has no fused attention"
         return replace(framework, fused_attention=False, drops=True)
     return framework

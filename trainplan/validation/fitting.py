@@ -3,10 +3,10 @@ ran out of memory."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from trainplan.formulations.streams.layout import Recompute, RunLayout
+from trainplan.formulations.streams.layout import Held, Recompute, RunLayout
 from trainplan.formulations.streams.memory import run_memory
 from trainplan.profiling.clusters.kinds import reserve_bytes
 from trainplan.profiling.clusters.sheets import DeviceSheet
@@ -33,13 +33,18 @@ def fits(peak_bytes: float, described: DeviceSheet) -> bool:
 
 
 def fitted(
-    model: Model, layout: RunLayout, described: DeviceSheet, open_stage: bool, open_recompute: bool
+    model: Model,
+    layout: RunLayout,
+    described: DeviceSheet,
+    open_stage: bool,
+    open_recompute: bool,
+    held: Callable[[RunLayout], Held],
 ) -> tuple[int, Recompute]:
     """The ZeRO stage and the recomputation with which a run fits that is otherwise laid out so: those of the layout if it does,
-    or if it does not with any others that are open to it."""
+    or if it does not with any others that are open to it. held: what its trainer holds alongside."""
     for stage, recompute in _choices(layout, open_stage, open_recompute):
         run = replace(layout, zero=stage, recompute=recompute)
-        if fits(max(each.peak_bytes for each in run_memory(model, run)), described):
+        if fits(max(each.peak_bytes for each in run_memory(model, replace(run, held=held(run)))), described):
             return stage, recompute
     return layout.zero, layout.recompute
 

@@ -87,13 +87,17 @@ def _fitted(laid: LaidRun, assumed: dict[str, str]) -> LaidRun:
     open_stage, open_recompute = "zero" in assumed, open_recompute and "recompute" in assumed
     if not (open_stage or open_recompute):
         return laid
-    zero, recompute = fitted(laid.model, laid.layout, laid.sheet, open_stage, open_recompute)
+    run, model, said = laid.run, laid.model, words_of(laid.run)
+    zero, recompute = fitted(
+        model, laid.layout, laid.sheet, open_stage, open_recompute, lambda layout: held_by(run, model, layout, said, {})
+    )
     if zero != laid.layout.zero:
         assumed["zero"] = f"{zero}, with which it fits"
     if recompute != laid.layout.recompute:
         unknown = assumed["recompute"].removeprefix("none") if laid.run.recompute else ""
         assumed["recompute"] = f"{in_words(recompute)}, with which it fits{unknown}"
-    return replace(laid, layout=replace(laid.layout, zero=zero, recompute=recompute))
+    layout = replace(laid.layout, zero=zero, recompute=recompute)
+    return replace(laid, layout=replace(layout, held=held_by(run, model, layout, said, assumed)))
 
 
 def laid_out(

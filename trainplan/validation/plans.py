@@ -23,7 +23,7 @@ from trainplan.profiling.clusters.nodes import cluster_of_nodes
 from trainplan.profiling.clusters.recipes import RECIPES
 from trainplan.profiling.clusters.sheets import DeviceSheet, sheet, sheets
 from trainplan.profiling.models.model import Unit
-from trainplan.validation.alongside import with_attention
+from trainplan.validation.alongside import HELD, with_attention
 from trainplan.validation.buffers import Buffers
 from trainplan.validation.frameworks import framework_of
 from trainplan.validation.layouts import laid_out
@@ -37,7 +37,7 @@ RUN_BY = {
     "megatron": RunBy(name="megatron", software="megatron-core", flags=OVERLAPS),
     "megatron-bridge": RunBy(name="megatron-bridge", software="megatron-core", flags=OVERLAPS),
     "torchtitan": RunBy(name="torchtitan", software="torchtitan"),
-    "deepspeed": RunBy(name="deepspeed", software="deepspeed"),
+    "deepspeed": RunBy(name="deepspeed", software="deepspeed", flags="FusedAdam overlap_comm"),
     "accelerate": RunBy(name="accelerate", software="PyTorch FSDP (Accelerate)"),
 }
 
@@ -96,11 +96,12 @@ def predict_plan(plan: Plan, cluster: Cluster) -> Prediction | str:
     )  # fmt: skip
     buffers = Buffers(**by.buffers)
     said = None if buffers.attention is None else buffers.attention == "flash"
-    framework = with_attention(_with_states(framework_of(run), plan), sheet(kind), said, {})
+    assumed = dict[str, str]()
+    framework = with_attention(_with_states(framework_of(run), plan), sheet(kind), said, assumed)
     if not framework.fused_attention:
         model = model.with_fields(attn_implementation="eager")
     try:
-        laid = laid_out(run, model, kind, framework, {}, buffers)
+        laid = laid_out(run, model, kind, framework, assumed, buffers)
     except InputError as error:
         return f"{error.field} {error.problem}"
     recipes = {unit.precision for unit in plan.units} - {"model"}
@@ -117,7 +118,8 @@ def predict_plan(plan: Plan, cluster: Cluster) -> Prediction | str:
         on_host=_on_host(plan.units),
     )
     links = _links(cluster, kind, laid.sheet)
-    return predict_laid(replace(laid, layout=layout, links=links, assumed={}), shipped_efficiencies())
+    held = {name: text for name, text in assumed.items() if name in HELD}
+    return predict_laid(replace(laid, layout=layout, links=links, assumed=held), shipped_efficiencies())
 
 
 def _with_states(framework: Framework, plan: Plan) -> Framework:

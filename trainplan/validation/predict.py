@@ -24,7 +24,7 @@ from trainplan.validation.rows import Run
 GIB = 2**30
 ISSUE_ERROR = 0.15  # added to that of a step which is the host's
 ASSUMED_ERROR = 0.1  # of each of what decides most of a step, where a row leaves it open; errors add up as squares
-CLOSE = "close: may not fit"
+CLOSE = {True: "close: may not fit", False: "no, but close"}  # by whether it fits
 DECISIVE = ("framework", "recompute", "zero", "mbs")
 
 
@@ -93,7 +93,7 @@ class Predictions(Tabular, list[Prediction]):
         """The fields with headings, row by row; where the error of a peak decides whether it fits, a word says so."""
         place = list(self.headings).index("fits")
         return [
-            [*row[:place], CLOSE if each.close else row[place], *row[place + 1 :]]
+            [*row[:place], CLOSE[bool(each.fits)] if each.close else row[place], *row[place + 1 :]]
             for each, row in zip(self, super().cells(), strict=True)
         ]
 
