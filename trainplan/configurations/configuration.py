@@ -30,6 +30,23 @@ BEARING = re.compile(
 HARMLESS = re.compile(r"(?:^|[-_.])(?:path|dir|file|log|logging|interval|save|name|port|url|seed|wandb|tensorboard)(?:$|[-_.])")
 
 
+# Values of a right kind, by parts of the names of arguments, for advice.
+EXAMPLES = {
+    "max-position|seq": "4096", "vocab": "128256", "ffn": "14336", "hidden-size": "4096", "num-layers|attention-heads": "32",
+    "groups": "8", "kv-channels": "128", "pipeline|virtual": "4", "context|ulysses": "2", "micro-batch": "1", "batch": "256",
+    "zero-stage": "1", "rotary-base": "500000", "lr": "3e-4", "dropout": "0.0", "norm-epsilon": "1e-5", "iters|samples": "1000",
+    "normalization": "RMSNorm", "recompute-granularity": "full", "recompute-method": "uniform", "recompute-num-layers": "1",
+    "fp8-format": "hybrid", "position-embedding-type": "rope", "path|save|load|dir": "/path",
+    "tokenizer-type": "HuggingFaceTokenizer",
+}  # fmt: skip
+
+
+def example_of(key: str) -> str:
+    """A value that an argument may have."""
+    exact = EXAMPLES.get(key.lstrip("-"))
+    return exact or next((text for parts, text in EXAMPLES.items() if re.search(rf"(?:{parts})", key)), "8")
+
+
 def bears(key: str) -> bool:
     """Whether a key, by the words of its name, bears on the model, on parallelism, on memory or on precision."""
     name = re.sub(r"(?<=[a-z\d])(?=[A-Z])", "-", key).lower()
@@ -49,6 +66,16 @@ class Said:
     model: str | None = None
     ignored: frozenset[str] = frozenset()
     dtype: str | None = None
+
+
+@dataclass(frozen=True)
+class Open:
+    """A value that nobody has said. problem: what is known of it; name: the variable that decides it (empty: none); example: a
+    value of that variable, where a script compares it with one."""
+
+    problem: str
+    name: str
+    example: str = ""
 
 
 @dataclass(frozen=True)
@@ -140,7 +167,8 @@ class Keys:
     """The keys of a file and their values, which of them have been read, and what was taken for each. Numbers may be written as
     texts, as arguments of commands are. automatic: values that leave a key open. sources: file and line of keys (default: the
     file). defaults: whose defaults are taken for keys that are not there. ignored: keys that bear on nothing, as the user
-    says. called: what the file calls keys, where they are read under other names."""
+    says. called: what the file calls keys, where they are read under other names. opened: keys that hang on what nobody has
+    said; no such key can be read."""
 
     def __init__(
         self,
@@ -151,10 +179,12 @@ class Keys:
         defaults: str = "the default",
         ignored: Collection[str] = (),
         called: Mapping[str, str] | None = None,
+        opened: Mapping[str, Open] | None = None,
     ) -> None:
         self.where, self.values, self.automatic = where, dict(values), tuple(automatic)
         self.sources, self.defaults, self.ignored = sources or {}, defaults, frozenset(ignored)
         self.called = called or {}
+        self.opened = opened or {}
         self.read: set[str] = set()
         self._taken: dict[str, Taken] = {}
 
@@ -171,8 +201,12 @@ class Keys:
         self.values[key], self.sources = value, {**self.sources, key: source}
 
     def get(self, key: str) -> Any:
-        """The value, or None where the key is not there or left open."""
+        """The value, or None where the key is not there or left open. Raises InputError where nobody has said it."""
         self.read.add(key)
+        if (opened := self.opened.get(key)) is not None:
+            example = opened.example or example_of(key)
+            fix = f"say what the variable is: --set {opened.name}={example}" if opened.name else "give the command by --command"
+            raise self.error(key, opened.problem, fix)
         value = self.values.get(key)
         if any(value is open_ or value == open_ for open_ in self.automatic if type(value) is type(open_)):
             return None
@@ -201,7 +235,7 @@ class Keys:
         if isinstance(value, str) and re.fullmatch(r"[+-]?\d{1,18}", value):
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise self.error(key, f"is {shown(value)}", f"give a whole number of at least {least}{_unset(value)}")
+            raise self.error(key, f"is {shown(value)}", f"give a whole number of at least {least}{_unset(key, value)}")
         return value
 
     def number(self, key: str, default: float) -> float:
@@ -210,7 +244,7 @@ class Keys:
         try:
             return self._default(key, default) if value is None else float(value)
         except (TypeError, ValueError):
-            raise self.error(key, f"is {shown(value)}", f"give a number, such as {default:g}{_unset(value)}") from None
+            raise self.error(key, f"is {shown(value)}", f"give a number, such as {default:g}{_unset(key, value)}") from None
 
     def flag(self, key: str, default: bool = False) -> bool:
         """Whether it is set; arguments that stand alone are. Raises InputError."""
@@ -258,10 +292,10 @@ class Keys:
         return (*fine, *sorted(self.ignored & set(self.values))), tuple(unknown)
 
 
-def _unset(value: Any) -> str:
+def _unset(key: str, value: Any) -> str:
     """What to do about a variable that a script does not set."""
     name = re.search(r"\$\{?(\w+)", value) if isinstance(value, str) else None
-    return f", or say what the variable is: --set {name[1]}=8" if name else ""
+    return f", or say what the variable is: --set {name[1]}={example_of(key)}" if name else ""
 
 
 def flattened(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

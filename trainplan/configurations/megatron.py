@@ -13,10 +13,11 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal
 
-from trainplan.configurations.configuration import Configuration, Keys, Recomputed, Said
+from trainplan.configurations.configuration import Configuration, Keys, Open, Recomputed, Said
 from trainplan.configurations.documented import MEGATRON
+from trainplan.configurations.foreign import foreign
 from trainplan.configurations.megatron_model import model_fields, vocabulary
-from trainplan.configurations.shell import command_words
+from trainplan.configurations.shell import Command, command_of, values_of
 from trainplan.formulations.strategies import Exchange, Module
 from trainplan.profiling.base.errors import shown
 from trainplan.profiling.clusters.recipes import RECIPES, RecipeName
@@ -42,21 +43,32 @@ DEFAULTS = "default of Megatron-LM core 0.15"
 
 def read(path: Path, said: Said) -> Configuration:
     """The configuration of a script or a list of arguments. Raises InputError."""
-    words, before = command_words(path, said.variables)
-    return of_arguments(words, str(path), said, _devices(_values(before, str(path)), str(path)))
+    return of_command(command_of(path, said.variables), str(path), said)
+
+
+def of_command(command: Command, where: str, said: Said) -> Configuration:
+    """The configuration that a command of a script stands for. Raises InputError."""
+    if command.tool not in ("megatron", ""):
+        raise foreign(command, where)
+    return of_values(command.values, where, said, command.devices, command.sources, command.open)
 
 
 def of_arguments(words: Sequence[str], where: str, said: Said, devices: int | None = None) -> Configuration:
     """The configuration that the words of a command stand for. devices: as the launcher says. Raises InputError."""
-    return of_values(_values(words, where), where, said, devices)
+    return of_values(values_of(words), where, said, devices)
 
 
 def of_values(
-    values: Mapping[str, Any], where: str, said: Said, devices: int | None = None, sources: Mapping[str, str] | None = None
+    values: Mapping[str, Any],
+    where: str,
+    said: Said,
+    devices: int | None = None,
+    sources: Mapping[str, str] | None = None,
+    opened: Mapping[str, Open] | None = None,
 ) -> Configuration:
     """The configuration that arguments stand for, by name: a text, several joined by blanks, or True where one stands alone.
     devices: as the launcher says. sources: where each argument is written. Raises InputError."""
-    keys = Keys(where, values, sources=sources, defaults=DEFAULTS, ignored=said.ignored)
+    keys = Keys(where, values, sources=sources, defaults=DEFAULTS, ignored=said.ignored, opened=opened)
     _refuse(keys)
     tp, pp = (keys.whole(f"--{name}-model-parallel-size", 1) or 1 for name in ("tensor", "pipeline"))
     notes = list[str]()
@@ -133,37 +145,6 @@ def _recipe(keys: Keys, dtype: str, shared: bool, notes: list[str]) -> RecipeNam
     if eight is not None and shared and not gathered and not RECIPES[scaling].beside:
         notes.append(f"weights in {dtype}, too, without --fp8-param-gather: the plan has those in 8 bits alone; less memory")
     return "nvfp4" if four is not None else scaling
-
-
-def _values(words: Sequence[str], where: str) -> dict[str, Any]:
-    """What each argument is given: a text, several joined by blanks, or True where it stands alone."""
-    values: dict[str, Any] = {}
-    place = 0
-    while place < len(words):
-        name, _, joined = words[place].partition("=")
-        place += 1
-        if not name.startswith("--"):
-            if not values or not re.fullmatch(r"[$\"{].*", name):
-                continue  # what stands in front, or is an open variable such as "$@"
-            continue
-        given = [joined] if joined else []
-        while place < len(words) and not words[place].startswith("--"):
-            given.append(words[place])
-            place += 1
-        given = [word for word in given if word not in ("$@", "${@}")]
-        values["--" + name[2:].replace("_", "-")] = " ".join(given) if given else True
-    return values
-
-
-def _devices(values: Mapping[str, Any], where: str) -> int | None:
-    """Ranks of the whole run, by the launcher's arguments; None where they do not say."""
-    sizes = []
-    for name in ("--nproc-per-node", "--nnodes"):
-        value = values.get(name, "1" if name == "--nnodes" else None)
-        if not isinstance(value, str) or not value.isdecimal():
-            return None
-        sizes.append(int(value))
-    return sizes[0] * sizes[1]
 
 
 def _refuse(keys: Keys) -> None:

@@ -1,0 +1,25 @@
+"""What to say of commands of tools other than Megatron-LM: whose they are, and which file says what they run."""
+
+from __future__ import annotations
+
+from trainplan.configurations.shell import Command
+from trainplan.profiling.base.errors import InputError
+
+# What to give for each tool, and the option of its command that names the file.
+FILES = {
+    "torchtitan": ("its configuration in TOML", ("--job.config-file", "--config-file")),
+    "transformers": ("its DeepSpeed configuration in JSON, or that of Accelerate in YAML, with --model", ("--deepspeed",)),
+    "axolotl": ("its configuration in YAML", ()),
+    "llamafactory-cli": ("its configuration in YAML", ()),
+    "nanotron": ("the log of the run", ("--config-file",)),
+    "nemo": ("the log of the run", ("--config-name",)),
+}
+
+
+def foreign(command: Command, where: str) -> InputError:
+    """An error of a command that is not Megatron-LM's: what it is, and what to give instead."""
+    fix, options = FILES.get(command.tool, ("the tool's own configuration, or the log of the run", ()))
+    file = next((str(command.values[name]) for name in options if isinstance(command.values.get(name), str)), None)
+    named = file or next((word for word in command.words if word.endswith((".yaml", ".yml", ".toml", ".json"))), None)
+    problem = f"starts {command.program} ({command.where}), a run of {command.tool}, and no script of Megatron-LM"
+    return InputError(where, "", problem, f"give {named}: {fix}" if named else f"give {fix}")

@@ -1,0 +1,187 @@
+"""Arithmetic of bash: whole numbers of 64 bits, with assignments."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+TOKEN = re.compile(
+    r"\s*(0[xX][\da-fA-F]+|\d+#[\w@]+|\d+|[A-Za-z_]\w*(?:\[[^\]]*\])?|\*\*|<<=|>>=|\+\+|--|&&|\|\||[<>=!]=|<<|>>|[-+*/%&|^]="
+    r"|[-+*/%<>=!~&|^?:(),])"
+)
+LEVELS = (
+    ("||",),
+    ("&&",),
+    ("|",),
+    ("^",),
+    ("&",),
+    ("==", "!="),
+    ("<", ">", "<=", ">="),
+    ("<<", ">>"),
+    ("+", "-"),
+    ("*", "/", "%"),
+)
+ASSIGNS = ("=", "+=", "-=", "*=", "/=", "%=", "<<=", ">>=", "&=", "|=", "^=")
+NAME = re.compile(r"[A-Za-z_]\w*(\[[^\]]*\])?$")
+
+
+class Faulty(Exception):
+    """A text that is no arithmetic."""
+
+
+def computed(text: str, get: Callable[[str], str], put: Callable[[str, str], None], depth: int = 0) -> int:
+    """The value of an expression. get: what a variable holds; put: gives one a value. Raises Faulty."""
+    if depth > 10 or len(text) > 4096:
+        raise Faulty
+    tokens, place = [], 0
+    text = text.strip()
+    while place < len(text):
+        match = TOKEN.match(text, place)
+        if match is None:
+            raise Faulty
+        tokens.append(match[1])
+        place = match.end()
+    if not tokens:
+        return 0
+    parser = _Parser(tokens, get, put, depth)
+    value = parser.comma()
+    if parser.place != len(tokens):
+        raise Faulty
+    return value
+
+
+class _Parser:
+    def __init__(self, tokens: list[str], get: Callable[[str], str], put: Callable[[str, str], None], depth: int) -> None:
+        self.tokens, self.get, self.put, self.depth, self.place = tokens, get, put, depth, 0
+        self.runs = True  # whether what is parsed takes effect
+
+    def peek(self, offset: int = 0) -> str:
+        place = self.place + offset
+        return self.tokens[place] if place < len(self.tokens) else ""
+
+    def take(self) -> str:
+        self.place += 1
+        return self.tokens[self.place - 1] if self.place <= len(self.tokens) else ""
+
+    def comma(self) -> int:
+        value = self.assigned()
+        while self.peek() == ",":
+            self.take()
+            value = self.assigned()
+        return value
+
+    def assigned(self) -> int:
+        if NAME.match(self.peek()) and self.peek(1) in ASSIGNS:
+            name, operator = self.take(), self.take()
+            value = self.assigned()
+            if operator != "=":
+                value = self.of(operator[:-1], self.variable(name), value)
+            return self.set(name, value)
+        return self.chosen()
+
+    def chosen(self) -> int:
+        condition = self.binary(0)
+        if self.peek() != "?":
+            return condition
+        self.take()
+        runs = self.runs
+        self.runs = runs and bool(condition)
+        yes = self.assigned()
+        if self.take() != ":":
+            raise Faulty
+        self.runs = runs and not condition
+        no = self.assigned()
+        self.runs = runs
+        return yes if condition else no
+
+    def binary(self, level: int) -> int:
+        if level == len(LEVELS):
+            return self.power()
+        left = self.binary(level + 1)
+        while self.peek() in LEVELS[level]:
+            operator, runs = self.take(), self.runs
+            if operator in ("&&", "||"):
+                self.runs = runs and bool(left) == (operator == "&&")
+            right = self.binary(level + 1)
+            self.runs = runs
+            left = self.of(operator, left, right)
+        return left
+
+    def power(self) -> int:
+        base = self.unary()
+        if self.peek() != "**":
+            return base
+        self.take()
+        exponent = self.power()
+        if exponent < 0:
+            raise Faulty
+        return wrapped(pow(base, exponent, 2**64)) if self.runs else 0
+
+    def unary(self) -> int:
+        token = self.take()
+        if token in ("++", "--"):
+            name = self.take()
+            return self.set(name, self.variable(name) + (1 if token == "++" else -1))
+        if token in ("-", "+", "!", "~"):
+            value = self.unary()
+            return {"-": -value, "+": value, "!": int(not value), "~": ~value}[token]
+        if token == "(":
+            value = self.comma()
+            if self.take() != ")":
+                raise Faulty
+            return value
+        if token[:1].isdigit():
+            return number(token)
+        value = self.variable(token)
+        if self.peek() in ("++", "--"):
+            self.set(token, value + (1 if self.take() == "++" else -1))
+        return value
+
+    def variable(self, name: str) -> int:
+        if not NAME.match(name):
+            raise Faulty
+        if not self.runs:
+            return 0
+        return computed(self.get(name), self.get, self.put, self.depth + 1)
+
+    def set(self, name: str, value: int) -> int:
+        if not NAME.match(name):
+            raise Faulty
+        value = wrapped(value)
+        if self.runs:
+            self.put(name, str(value))
+        return value
+
+    def of(self, operator: str, a: int, b: int) -> int:
+        if operator in ("/", "%"):
+            if b == 0:
+                if self.runs:
+                    raise Faulty
+                return 0
+            quotient = abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
+            return quotient if operator == "/" else a - b * quotient
+        if operator in ("<<", ">>"):
+            return wrapped(a << (b & 63)) if operator == "<<" else a >> (b & 63)
+        result: int = {
+            "+": a + b, "-": a - b, "*": a * b, "&": a & b, "|": a | b, "^": a ^ b, "==": a == b, "!=": a != b, "<": a < b,
+            ">": a > b, "<=": a <= b, ">=": a >= b, "&&": bool(a and b), "||": bool(a or b),
+        }[operator]  # fmt: skip
+        return wrapped(int(result))
+
+
+def wrapped(value: int) -> int:
+    """A number as 64 bits hold it."""
+    return (value + 2**63) % 2**64 - 2**63
+
+
+def number(token: str) -> int:
+    """A written number. Raises Faulty."""
+    try:
+        if "#" in token:
+            base, digits = token.split("#", 1)
+            return wrapped(int(digits, int(base)))
+        if token[:2] in ("0x", "0X"):
+            return wrapped(int(token, 16))
+        return wrapped(int(token, 8) if token[0] == "0" and len(token) > 1 else int(token))
+    except ValueError:
+        raise Faulty from None

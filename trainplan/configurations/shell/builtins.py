@@ -1,0 +1,409 @@
+"""Simple commands: assignments, what the shell does itself, and what runs another script or text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trainplan.configurations.shell import launchers, printing
+from trainplan.configurations.shell.conditions import Conditions
+from trainplan.configurations.shell.marks import MARK, TooMuch, Unknown, fields
+from trainplan.configurations.shell.scan import ASSIGNED, Raw
+from trainplan.configurations.shell.state import ABSENT, Array, State, Value
+from trainplan.profiling.models.families.fields import names
+
+if TYPE_CHECKING:
+    from trainplan.configurations.shell.evaluate import Evaluator, Outcomes, Source
+
+DECLARES = ("export", "declare", "typeset", "local", "readonly")
+NOTHING = names(
+    """
+    true : trap wait umask ulimit alias unalias shopt module ml conda micromamba source-highlight mkdir rm cp mv
+    ln touch chmod chown sleep pip pip3 sync hash bind complete history jobs disown builtin kill pkill killall
+    cat tee date free df du
+    """
+)
+ASKS = names(
+    """
+    grep egrep fgrep which type command ls pgrep nc ping curl wget diff cmp git nvidia-smi rocm-smi lspci docker
+    squeue scontrol getopts read mountpoint id getent lscpu ibstat ibv_devinfo
+    """
+)
+# Scripts that set paths and no sizes of a run.
+ENVIRONMENTS = re.compile(
+    r"(?:^|/)(?:activate|conda\.sh|profile|\.?bash_?rc|\.bash_profile|modules?\.sh|setvars\.sh|set_env\.sh|bashrc|hpcx-init\.sh|lmod\.sh|bash|nccl\w*\.sh|\.env_\w+)$|^/(?:etc|opt|usr)/"
+)
+
+
+def run(shell: Evaluator, raws: Sequence[Raw], state: State, where: str, source: Source) -> Outcomes:
+    """Evaluates the words of a simple command."""
+    words = shell.words(state, where)
+    place = 0
+    assigned: dict[str, Value] = {}
+    while place < len(raws) and ASSIGNED.match(raws[place].text):
+        place += 1
+    if place == len(raws):
+        state.status = True
+        for each in raws:
+            assign(shell, each.text, state, where)
+        return [(state, "")]
+    first = raws[place].text
+    if first in DECLARES:
+        return declare(shell, first, raws[place + 1 :], state, where)
+    argv = [word for each in raws[place:] for word in words.fields(each.text)]
+    for each in raws[:place]:
+        match = ASSIGNED.match(each.text)
+        assert match is not None
+        assigned[match[1]] = words.text(each.text[match.end() :]) if not each.text[match.end() :].startswith("(") else ""
+    return command(shell, argv, state, where, source, assigned)
+
+
+def command(
+    shell: Evaluator, argv: list[str], state: State, where: str, source: Source, environment: dict[str, Value] | None = None
+) -> Outcomes:
+    """Evaluates a command by its words."""
+    environment = environment or {}
+    argv = shell.marks.picked_words(argv, state.known())
+    if not argv:
+        return [(state, "")]
+    if (choice := shell.marks.choice_in(argv[0])) is not None:
+        sides = [shell.marks.picked_words(argv, {choice.decision.number: side}) for side in (True, False)]
+        return shell.fork(
+            state,
+            (choice.decision, True),
+            lambda each: command(shell, sides[0], each, where, source, environment),
+            lambda each: command(shell, sides[1], each, where, source, environment),
+            where,
+        )
+    name, rest = argv[0], argv[1:]
+    if name in state.functions:
+        return _called(shell, name, rest, state, where, environment)
+    own = OWN.get(name)
+    if own is not None:
+        if name == "read" and "IFS" in environment:
+            held = state.variables.get("IFS", ABSENT)
+            state.variables["IFS"] = environment["IFS"]
+            outcomes = own(shell, rest, state, where, source)
+            shell.restore(state, "IFS", held)
+            return outcomes
+        return own(shell, rest, state, where, source)
+    state.status = True
+    printed = printing.of(shell, name, rest, state, where)
+    if printed is not None:
+        state.printed += printed if state.captures else ""
+        if len(state.printed) > 2**20:
+            raise TooMuch
+        return [(state, "")]
+    texts = {key: value for key, value in environment.items() if isinstance(value, str)}
+    if launchers.start(shell, argv, texts, state, where):
+        return [(state, "")]
+    if name in ASKS or (re.fullmatch(r"python[\d.]*", Path(name).name) and "-c" in rest[:2]):
+        shown = shell.marks.shown(" ".join(argv))[:60]
+        state.status = (shell.decided(Unknown("", where, f"hangs on what {shown} finds"), "", f"$ {' '.join(argv)}"), True)
+    if state.captures and name not in NOTHING:
+        state.printed += shell.marks.unknown("", where, f"is what {shell.marks.shown(name)} prints") + "\n"
+    return [(state, "")]
+
+
+def assign(shell: Evaluator, raw: str, state: State, where: str, named: bool = False) -> str:
+    """One assignment as written. Gives the name."""
+    match = ASSIGNED.match(raw)
+    assert match is not None
+    name, index, more, value = match[1], match[2], match[3], raw[match.end() :]
+    words = shell.words(state, where)
+    if value.startswith("(") and value.endswith(")"):
+        old = shell.value(state, name, where) if more and (name in state.variables or name in shell.given) else None
+        before = state.variables.get(name)
+        kind = named or (isinstance(before, Array) and before.named)
+        state.variables[name] = words.array(value[1:-1], old, bool(more), kind)
+        return name
+    text = words.text(value)
+    if index is not None:
+        held = state.variables.get(name)
+        key = words.text(index[1:-1]) if isinstance(held, Array) and held.named else words.number(index[1:-1])
+        if MARK.search(key):
+            state.variables[name] = shell.marks.unknown(name, where, "has an element that is not known")
+            return name
+        if more:
+            text = words.scalar(name, index[1:-1]) + text
+        shell.assign(state, name, text, where, key)
+        return name
+    if more:
+        text = words.scalar(name, None) + text
+    derived = bool(more) or re.search(rf"\b{name}\b", value) is not None
+    shell.assign(state, name, text, where, None, derived)
+    return name
+
+
+def declare(shell: Evaluator, name: str, raws: Sequence[Raw], state: State, where: str) -> Outcomes:
+    """`export`, `local`, `declare` and their like."""
+    words, flags = shell.words(state, where), ""
+    targets: list[str] = []
+    state.status = True
+    for raw in raws:
+        if ASSIGNED.match(raw.text):
+            targets.append(raw.text)
+            continue
+        for word in words.fields(raw.text):
+            if re.fullmatch(r"[-+][a-zA-Z]+", word):
+                flags += word[1:] if word[0] == "-" else ""
+            elif ASSIGNED.match(word):
+                targets.append(f"{word.partition('=')[0]}={_quoted(word.partition('=')[2])}")
+            elif re.fullmatch(r"[A-Za-z_]\w*", word):
+                targets.append(word)
+    if "f" in flags or "p" in flags:
+        return [(state, "")]
+    for target in targets:
+        match = ASSIGNED.match(target)
+        variable = match[1] if match else target
+        inside = bool(state.locals) and name in ("local", "declare", "typeset") and "g" not in flags
+        old = state.variables.get(variable, ABSENT)
+        if inside and variable not in state.locals[-1]:
+            state.locals[-1][variable] = old.copy() if isinstance(old, Array) else old
+        if match:
+            if inside and target[match.end() : match.end() + 1] == "(":
+                state.variables.pop(variable, None)
+            assign(shell, target, state, where, "A" in flags)
+        elif "A" in flags or "a" in flags:
+            if not isinstance(old, Array):
+                state.variables[variable] = Array("A" in flags)
+        elif inside:
+            state.variables[variable] = None
+        elif name == "export" and variable not in state.variables and shell.is_set(state, variable):
+            state.variables[variable] = shell.value(state, variable, where)
+        value = state.variables.get(variable)
+        if isinstance(value, str) and ("u" in flags or "l" in flags):
+            state.variables[variable] = shell.marks.lifted(value, str.upper if "u" in flags else str.lower, where)
+        if isinstance(value, str) and "i" in flags and match:
+            state.variables[variable] = words.number(value)
+        if name == "export" or "x" in flags:
+            state.exported.add(variable)
+    return [(state, "")]
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "'\\''") + "'"
+
+
+def _called(shell: Evaluator, name: str, rest: list[str], state: State, where: str, environment: dict[str, Value]) -> Outcomes:
+    held = {each: state.variables.get(each, ABSENT) for each in environment}
+    state.variables.update(environment)
+    outcomes = shell.called(name, rest, state, where)
+    for each, _ in outcomes:
+        for variable, old in held.items():
+            shell.restore(each, variable, old)
+    return outcomes
+
+
+def _exit(shell: Evaluator, rest: list[str], state: State, where: str, source: Source) -> Outcomes:
+    if not state.commands:
+        shell.left.append(where)
+    return [(state, "exit")]
+
+
+def _return(shell: Evaluator, rest: list[str], state: State, where: str, source: Source) -> Outcomes:
+    if rest:
+        code = rest[0]
+        state.status = code == "0" if not MARK.search(code) else Conditions(shell, state, where).undecided(code)
+    return [(state, "return")]
+
+
+def _leaves(kind: str) -> object:
+    def run(shell: Evaluator, rest: list[str], state: State, where: str, source: Source) -> Outcomes:
+        return [(state, f"{kind} {rest[0] if rest and rest[0].isdecimal() and rest[0] != '0' else 1}")]
+
+    return run
+
+
+def _shift(shell: Evaluator, rest: list[str], state: State, where: str, source: Source) -> Outcomes:
+    count = int(rest[0]) if rest and rest[0].isdecimal() and len(rest[0]) < 6 else 1
+    state.status = True
+    if state.arguments is None:
+        state.shifted += 0 if state.closed else count
+    elif count <= len(state.arguments):
+        state.arguments = shell.arguments(state)[count:]
+        state.shifted += count
+    else:
+        state.status = False
+    return [(state, "")]
+
+
+def _set(shell: Evaluator, rest: list[str], state: State, where: str, source: Source) -> Outcomes:
+    place = 0
+    state.status = True
+    while place < len(rest) and re.fullmatch(r"[-+][a-zA-Z]+", rest[place]):
+        place += 2 if rest[place][-1] == "o" else 1
+    if place < len(rest):
+        state.arguments, state.shifted, state.closed = rest[place + (rest[place] in ("--", "-")) :], 0, True
+    return [(state, "")]
+
+
+def _source(shell: Evaluator, rest: list[str], state: State, where: str, source: Source) -> Outcomes:
+    """Evaluates a file of variables here, where it is there."""
+    state.status = True
+    if not rest:
+        return [(state, "")]
+    path = rest[0]
+    text = state.files.get(shell.named(state, path)) if not MARK.search(path) else None
+    text = shell.text_of(state, path) if text is None else text
+    if text is None:
+        shown = shell.marks.shown(path)
+        if not ENVIRONMENTS.search(shown) and shown not in state.missing:
+            state.missing = (*state.missing, shown)
+        return [(state, "")]
+    held = (state.arguments, state.shifted, state.closed)
+    if rest[1:]:
+        state.arguments, state.shifted, state.closed = rest[1:], 0, True
+    found = shell.on_disk(state, path)
+    outcomes = shell.text(text, state, str(found or path))
+    for each, _ in outcomes:
+        if rest[1:]:
+            each.arguments, each.shifted, each.closed = held
+    return shell.collapsed([(each, "" if flow == "return" else flow) for each, flow in outcomes], where)
+
+
+def _eval(shell: Evaluator, rest: list[str], state: State, where: str, source: Source) -> Outcomes:
+    path, _, line = where.rpartition(":")
+    return shell.text(" ".join(rest), state, path, int(line) if line.isdecimal() else 1)
+
+
+def _cd(shell: Evaluator, rest: list[str], state: State, where: str, source: Source) -> Outcomes:
+    state.status = True
+    words = [word for word in rest if word not in ("-P", "-L", "--")]
+    if not words or words[0] == "-":
+        state.directory = shell.marks.unknown("", where, "is the folder")
+    elif MARK.search(words[0]):
+        state.directory = words[0]
+    else:
+        state.directory = shell.named(state, words[0]) if not MARK.search(state.directory) else words[0]
+    state.variables.pop("PWD", None)
+    return [(state, "")]
+
+
+def _unset(shell: Evaluator, rest: list[str], state: State, where: str, source: Source) -> Outcomes:
+    state.status = True
+    for word in rest:
+        name, _, index = word.partition("[")
+        value = state.variables.get(name)
+        if index and isinstance(value, Array):
+            key = index[:-1].strip("'\"")
+            value.pop(key if value.named else int(key) if key.isdecimal() else key, None)
+        elif re.fullmatch(r"[A-Za-z_]\w*", name):
+            state.variables[name] = None
+            state.functions.pop(name, None)
+    return [(state, "")]
+
+
+def _test(shell: Evaluator, rest: list[str], state: State, where: str, source: Source) -> Outcomes:
+    state.status = Conditions(shell, state, where).test(rest)
+    return [(state, "")]
+
+
+def _bracket(shell: Evaluator, rest: list[str], state: State, where: str, source: Source) -> Outcomes:
+    return _test(shell, rest[:-1], state, where, source)
+
+
+def _status(value: bool) -> object:
+    def run(shell: Evaluator, rest: list[str], state: State, where: str, source: Source) -> Outcomes:
+        state.status = value
+        return [(state, "")]
+
+    return run
+
+
+def _let(shell: Evaluator, rest: list[str], state: State, where: str, source: Source) -> Outcomes:
+    outcomes: Outcomes = [(state, "")]
+    for word in rest:
+        outcomes = shell.arithmetic(word, state, where)
+    return outcomes
+
+
+def _prefix(shell: Evaluator, rest: list[str], state: State, where: str, source: Source) -> Outcomes:
+    """`exec`, `builtin`, `time`: the command behind."""
+    words = list(rest)
+    while words and words[0].startswith("-"):
+        words.pop(0)
+    return command(shell, words, state, where, source)
+
+
+def _command(shell: Evaluator, rest: list[str], state: State, where: str, source: Source) -> Outcomes:
+    if rest and rest[0] in ("-v", "-V"):
+        shown = shell.marks.shown(" ".join(rest[1:]))
+        state.status = (
+            shell.decided(Unknown("", where, f"hangs on whether {shown} is installed"), "", f"$ command {shown}"),
+            True,
+        )
+        return [(state, "")]
+    return _prefix(shell, rest, state, where, source)
+
+
+def _exec(shell: Evaluator, rest: list[str], state: State, where: str, source: Source) -> Outcomes:
+    outcomes = _prefix(shell, rest, state, where, source)
+    return [(each, flow or "exit") for each, flow in outcomes] if rest else outcomes
+
+
+def _read(shell: Evaluator, rest: list[str], state: State, where: str, source: Source) -> Outcomes:
+    """Takes a line of what is given, and gives its words to variables."""
+    names, array, whole, place = list[str](), "", False, 0
+    while place < len(rest):
+        word = rest[place]
+        if re.fullmatch(r"-[a-zA-Z]+", word):
+            if word[-1] in "adinNptu":
+                place += 1
+                value = rest[place] if place < len(rest) else ""
+                array = value if word[-1] == "a" else array
+                whole = whole or (word[-1] == "d" and value == "")
+        else:
+            names.append(word)
+        place += 1
+    names = names or ([] if array else ["REPLY"])
+    if state.given is None:
+        for name in [*names, *([array] if array else [])]:
+            shell.assign(state, name, shell.marks.unknown(name, where, "is read when it runs"), where)
+        state.status = (shell.decided(Unknown(names[0] if names else array, where, "is read when it runs"), "", ""), True)
+        return [(state, "")]
+    line, newline, state.given = (state.given, "", "") if whole else state.given.partition("\n")
+    state.status = bool(newline)
+    separators = shell.words(state, where)._separators()
+    if array:
+        shell.assign_list(state, array, fields([(line, True)], separators))
+        return [(state, "")]
+    if len(names) == 1:
+        shell.assign(state, names[0], line.strip(" \t\n") if separators == " \t\n" else line, where)
+        return [(state, "")]
+    parts = (
+        re.split("[" + re.escape(separators) + "]+", line.strip(separators), maxsplit=len(names) - 1) if separators else [line]
+    )
+    for name, value in zip(names, [*parts, *[""] * len(names)], strict=False):
+        shell.assign(state, name, value, where)
+    return [(state, "")]
+
+
+def _mapfile(shell: Evaluator, rest: list[str], state: State, where: str, source: Source) -> Outcomes:
+    name = next((word for word in reversed(rest) if not word.startswith("-")), "MAPFILE")
+    lines = [shell.marks.unknown(name, where, "is read when it runs")] if state.given is None else state.given.splitlines()
+    shell.assign_list(state, name, lines)
+    state.status = True
+    return [(state, "")]
+
+
+def _getopts(shell: Evaluator, rest: list[str], state: State, where: str, source: Source) -> Outcomes:
+    """No options where no words are given; else what they are is not known."""
+    state.status = False
+    if shell.arguments(state) and len(rest) > 1:
+        cause = Unknown(rest[1], where, "is an option that getopts reads")
+        state.variables[rest[1]] = shell.marks.unknown(rest[1], where, "is an option that getopts reads")
+        state.variables["OPTARG"] = shell.marks.unknown("OPTARG", where, "is an option that getopts reads")
+        state.status = (shell.decided(cause), True)
+    return [(state, "")]
+
+
+OWN = {
+    "exit": _exit, "return": _return, "break": _leaves("break"), "continue": _leaves("continue"), "shift": _shift, "set": _set,
+    "source": _source, ".": _source, "eval": _eval, "cd": _cd, "pushd": _cd, "popd": _status(True), "unset": _unset,
+    "test": _test, "[": _bracket, "true": _status(True), ":": _status(True), "false": _status(False), "let": _let,
+    "builtin": _prefix, "command": _command, "exec": _exec, "read": _read, "mapfile": _mapfile, "readarray": _mapfile,
+    "getopts": _getopts,
+}  # fmt: skip

@@ -1,0 +1,320 @@
+"""The command that trains, of all that a script may reach: its program, its words, and what of them is undecided."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import product
+from typing import Any
+
+from trainplan.configurations.configuration import Open
+from trainplan.configurations.shell.arguments import loose, values_of
+from trainplan.configurations.shell.evaluate import Evaluator
+from trainplan.configurations.shell.launchers import MEGATRON, PYTHON, TOOLS
+from trainplan.configurations.shell.marks import MARK, Choice, Unknown
+from trainplan.configurations.shell.state import Found
+from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.models.families.fields import names
+
+MOST_DECISIONS = 10
+LAUNCHES = (
+    "torch.distributed.run",
+    "torch.distributed.launch",
+    "torch.distributed.elastic",
+    "accelerate.commands.launch",
+    "deepspeed.launcher.runner",
+)
+# Options of launchers that take no value.
+FLAGS = names(
+    """
+    --standalone --no-python --module -m --use-env --run-path --no-local-rank --force-multi --bind-cores-to-rank
+    --multi-gpu --cpu --use-deepspeed --use-fsdp --use-megatron-lm --tpu --same-network --debug --quiet -q
+    --main-training-function --fp16 --bf16 --elastic-training --enable-each-rank-log --use-parallelism-config
+    """
+)
+TRAINS = re.compile(r"(?:^|[/_.-])(?:pretrain|train|finetune|sft|run_clm|run_mlm|fine_tune|posttrain)", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command that trains. program: its script, module or tool; tool: whose it is: megatron, torchtitan, or another's name
+    (empty: nobody knows); words: behind the program; launcher: in front; devices: that the launcher starts, if it says so;
+    sources: file and line of arguments; values: arguments by name; open: those that are undecided, and why; files: that the
+    script writes; directory: where it runs."""
+
+    program: str
+    tool: str
+    words: tuple[str, ...]
+    launcher: tuple[str, ...]
+    where: str
+    devices: int | None = None
+    sources: Mapping[str, str] = field(default_factory=dict)
+    values: Mapping[str, Any] = field(default_factory=dict)
+    open: Mapping[str, Open] = field(default_factory=dict)
+    files: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
+    directory: str = "."
+    notes: tuple[str, ...] = ()
+
+
+def chosen(shell: Evaluator, founds: Sequence[Found], path: str) -> Command:
+    """The one command that trains. Raises InputError where there is none, or where it hangs on what is not decided."""
+    numbers = sorted({number for found in founds for number in _decisions(shell, found)})
+    if len(numbers) > MOST_DECISIONS:
+        raise hangs(path, shell.marks.decisions[numbers[0]].cause, shell.marks.decisions[numbers[0]].example)
+    runs: list[tuple[dict[int, bool], list[Command]]] = []
+    for sides in product((True, False), repeat=len(numbers)):
+        known = dict(zip(numbers, sides, strict=True))
+        reached = [found for found in founds if all(known[number] == side for number, side in found.guards)]
+        commands = _training([_command(shell, found, known) for found in reached])
+        if commands:
+            runs.append((known, commands))
+    if not runs:
+        raise _nothing(shell, founds, path)
+    every = [command for _, commands in runs for command in commands]
+    first = every[0]
+    other = next((each for each in every if (each.tool, each.program) != (first.tool, first.program)), None)
+    if other is not None:
+        for _, commands in runs:
+            if any(each.program != commands[0].program for each in commands):
+                raise _several(path, commands)
+        decision = _deciding(shell, runs, lambda commands: commands[0].program)
+        raise hangs(path, decision[0], decision[1], f"starts {first.program} or {other.program}")
+    for _, commands in runs:
+        for command in commands:
+            if (cause := loose(command.words, shell.marks)) is not None and command.tool in ("megatron", ""):
+                raise hangs(path, cause, "", "may hold arguments", empty=True)
+    return _joined(shell, runs, path)
+
+
+def _joined(shell: Evaluator, runs: list[tuple[dict[int, bool], list[Command]]], path: str) -> Command:
+    """One command of all that may run, with the arguments in which they differ as open ones."""
+    every = [command for _, commands in runs for command in commands]
+    first, values, opened, sources = every[0], dict(every[0].values), dict[str, Open](), dict[str, str]()
+    for command in reversed(every):
+        values, sources = {**command.values, **values}, {**sources, **command.sources}
+    for key in values:
+        texts = list(dict.fromkeys(str(command.values.get(key, "not given")) for command in every))
+        if len(texts) == 1:
+            if (cause := shell.marks.cause(texts[0])) is not None:
+                opened[key] = Open(f"is '{shell.marks.shown(texts[0])}': {_about(cause)}", cause.name)
+            continue
+        shown = " or ".join("given" if text == "True" else shell.marks.shown(text) for text in texts[:3])
+        within = next((commands for _, commands in runs if len({str(c.values.get(key)) for c in commands}) > 1), None)
+        if within is not None:
+            lines = ", ".join(dict.fromkeys(command.where for command in within))
+            opened[key] = Open(f"is {shown}: several commands that train are reached, at {lines}", "", "")
+            continue
+        cause, example = _deciding(shell, runs, lambda commands, key=key: commands[0].values.get(key))
+        variable = cause.name or _variable(shell, key)
+        opened[key] = Open(
+            f"is {shown}, by a condition that is not decided: {_about(cause)}", variable, example if cause.name else ""
+        )
+    devices = {command.devices for command in every}
+    values = {key: shell.marks.shown(value) if isinstance(value, str) else value for key, value in values.items()}
+    return replace(first, values=values, open=opened, sources=sources, devices=devices.pop() if len(devices) == 1 else None)
+
+
+def _variable(shell: Evaluator, key: str) -> str:
+    """A variable that a condition without a name gives one of two values."""
+    entries = [entry for entry in shell.marks.entries if isinstance(entry, Choice) and entry.variable]
+    return entries[-1].variable if len({entry.variable for entry in entries}) == 1 else ""
+
+
+def _deciding(shell: Evaluator, runs: list[tuple[dict[int, bool], list[Command]]], of: Any) -> tuple[Unknown, str]:
+    """The condition that decides what a function says of runs: one by which two runs differ, and no other."""
+    best: tuple[int, int] | None = None
+    for known, commands in runs:
+        for other, others in runs:
+            if of(commands) != of(others):
+                apart = [number for number in known if known[number] != other[number]]
+                if best is None or len(apart) < best[0]:
+                    best = (len(apart), apart[0])
+    assert best is not None
+    decision = shell.marks.decisions[best[1]]
+    return decision.cause, decision.example
+
+
+def _about(cause: Unknown) -> str:
+    return f"{cause.name + ' ' if cause.name else 'it '}{cause.why} ({cause.where})"
+
+
+def hangs(path: str, cause: Unknown, example: str = "", what: str = "decides what runs", empty: bool = False) -> InputError:
+    """An error of a run that hangs on a value which nobody has said."""
+    if not cause.name:
+        return InputError(path, "", f"{what}: it {cause.why} ({cause.where})", "give the command itself by --command")
+    fix = f"say what it is: --set {cause.name}=" + ("'' where it holds nothing" if empty else example or "VALUE")
+    return InputError(path, "", f"${cause.name} {what}, and {cause.why} ({cause.where})", fix)
+
+
+def _several(path: str, commands: Sequence[Command]) -> InputError:
+    each = ", ".join(f"{command.program} ({command.where})" for command in commands[:4])
+    return InputError(
+        path, "", f"starts several runs: {each}", "give the one that is meant by --command, or a script with it alone"
+    )
+
+
+def _nothing(shell: Evaluator, founds: Sequence[Found], path: str) -> InputError:
+    """What to say of a script that starts no training."""
+    if shell.absent:
+        name, where = shell.absent[-1]
+        return InputError(
+            path, "", f"runs {name} ({where}), which is not here", "give that script alongside, or give it itself"
+        )
+    if shell.left:
+        fix = "say what it asks for by --set NAME=VALUE, or 1=VALUE for what it takes by place"
+        return InputError(path, "", f"leaves at {shell.left[-1]} before it starts any training", fix)
+    return InputError(path, "", "has no arguments", "give a script that starts training, or a list of --arguments")
+
+
+def _decisions(shell: Evaluator, found: Found) -> set[int]:
+    made = {number for number, _ in found.guards}
+    waiting = list(MARK.findall("".join(found.words)))
+    seen = set(waiting)
+    while waiting:
+        entry = shell.marks.entry(waiting.pop())
+        if isinstance(entry, Choice):
+            made.add(entry.decision.number)
+            for side in (entry.yes, entry.no):
+                more = set(MARK.findall(side if isinstance(side, str) else "".join(side))) - seen
+                seen |= more
+                waiting += more
+    return made
+
+
+def _training(commands: Sequence[Command | None]) -> list[Command]:
+    """Of commands, those that train: Megatron-LM's before other tools', those before what may be."""
+    known = [command for command in commands if command is not None]
+    for choice in (
+        [command for command in known if command.tool == "megatron"],
+        [command for command in known if command.tool],
+        [command for command in known if TRAINS.search(command.program)],
+        [command for command in known if command.launcher and any(word.startswith("--") for word in command.words)],
+    ):
+        if choice:
+            return choice
+    return []
+
+
+def _command(shell: Evaluator, found: Found, known: Mapping[int, bool]) -> Command | None:
+    """What is known of a command once conditions are decided; None for one that starts no program."""
+    words = shell.marks.picked_words(found.words, known)
+    place, tool = _program(words)
+    if place is None:
+        return None
+    program, launcher, rest = words[place], tuple(words[:place]), tuple(words[place + 1 :])
+    values = values_of(rest)
+    tool = tool or _tool(program, values)
+    batch = {name: shell.marks.picked(value, known) for name, value in found.batch.items()}
+    environment = {name: shell.marks.picked(value, known) for name, value in found.environment.items()}
+    devices = devices_of(launcher, batch, environment)
+    sources = {key: found.lines.get(key, found.where) for key in values}
+    files = {name: shell.marks.picked(value, known) for name, value in found.files.items()}
+    return Command(
+        program, tool, rest, launcher, found.where, devices, sources, values, {}, files, environment, found.directory
+    )
+
+
+def _program(words: Sequence[str]) -> tuple[int | None, str]:
+    """The place of the program that is started, and the tool where that is one itself."""
+    place = 0
+    while place < len(words):
+        word = words[place]
+        name = word.rsplit("/", 1)[-1]
+        if name in TOOLS:
+            return place, name
+        if name in ("torchrun", "deepspeed", "accelerate-launch", *LAUNCHES) or (
+            name == "accelerate" and place + 1 < len(words)
+        ):
+            place = _behind(words, place + 1 + (name == "accelerate"), name)
+            continue
+        if PYTHON.match(word):
+            place += 1
+            while place < len(words) and words[place].startswith("-") and words[place] not in ("-m", "-c"):
+                place += 2 if words[place] in ("-W", "-X") else 1
+            if place < len(words) and words[place] == "-c":
+                return None, ""
+            if place < len(words) and words[place] == "-m":
+                place += 1
+            if place < len(words) and words[place] in LAUNCHES:
+                continue
+            return (place, "") if place < len(words) else (None, "")
+        if word.endswith(".py") or place:
+            return place, ""
+        script = next((n for n, each in enumerate(words) if each.endswith(".py")), None)
+        first = next((n for n, each in enumerate(words) if each.startswith("--")), None)
+        return (script, "") if script is not None else (0, "") if first else (None, "")
+    return None, ""
+
+
+def _behind(words: Sequence[str], place: int, launcher: str) -> int:
+    """The place behind the options of a launcher."""
+    while place < len(words) and words[place].startswith("-"):
+        name = words[place].partition("=")[0].replace("_", "-")
+        alone = "=" in words[place] or name in FLAGS
+        place += 1 if alone else 2
+    return place
+
+
+def _tool(program: str, values: Mapping[str, Any]) -> str:
+    """Whose program it is, by its name and its arguments."""
+    name = program.rsplit("/", 1)[-1]
+    if "torchtitan" in program or any(key.startswith("--job.config") for key in values):
+        return "torchtitan"
+    if len(MEGATRON & set(values)) > 1 or re.match(r"pretrain_(gpt|llama|qwen|bert|t5|mamba|mistral|deepseek|hybrid)", name):
+        return "megatron"
+    if {"--per-device-train-batch-size", "--output-dir", "--model-name-or-path"} & set(values):
+        return "transformers"
+    if "axolotl" in program:
+        return "axolotl"
+    if "llamafactory" in program.lower().replace("-", "").replace("_", ""):
+        return "llamafactory-cli"
+    if name == "run_train.py" and "--config-file" in values:
+        return "nanotron"
+    if "nemo" in program.lower() or "megatron_gpt_pretraining" in name:
+        return "nemo"
+    return ""
+
+
+def devices_of(launcher: Sequence[str], batch: Mapping[str, str], environment: Mapping[str, str]) -> int | None:
+    """Ranks of the whole run, by its launcher, by Slurm or by MPI; None where they do not say."""
+    values: dict[str, str] = {}
+    for place, word in enumerate(launcher):
+        name, sign, value = word.partition("=")
+        if name.startswith("-"):
+            values[name.replace("_", "-")] = value if sign else launcher[place + 1] if place + 1 < len(launcher) else ""
+    names = [word.rsplit("/", 1)[-1] for word in launcher]
+    nodes = batch.get("nodes", "")
+    if "deepspeed" in names:
+        if "--include" in values:
+            parts = values["--include"].split("@")
+            slots = [part.partition(":")[2].split(",") for part in parts if ":" in part]
+            return sum(map(len, slots)) if len(slots) == len(parts) else None
+        per, count = values.get("--num-gpus", ""), values.get("--num-nodes", "" if {"--hostfile", "-H"} & set(values) else "1")
+        if "--num-gpus" not in values and count == "1" and "CUDA_VISIBLE_DEVICES" in environment:
+            per = _visible(environment["CUDA_VISIBLE_DEVICES"])
+        return _times(per, count)
+    if "accelerate" in names or "accelerate-launch" in names:
+        return _times(values.get("--num-processes", ""), "1")
+    if "torchrun" in names or any(name.startswith("torch.distributed") for name in names):
+        per = values.get("--nproc-per-node", "1")
+        nnodes = values.get("--nnodes", "1").split(":")[-1]
+        return _times(per, nnodes)
+    if batch.get("ntasks"):
+        return _times(batch["ntasks"], "1")
+    if batch.get("ntasks-per-node"):
+        return _times(batch["ntasks-per-node"], nodes or "1")
+    if batch.get("gpus-per-node"):
+        return _times(batch["gpus-per-node"], nodes or "1")
+    return _times(batch["gpus"], "1") if batch.get("gpus") else None
+
+
+def _visible(text: str) -> str:
+    return "" if MARK.search(text) or not text else str(len(text.split(",")))
+
+
+def _times(one: str, other: str) -> int | None:
+    if not (re.fullmatch(r"\d{1,6}", one) and re.fullmatch(r"\d{1,6}", other)):
+        return None
+    return int(one) * int(other) or None

@@ -1,0 +1,463 @@
+"""Evaluates the tree of a script, statement by statement, and runs nothing.
+
+The tree is that of tree-sitter's grammar of bash. Where a condition cannot be decided, both of its sides are evaluated, and
+their ends become one state, whose values the condition chooses; sides that only leave the script are passed over, since what is
+asked for is a run that starts. What is not followed is bounded: steps, rounds of loops, depth, the length of texts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tree_sitter_bash
+from tree_sitter import Language, Node, Parser
+
+from trainplan.configurations.shell import builtins
+from trainplan.configurations.shell.conditions import Conditions
+from trainplan.configurations.shell.marks import MARK, Decision, TooMuch, Unknown
+from trainplan.configurations.shell.scan import Raw, Unclosed, split
+from trainplan.configurations.shell.state import Found, State, Truth, Value, merged
+from trainplan.configurations.shell.variables import Variables
+from trainplan.configurations.shell.words import Words
+from trainplan.profiling.base.errors import InputError, shown
+
+PARSER = Parser(Language(tree_sitter_bash.language()))
+MOST_STEPS, MOST_ROUNDS, DEEPEST, MOST_BYTES = 20000, 1000, 40, 2**20
+Outcomes = list[tuple[State, str]]  # states, and where each goes on: "", exit, return, break or continue with a number
+
+
+@dataclass(frozen=True)
+class Source:
+    """A text that is evaluated, its file, and the line at which it begins there."""
+
+    text: bytes
+    path: str
+    line: int = 1
+
+    def of(self, node: Node) -> str:
+        """The text of a node."""
+        return self.text[node.start_byte : node.end_byte].decode(errors="replace")
+
+    def where(self, node: Node) -> str:
+        """File and line of a node."""
+        return f"{self.path}:{self.line + node.start_point[0]}"
+
+
+class Evaluator(Variables):
+    """Evaluates scripts. given: variables and positional parameters by number. Raises InputError and TooMuch."""
+
+    def __init__(self, given: Mapping[str, str], folder: Path) -> None:
+        super().__init__(given, folder)
+        self.steps, self.depth, self.serial = 0, 0, 0
+        self.left: list[str] = []  # where the script leaves before it starts anything
+        self.texts: list[str] = []
+        self.absent: list[tuple[str, str]] = []  # scripts that were to be run and are not there, and where
+
+    def words(self, state: State, where: str) -> Words:
+        """What expands the words of a statement."""
+        return Words(self, state, where)
+
+    def decided(self, cause: Unknown, example: str = "", text: str = "") -> Decision:
+        """The condition that a text stands for, made once."""
+        return self.marks.decision_of(cause, example, text)
+
+    def text(self, text: str, state: State, path: str, line: int = 1) -> Outcomes:
+        """Evaluates a text. Raises InputError where it is no bash that can be read."""
+        choice = self.marks.choice_in(text)
+        if choice is not None and self.depth < 8:
+            sides = [self.marks.picked(text, {choice.decision.number: side}) for side in (True, False)]
+            return self.fork(
+                state,
+                (choice.decision, True),
+                lambda each: self.text(sides[0], each, path, line),
+                lambda each: self.text(sides[1], each, path, line),
+                f"{path}:{line}",
+            )
+        self.texts.append(text)
+        source = Source(text.encode(errors="surrogatepass" if text.isascii() else "replace"), path, line)
+        root = PARSER.parse(source.text).root_node
+        if root.has_error:
+            raise self.unreadable(_faulty(root), source)
+        return self.deeper(lambda: self.block(root.children, state, source))
+
+    def deeper(self, run: Callable[[], Outcomes]) -> Outcomes:
+        """Runs one level further down. Raises TooMuch."""
+        self.depth += 1
+        if self.depth > DEEPEST:
+            raise TooMuch
+        try:
+            return run()
+        finally:
+            self.depth -= 1
+
+    def unreadable(self, node: Node, source: Source) -> InputError:
+        """What to say of a node that is no bash."""
+        near = shown(source.of(node).strip().split("\n")[0][:60])
+        fix = "mend it, or give the command itself by --command"
+        return InputError(source.where(node), "", f"is no bash that can be read, near {near}", fix)
+
+    def fork(
+        self, state: State, truth: Truth, yes: Callable[[State], Outcomes], no: Callable[[State], Outcomes], where: str
+    ) -> Outcomes:
+        """Goes on as a condition says; where it is undecided, both ways."""
+        if not isinstance(truth, bool) and (known := state.known().get(truth[0].number)) is not None:
+            truth = known == truth[1]
+        if isinstance(truth, bool):
+            return yes(state) if truth else no(state)
+        decision, sense = truth
+        outcomes: Outcomes = []
+        for side in (True, False):
+            each = state.copy()
+            each.guards = (*each.guards, (decision.number, side))
+            outcomes += (yes if side == sense else no)(each)
+        return self.collapsed(outcomes, where)
+
+    def collapsed(self, outcomes: Outcomes, where: str) -> Outcomes:
+        """One state for each way to go on; without those that leave the script before it starts anything."""
+        if any(flow != "exit" or each.commands for each, flow in outcomes):
+            outcomes = [(each, flow) for each, flow in outcomes if flow != "exit" or each.commands]
+        made: Outcomes = []
+        for flow in dict.fromkeys(flow for _, flow in outcomes):
+            states = [each for each, other in outcomes if other == flow]
+            made.append((merged(states, self.marks, frozenset(self.given), where), flow))
+        return made
+
+    def block(self, nodes: Sequence[Node], state: State, source: Source) -> Outcomes:
+        """Statements, one after another."""
+        going: list[State] = [state]
+        done: Outcomes = []
+        for node in nodes:
+            if not node.is_named or node.type == "comment":
+                continue
+            outcomes = self.statement(node, going[0], source)
+            done += [(each, flow) for each, flow in outcomes if flow]
+            going = [each for each, flow in outcomes if not flow]
+            if not going:
+                return self.collapsed(done, source.where(node)) if len(done) > 1 else done
+            if len(going) > 1:
+                going = [merged(going, self.marks, frozenset(self.given), source.where(node))]
+        outcomes = [*done, (going[0], "")]
+        return self.collapsed(outcomes, source.path) if done else outcomes
+
+    def statement(self, node: Node, state: State, source: Source) -> Outcomes:
+        """One statement."""
+        self.steps += 1
+        if self.steps > MOST_STEPS:
+            raise TooMuch
+        kind = node.type
+        if kind in ("command", "declaration_command", "unset_command", "variable_assignment", "variable_assignments"):
+            return self.simple(source.of(node), [], state, source, node)
+        if kind == "test_command":
+            return self.condition(node, state, source)
+        if kind == "compound_statement":
+            if node.children[0].type == "((":
+                return self.arithmetic(source.of(node)[2:-2], state, source.where(node))
+            return self.block(node.children, state, source)
+        if kind in ("program", "do_group"):
+            return self.block(node.children, state, source)
+        if kind == "if_statement":
+            return self.deeper(lambda: self.branches(node, state, source))
+        if kind == "list":
+            return self.listed(node, state, source)
+        if kind == "negated_command":
+            outcomes = self.statement(node.named_children[-1], state, source)
+            for each, _ in outcomes:
+                each.status = not each.status if isinstance(each.status, bool) else (each.status[0], not each.status[1])
+            return outcomes
+        if kind == "subshell":
+            return self.apart(state, lambda inner: self.block(node.children, inner, source), source.where(node))
+        if kind == "pipeline":
+            return self.pipeline([each for each in node.named_children if each.type != "comment"], state, source)
+        if kind == "redirected_statement":
+            return self.redirected(node, state, source)
+        if kind == "function_definition":
+            name, body = node.child_by_field_name("name"), node.child_by_field_name("body")
+            if name is not None and body is not None:
+                state.functions[source.of(name)] = (body, source)
+            return [(state, "")]
+        if kind in ("for_statement", "c_style_for_statement", "while_statement", "case_statement"):
+            from trainplan.configurations.shell import compounds
+
+            return self.deeper(lambda: compounds.run(self, node, state, source))
+        raise self.unreadable(node, source)
+
+    def condition(self, node: Node, state: State, source: Source) -> Outcomes:
+        """`[ .. ]` or `[[ .. ]]`."""
+        raw, where = source.of(node), source.where(node)
+        if raw.startswith("(("):
+            return self.arithmetic(raw[2:-2], state, where)
+        conditions = Conditions(self, state, where)
+        if raw.startswith("[["):
+            state.status = conditions.double(raw[2:-2])
+        else:
+            words = self.words(state, where)
+            state.status = conditions.test(
+                [each for raw_word in self.raw(raw[1:-1], source, node) for each in words.fields(raw_word.text)]
+            )
+        return [(state, "")]
+
+    def raw(self, text: str, source: Source, node: Node) -> list[Raw]:
+        """The words of a text as written. Raises InputError."""
+        try:
+            return split(text)
+        except Unclosed:
+            raise self.unreadable(node, source) from None
+
+    def arithmetic(self, raw: str, state: State, where: str) -> Outcomes:
+        """`(( .. ))`."""
+        value = self.words(state, where).number(raw)
+        state.status = Conditions(self, state, where).lifted(
+            [value],
+            lambda known: Conditions(self, state, where).undecided(known[0], "1") if MARK.search(known[0]) else known[0] != "0",
+        )
+        return [(state, "")]
+
+    def branches(self, node: Node, state: State, source: Source) -> Outcomes:
+        """`if`, its `elif` and its `else`."""
+        parts: list[tuple[list[Node], list[Node]]] = [([], [])]
+        rest: list[Node] = []
+        condition = True
+        for child in node.children:
+            if child.type == "then":
+                condition = False
+            elif child.type in ("elif_clause", "else_clause"):
+                rest.append(child)
+            elif child.is_named:
+                parts[0][0 if condition else 1].append(child)
+        for clause in rest:
+            if clause.type == "else_clause":
+                parts.append(([], clause.named_children))
+                continue
+            then = next(place for place, child in enumerate(clause.children) if child.type == "then")
+            parts.append(([c for c in clause.children[:then] if c.is_named], [c for c in clause.children[then:] if c.is_named]))
+        return self.chain(parts, state, source, source.where(node))
+
+    def chain(self, parts: list[tuple[list[Node], list[Node]]], state: State, source: Source, where: str) -> Outcomes:
+        """The first branch whose condition holds."""
+        if not parts:
+            state.status = True
+            return [(state, "")]
+        condition, body = parts[0]
+        if not condition:
+            return self.block(body, state, source)
+        made: Outcomes = []
+        for each, flow in self.block(condition, state, source):
+            if flow:
+                made.append((each, flow))
+                continue
+            made += self.fork(
+                each,
+                each.status,
+                lambda inner: self.block(body, inner, source),
+                lambda inner: self.chain(parts[1:], inner, source, where),
+                where,
+            )
+        return self.collapsed(made, where)
+
+    def listed(self, node: Node, state: State, source: Source) -> Outcomes:
+        """`a && b`, `a || b`."""
+        left, right = node.named_children[0], node.named_children[-1]
+        every = any(child.type == "&&" for child in node.children)
+        made: Outcomes = []
+        for each, flow in self.statement(left, state, source):
+            if flow:
+                made.append((each, flow))
+                continue
+            run = lambda inner: self.statement(right, inner, source)  # noqa: E731
+
+            def kept(inner: State) -> Outcomes:
+                inner.status = not every
+                return [(inner, "")]
+
+            made += self.fork(each, each.status, run if every else kept, kept if every else run, source.where(node))
+        return self.collapsed(made, source.where(node))
+
+    def apart(self, state: State, run: Callable[[State], Outcomes], where: str) -> Outcomes:
+        """Runs a subshell: what it prints, finds and writes stays, and so does its status."""
+        inner = state.copy()
+        outcomes = self.deeper(lambda: run(inner))
+        end = merged([each for each, _ in outcomes], self.marks, frozenset(), where)
+        state.commands, state.files, state.status, state.printed = end.commands, end.files, end.status, end.printed
+        state.lines |= end.lines
+        return [(state, "")]
+
+    def pipeline(self, nodes: Sequence[Node], state: State, source: Source) -> Outcomes:
+        """`a | b`: what one prints is what the next one reads."""
+        given: str | None = state.given
+        captured, before = state.captures, state.printed
+        status: Truth = True
+        for place, node in enumerate(nodes):
+            last = place == len(nodes) - 1
+            state.captures, state.printed, state.given = True, "", given
+            self.apart(state, lambda inner, node=node: self.statement(node, inner, source), source.where(node))
+            given, status = state.printed, state.status if last else status
+        state.captures, state.given, state.status = captured, None, status
+        state.printed = before + (given or "") if captured else before
+        return [(state, "")]
+
+    def redirected(self, node: Node, state: State, source: Source) -> Outcomes:
+        """A statement with files or texts in place of what it reads and prints."""
+        body = node.child_by_field_name("body")
+        more: list[Raw] = []
+        targets: list[Raw] = []
+        given: str | None = None
+        piped: list[Node] = []
+        where, words = source.where(node), self.words(state, source.where(node))
+        for child in node.children:
+            if child.type == "heredoc_redirect":
+                given = self.document(child, words, source)
+                for inner in child.named_children:
+                    if inner.type == "pipeline" or (inner.type in ("command", "list") and inner.type != "heredoc_body"):
+                        piped.append(inner)
+                    elif inner.type == "file_redirect":
+                        targets += self.raw(source.of(inner), source, inner)
+                    elif inner.type not in ("heredoc_start", "heredoc_body", "heredoc_end", "file_descriptor"):
+                        more.append(Raw(source.of(inner), 0))
+            elif child.type in ("file_redirect", "herestring_redirect"):
+                targets += self.raw(source.of(child), source, child)
+        more = [each for each in targets if not each.redirects] + more
+        run: Callable[[State], Outcomes]
+        if body is None:
+            run = lambda inner: [(inner, "")]  # noqa: E731
+        elif body.type in ("command", "declaration_command", "variable_assignment", "variable_assignments"):
+            run = lambda inner: self.simple(source.of(body), more, inner, source, body)  # noqa: E731
+        else:
+            run = lambda inner: self.statement(body, inner, source)  # noqa: E731
+        outcomes = self.streamed([each for each in targets if each.redirects], given, run, state, where, body is None)
+        if piped:
+            following = [each for node in piped for each in (node.named_children if node.type == "pipeline" else [node])]
+            for each, flow in outcomes:
+                if not flow:
+                    each.given = None
+                    self.pipeline(following, each, source)
+        return outcomes
+
+    def document(self, node: Node, words: Words, source: Source) -> str:
+        """The text of a here-document."""
+        start = next((each for each in node.named_children if each.type == "heredoc_start"), None)
+        body = next((each for each in node.named_children if each.type == "heredoc_body"), None)
+        text = "" if body is None else source.of(body)
+        if any(child.type == "<<-" for child in node.children):
+            text = "\n".join(line.lstrip("\t") for line in text.split("\n"))
+        if start is not None and any(quote in source.of(start) for quote in "'\"\\"):
+            return text
+        return words._joined(words.pieces(text, True, True))
+
+    def streamed(
+        self,
+        targets: Sequence[Raw],
+        given: str | None,
+        run: Callable[[State], Outcomes],
+        state: State,
+        where: str,
+        prints: bool = False,
+    ) -> Outcomes:
+        """Runs what prints into files and reads from them. prints: whether what is read is printed, as `$(< file)` does."""
+        words = self.words(state, where)
+        into: tuple[str, bool] | None = None
+        for each in targets:
+            sign = each.redirects.lstrip("0123456789")
+            if sign == "<<<":
+                given = words.text(each.text) + "\n"
+            elif sign == "<":
+                given = self.content(state, words.text(each.text), where)
+            elif sign in (">", ">>", ">|", "&>", "&>>") and (each.redirects[0] not in "23456789"):
+                into = (words.text(each.text), sign in (">>", "&>>"))
+        state.given = given if given is not None else state.given
+        if prints and given is not None and state.captures:
+            state.printed += given
+        if into is None:
+            return run(state)
+        captured, before, state.captures, state.printed = state.captures, state.printed, True, ""
+        outcomes = run(state)
+        for each, _ in outcomes:
+            path, adds = into
+            if not MARK.search(path) and not path.startswith("/dev/"):
+                name = self.named(each, path)
+                each.files[name] = (each.files.get(name, "") if adds else "") + each.printed
+            each.captures, each.printed = captured, before
+        return outcomes
+
+    def simple(self, text: str, more: Sequence[Raw], state: State, source: Source, node: Node) -> Outcomes:
+        """A simple command: assignments, words and redirections."""
+        raws = [*self.raw(text, source, node), *more]
+        where, first = source.where(node), source.line + node.start_point[0]
+        for raw in raws:
+            self.note(raw.text, f"{source.path}", first + text.count("\n", 0, raw.place), state)
+        targets = [each for each in raws if each.redirects]
+        rest = [each for each in raws if not each.redirects]
+
+        def run(inner: State) -> Outcomes:
+            return builtins.run(self, rest, inner, where, source)
+
+        return self.streamed(targets, None, run, state, where) if targets else run(state)
+
+    def note(self, raw: str, path: str, line: int, state: State) -> None:
+        """Notes the line at which arguments are written."""
+        from trainplan.configurations.shell.variables import ARGUMENT
+
+        for match in ARGUMENT.finditer(raw):
+            state.lines[match[0].replace("_", "-")] = f"{path}:{line + raw.count(chr(10), 0, match.start())}"
+
+    def output(self, text: str, state: State, where: str) -> str:
+        """What `$(..)` prints."""
+        inner = state.copy()
+        inner.captures, inner.printed, inner.commands = True, "", []
+        path, _, line = where.rpartition(":")
+        outcomes = self.text(text, inner, path, int(line) if line.isdecimal() else 1)
+        end = merged([each for each, _ in outcomes], self.marks, frozenset(), where)
+        state.status = end.status
+        state.commands = [*state.commands, *end.commands]
+        return end.printed.rstrip("\n")
+
+    def found(self, words: Sequence[str], environment: dict[str, str], state: State, where: str) -> None:
+        """Notes a command that is reached."""
+        exported = {name: value for name in state.exported if isinstance(value := state.variables.get(name), str)}
+        self.serial += 1
+        state.commands.append(
+            Found(
+                tuple(self.marks.picked_words(words, state.known())), where, state.guards, dict(state.lines),
+                exported | environment, dict(state.files), dict(state.batch), state.directory, self.serial,
+            )
+        )  # fmt: skip
+
+    def called(self, name: str, words: Sequence[str], state: State, where: str) -> Outcomes:
+        """Calls a function."""
+        body, source = state.functions[name]
+        saved = (state.arguments, state.shifted, state.closed)
+        state.arguments, state.shifted, state.closed = list(words), 0, True
+        state.locals.append({})
+        outcomes = self.deeper(lambda: self.statement(body, state, source))
+        for each, _ in outcomes:
+            for local, old in each.locals.pop().items():
+                self.restore(each, local, old)
+            each.arguments, each.shifted, each.closed = saved
+        return self.collapsed([(each, "" if flow.startswith("return") else flow) for each, flow in outcomes], where)
+
+    def child(
+        self, text: str, state: State, name: str, words: Sequence[str], where: str, environment: Mapping[str, Value]
+    ) -> Outcomes:
+        """Evaluates a text in a shell of its own, which has what is exported."""
+
+        def run(inner: State) -> Outcomes:
+            inner.variables = {each: inner.variables[each] for each in inner.exported if each in inner.variables}
+            inner.variables.update(environment)
+            inner.exported |= set(environment)
+            inner.arguments, inner.shifted, inner.closed, inner.name, inner.locals = list(words), 0, True, name, []
+            inner.functions = {}
+            path, _, line = where.rpartition(":")
+            return self.text(text, inner, path, int(line) if line.isdecimal() else 1)
+
+        return self.apart(state, run, where)
+
+
+def _faulty(node: Node) -> Node:
+    """The first node that is no bash."""
+    while True:
+        inner: Any = next((child for child in node.children if child.has_error or child.is_missing or child.is_error), None)
+        if inner is None or node.is_error:
+            return node
+        node = inner

@@ -1,0 +1,203 @@
+"""Commands that start other commands: shells, Slurm, MPI, containers, and the launchers of training."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from trainplan.configurations.shell.marks import MARK
+from trainplan.configurations.shell.state import State
+from trainplan.profiling.models.families.fields import names
+
+if TYPE_CHECKING:
+    from trainplan.configurations.shell.evaluate import Evaluator
+
+SHELLS = ("bash", "sh", "zsh", "dash", "ksh")
+WRAPPERS = names(
+    """
+    srun mpirun mpiexec mpiexec.hydra orterun horovodrun prun aprun jsrun ibrun env nohup time timeout numactl
+    taskset nsys ncu nvprof rocprof rocprofv3 sudo stdbuf nice ionice docker podman singularity apptainer enroot
+    shifter conda mamba micromamba poetry pipenv uv pixi setsid unbuffer tini kubectl flock perf strace py-spy
+    runai dlprof eval
+    """
+)
+REMOTE = ("ssh", "pdsh", "clush", "parallel-ssh", "rsh")
+TOOLS = (
+    "axolotl",
+    "llamafactory-cli",
+    "nemo",
+    "tune",
+    "composer",
+    "colossalai",
+    "swift",
+    "xtuner",
+    "lightning",
+    "fabric",
+    "litgpt",
+    "oumi",
+)
+STARTERS = ("torchrun", "deepspeed", "accelerate", "accelerate-launch", *TOOLS)
+PYTHON = re.compile(r"(?:.*/)?(?:python|pypy)[\d.]*$")
+BATCH = re.compile(r"^#SBATCH\s+(.*)$", re.MULTILINE)
+SHORT = {"-N": "nodes", "-n": "ntasks", "-c": "cpus-per-task", "-G": "gpus", "-np": "ntasks", "--np": "ntasks", "--n": "ntasks"}
+COUNTS = (
+    "nodes",
+    "ntasks",
+    "ntasks-per-node",
+    "gpus-per-node",
+    "gpus-per-task",
+    "gpus",
+    "gres",
+    "tasks-per-node",
+    "npernode",
+    "ppn",
+)
+# Keys of Megatron-LM that no other tool has: what starts with them trains, whatever starts it.
+MEGATRON = names(
+    """
+    --num-layers --micro-batch-size --global-batch-size --seq-length --tensor-model-parallel-size --hidden-size
+    """
+)
+
+
+def looks_like_program(word: str) -> bool:
+    """Whether a word names something that a launcher starts."""
+    name = word.rsplit("/", 1)[-1]
+    if word.startswith("-") or "=" in word or ":" in word or not name:
+        return False
+    return (
+        bool(PYTHON.match(word)) or name in (*SHELLS, *STARTERS, *WRAPPERS, *REMOTE) or name.endswith((".py", ".sh", ".sbatch"))
+    )
+
+
+def start(shell: Evaluator, argv: Sequence[str], environment: Mapping[str, str], state: State, where: str) -> bool:
+    """Whether words start another script, or a command that trains; if so, it is evaluated or noted."""
+    name, rest = argv[0].rsplit("/", 1)[-1], list(argv[1:])
+    if name in SHELLS:
+        return _shell(shell, rest, environment, state, where)
+    if name in ("sbatch", "salloc", "qsub"):
+        return _batch(shell, rest, environment, state, where)
+    if name in REMOTE:
+        place = next((n for n, word in enumerate(rest) if looks_like_program(word) or re.search(r"[ ;&]", word)), None)
+        if place is not None:
+            shell.child(" ".join(rest[place:]), state, "bash", [], where, dict(environment))
+        return place is not None
+    if name in WRAPPERS:
+        held = dict(state.batch)
+        made = dict(environment)
+        place = next((n for n, word in enumerate(rest) if looks_like_program(word)), None)
+        if place is None:
+            return False
+        state.batch.update(counts(rest[:place]))
+        if name == "env":
+            made |= {word.partition("=")[0]: word.partition("=")[2] for word in rest[:place] if "=" in word and word[0] != "-"}
+        started = start(shell, rest[place:], made, state, where)
+        state.batch = held
+        return started
+    if name.endswith((".sh", ".sbatch", ".slurm", ".bash")) and not MARK.search(argv[0]):
+        return _script(shell, argv[0], rest, environment, state, where)
+    trains = PYTHON.match(argv[0]) or name in STARTERS or name.endswith(".py")
+    if not trains:
+        trains = any(word.endswith(".py") for word in rest) or len(MEGATRON & {w.partition("=")[0] for w in rest}) > 1
+        if not trains and MARK.search(argv[0]):
+            trains = any(word.startswith("--") for word in rest)
+    if trains:
+        shell.found(argv, dict(environment), state, where)
+    return bool(trains)
+
+
+def _script(
+    shell: Evaluator, path: str, words: Sequence[str], environment: Mapping[str, str], state: State, where: str
+) -> bool:
+    """Evaluates another script, where it is there."""
+    written = state.files.get(shell.named(state, path)) if not MARK.search(path) else None
+    text = shell.text_of(state, path) if written is None else written
+    if text is None:
+        shell.absent.append((shell.marks.shown(path), where))
+        return True
+    held = dict(state.batch)
+    state.batch = {**batch_of(text), **state.batch} if written is None or BATCH.search(text) else state.batch
+    found = shell.on_disk(state, path)
+    shell.child(text, state, path, words, f"{found or path}:1", dict(environment))
+    state.batch = held
+    return True
+
+
+def _shell(shell: Evaluator, rest: list[str], environment: Mapping[str, str], state: State, where: str) -> bool:
+    place, text = 0, False
+    while place < len(rest) and rest[place][:1] in "-+" and rest[place] not in ("-", "--"):
+        text = text or (rest[place][1:2] != "-" and "c" in rest[place][1:])
+        place += 2 if rest[place] in ("-o", "-O", "+o", "--rcfile", "--init-file") else 1
+    words = rest[place + (rest[place : place + 1] == ["--"]) :]
+    if text:
+        if words:
+            shell.child(words[0], state, words[1] if len(words) > 1 else "bash", words[2:], where, dict(environment))
+        return True
+    if words and words[0] != "-":
+        return _script(shell, words[0], words[1:], environment, state, where)
+    if state.given is not None:
+        given, state.given = state.given, None
+        shell.child(given, state, "bash", words[1:], where, dict(environment))
+    return True
+
+
+def _batch(shell: Evaluator, rest: list[str], environment: Mapping[str, str], state: State, where: str) -> bool:
+    """`sbatch`: a script with its options, a line, or what is given."""
+    place = 0
+    valued = ("-N", "-n", "-p", "-A", "-J", "-t", "-o", "-e", "-w", "-x", "-q", "-c", "-G", "-d", "-C", "-a", "-D")
+    while place < len(rest) and rest[place].startswith("-"):
+        long_value = rest[place].startswith("--") and "=" not in rest[place] and place + 1 < len(rest)
+        separate = long_value and not looks_like_program(rest[place + 1]) and not rest[place + 1].startswith("-")
+        place += 2 if rest[place] in valued or separate else 1
+    held, state.batch = state.batch, {**state.batch, **counts(rest[:place])}
+    wrapped = next((n for n, word in enumerate(rest[:place]) if word.startswith("--wrap")), None)
+    if wrapped is not None:
+        text = rest[wrapped].partition("=")[2] if "=" in rest[wrapped] else rest[wrapped + 1]
+        shell.child(text, state, "bash", [], where, dict(environment))
+    elif place < len(rest):
+        _script(shell, rest[place], rest[place + 1 :], environment, state, where)
+    elif state.given is not None:
+        given, state.given = state.given, None
+        state.batch = {**batch_of(given), **state.batch}
+        shell.child(given, state, "bash", [], where, dict(environment))
+    state.batch = held
+    return True
+
+
+def counts(words: Sequence[str]) -> dict[str, str]:
+    """Nodes, tasks and devices that options of Slurm or MPI say."""
+    made: dict[str, str] = {}
+    for place, word in enumerate(words):
+        name, sign, value = word.partition("=")
+        name = SHORT.get(name, name.removeprefix("--").removeprefix("-") if name.startswith("-") else "")
+        if not sign:
+            value = words[place + 1] if place + 1 < len(words) else ""
+            short = re.fullmatch(r"-([NnG])(\d+)", word)
+            if short:
+                name, value = SHORT[f"-{short[1]}"], short[2]
+        if name in COUNTS and value:
+            name = {"tasks-per-node": "ntasks-per-node", "npernode": "ntasks-per-node", "ppn": "ntasks-per-node"}.get(
+                name, name
+            )
+            if name == "gres":
+                gpus = re.search(r"(?:gpu|dcu|npu)(?::[a-zA-Z][\w.-]*)?(?::(\d+))?", value)
+                name, value = "gpus-per-node", (gpus[1] or "1") if gpus else ""
+            number = re.search(r"(\d+)$", value) if not MARK.search(value) else None
+            made[name] = number[1] if number else value if MARK.search(value) else ""
+    return {name: value for name, value in made.items() if value}
+
+
+def batch_of(text: str) -> dict[str, str]:
+    """What `#SBATCH` lines of a script say, and the variables that Slurm sets by them."""
+    words = [word for line in BATCH.findall(text) for word in line.split("#")[0].split()]
+    made = counts(words)
+    nodes, per_node, tasks = made.get("nodes", "1" if words else ""), made.get("ntasks-per-node", ""), made.get("ntasks", "")
+    if not tasks and per_node.isdecimal() and nodes.isdecimal():
+        tasks = str(int(nodes) * int(per_node))
+    gpus = made.get("gpus-per-node", "")
+    variables = {
+        "SLURM_NNODES": nodes, "SLURM_JOB_NUM_NODES": nodes, "SLURM_NTASKS": tasks, "SLURM_NPROCS": tasks,
+        "SLURM_NTASKS_PER_NODE": per_node, "SLURM_GPUS_PER_NODE": gpus, "SLURM_GPUS_ON_NODE": gpus,
+    }  # fmt: skip
+    return made | {name: value for name, value in variables.items() if value}

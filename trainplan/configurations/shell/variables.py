@@ -1,0 +1,207 @@
+"""Variables, positional parameters and files of a script that is evaluated."""
+
+from __future__ import annotations
+
+import os.path
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from trainplan.configurations.shell.marks import MARK, Marks, Unknown
+from trainplan.configurations.shell.state import ABSENT, Array, State, Value
+
+ARGUMENT = re.compile(r"--[A-Za-z][\w-]*")
+MOST_BYTES = 2**20
+# What the first process of a run has, where a script asks for it without a default.
+FIRST = dict.fromkeys(["RANK", "NODE_RANK", "LOCAL_RANK", "GROUP_RANK", "SLURM_PROCID", "SLURM_NODEID", "SLURM_LOCALID"], "0")
+SHELL = {"OSTYPE": "linux-gnu", "BASH_VERSION": "5.2", "MACHTYPE": "x86_64-pc-linux-gnu", "SHLVL": "1", "IFS": " \t\n"}
+
+
+class Variables:
+    """given: variables and positional parameters by number, as the user says them. folder: of the script."""
+
+    def __init__(self, given: Mapping[str, str], folder: Path) -> None:
+        self.given = {name: value for name, value in given.items() if not name.isdecimal()}
+        self.placed = {int(name): value for name, value in given.items() if name.isdecimal()}
+        self.folder = folder
+        self.marks = Marks()
+
+    def start(self, name: str) -> State:
+        """The state in which a script begins."""
+        state = State(name=name, directory=os.path.abspath(self.folder))
+        state.variables.update(self.given)
+        state.exported |= set(self.given)
+        if self.placed:
+            count = max(self.placed)
+            places = range(1, count + 1)
+            state.arguments = [self.placed.get(n, self.marks.unknown(str(n), name)) for n in places]
+        return state
+
+    def value(self, state: State, name: str, where: str) -> Value:
+        """What a variable holds; unknown where nobody has said it."""
+        if name in state.variables:
+            value, known = state.variables[name], state.known()
+            if isinstance(value, str):
+                return self.marks.picked(value, known)
+            if isinstance(value, Array) and known and any(MARK.search(each) for each in value.values()):
+                if value.named:
+                    made = value.copy()
+                    made.update({key: self.marks.picked(each, known) for key, each in dict.items(value)})
+                else:
+                    made = Array()
+                    made.update(enumerate(self.marks.picked_words(value.values(), known)))
+                return made
+            return value
+        if name.isdecimal():
+            return self._placed(state, int(name), where)
+        if name == "BASH_SOURCE":
+            return state.name
+        if name in ("PWD", "SLURM_SUBMIT_DIR"):
+            return state.directory
+        if name == "FUNCNAME":
+            return ""
+        if name == "#":
+            return self.marks.unknown("1", where, "is given by place") if state.arguments is None else str(len(state.arguments))
+        if name in ("@", "*"):
+            return " ".join(self.arguments(state))
+        if name == "?":
+            return self._status(state, where)
+        fallback = SHELL.get(name, state.batch.get(name, FIRST.get(name)))
+        if fallback is not None:
+            return fallback
+        return self.marks.unknown(name if name.isidentifier() else "", where)
+
+    def _placed(self, state: State, number: int, where: str) -> str:
+        if number == 0:
+            return state.name
+        if state.arguments is not None and number <= len(state.arguments):
+            return self.marks.picked(state.arguments[number - 1], state.known())
+        if state.closed:
+            return ""
+        return self.marks.unknown(str(number + state.shifted), where, "is given by place")
+
+    def _status(self, state: State, where: str) -> str:
+        if isinstance(state.status, bool):
+            return "0" if state.status else "1"
+        decision, sense = state.status
+        return self.marks.choice(decision, "0" if sense else "1", "1" if sense else "0")
+
+    def script_name(self, state: State) -> str:
+        """What `$0` is."""
+        return state.name
+
+    def arguments(self, state: State) -> list[str]:
+        """All positional parameters; none where nobody has said any."""
+        return self.marks.picked_words(state.arguments or [], state.known())
+
+    def is_set(self, state: State, name: str, index: str | None = None) -> bool:
+        """Whether a variable is set, as far as the script and the user say."""
+        if name.isdecimal():
+            return int(name) == 0 or (state.arguments is not None and int(name) <= len(state.arguments))
+        if name in state.variables:
+            value = state.variables[name]
+            if isinstance(value, Array):
+                if index in (None, "@", "*"):
+                    return len(value) > 0
+                return (index if value.named else int(index) if str(index).isdecimal() else index) in value
+            return value is not None
+        return name in ("BASH_SOURCE", "PWD", "?", "#", "0", *SHELL) or name in state.batch
+
+    def open(self, state: State, name: str) -> bool:
+        """Whether what is not set by the script may come from outside of it."""
+        if name.isdecimal():
+            return not state.closed
+        return name.isidentifier() and name not in state.variables
+
+    def assign(self, state: State, name: str, value: Value, where: str, index: str | None = None, derived: bool = True) -> None:
+        """Gives a variable a value. derived: whether the value is made of the one before; what the user gives by name
+        goes before the first one that is not, and before all that are not decided."""
+        if name in self.given and index is None and isinstance(value, str):
+            first = name not in state.touched
+            state.touched |= {name}
+            if (first and not derived) or MARK.search(value):
+                return
+        if isinstance(value, str) and MARK.search(value):
+            value = self._named(value, name, where)
+        if index is not None:
+            array = state.variables.get(name)
+            held = array if isinstance(array, Array) else Array()
+            if isinstance(array, str):
+                held[0] = array
+            if held.named or re.fullmatch(r"-?\d{1,9}", index):
+                held[index if held.named else int(index)] = value if isinstance(value, str) else ""
+            state.variables[name] = held
+            return
+        old = state.variables.get(name)
+        if isinstance(old, Array) and isinstance(value, str):
+            old["0" if old.named else 0] = value
+            return
+        state.variables[name] = value
+
+    def _named(self, value: str, name: str, where: str) -> str:
+        """Unknown parts that have no name get that of the variable which holds them."""
+
+        def one(found: re.Match[str]) -> str:
+            entry = self.marks.entry(found[0])
+            if isinstance(entry, Unknown) and not entry.name:
+                return self.marks.unknown(name, entry.where, entry.why)
+            return found[0]
+
+        return MARK.sub(one, value)
+
+    def assign_list(self, state: State, name: str, values: Sequence[str]) -> None:
+        """Gives a variable a list."""
+        array = Array()
+        array.update(enumerate(values))
+        state.variables[name] = array
+
+    def restore(self, state: State, name: str, old: Any) -> None:
+        """Gives a variable back what it held outside a function."""
+        if old is ABSENT:
+            state.variables.pop(name, None)
+        else:
+            state.variables[name] = old
+
+    def named(self, state: State, path: str) -> str:
+        """A path as files that were written are kept under."""
+        return os.path.normpath(os.path.join(state.directory, path))
+
+    def on_disk(self, state: State, path: str) -> Path | None:
+        """A file that is there, by its path or alongside the script; None where there is none, or it is not known which."""
+        if MARK.search(path) or "\0" in path or len(path) > 1000:
+            return None
+        tried = [] if MARK.search(state.directory) else [Path(state.directory) / path]
+        folder = self.folder.resolve()
+        for each in [*tried, folder / path.lstrip("/"), folder / Path(path).name]:
+            try:
+                if each.exists() and (each.resolve() == folder or folder in each.resolve().parents):
+                    return each
+            except (OSError, ValueError, RuntimeError):
+                continue
+        return None
+
+    def kind_of(self, state: State, path: str) -> str | None:
+        """Whether a path is a file or a folder; None where nothing of the kind is here."""
+        if self.named(state, path) in state.files:
+            return "file"
+        found = self.on_disk(state, path)
+        return None if found is None else "file" if found.is_file() else "folder"
+
+    def content(self, state: State, path: str, where: str) -> str:
+        """What a file holds, as one that was written, or one alongside the script."""
+        if not MARK.search(path) and self.named(state, path) in state.files:
+            return state.files[self.named(state, path)]
+        text = self.text_of(state, path)
+        return self.marks.unknown("", where, f"is in {self.marks.shown(path)}, which is not here") if text is None else text
+
+    def text_of(self, state: State, path: str) -> str | None:
+        """The text of a file that is there."""
+        found = self.on_disk(state, path)
+        try:
+            if found is None or not found.is_file() or found.stat().st_size > MOST_BYTES:
+                return None
+            text = found.read_text()
+        except (OSError, UnicodeDecodeError):
+            return None
+        return None if MARK.search(text) else text.replace("\r\n", "\n")

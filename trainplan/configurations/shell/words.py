@@ -1,0 +1,448 @@
+"""Words of bash as the values that they stand for: quotes, parameters, arithmetic and what commands print."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from trainplan.configurations.shell import arithmetic
+from trainplan.configurations.shell.marks import BREAK, MARK, NOTHING, Choice, Marks, TooMuch, fields, quoted
+from trainplan.configurations.shell.patterns import braced, compiled
+from trainplan.configurations.shell.scan import ASSIGNED, Unclosed, end_of, split
+from trainplan.configurations.shell.state import Array, Value
+
+if TYPE_CHECKING:
+    from trainplan.configurations.shell.evaluate import Evaluator
+    from trainplan.configurations.shell.state import State
+
+LONGEST = 2**18
+PARAMETER = re.compile(r"([A-Za-z_]\w*|[0-9]+|[@*#?$!_-])(?:\[((?:[^\[\]]|\[[^\]]*\]|\$\{[^}]*\})*)\])?", re.DOTALL)
+OPERATOR = re.compile(r":?[-=?+]|##?|%%?|//|/[#%]?|\^\^?|,,?|@[A-Za-z]|:")
+ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\", "'": "'", '"': '"', "a": "\a", "b": "\b", "e": "\x1b"}
+
+
+class Words:
+    """Expands the words of one statement. where: file and line, of undecided values."""
+
+    def __init__(self, shell: Evaluator, state: State, where: str) -> None:
+        self.shell, self.state, self.where = shell, state, where
+        self.marks: Marks = shell.marks
+
+    def fields(self, raw: str) -> list[str]:
+        """The words that one word as written makes."""
+        words: list[str] = []
+        for each in braced(raw):
+            words += fields(self.pieces(each), self._separators())
+        if sum(map(len, words)) > LONGEST:
+            raise TooMuch
+        return words
+
+    def text(self, raw: str) -> str:
+        """One text, as in an assignment: nothing is split."""
+        return self._joined(self.pieces(raw))
+
+    def _joined(self, pieces: list[object]) -> str:
+        parts: list[str] = []
+        for piece in pieces:
+            if piece is BREAK:
+                parts.append(" ")
+            elif piece is not NOTHING:
+                parts.append(quoted(piece[0]))  # type: ignore[index]
+        made = "".join(parts)
+        if len(made) > LONGEST:
+            raise TooMuch
+        return made
+
+    def pattern(self, raw: str) -> list[tuple[str, bool]]:
+        """A pattern in pieces: what was in quotes stands for itself."""
+        made = []
+        for piece in self.pieces(raw):
+            if piece is BREAK:
+                made.append((" ", True))
+            elif piece is not NOTHING:
+                text, plain = piece  # type: ignore[misc]
+                made.append((quoted(text), not plain))
+        return made
+
+    def _separators(self) -> str:
+        value = self.state.variables.get("IFS", " \t\n")
+        return value if isinstance(value, str) and not MARK.search(value) else " \t\n"
+
+    def pieces(self, raw: str, double: bool = False, heredoc: bool = False) -> list[object]:
+        """The pieces of a word: texts and whether they are split; pieces of patterns that are not quoted count as split."""
+        made: list[object] = []
+        place, plain = 0, ""
+        while place < len(raw):
+            char = raw[place]
+            end = end_of(raw, place) if char in "\\`$" or (not double and char in "'\"<>") else place + 1
+            part = raw[place:end]
+            place = end
+            if len(part) == 1 and char != "\\":
+                plain += char
+                continue
+            if plain:
+                made.append((plain, not double))
+                plain = ""
+            if char == "\\":
+                after = part[1:]
+                if double:
+                    text = (
+                        "" if after == "\n" else after if after in ("$", "`", "\\") or (after == '"' and not heredoc) else part
+                    )
+                else:
+                    text = "" if after == "\n" else after or "\\"
+                if text or not double:
+                    made.append((text, False))
+            elif char == "'":
+                made.append((part[1:-1], False))
+            elif char == '"':
+                inner = self.pieces(part[1:-1], True)
+                made += inner or [("", False)]
+            elif part.startswith("$'"):
+                made.append((_escaped(part[2:-1]), False))
+            elif part.startswith('$"'):
+                made += self.pieces(part[2:-1], True) or [("", False)]
+            elif char == "`":
+                made.append((self.shell.output(re.sub(r"\\([`$\\])", r"\1", part[1:-1]), self.state, self.where), not double))
+            elif part.startswith("$((") and part.endswith("))") and _balanced(part[3:-2]):
+                made.append((self.number(part[3:-2]), not double))
+            elif part.startswith("$("):
+                made.append((self.shell.output(part[2:-1], self.state, self.where), not double))
+            elif part.startswith("${"):
+                made += self.parameter(part[2:-1], double)
+            elif char == "$":
+                made += self._value(part[1:], None, double)
+            else:
+                made.append((self.marks.unknown("", self.where, "is what a command prints"), False))
+        if plain:
+            made.append((plain, not double))
+        return made
+
+    def number(self, raw: str) -> str:
+        """The value of an arithmetic expression, as a text."""
+        text = self._joined(self.pieces(raw, True)).replace('"', "")
+        return self.marks.lifted(text, self._computed, self.where)
+
+    def _computed(self, text: str) -> str:
+        causes: list[str] = []
+
+        def get(name: str) -> str:
+            bare, _, index = name.partition("[")
+            value = self.scalar(bare, index[:-1] if index else None)
+            if MARK.search(value):
+                causes.append(value)
+                return "1"
+            return value
+
+        def put(name: str, value: str) -> None:
+            bare, _, index = name.partition("[")
+            written = self.marks.unknown(bare, self.where) if causes else value
+            self.shell.assign(self.state, bare, written, self.where, index[:-1] if index else None)
+
+        known = {
+            name: value for name in set(re.findall(r"[A-Za-z_]\w*", text)) if MARK.search(value := self.scalar(name, None))
+        }
+        for name, value in known.items():
+            if (
+                self.marks.choice_in(value)
+                and len(value) <= 64
+                and not re.search(rf"\b{name}\b\s*(?:[-+*/%]?=(?!=)|\+\+|--)", text)
+            ):
+                replaced = re.sub(rf"\b{name}\b", lambda _, value=value: f"({value})", text)
+                return self.marks.lifted(replaced, self._computed, self.where)
+        try:
+            value = str(arithmetic.computed(text, get, put))
+        except (arithmetic.Faulty, RecursionError):
+            cause = self.marks.cause("".join(causes))
+            return self.marks.unknown(cause.name if cause else "", self.where, "is no arithmetic that can be computed")
+        if causes:
+            cause = self.marks.cause(causes[0])
+            return causes[0] if len(causes[0]) == 1 and cause else self.marks.unknown(cause.name if cause else "", self.where)
+        return value
+
+    def scalar(self, name: str, index: str | None) -> str:
+        """The value of a variable as one text, of an array its first element or the one of an index; unset ones are unknown."""
+        value = self.shell.value(self.state, name, self.where)
+        if isinstance(value, Array):
+            return self._element(value, index if index is not None else "0")
+        return "" if value is None else value
+
+    def _element(self, array: Array, index: str) -> str:
+        if array.spliced(self.marks):
+            cause = self.marks.cause(next(each for each in array.values() if MARK.search(each)))
+            return self.marks.unknown(cause.name if cause else "", self.where)
+        if array.named:
+            return array.get(self.text(index), "")
+        number = self.number(index)
+        if MARK.search(number):
+            return number
+        place = int(number)
+        keys = list(array)
+        return array.get(place if place >= 0 or not keys else int(max(keys)) + 1 + place, "")
+
+    def _value(self, name: str, index: str | None, double: bool) -> list[object]:
+        """The pieces of a plain expansion."""
+        elements = self.elements(name, index)
+        if elements is None:
+            return [(self.scalar(name, index), not double)]
+        return _listed(elements, double, (name if index is None else index) == "*", self._separators()[:1])
+
+    def elements(self, name: str, index: str | None) -> list[str] | None:
+        """All elements, where all are asked for; else None."""
+        if name in ("@", "*") and index is None:
+            return self.shell.arguments(self.state)
+        if index not in ("@", "*"):
+            return None
+        value = self.shell.value(self.state, name, self.where)
+        return list(value.values()) if isinstance(value, Array) else [] if value is None else [value]
+
+    def parameter(self, inner: str, double: bool) -> list[object]:
+        """The pieces of `${..}`."""
+        if inner.startswith("#") and (match := PARAMETER.fullmatch(inner, 1)):
+            return [(self._length(match[1], match[2]), not double)]
+        if inner.startswith("!") and (match := PARAMETER.match(inner, 1)):
+            rest = inner[match.end() :]
+            value = self.shell.value(self.state, match[1], self.where)
+            if match[2] in ("@", "*"):
+                return _listed([str(key) for key in value] if isinstance(value, Array) else [], double, False, " ")
+            if rest in ("*", "@"):
+                return _listed(sorted(each for each in self.state.variables if each.startswith(match[1])), double, False, " ")
+            name = self.scalar(match[1], match[2])
+            if MARK.search(name) or not PARAMETER.fullmatch(name):
+                cause = self.marks.cause(name)
+                return [(self.marks.unknown(cause.name if cause else match[1], self.where), not double)]
+            inner = name + rest
+        match = PARAMETER.match(inner)
+        if match is None:
+            return [(self.marks.unknown("", self.where, "is no expansion that is read"), not double)]
+        name, index, rest = match[1], match[2], inner[match.end() :]
+        operator = OPERATOR.match(rest)
+        if not rest:
+            return self._value(name, index, double)
+        if operator is None:
+            return [(self.marks.unknown(name, self.where, "is no expansion that is read"), not double)]
+        word, sign = rest[operator.end() :], operator[0]
+        if sign.lstrip(":") in ("-", "=", "?", "+"):
+            return self._default(name, index, sign, word, double)
+        elements = self.elements(name, index)
+        if elements is None:
+            return [(self._changed(self.scalar(name, index), sign, word), not double)]
+        if sign == ":":
+            if name in ("@", "*"):
+                elements = [self.shell.script_name(self.state), *elements]
+            begin, length = self._bounds(word)
+            if begin is None or (length is None and ":" in word) or any(len(e) == 1 and self._splice(e) for e in elements):
+                return [(self.marks.unknown(name, self.where), not double)]
+            begin = begin if begin >= 0 else max(0, len(elements) + begin)
+            elements = elements[begin : None if length is None else begin + length if length >= 0 else length]
+        else:
+            elements = [self._changed(each, sign, word) for each in elements]
+        return _listed(elements, double, (name if index is None else index) == "*", self._separators()[:1])
+
+    def _splice(self, mark: str) -> bool:
+        entry = self.marks.entry(mark) if MARK.match(mark) else None
+        return isinstance(entry, Choice) and not isinstance(entry.yes, str)
+
+    def _length(self, name: str, index: str | None) -> str:
+        elements = self.elements(name, index)
+        if name == "#" and index is None:
+            return self.marks.unknown("#", self.where)
+        if elements is not None:
+            spliced = next((each for each in elements if len(each) == 1 and self._splice(each)), None)
+            return str(len(elements)) if spliced is None else self.marks.unknown("", self.where, "is how many there are")
+        return self.marks.lifted(self.scalar(name, index), lambda text: str(len(text)), self.where)
+
+    def _bounds(self, word: str) -> tuple[int | None, int | None]:
+        """Offset and length of `${NAME:offset:length}`; None where they are not known, or not there."""
+        depth, cut = 0, len(word)
+        for place, char in enumerate(word):
+            depth += (char in "({?") - (char in ")}")
+            if char == ":" and depth <= 0:
+                cut = place
+                break
+            if char == ":":
+                depth -= 1
+        numbers = [self.number(part) for part in (word[:cut], word[cut + 1 :] if cut < len(word) else "")]
+        known = [None if MARK.search(each) else int(each) for each in numbers]
+        return known[0], known[1] if cut < len(word) else None
+
+    def _default(self, name: str, index: str | None, sign: str, word: str, double: bool) -> list[object]:
+        """`:-`, `:=`, `:?` and `:+`, with and without the colon."""
+        colon, kind = sign.startswith(":"), sign[-1]
+        elements = self.elements(name, index)
+        there = self.shell.is_set(self.state, name, index)
+        if elements is not None:
+            present: bool | None = bool(elements) and (not colon or elements != [""])
+            value, held = "", self._value(name, index, double)
+        else:
+            value = "" if there is False else self.scalar(name, index)
+            held = [(value, not double)]
+            present = (
+                there if not colon or not there else None if not MARK.sub("", value) and MARK.search(value) else value != ""
+            )
+        if there is False and kind == "+" and self.shell.open(self.state, name):
+            cause = self.marks.cause(self.scalar(name, index))
+            assert cause is not None
+            decision = self.shell.decided(cause, "1")
+            return [(self.marks.choice(decision, self._joined(self.pieces(word, double)), "", ""), not double)]
+        if there is False and kind in "-=" and self.state.missing and self.shell.open(self.state, name):
+            return [
+                (self.marks.unknown(name, self.where, f"may be set by {self.state.missing[0]}, which is not there"), not double)
+            ]
+        if present is None:
+            if self.marks.choice_in(value):
+                of = lambda text: self._joined(self._chosen(text, kind, name, index, word, double, [(text, False)]))  # noqa: E731
+                return [(self.marks.lifted(value, of, self.where), not double)]
+            if kind != "+":
+                return held
+            cause = self.marks.cause(value)
+            assert cause is not None
+            decision = self.shell.decided(cause, "1")
+            return [(self.marks.choice(decision, self._joined(self.pieces(word, double)), "", ""), not double)]
+        return self._chosen("x" if present else "", kind, name, index, word, double, held)
+
+    def _chosen(
+        self, value: str, kind: str, name: str, index: str | None, word: str, double: bool, held: list[object]
+    ) -> list[object]:
+        if kind == "+":
+            return self.pieces(word, double) if value else [] if not double else [("", False)]
+        if value:
+            return held
+        if kind == "?":
+            return [(self.marks.unknown(name, self.where), not double)]
+        if kind == "=":
+            text = self._joined(self.pieces(word, double))
+            self.shell.assign(self.state, name, text, self.where, index)
+            return [(self.scalar(name, index), not double)]
+        return self.pieces(word, double)
+
+    def _changed(self, value: str, sign: str, word: str) -> str:
+        """A value with a part cut off, replaced, or in other letters."""
+        if sign == ":":
+            begin, length = self._bounds(word)
+            if begin is None or (length is None and ":" in word.replace("::", "")):
+                return self.marks.unknown("", self.where)
+            return self.marks.lifted(value, lambda text: _cut(text, begin, length), self.where)
+        if sign[0] == "@":
+            return (
+                value
+                if sign == "@Q"
+                else self.marks.lifted(value, {"@U": str.upper, "@L": str.lower}.get(sign, str), self.where)
+            )
+        replaced, pattern = "", self.pattern(word)
+        if sign[0] == "/":
+            cut = _slash(word)
+            pattern, replaced = self.pattern(word[:cut]), self._joined(self.pieces(word[cut + 1 :]))
+        joined = "".join(text for text, _ in pattern)
+        if MARK.search(joined):
+            return self.marks.lifted(joined, lambda _: value, self.where) if not value else self.marks.unknown(
+                getattr(self.marks.cause(joined), "name", ""), self.where
+            )  # fmt: skip
+        return self.marks.lifted(value, lambda text: _edited(text, sign, pattern, replaced), self.where)
+
+    def array(self, raw: str, old: Value, more: bool, named: bool = False) -> Array:
+        """The array of `( .. )`. old: what the variable held; more: whether it is added to."""
+        array = Array(named or (isinstance(old, Array) and old.named))
+        if more and isinstance(old, Array):
+            array.update(old)
+        elif more and isinstance(old, str):
+            array[0] = old
+        following = max([key for key in array if isinstance(key, int)], default=-1) + 1
+        for word in split(raw, assignments=False):
+            match = re.match(r"\[((?:[^\[\]]|\[[^\]]*\])*)\](\+?)=", word.text)
+            if match and end_of_index(word.text) == match.end():
+                value = self.text(word.text[match.end() :])
+                if array.named:
+                    key: str | int = self.text(match[1])
+                else:
+                    number = self.number(match[1])
+                    key = following if MARK.search(number) else int(number)
+                array[key] = array.get(key, "") + value if match[2] else value
+                following = key + 1 if isinstance(key, int) else following
+                continue
+            for each in self.fields(word.text):
+                array[str(following) if array.named else following] = each
+                following += 1
+        return array
+
+
+def end_of_index(text: str) -> int:
+    """The place behind `[..]=` or `[..]+=`; -1 where there is none."""
+    match = ASSIGNED.match("x" + text)
+    return match.end() - 1 if match and match[2] else -1
+
+
+def _listed(elements: list[str], double: bool, star: bool, separator: str) -> list[object]:
+    if double and star:
+        return [(separator.join(elements), False)]
+    made: list[object] = []
+    for place, each in enumerate(elements):
+        made += [BREAK] * bool(place) + [(each, not double)]
+    return made or [NOTHING]
+
+
+def _balanced(text: str) -> bool:
+    depth = 0
+    for char in text:
+        depth += (char == "(") - (char == ")")
+        if depth < 0:
+            return False
+    return depth == 0
+
+
+def _escaped(text: str) -> str:
+    def one(match: re.Match[str]) -> str:
+        code = match[1]
+        if code[0] in "xu" and len(code) > 1:
+            return chr(int(code[1:], 16))
+        return chr(int(code, 8)) if code[0].isdigit() else ESCAPES.get(code, "\\" + code)
+
+    return re.sub(r"\\(x[\da-fA-F]{1,2}|u[\da-fA-F]{1,4}|[0-7]{1,3}|.)", one, text, flags=re.DOTALL)
+
+
+def _cut(text: str, begin: int, length: int | None) -> str:
+    begin = begin if begin >= 0 else len(text) + begin
+    if begin < 0:
+        return ""
+    return text[begin:] if length is None else text[begin : begin + length] if length >= 0 else text[begin:length]
+
+
+def _slash(word: str) -> int:
+    """The place of the / between pattern and replacement."""
+    place = 1 if word.startswith("/") else 0
+    while place < len(word):
+        if word[place] == "/":
+            return place
+        try:
+            place = end_of(word, place) if word[place] in "\\'\"`$" else place + 1
+        except Unclosed:
+            place += 1
+    return len(word)
+
+
+def _edited(text: str, sign: str, pattern: list[tuple[str, bool]], replaced: str) -> str:
+    if sign[0] in "^,":
+        change = str.upper if sign[0] == "^" else str.lower
+        matched = compiled(pattern) if "".join(each for each, _ in pattern) else re.compile(".", re.DOTALL)
+        letters = [
+            change(c) if matched and matched.fullmatch(c) and (len(sign) == 2 or not n) else c for n, c in enumerate(text)
+        ]
+        return "".join(letters)
+    matched = compiled(pattern)
+    if matched is None:
+        return text
+    if sign == "#" or sign == "##":
+        ends = range(len(text) + 1) if sign == "#" else range(len(text), -1, -1)
+        return next((text[end:] for end in ends if matched.fullmatch(text, 0, end)), text)
+    if sign == "%" or sign == "%%":
+        begins = range(len(text), -1, -1) if sign == "%" else range(len(text) + 1)
+        return next((text[:begin] for begin in begins if matched.fullmatch(text, begin)), text)
+    if not "".join(each for each, _ in pattern):
+        return replaced + text if sign == "/#" else text + replaced if sign == "/%" else text
+    if sign == "/#":
+        end = next((end for end in range(len(text), -1, -1) if matched.fullmatch(text, 0, end)), None)
+        return text if end is None else replaced + text[end:]
+    if sign == "/%":
+        begin = next((begin for begin in range(len(text) + 1) if matched.fullmatch(text, begin)), None)
+        return text if begin is None else text[:begin] + replaced
+    return matched.sub(lambda _: replaced, text, count=0 if sign == "//" else 1)
