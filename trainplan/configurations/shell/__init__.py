@@ -15,7 +15,7 @@ from pathlib import Path
 
 from trainplan.configurations.configuration import Open
 from trainplan.configurations.shell.arguments import values_of
-from trainplan.configurations.shell.commands import Command, chosen
+from trainplan.configurations.shell.commands import Command, chosen, hangs
 from trainplan.configurations.shell.evaluate import Evaluator
 from trainplan.configurations.shell.launchers import batch_of
 from trainplan.configurations.shell.marks import MARK, TooMuch
@@ -58,7 +58,9 @@ def command_of_text(text: str, variables: Mapping[str, str], where: str, folder:
         outcomes = shell.text(text, state, where)
         end = merged([each for each, _ in outcomes], shell.marks, frozenset(shell.given), where)
         command = chosen(shell, end.commands, where)
-    except (TooMuch, RecursionError):
+    except (TooMuch, RecursionError) as error:
+        if isinstance(error, TooMuch) and error.decision is not None:
+            raise hangs(where, error.decision.cause, error.decision.example) from None
         raise InputError(where, "", "takes more steps than are followed", "give the command itself by --command") from None
     unused = [name for name in shell.given if not any(re.search(rf"\b{name}\b", each) for each in shell.texts)]
     if unused:

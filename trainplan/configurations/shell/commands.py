@@ -17,7 +17,6 @@ from trainplan.configurations.shell.state import Found
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.models.families.fields import names
 
-MOST_DECISIONS = 10
 LAUNCHES = (
     "torch.distributed.run",
     "torch.distributed.launch",
@@ -55,14 +54,16 @@ class Command:
     files: Mapping[str, str] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
     directory: str = "."
-    notes: tuple[str, ...] = ()
+
+    @property
+    def kind(self) -> tuple[str, str]:
+        """Whose program it is, and its name: commands of one kind may differ in arguments alone."""
+        return self.tool, self.program.rsplit("/", 1)[-1]
 
 
 def chosen(shell: Evaluator, founds: Sequence[Found], path: str) -> Command:
     """The one command that trains. Raises InputError where there is none, or where it hangs on what is not decided."""
     numbers = sorted({number for found in founds for number in _decisions(shell, found)})
-    if len(numbers) > MOST_DECISIONS:
-        raise hangs(path, shell.marks.decisions[numbers[0]].cause, shell.marks.decisions[numbers[0]].example)
     runs: list[tuple[dict[int, bool], list[Command]]] = []
     for sides in product((True, False), repeat=len(numbers)):
         known = dict(zip(numbers, sides, strict=True))
@@ -74,12 +75,12 @@ def chosen(shell: Evaluator, founds: Sequence[Found], path: str) -> Command:
         raise _nothing(shell, founds, path)
     every = [command for _, commands in runs for command in commands]
     first = every[0]
-    other = next((each for each in every if (each.tool, each.program) != (first.tool, first.program)), None)
+    other = next((each for each in every if each.kind != first.kind), None)
     if other is not None:
         for _, commands in runs:
-            if any(each.program != commands[0].program for each in commands):
+            if any(each.kind != commands[0].kind for each in commands):
                 raise _several(path, commands)
-        decision = _deciding(shell, runs, lambda commands: commands[0].program)
+        decision = _deciding(shell, runs, lambda commands: commands[0].kind)
         raise hangs(path, decision[0], decision[1], f"starts {first.program} or {other.program}")
     for _, commands in runs:
         for command in commands:

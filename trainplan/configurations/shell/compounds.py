@@ -207,8 +207,8 @@ def _items(shell: Evaluator, text: str, items: list[Node], state: State, source:
     ending = next((child.type for child in reversed(item.children) if child.type in (";&", ";;&")), ";;")
     close = next(place for place, child in enumerate(item.children) if child.type == ")")
     body = [child for child in item.children[close + 1 :] if child.is_named]
-    begin = item.start_byte + (source.text[item.start_byte : item.start_byte + 1] == b"(")
-    raw = source.text[begin : item.children[close].start_byte].decode(errors="replace")
+    begin = item.start_byte + (source.text[item.start_byte : item.start_byte + 1] == "(")
+    raw = source.text[begin : item.children[close].start_byte]
 
     def matched(each: State) -> Outcomes:
         outcomes = shell.block(body, each, source)

@@ -7,6 +7,7 @@ asked for is a run that starts. What is not followed is bounded: steps, rounds o
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from tree_sitter import Language, Node, Parser
 from trainplan.configurations.shell import builtins
 from trainplan.configurations.shell.conditions import Conditions
 from trainplan.configurations.shell.marks import MARK, Decision, TooMuch, Unknown
+from trainplan.configurations.shell.mask import masked
 from trainplan.configurations.shell.scan import Raw, Unclosed, split
 from trainplan.configurations.shell.state import Found, State, Truth, Value, merged
 from trainplan.configurations.shell.variables import Variables
@@ -25,6 +27,7 @@ from trainplan.configurations.shell.words import Words
 from trainplan.profiling.base.errors import InputError, shown
 
 PARSER = Parser(Language(tree_sitter_bash.language()))
+META = re.compile("[]['\"\\\\`;&|<>(){}$#*?!~]")  # what a shell looks at when it reads a text again
 MOST_STEPS, MOST_ROUNDS, DEEPEST, MOST_BYTES = 20000, 1000, 40, 2**20
 Outcomes = list[tuple[State, str]]  # states, and where each goes on: "", exit, return, break or continue with a number
 
@@ -33,17 +36,21 @@ Outcomes = list[tuple[State, str]]  # states, and where each goes on: "", exit, 
 class Source:
     """A text that is evaluated, its file, and the line at which it begins there."""
 
-    text: bytes
+    text: str
     path: str
     line: int = 1
 
     def of(self, node: Node) -> str:
-        """The text of a node."""
-        return self.text[node.start_byte : node.end_byte].decode(errors="replace")
+        """The text of a node, whose frame has a byte for each character."""
+        return self.text[node.start_byte : node.end_byte]
+
+    def at(self, node: Node) -> int:
+        """The line of a node in its file."""
+        return self.line + self.text.count("\n", 0, node.start_byte)
 
     def where(self, node: Node) -> str:
         """File and line of a node."""
-        return f"{self.path}:{self.line + node.start_point[0]}"
+        return f"{self.path}:{self.at(node)}"
 
 
 class Evaluator(Variables):
@@ -66,8 +73,8 @@ class Evaluator(Variables):
 
     def text(self, text: str, state: State, path: str, line: int = 1) -> Outcomes:
         """Evaluates a text. Raises InputError where it is no bash that can be read."""
-        choice = self.marks.choice_in(text)
-        if choice is not None and self.depth < 8:
+        choice = self.marks.choice_in(text, META)
+        if choice is not None:
             sides = [self.marks.picked(text, {choice.decision.number: side}) for side in (True, False)]
             return self.fork(
                 state,
@@ -76,9 +83,14 @@ class Evaluator(Variables):
                 lambda each: self.text(sides[1], each, path, line),
                 f"{path}:{line}",
             )
+        text = re.sub(r"\\\s*\Z", "", text) + "\n"
         self.texts.append(text)
-        source = Source(text.encode(errors="surrogatepass" if text.isascii() else "replace"), path, line)
-        root = PARSER.parse(source.text).root_node
+        source = Source(text, path, line)
+        try:
+            root = PARSER.parse(masked(text).encode()).root_node
+        except Unclosed:
+            fix = "mend it, or give the command itself by --command"
+            raise InputError(f"{path}:{line}", "", "has a quote or a bracket that nothing closes", fix) from None
         if root.has_error:
             raise self.unreadable(_faulty(root), source)
         return self.deeper(lambda: self.block(root.children, state, source))
@@ -384,7 +396,7 @@ class Evaluator(Variables):
     def simple(self, text: str, more: Sequence[Raw], state: State, source: Source, node: Node) -> Outcomes:
         """A simple command: assignments, words and redirections."""
         raws = [*self.raw(text, source, node), *more]
-        where, first = source.where(node), source.line + node.start_point[0]
+        where, first = source.where(node), source.at(node)
         for raw in raws:
             self.note(raw.text, f"{source.path}", first + text.count("\n", 0, raw.place), state)
         targets = [each for each in raws if each.redirects]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 FIRST = 0xF0000
 MARK = re.compile("[\U000f0000-\U000ffffd]")
-MOST = 30000
+MOST, MOST_DECISIONS = 30000, 10
 BREAK, NOTHING = object(), object()  # among pieces: a word ends here; a quoted list without elements
 Piece = tuple[str, bool]  # a text, and whether it is split at blanks
 
@@ -49,7 +49,12 @@ class Choice:
 
 
 class TooMuch(Exception):
-    """A script that takes more steps or more memory than any that starts training."""
+    """A script that takes more steps or more memory than any that starts training, or hangs on too many conditions. decision:
+    the first of these, if so."""
+
+    def __init__(self, decision: Decision | None = None) -> None:
+        super().__init__()
+        self.decision = decision
 
 
 class Marks:
@@ -60,6 +65,7 @@ class Marks:
         self.numbers: dict[Unknown | Choice, int] = {}
         self.decisions: list[Decision] = []
         self.asked: dict[str, Decision] = {}
+        self.live: dict[int, Decision] = {}  # conditions whose sides end differently
 
     def unknown(self, name: str, where: str, why: str = "has no value") -> str:
         """The text of an unknown value."""
@@ -90,11 +96,19 @@ class Marks:
         begin = yes.rfind(" ", 0, begin) + 1 if begin < max(len(yes), len(no)) else begin
         return yes[:begin] + self._mark(Choice(decision, yes[begin:], no[begin:], variable))
 
+    def lives(self, decision: Decision) -> None:
+        """Notes that the sides of a condition end differently. Raises TooMuch behind too many."""
+        self.live[decision.number] = decision
+        if len(self.live) > MOST_DECISIONS:
+            raise TooMuch(next(iter(self.live.values())))
+
     def _mark(self, entry: Unknown | Choice) -> str:
         number = self.numbers.get(entry)
         if number is None:
             if len(self.entries) >= MOST:
                 raise TooMuch
+            if isinstance(entry, Choice):
+                self.lives(entry.decision)
             number = self.numbers[entry] = len(self.entries)
             self.entries.append(entry)
         return chr(FIRST + 2 * number)
@@ -111,10 +125,12 @@ class Marks:
         entry = self.entry(found[0])
         return entry if isinstance(entry, Unknown) else entry.decision.cause
 
-    def choice_in(self, text: str) -> Choice | None:
-        """The first choice in a text."""
-        entries = (self.entry(found) for found in MARK.findall(text))
-        return next((entry for entry in entries if isinstance(entry, Choice)), None)
+    def choice_in(self, text: str, of: re.Pattern[str] | None = None) -> Choice | None:
+        """The first choice in a text; of those alone whose sides have what a pattern finds."""
+        for entry in map(self.entry, MARK.findall(text)):
+            if isinstance(entry, Choice) and (of is None or of.search("".join([*entry.yes, *entry.no]))):
+                return entry
+        return None
 
     def picked(self, text: str, known: Mapping[int, bool]) -> str:
         """A text with what some conditions choose; lists of words joined by blanks."""

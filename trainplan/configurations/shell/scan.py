@@ -8,6 +8,8 @@ from dataclasses import dataclass
 REDIRECTION = re.compile(r"(?:\d+|\{\w+\})?(?:<<<|<<-?|&>>?|>>|<>|>&|<&|>\||<(?!\()|>(?!\())")
 ASSIGNED = re.compile(r"([A-Za-z_]\w*)(\[(?:[^\[\]]|\[[^\]]*\])*\])?(\+?)=", re.DOTALL)
 
+PLACEHOLDER = re.compile(r"<[A-Za-z][\w ./,:-]*>(?=[\s\\/\"'._]|$)")  # what people write for a value that is to be filled in
+
 
 class Unclosed(Exception):
     """A quote or a bracket that nothing closes."""
@@ -25,6 +27,8 @@ class Raw:
 def end_of(text: str, place: int) -> int:
     """The place behind the quote, expansion or character at a place. Raises Unclosed."""
     char = text[place]
+    if char == "<" and (match := PLACEHOLDER.match(text, place)):
+        return match.end()
     if char == "\\":
         return min(len(text), place + 2)
     if char == "'":
@@ -78,7 +82,7 @@ def _closed(text: str, place: int, opens: str, closes: str) -> int:
     depth = 1
     while place < len(text):
         char = text[place]
-        if char == "#" and opens == "(" and text[place - 1] in " \t\n;" and "((" not in text[max(0, place - 200) : place]:
+        if char == "#" and opens == "(" and text[place - 1] in " \t\n;":
             place = text.find("\n", place) if "\n" in text[place:] else len(text)
             continue
         if char in "\\'\"`" or (char == "$" and text[place + 1 : place + 2] in ("{", "(", "'", '"')):
@@ -116,7 +120,7 @@ def split(text: str, assignments: bool = True) -> list[Raw]:
             if char == "#":
                 place = text.find("\n", place) if "\n" in text[place:] else len(text)
                 continue
-            if match := REDIRECTION.match(text, place):
+            if not PLACEHOLDER.match(text, place) and (match := REDIRECTION.match(text, place)):
                 redirects, place = match[0], match.end()
                 continue
             begin = place
@@ -125,7 +129,7 @@ def split(text: str, assignments: bool = True) -> list[Raw]:
                 if text[place : place + 1] == "(":
                     place = _closed(text, place + 1, "(", ")")
                 continue
-        elif char in "<>" and text[place + 1 : place + 2] != "(":
+        elif char in "<>" and text[place + 1 : place + 2] != "(" and not PLACEHOLDER.match(text, place):
             ended()
             continue
         if char in ";&|":

@@ -146,6 +146,8 @@ def _merged(a: State, b: State, marks: Marks, fixed: frozenset[str], where: str)
     while begin < min(len(a.commands), len(b.commands)) and a.commands[begin] is b.commands[begin]:
         begin += 1
     made.commands = a.commands + b.commands[begin:]
+    if len(made.commands) > begin:
+        marks.lives(decision)
     made.exported, made.functions = a.exported | b.exported, {**b.functions, **a.functions}
     made.missing = (*a.missing, *(each for each in b.missing if each not in a.missing))
     made.lines, made.batch, made.touched = {**b.lines, **a.lines}, {**b.batch, **a.batch}, a.touched | b.touched

@@ -112,6 +112,8 @@ class Words:
                 made += self.parameter(part[2:-1], double)
             elif char == "$":
                 made += self._value(part[1:], None, double)
+            elif part[1] != "(":
+                made.append((part, False))
             else:
                 made.append((self.marks.unknown("", self.where, "is what a command prints"), False))
         if plain:
