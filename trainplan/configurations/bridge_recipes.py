@@ -96,7 +96,8 @@ def base_of(values: Mapping[str, Any], where: str, said: Said, recipe: str | Non
     fields = {**table["common"], **own.get("fields", {})}
     source = f"recipe {name or 'of pre-training'} of Megatron-Bridge {table['version']}"
     sources = dict.fromkeys(fields, source)
-    named = said.model or own["model"]
+    of_recipe = sized(own["model"]) if own else None
+    named = said.model or (of_recipe[0] if of_recipe else "")
     if not has_sizes:
         fields["model.num_layers"] = load_model(named, 128).layers
         sources["model.num_layers"] = f"--model {named}" if said.model else source

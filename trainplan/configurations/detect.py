@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from trainplan.configurations.documented import DEEPSPEED, DEEPSPEED_TABLES
 from trainplan.configurations.documented_bridge import SECTIONS
+from trainplan.configurations.megatron_bridge import is_one
 from trainplan.profiling.base.errors import InputError, shown
 from trainplan.profiling.models.families.fields import names
 
@@ -76,7 +77,7 @@ MARKS = (
 def tool_of(data: Mapping[str, Any]) -> str | None:
     """The tool whose file holds this value; None where nothing tells it."""
     found = set(_names(data))
-    if all(isinstance(data.get(name), Mapping) for name in ("model", "train")) and not found.isdisjoint(BRIDGE):
+    if is_one(data) and not found.isdisjoint(BRIDGE):
         return "Megatron-Bridge"
     for mark in MARKS:
         if found.issuperset(mark.every) and (not mark.some or not found.isdisjoint(mark.some)):

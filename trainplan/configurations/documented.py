@@ -67,7 +67,8 @@ TORCHTITAN = names(
     fault_tolerance.min_replica_size fault_tolerance.process_group fault_tolerance.process_group_timeout_ms
     fault_tolerance.replica_id fault_tolerance.semi_sync_method model.hf_assets_path model.name model.print_after_conversion
     model.tokenizer_path parallelism.context_parallel_load_balancer parallelism.context_parallel_rotate_method
-    parallelism.enable_compiled_autograd parallelism.expert_parallel_comm_backend
+    parallelism.context_parallel_ptrr_mask_key parallelism.enable_fsdp_symm_mem parallelism.spmd_backend
+    training.disable_cuda_graphs parallelism.enable_compiled_autograd parallelism.expert_parallel_comm_backend
     parallelism.pipeline_parallel_expert_parallel_overlap quantize.linear.float8.precompute_float8_dynamic_scale_for_fsdp
     quantize.linear.mx.mxfp8_dim1_cast_kernel_choice float8.force_recompute_fp8_weight_in_bwd
     mx.use_fp8_dim1_cast_triton_kernel mx.moe_fqns_prototype float8.moe_fqns_prototype training.dataset

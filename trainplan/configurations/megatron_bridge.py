@@ -138,7 +138,7 @@ def of_sections(
     if not is_one(data):
         raise InputError(where, "", f"holds {shown(data)}", "give sections such as model and train, of a ConfigContainer")
     named = data.get("mixed_precision")
-    return of_fields({**_precision(named, where), **flattened(data)}, where, said, sources, recipe)
+    return of_fields({**precision_fields(named, where), **flattened(data)}, where, said, sources, recipe)
 
 
 def of_overrides(words: Sequence[str], where: str, said: Said, recipe: str | None = None) -> Configuration:
@@ -161,7 +161,7 @@ def of_overrides(words: Sequence[str], where: str, said: Said, recipe: str | Non
             raise InputError(where, word, "is no override that is read", fix)
         values[key], sources[key] = _written(text), where
     if "mixed_precision" in values:
-        values = {**_precision(values["mixed_precision"], where), **values, "mixed_precision": None}
+        values = {**precision_fields(values["mixed_precision"], where), **values, "mixed_precision": None}
     return of_fields(values, where, said, sources, recipe)
 
 
@@ -172,7 +172,7 @@ def of_fields(
     settings = {key: _written(text) for key, text in said.variables.items() if "." in key}
     given = {**written, **settings}
     base = base_of(given, where, said, recipe)
-    based = {**_precision(base.fields.get("mixed_precision"), where), **base.fields, "mixed_precision": None}
+    based = {**precision_fields(base.fields.get("mixed_precision"), where), **base.fields, "mixed_precision": None}
     values = {**DEFAULTS, **based, **{key: value for key, value in given.items() if value is not None or key not in based}}
     values |= {key: None for key in given if given[key] is None and key != "mixed_precision"}
     recipes = base.sources.get("mixed_precision", "")
@@ -235,7 +235,7 @@ def _refuse(keys: Keys) -> None:
             raise keys.error(key, f"is {shown(keys.get(key))}, and model.seq_length is {shown(tokens)}", "give both alike")
 
 
-def _precision(said: Any, where: str) -> dict[str, Any]:
+def precision_fields(said: Any, where: str) -> dict[str, Any]:
     """The fields of a recipe of precisions that is named, such as `bf16_mixed`. Raises InputError."""
     if said is None or isinstance(said, Mapping):
         return {}

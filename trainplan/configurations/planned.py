@@ -16,6 +16,7 @@ from trainplan.configurations import (
     logs,
     megatron,
     megatron_bridge,
+    recipes,
     torchtitan,
     transformers_arguments,
 )
@@ -62,7 +63,7 @@ ONE = ("deepspeed", "accelerate")  # where micro-batches are one unless the file
 
 def read(path: Path, runtime: str | None = None, said: Said = NOTHING) -> Configuration:
     """The configuration of a file. runtime: whose it is (default: torchtitan's where the name ends in .toml; of .json and .yaml
-    that whose keys it has; else Megatron-LM's). said: what is said apart from the file.
+    that whose keys it has; of .py that which it imports; else Megatron-LM's). said: what is said apart from the file.
     Raises InputError."""
     if runtime is not None and runtime not in RUNTIMES:
         raise InputError(COMMAND_LINE, "--runtime", f"is {runtime!r}", one_of(runtime, RUNTIMES))
@@ -75,6 +76,8 @@ def read(path: Path, runtime: str | None = None, said: Said = NOTHING) -> Config
         if runtime not in (None, chosen):
             problem = f"is {runtime!r}, and the keys of {path} are of {chosen}"
             raise InputError(COMMAND_LINE, "--runtime", problem, "leave it out")
+    elif path.suffix.lower() == ".py":
+        return recipes.read(path, said)
     else:
         chosen = runtime or ("torchtitan" if path.suffix.lower() == ".toml" else "megatron")
     if said.recompute is not None and chosen not in (*ONE, "transformers"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -91,9 +92,14 @@ class Program(Expressions):
                         self.assign(each.optional_vars, made, scope)
                 self._block(node.body, scope)
             case ast.Try():
-                self._block([*node.body, *node.orelse, *node.finalbody], scope)
+                plain = all(isinstance(each, ast.Import | ast.ImportFrom | ast.Pass) for each in node.body)
+                if plain or not node.handlers:
+                    self._block([*node.body, *node.orelse], scope)
+                else:
+                    self._blur([*node.body, *node.orelse], scope, node)
                 for handler in node.handlers:
                     self._blur(handler.body, scope, node)
+                self._block(node.finalbody, scope)
             case ast.FunctionDef():
                 self.functions[node.name] = node
             case ast.ClassDef():
@@ -119,7 +125,8 @@ class Program(Expressions):
     def _blur(self, body: Sequence[ast.stmt], scope: Scope, why: ast.AST) -> None:
         """Statements that may or may not be run, or several times: all that they assign is unread, all that they call may have
         been called."""
-        open_, returns = unread(why), False
+        held = {id(each): each for statement in body for each in self.held(statement, scope)}
+        open_, returns = replace(unread(why), held=tuple(held.values())), False
         for statement in body:
             for node in ast.walk(statement):
                 match node:
@@ -129,10 +136,7 @@ class Program(Expressions):
                     case ast.AnnAssign() | ast.AugAssign() | ast.NamedExpr() | ast.For():
                         self.assign(node.target, open_, scope)
                     case ast.Call():
-                        given = [*node.args, *(each.value for each in node.keywords)]
-                        given += [node.func.value] if isinstance(node.func, ast.Attribute) else []
-                        named = [each for each in given if isinstance(each, ast.Name | ast.Attribute)]
-                        self.change([self.value(each, scope) for each in named], node)
+                        self.change(list(self.held(node, scope)), node)
                     case ast.Return():
                         returns = True
         if returns:
@@ -146,14 +150,16 @@ class Program(Expressions):
                 base = self.value(target.value, scope)
                 if isinstance(base, Made):
                     base.fields[target.attr], base.lines[target.attr] = value, target.lineno
+                else:
+                    self.change([base], target)
             case ast.Subscript():
                 base, key = self.value(target.value, scope), self.value(target.slice, scope)
                 if isinstance(base, dict) and isinstance(key, str | int):
                     base[key] = value
                 elif isinstance(base, Made) and isinstance(key, str):
                     base.fields[key], base.lines[key] = value, target.lineno
-                elif isinstance(base, Made):
-                    base.changed.append(unread(target))
+                else:
+                    self.change([base], target)
             case ast.Tuple() | ast.List():
                 several = isinstance(value, list | tuple) and len(value) == len(target.elts)
                 for place, each in enumerate(target.elts):

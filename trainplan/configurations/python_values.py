@@ -14,8 +14,8 @@ from __future__ import annotations
 import ast
 import operator
 from collections.abc import Iterator, Mapping, Sequence
-from copy import deepcopy
-from dataclasses import dataclass, field
+from copy import copy, deepcopy
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
@@ -36,12 +36,12 @@ BUILTINS = {each.__name__: each for each in (int, float, str, bool, len, max, mi
 # What may be called with an object and leaves it as it is, by the last part of its name.
 HARMLESS = names(
     """
-    print pprint len isinstance hasattr getattr cast repr str type vars dir id deepcopy copy replace asdict validate
-    print_yaml to_yaml to_dict info debug warning pretrain finetune train run main launch add build cli submit exit
+    print pprint len isinstance hasattr repr str type dir id deepcopy asdict validate print_yaml to_yaml to_dict info debug
+    warning pretrain finetune train run main launch exit decoder_vocab_size
     """
 )
 UNCHANGING = ("keys", "values", "items", "copy", "index", "count", "format", "join")  # of plain values
-COPIES = ("copy.deepcopy", "copy.copy", "deepcopy", "dataclasses.replace", "replace")
+COPIES = ("copy.deepcopy", "deepcopy")
 
 
 Scope = dict[str, Any]
@@ -53,17 +53,20 @@ class Symbol(str):
 
 @dataclass(frozen=True)
 class Unread:
-    """An expression whose value is not known without running the file."""
+    """An expression whose value is not known without running the file. held: objects that it may be, or have parts of; plain:
+    it is a number or a text, and has none."""
 
     text: str
     line: int
+    held: tuple[Made, ...] = field(default=(), repr=False, compare=False)
+    plain: bool = field(default=False, repr=False, compare=False)
 
 
 @dataclass(eq=False)
 class Made:
     """An object that a call makes. name: of what is called. fields: its arguments by name, those by place as "0", "1", and what
     is assigned to it afterwards; lines: where each is written. implied: made by reading an attribute that nothing set. changed:
-    calls that the object is given to, and may be changed by."""
+    calls that the object is given to, and may be changed by. passed: the arguments themselves, where fields have copies."""
 
     name: str
     line: int
@@ -71,6 +74,7 @@ class Made:
     lines: dict[str, int] = field(default_factory=dict)
     implied: bool = False
     changed: list[Unread] = field(default_factory=list)
+    passed: list[Any] = field(default_factory=list, repr=False)
 
     def flattened(self, prefix: str = "", above: tuple[int, ...] = ()) -> Iterator[tuple[str, Any, int]]:
         """Fields of the object and of those that it holds: names joined by dots, values and lines."""
@@ -85,10 +89,6 @@ class Made:
         for _, value, _ in islice(self.flattened(), MOST_FIELDS):
             if isinstance(value, Made):
                 yield from value.changed
-
-    def copied(self) -> Made:
-        """Another object with the same fields, and copies of the objects that they are."""
-        return deepcopy(self)
 
 
 class Expressions:
@@ -113,6 +113,22 @@ class Expressions:
 
     def value(self, node: ast.AST, scope: Scope) -> Any:
         """What an expression stands for: a literal, a Symbol, an object, or Unread."""
+        value = self._value(node, scope)
+        if not isinstance(value, Unread) or value.held or value.plain:
+            return value
+        return replace(value, held=self.held(node, scope))
+
+    def held(self, node: ast.AST, scope: Scope) -> tuple[Made, ...]:
+        """The objects that names of an expression or a statement stand for, or may stand for."""
+        names = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+        values = [scope.get(name, self.values.get(name)) for name in names]
+        for value in values:
+            if isinstance(value, list | tuple | dict) and len(values) < LONGEST:
+                values += value.values() if isinstance(value, dict) else value
+        held = [each for value in values for each in (value.held if isinstance(value, Unread) else (value,))]
+        return tuple({id(each): each for each in held if isinstance(each, Made)}.values())
+
+    def _value(self, node: ast.AST, scope: Scope) -> Any:
         match node:
             case ast.Constant():
                 return node.value if isinstance(node.value, PLAIN) else unread(node)
@@ -179,10 +195,13 @@ class Expressions:
             return Symbol(f"{base}.{node.attr}")
         if not isinstance(base, Made):
             return unread(node)
-        if node.attr not in base.fields:
-            base.fields[node.attr] = Made("", node.lineno, implied=True)
-            base.lines[node.attr] = node.lineno
-        return base.fields[node.attr]
+        return self.part(base, node.attr, node.lineno)
+
+    def part(self, of: Made, name: str, line: int) -> Any:
+        """A field of an object; one that nothing set is an object of its own."""
+        if name not in of.fields:
+            of.fields[name], of.lines[name] = Made("", line, implied=True), line
+        return of.fields[name]
 
     def _computed(self, node: ast.BinOp, scope: Scope) -> Any:
         left, right = self.value(node.left, scope), self.value(node.right, scope)
@@ -228,7 +247,9 @@ class Expressions:
     # Calls.
 
     def _called(self, node: ast.Call, scope: Scope) -> Any:
-        function = self.value(node.func, scope) if not isinstance(node.func, ast.Attribute) else self._method(node, scope)
+        function = self._method(node, scope) if isinstance(node.func, ast.Attribute) else self.value(node.func, scope)
+        if isinstance(node.func, ast.Name) and isinstance(function, Unread) and node.func.id not in scope:
+            function = Symbol(node.func.id)  # of an import of everything
         if not isinstance(function, Symbol):
             return function if isinstance(node.func, ast.Attribute) else unread(node)
         given = self._arguments(node, scope)
@@ -241,20 +262,21 @@ class Expressions:
         if function == "dict" and "**" not in given.fields and "0" not in given.fields:
             return dict(given.fields)
         if function in BUILTINS and function not in self.functions:
+            number = function in ("int", "float", "str", "bool", "len")
             try:
-                return BUILTINS[function](*plain) if known else unread(node)
+                return BUILTINS[function](*plain) if known else replace(unread(node), plain=number)
             except (TypeError, ValueError, OverflowError):
-                return unread(node)
+                return replace(unread(node), plain=number)
         if name == "cast" and len(given.fields) == 2:
             return given.fields.get("1", unread(node))
         if function in COPIES and isinstance(first := given.fields.get("0"), Made):
-            copied = first.copied()
-            copied.fields |= {key: value for key, value in given.fields.items() if key != "0"}
-            copied.lines |= given.lines
-            self.made.append(copied)
-            return copied
-        if function == "setattr" and isinstance(of := given.fields.get("0"), Made) and type(given.fields.get("1")) is str:
-            of.fields[given.fields["1"]], of.lines[given.fields["1"]] = given.fields.get("2", unread(node)), node.lineno
+            self.made.append(deepcopy(first))
+            return self.made[-1]
+        of, part = given.fields.get("0"), given.fields.get("1")
+        if function in ("getattr", "setattr") and isinstance(of, Made) and type(part) is str:
+            if function == "getattr":
+                return self.part(of, part, node.lineno)
+            of.fields[part], of.lines[part] = given.fields.get("2", unread(node)), node.lineno
             return None
         if function in self.functions:
             return self.enter(self.functions[function], given, node)
@@ -262,7 +284,7 @@ class Expressions:
         if wraps and isinstance(first := given.fields.get("0"), Symbol):
             function = first
             del given.fields["0"]
-        self.change(list(given.fields.values()), node, name)
+        self.change(given.passed, node, name)
         given.name = str(function)
         self.made.append(given)
         return given
@@ -296,7 +318,7 @@ class Expressions:
             return None
         if isinstance(base, dict | list | str) and name in UNCHANGING:
             return unread(node)
-        self.change([base, *given.fields.values()], node, name)
+        self.change([base, *given.passed], node, name)
         if isinstance(base, Made):
             given.name = f"{base.name}.{name}"
             given.fields["of"] = base
@@ -306,17 +328,22 @@ class Expressions:
 
     def _arguments(self, node: ast.Call, scope: Scope) -> Made:
         given = Made("", node.lineno)
+
+        def take(name: str, value: Any, line: int) -> None:
+            given.passed.append(value)
+            given.fields[name], given.lines[name] = (copy(value) if isinstance(value, list | dict) else value), line
+
         for place, each in enumerate(node.args):
-            given.fields["**" if isinstance(each, ast.Starred) else str(place)] = self.value(each, scope)
+            take("**" if isinstance(each, ast.Starred) else str(place), self.value(each, scope), each.lineno)
         for each in node.keywords:
             value = self.value(each.value, scope)
             if each.arg is not None:
-                given.fields[each.arg], given.lines[each.arg] = value, each.value.lineno
+                take(each.arg, value, each.value.lineno)
             elif isinstance(value, dict) and all(isinstance(key, str) for key in value):
-                given.fields |= value
-                given.lines |= dict.fromkeys(value, each.value.lineno)
+                for key, inner in value.items():
+                    take(key, inner, each.value.lineno)
             else:
-                given.fields["**"], given.lines["**"] = unread(each.value), each.value.lineno
+                take("**", unread(each.value), each.value.lineno)
         return given
 
     def change(self, values: Sequence[Any], node: ast.AST, name: str = "") -> None:
@@ -325,9 +352,12 @@ class Expressions:
         if called in HARMLESS or called[:1].isupper():  # a class, whose object holds them
             return
         for value in values:
-            if isinstance(value, Made):
-                value.changed.append(unread(node))
-            elif isinstance(value, dict):
+            for each in value.held if isinstance(value, Unread) else (value,):
+                if isinstance(each, Made):
+                    each.changed.append(unread(node))
+            if isinstance(value, Made | Unread):
+                continue
+            if isinstance(value, dict):
                 value |= dict.fromkeys(value, unread(node)) | {"**": unread(node)}
             elif isinstance(value, list):
                 value[:] = [unread(node)]

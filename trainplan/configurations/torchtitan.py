@@ -37,7 +37,7 @@ HEADS = {"output", "lm_head", "router.gate"}  # modules that plans compute in th
 LAYER = re.compile(r"layers\.(\d+)")
 
 
-DEFAULTS = "default of torchtitan 0.2"
+DEFAULTS, LATEST = "default of torchtitan 0.2", "default of torchtitan 0.3"
 SINGLE = "mixed precision is off without data-parallel ranks that share states: torchtitan computes in training.dtype then"
 
 
@@ -51,9 +51,11 @@ def read(path: Path, said: Said) -> Configuration:
     return of_tables(tables, where, said, sources_of(path))
 
 
-def of_tables(tables: Mapping[str, Any], where: str, said: Said, sources: Mapping[str, str] | None = None) -> Configuration:
-    """The configuration of the tables of a file, or of what a job prints of them. sources: where each key is written. Raises
-    InputError."""
+def of_tables(
+    tables: Mapping[str, Any], where: str, said: Said, sources: Mapping[str, str] | None = None, latest: bool = False
+) -> Configuration:
+    """The configuration of the tables of a file, or of what a job prints of them. sources: where each key is written. latest:
+    of 0.3, not 0.2. Raises InputError."""
     written_sources = sources or {}
     values, written = as_today(flattened(tables), where)
     names = {key: written.get(key, key) for key in values}
@@ -61,11 +63,11 @@ def of_tables(tables: Mapping[str, Any], where: str, said: Said, sources: Mappin
         where,
         values,
         sources={key: written_sources[old] for key, old in names.items() if old in written_sources},
-        defaults=DEFAULTS,
+        defaults=LATEST if latest else DEFAULTS,
         ignored=said.ignored,
     )
     try:
-        made = _of_keys(keys, before_parallelism(values, written))
+        made = _of_keys(keys, before_parallelism(values, written), latest)
     except InputError as error:
         raise InputError(error.where, names.get(error.command_field, error.command_field), error.problem, error.fix) from None
     keyed = {name: names.get(key, key) for name, key in made.keys.items()}
@@ -73,8 +75,8 @@ def of_tables(tables: Mapping[str, Any], where: str, said: Said, sources: Mappin
     return replace(made, keys=keyed, taken=taken)
 
 
-def _of_keys(keys: Keys, early: bool) -> Configuration:
-    """The configuration of the keys of 0.2. early: of a version before April 2025. Raises InputError."""
+def _of_keys(keys: Keys, early: bool, latest: bool) -> Configuration:
+    """The configuration of the keys of 0.2. early: of a version before April 2025; latest: of 0.3. Raises InputError."""
     _refuse(keys)
     cp = keys.whole("parallelism.context_parallel_degree", 1) or 1  # of either rotation keys go around
     notes = list[str]()
@@ -84,12 +86,15 @@ def _of_keys(keys: Keys, early: bool) -> Configuration:
     shard = keys.whole("parallelism.data_parallel_shard_degree", -1, least=-1) or -1
     reshard = keys.text("parallelism.fsdp_reshard_after_forward", "default", ("default", "always", "never"))
     zero: Any = 3 if reshard == "always" or (reshard == "default" and pp == 1) else 2
+    if keys.flag("optimizer.early_step_in_backward"):
+        notes.append("the optimizer steps within the backward pass: the plan keeps all gradients until its end; less memory")
     if tp > 1 and keys.flag("parallelism.disable_loss_parallel"):
         fix = "give false: plans share the loss between tensor-parallel ranks"
         raise keys.error("parallelism.disable_loss_parallel", "is true", fix)
     keys.flag("parallelism.disable_loss_parallel")
     if keys.flag("parallelism.enable_async_tensor_parallel") and tp > 1:
         notes.append("asynchronous tensor parallelism: predicted without; less time")
+    tokens = keys.flag("parallelism.enable_sequence_parallel", True) and tp > 1
     reads = keys.text("parallelism.pipeline_parallel_schedule", "1F1B")
     schedule = next((each for name, each in SCHEDULES.items() if name.lower() == reads.lower()), None)
     if schedule is None and pp > 1:
@@ -106,7 +111,7 @@ def _of_keys(keys: Keys, early: bool) -> Configuration:
     dtype = keys.text("training.mixed_precision_param", "bfloat16", ("bfloat16", "float32"))
     base = keys.text("training.dtype", "float32", ("bfloat16", "float32"))
     reduced = keys.text("training.mixed_precision_reduce", "float32", ("float32", "bfloat16"))
-    if shard == 1 and copies == cp == 1 and tp * pp > 1 and dtype != base:
+    if shard == 1 and copies == cp == 1 and tp * pp > 1 and dtype != base and not latest:
         notes.append(SINGLE)
         dtype = base
     precision = PLAIN
@@ -130,8 +135,8 @@ def _of_keys(keys: Keys, early: bool) -> Configuration:
         where=keys.where, runtime="torchtitan", software="torchtitan", flags="compile" if compiled else "", model=model,
         config=config, dtype=dtype, precision=precision, sequence=sequence, samples=None if samples == -1 else samples,
         micro_samples=micro, accumulation=None if samples != -1 else local // micro, flushed=local // micro if pp > 1 else None,
-        alone=SINGLE if dtype != base else "", tp=tp, cp=cp, pp=pp, chunks=chunks, copies=copies,
-        shard=None if shard == -1 else shard, zero=zero, sequence_parallel=tp > 1, schedule=schedule if pp > 1 else "1f1b",
+        alone=SINGLE if dtype != base and not latest else "", tp=tp, cp=cp, pp=pp, chunks=chunks, copies=copies,
+        shard=None if shard == -1 else shard, zero=zero, sequence_parallel=tokens, schedule=schedule if pp > 1 else "1f1b",
         cuts=cuts, layers_apart=apart, recomputed=recomputed, keys=names, notes=tuple(notes), unread=unread, unknown=unknown,
         recipe=recipe, taken=keys.taken,
     )  # fmt: skip

@@ -1,0 +1,406 @@
+"""Python files that configure a run, read by their syntax trees: recipes of Megatron-Bridge, and torchtitan's registries.
+
+`torchtitan/config_registry-2026-02.py.txt` and `-2026-08.py.txt` are `torchtitan/models/llama3/config_registry.py` of its
+commits 9810191bb and b5bcd76c6 (BSD 3-Clause, Meta Platforms).
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import random
+import tempfile
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from trainplan.profiling.base.errors import InputError
+
+import trainplan as tp
+from trainplan.configurations import bridge_recipes, megatron_bridge
+from trainplan.configurations.configuration import Configuration, Said
+from trainplan.configurations.planned import read
+from trainplan.configurations.python_program import Program
+from trainplan.configurations.python_values import Made, Unread
+
+HERE = Path(__file__).parent / "torchtitan"
+OVERRIDE = """train:
+  global_batch_size: 16
+  micro_batch_size: 1
+model:
+  seq_length: 4096
+  tensor_model_parallel_size: 2
+  pipeline_model_parallel_size: 1
+"""
+SCRIPT = """import os
+from megatron.bridge.recipes.llama import llama32_1b_pretrain_config
+from megatron.bridge.training.pretrain import pretrain
+
+TP = int(os.environ.get("TP", 2))
+
+def main() -> None:
+    cfg = llama32_1b_pretrain_config()
+    cfg.model.tensor_model_parallel_size = TP
+    cfg.model.seq_length = 4 * 1024
+    cfg.dataset.seq_length = cfg.model.seq_length
+    cfg.train.global_batch_size = 16
+    cfg.scheduler.lr_warmup_iters = 2
+    pretrain(config=cfg, forward_step_func=None)
+
+if __name__ == "__main__":
+    main()
+"""
+FIELDS = (
+    "model", "tp", "cp", "pp", "chunks", "samples", "micro_samples", "sequence", "zero", "dtype", "precision", "recipe",
+    "recomputed", "sequence_parallel", "optimizer",
+)  # fmt: skip
+
+
+def fields(configuration: Configuration) -> dict[str, Any]:
+    return {name: getattr(configuration, name) for name in FIELDS}
+
+
+def of(folder: Path, text: str, name: str = "run.py", **variables: str) -> Configuration:
+    path = folder / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text)
+    return read(path, None, Said({key.replace("__", "."): value for key, value in variables.items()}))
+
+
+def refusal(folder: Path, text: str, name: str = "run.py", **variables: str) -> str:
+    with pytest.raises(InputError) as raised:
+        of(folder, text, name, **variables)
+    assert "\n" not in str(raised.value)
+    return raised.value.command_text
+
+
+# --- Overrides of Megatron-Bridge's recipes.
+
+
+def test_overrides_without_sizes_are_of_the_model_that_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "override.yaml"
+    path.write_text(OVERRIDE)
+    judged = tp.import_run(path, model="llama3.2-1b", cluster="h100:8", search=False)
+    strategy = judged.plan.units[1].strategy
+    assert (strategy.degree("tp"), strategy.data_degree, judged.plan.depth) == (2, 4, 1)
+    assert judged.plan.batch.global_samples == 16 and judged.plan.batch.micro_batches == 4
+    model = judged.plan.planned_model()
+    assert (model.name, model.sequence, model.dtype) == ("llama3.2-1b", 4096, "bfloat16")
+    sources = {each.key: each.source for each in judged.configuration.taken}
+    assert sources["model.tensor_model_parallel_size"] == f"{path}:6" and sources["model.num_layers"] == "--model llama3.2-1b"
+    assert sources["mixed_precision.bf16"] == "recipe llama32_1b_pretrain_config of Megatron-Bridge 0.3.1"
+    assert any("llama32_1b_pretrain_config" in note for note in judged.configuration.notes)
+
+
+def test_overrides_without_sizes_or_a_model_say_what_to_give(tmp_path: Path) -> None:
+    text = refusal(tmp_path, OVERRIDE, "override.yaml")
+    assert "model.num_layers is missing" in text and "--model" in text and "--set recipe=" in text
+
+
+def test_yaml_script_and_command_line_of_one_recipe_are_one_run(tmp_path: Path) -> None:
+    written = of(tmp_path, OVERRIDE, "override.yaml", recipe="llama32_1b")
+    script = of(tmp_path, SCRIPT)
+    words = ["--recipe", "llama32_1b_pretrain_config", "-tp", "2", "model.seq_length=4096", "++train.global_batch_size=16"]
+    overrides = megatron_bridge.of_overrides(words, "command", Said())
+    assert fields(written) == fields(script) == fields(overrides)
+    assert fields(script)["model"] == "llama3.2-1b"
+    line = next(each.source for each in script.taken if each.key == "train.global_batch_size")
+    assert line.endswith("run.py:12")
+
+
+def test_a_recipe_is_what_its_source_sets(tmp_path: Path) -> None:
+    """`llama3_70b_pretrain_config` of 0.3.1: TP=4, PP=4, VPP=5, CP=2, SP=True, with communication overlapped."""
+    text = "from megatron.bridge.recipes.llama import llama3_70b_pretrain_config as base\ncfg = base()\n"
+    made = of(tmp_path, text)
+    assert (made.model, made.tp, made.pp, made.chunks, made.cp, made.sequence_parallel) == ("llama3-70b", 4, 4, 5, 2, True)
+    assert (made.samples, made.micro_samples, made.sequence, made.zero) == (512, 1, 8192, 1)
+    assert "tp-comm-overlap" in made.flags and made.dtype == "bfloat16" and made.precision.gradients == "float32"
+
+
+@pytest.mark.parametrize("name", bridge_recipes.recipes())
+def test_every_recipe_that_is_known_is_read(tmp_path: Path, name: str) -> None:
+    made = of(tmp_path, f"from megatron.bridge.recipes.x import {name}\ncfg = {name}()\n")
+    assert made.model is not None and made.dtype == "bfloat16" and made.samples and made.micro_samples
+    assert not made.unknown and not {key for key in made.unread if key.startswith("model.")} - {"model.pipeline_dtype"}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("TP = int", "TP = 2 * int", "tensor_model_parallel_size is 4"),
+        ('os.environ.get("TP", 2)', 'os.environ["TP"]', "model.tensor_model_parallel_size is int(os.environ["),
+        ("cfg.train.global_batch_size = 16", "cfg.train.global_batch_size = 16 * nodes", "--set train.global_batch_size=VALUE"),
+        ("cfg.scheduler.lr_warmup_iters = 2", "if big: cfg.model.context_parallel_size = 2", "context_parallel_size is big"),
+        ("cfg.scheduler.lr_warmup_iters = 2", "apply(cfg)", "changes the configuration by apply(cfg)"),
+        ("cfg.scheduler.lr_warmup_iters = 2", "for x in xs: cfg.model.cp_comm_type = x", "model.cp_comm_type is xs"),
+        ("cfg.scheduler.lr_warmup_iters = 2", "cfg.model = make()", "model is make(..)"),
+        ("cfg.scheduler.lr_warmup_iters = 2", "cfg.peft = LoRA(dim=8)", "peft"),
+        ("cfg.scheduler.lr_warmup_iters = 2", "cfg.model.num_moe_experts = 8", "num_moe_experts"),
+        ("cfg.scheduler.lr_warmup_iters = 2", "cfg.model.fine_grained_activation_offloading = True", "activation_offloading"),
+        ("cfg.scheduler.lr_warmup_iters = 2", "cfg.optimizer.optimizer_cpu_offload = True", "optimizer_cpu_offload"),
+        ("cfg.scheduler.lr_warmup_iters = 2", "cfg.model.rotary_bias = True", "model.rotary_bias"),
+        ("llama32_1b_pretrain_config()", "llama32_1b_sft_config()", "recipes of fine-tuning are not read"),
+        ("llama32_1b_pretrain_config()", "my_own_pretrain_config()", "did you mean"),
+        ("llama32_1b_pretrain_config()", "load(1)", "config is made by load"),
+        ("cfg.dataset.seq_length = cfg.model.seq_length", "cfg.dataset.seq_length = 2048", "dataset.seq_length is 2048"),
+    ],
+)
+def test_what_bears_and_is_computed_or_planned_otherwise_is_refused(tmp_path: Path, old: str, new: str, said: str) -> None:
+    assert old in SCRIPT
+    text = SCRIPT.replace(old, new)
+    if said.endswith("is 4"):
+        assert of(tmp_path, text).tp == 4
+    else:
+        assert said in refusal(tmp_path, text)
+
+
+def test_settings_say_what_a_file_computes(tmp_path: Path) -> None:
+    text = SCRIPT.replace("TP = int", "TP = nodes * int")
+    assert of(tmp_path, text, nodes="2").tp == 4
+    assert of(tmp_path, text, model__tensor_model_parallel_size="8").tp == 8
+    assert of(tmp_path, SCRIPT, TP="4").tp == 4
+
+
+def test_arguments_of_recipes_before_0_3_are_what_they_set(tmp_path: Path) -> None:
+    call = "llama3_8b_pretrain_config(tensor_model_parallel_size=4, sequence_parallel=True, global_batch_size=64, lr=1e-4)"
+    made = of(tmp_path, f"from megatron.bridge.recipes.llama import llama3_8b_pretrain_config\nx = {call}\n")
+    assert (made.tp, made.sequence_parallel, made.samples, made.cp) == (4, True, 64, 2)
+
+
+def test_precisions_are_read_by_name_and_by_field(tmp_path: Path) -> None:
+    line = "cfg.scheduler.lr_warmup_iters = 2"
+    named = of(tmp_path, SCRIPT.replace(line, 'cfg.mixed_precision = "bf16_with_fp8_current_scaling_mixed"'))
+    made = of(tmp_path, SCRIPT.replace(line, "cfg.mixed_precision = bf16_with_fp8_current_scaling_mixed()"))
+    assert named.recipe == made.recipe == "fp8-current"
+    half = of(tmp_path, SCRIPT.replace(line, "cfg.mixed_precision.grad_reduce_in_fp32 = False"))
+    assert half.precision.gradients == "model" and half.dtype == "bfloat16"
+
+
+def test_copies_are_other_configurations(tmp_path: Path) -> None:
+    line = "cfg.scheduler.lr_warmup_iters = 2\n"
+    text = SCRIPT.replace(line, "old = cfg; cfg = copy.deepcopy(cfg); old.model.tensor_model_parallel_size = 8\n")
+    assert of(tmp_path, "import copy\n" + text).tp == 2
+
+
+def test_a_file_of_several_functions_is_asked_which(tmp_path: Path) -> None:
+    text = """from megatron.bridge.recipes.llama import llama3_8b_pretrain_config
+def small():
+    cfg = llama3_8b_pretrain_config()
+    cfg.train.global_batch_size = 8
+    return cfg
+def large():
+    cfg = small()
+    cfg.train.global_batch_size = 64
+    return cfg
+"""
+    assert "--set config=NAME, one of: small, large" in refusal(tmp_path, text)
+    assert [of(tmp_path, text, config=name).samples for name in ("small", "large")] == [8, 64]
+
+
+def test_files_of_other_tools_are_refused_by_name(tmp_path: Path) -> None:
+    nemo = "from nemo.collections import llm\nrecipe = llm.llama3_8b.pretrain_recipe(num_nodes=1)\n"
+    assert "is a Python file of NeMo" in refusal(tmp_path, nemo)
+    assert "configures no run that is known" in refusal(tmp_path, "print(1)\n")
+    assert "is no Python that can be read" in refusal(tmp_path, "def (:\n")
+
+
+# --- torchtitan's registries.
+
+
+@pytest.mark.parametrize("when", ["2026-02", "2026-08"])
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("llama3_8b", ("llama3-8b", 1, 1, 8192, None, "modules", "")),
+        ("llama3_70b", ("llama3-70b", 8, 8, 8192, None, "full", "")),
+        ("llama3_405b", ("llama3-405b", 8, 2, 8192, "fp8-current", "full", "compile")),
+    ],
+)
+def test_registries_are_read_as_their_toml_files_were(tmp_path: Path, when: str, name: str, expected: Any) -> None:
+    text = (HERE / f"config_registry-{when}.py.txt").read_text()
+    made = of(tmp_path, text, "llama3/config_registry.py", config=name)
+    found = (made.model, made.tp, made.micro_samples, made.sequence, made.recipe, made.recomputed.of, made.flags)
+    assert found == expected and made.accumulation == 1 and not made.unknown
+    assert made.buffers.loss == ("chunked" if when == "2026-08" else None)
+    old = read(HERE / f"{name}-2025-2.toml")
+    for field in ("tp", "cp", "pp", "zero", "sequence", "recomputed", "recipe", "precision", "flags", "schedule"):
+        assert getattr(made, field) == getattr(old, field), field
+
+
+def test_registries_say_which_configurations_they_have(tmp_path: Path) -> None:
+    text = (HERE / "config_registry-2026-08.py.txt").read_text()
+    assert "--set config=NAME, one of: llama3_debugmodel" in refusal(tmp_path, text, "llama3/config_registry.py")
+    assert "NVFP4LinearConverter" in refusal(
+        tmp_path, text, "llama3/config_registry.py", config="llama3_8b_first_85_pct_layers_nvfp4"
+    )
+    assert "LoRAConverter" in refusal(
+        tmp_path, text, "llama3/config_registry.py", config="llama3_debugmodel_float8_emulate_lora"
+    )
+
+
+def test_batches_in_tokens_are_batches_in_samples(tmp_path: Path) -> None:
+    training = "training=TrainingConfig(num_tokens_per_microbatch_per_dp_rank=2 * 4096, max_context_length=4096"
+    text = f"""from torchtitan.models.qwen3 import model_registry
+from torchtitan.trainer import Trainer
+def mine():
+    return Trainer.Config(model_spec=model_registry("8B"), {training}, num_tokens_per_train_step=256 * 4096),
+        parallelism=ParallelismConfig(pipeline_parallel_degree=2, num_pp_microbatches=4), activation_checkpoint=None)
+"""
+    made = of(tmp_path, text)
+    assert (made.model, made.micro_samples, made.flushed, made.samples, made.sequence) == ("qwen3-8b", 2, 4, 256, 4096)
+    assert made.recomputed.of == "none"
+    assert "give a multiple of max_context_length = 4096" in refusal(tmp_path, text.replace("2 * 4096", "6000"))
+    assert "--set training.max_context_length=VALUE" in refusal(tmp_path, text.replace("length=4096", "length=tokens"))
+    assert of(tmp_path, text.replace("length=4096", "length=tokens"), tokens="8192").micro_samples == 1
+
+
+# --- No file is run, no wrong value is taken.
+
+NUMBERS = st.integers(-3, 9)
+NAMES = ("a", "b", "n")
+
+
+@st.composite
+def expressions(draw: st.DrawFn, depth: int = 2) -> str:
+    """An expression over a few names and fields."""
+    kinds = ["number", "name", "field"] + ["sum", "chosen", "call"] * (depth > 0)
+    kind = draw(st.sampled_from(kinds))
+    if kind == "number":
+        return str(draw(NUMBERS))
+    if kind == "name":
+        return draw(st.sampled_from(NAMES))
+    if kind == "field":
+        return f"cfg.model.{draw(st.sampled_from(NAMES))}"
+    left, right = draw(expressions(depth - 1)), draw(expressions(depth - 1))
+    if kind == "sum":
+        return f"({left} {draw(st.sampled_from(['+', '-', '*', '//']))} {right})"
+    if kind == "chosen":
+        return f"({left} if {draw(conditions())} else {right})"
+    return f"{draw(st.sampled_from(['max', 'min', 'twice', 'unknown']))}({left}, {right})"
+
+
+@st.composite
+def conditions(draw: st.DrawFn) -> str:
+    sign = draw(st.sampled_from(["==", "<", ">=", "!="]))
+    return f"{draw(st.sampled_from(['a', 'b', 'cfg.model.a', 'unknown(1, 2)']))} {sign} {draw(NUMBERS)}"
+
+
+@st.composite
+def statements(draw: st.DrawFn, depth: int = 2) -> list[str]:
+    """Lines that assign, branch, repeat and call."""
+    lines: list[str] = []
+    for _ in range(draw(st.integers(1, 4))):
+        kind = draw(st.sampled_from(["name", "field", "add", "alias", "copy", "dict"] + ["if", "for", "with"] * (depth > 0)))
+        value, name = draw(expressions()), draw(st.sampled_from(NAMES))
+        inner = ["    " + line for line in draw(statements(depth - 1))] if kind in ("if", "for", "with") else []
+        match kind:
+            case "name":
+                lines.append(f"{name} = {value}")
+            case "field":
+                lines.append(f"cfg.model.{name} = {value}")
+            case "add":
+                lines.append(f"cfg.model.{name} {draw(st.sampled_from(['+=', '*=']))} {value}")
+            case "alias":
+                lines += ["part = cfg.model", f"part.{name} = {value}"]
+            case "copy":
+                lines += ["other = copy.deepcopy(cfg)", f"other.model.{name} = {value}"]
+            case "dict":
+                lines += [f"d = {{'a': {value}}}", f"d.update({{'a': {draw(NUMBERS)}}})", f"cfg.model.{name} = d['a']"]
+            case "if":
+                lines += [f"if {draw(conditions())}:", *inner, "else:", f"    cfg.model.{name} = {value}"]
+            case "for":
+                lines += [f"for n in {draw(st.sampled_from(['range(3)', '[1, 2]', 'many()']))}:", *inner]
+            case "with":
+                lines += ["try:", *inner, "except ArithmeticError:", f"    cfg.model.{name} = 1"]
+    return lines
+
+
+class Section(types.SimpleNamespace):
+    """A section whose fields are 0 until something is assigned to them."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return 0
+
+
+@settings(max_examples=200, deadline=None)
+@given(statements(), st.integers(0, 1))
+def test_values_are_those_that_python_finds_or_none(lines: list[str], returned: int) -> None:
+    """Of random programs, run here for once: each value that is read is the one that running finds."""
+    head = "import copy\nfrom elsewhere import unknown, many, recipe\ndef twice(x, y):\n    return 2 * x + y\n"
+    body = ["cfg = recipe()", "a = b = n = 1", *lines]
+    text = head + "def main():\n" + "".join(f"    {line}\n" for line in body) + "    return cfg\ncfg = main()\n"
+    cfg = types.SimpleNamespace(model=Section())
+    elsewhere = {"unknown": lambda x, y: x * 7 + returned, "many": lambda: range(returned), "recipe": lambda: cfg, "copy": copy}
+    names: dict[str, Any] = {**elsewhere}
+    try:
+        exec(text.replace("from elsewhere import unknown, many, recipe\n", ""), names)
+    except ArithmeticError:
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "run.py"
+        path.write_text(text)
+        program = Program(path, {})
+    made = program.values["cfg"]
+    if isinstance(made, Unread):
+        return
+    assert isinstance(made, Made)
+    if next(made.changes(), None) is not None:
+        return
+    model = made.fields.get("model")
+    for name, value in {} if not isinstance(model, Made) else model.fields.items():
+        if not isinstance(value, Unread | Made):
+            assert value == getattr(cfg.model, name), text
+    if isinstance(model, Made) and not model.changed:
+        for name in vars(cfg.model):
+            assert name in model.fields, text
+
+
+def mutated(text: str, seed: int) -> str:
+    """A file with some of its parts replaced by others of it."""
+    chance, tree = random.Random(seed), ast.parse(text)
+    nodes = [node for node in ast.walk(tree) if isinstance(node, ast.expr)]
+    blocks = [node.body for node in ast.walk(tree) if isinstance(getattr(node, "body", None), list)]
+    for _ in range(chance.randint(1, 6)):
+        block = chance.choice(blocks)
+        place = chance.randrange(len(block))
+        match chance.randrange(4):
+            case 0 if len(block) > 1:
+                del block[place]
+            case 1:
+                block.insert(place, copy.deepcopy(chance.choice(chance.choice(blocks))))
+            case 2:
+                parent = chance.choice([node for node in nodes if list(ast.iter_child_nodes(node))])
+                for name, value in ast.iter_fields(parent):
+                    if isinstance(value, ast.expr):
+                        setattr(parent, name, copy.deepcopy(chance.choice(nodes)))
+                        break
+            case _:
+                wrap = ast.If(copy.deepcopy(chance.choice(nodes)), [copy.deepcopy(chance.choice(block))], [])
+                block.insert(place, wrap)
+    try:
+        return ast.unparse(ast.fix_missing_locations(tree))
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        return text
+
+
+@pytest.mark.parametrize("name", ["script", "2026-02", "2026-08"])
+def test_mutated_files_are_read_or_refused_in_one_line_and_never_run(tmp_path: Path, name: str) -> None:
+    touched = tmp_path / "touched"
+    poison = f"import os\nos.system('touch {touched}')\nopen({str(touched)!r}, 'w')\n__import__('os').mkdir({str(touched)!r})\n"
+    text = poison + (SCRIPT if name == "script" else (HERE / f"config_registry-{name}.py.txt").read_text())
+    path = tmp_path / "llama3" / "run.py"
+    path.parent.mkdir()
+    read_ones = 0
+    for seed in range(300 if name == "script" else 60):
+        path.write_text(mutated(text, seed))
+        try:
+            read(path, None, Said({} if name == "script" else {"config": "llama3_8b"}))
+            read_ones += 1
+        except InputError as error:
+            assert "\n" not in str(error)
+    assert read_ones and not touched.exists()

@@ -1,0 +1,168 @@
+"""Python files that configure a run: recipes of Megatron-Bridge, and torchtitan's `config_registry.py`.
+
+They are followed by their syntax trees (`python_program`) and never run: what is computed from what the file does not say is
+named, with what to give."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from trainplan.configurations import bridge_recipes, megatron_bridge, torchtitan_registry
+from trainplan.configurations.configuration import Configuration, Said, bears
+from trainplan.configurations.python_program import Program
+from trainplan.configurations.python_values import Made, Symbol, Unread
+from trainplan.profiling.base.errors import InputError, shown
+from trainplan.profiling.shipped import sized
+
+READ = frozenset(megatron_bridge.ARGUMENTS.values())
+SECTIONS = ("model", "train", "ddp", "optimizer", "mixed_precision", "comm_overlap", "dist", "dataset", "peft")
+STARTS = ("pretrain", "finetune", "train")  # what a configuration is given to, to run it
+# Calls whose objects are known as far as plans have them.
+FOLLOWED = ("to_megatron_provider", "distributed_fused_adam_with_cosine_annealing", "replace")
+CHOICES = ("config", "recipe")  # of `--set`, which are no variables of the file
+WHAT = "a recipe of Megatron-Bridge, or torchtitan's config_registry.py"
+
+
+def read(path: Path, said: Said) -> Configuration:
+    """The configuration that a Python file makes. Raises InputError naming what it leaves open."""
+    program = Program(path, {name: text for name, text in said.variables.items() if "." not in name and name not in CHOICES})
+    modules = set(_modules(program.tree))
+    if any(name.startswith("megatron.bridge") for name in modules):
+        return _bridge(program, said)
+    if any("torchtitan" in name.split(".")[0] for name in modules):
+        config = chosen(program, said, torchtitan_registry.is_config, "a Trainer.Config")
+        refuse_changes(config, program.where)
+        return torchtitan_registry.of_config(config, path, said)
+    if any(name.split(".")[0] in ("nemo", "nemo_run") for name in modules):
+        fix = "give the log of the run, or Megatron-LM's arguments: NeMo's recipes are not read"
+        raise InputError(program.where, "", "is a Python file of NeMo", fix)
+    raise InputError(program.where, "", "is a Python file that configures no run that is known", f"give {WHAT}, or a script")
+
+
+def _modules(tree: ast.Module) -> Iterator[str]:
+    """The modules that a file imports."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def chosen(program: Program, said: Said, is_one: Callable[[Any], bool], what: str) -> Made:
+    """The configuration of a file that is run: the one given to a function that starts a run; else the only one that the file
+    makes, or that one of its functions gives back, as `--set config=NAME` says. Raises InputError."""
+    name = said.variables.get("config")
+    if name is None:
+        started = [each for each in program.made if each.name.rpartition(".")[2] in STARTS]
+        given = [each.fields.get("config", each.fields.get("0", each.fields.get("cfg"))) for each in started]
+        for value in given:
+            if isinstance(value, Unread):
+                fix = "give a file where it is written out"
+                raise InputError(f"{program.where}:{value.line}", "config", f"is {value.text}, which is not known", fix)
+        other = next((each for each in given if isinstance(each, Made) and not is_one(each)), None)
+        if other is not None:
+            fix = "give a file where it is written out"
+            raise InputError(f"{program.where}:{other.line}", "config", f"is made by {other.name or 'others'}", fix)
+        ones = [each for each in given if is_one(each)] or [each for each in program.made if is_one(each)]
+        alone = list(dict.fromkeys(ones))
+        if len(alone) == 1:
+            return alone[0]
+        if len(alone) > 1:
+            lines = ", ".join(str(each.line) for each in alone[:8])
+            raise InputError(program.where, "", f"makes {len(alone)} configurations (lines {lines})", "give a file with one")
+    made = {}
+    wanted = list(program.functions) if name is None else [name] if name in program.functions else []
+    for function in wanted:
+        value = program.call(function)
+        if is_one(value) and not function.startswith("_"):
+            made[function] = value
+    if len(made) == 1:
+        return next(iter(made.values()))
+    names = list(made) or [function for function in program.functions if not function.startswith("_")]
+    listed = ", ".join(names[:12]) + (", .." if len(names) > 12 else "")
+    if name is not None or made:
+        problem = f"is {shown(name)}" if name is not None else f"is not said, and there are {len(made)}"
+        raise InputError(program.where, "config", problem, f"give --set config=NAME, one of: {listed}")
+    raise InputError(program.where, "", f"makes no configuration that is read, such as {what}", f"give {WHAT}")
+
+
+def refuse_changes(made: Made, where: str) -> None:
+    """Raises InputError where an object is given to what may change it."""
+    change = next(made.changes(), None)
+    if change is not None:
+        problem = f"changes the configuration by {change.text}, which is not followed"
+        fix = "give the log of the run, a file where all is written out, or a YAML file of overrides with --set recipe=NAME"
+        raise InputError(f"{where}:{change.line}", "", problem, fix)
+
+
+def _is_bridge(value: Any) -> bool:
+    last = value.name.rpartition(".")[2] if isinstance(value, Made) else ""
+    known = last.endswith((bridge_recipes.END, *bridge_recipes.OTHERS)) or last in bridge_recipes.recipes()
+    return last == "ConfigContainer" or known or (last.endswith("_config") and "bridge.recipes" in value.name)
+
+
+def _bridge(program: Program, said: Said) -> Configuration:
+    """A ConfigContainer, or a recipe with what is assigned to it."""
+    config = chosen(program, said, _is_bridge, "llama3_8b_pretrain_config()")
+    refuse_changes(config, program.where)
+    where, last = program.where, config.name.rpartition(".")[2]
+    recipe = None if last == "ConfigContainer" else bridge_recipes.known(last, f"{where}:{config.line}")
+    values, sources = dict[str, Any](), dict[str, str]()
+    for key, value, line in config.flattened():
+        key = bridge_recipes.ARGUMENTS.get(key, key)
+        section, _, field = key.partition(".")
+        bearing = section in SECTIONS and (not field or key in READ or bears(key))
+        if isinstance(value, Unread) and bearing and key not in said.variables:
+            raise InputError(f"{where}:{line}", key, f"is {value.text}, which is not known", f"give it: --set {key}=VALUE")
+        if isinstance(value, Made) and not field and bearing and not value.implied:
+            _refuse_calls(value, key, f"{where}:{line}")
+        elsewhere = not field and section not in SECTIONS and not bears(key)
+        if field.startswith("of.") or isinstance(value, Unread | Made) or elsewhere:
+            continue
+        if not field and section not in SECTIONS:
+            raise InputError(f"{where}:{line}", key, f"is {shown(value)}, and no argument that is read", "assign it by section")
+        if field.count(".") == 0 and field not in ("of", "load_weights"):
+            values[key], sources[key] = str(value) if isinstance(value, Symbol) else value, f"{where}:{line}"
+    precision = config.fields.get("mixed_precision", config.fields.get("precision_config"))
+    if isinstance(precision, Made) and not precision.implied:
+        first = precision.fields.get("0")
+        name = str(first) if isinstance(first, str) else precision.name.rpartition(".")[2]
+        fields = {} if name == "MixedPrecisionConfig" else megatron_bridge.precision_fields(name, where)
+        values = {**fields, **values}
+    elif isinstance(values.get("mixed_precision"), str):
+        values = {**megatron_bridge.precision_fields(values["mixed_precision"], where), **values}
+    values.pop("mixed_precision", None)
+    values = {key: value for key, value in values.items() if key.partition(".")[0] in SECTIONS}
+    model = _hub_model(config, where, said)
+    said = said if model is None or said.model is not None else replace(said, model=model)
+    made = megatron_bridge.of_fields(values, where, said, sources, recipe)
+    return made if model is None else replace(made, model=made.model or model)
+
+
+def _refuse_calls(value: Made, key: str, where: str) -> None:
+    """Raises InputError where a section is what a function outside the file gives back."""
+    last = value.name.rpartition(".")[2]
+    plain = last.partition("[")[0]
+    precision = key == "mixed_precision" and ("mixed" in plain or plain == "get_mixed_precision_config")
+    if not last[:1].isupper() and plain not in FOLLOWED and not precision:
+        raise InputError(where, key, f"is {plain}(..), which is not followed", "give a file where its fields are written out")
+
+
+def _hub_model(config: Made, where: str, said: Said) -> str | None:
+    """The model that a file itself says by its name on the hub; None where it does not. Raises InputError where it is not
+    known."""
+    model = config.fields.get("model")
+    if not isinstance(model, Made) or model.implied:
+        return None
+    names = [value for key, value, _ in model.flattened() if key.startswith("of.") and isinstance(value, str) and "/" in value]
+    if names and (found := sized(names[0])) is not None:
+        return found[0]
+    if model.fields.get("num_layers") is None and said.model is None:
+        what = names[0] if names else model.name.rpartition(".")[2]
+        raise InputError(f"{where}:{model.line}", "model", f"is {shown(what)}, whose sizes are not known", "give --model")
+    return None
