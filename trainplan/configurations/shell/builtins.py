@@ -98,6 +98,8 @@ def command(
         return [(state, "")]
     texts = {key: value for key, value in environment.items() if isinstance(value, str)}
     if launchers.start(shell, argv, texts, state, where):
+        if state.captures and not state.printed:
+            state.printed = shell.marks.unknown("", where, f"is what {shell.marks.shown(name)} prints") + "\n"
         return [(state, "")]
     if name in ASKS or (re.fullmatch(r"python[\d.]*", Path(name).name) and "-c" in rest[:2]):
         shown = shell.marks.shown(" ".join(argv))[:60]

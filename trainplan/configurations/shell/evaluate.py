@@ -87,12 +87,14 @@ class Evaluator(Variables):
         self.texts.append(text)
         source = Source(text, path, line)
         try:
-            root = PARSER.parse(masked(text).encode()).root_node
+            frame = masked(text)
+            root = PARSER.parse(frame.encode()).root_node
         except Unclosed:
             fix = "mend it, or give the command itself by --command"
             raise InputError(f"{path}:{line}", "", "has a quote or a bracket that nothing closes", fix) from None
         if root.has_error:
             raise self.unreadable(_faulty(root), source)
+        self.owns(frame, text)
         return self.deeper(lambda: self.block(root.children, state, source))
 
     def deeper(self, run: Callable[[], Outcomes]) -> Outcomes:

@@ -97,6 +97,8 @@ def start(shell: Evaluator, argv: Sequence[str], environment: Mapping[str, str],
         return started
     if name.endswith((".sh", ".sbatch", ".slurm", ".bash")) and not MARK.search(argv[0]):
         return _script(shell, argv[0], rest, environment, state, where)
+    if PYTHON.match(argv[0]) and "-c" in rest[:2]:
+        return False
     trains = PYTHON.match(argv[0]) or name in STARTERS or name.endswith(".py")
     if not trains:
         trains = any(word.endswith(".py") for word in rest) or len(MEGATRON & {w.partition("=")[0] for w in rest}) > 1

@@ -12,6 +12,7 @@ from trainplan.configurations.shell.marks import MARK, Marks, Unknown
 from trainplan.configurations.shell.state import ABSENT, Array, State, Value
 
 ARGUMENT = re.compile(r"--[A-Za-z][\w-]*")
+OWNED = re.compile(r"(?:^|[\s;({&|])([A-Za-z_]\w*)=")
 MOST_BYTES = 2**20
 # What the first process of a run has, where a script asks for it without a default.
 FIRST = dict.fromkeys(["RANK", "NODE_RANK", "LOCAL_RANK", "GROUP_RANK", "SLURM_PROCID", "SLURM_NODEID", "SLURM_LOCALID"], "0")
@@ -26,6 +27,7 @@ class Variables:
         self.placed = {int(name): value for name, value in given.items() if name.isdecimal()}
         self.folder = folder
         self.marks = Marks()
+        self.own: set[str] = set()  # variables that the script sets itself somewhere: empty where it has not
 
     def start(self, name: str) -> State:
         """The state in which a script begins."""
@@ -70,7 +72,16 @@ class Variables:
         fallback = SHELL.get(name, state.batch.get(name, FIRST.get(name)))
         if fallback is not None:
             return fallback
+        if name in self.own:
+            return ""
         return self.marks.unknown(name if name.isidentifier() else "", where)
+
+    def owns(self, frame: str, text: str) -> None:
+        """Notes the variables that a text sets, and not by what they held before. frame: the text with quotes filled in."""
+        for match in OWNED.finditer(frame):
+            end = frame.find("\n", match.end())
+            if not re.search(rf"\b{match[1]}\b", text[match.end() : len(text) if end < 0 else end]):
+                self.own.add(match[1])
 
     def _placed(self, state: State, number: int, where: str) -> str:
         if number == 0:
@@ -112,7 +123,7 @@ class Variables:
         """Whether what is not set by the script may come from outside of it."""
         if name.isdecimal():
             return not state.closed
-        return name.isidentifier() and name not in state.variables
+        return name.isidentifier() and name not in state.variables and name not in self.own
 
     def assign(self, state: State, name: str, value: Value, where: str, index: str | None = None, derived: bool = True) -> None:
         """Gives a variable a value. derived: whether the value is made of the one before; what the user gives by name
