@@ -215,6 +215,142 @@ def test_accelerates_state_is_read_with_the_batch_that_its_trainers_print(tmp_pa
         read(path)
 
 
+NEMO = """
+[NeMo I 2024-03-05 08:15:59 megatron_gpt_pretraining:34] {blank}
+
+    ************** Experiment configuration ***********
+[NeMo I 2024-03-05 08:15:59 megatron_gpt_pretraining:35] {blank}
+    name: megatron_llama
+    trainer:
+      devices: 8
+      num_nodes: 2
+      precision: bf16-mixed
+      accumulate_grad_batches: 1
+    exp_manager:
+      exp_dir: null
+    model:
+      mcore_gpt: true
+      micro_batch_size: 1
+      global_batch_size: 128
+      rampup_batch_size: null
+      tensor_model_parallel_size: 4
+      pipeline_model_parallel_size: 2
+      virtual_pipeline_model_parallel_size: null
+      context_parallel_size: 1
+      sequence_parallel: true
+      encoder_seq_length: 4096
+      max_position_embeddings: ${{.encoder_seq_length}}
+      num_layers: 32
+      hidden_size: 4096
+      ffn_hidden_size: 11008
+      num_attention_heads: 32
+      num_query_groups: null
+      hidden_dropout: 0.0
+      attention_dropout: 0.0
+      normalization: rmsnorm
+      layernorm_epsilon: 1.0e-05
+      make_vocab_size_divisible_by: 128
+      bias: false
+      activation: fast-swiglu
+      position_embedding_type: rope
+      rotary_percentage: 1.0
+      share_embeddings_and_output_weights: false
+      tokenizer:
+        library: sentencepiece
+        model: /models/tokenizer.model
+      megatron_amp_O2: true
+      activations_checkpoint_granularity: selective
+      transformer_engine: true
+      fp8: false
+      optim:
+        name: distributed_fused_adam
+        lr: 2.0e-04
+        sched:
+          name: CosineAnnealing
+
+[NeMo W 2024-03-05 08:15:59 nemo_logging:349] a warning
+[NeMo I 2024-03-05 08:16:14 megatron_base_model:264] Padded vocab_size: 32256, original vocab_size: 32000, dummy tokens: 256.
+Epoch 0: :   1%|          | 9/1000 [01:42<55:37, v_num=, reduced_train_loss=9.1, global_step=9.0, train_step_timing in s=4.615]
+"""  # as `hydra_runner` scripts of NeMo 1.23 print it
+
+
+def test_a_log_of_nemo_has_its_configuration_and_the_padded_vocabulary(tmp_path: Path) -> None:
+    path = tmp_path / "train.log"
+    path.write_text(NEMO.format(blank=""))
+    configuration = read(path)
+    assert (configuration.runtime, configuration.tool, configuration.devices) == ("megatron", "NeMo", 16)
+    assert (configuration.tp, configuration.pp, configuration.zero, configuration.samples) == (4, 2, 1, 128)
+    assert configuration.sequence == 4096 and configuration.sequence_parallel and configuration.dtype == "bfloat16"
+    assert configuration.precision.gradients == "model"  # the distributed optimizer sums them in its parameters' dtype
+    judged = tp.import_run(path, cluster="a100:8x2", search=False)
+    assert judged.plan.planned_model().total_parameters == 6_738_415_616 + 256 * 4096 * 2
+    assert judged.logged is not None and judged.logged.step_s == pytest.approx(4.615)
+
+
+SUMMARY = """
+======================================================================
+Configuration Summary (Non-Default Values vs Megatron Core)
+======================================================================
+
+[optimizer] Non-default values (vs Mcore OptimizerConfig):
+  bf16: True  (Mcore default: False)
+  use_distributed_optimizer: True  (Mcore default: False)
+
+[ddp] Non-default values (vs Mcore DistributedDataParallelConfig):
+  grad_reduce_in_fp32: True  (Mcore default: False)
+  overlap_grad_reduce: True  (Mcore default: False)
+  overlap_param_gather: True  (Mcore default: False)
+  use_distributed_optimizer: True  (Mcore default: False)
+
+[model] Non-default values (vs Mcore TransformerConfig):
+  add_bias_linear: False  (Mcore default: True)
+  attention_dropout: 0.0  (Mcore default: 0.1)
+  autocast_dtype: torch.bfloat16  (Mcore default: None)
+  bf16: True  (Mcore default: False)
+  ffn_hidden_size: 14336  (Mcore default: None)
+  gated_linear_unit: True  (Mcore default: False)
+  hidden_dropout: 0.0  (Mcore default: 0.1)
+  hidden_size: 4096  (Mcore default: 0)
+  kv_channels: 128  (Mcore default: None)
+  normalization: 'RMSNorm'  (Mcore default: 'LayerNorm')
+  num_attention_heads: 32  (Mcore default: 0)
+  num_layers: 32  (Mcore default: 0)
+  num_query_groups: 8  (Mcore default: None)
+  pipeline_dtype: torch.bfloat16  (Mcore default: None)
+  sequence_parallel: True  (Mcore default: False)
+  tensor_model_parallel_size: 2  (Mcore default: 1)
+
+----------------------------------------------------------------------
+Other Configuration Values:
+----------------------------------------------------------------------
+
+[train]:
+  global_batch_size: 128
+  micro_batch_size: 1
+  train_iters: 50
+
+[dataset]:
+  random_seed: 1234
+  seq_length: 8192
+
+======================================================================
+"""  # as `log_non_default_values` of Megatron-Bridge 0.4 prints it
+
+
+def test_the_summary_of_megatron_bridge_is_read_with_the_model_that_it_leaves_open(tmp_path: Path) -> None:
+    path = tmp_path / "train.log"
+    path.write_text(SUMMARY)
+    with pytest.raises(InputError, match="the summary does not have the vocabulary"):
+        read(path)
+    configuration = read(path, said=Said(model="llama3-8b"))
+    assert configuration.runtime == "megatron-bridge" and configuration.zero == 1 and configuration.sequence == 8192
+    assert (configuration.tp, configuration.samples, configuration.dtype) == (2, 128, "bfloat16")
+    assert configuration.precision.gradients == "float32" and configuration.sequence_parallel
+    assert any(each.key == "model.tensor_model_parallel_size" and each.source.endswith(":32") for each in configuration.taken)
+    with pytest.raises(InputError, match="has 32 layers, and llama3-70b has 80"):
+        tp.import_run(path, cluster="h100:8", model="llama3-70b", search=False)
+
+
 def test_logs_of_other_tools_and_cut_ones_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "train.log"
     path.write_text("[NeMo I 2026-01-15 06:31:35 exp_manager:400] ExpManager schema\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -21,7 +22,7 @@ from trainplan.validation.alongside import HELD
 from trainplan.validation.logs import LoggedRun
 from trainplan.validation.predict import Prediction
 
-MOST_CHANGES, MOST_RANKS = 8, 16
+MOST_CHANGES, MOST_RANKS, MOST_KEYS = 8, 16, 4
 FRAGMENTATION = (
     "of the caching allocator: not counted, but for 2 % that the default reserve has for it; "
     "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True makes it less"
@@ -129,7 +130,7 @@ def _show(judged: JudgedRun, values: bool) -> None:
         rows += _measured(judged.logged)
     rows += _searches(judged)
     rows += [("taken otherwise", text) for text in configuration.notes]
-    rows += [("no part of a plan", ", ".join(configuration.unread))] * bool(configuration.unread)
+    rows += [("no part of a plan", _grouped(configuration.unread))] * bool(configuration.unread)
     rows += [("unknown key", text) for text in configuration.unknown]
     pairs([row for row in rows if row[1]])
     if values:
@@ -182,6 +183,16 @@ def _searches(judged: JudgedRun) -> list[tuple[str, str]]:
         least = best.answer.bound_ns / judged.judged.step_ns
         rows.append(("bound", f"no plan's walk takes less than {least:.2%} of this one's, by {source}"))
     return [*rows, ("gap", f"{judged.gap:.2%}: no plan takes less than the bound; proven under {_under(best)}")]
+
+
+def _grouped(keys: Sequence[str]) -> str:
+    """Names of keys; those of one table, where they are many, as one."""
+    tables = Counter(key.split(".")[0] for key in keys if "." in key)
+    shown = []
+    for key in keys:
+        table = key.split(".")[0]
+        shown.append(f"{table}.* ({tables[table]} keys)" if tables[table] > MOST_KEYS else key)
+    return ", ".join(dict.fromkeys(shown))
 
 
 def _ranks(judged: JudgedRun) -> str:

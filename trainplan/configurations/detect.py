@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from trainplan.configurations import nemo
 from trainplan.configurations.documented import DEEPSPEED, DEEPSPEED_TABLES
 from trainplan.configurations.documented_bridge import SECTIONS
 from trainplan.configurations.megatron_bridge import is_one
@@ -20,6 +21,7 @@ READ = {
     "LLaMA-Factory": "llama-factory",
     "transformers": "transformers",
     "DeepSpeed": "deepspeed",
+    "NeMo 1": "nemo",
 }
 OF_THESE = f"give a file of Megatron-LM, torchtitan or {', '.join(list(READ)[:-1])} or {list(READ)[-1]}"
 
@@ -79,6 +81,8 @@ def tool_of(data: Mapping[str, Any]) -> str | None:
     found = set(_names(data))
     if is_one(data) and not found.isdisjoint(BRIDGE):
         return "Megatron-Bridge"
+    if nemo.is_one(data):
+        return "NeMo 1"
     for mark in MARKS:
         if found.issuperset(mark.every) and (not mark.some or not found.isdisjoint(mark.some)):
             return mark.tool

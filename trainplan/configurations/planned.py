@@ -16,6 +16,7 @@ from trainplan.configurations import (
     logs,
     megatron,
     megatron_bridge,
+    nemo,
     recipes,
     torchtitan,
     transformers_arguments,
@@ -44,6 +45,7 @@ READERS = {
     "axolotl": axolotl.read,
     "llama-factory": llamafactory.read,
     "transformers": transformers_arguments.read,
+    "nemo": nemo.read,
 }
 RUNTIMES = tuple(READERS)
 NOTHING = Said()

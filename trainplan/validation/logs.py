@@ -1,4 +1,4 @@
-"""Logs of training runs as Megatron-LM, torchtitan, DeepSpeed and transformers print them: step times, tokens/s, memory;
+"""Logs of training runs as Megatron-LM, torchtitan, DeepSpeed, NeMo and transformers print them: step times, tokens/s, memory;
 beside a prediction.
 
 A line of each, other fields left out:
@@ -7,6 +7,7 @@ A line of each, other fields left out:
     [Rank 0] (after 1 iterations) memory (MB) | allocated: 1.0 | max allocated: 2345.6 | reserved: 3.0       Megatron-LM, MiB
     step: 10  loss:  8.12  memory: 40.12GiB(50.68%)  tps: 7,123  tflops: 400.10  mfu: 40.2%                  torchtitan
     epoch=0/micro_step=10/global_step=10, RunningAvgSamplesPerSec=12.3, CurrSamplesPerSec=12.5, MaxMemAllocated=10.5GB
+    Epoch 0: : 9/100 [01:42<55:37, global_step=9.0, train_step_timing in s=4.615]                       NeMo
     {'train_runtime': 1234.5, 'train_samples_per_second': 1.2, 'train_steps_per_second': 0.3}   transformers
 
 torchtitan's tps is tokens/s of one device, and its memory what torch's allocator has reserved at most; DeepSpeed's samples are
@@ -34,6 +35,7 @@ MEGATRON_BATCH = re.compile(r"global batch size:\s*(\d+)")
 MEGATRON_MEMORY = re.compile(rf"\[Rank (\d+)\].*?memory \(MB\).*?max allocated:\s*{NUMBER}")
 TITAN = re.compile(rf"step:\s*(\d+)\s.*?memory:\s*{NUMBER}GiB.*?tps:\s*{NUMBER}")
 DEEPSPEED = re.compile(rf"global_step=(\d+).*?CurrSamplesPerSec={NUMBER}")
+NEMO = re.compile(rf"train_step_timing in s(?:=|: ){NUMBER}")
 TRAINER = re.compile(rf"['\"]train_steps_per_second['\"]: ?['\"]?{NUMBER}")
 DEEPSPEED_MEMORY = re.compile(rf"MaxMemAllocated={NUMBER}GB")
 
@@ -70,7 +72,7 @@ def read_log(path: Path) -> Log:
         text = COLOURS.sub("", path.read_text(errors="replace"))
     except OSError as error:
         raise InputError(str(path), "", f"cannot be read ({error.strerror})", "name a readable log") from None
-    readers = (_megatron, _torchtitan, _deepspeed, _trainer)
+    readers = (_megatron, _torchtitan, _deepspeed, _nemo, _trainer)
     for reader in readers:
         if (log := reader(text)) is not None:
             return log
@@ -102,6 +104,11 @@ def _deepspeed(text: str) -> Log | None:
     rows = [(int(match[1]), 1 / max(_number(match[2]), 1e-9)) for match in DEEPSPEED.finditer(text)]
     peaks = [_number(match[1]) for match in DEEPSPEED_MEMORY.finditer(text)]
     return _log("deepspeed", rows, "sample", {None: round(max(peaks) * 2**30)} if peaks else {}, False, None)
+
+
+def _nemo(text: str) -> Log | None:
+    rows = [(number, _number(match[1])) for number, match in enumerate(NEMO.finditer(text))]
+    return _log("megatron", rows, "step", {}, False, None)
 
 
 def _trainer(text: str) -> Log | None:

@@ -1,0 +1,103 @@
+"""Megatron-Bridge and NeMo: what their logs have of the configuration of a run.
+
+Megatron-Bridge prints its ConfigContainer as YAML (`print_yaml`), or, since 0.4, what differs in it from Megatron Core's
+defaults (`log_non_default_values` of `training/config.py`): without the parts of the model that Megatron Core does not know,
+which --model has to say. NeMo 1 prints its configuration as YAML, under "Experiment configuration", and later the size of the
+padded vocabulary.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import yaml
+
+from trainplan.configurations import megatron_bridge, nemo
+from trainplan.configurations.configuration import Configuration, Said
+from trainplan.configurations.logs.lines import bare, first, value_of
+from trainplan.profiling.base.errors import InputError
+
+CONTAINER = "_target_: megatron.bridge.training.config.ConfigContainer"
+SUMMARY = re.compile(r"Configuration Summary \(Non-Default Values vs Megatron Core\)")
+SECTION = re.compile(r"^\[(\w+)\](?: Non-default values \(vs Mcore \w+\))?:$")
+FIELD = re.compile(r"^  (\w+): (.*?)(?:  \(Mcore default: .*\))?$")
+EXPERIMENT = re.compile(r"\*{8,} Experiment configuration \*{8,}")
+PADDED = re.compile(r"Padded vocab_size: (\d+), original vocab_size: (\d+)")
+NEMO = re.compile(r"\[NeMo [IWE] ")
+
+
+def of_bridge(lines: Sequence[str], where: str, said: Said) -> Configuration | None:
+    """Megatron-Bridge's ConfigContainer: all of it, sorted, so that its own name comes first; or its summary."""
+    number = next((number for number, line in enumerate(lines) if line.strip().endswith(CONTAINER)), None)
+    if number is None:
+        return _of_summary(lines, where, said)
+    front = lines[number].index("_target_")
+    block = [line[front:] for line in lines[number:]]
+    end = next((n for n, line in enumerate(block) if line and not re.match(r"\s|\w+:(\s|$)|- ", line)), len(block))
+    return megatron_bridge.of_sections(_yaml(block[:end], where, number), f"{where}:{number + 1}", said)
+
+
+def _of_summary(lines: Sequence[str], where: str, said: Said) -> Configuration | None:
+    if (begun := first(SUMMARY, lines)) is None:
+        return None
+    section, values, sources = "", dict[str, Any](), dict[str, str]()
+    for number in range(begun + 2, len(lines)):
+        line = lines[number] if SECTION.match(lines[number]) or FIELD.match(lines[number]) else bare(lines[number])
+        if re.match(r"={20,}$", line.strip()) and section:
+            break
+        if match := SECTION.match(line.strip()):
+            section = match[1]
+        elif section and (match := FIELD.match(line)):
+            key = f"{section}.{match[1]}"
+            values[key], sources[key] = value_of(match[2]), f"{where}:{number + 1}"
+    at = f"{where}:{begun + 1}"
+    if "model.num_layers" not in values:
+        raise InputError(at, "model.num_layers", "is missing", "give the whole log, or the file of the run")
+    if said.model is None:
+        problem = "is missing: the summary does not have the vocabulary, shared embeddings and positions of the model"
+        raise InputError(at, "--model", problem, "give it")
+    for name in ("seq_length", "sequence_length"):
+        if f"dataset.{name}" in values and "model.seq_length" not in values:
+            values["model.seq_length"], sources["model.seq_length"] = values[f"dataset.{name}"], sources[f"dataset.{name}"]
+    if values.get("model.gated_linear_unit") is True:
+        values["model.activation_func"] = "silu"  # functions and positions are not printed; --model has the right ones
+    values.setdefault("model.position_embedding_type", "rope")
+    return megatron_bridge.of_fields(values, at, said, sources)
+
+
+def of_nemo(lines: Sequence[str], where: str, said: Said) -> Configuration | None:
+    """NeMo's configuration, of the last time that it was printed."""
+    begins = [number for number, line in enumerate(lines) if EXPERIMENT.search(line)]
+    if not begins:
+        return None
+    start = next((n for n in range(begins[-1] + 1, len(lines)) if re.search(r"^\W*(?:\d+:)?\s*\w+:", _unled(lines[n]))), None)
+    if start is None:
+        raise InputError(f"{where}:{begins[-1] + 1}", "", "has a configuration that does not begin", "give the whole log")
+    front = len(_unled(lines[start])) - len(_unled(lines[start]).lstrip())
+    block = list[str]()
+    for line in lines[start:]:
+        text = _unled(line)
+        if NEMO.search(line) or (text.strip() and len(text) - len(text.lstrip()) < front):
+            break
+        block.append(text[front:])
+    padded = next((match for line in lines if (match := PADDED.search(line))), None)
+    data = _yaml(block, where, start)
+    return nemo.of_tables(data, f"{where}:{start + 1}", said, None, int(padded[1]) if padded else None)
+
+
+def _unled(line: str) -> str:
+    """A line without the rank that `srun --label` puts in front of it."""
+    return re.sub(r"^\s*\d+: ", "", line)
+
+
+def _yaml(block: Sequence[str], where: str, number: int) -> Any:
+    """Raises InputError."""
+    try:
+        data = yaml.safe_load("\n".join(block))
+    except yaml.YAMLError:
+        data = None
+    if not isinstance(data, Mapping):
+        raise InputError(f"{where}:{number + 1}", "", "has a configuration that is no YAML", "give the file of the run")
+    return data
