@@ -66,8 +66,8 @@ def test_what_is_exported_is_read_back(runtime: str, recipe: str, gradients: str
     assert back.plan.precision == (export.plan or plan).precision
     assert not back.configuration.unknown and not any("takes longer" in note for note in back.configuration.notes)
     if recipe != "model":
-        assert back.judged.step_ns == plan.predicted.step_ns  # type: ignore[union-attr]
-        assert max(back.judged.peak_bytes) == max(plan.predicted.peak_bytes)  # type: ignore[union-attr]
+        assert back.step_ns == plan.predicted.step_ns  # type: ignore[union-attr]
+        assert max(back.peak_bytes) == max(plan.predicted.peak_bytes)  # type: ignore[union-attr]
 
 
 def test_torchtitan_is_said_to_reduce_gradients_in_float32_where_the_plan_does_not() -> None:

@@ -17,7 +17,6 @@ from trainplan.validation.layouts import LaidRun, laid_run
 from trainplan.validation.predict import Prediction, predict_run, predict_runs
 from trainplan.validation.rows import Run, load_runs
 
-OPERATIONS = Recompute(operations=True)
 ROW: dict[str, Any] = {
     "id": "row",
     "source": "tests",
@@ -131,7 +130,8 @@ def test_a_stage_that_is_said_stays_beside_words_that_say_nothing() -> None:
         *((word, Recompute()) for word in ("activation_checkpointing=False", "gradient checkpointing: off")),
         *((word, Recompute(layers=1.0)) for word in ("full", "yes", "gradient checkpointing", "activation checkpointing")),
         *((word, Recompute(layers=1.0)) for word in ("all layers", "every layer", "full, uniform, 1 layer", "checkpointing")),
-        *((word, Recompute(operations=True)) for word in ("selective-op", "selective op", "SAC", "selective")),
+        *((word, Recompute(operations=True)) for word in ("selective-op", "selective op", "SAC")),
+        *((word, Recompute(layers=0.5)) for word in ("selective", "selective AC", "yes (selective)", "partial")),
         ("selective-layer(every 2nd)", Recompute(layers=0.5)),
         ("50%", Recompute(layers=0.5)),
         ("full(1 of 4 layers)", Recompute(layers=0.25)),
@@ -159,9 +159,9 @@ def test_a_stage_that_is_said_stays_beside_words_that_say_nothing() -> None:
             (word, Recompute(layers=0.5))
             for word in ("half of the layers", "16 out of 32", "memory budget 0.5", "every second")
         ),
-        *(("12/32", Recompute(layers=12 / 32)), ("1/3 of layers", Recompute(layers=1 / 3)), ("selective AC", OPERATIONS)),
+        *(("12/32", Recompute(layers=12 / 32)), ("1/3 of layers", Recompute(layers=1 / 3))),
         *((word, Recompute()) for word in ("offloaded activations", "activation offload", "act_cpu_offload")),
-        *(("yes (selective)", OPERATIONS), ("partial", OPERATIONS), ("on, attention only", Recompute(attention=True))),
+        ("on, attention only", Recompute(attention=True)),
     ],
 )
 def test_words_of_recomputation(words: str, meant: Recompute) -> None:

@@ -35,7 +35,7 @@ from trainplan.profiling.models.sublayers import modules_of
 from trainplan.rivals import ALIKE
 from trainplan.validation.fitting import close
 from trainplan.validation.logs import LoggedRun
-from trainplan.validation.plans import predict_plan
+from trainplan.validation.plans import as_run, predict_plan
 from trainplan.validation.predict import GIB, Prediction
 
 WALKED = 3  # of the best changes
@@ -171,7 +171,14 @@ def _predicted_changes(
         price = _predicted(other, request)
         if price is not None and price[1] <= plan.memory_bytes and (price[0] < step_ns or not fits):
             rows.append(Change(what, other, 1 - price[0] / step_ns, peak_bytes=round(price[1])))
-    return tuple(sorted(rows, key=lambda change: -change.share))
+    rows.sort(key=lambda change: -change.share)
+    return (*(replace(change, plan=_as_run(change.plan, request)) for change in rows[:WALKED]), *rows[WALKED:])
+
+
+def _as_run(plan: Plan, request: Request) -> Plan:
+    """The plan with the prediction of its runtime."""
+    assert request.cluster is not None
+    return as_run(predicted_as_known(plan, request)[0], request.cluster)[0]
 
 
 def priced_as(plan: Plan) -> dict[str, Any]:

@@ -126,7 +126,8 @@ def laid_out(
         assumed["dp"] = f"{dp}, of which {run.dp} are one of its two degrees"
     micro = int(taken("mbs", run.mbs, 1))
     batch = int(taken("gbs", run.gbs, micro * dp))
-    micro, batch = _micro_batches(micro, batch, dp, pp, "torchtitan" in (run.framework or "").lower(), assumed)
+    torchtitan = "torchtitan" in (run.framework or "").lower()
+    micro, batch = _micro_batches(micro, batch, dp, pp, torchtitan, assumed)
     described = sheet(name)
     base, precision = _precisions(run, described, assumed)
     if not all(splittable(part, tp).runs_on(tp) for part in model.sublayers.values()):
@@ -154,6 +155,7 @@ def laid_out(
         on_host=hosted(run, framework.pads > 1, assumed),
         frozen=_adapters(run), schedule=schedule_of(run, assumed) if pp > 1 else "1f1b",
         exchange=exchanged, optimizer=optimizer, recipe=recipe,
+        stage_layers=_stages_of_torchtitan(model, count) if torchtitan and pp > 1 else None,
     )  # fmt: skip
     if model.layers + 2 * layout.reserved < count:
         problem = f"is {chunks}, which with pp {pp} makes {count} stages of {model.layers} layers"
@@ -177,6 +179,14 @@ def _micro_batches(micro: int, batch: int, dp: int, pp: int, torchtitan: bool, a
     if whole != batch:
         assumed["gbs"] = f"{whole}: whole micro-batches of {micro} on {dp} data-parallel ranks"
     return micro, whole
+
+
+def _stages_of_torchtitan(model: Model, count: int) -> tuple[int, ...] | None:
+    """Layers of each of so many stages as torchtitan cuts them: the first and the last have one less, for embedding and head;
+    None where there are too few layers for that."""
+    whole, more = divmod(model.layers + 2, count)
+    layers = [whole + (stage < more) - (stage in (0, count - 1)) for stage in range(count)]
+    return tuple(layers) if min(layers) > 0 else None
 
 
 def _exchanged(run: Run, model: Model, tp: int, cp: int, framework: Framework, assumed: dict[str, str]) -> Exchange:

@@ -123,7 +123,10 @@ def predict_plan(plan: Plan, cluster: Cluster) -> Prediction | str:
 
 
 def _with_states(framework: Framework, plan: Plan) -> Framework:
-    """The framework with model states in the dtypes that the plan says."""
+    """The framework with model states in the dtypes that the plan says. Where plans cannot say what a runtime has, it has its
+    own: masters on the host, and FSDP2's gradients in the dtype of its masters."""
+    if plan.uses_host or (plan.runs_by is not None and plan.runs_by.name == "accelerate" and plan.precision.master is not None):
+        return framework
     model = plan.planned_model()
     element, precision = model.element_bytes, plan.precision.of(model)
     gradient = precision.gradient_bytes(element)

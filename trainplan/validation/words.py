@@ -32,6 +32,7 @@ STAGES = (
 )
 # Of names that say no stage, the one that they mean where nothing else says it.
 UNSTAGED = ((r"zero[_ -]?off[_ -]?load", 2), (r"zero", 3))
+SHARDED = re.compile(r"(?:fsdp|hsdp)[ _-]?[12]?")  # words that say no stage
 NO_FSDP = re.compile(r"\b(?:no|not|without|w/o|non)[ _-]+(?:fsdp|zero|shard\w*)")
 VERSIONS = re.compile(r"fsdp[ _-]?[12]\b|zero[ _-]?(?:stage[ _-]?)?[123]\b|stage[ _-]?[123]\b")  # numbers that count no ranks
 SEQUENCE = re.compile(r"sequence[ _-]?parallel\w*")
@@ -128,6 +129,8 @@ def sharing(run: Run, dp: int, framework: Framework, assumed: Assumed) -> tuple[
     stage, said = run.zero, None
     if not denied(words) or "ddp" in words:
         said = next((meant for pattern, meant in STAGES if re.search(pattern, words)), None)
+        if said == 3 and "torchtitan" in name and (run.pp or 1) > 1 and SHARDED.fullmatch(words):
+            said = 2 if stage is None else stage  # which gathers parameters once a step there, unless it is told otherwise
         if said is None and (meant := [meant for pattern, meant in UNSTAGED if re.search(pattern, words)]):
             said = meant[0] if stage is None else stage
         if said is None:

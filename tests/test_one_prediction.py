@@ -1,0 +1,251 @@
+"""One run has one step and one memory, whichever command is asked: `import-run` of its configuration, `simulate` of the plan,
+`validate` of a row that describes it, and `plan --for` of the same layout."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from trainplan.formulations.request import Request
+from trainplan.profiling.clusters.cluster import load_cluster
+
+import trainplan as tp
+from tests.sizes import first_and_others
+from trainplan.configurations.configuration import Said
+from trainplan.configurations.planned import model_of, plan_of, read, with_options
+from trainplan.validation.plans import predict_plan
+
+TITAN = '[model]\nname = "llama3"\nflavor = "{flavour}"\n[training]\nlocal_batch_size = {mbs}\nseq_len = {seq}\n'
+AC = {
+    "none": 'mode = "none"',
+    "full": 'mode = "full"',
+    "selective-op": 'mode = "selective"\nselective_ac_option = "op"',
+    "every 2nd": 'mode = "selective"\nselective_ac_option = "2"',
+    None: "",
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A run: the text of its configuration with a name, the cluster, what the file cannot say, and a row that describes it."""
+
+    name: str
+    text: str
+    cluster: str
+    said: dict[str, Any]
+    row: dict[str, Any]
+
+
+def titan(kind: str, gpus: int, model: str, recompute: str | None = None, compiled: bool = False, **run: Any) -> Case:
+    """torchtitan's TOML beside a row."""
+    tp_, cp, pp = (run.get(name, 1) for name in ("tp", "cp", "pp"))
+    mbs, seq, dp = run.get("mbs", 1), run.get("seq", 4096), gpus // (tp_ * cp * pp)
+    local, count = (mbs, 1) if pp == 1 else (run["gbs"] // dp, run["gbs"] // dp)
+    text = TITAN.format(flavour=model.rsplit("-", 1)[1].upper(), mbs=local, seq=seq)
+    if pp == 1 and run.get("gbs"):
+        text += f"global_batch_size = {run['gbs']}\n"
+    text += f"[compile]\nenable = {str(compiled).lower()}\n[parallelism]\ntensor_parallel_degree = {tp_}\n"
+    text += f"context_parallel_degree = {cp}\npipeline_parallel_degree = {pp}\n"
+    if pp > 1:
+        text += f'pipeline_parallel_schedule = "{"Interleaved1F1B" if run.get("vpp", 1) > 1 else "1F1B"}"\n'
+    if recompute is not None:
+        text += f"[activation_checkpoint]\n{AC[recompute]}\n"
+    assert count
+    row = {"framework": "torchtitan", "fsdp": "FSDP2", "recompute": recompute, "note": "torch.compile" if compiled else None}
+    row |= {"model": model, "gpus": gpus, "mbs": mbs, "seq": seq, "gbs": run.get("gbs", mbs * dp), "precision": "bf16"}
+    row |= {"tp": tp_, "cp": cp, "pp": pp, "vpp": run.get("vpp"), "zero": 2 if pp > 1 else 3}
+    return Case("run.toml", text, nodes(kind, gpus), {}, row | {"gpu": kind})
+
+
+def megatron(kind: str, gpus: int, model: str, recompute: str = "none", flags: str = "", **run: Any) -> Case:
+    """Megatron-LM's arguments beside a row."""
+    tp_, cp, pp, zero = (run.get(name, default) for name, default in (("tp", 1), ("cp", 1), ("pp", 1), ("zero", 1)))
+    words = {
+        "--tensor-model-parallel-size": tp_,
+        "--pipeline-model-parallel-size": pp,
+        "--context-parallel-size": cp,
+        "--micro-batch-size": run.get("mbs", 1),
+        "--global-batch-size": run["gbs"],
+        "--seq-length": run.get("seq", 4096),
+        "--max-position-embeddings": 131072,
+    }
+    text = "torchrun pretrain_gpt.py --bf16 --use-mcore-models " + " ".join(f"{key} {value}" for key, value in words.items())
+    text += f" {MODELS[model]} {flags}" + " --use-distributed-optimizer" * (zero == 1) + " --sequence-parallel" * (tp_ > 1)
+    text += " --cp-comm-type a2a" * (run.get("exchange") == "heads")
+    if vpp := run.get("vpp"):
+        text += f" --num-layers-per-virtual-pipeline-stage {LAYERS[model] // pp // vpp}"
+    text += {
+        "none": "",
+        "full": " --recompute-granularity full --recompute-method uniform --recompute-num-layers 1",
+        "selective": " --recompute-granularity selective",
+        "block 2": " --recompute-granularity full --recompute-method block --recompute-num-layers 2",
+    }[recompute]
+    row = {"framework": "Megatron-Core", "recompute": recompute, "model": model, "gpus": gpus, "gpu": kind, "precision": "bf16"}
+    row |= {"tp": tp_, "cp": cp, "pp": pp, "vpp": run.get("vpp"), "zero": zero, "gbs": run["gbs"], "mbs": run.get("mbs", 1)}
+    note = f"{flags.replace('--', '')} sequence parallel {'on' if tp_ > 1 else 'off'}"
+    row |= {"seq": run.get("seq", 4096), "note": note + " cp-comm-type a2a" * (run.get("exchange") == "heads")}
+    return Case("run.sh", text + "\n", nodes(kind, gpus), {}, row)
+
+
+def deepspeed(kind: str, gpus: int, model: str, zero: int, recompute: str = "none", offload: str = "", **run: Any) -> Case:
+    """DeepSpeed's JSON beside a row."""
+    sharing: dict[str, Any] = {"stage": zero}
+    if offload:
+        sharing["offload_optimizer"] = {"device": "cpu"}
+    if offload == "parameters":
+        sharing["offload_param"] = {"device": "cpu"}
+    gbs, mbs = run["gbs"], run.get("mbs", 1)
+    content = {"bf16": {"enabled": True}, "zero_optimization": sharing, "train_micro_batch_size_per_gpu": mbs}
+    content |= {"train_batch_size": gbs} | ({} if offload else {"data_types": {"grad_accum_dtype": "fp32"}})
+    note = {"": "", "optimizer": "optimizer offload", "parameters": "optimizer offload, parameter offload"}[offload]
+    row = {"framework": "DeepSpeed", "model": model, "gpus": gpus, "gpu": kind, "precision": "bf16", "zero": zero}
+    row |= {"gbs": gbs, "mbs": mbs, "seq": run.get("seq", 4096), "recompute": recompute, "tp": 1, "pp": 1, "cp": 1}
+    said = {"model": model, "sequence": run.get("seq", 4096), "recompute": recompute}
+    return Case("ds.json", json.dumps(content), nodes(kind, gpus), said, row | {"note": note or "fp32 gradients"})
+
+
+def accelerate(kind: str, gpus: int, model: str, recompute: str = "none", **run: Any) -> Case:
+    """Accelerate's YAML beside a row."""
+    gbs, mbs = run["gbs"], run.get("mbs", 1)
+    text = f"""compute_environment: LOCAL_MACHINE
+distributed_type: FSDP
+fsdp_config:
+  fsdp_version: 2
+  fsdp_reshard_after_forward: true
+  fsdp_activation_checkpointing: {str(recompute == "full").lower()}
+mixed_precision: bf16
+num_processes: {gpus}
+num_machines: {max(1, gpus // 8)}
+"""
+    said = {"model": model, "sequence": run.get("seq", 4096), "batch": gbs, "micro_batch": mbs}
+    row = {"framework": "Accelerate", "fsdp": "FSDP2", "model": model, "gpus": gpus, "gpu": kind, "precision": "bf16"}
+    row |= {"gbs": gbs, "mbs": mbs, "seq": run.get("seq", 4096), "recompute": recompute, "tp": 1, "pp": 1, "cp": 1, "zero": 3}
+    return Case("accelerate.yaml", text, nodes(kind, gpus), said, row)
+
+
+def nodes(kind: str, gpus: int) -> str:
+    """The usual nodes of a kind."""
+    return f"{kind}:8x{gpus // 8}" if gpus > 8 else f"{kind}:{gpus}"
+
+
+LLAMA = (
+    "--swiglu --normalization RMSNorm --position-embedding-type rope --disable-bias-linear --num-layers {} --hidden-size {} "
+    "--untie-embeddings-and-output-weights --ffn-hidden-size {} --num-attention-heads {} --vocab-size {}"
+)
+GROUPED = "--group-query-attention --num-query-groups 8"
+MODELS = {
+    "llama3-8b": f"{LLAMA.format(32, 4096, 14336, 32, 128256)} {GROUPED}",
+    "llama2-13b": LLAMA.format(40, 5120, 13824, 40, 32000),
+    "llama3-70b": f"{LLAMA.format(80, 8192, 28672, 64, 128256)} {GROUPED}",
+}
+LAYERS = {"llama3-8b": 32, "llama2-13b": 40, "llama3-70b": 80}
+BOTH = "--overlap-grad-reduce --overlap-param-gather"
+CASES = [
+    titan("h100-96gb", 8, "llama3-8b", "selective-op", compiled=True, seq=8192),
+    titan("h100", 8, "llama3-8b", "full"),
+    titan("h100", 16, "llama3-8b", "every 2nd", mbs=2),
+    titan("h100", 8, "llama3-8b", None),
+    titan("a100", 64, "llama3-8b", "none", compiled=True),
+    titan("h200", 8, "llama3-8b", "full", tp=2, gbs=16),
+    titan("h100", 64, "llama3-70b", "full", tp=8),
+    titan("h100", 16, "llama3-8b", "full", cp=2, seq=8192),
+    titan("h100", 16, "llama3-8b", "full", pp=2, gbs=64),
+    titan("h100", 32, "llama3-8b", "none", pp=4, vpp=2, gbs=64),
+    megatron("a100", 8, "llama2-13b", "selective", BOTH, tp=4, gbs=32),
+    megatron("h100", 16, "llama3-8b", "none", BOTH, tp=2, gbs=128),
+    megatron("h100", 16, "llama3-8b", "none", "", tp=2, pp=2, gbs=64, zero=0),
+    megatron("h100", 64, "llama3-70b", "full", BOTH, tp=4, pp=4, vpp=5, gbs=128),
+    megatron("h100", 64, "llama3-70b", "block 2", "--overlap-grad-reduce", tp=8, pp=2, gbs=64),
+    megatron("h200", 32, "llama3-8b", "selective", BOTH, cp=4, seq=32768, gbs=32),
+    megatron("h100", 16, "llama3-8b", "none", BOTH, cp=2, tp=2, exchange="heads", seq=8192, gbs=16),
+    megatron("a800", 16, "llama2-13b", "full", BOTH, tp=2, gbs=64),
+    megatron("b200", 8, "llama3-8b", "none", BOTH, gbs=64),
+    megatron("h800", 16, "llama3-8b", "full", f"{BOTH} --tp-comm-overlap", tp=4, mbs=2, gbs=64),
+    deepspeed("a100", 8, "llama2-13b", 3, "full", gbs=64),
+    deepspeed("h100", 16, "llama3-8b", 2, "full", gbs=64, mbs=2),
+    deepspeed("a100", 8, "llama2-7b", 1, "none", gbs=32),
+    deepspeed("h100", 8, "mistral-7b", 0, "full", gbs=16),
+    deepspeed("a100", 8, "llama2-13b", 3, "full", offload="optimizer", gbs=32),
+    deepspeed("a100", 8, "llama2-13b", 3, "full", offload="parameters", gbs=32),
+    accelerate("h100", 8, "llama3-8b", "full", gbs=32),
+    accelerate("a100-40gb", 16, "llama2-7b", "full", gbs=32, mbs=2),
+    accelerate("h100", 8, "qwen2.5-7b", "none", gbs=8),
+    accelerate("rtx5090", 8, "llama3.2-1b", "full", gbs=16, seq=2048),
+]
+
+
+def said_by_validate(case: Case) -> tuple[int, int]:
+    """The step in ns and the peak in bytes of the row."""
+    [row] = tp.validate([{"id": "row", **case.row}])
+    assert not row.cannot, row.cannot
+    assert row.step is not None and row.peak_gib is not None
+    return round(row.step.step_ns), round(row.peak_gib * 2**30)
+
+
+@pytest.mark.parametrize("place", range(len(CASES)))
+def test_a_configuration_and_a_row_of_one_run_have_one_prediction(place: int, tmp_path: Path) -> None:
+    """To the nanosecond and the byte."""
+    case = CASES[place]
+    path = tmp_path / case.name
+    path.write_text(case.text)
+    model = case.said.get("model")
+    read_as = read(path, None, Said(recompute=case.said.get("recompute"), model=model))
+    configuration = with_options(read_as, case.said.get("batch"), case.said.get("micro_batch"))
+    request = Request(model_of(configuration, model, case.said.get("sequence"), None), load_cluster(case.cluster), None)
+    assert request.model is not None and request.cluster is not None
+    found = predict_plan(plan_of(configuration, request.model, request), request.cluster)
+    assert not isinstance(found, str) and found.step is not None and found.peak_gib is not None
+    assert (round(found.step.step_ns), round(found.peak_gib * 2**30)) == said_by_validate(case)
+
+
+@pytest.mark.parametrize("place", first_and_others([0, 22, 28, *(x for x in range(len(CASES)) if x not in (0, 22, 28))], 3))
+def test_import_run_simulate_and_validate_say_one_step_and_one_memory(place: int, tmp_path: Path) -> None:
+    case = CASES[place]
+    path = tmp_path / case.name
+    path.write_text(case.text)
+    run = tp.import_run(path, cluster=case.cluster, search=False, **case.said)
+    assert not isinstance(run.framework, str), run.framework
+    imported = run.step_ns, max(run.peak_bytes)
+    plan = run.plan.predicted
+    assert plan is not None and imported == (plan.step_ns, plan.most_bytes)
+    assert run.to_dict()["step_ns"] == run.step_ns
+    saved = tmp_path / "plan.json"
+    saved.write_text(run.plan.model_dump_json())
+    for devices in (None, case.cluster):
+        simulated = tp.simulate(saved, cluster=devices)
+        assert (simulated.step_ns, max(simulated.peak_bytes)) == imported
+    assert said_by_validate(case) == imported
+
+
+@pytest.mark.parametrize(
+    ("model", "cluster", "runtime"),
+    first_and_others(
+        [
+            ("llama3-8b", "h100:8", "megatron"),
+            ("llama3-8b", "h100:8", "torchtitan"),
+            ("llama2-13b", "a100:8", "deepspeed"),
+            ("llama3-8b", "h100-64", "accelerate"),
+        ]
+    ),
+)
+def test_plan_for_a_runtime_says_what_simulate_says(model: str, cluster: str, runtime: str, tmp_path: Path) -> None:
+    """Of the plan itself, of the same layout for that runtime, and of what is exported of it and read again."""
+    devices = load_cluster(cluster)
+    request: dict[str, Any] = {"model": model, "cluster": devices, "batch": 4 * devices.devices, "sequence": 4096}
+    found = tp.plan(**request, dtype="bf16", for_=runtime, gap=0.1, beside=False)
+    plan = found.plan
+    assert plan is not None and plan.predicted is not None and found.judged is not None
+    said = plan.predicted.step_ns, plan.predicted.most_bytes
+    assert plan.predicted.software and found.performance is not None and found.performance.step_ns == said[0] == found.step_ns
+    simulated = tp.simulate(plan, cluster=cluster)
+    assert (simulated.step_ns, max(simulated.peak_bytes)) == said
+    again = tp.simulate(plan.changed(runs_by=None, predicted=None), cluster=cluster, for_=runtime)
+    assert (again.step_ns, max(again.peak_bytes)) == said
+    if runtime == "megatron":
+        for name, text in tp.export(plan, runtime).files.items():
+            (tmp_path / name).write_text(text)
+        read = tp.import_run(tmp_path / "launch.sh", cluster=cluster, search=False)
+        assert (read.step_ns, max(read.peak_bytes)) == said
