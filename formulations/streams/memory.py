@@ -193,6 +193,17 @@ def _attention_bytes(part: Attention, tokens: float, layout: RunLayout) -> float
     return size
 
 
+def returned_bytes(unit: Unit, layout: RunLayout) -> float:
+    """What the gradient of an attention's scores makes for a while beside what is kept, where its kernels are torch's single
+    ones: the gradients of its softmax's results in both dtypes; in place of those the widest where they were dropped."""
+    attention = attention_of(splittable(unit.sublayer, layout.tp))
+    if attention is None or not attention.keeps_scores or not layout.framework.composed:
+        return 0.0
+    tokens, element = layout.micro * attention.tokens / layout.cp, DTYPE_BYTES[layout.base]
+    made = COPY_BYTES + element * (attention.attention_dropout == 0)
+    return tokens * attention.keys * (attention.heads // layout.tp) * made
+
+
 def exchanged_bytes(unit: Unit, layout: RunLayout) -> int:
     """What an all-to-all of heads needs for a while beside what is sent: that of a micro-batch by rank, and as it comes."""
     attention = attention_of(splittable(unit.sublayer, layout.tp))
@@ -265,7 +276,8 @@ def _of_rank(model: Model, layout: RunLayout, chunks: list[Chunk], rank: int) ->
     blocks = {layer: parameters_of(model, Chunk(tuple(units)), layout) for layer, units in layers.items()}
     largest = max(blocks.values())
     inner = [blocks[layer] for layer, units in layers.items() if units[0].kind in LAYERED]
-    workspace = again + max(exchanged_bytes(unit, layout) for chunk in chunks for unit in chunk.units)
+    units = [unit for chunk in chunks for unit in chunk.units]
+    workspace = again + max(max(exchanged_bytes(unit, layout), returned_bytes(unit, layout)) for unit in units)
     head = chunks[-1].units[-1]
     if head.kind == "head":
         workspace = max(workspace, loss_bytes(model, head, layout))

@@ -82,7 +82,7 @@ def held_by(run: Run, model: Model, layout: RunLayout, buffers: Buffers, assumed
     name, note = layout.framework.name, (run.note or "").lower()
     if layout.zero == 0 and layout.framework.pads == 1 and layout.dp > 1 and not layout.frozen:
         held = replace(held, bucket_elements=_copied_elements(model, layout), standing_elements=_copied_elements(model, layout))
-    if name != DEEPSPEED:
+    if name != DEEPSPEED and "deepspeed" not in (run.framework or "").lower():
         return replace(held, temporaries=LISTS) if flag(note, LISTED_STEP) else held
     if layout.zero == 0:
         return replace(held, standing_elements=0, temporaries=_temporaries(run, assumed))
@@ -92,7 +92,10 @@ def held_by(run: Run, model: Model, layout: RunLayout, buffers: Buffers, assumed
     )
     if buffers.reduce_elements is None:
         assumed[BUCKETS] = f"{bucket:.3g} numbers, DeepSpeed's default"
-    held = replace(held, bucket_elements=bucket, flattens=True, accumulates_apart=True, temporaries=_temporaries(run, assumed))
+    copies = not layout.framework.copied_bytes  # else counted with the states, as Megatron-LM's own optimizer has them
+    held = replace(
+        held, bucket_elements=bucket, flattens=copies, accumulates_apart=True, temporaries=_temporaries(run, assumed)
+    )
     if layout.zero < 3:
         return held
     live, ahead, stepped = (

@@ -1,0 +1,120 @@
+"""Memory of imported runs: what options, files, models and devices say of it, and that rows of the same runs say the same."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.shipped import locate
+
+import trainplan as tp
+from tests.validation.test_trainers_memory import DENSE, ZERO_3
+from tests.validation.test_words import predicted
+from trainplan.configurations.judging import JudgedRun
+from trainplan.validation.predict import Prediction
+
+SCRIPT = """torchrun --nproc_per_node 1 pretrain_gpt.py --num-layers 12 --hidden-size 1280 --num-attention-heads 20 \\
+ --seq-length 1024 --max-position-embeddings 1024 --micro-batch-size 4 --global-batch-size 16 --fp16 --vocab-size 50257
+"""
+FP16 = {
+    "train_micro_batch_size_per_gpu": 1,
+    "gradient_accumulation_steps": 2,
+    "fp16": {"enabled": True},
+    "zero_optimization": {"stage": 2},
+}
+
+
+def _imported(path: Path, cluster: str, **options: Any) -> JudgedRun:
+    return tp.import_run(path, cluster=cluster, search=False, **options)
+
+
+def _peak(run: JudgedRun) -> float:
+    assert isinstance(run.framework, Prediction) and run.framework.memory is not None
+    return run.framework.memory.peak_bytes
+
+
+def test_attention_of_imported_runs_is_what_the_option_the_model_or_the_device_has(tmp_path: Path) -> None:
+    """Five bytes a score where Megatron-LM keeps them: probabilities, and mask and result of their dropout."""
+    script = tmp_path / "launch.sh"
+    script.write_text(SCRIPT)
+    fused, old = _imported(script, "a100:1"), _imported(script, "v100-32gb:1")
+    scores = 5 * 4 * 20 * 1024**2 * 12
+    assert _peak(old) - _peak(fused) == pytest.approx(scores, rel=0.02)
+    assert _peak(_imported(script, "a100:1", attention="eager")) == _peak(old)
+    assert _peak(_imported(script, "v100-32gb:1", attention="flash")) == _peak(fused)
+    with pytest.raises(InputError, match="attention is 'slow'"):
+        _imported(script, "a100:1", attention="slow")
+    config = json.loads(Path(locate("models", "llama3.2-1b", "model", "a shipped model")).read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "attn_implementation": "eager"}))
+    (tmp_path / "plain.json").write_text(json.dumps(config))
+    (tmp_path / "ds.json").write_text(json.dumps(FP16))
+    given: dict[str, Any] = {"cluster": "h100:8", "sequence": 1024}
+    eager, plain = (_imported(tmp_path / "ds.json", model=tmp_path / f"{name}.json", **given) for name in ("config", "plain"))
+    layers = 16 * 32 * 1024**2 * 6 + 16 * 1024 * 2 * 24 * 64 * 2 - 16 * 1024 * 32 * 4  # keys and values of all heads, no sums
+    assert _peak(eager) - _peak(plain) == pytest.approx(layers, rel=0.01)
+    assert [each.value for each in eager.configuration.taken if each.key == "attention"] == ["eager"]
+
+
+def test_losses_of_imported_runs_are_what_the_option_says(tmp_path: Path) -> None:
+    (tmp_path / "ds.json").write_text(json.dumps(FP16))
+    given: dict[str, Any] = {"model": "llama3.2-1b", "sequence": 8192, "cluster": "h100:8", "recompute": "full"}
+    full, chunked = (_imported(tmp_path / "ds.json", loss=loss, **given) for loss in (None, "chunked"))
+    assert _peak(full) - _peak(chunked) > 0.5 * 12 * 8192 * 128256
+    with pytest.raises(InputError, match="loss is 'none'"):
+        _imported(tmp_path / "ds.json", loss="none", **given)
+
+
+def test_an_imported_run_does_not_fit_where_the_framework_s_step_does_not(tmp_path: Path) -> None:
+    """24.6 GiB by the walk over programs, which copy no gradients; 28.3 GiB as DeepSpeed steps."""
+    (tmp_path / "ds.json").write_text(json.dumps(FP16))
+    given: dict[str, Any] = {"model": "llama2-7b", "sequence": 1024, "recompute": "full"}
+    run = _imported(tmp_path / "ds.json", "v100-32gb:8", **given)
+    assert not run.fits and run.close and max(run.judged.peak_bytes) < run.plan.memory_bytes < _peak(run)
+    row = predicted(**DENSE, gpu="V100 32GB", fsdp="ZeRO-2", precision="fp16", framework="DeepSpeed")
+    assert row.memory is not None and row.memory.peak_bytes == pytest.approx(_peak(run), rel=1e-6)
+
+
+def test_states_on_the_host_are_of_imported_runs_what_they_are_of_rows(tmp_path: Path) -> None:
+    zero = {"stage": 3, "offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}}
+    values = {**FP16, "fp16": {"enabled": False}, "bf16": {"enabled": True}, "zero_optimization": zero}
+    (tmp_path / "ds.json").write_text(json.dumps(values))
+    run = _imported(tmp_path / "ds.json", "h100:8", model="llama2-7b", sequence=1024, recompute="full")
+    row = predicted(**ZERO_3, note="offload_param, offload_optimizer")
+    assert row.memory is not None and row.memory.peak_bytes == pytest.approx(_peak(run), rel=1e-6)
+    assert isinstance(run.framework, Prediction) and run.framework.step_s == pytest.approx(row.step_s, rel=0.02)
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_imported_runs_of_deepspeed_are_predicted_as_their_rows(stage: int, tmp_path: Path) -> None:
+    values = {**FP16, "fp16": {"enabled": False}, "bf16": {"enabled": True}, "zero_optimization": {"stage": stage}}
+    (tmp_path / "ds.json").write_text(json.dumps(values))
+    run = _imported(tmp_path / "ds.json", "h100:8", model="llama2-7b", sequence=1024, recompute="full")
+    row = predicted(**ZERO_3 | {"fsdp": None, "zero": stage})
+    assert row.memory is not None and row.memory.peak_bytes == pytest.approx(_peak(run), rel=1e-6)
+    assert isinstance(run.framework, Prediction) and run.framework.step_s == pytest.approx(row.step_s)
+
+
+@pytest.mark.parametrize(
+    ("kind", "keys", "fsdp"),
+    [
+        ("FSDP", {"fsdp_version": 2}, "FSDP2"),
+        ("FSDP", {"fsdp_version": 1, "fsdp_sharding_strategy": "SHARD_GRAD_OP"}, "SHARD_GRAD_OP"),
+        ("FSDP", {"fsdp_version": 2, "fsdp_offload_params": True}, "FSDP2, cpu offload"),
+        ("MULTI_GPU", {}, "DDP"),
+    ],
+)
+def test_imported_runs_of_accelerate_are_predicted_as_their_rows(
+    kind: str, keys: dict[str, Any], fsdp: str, tmp_path: Path
+) -> None:
+    """Gradients of FSDP are as wide as its parameters; what it offloads is on the host in both."""
+    lines = [f"distributed_type: {kind}", "num_processes: 8", "mixed_precision: bf16", "fsdp_config:" * bool(keys)]
+    lines += [f"  {name}: {str(value).lower() if isinstance(value, bool) else value}" for name, value in keys.items()]
+    (tmp_path / "accelerate.yaml").write_text("\n".join(filter(None, lines)) + "\n")
+    given: dict[str, Any] = {"model": "llama2-7b", "sequence": 1024, "recompute": "full", "micro_batch": 1, "batch": 16}
+    run = _imported(tmp_path / "accelerate.yaml", "h100:8", **given)
+    row = predicted(**ZERO_3 | {"framework": "Accelerate", "fsdp": fsdp})
+    assert row.memory is not None and row.memory.peak_bytes == pytest.approx(_peak(run), rel=1e-6)
+    assert isinstance(run.framework, Prediction) and run.framework.step_s == pytest.approx(row.step_s, rel=0.02)
