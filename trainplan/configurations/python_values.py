@@ -226,7 +226,7 @@ class Expressions:
 
     def _compared(self, node: ast.Compare, scope: Scope) -> Any:
         left, right, kind = self.value(node.left, scope), self.value(node.comparators[0], scope), type(node.ops[0])
-        if not isinstance(left, PLAIN) or not isinstance(right, PLAIN):
+        if not all(isinstance(each, PLAIN) for each in (left, right)):
             made = [isinstance(each, Made) and not each.implied for each in (left, right)]
             if any(made) and None in (left, right) and kind in (ast.Is, ast.IsNot):
                 return kind is ast.IsNot
@@ -244,8 +244,6 @@ class Expressions:
             return True if isinstance(value, Made) and not value.implied and not value.fields else None
         return bool(value)
 
-    # Calls.
-
     def _called(self, node: ast.Call, scope: Scope) -> Any:
         function = self._method(node, scope) if isinstance(node.func, ast.Attribute) else self.value(node.func, scope)
         if isinstance(node.func, ast.Name) and isinstance(function, Unread) and node.func.id not in scope:
@@ -253,7 +251,9 @@ class Expressions:
         if not isinstance(function, Symbol):
             return function if isinstance(node.func, ast.Attribute) else unread(node)
         given = self._arguments(node, scope)
-        plain = [value for value in given.fields.values() if isinstance(value, PLAIN) and not isinstance(value, Symbol)]
+        plain: list[Any] = [
+            value for value in given.fields.values() if isinstance(value, PLAIN) and not isinstance(value, Symbol)
+        ]
         name, known = function.rpartition(".")[2], len(plain) == len(given.fields)
         if function in ("os.environ.get", "os.getenv") and isinstance(key := given.fields.get("0"), str):
             return self.variables.get(key, given.fields.get("1", given.fields.get("default", unread(node))))
@@ -335,15 +335,15 @@ class Expressions:
 
         for place, each in enumerate(node.args):
             take("**" if isinstance(each, ast.Starred) else str(place), self.value(each, scope), each.lineno)
-        for each in node.keywords:
-            value = self.value(each.value, scope)
-            if each.arg is not None:
-                take(each.arg, value, each.value.lineno)
+        for pair in node.keywords:
+            value, line = self.value(pair.value, scope), pair.value.lineno
+            if pair.arg is not None:
+                take(pair.arg, value, line)
             elif isinstance(value, dict) and all(isinstance(key, str) for key in value):
                 for key, inner in value.items():
-                    take(key, inner, each.value.lineno)
+                    take(key, inner, line)
             else:
-                take("**", unread(each.value), each.value.lineno)
+                take("**", unread(pair.value), line)
         return given
 
     def change(self, values: Sequence[Any], node: ast.AST, name: str = "") -> None:
@@ -364,6 +364,7 @@ class Expressions:
 
 
 def unread(node: ast.AST) -> Unread:
+    """A part of a file as a value that is not known."""
     text = ast.unparse(node) if not isinstance(node, ast.Try) else "an exception"
     return Unread(shown(text.split("\n")[0]).strip("'\""), getattr(node, "lineno", 0))
 
@@ -371,10 +372,11 @@ def unread(node: ast.AST) -> Unread:
 def loaded(target: ast.AST) -> ast.expr:
     """A target of an assignment as an expression that reads it."""
     made = ast.parse(ast.unparse(target), mode="eval").body
-    return ast.copy_location(made, target)  # type: ignore[arg-type, type-var]
+    return ast.copy_location(made, target)  # type: ignore[type-var]
 
 
 def literal(text: str) -> Any:
+    """What a text of `--set` stands for: a literal of Python where it is one."""
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError, MemoryError, RecursionError):

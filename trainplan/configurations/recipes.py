@@ -68,14 +68,14 @@ def chosen(program: Program, said: Said, is_one: Callable[[Any], bool], what: st
         if other is not None:
             fix = "give a file where it is written out"
             raise InputError(f"{program.where}:{other.line}", "config", f"is made by {other.name or 'others'}", fix)
-        ones = [each for each in given if is_one(each)] or [each for each in program.made if is_one(each)]
+        ones: list[Made] = [each for each in given if is_one(each)] or [each for each in program.made if is_one(each)]
         alone = list(dict.fromkeys(ones))
         if len(alone) == 1:
             return alone[0]
         if len(alone) > 1:
             lines = ", ".join(str(each.line) for each in alone[:8])
             raise InputError(program.where, "", f"makes {len(alone)} configurations (lines {lines})", "give a file with one")
-    made = {}
+    made = dict[str, Made]()
     wanted = list(program.functions) if name is None else [name] if name in program.functions else []
     for function in wanted:
         value = program.call(function)
