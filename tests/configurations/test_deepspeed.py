@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from copy import deepcopy
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -251,7 +252,7 @@ def test_wrong_values_at_any_key_are_read_or_refused_in_one_line(flat: dict[str,
             if table is None:
                 break
         if isinstance(table, dict):
-            table[last] = value
+            table[last] = deepcopy(value)
     try:
         made = read(values, dtype=dtype)
     except InputError as error:

@@ -16,7 +16,7 @@ from trainplan.profiling.base.errors import InputError
 
 import trainplan as tp
 from tests.command.calls import call
-from trainplan.configurations import axolotl, llamafactory, transformers_arguments
+from trainplan.configurations import accelerate, axolotl, llamafactory, transformers_arguments
 from trainplan.configurations.configuration import Configuration, Said
 from trainplan.configurations.detect import MARKS, tool_of
 from trainplan.configurations.documents import read_document
@@ -295,8 +295,14 @@ def test_every_mark_tells_its_own_tool() -> None:
     assert {tool_of(value) for value in OTHERS.values()} == set(OTHERS) <= {mark.tool for mark in MARKS}
 
 
-READERS = {"axolotl": axolotl.read, "llama-factory": llamafactory.read, "transformers": transformers_arguments.read}
+READERS = {
+    "accelerate": accelerate.read,
+    "axolotl": axolotl.read,
+    "llama-factory": llamafactory.read,
+    "transformers": transformers_arguments.read,
+}
 BASES: dict[str, dict[str, Any]] = {
+    "accelerate": {"distributed_type": "FSDP", "mixed_precision": "bf16", "num_processes": 8},
     "axolotl": {
         "base_model": "Qwen/Qwen3-8B",
         "sequence_len": 2048,
@@ -306,7 +312,9 @@ BASES: dict[str, dict[str, Any]] = {
     "llama-factory": {"model_name_or_path": "Qwen/Qwen3-8B", "finetuning_type": "full", "bf16": True},
     "transformers": {"model_name_or_path": "Qwen/Qwen3-8B", "per_device_train_batch_size": 1, "bf16": True},
 }
+DEGREES = [f"parallelism_config.parallelism_config_{name}_size" for name in ("dp_shard", "dp_replicate", "tp", "cp", "sp")]
 OWN = {
+    "accelerate": [*accelerate.KINDS, "distributed_type", "num_processes", "deepspeed_config", "num_machines", *DEGREES],
     "axolotl": [
         *axolotl.REFUSED,
         *axolotl.ATTENTION,

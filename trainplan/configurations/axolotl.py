@@ -67,7 +67,9 @@ def read(path: Path, said: Said) -> Configuration:
     data, keys = opened(path, said, DEFAULTS)
     notes = list[str]()
     refuse_all(keys, REFUSED)
-    plugins = " ".join(map(str, keys.get("plugins") or [])).lower()
+    plugins = keys.get("plugins") or []
+    if not isinstance(plugins, list):
+        raise keys.error("plugins", f"is {shown(plugins)}", "give a list of names of plugins")
     micro, accumulation = _batch(keys)
     named = {"bf16", "float32"} & set(keys.values)  # where bf16 is not there at all, it is "auto"
     dtype = half_of(keys, ("bf16", "bfloat16"), ("fp16", "float16"), said, "float32" if named else "bfloat16")
@@ -85,7 +87,7 @@ def read(path: Path, said: Said) -> Configuration:
         tool="axolotl", model=keys.text("base_model", "") or None, sequence=keys.whole("sequence_len", 512), micro=micro,
         accumulation=accumulation, dtype=dtype, masters=False, widened=False, again=_again(keys, notes),
         optimizer=optimizer_of(keys, "optimizer", "adamw_torch_fused", notes), attention=_attention(keys),
-        loss=_loss(keys, plugins), recipe="fp8-current" if fp8 else None, tp=keys.whole("tensor_parallel_size", 1) or 1, cp=cp,
+        loss=_loss(keys, " ".join(map(str, plugins)).lower()), recipe="fp8-current" if fp8 else None, tp=keys.whole("tensor_parallel_size", 1) or 1, cp=cp,
         sizes={name: keys.whole(f"{name}_size", 1) or 1 for name in ("dp_shard", "dp_replicate")}, version=version, names=NAMES,
         compiled=keys.get("torch_compile") is True,
     )  # fmt: skip
