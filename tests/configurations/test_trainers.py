@@ -40,7 +40,7 @@ def judged(path: Path, **more: Any) -> Any:
 
 @pytest.mark.parametrize("name", READ)
 def test_examples_of_trainers_become_the_plans_that_they_run(name: str) -> None:
-    run = judged(HERE / name)
+    run = judged(HERE / name, variables={"accelerate": "none"} if name == "llamafactory-launched.yaml" else None)
     plan, made = run.plan, run.configuration
     layer = next(unit for unit in plan.units if unit.name.endswith("ffn"))
     assert (
@@ -77,9 +77,11 @@ def test_runs_that_are_not_planned_are_refused_by_their_key(name: str, said: str
 
 
 def test_what_accelerate_launches_may_be_a_file_of_its_own() -> None:
-    """LLaMA-Factory's example says so in a comment; without it every device has copies, and a note says that."""
-    alone = read(HERE / "llamafactory-launched.yaml")
-    assert alone.zero == 0 and any("--set accelerate=FILE" in note for note in alone.notes)
+    """LLaMA-Factory's example says so in a comment, and so do TRL's: without it, nothing is said of several devices."""
+    with pytest.raises(InputError, match=r"does not say whether devices share states; give .*accelerate=FILE") as error:
+        judged(HERE / "llamafactory-launched.yaml")
+    assert "--set accelerate=none" in error.value.command_text
+    assert judged(HERE / "llamafactory-launched.yaml", cluster="h200:1").plan.world == 1
     both = read(HERE / "llamafactory-launched.yaml", said=Said({"accelerate": "accelerate-fsdp2.yaml"}))
     assert (both.zero, both.micro_samples, both.sequence, both.devices) == (3, 8, 2048, 2)
     assert both.recomputed.of == "full" and both.precision.master == "float32"

@@ -52,10 +52,10 @@ def import_run(
     time_limit: float | None = SECONDS,
     progress: Callable[[Any], None] | None = None,
 ) -> JudgedRun:
-    """How good is what a file has a runtime run: Megatron-LM's arguments (a script or a list), torchtitan's TOML, a JSON file
-    of DeepSpeed, a YAML file of Accelerate or Megatron-Bridge, or the log of a run, in which the tool prints its
-    configuration. It becomes a plan, with its prediction; beside it the bound and the best plan of the joint
-    problem, the best one within the runtime, and what to change first.
+    """How good is what a file has a runtime run: Megatron-LM's arguments (a script or a list), torchtitan's TOML, a JSON or
+    YAML file of DeepSpeed, Accelerate, axolotl, LLaMA-Factory, transformers or Megatron-Bridge, or the log of a run, in
+    which the tool prints its configuration. It becomes a plan, with its prediction; beside it the bound and the best plan
+    of the joint problem, the best one within the runtime, and what to change first.
 
     cluster: the devices. What the file cannot say: model (a name or a config.json; default: the file's), batch (samples of a
     step), micro_batch (samples of one micro-batch on one rank), sequence, dtype, recompute (full or none: DeepSpeed and plain
@@ -63,7 +63,7 @@ def import_run(
     where never all of them are), attention (eager where scores are kept, or flash; default: as the model's configuration asks,
     else what the tool runs on the devices), variables (of a script's environment, and its positional parameters by number).
     ignored: keys of the file that change nothing of the run, where they are not known. memory, reserve: as of `plan`. runtime:
-    megatron, megatron-bridge, torchtitan, deepspeed or accelerate (default: by the file). search: look for bound, best plans
+    whose file it is, as `import-run --help` lists them (default: by the file). search: look for bound, best plans
     and changes, too. gap, time_limit: of each of the two searches. progress: as of `plan`. Raises InputError naming file and
     key.
     """

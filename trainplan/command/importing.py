@@ -15,6 +15,7 @@ from trainplan.command.ending import tell
 from trainplan.command.options import Command, Outcome, flag, output, panel, takes, word
 from trainplan.command.printing import pairs, table
 from trainplan.configurations.judging import Change, JudgedRun
+from trainplan.configurations.planned import RUNTIMES
 from trainplan.planned import Planned
 from trainplan.profiling.base.errors import COMMAND_LINE, InputError
 from trainplan.profiling.base.quantities import format_bytes, format_time, plural
@@ -35,7 +36,7 @@ def command(name: str, words: Sequence[str]) -> Command:
 
 
 @takes(
-    [word("file", Path, "Megatron-LM's script, torchtitan's .toml, DeepSpeed's .json, a .yaml of the others, a run's log.")],
+    [word("file", Path, "Megatron-LM's script, torchtitan's .toml, a .json or .yaml of the others, a run's log.")],
     panel(
         "What the file cannot say",
         [
@@ -60,7 +61,7 @@ def command(name: str, words: Sequence[str]) -> Command:
                 "A key that is not read and changes nothing of the run; may be repeated.",
                 names=("--ignore",),
             ),
-            flag("runtime", str | None, "megatron, megatron-bridge, torchtitan, deepspeed, accelerate. [default: by the file]"),
+            flag("runtime", str | None, f"{', '.join(RUNTIMES)}. [default: by the file]"),
             options.MEMORY,
             options.RESERVE,
         ],

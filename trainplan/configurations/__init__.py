@@ -2,6 +2,7 @@
 
     file -> Configuration -> Plan -> walks; the joint problem's bound; what to change first
 
-`megatron`, `torchtitan`, `deepspeed` and `accelerate` read their files into one `Configuration`; `planned` makes it a plan;
-`judging` says how good it is. What a file says beyond a plan's words is named, and so are keys that nobody knows.
+`megatron`, `torchtitan`, `deepspeed`, `accelerate`, `axolotl`, `llamafactory` and `transformers_arguments` read their files
+into one `Configuration`; `detect` says whose a file is; `planned` makes it a plan; `judging` says how good it is. What a file
+says beyond a plan's words is named, and so are keys that nobody knows.
 """

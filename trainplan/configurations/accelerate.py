@@ -36,7 +36,9 @@ LAUNCHING = {
     "deepspeed_exclusion_filter",
     "deepspeed_inclusion_filter",
     "deepspeed_config_file",
+    "seq_parallel_communication_data_type",
 }
+DEGREE = "parallelism_config.parallelism_config_"
 DEFAULTS = "default of Accelerate 1.15"
 ON_HOST = "master weights on the host: the plan's states there are in the model's dtype; less memory and time"
 
@@ -56,13 +58,11 @@ def read(path: Path, said: Said) -> Configuration:
         return _deepspeed(keys, data, path, devices, precision, said)
     notes = list[str]()
     dtype, recipe = _dtype(keys, precision, said, notes)
-    sizes = {
-        name: keys.whole(f"parallelism_config.parallelism_config_{name}_size", 1) or 1
-        for name in ("dp_replicate", "dp_shard", "tp", "cp", "sp")
-    }
+    sizes = {name: keys.whole(f"{DEGREE}{name}_size", 1) or 1 for name in ("dp_replicate", "dp_shard", "tp", "cp", "sp")}
     if sizes["sp"] > 1:
-        key = "parallelism_config.parallelism_config_sp_size"
-        raise keys.error(key, f"is {sizes['sp']}", "give 1, or distributed_type: DEEPSPEED: sequences are cut by DeepSpeed")
+        raise keys.error(
+            f"{DEGREE}sp_size", f"is {sizes['sp']}", "give 1, or distributed_type: DEEPSPEED: sequences are cut by DeepSpeed"
+        )
     node = None if devices is None else max(1, devices // (keys.whole("num_machines", 1) or 1))
     shared = Sharding(0, None, None)
     if kind == "FSDP":
@@ -74,10 +74,7 @@ def read(path: Path, said: Said) -> Configuration:
     accumulation = keys.whole("gradient_accumulation_steps")
     unread, unknown = keys.left(ACCELERATE, (*ACCELERATE_TABLES, *(("fsdp_config.",) * (kind != "FSDP"))))
     names = {"recipe": "mixed_precision", "devices": "num_processes", "accumulation": "gradient_accumulation_steps"}
-    names |= {
-        name: f"parallelism_config.parallelism_config_{key}_size"
-        for name, key in (("shard", "dp_shard"), ("tp", "tp"), ("cp", "cp"))
-    }
+    names |= {name: f"{DEGREE}{key}_size" for name, key in (("shard", "dp_shard"), ("tp", "tp"), ("cp", "cp"))}
     return Configuration(
         where=where, runtime="accelerate", software="PyTorch FSDP (Accelerate)", dtype=dtype, devices=devices,
         precision=PLAIN if dtype == "float32" or host else MASTERS, accumulation=accumulation, tp=sizes["tp"], cp=sizes["cp"],
@@ -150,8 +147,14 @@ def _deepspeed(
         sources = {"zero_optimization.stage": DEFAULTS} | sources
         called = {key: f"deepspeed_config.{name}" for name, key in DEEPSPEED.items()}
         made = deepspeed.of_values(values, str(path), said, sources, called, given)
-    for name in ("dp_replicate", "dp_shard", "tp", "cp", "sp"):
-        keys.refuse(f"parallelism_config.parallelism_config_{name}_size", ["1"], "give DeepSpeed's own keys for it")
+    sizes = {name: keys.whole(f"{DEGREE}{name}_size", 1) or 1 for name in ("dp_replicate", "dp_shard", "tp", "cp", "sp")}
+    for name in ("dp_replicate", "tp", "cp"):
+        keys.refuse(f"{DEGREE}{name}_size", ["1"], "give DeepSpeed's own keys for it")
+    if sizes["dp_shard"] > 1 and devices not in (None, sizes["dp_shard"] * sizes["sp"]):
+        fix = f"give it and parallelism_config_sp_size a product of {devices} devices"
+        raise keys.error(f"{DEGREE}dp_shard_size", f"is {sizes['dp_shard']}", fix)
+    if sizes["sp"] > 1:
+        made = replace(made, cp=sizes["sp"], exchange="heads", keys={**made.keys, "cp": f"{DEGREE}sp_size"})
     unread, others = keys.left(ACCELERATE, ACCELERATE_TABLES)
     return replace(
         made,

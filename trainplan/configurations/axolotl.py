@@ -87,9 +87,10 @@ def read(path: Path, said: Said) -> Configuration:
         tool="axolotl", model=keys.text("base_model", "") or None, sequence=keys.whole("sequence_len", 512), micro=micro,
         accumulation=accumulation, dtype=dtype, masters=False, widened=False, again=_again(keys, notes),
         optimizer=optimizer_of(keys, "optimizer", "adamw_torch_fused", notes), attention=_attention(keys),
-        loss=_loss(keys, " ".join(map(str, plugins)).lower()), recipe="fp8-current" if fp8 else None, tp=keys.whole("tensor_parallel_size", 1) or 1, cp=cp,
-        sizes={name: keys.whole(f"{name}_size", 1) or 1 for name in ("dp_shard", "dp_replicate")}, version=version, names=NAMES,
-        compiled=keys.get("torch_compile") is True,
+        loss=_loss(keys, " ".join(map(str, plugins)).lower()), recipe="fp8-current" if fp8 else None,
+        tp=keys.whole("tensor_parallel_size", 1) or 1, cp=cp, version=version, names=NAMES,
+        sizes={name: keys.whole(f"{name}_size", 1) or 1 for name in ("dp_shard", "dp_replicate")},
+        launched=False, compiled=keys.get("torch_compile") is True,
     )  # fmt: skip
     made = configured(keys, data, path, said, has, notes)
     return finished(made, keys, AXOLOTL, AXOLOTL_TABLES)

@@ -51,12 +51,14 @@ MARKS = (
     _mark("Levanter", "trainer", "trainer.mp trainer.train_batch_size trainer.num_train_steps"),
     _mark("Lightning", "", "*.class_path trainer.max_epochs trainer.strategy"),
     _mark("nanotron", "parallelism", "parallelism.dp parallelism.pp parallelism.tp tokens.micro_batch_size"),
+    _mark("NeMo", "*._factory_"),
     _mark("Hydra (_target_)", "*._target_"),
     _mark("fairseq", "optimization task", "common distributed_training dataset"),
     _mark("GPT-NeoX", "", "pipe_parallel_size pipe-parallel-size model_parallel_size model-parallel-size"),
     _mark("MaxText", "", "base_emb_dim ici_fsdp_parallelism dcn_data_parallelism per_device_batch_size"),
+    _mark("LLM Foundry", "", "train_loader variables.global_seq_len max_seq_len eval_gauntlet icl_tasks"),
     _mark("OLMo", "model.d_model", "global_train_batch_size device_train_microbatch_size"),
-    _mark("LLM Foundry", "", "train_loader device_train_microbatch_size variables.global_seq_len max_seq_len"),
+    _mark("LLM Foundry", "", "device_train_microbatch_size max_duration"),
     _mark("LitGPT", "train", "train.global_batch_size train.micro_batch_size"),
     _mark("OpenRLHF", "", "zero_stage actor_num_nodes"),
     _mark("LLaMA-Factory 1 (dist_config)", "model", "dist_config kernel_config model_class"),
@@ -65,13 +67,14 @@ MARKS = (
     _mark("Kubernetes", "apiVersion kind"),
     _mark("Docker Compose", "services"),
     _mark("GitHub Actions", "jobs"),
-    _mark("ms-swift", "", "train_type tuner_type sft_type swift_version"),
+    _mark("ms-swift", "", "train_type tuner_type sft_type rlhf_type swift_version"),
     _mark("Accelerate", "", "distributed_type compute_environment main_training_function"),
     _mark(
         "axolotl", "base_model", "sequence_len micro_batch_size datasets pretraining_dataset adapter sample_packing fsdp_config"
     ),
     _mark("LLaMA-Factory", "model_name_or_path", "finetuning_type cutoff_len dataset_dir template"),
     _mark("transformers", "", "per_device_train_batch_size per_gpu_train_batch_size num_train_epochs training_args"),
+    _mark("transformers", "model_name_or_path", "dataset_name output_dir learning_rate"),
     _mark("a model (config.json)", "model_type", "architectures hidden_size num_hidden_layers text_config"),
 )
 

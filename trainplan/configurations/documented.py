@@ -153,7 +153,8 @@ ACCELERATE = names(
     enable_cpu_affinity fsdp_config.fsdp_auto_wrap_policy fsdp_config.fsdp_backward_prefetch
     fsdp_config.fsdp_backward_prefetch_policy fsdp_config.fsdp_cpu_ram_efficient_loading
     fsdp_config.fsdp_forward_prefetch fsdp_config.fsdp_limit_all_gathers fsdp_config.fsdp_min_num_params
-    fsdp_config.fsdp_state_dict_type fsdp_config.fsdp_sync_module_states fsdp_config.fsdp_transformer_layer_cls_to_wrap
+    fsdp_config.fsdp_state_dict_type fsdp_config.fsdp_sync_module_states fsdp_config.fsdp_transformer_cls_names_to_wrap
+    fsdp_config.fsdp_transformer_layer_cls_to_wrap
     fsdp_config.fsdp_use_orig_params gpu_ids machine_rank main_process_ip main_process_port main_training_function
     num_machines parallelism_config.parallelism_config_cp_backend
     parallelism_config.parallelism_config_cp_comm_strategy parallelism_config.parallelism_config_sp_attn_implementation

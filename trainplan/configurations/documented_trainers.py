@@ -12,8 +12,8 @@ from trainplan.profiling.models.families.fields import names
 FSDP_OPTIONS = names(
     """
     backward_prefetch backward_prefetch_policy cpu_offload_pin_memory cpu_ram_efficient_loading final_state_dict_type
-    forward_prefetch limit_all_gathers min_num_params state_dict_type sync_module_states transformer_layer_cls_to_wrap
-    use_orig_params xla xla_fsdp_grad_ckpt xla_fsdp_v2
+    forward_prefetch limit_all_gathers min_num_params state_dict_type sync_module_states transformer_cls_names_to_wrap
+    transformer_layer_cls_to_wrap use_orig_params xla xla_fsdp_grad_ckpt xla_fsdp_v2
     """
 )
 FSDP = frozenset(f"{table}{name}" for table in ("fsdp_config.", "fsdp_config.fsdp_", "fsdp_") for name in FSDP_OPTIONS)
@@ -178,7 +178,7 @@ TRAINING_ARGUMENTS = FSDP | names(
 # Tables of such arguments all of whose keys are such.
 TRAINING_TABLES = names(
     """
-    accelerator_config. activation_checkpointing_kwargs. dataset_kwargs. dataset_mixture. gradient_checkpointing_kwargs.
-    liger_kernel_config. lr_scheduler_kwargs. optim_args. ray_ vllm_
+    accelerator_config. activation_checkpointing_kwargs. dataset_kwargs. dataset_mixer. dataset_mixture.
+    gradient_checkpointing_kwargs. liger_kernel_config. lr_scheduler_kwargs. optim_args. ray_ vllm_
     """
 )

@@ -34,6 +34,7 @@ ADAMW = (
 PAGED = ("paged_adamw", "paged_adamw_32bit")
 EAGER = ("eager", "disabled")
 FLASH = ("sdpa", "fa2", "fa3", "flash", "flex", "xformers", "sage")  # how the names of kernels begin that keep no scores
+LAUNCHED = "give --set accelerate=FILE, what `accelerate launch` reads, or --set accelerate=none: every device has copies"
 FSDP_WORDS = ("full_shard", "shard_grad_op", "no_shard", "hybrid_shard", "hybrid_shard_zero2", "auto_wrap", "offload")
 
 
@@ -41,7 +42,8 @@ FSDP_WORDS = ("full_shard", "shard_grad_op", "no_shard", "hybrid_shard", "hybrid
 class Arguments:
     """What the arguments of a trainer say, by whatever names. micro, accumulation: of one rank, and of one step. masters:
     whether parameters are float32 where neither DeepSpeed nor FSDP widens them; widened: whether FSDP of version 2 does. again:
-    whether layers are computed again. version: of FSDP where the file has none."""
+    whether layers are computed again. version: of FSDP where the file has none. launched: whether what shares states may be
+    said by what the program is launched with alone."""
 
     tool: str
     model: str | None
@@ -62,6 +64,7 @@ class Arguments:
     version: int
     names: Mapping[str, str]
     compiled: bool = False
+    launched: bool = True
 
 
 def opened(path: Path, said: Said, defaults: str) -> tuple[Mapping[str, Any], Keys]:
@@ -132,7 +135,7 @@ def configured(keys: Keys, data: Mapping[str, Any], path: Path, said: Said, has:
         recomputed=Recomputed("full") if has.again else made.recomputed,
         tp=max(has.tp, made.tp), cp=max(has.cp, made.cp), cuts=(), buffers=buffers, notes=(*notes, *made.notes),
         optimizer="muon" if has.optimizer == "muon" else made.optimizer, flags="compile" if has.compiled else made.flags,
-        keys={**made.keys, **has.names}, undecided={},
+        keys={**made.keys, **has.names}, undecided=made.undecided,
     )  # fmt: skip
 
 
@@ -164,7 +167,8 @@ def _deepspeed(keys: Keys, named: Any, path: Path, said: Said, has: Arguments) -
 
 def _sharded(keys: Keys, data: Mapping[str, Any], said: Said, has: Arguments, notes: list[str]) -> Configuration:
     """FSDP's part, by its keys or by the file that Accelerate is launched with; or copies of everything. Raises InputError."""
-    if (launched := said.variables.get("accelerate")) is not None:
+    launched = said.variables.get("accelerate")
+    if launched not in (None, "none"):
         made = accelerate.read(beside(Path(keys.where), launched, keys, "--set accelerate"), replace(said, dtype=has.dtype))
         return replace(made, dtype=has.dtype, precision=PLAIN if has.dtype == "float32" or made.host else MASTERS)
     words = _words(keys)
@@ -188,8 +192,6 @@ def _sharded(keys: Keys, data: Mapping[str, Any], said: Said, has: Arguments, no
         shared = fsdp(keys, find, has.sizes, has.sizes.get("node"), version, notes)
     elif has.tp > 1 or has.cp > 1:
         raise keys.error("fsdp_config", "is missing", "give it: tensor and context parallelism go with FSDP")
-    else:
-        notes.append("neither deepspeed nor fsdp: every device has copies; --set accelerate=FILE says what Accelerate launches")
     half = has.dtype != "float32"
     masters = has.masters if not asked else has.masters or version == 1 or has.widened
     if half and not masters:
@@ -201,7 +203,7 @@ def _sharded(keys: Keys, data: Mapping[str, Any], said: Said, has: Arguments, no
         where=keys.where, runtime="accelerate", software="PyTorch FSDP (Accelerate)" if asked else "PyTorch DDP",
         dtype=has.dtype, precision=MASTERS if half and masters and not host else PLAIN, zero=shared.zero, host=host,
         copies=shared.copies, shard=shared.shard, recomputed=Recomputed("full" if has.again or shared.again else "none"),
-        taken=keys.taken,
+        taken=keys.taken, undecided={} if asked or launched or not has.launched else {"zero": LAUNCHED},
     )  # fmt: skip
 
 
