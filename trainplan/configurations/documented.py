@@ -54,6 +54,25 @@ MEGATRON = names(
     --use-precision-aware-optimizer --use-pytorch-profiler --use-te --use-tp-pp-dp-mapping --valid-data-path
     --vocab-extra-ids --vocab-file --wandb-entity --wandb-exp-name --wandb-project --wandb-save-dir --weight-decay
     --weight-decay-incr-style --weight-decay-style
+    --adlr-autoresume --adlr-autoresume-interval --aml-data-download-path --app-tag-run-name --app-tag-run-version
+    --apply-residual-connection-post-layernorm --checkpoint-in-cpu --ckpt-drop-redundant-extra-state
+    --ckpt-fully-parallel-save --ckpt-step --contigious-checkpointing --cpu-torch-adam --data-args-path
+    --data-efficiency-curriculum-learning --data-impl --data-parallel-random-init --dataset --DDP-impl --decoupled-lr
+    --decoupled-min-lr --deepspeed-activation-checkpointing --deepspeed-config --disable-mem-efficient-ln
+    --disable-tp-comm-bulk-dgrad --disable-tp-comm-bulk-wgrad --disable-tp-comm-overlap-ag --disable-tp-comm-overlap-rs
+    --disable-tp-comm-split-ag --disable-tp-comm-split-rs --distribute-checkpointed-activations
+    --distribute-saved-activations --ds-fused-adam --dist-ckpt-workers --embedding-weights-in-fp32 --eval-dev
+    --fp16-lm-cross-entropy --fp32-residual-connection --head-lr-mult --lazy-mpu-init --load-tag
+    --log-batch-size-to-tensorboard --log-optimizer-states-to-tensorboard --lr-decay-tokens --lr-warmup-tokens
+    --max-padding-length --mmap-warmup --no-contiguous-buffers-in-local-ddp --no-data-sharding --no-fp8-wgrad
+    --no-load-lr-state --no-log-learnig-rate-to-tensorboard --no-log-loss-scale-to-tensorboard
+    --no-position-embedding --no-scatter-gather-tensors-in-pipeline --non-persistent-ckpt-type
+    --non-persistent-local-ckpt-algo --non-persistent-local-ckpt-dir --non-persistent-save-interval --onnx-safe
+    --openai-gelu --partition-activations --patch-tokenizer-type --pretrained-checkpoint --profile-backward
+    --profile-steps --repeated-dataloader --short-seq-prob --synchronize-each-layer --topk --train-mode --train-tokens
+    --trust-remote-code --universal-checkpoint --use-pin-memory --use-ring-exchange-p2p --version --warmup
+    --use-contiguous-buffers-in-local-ddp --use-legacy-models --wgrad-deferral-limit --zero-allgather-bucket-size
+    --zero-contigious-gradients --zero-reduce-bucket-size --zero-reduce-scatter
     """
 )
 

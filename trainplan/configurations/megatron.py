@@ -16,7 +16,8 @@ from typing import Any, Literal
 from trainplan.configurations.configuration import Configuration, Keys, Open, Recomputed, Said
 from trainplan.configurations.documented import MEGATRON
 from trainplan.configurations.foreign import foreign
-from trainplan.configurations.megatron_model import model_fields, vocabulary
+from trainplan.configurations.megatron_model import Unlike, apart, model_fields, vocabulary
+from trainplan.configurations.megatron_older import agreed, batch_of, buffers_of, engine_of, stage_of, todays
 from trainplan.configurations.shell import Command, command_of, values_of
 from trainplan.formulations.strategies import Exchange, Module
 from trainplan.profiling.base.errors import shown
@@ -33,6 +34,7 @@ SCALINGS: dict[str, RecipeName] = {
     "blockwise": "fp8-blockwise",
 }
 DENSE_ONLY = "plans have dense models"
+SHARDED_STAGES: tuple[Literal[0, 1, 2, 3], ...] = (0, 1, 2, 3)
 SHARDED: dict[str, Literal[0, 1, 2, 3]] = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 EXCHANGE: dict[str, Exchange] = {"p2p": "keys", "allgather": "keys", "a2a": "heads"}
 OVERLAPS = ("--overlap-grad-reduce", "--overlap-param-gather", "--tp-comm-overlap", "--untie-embeddings-and-output-weights")
@@ -50,7 +52,8 @@ def of_command(command: Command, where: str, said: Said) -> Configuration:
     """The configuration that a command of a script stands for. Raises InputError."""
     if command.tool not in ("megatron", ""):
         raise foreign(command, where)
-    return of_values(command.values, where, said, command.devices, command.sources, command.open)
+    engine = engine_of(command, where, said)
+    return of_values(command.values, where, said, command.devices, command.sources, command.open, engine)
 
 
 def of_arguments(words: Sequence[str], where: str, said: Said, devices: int | None = None) -> Configuration:
@@ -65,9 +68,12 @@ def of_values(
     devices: int | None = None,
     sources: Mapping[str, str] | None = None,
     opened: Mapping[str, Open] | None = None,
+    engine: Configuration | None = None,
 ) -> Configuration:
     """The configuration that arguments stand for, by name: a text, several joined by blanks, or True where one stands alone.
-    devices: as the launcher says. sources: where each argument is written. Raises InputError."""
+    devices: as the launcher says. sources: where each argument is written. opened: those that are undecided. engine: what
+    DeepSpeed's file says, of Megatron-DeepSpeed. Raises InputError."""
+    values, sources, opened = todays(values, sources or {}, opened or {})
     keys = Keys(where, values, sources=sources, defaults=DEFAULTS, ignored=said.ignored, opened=opened)
     _refuse(keys)
     tp, pp = (keys.whole(f"--{name}-model-parallel-size", 1) or 1 for name in ("tensor", "pipeline"))
@@ -82,6 +88,9 @@ def of_values(
         zero = sharded
     elif distributed:
         zero = 1
+    staged = stage_of(keys, engine, notes)
+    if staged is not None:
+        zero = SHARDED_STAGES[staged]
     cp = keys.whole("--context-parallel-size", 1) or 1
     exchange = _exchange(keys, cp, notes)
     optimizer, dealt = _optimizer(keys, notes)
@@ -96,7 +105,7 @@ def of_values(
         )
     layers = _layers(keys)
     cuts, chunks = _stages(keys, layers, pp)
-    model = model_fields(keys, layers)
+    model = _model(keys, layers, said, notes)
     multiple = (keys.whole("--make-vocab-size-divisible-by", 128) or 128) * tp
     dtype = "bfloat16" if keys.flag("--bf16") else "float16" if keys.flag("--fp16") else "float32"
     reduced = keys.flag("--grad-reduce-in-bf16") or dtype == "float16"
@@ -113,19 +122,42 @@ def of_values(
     keyed |= {"cp": "--context-parallel-size", "exchange": "--cp-comm-type"}
     fields: dict[str, Any] = {
         "sequence": keys.whole("--seq-length"),
-        "samples": keys.whole("--global-batch-size"),
+        "samples": batch_of(keys, notes),
         "micro_samples": keys.whole("--micro-batch-size", 1),
         "config": None if model is None else {**model, **vocabulary(keys)},
     }
+    buffers = buffers_of(keys, engine, staged is not None)
+    software = "megatron-core" if staged is None else "megatron-deepspeed"
+    if engine is not None:
+        agreed(keys, engine, {**fields, "dtype": dtype})
+        fields |= {"host": engine.host}
+        notes += engine.notes
     unread, unknown = keys.left(MEGATRON)
     return Configuration(
-        where=where, runtime="megatron", software="megatron-core", flags=flags, vocabulary_multiple=multiple, dtype=dtype,
+        where=where, runtime="megatron", software=software, flags=flags, vocabulary_multiple=multiple, dtype=dtype,
         precision=precision, optimizer=optimizer, devices=devices, tp=tp, pp=pp, chunks=chunks,
         copies=copies if zero else None, zero=zero, cp=cp, exchange=exchange, sequence_parallel=shared,
         schedule="interleaved-1f1b" if chunks > 1 else "1f1b", cuts=cuts, recomputed=recomputed, keys=keyed,
         notes=tuple(notes), unread=unread, unknown=unknown, recipe=recipe,
-        taken=keys.taken, **fields,
+        buffers=buffers, taken=(*keys.taken, *(() if engine is None else engine.taken)), **fields,
     )  # fmt: skip
+
+
+def _model(keys: Keys, layers: int, said: Said, notes: list[str]) -> dict[str, Any] | None:
+    """The fields of the model that the arguments describe; where --model says which it is, what differs is noted. Raises
+    InputError where it is another one."""
+    try:
+        fields = model_fields(keys, layers)
+    except Unlike as error:
+        if said.model is None:
+            raise
+        fields = {"num_hidden_layers": layers}
+        biased = error.field == "--disable-bias-linear"
+        what = "linear layers with biases (--disable-bias-linear is not given)" if biased else f"{error.field} {error.problem}"
+        notes.append(f"{what}: the plan's layers are those of {said.model}" + ", without biases" * biased)
+    if said.model is not None:
+        notes += apart(keys, layers, said.model, fields)
+    return fields
 
 
 def _recipe(keys: Keys, dtype: str, shared: bool, notes: list[str]) -> RecipeName | None:
@@ -156,7 +188,6 @@ def _refuse(keys: Keys) -> None:
         keys.refuse(f"--{name}", ["0"], DENSE_ONLY)
     for name in ("multi-latent-attention", "cpu-offloading", "optimizer-cpu-offload"):
         keys.refuse(f"--{name}", ["false"], "the plan's programs have no such thing")
-    keys.refuse("--rampup-batch-size", ["none"], "a plan is of one batch size")
 
 
 def _exchange(keys: Keys, cp: int, notes: list[str]) -> Exchange:

@@ -2,20 +2,61 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from trainplan.configurations.configuration import Keys
-from trainplan.profiling.base.errors import shown
+from trainplan.profiling.base.errors import InputError, shown
+from trainplan.profiling.models.model import load_model
 
 GPT2_VOCABULARY = 50257
 TOKENIZERS = {"GPT2BPETokenizer": GPT2_VOCABULARY}
 NULL = "NullTokenizer"  # which adds a token of its own
 
 
+class Unlike(InputError):
+    """Arguments that describe no family of models; one that is named may stand for it."""
+
+
+# Arguments, fields of configurations that say the same, and what the argument is called in notes.
+SIZES = {
+    "--num-attention-heads": ("num_attention_heads", "n_head"),
+    "--ffn-hidden-size": ("intermediate_size", "n_inner"),
+    "--num-query-groups": ("num_key_value_heads",),
+    "--vocab-size": ("vocab_size",),
+}
+
+
+def apart(keys: Keys, layers: int, name: str, fields: Mapping[str, Any] | None) -> list[str]:
+    """In what the arguments differ from the model that is named. Raises InputError where that is another model."""
+    model = load_model(name)
+    for key, value, theirs in (
+        ("--num-layers", layers, model.layers),
+        ("--hidden-size", keys.whole("--hidden-size"), model.config.get("hidden_size", model.config.get("n_embd"))),
+    ):
+        if None not in (value, theirs) and value != theirs:
+            raise keys.error(key, f"is {value}, and {model.name} has {theirs}", "give the model that runs by --model")
+    notes = []
+    for key, names in SIZES.items():
+        value = keys.whole(key)
+        theirs = next((model.config[each] for each in names if model.config.get(each) is not None), None)
+        if value is not None and theirs is not None and value != theirs:
+            notes.append(f"{key} {value}: the plan has {theirs}, as {model.name}")
+    if fields is not None and {"gpt2"} & {fields.get("model_type"), model.family} and fields.get("model_type") not in (
+        None, model.family,
+    ):  # fmt: skip
+        notes.append(f"layers as of {fields['model_type']} by the arguments: the plan's are those of {model.name}")
+    return notes
+
+
 def vocabulary(keys: Keys) -> dict[str, int]:
     """The size of the vocabulary, before it is padded, where the arguments say it."""
     size, tokenizer = keys.whole("--vocab-size"), keys.text("--tokenizer-type", "")
+    padded, extra = keys.whole("--padded-vocab-size"), keys.whole("--extra-vocab-size", least=0)
+    if padded is not None:
+        return {"vocab_size": padded}
     if size is not None:
+        size += extra or 0
         return {"vocab_size": size + (tokenizer == NULL)}
     return {"vocab_size": TOKENIZERS[tokenizer]} if tokenizer in TOKENIZERS else {}
 
@@ -48,7 +89,7 @@ def model_fields(keys: Keys, layers: int) -> dict[str, Any] | None:
     width = width or hidden // heads
     if kind == "learned_absolute" and norm == "LayerNorm" and not gated and not squared and biased and groups in (None, heads):
         if width != hidden // heads:
-            raise keys.error("--kv-channels", f"is {width}", f"give {hidden // heads}, hidden size over heads")
+            raise _unlike(keys, "--kv-channels", f"is {width}", f"give {hidden // heads}, hidden size over heads")
         return {
             "model_type": "gpt2", "n_embd": hidden, "n_layer": layers, "n_head": heads, "n_inner": inner,
             "n_positions": positions, "layer_norm_epsilon": epsilon, "tie_word_embeddings": tied,
@@ -58,7 +99,7 @@ def model_fields(keys: Keys, layers: int) -> dict[str, Any] | None:
     if kind != "rope" or biased:
         name = "--position-embedding-type" if kind != "rope" else "--disable-bias-linear"
         fix = "give --position-embedding-type rope and --disable-bias-linear, or say which model it is by --model"
-        raise keys.error(name, f"is {shown(kind if kind != 'rope' else 'not given')}, with {norm}", fix)
+        raise _unlike(keys, name, f"is {shown(kind if kind != 'rope' else 'not given')}, with {norm}", fix)
     rotated = {"rope_theta": float(base or 10000)}
     if norm == "LayerNorm" and squared:
         return {
@@ -67,11 +108,11 @@ def model_fields(keys: Keys, layers: int) -> dict[str, Any] | None:
         }  # fmt: skip
     if norm != "RMSNorm" or not gated:
         fix = "give RMSNorm with --swiglu, LayerNorm with --squared-relu, or say which model it is by --model"
-        raise keys.error("--normalization", f"is {shown(norm)}, {'gated' if gated else 'not gated'}", fix)
+        raise _unlike(keys, "--normalization", f"is {shown(norm)}, {'gated' if gated else 'not gated'}", fix)
     common |= {**rotated, "head_dim": width, "rms_norm_eps": epsilon}
     if interleaved or percent < 1:
         if width * heads != hidden or normed:
-            raise keys.error("--rotary-percent", f"is {percent:g}", "leave it out, or say which model it is by --model")
+            raise _unlike(keys, "--rotary-percent", f"is {percent:g}", "leave it out, or say which model it is by --model")
         return {
             "model_type": "glm", **common, "partial_rotary_factor": percent, "attention_bias": query_bias, "pad_token_id": None
         }  # fmt: skip
@@ -86,3 +127,7 @@ def model_fields(keys: Keys, layers: int) -> dict[str, Any] | None:
         stretched = {"rope_type": "llama3", "factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
         common["rope_scaling"] = {**stretched, "original_max_position_embeddings": 8192}
     return {"model_type": "llama", **common}
+
+
+def _unlike(keys: Keys, key: str, problem: str, fix: str) -> Unlike:
+    return Unlike(keys.where, key, problem, fix)

@@ -1,0 +1,180 @@
+"""Megatron-LM's arguments by the names of its older versions and of Megatron-DeepSpeed, and what DeepSpeed's engine adds.
+
+Older names as of `megatron/training/arguments.py` before core 0.4 (2023), which says what has replaced them;
+Megatron-DeepSpeed's as of its `megatron/arguments.py` (2024): the file of `--deepspeed_config` says stage, precision and batch.
+"""
+
+from __future__ import annotations
+
+import json
+import os.path
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from trainplan.configurations import deepspeed
+from trainplan.configurations.configuration import Configuration, Keys, Open, Said
+from trainplan.configurations.shell import Command
+from trainplan.profiling.base.errors import InputError, shown
+from trainplan.validation.buffers import NO_BUFFERS, Buffers
+
+OLDER = {
+    "--model-parallel-size": "--tensor-model-parallel-size",
+    "--batch-size": "--micro-batch-size",
+    "--checkpoint-num-layers": "--recompute-num-layers",
+    "--activations-checkpoint-num-layers": "--recompute-num-layers",
+    "--activations-checkpoint-method": "--recompute-method",
+    "--activations-checkpoint-granularity": "--recompute-granularity",
+    "--layernorm-epsilon": "--norm-epsilon",
+    "--rotary-position-embeddings-theta": "--rotary-base",
+    "--num-key-value-heads": "--num-query-groups",
+    "--ds-sequence-parallel-size": "--context-parallel-size",
+}
+# What an argument that stands alone says in today's arguments.
+MEANS: dict[str, dict[str, Any]] = {
+    "--checkpoint-activations": {"--recompute-granularity": "full", "--recompute-method": "uniform"},
+    "--fp8-hybrid": {"--fp8-format": "hybrid"},
+    "--fp8-e4m3": {"--fp8-format": "e4m3"},
+    "--num-key-value-heads": {"--group-query-attention": True},
+    "--ds-sequence-parallel-size": {"--cp-comm-type": "a2a"},
+}
+FLASH = (
+    "--use-flash-attn",
+    "--use-flash-attn-v1",
+    "--use-flash-attn-v2",
+    "--use-flash-attn-triton",
+    "--use-flash-attn-builder",
+)
+
+
+def todays(
+    values: Mapping[str, Any], sources: Mapping[str, str], opened: Mapping[str, Open]
+) -> tuple[dict[str, Any], dict[str, str], dict[str, Open]]:
+    """Arguments by today's names, with their sources and those that are open; what is given by today's name goes before."""
+    made, where, left = dict(values), dict(sources), dict(opened)
+    for old, means in MEANS.items():
+        if values.get(old) not in (None, False):
+            for name, value in means.items():
+                if name not in made:
+                    made[name], where[name] = value, sources.get(old, "")
+                    if old in opened:
+                        left[name] = opened[old]
+    for old, name in OLDER.items():
+        if old in made:
+            value = made.pop(old)
+            if name not in values:
+                made[name], where[name] = value, sources.get(old, "")
+                if old in left:
+                    left[name] = left.pop(old)
+    made.pop("--checkpoint-activations", None)
+    where = {name: source for name, source in where.items() if source}
+    return made, where, left
+
+
+def engine_of(command: Command, where: str, said: Said) -> Configuration | None:
+    """What DeepSpeed's file says of a command; None for a command without it, or where it is not there. Raises InputError."""
+    name = command.values.get("--deepspeed-config")
+    if not command.values.get("--deepspeed") and name is None:
+        return None
+    if "--deepspeed-config" in command.open:
+        Keys(where, command.values, opened=command.open).get("--deepspeed-config")
+    text = None if not isinstance(name, str) else _text(command, where, name)
+    if text is None:
+        if "--zero-stage" in command.values:
+            return None
+        fix = "give it alongside the script: it says ZeRO's stage"
+        raise InputError(where, "--deepspeed-config", f"is {shown(name)}, which is not here", fix)
+    try:
+        data = json.loads(text)
+    except ValueError:
+        if "--zero-stage" in command.values and "$" in text:
+            return None
+        raise InputError(str(name), "", "is no JSON", "give DeepSpeed's configuration, alongside the script") from None
+    if not isinstance(data, Mapping):
+        raise InputError(str(name), "", f"holds {shown(data)}", "give an object, as DeepSpeed's configurations are")
+    again = "full" if command.values.get("--checkpoint-activations") else "none"
+    return deepspeed.of_values(data, str(name), replace(said, recompute=again))
+
+
+def _text(command: Command, where: str, name: str) -> str | None:
+    """A file that the script has written, or one alongside it."""
+    written = command.files.get(os.path.normpath(os.path.join(command.directory, name)))
+    if written is not None:
+        return written
+    folder = Path(where).parent
+    for path in (Path(command.directory) / name, folder / name, folder / Path(name).name):
+        try:
+            if path.is_file() and folder.resolve() in path.resolve().parents:
+                return path.read_text()
+        except (OSError, ValueError):
+            continue
+    return None
+
+
+def agreed(keys: Keys, engine: Configuration, fields: Mapping[str, Any]) -> None:
+    """Holds what DeepSpeed's file says against the arguments. Raises InputError where they differ."""
+    names = {"samples": "--global-batch-size", "micro_samples": "--micro-batch-size", "dtype": "--fp16"}
+    for field, name in names.items():
+        theirs, ours = getattr(engine, field), fields[field]
+        if None not in (theirs, ours) and theirs != ours:
+            raise keys.error(name, f"is {ours}, and {engine.where} says {theirs}", "give one of the two, in both")
+
+
+def stage_of(keys: Keys, engine: Configuration | None, notes: list[str]) -> int | None:
+    """ZeRO's stage of Megatron-DeepSpeed; None where that is not what runs. Raises InputError."""
+    if not keys.flag("--deepspeed") and engine is None:
+        return None
+    keys.get("--deepspeed-config")
+    written = keys.whole("--zero-stage", 1, least=0)
+    keys.flag("--no-pipeline-parallel")
+    keys.flag("--deepspeed-activation-checkpointing")
+    keys.flag("--cpu-optimizer")
+    if engine is None:
+        notes.append("DeepSpeed's file is not here: ZeRO's stage is that of --zero-stage, and nothing is on the host")
+        stage = written
+    else:
+        stage = engine.zero
+        if "--zero-stage" in keys.values and written != stage:
+            notes.append(f"ZeRO's stage of {engine.where}, {stage}: --zero-stage {written} says it otherwise")
+    if stage is None or stage > 3:
+        raise keys.error("--zero-stage", f"is {stage}", "give 0, 1, 2 or 3")
+    return stage
+
+
+def buffers_of(keys: Keys, engine: Configuration | None, older: bool) -> Buffers:
+    """What is held alongside, and which attention runs, where the arguments say it. older: whether attention is fused only
+    where they ask for it. Raises InputError."""
+    held = NO_BUFFERS if engine is None else engine.buffers
+    backend = keys.text("--attention-backend", "auto", ("auto", "flash", "fused", "unfused", "local"))
+    local = keys.text("--transformer-impl", "transformer_engine") == "local"
+    flash = [name for name in FLASH if keys.flag(name)]
+    if backend in ("unfused", "local"):
+        return replace(held, attention="eager")
+    if flash or backend in ("flash", "fused"):
+        return replace(held, attention="flash")
+    return replace(held, attention="eager") if local or older else held
+
+
+def batch_of(keys: Keys, notes: list[str]) -> int | None:
+    """Samples of a step: those that a schedule ends with. Raises InputError."""
+    samples, ramp = keys.whole("--global-batch-size"), keys.get("--rampup-batch-size")
+    schedule = keys.get("--step-batch-size-schedule")
+    if schedule is not None:
+        sizes = [part.partition(":")[2] for part in str(schedule).replace(",", " ").split()]
+        if not sizes or not all(size.isdecimal() and int(size) > 0 for size in sizes):
+            fix = 'give thresholds and sizes, such as "0:64 1B:256"'
+            raise keys.error("--step-batch-size-schedule", f"is {shown(schedule)}", fix)
+        notes.append(f"batches of {', '.join(sizes)} in turn (--step-batch-size-schedule): the plan's are the last")
+        return int(sizes[-1])
+    if ramp not in (None, "none", "None"):
+        parts = str(ramp).split()
+        if len(parts) != 3 or not all(part.isdecimal() for part in parts):
+            fix = "give where it starts, by how much it grows, and over how many samples, such as 32 32 100000"
+            raise keys.error("--rampup-batch-size", f"is {shown(ramp)}", fix)
+        if samples is None:
+            raise keys.error("--global-batch-size", "is missing", "give the batch that --rampup-batch-size ends with")
+        notes.append(
+            f"batches that grow from {parts[0]} by {parts[1]} (--rampup-batch-size): the plan's is the last, {samples}"
+        )
+    return samples
