@@ -1,4 +1,4 @@
-"""What real bash makes of a script, where every program is a stub that writes down its words: the answer that ours is held to."""
+"""What real bash makes of a script, where every program is a stub that writes down its words."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-HARMLESS = "basename dirname seq cat head tail tr cut wc expr mkdir".split()
-STUBS = "torchrun python python3 deepspeed accelerate".split()
-WRAPPERS = "srun mpirun numactl nsys docker singularity".split()
+HARMLESS = ["basename", "dirname", "seq", "cat", "head", "tail", "tr", "cut", "wc", "expr", "mkdir", "sed"]
+STUBS = ["torchrun", "python", "python3", "deepspeed", "accelerate"]
+WRAPPERS = ["srun", "mpirun", "numactl", "nsys", "docker", "singularity"]
 RECORD = """#!/bin/bash
 {{ printf '%s\\0' "{name}" "$@"; printf '\\1\\0'; }} >> "{log}"
 """
 WRAP = """#!/bin/bash
 while [ $# -gt 0 ]; do
   case "$1" in
-    bash|torchrun|python|python3|deepspeed|accelerate) exec "$@" ;;
+    bash|sh|torchrun|python|python3|deepspeed|accelerate) exec "$@" ;;
   esac
   shift
 done
@@ -33,6 +33,15 @@ def bash() -> str | None:
     return shutil.which("bash")
 
 
+def opened(folder: Path) -> None:
+    """Lets stubs, which run without rights, write into a folder, and reach it."""
+    if os.geteuid() == 0:
+        for each in (folder, *folder.rglob("*")):
+            each.chmod(0o777)
+        for parent in list(folder.parents)[:-2]:
+            parent.chmod(parent.stat().st_mode | 0o011)
+
+
 def stubs(folder: Path) -> Path:
     """A folder of stubs, and of programs that only work on texts."""
     folder.mkdir()
@@ -42,9 +51,9 @@ def stubs(folder: Path) -> Path:
     for name in WRAPPERS:
         _program(folder / name, WRAP)
     _program(folder / "sbatch", SBATCH)
-    for name in ("module", "nvidia-smi", "pip", "sleep", "tee", "ssh", "export", "source-none"):
+    for name in ("module", "nvidia-smi", "pip", "sleep", "tee", "ssh"):
         _program(folder / name, "#!/bin/bash\n:\n")
-    for name in [*HARMLESS, "bash"]:
+    for name in [*HARMLESS, "bash", "sh"]:
         found = shutil.which(name)
         assert found is not None, name
         (folder / name).symlink_to(found)

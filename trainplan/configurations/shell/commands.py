@@ -65,7 +65,7 @@ def chosen(shell: Evaluator, founds: Sequence[Found], path: str) -> Command:
     """The one command that trains. Raises InputError where there is none, or where it hangs on what is not decided."""
     numbers = sorted({number for found in founds for number in _decisions(shell, found)})
     runs: list[tuple[dict[int, bool], list[Command]]] = []
-    for sides in product((True, False), repeat=len(numbers)):
+    for sides in product((False, True), repeat=len(numbers)):
         known = dict(zip(numbers, sides, strict=True))
         reached = [found for found in founds if all(known[number] == side for number, side in found.guards)]
         commands = _training([_command(shell, found, known) for found in reached])

@@ -250,7 +250,7 @@ def _matches(shell: Evaluator, text: str, raw: str, state: State, where: str) ->
             return found is not None and found.fullmatch(value) is not None
 
         other = conditions.lifted([text], one) if text else one([""])
-        truth = conditions.both(truth, lambda other=other: other, False)
+        truth = conditions.both(truth, other, False)
     return truth
 
 

@@ -53,11 +53,10 @@ class Conditions:
             return choice.decision, yes
         return self.undecided(" ".join(words))
 
-    def both(self, left: Truth, right: Callable[[], Truth], every: bool) -> Truth:
+    def both(self, left: Truth, other: Truth, every: bool) -> Truth:
         """`and` where every is said, else `or`."""
         if isinstance(left, bool):
-            return right() if left == every else left
-        other = right()
+            return other if left == every else left
         if isinstance(other, bool):
             return left if other == every else other
         if left == other:
@@ -146,14 +145,14 @@ class _Test:
         truth = self.every()
         while self.peek() == "-o":
             self.place += 1
-            truth = self.conditions.both(truth, self.every, False)
+            truth = self.conditions.both(truth, self.every(), False)
         return truth
 
     def every(self) -> Truth:
         truth = self.one()
         while self.peek() == "-a":
             self.place += 1
-            truth = self.conditions.both(truth, self.one, True)
+            truth = self.conditions.both(truth, self.one(), True)
         return truth
 
     def peek(self, offset: int = 0) -> str:
@@ -196,19 +195,15 @@ class _Double:
         truth = self.every()
         while self.peek() == "||":
             self.place += 1
-            truth = self._joined(truth, self.every, False)
+            truth = self.conditions.both(truth, self.every(), False)
         return truth
 
     def every(self) -> Truth:
         truth = self.one()
         while self.peek() == "&&":
             self.place += 1
-            truth = self._joined(truth, self.one, True)
+            truth = self.conditions.both(truth, self.one(), True)
         return truth
-
-    def _joined(self, left: Truth, right: Callable[[], Truth], every: bool) -> Truth:
-        other = right()  # parsed in any case
-        return self.conditions.both(left, lambda: other, every)
 
     def one(self) -> Truth:
         token = self.peek()

@@ -87,14 +87,15 @@ class Evaluator(Variables):
         self.texts.append(text)
         source = Source(text, path, line)
         try:
-            frame = masked(text)
+            assigned: list[tuple[str, int]] = []
+            frame = masked(text, assigned)
             root = PARSER.parse(frame.encode()).root_node
         except Unclosed:
             fix = "mend it, or give the command itself by --command"
             raise InputError(f"{path}:{line}", "", "has a quote or a bracket that nothing closes", fix) from None
         if root.has_error:
             raise self.unreadable(_faulty(root), source)
-        self.owns(frame, text)
+        self.owns(assigned, text)
         return self.deeper(lambda: self.block(root.children, state, source))
 
     def deeper(self, run: Callable[[], Outcomes]) -> Outcomes:

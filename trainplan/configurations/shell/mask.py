@@ -14,8 +14,9 @@ DOCUMENT = re.compile(r"<<-?[ \t]*")
 BRACED = re.compile(r"\{[^\s{}\"'`$;&|()<>]*\}")
 
 
-def masked(text: str) -> str:
-    """The frame of a script, of the same length, in ASCII. Raises Unclosed."""
+def masked(text: str, assigned: list[tuple[str, int]]) -> str:
+    """The frame of a script, of the same length, in ASCII. assigned: gets the variables that are given values, and where these
+    begin. Raises Unclosed."""
     made: list[str] = []
     place, starts = 0, True  # whether a word starts here
     waiting: list[tuple[str, bool]] = []  # here-documents whose bodies begin behind this line: the end, and whether of tabs
@@ -46,8 +47,8 @@ def masked(text: str) -> str:
             fill(len(text) if end < 0 else end)
             continue
         if starts and (match := ASSIGNED.match(text, place)):
-            made.append(match[1] + "x" * len(match[2] or "") + match[3] + "=")
-            place = match.end()
+            assigned.append((match[1], match.end()))
+            fill(match.end())
             if text[place : place + 1] == "(":
                 fill(_closed(text, place + 1, "(", ")"))
             starts = False

@@ -53,6 +53,8 @@ def end_of(text: str, place: int) -> int:
             return _closed(text, place + 2, "{", "}")
         if after == "(":
             return _closed(text, place + 2, "(", ")")
+        if after == "[":
+            return _closed(text, place + 2, "[", "]")
         if match := re.compile(r"\$(?:[A-Za-z_]\w*|[0-9@*#?$!_-])").match(text, place):
             return match.end()
     if char in "<>" and text[place + 1 : place + 2] == "(":

@@ -12,7 +12,6 @@ from trainplan.configurations.shell.marks import MARK, Marks, Unknown
 from trainplan.configurations.shell.state import ABSENT, Array, State, Value
 
 ARGUMENT = re.compile(r"--[A-Za-z][\w-]*")
-OWNED = re.compile(r"(?:^|[\s;({&|])([A-Za-z_]\w*)=")
 MOST_BYTES = 2**20
 # What the first process of a run has, where a script asks for it without a default.
 FIRST = dict.fromkeys(["RANK", "NODE_RANK", "LOCAL_RANK", "GROUP_RANK", "SLURM_PROCID", "SLURM_NODEID", "SLURM_LOCALID"], "0")
@@ -76,12 +75,13 @@ class Variables:
             return ""
         return self.marks.unknown(name if name.isidentifier() else "", where)
 
-    def owns(self, frame: str, text: str) -> None:
-        """Notes the variables that a text sets, and not by what they held before. frame: the text with quotes filled in."""
-        for match in OWNED.finditer(frame):
-            end = frame.find("\n", match.end())
-            if not re.search(rf"\b{match[1]}\b", text[match.end() : len(text) if end < 0 else end]):
-                self.own.add(match[1])
+    def owns(self, assigned: Sequence[tuple[str, int]], text: str) -> None:
+        """Notes the variables that a text sets, and not by what they held before. assigned: their names, and where the values
+        begin."""
+        for name, begin in assigned:
+            end = text.find("\n", begin)
+            if text[begin - 2 : begin] != "+=" and not re.search(rf"\b{name}\b", text[begin : len(text) if end < 0 else end]):
+                self.own.add(name)
 
     def _placed(self, state: State, number: int, where: str) -> str:
         if number == 0:

@@ -106,6 +106,8 @@ class Words:
                 made.append((self.shell.output(re.sub(r"\\([`$\\])", r"\1", part[1:-1]), self.state, self.where), not double))
             elif part.startswith("$((") and part.endswith("))") and _balanced(part[3:-2]):
                 made.append((self.number(part[3:-2]), not double))
+            elif part.startswith("$["):
+                made.append((self.number(part[2:-1]), not double))
             elif part.startswith("$("):
                 made.append((self.shell.output(part[2:-1], self.state, self.where), not double))
             elif part.startswith("${"):
@@ -411,7 +413,7 @@ def _cut(text: str, begin: int, length: int | None) -> str:
 
 def _slash(word: str) -> int:
     """The place of the / between pattern and replacement."""
-    place = 1 if word.startswith("/") else 0
+    place = 1 if word.startswith("//") else 0
     while place < len(word):
         if word[place] == "/":
             return place

@@ -1,0 +1,120 @@
+"""Thousands of scripts that are slightly broken: each is read, or refused in a line; none on what is not decided."""
+
+from __future__ import annotations
+
+import random
+import re
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+from trainplan.profiling.base.errors import InputError
+
+from tests.configurations import bash
+from trainplan.configurations.configuration import Configuration, Said
+from trainplan.configurations.documented import MEGATRON
+from trainplan.configurations.megatron import of_command
+from trainplan.configurations.shell import Command, command_of, values_of
+
+LAUNCH = Path(__file__).parent / "launch"
+NAMES = sorted(path.name for path in LAUNCH.glob("*.sh"))
+MOST_S = 20.0  # of one script: a bound on what is followed, not a measure of speed
+# What a mutated script may do under bash, where it is run: write where it is, at most.
+UNSAFE = re.compile(r">\s*['\"]?[/~$.]|/dev/tcp|:\(\)|&\s*&\s*&|\bkill\b|\bexec\b|/proc|/sys|\bwhile\b|\buntil\b|for \(\(")
+VALUES = ("", "1", "large")
+
+
+def mutated(text: str, rng: random.Random) -> str:
+    """One to three deletions, copies or swaps of characters, words or lines."""
+    for _ in range(rng.randint(1, 3)):
+        kind = rng.choice(["character", "word", "line"])
+        parts = list(text) if kind == "character" else re.split(r"(\s+)", text) if kind == "word" else text.splitlines(True)
+        if len(parts) < 2:
+            continue
+        a, b = rng.randrange(len(parts)), rng.randrange(len(parts))
+        how = rng.choice(["delete", "copy", "swap", "insert"])
+        if how == "delete":
+            del parts[a]
+        elif how == "copy":
+            parts.insert(a, parts[b])
+        elif how == "swap":
+            parts[a], parts[b] = parts[b], parts[a]
+        else:
+            parts.insert(
+                a,
+                rng.choice(
+                    ["$", '"', "'", "(", ")", "{", "}", "`", ";", "|", "\\", "$X", "${Y", "\0", "é", "fi", "done", "<<E"]
+                ),
+            )
+        text = "".join(parts)
+    return text
+
+
+def read(path: Path) -> tuple[Command | None, Configuration | None]:
+    """The command and the configuration of a script; None where it is refused, in one line."""
+    command = None
+    try:
+        command = command_of(path, {})
+        return command, of_command(command, str(path), Said())
+    except InputError as error:
+        assert "\n" not in error.command_text and error.problem and error.fix
+        return command, None
+
+
+def bearing(words: list[str]) -> dict[str, object]:
+    """Of the words of a command, what bears on the run: all but the keys that change no plan."""
+    place = next((place for place, word in enumerate(words) if word.endswith(".py")), len(words))
+    return {key: value for key, value in values_of(words[place + 1 :]).items() if key not in MEGATRON}
+
+
+def test_some_mutated_scripts_are_read_or_refused(tmp_path: Path) -> None:
+    held(tmp_path, range(100), None)
+
+
+@pytest.mark.long
+@pytest.mark.skipif(bash.bash() is None, reason="there is no bash")
+def test_two_thousand_mutated_scripts_are_read_or_refused(tmp_path: Path) -> None:
+    """Where one is read, bash starts a run of the same words whatever variables that it does not set are in the environment."""
+    bash.opened(tmp_path)
+    compared = held(tmp_path, range(2000), bash.stubs(tmp_path / "bin"))
+    assert compared > 200
+
+
+def held(folder: Path, seeds: range, programs: Path | None) -> int:
+    compared = 0
+    for seed in seeds:
+        rng = random.Random(seed)
+        name = rng.choice(NAMES)
+        place = folder / f"seed{seed}"
+        shutil.copytree(LAUNCH, place)
+        text = mutated((LAUNCH / name).read_text(), rng)
+        (place / name).write_text(text)
+        begun = time.process_time()
+        command, configuration = read(place / name)
+        assert time.process_time() - begun < MOST_S, (seed, name)
+        if programs is not None and command is not None and configuration is not None and not UNSAFE.search(text):
+            compared += alike(place / name, programs, command, text, (seed, name))
+        shutil.rmtree(place)
+    return compared
+
+
+def alike(path: Path, programs: Path, command: Command, text: str, of: tuple[int, str]) -> int:
+    """Holds a command that was read against those that bash starts, with variables that the script only reads unset and set."""
+    bash.opened(path.parent)
+    named = set(re.findall(r"\$\{?([A-Za-z_]\w*)\}?(?![:\w+=?-])", text))
+    unset = sorted(
+        name for name in named if not re.search(rf"(?:^|[\s;(\"'{{]){name}(?:\+?=|\b(?=[ ;]*(?:do|in|<|;)))", text, re.M)
+    )
+    ours = bearing([*command.launcher, command.program, *command.words])
+    opened = set(command.open)
+    count = 0
+    for value in VALUES if unset else VALUES[:1]:
+        theirs = bash.runs(path, programs, dict.fromkeys(unset, value) if value else {})
+        if not theirs:
+            continue
+        made = [bearing(words) for words in theirs]
+        kept = [{key: each for key, each in run.items() if key not in opened} for run in made]
+        assert {key: each for key, each in ours.items() if key not in opened} in kept, (of, ours, made, unset, value)
+        count = 1
+    return count

@@ -1,0 +1,297 @@
+"""Scripts read as bash reads them, and what is said of those that hang on what nobody has said."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from trainplan.profiling.base.errors import InputError
+
+import trainplan as tp
+from tests.configurations import bash
+from trainplan.configurations.configuration import Said
+from trainplan.configurations.megatron import of_command, read
+from trainplan.configurations.shell import command_of_text, words_of_command
+
+SIZES = (
+    "--num-layers 24 --hidden-size 2048 --num-attention-heads 16 --seq-length 2048 --max-position-embeddings 2048 "
+    "--micro-batch-size 2 --global-batch-size 64 --vocab-size 50257 --bf16"
+)
+RUN = f"torchrun --nproc_per_node 8 pretrain_gpt.py {SIZES}"
+
+
+def values(text: str, folder: Path = Path("."), **said: str) -> dict[str, object]:
+    command = command_of_text(text, said, "run.sh", folder)
+    assert not command.open
+    return dict(command.values)
+
+
+def refusal(text: str, folder: Path = Path("."), **said: str) -> str:
+    with pytest.raises(InputError) as error:
+        of_command(command_of_text(text, said, "run.sh", folder), "run.sh", Said(said))
+    assert "\n" not in error.value.command_text
+    return error.value.command_text
+
+
+SWITCHED = f"""SIZE=${{SIZE:-small}}
+FP8=${{FP8:-0}}
+if [[ $SIZE == small ]]; then L=24; elif [[ $SIZE == large ]]; then L=80; fi
+ARGS="--num-layers $L"
+if [ "$FP8" -eq 1 ]; then
+  ARGS="$ARGS --fp8-format hybrid"
+fi
+{RUN} $ARGS
+"""
+
+
+def test_one_branch_is_taken() -> None:
+    assert values(SWITCHED)["--num-layers"] == "24" and "--fp8-format" not in values(SWITCHED)
+    assert values(SWITCHED, SIZE="large")["--num-layers"] == "80"
+    assert values(SWITCHED, FP8="1")["--fp8-format"] == "hybrid"
+
+
+def test_what_no_branch_sets_is_no_value() -> None:
+    """As bash has it: the argument stands alone, and the reader refuses it."""
+    assert values(SWITCHED, SIZE="huge")["--num-layers"] is True
+
+
+@pytest.mark.parametrize(
+    ("condition", "named", "example"),
+    [
+        ('[ "$MODE" = wide ]', "MODE", "wide"),
+        ("[[ $MODE == w* ]]", "MODE", ""),
+        ("(( MODE > 2 ))", "MODE", ""),
+        ('[ -n "$MODE" ]', "MODE", ""),
+        ('test "$MODE" -eq 3', "MODE", "3"),
+        ("[[ ${MODE,,} =~ ^wide ]]", "MODE", ""),
+        ('[ "$1" = 4 ]', "1", "4"),
+    ],
+)
+def test_conditions_that_cannot_be_decided_are_refused_with_their_variable(condition: str, named: str, example: str) -> None:
+    script = f"TP=1\nif {condition}; then\n  TP=2\nfi\n{RUN} --tensor-model-parallel-size $TP\n"
+    said = refusal(script)
+    assert "--tensor-model-parallel-size is 1 or 2" in said and f"--set {named}={example}" in said and "run.sh:2" in said
+
+
+def test_conditions_that_bear_on_nothing_are_passed_over() -> None:
+    script = f"""if [ -n "$WANDB_API_KEY" ]; then LOG="--wandb-project x"; else LOG=; fi
+[ -f data.idx ] || {{ echo missing; exit 1; }}
+case $HOST_KIND in a) DIR=/a;; *) DIR=/b;; esac
+{RUN} --save $DIR $LOG --data-path $DATA
+"""
+    command = command_of_text(script, {}, "run.sh", Path("."))
+    assert set(command.open) == {"--wandb-project", "--save", "--data-path"}
+    assert of_command(command, "run.sh", Said()).sequence == 2048
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (f"{RUN} --tensor-model-parallel-size $TP", "--set TP=8"),
+        (f"{RUN} --seq-length $SEQ", "--set SEQ=4096"),
+        (f"{RUN} --recompute-granularity $AC", "--set AC=full"),
+        (f"{RUN} $EXTRA_ARGS", "$EXTRA_ARGS may hold arguments"),
+        (f"GBS=$((8 * NNODES))\n{RUN} --global-batch-size $GBS", "--set NNODES="),
+        (f"TP=$(python pick.py)\n{RUN} --tensor-model-parallel-size $TP", "--set TP=8"),
+        (f"for n in 1 2; do {RUN} --tensor-model-parallel-size $n; done", "several commands that train"),
+        (f"bash other.sh; if false; then {RUN}; fi", "runs other.sh"),
+        (f"exit 1\n{RUN}", "leaves at run.sh:1"),
+        ("if [ 1 = 1 ]; then", "is no bash"),
+        ('echo "', "nothing closes"),
+        (f"source sizes.sh\nTP=${{TP:-2}}\n{RUN} --tensor-model-parallel-size $TP", "may be set by sizes.sh"),
+    ],
+)
+def test_what_is_open_is_named_with_what_to_give(line: str, said: str) -> None:
+    assert said in refusal(line)
+
+
+def test_what_is_given_by_name_decides() -> None:
+    """Before a script's own value, and in place of what is not known; a name that nobody uses is refused."""
+    assert values(f"TP=4\n{RUN} --tensor-model-parallel-size $TP", TP="2")["--tensor-model-parallel-size"] == "2"
+    assert values(f"TP=$(ask)\n{RUN} --tensor-model-parallel-size $TP", TP="2")["--tensor-model-parallel-size"] == "2"
+    assert values(f'ARGS="$ARGS --fp16"\n{RUN} $ARGS', ARGS="--seed 1")["--seed"] == "1"
+    assert values(f"for n in 1 2; do {RUN} --tensor-model-parallel-size $n; done", n="2")["--tensor-model-parallel-size"] == "2"
+    with pytest.raises(InputError, match="does not use"):
+        values(f"SIZE=${{SIZE:-1}}\n{RUN}", SZIE="2")
+
+
+@pytest.mark.parametrize(
+    ("text", "devices"),
+    [
+        (f"torchrun --nnodes 4 --nproc-per-node=8 pretrain_gpt.py {SIZES}", 32),
+        (f"torchrun --nnodes 1:4 --nproc-per-node=gpu pretrain_gpt.py {SIZES}", None),
+        (f"torchrun --nnodes $NNODES --nproc-per-node=8 pretrain_gpt.py {SIZES}", None),
+        (f"python -m torch.distributed.launch --nproc_per_node 4 pretrain_gpt.py {SIZES}", 4),
+        (f"deepspeed --include node0:0,1,2@node1:4 pretrain_gpt.py {SIZES}", 4),
+        (f"deepspeed --num_nodes 2 --num_gpus 8 pretrain_gpt.py {SIZES}", 16),
+        (f"accelerate launch --num_processes 16 --num_machines 2 pretrain_gpt.py {SIZES}", 16),
+        (f"mpirun --bind-to none -np 24 -x A=1 python pretrain_gpt.py {SIZES}", 24),
+        (f"srun -N 2 --ntasks-per-node 8 python pretrain_gpt.py {SIZES}", 16),
+        (f"#SBATCH --nodes=4\n#SBATCH --gpus-per-node=8\nsrun -l bash -c 'python3 pretrain_gpt.py {SIZES}'", 32),
+        (f"#SBATCH -N 4\n#SBATCH --gres=gpu:a100:4\nsrun python3 pretrain_gpt.py {SIZES}", 16),
+        (f"#SBATCH -N 3\nsrun torchrun --nnodes $SLURM_NNODES --nproc_per_node 8 pretrain_gpt.py {SIZES}", 24),
+        (f"ssh node0 'cd /x && torchrun --nproc_per_node 8 pretrain_gpt.py {SIZES}'", 8),
+        (f"pdsh -w node[0-3] torchrun --nnodes 4 --nproc_per_node 8 pretrain_gpt.py {SIZES}", 32),
+        (f"singularity exec --nv image.sif torchrun --nproc_per_node 8 pretrain_gpt.py {SIZES}", 8),
+    ],
+)
+def test_devices_are_those_that_the_launcher_starts(text: str, devices: int | None) -> None:
+    command = command_of_text(text, {}, "run.sh", Path("."))
+    assert command.devices == devices and command.program == "pretrain_gpt.py" and command.values["--num-layers"] == "24"
+
+
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        ("torchrun train.py --deepspeed ds.json --bf16 --per_device_train_batch_size 4", ("transformers", "ds.json")),
+        (
+            "torchrun -m torchtitan.train --job.config_file x.toml --parallelism.tensor_parallel_degree 4",
+            ("torchtitan", "x.toml"),
+        ),
+        ("accelerate launch --config_file fsdp.yaml -m axolotl.cli.train x.yml", ("axolotl", "x.yml")),
+        ("axolotl train x.yml", ("axolotl", "x.yml")),
+        ("llamafactory-cli train x.yaml", ("llamafactory-cli", "x.yaml")),
+        ("torchrun --nproc_per_node 8 run_train.py --config-file config_llama.yaml", ("nanotron", "config_llama.yaml")),
+        ("composer train.py config.yaml", ("composer", "config.yaml")),
+    ],
+)
+def test_commands_of_other_tools_are_refused_as_what_they_are(line: str, named: tuple[str, str]) -> None:
+    said = refusal(line)
+    assert all(name in said for name in named) and "no script of Megatron-LM" in said
+
+
+def test_sources_are_the_lines_at_which_arguments_are_written(tmp_path: Path) -> None:
+    path = tmp_path / "run.sh"
+    path.write_text(f'A="--tensor-model-parallel-size 2"\nB=(\n  --sequence-parallel\n)\n{RUN} $A "${{B[@]}}"\n')
+    taken = {each.key: each.source for each in read(path, Said()).taken}
+    assert taken["--tensor-model-parallel-size"] == f"{path}:1"
+    assert taken["--sequence-parallel"] == f"{path}:3" and taken["--num-layers"] == f"{path}:5"
+
+
+def test_lines_of_arguments_are_commands() -> None:
+    command = words_of_command(f"srun {RUN} --save 'a b'")
+    assert command.values["--save"] == "a b" and command.devices == 8
+
+
+def test_other_files_are_read_alongside_and_nowhere_else(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "sizes.sh").write_text("TP=8\n")
+    (tmp_path / "in" / "more.sh").write_text("PP=4\n")
+    text = f". ./in/more.sh\n{RUN} --pipeline-model-parallel-size $PP"
+    assert values(text, tmp_path)["--pipeline-model-parallel-size"] == "4"
+    assert "--set TP" in refusal(f"source ../sizes.sh\n{RUN} --tensor-model-parallel-size $TP", tmp_path / "in")
+
+
+# One run, by pieces that may be written in many ways.
+PAIRS = [("--num-layers", "24"), ("--hidden-size", "2048"), ("--seq-length", "2048"), ("--micro-batch-size", "2")]
+ALONE = ["--bf16", "--use-distributed-optimizer"]
+
+
+@st.composite
+def spelt(draw: st.DrawFn) -> str:
+    """A script of one run: its arguments in variables, arrays, functions and loops; its command in what does not change it."""
+    lines, words = ["#!/bin/bash"], []
+    for number, (name, value) in enumerate(PAIRS):
+        variable = f"V{number}"
+        form = draw(
+            st.sampled_from(["plain", "quoted", "default", "assigned", "sum", "case", "substituted", "cut", "function"])
+        )
+        lines += {
+            "plain": [f"{variable}={value}"],
+            "quoted": [f"{variable}='{value}' # a comment with 'quotes"],
+            "default": [f'{variable}="${{{variable}:-{value}}}"'],
+            "assigned": [f': "${{{variable}:={value}}}"'],
+            "sum": [f"{variable}=$(( {value} / 2 + {value} - {value} / 2 ))"],
+            "case": [f"case a{number} in", f"  b*) {variable}=7 ;;", f"  a[0-9]) {variable}={value} ;;", "esac"],
+            "substituted": [f"{variable}=$(echo x{value} | tr -d x)"],
+            "cut": [f"{variable}=pre-{value}.post", f"{variable}=${{{variable}#*-}}", f"{variable}=${{{variable}%.*}}"],
+            "function": [f"f{number}() {{ local y=$1; {variable}=$y; return 0; }}", f"f{number} {value}"],
+        }[form]
+        joined = draw(st.sampled_from([f"{name} ${variable}", f'{name}="${variable}"', f'{name} "${{{variable}}}"']))
+        words.append(joined)
+    words += ALONE
+    words = draw(st.permutations(words))
+    held = draw(st.sampled_from(["line", "text", "array", "appended", "loop", "positional", "heredoc"]))
+    many = " \\\n  ".join(words)
+    if held == "line":
+        rest = many
+    elif held == "text":
+        lines.append('ARGS="' + " ".join(words).replace('"', "") + '"')
+        rest = "$ARGS"
+    elif held == "array":
+        lines.append("ARGS=(\n" + "\n".join(f"  {word}  # of {n}" for n, word in enumerate(words)) + "\n)")
+        rest = draw(st.sampled_from(['"${ARGS[@]}"', "${ARGS[@]}", "${ARGS[*]}"]))
+    elif held == "appended":
+        lines += ["ARGS=()", *(f"ARGS+=({word})" for word in words)]
+        rest = '"${ARGS[@]}"'
+    elif held == "loop":
+        lines += ["ARGS=", f"for w in {' '.join(words)}; do", '  ARGS="$ARGS $w"', "done"]
+        rest = "${ARGS}"
+    elif held == "positional":
+        lines.append(f"set -- {' '.join(words)}")
+        rest = '"$@"'
+    else:
+        lines += ["cat > all.args <<END", " ".join(words).replace('"', ""), "END"]
+        rest = "$(cat all.args)"
+    command = f"torchrun --nproc_per_node 8 pretrain_gpt.py {rest}"
+    wrap = draw(st.sampled_from(["bare", "if", "else", "brace", "subshell", "and", "function", "eval", "once", "tee", "not"]))
+    lines += {
+        "bare": [command],
+        "if": ["if true; then", command, "fi"],
+        "else": ["if [ 1 -gt 2 ]; then", "  echo no; exit 1", "elif false; then :; else", command, "fi"],
+        "brace": ["{", command, "}"],
+        "subshell": ["(", command, ")"],
+        "and": [f"[[ 1 == 1 ]] && {command}"],
+        "function": ["main() {", command if "$@" not in rest else f"  {command}", "}", 'main "$@"'],
+        "eval": ["eval '" + command.replace("'", "") + "'"],
+        "once": ["for _ in 1; do", command, "done"],
+        "tee": [f"{command} 2>&1 | tee out.log"],
+        "not": [f"! false && {command} || exit 1"],
+    }[wrap]
+    return "\n".join(lines) + "\n"
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@given(script=spelt())
+def test_one_run_is_read_alike_however_it_is_written(script: str) -> None:
+    command = command_of_text(script, {}, "run.sh", Path("."))
+    expected = {**dict(PAIRS), **dict.fromkeys(ALONE, True)}
+    assert dict(command.values) == expected and not command.open and command.devices == 8
+
+
+@pytest.mark.skipif(bash.bash() is None, reason="there is no bash")
+def test_the_spellings_are_those_of_bash(tmp_path: Path) -> None:
+    """Of some of the scripts that the property is tested with, so that it holds of bash, too."""
+    bash.opened(tmp_path)
+    programs = bash.stubs(tmp_path / "bin")
+    found: list[int] = []
+
+    @settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck), database=None)
+    @given(script=spelt())
+    def held(script: str) -> None:
+        folder = tmp_path / f"run{len(found)}"
+        folder.mkdir(exist_ok=True)
+        (folder / "run.sh").write_text(script)
+        bash.opened(folder)
+        theirs = bash.runs(folder / "run.sh", programs)
+        command = command_of_text(script, {}, "run.sh", folder)
+        assert theirs == [[*command.launcher, command.program, *command.words]], script
+        found.append(1)
+        shutil.rmtree(folder)
+
+    held()
+    assert len(found) >= 25
+
+
+def test_a_run_of_places_is_predicted(tmp_path: Path) -> None:
+    path = tmp_path / "run.sh"
+    path.write_text(
+        f"TP=$1\nSEQ=${{2}}\n{RUN} --tensor-model-parallel-size $TP --seq-length $SEQ --max-position-embeddings $SEQ\n"
+    )
+    with pytest.raises(InputError, match="set 1=8"):
+        tp.import_run(path, cluster="h100:8", search=False)
+    run = tp.import_run(path, cluster="h100:8", search=False, variables={"1": "2", "2": "4096"})
+    assert run.configuration.tp == 2 and run.configuration.sequence == 4096 and run.configuration.devices == 8
