@@ -15,6 +15,7 @@ from trainplan.formulations.step.messages import Item, with_messages
 from trainplan.formulations.step.schedules import Kind, Pass
 from trainplan.formulations.step.stage_memory import stage_peak
 
+FULL = 6  # times as many micro-batches as sites, beyond which interleaved stages have no other moments
 Message = tuple[Kind, int]  # forward into a stage, or the gradients that it sends back
 
 
@@ -79,7 +80,8 @@ def moments_of(configuration: Configuration) -> Sequence[Moment]:
     """The moments at which sites may hold the most."""
     if configuration.schedule.chunks == 1:
         return [Moment(((x, configuration.in_flight(x)),), stage=x) for x in range(configuration.stages)]
-    return _interleaved(configuration.schedule, configuration.stages, configuration.micro_batches)
+    count = min(configuration.micro_batches, FULL * len(configuration.sites))
+    return _interleaved(configuration.schedule, configuration.stages, count)
 
 
 def most_in_flight(configuration: Configuration) -> list[int]:

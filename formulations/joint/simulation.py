@@ -17,6 +17,7 @@ Every end is the latest of some other ends plus times of stages. `ends` says of 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import groupby
@@ -24,13 +25,16 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 from trainplan.formulations.joint.problem import Configuration, Schedule
+from trainplan.formulations.joint.recurring import Recurring, recurring
 from trainplan.formulations.step.arrays import gpipe_ends_ns, one_f_one_b_ends_ns
 from trainplan.formulations.step.messages import Item, with_messages
+from trainplan.formulations.step.repeats import TooManyRounds
 from trainplan.formulations.step.schedules import Pass, in_turn, is_sliced
 
 End = TypeVar("End")
 Symbol = tuple[str, int]  # a time of `StageTimes` by its name, and the stage
 After = Callable[[Sequence[End], tuple[Symbol, ...]], End]
+FEW = 8  # rounds of micro-batches, of which those in the middle find the pipeline full
 RECORDED = 4  # schedules whose ends are kept: configurations of several strategies have the same
 
 
@@ -76,12 +80,25 @@ def ends_ns(configuration: Configuration, stages: Sequence[StageTimes]) -> list[
         return _in_blocks(configuration, stages)
     times: dict[tuple[Symbol, ...], int] = {}
 
-    def after(ends: Sequence[int], symbols: tuple[Symbol, ...]) -> int:
+    def time_ns(symbols: tuple[Symbol, ...]) -> int:
         if symbols not in times:
             times[symbols] = sum(getattr(stages[x], name) for name, x in symbols)
-        return max(ends, default=0) + times[symbols]
+        return times[symbols]
 
-    return ends(configuration, after)
+    size, count = len(configuration.sites) if schedule.chunks > 1 else 1, configuration.micro_batches
+    few = FEW * size + (configuration.stages + schedule.sliced if size == 1 else 0)
+    if count > 2 * few and count % size == 0:
+        found = _recurring(_Shape(schedule, configuration.stages, few), size)
+        if found is not None:
+            with suppress(TooManyRounds):
+                return found.ends_ns((count - few) // size, time_ns)
+    return ends(configuration, lambda ends, symbols: max(ends, default=0) + time_ns(symbols))
+
+
+@lru_cache(maxsize=RECORDED)
+def _recurring(shape: _Shape, size: int) -> Recurring[tuple[Symbol, ...]] | None:
+    """What recurs with every further round of so many micro-batches."""
+    return recurring(_recorded(shape), _recorded(shape._replace(micro_batches=shape.micro_batches + size)))
 
 
 def _in_blocks(configuration: Configuration, stages: Sequence[StageTimes]) -> list[int]:

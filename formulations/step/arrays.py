@@ -12,6 +12,8 @@ from __future__ import annotations
 import numpy as np
 from trainplan.formulations.instances import Integers
 
+LONG = 64  # blocks that are left, for which it is looked whether all stages move on by one time
+
 
 def one_f_one_b_ends_ns(
     forward_ns: Integers, backward_ns: Integers, micro_batches: int, last_ns: Integers | None = None
@@ -22,13 +24,16 @@ def one_f_one_b_ends_ns(
     In block y = -(p-1) .. m-1 stage x runs the forward pass of micro-batch p - 1 - x + y, whose input is of the block before,
     so all stages are one step. From y = 0 on it then runs the backward pass of micro-batch y: that goes through the stages one
     after another in the same block, and ends on x at the largest of free_z + b_z + .. + b_x over the stages z >= x.
+    Once a block moves all ends on by one time, so do those after it, which are not followed.
     """
     stages, count = forward_ns.shape
     free = np.zeros((stages, count), np.int64)
     sent = np.zeros((stages + 1, count), np.int64)  # end of the last forward pass of the stage before
     back = np.cumsum(backward_ns[::-1], axis=0)[::-1]  # backward passes from the last stage to this one
     later = np.concatenate([back[1:], np.zeros((1, count), np.int64)])
-    for y in range(1 - stages, micro_batches):
+    steady = min(micro_batches - stages, micro_batches - 2)  # the last block like the one before it but for its micro-batches
+    y, before = -stages, np.concatenate([free, sent[1:]])
+    while (y := y + 1) < micro_batches:
         low, high = max(0, stages - micro_batches + y), min(stages, stages + y)
         if low < high:
             np.maximum(free[low:high], sent[low:high], out=free[low:high])
@@ -41,6 +46,13 @@ def one_f_one_b_ends_ns(
             free -= later
             np.maximum.accumulate(free[::-1], axis=0, out=free[::-1])
             free += back
+        if y >= 0 and steady - y > LONG:
+            now = np.concatenate([free, sent[1:]])
+            added, before = now - before, now
+            if y and (added == added[0]).all():  # so does every block up to the last steady one
+                free += (steady - y) * added[0]
+                sent[1:] += (steady - y) * added[0]
+                y = steady
     return free
 
 

@@ -1,0 +1,75 @@
+"""Many micro-batches in the joint problem: times and moments of memory are those of every pass, however few are followed."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from trainplan.formulations.joint import memory
+from trainplan.formulations.joint.problem import Configuration, Schedule, Site
+from trainplan.formulations.joint.simulation import FEW, StageTimes, ends, ends_ns
+from trainplan.formulations.step import arrays
+from trainplan.formulations.step.arrays import one_f_one_b_ends_ns
+
+from tests.sizes import some_and_all
+
+
+def random_times(rng: random.Random, stages: int) -> list[StageTimes]:
+    base, spread = rng.choice((0, 1000)), rng.choice((1, 3, 1000))
+    return [StageTimes(*[base + rng.randint(0, spread) for _ in range(11)]) for _ in range(stages)]
+
+
+def configured(schedule: Schedule, sites: int, micro_batches: int) -> Configuration:
+    return Configuration(
+        schedule=schedule, micro_batches=micro_batches, sites=(Site((1,)),) * sites, links=(), make_tables=tuple
+    )
+
+
+@pytest.mark.parametrize("count", some_and_all(40, 600))
+def test_ends_of_many_micro_batches_are_those_of_every_pass(count: int) -> None:
+    for seed in range(count):
+        rng = random.Random(seed)
+        sites, chunks = rng.randint(2, 4), rng.randint(1, 3)
+        if chunks > 1:
+            schedule = Schedule("interleaved", chunks=chunks, beside=rng.random() < 0.5)
+            micro_batches = sites * rng.randint(2 * FEW, 5 * FEW)
+        else:
+            schedule, micro_batches = Schedule("1f1b", sliced=rng.randint(1, sites - 1)), rng.randint(30, 90)
+        stages, configuration = random_times(rng, sites * chunks), configured(schedule, sites, micro_batches)
+
+        def after(earlier: object, symbols: object, stages: list[StageTimes] = stages) -> int:
+            return max(earlier, default=0) + sum(getattr(stages[x], name) for name, x in symbols)  # type: ignore[call-overload, attr-defined]
+
+        assert ends_ns(configuration, stages) == ends(configuration, after), seed  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("count", some_and_all(100, 3000))
+def test_blocks_that_move_all_ends_alike_need_not_be_followed(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    for seed in range(count):
+        rng = np.random.default_rng(seed)
+        stages, pipelines, base, spread = (int(rng.choice(each)) for each in ((1, 2, 3, 6), (1, 1, 3), (0, 1000), (1, 3, 1000)))
+        forward, backward, last = (base + rng.integers(0, spread + 1, (stages, pipelines)) for _ in range(3))
+        micro_batches = int(rng.choice((1, 2, 70, 150, 400)))
+        found = one_f_one_b_ends_ns(forward, backward, micro_batches, last)
+        with monkeypatch.context() as patch:
+            patch.setattr(arrays, "LONG", 10**9)
+            assert (found == one_f_one_b_ends_ns(forward, backward, micro_batches, last)).all(), seed
+
+
+@pytest.mark.parametrize(
+    "schedule", [Schedule(), Schedule("interleaved", chunks=2), Schedule("interleaved", chunks=3, beside=True)]
+)
+def test_a_million_micro_batches_are_not_followed_one_by_one(schedule: Schedule) -> None:
+    configuration = configured(schedule, 4, 2**20)
+    busy = max(ends_ns(configuration, [StageTimes(10, 20, 0, 0, 0, 0, 0)] * (4 * schedule.chunks)))
+    memory.moments_of(configuration)
+    assert busy >= 2**20 * 30 * schedule.chunks
+
+
+@pytest.mark.parametrize("sites", [1, 2, 3, 5])
+@pytest.mark.parametrize("chunks", [2, 3])
+def test_interleaved_stages_have_no_other_moments_with_more_micro_batches(sites: int, chunks: int) -> None:
+    schedule = Schedule("interleaved", chunks=chunks)
+    few, many = (memory._interleaved(schedule, sites * chunks, sites * rounds) for rounds in (memory.FULL, 3 * memory.FULL))
+    assert few == many
