@@ -48,7 +48,7 @@ stages = pd.DataFrame([vars(stage) for stage in told.stages]).set_index("stage")
 # 345M on 16 RTX 3090, stages and sub-layers differ, and the usual recipe takes the share longer that `above` gives.
 
 # %%
-mixed = tp.plan(model="gpt2-345m", cluster="autopipe-3090-16", batch=16, gap=1e-4)
+mixed = tp.plan(model="gpt2-345m", dtype="float32", cluster="autopipe-3090-16", batch=16, gap=1e-4)
 plans = {"optimum": mixed, "one strategy for all": mixed.uniform}
 rows = [{"plan": name, **vars(each.performance)} for name, each in plans.items()]
 compared = pd.DataFrame(rows)[["plan", "step_ns", "samples_per_s", "mfu", "bubble"]]

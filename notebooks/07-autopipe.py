@@ -24,7 +24,7 @@ METHODS = ["exact", "autopipe", "algorithm-1", "megatron", "piper", "dapple"]
 def build(stages, model="gpt2-345m", **options):
     shape = {"pipeline": stages, "micro_batches": 2 * stages, "dp": 1, "tp": 1, "batch": 8 * stages}
     options = {"recompute": True, "ignore_memory": True, **options}
-    return tp.build("pipeline-partition", model=model, cluster="autopipe-3090-16", **shape, **options)
+    return tp.build("pipeline-partition", model=model, dtype="float32", cluster="autopipe-3090-16", **shape, **options)
 
 
 instance = build(4)

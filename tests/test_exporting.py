@@ -45,7 +45,7 @@ ENDS_KEPT = "recomputation of embedding and head"
 
 def plan_of(config: dict[str, Any] | str, firsts: list[int], micro_batches: int = 4, **changes: Any) -> Plan:
     """A plan whose stages begin at these units (the first at 0). strategies: of all units, or of each."""
-    model = load_model(config) if isinstance(config, str) else model_from_config(config, "config", name="tiny")
+    model = load_model(config, dtype="float32") if isinstance(config, str) else model_from_config(config, "config", name="tiny")
     if "dtype" in changes:
         model = model.in_dtype(changes.pop("dtype"))
     strategies = changes.pop("strategies", "single")

@@ -23,13 +23,15 @@ from trainplan.profiling.profiles import Profile
 
 import trainplan as tp
 
-PAPER: dict[str, Any] = {"model": "gpt2-345m", "cluster": "autopipe-3090-16"}
+PAPER: dict[str, Any] = {"model": "gpt2-345m", "cluster": "autopipe-3090-16", "dtype": "float32"}
 SMALL: dict[str, Any] = {"model": "gpt2", "cluster": "cpu-4", "sequence": 64}
 
 
 def profile_of(rows: int, degree: int = 1) -> Profile:
     cluster = load_cluster(PAPER["cluster"])
-    return obtain_profile(load_model(PAPER["model"]).fused(), cluster, [rows], [degree], devices=cluster.devices)
+    return obtain_profile(
+        load_model(PAPER["model"], dtype=PAPER["dtype"]).fused(), cluster, [rows], [degree], devices=cluster.devices
+    )
 
 
 def built(**options: Any) -> Any:
@@ -156,7 +158,7 @@ def test_one_stage_takes_what_the_plan_was_costed_at(options: dict[str, Any]) ->
 
     Where strategies differ, costs of units count a tied table twice; a plan whose two ends are alike has it once, and takes
     less."""
-    untied = load_model(SMALL["model"], SMALL["sequence"]).with_fields(tie_word_embeddings=False)
+    untied = load_model(SMALL["model"], SMALL["sequence"], "float32").with_fields(tie_word_embeddings=False)
     for model in (SMALL["model"], untied):
         planned = tp.plan(**(SMALL | {"model": model}), batch=16, pipeline=1, micro_batches=2, **options)
         assert planned.plan is not None
