@@ -207,6 +207,65 @@ def test_files_of_other_tools_are_refused_by_name(tmp_path: Path) -> None:
     assert "is no Python that can be read" in refusal(tmp_path, "def (:\n")
 
 
+@pytest.mark.parametrize(
+    ("more", "field", "expected"),
+    [
+        ("comm_overlap:\n  overlap_grad_reduce: false\n", "flags", False),
+        ("dist:\n  use_megatron_fsdp: true\nddp:\n  data_parallel_sharding_strategy: optim_grads_params\n", "zero", 3),
+        ("ddp:\n  use_distributed_optimizer: false\n", "zero", 0),
+        ("mixed_precision: fp16_mixed\n", "dtype", "float16"),
+        ("mixed_precision:\n  grad_reduce_in_fp32: false\n", "dtype", "bfloat16"),
+        ("optimizer:\n  optimizer: dist_muon\n", "optimizer", "muon"),
+    ],
+)
+def test_sections_override_what_a_recipe_sets(tmp_path: Path, more: str, field: str, expected: Any) -> None:
+    made = of(tmp_path, OVERRIDE + more, "override.yaml", recipe="llama32_1b")
+    value = "--overlap-grad-reduce" in made.flags if field == "flags" else getattr(made, field)
+    assert value == expected
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ("peft:\n  dim: 8\n", "peft"),
+        ("optimizer:\n  use_precision_aware_optimizer: true\n  exp_avg_dtype: bf16\n", "optimizer.exp_avg_dtype"),
+        ("mixed_precision:\n  fp8_dot_product_attention: true\n", "fp8_dot_product_attention"),
+        ("dist:\n  use_tp_pp_dp_mapping: true\n", "use_tp_pp_dp_mapping"),
+        ("dataset:\n  sequence_length: 2048\n", "dataset.sequence_length is 2048, and model.seq_length is 4096"),
+    ],
+)
+def test_documented_fields_that_no_plan_has_are_refused(tmp_path: Path, more: str, said: str) -> None:
+    assert said in refusal(tmp_path, OVERRIDE + more, "override.yaml", recipe="llama32_1b")
+
+
+# --- Scripts that start a run of torchtitan or Megatron-Bridge.
+
+LAUNCH = """CONFIG_FILE=${CONFIG_FILE:-"./llama3_8b.toml"}
+torchrun --nproc_per_node=8 --rdzv_backend c10d --role rank --tee 3 \\
+-m torchtitan.train --job.config_file ${CONFIG_FILE} --training.tensor_parallel_degree 2 --training.compile
+"""
+
+
+def test_a_script_of_torchtitan_is_its_file_with_what_overrides_it(tmp_path: Path) -> None:
+    (tmp_path / "llama3_8b.toml").write_text((HERE / "llama3_8b-2024-2.toml").read_text())
+    made = of(tmp_path, LAUNCH, "run.sh")
+    assert (made.runtime, made.model, made.tp, made.flags, made.devices) == ("torchtitan", "llama3-8b", 2, "compile", 8)
+    sources = {each.key: each.source for each in made.taken}
+    assert sources["training.tensor_parallel_degree"].startswith(f"{tmp_path}/run.sh:")
+    assert sources["training.seq_len"].startswith(f"{tmp_path}/llama3_8b.toml:")
+    assert of(tmp_path, LAUNCH.replace("--training.compile", "--compile.no-enable"), "run.sh").flags == ""
+    assert "other.toml, which is not there" in refusal(tmp_path, LAUNCH, "run.sh", CONFIG_FILE="other.toml")
+    newer = LAUNCH.replace("--job.config_file ${CONFIG_FILE}", "--module llama3 --config llama3_8b")
+    assert "--set config=llama3_8b" in refusal(tmp_path, newer, "run.sh")
+
+
+def test_a_script_of_a_recipe_is_the_recipe_with_what_overrides_it(tmp_path: Path) -> None:
+    words = "--recipe llama32_1b_pretrain_config model.seq_length=4096 model.tensor_model_parallel_size=2"
+    text = f"torchrun --nproc_per_node 8 scripts/training/run_recipe.py {words} train.global_batch_size=16\n"
+    made = of(tmp_path, text, "run.sh")
+    assert fields(made) == fields(of(tmp_path, SCRIPT)) and made.devices == 8
+
+
 # --- torchtitan's registries.
 
 

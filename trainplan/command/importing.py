@@ -36,7 +36,7 @@ def command(name: str, words: Sequence[str]) -> Command:
 
 
 @takes(
-    [word("file", Path, "Megatron-LM's script, torchtitan's .toml, a .json or .yaml of the others, a run's log.")],
+    [word("file", Path, "A script, recipe (.py), .toml, .json or .yaml of the tool that trains, or a run's log.")],
     panel(
         "What the file cannot say",
         [
@@ -52,7 +52,7 @@ def command(name: str, words: Sequence[str]) -> Command:
             flag(
                 "settings",
                 list[str] | None,
-                "NAME=VALUE, a variable of a script, or 1=VALUE, what it takes by place; may be repeated.",
+                "NAME=VALUE, a variable of a script; 1=VALUE, what it takes by place; section.key=VALUE; may be repeated.",
                 names=("--set",),
             ),
             flag(

@@ -48,3 +48,11 @@ def _plain(value: Any, depth: int, seen: list[int]) -> Any:
     if isinstance(value, list | tuple | set):
         return [_plain(each, depth + 1, seen) for each in value]
     return value
+
+
+def written(text: Any) -> Any:
+    """A value as YAML spells it, of a text from a command line; anything else as it is."""
+    try:
+        return yaml.safe_load(text) if isinstance(text, str) else text
+    except (yaml.YAMLError, ValueError, RecursionError):
+        return text

@@ -13,13 +13,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from trainplan.configurations import megatron
 from trainplan.configurations.bridge_recipes import ARGUMENTS as OF_RECIPES
 from trainplan.configurations.bridge_recipes import base_of
 from trainplan.configurations.configuration import Configuration, Keys, Said, flattened
 from trainplan.configurations.documented_bridge import SECTIONS, TABLES
+from trainplan.configurations.documents import written
 from trainplan.configurations.lines import sources_of
 from trainplan.configurations.megatron_model import NULL
 from trainplan.execution.exports.megatron_bridge import FIELDS
@@ -91,6 +90,9 @@ PARTS = frozenset(
     )
 )
 MARKS = ("mixed_precision", "validation", "_target_")  # names beside those of sections
+OVERLAPPED = ("overlap_grad_reduce", "overlap_param_gather")
+# Of two fields either turns on what the other one does.
+EITHER = {"dist.use_megatron_fsdp": "ddp.use_megatron_fsdp", "model.tp_comm_overlap": "comm_overlap.tp_comm_overlap"}
 WIDE = ("torch.float32", "float32", "fp32")
 # Fields that bear on the run, values of them that plans have, and why no others.
 NONE, OFF = ("none", "null"), ("false",)
@@ -109,6 +111,10 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     "model.hierarchical_context_parallel_sizes": (NONE, "plans exchange in one way"),
     "model.fp32_residual_connection": (OFF, "plans keep the residual stream in the model's dtype"),
     "model.mtp_standalone": (OFF, "plans have one head"),
+    "model.variable_seq_lengths": (OFF, "plans have samples of one length"),
+    "mixed_precision.fp8_dot_product_attention": (OFF, "plans compute attention in the model's dtype"),
+    "mixed_precision.fp8_multi_head_attention": (OFF, "plans compute attention in the model's dtype"),
+    "ddp.fsdp_double_buffer": (OFF, "plans gather into buffers of their own"),
     "ddp.outer_dp_sharding_strategy": (("no_shard",), "copies are whole between groups"),
     "dist.use_tp_pp_dp_mapping": (OFF, "ranks are numbered data-parallel before pipeline-parallel"),
     "train.decrease_batch_size_if_needed": (OFF, "a plan is of one batch size"),
@@ -159,31 +165,38 @@ def of_overrides(words: Sequence[str], where: str, said: Said, recipe: str | Non
         if name.startswith("~") or not sign:
             fix = "give overrides such as model.tensor_model_parallel_size=2"
             raise InputError(where, word, "is no override that is read", fix)
-        values[key], sources[key] = _written(text), where
+        values[key], sources[key] = written(text), where
     if "mixed_precision" in values:
         values = {**precision_fields(values["mixed_precision"], where), **values, "mixed_precision": None}
     return of_fields(values, where, said, sources, recipe)
 
 
 def of_fields(
-    written: Mapping[str, Any], where: str, said: Said, sources: Mapping[str, str] | None = None, recipe: str | None = None
+    fields: Mapping[str, Any], where: str, said: Said, sources: Mapping[str, str] | None = None, recipe: str | None = None
 ) -> Configuration:
     """The configuration of fields by section and key, as `of_sections`. Raises InputError."""
-    settings = {key: _written(text) for key, text in said.variables.items() if "." in key}
-    given = {**written, **settings}
+    settings = {key: written(text) for key, text in said.variables.items() if "." in key}
+    given = {**fields, **settings}
     base = base_of(given, where, said, recipe)
-    based = {**precision_fields(base.fields.get("mixed_precision"), where), **base.fields, "mixed_precision": None}
+    own = any(given.get(f"mixed_precision.{name}") for name in ("bf16", "fp16"))  # a precision in place of the recipe's
+    precision = {} if own else precision_fields(base.fields.get("mixed_precision"), where)
+    based = {**precision, **base.fields, "mixed_precision": None}
     values = {**DEFAULTS, **based, **{key: value for key, value in given.items() if value is not None or key not in based}}
     values |= {key: None for key in given if given[key] is None and key != "mixed_precision"}
     recipes = base.sources.get("mixed_precision", "")
     origin = {**dict.fromkeys(DEFAULTS, OURS), **{key: recipes for key in based if key not in base.fields}, **base.sources}
     origin |= {**(sources or {}), **dict.fromkeys(settings, "--set")}
+    for name in OVERLAPPED:  # which it sets of what it is given
+        if values.get(f"comm_overlap.{name}") is not None:
+            values[f"ddp.{name}"] = values[f"comm_overlap.{name}"]
+    for one, other in EITHER.items():
+        values[other] = values.get(one) or values.get(other)  # either turns it on
     if not any(values.get(f"mixed_precision.{name}") for name in ("bf16", "fp16")):  # then the model says it alone
         values |= {f"mixed_precision.{name}": values[f"model.{name}"] for name in ("bf16", "fp16") if f"model.{name}" in values}
         values |= {f"mixed_precision.{GRADIENTS}": values[f"ddp.{GRADIENTS}"]} if f"ddp.{GRADIENTS}" in values else {}
     keys = Keys(where, values, sources=origin, defaults=OURS, ignored=said.ignored)
-    for key in ("model.bf16", "model.fp16", f"ddp.{GRADIENTS}"):  # which the precision overrides
-        keys.flag(key)
+    for key in ("model.bf16", "model.fp16", f"ddp.{GRADIENTS}", *EITHER, *(f"comm_overlap.{name}" for name in OVERLAPPED)):
+        keys.get(key)  # which others override, or which override others
     keys.get("mixed_precision")  # a name, whose fields are among the values
     _refuse(keys)
     words = list(_words(keys))
@@ -208,14 +221,6 @@ def of_fields(
     )  # fmt: skip
 
 
-def _written(text: Any) -> Any:
-    """A value as a command line or `--set` spells it: YAML's."""
-    try:
-        return yaml.safe_load(text) if isinstance(text, str) else text
-    except yaml.YAMLError:
-        return text
-
-
 def _refuse(keys: Keys) -> None:
     """Raises InputError for fields that bear on the run and that no plan has."""
     for key in keys.values:
@@ -224,6 +229,10 @@ def _refuse(keys: Keys) -> None:
             raise keys.error("peft", f"has {has}", "leave it out: adapters are not planned")
     for key, (neutral, why) in REFUSED.items():
         keys.refuse(key, neutral, why)
+    for name in ("fp8", "fp4"):
+        if (alone := keys.get(f"model.{name}")) not in (None, keys.get(f"mixed_precision.{name}")):
+            fix = f"give mixed_precision.{name}, which sets it"
+            raise keys.error(f"model.{name}", f"is {shown(alone)}", fix)
     aware = keys.flag("optimizer.use_precision_aware_optimizer")
     for name in ("main_grads_dtype", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype"):
         if aware:

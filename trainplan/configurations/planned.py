@@ -12,9 +12,9 @@ from trainplan.configurations import (
     accelerate,
     axolotl,
     deepspeed,
+    launched,
     llamafactory,
     logs,
-    megatron,
     megatron_bridge,
     nemo,
     recipes,
@@ -37,7 +37,7 @@ from trainplan.profiling.models.sublayers import modules_of
 
 DOCUMENTS = (".json", ".yaml", ".yml")
 READERS = {
-    "megatron": megatron.read,
+    "megatron": launched.read,
     "megatron-bridge": megatron_bridge.read,
     "torchtitan": torchtitan.read,
     "deepspeed": deepspeed.read,

@@ -372,7 +372,7 @@ def unread(node: ast.AST) -> Unread:
 def loaded(target: ast.AST) -> ast.expr:
     """A target of an assignment as an expression that reads it."""
     made = ast.parse(ast.unparse(target), mode="eval").body
-    return ast.copy_location(made, target)  # type: ignore[type-var]
+    return ast.copy_location(made, target)
 
 
 def literal(text: str) -> Any:

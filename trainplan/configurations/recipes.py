@@ -59,7 +59,7 @@ def chosen(program: Program, said: Said, is_one: Callable[[Any], bool], what: st
     name = said.variables.get("config")
     if name is None:
         started = [each for each in program.made if each.name.rpartition(".")[2] in STARTS]
-        given = [each.fields.get("config", each.fields.get("0", each.fields.get("cfg"))) for each in started]
+        given: list[Any] = [each.fields.get("config", each.fields.get("0", each.fields.get("cfg"))) for each in started]
         for value in given:
             if isinstance(value, Unread):
                 fix = "give a file where it is written out"

@@ -13,6 +13,7 @@ from typing import Any
 
 from trainplan.configurations.configuration import Configuration, Keys, Recomputed, Said, flattened
 from trainplan.configurations.documented import TORCHTITAN, TORCHTITAN_TABLES
+from trainplan.configurations.documents import written as spelt
 from trainplan.configurations.lines import sources_of
 from trainplan.configurations.torchtitan_versions import MIXTURES, NORMS, OTHERS, as_today, before_parallelism, model_of
 from trainplan.formulations.step.schedules import PlanSchedule
@@ -57,7 +58,9 @@ def of_tables(
     """The configuration of the tables of a file, or of what a job prints of them. sources: where each key is written. latest:
     of 0.3, not 0.2. Raises InputError."""
     written_sources = sources or {}
-    values, written = as_today(flattened(tables), where)
+    settings = {key: spelt(text) for key, text in said.variables.items() if "." in key}
+    written_sources = {**written_sources, **dict.fromkeys(settings, "--set")}
+    values, written = as_today({**flattened(tables), **settings}, where)
     names = {key: written.get(key, key) for key in values}
     keys = Keys(
         where,

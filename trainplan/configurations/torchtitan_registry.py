@@ -15,6 +15,7 @@ from typing import Any
 
 from trainplan.configurations import torchtitan
 from trainplan.configurations.configuration import Configuration, Said, bears
+from trainplan.configurations.documents import written
 from trainplan.configurations.python_values import Made, Symbol, Unread
 from trainplan.configurations.torchtitan_versions import MIXTURES
 from trainplan.profiling.base.errors import InputError, shown
@@ -69,7 +70,8 @@ def of_config(config: Made, path: Path, said: Said) -> Configuration:
     _model(config, path, take)
     if (overlap := tables.get("compile", {}).pop("enable_async_tensor_parallel", None)) is not None:
         take("parallelism", "enable_async_tensor_parallel", overlap, config.line)
-    made = torchtitan.of_tables(tables, where, said, sources, latest=True)
+    plain = replace(said, variables={})  # of which tables have what it says
+    made = torchtitan.of_tables(tables, where, plain, sources, latest=True)
     loss = config.fields.get("loss")
     chunked = isinstance(loss, Made) and "Chunked" in loss.name
     return replace(made, buffers=replace(made.buffers, loss="chunked" if chunked else made.buffers.loss))
@@ -80,8 +82,7 @@ def _settings(tables: dict[str, dict[str, Any]], sources: dict[str, str], said: 
     for name, text in said.variables.items():
         table, _, key = name.partition(".")
         if key and table in TABLES:
-            value: Any = int(text) if text.lstrip("-").isdecimal() else {"true": True, "false": False}.get(text.lower(), text)
-            tables.setdefault(table, {})[key], sources[name] = value, "--set"
+            tables.setdefault(table, {})[key], sources[name] = written(text), "--set"
 
 
 def _tokens(tables: dict[str, dict[str, Any]], sources: dict[str, str], where: str) -> None:
