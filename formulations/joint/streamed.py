@@ -221,6 +221,7 @@ class StreamedCosts(JointCosts):
             relaid=False,
             optimizer=self.space.optimizer,
             least=least,
+            pieces=self.cp > 1,
         )
         exchanged = 2 * samples * self.cp * moved_bytes(profile, sublayer)[1] if group == 1 else 0
         of_keys = self.rooms.exchanged_bytes(sublayer, strategy, samples * self.cp // alone.data_degree)

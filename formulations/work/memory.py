@@ -32,6 +32,7 @@ def unit_bytes(
     relaid: bool = True,
     optimizer: OptimizerName = "adamw",
     least: bool = False,
+    pieces: bool = False,
 ) -> tuple[int, int, int]:
     """O_f, O_b and O_ms of a sub-layer. samples: of a micro-batch. executed: of trainplan's programs, else the paper's.
     table_once: whether these keep a table that embedding and head share but once, with the embedding. precision: of the states,
@@ -39,7 +40,8 @@ def unit_bytes(
     otherwise. optimizer: what steps the parameters, of a profile that describes its model where that is not AdamW. least: what
     programs surely hold, in place of at most: at the end of the forward pass, where it is computed again, or when its input
     has its gradient, whichever is most; without what neighbours or other lanes may hold, and without a kernel's workspace of
-    the backward pass, which may begin when some of this is gone."""
+    the backward pass, which may begin when some of this is gone. pieces: whether samples are those of several
+    context-parallel ranks, each of which has its pieces."""
     precision = precision or profile.precision
     tp, rows = strategy.degree("tp"), samples // strategy.data_degree
     entry, shape = computed_cost(profile, sublayer, strategy, rows), profile.shapes[sublayer]
@@ -77,8 +79,9 @@ def unit_bytes(
         if strategy.modules:  # of which some is freed, and made again, between these moments
             begun, returned = gathered + output, gathered + gradient + output
         returned += rebuilt
-        if shape.kind == "head" and strategy.ckpt:  # logits are made again while those of the forward pass wait
-            returned = max(returned, gathered + 2 * output + rebuilt)
+        if shape.kind == "head" and strategy.ckpt and not pieces:
+            # Logits are made again while those of the forward pass wait; the input may be on the host still.
+            returned = max(returned, gathered + 2 * output + rebuilt - incoming)
         waiting = _loss_bytes(profile, rows * shape.tokens, tp) if "loss" in strategy.modules else output
         waiting *= shape.kind == "head"
         return forward + waiting, max(0, begun - waiting, returned - waiting), state
