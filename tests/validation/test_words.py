@@ -377,6 +377,7 @@ def test_asynchronous_tensor_parallelism_overlaps() -> None:
 
 def test_schedules_differ_in_bubbles_or_memory() -> None:
     row: dict[str, Any] = {"pp": 8, "tp": 8, "gbs": 32, "recompute": "none", "zero": 1, "model": "llama3-70b", "gpu": "H100"}
+    row["framework"] = "Megatron-Core"
     words = ("1F1B", "GPipe", "Interleaved 1F1B", "ZB-H1", "ZBVZeroBubble", "DualPipe")
     made = {each: predicted(**row, note=each) for each in words}
     step, peak = ({word: getattr(each, field) for word, each in made.items()} for field in ("step_s", "peak_gib"))

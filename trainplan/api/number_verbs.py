@@ -68,6 +68,7 @@ def validate(runs: FilePath | Sequence[Mapping[str, Any]]) -> Predictions:
     with `frame()` and `picture()`.
 
     runs: a JSON list, or its file: of each run id, model, gpu, gpus, its layout (such as seq, gbs, mbs, tp, pp, zero), and what
-    it measured: step_s in seconds, mem_gib. What cannot be predicted says why. Raises InputError.
+    it measured: step_s in seconds, or tokens_s_gpu, tflops_gpu or mfu, of a device; mem_gib; oom. What cannot be predicted
+    says why. Raises InputError.
     """
     return predict_runs(load_runs(runs))

@@ -15,7 +15,12 @@ def draw_errors(predictions: Sequence[Prediction]) -> Any:
     for each precision. Raises InputError where no row has a measured step."""
     measured = [each for each in predictions if each.error is not None]
     if not measured:
-        raise InputError("command line", "--picture", "is of runs without a measured step", "give runs with step_s")
+        raise InputError(
+            "command line",
+            "--picture",
+            "is of runs without a measured step",
+            "give runs with step_s, tokens_s_gpu, tflops_gpu or mfu",
+        )
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7.5, 6.5), layout="constrained")
@@ -27,14 +32,14 @@ def draw_errors(predictions: Sequence[Prediction]) -> Any:
             some = [each for each in measured if (each.run.gpu, (each.run.precision or "").lower()) == (kind, precision)]
             if not some:
                 continue
-            steps = [each.run.step_s or 0.0 for each in some]
+            steps = [each.measured_s or 0.0 for each in some]
             ratios = [each.step_s or 0.0 for each in some]
             low = [(each.step_s or 0) - (each.step_low_s or 0) for each in some]
             high = [(each.step_high_s or 0) - (each.step_s or 0) for each in some]
             colour, marker = SERIES[kinds.index(kind) % len(SERIES)], MARKERS[precisions.index(precision) % len(MARKERS)]
             style: dict[str, Any] = {"fmt": marker, "color": colour, "elinewidth": 0.6, "markersize": 5}
             axes.errorbar(steps, ratios, yerr=[low, high], label=f"{kind}, {precision}", **style)
-    ends = [min(each.run.step_s or 1.0 for each in measured) / 1.5, max(each.run.step_s or 1.0 for each in measured) * 1.5]
+    ends = [min(each.measured_s or 1.0 for each in measured) / 1.5, max(each.measured_s or 1.0 for each in measured) * 1.5]
     axes.plot(ends, ends, color=BOUND, linewidth=0.8)
     for share in (0.8, 1.25):
         axes.plot(ends, [end * share for end in ends], color="#bbbbbb", linewidth=0.6, linestyle="--")

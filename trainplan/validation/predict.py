@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import hypot, sqrt
 from typing import Any, ClassVar
@@ -19,6 +19,7 @@ from trainplan.profiling.clusters.nodes import host_of
 from trainplan.tabular import Tabular
 from trainplan.validation.fitting import close, limit_bytes
 from trainplan.validation.layouts import LaidRun, laid_run
+from trainplan.validation.measured import Measured, contradiction, measured_of, verdict
 from trainplan.validation.rows import Run
 
 GIB = 2**30
@@ -46,11 +47,17 @@ class Prediction:
     laid: LaidRun | None = None
     step: StreamsStep | None = None
     borrowed: Sequence[str] = ()
+    measured: Sequence[Measured] = ()
+
+    @property
+    def measured_s(self) -> float | None:
+        """The measured step, in seconds or made of tokens/s, TFLOP/s or MFU; None where none is."""
+        return self.measured[0].step_s if self.measured else self.run.step_s or None
 
     @property
     def error(self) -> float | None:
         """Predicted over measured step, less 1."""
-        return None if not self.run.step_s or self.step_s is None else self.step_s / self.run.step_s - 1
+        return None if self.measured_s is None or self.step_s is None else self.step_s / self.measured_s - 1
 
     @property
     def memory_error(self) -> float | None:
@@ -60,7 +67,8 @@ class Prediction:
     def to_dict(self) -> dict[str, Any]:
         """What `--json` prints of it."""
         names = ("step_s", "step_low_s", "step_high_s", "peak_gib", "fits", "close", "cannot")
-        return {"id": self.run.id} | {name: getattr(self, name) for name in names}
+        by = {"measured_s": self.measured_s, "measured_by": self.measured[0].by if self.measured else None}
+        return {"id": self.run.id} | {name: getattr(self, name) for name in names} | by | {"error": self.error}
 
 
 class Predictions(Tabular, list[Prediction]):
@@ -101,7 +109,18 @@ class Predictions(Tabular, list[Prediction]):
         """What cannot be predicted, and which efficiencies are those of another kind of device."""
         cannot = [f"{each.run.id} ({each.run.model}) cannot be predicted: {each.cannot}" for each in self if each.cannot]
         borrowed = dict.fromkeys(f"{each.laid.sheet.name}, {text}" for each in self if each.laid for text in each.borrowed)
-        return [*cannot, *borrowed]
+        return [*cannot, *(text for each in self for text in _of_measures(each)), *borrowed]
+
+
+def _of_measures(each: Prediction) -> Iterator[str]:
+    """How a row's step is made of what it says, and what of it contradicts."""
+    if each.measured and each.measured[0].by != "step_s":
+        first = each.measured[0]
+        value = getattr(each.run, first.by)
+        yield f"{each.run.id}: its measured step is of {first.by} {value:g}" + (f": {first.counted}" if first.counted else "")
+    if each.laid is not None and each.peak_gib is not None:
+        said = (contradiction(each.measured), verdict(each.laid, each.peak_gib * GIB, each.fits is not False))
+        yield from (f"{each.run.id}: {text}" for text in said if text)
 
 
 def _row(each: Prediction) -> dict[str, Any]:
@@ -112,7 +131,7 @@ def _row(each: Prediction) -> dict[str, Any]:
         "model": run.model,
         "devices": f"{run.gpus} {run.gpu if laid is None else laid.name}",
         "layout": None if laid is None else _layout_text(laid),
-        "measured_ns": _scaled(run.step_s, 1e9),
+        "measured_ns": _scaled(each.measured_s, 1e9),
         "predicted_ns": _scaled(each.step_s, 1e9),
         "low_ns": _scaled(each.step_low_s, 1e9),
         "high_ns": _scaled(each.step_high_s, 1e9),
@@ -175,6 +194,7 @@ def predict_laid(laid: LaidRun, table: EfficiencyTable) -> Prediction:
         laid=laid,
         step=step,
         borrowed=borrowed,
+        measured=measured_of(laid),
     )
 
 

@@ -55,8 +55,8 @@ def by_group(predictions: Sequence[Prediction], group: str, error: str = "error"
 
 def _inside(predictions: Sequence[Prediction]) -> float:
     within = [
-        each.step_low_s <= each.run.step_s <= each.step_high_s
+        each.step_low_s <= each.measured_s <= each.step_high_s
         for each in predictions
-        if each.step_low_s is not None and each.step_high_s is not None and each.run.step_s is not None
+        if each.step_low_s is not None and each.step_high_s is not None and each.measured_s is not None
     ]
     return sum(within) / len(within)
