@@ -46,7 +46,7 @@ def row(model: str, devices: int, runtime: str, seconds: float, free_ns: int | N
     label = f"{model:11} {devices:5} {runtime:15}"
     if answer.plan is None or answer.plan.predicted is None:
         return f"{label} no plan: {answer.result.status}, {took:.0f} s", "none", True
-    plan, step = answer.plan, answer.plan.predicted.step_ns
+    plan, step = answer.plan, answer.judged.step_ns
     price = "" if not free_ns else f"{step / free_ns - 1:+7.2%}"
     text = f"{label} {format_time(step):>9} {price} {answer.answer.status:9} {took:4.0f} s  {plan.one_strategy or 'several'}"
     try:
