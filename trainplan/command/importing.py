@@ -174,7 +174,9 @@ def _searches(judged: JudgedRun) -> list[tuple[str, str]]:
     if best is not None:
         rows.append(_searched("best plan", best, judged.judged.step_ns, "" if alone else "by the walks over both"))
     if judged.within is not None:
-        rows.append(_searched(f"best in {judged.configuration.runtime}", judged.within, judged.step_ns, ""))
+        label, text = _searched(f"best in {judged.configuration.runtime}", judged.within, judged.step_ns, "")
+        worse = not alone and (judged.within.step_ns or 0) >= judged.step_ns
+        rows.append((label, f"what runs; the optimum of the walks takes {text}" if worse else text))
     if best is None or judged.gap is None or best.answer.bound_ns is None:
         return rows
     source = best.result.bound_source or "the search"

@@ -116,7 +116,9 @@ def run_report(plan: Plan, report: Any, scale_down: int) -> None:
     rows = []
     if plan.predicted:
         scaled = " (of the planned model)" if scale_down > 1 else ""
-        rows.append(("predicted time", f"{format_time(plan.predicted.step_ns)} a step{scaled}"))
+        software = plan.predicted.software
+        whose = f", as {software} overlaps, which does not run here" if software else ""
+        rows.append(("predicted time", f"{format_time(plan.predicted.step_ns)} a step{scaled}{whose}"))
         if report.runtime == "program" and LANE_OF[cast(Lanes, plan.predicted.backend)] is not LANE_OF[report.backend]:
             rows.append(("", f"on the lanes of {plan.predicted.backend}; this run's back-end is {report.backend}"))
         rows.append(("predicted memory", f"{format_bytes(plan.predicted.most_bytes)} peak{scaled}"))

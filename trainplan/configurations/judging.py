@@ -118,10 +118,7 @@ class JudgedRun:
             "walk": {"step_ns": self.judged.step_ns, "peak_bytes": max(self.judged.peak_bytes)},
             "framework": framework,
             "gap": self.gap,
-            **{
-                name: None if each is None else {"step_ns": each.step_ns, "bound_ns": each.answer.bound_ns}
-                for name, each in searches.items()
-            },
+            **{name: None if each is None else _searched(each) for name, each in searches.items()},
             "changes": [{"what": each.what, "share": each.share, "walked": each.walked} for each in self.changes],
             "measured": None if self.logged is None else self.logged.to_dict(),
             "notes": list(self.configuration.notes),
@@ -129,6 +126,12 @@ class JudgedRun:
             "unknown": list(self.configuration.unknown),
             "values": [{"key": each.key, "value": each.value, "source": each.source} for each in self.configuration.taken],
         }
+
+
+def _searched(answer: Planned) -> dict[str, Any]:
+    """A search's plan as plain values: its step by the walks, of which the bound is, and as it is predicted."""
+    walked = answer.step_ns if answer.judged is None else answer.judged.step_ns
+    return {"step_ns": walked, "bound_ns": answer.answer.bound_ns, "predicted_ns": answer.step_ns}
 
 
 def changes(configuration: Configuration, plan: Plan, request: Request, step_ns: int) -> tuple[Change, ...]:

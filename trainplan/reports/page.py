@@ -11,7 +11,6 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from trainplan.checking import CheckedClaim, check_claim
-from trainplan.execution.judge import Judged
 from trainplan.explaining import Explained, explain
 from trainplan.formulations.plan import Plan
 from trainplan.formulations.runs import runs
@@ -25,7 +24,7 @@ from trainplan.profiling.profiles import Profile
 from trainplan.reports.memory import COLUMNS, HIGH, stage_curves
 from trainplan.reports.steps import KINDS, drawn_step
 from trainplan.rivals import Rival
-from trainplan.simulating import simulate
+from trainplan.simulating import Simulation, simulate
 
 MOST_RUNS = 48  # of a stage, beyond which its map has no letters
 LOW = 0.5  # of the limit: below, memory over time is drawn against the peak, so that it can be seen
@@ -54,11 +53,11 @@ def page(plan: Plan, profile: Profile | None, time_limit: float | None, compared
     template = _environment().from_string(_text("page.html"))
     return template.render(
         plan=plan,
-        title=f"{plan.planned_model().name}: {format_time(judged.step_ns)} a step",
+        title=f"{plan.planned_model().name}: {format_time(simulation.step_ns)} a step",
         css=Markup(_colours() + _text("page.css")),
         script=Markup(_text("page.js")),
         step=_embedded(drawn_step(plan, judged)),
-        head=_head(plan, judged, perf, cluster, checked),
+        head=_head(plan, simulation, perf, cluster, checked),
         kinds=list(KINDS),
         parts=PARTS,
         strategies=_strategies(plan),
@@ -106,7 +105,7 @@ def _colours() -> str:
 
 
 def _head(
-    plan: Plan, judged: Judged, perf: Performance, cluster: Cluster | None, checked: CheckedClaim | None
+    plan: Plan, simulation: Simulation, perf: Performance, cluster: Cluster | None, checked: CheckedClaim | None
 ) -> list[tuple[str, str]]:
     """Label and text of what the plan is."""
     model, batch, claim = plan.planned_model(), plan.batch, plan.claim
@@ -118,11 +117,17 @@ def _head(
         ("batch", f"{plural(batch.global_samples, 'sample')} a step in {plural(batch.micro_batches, 'micro-batch')}"),
         ("sequence", plural(model.sequence_tokens, "token")),
         ("stages", stages),
-        ("predicted step", format_time(judged.step_ns)),
+        ("predicted step", format_time(simulation.step_ns)),
         *((label, text) for label, text in perf.summary() if label != "device time"),
         ("device time", dict(perf.summary())["device time"]),
-        ("memory", f"{format_bytes(max(judged.peak_bytes))} on the fullest device, limit {format_bytes(plan.memory_bytes)}"),
+        (
+            "memory",
+            f"{format_bytes(max(simulation.peak_bytes))} on the fullest device, limit {format_bytes(plan.memory_bytes)}",
+        ),
     ]
+    if simulation.software:
+        drawn = "step and memory are drawn as the walks over the plan's programs say, with which bounds compare"
+        facts.append(("predicted", f"as {simulation.software} overlaps; {drawn}"))
     if claim is not None:
         bound = "none" if claim.bound_ns is None else f"{format_time(claim.bound_ns)}, gap {_gap(claim.gap)}"
         facts.append(("bound of claim", bound))

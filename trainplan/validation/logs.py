@@ -127,7 +127,7 @@ def _log(
 
 @dataclass(frozen=True)
 class LoggedRun:
-    """A log beside a plan's prediction. step_s: the median measured step; predicted_s: the walk's; lines: steps in the log;
+    """A log beside a plan's prediction. step_s: the median measured step; predicted_s: the plan's; lines: steps in the log;
     peaks: measured and predicted bytes by rank, or of the fullest device (None)."""
 
     log: Log

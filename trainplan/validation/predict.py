@@ -47,7 +47,7 @@ class Prediction:
     laid: LaidRun | None = None
     step: StreamsStep | None = None
     borrowed: Sequence[str] = ()
-    measured: Sequence[Measured] = ()
+    measured: tuple[Measured, ...] = ()
 
     @property
     def measured_s(self) -> float | None:
