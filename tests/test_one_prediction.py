@@ -72,7 +72,8 @@ def megatron(kind: str, gpus: int, model: str, recompute: str = "none", flags: s
         "--seq-length": run.get("seq", 4096),
         "--max-position-embeddings": 131072,
     }
-    text = "torchrun pretrain_gpt.py --bf16 --use-mcore-models " + " ".join(f"{key} {value}" for key, value in words.items())
+    text = f"torchrun --nproc_per_node {min(8, gpus)} --nnodes {max(1, gpus // 8)} pretrain_gpt.py --bf16 --use-mcore-models "
+    text += " ".join(f"{key} {value}" for key, value in words.items())
     text += f" {MODELS[model]} {flags}" + " --use-distributed-optimizer" * (zero == 1) + " --sequence-parallel" * (tp_ > 1)
     text += " --cp-comm-type a2a" * (run.get("exchange") == "heads")
     if vpp := run.get("vpp"):
