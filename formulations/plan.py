@@ -69,7 +69,7 @@ class RunBy(Record):
     software: str
     flags: str = ""
     zero: Annotated[int, Field(ge=0, le=3)] | None = None
-    buffers: Annotated[dict[str, Any], Field(default_factory=dict)]
+    buffers: dict[str, Any] = Field(default_factory=dict)
 
 
 class Predicted(Record):

@@ -24,8 +24,8 @@ def simulated(simulation: Simulation) -> None:
     timeline, critical = simulation.timeline, simulation.critical
     if timeline is None or critical is None:
         whose = f", as {simulation.software} overlaps" if simulation.software else ""
-        step = ("step", format_time(simulation.step_ns) + whose)
-        pairs([("plan", simulation.name), step, *_memory(simulation), *_performance(simulation)])
+        row = ("step", format_time(simulation.step_ns) + whose)
+        pairs([("plan", simulation.name), row, *_facts(simulation), *_performance(simulation)])
         return
     count, work, last = len(timeline.devices), timeline.work, any(simulation.syncs_ns)
     rows = []
@@ -51,15 +51,18 @@ def simulated(simulation: Simulation) -> None:
         if simulation.software:
             step += f", as {simulation.software} overlaps; passes and iteration are of the walk over the plan's programs"
         lines.insert(2, ("step", step))
-    pairs([*lines, *_memory(simulation), *_performance(simulation)])
+    pairs([*lines, *_facts(simulation), *_performance(simulation)])
 
 
-def _memory(simulation: Simulation) -> list[tuple[str, str]]:
-    """The memory of the fullest device, of a plan that another runtime runs."""
+def _facts(simulation: Simulation) -> list[tuple[str, str]]:
+    """Whose the numbers of the cluster are, where they are not of data sheets; and the memory of the fullest device, of a plan
+    that another runtime runs."""
+    whose = "" if simulation.cluster is None else simulation.cluster.whose_numbers
+    rows = [("cluster", whose)] * bool(whose)
     if not simulation.software or simulation.plan is None:
-        return []
+        return rows
     whole = format_bytes(simulation.plan.memory_bytes)
-    return [("memory", f"{format_bytes(max(simulation.peak_bytes))} at most on any rank, of {whole}")]
+    return [*rows, ("memory", f"{format_bytes(max(simulation.peak_bytes))} at most on any rank, of {whole}")]
 
 
 def _performance(simulation: Simulation) -> list[tuple[str, str]]:
