@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 from trainplan.formulations.request import Request
+from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.clusters.cluster import load_cluster
 
 import trainplan as tp
+from tests.command.calls import call
 from tests.sizes import first_and_others
 from trainplan.configurations.configuration import Said
 from trainplan.configurations.planned import model_of, plan_of, read, with_options
@@ -250,3 +252,34 @@ def test_plan_for_a_runtime_says_what_simulate_says(model: str, cluster: str, ru
             (tmp_path / name).write_text(text)
         read = tp.import_run(tmp_path / "launch.sh", cluster=cluster, search=False)
         assert (read.step_ns, max(read.peak_bytes)) == said
+
+
+def test_on_a_paper_s_cluster_the_walks_are_the_prediction_and_that_is_said(tmp_path: Path) -> None:
+    """Of its kernels nothing is known by classes, by which runtimes are predicted."""
+    case = CASES[27]
+    path = tmp_path / case.name
+    path.write_text(case.text)
+    run = tp.import_run(path, cluster="a100-16", search=False, **case.said)
+    assert isinstance(run.framework, str) and "with the numbers of the paper Galvatron-BMW" in run.framework
+    assert (run.step_ns, max(run.peak_bytes)) == (run.judged.step_ns, max(run.judged.peak_bytes))
+    done = call("import-run", path, "--cluster", "a100-16", "--no-search", *flags(case.said))
+    assert done.returncode in (0, 1) and "not as PyTorch FSDP (Accelerate) overlaps" in done.stdout
+    assert "with the numbers of the paper Galvatron-BMW, not of data sheets" in done.stdout
+
+
+def flags(said: dict[str, Any]) -> list[str]:
+    """Arguments as the command's options."""
+    return [text for name, value in said.items() for text in (f"--{name.replace('_', '-')}", str(value))]
+
+
+def test_simulate_of_a_plan_for_no_other_runtime_is_its_walk(tmp_path: Path) -> None:
+    plan = tp.plan(model="gpt2", cluster="h100:8", batch=64, dtype="bf16", gap=0.1, beside=False, for_="accelerate").plan
+    assert plan is not None and plan.predicted is not None
+    own = tp.simulate(plan, cluster="h100:8", for_="trainplan")
+    assert own.judged is not None and own.software == "" and own.step_ns == own.judged.step_ns
+    streams = tp.simulate(plan, cluster="h100:8", cost_model="streams")
+    assert streams.judged is not None and streams.step_ns == streams.judged.step_ns
+    with pytest.raises(InputError, match="cluster is missing; give the devices on which the runtime is predicted"):
+        tp.simulate(plan, for_="megatron")
+    with pytest.raises(InputError, match="for is 'megatorn'; did you mean 'megatron'"):
+        tp.simulate(plan, cluster="h100:8", for_="megatorn")

@@ -252,7 +252,7 @@ def _for_runtime(subject: Any, name: str, cluster: FilePath | Cluster | None) ->
     if name not in RUNTIMES:
         raise InputError("command line", "--for", f"is {name!r}", one_of(name, RUNTIMES))
     if cluster is None:
-        raise InputError("command line", "--cluster", "is missing", "give the devices that --for predicts the runtime on")
+        raise InputError("command line", "--cluster", "is missing", "give the devices on which the runtime is predicted")
     return subject.changed(runs_by=run_by(name, subject))
 
 
