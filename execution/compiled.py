@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 
 from trainplan.execution.ahead import classes_of, programs_of
+from trainplan.execution.compile.classes import assure_compiled
 from trainplan.execution.program import Program
 from trainplan.execution.rounds import Rounds
 from trainplan.execution.run.executed import MOST_PROCESSES
@@ -22,6 +23,7 @@ from trainplan.execution.walk.memory import Backend, Walk, memory_walk
 from trainplan.formulations.plan import Plan
 
 FEW_RANKS, FEW_MICRO_BATCHES = 8, 16
+INSTRUCTIONS, MOST_INSTRUCTIONS = 4, 2**23  # about how many a unit has for each micro-batch; of all ranks' programs
 Classes = Mapping[int, Sequence[int]]  # ranks that do the same, by the one that is compiled
 
 
@@ -66,6 +68,7 @@ def compiled(plan: Plan, backend: Backend, by_class: bool = False) -> Compiled:
     """Compile a plan for a back-end. by_class: one rank of each class where there is more than a little to do."""
     little = plan.world <= FEW_RANKS and plan.batch.micro_batches <= FEW_MICRO_BATCHES
     if not plan.regular or (little if by_class else plan.world <= MOST_PROCESSES):
+        assure_compiled(plan, INSTRUCTIONS * len(plan.units) * plan.world // plan.depth, MOST_INSTRUCTIONS)
         programs = programs_of(plan, backend)
         return Compiled(plan, {rank: (rank,) for rank in range(plan.world)}, programs, programs, partial(check, programs))
     ranks = classes_of(plan, backend)

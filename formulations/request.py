@@ -14,6 +14,8 @@ from trainplan.profiling.models.precision import PLAIN, Precision, usual_precisi
 from trainplan.profiling.obtain import obtain_profile
 from trainplan.profiling.profiles import Profile
 
+MOST_SAMPLES = 2**20  # of a step
+
 
 @dataclass(frozen=True)
 class Request:
@@ -78,11 +80,11 @@ class Request:
 
     @property
     def samples(self) -> int:
-        """The batch. Raises InputError where it is missing or not positive."""
+        """The batch. Raises InputError where it is missing, not positive, or larger than any that is trained with."""
         if self.batch is None:
             raise InputError("command line", "--batch", "is missing", "give the samples of one step, over all devices")
-        if not 1 <= self.batch <= 10**9:
-            raise InputError("command line", "--batch", f"is {self.batch}", "give 1 to 1000000000 samples")
+        if not 1 <= self.batch <= MOST_SAMPLES:
+            raise InputError("command line", "--batch", f"is {self.batch}", f"give 1 to {MOST_SAMPLES} samples")
         return self.batch
 
     @property

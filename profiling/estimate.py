@@ -38,6 +38,7 @@ from trainplan.profiling.profiles import (
 )
 
 STATE_COPIES = 4
+MOST_ROWS = 2**20  # samples of a micro-batch on one device
 MUON_TRAFFIC = 5 / 7  # of what AdamW's step reads and writes of a parameter: all but the second moment, in and out
 
 
@@ -95,6 +96,9 @@ def estimated_cost(name: str, part: Sublayer, kind: DeviceKind, tp: int, rows: i
     if part.dtype not in kind.flops_per_s:
         fix = f"add its rate, or use --dtype of {', '.join(kind.flops_per_s)}"
         raise InputError("cluster", f"{kind.name}.flops_per_s", f"has no {part.dtype}", fix)
+    if rows > MOST_ROWS:
+        problem = f"has {rows} samples of a micro-batch on one device"
+        raise InputError("profile", name, problem, f"give a smaller batch, with at most {MOST_ROWS}")
     split = part.degree(tp)
     forward, backward = (max(1, ns) for ns in sublayer_ns(part, kind, rows, split))
     times = {"forward_ns": forward, "forward_without_graph_ns": forward, "backward_ns": backward}

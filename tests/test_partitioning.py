@@ -308,8 +308,8 @@ def test_cuts_between_layers_only() -> None:
 @pytest.mark.parametrize(
     ("changed", "told"),
     [
-        ({"batch": -4}, "batch is -4; give 1 to 1000000000 samples"),
-        ({"batch": 0}, "batch is 0; give 1 to 1000000000 samples"),
+        ({"batch": -4}, "batch is -4; give 1 to 1048576 samples"),
+        ({"batch": 0}, "batch is 0; give 1 to 1048576 samples"),
         ({"time_limit": -1}, "time_limit is -1; give seconds above 0"),
         ({"dp": 5}, "dp is 5; give at most 4: 4 stages of 1 device each, of 16"),
         ({"dp": 3}, "dp is 3; give a power of two, such as 2"),

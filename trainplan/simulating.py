@@ -41,6 +41,7 @@ from trainplan.validation.plans import as_run, run_by
 
 SLICERS = {"least": least_sliced, "algorithm-2": algorithm_2}
 COST_MODELS = ("executed", "streams")
+MOST_PASSES = 2**17  # of a plan, that a timeline has
 SCHEDULES = ("1f1b", "gpipe", "interleaved-1f1b")
 
 
@@ -48,7 +49,8 @@ SCHEDULES = ("1f1b", "gpipe", "interleaved-1f1b")
 class Simulation:
     """A simulated step.
 
-    stages: names of what every stage holds. timeline: of the pipeline's passes; None for a plan with memory switches.
+    stages: names of what every stage holds. timeline: of the pipeline's passes; None for a plan with memory switches, or with
+    more than MOST_PASSES.
     syncs_ns: what each stage adds to the end of the step (the reduction of gradients, the optimizer), which the timeline leaves
     out; nothing is known of it for an instance. plan, judged: of a plan, itself and what the walks say of its programs.
     cluster: the one that its times are for, where one is named.
@@ -126,7 +128,7 @@ class Simulation:
     def trace(self) -> dict[str, Any]:
         """The step in the Trace Event Format. Raises InputError for a step without a pipeline's timeline."""
         if self.timeline is None:
-            problem = "is of a plan with states on the host or kept whole, or of unlike or interleaved stages"
+            problem = "is of a plan with states on the host or kept whole, of unlike or interleaved stages, or of many passes"
             raise InputError("command line", "--trace", problem, "give --picture: it draws the lanes")
         return chrome_trace(self.timeline, name=self.name, stages=self.stages)
 
@@ -287,7 +289,7 @@ def simulated_plan(plan: Plan, request: Request, *, schedule: str | None = None,
     names = tuple(span(model.units[stage.first_unit].name, model.units[stage.last_unit].name) for stage in plan.stages)
     count = changed.batch.micro_batches
     timeline = None
-    if work is not None:
+    if work is not None and 2 * work.stages * count <= MOST_PASSES:
         timeline = simulate_passes(work, _orders(work.stages, count, changed.schedule, changed.sliced, 1))
     syncs = () if times is None else tuple(stage.sync_ns for stage in times)
     return Simulation(

@@ -13,7 +13,10 @@ from trainplan.execution.compile.ranks import by_kind, planned_ranks
 from trainplan.execution.program import Program
 from trainplan.execution.rounds import Rounds, few_micro_batches, in_rounds, micro_batches_of_round
 from trainplan.formulations.plan import Plan
+from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.models.model import Model
+
+MOST_INSTRUCTIONS = 2**20  # of a rank's program that does not repeat in rounds
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,15 @@ class RankClass:
         return self.rounds.few
 
 
+def assure_compiled(plan: Plan, instructions: int, most: int = MOST_INSTRUCTIONS) -> None:
+    """Raises InputError where programs that do not repeat would have more instructions than that. instructions: of one
+    micro-batch."""
+    if plan.batch.micro_batches * instructions > most:
+        problem = f"is {plan.batch.micro_batches}, each with instructions of its own"
+        fix = f"give at most {most // instructions}, or equal stages under 1f1b"
+        raise InputError("plan", "batch.micro_batches", problem, fix)
+
+
 def replica_samples(plan: Plan) -> int:
     """Samples of one micro-batch, or pieces of them, of one replica where these have shares of their own."""
     return plan.batch.global_samples * plan.pieces // sum(plan.batch.shares or [plan.batch.micro_batches])
@@ -58,8 +70,9 @@ def compile_classes(plan: Plan, model: Model | None = None, ahead: bool = False)
         if micro_batches == few.micro_batches:
             rounds = Rounds(few)
         else:
-            rounds = in_rounds(few, micro_batches, samples, micro_batches_of_round(plan)) or Rounds(
-                compile_plan(plan, model, ranks[:1], ahead=ahead)[0]
-            )
+            found = in_rounds(few, micro_batches, samples, micro_batches_of_round(plan))
+            if found is None:
+                assure_compiled(plan, len(few.instructions) // few.micro_batches)
+            rounds = found or Rounds(compile_plan(plan, model, ranks[:1], ahead=ahead)[0])
         made.append(RankClass(plan, model, ranks, few, rounds, ahead))
     return made

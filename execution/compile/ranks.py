@@ -15,6 +15,7 @@ from trainplan.formulations.plan_units import PlannedUnit
 from trainplan.formulations.step.schedules import is_sliced
 from trainplan.formulations.strategies import Paradigm, Strategy, gather_ranks, piece_peers, rows_of
 from trainplan.formulations.work.moves import table_once
+from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.models.model import Model
 from trainplan.profiling.models.optimizers import OptimizerName, states_sharing, step_workspace_bytes, stepped_by_muon
 from trainplan.profiling.models.precision import PLAIN, Precision
@@ -23,6 +24,8 @@ from trainplan.profiling.models.sublayers import KeyShare, Selective, TokenShare
 SHARING = frozenset({Op.SLICE_TOKENS, Op.GATHER_TOKENS, Op.REDUCE_SCATTER_TOKENS})
 BACKWARDS = frozenset({Op.BACKWARD, Op.ENTER_BACKWARD})
 SAMPLED = DRAWING | SHARING | BACKWARDS | {Op.INPUT, Op.TARGETS, Op.RECEIVE, Op.JOIN, Op.SLICE, Op.GATHER_SLICE}
+
+MOST_SAMPLES = 2**15  # of a micro-batch on one rank: programs name every one of them
 
 
 class StageGroups(tuple[tuple[int, ...], ...]):
@@ -321,6 +324,10 @@ def planned_ranks(
     strategies, batch, model = in_pieces(plan, model)
     stages = tuple(range(stage.first_unit, stage.last_unit + 1) for stage in plan.stages)
     groups = StageGroups(tuple(stage.ranks) for stage in plan.stages)
+    count = batch.global_samples // (batch.micro_batches if batch.shares is None else sum(batch.shares))
+    if (samples := count // (1 if batch.shares else min(each.data_degree for each in strategies))) > MOST_SAMPLES:
+        problem, fix = f"is {batch.micro_batches}, each of {samples} samples on a rank", f"give more, of at most {MOST_SAMPLES}"
+        raise InputError("plan", "batch.micro_batches", problem, fix)
     fields: dict[str, Any] = {"most_micro_batches": most_micro_batches, "planned": plan.units}
     fields |= {"precision": plan.precision.of(model), "optimizer": plan.optimizer}
     return [

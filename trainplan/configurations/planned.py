@@ -28,7 +28,7 @@ from trainplan.execution.exports.common import ENDS
 from trainplan.formulations.joint.asked import streams_refusal
 from trainplan.formulations.plan import Batch, Plan, RunBy, Stage
 from trainplan.formulations.plan_units import Order, PlannedUnit, planned_unit
-from trainplan.formulations.request import Request
+from trainplan.formulations.request import MOST_SAMPLES, Request
 from trainplan.formulations.strategies import Strategy
 from trainplan.profiling.base.dtypes import parse_dtype
 from trainplan.profiling.base.errors import COMMAND_LINE, InputError, one_of
@@ -300,6 +300,8 @@ def _batch(configuration: Configuration, data: int) -> tuple[int, int]:
         what = f"micro-batches of {micro} on {data} data-parallel ranks" + (f", {count} of them" if count else "")
         works = max(1, micro) * data * (count or max(1, samples // (max(1, micro) * data)))
         raise configuration.error("samples", f"is {samples}, with {what}", f"give {works}, or another multiple")
+    if samples > MOST_SAMPLES:
+        raise configuration.error("samples", f"is {samples}", f"give at most {MOST_SAMPLES} samples of a step")
     return samples, samples // (micro * data)
 
 
