@@ -104,6 +104,9 @@ class Held:
     that the optimizer steps at once (None: all). flattens: their gradients are laid out as one tensor, then copied to fp32
     where they are not. temporaries: numbers in fp32 that the optimizer's kernels hold of each parameter while they step it.
 
+    autocast: parameters are in fp32, as are hidden states and results of norms, of which each product has its own copies in the
+    model's dtype.
+
     chunk_tokens: those whose logits are held at once (None: all), by the same kernels; chunks: the least of such parts that
     they are cut into. in_place: no kernel of the loss makes more than the logits themselves, and the gradients of hidden states
     and table are made with them.
@@ -117,6 +120,7 @@ class Held:
     stepped_elements: int | None = None
     flattens: bool = False
     temporaries: int = 0
+    autocast: bool = False
     chunk_tokens: int | None = None
     chunks: int = 1
     in_place: bool = False

@@ -141,7 +141,7 @@ def kept_bytes(unit: Unit, layout: RunLayout) -> float:
     normed = (
         own * part.hidden * (operand_bytes(layout) + _apart_bytes(part, layout)) * (not layout.recompute.norms) * part.pre_norm
     )
-    entered = hidden + normed  # a norm's input, and its result
+    entered = hidden + normed + own * part.hidden * _cast_bytes(part, layout)  # a norm's input, and its result
     behind = part.sandwich * (hidden + own * part.hidden * _apart_bytes(part, layout))
     if isinstance(part, ParallelBlock):
         entered += normed * (not part.shared_norm)
@@ -153,7 +153,17 @@ def kept_bytes(unit: Unit, layout: RunLayout) -> float:
         return entered + behind + _network_bytes(part, tokens, layout) + _masks_bytes(part, own)
     if part.kind == "embedding":
         return hidden + _masks_bytes(part, own)
-    return 2 * hidden + own * part.hidden * _apart_bytes(part, layout)
+    return 2 * hidden + own * part.hidden * (_apart_bytes(part, layout) + _cast_bytes(part, layout))
+
+
+def _cast_bytes(part: Sublayer, layout: RunLayout) -> int:
+    """Of a number of a hidden state before products under autocast: what it is wider, and the copies of the products but one,
+    of queries, keys and values, or of both up-projections."""
+    if not layout.held.autocast:
+        return 0
+    element = DTYPE_BYTES[layout.base]
+    products = 3 if isinstance(part, Attention) else 2 if isinstance(part, FeedForward) and part.gated else 1
+    return COPY_BYTES - element + element * (products - 1)
 
 
 def _apart_bytes(part: Sublayer, layout: RunLayout) -> int:
@@ -247,7 +257,7 @@ def _layer_bytes(chunk: Chunk, layout: RunLayout) -> tuple[float, float]:
             continue
         part = units[0].sublayer
         tokens = layout.micro * part.tokens / layout.cp / (layout.tp if layout.sequence_parallel else 1)
-        entry = tokens * part.hidden * DTYPE_BYTES[layout.base]
+        entry = tokens * part.hidden * (COPY_BYTES if layout.held.autocast else DTYPE_BYTES[layout.base])
         share = layout.recompute.share(units[0].layer - chunk.first_layer)
         if layout.recompute.operations:
             kept *= OPERATIONS_KEPT

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from trainplan.formulations.streams.layout import Framework, Recompute, RunLayout
+from trainplan.formulations.streams.layout import Framework, Held, Recompute, RunLayout
 from trainplan.formulations.streams.memory import kept_bytes, returned_bytes
 from trainplan.profiling.models.model import Model, model_from_config
 
@@ -114,6 +114,45 @@ def test_layers_of_transformers_keep_what_is_counted(kind: str, dtype: str, atte
     model = model_from_config(fields, "tests", tokens, dtype, "tests")
     assert _kept(model, DEEPSPEED, dtype) == pytest.approx(measured, rel=0.01)
     assert _kept(model, Framework("fused"), dtype) < 0.9 * measured
+
+
+@pytest.mark.parametrize("kind", ["llama", "mistral", "qwen2", "granite", "starcoder2", "opt"])
+@pytest.mark.parametrize("autocast", [False, True])
+def test_models_of_transformers_keep_what_is_counted(kind: str, autocast: bool) -> None:
+    """Of each layer, as four layers keep more than two; under autocast without its copies of weights."""
+    from torch.autograd.graph import saved_tensors_hooks
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    tokens = 256
+    sizes: dict[str, Any] = {"hidden_size": 256, "num_attention_heads": 8, "vocab_size": 128, "pad_token_id": None}
+    sizes |= {"max_position_embeddings": tokens, "bos_token_id": None, "eos_token_id": None}
+    wide = {"intermediate_size": 768, "num_key_value_heads": 2, "head_dim": 32}
+    sizes |= {"ffn_dim": 1024, "word_embed_proj_dim": 256, "dropout": 0.0} if kind == "opt" else wide
+
+    def kept(layers: int) -> int:
+        made = AutoConfig.for_model(kind, **sizes, num_hidden_layers=layers, use_cache=False)
+        model = AutoModelForCausalLM.from_config(made, attn_implementation="sdpa").train()
+        model = model if autocast else model.to(torch.bfloat16)
+        own = {each.untyped_storage()._cdata for each in model.parameters()}
+        storages: dict[int, Any] = {}
+
+        def pack(tensor: Any) -> Any:
+            if (storage := tensor.untyped_storage())._cdata not in own:
+                storages[storage._cdata] = storage
+            return tensor
+
+        with saved_tensors_hooks(pack, lambda tensor: tensor), torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            model(torch.ones(1, tokens, dtype=torch.int64), use_cache=False)
+        products = sum(each.numel() for name, each in model.named_parameters() if "layers" in name and each.dim() > 1)
+        return sum(each.nbytes() for each in storages.values()) - 2 * products * autocast
+
+    config = AutoConfig.for_model(kind, **sizes, num_hidden_layers=2).to_dict()
+    config.pop("_attn_implementation", None)
+    model = model_from_config(config, "tests", tokens, "bfloat16", "tests")
+    held = Held(autocast=autocast)
+    layout = RunLayout(1, 1, 1, 1, 1, 0, 1, False, Recompute(), "bfloat16", "bfloat16", 1, 1, DEEPSPEED, held=held)
+    counted = sum(kept_bytes(unit, layout) for unit in model.units if unit.layer == 1)
+    assert counted == pytest.approx((kept(4) - kept(2)) / 2, rel=0.02)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
@@ -306,6 +345,16 @@ def test_copies_reduce_their_gradients_in_buckets_that_are_copies(tmp_path: Path
     assert copied.standing_bytes == pytest.approx((2 + 4 + 12) * COUNT, rel=0.01)
     bucket = predicted(**row, framework="DeepSpeed").memory
     assert bucket is not None and bucket.buffers_bytes == 2 * 5e8
+
+
+def test_copies_of_transformers_train_under_autocast() -> None:
+    """In mixed precision, unless states are shared, or DeepSpeed or the row has the model itself in half precision."""
+    row = DENSE | {"gpu": "H200", "precision": "bf16", "framework": "Accelerate"}
+    autocast = [laid(**row | said).layout.held.autocast for said in ({"fsdp": "DDP"}, {"fsdp": "FSDP2"})]
+    others: list[dict[str, Any]] = [{"framework": "DeepSpeed"}, {"note": "pure bf16"}, {"precision": "fp32"}]
+    others += [{"framework": "PyTorch"}, {"note": "torch.compile"}]
+    autocast += [laid(**row | {"fsdp": "DDP"} | said).layout.held.autocast for said in others]
+    assert autocast == [True] + [False] * 6
 
 
 def test_stages_are_chosen_with_what_the_trainer_holds_in_each() -> None:

@@ -6,6 +6,8 @@
   gradients out as one tensor (`flatten`), which it copies to fp32 (`.to`): in stages 1 and 2 those of the whole shard, in
   stage 3 those of `sub_group_size` numbers. Stage 3 keeps parameters that are used again within `max_live_parameters`: at the
   end of the forward pass half of them, for layers are passed twice before that; and gathers `prefetch_bucket_size` ahead.
+- Accelerate and transformers' Trainer: where no states are shared and training is in mixed precision, parameters stay in fp32,
+  and `torch.autocast` makes copies for the products, one of each operand's every use.
 - torch's AdamW (`torch/optim/adam.py`): its kernels for lists of tensors (since 2.0) hold the root of the second moments, those
   for single ones that and the quotient by its bias; fused ones hold nothing. transformers' Trainer has the fused ones since
   torch 2.8.
@@ -82,6 +84,9 @@ def held_by(run: Run, model: Model, layout: RunLayout, buffers: Buffers, assumed
     name, note = layout.framework.name, (run.note or "").lower()
     if layout.zero == 0 and layout.framework.pads == 1 and layout.dp > 1 and not layout.frozen:
         held = replace(held, bucket_elements=_copied_elements(model, layout), standing_elements=_copied_elements(model, layout))
+    half = DTYPE_BYTES[layout.base] < 4 and layout.framework.master_bytes > 0
+    if layout.zero == 0 and layout.framework.composed and name != DEEPSPEED:
+        held = replace(held, autocast=half)
     if name != DEEPSPEED and "deepspeed" not in (run.framework or "").lower():
         return replace(held, temporaries=LISTS) if flag(note, LISTED_STEP) else held
     if layout.zero == 0:
