@@ -87,6 +87,27 @@ def test_states_on_the_host_are_of_imported_runs_what_they_are_of_rows(tmp_path:
     assert isinstance(run.framework, Prediction) and run.framework.step_s == pytest.approx(row.step_s, rel=0.02)
 
 
+def test_words_of_kernels_in_files_are_those_of_notes(tmp_path: Path) -> None:
+    """DeepSpeed's own AdamW is fused; of transformers' arguments `optim` and Liger's kernels."""
+    given: dict[str, Any] = {"model": "llama2-7b", "sequence": 1024, "recompute": "full"}
+    for optimizer, temporaries in ((None, 1), ({"type": "AdamW", "params": {"lr": 1e-4}}, 0)):
+        values = FP16 if optimizer is None else {**FP16, "optimizer": optimizer}
+        (tmp_path / "ds.json").write_text(json.dumps(values))
+        run = _imported(tmp_path / "ds.json", "h100:8", **given)
+        assert isinstance(run.framework, Prediction) and run.framework.laid is not None
+        assert run.framework.laid.layout.held.temporaries == temporaries
+    (tmp_path / "ds.json").write_text(json.dumps({"bf16": {"enabled": True}, "zero_optimization": {"stage": 2}}))
+    lines = ["model_name_or_path: llama2-7b", "bf16: true", "deepspeed: ds.json", "per_device_train_batch_size: 1"]
+    lines += ["gradient_accumulation_steps: 2", "max_length: 1024", "gradient_checkpointing: true", "learning_rate: 1e-5"]
+    for optim, liger, temporaries in (("adamw_torch", "false", 1), ("adamw_torch_fused", "true", 0)):
+        text = "\n".join([*lines, f"optim: {optim}", f"use_liger_kernel: {liger}"])
+        (tmp_path / "train.yaml").write_text(text + "\n")
+        run = _imported(tmp_path / "train.yaml", "h100:8", model="llama2-7b", sequence=1024)
+        assert isinstance(run.framework, Prediction) and run.framework.laid is not None
+        layout = run.framework.laid.layout
+        assert (layout.held.temporaries, layout.framework.composed) == (temporaries, liger == "false")
+
+
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_imported_runs_of_deepspeed_are_predicted_as_their_rows(stage: int, tmp_path: Path) -> None:
     values = {**FP16, "fp16": {"enabled": False}, "bf16": {"enabled": True}, "zero_optimization": {"stage": stage}}
