@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from trainplan.formulations.streams.layout import Framework, Held, Recompute, RunLayout
-from trainplan.formulations.streams.memory import kept_bytes, returned_bytes
+from trainplan.formulations.streams.memory import kept_bytes, loss_bytes, returned_bytes
 from trainplan.profiling.models.model import Model, model_from_config
 
 from tests.validation.test_words import laid, predicted
@@ -63,8 +63,10 @@ def test_the_loss_of_transformers_holds_twelve_bytes_a_logit_and_the_logits_whil
     tokens, vocabulary = 64, 2048
     labels = torch.randint(vocabulary, (1, tokens))
 
-    def backward(outputs: bool) -> None:
+    def backward(outputs: bool, capped: bool = False) -> None:
         logits = torch.randn(1, tokens, vocabulary, dtype=getattr(torch, dtype)).requires_grad_() * 1
+        if capped:
+            logits = torch.tanh(logits / 30) * 30
         loss = ForCausalLMLoss(logits, labels, vocabulary)
         if not outputs:
             del logits
@@ -75,6 +77,10 @@ def test_the_loss_of_transformers_holds_twelve_bytes_a_logit_and_the_logits_whil
         # the leaf, which stands for the hidden states
         measured = peak_bytes(lambda outputs=outputs: backward(outputs)) - held * numbers  # type: ignore[misc]
         assert measured == pytest.approx((FSDP.logit_bytes + held * outputs) * numbers, rel=0.01)
+    gemma = laid(**ZERO_3 | {"model": "gemma2-9b", "seq": tokens, "precision": "bf16" if held == 2 else "fp32"})
+    head = gemma.model.units[-1]
+    counted = loss_bytes(gemma.model, head, gemma.layout) * vocabulary / gemma.model.vocabulary  # type: ignore[operator]
+    assert peak_bytes(lambda: backward(False, capped=True)) - held * numbers == pytest.approx(counted, rel=0.01)
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3"])
