@@ -16,7 +16,7 @@ from trainplan.profiling.base.dtypes import DTYPE_BYTES, parse_dtype
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.files import read_data
 from trainplan.profiling.models.config_files import language_part, stated_dtype, trained_dtype
-from trainplan.profiling.models.families import Fields, Role, Unit, build_chain, family, family_names
+from trainplan.profiling.models.families import Fields, Role, Unit, build_chain, family, family_names, sized_config
 from trainplan.profiling.models.sublayers import Sublayer, cut
 from trainplan.profiling.shipped import locate, sized
 
@@ -205,7 +205,7 @@ def load_model(
     known = None if os.path.exists(name) or name.startswith((".", "/", "~")) else sized(name)
     if known is not None and known[2]:
         known_as, base, fields = known
-        config = {**read_data(locate("models", base, "--model", "a config.json")), **fields}
+        config = sized_config(read_data(locate("models", base, "--model", "a config.json")), fields)
         return model_from_config(config, known_as, sequence, dtype or stated_dtype(config, where=known_as) or half)
     name = known[1] if known else name
     file = locate("models", name, "--model", "a config.json")

@@ -117,6 +117,9 @@ def test_near_names_are_suggested() -> None:
 
 # What the checkpoints of these names hold, by their publishers.
 PUBLISHED_PARAMETERS = """
+bloom-560m 559214592, bloom-1.1b 1065314304, bloom-1.7b 1722408960, bloom-3b 3002557440, bloom-7.1b 7069016064,
+bloom-176b 176247271424, gpt-j-6b 6050882784, phi-1.5 1418270720, phi-2 2779683840, olmo-1b 1176764416, olmo-7b 6888095744,
+olmo2-1b 1484916736, olmo2-7b 7298617344, olmo2-13b 13716198400, olmo2-32b 32234279936, stablelm2-1.6b 1644515328,
 llama-7b 6738415616, llama-13b 13015864320, llama-33b 32528943616, llama-65b 65285660672, llama3.2-3b 3212749824,
 codellama-7b 6738546688, codellama-13b 13016028160, codellama-34b 33743970304, tinyllama-1.1b 1100048384,
 mistral-nemo-12b 12247782400, mistral-small-24b 23572403200, mistral-large-123b 122610069504, ministral-8b 8019808256,
@@ -139,10 +142,7 @@ swin-small 49606258, swin-base 87768224
 """
 # Of these the nearest family stands in, which has other norms, positions or biases (`trainplan/data/sizes.yaml` says which).
 NEARLY = """
-bloom-560m 559214592, bloom-1.1b 1065314304, bloom-1.7b 1722408960, bloom-3b 3002557440, bloom-7.1b 7069016064,
-bloom-176b 176247271424, gpt-j-6b 6050882784, gpt-neo-2.7b 2651307520, phi-1.5 1418270720, phi-2 2779683840, olmo-1b 1176764416,
-olmo-7b 6888095744, olmo2-1b 1484916736, olmo2-7b 7298617344, olmo2-13b 13716198400, olmo2-32b 32234279936,
-internlm-7b 7321038848, stablelm2-1.6b 1644515328, stablelm2-12b 12143605760, starcoder-15b 15517456384,
+gpt-neo-2.7b 2651307520, internlm-7b 7321038848, stablelm2-12b 12143605760, starcoder-15b 15517456384,
 granite-3b-code 3482603520, granite-8b-code 8054870016, deepseek-llm-67b 67424722944
 """
 

@@ -17,6 +17,7 @@ from typing import Any
 from trainplan.formulations.streams.layout import Framework
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.files import read_data
+from trainplan.profiling.models.families import sized_config
 from trainplan.profiling.models.model import Model, model_from_config
 from trainplan.profiling.shipped import locate, sized
 from trainplan.validation.rows import Run
@@ -62,7 +63,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "kv_heads": ("num_key_value_heads", "num_kv_heads", "multi_query_group_num"),
     "ffn": ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size", "d_ff"),
     "vocab": ("vocab_size", "padded_vocab_size"),
-    "seq": ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"),
+    "seq": ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "model_max_length"),
 }
 OPEN = {"falcon": "ffn_hidden_size", "gpt2": "n_inner"}  # fields for `ffn` that shipped configurations of a type leave out
 GROUPED = ("llama", "mistral", "qwen2", "qwen3")  # types that have `num_key_value_heads` where their configuration has none
@@ -134,7 +135,7 @@ class _Sized:
     def model(self, assumed: dict[str, str]) -> Model:
         """The model whose open fields bring its parameters nearest to the row's. Raises InputError."""
         run, framework = self.run, self.framework
-        config: dict[str, Any] = {**read_data(locate("models", self.base, "model", "a shipped model")), **self.fields}
+        config = sized_config(read_data(locate("models", self.base, "model", "a shipped model")), self.fields)
         family = dict(config)
         padded, named = _vocabularies(run, config, self.known, framework, self.tp), _field("vocab", config)
         if framework.pads > 1 and config.get("tie_word_embeddings") and "untie-embeddings" in (run.note or ""):

@@ -11,12 +11,27 @@ what transformers itself assumes of files that are older than a field is assumed
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from trainplan.profiling.base.plugins import load_named, names
 from trainplan.profiling.models.families.fields import Family, Fields, Role, Unit, uniform_chain
-from trainplan.profiling.models.families.naming import check_names, without_aliases
+from trainplan.profiling.models.families.naming import READ, check_names, without_aliases
 from trainplan.profiling.models.families.unread import check_dense, refuse_unread
 
-__all__ = ["BUILT_IN", "GROUP", "Family", "Fields", "Role", "Unit", "build_chain", "family", "family_names", "uniform_chain"]
+__all__ = [
+    "BUILT_IN",
+    "GROUP",
+    "Family",
+    "Fields",
+    "Role",
+    "Unit",
+    "build_chain",
+    "family",
+    "family_names",
+    "sized_config",
+    "uniform_chain",
+]
 
 GROUP = "trainplan.families"
 MODULES = (
@@ -48,6 +63,18 @@ def family(name: str) -> Family | None:
     loaded: Family | None = load_named(name, BUILT_IN, GROUP)
     assert loaded is None or isinstance(loaded, Family), f"the entry point {name} of {GROUP} refers to no Family"
     return loaded
+
+
+def sized_config(base: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
+    """A shipped configuration with other fields; where these say another family, without what that family does not have, and
+    without what is null."""
+    kind = fields.get("model_type", base["model_type"])
+    described = None if kind == base["model_type"] else family(kind)
+    if described is None or described.fields is None:
+        return {**base, **fields}
+    known = described.fields | READ
+    kept = {name: value for name, value in base.items() if name in known and (name not in fields or fields[name] is not None)}
+    return {**kept, **{name: value for name, value in fields.items() if value is not None}}
 
 
 def build_chain(fields: Fields) -> tuple[list[Unit], bool]:

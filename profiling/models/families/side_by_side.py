@@ -41,8 +41,8 @@ def phi(fields: Fields) -> Chain:
     fields.note("resid_pdrop", usual=0)
     embedding = {"dropout": fields.dropout("embd_pdrop", default=0.0)}
     normed, ffn = fields.flag("qk_layernorm", False), {"activation": fields.activation("hidden_act", "gelu_new")}
-    turning, options = turning_of(fields, sizes, part=0.5), {"embedding": embedding, "head": {"bias": True}}
-    return layered(fields, sizes, {"normed_heads": normed}, ffn, turning, side_by_side=True, **options)
+    turning, inside, head = turning_of(fields, sizes, part=0.5), {"normed_heads": normed}, {"bias": True}
+    return layered(fields, sizes, inside, ffn, turning, side_by_side=True, embedding=embedding, head=head)
 
 
 def gptj(fields: Fields) -> Chain:

@@ -93,8 +93,8 @@ def refuse_unread(fields: Fields, families: Mapping[str, Family]) -> InputError:
         name, unlike = nearest
         others = f", which does not read {', '.join(unlike[:6])}" if unlike else ""
         fix = f'its fields are nearest to a {name}{others}: give "model_type": "{name}" only if its layers are the same'
-    if (name := _same_sizes(config)) is not None:
-        fix = f"--model {name} has the same sizes, and stands in for it; {fix}"
+    if (twin := _same_sizes(config)) is not None:
+        fix = f"--model {twin} has the same sizes, and stands in for it; {fix}"
     return fields.fail("model_type", f"is {shown(kind)}, which trainplan does not read", fix)
 
 
