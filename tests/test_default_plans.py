@@ -61,7 +61,7 @@ def test_what_joint_does_not_take_is_planned_as_before_and_says_why(asked: dict[
 
 def test_devices_of_several_kinds_are_placed_as_amp_does() -> None:
     """Which devices a stage has decides most there: Galvatron-BMW, which takes them for equal, is far slower by the walks."""
-    asked: dict[str, Any] = {"model": "gpt2-xl", "cluster": "amp-heterogeneous-16", "batch": 16}
+    asked: dict[str, Any] = {"model": "gpt2-xl", "dtype": "float32", "cluster": "amp-heterogeneous-16", "batch": 16}
     answer = tp.plan(**asked, gap=0.05)
     assert (answer.preset.name, answer.instead is not None) == (MIXED, True) and "devices are of 2 kinds" in str(answer.instead)
     assert step_ns(answer) < 0.8 * step_ns(tp.plan(**asked, like=OTHERWISE, gap=0.05))

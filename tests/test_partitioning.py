@@ -170,7 +170,7 @@ def test_one_stage_takes_what_the_plan_was_costed_at(options: dict[str, Any]) ->
 
 
 def test_uneven_shares_take_the_busiest_pipeline_and_placement_its_kinds() -> None:
-    mixed: dict[str, Any] = {"model": "gpt2-345m", "cluster": "amp-heterogeneous-16"}
+    mixed: dict[str, Any] = {"model": "gpt2-345m", "dtype": "float32", "cluster": "amp-heterogeneous-16"}
     found = tp.place(**mixed, batch=32, method="amp", uneven_shares=True, ignore_memory=True)
     assert found.plan is not None and samples_of(found.plan) == found.plan.batch.global_samples // sum(
         found.plan.batch.shares or [found.plan.batch.micro_batches]
@@ -350,7 +350,7 @@ def test_plans_carry_their_stages_times() -> None:
     made = plan_of()
     assert made.predicted is not None
     assert tp.simulate(made).step_ns == tp.simulate(made, cluster=SMALL["cluster"]).step_ns == made.predicted.step_ns
-    placed = tp.place(model="gpt2", cluster="amp-heterogeneous-16", batch=16).plan
+    placed = tp.place(model="gpt2", dtype="float32", cluster="amp-heterogeneous-16", batch=16).plan
     assert placed is not None
     alone, anew = tp.simulate(placed), tp.simulate(placed, cluster="amp-heterogeneous-16")
     assert alone.timeline == anew.timeline and alone.syncs_ns == anew.syncs_ns

@@ -95,7 +95,9 @@ def test_what_a_runtime_does_not_run_is_refused(asked: dict[str, str], said: str
 
 def test_the_nearest_plan_is_exported_in_place_of_one_that_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is one that the runtime takes, and no faster than the optimum that is refused; the refusal names it."""
-    planned = tp.certify(tp.plan(model="gpt2-345m", cluster="autopipe-3090-16", batch=16, gap=0.01, beside=False), 1e-6)
+    planned = tp.certify(
+        tp.plan(model="gpt2-345m", dtype="float32", cluster="autopipe-3090-16", batch=16, gap=0.01, beside=False), 1e-6
+    )
     assert planned.plan is not None and planned.plan.one_strategy is None
     nearest = tp.nearest_plan(planned.plan, "megatron", time_limit=None)
     assert nearest is not None and nearest.plan is not None and nearest.plan.one_strategy is not None

@@ -13,7 +13,7 @@ import trainplan as tp
 from tests.command.calls import call
 from tests.command.test_command import told
 
-PAPER = ["--model", "gpt2-345m", "--cluster", "autopipe-3090-16"]
+PAPER = ["--model", "gpt2-345m", "--dtype", "float32", "--cluster", "autopipe-3090-16"]
 FOUR = ["--pipeline", "4", "--micro-batches", "8"]
 METHODS = {"branch-and-bound", "milp", "cpsat", "autopipe", "algorithm-1", "megatron", "piper", "dapple", "brute-force"}
 FAST = ("exact", "autopipe", "algorithm-1", "megatron", "piper", "dapple")
@@ -177,6 +177,19 @@ def test_bad_input_of_simulate(instance: Path, plan: Path, folder: Path) -> None
     neither.write_text("{}")
     told(call("simulate", neither), "is neither a plan nor an instance")
     other = folder / "other.json"
-    words = ("--model", "amp-gpt2", "--cluster", "amp-homogeneous-16", "--batch", "32", "--pipeline", "4", "-o", other)
+    words = (
+        "--model",
+        "amp-gpt2",
+        "--dtype",
+        "float32",
+        "--cluster",
+        "amp-homogeneous-16",
+        "--batch",
+        "32",
+        "--pipeline",
+        "4",
+        "-o",
+        other,
+    )
     assert call("build", "stage-assignment", *words).returncode == 0
     told(call("simulate", other), "problem is 'stage-assignment'", "pipeline-partition")

@@ -102,7 +102,7 @@ def test_three_devices_get_a_plan(folder: Path) -> None:
     cluster, target = folder / "three.yaml", folder / "three.json"
     shipped = (Path(tp.__file__).parent / "data" / "clusters" / "cpu-4.yaml").read_text()
     cluster.write_text(shipped.replace("devices: 4", "devices: 3"))
-    words = ["--model", "gpt2", "--cluster", cluster, "--batch", "24", "--sequence", "64", "-o", target]
+    words = ["--model", "gpt2", "--dtype", "float32", "--cluster", cluster, "--batch", "24", "--sequence", "64", "-o", target]
     done = call("place", *words)
     assert done.returncode == 0, done.stderr
     assert "optimal" in done.stdout and len(json.loads(target.read_text())["stages"]) == 3

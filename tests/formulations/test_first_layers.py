@@ -17,7 +17,14 @@ import trainplan as tp
 SMALL = load_model("gpt2-345m", 256, "float32").with_fields(n_layer=4)
 TINY = SMALL.with_fields(n_layer=2)
 OPTIONS: dict[str, Any] = {"cluster": "h100:2", "batch": 4, "modules": False, "host": "none", "schedule": "all"}
-LARGE: dict[str, Any] = {"model": "gpt2-345m", "cluster": "h100:8", "batch": 64, "sequence": 1024, "memory": "8GiB"}
+LARGE: dict[str, Any] = {
+    "model": "gpt2-345m",
+    "dtype": "float32",
+    "cluster": "h100:8",
+    "batch": 64,
+    "sequence": 1024,
+    "memory": "8GiB",
+}
 
 
 def chosen(instance: Instance, solution: Solution, unit: int) -> Strategy:

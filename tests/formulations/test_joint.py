@@ -203,7 +203,7 @@ def test_ends_in_arrays_are_those_pass_by_pass(seed: int) -> None:
     "asked",
     [
         {"model": "gpt2", "cluster": "cpu-4", "batch": 8, "memory": "2GiB"},
-        {"model": "bert-large", "cluster": "rtx-titan-8", "batch": 16, "memory": "6GiB"},
+        {"model": "bert-large", "dtype": "float32", "cluster": "rtx-titan-8", "batch": 16, "memory": "6GiB"},
         {"model": "gpt2", "cluster": "cpu-4", "batch": 8, "pipeline": 4, "sliced": 3},
         {"model": "gpt2", "cluster": "cpu-4", "batch": 8, "schedule": "gpipe", "pipeline": 2, "by_unit": False},
         {"model": "gpt2", "cluster": "cpu-4", "batch": 8, "memory": "900MiB", "modules": True, "zero": "1,2", "hybrid": True},

@@ -135,12 +135,13 @@ BUILT: dict[str, dict[str, Any]] = {
     "pipeline": {"model": "t5-large-32", "cluster": "rtx-titan-8", "batch": 64, "cost_model": "executed", "by_unit": True},
     "pipeline-partition": {
         "model": "gpt2-345m",
+        "dtype": "float32",
         "cluster": "autopipe-3090-16",
         "batch": 64,
         "pipeline": 8,
         "micro_batches": 32,
     },
-    "memory-switches": {"model": "bert-large", "cluster": "h3t-2080ti-8", "batch": 64},
+    "memory-switches": {"model": "bert-large", "dtype": "float32", "cluster": "h3t-2080ti-8", "batch": 64},
 }
 
 

@@ -34,7 +34,9 @@ METHODS = ("amp", "megatron", "simulated-annealing", "random")
 
 @cache
 def real(cluster: str = "amp-homogeneous-16", memory: str | None = None, **options: Any) -> Instance:
-    instance = tp.build("cluster-strategy", model="amp-gpt2", cluster=cluster, batch=32, memory=memory, **options)
+    instance = tp.build(
+        "cluster-strategy", model="amp-gpt2", dtype="float32", cluster=cluster, batch=32, memory=memory, **options
+    )
     assert isinstance(instance, Instance)
     return instance
 

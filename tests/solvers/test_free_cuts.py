@@ -143,7 +143,7 @@ def test_columns_of_first_stages_need_no_more_than_counts(seed: int) -> None:
 
 def test_few_micro_batches_of_a_whole_model_are_proven() -> None:
     """A pipeline with as many micro-batches as stages, where bounds of single paths leave 6 %."""
-    instance = tp.build("joint", model="gpt2-345m", cluster="autopipe-3090-16", batch=16)
+    instance = tp.build("joint", model="gpt2-345m", dtype="float32", cluster="autopipe-3090-16", batch=16)
     result = tp.solve(instance, gap=1e-3)
     assert result.objective is not None and result.gap is not None and result.gap <= 1e-3
     assert result.solution is not None

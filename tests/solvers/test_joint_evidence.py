@@ -270,7 +270,7 @@ def test_paths_that_are_none_are_refused() -> None:
 @pytest.mark.parametrize("model", ["gpt2-345m", "gpt2-1.3b"])
 def test_few_micro_batches_are_checked_to_a_percent(model: str) -> None:
     """Prices alone show 96 %: no path through one stage is the longest where pipelines fill and empty."""
-    answer = tp.plan(model=model, cluster="autopipe-3090-16", batch=16, gap=1e-3, beside=False)
+    answer = tp.plan(model=model, dtype="float32", cluster="autopipe-3090-16", batch=16, gap=1e-3, beside=False)
     bound, objective = answer.answer.bound_ns, answer.answer.objective_ns
     assert bound is not None and objective is not None
     rests_on = evidence(answer.instance, objective)

@@ -33,7 +33,7 @@ def test_no_solution_is_below_the_cheap_bound_and_first_plans_fit(name: str) -> 
 
 def test_clusters_of_more_groups_than_can_be_listed_have_both() -> None:
     """A tied table on 1,024 devices: its reduction is over groups of too many makes to list."""
-    instance = tp.build("cluster-strategy", model="gpt3-175b", cluster="h200-1024", batch=1024)
+    instance = tp.build("cluster-strategy", model="gpt3-175b", dtype="float32", cluster="h200-1024", batch=1024)
     checked, plan, bound = problem("cluster-strategy"), first_plan(instance), cheap_bound(instance)
     assert plan is not None and bound is not None and instance.tied_bytes > 0
     assert not checked.violations(instance, plan)
