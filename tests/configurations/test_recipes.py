@@ -179,6 +179,36 @@ def test_precisions_are_read_by_name_and_by_field(tmp_path: Path) -> None:
     assert half.precision.gradients == "model" and half.dtype == "bfloat16"
 
 
+def test_sections_in_place_of_a_recipes_have_the_defaults_of_their_classes(tmp_path: Path) -> None:
+    line = "cfg.scheduler.lr_warmup_iters = 2"
+    assert of(tmp_path, SCRIPT).zero == 1
+    assert of(tmp_path, SCRIPT.replace(line, "cfg.ddp = DistributedDataParallelConfig(overlap_grad_reduce=True)")).zero == 0
+    text = """from megatron.bridge.recipes.llama import llama3_70b_pretrain_config
+cfg = llama3_70b_pretrain_config()
+cfg.model.virtual_pipeline_model_parallel_size = None
+cfg.mixed_precision = None
+"""
+    made = of(tmp_path, text)
+    assert (made.pp, made.chunks, made.dtype) == (4, 1, "float32")
+
+
+def test_a_whole_container_stands_on_no_recipe(tmp_path: Path) -> None:
+    text = """from megatron.bridge import AutoBridge
+from megatron.bridge.training.config import ConfigContainer, TrainingConfig
+model = AutoBridge.from_hf_pretrained("meta-llama/Llama-3.2-1B").to_megatron_provider(load_weights=False)
+model.tensor_model_parallel_size = 2
+model.seq_length = 2048
+cfg = ConfigContainer(
+    model=model, train=TrainingConfig(global_batch_size=8, micro_batch_size=1), mixed_precision="bf16_mixed",
+)
+"""
+    made = of(tmp_path, text)
+    assert (made.model, made.tp, made.cp, made.zero, made.samples, made.dtype) == ("llama3.2-1b", 2, 1, 0, 8, "bfloat16")
+    assert not made.notes
+    other = text.replace("meta-llama/Llama-3.2-1B", "me/mine")
+    assert "is 'me/mine', whose sizes are not known; give --model" in refusal(tmp_path, other)
+
+
 def test_copies_are_other_configurations(tmp_path: Path) -> None:
     line = "cfg.scheduler.lr_warmup_iters = 2\n"
     text = SCRIPT.replace(line, "old = cfg; cfg = copy.deepcopy(cfg); old.model.tensor_model_parallel_size = 8\n")

@@ -7,7 +7,7 @@ version is named there.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
@@ -73,9 +73,10 @@ def known(name: str, where: str) -> str:
     raise InputError(where, "recipe", f"is {shown(last)}", fix)
 
 
-def base_of(values: Mapping[str, Any], where: str, said: Said, recipe: str | None) -> Base:
-    """What the values of a file stand on. recipe: the one that it calls, where it says so; else the one of `--set recipe=NAME`,
-    and, where the file has no sizes, the one of the model that is named. Raises InputError where no model is known."""
+def base_of(values: Mapping[str, Any], where: str, said: Said, recipe: str | None, replaced: Collection[str] = ()) -> Base:
+    """What the values of a file stand on. recipe: the one that it calls, where it says so, and empty where it is a whole
+    ConfigContainer; else the one of `--set recipe=NAME`, and, where the file has no sizes, the one of the model that is named.
+    replaced: sections that it has in place of the recipe's. Raises InputError where no model is known."""
     name, table = recipe or said.variables.get("recipe"), _table()
     has_sizes, notes = any(values.get(key) is not None for key in SIZED), list[str]()
     if name is None and has_sizes:
@@ -83,21 +84,24 @@ def base_of(values: Mapping[str, Any], where: str, said: Said, recipe: str | Non
     if name is None and said.model is None:
         fix = f"give it, or the model by --model, or the recipe whose values the file overrides: --set recipe={recipes()[0]}"
         raise InputError(where, "model.num_layers", "is missing", fix)
-    if name is not None:
+    if name:
         name = known(name, where)
-    else:
+    elif name is None:
         assert said.model is not None
         model = sized(said.model)
         alike = [each for each in recipes() if model is not None and sized(table["recipes"][each]["model"])[:2] == model[:2]]  # type: ignore[index]
         name = min(alike, key=len) if alike else None
         what = f"the recipe {name}" if name else "what all recipes of pre-training have"
         notes.append(f"what the file leaves to its recipe is taken from {what}; another one: --set recipe=NAME")
-    own = {} if name is None else table["recipes"][name]
-    fields = {**table["common"], **own.get("fields", {})}
+    own = table["recipes"][name] if name else {}
+    every = {} if recipe == "" else {**table["common"], **own.get("fields", {})}
+    fields = {key: value for key, value in every.items() if key.partition(".")[0] not in replaced}
     source = f"recipe {name or 'of pre-training'} of Megatron-Bridge {table['version']}"
     sources = dict.fromkeys(fields, source)
     of_recipe = sized(own["model"]) if own else None
-    named = said.model or (of_recipe[0] if of_recipe else "")
+    named = said.model or (of_recipe[0] if of_recipe and "model" not in replaced else "")
+    if not has_sizes and not named:
+        raise InputError(where, "model.num_layers", "is missing", "give it, or the model by --model")
     if not has_sizes:
         fields["model.num_layers"] = load_model(named, 128).layers
         sources["model.num_layers"] = f"--model {named}" if said.model else source

@@ -8,7 +8,7 @@ read as these; where the defaults of its classes are others, they are written ou
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -172,12 +172,18 @@ def of_overrides(words: Sequence[str], where: str, said: Said, recipe: str | Non
 
 
 def of_fields(
-    fields: Mapping[str, Any], where: str, said: Said, sources: Mapping[str, str] | None = None, recipe: str | None = None
+    fields: Mapping[str, Any],
+    where: str,
+    said: Said,
+    sources: Mapping[str, str] | None = None,
+    recipe: str | None = None,
+    replaced: Collection[str] = (),
 ) -> Configuration:
-    """The configuration of fields by section and key, as `of_sections`. Raises InputError."""
+    """The configuration of fields by section and key, as `of_sections`. recipe: empty of a whole ConfigContainer. replaced:
+    sections that stand in place of the recipe's. Raises InputError."""
     settings = {key: written(text) for key, text in said.variables.items() if "." in key}
     given = {**fields, **settings}
-    base = base_of(given, where, said, recipe)
+    base = base_of(given, where, said, recipe, replaced)
     own = any(given.get(f"mixed_precision.{name}") for name in ("bf16", "fp16"))  # a precision in place of the recipe's
     precision = {} if own else precision_fields(base.fields.get("mixed_precision"), where)
     based = {**precision, **base.fields, "mixed_precision": None}

@@ -143,6 +143,7 @@ class Program(Expressions):
             raise _Returned(open_)
 
     def assign(self, target: ast.AST, value: Any, scope: Scope) -> None:
+        """Makes a target of an assignment stand for a value."""
         match target:
             case ast.Name():
                 scope[target.id] = self.variables.get(target.id, value)

@@ -37,7 +37,7 @@ BUILTINS = {each.__name__: each for each in (int, float, str, bool, len, max, mi
 HARMLESS = names(
     """
     print pprint len isinstance hasattr repr str type dir id deepcopy asdict validate print_yaml to_yaml to_dict info debug
-    warning pretrain finetune train run main launch exit decoder_vocab_size
+    warning pretrain finetune train run main launch exit decoder_vocab_size to_megatron_provider finalize
     """
 )
 UNCHANGING = ("keys", "values", "items", "copy", "index", "count", "format", "join")  # of plain values

@@ -111,7 +111,7 @@ def _bridge(program: Program, said: Said) -> Configuration:
     config = chosen(program, said, _is_bridge, "llama3_8b_pretrain_config()")
     refuse_changes(config, program.where)
     where, last = program.where, config.name.rpartition(".")[2]
-    recipe = None if last == "ConfigContainer" else bridge_recipes.known(last, f"{where}:{config.line}")
+    recipe = "" if last == "ConfigContainer" else bridge_recipes.known(last, f"{where}:{config.line}")
     values, sources = dict[str, Any](), dict[str, str]()
     for key, value, line in config.flattened():
         key = bridge_recipes.ARGUMENTS.get(key, key)
@@ -140,7 +140,10 @@ def _bridge(program: Program, said: Said) -> Configuration:
     values = {key: value for key, value in values.items() if key.partition(".")[0] in SECTIONS}
     model = _hub_model(config, where, said)
     said = said if model is None or said.model is not None else replace(said, model=model)
-    made = megatron_bridge.of_fields(values, where, said, sources, recipe)
+    replaced = [
+        name for name, value in config.fields.items() if value is None or (isinstance(value, Made) and not value.implied)
+    ]
+    made = megatron_bridge.of_fields(values, where, said, sources, recipe, replaced)
     return made if model is None else replace(made, model=made.model or model)
 
 
