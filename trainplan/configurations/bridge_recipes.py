@@ -77,9 +77,9 @@ def base_of(values: Mapping[str, Any], where: str, said: Said, recipe: str | Non
     """What the values of a file stand on. recipe: the one that it calls, where it says so, and empty where it is a whole
     ConfigContainer; else the one of `--set recipe=NAME`, and, where the file has no sizes, the one of the model that is named.
     replaced: sections that it has in place of the recipe's. Raises InputError where no model is known."""
-    name, table = recipe or said.variables.get("recipe"), _table()
+    name, table = recipe if recipe is not None else said.variables.get("recipe"), _table()
     has_sizes, notes = any(values.get(key) is not None for key in SIZED), list[str]()
-    if name is None and has_sizes:
+    if not name and has_sizes:
         return Base()
     if name is None and said.model is None:
         fix = f"give it, or the model by --model, or the recipe whose values the file overrides: --set recipe={recipes()[0]}"

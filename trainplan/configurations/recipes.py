@@ -139,11 +139,13 @@ def _bridge(program: Program, said: Said) -> Configuration:
     values.pop("mixed_precision", None)
     values = {key: value for key, value in values.items() if key.partition(".")[0] in SECTIONS}
     model = _hub_model(config, where, said)
-    said = said if model is None or said.model is not None else replace(said, model=model)
+    if model is not None:
+        sources["model.num_layers"] = f"{where}:{config.lines.get('model', config.line)}"
+    with_model = said if model is None or said.model is not None else replace(said, model=model)
     replaced = [
         name for name, value in config.fields.items() if value is None or (isinstance(value, Made) and not value.implied)
     ]
-    made = megatron_bridge.of_fields(values, where, said, sources, recipe, replaced)
+    made = megatron_bridge.of_fields(values, where, with_model, sources, recipe, replaced)
     return made if model is None else replace(made, model=made.model or model)
 
 
