@@ -91,7 +91,9 @@ def test_degrees_in_training_and_experimental_are_degrees(tmp_path: Path) -> Non
 
 
 def test_one_sample_makes_no_two_micro_batches(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"training\.batch_size is 1; give a multiple of 2: as many micro-batches as stages"):
+    with pytest.raises(
+        InputError, match=r"training\.batch_size is 1; give a multiple of 2: as many micro-batches as stages, by default"
+    ):
         read(titan(tmp_path, OLD.replace("batch_size = 2", "batch_size = 1")))
 
 
@@ -227,6 +229,19 @@ def plan_model(configuration: Configuration) -> Any:
     from trainplan.configurations.planned import model_of as model_that_runs
 
     return model_that_runs(configuration, None, None, None)
+
+
+def test_a_log_of_torchtitan_0_3_is_refused_for_what_it_leaves_out(tmp_path: Path) -> None:
+    """`Trainer.Config.to_dict` prints fields without classes: FullAC and Float8Linear look as their bases do."""
+    values = {
+        "model_spec": {"name": "llama3", "flavor": "8B", "model": {"dim": 4096}},
+        "training": {"local_batch_size": 1, "seq_len": 8192},
+        "activation_checkpoint": {"preserve_rng_state": True, "determinism_check": "default", "debug": False},
+    }
+    log = tmp_path / "train.log"
+    log.write_text(f"[titan] 2026-08-20 10:00:00,000 - root - INFO - Running with configs: {json.dumps(values, indent=2)}\n")
+    with pytest.raises(InputError, match=r"model_spec is printed by torchtitan 0\.3, which does not say what is recomputed"):
+        read(log)
 
 
 def test_a_model_of_other_sizes_than_the_file_says_is_refused(tmp_path: Path) -> None:

@@ -58,6 +58,9 @@ def of_tables(
     """The configuration of the tables of a file, or of what a job prints of them. sources: where each key is written. latest:
     of 0.3, not 0.2. Raises InputError."""
     written_sources = sources or {}
+    if "model_spec" in tables:  # as 0.3 prints it, without the classes of its parts
+        problem = "is printed by torchtitan 0.3, which does not say what is recomputed, nor which converters there are"
+        raise InputError(where, "model_spec", problem, "give its config_registry.py, with --set config=NAME")
     settings = {key: spelt(text) for key, text in said.variables.items() if "." in key}
     written_sources = {**written_sources, **dict.fromkeys(settings, "--set")}
     values, written = as_today({**flattened(tables), **settings}, where)
@@ -167,7 +170,7 @@ def _micro(keys: Keys, local: int, pp: int, chunks: int, early: bool) -> int:
     if early:
         parts = number or pp * chunks
         if local % parts:
-            said = "pipeline_parallel_microbatches" if number else "as many micro-batches as stages, which this version has"
+            said = "pipeline_parallel_microbatches" if number else "as many micro-batches as stages, by default in this version"
             raise keys.error("training.local_batch_size", f"is {local}", f"give a multiple of {parts}: {said}")
         return local // parts
     if local % (asked or 1):
