@@ -382,7 +382,12 @@ def statements(draw: st.DrawFn, depth: int = 2) -> list[str]:
     """Lines that assign, branch, repeat and call."""
     lines: list[str] = []
     for _ in range(draw(st.integers(1, 4))):
-        kind = draw(st.sampled_from(["name", "field", "add", "alias", "copy", "dict"] + ["if", "for", "with"] * (depth > 0)))
+        kind = draw(
+            st.sampled_from(
+                ["name", "field", "add", "alias", "copy", "dict", "lambda", "listed", "star", "either", "inner"]
+                + ["if", "for", "with"] * (depth > 0)
+            )
+        )
         value, name = draw(expressions()), draw(st.sampled_from(NAMES))
         inner = ["    " + line for line in draw(statements(depth - 1))] if kind in ("if", "for", "with") else []
         match kind:
@@ -398,6 +403,16 @@ def statements(draw: st.DrawFn, depth: int = 2) -> list[str]:
                 lines += ["other = copy.deepcopy(cfg)", f"other.model.{name} = {value}"]
             case "dict":
                 lines += [f"d = {{'a': {value}}}", f"d.update({{'a': {draw(NUMBERS)}}})", f"cfg.model.{name} = d['a']"]
+            case "lambda":
+                lines += [f"f = lambda c: setattr(c.model, {name!r}, {value})", "f(cfg)"]
+            case "listed":
+                lines.append(f"[setattr(cfg.model, {name!r}, v) for v in [{value}]]")
+            case "star":
+                lines.append(f"*rest, cfg.model.{name} = [1, {value}]")
+            case "either":
+                lines.append(f"unknown(1, 2) > {draw(NUMBERS)} and setattr(cfg.model, {name!r}, {value})")
+            case "inner":
+                lines += ["def inner():", f"    cfg.model.{name} = {value}", "    return n", f"n = {draw(NUMBERS)}", "inner()"]
             case "if":
                 lines += [f"if {draw(conditions())}:", *inner, "else:", f"    cfg.model.{name} = {value}"]
             case "for":

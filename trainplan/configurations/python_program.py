@@ -8,9 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from trainplan.configurations.python_values import Expressions, Made, Scope, Symbol, loaded, unread
+from trainplan.configurations.python_values import OUTER, Expressions, Made, Scope, Symbol, loaded, unread
 from trainplan.profiling.base.errors import InputError
 
+# Decorators that leave what a function gives back as it is.
+DECORATORS = ("cache", "lru_cache", "staticmethod", "factory", "record", "main", "no_grad", "inference_mode", "override")
 MOST_BYTES, MOST_STEPS, DEEPEST, MOST_ITEMS = 2**20, 20_000, 20, 100
 
 
@@ -26,6 +28,7 @@ class Program(Expressions):
         """Raises InputError where the file is none of Python."""
         super().__init__(str(path), variables)
         self._steps = self._depth = 0
+        self._outer: dict[str, Scope | None] = {}
         try:
             if path.stat().st_size > MOST_BYTES:
                 raise InputError(self.where, "", "is larger than 1 MiB", "give the file that configures the run")
@@ -102,8 +105,11 @@ class Program(Expressions):
                 self._block(node.finalbody, scope)
             case ast.FunctionDef():
                 self.functions[node.name] = node
+                scope.pop(node.name, None)
+                self._outer[node.name] = None if scope is self.values else scope
             case ast.ClassDef():
                 self.classes.add(node.name)
+                scope.pop(node.name, None)
             case ast.Import():
                 for alias in node.names:
                     first = alias.name.split(".")[0]
@@ -112,8 +118,12 @@ class Program(Expressions):
                 for alias in node.names:
                     scope[alias.asname or alias.name] = Symbol(f"{'.' * node.level}{node.module or ''}.{alias.name}")
             case ast.Global() | ast.Nonlocal():
+                place: Scope | None = scope
                 for name in node.names:
-                    scope[name] = self.values[name] = unread(node)
+                    self.values[name] = unread(node)
+                while place is not None:
+                    place |= {name: unread(node) for name in node.names if name in place or place is scope}
+                    place = place.get(OUTER)
             case ast.Delete():
                 for target in node.targets:
                     self.assign(target, unread(node), scope)
@@ -137,8 +147,12 @@ class Program(Expressions):
                         self.assign(node.target, open_, scope)
                     case ast.Call():
                         self.change(list(self.held(node, scope)), node)
-                    case ast.Return():
-                        returns = True
+                    case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                        scope[node.name] = open_
+                    case ast.Return() | ast.Global() | ast.Nonlocal():
+                        returns = returns or isinstance(node, ast.Return)
+                        for name in () if isinstance(node, ast.Return) else node.names:
+                            scope[name] = self.values[name] = open_
         if returns:
             raise _Returned(open_)
 
@@ -161,17 +175,20 @@ class Program(Expressions):
                     base.fields[key], base.lines[key] = value, target.lineno
                 else:
                     self.change([base], target)
+            case ast.Starred():
+                self.assign(target.value, unread(target), scope)
             case ast.Tuple() | ast.List():
-                several = isinstance(value, list | tuple) and len(value) == len(target.elts)
+                stars = any(isinstance(each, ast.Starred) for each in target.elts)
+                several = isinstance(value, list | tuple) and len(value) == len(target.elts) and not stars
                 for place, each in enumerate(target.elts):
-                    part: Any = value[place] if several else unread(target)
+                    part: Any = value[place] if several else replace(unread(target), held=self.held_in(value))
                     if isinstance(value, Made):
                         part = Made(f"{value.name}[{place}]", target.lineno)
                     self.assign(each, part, scope)
 
     def enter(self, function: ast.FunctionDef, given: Made, node: ast.AST) -> Any:
         """What a function of the file gives back for arguments."""
-        spec, scope = function.args, Scope()
+        spec, scope = function.args, Scope({OUTER: self._outer.get(function.name)})
         names = [each.arg for each in (*spec.posonlyargs, *spec.args)]
         defaults = dict(zip(reversed(names), reversed(spec.defaults), strict=False))
         defaults |= {
@@ -188,8 +205,13 @@ class Program(Expressions):
         if spec.kwarg is not None:
             rest = {key: value for key, value in given.fields.items() if key not in names and not key.isdecimal()}
             scope[spec.kwarg.arg] = unread(node) if "**" in rest else rest
-        if self._depth >= DEEPEST:
-            return unread(node)
+        odd = [
+            each for each in function.decorator_list if ast.unparse(each).partition("(")[0].rpartition(".")[2] not in DECORATORS
+        ]
+        inner = (each for each in ast.walk(function) if isinstance(each, ast.Yield | ast.YieldFrom))
+        if self._depth >= DEEPEST or odd or any(inner):
+            self.change(given.passed, node, "a function")
+            return replace(unread(node), held=self.held(function, scope))
         self._depth += 1
         try:
             self._block(function.body, scope)

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
-from trainplan.profiling.base.errors import shown
+from trainplan.profiling.base.errors import InputError, shown
 from trainplan.profiling.models.families.fields import names
 
 LONGEST, MOST_FIELDS = 10_000, 10_000
@@ -44,6 +44,13 @@ UNCHANGING = ("keys", "values", "items", "copy", "index", "count", "format", "jo
 COPIES = ("copy.deepcopy", "deepcopy")
 
 
+HIDING = ("exec", "eval", "globals", "locals")
+OUTER = "<outer>"  # of a scope: that of the function around
+# Expressions all of whose parts are followed.
+FOLLOWED = (
+    ast.Constant, ast.Name, ast.Attribute, ast.Call, ast.BinOp, ast.UnaryOp, ast.Subscript, ast.JoinedStr, ast.List, ast.Tuple,
+    ast.Set, ast.NamedExpr,
+)  # fmt: skip
 Scope = dict[str, Any]
 
 
@@ -114,6 +121,8 @@ class Expressions:
     def value(self, node: ast.AST, scope: Scope) -> Any:
         """What an expression stands for: a literal, a Symbol, an object, or Unread."""
         value = self._value(node, scope)
+        if isinstance(value, Unread) and not isinstance(node, FOLLOWED):
+            self.maybe_called(node, scope)
         if not isinstance(value, Unread) or value.held or value.plain:
             return value
         return replace(value, held=self.held(node, scope))
@@ -121,12 +130,31 @@ class Expressions:
     def held(self, node: ast.AST, scope: Scope) -> tuple[Made, ...]:
         """The objects that names of an expression or a statement stand for, or may stand for."""
         names = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
-        values = [scope.get(name, self.values.get(name)) for name in names]
+        return self.held_in([self.look(name, scope) for name in names])
+
+    def held_in(self, value: Any) -> tuple[Made, ...]:
+        """The objects that a value is, or may be, or has in it."""
+        values = [value]
         for value in values:
             if isinstance(value, list | tuple | dict) and len(values) < LONGEST:
                 values += value.values() if isinstance(value, dict) else value
         held = [each for value in values for each in (value.held if isinstance(value, Unread) else (value,))]
         return tuple({id(each): each for each in held if isinstance(each, Made)}.values())
+
+    def look(self, name: str, scope: Scope, otherwise: Any = None) -> Any:
+        """What a name stands for: in a function, in those around it, or in the file."""
+        place: Scope | None = scope
+        while place is not None:
+            if name in place:
+                return place[name]
+            place = place.get(OUTER)
+        return self.values.get(name, otherwise)
+
+    def maybe_called(self, node: ast.AST, scope: Scope) -> None:
+        """Notes the calls of a part of a file that may or may not be run."""
+        for each in ast.walk(node):
+            if isinstance(each, ast.Call):
+                self.change(list(self.held(each, scope)), each)
 
     def _value(self, node: ast.AST, scope: Scope) -> Any:
         match node:
@@ -182,9 +210,9 @@ class Expressions:
                 return unread(node)
 
     def _name(self, node: ast.Name, scope: Scope) -> Any:
-        for known in (scope, self.values):
-            if node.id in known:
-                return known[node.id]
+        found = self.look(node.id, scope, self)
+        if found is not self:
+            return found
         if node.id in self.functions or node.id in BUILTINS or node.id in self.classes:
             return Symbol(node.id)
         return self.variables.get(node.id, unread(node))
@@ -199,6 +227,8 @@ class Expressions:
 
     def part(self, of: Made, name: str, line: int) -> Any:
         """A field of an object; one that nothing set is an object of its own."""
+        if name.startswith("__"):
+            of.changed.append(Unread(name, line))
         if name not in of.fields:
             of.fields[name], of.lines[name] = Made("", line, implied=True), line
         return of.fields[name]
@@ -248,9 +278,14 @@ class Expressions:
         function = self._method(node, scope) if isinstance(node.func, ast.Attribute) else self.value(node.func, scope)
         if isinstance(node.func, ast.Name) and isinstance(function, Unread) and node.func.id not in scope:
             function = Symbol(node.func.id)  # of an import of everything
-        if not isinstance(function, Symbol):
-            return function if isinstance(node.func, ast.Attribute) else unread(node)
+        if not isinstance(function, Symbol) and isinstance(node.func, ast.Attribute):
+            return function
         given = self._arguments(node, scope)
+        if not isinstance(function, Symbol):  # which may be a lambda, with objects of its own
+            self.change([function, *given.passed], node, "a function")
+            return unread(node)
+        if function in HIDING:
+            raise InputError(f"{self.where}:{node.lineno}", "", f"calls {function}", "give a file that writes its values out")
         plain: list[Any] = [
             value for value in given.fields.values() if isinstance(value, PLAIN) and not isinstance(value, Symbol)
         ]
@@ -349,7 +384,8 @@ class Expressions:
     def change(self, values: Sequence[Any], node: ast.AST, name: str = "") -> None:
         """Notes that objects are given to a call that may change them."""
         called = name or (ast.unparse(node.func).rpartition(".")[2] if isinstance(node, ast.Call) else "")
-        if called in HARMLESS or called[:1].isupper():  # a class, whose object holds them
+        own = called in self.classes or any(isinstance(each, Made) and each.name in self.classes for each in values)
+        if not own and (called in HARMLESS or called[:1].isupper()):  # a class, whose object holds them
             return
         for value in values:
             for each in value.held if isinstance(value, Unread) else (value,):
