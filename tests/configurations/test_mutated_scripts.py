@@ -22,6 +22,7 @@ NAMES = sorted(path.name for path in LAUNCH.glob("*.sh"))
 MOST_S = 20.0  # of one script: a bound on what is followed, not a measure of speed
 # What a mutated script may do under bash, where it is run: write where it is, at most.
 UNSAFE = re.compile(r">\s*['\"]?[/~$.]|/dev/tcp|:\(\)|&\s*&\s*&|\bkill\b|\bexec\b|/proc|/sys|\bwhile\b|\buntil\b|for \(\(")
+INSERTED = ["$", '"', "'", "(", ")", "{", "}", "`", ";", "|", "\\", "$X", "${Y", "\0", "é", "fi", "done", "<<E"]
 VALUES = ("", "1", "large")
 
 
@@ -41,12 +42,7 @@ def mutated(text: str, rng: random.Random) -> str:
         elif how == "swap":
             parts[a], parts[b] = parts[b], parts[a]
         else:
-            parts.insert(
-                a,
-                rng.choice(
-                    ["$", '"', "'", "(", ")", "{", "}", "`", ";", "|", "\\", "$X", "${Y", "\0", "é", "fi", "done", "<<E"]
-                ),
-            )
+            parts.insert(a, rng.choice(INSERTED))
         text = "".join(parts)
     return text
 
@@ -101,11 +97,12 @@ def held(folder: Path, seeds: range, programs: Path | None) -> int:
 
 def alike(path: Path, programs: Path, command: Command, text: str, of: tuple[int, str]) -> int:
     """Holds a command that was read against those that bash starts, with variables that the script only reads unset and set."""
+    if not command.launcher or command.launcher[0].rsplit("/", 1)[-1] not in bash.STUBS:
+        return 0  # a program that is not here: bash does not find it
     bash.opened(path.parent)
     named = set(re.findall(r"\$\{?([A-Za-z_]\w*)\}?(?![:\w+=?-])", text))
-    unset = sorted(
-        name for name in named if not re.search(rf"(?:^|[\s;(\"'{{]){name}(?:\+?=|\b(?=[ ;]*(?:do|in|<|;)))", text, re.M)
-    )
+    sets = r"(?:^|[\s;(\"'{{]){name}(?:\+?=|\b(?=[ ;]*(?:do|in|<|;)))|\$\{{{name}:?[-=]"
+    unset = sorted(name for name in named if not re.search(sets.format(name=name), text, re.M))
     ours = bearing([*command.launcher, command.program, *command.words])
     opened = set(command.open)
     count = 0

@@ -19,6 +19,7 @@ from trainplan.configurations.shell.commands import Command, chosen, hangs
 from trainplan.configurations.shell.evaluate import Evaluator
 from trainplan.configurations.shell.launchers import batch_of
 from trainplan.configurations.shell.marks import MARK, TooMuch
+from trainplan.configurations.shell.scan import Unclosed
 from trainplan.configurations.shell.state import merged
 from trainplan.configurations.shell.variables import ARGUMENT, MOST_BYTES
 from trainplan.profiling.base.errors import COMMAND_LINE, InputError, one_of
@@ -58,6 +59,8 @@ def command_of_text(text: str, variables: Mapping[str, str], where: str, folder:
         outcomes = shell.text(text, state, where)
         end = merged([each for each, _ in outcomes], shell.marks, frozenset(shell.given), where)
         command = chosen(shell, end.commands, where)
+    except Unclosed:
+        raise InputError(where, "", "has a quote or a bracket that nothing closes", "mend it") from None
     except (TooMuch, RecursionError) as error:
         if isinstance(error, TooMuch) and error.decision is not None:
             raise hangs(where, error.decision.cause, error.decision.example) from None

@@ -158,10 +158,16 @@ class Evaluator(Variables):
         return self.collapsed(outcomes, source.path) if done else outcomes
 
     def statement(self, node: Node, state: State, source: Source) -> Outcomes:
-        """One statement."""
+        """One statement. Raises InputError where it is no bash."""
         self.steps += 1
         if self.steps > MOST_STEPS:
             raise TooMuch
+        try:
+            return self._statement(node, state, source)
+        except Unclosed:
+            raise self.unreadable(node, source) from None
+
+    def _statement(self, node: Node, state: State, source: Source) -> Outcomes:
         kind = node.type
         if kind in ("command", "declaration_command", "unset_command", "variable_assignment", "variable_assignments"):
             return self.simple(source.of(node), [], state, source, node)
@@ -209,17 +215,12 @@ class Evaluator(Variables):
             state.status = conditions.double(raw[2:-2])
         else:
             words = self.words(state, where)
-            state.status = conditions.test(
-                [each for raw_word in self.raw(raw[1:-1], source, node) for each in words.fields(raw_word.text)]
-            )
+            state.status = conditions.test([each for raw_word in self.raw(raw[1:-1]) for each in words.fields(raw_word.text)])
         return [(state, "")]
 
-    def raw(self, text: str, source: Source, node: Node) -> list[Raw]:
-        """The words of a text as written. Raises InputError."""
-        try:
-            return split(text)
-        except Unclosed:
-            raise self.unreadable(node, source) from None
+    def raw(self, text: str) -> list[Raw]:
+        """The words of a text as written. Raises Unclosed."""
+        return split(text)
 
     def arithmetic(self, raw: str, state: State, where: str) -> Outcomes:
         """`(( .. ))`."""
@@ -328,11 +329,11 @@ class Evaluator(Variables):
                     if inner.type == "pipeline" or (inner.type in ("command", "list") and inner.type != "heredoc_body"):
                         piped.append(inner)
                     elif inner.type == "file_redirect":
-                        targets += self.raw(source.of(inner), source, inner)
+                        targets += self.raw(source.of(inner))
                     elif inner.type not in ("heredoc_start", "heredoc_body", "heredoc_end", "file_descriptor"):
                         more.append(Raw(source.of(inner), 0))
             elif child.type in ("file_redirect", "herestring_redirect"):
-                targets += self.raw(source.of(child), source, child)
+                targets += self.raw(source.of(child))
         more = [each for each in targets if not each.redirects] + more
         run: Callable[[State], Outcomes]
         if body is None:
@@ -398,7 +399,7 @@ class Evaluator(Variables):
 
     def simple(self, text: str, more: Sequence[Raw], state: State, source: Source, node: Node) -> Outcomes:
         """A simple command: assignments, words and redirections."""
-        raws = [*self.raw(text, source, node), *more]
+        raws = [*self.raw(text), *more]
         where, first = source.where(node), source.at(node)
         for raw in raws:
             self.note(raw.text, f"{source.path}", first + text.count("\n", 0, raw.place), state)

@@ -198,7 +198,9 @@ class Words:
         if index not in ("@", "*"):
             return None
         value = self.shell.value(self.state, name, self.where)
-        return list(value.values()) if isinstance(value, Array) else [] if value is None else [value]
+        if value is None or (name in self.shell.own and name not in self.state.variables):
+            return []
+        return list(value.values()) if isinstance(value, Array) else [value]
 
     def parameter(self, inner: str, double: bool) -> list[object]:
         """The pieces of `${..}`."""
