@@ -409,7 +409,7 @@ def test_keys_that_nobody_knows_and_that_bear_on_nothing_are_named(tmp_path: Pat
 def test_every_value_that_was_taken_has_a_source(tmp_path: Path) -> None:
     path = written(tmp_path, "ends.txt")
     taken = {each.key: each for each in read(path).taken}
-    assert taken["--num-layers"].source == str(path)
+    assert taken["--num-layers"].source == f"{path}:1"
     assert taken["--context-parallel-size"].value == 1
     assert taken["--context-parallel-size"].source == "default of Megatron-LM core 0.15"
     said = tp.import_run(path, search=False, cluster="h100:8x2", **OPTIONS.get("ends.txt", {})).to_dict()["values"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import json
 import shutil
 from pathlib import Path
 
@@ -295,3 +297,108 @@ def test_a_run_of_places_is_predicted(tmp_path: Path) -> None:
         tp.import_run(path, cluster="h100:8", search=False)
     run = tp.import_run(path, cluster="h100:8", search=False, variables={"1": "2", "2": "4096"})
     assert run.configuration.tp == 2 and run.configuration.sequence == 4096 and run.configuration.devices == 8
+
+
+def test_command_lines_and_standard_input_are_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Alike; one of the two, or a file."""
+    given = tp.import_run(line=f"srun -N 1 {RUN} --tensor-model-parallel-size 2", cluster="h100:8", search=False)
+    monkeypatch.setattr("sys.stdin", io.StringIO(f"TP=2\n{RUN} --tensor-model-parallel-size $TP\n"))
+    read_in = tp.import_run("-", cluster="h100:8", search=False)
+    assert given.plan.units == read_in.plan.units and given.judged.step_ns == read_in.judged.step_ns
+    assert given.configuration.tp == 2 and read_in.configuration.where == "standard input"
+    with pytest.raises(InputError, match="give a file, or a command line"):
+        tp.import_run(cluster="h100:8")
+
+
+DEEPSPEED = f"""deepspeed --num_nodes=2 --num_gpus=8 pretrain_gpt.py {SIZES.replace("--bf16", "--fp16")} \\
+ --checkpoint-activations \\
+ --deepspeed --zero-stage 3 --deepspeed_config ds.json --deepspeed-activation-checkpointing
+"""
+
+
+def test_megatron_deepspeed_is_read_with_its_file(tmp_path: Path) -> None:
+    """Stage, batch and precision of the file; layers recomputed as arguments say."""
+    path = tmp_path / "ds.sh"
+    path.write_text(DEEPSPEED)
+    engine = {"train_micro_batch_size_per_gpu": 2, "zero_optimization": {"stage": 3}, "fp16": {"enabled": True}}
+    (tmp_path / "ds.json").write_text(json.dumps(engine))
+    made = read(path, Said())
+    assert (made.zero, made.recomputed.of, made.devices, made.unknown) == (3, "full", 16, ())
+    assert made.software == "megatron-deepspeed" and made.dtype == "float16" and made.buffers.attention == "eager"
+    assert any(each.key == "zero_optimization.stage" for each in made.taken)
+    (tmp_path / "ds.json").write_text(json.dumps({**engine, "train_micro_batch_size_per_gpu": 4}))
+    with pytest.raises(InputError, match=r"is 2, and .* says 4"):
+        read(path, Said())
+    (tmp_path / "ds.json").unlink()
+    assert read(path, Said()).zero == 3 and "not here" in read(path, Said()).notes[0]
+    path.write_text(DEEPSPEED.replace("--zero-stage 3", ""))
+    with pytest.raises(InputError, match="which is not here"):
+        read(path, Said())
+
+
+def test_files_that_a_script_writes_are_read() -> None:
+    text = f"""STAGE=2
+cat <<EOF > ds.json
+{{"zero_optimization": {{"stage": $STAGE, "offload_optimizer": {{"device": "cpu"}}}}, "bf16": {{"enabled": true}}}}
+EOF
+deepspeed --num_gpus 8 pretrain_gpt.py {SIZES} --deepspeed --deepspeed_config ds.json --ds-sequence-parallel-size 2
+"""
+    made = of_command(command_of_text(text, {}, "run.sh", Path(".")), "run.sh", Said())
+    assert (made.zero, made.host, made.cp, made.exchange) == (2, ("optimizer",), 2, "heads")
+
+
+@pytest.mark.parametrize(
+    ("older", "name", "value"),
+    [
+        ("--model-parallel-size 2", "tp", 2),
+        ("--ds-sequence-parallel-size 4", "cp", 4),
+        ("--rampup-batch-size 16 16 1000", "samples", 64),
+        ('--step-batch-size-schedule "0:8 1B:32 2B:64"', "samples", 64),
+    ],
+)
+def test_older_arguments_and_schedules_are_read(older: str, name: str, value: int) -> None:
+    made = of_command(words_of_command(f"{RUN} {older}"), "run.sh", Said())
+    assert getattr(made, name) == value and made.unknown == ()
+    assert bool(made.notes) == (name == "samples")
+
+
+@pytest.mark.parametrize(
+    ("words", "attention"),
+    [
+        ("", None),
+        ("--attention-backend unfused", "eager"),
+        ("--attention-backend local", "eager"),
+        ("--attention-backend flash", "flash"),
+        ("--attention-backend fused", "flash"),
+        ("--use-flash-attn", "flash"),
+        ("--transformer-impl local", "eager"),
+        ("--transformer-impl local --use-flash-attn", "flash"),
+    ],
+)
+def test_which_attention_runs_is_what_arguments_say(words: str, attention: str | None) -> None:
+    assert of_command(words_of_command(f"{RUN} {words}"), "run.sh", Said()).buffers.attention == attention
+
+
+BIASED = (
+    "torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336"
+    " --num-attention-heads 32 --group-query-attention --num-query-groups 8 --seq-length 4096 --max-position-embeddings 4096 --micro-batch-size 1"
+    " --global-batch-size 64 --untie-embeddings-and-output-weights --bf16 --vocab-size 128256"
+)
+
+
+@pytest.mark.parametrize(
+    ("words", "noted"),
+    [
+        ("--swiglu --normalization RMSNorm --position-embedding-type rope", "biases"),
+        ("--normalization RMSNorm --position-embedding-type rope --disable-bias-linear", "--normalization"),
+        ("--swiglu --normalization RMSNorm --disable-bias-linear", "--position-embedding-type"),
+    ],
+)
+def test_a_model_that_is_named_stands_for_layers_that_differ_a_little(words: str, noted: str) -> None:
+    line = f"{BIASED} {words}"
+    with pytest.raises(InputError, match="which model it is by"):
+        of_command(words_of_command(line), "run.sh", Said())
+    made = of_command(words_of_command(line), "run.sh", Said(model="llama3-8b"))
+    assert len(made.notes) == 1 and noted in made.notes[0] and "llama3-8b" in made.notes[0]
+    with pytest.raises(InputError, match=r"is 32, and .* has 80"):
+        of_command(words_of_command(line), "run.sh", Said(model="llama3-70b"))

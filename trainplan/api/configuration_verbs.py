@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,16 @@ from trainplan.asking import FilePath, cluster_of, compiles, memory_of
 from trainplan.configurations.configuration import Configuration, Said
 from trainplan.configurations.judging import JudgedRun, changes, priced_as
 from trainplan.configurations.logs import is_log
-from trainplan.configurations.planned import model_of, plan_of, read, with_kernels, with_model, with_options, with_recipe
+from trainplan.configurations.planned import (
+    model_of,
+    plan_of,
+    read,
+    read_text,
+    with_kernels,
+    with_model,
+    with_options,
+    with_recipe,
+)
 from trainplan.formulations.joint.runtimes import RUNTIMES
 from trainplan.formulations.plan import Plan, load_plan
 from trainplan.formulations.request import Request
@@ -31,8 +41,9 @@ GAP, SECONDS = 1e-3, 60.0  # of the searches
 
 
 def import_run(
-    file: FilePath,
+    file: FilePath | None = None,
     *,
+    line: str | None = None,
     cluster: FilePath | Cluster | None = None,
     model: FilePath | None = None,
     batch: int | None = None,
@@ -57,6 +68,7 @@ def import_run(
     which the tool prints its configuration. It becomes a plan, with its prediction; beside it the bound and the best plan
     of the joint problem, the best one within the runtime, and what to change first.
 
+    line: a command line that starts training, in place of a file; the file - is a script on standard input.
     cluster: the devices. What the file cannot say: model (a name or a config.json; default: the file's), batch (samples of a
     step), micro_batch (samples of one micro-batch on one rank), sequence, dtype, recompute (full or none: DeepSpeed and plain
     Accelerate leave it to the model's code), loss (full where all logits of a micro-batch are held at once, chunked, or fused
@@ -75,7 +87,16 @@ def import_run(
         raise InputError(COMMAND_LINE, "--cluster", problem, "give one of equal devices: the runtimes take them for equal")
     named = None if model is None else str(model)
     said = Said(variables or {}, recompute, named, frozenset(ignored), None if dtype is None else parse_dtype(dtype))
-    configuration = with_options(read(Path(file), runtime, said), batch, micro_batch)
+    if (file is None) == (line is None):
+        problem = "is missing" if file is None else "is given beside --command"
+        raise InputError(COMMAND_LINE, "file", problem, "give a file, or a command line by --command")
+    path = None if file is None or str(file) == "-" else Path(file)
+    if path is None:
+        where = COMMAND_LINE if line is not None else "standard input"
+        found = read_text(sys.stdin.read() if line is None else line, where, said)
+    else:
+        found = read(path, runtime, said)
+    configuration = with_options(found, batch, micro_batch)
     the_model = model_of(configuration, named, sequence, dtype)
     if not compiles(the_model):
         raise InputError(
@@ -86,7 +107,7 @@ def import_run(
     configuration = with_recipe(with_model(configuration, the_model), request)
     walked, judged = predicted_as_known(plan_of(configuration, the_model, request), request)
     made, framework = as_run(walked, machine)
-    measured = _measured(Path(file), made)
+    measured = _measured(path, made)
     if not search:
         return JudgedRun(configuration, made, judged, framework, None, None, (), measured, machine.whose_numbers)
     asked = _asked(configuration, made) | {"memory": memory, "gap": gap, "time_limit": time_limit, "progress": progress}
@@ -108,9 +129,9 @@ def compare_log(source: Plan | Source, log: FilePath) -> LoggedRun:
     return beside(load_plan(source), read_log(Path(log)), where)
 
 
-def _measured(file: Path, made: Plan) -> LoggedRun | None:
+def _measured(file: Path | None, made: Plan) -> LoggedRun | None:
     """What the log of a run measured, where the file is one and has lines of steps."""
-    if not is_log(file):
+    if file is None or not is_log(file):
         return None
     try:
         log = read_log(file)

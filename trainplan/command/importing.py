@@ -36,7 +36,14 @@ def command(name: str, words: Sequence[str]) -> Command:
 
 
 @takes(
-    [word("file", Path, "A script, recipe (.py), .toml, .json or .yaml of the tool that trains, or a run's log.")],
+    [
+        word(
+            "file",
+            Path | None,
+            "A script (- for standard input), recipe (.py), .toml, .json or .yaml of the tool that trains, or a run's log.",
+            None,
+        )
+    ],
     panel(
         "What the file cannot say",
         [
@@ -46,6 +53,7 @@ def command(name: str, words: Sequence[str]) -> Command:
             flag("micro_batch", int | None, "Samples of one micro-batch on one rank."),
             flag("sequence", int | None, "Tokens of a sample."),
             options.DTYPE,
+            flag("line", str | None, "A command line that starts training, in place of a file.", names=("--command",)),
             flag("recompute", str | None, "full or none, which DeepSpeed and Accelerate leave to the model's code."),
             flag("loss", str | None, "full, chunked or fused: whether all logits are held at once. [default: full]"),
             flag("attention", str | None, "eager or flash: whether scores are kept. [default: the model's, else the tool's]"),
@@ -82,7 +90,7 @@ def command(name: str, words: Sequence[str]) -> Command:
         flag("best_output", Path | None, "Write the plan of the best change here."),
     ],
 )
-def import_run(file: Path, settings: list[str] | None, ignored: list[str] | None, values: bool, **given: Any) -> Outcome:
+def import_run(file: Path | None, settings: list[str] | None, ignored: list[str] | None, values: bool, **given: Any) -> Outcome:
     """How good is what I run now? A configuration becomes a plan, with its predicted step and the memory of each rank; beside
     it the bound of the joint problem, the best plan with and without the runtime's limits, and what to change first.
     """

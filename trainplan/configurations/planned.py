@@ -24,6 +24,7 @@ from trainplan.configurations import (
 from trainplan.configurations.configuration import Configuration, Recomputed, Said, Taken
 from trainplan.configurations.detect import READ, reader_of
 from trainplan.configurations.documents import read_document
+from trainplan.configurations.shell import command_of_text
 from trainplan.execution.exports.common import ENDS
 from trainplan.formulations.joint.asked import streams_refusal
 from trainplan.formulations.plan import Batch, Plan, RunBy, Stage
@@ -87,6 +88,11 @@ def read(path: Path, runtime: str | None = None, said: Said = NOTHING) -> Config
         fix = f"leave it out: files of {chosen} say what is recomputed"
         raise InputError(COMMAND_LINE, "--recompute", f"is {said.recompute!r}", fix)
     return READERS[chosen](path, said)
+
+
+def read_text(text: str, where: str, said: Said = NOTHING) -> Configuration:
+    """The configuration of a script or a command line that is in no file. where: its name. Raises InputError."""
+    return launched.of_command(command_of_text(text, said.variables, where, Path(".")), where, said, Path("."))
 
 
 def with_options(configuration: Configuration, batch: int | None, micro_batch: int | None) -> Configuration:
