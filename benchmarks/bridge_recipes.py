@@ -23,8 +23,8 @@ from trainplan.profiling.shipped import sized
 
 from trainplan.configurations.configuration import bears
 from trainplan.configurations.megatron_bridge import ARGUMENTS
+from trainplan.configurations.python_objects import Made, Symbol, Unread
 from trainplan.configurations.python_program import Program
-from trainplan.configurations.python_values import Made, Symbol, Unread
 
 ROOT = "src/megatron/bridge/recipes/"
 FILES = ("llama/llama2.py", "llama/llama3.py", "qwen/qwen2.py", "qwen/qwen3.py", "gemma/gemma2.py", "gemma/gemma3.py")

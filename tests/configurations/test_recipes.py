@@ -23,8 +23,8 @@ import trainplan as tp
 from trainplan.configurations import bridge_recipes, megatron_bridge
 from trainplan.configurations.configuration import Configuration, Said
 from trainplan.configurations.planned import read
+from trainplan.configurations.python_objects import Made, Unread
 from trainplan.configurations.python_program import Program
-from trainplan.configurations.python_values import Made, Unread
 
 HERE = Path(__file__).parent / "torchtitan"
 OVERRIDE = """train:
@@ -137,6 +137,11 @@ def test_every_recipe_that_is_known_is_read(tmp_path: Path, name: str) -> None:
         ("cfg.scheduler.lr_warmup_iters = 2", "apply(cfg)", "changes the configuration by apply(cfg)"),
         ("cfg.scheduler.lr_warmup_iters = 2", "for x in xs: cfg.model.cp_comm_type = x", "model.cp_comm_type is xs"),
         ("cfg.scheduler.lr_warmup_iters = 2", "cfg.model = make()", "model is make(..)"),
+        ("cfg.scheduler.lr_warmup_iters = 2", "exec('cfg.model.x = 1')", "calls exec"),
+        ("cfg.scheduler.lr_warmup_iters = 2", "[setattr(cfg.model, k, 1) for k in ks]", "changes the configuration by setattr"),
+        ("cfg.scheduler.lr_warmup_iters = 2", "vars(cfg.model)['cp'] = 2", "changes the configuration by vars"),
+        ("cfg.scheduler.lr_warmup_iters = 2", "cfg.model.__dict__['context_parallel_size'] = 2", "changes the configuration"),
+        ("cfg.scheduler.lr_warmup_iters = 2", "cfg = cfg.clone()", "config is made by"),
         ("cfg.scheduler.lr_warmup_iters = 2", "cfg.peft = LoRA(dim=8)", "peft"),
         ("cfg.scheduler.lr_warmup_iters = 2", "cfg.model.num_moe_experts = 8", "num_moe_experts"),
         ("cfg.scheduler.lr_warmup_iters = 2", "cfg.model.fine_grained_activation_offloading = True", "activation_offloading"),

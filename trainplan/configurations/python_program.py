@@ -8,7 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from trainplan.configurations.python_values import OUTER, Expressions, Made, Scope, Symbol, loaded, unread
+from trainplan.configurations.python_objects import Made, Symbol
+from trainplan.configurations.python_values import OUTER, Expressions, Scope, loaded, unread
 from trainplan.profiling.base.errors import InputError
 
 # Decorators that leave what a function gives back as it is.

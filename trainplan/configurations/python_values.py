@@ -13,16 +13,16 @@ from __future__ import annotations
 
 import ast
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy, deepcopy
-from dataclasses import dataclass, field, replace
-from itertools import islice
+from dataclasses import replace
 from typing import Any
 
+from trainplan.configurations.python_objects import Made, Symbol, Unread
 from trainplan.profiling.base.errors import InputError, shown
 from trainplan.profiling.models.families.fields import names
 
-LONGEST, MOST_FIELDS = 10_000, 10_000
+LONGEST = 10_000
 BINARY: dict[type, Any] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv,
     ast.Div: operator.truediv, ast.Mod: operator.mod,
@@ -52,50 +52,6 @@ FOLLOWED = (
     ast.Set, ast.NamedExpr,
 )  # fmt: skip
 Scope = dict[str, Any]
-
-
-class Symbol(str):
-    """A name that the file does not define, such as ``torch.bfloat16``, with the module that it is imported from."""
-
-
-@dataclass(frozen=True)
-class Unread:
-    """An expression whose value is not known without running the file. held: objects that it may be, or have parts of; plain:
-    it is a number or a text, and has none."""
-
-    text: str
-    line: int
-    held: tuple[Made, ...] = field(default=(), repr=False, compare=False)
-    plain: bool = field(default=False, repr=False, compare=False)
-
-
-@dataclass(eq=False)
-class Made:
-    """An object that a call makes. name: of what is called. fields: its arguments by name, those by place as "0", "1", and what
-    is assigned to it afterwards; lines: where each is written. implied: made by reading an attribute that nothing set. changed:
-    calls that the object is given to, and may be changed by. passed: the arguments themselves, where fields have copies."""
-
-    name: str
-    line: int
-    fields: dict[str, Any] = field(default_factory=dict)
-    lines: dict[str, int] = field(default_factory=dict)
-    implied: bool = False
-    changed: list[Unread] = field(default_factory=list)
-    passed: list[Any] = field(default_factory=list, repr=False)
-
-    def flattened(self, prefix: str = "", above: tuple[int, ...] = ()) -> Iterator[tuple[str, Any, int]]:
-        """Fields of the object and of those that it holds: names joined by dots, values and lines."""
-        for name, value in self.fields.items():
-            yield f"{prefix}{name}", value, self.lines.get(name, self.line)
-            if isinstance(value, Made) and id(value) not in above:
-                yield from value.flattened(f"{prefix}{name}.", (*above, id(value)))
-
-    def changes(self) -> Iterator[Unread]:
-        """Calls by which the object, or one that it holds, may be changed."""
-        yield from self.changed
-        for _, value, _ in islice(self.flattened(), MOST_FIELDS):
-            if isinstance(value, Made):
-                yield from value.changed
 
 
 class Expressions:

@@ -13,8 +13,8 @@ from typing import Any
 
 from trainplan.configurations import bridge_recipes, megatron_bridge, torchtitan_registry
 from trainplan.configurations.configuration import Configuration, Said, bears
+from trainplan.configurations.python_objects import Made, Symbol, Unread
 from trainplan.configurations.python_program import Program
-from trainplan.configurations.python_values import Made, Symbol, Unread
 from trainplan.profiling.base.errors import InputError, shown
 from trainplan.profiling.shipped import sized
 

@@ -16,7 +16,7 @@ from typing import Any
 from trainplan.configurations import torchtitan
 from trainplan.configurations.configuration import Configuration, Said, bears
 from trainplan.configurations.documents import written
-from trainplan.configurations.python_values import Made, Symbol, Unread
+from trainplan.configurations.python_objects import Made, Symbol, Unread
 from trainplan.configurations.torchtitan_versions import MIXTURES
 from trainplan.profiling.base.errors import InputError, shown
 
