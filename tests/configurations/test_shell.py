@@ -26,7 +26,7 @@ RUN = f"torchrun --nproc_per_node 8 pretrain_gpt.py {SIZES}"
 
 
 def values(text: str, folder: Path = Path("."), **said: str) -> dict[str, object]:
-    command = command_of_text(text, said, "run.sh", folder)
+    command = command_of_text(text, said, str(folder / "run.sh"), folder)
     assert not command.open
     return dict(command.values)
 
@@ -178,13 +178,16 @@ def test_lines_of_arguments_are_commands() -> None:
     assert command.values["--save"] == "a b" and command.devices == 8
 
 
-def test_other_files_are_read_alongside_and_nowhere_else(tmp_path: Path) -> None:
+def test_other_files_are_read_where_the_script_finds_them(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "sizes.sh").write_text("TP=8\n")
-    (tmp_path / "in" / "more.sh").write_text("PP=4\n")
-    text = f". ./in/more.sh\n{RUN} --pipeline-model-parallel-size $PP"
-    assert values(text, tmp_path)["--pipeline-model-parallel-size"] == "4"
-    assert "--set TP" in refusal(f"source ../sizes.sh\n{RUN} --tensor-model-parallel-size $TP", tmp_path / "in")
+    (tmp_path / "in" / "more.sh").write_text("TP=4\n")
+    for line, tp_degree in ((". ./in/more.sh", "4"), ('source "$(dirname "$0")/sizes.sh"', "8"), ("cd in; . more.sh", "4")):
+        text = f"{line}\n{RUN} --tensor-model-parallel-size $TP"
+        assert values(text, tmp_path)["--tensor-model-parallel-size"] == tp_degree
+    text = f"source ../sizes.sh\n{RUN} --tensor-model-parallel-size $TP"
+    assert values(text, tmp_path / "in")["--tensor-model-parallel-size"] == "8"
+    assert "--set TP" in refusal(f"source /sizes.sh\n{RUN} --tensor-model-parallel-size $TP", tmp_path)
 
 
 # One run, by pieces that may be written in many ways.
@@ -381,7 +384,8 @@ def test_which_attention_runs_is_what_arguments_say(words: str, attention: str |
 
 BIASED = (
     "torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336"
-    " --num-attention-heads 32 --group-query-attention --num-query-groups 8 --seq-length 4096 --max-position-embeddings 4096 --micro-batch-size 1"
+    " --num-attention-heads 32"
+    " --group-query-attention --num-query-groups 8 --seq-length 4096 --max-position-embeddings 4096 --micro-batch-size 1"
     " --global-batch-size 64 --untie-embeddings-and-output-weights --bf16 --vocab-size 128256"
 )
 

@@ -237,7 +237,7 @@ def _set(shell: Evaluator, rest: list[str], state: State, where: str, source: So
     state.status = True
     while place < len(rest) and re.fullmatch(r"[-+][a-zA-Z]+", rest[place]):
         place += 2 if rest[place][-1] == "o" else 1
-    if place < len(rest):
+    if place < len(rest) and (rest[place] in ("--", "-") or rest[place][:1] not in ("-", "+")):
         state.arguments, state.shifted, state.closed = rest[place + (rest[place] in ("--", "-")) :], 0, True
     return [(state, "")]
 

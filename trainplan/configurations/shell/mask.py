@@ -18,7 +18,7 @@ def masked(text: str, assigned: list[tuple[str, int]]) -> str:
     """The frame of a script, of the same length, in ASCII. assigned: gets the variables that are given values, and where these
     begin. Raises Unclosed."""
     made: list[str] = []
-    place, starts = 0, True  # whether a word starts here
+    place, starts, fresh = 0, True, True  # whether a word starts here; whether nothing is in the line so far
     waiting: list[tuple[str, bool]] = []  # here-documents whose bodies begin behind this line: the end, and whether of tabs
 
     def fill(end: int, keep: str = "") -> None:
@@ -31,14 +31,19 @@ def masked(text: str, assigned: list[tuple[str, int]]) -> str:
         if char == "\n":
             made.append(char)
             place += 1
-            starts = True
+            starts = fresh = True
             for delimiter, tabs in waiting:
                 place = _document(text, place, delimiter, tabs, made)
             waiting = []
             continue
         if text.startswith("\\\n", place):
-            made.append("\\\n")
+            made.append(" \n" if fresh else "\\\n")
             place += 2
+            continue
+        fresh = fresh and char in " \t"
+        if char == "!" and starts and text[place + 1 : place + 2] not in (" ", "\t", "\n", "("):
+            fill(place + 1)
+            starts = False
             continue
         if char == "#" and starts:
             end = text.find("\n", place)

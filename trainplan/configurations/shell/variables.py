@@ -182,11 +182,13 @@ class Variables:
         """A file that is there, by its path or alongside the script; None where there is none, or it is not known which."""
         if MARK.search(path) or "\0" in path or len(path) > 1000:
             return None
-        tried = [] if MARK.search(state.directory) else [Path(state.directory) / path]
         folder = self.folder.resolve()
-        for each in [*tried, folder / path.lstrip("/"), folder / Path(path).name]:
+        tried = [Path(path)] if path.startswith("/") else [folder / path, folder / Path(path).name]
+        if not path.startswith("/") and not MARK.search(state.directory):
+            tried.insert(0, Path(state.directory) / path)
+        for each in tried:
             try:
-                if each.exists() and (each.resolve() == folder or folder in each.resolve().parents):
+                if each.exists() and (not path.startswith("/") or folder in each.resolve().parents):
                     return each
             except (OSError, ValueError, RuntimeError):
                 continue
