@@ -302,6 +302,18 @@ def test_a_run_of_places_is_predicted(tmp_path: Path) -> None:
     assert run.configuration.tp == 2 and run.configuration.sequence == 4096 and run.configuration.devices == 8
 
 
+@pytest.mark.parametrize("start", ["bash", "sbatch", "cat <<EOF | bash", "cat <<'EOF' > x.sh; bash x.sh", "tee x.sh"])
+def test_scripts_that_are_written_are_read(start: str) -> None:
+    """Fed to a shell, to Slurm, through a pipe or by a file; where it is only written, nothing is started."""
+    begin, _, after = start.partition("; ")
+    begin = begin if "<<" in begin else f"{begin} <<EOF"
+    text = f"{begin}\n#SBATCH --nodes=2\n{RUN}\nEOF\n{after}\n"
+    if start == "tee x.sh":
+        assert "starts training" in refusal(text)
+    else:
+        assert values(text)["--num-layers"] == "24"
+
+
 def test_command_lines_and_standard_input_are_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Alike; one of the two, or a file."""
     given = tp.import_run(line=f"srun -N 1 {RUN} --tensor-model-parallel-size 2", cluster="h100:8", search=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,7 @@ from trainplan.profiling.models.families.fields import names
 if TYPE_CHECKING:
     from trainplan.configurations.shell.evaluate import Evaluator, Outcomes, Source
 
+Own = Callable[["Evaluator", list[str], State, str, "Source"], "Outcomes"]
 DECLARES = ("export", "declare", "typeset", "local", "readonly")
 NOTHING = names(
     """
@@ -212,7 +213,7 @@ def _return(shell: Evaluator, rest: list[str], state: State, where: str, source:
     return [(state, "return")]
 
 
-def _leaves(kind: str) -> object:
+def _leaves(kind: str) -> Own:
     def run(shell: Evaluator, rest: list[str], state: State, where: str, source: Source) -> Outcomes:
         return [(state, f"{kind} {rest[0] if rest and rest[0].isdecimal() and rest[0] != '0' else 1}")]
 
@@ -307,7 +308,7 @@ def _bracket(shell: Evaluator, rest: list[str], state: State, where: str, source
     return _test(shell, rest[:-1], state, where, source)
 
 
-def _status(value: bool) -> object:
+def _status(value: bool) -> Own:
     def run(shell: Evaluator, rest: list[str], state: State, where: str, source: Source) -> Outcomes:
         state.status = value
         return [(state, "")]
@@ -402,7 +403,7 @@ def _getopts(shell: Evaluator, rest: list[str], state: State, where: str, source
     return [(state, "")]
 
 
-OWN = {
+OWN: dict[str, Own] = {
     "exit": _exit, "return": _return, "break": _leaves("break"), "continue": _leaves("continue"), "shift": _shift, "set": _set,
     "source": _source, ".": _source, "eval": _eval, "cd": _cd, "pushd": _cd, "popd": _status(True), "unset": _unset,
     "test": _test, "[": _bracket, "true": _status(True), ":": _status(True), "false": _status(False), "let": _let,

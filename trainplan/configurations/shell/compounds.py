@@ -81,10 +81,10 @@ def _each(shell: Evaluator, name: str, values: list[str], node: Node, state: Sta
     if len(values) > MOST_ROUNDS:
         raise TooMuch
     for value in values:
-        shell.assign(going, name, value, where)
-        going = _round(shell, lambda each: _body(shell, body, each, source), going, done, where)
         if going is None:
             break
+        shell.assign(going, name, value, where)
+        going = _round(shell, lambda each: _body(shell, body, each, source), going, done, where)
     return shell.collapsed([*done, (going, "")] if going is not None else done, where)
 
 

@@ -133,7 +133,7 @@ class _Test:
     def whole(self) -> Truth:
         words, of = self.words, self.conditions
         if len(words) == 3 and words[1] in BINARY:
-            return of.binary(*words)  # type: ignore[arg-type]
+            return of.binary(*words)
         if len(words) == 1:
             return of.unary("-n", words[0])
         if not words:

@@ -16,7 +16,7 @@ from typing import Any
 import tree_sitter_bash
 from tree_sitter import Language, Node, Parser
 
-from trainplan.configurations.shell import builtins
+from trainplan.configurations.shell import builtins, compounds, redirections
 from trainplan.configurations.shell.conditions import Conditions
 from trainplan.configurations.shell.marks import MARK, Decision, TooMuch, Unknown
 from trainplan.configurations.shell.mask import masked
@@ -193,15 +193,13 @@ class Evaluator(Variables):
         if kind == "pipeline":
             return self.pipeline([each for each in node.named_children if each.type != "comment"], state, source)
         if kind == "redirected_statement":
-            return self.redirected(node, state, source)
+            return redirections.redirected(self, node, state, source)
         if kind == "function_definition":
             name, body = node.child_by_field_name("name"), node.child_by_field_name("body")
             if name is not None and body is not None:
                 state.functions[source.of(name)] = (body, source)
             return [(state, "")]
         if kind in ("for_statement", "c_style_for_statement", "while_statement", "case_statement"):
-            from trainplan.configurations.shell import compounds
-
             return self.deeper(lambda: compounds.run(self, node, state, source))
         raise self.unreadable(node, source)
 
@@ -314,89 +312,6 @@ class Evaluator(Variables):
         state.printed = before + (given or "") if captured else before
         return [(state, "")]
 
-    def redirected(self, node: Node, state: State, source: Source) -> Outcomes:
-        """A statement with files or texts in place of what it reads and prints."""
-        body = node.child_by_field_name("body")
-        more: list[Raw] = []
-        targets: list[Raw] = []
-        given: str | None = None
-        piped: list[Node] = []
-        where, words = source.where(node), self.words(state, source.where(node))
-        for child in node.children:
-            if child.type == "heredoc_redirect":
-                given = self.document(child, words, source)
-                for inner in child.named_children:
-                    if inner.type == "pipeline" or (inner.type in ("command", "list") and inner.type != "heredoc_body"):
-                        piped.append(inner)
-                    elif inner.type == "file_redirect":
-                        targets += self.raw(source.of(inner))
-                    elif inner.type not in ("heredoc_start", "heredoc_body", "heredoc_end", "file_descriptor"):
-                        more.append(Raw(source.of(inner), 0))
-            elif child.type in ("file_redirect", "herestring_redirect"):
-                targets += self.raw(source.of(child))
-        more = [each for each in targets if not each.redirects] + more
-        run: Callable[[State], Outcomes]
-        if body is None:
-            run = lambda inner: [(inner, "")]  # noqa: E731
-        elif body.type in ("command", "declaration_command", "variable_assignment", "variable_assignments"):
-            run = lambda inner: self.simple(source.of(body), more, inner, source, body)  # noqa: E731
-        else:
-            run = lambda inner: self.statement(body, inner, source)  # noqa: E731
-        outcomes = self.streamed([each for each in targets if each.redirects], given, run, state, where, body is None)
-        if piped:
-            following = [each for node in piped for each in (node.named_children if node.type == "pipeline" else [node])]
-            for each, flow in outcomes:
-                if not flow:
-                    each.given = None
-                    self.pipeline(following, each, source)
-        return outcomes
-
-    def document(self, node: Node, words: Words, source: Source) -> str:
-        """The text of a here-document."""
-        start = next((each for each in node.named_children if each.type == "heredoc_start"), None)
-        body = next((each for each in node.named_children if each.type == "heredoc_body"), None)
-        text = "" if body is None else source.of(body)
-        if any(child.type == "<<-" for child in node.children):
-            text = "\n".join(line.lstrip("\t") for line in text.split("\n"))
-        if start is not None and any(quote in source.of(start) for quote in "'\"\\"):
-            return text
-        return words._joined(words.pieces(text, True, True))
-
-    def streamed(
-        self,
-        targets: Sequence[Raw],
-        given: str | None,
-        run: Callable[[State], Outcomes],
-        state: State,
-        where: str,
-        prints: bool = False,
-    ) -> Outcomes:
-        """Runs what prints into files and reads from them. prints: whether what is read is printed, as `$(< file)` does."""
-        words = self.words(state, where)
-        into: tuple[str, bool] | None = None
-        for each in targets:
-            sign = each.redirects.lstrip("0123456789")
-            if sign == "<<<":
-                given = words.text(each.text) + "\n"
-            elif sign == "<":
-                given = self.content(state, words.text(each.text), where)
-            elif sign in (">", ">>", ">|", "&>", "&>>") and (each.redirects[0] not in "23456789"):
-                into = (words.text(each.text), sign in (">>", "&>>"))
-        state.given = given if given is not None else state.given
-        if prints and given is not None and state.captures:
-            state.printed += given
-        if into is None:
-            return run(state)
-        captured, before, state.captures, state.printed = state.captures, state.printed, True, ""
-        outcomes = run(state)
-        for each, _ in outcomes:
-            path, adds = into
-            if not MARK.search(path) and not path.startswith("/dev/"):
-                name = self.named(each, path)
-                each.files[name] = (each.files.get(name, "") if adds else "") + each.printed
-            each.captures, each.printed = captured, before
-        return outcomes
-
     def simple(self, text: str, more: Sequence[Raw], state: State, source: Source, node: Node) -> Outcomes:
         """A simple command: assignments, words and redirections."""
         raws = [*self.raw(text), *more]
@@ -409,7 +324,7 @@ class Evaluator(Variables):
         def run(inner: State) -> Outcomes:
             return builtins.run(self, rest, inner, where, source)
 
-        return self.streamed(targets, None, run, state, where) if targets else run(state)
+        return redirections.streamed(self, targets, None, run, state, where) if targets else run(state)
 
     def note(self, raw: str, path: str, line: int, state: State) -> None:
         """Notes the line at which arguments are written."""

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 FIRST = 0xF0000
 MARK = re.compile("[\U000f0000-\U000ffffd]")
 MOST, MOST_DECISIONS = 30000, 10
-BREAK, NOTHING = object(), object()  # among pieces: a word ends here; a quoted list without elements
 Piece = tuple[str, bool]  # a text, and whether it is split at blanks
+BREAK: Piece = ("a word ends here", False)  # among pieces, told apart by identity
+NOTHING: Piece = ("a list without elements", False)
 
 
 @dataclass(frozen=True)
@@ -156,7 +157,7 @@ class Marks:
             value = entry.yes if known[entry.decision.number] else entry.no
             if not isinstance(value, str):
                 return self.picked_words(value, known)
-        pieces: list[object] = []
+        pieces: list[Piece] = []
         for part in re.split(f"({MARK.pattern})", word):
             again = self.picked(part, known)
             split = bool(MARK.fullmatch(part)) and ord(part) % 2 == 1
@@ -191,7 +192,7 @@ def quoted(text: str) -> str:
     return MARK.sub(lambda found: chr(ord(found[0]) & ~1), text) if MARK.search(text) else text
 
 
-def fields(pieces: Sequence[object], separators: str = " \t\n") -> list[str]:
+def fields(pieces: Sequence[Piece], separators: str = " \t\n") -> list[str]:
     """The words that pieces make: those that are split break at separators, and are no word where nothing is left."""
     words: list[str] = []
     held: str | None = None
@@ -202,7 +203,7 @@ def fields(pieces: Sequence[object], separators: str = " \t\n") -> list[str]:
             continue
         if piece is NOTHING:
             continue
-        text, split = piece  # type: ignore[misc]
+        text, split = piece
         if not split:
             held = (held or "") + quoted(text)
             continue

@@ -39,7 +39,7 @@ class Array(dict[Any, str]):
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Array) and self.named == other.named and dict.__eq__(self, other)
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None
 
 
 Value = str | Array | None  # None: unset by the script

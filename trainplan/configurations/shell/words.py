@@ -6,9 +6,10 @@ import re
 from typing import TYPE_CHECKING
 
 from trainplan.configurations.shell import arithmetic
-from trainplan.configurations.shell.marks import BREAK, MARK, NOTHING, Choice, Marks, TooMuch, fields, quoted
-from trainplan.configurations.shell.patterns import braced, compiled
-from trainplan.configurations.shell.scan import ASSIGNED, Unclosed, end_of, split
+from trainplan.configurations.shell.edits import balanced, cut, edited, end_of_index, escaped, listed, slash
+from trainplan.configurations.shell.marks import BREAK, MARK, NOTHING, Choice, Marks, Piece, TooMuch, fields, quoted
+from trainplan.configurations.shell.patterns import braced
+from trainplan.configurations.shell.scan import end_of, split
 from trainplan.configurations.shell.state import Array, Value
 
 if TYPE_CHECKING:
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 LONGEST = 2**18
 PARAMETER = re.compile(r"([A-Za-z_]\w*|[0-9]+|[@*#?$!_-])(?:\[((?:[^\[\]]|\[[^\]]*\]|\$\{[^}]*\})*)\])?", re.DOTALL)
 OPERATOR = re.compile(r":?[-=?+]|##?|%%?|//|/[#%]?|\^\^?|,,?|@[A-Za-z]|:")
-ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\", "'": "'", '"': '"', "a": "\a", "b": "\b", "e": "\x1b"}
 
 
 class Words:
@@ -41,13 +41,13 @@ class Words:
         """One text, as in an assignment: nothing is split."""
         return self._joined(self.pieces(raw))
 
-    def _joined(self, pieces: list[object]) -> str:
+    def _joined(self, pieces: list[Piece]) -> str:
         parts: list[str] = []
         for piece in pieces:
             if piece is BREAK:
                 parts.append(" ")
             elif piece is not NOTHING:
-                parts.append(quoted(piece[0]))  # type: ignore[index]
+                parts.append(quoted(piece[0]))
         made = "".join(parts)
         if len(made) > LONGEST:
             raise TooMuch
@@ -60,7 +60,7 @@ class Words:
             if piece is BREAK:
                 made.append((" ", True))
             elif piece is not NOTHING:
-                text, plain = piece  # type: ignore[misc]
+                text, plain = piece
                 made.append((quoted(text), not plain))
         return made
 
@@ -68,9 +68,9 @@ class Words:
         value = self.state.variables.get("IFS", " \t\n")
         return value if isinstance(value, str) and not MARK.search(value) else " \t\n"
 
-    def pieces(self, raw: str, double: bool = False, heredoc: bool = False) -> list[object]:
+    def pieces(self, raw: str, double: bool = False, heredoc: bool = False) -> list[Piece]:
         """The pieces of a word: texts and whether they are split; pieces of patterns that are not quoted count as split."""
-        made: list[object] = []
+        made: list[Piece] = []
         place, plain = 0, ""
         while place < len(raw):
             char = raw[place]
@@ -99,12 +99,12 @@ class Words:
                 inner = self.pieces(part[1:-1], True)
                 made += inner or [("", False)]
             elif part.startswith("$'"):
-                made.append((_escaped(part[2:-1]), False))
+                made.append((escaped(part[2:-1]), False))
             elif part.startswith('$"'):
                 made += self.pieces(part[2:-1], True) or [("", False)]
             elif char == "`":
                 made.append((self.shell.output(re.sub(r"\\([`$\\])", r"\1", part[1:-1]), self.state, self.where), not double))
-            elif part.startswith("$((") and part.endswith("))") and _balanced(part[3:-2]):
+            elif part.startswith("$((") and part.endswith("))") and balanced(part[3:-2]):
                 made.append((self.number(part[3:-2]), not double))
             elif part.startswith("$["):
                 made.append((self.number(part[2:-1]), not double))
@@ -184,12 +184,12 @@ class Words:
         keys = list(array)
         return array.get(place if place >= 0 or not keys else int(max(keys)) + 1 + place, "")
 
-    def _value(self, name: str, index: str | None, double: bool) -> list[object]:
+    def _value(self, name: str, index: str | None, double: bool) -> list[Piece]:
         """The pieces of a plain expansion."""
         elements = self.elements(name, index)
         if elements is None:
             return [(self.scalar(name, index), not double)]
-        return _listed(elements, double, (name if index is None else index) == "*", self._separators()[:1])
+        return listed(elements, double, (name if index is None else index) == "*", self._separators()[:1])
 
     def elements(self, name: str, index: str | None) -> list[str] | None:
         """All elements, where all are asked for; else None."""
@@ -202,7 +202,7 @@ class Words:
             return []
         return list(value.values()) if isinstance(value, Array) else [value]
 
-    def parameter(self, inner: str, double: bool) -> list[object]:
+    def parameter(self, inner: str, double: bool) -> list[Piece]:
         """The pieces of `${..}`."""
         if inner.startswith("#") and (match := PARAMETER.fullmatch(inner, 1)):
             return [(self._length(match[1], match[2]), not double)]
@@ -210,9 +210,9 @@ class Words:
             rest = inner[match.end() :]
             value = self.shell.value(self.state, match[1], self.where)
             if match[2] in ("@", "*"):
-                return _listed([str(key) for key in value] if isinstance(value, Array) else [], double, False, " ")
+                return listed([str(key) for key in value] if isinstance(value, Array) else [], double, False, " ")
             if rest in ("*", "@"):
-                return _listed(sorted(each for each in self.state.variables if each.startswith(match[1])), double, False, " ")
+                return listed(sorted(each for each in self.state.variables if each.startswith(match[1])), double, False, " ")
             name = self.scalar(match[1], match[2])
             if MARK.search(name) or not PARAMETER.fullmatch(name):
                 cause = self.marks.cause(name)
@@ -243,7 +243,7 @@ class Words:
             elements = elements[begin : None if length is None else begin + length if length >= 0 else length]
         else:
             elements = [self._changed(each, sign, word) for each in elements]
-        return _listed(elements, double, (name if index is None else index) == "*", self._separators()[:1])
+        return listed(elements, double, (name if index is None else index) == "*", self._separators()[:1])
 
     def _splice(self, mark: str) -> bool:
         entry = self.marks.entry(mark) if MARK.match(mark) else None
@@ -260,19 +260,19 @@ class Words:
 
     def _bounds(self, word: str) -> tuple[int | None, int | None]:
         """Offset and length of `${NAME:offset:length}`; None where they are not known, or not there."""
-        depth, cut = 0, len(word)
+        depth, ends = 0, len(word)
         for place, char in enumerate(word):
             depth += (char in "({?") - (char in ")}")
             if char == ":" and depth <= 0:
-                cut = place
+                ends = place
                 break
             if char == ":":
                 depth -= 1
-        numbers = [self.number(part) for part in (word[:cut], word[cut + 1 :] if cut < len(word) else "")]
+        numbers = [self.number(part) for part in (word[:ends], word[ends + 1 :] if ends < len(word) else "")]
         known = [None if MARK.search(each) else int(each) for each in numbers]
-        return known[0], known[1] if cut < len(word) else None
+        return known[0], known[1] if ends < len(word) else None
 
-    def _default(self, name: str, index: str | None, sign: str, word: str, double: bool) -> list[object]:
+    def _default(self, name: str, index: str | None, sign: str, word: str, double: bool) -> list[Piece]:
         """`:-`, `:=`, `:?` and `:+`, with and without the colon."""
         colon, kind = sign.startswith(":"), sign[-1]
         elements = self.elements(name, index)
@@ -297,7 +297,10 @@ class Words:
             ]
         if present is None:
             if self.marks.choice_in(value):
-                of = lambda text: self._joined(self._chosen(text, kind, name, index, word, double, [(text, False)]))  # noqa: E731
+
+                def of(text: str) -> str:
+                    return self._joined(self._chosen(text, kind, name, index, word, double, [(text, False)]))
+
                 return [(self.marks.lifted(value, of, self.where), not double)]
             if kind != "+":
                 return held
@@ -308,8 +311,8 @@ class Words:
         return self._chosen("x" if present else "", kind, name, index, word, double, held)
 
     def _chosen(
-        self, value: str, kind: str, name: str, index: str | None, word: str, double: bool, held: list[object]
-    ) -> list[object]:
+        self, value: str, kind: str, name: str, index: str | None, word: str, double: bool, held: list[Piece]
+    ) -> list[Piece]:
         if kind == "+":
             return self.pieces(word, double) if value else [] if not double else [("", False)]
         if value:
@@ -328,7 +331,7 @@ class Words:
             begin, length = self._bounds(word)
             if begin is None or (length is None and ":" in word.replace("::", "")):
                 return self.marks.unknown("", self.where)
-            return self.marks.lifted(value, lambda text: _cut(text, begin, length), self.where)
+            return self.marks.lifted(value, lambda text: cut(text, begin, length), self.where)
         if sign[0] == "@":
             return (
                 value
@@ -337,14 +340,14 @@ class Words:
             )
         replaced, pattern = "", self.pattern(word)
         if sign[0] == "/":
-            cut = _slash(word)
-            pattern, replaced = self.pattern(word[:cut]), self._joined(self.pieces(word[cut + 1 :]))
+            end = slash(word)
+            pattern, replaced = self.pattern(word[:end]), self._joined(self.pieces(word[end + 1 :]))
         joined = "".join(text for text, _ in pattern)
         if MARK.search(joined):
             return self.marks.lifted(joined, lambda _: value, self.where) if not value else self.marks.unknown(
                 getattr(self.marks.cause(joined), "name", ""), self.where
             )  # fmt: skip
-        return self.marks.lifted(value, lambda text: _edited(text, sign, pattern, replaced), self.where)
+        return self.marks.lifted(value, lambda text: edited(text, sign, pattern, replaced), self.where)
 
     def array(self, raw: str, old: Value, more: bool, named: bool = False) -> Array:
         """The array of `( .. )`. old: what the variable held; more: whether it is added to."""
@@ -370,85 +373,3 @@ class Words:
                 array[str(following) if array.named else following] = each
                 following += 1
         return array
-
-
-def end_of_index(text: str) -> int:
-    """The place behind `[..]=` or `[..]+=`; -1 where there is none."""
-    match = ASSIGNED.match("x" + text)
-    return match.end() - 1 if match and match[2] else -1
-
-
-def _listed(elements: list[str], double: bool, star: bool, separator: str) -> list[object]:
-    if double and star:
-        return [(separator.join(elements), False)]
-    made: list[object] = []
-    for place, each in enumerate(elements):
-        made += [BREAK] * bool(place) + [(each, not double)]
-    return made or [NOTHING]
-
-
-def _balanced(text: str) -> bool:
-    depth = 0
-    for char in text:
-        depth += (char == "(") - (char == ")")
-        if depth < 0:
-            return False
-    return depth == 0
-
-
-def _escaped(text: str) -> str:
-    def one(match: re.Match[str]) -> str:
-        code = match[1]
-        if code[0] in "xu" and len(code) > 1:
-            return chr(int(code[1:], 16))
-        return chr(int(code, 8)) if code[0].isdigit() else ESCAPES.get(code, "\\" + code)
-
-    return re.sub(r"\\(x[\da-fA-F]{1,2}|u[\da-fA-F]{1,4}|[0-7]{1,3}|.)", one, text, flags=re.DOTALL)
-
-
-def _cut(text: str, begin: int, length: int | None) -> str:
-    begin = begin if begin >= 0 else len(text) + begin
-    if begin < 0:
-        return ""
-    return text[begin:] if length is None else text[begin : begin + length] if length >= 0 else text[begin:length]
-
-
-def _slash(word: str) -> int:
-    """The place of the / between pattern and replacement."""
-    place = 1 if word.startswith("//") else 0
-    while place < len(word):
-        if word[place] == "/":
-            return place
-        try:
-            place = end_of(word, place) if word[place] in "\\'\"`$" else place + 1
-        except Unclosed:
-            place += 1
-    return len(word)
-
-
-def _edited(text: str, sign: str, pattern: list[tuple[str, bool]], replaced: str) -> str:
-    if sign[0] in "^,":
-        change = str.upper if sign[0] == "^" else str.lower
-        matched = compiled(pattern) if "".join(each for each, _ in pattern) else re.compile(".", re.DOTALL)
-        letters = [
-            change(c) if matched and matched.fullmatch(c) and (len(sign) == 2 or not n) else c for n, c in enumerate(text)
-        ]
-        return "".join(letters)
-    matched = compiled(pattern)
-    if matched is None:
-        return text
-    if sign == "#" or sign == "##":
-        ends = range(len(text) + 1) if sign == "#" else range(len(text), -1, -1)
-        return next((text[end:] for end in ends if matched.fullmatch(text, 0, end)), text)
-    if sign == "%" or sign == "%%":
-        begins = range(len(text), -1, -1) if sign == "%" else range(len(text) + 1)
-        return next((text[:begin] for begin in begins if matched.fullmatch(text, begin)), text)
-    if not "".join(each for each, _ in pattern):
-        return replaced + text if sign == "/#" else text + replaced if sign == "/%" else text
-    if sign == "/#":
-        end = next((end for end in range(len(text), -1, -1) if matched.fullmatch(text, 0, end)), None)
-        return text if end is None else replaced + text[end:]
-    if sign == "/%":
-        begin = next((begin for begin in range(len(text) + 1) if matched.fullmatch(text, begin)), None)
-        return text if begin is None else text[:begin] + replaced
-    return matched.sub(lambda _: replaced, text, count=0 if sign == "//" else 1)

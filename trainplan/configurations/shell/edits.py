@@ -1,0 +1,93 @@
+"""What expansions make of texts: parts cut off, replaced, or in other letters."""
+
+from __future__ import annotations
+
+import re
+
+from trainplan.configurations.shell.marks import BREAK, NOTHING, Piece
+from trainplan.configurations.shell.patterns import compiled
+from trainplan.configurations.shell.scan import ASSIGNED, Unclosed, end_of
+
+ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\", "'": "'", '"': '"', "a": "\a", "b": "\b", "e": "\x1b"}
+
+
+def end_of_index(text: str) -> int:
+    """The place behind `[..]=` or `[..]+=`; -1 where there is none."""
+    match = ASSIGNED.match("x" + text)
+    return match.end() - 1 if match and match[2] else -1
+
+
+def listed(elements: list[str], double: bool, star: bool, separator: str) -> list[Piece]:
+    if double and star:
+        return [(separator.join(elements), False)]
+    made: list[Piece] = []
+    for place, each in enumerate(elements):
+        made += [BREAK] * bool(place) + [(each, not double)]
+    return made or [NOTHING]
+
+
+def balanced(text: str) -> bool:
+    depth = 0
+    for char in text:
+        depth += (char == "(") - (char == ")")
+        if depth < 0:
+            return False
+    return depth == 0
+
+
+def escaped(text: str) -> str:
+    def one(match: re.Match[str]) -> str:
+        code = match[1]
+        if code[0] in "xu" and len(code) > 1:
+            return chr(int(code[1:], 16))
+        return chr(int(code, 8)) if code[0].isdigit() else ESCAPES.get(code, "\\" + code)
+
+    return re.sub(r"\\(x[\da-fA-F]{1,2}|u[\da-fA-F]{1,4}|[0-7]{1,3}|.)", one, text, flags=re.DOTALL)
+
+
+def cut(text: str, begin: int, length: int | None) -> str:
+    begin = begin if begin >= 0 else len(text) + begin
+    if begin < 0:
+        return ""
+    return text[begin:] if length is None else text[begin : begin + length] if length >= 0 else text[begin:length]
+
+
+def slash(word: str) -> int:
+    """The place of the / between pattern and replacement."""
+    place = 1 if word.startswith("//") else 0
+    while place < len(word):
+        if word[place] == "/":
+            return place
+        try:
+            place = end_of(word, place) if word[place] in "\\'\"`$" else place + 1
+        except Unclosed:
+            place += 1
+    return len(word)
+
+
+def edited(text: str, sign: str, pattern: list[tuple[str, bool]], replaced: str) -> str:
+    if sign[0] in "^,":
+        change = str.upper if sign[0] == "^" else str.lower
+        matched = compiled(pattern) if "".join(each for each, _ in pattern) else re.compile(".", re.DOTALL)
+        letters = [
+            change(c) if matched and matched.fullmatch(c) and (len(sign) == 2 or not n) else c for n, c in enumerate(text)
+        ]
+        return "".join(letters)
+    matched = compiled(pattern)
+    if matched is None:
+        return text
+    if sign == "#" or sign == "##":
+        ends = range(len(text) + 1) if sign == "#" else range(len(text), -1, -1)
+        return next((text[end:] for end in ends if matched.fullmatch(text, 0, end)), text)
+    if sign == "%" or sign == "%%":
+        begins = range(len(text), -1, -1) if sign == "%" else range(len(text) + 1)
+        return next((text[:begin] for begin in begins if matched.fullmatch(text, begin)), text)
+    if not "".join(each for each, _ in pattern):
+        return replaced + text if sign == "/#" else text + replaced if sign == "/%" else text
+    if sign == "/#":
+        end = next((end for end in range(len(text), -1, -1) if matched.fullmatch(text, 0, end)), None)
+        return text if end is None else replaced + text[end:]
+    if sign == "/%":
+        begin = next((begin for begin in range(len(text) + 1) if matched.fullmatch(text, begin)), None)
+        return text if begin is None else text[:begin] + replaced
+    return matched.sub(lambda _: replaced, text, count=0 if sign == "//" else 1)
