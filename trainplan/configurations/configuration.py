@@ -41,10 +41,15 @@ EXAMPLES = {
 }  # fmt: skip
 
 
-def example_of(key: str) -> str:
-    """A value that an argument may have."""
-    exact = EXAMPLES.get(key.lstrip("-"))
-    return exact or next((text for parts, text in EXAMPLES.items() if re.search(rf"(?:{parts})", key)), "8")
+# The same, by parts of the names of variables.
+VARIABLES = {"GPU|NPROC|DEVICE|RANKS": "8", "NODES|WORLD_SIZE": "2", "SEQ": "4096", "MBS|MICRO": "1", "GBS|GLOBAL_BATCH": "256"}
+
+
+def example_of(key: str, variable: str = "") -> str:
+    """A value that an argument may have, or a variable that it hangs on."""
+    named = next((text for parts, text in VARIABLES.items() if re.search(parts, variable.upper())), None)
+    found = next((text for parts, text in EXAMPLES.items() if re.search(rf"(?:{parts})", key)), "8")
+    return named or EXAMPLES.get(key.lstrip("-")) or found
 
 
 def bears(key: str) -> bool:
@@ -204,8 +209,10 @@ class Keys:
         """The value, or None where the key is not there or left open. Raises InputError where nobody has said it."""
         self.read.add(key)
         if (opened := self.opened.get(key)) is not None:
-            example = opened.example or example_of(key)
+            example = opened.example or example_of(key, opened.name)
             fix = f"say what the variable is: --set {opened.name}={example}" if opened.name else "give the command by --command"
+            if opened.name and "not given" in opened.problem:
+                fix += f", or --set {opened.name}= where it is empty"
             raise self.error(key, opened.problem, fix)
         value = self.values.get(key)
         if any(value is open_ or value == open_ for open_ in self.automatic if type(value) is type(open_)):
@@ -295,7 +302,7 @@ class Keys:
 def _unset(key: str, value: Any) -> str:
     """What to do about a variable that a script does not set."""
     name = re.search(r"\$\{?(\w+)", value) if isinstance(value, str) else None
-    return f", or say what the variable is: --set {name[1]}={example_of(key)}" if name else ""
+    return f", or say what the variable is: --set {name[1]}={example_of(key, name[1])}" if name else ""
 
 
 def flattened(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainplan.configurations.shell import launchers, printing
@@ -19,17 +18,12 @@ if TYPE_CHECKING:
 
 Own = Callable[["Evaluator", list[str], State, str, "Source"], "Outcomes"]
 DECLARES = ("export", "declare", "typeset", "local", "readonly")
+# Commands that are taken to succeed, and to print nothing that is read.
 NOTHING = names(
     """
     true : trap wait umask ulimit alias unalias shopt module ml conda micromamba source-highlight mkdir rm cp mv
     ln touch chmod chown sleep pip pip3 sync hash bind complete history jobs disown builtin kill pkill killall
     cat tee date free df du
-    """
-)
-ASKS = names(
-    """
-    grep egrep fgrep which type command ls pgrep nc ping curl wget diff cmp git nvidia-smi rocm-smi lspci docker
-    squeue scontrol getopts read mountpoint id getent lscpu ibstat ibv_devinfo
     """
 )
 # Scripts that set paths and no sizes of a run.
@@ -102,7 +96,7 @@ def command(
         if state.captures and not state.printed:
             state.printed = shell.marks.unknown("", where, f"is what {shell.marks.shown(name)} prints") + "\n"
         return [(state, "")]
-    if name in ASKS or (re.fullmatch(r"python[\d.]*", Path(name).name) and "-c" in rest[:2]):
+    if name not in NOTHING:
         shown = shell.marks.shown(" ".join(argv))[:60]
         state.status = (shell.decided(Unknown("", where, f"hangs on what {shown} finds"), "", f"$ {' '.join(argv)}"), True)
     if state.captures and name not in NOTHING:

@@ -75,7 +75,7 @@ class Conditions:
         """A condition of one value."""
         if sign in ("-n", "-z"):
             if MARK.search(value) and not MARK.sub("", value):
-                return self._not(self.undecided(value, "1")) if sign == "-z" else self.undecided(value, "1")
+                return self._not(self.undecided(value)) if sign == "-z" else self.undecided(value)
             return bool(value) == (sign == "-n")
         if sign == "-v":
             name, _, index = value.partition("[")

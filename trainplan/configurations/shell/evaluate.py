@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -306,7 +307,7 @@ class Evaluator(Variables):
         for place, node in enumerate(nodes):
             last = place == len(nodes) - 1
             state.captures, state.printed, state.given = True, "", given
-            self.apart(state, lambda inner, node=node: self.statement(node, inner, source), source.where(node))
+            self.apart(state, partial(self.statement, node, source=source), source.where(node))
             given, status = state.printed, state.status if last else status
         state.captures, state.given, state.status = captured, None, status
         state.printed = before + (given or "") if captured else before

@@ -65,6 +65,7 @@ class Marks:
         self.entries: list[Unknown | Choice] = []
         self.numbers: dict[Unknown | Choice, int] = {}
         self.decisions: list[Decision] = []
+        self.own: set[str] = set()  # variables that the script sets itself somewhere: empty where it has not
         self.asked: dict[str, Decision] = {}
         self.live: dict[int, Decision] = {}  # conditions whose sides end differently
 

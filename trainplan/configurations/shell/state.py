@@ -189,6 +189,6 @@ def _either(name: str, yes: Any, no: Any, decision: Decision, marks: Marks, wher
         made = Array()
         made[0] = marks.choice(decision, sides[0], sides[1], name)
         return made
-    unknown = marks.unknown(name, where)
+    unknown = "" if name in marks.own else marks.unknown(name, where)
     texts = [unknown if each is ABSENT else "" if each is None else each for each in (yes, no)]
     return marks.choice(decision, texts[0], texts[1], name)

@@ -26,7 +26,7 @@ class Variables:
         self.placed = {int(name): value for name, value in given.items() if name.isdecimal()}
         self.folder = folder
         self.marks = Marks()
-        self.own: set[str] = set()  # variables that the script sets itself somewhere: empty where it has not
+        self.own = self.marks.own
 
     def start(self, name: str) -> State:
         """The state in which a script begins."""

@@ -152,7 +152,7 @@ class Words:
                 and len(value) <= 64
                 and not re.search(rf"\b{name}\b\s*(?:[-+*/%]?=(?!=)|\+\+|--)", text)
             ):
-                replaced = re.sub(rf"\b{name}\b", lambda _, value=value: f"({value})", text)
+                replaced = re.sub(rf"\b{name}\b", f"({value})", text)
                 return self.marks.lifted(replaced, self._computed, self.where)
         try:
             value = str(arithmetic.computed(text, get, put))
