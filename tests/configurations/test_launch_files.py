@@ -29,6 +29,7 @@ SAID: dict[str, list[dict[str, str]]] = {
     ],
     "defaults_of_environment.sh": [{}, {"TE_FP8": "1", "MBS": "1"}, {"RECOMPUTE": "4", "TP": "4", "PP": "2"}],
     "options_by_name.sh": [{}, {"1": "--tp", "2": "4", "3": "--sp"}, {"1": "--tp=8", "2": "--", "3": "--no-load-optim"}],
+    "getopts.sh": [{}, {"1": "-l", "2": "24"}, {"1": "-l24"}],
     "profiled.sh": [{}, {"PROFILE": "0"}],
     "nested_ifs.sh": [{}, {"FSDP": "true"}, {"LEN": "32768"}, {"MODE": "dpo-2"}, {"LEN": "16384"}, {"MODE": "other"}],
     "fallthrough.sh": [{}, {"LEVEL": "3"}, {"LEVEL": "0"}, {"LEVEL": "1"}],

@@ -112,6 +112,23 @@ def test_what_is_open_is_named_with_what_to_give(line: str, said: str) -> None:
     assert said in refusal(line)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "while true; do {run}; sleep 5; done",
+        "until {run}; do sleep 1; done",
+        "for node in a b; do ssh $node '{run}' & done; wait",
+        "( exit 1 ) || {run}",
+        "time {run}",
+        "run() ( {run} )\nrun",
+        "A+=' --seed 3'; {run} $A",
+        "nohup env X=1 CUDA_VISIBLE_DEVICES=0 {run} > log 2>&1 &",
+    ],
+)
+def test_runs_are_found_wherever_they_are_started(text: str) -> None:
+    assert values(text.replace("{run}", RUN))["--num-layers"] == "24"
+
+
 def test_what_is_given_by_name_decides() -> None:
     """Before a script's own value, and in place of what is not known; a name that nobody uses is refused."""
     assert values(f"TP=4\n{RUN} --tensor-model-parallel-size $TP", TP="2")["--tensor-model-parallel-size"] == "2"

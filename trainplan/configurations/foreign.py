@@ -20,6 +20,7 @@ def foreign(command: Command, where: str) -> InputError:
     """An error of a command that is not Megatron-LM's: what it is, and what to give instead."""
     fix, options = FILES.get(command.tool, ("the tool's own configuration, or the log of the run", ()))
     file = next((str(command.values[name]) for name in options if isinstance(command.values.get(name), str)), None)
-    named = file or next((word for word in command.words if word.endswith((".yaml", ".yml", ".toml", ".json"))), None)
+    words = (*command.words, *(word.rpartition("=")[2] for word in command.launcher))
+    named = file or next((word for word in words if word.endswith((".yaml", ".yml", ".toml", ".json"))), None)
     problem = f"starts {command.program} ({command.where}), a run of {command.tool}, and no script of Megatron-LM"
     return InputError(where, "", problem, f"give {named}: {fix}" if named else f"give {fix}")

@@ -197,7 +197,7 @@ def _called(shell: Evaluator, name: str, rest: list[str], state: State, where: s
 def _exit(shell: Evaluator, rest: list[str], state: State, where: str, source: Source) -> Outcomes:
     if not state.commands:
         shell.left.append(where)
-    return [(state, "exit")]
+    return [(state, "exit")] if not rest else [(each, "exit") for each, _ in _return(shell, rest, state, where, source)]
 
 
 def _return(shell: Evaluator, rest: list[str], state: State, where: str, source: Source) -> Outcomes:
@@ -387,13 +387,30 @@ def _mapfile(shell: Evaluator, rest: list[str], state: State, where: str, source
 
 
 def _getopts(shell: Evaluator, rest: list[str], state: State, where: str, source: Source) -> Outcomes:
-    """No options where no words are given; else what they are is not known."""
+    """Takes the next option of the words that are given, or of those behind the name; options stand apart."""
     state.status = False
-    if shell.arguments(state) and len(rest) > 1:
-        cause = Unknown(rest[1], where, "is an option that getopts reads")
-        state.variables[rest[1]] = shell.marks.unknown(rest[1], where, "is an option that getopts reads")
-        state.variables["OPTARG"] = shell.marks.unknown("OPTARG", where, "is an option that getopts reads")
-        state.status = (shell.decided(cause), True)
+    if len(rest) < 2:
+        return [(state, "")]
+    letters, name = rest[0], rest[1]
+    words = rest[2:] or shell.arguments(state)
+    index = state.variables.get("OPTIND", "1")
+    place = int(index) if isinstance(index, str) and index.isdecimal() else 1
+    word = words[place - 1] if 0 < place <= len(words) else ""
+    if MARK.search(word):
+        raise TooMuch(shell.decided(shell.marks.cause(word) or Unknown("", where)))
+    if not re.match(r"-[^-]", word):
+        state.variables[name] = "?"
+        state.variables["OPTIND"] = str(place + (word == "--"))
+        return [(state, "")]
+    letter, value = word[1], word[2:]
+    known = letter in letters.replace(":", "")
+    if known and f"{letter}:" in letters:
+        value = value or (words[place] if place < len(words) else "")
+        place += not word[2:]
+        state.variables["OPTARG"] = value
+    state.variables[name] = letter if known else "?"
+    state.variables["OPTIND"] = str(place + 1)
+    state.status = True
     return [(state, "")]
 
 

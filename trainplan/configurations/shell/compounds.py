@@ -17,7 +17,7 @@ from trainplan.configurations.shell.state import Array, State, Truth
 if TYPE_CHECKING:
     from trainplan.configurations.shell.evaluate import Evaluator, Outcomes, Source
 
-MOST_ROUNDS = 1000
+MOST_ROUNDS, FOREVER = 1000, 8
 
 
 def run(shell: Evaluator, node: Node, state: State, source: Source) -> Outcomes:
@@ -103,6 +103,7 @@ def _while(shell: Evaluator, node: Node, state: State, source: Source) -> Outcom
         state,
         source.where(node),
         until,
+        not until and [source.of(each).strip() for each in conditions] in (["true"], [":"], ["[ 1 ]"], ["((1))"]),
     )
 
 
@@ -138,11 +139,16 @@ def _rounds(
     state: State,
     where: str,
     until: bool,
+    forever: bool = False,
 ) -> Outcomes:
+    """forever: whether the condition always holds: a loop that starts a run again and again, of which a few rounds are enough."""
     done: Outcomes = []
     going: State | None = state
-    for _ in range(MOST_ROUNDS):
+    begun = len(state.commands)
+    for number in range(MOST_ROUNDS):
         assert going is not None
+        if forever and number == FOREVER and len(going.commands) > begun:
+            return shell.collapsed([*done, (going, "exit")], where)
         outcomes = condition(going)
         done += [(each, flow) for each, flow in outcomes if flow]
         state = next((each for each, flow in outcomes if not flow), None)  # type: ignore[assignment]

@@ -15,7 +15,14 @@ ARGUMENT = re.compile(r"--[A-Za-z][\w-]*")
 MOST_BYTES = 2**20
 # What the first process of a run has, where a script asks for it without a default.
 FIRST = dict.fromkeys(["RANK", "NODE_RANK", "LOCAL_RANK", "GROUP_RANK", "SLURM_PROCID", "SLURM_NODEID", "SLURM_LOCALID"], "0")
-SHELL = {"OSTYPE": "linux-gnu", "BASH_VERSION": "5.2", "MACHTYPE": "x86_64-pc-linux-gnu", "SHLVL": "1", "IFS": " \t\n"}
+SHELL = {
+    "OPTIND": "1",
+    "OSTYPE": "linux-gnu",
+    "BASH_VERSION": "5.2",
+    "MACHTYPE": "x86_64-pc-linux-gnu",
+    "SHLVL": "1",
+    "IFS": " \t\n",
+}
 
 
 class Variables:
@@ -80,7 +87,7 @@ class Variables:
         begin."""
         for name, begin in assigned:
             end = text.find("\n", begin)
-            if text[begin - 2 : begin] != "+=" and not re.search(rf"\b{name}\b", text[begin : len(text) if end < 0 else end]):
+            if not re.search(rf"\b{name}\b", text[begin : len(text) if end < 0 else end]):
                 self.own.add(name)
 
     def _placed(self, state: State, number: int, where: str) -> str:
