@@ -19,8 +19,9 @@ from trainplan.profiling.models.precision import MASTERS, PLAIN
 
 KINDS = ("NO", "MULTI_GPU", "FSDP", "DEEPSPEED")
 DTYPES = {"no": "float32", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp8": "bfloat16"}
+ZERO_STAGE = "zero_optimization.stage"
 DEEPSPEED = {  # of the YAML's own keys, what DeepSpeed's file calls them
-    "zero_stage": "zero_optimization.stage",
+    "zero_stage": ZERO_STAGE,
     "gradient_accumulation_steps": "gradient_accumulation_steps",
     "gradient_clipping": "gradient_clipping",
     "offload_optimizer_device": "zero_optimization.offload_optimizer.device",
@@ -40,6 +41,10 @@ LAUNCHING = {
 }
 DEGREE = "parallelism_config.parallelism_config_"
 DEFAULTS = "default of Accelerate 1.15"
+FLOAT32 = (
+    "mixed_precision: no is float32 throughout; where the program has its own --bf16, as transformers' Trainer has, "
+    "give --dtype bfloat16"
+)
 ON_HOST = "master weights on the host: the plan's states there are in the model's dtype; less memory and time"
 
 
@@ -110,10 +115,7 @@ def _dtype(keys: Keys, precision: str, said: Said, notes: list[str]) -> tuple[st
         keys.take("mixed_precision", said.dtype, "--dtype")
         dtype = str(said.dtype)
     elif dtype == "float32" and said.dtype is None:
-        notes.append(
-            "mixed_precision: no is float32 throughout; where the program has its own --bf16, as transformers' Trainer has, "
-            "give --dtype bfloat16"
-        )
+        notes.append(FLOAT32)
     backend = keys.text("fp8_config.backend", "TE", ("TE", "AO", "MSAMP"))
     return dtype, None if precision != "fp8" else "fp8-current" if backend == "AO" else "fp8"
 
@@ -142,9 +144,10 @@ def _deepspeed(
     if named is not None:
         made = deepspeed.read_filled(beside(path, str(named), keys, "deepspeed_config.deepspeed_config_file"), said, given)
     else:
-        values = {"zero_optimization.stage": 2} | {DEEPSPEED[key]: value for key, value in inner.items() if key in DEEPSPEED}
+        values: dict[str, Any] = {"train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto", ZERO_STAGE: 2}
+        values |= {DEEPSPEED[key]: value for key, value in inner.items() if key in DEEPSPEED}
         sources = {DEEPSPEED[key]: keys.source(f"deepspeed_config.{key}") for key in inner if key in DEEPSPEED}
-        sources = {"zero_optimization.stage": DEFAULTS} | sources
+        sources = {ZERO_STAGE: DEFAULTS} | sources
         called = {key: f"deepspeed_config.{name}" for name, key in DEEPSPEED.items()}
         made = deepspeed.of_values(values, str(path), said, sources, called, given)
     sizes = {name: keys.whole(f"{DEGREE}{name}_size", 1) or 1 for name in ("dp_replicate", "dp_shard", "tp", "cp", "sp")}
@@ -155,6 +158,8 @@ def _deepspeed(
         raise keys.error(f"{DEGREE}dp_shard_size", f"is {sizes['dp_shard']}", fix)
     if sizes["sp"] > 1:
         made = replace(made, cp=sizes["sp"], exchange="heads", keys={**made.keys, "cp": f"{DEGREE}sp_size"})
+    if precision == "no" and made.dtype == "float32":
+        made = replace(made, notes=(FLOAT32, *made.notes))
     unread, others = keys.left(ACCELERATE, ACCELERATE_TABLES)
     return replace(
         made,

@@ -123,6 +123,7 @@ def of_values(
         notes.append("updates behind the steps that follow (zenflow): the plan waits for them; more time")
     recompute = said.recompute
     if recompute is None:
+        keys.take("gradient_checkpointing", False, "default of transformers' Trainer")
         notes.append(
             "whether layers are recomputed is said by the model's own code: taken as none; --recompute full changes it"
         )
@@ -131,7 +132,7 @@ def of_values(
     names |= {"tp": "tensor_parallel.autotp_size", "cp": "sequence_parallel_size", "dtype": "bf16.enabled"}
     batch: dict[str, Any] = {name: keys.whole(names[name]) for name in ("samples", "micro_samples", "accumulation")}
     undecided = {}
-    if batch["micro_samples"] is None and keys.values.get(names["micro_samples"]) == "auto":
+    if batch["micro_samples"] is None and any(keys.values.get(names[name]) == "auto" for name in batch):
         undecided["micro_samples"] = "per_device_train_batch_size of transformers' Trainer"
     optimizer = _optimizer(keys, stage, notes)
     buffers = _buffers(keys, stage, half and not host and precision.gradients == "model")
