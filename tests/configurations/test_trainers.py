@@ -234,7 +234,7 @@ OTHERS = {
     "torchtune": {"model": {"_component_": "torchtune.models.llama3.llama3_8b"}, "batch_size": 2},
     "OLMo-core": {"model": {"_CLASS_": "TransformerConfig"}, "train_module": {}},
     "veRL": {"actor_rollout_ref": {"model": {}}, "trainer": {"nnodes": 1}},
-    "NeMo": {"trainer": {"num_nodes": 1, "precision": "bf16"}, "exp_manager": {}, "model": {"micro_batch_size": 1}},
+    "NeMo": {"run": {"results_dir": "x", "name": "y"}, "trainer": {"num_nodes": 1}, "exp_manager": {}},
     "Lightning": {"trainer": {"max_epochs": 1}, "model": {"class_path": "x.Y"}},
     "nanotron": {"parallelism": {"dp": 2, "pp": 1, "tp": 2}, "tokens": {"micro_batch_size": 1}, "model": {}},
     "GPT-NeoX": {"pipe_parallel_size": 1, "model_parallel_size": 2, "zero_optimization": {"stage": 1}},
@@ -382,3 +382,15 @@ def made_of(tool: str, values: dict[str, Any]) -> Configuration:
         path = Path(folder) / "run.yaml"
         path.write_text(yaml.safe_dump(values))
         return READERS[tool](path, Said(recompute="full" if tool == "transformers" else None))
+
+
+def test_a_name_that_is_not_shipped_asks_for_the_model(tmp_path: Path) -> None:
+    """And takes what --model says; a shipped name of other sizes is not overruled."""
+    path = tmp_path / "a.yaml"
+    text = (HERE / "axolotl-hsdp-tp.yaml").read_text()
+    path.write_text(text.replace("meta-llama/Llama-3.1-8B", "some-org/some-8b"))
+    with pytest.raises(InputError, match="'some-org/some-8b', an id of the Hugging Face hub"):
+        judged(path)
+    assert judged(path, model="llama3-8b").plan.planned_model().name == "llama3-8b"
+    with pytest.raises(InputError, match=r"has 32 layers, and qwen2.5-72b has 80"):
+        judged(HERE / "axolotl-hsdp-tp.yaml", model="qwen2.5-72b")

@@ -19,7 +19,7 @@ from trainplan.configurations.trainers import (
 )  # fmt: skip
 from trainplan.profiling.base.errors import shown
 
-DEFAULTS = "default of axolotl"
+DEFAULTS = "default of axolotl 0.18"
 ADAPTERS = "runs with adapters or quantized weights are not planned, full fine-tuning is"
 REFUSED = {
     "adapter": ADAPTERS, "lora_model_dir": ADAPTERS, "load_in_8bit": ADAPTERS, "load_in_4bit": ADAPTERS, "relora": ADAPTERS,
@@ -70,9 +70,10 @@ def read(path: Path, said: Said) -> Configuration:
     plugins = keys.get("plugins") or []
     if not isinstance(plugins, list):
         raise keys.error("plugins", f"is {shown(plugins)}", "give a list of names of plugins")
+    named = " ".join(map(str, plugins)).lower()
     micro, accumulation = _batch(keys)
-    named = {"bf16", "float32"} & set(keys.values)  # where bf16 is not there at all, it is "auto"
-    dtype = half_of(keys, ("bf16", "bfloat16"), ("fp16", "float16"), said, "float32" if named else "bfloat16")
+    said_width = {"bf16", "float32"} & set(keys.values)  # where bf16 is not there at all, it is "auto"
+    dtype = half_of(keys, ("bf16", "bfloat16"), ("fp16", "float16"), said, "float32" if said_width else "bfloat16")
     fp8 = keys.flag("fp8")
     if fp8 and dtype == "float32":
         dtype = "bfloat16"
@@ -83,14 +84,15 @@ def read(path: Path, said: Said) -> Configuration:
     if keys.flag("tiled_mlp"):
         notes.append("feed-forward networks in tiles (tiled_mlp): the plan's are whole; more memory")
     version = keys.whole("fsdp_version", 1) or 1
+    words = "compile " * (keys.get("torch_compile") is True) + "cut_cross_entropy" * ("cut_cross_entropy" in named)
     has = Arguments(
         tool="axolotl", model=keys.text("base_model", "") or None, sequence=keys.whole("sequence_len", 512), micro=micro,
         accumulation=accumulation, dtype=dtype, masters=False, widened=False, again=_again(keys, notes),
         optimizer=optimizer_of(keys, "optimizer", "adamw_torch_fused", notes), attention=_attention(keys),
-        loss=_loss(keys, " ".join(map(str, plugins)).lower()), recipe="fp8-current" if fp8 else None,
+        loss=_loss(keys, named), recipe="fp8-current" if fp8 else None,
         tp=keys.whole("tensor_parallel_size", 1) or 1, cp=cp, version=version, names=NAMES,
         sizes={name: keys.whole(f"{name}_size", 1) or 1 for name in ("dp_shard", "dp_replicate")},
-        launched=False, compiled=keys.get("torch_compile") is True,
+        launched=False, words=words,
     )  # fmt: skip
     made = configured(keys, data, path, said, has, notes)
     return finished(made, keys, AXOLOTL, AXOLOTL_TABLES)

@@ -65,7 +65,7 @@ def read(path: Path, said: Said) -> Configuration:
         dtype=dtype, masters=not keys.flag("pure_bf16"), again=not keys.flag("disable_gradient_checkpointing"),
         optimizer="muon" if muon else optimizer_of(keys, "optim", "adamw_torch_fused", notes),
         attention=attention_of(keys.text("flash_attn", "auto")), loss="fused" if keys.flag("enable_liger_kernel") else "full",
-        recipe="fp8-current" if fp8 else None, sizes={}, version=2, names=NAMES, compiled=keys.flag("torch_compile"),
+        recipe="fp8-current" if fp8 else None, sizes={}, version=2, names=NAMES, words="compile" * keys.flag("torch_compile"),
     )  # fmt: skip
     keys.get("gradient_checkpointing")  # its own key wins over transformers'
     made = configured(keys, data, path, said, has, notes)

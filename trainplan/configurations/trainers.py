@@ -43,7 +43,7 @@ class Arguments:
     """What the arguments of a trainer say, by whatever names. micro, accumulation: of one rank, and of one step. masters:
     whether parameters are float32 where neither DeepSpeed nor FSDP widens them; widened: whether FSDP of version 2 does. again:
     whether layers are computed again. version: of FSDP where the file has none. launched: whether what shares states may be
-    said by what the program is launched with alone."""
+    said by what the program is launched with alone. words: of notes of rows, such as compile."""
 
     tool: str
     model: str | None
@@ -63,7 +63,7 @@ class Arguments:
     sizes: Mapping[str, int]
     version: int
     names: Mapping[str, str]
-    compiled: bool = False
+    words: str = ""
     launched: bool = True
 
 
@@ -128,13 +128,14 @@ def configured(keys: Keys, data: Mapping[str, Any], path: Path, said: Said, has:
         made = _sharded(keys, data, said, has, notes)
     if has.optimizer == "muon" and made.zero > 1:
         raise keys.error(has.names["optimizer"], f"is muon, with ZeRO stage {made.zero}", "give adamw_torch, or stage 0 or 1")
+    stepped = next((str(each.value) for each in keys.taken if each.key == has.names["optimizer"]), "")
     buffers = replace(made.buffers, attention=has.attention, loss=has.loss)
     return replace(
         made, where=keys.where, tool=has.tool, model=has.model, sequence=has.sequence, micro_samples=has.micro,
         accumulation=has.accumulation, recipe=has.recipe,
         recomputed=Recomputed("full") if has.again else made.recomputed,
         tp=max(has.tp, made.tp), cp=max(has.cp, made.cp), cuts=(), buffers=buffers, notes=(*notes, *made.notes),
-        optimizer="muon" if has.optimizer == "muon" else made.optimizer, flags="compile" if has.compiled else made.flags,
+        optimizer="muon" if has.optimizer == "muon" else made.optimizer, flags=" ".join(filter(None, (has.words, stepped))),
         keys={**made.keys, **has.names}, undecided=made.undecided,
     )  # fmt: skip
 

@@ -83,7 +83,7 @@ def read(path: Path, said: Said) -> Configuration:
         accumulation=keys.whole("gradient_accumulation_steps", 1), dtype=dtype, masters=loaded in ("float32", "auto"),
         again=again or said.recompute == "full", optimizer=optimizer_of(keys, "optim", "adamw_torch_fused", notes),
         attention=attention_of(kernels), loss="fused" if fused else "full", sizes=_sizes(keys), tp=_size(keys, "tp"),
-        cp=_size(keys, "cp"), version=2, names=NAMES, compiled=keys.flag("torch_compile"),
+        cp=_size(keys, "cp"), version=2, names=NAMES, words="compile" * keys.flag("torch_compile"),
     )  # fmt: skip
     made = configured(keys, data, path, said, has, notes)
     return finished(made, keys, TRAINING_ARGUMENTS, TRAINING_TABLES)
