@@ -54,6 +54,14 @@ def test_examples_of_trainers_become_the_plans_that_they_run(name: str) -> None:
     assert sources[key].endswith(f"{name}:{line}")
 
 
+def test_axolotl_shares_no_states_without_fsdp(tmp_path: Path) -> None:
+    """As its own code has it, which raises."""
+    values = {"base_model": "some-org/some-8b", "sequence_len": 8192, "micro_batch_size": 1, "dp_shard_size": 4}
+    (tmp_path / "a.yaml").write_text(yaml.safe_dump({**values, "tensor_parallel_size": 2}))
+    with pytest.raises(InputError, match="dp_shard_size is 4; give fsdp_config, too: axolotl shares no states without it"):
+        judged(tmp_path / "a.yaml", model="llama3-8b", cluster="h100:8")
+
+
 def test_axolotl_cuts_samples_and_layers() -> None:
     run = judged(HERE / "axolotl-tp-cp.yaml", cluster="h100:8")
     assert {str(unit.strategy) for unit in run.plan.units} == {"sdp2-cp2-tp2"} and run.plan.batch.global_samples == 2

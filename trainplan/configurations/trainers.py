@@ -176,7 +176,10 @@ def _sharded(keys: Keys, data: Mapping[str, Any], said: Said, has: Arguments, no
     table = data.get("fsdp_config")
     if table is not None and not isinstance(table, Mapping):
         raise keys.error("fsdp_config", f"is {shown(table)}", "write out what that file holds")
-    asked = bool(words) or bool(table) or has.sizes.get("dp_shard", 1) > 1
+    asked = bool(words) or bool(table)
+    if not asked and has.sizes.get("dp_shard", 1) > 1:
+        fix = f"give fsdp_config, too: {has.tool} shares no states without it"
+        raise keys.error(has.names.get("shard", "parallelism_config.dp_shard_size"), f"is {has.sizes['dp_shard']}", fix)
     shared, version = Sharding(0, None, None), 1
     if asked:
         find = _fsdp_key(keys)
