@@ -194,10 +194,23 @@ def test_arguments_of_transformers_as_yaml(tmp_path: Path) -> None:
         (("bf16: true\n", ""), "dtype is missing"),
         (("gradient_checkpointing: true\n", ""), "recompute is missing"),
         (("packing: true", "optim: adafactor"), "optim is 'adafactor'; give adamw_torch"),
+        (("use_liger_kernel: true", "loss_type: sigmoid"), "loss_type is 'sigmoid'; give one of: nll, chunked_nll"),
     ):
         (tmp_path / "other.yaml").write_text(TRL.replace(*change))
         with pytest.raises(InputError, match=said):
             read(tmp_path / "other.yaml")
+
+
+def test_words_of_the_loss_and_of_kernels_reach_the_prediction(tmp_path: Path) -> None:
+    """TRL's loss by chunks and axolotl's cut cross-entropy need less than all logits; parameters as they are loaded, less."""
+    peaks = {}
+    for change in ("use_liger_kernel: true", "loss_type: nll", "loss_type: chunked_nll"):
+        (tmp_path / "sft.yaml").write_text(TRL.replace("use_liger_kernel: true", change))
+        peaks[change] = max(judged(tmp_path / "sft.yaml").peak_bytes)
+    assert peaks["loss_type: nll"] > max(peaks["loss_type: chunked_nll"], peaks["use_liger_kernel: true"])
+    (tmp_path / "sft.yaml").write_text(TRL.replace("fsdp: full_shard auto_wrap", "dtype: bfloat16"))
+    made = read(tmp_path / "sft.yaml", said=Said({"accelerate": "none"}))
+    assert made.precision.master is None and any("no float32 masters" in note for note in made.notes)
 
 
 def test_a_deepspeed_file_is_filled_in_by_the_trainers_arguments(tmp_path: Path) -> None:

@@ -104,8 +104,9 @@ def half_of(keys: Keys, bf16: tuple[str, ...], fp16: tuple[str, ...], said: Said
     for names, dtype in ((bf16, "bfloat16"), (fp16, "float16")):
         for key in names:
             if keys.values.get(key) in ("auto", "full"):
-                keys.take(key, dtype, f"{keys.values[key]!r}: bfloat16 where devices have it ({keys.source(key)})")
-                return dtype
+                taken = "--dtype" if said.dtype else "bfloat16 where devices have it"
+                keys.take(key, said.dtype or dtype, f"{keys.values[key]!r}: {taken} ({keys.source(key)})")
+                return said.dtype or dtype
             if keys.flag(key):
                 return dtype
     if said.dtype is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 from trainplan.configurations.configuration import Configuration, Keys, Said
 from trainplan.configurations.documented_trainers import TRAINING_ARGUMENTS, TRAINING_TABLES
@@ -72,21 +73,28 @@ def read(path: Path, said: Said) -> Configuration:
     fused = keys.flag("use_liger_kernel") or keys.flag("use_liger")
     if keys.values.get("liger_kernel_config.fused_linear_cross_entropy") is False:
         fused = False
+    loss: Literal["full", "chunked", "fused"] = "fused" if fused else _loss(keys)
     kernels = keys.get("attn_implementation")
     if keys.flag("use_flash_attention_2"):
         kernels = "flash_attention_2"
     if not keys.flag("packing"):
         notes.append("samples are padded to the longest of each batch: the plan's are all as long as the longest; more time")
+    words = "compile " * keys.flag("torch_compile") + "chunked_nll" * (loss == "chunked")
     has = Arguments(
         tool="transformers", model=keys.text("model_name_or_path", "") or None, sequence=next(iter(lengths), None),
         micro=keys.whole("per_device_train_batch_size") or keys.whole("per_gpu_train_batch_size", 8),
-        accumulation=keys.whole("gradient_accumulation_steps", 1), dtype=dtype, masters=loaded in ("float32", "auto"),
+        accumulation=keys.whole("gradient_accumulation_steps", 1), dtype=dtype, masters=loaded == "float32",
         again=again or said.recompute == "full", optimizer=optimizer_of(keys, "optim", "adamw_torch_fused", notes),
-        attention=attention_of(kernels), loss="fused" if fused else "full", sizes=_sizes(keys), tp=_size(keys, "tp"),
-        cp=_size(keys, "cp"), version=2, names=NAMES, words="compile" * keys.flag("torch_compile"),
+        attention=attention_of(kernels), loss=loss, sizes=_sizes(keys), tp=_size(keys, "tp"),
+        cp=_size(keys, "cp"), version=2, names=NAMES, words=words,
     )  # fmt: skip
     made = configured(keys, data, path, said, has, notes)
     return finished(made, keys, TRAINING_ARGUMENTS, TRAINING_TABLES)
+
+
+def _loss(keys: Keys) -> Literal["full", "chunked"]:
+    """How TRL's loss goes through the logits. Raises InputError for the losses of other trainers."""
+    return "chunked" if keys.text("loss_type", "nll", ("nll", "chunked_nll", "dft")) == "chunked_nll" else "full"
 
 
 def _size(keys: Keys, name: str) -> int:
