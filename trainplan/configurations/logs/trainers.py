@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 from trainplan.configurations import deepspeed
 from trainplan.configurations.configuration import Configuration, Recomputed, Said, Taken
@@ -82,6 +82,7 @@ CHECKPOINTING = {"gradient_checkpointing", "activation_checkpointing"}  # of tra
 READ = ("per_device_train_batch_size", "gradient_accumulation_steps", "bf16", "fp16", *CHECKPOINTING, "fsdp")
 DISTRIBUTED = re.compile(r"Total train batch size \(w\. parallel, distributed & accumulation\) = ([\d,]+)")
 WHOLE = ("full_shard", "shard_grad_op", "no_shard")
+ZEROS: dict[str | None, Literal[0, 1, 2, 3]] = {None: 0, "no_shard": 0, "shard_grad_op": 2, "full_shard": 3}
 
 
 def of_trainer(lines: Sequence[str], where: str, said: Said) -> Configuration | None:
@@ -107,7 +108,7 @@ def of_trainer(lines: Sequence[str], where: str, said: Said) -> Configuration | 
         raise error("fsdp", f"is {shown(fsdp)}", f"give a log with one of {', '.join(WHOLE)}")
     if "offload" in fsdp:
         raise error("fsdp", f"is {shown(fsdp)}", "leave offload out: states that FSDP keeps on the host are not read from logs")
-    zero = {None: 0, "no_shard": 0, "shard_grad_op": 2, "full_shard": 3}[strategy]
+    zero: Literal[0, 1, 2, 3] = ZEROS[strategy]
     said_half = "bfloat16" if arguments.get("bf16") is True else "float16" if arguments.get("fp16") is True else "float32"
     half = said_half != "float32"
     again = _again(arguments) if said.recompute is None else said.recompute
