@@ -170,7 +170,13 @@ def test_a_file_may_be_another_name_of_nodes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "name"),
     [
-        *[("a800", "a800"), ("A800-SXM4-80GB", "a800"), ("A800 40GB", "a800-40gb"), ("A800 PCIe 80GB", "a800-pcie")],
+        *[
+            ("a800", "a800"),
+            ("A800-SXM4-80GB", "a800"),
+            ("A800 80G SXM", "a800"),
+            ("A800 40GB", "a800-40gb"),
+            ("A800 PCIe 80GB", "a800-pcie"),
+        ],
         *[("h800", "h800"), ("H800 SXM", "h800"), ("H800 PCIe", "h800-pcie"), ("5090", "rtx5090"), ("RTX 5090", "rtx5090")],
         *[("b100", "b100"), ("Tesla P100", "p100"), ("P100 PCIe", "p100-pcie"), ("mi210", "mi210"), ("MI210", "mi210")],
     ],
