@@ -141,7 +141,7 @@ def _rounds(
     until: bool,
     forever: bool = False,
 ) -> Outcomes:
-    """forever: whether the condition always holds: a loop that starts a run again, of which a few rounds are enough."""
+    """forever: whether the condition always holds, as in loops that start a run again and again: a few rounds are enough."""
     done: Outcomes = []
     going: State | None = state
     begun = len(state.commands)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trainplan.configurations.shell.marks import MARK, Marks, Unknown
+from trainplan.configurations.shell.scan import end_of
 from trainplan.configurations.shell.state import ABSENT, Array, State, Value
 
 ARGUMENT = re.compile(r"--[A-Za-z][\w-]*")
@@ -86,8 +87,10 @@ class Variables:
         """Notes the variables that a text sets, and not by what they held before. assigned: their names, and where the values
         begin."""
         for name, begin in assigned:
-            end = text.find("\n", begin)
-            if not re.search(rf"\b{name}\b", text[begin : len(text) if end < 0 else end]):
+            end = begin
+            while end < len(text) and text[end] not in " \t\n;&|)":
+                end = end_of(text, end)
+            if not re.search(rf"\b{name}\b", text[begin:end]):
                 self.own.add(name)
 
     def _placed(self, state: State, number: int, where: str) -> str:
