@@ -142,6 +142,10 @@ def _deepspeed(
         given = {f"{name}.enabled": (False, f"mixed_precision ({keys.source('mixed_precision')})") for name in ("bf16", "fp16")}
     named = inner.get("deepspeed_config_file")
     if named is not None:
+        for key in DEEPSPEED:
+            if inner.get(key) is not None:
+                fix = "leave it out: Accelerate takes it from deepspeed_config_file, and refuses both"
+                raise keys.error(f"deepspeed_config.{key}", f"is {shown(inner[key])}", fix)
         made = deepspeed.read_filled(beside(path, str(named), keys, "deepspeed_config.deepspeed_config_file"), said, given)
     else:
         values: dict[str, Any] = {"train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto", ZERO_STAGE: 2}
@@ -174,7 +178,11 @@ def _deepspeed(
 def beside(path: Path, name: str, keys: Keys, key: str) -> Path:
     """A file that another one names: as it stands, or from the folder of that file or one above it, since tools take it from
     where they are started. Raises InputError."""
-    found = next((folder / name for folder in (Path(), *path.resolve().parents) if (folder / name).is_file()), None)
+    folders = (Path(), *path.resolve().parents)
+    try:
+        found = next((folder / name for folder in folders if (folder / name).is_file()), None)
+    except (OSError, ValueError):  # a name that no file can have
+        found = None
     if found is None:
         raise keys.error(key, f"is {shown(name)}, which is not there", f"put it beside {path.name}, or give where it is")
     return found

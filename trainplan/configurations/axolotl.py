@@ -55,6 +55,7 @@ ATTENTION = {
     "xformers_attention": "xformers", "sage_attention": "sage", "flex_attention": "flex", "flash_attention": "flash",
     "sdp_attention": "sdpa", "eager_attention": "eager",
 }  # fmt: skip
+OFFLOADED = ("offload", "offload_disk", "unsloth")  # values of gradient_checkpointing by which checkpoints go to the host
 NAMES = {
     "micro_samples": "micro_batch_size", "accumulation": "gradient_accumulation_steps", "samples": "micro_batch_size",
     "tp": "tensor_parallel_size", "cp": "context_parallel_size", "shard": "dp_shard_size", "copies": "dp_replicate_size",
@@ -113,11 +114,11 @@ def _batch(keys: Keys) -> tuple[int, int]:
 def _again(keys: Keys, notes: list[str]) -> bool:
     """Whether layers are computed again; what is kept of them may be on the host."""
     value = keys.values.get("gradient_checkpointing")
-    if value in ("offload", "offload_disk"):
+    if value in OFFLOADED:
         keys.get("gradient_checkpointing")
-    again = value in ("offload", "offload_disk") or keys.flag("gradient_checkpointing")
+    again = value in OFFLOADED or keys.flag("gradient_checkpointing")
     offloaded = keys.get("activation_offloading")
-    if value in ("offload", "offload_disk") or offloaded not in (None, False):
+    if value in OFFLOADED or offloaded not in (None, False):
         notes.append("checkpoints on the host (their offload is asked for): the plan keeps them on the device; more memory")
     return again
 

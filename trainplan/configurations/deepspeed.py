@@ -14,9 +14,9 @@ from typing import Any
 
 from trainplan.configurations.configuration import Configuration, Host, Keys, Recomputed, Said, flattened
 from trainplan.configurations.documented import DEEPSPEED, DEEPSPEED_TABLES
+from trainplan.configurations.documents import read_document
 from trainplan.configurations.lines import sources_of
 from trainplan.profiling.base.errors import COMMAND_LINE, InputError, shown
-from trainplan.profiling.base.files import read_data
 from trainplan.profiling.models.optimizers import OptimizerName
 from trainplan.profiling.models.precision import PLAIN, Precision
 from trainplan.validation.buffers import Buffers
@@ -84,7 +84,7 @@ def read(path: Path, said: Said) -> Configuration:
 
 def read_filled(path: Path, said: Said, given: Mapping[str, tuple[Any, str]]) -> Configuration:
     """The same with what a trainer fills in, as of `of_values`. Raises InputError."""
-    data = read_data(path)
+    data = read_document(path)
     if not isinstance(data, Mapping):
         raise InputError(str(path), "", f"holds {shown(data)}", "give an object, as DeepSpeed's configurations are")
     return of_values(data, str(path), said, sources_of(path), given=given)

@@ -16,12 +16,9 @@ _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 def read_document(path: Path) -> Any:
     """The value in a YAML or JSON file of another tool, with texts as keys. Raises InputError."""
-    if path.suffix.lower() not in (".yaml", ".yml"):
-        return read_data(path)
-    where = str(path)
+    where, in_yaml = str(path), path.suffix.lower() in (".yaml", ".yml")
     try:
-        value = yaml.load(read_text(path), Loader=_LOADER)
-        return _plain(value, 0, [0])
+        return _plain(yaml.load(read_text(path), Loader=_LOADER) if in_yaml else read_data(path), 0, [0])
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f"line {mark.line + 1} column {mark.column + 1}" if mark else ""
