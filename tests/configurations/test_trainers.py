@@ -62,6 +62,11 @@ def test_axolotl_shares_no_states_without_fsdp(tmp_path: Path) -> None:
         judged(tmp_path / "a.yaml", model="llama3-8b", cluster="h100:8")
 
 
+def test_a_batch_that_the_file_denies_is_refused() -> None:
+    with pytest.raises(InputError, match=r"batch is 32, with micro-batches of 16 on 16 .*; give 256, or another multiple"):
+        judged(HERE / "axolotl-72b.yml", batch=32)
+
+
 def test_axolotl_cuts_samples_and_layers() -> None:
     run = judged(HERE / "axolotl-tp-cp.yaml", cluster="h100:8")
     assert {str(unit.strategy) for unit in run.plan.units} == {"sdp2-cp2-tp2"} and run.plan.batch.global_samples == 2

@@ -46,7 +46,7 @@ SEQUENCES = ("max_length", "max_seq_length", "block_size", "model_max_length", "
 NAMES = {
     "micro_samples": "per_device_train_batch_size",
     "accumulation": "gradient_accumulation_steps",
-    "samples": "per_device_train_batch_size",
+    "samples": "--batch",
     "model": "model_name_or_path",
     "dtype": "bf16",
     "optimizer": "optim",
