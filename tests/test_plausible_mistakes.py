@@ -76,7 +76,7 @@ MISTAKES: list[tuple[str, ...]] = [
     ("plan --model typo.json --cluster cpu-4 --batch 8", "typo.json: hiden_size is 256", "did you mean hidden_size?"),
     ("plan --model small.json --cluster cpu-4 --batch 8", "small.json: num_hidden_layers is missing", "such as 32"),
     ("plan --model float8.json --cluster cpu-4 --batch 8", "float8.json: torch_dtype is 'float8_e4m3fn'", "--dtype of float32"),
-    ("plan --model mamba.json --cluster cpu-4 --batch 8", "mamba.json: model_type is 'mamba'", "gpt2, bert, llama"),
+    ("plan --model mamba.json --cluster cpu-4 --batch 8", "mamba.json: model_type is 'mamba'", "a model with state-space"),
     ("plan --model plan.json --cluster cpu-4 --batch 8", "plan.json: model_type is missing", "gpt2, bert, llama"),
     ("model show gpt2 --tp 0", "--tp is 0", "from 1"),
     # files

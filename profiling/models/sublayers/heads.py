@@ -52,8 +52,6 @@ class LanguageHead(Sublayer):
         n, h = rows * self.tokens, self.hidden
         norm = self.norm_elements(n)
         elements = 2 * norm + 2 * n * h if self.transform else norm
-        if self.scale != 1:
-            elements += 0 if self.norm == "rms" else n * h
         logits = 2 * n * -(-self.vocabulary // tp) if self.unfused else 0  # logits and their log-softmax
         return (elements + logits) * self.element_bytes + self.capped_bytes(rows, tp)
 
