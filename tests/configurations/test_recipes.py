@@ -173,6 +173,12 @@ def test_arguments_of_recipes_before_0_3_are_what_they_set(tmp_path: Path) -> No
     call = "llama3_8b_pretrain_config(tensor_model_parallel_size=4, sequence_parallel=True, global_batch_size=64, lr=1e-4)"
     made = of(tmp_path, f"from megatron.bridge.recipes.llama import llama3_8b_pretrain_config\nx = {call}\n")
     assert (made.tp, made.sequence_parallel, made.samples, made.cp) == (4, True, 64, 2)
+    wide = call.replace("lr=1e-4", "precision_config=MixedPrecisionConfig(bf16=True, grad_reduce_in_fp32=False)")
+    made = of(tmp_path, f"from megatron.bridge.recipes.llama import llama3_8b_pretrain_config\nx = {wide}\n")
+    assert (made.dtype, made.precision.gradients) == ("bfloat16", "model")
+    again = call.replace("lr=1e-4", "enable_recompute=True")
+    text = f"from megatron.bridge.recipes.llama import llama3_8b_pretrain_config\nx = {again}\n"
+    assert "enable_recompute is true, and no argument that is read" in refusal(tmp_path, text)
 
 
 def test_precisions_are_read_by_name_and_by_field(tmp_path: Path) -> None:

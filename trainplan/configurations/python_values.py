@@ -341,7 +341,8 @@ class Expressions:
         """Notes that objects are given to a call that may change them."""
         called = name or (ast.unparse(node.func).rpartition(".")[2] if isinstance(node, ast.Call) else "")
         own = called in self.classes or any(isinstance(each, Made) and each.name in self.classes for each in values)
-        if not own and (called in HARMLESS or called[:1].isupper()):  # a class, whose object holds them
+        holds = called[:1].isupper() or called.endswith("_pretrain_config")  # a class or a recipe, whose object holds them
+        if not own and (called in HARMLESS or holds):
             return
         for value in values:
             for each in value.held if isinstance(value, Unread) else (value,):

@@ -114,7 +114,8 @@ def _bridge(program: Program, said: Said) -> Configuration:
     recipe = "" if last == "ConfigContainer" else bridge_recipes.known(last, f"{where}:{config.line}")
     values, sources = dict[str, Any](), dict[str, str]()
     for key, value, line in config.flattened():
-        key = bridge_recipes.ARGUMENTS.get(key, key)
+        first, dot, rest = key.partition(".")
+        key = f"{bridge_recipes.ARGUMENTS.get(first, first)}{dot}{rest}"
         section, _, field = key.partition(".")
         bearing = section in SECTIONS and (not field or key in READ or bears(key))
         if isinstance(value, Unread) and bearing and key not in said.variables:
