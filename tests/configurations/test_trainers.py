@@ -34,6 +34,20 @@ READ: dict[str, tuple[Any, ...]] = {
 }
 
 
+TRL = """model_name_or_path: Qwen/Qwen3-8B
+dataset_name: trl-lib/Capybara
+max_length: 4096
+per_device_train_batch_size: 2
+gradient_accumulation_steps: 8
+gradient_checkpointing: true
+bf16: true
+packing: true
+use_liger_kernel: true
+attn_implementation: kernels-community/flash-attn2
+fsdp: full_shard auto_wrap
+"""
+
+
 def judged(path: Path, **more: Any) -> Any:
     return tp.import_run(path, **{"cluster": "h100:8x2", "search": False, **more})
 
@@ -98,6 +112,20 @@ def test_what_accelerate_launches_may_be_a_file_of_its_own() -> None:
     both = read(HERE / "llamafactory-launched.yaml", said=Said({"accelerate": "accelerate-fsdp2.yaml"}))
     assert (both.zero, both.micro_samples, both.sequence, both.devices) == (3, 8, 2048, 2)
     assert both.recomputed.of == "full" and both.precision.master == "float32"
+
+
+def test_what_accelerate_launches_says_the_same_of_batches(tmp_path: Path) -> None:
+    """DeepSpeed's part of Accelerate's file, whose accumulation transformers holds against its own."""
+    launched: dict[str, Any] = {"distributed_type": "DEEPSPEED", "mixed_precision": "bf16", "num_processes": 16}
+    launched["deepspeed_config"] = {"zero_stage": 3, "gradient_accumulation_steps": 8}
+    (tmp_path / "zero3.yaml").write_text(yaml.safe_dump(launched))
+    (tmp_path / "sft.yaml").write_text(TRL.replace("fsdp: full_shard auto_wrap\n", ""))
+    run = judged(tmp_path / "sft.yaml", variables={"accelerate": "zero3.yaml"})
+    assert (run.configuration.zero, run.plan.batch.micro_batches) == (3, 8)
+    assert run.configuration.recomputed.of == "full" and not any("recomputed" in note for note in run.configuration.notes)
+    (tmp_path / "zero3.yaml").write_text(yaml.safe_dump({**launched, "deepspeed_config": {"gradient_accumulation_steps": 1}}))
+    with pytest.raises(InputError, match=r"gradient_accumulation_steps is 8, and 1 in zero3.yaml; give the same"):
+        judged(tmp_path / "sft.yaml", variables={"accelerate": "zero3.yaml"})
 
 
 ACCELERATE = {
@@ -172,20 +200,6 @@ def test_no_mixed_precision_is_float32_unless_the_program_has_its_own(tmp_path: 
     assert plain.dtype == "float32" and any("give --dtype bfloat16" in note for note in plain.notes)
     half = read(tmp_path / "a.yaml", said=Said(dtype="bfloat16"))
     assert (half.dtype, half.precision.master) == ("bfloat16", "float32")
-
-
-TRL = """model_name_or_path: Qwen/Qwen3-8B
-dataset_name: trl-lib/Capybara
-max_length: 4096
-per_device_train_batch_size: 2
-gradient_accumulation_steps: 8
-gradient_checkpointing: true
-bf16: true
-packing: true
-use_liger_kernel: true
-attn_implementation: kernels-community/flash-attn2
-fsdp: full_shard auto_wrap
-"""
 
 
 def test_arguments_of_transformers_as_yaml(tmp_path: Path) -> None:

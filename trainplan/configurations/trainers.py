@@ -171,7 +171,11 @@ def _sharded(keys: Keys, data: Mapping[str, Any], said: Said, has: Arguments, no
     """FSDP's part, by its keys or by the file that Accelerate is launched with; or copies of everything. Raises InputError."""
     launched = said.variables.get("accelerate")
     if launched not in (None, "none"):
-        made = accelerate.read(beside(Path(keys.where), launched, keys, "--set accelerate"), replace(said, dtype=has.dtype))
+        file = beside(Path(keys.where), launched, keys, "--set accelerate")
+        made = accelerate.read(file, replace(said, dtype=has.dtype, recompute="full" if has.again else "none"))
+        if made.accumulation not in (None, has.accumulation):
+            problem, fix = f"is {has.accumulation}, and {made.accumulation} in {launched}", "give the same in both"
+            raise keys.error(has.names["accumulation"], problem, fix)
         return replace(made, dtype=has.dtype, precision=PLAIN if has.dtype == "float32" or made.host else MASTERS)
     words = _words(keys)
     table = data.get("fsdp_config")
