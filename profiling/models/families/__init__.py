@@ -1,4 +1,5 @@
-"""Model families: a Hugging Face configuration becomes a chain of sub-layers. One module for each family.
+"""Model families: a Hugging Face configuration becomes a chain of sub-layers. One module for each family, or for several that
+share most of their code.
 
 A family is a `Family` object: the function that builds the chain, and the fields that say how large the model is. Another
 package adds one by an entry point of the group `trainplan.families`, named as `model_type` in configurations, which refers to
