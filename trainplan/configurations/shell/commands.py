@@ -125,16 +125,16 @@ def _variable(shell: Evaluator, key: str) -> str:
 
 def _deciding(shell: Evaluator, runs: list[tuple[dict[int, bool], list[Command]]], of: Any) -> tuple[Unknown, str]:
     """The condition that decides what a function says of runs: one by which two runs differ, and no other."""
-    best: tuple[int, int] | None = None
-    for known, commands in runs:
-        for other, others in runs:
-            if of(commands) != of(others):
-                apart = [number for number in known if known[number] != other[number]]
-                if best is None or len(apart) < best[0]:
-                    best = (len(apart), apart[0])
-    assert best is not None
-    decision = shell.marks.decisions[best[1]]
-    return decision.cause, decision.example
+    said = {tuple(known.items()): of(commands) for known, commands in runs}
+    for number in runs[0][0]:
+        for known, value in said.items():
+            other = tuple((each, side != (each == number)) for each, side in known)
+            if other in said and said[other] != value:
+                return shell.marks.decisions[number].cause, shell.marks.decisions[number].example
+    (first, value), *rest = said.items()
+    other = next(known for known, each in rest if each != value)
+    number = next(number for (number, side), (_, theirs) in zip(first, other, strict=True) if side != theirs)
+    return shell.marks.decisions[number].cause, shell.marks.decisions[number].example
 
 
 def _about(cause: Unknown) -> str:
