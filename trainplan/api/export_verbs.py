@@ -71,5 +71,5 @@ def _said(given: Plan, found: Planned) -> str:
     text += f" and takes {format_time(step_ns)} a step"
     alike = given.predicted is not None and given.predicted.cost_model == nearest.predicted.cost_model
     if given.predicted is not None and alike and found.judged is not None and not given.predicted.software:
-        text += f" ({found.judged.step_ns / given.predicted.step_ns - 1:+.1%} by the walks of both)"
+        text += f", {found.judged.step_ns / given.predicted.step_ns - 1:+.1%} by the walks of both"
     return f"{text}: add --nearest to export that one"
