@@ -138,7 +138,7 @@ def _deciding(shell: Evaluator, runs: list[tuple[dict[int, bool], list[Command]]
 
 
 def _about(cause: Unknown) -> str:
-    return f"{cause.name + ' ' if cause.name else 'it '}{cause.why} ({cause.where})"
+    return f"{f'${cause.name}' if cause.name else 'it'} {cause.why} ({cause.where})"
 
 
 def hangs(path: str, cause: Unknown, example: str = "", what: str = "decides what runs", empty: bool = False) -> InputError:

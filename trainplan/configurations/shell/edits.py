@@ -18,6 +18,7 @@ def end_of_index(text: str) -> int:
 
 
 def listed(elements: list[str], double: bool, star: bool, separator: str) -> list[Piece]:
+    """The pieces of a list of elements. double: in double quotes; star: as one text, joined by a separator."""
     if double and star:
         return [(separator.join(elements), False)]
     made: list[Piece] = []
@@ -27,6 +28,7 @@ def listed(elements: list[str], double: bool, star: bool, separator: str) -> lis
 
 
 def balanced(text: str) -> bool:
+    """Whether every bracket of a text is closed, and none before it is opened."""
     depth = 0
     for char in text:
         depth += (char == "(") - (char == ")")
@@ -36,6 +38,8 @@ def balanced(text: str) -> bool:
 
 
 def escaped(text: str) -> str:
+    """What `$'..'` stands for."""
+
     def one(match: re.Match[str]) -> str:
         code = match[1]
         if code[0] in "xu" and len(code) > 1:
@@ -46,6 +50,7 @@ def escaped(text: str) -> str:
 
 
 def cut(text: str, begin: int, length: int | None) -> str:
+    """A part of a text, by offset and length; negative ones count from its end."""
     begin = begin if begin >= 0 else len(text) + begin
     if begin < 0:
         return ""
@@ -66,6 +71,7 @@ def slash(word: str) -> int:
 
 
 def edited(text: str, sign: str, pattern: list[tuple[str, bool]], replaced: str) -> str:
+    """A text with what a pattern finds cut off or replaced, or in other letters, as the operator says."""
     if sign[0] in "^,":
         change = str.upper if sign[0] == "^" else str.lower
         matched = compiled(pattern) if "".join(each for each, _ in pattern) else re.compile(".", re.DOTALL)

@@ -71,7 +71,11 @@ class Variables:
         if name == "FUNCNAME":
             return ""
         if name == "#":
-            return self.marks.unknown("1", where, "is given by place") if state.arguments is None else str(len(state.arguments))
+            return (
+                self.marks.unknown("1", where, "is taken by place, and not said")
+                if state.arguments is None
+                else str(len(state.arguments))
+            )
         if name in ("@", "*"):
             return " ".join(self.arguments(state))
         if name == "?":
@@ -100,7 +104,7 @@ class Variables:
             return self.marks.picked(state.arguments[number - 1], state.known())
         if state.closed:
             return ""
-        return self.marks.unknown(str(number + state.shifted), where, "is given by place")
+        return self.marks.unknown(str(number + state.shifted), where, "is taken by place, and not said")
 
     def _status(self, state: State, where: str) -> str:
         if isinstance(state.status, bool):
