@@ -131,8 +131,8 @@ def _bridge(program: Program, said: Said) -> Configuration:
             values[key], sources[key] = str(value) if isinstance(value, Symbol) else value, f"{where}:{line}"
     precision = config.fields.get("mixed_precision", config.fields.get("precision_config"))
     if isinstance(precision, Made) and not precision.implied:
-        first = precision.fields.get("0")
-        name = str(first) if isinstance(first, str) else precision.name.rpartition(".")[2]
+        shape = precision.fields.get("0")
+        name = shape if isinstance(shape, str) else precision.name.rpartition(".")[2]
         fields = {} if name == "MixedPrecisionConfig" else megatron_bridge.precision_fields(name, where)
         values = {**fields, **values}
     elif isinstance(values.get("mixed_precision"), str):
