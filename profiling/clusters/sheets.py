@@ -208,5 +208,5 @@ def _words(text: str) -> set[str]:
     """The words of a device's name, amounts of memory as one, without vendors, brands and how many there are."""
     counted = re.sub(r"^\d+ *x *|(?<=\w)(?<!rt)x\d+$| x *\d+$", "", text)
     apart = re.sub(r"(?<=\d)(sxm|pcie|nvl(?!\d))|(?<=rtx)(?=\d)", r" \1", counted)
-    joined = re.sub(r"(\d+) *(gb|gib|g)\b", r"\1gb", apart)
+    joined = re.sub(r"(\d+) *(?:gb|gib)\b|(?<![a-z\d])(\d+) *g\b", lambda match: f"{match[1] or match[2]}gb", apart)
     return set(re.findall(r"[a-z0-9.]+", joined)) - PASSED_OVER
