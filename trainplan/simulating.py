@@ -15,6 +15,7 @@ from trainplan.asking import FilePath, cluster_of, compiles, profile_of
 from trainplan.checking import plan_or_instance, solution_source
 from trainplan.execution.judge import Judged, judge, judge_carried
 from trainplan.execution.run.room import check_peaks
+from trainplan.execution.standing_in import recipe_of
 from trainplan.execution.streams import judge_streams
 from trainplan.formulations.joint.runtimes import RUNTIMES
 from trainplan.formulations.pipeline_partition.problem import Instance, Solution
@@ -206,6 +207,9 @@ def simulate(
         asked = {"--profile": profile, "--measure": measure or None, "--schedule": schedule, "--sliced": sliced}
         _leave_out(asked, "the cost model streams has times of its own")
         return _simulated_streams(subject, cluster)
+    plain = not measure and all(each is None for each in (schedule, sliced, profile, cost_model))
+    if isinstance(subject, Plan) and cluster is not None and plain and _without_profile(subject):
+        return _simulated_streams(subject, cluster).as_run(cluster_of(cluster))
     if isinstance(subject, Plan):
         _leave_out({"--solution": solution, "--chunks": None if chunks == 1 else chunks, "--method": method}, "a plan says it")
         request = Request(
@@ -248,6 +252,11 @@ def _simulated_streams(subject: Any, cluster: FilePath | Cluster | None) -> Simu
     about = f"{model.name} on {machine.name}, cost model streams"
     batch = subject.batch.micro_batches
     return Simulation(about, subject.schedule, batch, 0, subject.chunks, names, None, (), subject, judged, machine).walked()
+
+
+def _without_profile(plan: Plan) -> bool:
+    """Whether a plan is another runtime's of which profiles say nothing: of pieces of samples, or of products in few bits."""
+    return plan.runs_by is not None and (plan.pieces > 1 or recipe_of(plan) is not None)
 
 
 def _for_runtime(subject: Any, name: str, cluster: FilePath | Cluster | None) -> Any:
