@@ -128,8 +128,9 @@ def plan(
     choices: what is fixed, of what the preset chooses, and options of the method:
     joint: sliced, chunks, by_unit, hybrid, sequence_parallel, modules, host, gradients (model, float32), optimizer (adamw,
     muon); cost_model (auto, streams, executed), and, of streams, cp (degree of context parallelism), cp_exchange (keys, heads
-    or any) and precision (model, fp8, fp8-current, fp8-blockwise, mxfp8, nvfp4); and constraints, whose costs are in `prices`,
-    as that of `reserve` is: pipeline, micro_batches, schedule, zero, tp, dp, sdp, forbid, one_strategy, tp_in_node, cuts,
+    or any) and precision (model, fp8, fp8-current, fp8-blockwise, mxfp8, nvfp4); memory_tables (most, least: what tables have
+    of what programs hold, beyond the first search, which has least); and constraints, whose costs are in `prices`, as that of
+    `reserve` is: pipeline, micro_batches, schedule, zero, tp, dp, sdp, forbid, one_strategy, tp_in_node, cuts,
     recompute_first, for_ (a runtime).
     galvatron-bmw: pipeline, micro_batches, schedule, space, by_unit, takeaway3. amp: see `place`. autopipe: see
     `partition`. h3t: see `switch`.

@@ -31,6 +31,7 @@ def lines_of_log(path: Path) -> list[str]:
 
 
 def first(pattern: re.Pattern[str], lines: Sequence[str]) -> int | None:
+    """The number of the first line, from 0 on, in which a pattern is found; None where there is none."""
     return next((number for number, line in enumerate(lines) if pattern.search(line)), None)
 
 
