@@ -14,6 +14,7 @@ from trainplan.command import bars, options, render
 from trainplan.command.ending import tell
 from trainplan.command.options import Command, Outcome, flag, output, panel, takes, word
 from trainplan.command.printing import pairs, table
+from trainplan.configurations.configuration import Taken
 from trainplan.configurations.judging import Change, JudgedRun
 from trainplan.configurations.planned import RUNTIMES
 from trainplan.planned import Planned
@@ -23,7 +24,7 @@ from trainplan.validation.alongside import HELD
 from trainplan.validation.logs import LoggedRun
 from trainplan.validation.predict import Prediction
 
-MOST_CHANGES, MOST_RANKS, MOST_KEYS = 8, 16, 4
+MOST_CHANGES, MOST_RANKS, MOST_KEYS, DEFAULT = 8, 16, 4, "default of"
 FRAGMENTATION = (
     "of the caching allocator: not counted, but for 2 % that the default reserve has for it; "
     "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True makes it less"
@@ -135,6 +136,8 @@ def _show(judged: JudgedRun, values: bool) -> None:
     ]
     if not isinstance(judged.framework, str):
         rows += _of_memory(judged.framework)
+    if judged.close or not judged.fits:
+        rows.append(("fragmentation", FRAGMENTATION))
     if judged.logged is not None:
         rows += _measured(judged.logged)
     rows += _searches(judged)
@@ -143,14 +146,22 @@ def _show(judged: JudgedRun, values: bool) -> None:
     rows += [("unknown key", text) for text in configuration.unknown]
     pairs([row for row in rows if row[1]])
     if values:
-        taken = [[each.key, str(each.value), each.source] for each in configuration.taken]
-        table(("key", "value", "from"), taken, "values that were taken", ("key", "value", "from"))
+        _show_values(configuration.taken)
     if judged.changes:
         cells = [[each.what, f"{-each.share:+.2%}", _memory(each)] for each in judged.changes[:MOST_CHANGES]]
         count = plural(len(judged.changes), "single change")
         table(("change", "step", "memory"), cells, f"what to change first, of {count} that would gain", ("change",))
     elif judged.best is not None:
         pairs([("change", "no single change would gain")])
+
+
+def _show_values(taken: Sequence[Taken]) -> None:
+    """Every value that was taken: those that are written somewhere, each with its place; then those of each tool's defaults."""
+    said = [each for each in taken if not each.source.startswith(DEFAULT)]
+    rows = [[each.key, str(each.value), each.source] for each in said]
+    table(("key", "value", "from"), rows, "values that were taken", ("key", "value", "from"))
+    for source in dict.fromkeys(each.source for each in taken if each not in said):
+        pairs([(source, ", ".join(f"{each.key} {each.value}" for each in taken if each.source == source))])
 
 
 def _step(judged: JudgedRun) -> str:
@@ -171,7 +182,7 @@ def _of_memory(framework: Prediction) -> list[tuple[str, str]]:
         return []
     parts = ", ".join(f"{name} {format_bytes(round(size))}" for name, size in memory.parts.items() if size)
     taken = [("taken for memory", f"{name}: {laid.assumed[name]}") for name in HELD if name in laid.assumed]
-    return [(f"in {memory.moment}", parts), *taken, ("fragmentation", FRAGMENTATION)]
+    return [(f"in {memory.moment}", parts), *taken]
 
 
 def _searches(judged: JudgedRun) -> list[tuple[str, str]]:
