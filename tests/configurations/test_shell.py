@@ -381,6 +381,29 @@ deepspeed --num_gpus 8 pretrain_gpt.py {SIZES} --deepspeed --deepspeed_config ds
     assert (made.zero, made.host, made.cp, made.exchange) == (2, ("optimizer",), 2, "heads")
 
 
+NAMED_BY_THE_JOB = """#!/bin/bash
+#SBATCH --nodes=2
+#SBATCH --gpus-per-node=8
+cd $CODE/training
+CONFIG="./ds_config.$SLURM_JOB_ID.json"
+STAGE=2
+cat <<EOT > $CONFIG
+{{"zero_optimization": {{"stage": $STAGE}}, "train_micro_batch_size_per_gpu": {micro}, "fp16": {{"enabled": true}}}}
+EOT
+srun python pretrain_gpt.py {sizes} --deepspeed --deepspeed_config {config}
+"""
+
+
+def test_files_that_are_named_by_the_job_are_one_file() -> None:
+    """What nobody knows stands in the name where it is written, and where it is asked for."""
+    sizes = SIZES.replace("bf16", "fp16")
+    text = NAMED_BY_THE_JOB.format(micro=2, sizes=sizes, config="$CONFIG")
+    assert of_command(command_of_text(text, {}, "run.sh", Path(".")), "run.sh", Said()).zero == 2
+    other = NAMED_BY_THE_JOB.format(micro=2, sizes=sizes, config="ds_config.$JOB.json")
+    assert "--set JOB=" in refusal(other)
+    assert "--set MICRO=VALUE" in refusal(NAMED_BY_THE_JOB.format(micro="$MICRO", sizes=sizes, config="$CONFIG"))
+
+
 @pytest.mark.parametrize(
     ("older", "name", "value"),
     [

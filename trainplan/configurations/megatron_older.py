@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os.path
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -90,6 +91,11 @@ def engine_of(command: Command, where: str, said: Said) -> Configuration | None:
     except ValueError:
         if "--zero-stage" in command.values and "$" in text:
             return None
+        if (unknown := re.search(r"\$([A-Za-z_]\w*|\d+)", text)) is not None:
+            fix = f"say what it is: --set {unknown[1]}=VALUE"
+            raise InputError(
+                where, "--deepspeed-config", f"is {name}, which holds {unknown[0]}, that has no value", fix
+            ) from None
         raise InputError(str(name), "", "is no JSON", "give DeepSpeed's configuration, alongside the script") from None
     if not isinstance(data, Mapping):
         raise InputError(str(name), "", f"holds {shown(data)}", "give an object, as DeepSpeed's configurations are")

@@ -243,7 +243,7 @@ def _source(shell: Evaluator, rest: list[str], state: State, where: str, source:
     if not rest:
         return [(state, "")]
     path = rest[0]
-    text = state.files.get(shell.named(state, path)) if not MARK.search(path) else None
+    text = state.files.get(shell.named(state, path)) if shell.marks.tells(path) else None
     text = shell.text_of(state, path) if text is None else text
     if text is None:
         shown = shell.marks.shown(path)
@@ -299,6 +299,9 @@ def _test(shell: Evaluator, rest: list[str], state: State, where: str, source: S
 
 
 def _bracket(shell: Evaluator, rest: list[str], state: State, where: str, source: Source) -> Outcomes:
+    if rest[-1:] != ["]"]:  # `[ -z $A]`: a command that fails, unless the word is `]` alone
+        state.status = Conditions(shell, state, where).undecided(rest[-1]) if rest and MARK.search(rest[-1]) else False
+        return [(state, "")]
     return _test(shell, rest[:-1], state, where, source)
 
 

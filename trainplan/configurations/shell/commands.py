@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os.path
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -65,10 +66,18 @@ def chosen(shell: Evaluator, founds: Sequence[Found], path: str) -> Command:
     """The one command that trains. Raises InputError where there is none, or where it hangs on what is not decided."""
     numbers = sorted({number for found in founds for number in _decisions(shell, found)})
     runs: list[tuple[dict[int, bool], list[Command]]] = []
+    made: dict[tuple[int, frozenset[tuple[int, bool]]], Command | None] = {}
+    own = {found.serial: _decisions(shell, found) for found in founds}
     for sides in product((False, True), repeat=len(numbers)):
         known = dict(zip(numbers, sides, strict=True))
-        reached = [found for found in founds if all(known[number] == side for number, side in found.guards)]
-        commands = _training([_command(shell, found, known) for found in reached])
+        reached = []
+        for found in founds:
+            if all(known[number] == side for number, side in found.guards):
+                each = (found.serial, frozenset((number, known[number]) for number in own[found.serial]))
+                if each not in made:
+                    made[each] = _command(shell, found, dict(each[1]))
+                reached.append(made[each])
+        commands = _training(reached)
         if commands:
             runs.append((known, commands))
     if not runs:
@@ -98,7 +107,7 @@ def _joined(shell: Evaluator, runs: list[tuple[dict[int, bool], list[Command]]],
     for key in values:
         texts = list(dict.fromkeys(str(command.values.get(key, "not given")) for command in every))
         if len(texts) == 1:
-            if (cause := shell.marks.cause(texts[0])) is not None:
+            if (cause := shell.marks.cause(texts[0])) is not None and not _written(shell, every, texts[0]):
                 opened[key] = Open(f"is '{shell.marks.shown(texts[0])}': {_about(cause)}", cause.name)
             continue
         shown = " or ".join("given" if text == "True" else shell.marks.shown(text) for text in texts[:3])
@@ -115,6 +124,14 @@ def _joined(shell: Evaluator, runs: list[tuple[dict[int, bool], list[Command]]],
     devices = {command.devices for command in every}
     values = {key: shell.marks.shown(value) if isinstance(value, str) else value for key, value in values.items()}
     return replace(first, values=values, open=opened, sources=sources, devices=devices.pop() if len(devices) == 1 else None)
+
+
+def _written(shell: Evaluator, commands: Sequence[Command], path: str) -> bool:
+    """Whether a path that is not decided is a file which the script itself writes, by the same name."""
+    shown = shell.marks.shown(path)
+    return shell.marks.tells(path) and all(
+        os.path.normpath(os.path.join(command.directory, shown)) in command.files for command in commands
+    )
 
 
 def _variable(shell: Evaluator, key: str) -> str:
@@ -211,10 +228,9 @@ def _command(shell: Evaluator, found: Found, known: Mapping[int, bool]) -> Comma
     environment = {name: shell.marks.picked(value, known) for name, value in found.environment.items()}
     devices = devices_of(launcher, batch, environment)
     sources = {key: found.lines.get(key, found.where) for key in values}
-    files = {name: shell.marks.picked(value, known) for name, value in found.files.items()}
-    return Command(
-        program, tool, rest, launcher, found.where, devices, sources, values, {}, files, environment, found.directory
-    )
+    files = {name: shell.marks.shown(shell.marks.picked(value, known)) for name, value in found.files.items()}
+    directory = shell.marks.shown(shell.marks.picked(found.directory, known))
+    return Command(program, tool, rest, launcher, found.where, devices, sources, values, {}, files, environment, directory)
 
 
 def _program(words: Sequence[str]) -> tuple[int | None, str]:

@@ -29,6 +29,7 @@ from trainplan.profiling.base.errors import InputError, shown
 
 PARSER = Parser(Language(tree_sitter_bash.language()))
 META = re.compile("[]['\"\\\\`;&|<>(){}$#*?!~]")  # what a shell looks at when it reads a text again
+EVERY_PLACE = re.compile(r"\bfor[ \t]+([A-Za-z_]\w*)[ \t]+do\b")  # a loop without `in`, which the grammar does not know
 MOST_STEPS, MOST_ROUNDS, DEEPEST, MOST_BYTES = 20000, 1000, 40, 2**20
 Outcomes = list[tuple[State, str]]  # states, and where each goes on: "", exit, return, break or continue with a number
 
@@ -84,7 +85,7 @@ class Evaluator(Variables):
                 lambda each: self.text(sides[1], each, path, line),
                 f"{path}:{line}",
             )
-        text = re.sub(r"\\\s*\Z", "", text) + "\n"
+        text = EVERY_PLACE.sub(r'for \1 in "$@"; do', re.sub(r"\\\s*\Z", "", text) + "\n")
         self.texts.append(text)
         source = Source(text, path, line)
         try:

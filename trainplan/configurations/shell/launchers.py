@@ -113,7 +113,7 @@ def _script(
     shell: Evaluator, path: str, words: Sequence[str], environment: Mapping[str, str], state: State, where: str
 ) -> bool:
     """Evaluates another script, where it is there."""
-    written = state.files.get(shell.named(state, path)) if not MARK.search(path) else None
+    written = state.files.get(shell.named(state, path)) if shell.marks.tells(path) else None
     text = shell.text_of(state, path) if written is None else written
     if text is None:
         shell.absent.append((shell.marks.shown(path), where))

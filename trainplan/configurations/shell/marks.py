@@ -127,6 +127,11 @@ class Marks:
         entry = self.entry(found[0])
         return entry if isinstance(entry, Unknown) else entry.decision.cause
 
+    def tells(self, path: str) -> bool:
+        """Whether a path names one file, by values that are known and variables that hold one value all along."""
+        entries = map(self.entry, MARK.findall(path))
+        return all(isinstance(entry, Unknown) and bool(entry.name) for entry in entries)
+
     def choice_in(self, text: str, of: re.Pattern[str] | None = None) -> Choice | None:
         """The first choice in a text; of those alone whose sides have what a pattern finds."""
         for entry in map(self.entry, MARK.findall(text)):

@@ -11,6 +11,7 @@ import re
 from trainplan.configurations.shell.scan import ASSIGNED, Unclosed, _closed, end_of
 
 DOCUMENT = re.compile(r"<<-?[ \t]*")
+FRAME = " \t;&|()<>!{}_#"  # what a grammar has to see of the letters between words, and of reserved words
 BRACED = re.compile(r"\{[^\s{}\"'`$;&|()<>]*\}")
 
 
@@ -37,7 +38,7 @@ def masked(text: str, assigned: list[tuple[str, int]]) -> str:
             waiting = []
             continue
         if text.startswith("\\\n", place):
-            made.append(" \n" if fresh else "\\\n")
+            made.append("  " if starts or fresh else "\\\n")
             place += 2
             continue
         fresh = fresh and char in " \t"
@@ -67,8 +68,7 @@ def masked(text: str, assigned: list[tuple[str, int]]) -> str:
             place = end
             starts = False
             continue
-        if starts and char == "[" and text[place + 1 : place + 2] in (" ", "\t"):
-            end = _ending(text, place + 1, "]")
+        if starts and char == "[" and text[place + 1 : place + 2] in (" ", "\t") and (end := _closing(text, place + 1)):
             made.append("[ ")
             place += 2
             fill(end - 2)
@@ -109,7 +109,7 @@ def masked(text: str, assigned: list[tuple[str, int]]) -> str:
             fill(match.end())
             starts = False
             continue
-        made.append(char if char.isascii() else "x")
+        made.append(char if char.isascii() and (char.isalnum() or char in FRAME) else "x")
         place += 1
         starts = char in " \t;&|()<>!{"
     return "".join(made)
@@ -127,6 +127,14 @@ def _document(text: str, place: int, delimiter: str, tabs: bool, made: list[str]
         made.append("x" * len(line) + "\n" * (end < len(text)))
         place = end + (end < len(text))
     return place
+
+
+def _closing(text: str, place: int) -> int | None:
+    """The place behind the `]` of a test; None for one without: a command that fails."""
+    try:
+        return _ending(text, place, "]")
+    except Unclosed:
+        return None
 
 
 def _ending(text: str, place: int, closes: str) -> int:

@@ -35,7 +35,7 @@ def of(shell: Evaluator, name: str, rest: list[str], state: State, where: str) -
             return "".join(shell.content(state, path, where) for path in paths)
         if name == "tee":
             for path in paths:
-                if not MARK.search(path):
+                if shell.marks.tells(path):
                     state.files[shell.named(state, path)] = given or ""
             return given or ""
         return given if given is not None else ""

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from tree_sitter import Node
 
-from trainplan.configurations.shell.marks import MARK
 from trainplan.configurations.shell.scan import Raw
 from trainplan.configurations.shell.state import State
 from trainplan.configurations.shell.words import Words
@@ -99,7 +98,7 @@ def streamed(
     outcomes = run(state)
     path, adds = into
     for end, _ in outcomes:
-        if not MARK.search(path) and not path.startswith("/dev/"):
+        if shell.marks.tells(path) and not path.startswith("/dev/"):
             name = shell.named(end, path)
             end.files[name] = (end.files.get(name, "") if adds else "") + end.printed
         end.captures, end.printed = captured, before

@@ -189,8 +189,9 @@ class Variables:
             state.variables[name] = old
 
     def named(self, state: State, path: str) -> str:
-        """A path as files that were written are kept under."""
-        return os.path.normpath(os.path.join(state.directory, path))
+        """A path as files that were written are kept under: parts that nobody knows stand in it by their names, so that
+        `ds.$SLURM_JOB_ID.json` is one file wherever it is named."""
+        return self.marks.shown(os.path.normpath(os.path.join(state.directory, path)))
 
     def on_disk(self, state: State, path: str) -> Path | None:
         """A file that is there, by its path or alongside the script; None where there is none, or it is not known which."""
@@ -217,7 +218,7 @@ class Variables:
 
     def content(self, state: State, path: str, where: str) -> str:
         """What a file holds, as one that was written, or one alongside the script."""
-        if not MARK.search(path) and self.named(state, path) in state.files:
+        if self.marks.tells(path) and self.named(state, path) in state.files:
             return state.files[self.named(state, path)]
         text = self.text_of(state, path)
         return self.marks.unknown("", where, f"is in {self.marks.shown(path)}, which is not here") if text is None else text
