@@ -460,3 +460,35 @@ def test_a_model_that_is_named_stands_for_layers_that_differ_a_little(words: str
     assert len(made.notes) == 1 and noted in made.notes[0] and "llama3-8b" in made.notes[0]
     with pytest.raises(InputError, match=r"is 32, and .* has 80"):
         of_command(words_of_command(line), "run.sh", Said(model="llama3-70b"))
+
+
+@pytest.mark.parametrize(
+    ("program", "words", "named"),
+    [
+        ("examples/multimodal/train.py", "", "images and text"),
+        ("/code/train.py", "--vision-model-type clip --img-h 336", "--vision-model-type"),
+        ("pretrain_qwen2_vl.py", "", "images and text"),
+        ("pretrain_vision_classify.py", "", "a model of images"),
+        ("tasks/main.py", "", "evaluation or classification"),
+        ("/code/finetune.py", "--task MNLI", "--task"),
+        ("pretrain_bert.py", "", "BERT"),
+        ("pretrain_t5.py", "", "T5"),
+        ("tools/retro/sft/sft_retro.py", "", "RETRO"),
+        ("pretrain_gpt.py", "--retro-add-retriever", "RETRO"),
+        ("pretrain_ict.py", "", "a retriever"),
+        ("pretrain_mamba.py", "", "Mamba"),
+        ("pretrain_prefix_lm.py", "", "prefixes"),
+        ("pretrain_gpt.py", "--load-teacher model", "learns from another one"),
+        ("pretrain_gpt.py", "--enable-zbh1-pipeline", "zero-bubble"),
+        ("pretrain_gpt.py", "${TEACHER:+--kd} $OTHER", "--set"),
+    ],
+)
+def test_programs_that_train_something_else_are_refused_as_what_they_are(program: str, words: str, named: str) -> None:
+    assert named in refusal(f"torchrun --nproc_per_node 8 {program} {SIZES} {words}")
+
+
+@pytest.mark.parametrize(
+    "program", ["pretrain_gpt.py", "my_train.py", "/omni/train_gpt_v2.py", "finetune_gpt.py", "bin/run.py"]
+)
+def test_decoders_of_text_are_read_by_whatever_name(program: str) -> None:
+    assert of_command(words_of_command(RUN.replace("pretrain_gpt.py", program)), "run.sh", Said()).devices == 8

@@ -18,6 +18,7 @@ from trainplan.configurations.documented import MEGATRON
 from trainplan.configurations.foreign import foreign
 from trainplan.configurations.megatron_model import Unlike, apart, model_fields, vocabulary
 from trainplan.configurations.megatron_older import agreed, batch_of, buffers_of, engine_of, stage_of, todays
+from trainplan.configurations.megatron_programs import refuse_others
 from trainplan.configurations.shell import Command, command_of, values_of
 from trainplan.formulations.strategies import Exchange, Module
 from trainplan.profiling.base.errors import shown
@@ -52,6 +53,7 @@ def of_command(command: Command, where: str, said: Said) -> Configuration:
     """The configuration that a command of a script stands for. Raises InputError."""
     if command.tool not in ("megatron", ""):
         raise foreign(command, where)
+    refuse_others(command.program, command.values, where, command.open)
     engine = engine_of(command, where, said)
     return of_values(command.values, where, said, command.devices, command.sources, command.open, engine)
 

@@ -89,13 +89,11 @@ def engine_of(command: Command, where: str, said: Said) -> Configuration | None:
     try:
         data = json.loads(text)
     except ValueError:
-        if "--zero-stage" in command.values and "$" in text:
-            return None
-        if (unknown := re.search(r"\$([A-Za-z_]\w*|\d+)", text)) is not None:
-            fix = f"say what it is: --set {unknown[1]}=VALUE"
-            raise InputError(
-                where, "--deepspeed-config", f"is {name}, which holds {unknown[0]}, that has no value", fix
-            ) from None
+        unknown = re.search(r"\$(?:([A-Za-z_]\w*|\d+)|\(\.\.\))", text)
+        if unknown is not None:
+            problem = f"is {name}, which holds {unknown[0]}, that has no value"
+            fix = f"say what it is: --set {unknown[1]}=VALUE" if unknown[1] else "give that file alongside the script"
+            raise InputError(where, "--deepspeed-config", problem, fix) from None
         raise InputError(str(name), "", "is no JSON", "give DeepSpeed's configuration, alongside the script") from None
     if not isinstance(data, Mapping):
         raise InputError(str(name), "", f"holds {shown(data)}", "give an object, as DeepSpeed's configurations are")

@@ -27,7 +27,9 @@ def of(shell: Evaluator, name: str, rest: list[str], state: State, where: str) -
         return state.directory + "\n"
     if name in ("basename", "dirname", "seq", "expr", "realpath", "readlink"):
         joined = "\0".join(rest)
-        lines = shell.marks.lifted(joined, lambda text: _path(name, text.split("\0") if text else []) or "\1", where)
+        lines = shell.marks.lifted(
+            joined, lambda text: _path(name, text.split("\0") if text else [], state.directory) or "\1", where
+        )
         return None if lines == "\1" else lines + "\n" * bool(lines)
     given, paths = state.given, [word for word in rest if not word.startswith("-")]
     if name in ("cat", "tee"):
@@ -99,7 +101,7 @@ def _printf(shell: Evaluator, rest: list[str], state: State, where: str) -> str:
     return made
 
 
-def _path(name: str, words: list[str]) -> str | None:
+def _path(name: str, words: list[str], folder: str) -> str | None:
     plain = [word for word in words if not (word.startswith("-") and name in ("basename", "realpath", "readlink"))]
     if name == "basename" and plain:
         text = plain[0].rstrip("/").rsplit("/", 1)[-1]
@@ -107,7 +109,8 @@ def _path(name: str, words: list[str]) -> str | None:
     if name == "dirname" and plain:
         return os.path.dirname(plain[0].rstrip("/")) or ("/" if plain[0].startswith("/") else ".")
     if name in ("realpath", "readlink") and plain:
-        return os.path.abspath(plain[-1])
+        inside = os.path.normpath(os.path.join(folder, plain[-1]))
+        return inside if os.path.exists(inside) or not os.path.exists(plain[-1]) else os.path.abspath(plain[-1])
     if name == "seq" and 1 <= len(words) <= 3 and all(re.fullmatch(r"-?\d{1,9}", word) for word in words):
         numbers = [int(word) for word in words]
         first, step, last = (

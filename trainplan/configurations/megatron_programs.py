@@ -1,0 +1,82 @@
+"""Programs and keys of Megatron-LM and its relatives that train something else than a decoder of text, or train it otherwise
+than plans do.
+
+A program that nobody knows is taken for `pretrain_gpt.py` by another name, as people rename it, unless its keys say otherwise.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from trainplan.configurations.configuration import Keys, Open
+from trainplan.profiling.base.errors import InputError, shown
+from trainplan.profiling.models.families.fields import names
+
+# What is trained, by the path of the program; the first that is found.
+PROGRAMS = {
+    r"vlm|llava|[_-]vl(?=[_./-]|$)|vision[_-]language|omni|multimodal/|mimo/": "a model of images and text",
+    r"vision|[_-]vit(?=[_.]|$)|dino|inpaint|[_-]clip(?=[_.]|$)": "a model of images",
+    r"bert": "BERT",
+    r"(?:^|[/_-])(?:m?t5|ul2)(?=[_.-])": "T5",
+    r"retro(?=[_./]|$)": "RETRO, which reads what it retrieves",
+    r"[_-]ict(?=[_.]|$)|realm|biencoder|retriever": "a retriever",
+    r"prefix_lm": "a model of prefixes, whose attention is not causal",
+    r"rlhf|[_-](?:ppo|grpo|rl|dpo|reward)(?=[_.]|$)|reward_model": "a model by reinforcement, by preferences or for rewards",
+    r"distill": "a model that learns from another one",
+    r"(?:^|/)tasks/": "a task of evaluation or classification",
+}
+ANYTHING = ("train.py", "main.py", "run.py", "pretrain.py", "finetune.py")  # names that only folders tell apart
+MAMBA = re.compile(r"mamba|hybrid")
+PATTERNS = ("--hybrid-layer-pattern", "--hybrid-override-pattern")
+# The same by keys that no decoder of text has.
+KEYS = {
+    "a model of images and text": "--vision-model-type --language-model-type --freeze-ViT --freeze-LM --max-num-tiles",
+    "a model of images": "--img-h --img-w --patch-dim --num-classes --vision-pretraining --vision-backbone-type",
+    "an encoder and a decoder": "--decoder-num-layers --decoder-seq-length",
+    "RETRO, which reads what it retrieves": "--retro-add-retriever --retro-workdir",
+    "a retriever": "--ict-head-size --biencoder-projection-dim --titles-data-path --evidence-data-path",
+    "a task of evaluation or classification": "--task",
+    "a model that learns from another one": "--kd --mos --load-teacher --export-kd-teacher-load",
+    "a hybrid with Mamba or linear attention": "--is-hybrid-model --hybrid-attention-ratio --mamba-state-dim",
+}
+# How it is trained, by keys, where that changes a step.
+OTHERWISE = {
+    "--enable-zbh1-pipeline": "runs the zero-bubble schedule ZB-H1",
+    "--enable-zero-bubble": "runs a zero-bubble schedule",
+    "--curriculum-learning-legacy": "lets sequences grow from step to step",
+    "--random-ltd": "drops tokens in layers (random-LTD)",
+    "--compression-training": "trains compressed layers",
+    "--rl-prompts-per-step": "trains by reinforcement",
+    "--perform-rl-step": "trains by reinforcement",
+}
+DENSE = "give the command that trains a dense decoder of text"
+
+
+def refuse_others(program: str, values: Mapping[str, Any], where: str, opened: Mapping[str, Open]) -> None:
+    """Raises InputError for a program, or arguments, of another model than a decoder of text, or of another training. opened:
+    arguments that are undecided."""
+    given = Keys(where, values, opened=opened).get
+    parts = program.split("/")
+    name = "/".join(parts[-3:]) if parts[-1] in ANYTHING else parts[-1]
+    for pattern, what in PROGRAMS.items():
+        if re.search(pattern, name, re.IGNORECASE):
+            raise InputError(where, "", f"starts {program}, which trains {what}", DENSE)
+    pattern = next((str(values[key]) for key in PATTERNS if isinstance(values.get(key), str)), None)
+    if MAMBA.search(name) and (pattern is None or set(pattern) - set("*-|")):
+        raise InputError(where, "", f"starts {program}, which trains Mamba", DENSE)
+    for what, keys in KEYS.items():
+        for key in names(keys):
+            if (value := given(key)) not in (None, False, "0"):
+                raise InputError(where, key, f"is {_shown(value)}: what {parts[-1] or 'it'} trains is {what}", DENSE)
+    spec = str(values.get("--spec", ""))
+    if "mamba" in spec and pattern is None:
+        raise InputError(where, "--spec", f"is {shown(spec)}: layers of Mamba", DENSE)
+    for key, what in OTHERWISE.items():
+        if (value := given(key)) not in (None, False):
+            raise InputError(where, key, f"is {_shown(value)}: the run {what}", "leave it out: plans have no such thing")
+
+
+def _shown(value: Any) -> str:
+    return "given" if value is True else shown(value)
