@@ -12,7 +12,7 @@ HARMLESS = ["basename", "dirname", "seq", "cat", "head", "tail", "tr", "cut", "w
 STUBS = ["torchrun", "python", "python3", "deepspeed", "accelerate"]
 WRAPPERS = ["srun", "mpirun", "numactl", "nsys", "docker", "singularity"]
 RECORD = """#!/bin/bash
-{{ printf '%s\\0' "{name}" "$@"; printf '\\1\\0'; }} >> "{log}"
+printf '%s\\0' "{name}" "$@" $'\\1' >> "{log}"
 """
 WRAP = """#!/bin/bash
 while [ $# -gt 0 ]; do

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.models.model import model_from_config
 
 import trainplan as tp
 from tests.configurations import bash
@@ -409,6 +410,9 @@ def test_files_that_are_named_by_the_job_are_one_file() -> None:
     [
         ("--model-parallel-size 2", "tp", 2),
         ("--ds-sequence-parallel-size 4", "cp", 4),
+        ("--pipe-parallel-size 4", "pp", 4),
+        ("--num-experts 1 --moe-expert-parallel-size 1 --moe-loss-coeff 0.01 --no-pipeline-parallel", "tp", 1),
+        ("--rampup-batch-size 16 16 2_000_000", "samples", 64),
         ("--rampup-batch-size 16 16 1000", "samples", 64),
         ('--step-batch-size-schedule "0:8 1B:32 2B:64"', "samples", 64),
     ],
@@ -420,8 +424,60 @@ def test_older_arguments_and_schedules_are_read(older: str, name: str, value: in
 
 
 @pytest.mark.parametrize(
+    ("words", "family"),
+    [
+        ("", "gpt2"),
+        ("--position-embedding-type alibi --embed-layernorm", "bloom"),
+        ("--position-embedding-type rotary", "gpt_neox"),
+        ("--use-rotary-position-embeddings --normalization layernorm", "gpt_neox"),
+        ("--position-embedding-type rope --disable-bias-linear --swiglu --normalization rmsnorm", "llama"),
+    ],
+)
+def test_layers_are_those_of_a_family(words: str, family: str) -> None:
+    made = of_command(words_of_command(f"{RUN} {words}"), "run.sh", Said())
+    assert made.config is not None and made.config["model_type"] == family and not made.notes
+    assert model_from_config(made.config, "the arguments").layers == 24
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--position-embedding-type rope --swiglu", "--disable-bias-linear"),
+        ("--glu-activation swiglu", "--position-embedding-type"),
+        ("--bitfit", "biases alone"),
+        ("--freeze-embeddings", "a part of the model"),
+        ("--use-bnb-optimizer", "8 bits"),
+        ("--pp-partition-method uniform --pipeline-model-parallel-size 2", "type:transformer"),
+    ],
+)
+def test_what_no_family_has_is_refused(words: str, said: str) -> None:
+    assert said in refusal(f"{RUN} {words}")
+
+
+def test_stages_of_deepspeed_may_count_the_embedding() -> None:
+    """22 layers with the embedding at both ends are 24 of equal weight: the ends have one layer less."""
+    words = "--pipeline-model-parallel-size 4 --pp-partition-method 'type:transformer|embedding'"
+    run = RUN.replace("--num-layers 24", "--num-layers 22")
+    assert of_command(words_of_command(f"{run} {words}"), "run.sh", Said()).cuts == (11, 23, 35)
+    assert "--num-layers" in refusal(f"{run} {words.split(' --pp')[0]}")
+
+
+def test_defaults_are_of_the_tool_that_runs() -> None:
+    def sources(words: str) -> str:
+        made = of_command(words_of_command(f"{RUN} {words}"), "run.sh", Said())
+        return " ".join(dict.fromkeys(each.source for each in made.taken if "default" in each.source))
+
+    assert sources("") == "default of Megatron-LM core 0.15"
+    assert sources("--deepspeed --zero-stage 1") == "default of Megatron-DeepSpeed of 2024"
+    assert sources("--checkpoint-activations") == "default of Megatron-LM before core 0.4"
+
+
+@pytest.mark.parametrize(
     ("words", "attention"),
     [
+        ("--checkpoint-activations", "eager"),
+        ("--DDP-impl local", "eager"),
+        ("--DDP-impl local --use-flash-attn", "flash"),
         ("", None),
         ("--attention-backend unfused", "eager"),
         ("--attention-backend local", "eager"),

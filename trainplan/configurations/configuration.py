@@ -239,7 +239,7 @@ class Keys:
         value = self.get(key)
         if value is None:
             return self._default(key, default)
-        if isinstance(value, str) and re.fullmatch(r"[+-]?\d{1,18}", value):
+        if isinstance(value, str) and re.fullmatch(r"[+-]?\d{1,18}|\d{1,4}(_\d{1,4}){1,5}", value):
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise self.error(key, f"is {shown(value)}", f"give a whole number of at least {least}{_unset(key, value)}")

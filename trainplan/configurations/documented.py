@@ -73,6 +73,10 @@ MEGATRON = names(
     --trust-remote-code --universal-checkpoint --use-pin-memory --use-ring-exchange-p2p --version --warmup
     --use-contiguous-buffers-in-local-ddp --use-legacy-models --wgrad-deferral-limit --zero-allgather-bucket-size
     --zero-contigious-gradients --zero-reduce-bucket-size --zero-reduce-scatter
+    --sync-tp-duplicated-parameters --create-moe-param-group --fsdp-db-use-persist-buf-on-alloc-fail
+    --fsdp-manual-registration --init-model-with-meta-device --suggested-communication-unit-size --norm-target-loss --mup
+    --mup-attn-mult --mup-input-mult --mup-output-mult --mup-base-shapes --inference
+    --abort-on-unmet-fused-kernel-constraints --kill-switch-path
     """
 )
 

@@ -17,7 +17,7 @@ from trainplan.configurations.configuration import Configuration, Keys, Open, Re
 from trainplan.configurations.documented import MEGATRON
 from trainplan.configurations.foreign import foreign
 from trainplan.configurations.megatron_model import Unlike, apart, model_fields, vocabulary
-from trainplan.configurations.megatron_older import agreed, batch_of, buffers_of, engine_of, stage_of, todays
+from trainplan.configurations.megatron_older import CORE, agreed, batch_of, buffers_of, engine_of, stage_of, todays, tool_of
 from trainplan.configurations.megatron_programs import refuse_others
 from trainplan.configurations.shell import Command, command_of, values_of
 from trainplan.formulations.strategies import Exchange, Module
@@ -39,9 +39,6 @@ SHARDED_STAGES: tuple[Literal[0, 1, 2, 3], ...] = (0, 1, 2, 3)
 SHARDED: dict[str, Literal[0, 1, 2, 3]] = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 EXCHANGE: dict[str, Exchange] = {"p2p": "keys", "allgather": "keys", "a2a": "heads"}
 OVERLAPS = ("--overlap-grad-reduce", "--overlap-param-gather", "--tp-comm-overlap", "--untie-embeddings-and-output-weights")
-
-
-DEFAULTS = "default of Megatron-LM core 0.15"
 
 
 def read(path: Path, said: Said) -> Configuration:
@@ -75,9 +72,11 @@ def of_values(
     """The configuration that arguments stand for, by name: a text, several joined by blanks, or True where one stands alone.
     devices: as the launcher says. sources: where each argument is written. opened: those that are undecided. engine: what
     DeepSpeed's file says, of Megatron-DeepSpeed. Raises InputError."""
+    tool = tool_of(values)
     values, sources, opened = todays(values, sources or {}, opened or {})
-    keys = Keys(where, values, sources=sources, defaults=DEFAULTS, ignored=said.ignored, opened=opened)
+    keys = Keys(where, values, sources=sources, defaults=f"default of {tool}", ignored=said.ignored, opened=opened)
     _refuse(keys)
+    keys.flag("--no-pipeline-parallel")
     tp, pp = (keys.whole(f"--{name}-model-parallel-size", 1) or 1 for name in ("tensor", "pipeline"))
     notes = list[str]()
     copies = keys.whole("--num-distributed-optimizer-instances", 1) or 1
@@ -128,7 +127,7 @@ def of_values(
         "micro_samples": keys.whole("--micro-batch-size", 1),
         "config": None if model is None else {**model, **vocabulary(keys)},
     }
-    buffers = buffers_of(keys, engine, staged is not None)
+    buffers = buffers_of(keys, engine, tool != CORE)
     software = "megatron-core" if staged is None else "megatron-deepspeed"
     if engine is not None:
         agreed(keys, engine, {**fields, "dtype": dtype})
@@ -157,6 +156,14 @@ def _model(keys: Keys, layers: int, said: Said, notes: list[str]) -> dict[str, A
         biased = error.field == "--disable-bias-linear"
         what = "linear layers with biases (--disable-bias-linear is not given)" if biased else f"{error.field} {error.problem}"
         notes.append(f"{what}: the plan's layers are those of {said.model}" + ", without biases" * biased)
+    normed = keys.flag("--embed-layernorm")
+    if normed != (fields is not None and fields.get("model_type") == "bloom"):
+        notes.append(
+            "a norm behind the embedding (--embed-layernorm): the plan has none" if normed else
+            "no norm behind the embedding (--embed-layernorm is not given): the plan's BLOOM has one"
+        )  # fmt: skip
+    if keys.flag("--fsdp-double-buffer"):
+        notes.append("gathered parameters in two buffers that stay (--fsdp-double-buffer): the plan frees them; more memory")
     if said.model is not None:
         notes += apart(keys, layers, said.model, fields)
     return fields
@@ -182,9 +189,18 @@ def _recipe(keys: Keys, dtype: str, shared: bool, notes: list[str]) -> RecipeNam
 
 
 def _refuse(keys: Keys) -> None:
-    if (experts := keys.get("--num-experts")) not in (None, "0"):
+    experts = keys.get("--num-experts")
+    if experts is not None and set(str(experts).split()) - {"0", "1"}:
         problem = f"is {shown(experts)}: a mixture of experts ({experts}, {keys.get('--moe-router-topk') or 2} a token)"
         raise keys.error("--num-experts", problem, "give a dense model: mixtures of experts are not planned yet")
+    for key in keys.values:
+        if key.startswith("--moe-"):
+            keys.get(key)  # of a model without experts: it bears on nothing
+    if keys.flag("--use-bnb-optimizer"):
+        raise keys.error(
+            "--use-bnb-optimizer", "is given: Adam with states of 8 bits", "leave it out: plans have AdamW or Muon"
+        )
+    keys.refuse("--outer-dp-sharding-strategy", ["no_shard"], "plans shard within one group alone")
     keys.refuse("--expert-model-parallel-size", ["1"], "runs with expert parallelism are not read yet")
     for name in ("encoder-num-layers", "mtp-num-layers"):
         keys.refuse(f"--{name}", ["0"], DENSE_ONLY)
@@ -231,6 +247,7 @@ def _stages(keys: Keys, layers: int, pp: int) -> tuple[tuple[int, ...] | None, i
     )
     first, last = (keys.whole(f"--decoder-{end}-pipeline-num-layers") for end in ("first", "last"))
     ends = [keys.flag(f"--account-for-{end}-in-pipeline-split") for end in ("embedding", "loss")]
+    ends = _partitioned(keys) or ends
     if pattern is not None:
         counts = [len(stage) for stage in str(pattern).split("|")]
         counts[0] += 1
@@ -264,6 +281,22 @@ def _stages(keys: Keys, layers: int, pp: int) -> tuple[tuple[int, ...] | None, i
     counts[0] += 1
     counts[-1] += 1
     return _cuts(keys, "--pipeline-model-parallel-size", counts, pp, 2 * layers + 2)
+
+
+def _partitioned(keys: Keys) -> list[bool] | None:
+    """Whether the embedding and the head count as layers when DeepSpeed deals these to stages; None where nothing says so."""
+    name = "--pp-partition-method"
+    method = keys.get(name)
+    if method is None:
+        return None
+    counted = set(str(method).strip("'\"").lower().removeprefix("type:").split("|"))
+    if not str(method).strip("'\"").lower().startswith("type:") or not {"transformer"} <= counted <= {
+        "transformer",
+        "embedding",
+    }:
+        fix = "give type:transformer, or type:transformer|embedding"
+        raise keys.error(name, f"is {shown(method)}: stages by another measure than layers", fix)
+    return ["embedding" in counted] * 2
 
 
 def _layout(keys: Keys, layout: str) -> list[int]:

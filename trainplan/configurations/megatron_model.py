@@ -11,6 +11,8 @@ from trainplan.profiling.models.model import load_model
 
 GPT2_VOCABULARY = 50257
 TOKENIZERS = {"GPT2BPETokenizer": GPT2_VOCABULARY}
+KINDS = ("learned_absolute", "rope", "alibi", "none", "rotary")  # the last one is BigScience's name of rope
+NORMS = {"layernorm": "LayerNorm", "rmsnorm": "RMSNorm"}  # Megatron-DeepSpeed has these in small letters
 NULL = "NullTokenizer"  # which adds a token of its own
 
 
@@ -67,9 +69,9 @@ def model_fields(keys: Keys, layers: int) -> dict[str, Any] | None:
     inner, width = keys.whole("--ffn-hidden-size"), keys.whole("--kv-channels")
     groups = keys.whole("--num-query-groups", 1) if keys.flag("--group-query-attention") else None
     keys.whole("--num-query-groups")
-    positions, norm = keys.whole("--max-position-embeddings", tokens), keys.text("--normalization", "LayerNorm")
+    positions, norm = keys.whole("--max-position-embeddings", tokens), _normalization(keys)
     epsilon, base = keys.number("--norm-epsilon", 1e-5), keys.whole("--rotary-base", 10000)
-    kind = keys.text("--position-embedding-type", "learned_absolute", ("learned_absolute", "rope", "none"))
+    kind = keys.text("--position-embedding-type", "learned_absolute", KINDS).replace("rotary", "rope")
     kind = "rope" if keys.flag("--use-rotary-position-embeddings") else kind
     percent, interleaved = keys.number("--rotary-percent", 1.0), keys.flag("--rotary-interleaved")
     scaled, factor = keys.flag("--use-rope-scaling"), keys.number("--rope-scaling-factor", 8.0)
@@ -95,6 +97,19 @@ def model_fields(keys: Keys, layers: int) -> dict[str, Any] | None:
             "n_positions": positions, "layer_norm_epsilon": epsilon, "tie_word_embeddings": tied,
             "activation_function": "gelu_new", "embd_pdrop": hidden_drop, "resid_pdrop": hidden_drop,
             "attn_pdrop": attention_drop,
+        }  # fmt: skip
+    plain = norm == "LayerNorm" and not gated and not squared and biased and groups in (None, heads) and width * heads == hidden
+    if kind == "alibi" and plain and inner == 4 * hidden:
+        return {
+            "model_type": "bloom", "hidden_size": hidden, "n_layer": layers, "n_head": heads, "layer_norm_epsilon": epsilon,
+            "seq_length": positions, "hidden_dropout": hidden_drop, "attention_dropout": attention_drop,
+        }  # fmt: skip
+    if kind == "rope" and plain and not normed:
+        return {
+            "model_type": "gpt_neox", "hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": heads,
+            "intermediate_size": inner, "max_position_embeddings": positions, "tie_word_embeddings": tied,
+            "attention_dropout": attention_drop, "use_parallel_residual": False, "layer_norm_eps": epsilon,
+            "rotary_pct": percent, "rotary_emb_base": base, "hidden_act": "gelu", "hidden_dropout": hidden_drop,
         }  # fmt: skip
     if kind != "rope" or biased:
         name = "--position-embedding-type" if kind != "rope" else "--disable-bias-linear"
@@ -127,6 +142,12 @@ def model_fields(keys: Keys, layers: int) -> dict[str, Any] | None:
         stretched = {"rope_type": "llama3", "factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
         common["rope_scaling"] = {**stretched, "original_max_position_embeddings": 8192}
     return {"model_type": "llama", **common}
+
+
+def _normalization(keys: Keys) -> str:
+    """The kind of norms, as Megatron-LM spells it."""
+    norm = keys.text("--normalization", "LayerNorm")
+    return NORMS.get(norm.lower(), norm)
 
 
 def _unlike(keys: Keys, key: str, problem: str, fix: str) -> Unlike:

@@ -22,6 +22,7 @@ from trainplan.validation.buffers import NO_BUFFERS, Buffers
 
 OLDER = {
     "--model-parallel-size": "--tensor-model-parallel-size",
+    "--pipe-parallel-size": "--pipeline-model-parallel-size",
     "--batch-size": "--micro-batch-size",
     "--checkpoint-num-layers": "--recompute-num-layers",
     "--activations-checkpoint-num-layers": "--recompute-num-layers",
@@ -31,15 +32,24 @@ OLDER = {
     "--rotary-position-embeddings-theta": "--rotary-base",
     "--num-key-value-heads": "--num-query-groups",
     "--ds-sequence-parallel-size": "--context-parallel-size",
+    "--moe-expert-parallel-size": "--expert-model-parallel-size",
+    "--pad-vocab-size-to": "--padded-vocab-size",
 }
 # What an argument that stands alone says in today's arguments.
 MEANS: dict[str, dict[str, Any]] = {
     "--checkpoint-activations": {"--recompute-granularity": "full", "--recompute-method": "uniform"},
     "--fp8-hybrid": {"--fp8-format": "hybrid"},
     "--fp8-e4m3": {"--fp8-format": "e4m3"},
+    "--glu-activation": {"--swiglu": True},  # of BigScience's: swiglu, geglu, liglu or reglu
     "--num-key-value-heads": {"--group-query-attention": True},
     "--ds-sequence-parallel-size": {"--cp-comm-type": "a2a"},
 }
+CORE, DEEPSPEED, BEFORE = "Megatron-LM core 0.15", "Megatron-DeepSpeed of 2024", "Megatron-LM before core 0.4"
+OF_DEEPSPEED = ("--deepspeed", "--deepspeed-config", "--zero-stage", "--deepspeed-activation-checkpointing")
+OF_OLDER = (
+    *("--checkpoint-activations", "--checkpoint-num-layers", "--DDP-impl", "--model-parallel-size", "--batch-size"),
+    *("--activations-checkpoint-method", "--no-contiguous-buffers-in-local-ddp", "--distribute-checkpointed-activations"),
+)
 FLASH = (
     "--use-flash-attn",
     "--use-flash-attn-v1",
@@ -47,6 +57,12 @@ FLASH = (
     "--use-flash-attn-triton",
     "--use-flash-attn-builder",
 )
+
+
+def tool_of(values: Mapping[str, Any]) -> str:
+    """Whose arguments these are, by keys that others do not have: what defaults are taken of."""
+    given = {key for key, value in values.items() if value not in (None, False)}
+    return DEEPSPEED if given & set(OF_DEEPSPEED) else BEFORE if given & set(OF_OLDER) else CORE
 
 
 def todays(
@@ -68,7 +84,8 @@ def todays(
                 made[name], where[name] = value, sources.get(old, "")
                 if old in left:
                     left[name] = left.pop(old)
-    made.pop("--checkpoint-activations", None)
+    for gone in ("--checkpoint-activations", "--glu-activation"):
+        made.pop(gone, None)
     where = {name: source for name, source in where.items() if source}
     return made, where, left
 
@@ -97,8 +114,9 @@ def engine_of(command: Command, where: str, said: Said) -> Configuration | None:
         raise InputError(str(name), "", "is no JSON", "give DeepSpeed's configuration, alongside the script") from None
     if not isinstance(data, Mapping):
         raise InputError(str(name), "", f"holds {shown(data)}", "give an object, as DeepSpeed's configurations are")
+    stepped = {} if "optimizer" in data else {"optimizer.type": ("AdamW", f"{DEEPSPEED} (--optimizer)")}
     again = "full" if command.values.get("--checkpoint-activations") else "none"
-    return deepspeed.of_values(data, str(name), replace(said, recompute=again))
+    return deepspeed.of_values(data, str(name), replace(said, recompute=again), given=stepped)
 
 
 def _text(command: Command, where: str, name: str) -> str | None:
@@ -131,7 +149,6 @@ def stage_of(keys: Keys, engine: Configuration | None, notes: list[str]) -> int 
         return None
     keys.get("--deepspeed-config")
     written = keys.whole("--zero-stage", 1, least=0)
-    keys.flag("--no-pipeline-parallel")
     keys.flag("--deepspeed-activation-checkpointing")
     keys.flag("--cpu-optimizer")
     if engine is None:
@@ -172,7 +189,7 @@ def batch_of(keys: Keys, notes: list[str]) -> int | None:
         notes.append(f"batches of {', '.join(sizes)} in turn (--step-batch-size-schedule): the plan's are the last")
         return int(sizes[-1])
     if ramp not in (None, "none", "None"):
-        parts = str(ramp).split()
+        parts = str(ramp).replace("_", "").split()  # as Python's int() reads 2_000_000
         if len(parts) != 3 or not all(part.isdecimal() for part in parts):
             fix = "give where it starts, by how much it grows, and over how many samples, such as 32 32 100000"
             raise keys.error("--rampup-batch-size", f"is {shown(ramp)}", fix)

@@ -50,6 +50,7 @@ OTHERWISE = {
     "--compression-training": "trains compressed layers",
     "--rl-prompts-per-step": "trains by reinforcement",
     "--perform-rl-step": "trains by reinforcement",
+    "--bitfit": "trains biases alone",
 }
 DENSE = "give the command that trains a dense decoder of text"
 
@@ -73,7 +74,8 @@ def refuse_others(program: str, values: Mapping[str, Any], where: str, opened: M
     spec = str(values.get("--spec", ""))
     if "mamba" in spec and pattern is None:
         raise InputError(where, "--spec", f"is {shown(spec)}: layers of Mamba", DENSE)
-    for key, what in OTHERWISE.items():
+    frozen = {key: "trains a part of the model alone" for key in values if key.startswith("--freeze")}
+    for key, what in (OTHERWISE | frozen).items():
         if (value := given(key)) not in (None, False):
             raise InputError(where, key, f"is {_shown(value)}: the run {what}", "leave it out: plans have no such thing")
 
