@@ -548,3 +548,31 @@ def test_programs_that_train_something_else_are_refused_as_what_they_are(program
 )
 def test_decoders_of_text_are_read_by_whatever_name(program: str) -> None:
     assert of_command(words_of_command(RUN.replace("pretrain_gpt.py", program)), "run.sh", Said()).devices == 8
+
+
+MANY_PLACES = f"""ENV=$1
+MODEL_SIZE=$2
+export TP=${{3}}   # tensor parallel
+AC=$4
+SAVE=${{10}}
+if [ $ENV = local ]; then NNODES=1; elif [ $ENV = cloud ]; then NNODES=${{WORLD_SIZE}}; fi
+case $MODEL_SIZE in 7B|8B) LAYERS=24 ;; 70B) LAYERS=80 ;; esac
+if [ $AC = full ]; then
+  again="--recompute-granularity full --recompute-method uniform"
+elif [ $AC = none ]; then
+  again=""
+fi
+torchrun --nnodes $NNODES --nproc_per_node 8 pretrain_gpt.py {SIZES.replace("layers 24", "layers $LAYERS")} \\
+  --tensor-model-parallel-size $TP $again --save $SAVE
+"""
+
+
+def test_all_values_that_are_taken_by_place_are_asked_for_at_once() -> None:
+    said = refusal(MANY_PLACES)
+    assert "takes 5 values by place" in said
+    asked = "--set 1=local (ENV) --set 2=7B (MODEL_SIZE) --set 3=8 (TP) --set 4=full (AC) --set 10=/path (SAVE)"
+    assert said.endswith(asked)
+    some = {"1": "local", "2": "70B", "3": "4"}
+    assert "takes 2 values by place" in refusal(MANY_PLACES, **some)
+    made = of_command(command_of_text(MANY_PLACES, some | {"4": "none"}, "run.sh", Path(".")), "run.sh", Said())
+    assert (made.tp, made.devices, made.recomputed.of) == (4, 8, "none")

@@ -13,12 +13,13 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from trainplan.configurations.configuration import Open
+from trainplan.configurations.configuration import Open, bears
 from trainplan.configurations.shell.arguments import values_of
-from trainplan.configurations.shell.commands import Command, chosen, hangs
+from trainplan.configurations.shell.commands import Command, Hangs, chosen, hangs
 from trainplan.configurations.shell.evaluate import Evaluator
 from trainplan.configurations.shell.launchers import batch_of
 from trainplan.configurations.shell.marks import MARK, TooMuch
+from trainplan.configurations.shell.places import asked
 from trainplan.configurations.shell.scan import Unclosed
 from trainplan.configurations.shell.state import merged
 from trainplan.configurations.shell.variables import ARGUMENT, MOST_BYTES
@@ -61,15 +62,30 @@ def command_of_text(text: str, variables: Mapping[str, str], where: str, folder:
         command = chosen(shell, end.commands, where)
     except Unclosed:
         raise InputError(where, "", "has a quote or a bracket that nothing closes", "mend it") from None
+    except Hangs as error:
+        raise _taken_by_place(shell, error.name, text, where) or error from None
     except (TooMuch, RecursionError) as error:
         if isinstance(error, TooMuch) and error.decision is not None:
+            if (more := _taken_by_place(shell, error.decision.cause.name, text, where)) is not None:
+                raise more from None
             raise hangs(where, error.decision.cause, error.decision.example) from None
         raise InputError(where, "", "takes more steps than are followed", "give the command itself by --command") from None
+    for key, open_ in command.open.items():
+        if bears(key) and (more := _taken_by_place(shell, open_.name, text, where)) is not None:
+            raise more
     unused = [name for name in shell.given if not any(re.search(rf"\b{name}\b", each) for each in shell.texts)]
     if unused:
         names = sorted(set(re.findall(r"\b[A-Z_][A-Z0-9_]+\b", text)))
         raise InputError(COMMAND_LINE, "--set", f"is {unused[0]}, which {where} does not use", one_of(unused[0], names))
     return command
+
+
+def _taken_by_place(shell: Evaluator, name: str, text: str, where: str) -> InputError | None:
+    """An error that names all values which a script takes by place, where it hangs on one of several that nobody has said."""
+    if not name.isdecimal() or len(shell.asked) < 2:
+        return None
+    problem, values = asked(text, shell.asked)
+    return InputError(where, "", problem, f"say what they are: {values}")
 
 
 def _is_list(text: str) -> bool:

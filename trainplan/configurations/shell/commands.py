@@ -90,7 +90,7 @@ def chosen(shell: Evaluator, founds: Sequence[Found], path: str) -> Command:
             if any(each.kind != commands[0].kind for each in commands):
                 raise _several(path, commands)
         decision = _deciding(shell, runs, lambda commands: commands[0].kind)
-        raise hangs(path, decision[0], decision[1], f"starts {first.program} or {other.program}")
+        raise hangs(path, decision[0], decision[1], shell.marks.shown(f"starts {first.program} or {other.program}"))
     for _, commands in runs:
         for command in commands:
             if (cause := loose(command.words, shell.marks)) is not None and command.tool in ("megatron", ""):
@@ -158,12 +158,20 @@ def _about(cause: Unknown) -> str:
     return f"{f'${cause.name}' if cause.name else 'it'} {cause.why} ({cause.where})"
 
 
-def hangs(path: str, cause: Unknown, example: str = "", what: str = "decides what runs", empty: bool = False) -> InputError:
-    """An error of a run that hangs on a value which nobody has said."""
+class Hangs(InputError):
+    """An error of a run that hangs on a value which nobody has said. name: of its variable."""
+
+    name = ""
+
+
+def hangs(path: str, cause: Unknown, example: str = "", what: str = "decides what runs", empty: bool = False) -> Hangs:
+    """Makes such an error."""
     if not cause.name:
-        return InputError(path, "", f"{what}: it {cause.why} ({cause.where})", "give the command itself by --command")
+        return Hangs(path, "", f"{what}: it {cause.why} ({cause.where})", "give the command itself by --command")
     fix = f"say what it is: --set {cause.name}=" + ("'' where it holds nothing" if empty else example or "VALUE")
-    return InputError(path, "", f"${cause.name} {what}, and {cause.why} ({cause.where})", fix)
+    made = Hangs(path, "", f"${cause.name} {what}, and {cause.why} ({cause.where})", fix)
+    made.name = cause.name
+    return made
 
 
 def _several(path: str, commands: Sequence[Command]) -> InputError:

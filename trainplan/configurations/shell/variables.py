@@ -35,6 +35,7 @@ class Variables:
         self.folder = folder
         self.marks = Marks()
         self.own = self.marks.own
+        self.asked: set[int] = set()  # positional parameters of the script itself that nobody has said
 
     def start(self, name: str) -> State:
         """The state in which a script begins."""
@@ -101,9 +102,12 @@ class Variables:
         if number == 0:
             return state.name
         if state.arguments is not None and number <= len(state.arguments):
+            if not state.closed and MARK.match(state.arguments[number - 1]):
+                self.asked.add(number + state.shifted)
             return self.marks.picked(state.arguments[number - 1], state.known())
         if state.closed:
             return ""
+        self.asked.add(number + state.shifted)
         return self.marks.unknown(str(number + state.shifted), where, "is taken by place, and not said")
 
     def _status(self, state: State, where: str) -> str:
