@@ -431,6 +431,11 @@ def test_older_arguments_and_schedules_are_read(older: str, name: str, value: in
         ("--position-embedding-type rotary", "gpt_neox"),
         ("--use-rotary-position-embeddings --normalization layernorm", "gpt_neox"),
         ("--position-embedding-type rope --disable-bias-linear --swiglu --normalization rmsnorm", "llama"),
+        ("--use-llama2-rotary-position-embeddings --disable-bias-linear --swiglu --normalization RMSNorm", "llama"),
+        (
+            "--position-embedding-type rope --disable-bias-linear --swiglu --normalization RMSNorm --sliding-window 4096",
+            "mistral",
+        ),
     ],
 )
 def test_layers_are_those_of_a_family(words: str, family: str) -> None:
@@ -536,6 +541,8 @@ def test_a_model_that_is_named_stands_for_layers_that_differ_a_little(words: str
         ("pretrain_prefix_lm.py", "", "prefixes"),
         ("pretrain_gpt.py", "--load-teacher model", "learns from another one"),
         ("pretrain_gpt.py", "--enable-zbh1-pipeline", "zero-bubble"),
+        ("pretrain_qwen.py", "--disable-vision-class-token", "images"),
+        ("pretrain_qwen.py", "--patch-tokenizer-type Qwen2VLTokenizer", "images"),
         ("pretrain_gpt.py", "${TEACHER:+--kd} $OTHER", "--set"),
     ],
 )

@@ -32,8 +32,9 @@ HARMLESS = re.compile(r"(?:^|[-_.])(?:path|dir|file|log|logging|interval|save|na
 
 # Values of a right kind, by parts of the names of arguments, for advice.
 EXAMPLES = {
+    "virtual": "1",
     "max-position|seq": "4096", "vocab": "128256", "ffn": "14336", "hidden-size": "4096", "num-layers|attention-heads": "32",
-    "groups": "8", "kv-channels": "128", "pipeline|virtual": "4", "context|ulysses": "2", "micro-batch": "1", "batch": "256",
+    "groups": "8", "kv-channels": "128", "pipeline": "4", "context|ulysses": "2", "micro-batch": "1", "batch": "256",
     "zero-stage": "1", "rotary-base": "500000", "lr": "3e-4", "dropout": "0.0", "norm-epsilon": "1e-5", "iters|samples": "1000",
     "normalization": "RMSNorm", "recompute-granularity": "full", "recompute-method": "uniform", "recompute-num-layers": "1",
     "fp8-format": "hybrid", "position-embedding-type": "rope", "path|save|load|dir": "/path",

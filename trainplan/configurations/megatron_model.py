@@ -77,7 +77,7 @@ def model_fields(keys: Keys, layers: int) -> dict[str, Any] | None:
     scaled, factor = keys.flag("--use-rope-scaling"), keys.number("--rope-scaling-factor", 8.0)
     gated, squared = keys.flag("--swiglu"), keys.flag("--squared-relu")
     biased, query_bias = not keys.flag("--disable-bias-linear"), keys.flag("--add-qkv-bias")
-    normed, window = keys.flag("--qk-layernorm"), keys.text("--window-size", "")
+    normed, window = keys.flag("--qk-layernorm"), _window(keys)
     tied = not keys.flag("--untie-embeddings-and-output-weights")
     attention_drop, hidden_drop = keys.number("--attention-dropout", 0.1), keys.number("--hidden-dropout", 0.1)
     if hidden is None or heads is None:
@@ -137,7 +137,7 @@ def model_fields(keys: Keys, layers: int) -> dict[str, Any] | None:
         del common["head_dim"]
         return {"model_type": "qwen2", **common}
     if window:
-        return {"model_type": "mistral", **common, "sliding_window": int(window.strip("()").split(",")[0]) + 1}
+        return {"model_type": "mistral", **common, "sliding_window": window}
     if scaled:
         stretched = {"rope_type": "llama3", "factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
         common["rope_scaling"] = {**stretched, "original_max_position_embeddings": 8192}
@@ -148,6 +148,17 @@ def _normalization(keys: Keys) -> str:
     """The kind of norms, as Megatron-LM spells it."""
     norm = keys.text("--normalization", "LayerNorm")
     return NORMS.get(norm.lower(), norm)
+
+
+def _window(keys: Keys) -> int | None:
+    """Positions that each one attends to, itself among them; None for all before it. Raises InputError."""
+    before, sliding = keys.text("--window-size", ""), keys.whole("--sliding-window")  # the second is Pai-Megatron-Patch's
+    if not before:
+        return sliding
+    number = before.strip("()").split(",")[0].strip()
+    if not number.isdecimal():
+        raise keys.error("--window-size", f"is {shown(before)}", "give how many positions before and behind, such as 4095,0")
+    return int(number) + 1
 
 
 def _unlike(keys: Keys, key: str, problem: str, fix: str) -> Unlike:

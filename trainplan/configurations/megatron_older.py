@@ -41,9 +41,12 @@ MEANS: dict[str, dict[str, Any]] = {
     "--fp8-hybrid": {"--fp8-format": "hybrid"},
     "--fp8-e4m3": {"--fp8-format": "e4m3"},
     "--glu-activation": {"--swiglu": True},  # of BigScience's: swiglu, geglu, liglu or reglu
+    "--use-llama2-rotary-position-embeddings": {"--position-embedding-type": "rope"},  # of Pai-Megatron-Patch
+    "--use-alibi-mask": {"--position-embedding-type": "alibi"},
     "--num-key-value-heads": {"--group-query-attention": True},
     "--ds-sequence-parallel-size": {"--cp-comm-type": "a2a"},
 }
+GONE = ("--checkpoint-activations", "--glu-activation", "--use-llama2-rotary-position-embeddings", "--use-alibi-mask")
 CORE, DEEPSPEED, BEFORE = "Megatron-LM core 0.15", "Megatron-DeepSpeed of 2024", "Megatron-LM before core 0.4"
 OF_DEEPSPEED = ("--deepspeed", "--deepspeed-config", "--zero-stage", "--deepspeed-activation-checkpointing")
 OF_OLDER = (
@@ -84,7 +87,7 @@ def todays(
                 made[name], where[name] = value, sources.get(old, "")
                 if old in left:
                     left[name] = left.pop(old)
-    for gone in ("--checkpoint-activations", "--glu-activation"):
+    for gone in GONE:
         made.pop(gone, None)
     where = {name: source for name, source in where.items() if source}
     return made, where, left

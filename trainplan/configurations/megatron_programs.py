@@ -29,11 +29,13 @@ PROGRAMS = {
 }
 ANYTHING = ("train.py", "main.py", "run.py", "pretrain.py", "finetune.py")  # names that only folders tell apart
 MAMBA = re.compile(r"mamba|hybrid")
+SEEN = re.compile(r"--(?:[\w-]+-)?(?:vision|image|images|img|vit|video|audio)(?:-|$)", re.IGNORECASE)
+TOKENIZERS = re.compile(r"VL|LLaVA|multimodal", re.IGNORECASE)
 PATTERNS = ("--hybrid-layer-pattern", "--hybrid-override-pattern")
 # The same by keys that no decoder of text has.
 KEYS = {
     "a model of images and text": "--vision-model-type --language-model-type --freeze-ViT --freeze-LM --max-num-tiles",
-    "a model of images": "--img-h --img-w --patch-dim --num-classes --vision-pretraining --vision-backbone-type",
+    "a model of images": "--img-h --img-w --patch-dim --num-classes",
     "an encoder and a decoder": "--decoder-num-layers --decoder-seq-length",
     "RETRO, which reads what it retrieves": "--retro-add-retriever --retro-workdir",
     "a retriever": "--ict-head-size --biencoder-projection-dim --titles-data-path --evidence-data-path",
@@ -71,6 +73,11 @@ def refuse_others(program: str, values: Mapping[str, Any], where: str, opened: M
         for key in names(keys):
             if (value := given(key)) not in (None, False, "0"):
                 raise InputError(where, key, f"is {_shown(value)}: what {parts[-1] or 'it'} trains is {what}", DENSE)
+    for key, value in values.items():
+        if SEEN.match(key) and value not in (None, False):
+            raise InputError(where, key, f"is {_shown(value)}: what {parts[-1] or 'it'} trains is a model of images", DENSE)
+        if key.endswith("tokenizer-type") and TOKENIZERS.search(str(value)):
+            raise InputError(where, key, f"is {_shown(value)}, of a model of images and text", DENSE)
     spec = str(values.get("--spec", ""))
     if "mamba" in spec and pattern is None:
         raise InputError(where, "--spec", f"is {shown(spec)}: layers of Mamba", DENSE)
