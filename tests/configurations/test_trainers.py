@@ -450,3 +450,44 @@ def test_a_name_that_is_not_shipped_asks_for_the_model(tmp_path: Path) -> None:
     assert judged(path, model="llama3-8b").plan.planned_model().name == "llama3-8b"
     with pytest.raises(InputError, match=r"has 32 layers, and qwen2.5-72b has 80"):
         judged(HERE / "axolotl-hsdp-tp.yaml", model="qwen2.5-72b")
+
+
+COMMAND = "--model_name_or_path Qwen/Qwen3-8B --per_device_train_batch_size 2 --gradient_accumulation_steps 4 --bf16 True"
+LENGTH = "--gradient_checkpointing --max_length 4096 --output_dir out --packing"
+
+
+def test_commands_of_the_trainer_are_read_with_what_launches_them(tmp_path: Path) -> None:
+    """DeepSpeed's file by an argument, alongside or written by the script; Accelerate's by its launcher; or copies."""
+    engine = {"zero_optimization": {"stage": 3}, "bf16": {"enabled": "auto"}, "train_micro_batch_size_per_gpu": "auto"}
+    (tmp_path / "ds.json").write_text(json.dumps(engine))
+    (tmp_path / "fsdp.yaml").write_text((HERE / "accelerate-fsdp.yaml").read_text())
+    path = tmp_path / "run.sh"
+
+    def made(text: str, **said: Any) -> Configuration:
+        path.write_text(text)
+        return read(path, None, Said(**said))
+
+    deepspeed = f"deepspeed --num_gpus 8 train.py --deepspeed ds.json {COMMAND} {LENGTH}"
+    run = made(deepspeed)
+    assert (run.zero, run.devices, run.micro_samples, run.accumulation, run.sequence) == (3, 8, 2, 4, 4096)
+    assert run.model == "Qwen/Qwen3-8B" and run.dtype == "bfloat16" and run.recomputed.of == "full"
+    assert any(each.key == "per_device_train_batch_size" and each.source.endswith("run.sh:1") for each in run.taken)
+    assert (
+        made("cat <<E > z2.json\n" + '{"zero_optimization": {"stage": 2}}' + f"\nE\n{deepspeed.replace('ds.j', 'z2.j')}").zero
+        == 2
+    )
+    shared = made(f"accelerate launch --config_file fsdp.yaml sft.py {COMMAND} {LENGTH}")
+    alone = accelerate.read(tmp_path / "fsdp.yaml", Said(dtype="bfloat16"))
+    assert (shared.zero, shared.devices, shared.micro_samples) == (alone.zero, alone.devices, 2)
+    assert made(f"torchrun --nproc_per_node 8 sft.py {COMMAND} {LENGTH}").zero == 0
+    assert "zero" in made(f"accelerate launch sft.py {COMMAND} {LENGTH}").undecided
+    for text, named in (
+        (f"accelerate launch --use_fsdp sft.py {COMMAND} {LENGTH}", "config_file"),
+        (f"torchrun sft.py {COMMAND} {LENGTH} --use_lora True", "use_lora"),
+        (f"torchrun sft.py {COMMAND} {LENGTH} --per_device_train_batch_size $MBS", "set MBS="),
+        (f"accelerate launch --num_processes 3 --config_file fsdp.yaml sft.py {COMMAND} {LENGTH}", "processes"),
+        (f"torchrun sft.py {COMMAND} {LENGTH.replace('--gradient_checkpointing', '')}", "recompute"),
+    ):
+        with pytest.raises(InputError, match=named):
+            made(text)
+    assert made(f"torchrun sft.py {COMMAND} {LENGTH[24:]}", recompute="full").recomputed.of == "full"

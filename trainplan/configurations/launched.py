@@ -1,18 +1,19 @@
 """Commands of scripts that start a run: Megatron-LM's with its arguments, torchtitan's with a TOML file and what overrides it,
-Megatron-Bridge's with a recipe and what overrides it."""
+Megatron-Bridge's with a recipe and what overrides it, programs of transformers' Trainer with its arguments."""
 
 from __future__ import annotations
 
+import os.path
 import tomllib
 from dataclasses import replace
 from pathlib import Path
 
-from trainplan.configurations import megatron, megatron_bridge, torchtitan
-from trainplan.configurations.configuration import Configuration, Said
+from trainplan.configurations import megatron, megatron_bridge, torchtitan, transformers_arguments
+from trainplan.configurations.configuration import Configuration, Keys, Said, flattened
 from trainplan.configurations.documents import written
 from trainplan.configurations.lines import sources_of
 from trainplan.configurations.shell import Command, command_of
-from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.base.errors import COMMAND_LINE, InputError
 
 FILES = ("--job.config-file", "--job.config_file", "--job.config")
 REGISTRY = ("--module", "--config")
@@ -25,6 +26,11 @@ def read(path: Path, said: Said) -> Configuration:
 
 def of_command(command: Command, where: str, said: Said, folder: Path) -> Configuration:
     """The configuration that a command stands for. folder: of the script, by which paths are found. Raises InputError."""
+    if command.tool == "transformers":
+        return _transformers(command, where, said, folder)
+    if said.recompute is not None:
+        fix = f"leave it out: arguments of {command.tool or 'megatron'} say what is recomputed"
+        raise InputError(COMMAND_LINE, "--recompute", f"is {said.recompute!r}", fix)
     if command.tool == "torchtitan":
         return _torchtitan(command, where, said, folder)
     if command.tool in ("", "megatron") and command.program.endswith("run_recipe.py") and "--recipe" in command.values:
@@ -38,6 +44,46 @@ def _closed(command: Command, where: str) -> None:
     """Raises InputError where an argument is not decided."""
     for key, open_ in command.open.items():
         raise InputError(where, key, open_.problem, f"say it: --set {open_.name or 'NAME'}={open_.example or 'VALUE'}")
+
+
+def _transformers(command: Command, where: str, said: Said, folder: Path) -> Configuration:
+    """The arguments of transformers' Trainer, with the file that Accelerate is launched with."""
+    names = {key: key.removeprefix("--").replace("-", "_") for key in command.values}
+    values = {name: written(command.values[key]) for key, name in names.items()}
+    sources, opened_ = (
+        {names[key]: each for key, each in table.items() if key in names} for table in (command.sources, command.open)
+    )
+    engine = command.files.get(os.path.normpath(os.path.join(command.directory, str(values.get("deepspeed")))))
+    if engine is not None:
+        values["deepspeed"] = written(engine)
+    keys = Keys(where, flattened(values), (None,), sources, transformers_arguments.DEFAULTS, said.ignored, opened=opened_)
+    if "accelerate" not in said.variables and (launched_by := _accelerate(command, where)) is not None:
+        said = replace(said, variables={**said.variables, "accelerate": launched_by})
+    made = transformers_arguments.of_keys(values, keys, folder / Path(where).name, said)
+    if made.devices is not None and command.devices not in (None, made.devices):
+        raise InputError(
+            where, "", f"starts {command.devices} processes, and its file says {made.devices}", "give the same in both"
+        )
+    return replace(made, devices=made.devices or command.devices)
+
+
+def _accelerate(command: Command, where: str) -> str | None:
+    """The file that `accelerate launch` reads; none for other launchers, and nothing where it may read any. Raises InputError
+    where its options say what is shared."""
+    words = [word.rsplit("/", 1)[-1] for word in command.launcher]
+    if not {"accelerate", "accelerate-launch", "accelerate.commands.launch"} & set(words):
+        return "none"
+    options = {word.partition("=")[0].replace("_", "-") for word in command.launcher}
+    shares = sorted(name for name in options if name.startswith(("--use-deepspeed", "--use-fsdp", "--fsdp", "--zero")))
+    if shares:
+        raise InputError(
+            where, shares[0], "is given to accelerate launch", "write it into a file, and give that by --config_file"
+        )
+    for place, word in enumerate(command.launcher):
+        name, sign, value = word.partition("=")
+        if name.replace("_", "-") == "--config-file":
+            return value if sign else command.launcher[place + 1]
+    return None
 
 
 def _torchtitan(command: Command, where: str, said: Said, folder: Path) -> Configuration:

@@ -84,7 +84,7 @@ def read(path: Path, runtime: str | None = None, said: Said = NOTHING) -> Config
         return recipes.read(path, said)
     else:
         chosen = runtime or ("torchtitan" if path.suffix.lower() == ".toml" else "megatron")
-    if said.recompute is not None and chosen not in (*ONE, "transformers"):
+    if said.recompute is not None and chosen not in (*ONE, "transformers", "megatron"):
         fix = f"leave it out: files of {chosen} say what is recomputed"
         raise InputError(COMMAND_LINE, "--recompute", f"is {said.recompute!r}", fix)
     return READERS[chosen](path, said)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from trainplan.configurations.configuration import Configuration, Keys, Said
 from trainplan.configurations.documented_trainers import TRAINING_ARGUMENTS, TRAINING_TABLES
@@ -56,6 +57,12 @@ NAMES = {
 def read(path: Path, said: Said) -> Configuration:
     """The configuration of a YAML or JSON file. Raises InputError."""
     data, keys = opened(path, said, DEFAULTS)
+    return of_keys(data, keys, path, said)
+
+
+def of_keys(data: Mapping[str, Any], keys: Keys, path: Path, said: Said) -> Configuration:
+    """The configuration of arguments, as tables and as keys. path: where they stand, from which files are found. Raises
+    InputError."""
     notes = list[str]()
     refuse_all(keys, REFUSED)
     dtype = half_of(keys, ("bf16",), ("fp16",), said, None)
