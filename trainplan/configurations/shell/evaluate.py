@@ -10,12 +10,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 import tree_sitter_bash
-from tree_sitter import Language, Node, Parser
+from tree_sitter import Language, Node, Parser, Tree
 
 from trainplan.configurations.shell import builtins, compounds, redirections
 from trainplan.configurations.shell.conditions import Conditions
@@ -55,6 +55,15 @@ class Source:
         return f"{self.path}:{self.at(node)}"
 
 
+@lru_cache(maxsize=256)
+def parsed(text: str) -> tuple[Tree, list[tuple[str, int]]]:
+    """The tree of a text's frame, and the variables that are given values, with the places where these begin; kept, since loops
+    run the same scripts. Raises Unclosed."""
+    assigned: list[tuple[str, int]] = []
+    frame = masked(text, assigned)
+    return PARSER.parse(frame.encode()), assigned
+
+
 class Evaluator(Variables):
     """Evaluates scripts. given: variables and positional parameters by number. Raises InputError and TooMuch."""
 
@@ -89,12 +98,11 @@ class Evaluator(Variables):
         self.texts.append(text)
         source = Source(text, path, line)
         try:
-            assigned: list[tuple[str, int]] = []
-            frame = masked(text, assigned)
-            root = PARSER.parse(frame.encode()).root_node
+            tree, assigned = parsed(text)
         except Unclosed:
             fix = "mend it, or give the command itself by --command"
             raise InputError(f"{path}:{line}", "", "has a quote or a bracket that nothing closes", fix) from None
+        root = tree.root_node
         if root.has_error:
             raise self.unreadable(_faulty(root), source)
         self.owns(assigned, text)
