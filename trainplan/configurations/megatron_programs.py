@@ -66,8 +66,8 @@ def refuse_others(program: str, values: Mapping[str, Any], where: str, opened: M
     for pattern, what in PROGRAMS.items():
         if re.search(pattern, name, re.IGNORECASE):
             raise InputError(where, "", f"starts {program}, which trains {what}", DENSE)
-    pattern = next((str(values[key]) for key in PATTERNS if isinstance(values.get(key), str)), None)
-    if MAMBA.search(name) and (pattern is None or set(pattern) - set("*-|")):
+    layers = next((str(values[key]) for key in PATTERNS if isinstance(values.get(key), str)), None)
+    if MAMBA.search(name) and (layers is None or set(layers) - set("*-|")):
         raise InputError(where, "", f"starts {program}, which trains Mamba", DENSE)
     for what, keys in KEYS.items():
         for key in names(keys):
@@ -79,7 +79,7 @@ def refuse_others(program: str, values: Mapping[str, Any], where: str, opened: M
         if key.endswith("tokenizer-type") and TOKENIZERS.search(str(value)):
             raise InputError(where, key, f"is {_shown(value)}, of a model of images and text", DENSE)
     spec = str(values.get("--spec", ""))
-    if "mamba" in spec and pattern is None:
+    if "mamba" in spec and layers is None:
         raise InputError(where, "--spec", f"is {shown(spec)}: layers of Mamba", DENSE)
     frozen = {key: "trains a part of the model alone" for key in values if key.startswith("--freeze")}
     for key, what in (OTHERWISE | frozen).items():

@@ -68,12 +68,12 @@ def masked(text: str, assigned: list[tuple[str, int]]) -> str:
             place = end
             starts = False
             continue
-        if starts and char == "[" and text[place + 1 : place + 2] in (" ", "\t") and (end := _closing(text, place + 1)):
+        if starts and char == "[" and text[place + 1 : place + 2] in (" ", "\t") and (behind := _closing(text, place + 1)):
             made.append("[ ")
             place += 2
-            fill(end - 2)
+            fill(behind - 2)
             made.append(" ]")
-            place = end
+            place = behind
             starts = False
             continue
         if starts and text.startswith("((", place):
