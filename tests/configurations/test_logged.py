@@ -347,7 +347,7 @@ def test_the_summary_of_megatron_bridge_is_read_with_the_model_that_it_leaves_op
     assert (configuration.tp, configuration.samples, configuration.dtype) == (2, 128, "bfloat16")
     assert configuration.precision.gradients == "float32" and configuration.sequence_parallel
     assert any(each.key == "model.tensor_model_parallel_size" and each.source.endswith(":32") for each in configuration.taken)
-    with pytest.raises(InputError, match="has 32 layers, and llama3-70b has 80"):
+    with pytest.raises(InputError, match="is 32, and llama3-70b has 80"):
         tp.import_run(path, cluster="h100:8", model="llama3-70b", search=False)
 
 

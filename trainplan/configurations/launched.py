@@ -50,13 +50,12 @@ def _transformers(command: Command, where: str, said: Said, folder: Path) -> Con
     """The arguments of transformers' Trainer, with the file that Accelerate is launched with."""
     names = {key: key.removeprefix("--").replace("-", "_") for key in command.values}
     values = {name: written(command.values[key]) for key, name in names.items()}
-    sources, opened_ = (
-        {names[key]: each for key, each in table.items() if key in names} for table in (command.sources, command.open)
-    )
+    sources = {names[key]: each for key, each in command.sources.items() if key in names}
+    opened = {names[key]: each for key, each in command.open.items() if key in names}
     engine = command.files.get(os.path.normpath(os.path.join(command.directory, str(values.get("deepspeed")))))
     if engine is not None:
         values["deepspeed"] = written(engine)
-    keys = Keys(where, flattened(values), (None,), sources, transformers_arguments.DEFAULTS, said.ignored, opened=opened_)
+    keys = Keys(where, flattened(values), (None,), sources, transformers_arguments.DEFAULTS, said.ignored, opened=opened)
     if "accelerate" not in said.variables and (launched_by := _accelerate(command, where)) is not None:
         said = replace(said, variables={**said.variables, "accelerate": launched_by})
     made = transformers_arguments.of_keys(values, keys, folder / Path(where).name, said)
