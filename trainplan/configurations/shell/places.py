@@ -30,7 +30,7 @@ def asked(text: str, places: Collection[int]) -> tuple[str, str]:
 def _value(text: str, place: int, name: str) -> str:
     """A value that a text compares a place or its variable with; else one that is usual for such a name."""
     spelt = "|".join([rf"\$\{{?{place}\b", *([rf"\$\{{?{name}\b"] if name else [])])
-    compared = re.search(rf"(?:{spelt})\}}?[\"']?[ \t]*(?:==?|-eq)[ \t]*{WORD}", text)
+    compared = re.search(rf"(?:{spelt})\}}?[\"']?[ \t]*(?:==?|!=|-eq|-ne)[ \t]*{WORD}", text)
     chosen = re.search(rf"\bcase[ \t]+[\"']?(?:{spelt})\}}?[\"']?[ \t]+in\s+\(?{WORD}", text)
     found = compared or chosen
     if found:
