@@ -10,24 +10,22 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import tree_sitter_bash
-from tree_sitter import Language, Node, Parser, Tree
+from tree_sitter import Node
 
 from trainplan.configurations.shell import builtins, compounds, redirections
 from trainplan.configurations.shell.conditions import Conditions
 from trainplan.configurations.shell.marks import MARK, Decision, TooMuch, Unknown
-from trainplan.configurations.shell.mask import masked
+from trainplan.configurations.shell.mask import parsed
 from trainplan.configurations.shell.scan import Raw, Unclosed, split
 from trainplan.configurations.shell.state import Found, State, Truth, Value, merged
 from trainplan.configurations.shell.variables import Variables
 from trainplan.configurations.shell.words import Words
 from trainplan.profiling.base.errors import InputError, shown
 
-PARSER = Parser(Language(tree_sitter_bash.language()))
 META = re.compile("[]['\"\\\\`;&|<>(){}$#*?!~]")  # what a shell looks at when it reads a text again
 EVERY_PLACE = re.compile(r"\bfor[ \t]+([A-Za-z_]\w*)[ \t]+do\b")  # a loop without `in`, which the grammar does not know
 MOST_STEPS, MOST_ROUNDS, DEEPEST, MOST_BYTES = 20000, 1000, 40, 2**20
@@ -53,15 +51,6 @@ class Source:
     def where(self, node: Node) -> str:
         """File and line of a node."""
         return f"{self.path}:{self.at(node)}"
-
-
-@lru_cache(maxsize=256)
-def parsed(text: str) -> tuple[Tree, list[tuple[str, int]]]:
-    """The tree of a text's frame, and the variables that are given values, with the places where these begin; kept, since loops
-    run the same scripts. Raises Unclosed."""
-    assigned: list[tuple[str, int]] = []
-    frame = masked(text, assigned)
-    return PARSER.parse(frame.encode()), assigned
 
 
 class Evaluator(Variables):

@@ -7,12 +7,26 @@ from the script itself, at the same places.
 from __future__ import annotations
 
 import re
+from functools import lru_cache
+
+import tree_sitter_bash
+from tree_sitter import Language, Parser, Tree
 
 from trainplan.configurations.shell.scan import ASSIGNED, Unclosed, _closed, end_of
 
+PARSER = Parser(Language(tree_sitter_bash.language()))
 DOCUMENT = re.compile(r"<<-?[ \t]*")
 FRAME = " \t;&|()<>!{}_#"  # what a grammar has to see of the letters between words, and of reserved words
 BRACED = re.compile(r"\{[^\s{}\"'`$;&|()<>]*\}")
+
+
+@lru_cache(maxsize=256)
+def parsed(text: str) -> tuple[Tree, list[tuple[str, int]]]:
+    """The tree of a text's frame, and the variables that are given values, with the places where these begin; kept, since loops
+    run the same scripts. Raises Unclosed."""
+    assigned: list[tuple[str, int]] = []
+    frame = masked(text, assigned)
+    return PARSER.parse(frame.encode()), assigned
 
 
 def masked(text: str, assigned: list[tuple[str, int]]) -> str:
