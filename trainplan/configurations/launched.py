@@ -12,7 +12,8 @@ from trainplan.configurations import megatron, megatron_bridge, torchtitan, tran
 from trainplan.configurations.configuration import Configuration, Keys, Said, flattened
 from trainplan.configurations.documents import written
 from trainplan.configurations.lines import sources_of
-from trainplan.configurations.shell import Command, command_of
+from trainplan.configurations.megatron_programs import refuse_others
+from trainplan.configurations.shell import Command, Hangs, command_of
 from trainplan.profiling.base.errors import COMMAND_LINE, InputError
 
 FILES = ("--job.config-file", "--job.config_file", "--job.config")
@@ -21,7 +22,12 @@ REGISTRY = ("--module", "--config")
 
 def read(path: Path, said: Said) -> Configuration:
     """The configuration of a script or a list of arguments. Raises InputError."""
-    return of_command(command_of(path, said.variables), str(path), said, path.parent)
+    try:
+        command = command_of(path, said.variables)
+    except Hangs as error:
+        refuse_others(error.program, {}, str(path), {})  # nobody is asked for values of a run that is refused
+        raise
+    return of_command(command, str(path), said, path.parent)
 
 
 def of_command(command: Command, where: str, said: Said, folder: Path) -> Configuration:

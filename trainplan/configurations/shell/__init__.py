@@ -25,7 +25,7 @@ from trainplan.configurations.shell.state import merged
 from trainplan.configurations.shell.variables import ARGUMENT, MOST_BYTES
 from trainplan.profiling.base.errors import COMMAND_LINE, InputError, one_of
 
-__all__ = ["Command", "command_of", "command_of_text", "values_of", "words_of_command"]
+__all__ = ["Command", "Hangs", "command_of", "command_of_text", "values_of", "words_of_command"]
 
 
 def command_of(path: Path, variables: Mapping[str, str]) -> Command:

@@ -94,7 +94,9 @@ def chosen(shell: Evaluator, founds: Sequence[Found], path: str) -> Command:
     for _, commands in runs:
         for command in commands:
             if (cause := loose(command.words, shell.marks)) is not None and command.tool in ("megatron", ""):
-                raise hangs(path, cause, "", "may hold arguments", empty=True)
+                error = hangs(path, cause, "", "may hold arguments", empty=True)
+                error.program = shell.marks.shown(command.program)
+                raise error
     return _joined(shell, runs, path)
 
 
@@ -159,9 +161,10 @@ def _about(cause: Unknown) -> str:
 
 
 class Hangs(InputError):
-    """An error of a run that hangs on a value which nobody has said. name: of its variable."""
+    """An error of a run that hangs on a value which nobody has said. name: of its variable; program: that would start."""
 
     name = ""
+    program = ""
 
 
 def hangs(path: str, cause: Unknown, example: str = "", what: str = "decides what runs", empty: bool = False) -> Hangs:
