@@ -229,7 +229,7 @@ class StreamedCosts(JointCosts):
         beside += self.rooms.late_bytes(sublayer, strategy, setting)
         if not least:
             work = max(exchanged, work) + beside + of_keys[1]
-        if not (least and strategy.modules):  # which may make again what is exchanged
+        if not least:  # what is exchanged may be made again, or be gone
             kept += of_keys[0]
         copies = self.rooms.copied_bytes(sublayer, layout_of(strategy))
         state, work = state + copies[0], work + copies[1]

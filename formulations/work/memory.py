@@ -84,7 +84,10 @@ def unit_bytes(
             returned = max(returned, gathered + 2 * output + rebuilt - incoming)
         waiting = _loss_bytes(profile, rows * shape.tokens, tp) if "loss" in strategy.modules else output
         waiting *= shape.kind == "head"
-        return forward + waiting, max(0, begun - waiting, returned - waiting), state
+        work, inputs = max(waiting, begun, returned), min(forward, checkpoint)
+        if shape.kind == "head":  # what the loss keeps of other micro-batches may be gone, or not be there yet
+            return inputs, work + forward - inputs, state
+        return forward, work, state
     beside = _loss_bytes(profile, rows * shape.tokens, tp)
     if shape.kind == "head":
         # Beside the logits at the loss: targets, this shard's three statistics, and those of all shards.

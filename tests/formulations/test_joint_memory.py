@@ -29,6 +29,8 @@ LONG = LLAMA.with_fields(sequence=4096)  # where activations are most of the mem
 NORMED = load_model("qwen3-8b", 256, "bfloat16").with_fields(**SMALL, **HEADS)
 NEOX = load_model("gpt-neox-20b", 256, "bfloat16").with_fields(**SMALL, num_attention_heads=8)
 GPT2 = load_model("gpt2", 256, "bfloat16").with_fields(n_layer=2)  # with a table that both ends share
+FEW_WORDS = NORMED.with_fields(sequence=1024, num_hidden_layers=4, hidden_size=1024, vocab_size=512)  # layers are the peak
+SHARED = GPT2.with_fields(vocab_size=4096)
 BOTH: list[tuple[Model, str, dict[str, Any]]] = [  # of both cost models
     (LLAMA, "h100:4", {"modules": True}),
     (LONG, "h100:2x2", {"schedule": "all", "hybrid": True}),
@@ -42,6 +44,8 @@ BOTH: list[tuple[Model, str, dict[str, Any]]] = [  # of both cost models
     (NORMED, "h100:4", {"schedule": "all", "modules": True}),
     (LONG, "h100:4", {"recompute_first": "any"}),
     (LLAMA, "h100:4", {"recompute_first": "any", "for_": "megatron"}),
+    (FEW_WORDS, "h100:2x2", {"schedule": "gpipe", "pipeline": 1, "tp": 2}),
+    (SHARED, "h100:2x2", {"schedule": "gpipe", "batch": 16}),
 ]
 EXECUTED: list[tuple[Model, str, dict[str, Any]]] = [
     (LLAMA, "h100:4", {"host": "all"}),
@@ -55,6 +59,7 @@ STREAMS: list[tuple[Model, str, dict[str, Any]]] = [
     (LLAMA, "h100:2x2", {"precision": "fp8-blockwise", "gradients": "float32", "hybrid": True}),
     (LLAMA, "b200:2x2", {"precision": "nvfp4", "modules": True, "schedule": "all"}),
     (LLAMA, "h100:2x2", {"optimizer": "muon", "cp": 2, "precision": "fp8"}),
+    (FEW_WORDS, "l40s:2x2", {"schedule": "gpipe", "cp": 2, "tp": 2, "pipeline": 1}),
 ]
 CASES = [
     *(pytest.param(*case, cost_model, id=f"{place}-{cost_model}")
