@@ -108,3 +108,12 @@ def test_the_nearest_plan_is_exported_in_place_of_one_that_is_refused(monkeypatc
     with pytest.raises(InputError, match=f"takes {re.escape(format_time(nearest.step_ns))} a step, .*add nearest to"):
         tp.export(planned.plan, "megatron")
     assert tp.export(planned.plan, "megatron", nearest=True).files == tp.export(nearest.plan, "megatron").files
+
+
+@pytest.mark.parametrize("runtime", ["accelerate", "deepspeed"])
+def test_plans_for_a_runtime_fit_as_the_runtime_holds_them(runtime: str) -> None:
+    """By its programs alone the fastest plan fits; what transformers' modules keep takes 93 GiB of 74."""
+    made = tp.plan(model="llama3-8b", cluster="h100:8", batch=64, sequence=4096, for_=runtime, beside=False)
+    assert made.plan is not None and made.plan.predicted is not None and made.judged is not None
+    assert max(made.plan.predicted.peak_bytes) <= made.plan.memory_bytes
+    assert made.plan.predicted.software and max(made.judged.peak_bytes) <= made.plan.memory_bytes

@@ -219,8 +219,7 @@ class OtherWalks:
         self.walked.append((part.whole, solution))
         first, problem, less = self.first.answer, self.problem, 0
         answer = replace(first, instance=part.whole, result=stopped_with(part.result, [first.result]))
-        claimed = format_time(first.objective_ns or 0)
-        message = f"another plan is claimed at {claimed}; its programs need more memory, or their walk is longer"
+        message = f"another plan is claimed at {format_time(first.objective_ns or 0)}; its walk is longer than this one's"
         name = part.names[solution.configuration]
         for _ in range(LESS_ROUNDS):
             made = self.way.plan(with_solution(answer, solution, SOURCE, message), self.first.margin_bytes)

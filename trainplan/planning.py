@@ -274,11 +274,14 @@ class Way:
         )
 
     def excess_bytes(self, tried: Planned) -> int:
-        """By how much the plan's programs exceed the memory, at the rank where it is most; at most 0 where they fit."""
+        """By how much the plan's programs exceed the memory, and what the runtime holds that the plan is for, at the rank where
+        it is most; at most 0 where both fit."""
         if tried.plan is None or tried.judged is None or self.request.options.get("ignore_memory"):
             return 0
-        limits = limits_bytes(tried.plan, self.request)
-        return max(peak - limit for peak, limit in zip(tried.judged.peak_bytes, limits, strict=True))
+        limits, peaks = limits_bytes(tried.plan, self.request), [tried.judged.peak_bytes]
+        if (run := _as_run(tried).plan) is not None and run.runs_by is not None and run.predicted is not None:
+            peaks.append(run.predicted.peak_bytes)
+        return max(peak - limit for each in peaks for peak, limit in zip(each, limits, strict=True))
 
     def uniform(self, best: Planned) -> Planned | None:
         """The best plan with one strategy for all units, whose programs fit, too; None where the problem does not say how to
@@ -412,7 +415,8 @@ class Way:
         over = min(map(self.excess_bytes, plans))
         if over <= 0:
             return plans[-1]
-        message, needed = f"the compiled programs are {plural(over, 'byte')} short", None
+        whose = "what the runtime holds is" if self.request.options.get(FOR.name) else "the compiled programs are"
+        message, needed = f"{whose} {plural(over, 'byte')} short", None
         if least is not None and least.plan is not None:
             needed, advice = self.needed(least)
             message = f"{message}; {' or '.join(advice)}"
