@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 Own = Callable[["Evaluator", list[str], State, str, "Source"], "Outcomes"]
 DECLARES = ("export", "declare", "typeset", "local", "readonly")
-# Commands that are taken to succeed, and to print nothing that is read.
-NOTHING = names(
+# Commands that succeed, and commands that print nothing which is read.
+SUCCEED = names("true : trap umask ulimit alias unalias shopt sleep sync hash complete history jobs disown tee date free df du")
+SILENT = names(
     """
-    true : trap wait umask ulimit alias unalias shopt module ml conda micromamba source-highlight mkdir rm cp mv
-    ln touch chmod chown sleep pip pip3 sync hash bind complete history jobs disown builtin kill pkill killall
-    cat tee date free df du
+    true : trap umask ulimit alias unalias shopt sleep sync complete disown wait module ml mkdir rm cp mv ln touch
+    chmod chown bind kill pkill killall cat tee
     """
 )
 # Scripts that set paths and no sizes of a run.
@@ -40,9 +40,11 @@ def run(shell: Evaluator, raws: Sequence[Raw], state: State, where: str, source:
     while place < len(raws) and ASSIGNED.match(raws[place].text):
         place += 1
     if place == len(raws):
-        state.status = True
+        before = shell.outputs
         for each in raws:
             assign(shell, each.text, state, where)
+        if shell.outputs == before:
+            state.status = True
         return [(state, "")]
     first = raws[place].text
     if first in DECLARES:
@@ -75,6 +77,7 @@ def command(
     name, rest = argv[0], argv[1:]
     if name in state.functions:
         return _called(shell, name, rest, state, where, environment)
+    state.code = state.code if name in ("return", "exit") else "1"
     own = OWN.get(name)
     if own is not None:
         if name == "read" and "IFS" in environment:
@@ -87,6 +90,10 @@ def command(
     state.status = True
     printed = printing.of(shell, name, rest, state, where)
     if printed is not None:
+        if MARK.search(printed) and name not in ("echo", "printf", "pwd"):
+            shell.uncertain(state, where, argv)
+        elif name == "expr":
+            state.status = printed.strip() not in ("", "0")
         state.printed += printed if state.captures else ""
         if len(state.printed) > 2**20:
             raise TooMuch
@@ -96,10 +103,9 @@ def command(
         if state.captures and not state.printed:
             state.printed = shell.marks.unknown("", where, f"is what {shell.marks.shown(name)} prints") + "\n"
         return [(state, "")]
-    if name not in NOTHING:
-        shown = shell.marks.shown(" ".join(argv))[:60]
-        state.status = (shell.decided(Unknown("", where, f"hangs on what {shown} finds"), "", f"$ {' '.join(argv)}"), True)
-    if state.captures and name not in NOTHING:
+    if name not in SUCCEED:
+        shell.uncertain(state, where, argv)
+    if state.captures and name not in SILENT:
         state.printed += shell.marks.unknown("", where, f"is what {shell.marks.shown(name)} prints") + "\n"
     return [(state, "")]
 
@@ -138,7 +144,6 @@ def declare(shell: Evaluator, name: str, raws: Sequence[Raw], state: State, wher
     """`export`, `local`, `declare` and their like."""
     words, flags = shell.words(state, where), ""
     targets: list[str] = []
-    state.status = True
     for raw in raws:
         if ASSIGNED.match(raw.text):
             targets.append(raw.text)
@@ -151,7 +156,7 @@ def declare(shell: Evaluator, name: str, raws: Sequence[Raw], state: State, wher
             elif re.fullmatch(r"[A-Za-z_]\w*", word):
                 targets.append(word)
     if "f" in flags or "p" in flags:
-        return [(state, "")]
+        targets = []
     for target in targets:
         match = ASSIGNED.match(target)
         variable = match[1] if match else target
@@ -177,6 +182,7 @@ def declare(shell: Evaluator, name: str, raws: Sequence[Raw], state: State, wher
             state.variables[variable] = words.number(value)
         if name == "export" or "x" in flags:
             state.exported.add(variable)
+    state.status = True
     return [(state, "")]
 
 
@@ -203,7 +209,8 @@ def _exit(shell: Evaluator, rest: list[str], state: State, where: str, source: S
 def _return(shell: Evaluator, rest: list[str], state: State, where: str, source: Source) -> Outcomes:
     if rest:
         code = rest[0]
-        state.status = code == "0" if not MARK.search(code) else Conditions(shell, state, where).undecided(code)
+        conditions = Conditions(shell, state, where)
+        state.status, state.code = conditions.lifted([code], lambda known: conditions.binary(known[0], "-eq", "0")), code
     return [(state, "return")]
 
 
@@ -249,6 +256,7 @@ def _source(shell: Evaluator, rest: list[str], state: State, where: str, source:
         shown = shell.marks.shown(path)
         if not ENVIRONMENTS.search(shown) and shown not in state.missing:
             state.missing = (*state.missing, shown)
+        shell.uncertain(state, where, ["source", path])
         return [(state, "")]
     held = (state.arguments, state.shifted, state.closed)
     if rest[1:]:
@@ -276,6 +284,8 @@ def _cd(shell: Evaluator, rest: list[str], state: State, where: str, source: Sou
     else:
         state.directory = shell.named(state, words[0]) if not MARK.search(state.directory) else words[0]
     state.variables.pop("PWD", None)
+    if words and not state.captures and (MARK.search(words[0]) or shell.kind_of(state, state.directory) != "folder"):
+        shell.uncertain(state, where, ["cd", *rest])
     return [(state, "")]
 
 
@@ -330,11 +340,7 @@ def _prefix(shell: Evaluator, rest: list[str], state: State, where: str, source:
 
 def _command(shell: Evaluator, rest: list[str], state: State, where: str, source: Source) -> Outcomes:
     if rest and rest[0] in ("-v", "-V"):
-        shown = shell.marks.shown(" ".join(rest[1:]))
-        state.status = (
-            shell.decided(Unknown("", where, f"hangs on whether {shown} is installed"), "", f"$ command {shown}"),
-            True,
-        )
+        shell.uncertain(state, where, ["command", *rest[1:]])
         return [(state, "")]
     return _prefix(shell, rest, state, where, source)
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from trainplan.configurations.shell.marks import MARK, Unknown
+from trainplan.configurations.shell.marks import FAILS, MARK, Unknown
 from trainplan.configurations.shell.patterns import compiled
 from trainplan.configurations.shell.scan import end_of
 from trainplan.configurations.shell.state import Truth
@@ -102,6 +102,10 @@ class Conditions:
         """A condition of two texts or numbers."""
         if sign in ("-nt", "-ot", "-ef"):
             return self.undecided(left + right, why="asks which file is newer")
+        if right == "0" and self._fails(left):
+            return sign in ("!=", "-ne", "-gt", "-ge", ">")
+        if left == "0" and self._fails(right):
+            return sign in ("!=", "-ne", "-lt", "-le", "<")
         if MARK.search(left) or MARK.search(right):
             if left == right and sign in ("=", "=="):
                 return True
@@ -116,6 +120,11 @@ class Conditions:
                 return False
             return NUMBERS[sign](int(left), int(right))
         return TEXTS[sign](left, right)
+
+    def _fails(self, text: str) -> bool:
+        """Whether a text is the status of a command that fails."""
+        entry = self.marks.entry(text) if MARK.fullmatch(text) else None
+        return isinstance(entry, Unknown) and entry.why == FAILS
 
 
 def _may_equal(left: str, right: str) -> bool:

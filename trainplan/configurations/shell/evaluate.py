@@ -18,7 +18,7 @@ from tree_sitter import Node
 
 from trainplan.configurations.shell import builtins, compounds, redirections
 from trainplan.configurations.shell.conditions import Conditions
-from trainplan.configurations.shell.marks import MARK, Decision, TooMuch, Unknown
+from trainplan.configurations.shell.marks import FAILS, MARK, Decision, TooMuch, Unknown
 from trainplan.configurations.shell.mask import parsed
 from trainplan.configurations.shell.scan import Raw, Unclosed, split
 from trainplan.configurations.shell.state import Found, State, Truth, Value, merged
@@ -59,6 +59,7 @@ class Evaluator(Variables):
     def __init__(self, given: Mapping[str, str], folder: Path) -> None:
         super().__init__(given, folder)
         self.steps, self.depth, self.serial = 0, 0, 0
+        self.outputs = 0  # of commands that stood in $(..)
         self.left: list[str] = []  # where the script leaves before it starts anything
         self.texts: list[str] = []
         self.absent: list[tuple[str, str]] = []  # scripts that were to be run and are not there, and where
@@ -70,6 +71,14 @@ class Evaluator(Variables):
     def decided(self, cause: Unknown, example: str = "", text: str = "") -> Decision:
         """The condition that a text stands for, made once."""
         return self.marks.decision_of(cause, example, text)
+
+    def uncertain(self, state: State, where: str, argv: Sequence[str]) -> None:
+        """Leaves it undecided whether a command succeeds."""
+        shown = self.marks.shown(" ".join(argv))
+        cause = Unknown("", where, f"hangs on whether `{shown if len(shown) <= 60 else shown[:57] + '...'}` succeeds")
+        read = "" if state.given is None else f" <<< {state.given}"
+        state.status = (self.decided(cause, "", f"$ {' '.join(argv)}{read}"), True)
+        state.code = self.marks.unknown("", where, FAILS)
 
     def text(self, text: str, state: State, path: str, line: int = 1) -> Outcomes:
         """Evaluates a text. Raises InputError where it is no bash that can be read."""
@@ -186,6 +195,7 @@ class Evaluator(Variables):
             outcomes = self.statement(node.named_children[-1], state, source)
             for each, _ in outcomes:
                 each.status = not each.status if isinstance(each.status, bool) else (each.status[0], not each.status[1])
+                each.code = "1"
             return outcomes
         if kind == "subshell":
             return self.apart(state, lambda inner: self.block(node.children, inner, source), source.where(node))
@@ -213,6 +223,7 @@ class Evaluator(Variables):
         else:
             words = self.words(state, where)
             state.status = conditions.test([each for raw_word in self.raw(raw[1:-1]) for each in words.fields(raw_word.text)])
+        state.code = "1"
         return [(state, "")]
 
     def raw(self, text: str) -> list[Raw]:
@@ -226,6 +237,7 @@ class Evaluator(Variables):
             [value],
             lambda known: Conditions(self, state, where).undecided(known[0], "1") if MARK.search(known[0]) else known[0] != "0",
         )
+        state.code = "1"
         return [(state, "")]
 
     def branches(self, node: Node, state: State, source: Source) -> Outcomes:
@@ -293,7 +305,8 @@ class Evaluator(Variables):
         inner = state.copy()
         outcomes = self.deeper(lambda: run(inner))
         end = merged([each for each, _ in outcomes], self.marks, frozenset(), where)
-        state.commands, state.files, state.status, state.printed = end.commands, end.files, end.status, end.printed
+        state.commands, state.files, state.printed = end.commands, end.files, end.printed
+        state.status, state.code = end.status, end.code
         state.lines |= end.lines
         return [(state, "")]
 
@@ -339,7 +352,8 @@ class Evaluator(Variables):
         path, _, line = where.rpartition(":")
         outcomes = self.text(text, inner, path, int(line) if line.isdecimal() else 1)
         end = merged([each for each, _ in outcomes], self.marks, frozenset(), where)
-        state.status = end.status
+        state.status, state.code = end.status, end.code
+        self.outputs += 1
         state.commands = [*state.commands, *end.commands]
         return end.printed.rstrip("\n")
 

@@ -38,6 +38,8 @@ TOOLS = (
     "oumi",
 )
 STARTERS = ("torchrun", "deepspeed", "accelerate", "accelerate-launch", *TOOLS)
+# What trains, and is taken to succeed; other programs check or prepare, and may fail.
+RUNS = re.compile(rf"(?:^|[/ ])(?:{'|'.join(STARTERS)})\b|train|finetune|fine_tune|sft|run_[cm]lm|--num-layers", re.IGNORECASE)
 PYTHON = re.compile(r"(?:.*/)?(?:python|pypy)[\d.]*$")
 BATCH = re.compile(r"^#SBATCH\s+(.*)$", re.MULTILINE)
 SHORT = {"-N": "nodes", "-n": "ntasks", "-c": "cpus-per-task", "-G": "gpus", "-np": "ntasks", "--np": "ntasks", "--n": "ntasks"}
@@ -106,6 +108,8 @@ def start(shell: Evaluator, argv: Sequence[str], environment: Mapping[str, str],
             trains = any(word.startswith("--") for word in rest)
     if trains:
         shell.found(argv, dict(environment), state, where)
+        if not RUNS.search(" ".join(argv)):
+            shell.uncertain(state, where, argv)
     return bool(trains)
 
 
@@ -117,6 +121,7 @@ def _script(
     text = shell.text_of(state, path) if written is None else written
     if text is None:
         shell.absent.append((shell.marks.shown(path), where))
+        shell.uncertain(state, where, [path, *words])
         return True
     held = dict(state.batch)
     state.batch = {**batch_of(text), **state.batch} if written is None or BATCH.search(text) else state.batch

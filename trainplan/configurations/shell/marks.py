@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 FIRST = 0xF0000
+FAILS = "is a status that is not 0"  # what is known of the status of a command that fails
 MARK = re.compile("[\U000f0000-\U000ffffd]")
 MOST, MOST_DECISIONS = 30000, 10
 Piece = tuple[str, bool]  # a text, and whether it is split at blanks

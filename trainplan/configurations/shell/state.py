@@ -64,7 +64,8 @@ class Found:
 @dataclass
 class State:
     """Variables, functions, positional parameters (None: nobody has said any), directory, files that were written, commands
-    that were reached, what was decided, the status of the last command, and scripts that were asked for and are not there."""
+    that were reached, what was decided, whether the last command succeeded (code: its status where it failed), and scripts
+    that were asked for and are not there."""
 
     variables: dict[str, Value] = field(default_factory=dict)
     exported: set[str] = field(default_factory=set)
@@ -78,6 +79,7 @@ class State:
     commands: list[Found] = field(default_factory=list)
     guards: tuple[tuple[int, bool], ...] = ()
     status: Truth = True
+    code: str = "1"
     missing: tuple[str, ...] = ()
     locals: list[dict[str, Any]] = field(default_factory=list)
     printed: str = ""
@@ -154,6 +156,7 @@ def _merged(a: State, b: State, marks: Marks, fixed: frozenset[str], where: str)
     if a.arguments != b.arguments or a.shifted != b.shifted:
         made.arguments = [marks.unknown("@", where, "is shifted by a condition")]
     made.status = _status(yes.status, no.status, decision, marks)
+    made.code = no.code if yes.status is True else yes.code if no.status is True else marks.choice(decision, yes.code, no.code)
     return made
 
 

@@ -112,9 +112,9 @@ class Variables:
 
     def _status(self, state: State, where: str) -> str:
         if isinstance(state.status, bool):
-            return "0" if state.status else "1"
+            return "0" if state.status else state.code
         decision, sense = state.status
-        return self.marks.choice(decision, "0" if sense else "1", "1" if sense else "0")
+        return self.marks.choice(decision, "0" if sense else state.code, state.code if sense else "0")
 
     def script_name(self, state: State) -> str:
         """What `$0` is."""
