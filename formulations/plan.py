@@ -62,7 +62,8 @@ class RunBy(Record):
 
     name: as of `plan --for`. software: the framework, as rows of measured runs name it. flags: what is switched on or off of
     what it overlaps, in such words, as `overlap-grad-reduce`. zero: ZeRO's stage, where the plan's states say it otherwise.
-    buffers: sizes of what it holds alongside, by name (see `validation.buffers`).
+    buffers: sizes of what it holds alongside, by name (see `validation.buffers`). group: consecutive layers of a stage that it
+    recomputes together, of which it keeps the input of the first one alone.
     """
 
     name: Annotated[str, Field(min_length=1)]
@@ -70,6 +71,7 @@ class RunBy(Record):
     flags: str = ""
     zero: Annotated[int, Field(ge=0, le=3)] | None = None
     buffers: dict[str, Any] = Field(default_factory=dict)
+    group: Annotated[int, Field(ge=1)] = 1
 
 
 class Predicted(Record):

@@ -85,6 +85,7 @@ def megatron(kind: str, gpus: int, model: str, recompute: str = "none", flags: s
         "full": " --recompute-granularity full --recompute-method uniform --recompute-num-layers 1",
         "selective": " --recompute-granularity selective",
         "block 2": " --recompute-granularity full --recompute-method block --recompute-num-layers 2",
+        "uniform 4": " --recompute-granularity full --recompute-method uniform --recompute-num-layers 4",
     }[recompute]
     row = {"framework": "Megatron-Core", "recompute": recompute, "model": model, "gpus": gpus, "gpu": kind, "precision": "bf16"}
     row |= {"tp": tp_, "cp": cp, "pp": pp, "vpp": run.get("vpp"), "zero": zero, "gbs": run["gbs"], "mbs": run.get("mbs", 1)}
@@ -177,6 +178,7 @@ CASES = [
     accelerate("a100-40gb", 16, "llama2-7b", "full", gbs=32, mbs=2),
     accelerate("h100", 8, "qwen2.5-7b", "none", gbs=8),
     accelerate("rtx5090", 8, "llama3.2-1b", "full", gbs=16, seq=2048),
+    megatron("h100", 16, "llama3-8b", "uniform 4", "--overlap-grad-reduce", tp=2, pp=2, vpp=2, gbs=32),
 ]
 
 

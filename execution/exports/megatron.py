@@ -192,7 +192,8 @@ def arguments_of(plan: Plan, where: str, runtime: str = RUNTIME, families: tuple
     left_out = [*left_out_of_all(plan, runtime), *left_out, *(partly if first is None else []), *others]
     recompute = []
     if again:
-        method = ["uniform", "1"] if first is None else ["block", str(first)]
+        group = 1 if plan.runs_by is None else plan.runs_by.group
+        method = ["uniform", str(group)] if first is None else ["block", str(first)]
         recompute = ["--recompute-granularity", "full", "--recompute-method", method[0], "--recompute-num-layers", method[1]]
     elif modules:
         recompute = ["--recompute-granularity", "selective", "--recompute-modules", *modules]

@@ -245,11 +245,12 @@ def _network_again_bytes(unit: Unit, layout: RunLayout) -> float:
 
 
 def _layer_bytes(chunk: Chunk, layout: RunLayout) -> tuple[float, float]:
-    """Activations of a micro-batch in a chunk, and the most of one layer while it is computed again."""
+    """Activations of a micro-batch in a chunk, and the most of one layer, or of a group of layers, while it is computed again."""
     layers: dict[int, list[Unit]] = {}
     for unit in chunk.units:
         layers.setdefault(unit.layer, []).append(unit)
     total = again = 0.0
+    groups: dict[int, float] = {}
     for units in layers.values():
         kept = sum(kept_bytes(unit, layout) for unit in units)
         if units[0].kind in ("embedding", "head"):
@@ -258,11 +259,13 @@ def _layer_bytes(chunk: Chunk, layout: RunLayout) -> tuple[float, float]:
         part = units[0].sublayer
         tokens = layout.micro * part.tokens / layout.cp / (layout.tp if layout.sequence_parallel else 1)
         entry = tokens * part.hidden * (COPY_BYTES if layout.held.autocast else DTYPE_BYTES[layout.base])
-        share = layout.recompute.share(units[0].layer - chunk.first_layer)
+        place = units[0].layer - chunk.first_layer
+        share, group = layout.recompute.share(place), layout.recompute.group
         if layout.recompute.operations:
             kept *= OPERATIONS_KEPT
-        total += (1 - share) * kept + share * entry
-        again = max(again, kept * (share > 0), *(_network_again_bytes(unit, layout) for unit in units))
+        total += (1 - share) * kept + share * entry * (place % group == 0)
+        groups[place // group] = groups.get(place // group, 0.0) + kept * (share > 0)
+        again = max(again, groups[place // group], *(_network_again_bytes(unit, layout) for unit in units))
     return total, again
 
 

@@ -24,7 +24,7 @@ from trainplan.configurations.planned import (
     with_recipe,
 )
 from trainplan.formulations.joint.runtimes import RUNTIMES
-from trainplan.formulations.plan import Plan, load_plan
+from trainplan.formulations.plan import Plan, RunBy, load_plan
 from trainplan.formulations.request import Request
 from trainplan.planned import Planned
 from trainplan.predicting import predicted_as_known
@@ -107,6 +107,9 @@ def import_run(
     configuration = with_recipe(with_model(configuration, the_model), request)
     walked, judged = predicted_as_known(plan_of(configuration, the_model, request), request)
     made, framework = as_run(walked, machine)
+    if (group := configuration.recomputed.group) > 1 and isinstance(framework, str):
+        fix = f"give 1: groups are counted in the runtime's prediction alone, which there is none of, since {framework}"
+        raise configuration.error("group", f"is {group}, of layers that are recomputed together", fix)
     measured = _measured(path, made)
     if not search:
         return JudgedRun(configuration, made, judged, framework, None, None, (), measured, machine.whose_numbers)
@@ -117,7 +120,7 @@ def import_run(
     if runs is not None and runs.lacks(the_model) is None and configuration.recipe in (None, *runs.recipes):
         within = _best(made, machine, {name: value for name, value in asked.items() if name != "host"}, configuration.runtime)
         if within.plan is not None:
-            within = replace(within, plan=as_run(within.plan.changed(runs_by=made.runs_by), machine)[0])
+            within = replace(within, plan=as_run(within.plan.changed(runs_by=_by_layers(made.runs_by)), machine)[0])
     changed = changes(configuration, made, request, judged.step_ns)
     return JudgedRun(configuration, made, judged, framework, best, within, changed, measured, machine.whose_numbers)
 
@@ -156,6 +159,11 @@ def _asked(configuration: Configuration, made: Plan) -> dict[str, Any]:
         return asked
     degrees = sorted({1, 2, 4, 8, configuration.cp})
     return asked | {"cp": ",".join(map(str, degrees)), "cp_exchange": "any"}
+
+
+def _by_layers(by: RunBy | None) -> RunBy | None:
+    """The runtime as it runs plans that are exported to it, where each layer is recomputed by itself."""
+    return None if by is None else by.changed(group=1)
 
 
 def _best(made: Plan, machine: Cluster, asked: dict[str, Any], runtime: str | None = None) -> Planned:

@@ -96,12 +96,14 @@ class Taken:
 @dataclass(frozen=True)
 class Recomputed:
     """What layers compute again in their backward passes. of: every layer whole (full), none, or some modules of each (then in
-    `modules`). every: each such layer alone, such as 2 for every second; first: the first ones of each stage alone."""
+    `modules`). every: each such layer alone, such as 2 for every second; first: the first ones of each stage alone. group:
+    consecutive layers of a stage that are computed again together."""
 
     of: Literal["none", "full", "modules"] = "none"
     modules: tuple[Module, ...] = ()
     every: int = 1
     first: int | None = None
+    group: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)

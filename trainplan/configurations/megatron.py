@@ -120,7 +120,7 @@ def of_values(
     keyed = {"tp": "--tensor-model-parallel-size", "pp": "--pipeline-model-parallel-size", "samples": "--global-batch-size"}
     keyed |= {"recipe": "--fp4-recipe" if recipe == "nvfp4" else "--fp8-recipe"}
     keyed |= {"micro_samples": "--micro-batch-size", "copies": "--num-distributed-optimizer-instances", "model": "--num-layers"}
-    keyed |= {"cp": "--context-parallel-size", "exchange": "--cp-comm-type"}
+    keyed |= {"cp": "--context-parallel-size", "exchange": "--cp-comm-type", "group": "--recompute-num-layers"}
     fields: dict[str, Any] = {
         "sequence": keys.whole("--seq-length"),
         "samples": batch_of(keys, notes),
@@ -342,9 +342,7 @@ def _recomputed(keys: Keys, notes: list[str]) -> Recomputed:
     if granularity == "none":
         return Recomputed()
     if granularity == "full":
-        if method == "uniform" and count and count > 1:
-            notes.append(f"layers recomputed in groups of {count}: the plan keeps the input of each; more memory")
-        return Recomputed("full", first=count if method == "block" else None)
+        return Recomputed("full", first=count) if method == "block" else Recomputed("full", group=count or 1)
     notes += [f"recomputation of {name}: the plan keeps what it makes; more memory" for name in names if name not in MODULES]
     modules = tuple(sorted(MODULES[name] for name in names if name in MODULES))
     return Recomputed("modules", modules) if modules else Recomputed()

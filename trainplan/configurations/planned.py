@@ -263,6 +263,7 @@ def plan_of(configuration: Configuration, model: Model, request: Request) -> Pla
             flags=_kernels(configuration),
             zero=configuration.zero if configuration.host else None,
             buffers=asdict(configuration.buffers),
+            group=configuration.recomputed.group,
         ),
         **fields,
     )

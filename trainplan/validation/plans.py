@@ -108,7 +108,7 @@ def predict_plan(plan: Plan, cluster: Cluster) -> Prediction | str:
     layout = replace(
         laid.layout,
         zero=zero,
-        recompute=_recompute(by.name, plan),
+        recompute=replace(_recompute(by.name, plan), group=by.group),
         sequence_parallel=strategy.sequence_parallel,
         exchange=strategy.exchange,
         optimizer=plan.optimizer,

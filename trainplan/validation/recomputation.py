@@ -40,7 +40,8 @@ OFFLOADED = re.compile(
 
 def recompute_of_words(run: Run, assumed: Assumed) -> Recompute:
     """What a row says that the backward pass computes again. `block 10`, `first-10` and `full(10 layers)` are the first ten
-    layers of every stage, of every chunk where stages are interleaved, as Megatron-LM has it."""
+    layers of every stage, of every chunk where stages are interleaved, as Megatron-LM has it; `uniform 4` is all layers, four at
+    once."""
     torchtitan = "torchtitan" in (run.framework or "").lower()
     said = run.recompute
     if said is None and (noted := NOTED.search((run.note or "").lower())):
@@ -68,6 +69,8 @@ def recompute_of_words(run: Run, assumed: Assumed) -> Recompute:
         return named
     if counted and "uniform" not in words:
         return Recompute(first=int(counted[1]))
+    if grouped := re.search(r"\buniform\D{0,16}(\d{1,4})\b", words):
+        return Recompute(layers=1.0, group=max(1, int(grouped[1])))
     if WHOLE.search(words) and (named is None or "(" not in words):
         return Recompute(layers=1.0)
     return _unnamed(words, torchtitan, assumed) if named is None else named
