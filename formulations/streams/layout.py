@@ -21,8 +21,8 @@ class Recompute:
     """What the backward pass computes again.
 
     layers: the share of transformer layers that is computed again whole; first: instead, the first ones of each stage, of each
-    chunk where stages are interleaved. group: consecutive layers of a stage that are computed again together, of which the input
-    of the first one alone is kept. attention: their core, from queries, keys and values. operations: everything but the
+    chunk where stages are interleaved. group: consecutive layers of a stage that are computed again together, of which only the
+    first one's input is kept. attention: their core, from queries, keys and values. operations: everything but the
     attention core and every second matrix product. norms: before matrices. activation: of the feed-forward network, with its
     gate; network: instead the feed-forward network whole, behind its norm. loss: logits and the loss.
     """

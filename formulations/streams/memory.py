@@ -245,7 +245,7 @@ def _network_again_bytes(unit: Unit, layout: RunLayout) -> float:
 
 
 def _layer_bytes(chunk: Chunk, layout: RunLayout) -> tuple[float, float]:
-    """Activations of a micro-batch in a chunk, and the most of one layer, or of a group of layers, while it is computed again."""
+    """Activations of a micro-batch in a chunk, and the most of a layer, or a group of them, while it is computed again."""
     layers: dict[int, list[Unit]] = {}
     for unit in chunk.units:
         layers.setdefault(unit.layer, []).append(unit)

@@ -1,4 +1,4 @@
-"""Arguments of Megatron-LM that bear on the model, on memory or on precision: they are read, or named, and never passed over."""
+"""Arguments of Megatron-LM that bear on model, memory or precision are read, or named, and never passed over."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-import trainplan as tp
-from trainplan.configurations.configuration import Said
-from trainplan.configurations.planned import read_text
 from trainplan.formulations.streams.layout import Recompute
 from trainplan.profiling.base.errors import InputError
+
+import trainplan as tp
 from trainplan.validation.recomputation import recompute_of_words
 from trainplan.validation.rows import Run
 
@@ -53,7 +51,7 @@ def test_groups_of_layers_end_with_their_stage() -> None:
 def test_groups_of_layers_without_the_runtime_s_prediction_are_refused() -> None:
     """The walks over programs recompute each layer by itself."""
     line = f"{BF16} {AGAIN} uniform --recompute-num-layers 4".replace("torchrun", "torchrun --nnodes 2")
-    with pytest.raises(InputError, match="recompute.num.layers is 4, .*; give 1"):
+    with pytest.raises(InputError, match=r"recompute.num.layers is 4, .*; give 1"):
         tp.import_run(line=line, cluster="a100-16", search=False)
 
 

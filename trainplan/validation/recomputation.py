@@ -40,8 +40,8 @@ OFFLOADED = re.compile(
 
 def recompute_of_words(run: Run, assumed: Assumed) -> Recompute:
     """What a row says that the backward pass computes again. `block 10`, `first-10` and `full(10 layers)` are the first ten
-    layers of every stage, of every chunk where stages are interleaved, as Megatron-LM has it; `uniform 4` is all layers, four at
-    once."""
+    layers of every stage, of every chunk where stages are interleaved, as Megatron-LM has it; `uniform 4` is all layers, four
+    at once."""
     torchtitan = "torchtitan" in (run.framework or "").lower()
     said = run.recompute
     if said is None and (noted := NOTED.search((run.note or "").lower())):
