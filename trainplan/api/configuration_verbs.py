@@ -13,6 +13,7 @@ from trainplan.asking import FilePath, cluster_of, compiles, memory_of
 from trainplan.configurations.configuration import Configuration, Said
 from trainplan.configurations.judging import JudgedRun, changes, priced_as
 from trainplan.configurations.logs import is_log
+from trainplan.configurations.long_samples import with_positions
 from trainplan.configurations.planned import (
     model_of,
     plan_of,
@@ -102,7 +103,7 @@ def import_run(
         raise InputError(
             COMMAND_LINE, "--model", f"is a {the_model.family}", "give one whose plans become programs, such as llama"
         )
-    configuration = with_kernels(configuration, loss, attention, named)
+    configuration = with_positions(with_kernels(configuration, loss, attention, named), named, the_model)
     request = Request(the_model, machine, None, memory_of(memory, reserve))
     configuration = with_recipe(with_model(configuration, the_model), request)
     walked, judged = predicted_as_known(plan_of(configuration, the_model, request), request)

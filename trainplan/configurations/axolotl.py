@@ -58,6 +58,7 @@ ATTENTION = {
 OFFLOADED = ("offload", "offload_disk", "unsloth")  # values of gradient_checkpointing by which checkpoints go to the host
 NAMES = {
     "micro_samples": "micro_batch_size", "accumulation": "gradient_accumulation_steps", "samples": "--batch",
+    "sequence": "sequence_len",
     "tp": "tensor_parallel_size", "cp": "context_parallel_size", "shard": "dp_shard_size", "copies": "dp_replicate_size",
     "optimizer": "optimizer", "model": "base_model", "dtype": "bf16", "recipe": "fp8",
 }  # fmt: skip

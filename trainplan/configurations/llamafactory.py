@@ -35,7 +35,7 @@ REFUSED = {
 }  # fmt: skip
 NAMES = {
     "micro_samples": "per_device_train_batch_size", "accumulation": "gradient_accumulation_steps", "optimizer": "optim",
-    "samples": "--batch", "model": "model_name_or_path", "dtype": "bf16", "recipe": "fp8",
+    "samples": "--batch", "sequence": "cutoff_len", "model": "model_name_or_path", "dtype": "bf16", "recipe": "fp8",
 }  # fmt: skip
 
 

@@ -121,6 +121,7 @@ def of_values(
     keyed |= {"recipe": "--fp4-recipe" if recipe == "nvfp4" else "--fp8-recipe"}
     keyed |= {"micro_samples": "--micro-batch-size", "copies": "--num-distributed-optimizer-instances", "model": "--num-layers"}
     keyed |= {"cp": "--context-parallel-size", "exchange": "--cp-comm-type", "group": "--recompute-num-layers"}
+    keyed |= {"sequence": "--seq-length"}
     fields: dict[str, Any] = {
         "sequence": keys.whole("--seq-length"),
         "samples": batch_of(keys, notes),

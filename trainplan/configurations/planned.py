@@ -24,6 +24,7 @@ from trainplan.configurations import (
 from trainplan.configurations.configuration import Configuration, Recomputed, Said, Taken
 from trainplan.configurations.detect import READ, reader_of
 from trainplan.configurations.documents import read_document
+from trainplan.configurations.long_samples import on_samples
 from trainplan.configurations.shell import command_of_text
 from trainplan.execution.exports.common import ENDS
 from trainplan.formulations.joint.asked import streams_refusal
@@ -157,7 +158,7 @@ def model_of(configuration: Configuration, name: str | None, sequence: int | Non
     dtype = configuration.dtype or dtype
     fields, shipped_name = configuration.config, name or configuration.model
     if shipped_name is not None:
-        model = load_model(shipped_name, tokens, dtype).fused()
+        model = on_samples(configuration, tokens, lambda length: load_model(shipped_name, length, dtype)).fused()
         _agreed(configuration, model)
         return model
     if fields is None:
@@ -171,7 +172,11 @@ def model_of(configuration: Configuration, name: str | None, sequence: int | Non
     multiple = 1 if multiple == configuration.tp else multiple  # shares that differ by a row take what padding to tp does
     fields = {**fields, "vocab_size": -(-size // multiple) * multiple}
     name = f"{fields['model_type']}-{configuration.where.rsplit('/', 1)[-1]}"
-    return model_from_config(fields, configuration.where, tokens, dtype or "float32", name).fused()
+
+    def load(length: int | None) -> Model:
+        return model_from_config(fields, configuration.where, length, dtype or "float32", name)
+
+    return (on_samples(configuration, tokens, load) if configuration.runtime == "torchtitan" else load(tokens)).fused()
 
 
 def with_model(configuration: Configuration, model: Model) -> Configuration:

@@ -133,7 +133,7 @@ def _of_keys(keys: Keys, early: bool, latest: bool) -> Configuration:
     names = {"tp": "parallelism.tensor_parallel_degree", "pp": "parallelism.pipeline_parallel_degree", "model": "model.flavor"}
     names |= {"recipe": "model.converters"}
     names |= {"samples": "training.global_batch_size", "micro_samples": "training.local_batch_size"}
-    names |= {"cp": "parallelism.context_parallel_degree"}
+    names |= {"cp": "parallelism.context_parallel_degree", "sequence": "training.seq_len"}
     names |= {"shard": "parallelism.data_parallel_shard_degree", "copies": "parallelism.data_parallel_replicate_degree"}
     if shard == 1 and copies > 1:
         zero = 0

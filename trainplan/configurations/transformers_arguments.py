@@ -75,7 +75,7 @@ def of_keys(data: Mapping[str, Any], keys: Keys, path: Path, said: Said) -> Conf
         raise InputError(
             COMMAND_LINE, "--recompute", f"is {said.recompute}, and {path} says otherwise", "leave it out, or change the file"
         )
-    lengths = [length for key in SEQUENCES if (length := keys.whole(key)) is not None]
+    lengths = [(key, length) for key in SEQUENCES if (length := keys.whole(key)) is not None]
     loaded = str(keys.get("torch_dtype") or keys.get("dtype") or "float32").rpartition(".")[2]
     fused = keys.flag("use_liger_kernel") or keys.flag("use_liger")
     if keys.values.get("liger_kernel_config.fused_linear_cross_entropy") is False:
@@ -88,12 +88,13 @@ def of_keys(data: Mapping[str, Any], keys: Keys, path: Path, said: Said) -> Conf
         notes.append("samples are padded to the longest of each batch: the plan's are all as long as the longest; more time")
     words = "compile " * keys.flag("torch_compile") + "chunked_nll" * (loss == "chunked")
     has = Arguments(
-        tool="transformers", model=keys.text("model_name_or_path", "") or None, sequence=next(iter(lengths), None),
+        tool="transformers", model=keys.text("model_name_or_path", "") or None, sequence=lengths[0][1] if lengths else None,
         micro=keys.whole("per_device_train_batch_size") or keys.whole("per_gpu_train_batch_size", 8),
         accumulation=keys.whole("gradient_accumulation_steps", 1), dtype=dtype, masters=loaded == "float32",
         again=again or said.recompute == "full", optimizer=optimizer_of(keys, "optim", "adamw_torch_fused", notes),
         attention=attention_of(kernels), loss=loss, sizes=_sizes(keys), tp=_size(keys, "tp"),
-        cp=_size(keys, "cp"), version=2, names=NAMES, words=words,
+        cp=_size(keys, "cp"), version=2, names={**NAMES, "sequence": lengths[0][0]} if lengths else NAMES,
+        words=words,
     )  # fmt: skip
     made = configured(keys, data, path, said, has, notes)
     return finished(made, keys, TRAINING_ARGUMENTS, TRAINING_TABLES)
