@@ -274,3 +274,30 @@ def test_hostile_values_are_errors_of_one_line(values: dict[str, Any]) -> None:
         of_tables(nested, "titan.toml", Said())
     except InputError as error:
         assert "\n" not in str(error)
+
+
+def test_values_are_printed_as_the_file_has_them_with_the_version_of_its_keys() -> None:
+    """Keys of earlier versions with their own values, and none of today's where they mean the contrary."""
+    made = of(
+        training__batch_size=2, training__data_parallel_degree=4, training__enable_loss_parallel=True,
+        training__fp8_linear="dynamic", experimental__pipeline_parallel_degree=2,
+    )  # fmt: skip
+    taken = {each.key: each for each in made.taken}
+    assert taken["training.enable_loss_parallel"].value is True
+    assert taken["training.fp8_linear"].value == "dynamic"
+    assert taken["training.dtype"].source == "default of torchtitan before September 2024"
+    assert not {key for key in taken if "stage_less_layers" in key or "microbatch_size" in key}  # which that version has not
+
+
+@pytest.mark.parametrize(
+    ("values", "version"),
+    [
+        ({"parallelism__tensor_parallel_degree": 2}, "0.2"),
+        ({"training__compile": True}, "before August 2025"),
+        ({"parallelism__tensor_parallel_degree": 2, "training__batch_size": 2}, "before June 2025"),
+        ({"training__tensor_parallel_degree": 2, "training__batch_size": 2}, "before March 2025"),
+        ({"training__sequence_parallel_degree": 2, "activation_checkpoint__mode": "full"}, "before April 2024"),
+    ],
+)
+def test_defaults_are_of_the_version_that_has_the_keys(values: dict[str, Any], version: str) -> None:
+    assert {each.source for each in of(**values).taken if "default" in each.source} == {f"default of torchtitan {version}"}

@@ -15,7 +15,15 @@ from trainplan.configurations.configuration import Configuration, Keys, Recomput
 from trainplan.configurations.documented import TORCHTITAN, TORCHTITAN_TABLES
 from trainplan.configurations.documents import written as spelt
 from trainplan.configurations.lines import sources_of
-from trainplan.configurations.torchtitan_versions import MIXTURES, NORMS, OTHERS, as_today, before_parallelism, model_of
+from trainplan.configurations.torchtitan_versions import (
+    MIXTURES,
+    NORMS,
+    OTHERS,
+    as_today,
+    before_parallelism,
+    model_of,
+    version_of,
+)
 from trainplan.formulations.step.schedules import PlanSchedule
 from trainplan.profiling.base.errors import InputError, one_of, shown
 from trainplan.profiling.clusters.recipes import RecipeName
@@ -38,7 +46,7 @@ HEADS = {"output", "lm_head", "router.gate"}  # modules that plans compute in th
 LAYER = re.compile(r"layers\.(\d+)")
 
 
-DEFAULTS, LATEST = "default of torchtitan 0.2", "default of torchtitan 0.3"
+LATEST = "0.3"
 SINGLE = "mixed precision is off without data-parallel ranks that share states: torchtitan computes in training.dtype then"
 
 
@@ -63,13 +71,14 @@ def of_tables(
         raise InputError(where, "model_spec", problem, "give its config_registry.py, with --set config=NAME")
     settings = {key: spelt(text) for key, text in said.variables.items() if "." in key}
     written_sources = {**written_sources, **dict.fromkeys(settings, "--set")}
-    values, written = as_today({**flattened(tables), **settings}, where)
+    own = {**flattened(tables), **settings}
+    values, written = as_today(own, where)
     names = {key: written.get(key, key) for key in values}
     keys = Keys(
         where,
         values,
         sources={key: written_sources[old] for key, old in names.items() if old in written_sources},
-        defaults=LATEST if latest else DEFAULTS,
+        defaults=f"default of torchtitan {LATEST if latest else version_of(own, written)}",
         ignored=said.ignored,
     )
     try:
@@ -77,7 +86,8 @@ def of_tables(
     except InputError as error:
         raise InputError(error.where, names.get(error.command_field, error.command_field), error.problem, error.fix) from None
     keyed = {name: names.get(key, key) for name, key in made.keys.items()}
-    taken = tuple(replace(each, key=names.get(each.key, each.key)) for each in made.taken)
+    as_written = ((each, names.get(each.key, each.key)) for each in made.taken)
+    taken = tuple(replace(each, key=old, value=own.get(old, each.value)) for each, old in as_written)
     return replace(made, keys=keyed, taken=taken)
 
 
@@ -164,7 +174,7 @@ def _refuse(keys: Keys) -> None:
 def _micro(keys: Keys, local: int, pp: int, chunks: int, early: bool) -> int:
     """Samples of a micro-batch on one rank. Raises InputError."""
     size, count = "parallelism.pipeline_parallel_microbatch_size", "parallelism.pipeline_parallel_microbatches"
-    asked, number = keys.whole(size, 1), keys.whole(count)
+    asked, number = keys.whole(size, None if early else 1), keys.whole(count)
     if pp == 1:
         return local
     if early:
@@ -240,8 +250,9 @@ def _stages(keys: Keys, pp: int, schedule: PlanSchedule, early: bool) -> tuple[t
     lists += [keys.get("parallelism.pipeline_parallel_module_fqns_per_model_part")]
     points = _listed(keys, "parallelism.pipeline_parallel_split_points")
     per_stage = keys.whole("parallelism.pipeline_parallel_layers_per_stage")
+    weight = None if early and per_stage is None else 1  # of embedding and head
     less = tuple(
-        keys.whole(f"parallelism.pipeline_parallel_{end}_stage_less_layers", 1, least=0) or 0 for end in ("first", "last")
+        keys.whole(f"parallelism.pipeline_parallel_{end}_stage_less_layers", weight, least=0) or 0 for end in ("first", "last")
     )
     if pp == 1:
         return (), 1, (0, 0)

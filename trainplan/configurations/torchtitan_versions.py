@@ -74,6 +74,12 @@ SCALINGS = ("scaling_type_input", "scaling_type_weight", "scaling_type_grad_outp
 BEFORE = ("training.", "experimental.")
 # What only versions before April 2024 have, whose code said what is recomputed.
 FIRST = ("training.sequence_parallel_degree", "training.enable_selective_ac", "training.checkpoint_interval")
+# Months before which versions had keys, by what they were.
+UNTIL = (
+    ("April 2024", FIRST),
+    ("September 2024", ("training.data_parallel_degree", "training.data_parallel_type")),
+)
+LATER = (("June 2025", ("training.batch_size",)), ("August 2025", ("training.compile",)))
 NORMS = ("rmsnorm", "fused_rmsnorm", "compiled_rmsnorm")
 ATTENTIONS = ("_flex_attn", "_flex", "_varlen_attn", "_varlen", "_sdpa")  # ends of flavours whose sizes are the same
 # Models of which no flavour is dense.
@@ -142,6 +148,16 @@ def as_today(values: Mapping[str, Any], where: str) -> tuple[dict[str, Any], dic
             if made.pop(old, "dynamic") != "dynamic":
                 raise InputError(where, old, f"is {shown(values[old])}", "give dynamic: plans for it have no other scaling")
     return made, written
+
+
+def version_of(values: Mapping[str, Any], written: Mapping[str, str]) -> str:
+    """The version whose defaults a file leaves keys to: the earliest of those that its keys are of, else 0.2. values: of its
+    keys as they stand there; written: as of `as_today`."""
+    degrees = [old for key, old in written.items() if key.startswith("parallelism.") and old.startswith(BEFORE)]
+    for month, keys in (*UNTIL, ("March 2025", degrees), *LATER):
+        if any(key in values for key in keys):
+            return f"before {month}"
+    return "0.2"
 
 
 def before_parallelism(values: Mapping[str, Any], written: Mapping[str, str]) -> bool:
