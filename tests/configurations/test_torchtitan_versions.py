@@ -301,3 +301,30 @@ def test_values_are_printed_as_the_file_has_them_with_the_version_of_its_keys() 
 )
 def test_defaults_are_of_the_version_that_has_the_keys(values: dict[str, Any], version: str) -> None:
     assert {each.source for each in of(**values).taken if "default" in each.source} == {f"default of torchtitan {version}"}
+
+
+REGISTRY = """from torchtitan.config import ParallelismConfig, TrainingConfig
+from torchtitan.trainer import Trainer
+from . import model_registry
+
+def mine() -> Trainer.Config:
+    return Trainer.Config(
+        model_spec=model_registry("8B"), training=TrainingConfig(local_batch_size=1, seq_len=4096),
+        parallelism=ParallelismConfig(tensor_parallel_degree=2),
+    )
+"""
+
+
+def test_a_registry_away_from_its_folder_is_of_the_model_that_is_named(tmp_path: Path) -> None:
+    """A model of other sizes than its flavour says is refused as ever."""
+    file = tmp_path / "config_registry.py"
+    file.write_text(REGISTRY)
+    with pytest.raises(InputError, match="--model, such as llama3-8b"):
+        read(file)
+    made = read(file, None, Said(model="meta-llama/Meta-Llama-3-8B"))
+    assert (made.model, made.tp) == ("llama3-8b", 2)
+    assert read(file, None, Said(model="qwen3-8b")).model == "qwen3-8b"
+    named = next(each for each in made.taken if each.key == "model.name")
+    assert (named.value, named.source) == ("llama3", "--model meta-llama/Meta-Llama-3-8B")
+    with pytest.raises(InputError, match="has 32 layers, and llama3-70b has 80"):
+        tp.import_run(file, cluster="h100-8", model="llama3-70b", search=False)

@@ -19,6 +19,7 @@ from trainplan.configurations.documents import written
 from trainplan.configurations.python_objects import Made, Symbol, Unread
 from trainplan.configurations.torchtitan_versions import MIXTURES
 from trainplan.profiling.base.errors import InputError, shown
+from trainplan.profiling.shipped import sized
 
 TABLES = ("training", "parallelism", "compile", "activation_checkpoint", "optimizer")
 POLICIES = {"SelectiveAC": ("selective", "op"), "FullAC": ("full", None), "MemoryBudgetAC": ("memory_budget", None)}
@@ -40,9 +41,9 @@ def of_config(config: Made, path: Path, said: Said) -> Configuration:
     where = str(path)
     tables, sources = dict[str, dict[str, Any]](), dict[str, str]()
 
-    def take(table: str, key: str, value: Any, line: int) -> None:
+    def take(table: str, key: str, value: Any, line: int, source: str = "") -> None:
         tables.setdefault(table, {})[key] = value
-        sources[f"{table}.{key}"] = f"{where}:{line}"
+        sources[f"{table}.{key}"] = source or f"{where}:{line}"
 
     for name in TABLES:
         part = config.fields.get(name)
@@ -67,7 +68,7 @@ def of_config(config: Made, path: Path, said: Said) -> Configuration:
     _settings(tables, sources, said)
     _tokens(tables, sources, where)
     _recomputed(config, take, where)
-    _model(config, path, take)
+    _model(config, path, take, said)
     if (overlap := tables.get("compile", {}).pop("enable_async_tensor_parallel", None)) is not None:
         take("parallelism", "enable_async_tensor_parallel", overlap, config.line)
     plain = replace(said, variables={})  # of which tables have what it says
@@ -137,8 +138,9 @@ def _recomputed(config: Made, take: Any, where: str) -> None:
         take("activation_checkpoint", "selective_ac_option", option, line)
 
 
-def _model(config: Made, path: Path, take: Any) -> None:
-    """Name and flavour of the model, and its converters. Raises InputError."""
+def _model(config: Made, path: Path, take: Any, said: Said) -> None:
+    """Name and flavour of the model, and its converters; the name that of `--model` where the file has none. Raises
+    InputError."""
     where, spec = str(path), config.fields.get("model_spec", config.fields.get("model"))
     if not isinstance(spec, Made) or not isinstance(flavour := spec.fields.get("0", spec.fields.get("flavor")), str):
         line = config.lines.get("model_spec", config.line)
@@ -150,10 +152,14 @@ def _model(config: Made, path: Path, take: Any) -> None:
     name = spec.fields.get("name")
     parts = [*spec.name.split("."), *reversed(path.resolve().parts[-4:-1])]
     name = name if isinstance(name, str) else next((part for part in parts if part in NAMES), None)
+    source = "" if name is not None or said.model is None else f"--model {said.model}"
+    if source and said.model is not None:
+        known = (sized(said.model) or (said.model,))[0]
+        name = next((each for each in NAMES if known.startswith(each)), known)
     if name is None:
-        fix = "give a file that imports model_registry from torchtitan.models.NAME, or stands in that folder"
+        fix = "give --model, such as llama3-8b, or a file that imports model_registry from torchtitan.models.NAME"
         raise InputError(f"{where}:{spec.line}", "model_spec", f"is {shown(flavour)} of a model that is not named", fix)
-    take("model", "name", name, spec.line)
+    take("model", "name", name, spec.line, source)
     take("model", "flavor", flavour, spec.lines.get("flavor", spec.line))
     holder = config.fields.get("model_converters")
     given = (
