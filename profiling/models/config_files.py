@@ -8,13 +8,23 @@ from typing import Any
 
 from trainplan.profiling.base.dtypes import ALIASES, DTYPE_BYTES
 from trainplan.profiling.base.errors import InputError, caution, named, shown
-from trainplan.profiling.models.families import family_names
+from trainplan.profiling.models.families import BUILT_IN, family_names
 
 TEXTS = ("text_config", "llm_config", "language_config")  # of transformers, InternVL and DeepSeek-VL
 FLAT = {"qwen2_vl": "qwen2_vl_text", "qwen2_5_vl": "qwen2_5_vl_text"}  # whose older files have the language model's fields
 OF_IMAGES = re.compile(r"^(vision|image|video)_")
 DTYPE_FIELDS = ("dtype", "torch_dtype")  # as transformers 5 writes it, and as it did before
 UNSAID = (None, "auto")
+HEADS = {"bert": "MaskedLM", "t5": "ConditionalGeneration"}  # of families that are no causal language models
+LANGUAGE = re.compile(r"CausalLM|LMHead|ConditionalGeneration|MaskedLM|PreTraining|Seq2Seq")
+OTHERS = {  # what ends in other heads, by words of the names of their classes
+    r"Reward|ForScore": "a reward model",
+    r"Classif|MultipleChoice|NextSentence": "a classifier",
+    r"QuestionAnswering": "a model that marks answers in texts",
+    r"Embedding|Retrieval|Rerank": "a model of embeddings",
+    r"DoubleHeads": "a model of two heads",
+}
+BARE = re.compile(r"(?<!ChatGLM)(Model|Encoder|Decoder)$")  # ChatGLM's files call the class with the head so
 
 
 def language_part(config: Mapping[str, Any], where: str) -> tuple[Mapping[str, Any], str]:
@@ -40,6 +50,27 @@ def _language_part(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:
         own = {each: value for each, value in config.items() if not OF_IMAGES.search(each)}
         return {**own, "model_type": FLAT[kind]}, ""
     return config, ""
+
+
+def refuse_other_heads(config: Mapping[str, Any], part: Mapping[str, Any], where: str) -> None:
+    """Refuse a model of text whose `architectures` say that it ends in something else than the head of a language model.
+
+    part: of the configuration, the language model. Files of models that come with code of their own may call the class that
+    has the head by any name, which `auto_map` says. Raises InputError.
+    """
+    family, made = part.get("model_type"), config.get("architectures")
+    if family not in BUILT_IN or "image_size" in part or not isinstance(made, list) or not made:
+        return
+    names = [str(each) for each in made]
+    if any(map(LANGUAGE.search, names)):
+        return
+    what = next((what for words, what in OTHERS.items() if re.search(words, names[0])), None)
+    own = part is config and not any(LANGUAGE.search(str(each)) for each in (config.get("auto_map") or {}))
+    if what is None and own and BARE.search(names[0]):
+        what = "a model without a head"
+    if what is not None:
+        fix = f"give a config with ...For{HEADS.get(str(family), 'CausalLM')}, or without architectures"
+        raise InputError(where, "architectures", f"is {shown(made)}: {what}", fix)
 
 
 def trained_dtype(config: Any, where: str, half: str) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 from trainplan.profiling.base.dtypes import DTYPE_BYTES, parse_dtype
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.files import read_data
-from trainplan.profiling.models.config_files import language_part, stated_dtype, trained_dtype
+from trainplan.profiling.models.config_files import language_part, refuse_other_heads, stated_dtype, trained_dtype
 from trainplan.profiling.models.families import Fields, Role, Unit, build_chain, family, family_names, sized_config
 from trainplan.profiling.models.sublayers import Sublayer, cut
 from trainplan.profiling.shipped import locate, sized
@@ -226,6 +226,7 @@ def model_from_config(
     dtype = stated_dtype(part, config, where=where) or "float32" if dtype is None else parse_dtype(dtype)
     fields = Fields(part, where, sequence, dtype, place)
     units, tied = build_chain(fields)
+    refuse_other_heads(config, part, where)
     if name is None:
         stem = os.path.basename(where).removesuffix(".json")
         name = str(fields.read["model_type"]) if stem == "config" else stem

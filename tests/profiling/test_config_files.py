@@ -293,6 +293,41 @@ def test_other_architectures_are_refused(kind: str, says: dict[str, Any], told: 
         model_from_config(small(kind, **says), "c.json")
 
 
+@pytest.mark.parametrize(
+    ("kind", "name", "told"),
+    [
+        ("llama", "LlamaForSequenceClassification", r"a classifier; give a config with \.\.\.ForCausalLM"),
+        ("qwen2", "Qwen2ForTokenClassification", "a classifier"),
+        ("llama", "LlamaForQuestionAnswering", "a model that marks answers in texts"),
+        ("qwen2", "Qwen2ForRewardModel", "a reward model"),
+        ("llama", "LlamaModel", r"a model without a head; give a config with \.\.\.ForCausalLM"),
+        ("bert", "BertForSequenceClassification", r"a classifier; give a config with \.\.\.ForMaskedLM"),
+        ("bert", "BertModel", "a model without a head"),
+        ("t5", "T5EncoderModel", r"a model without a head; give a config with \.\.\.ForConditionalGeneration"),
+        ("gpt2", "GPT2DoubleHeadsModel", "a model of two heads"),
+    ],
+)
+def test_a_model_with_another_head_is_refused(kind: str, name: str, told: str) -> None:
+    with pytest.raises(InputError, match=rf"^c\.json: architectures is \['{name}'\]: {told}"):
+        model_from_config(small(kind, architectures=[name], num_labels=1), "c.json")
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        ("llama", {"architectures": ["MyOwnForCausalLM"]}),
+        ("llama", {"architectures": ["LlamaForSequenceClassification", "LlamaForCausalLM"]}),
+        ("llama", {"architectures": None}),
+        ("llama", {"architectures": ["OwnModel"], "auto_map": {"AutoModelForCausalLM": "own.OwnModel"}}),
+        ("gpt2", {"architectures": ["GPT2LMHeadModel"]}),
+        ("bert", {"architectures": ["BertForPreTraining"]}),
+        ("vit", {"architectures": ["ViTForImageClassification"]}),
+    ],
+)
+def test_the_head_of_a_language_model_goes_by_many_names(kind: str, says: dict[str, Any]) -> None:
+    assert model_from_config(small(kind, **says), "c.json").digest == model_from_config(small(kind), "c.json").digest
+
+
 def test_a_file_is_named_in_every_line(tmp_path: Path) -> None:
     path = tmp_path / "mine.json"
     path.write_text(json.dumps(small("llama", hiden_size=8192)))
