@@ -23,6 +23,9 @@ _TRAINED = re.compile(
     r"^meta-|-(hf|chat|instruct|q?lora|sft|dpo|it|base|pt|code|coder|math|deduped|(un)?cased|v0\.\d|v1\.0|gqa|mha|4k|8k|32k|128k|1m|tokens"
     r"|(patch1[46]|patch4-window7)-224(-in2?1k)?|(intermediate-)?step-\d+k(-3t)?|2\d(0[1-9]|1[0-2])|(0[1-9]|1[0-2])2\d)(?=-|$)"
 )
+# What tells a mixture of experts that nobody knows: 8x7b, a3b, moe; and what names of the same one end with.
+_MIXED = re.compile(r"(?<![a-z0-9])(\d+x\d+(\.\d+)?b|a\d+(\.\d+)?[bm]|moe)(?![a-z0-9])")
+_SAME = re.compile(r"(original|fp8|fp4|nvfp4|mxfp4|int4|int8|bf16|awq|gptq|exp|preview|thinking|think|zero|terminus|0905)+$")
 
 
 def _files(kind: Shipped) -> dict[str, Traversable]:
@@ -71,6 +74,27 @@ def sized(name: str) -> tuple[str, str, dict[str, Any]] | None:
     return _sizes().get(folded(name))
 
 
+def mixture(name: str) -> str | None:
+    """What a mixture of experts is, in words, by its name; None where the name is of no mixture, or of a dense model that is known."""
+    experts = _mixtures().get(folded(name)) or _mixtures().get(_SAME.sub("", folded(name)))
+    if experts is None and (sized(name) is not None or not _MIXED.search(name.lower())):
+        return None
+    return mixture_of(*(experts or ()))
+
+
+def mixture_of(experts: int = 0, chosen: int = 0) -> str:
+    """A mixture of so many experts, of which each token meets so many, in words; 0: not known."""
+    counts = f" ({experts}{f', {chosen} a token' if chosen else ''})" if experts else ""
+    return f"a mixture of experts{counts}"
+
+
+@cache
+def _mixtures() -> dict[str, tuple[int, int]]:
+    """Experts, and those that a token meets, of well-known mixtures by their folded names."""
+    content = yaml.safe_load((resources.files("trainplan.data") / "mixtures.yaml").read_text(encoding="utf-8"))
+    return {folded(name): (experts, chosen) for name, (experts, chosen) in content.items()}
+
+
 def known_configs() -> Iterator[tuple[str, dict[str, Any]]]:
     """Every model that is known by name, with its configuration."""
     bases = {name: json.loads(file.read_text(encoding="utf-8")) for name, file in _files("models").items()}
@@ -99,6 +123,8 @@ def locate(kind: Shipped, name: str, option: str, otherwise: str) -> Any:
     if name.lower().endswith((*SUFFIXES, ".yml")) or name.startswith((".", "/", "~")):
         fix = f"give the path of {otherwise}, or a name from `{listing}`"
         raise InputError(COMMAND_LINE, option, f"is {name!r}: no such file", fix)
+    if kind == "models" and (what := mixture(name)) is not None:
+        raise InputError(COMMAND_LINE, option, f"is {name!r}: {what} is not planned yet", "give a dense model")
     if kind == "models" and (hub := re.fullmatch(HUB_ID, name)):
         fix = f"download its config.json: `hf download {name} config.json --local-dir {hub[1]}`, and give {hub[1]}/config.json"
         raise InputError(COMMAND_LINE, option, f"is {name!r}, an id of the Hugging Face hub", fix)

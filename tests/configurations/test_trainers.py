@@ -76,6 +76,17 @@ def test_axolotl_shares_no_states_without_fsdp(tmp_path: Path) -> None:
         judged(tmp_path / "a.yaml", model="llama3-8b", cluster="h100:8")
 
 
+@pytest.mark.parametrize("model", [None, "llama3-8b"])
+def test_a_mixture_of_experts_is_refused_by_the_files_key(tmp_path: Path, model: str | None) -> None:
+    path = tmp_path / "mixture.yml"
+    text = (HERE / "axolotl-72b.yml").read_text()
+    path.write_text(text.replace("Qwen/Qwen2.5-72B", "mistralai/Mixtral-8x7B-v0.1", 1))
+    with pytest.raises(
+        InputError, match=r"mixture\.yml: base_model is .*: a mixture of experts \(8, 2 a token\) is not planned"
+    ):
+        judged(path, model=model)
+
+
 def test_a_batch_that_the_file_denies_is_refused() -> None:
     with pytest.raises(InputError, match=r"batch is 32, with micro-batches of 16 on 16 .*; give 256, or another multiple"):
         judged(HERE / "axolotl-72b.yml", batch=32)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.models.families import BUILT_IN
 from trainplan.profiling.models.model import load_model, model_from_config, model_from_shape
-from trainplan.profiling.shipped import shipped, sized_names
+from trainplan.profiling.shipped import mixture, shipped, sized_names
 
 from tests.papers.galvatron import TABLE_I
 from tests.profiling.made import SMALL
@@ -113,6 +114,34 @@ def test_near_names_are_suggested() -> None:
         load_model("qwen3-8")
     with pytest.raises(InputError, match=r"did you mean 'mistral-nemo-12b'"):
         load_model("mistral-nemo-12")
+
+
+@pytest.mark.parametrize(
+    ("name", "experts"),
+    [
+        ("mixtral-8x7b", "(8, 2 a token) "),
+        ("mistralai/Mixtral-8x22B-Instruct-v0.1", "(8, 2 a token) "),
+        ("deepseek-ai/DeepSeek-V2-Lite-Chat", "(64, 6 a token) "),
+        ("deepseek-v2", "(160, 6 a token) "),
+        ("deepseek-ai/DeepSeek-R1-0528", "(256, 8 a token) "),
+        ("Qwen/Qwen3-30B-A3B-Instruct-2507", "(128, 8 a token) "),
+        ("openai/gpt-oss-20b", "(32, 4 a token) "),
+        ("meta-llama/Llama-4-Maverick-17B-128E-Original", "(128, 1 a token) "),
+        ("zai-org/GLM-4.5-Air", "(128, 8 a token) "),
+        ("ibm-granite/granite-3.0-1b-a400m-base", "(32, 8 a token) "),
+        ("nobody/New-10B-A2B", ""),
+        ("nobody/new-moe-4x2b", ""),
+    ],
+)
+def test_a_mixture_of_experts_is_refused_by_its_name(name: str, experts: str) -> None:
+    told = f"model is '{name}': a mixture of experts {experts}is not planned yet; give a dense model"
+    with pytest.raises(InputError, match=re.escape(told)):
+        load_model(name)
+
+
+def test_no_dense_model_passes_for_a_mixture() -> None:
+    names = [*shipped("models"), *sized_names(), "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B", "meta-llama/Llama-3.1-8B"]
+    assert not [name for name in names if mixture(name)]
 
 
 # What the checkpoints of these names hold, by their publishers.

@@ -231,6 +231,11 @@ def test_language_models_of_multimodal_files_are_planned_alone() -> None:
         ({"model_type": "dbrx", "ffn_config": {"moe_num_experts": 16, "moe_top_k": 4}}, r"ffn_config\.moe_num_experts is 16"),
         ({"model_type": "ernie4_5_vl_moe", "moe_num_experts": [64, 64], "moe_k": 6}, r"\(64, 6 a token\) is not planned"),
         ({**INTERNLM2, "num_local_experts": 8}, r"a mixture of experts \(8\) is not planned"),
+        ({"model_type": "deepseek_v3", "n_shared_experts": 2}, r"'deepseek_v3': a mixture of experts \(256, 8 a token\)"),
+        ({"model_type": "dots1", "n_routed_experts": None}, r"'dots1': a mixture of experts \(128, 6 a token\)"),
+        ({"model_type": "dots1", "n_routed_experts": 128, "num_experts_per_tok": 6}, r"n_routed_experts is 128: .*\(128, 6 a"),
+        ({"model_type": "doge", "is_moe": True}, r"'doge': a mixture of experts \(16384, 64 a token\)"),
+        ({"model_type": "doge", "is_moe": True, "num_experts": 4096, "num_experts_per_tok": 32}, r"\(4096, 32 a token\)"),
         ({"model_type": "new_moe"}, "a mixture of experts is not planned"),
     ],
 )
@@ -252,6 +257,11 @@ def test_one_expert_is_a_dense_model() -> None:
         ({"model_type": "bart", "is_encoder_decoder": True}, "a model of an encoder and a decoder"),
         ({"model_type": "deberta-v2", "hidden_size": 768}, "an encoder"),
         ({"model_type": "new", "architectures": ["NewForImageClassification"]}, "a model of images or sound"),
+        (
+            {"model_type": "doge", "is_moe": False, "num_experts": 16384, "keep_window_size": 2048},
+            "attention under a learned mask",
+        ),
+        ({"model_type": "doge", "num_experts": 16384, "keep_window_size": 2048}, "attention under a learned mask"),
         ({"model_type": "minicpm3", "kv_lora_rank": 256}, "multi-head latent attention"),
     ],
 )

@@ -53,6 +53,16 @@ def test_names_as_tables_have_them(words: str, name: str | None) -> None:
     assert (known and known[0]) == name
 
 
+@pytest.mark.parametrize(
+    ("name", "experts"),
+    [("Mixtral 8x7B", " (8, 2 a token)"), ("deepseek-ai/DeepSeek-V3", " (256, 8 a token)"), ("GPT-MoE 1.3B", "")],
+)
+@pytest.mark.parametrize("said", [{}, sizes(32, 4096, 32)])
+def test_a_mixture_of_experts_is_not_predicted(name: str, experts: str, said: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match=re.escape(f"model is '{name}', a mixture of experts{experts}: not predicted")):
+        laid(**({"model": name, "gpus": 512, "seq": 512} | said))
+
+
 def test_every_size_is_that_of_its_name() -> None:
     for name in sized_names():
         if said := re.search(r"-([\d.]+)([bm])(-|$)", name):

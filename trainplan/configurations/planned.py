@@ -36,6 +36,7 @@ from trainplan.profiling.base.dtypes import parse_dtype
 from trainplan.profiling.base.errors import COMMAND_LINE, InputError, one_of
 from trainplan.profiling.models.model import Model, load_model, model_from_config
 from trainplan.profiling.models.sublayers import modules_of
+from trainplan.profiling.shipped import mixture
 
 DOCUMENTS = (".json", ".yaml", ".yml")
 READERS = {
@@ -157,6 +158,8 @@ def model_of(configuration: Configuration, name: str | None, sequence: int | Non
         raise InputError(COMMAND_LINE, "--dtype", problem, "leave it out, or change the file")
     dtype = configuration.dtype or dtype
     fields, shipped_name = configuration.config, name or configuration.model
+    if configuration.model is not None and (what := mixture(configuration.model)) is not None:
+        raise configuration.error("model", f"is {configuration.model!r}: {what} is not planned yet", "give a dense model")
     if shipped_name is not None:
         model = on_samples(configuration, tokens, lambda length: load_model(shipped_name, length, dtype)).fused()
         _agreed(configuration, model)

@@ -19,7 +19,7 @@ from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.files import read_data
 from trainplan.profiling.models.families import sized_config
 from trainplan.profiling.models.model import Model, model_from_config
-from trainplan.profiling.shipped import locate, sized
+from trainplan.profiling.shipped import locate, mixture, sized
 from trainplan.validation.rows import Run
 
 # Shipped configurations whose architecture other sizes of a family have, by how their names begin.
@@ -75,6 +75,9 @@ NEAR = 0.03  # of parameters: what is no further from what the row says is left 
 
 def row_model(run: Run, tp: int, framework: Framework, dtype: str, assumed: dict[str, str]) -> Model:
     """The model of a row, in the run's dtype. Raises InputError."""
+    if (what := mixture(run.model)) is not None:
+        problem = f"is {run.model!r}, {what}: not predicted"
+        raise InputError(run.id, "model", problem, "leave the row out: dense models are predicted")
     known = sized(run.model)
     if known is not None:
         return _Sized(run, known[1], known[2], True, tp, framework, dtype).model(assumed)

@@ -8,7 +8,7 @@ from typing import Any
 
 from trainplan.profiling.base.errors import InputError, shown
 from trainplan.profiling.models.families.fields import Family, Fields, names
-from trainplan.profiling.shipped import known_configs
+from trainplan.profiling.shipped import known_configs, mixture_of
 
 EXPERTS = re.compile(r"(^|_)(n|num|number_of)_(\w+_)?experts$|^n_?experts?$|^num_experts_total$")
 NO_COUNT = re.compile(r"shared|selected|activ|_per_|top|group|zero|dense|limit|copy")
@@ -20,43 +20,65 @@ CHOSEN = names(
 )
 OFF = ("is_moe", "enable_moe_block", "use_moe", "moe")  # fields that say false where a dense model's file counts experts
 NESTED = ("text_config", "ffn_config", "moe_config", "llm_config", "language_config", "thinker_config")
-# Experts, and how many of them each token meets, where a file leaves out what is as its class in transformers 5 has it.
+# Experts, and how many of them each token meets, where a file leaves out what is as its class in transformers 5 has it; of dots1,
+# whose class has none, as its publisher's file.
 MIXTURES: dict[str, tuple[int, int]] = {
     "afmoe": (64, 6),
     "aria_text": (8, 2),
+    "axk1": (192, 8),
+    "axk2": (128, 8),
+    "bailing_hybrid": (512, 8),
+    "cohere2_moe": (8, 2),
     "dbrx": (4, 1),
     "deepseek_v2": (64, 6),
     "deepseek_v3": (256, 8),
     "deepseek_v32": (256, 8),
+    "deepseek_v4": (256, 6),
+    "doge": (16384, 64),
+    "dots1": (128, 6),
     "ernie4_5_moe": (64, 6),
+    "ernie4_5_vl_moe_text": (64, 6),
     "exaone_moe": (64, 8),
     "flex_olmo": (7, 5),
+    "flint": (256, 6),
     "glm4_moe": (128, 8),
     "glm4_moe_lite": (64, 4),
     "glm4v_moe_text": (128, 8),
     "glm_moe_dsa": (256, 8),
     "gpt_oss": (128, 4),
     "granitemoe": (8, 2),
+    "granitemoe_swa": (8, 2),
     "granitemoehybrid": (8, 2),
     "granitemoeshared": (8, 2),
+    "hy_v3": (192, 8),
+    "hy_v4": (256, 8),
     "jamba": (16, 2),
     "jetmoe": (8, 2),
     "kimi_linear": (256, 8),
+    "laguna": (256, 8),
     "lfm2_moe": (32, 4),
     "llama4": (16, 1),
     "llama4_text": (16, 1),
     "longcat_flash": (512, 12),
+    "mellum": (64, 8),
+    "mimo_v2_flash": (256, 8),
     "minimax": (8, 2),
     "minimax_m2": (256, 8),
+    "minimax_m3_vl_text": (128, 4),
+    "mistral4": (128, 4),
     "mixtral": (8, 2),
     "nemotron_h": (8, 2),
     "olmoe": (64, 8),
     "phimoe": (16, 2),
     "qwen2_moe": (60, 4),
+    "qwen3_5_moe_text": (256, 8),
     "qwen3_moe": (128, 8),
     "qwen3_next": (512, 10),
+    "qwen3_omni_moe_text": (128, 8),
     "qwen3_vl_moe_text": (60, 4),
     "solar_open": (128, 8),
+    "step3p5": (288, 8),
+    "zaya": (16, 1),
 }
 STATES = "state-space, linear-attention or convolution layers"
 STATE_TYPES = names(
@@ -72,6 +94,7 @@ ENCODERS = re.compile(r"bert|electra|bird|ernie$|roformer|canine|fnet|nystromfor
 FEATURES = {
     "kv_lora_rank": "keys and values of low rank (multi-head latent attention)",
     "attention_chunk_size": "attention in chunks",
+    "keep_window_size": "attention under a learned mask",
     "hidden_size_per_layer_input": "embeddings of each layer",
     "num_kv_shared_layers": "layers that share keys and values",
 }
@@ -103,20 +126,21 @@ def check_dense(fields: Fields) -> None:
     kind = str(fields.config.get("model_type"))
     fix = "give a dense model"
     for place, config in _parts(fields.config):
-        if any(config.get(name) is False for name in OFF):
+        if any(config.get(name) is False for name in OFF) or (kind == "doge" and not config.get("is_moe")):
             return
         for name, value in config.items():
-            if EXPERTS.search(name) and not NO_COUNT.search(name) and (count := _count(value)) > 1:
+            if _counts(name) and (count := _count(value)) > 1:
                 chosen = next((_count(config[each]) for each in config if each in CHOSEN and _count(config[each])), 0)
-                raise fields.fail(place + name, f"is {shown(value)}: {_mixture(count, chosen)} is not planned yet", fix)
-    if kind in MIXTURES and not any(EXPERTS.search(name) for name in fields.config):
-        raise fields.fail("model_type", f"is {kind!r}: {_mixture(*MIXTURES[kind])} is not planned yet", fix)
+                raise fields.fail(place + name, f"is {shown(value)}: {mixture_of(count, chosen)} is not planned yet", fix)
+    if kind in MIXTURES and all(value is None for name, value in fields.config.items() if _counts(name)):
+        raise fields.fail("model_type", f"is {kind!r}: {mixture_of(*MIXTURES[kind])} is not planned yet", fix)
     if "moe" in re.split(r"[^a-z]+", kind.lower()) or kind.lower().endswith("moe"):
         raise fields.fail("model_type", f"is {kind!r}: a mixture of experts is not planned yet", fix)
 
 
-def _mixture(experts: int, chosen: int) -> str:
-    return f"a mixture of experts ({experts}{f', {chosen} a token' if chosen else ''})"
+def _counts(name: str) -> bool:
+    """Whether a field of this name counts experts that tokens are sent to."""
+    return bool(EXPERTS.search(name)) and not NO_COUNT.search(name)
 
 
 def _parts(config: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
