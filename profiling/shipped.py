@@ -75,7 +75,7 @@ def sized(name: str) -> tuple[str, str, dict[str, Any]] | None:
 
 
 def mixture(name: str) -> str | None:
-    """What a mixture of experts is, in words, by its name; None where the name is of no mixture, or of a dense model that is known."""
+    """What a mixture of experts is, in words, by its name; None where the name is of no mixture, or of a known dense model."""
     experts = _mixtures().get(folded(name)) or _mixtures().get(_SAME.sub("", folded(name)))
     if experts is None and (sized(name) is not None or not _MIXED.search(name.lower())):
         return None

@@ -9,6 +9,7 @@ from typing import Any
 
 from trainplan.asking import FilePath, profile_of
 from trainplan.checking import request_of_claim
+from trainplan.formulations.joint.asked import with_tables
 from trainplan.formulations.plan import Plan, load_plan
 from trainplan.formulations.problem import problem
 from trainplan.formulations.runs import runs
@@ -91,13 +92,17 @@ def explain(
     if claim.evidence.cluster is None and used is None:
         raise InputError("plan", "claim.evidence.cluster", "is missing", "give the --profile that the plan was made from")
     stated = problem(claim.problem)
-    instance = stated.instance(request_of_claim(made, claim.evidence, used))
+    request = request_of_claim(made, claim.evidence, used)
+    instance = stated.instance(request)
     try:
         solution = stated.load_solution(claim.evidence.solution)
         objective_ns = stated.evaluate(instance, solution).objective
     except (ValueError, LookupError) as error:
         problem_text = f"is of another instance ({error})"
         raise InputError("plan", "claim.evidence.solution", problem_text, "plan again with `trainplan plan -o`") from error
+    at_most = stated.instance(with_tables(request, "most"))  # under which what others need is not said too low
+    if not stated.violations(at_most, solution):
+        instance = at_most
     simulation = simulation or simulate(made)
     end = time.monotonic() + (float("inf") if time_limit is None else time_limit)
     changes = tuple(stated.changes(instance, solution, lambda: time.monotonic() > end))

@@ -63,7 +63,10 @@ def test_copies_of_weights(name: str, alone: float, in_place: float) -> None:
 @pytest.mark.parametrize("name", sorted(sheets()))
 def test_devices_have_the_recipes_of_their_architecture(name: str) -> None:
     described = sheet(name)
-    assert described.recipes == OF_ARCHITECTURES.get(described.architecture, [])
+    of_architecture = OF_ARCHITECTURES.get(described.architecture, [])
+    if name == "rtx5090":  # of compute capability 12.0, for which Transformer Engine has no block scaling
+        of_architecture = [each for each in of_architecture if each in ("fp8", "fp8-current")]
+    assert described.recipes == of_architecture
     assert load_cluster(f"{name}:8").kinds[0].recipes == described.recipes
 
 

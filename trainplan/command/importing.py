@@ -198,13 +198,16 @@ def _searches(judged: JudgedRun) -> list[tuple[str, str]]:
         rows.append((label, f"what runs; the optimum of the walks takes {text}" if worse else text))
     if best is None or judged.gap is None or best.answer.bound_ns is None:
         return rows
+    if not judged.fits:
+        return [*rows, ("gap", "none: what runs does not fit, and the bound is of plans that do")]
     source = best.result.bound_source or "the search"
     if alone:
         rows.append(("bound", f"{format_time(best.answer.bound_ns)}, by {source}"))
     else:
         least = best.answer.bound_ns / judged.judged.step_ns
         rows.append(("bound", f"no plan's walk takes less than {least:.2%} of this one's, by {source}"))
-    return [*rows, ("gap", f"{judged.gap:.2%}: no plan takes less than the bound; proven under {_under(best)}")]
+    whose = "" if alone else f", by walks, which overlap otherwise than {judged.configuration.software}"
+    return [*rows, ("gap", f"{judged.gap:.2%}{whose}: no plan takes less than the bound; proven under {_under(best)}")]
 
 
 def _grouped(keys: Sequence[str]) -> str:

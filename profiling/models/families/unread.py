@@ -20,8 +20,8 @@ CHOSEN = names(
 )
 OFF = ("is_moe", "enable_moe_block", "use_moe", "moe")  # fields that say false where a dense model's file counts experts
 NESTED = ("text_config", "ffn_config", "moe_config", "llm_config", "language_config", "thinker_config")
-# Experts, and how many of them each token meets, where a file leaves out what is as its class in transformers 5 has it; of dots1,
-# whose class has none, as its publisher's file.
+# Experts, and how many of them each token meets, where a file leaves out what is as its class in transformers 5 has it; of
+# dots1, whose class has none, as its publisher's file.
 MIXTURES: dict[str, tuple[int, int]] = {
     "afmoe": (64, 6),
     "aria_text": (8, 2),
