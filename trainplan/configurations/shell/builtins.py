@@ -6,9 +6,9 @@ import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from trainplan.configurations.shell import launchers, printing
+from trainplan.configurations.shell import launchers, printing, reading
 from trainplan.configurations.shell.conditions import Conditions
-from trainplan.configurations.shell.marks import MARK, TooMuch, Unknown, fields
+from trainplan.configurations.shell.marks import MARK, TooMuch, Unknown
 from trainplan.configurations.shell.scan import ASSIGNED, Raw
 from trainplan.configurations.shell.state import ABSENT, Array, State, Value
 from trainplan.profiling.models.families.fields import names
@@ -58,9 +58,15 @@ def run(shell: Evaluator, raws: Sequence[Raw], state: State, where: str, source:
 
 
 def command(
-    shell: Evaluator, argv: list[str], state: State, where: str, source: Source, environment: dict[str, Value] | None = None
+    shell: Evaluator,
+    argv: list[str],
+    state: State,
+    where: str,
+    source: Source,
+    environment: dict[str, Value] | None = None,
+    plain: bool = False,
 ) -> Outcomes:
-    """Evaluates a command by its words."""
+    """Evaluates a command by its words. plain: whether functions of its name are passed over."""
     environment = environment or {}
     argv = shell.marks.picked_words(argv, state.known())
     if not argv:
@@ -70,12 +76,12 @@ def command(
         return shell.fork(
             state,
             (choice.decision, True),
-            lambda each: command(shell, sides[0], each, where, source, environment),
-            lambda each: command(shell, sides[1], each, where, source, environment),
+            lambda each: command(shell, sides[0], each, where, source, environment, plain),
+            lambda each: command(shell, sides[1], each, where, source, environment, plain),
             where,
         )
     name, rest = argv[0], argv[1:]
-    if name in state.functions:
+    if name in state.functions and not plain:
         return _called(shell, name, rest, state, where, environment)
     state.code = state.code if name in ("return", "exit") else "1"
     own = OWN.get(name)
@@ -88,6 +94,8 @@ def command(
             return outcomes
         return own(shell, rest, state, where, source)
     state.status = True
+    if name == "xargs":
+        return _each(shell, reading.started(shell, rest, state, where), state, where, source, environment)
     printed = printing.of(shell, name, rest, state, where)
     if printed is not None:
         if MARK.search(printed) and name not in ("echo", "printf", "pwd"):
@@ -107,6 +115,15 @@ def command(
         shell.uncertain(state, where, argv)
     if state.captures and name not in SILENT:
         state.printed += shell.marks.unknown("", where, f"is what {shell.marks.shown(name)} prints") + "\n"
+    return [(state, "")]
+
+
+def _each(
+    shell: Evaluator, lines: list[list[str]], state: State, where: str, source: Source, environment: dict[str, Value]
+) -> Outcomes:
+    """Evaluates commands, one after another, each in a process of its own."""
+    for argv in lines:
+        shell.apart(state, lambda inner, argv=argv: command(shell, argv, inner, where, source, environment, True), where)
     return [(state, "")]
 
 
@@ -335,12 +352,12 @@ def _prefix(shell: Evaluator, rest: list[str], state: State, where: str, source:
     words = list(rest)
     while words and words[0].startswith("-"):
         words.pop(0)
-    return command(shell, words, state, where, source)
+    return command(shell, words, state, where, source, None, True)
 
 
 def _command(shell: Evaluator, rest: list[str], state: State, where: str, source: Source) -> Outcomes:
     if rest and rest[0] in ("-v", "-V"):
-        shell.uncertain(state, where, ["command", *rest[1:]])
+        shell.uncertain(state, where, ["command", *rest])
         return [(state, "")]
     return _prefix(shell, rest, state, where, source)
 
@@ -348,51 +365,6 @@ def _command(shell: Evaluator, rest: list[str], state: State, where: str, source
 def _exec(shell: Evaluator, rest: list[str], state: State, where: str, source: Source) -> Outcomes:
     outcomes = _prefix(shell, rest, state, where, source)
     return [(each, flow or "exit") for each, flow in outcomes] if rest else outcomes
-
-
-def _read(shell: Evaluator, rest: list[str], state: State, where: str, source: Source) -> Outcomes:
-    """Takes a line of what is given, and gives its words to variables."""
-    names, array, whole, place = list[str](), "", False, 0
-    while place < len(rest):
-        word = rest[place]
-        if re.fullmatch(r"-[a-zA-Z]+", word):
-            if word[-1] in "adinNptu":
-                place += 1
-                value = rest[place] if place < len(rest) else ""
-                array = value if word[-1] == "a" else array
-                whole = whole or (word[-1] == "d" and value == "")
-        else:
-            names.append(word)
-        place += 1
-    names = names or ([] if array else ["REPLY"])
-    if state.given is None:
-        for name in [*names, *([array] if array else [])]:
-            shell.assign(state, name, shell.marks.unknown(name, where, "is read when it runs"), where)
-        state.status = (shell.decided(Unknown(names[0] if names else array, where, "is read when it runs"), "", ""), True)
-        return [(state, "")]
-    line, newline, state.given = (state.given, "", "") if whole else state.given.partition("\n")
-    state.status = bool(newline)
-    separators = shell.words(state, where)._separators()
-    if array:
-        shell.assign_list(state, array, fields([(line, True)], separators))
-        return [(state, "")]
-    if len(names) == 1:
-        shell.assign(state, names[0], line.strip(" \t\n") if separators == " \t\n" else line, where)
-        return [(state, "")]
-    parts = (
-        re.split("[" + re.escape(separators) + "]+", line.strip(separators), maxsplit=len(names) - 1) if separators else [line]
-    )
-    for name, value in zip(names, [*parts, *[""] * len(names)], strict=False):
-        shell.assign(state, name, value, where)
-    return [(state, "")]
-
-
-def _mapfile(shell: Evaluator, rest: list[str], state: State, where: str, source: Source) -> Outcomes:
-    name = next((word for word in reversed(rest) if not word.startswith("-")), "MAPFILE")
-    lines = [shell.marks.unknown(name, where, "is read when it runs")] if state.given is None else state.given.splitlines()
-    shell.assign_list(state, name, lines)
-    state.status = True
-    return [(state, "")]
 
 
 def _getopts(shell: Evaluator, rest: list[str], state: State, where: str, source: Source) -> Outcomes:
@@ -427,6 +399,6 @@ OWN: dict[str, Own] = {
     "exit": _exit, "return": _return, "break": _leaves("break"), "continue": _leaves("continue"), "shift": _shift, "set": _set,
     "source": _source, ".": _source, "eval": _eval, "cd": _cd, "pushd": _cd, "popd": _status(True), "unset": _unset,
     "test": _test, "[": _bracket, "true": _status(True), ":": _status(True), "false": _status(False), "let": _let,
-    "builtin": _prefix, "command": _command, "exec": _exec, "read": _read, "mapfile": _mapfile, "readarray": _mapfile,
-    "getopts": _getopts,
+    "builtin": _prefix, "command": _command, "exec": _exec, "read": reading.read, "mapfile": reading.mapfile,
+    "readarray": reading.mapfile, "getopts": _getopts,
 }  # fmt: skip

@@ -10,7 +10,7 @@ from tree_sitter import Node
 
 from trainplan.configurations.shell.conditions import Conditions
 from trainplan.configurations.shell.marks import MARK, TooMuch
-from trainplan.configurations.shell.patterns import compiled
+from trainplan.configurations.shell.patterns import Pattern
 from trainplan.configurations.shell.scan import Unclosed, split
 from trainplan.configurations.shell.state import Array, State, Truth
 
@@ -252,8 +252,7 @@ def _matches(shell: Evaluator, text: str, raw: str, state: State, where: str) ->
                 if re.search(r"[*?\[(]", "".join(each for each, literal in pattern if not literal)):
                     return conditions.undecided(f"{value} matches {joined}", re.sub(r"[*?\[\]()]", "", joined))
                 return conditions.binary(value, "=", joined)
-            found = compiled(pattern)
-            return found is not None and found.fullmatch(value) is not None
+            return Pattern(pattern).whole(value)
 
         other = conditions.lifted([text], one) if text else one([""])
         truth = conditions.both(truth, other, False)

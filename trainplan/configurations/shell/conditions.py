@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from trainplan.configurations.shell.marks import FAILS, MARK, Unknown
-from trainplan.configurations.shell.patterns import compiled
+from trainplan.configurations.shell.patterns import Pattern, expression
 from trainplan.configurations.shell.scan import end_of
 from trainplan.configurations.shell.state import Truth
 
@@ -132,7 +132,8 @@ def _may_equal(left: str, right: str) -> bool:
     if MARK.search(left) and MARK.search(right):
         return True
     opened, known = (left, right) if MARK.search(left) else (right, left)
-    return re.fullmatch(".*".join(re.escape(part) for part in MARK.split(opened)), known, re.DOTALL) is not None
+    pieces = [piece for part in MARK.split(opened) for piece in ((part, True), ("*", False))]
+    return Pattern(pieces[:-1]).whole(known)
 
 
 class _Test:
@@ -259,8 +260,7 @@ class _Double:
                     return of._not(truth) if sign == "!=" else truth
                 if sign == "=~":
                     return self.searched(pattern, value)
-                found = compiled(pattern)
-                return (found is not None and found.fullmatch(value) is not None) == (sign != "!=")
+                return Pattern(pattern).whole(value) == (sign != "!=")
 
             return of.lifted([left], matched) if left else matched([""])
         right = self.words.text(other)
@@ -268,13 +268,10 @@ class _Double:
 
     def searched(self, pattern: list[tuple[str, bool]], value: str) -> Truth:
         text = "".join(re.escape(text) if literal else text for text, literal in pattern)
-        text = re.sub(
-            r"\[\[:(\w+):\]\]", lambda m: {"digit": r"\d", "space": r"\s", "alpha": "[a-zA-Z]"}.get(m[1], r"\w"), text
-        )
-        try:
-            found = re.search(text, value) if len(value) < 4096 and len(text) < 512 else None
-        except (re.error, OverflowError, RecursionError):
-            return False
+        made = expression(text, len(value))
+        if made is None:
+            return self.conditions.undecided("", why=f"asks for the regular expression {text[:40]}, which is not tried")
+        found = made.search(value)
         if found is not None:
             groups = [found[0], *(each or "" for each in found.groups())]
             self.conditions.shell.assign_list(self.conditions.state, "BASH_REMATCH", groups)

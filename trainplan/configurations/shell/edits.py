@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from trainplan.configurations.shell.marks import BREAK, NOTHING, Piece
-from trainplan.configurations.shell.patterns import compiled
+from trainplan.configurations.shell.patterns import Pattern
 from trainplan.configurations.shell.scan import ASSIGNED, Unclosed, end_of
 
 ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\", "'": "'", '"': '"', "a": "\a", "b": "\b", "e": "\x1b"}
@@ -72,28 +72,34 @@ def slash(word: str) -> int:
 
 def edited(text: str, sign: str, pattern: list[tuple[str, bool]], replaced: str) -> str:
     """A text with what a pattern finds cut off or replaced, or in other letters, as the operator says."""
+    matched = Pattern(pattern)
     if sign[0] in "^,":
         change = str.upper if sign[0] == "^" else str.lower
-        matched = compiled(pattern) if "".join(each for each, _ in pattern) else re.compile(".", re.DOTALL)
-        letters = [
-            change(c) if matched and matched.fullmatch(c) and (len(sign) == 2 or not n) else c for n, c in enumerate(text)
-        ]
-        return "".join(letters)
-    matched = compiled(pattern)
-    if matched is None:
-        return text
-    if sign == "#" or sign == "##":
-        ends = range(len(text) + 1) if sign == "#" else range(len(text), -1, -1)
-        return next((text[end:] for end in ends if matched.fullmatch(text, 0, end)), text)
-    if sign == "%" or sign == "%%":
-        begins = range(len(text), -1, -1) if sign == "%" else range(len(text) + 1)
-        return next((text[:begin] for begin in begins if matched.fullmatch(text, begin)), text)
+        every = not "".join(each for each, _ in pattern)
+        return "".join(
+            change(c) if (every or matched.whole(c)) and (len(sign) == 2 or not n) else c for n, c in enumerate(text)
+        )
+    if sign in ("#", "##"):
+        ends = matched.ends(text)
+        return text[(min if sign == "#" else max)(ends) :] if ends else text
+    if sign in ("%", "%%"):
+        begins = matched.begins(text)
+        return text[: (max if sign == "%" else min)(begins)] if begins else text
     if not "".join(each for each, _ in pattern):
         return replaced + text if sign == "/#" else text + replaced if sign == "/%" else text
     if sign == "/#":
-        end = next((end for end in range(len(text), -1, -1) if matched.fullmatch(text, 0, end)), None)
-        return text if end is None else replaced + text[end:]
+        ends = matched.ends(text)
+        return replaced + text[max(ends) :] if ends else text
     if sign == "/%":
-        begin = next((begin for begin in range(len(text) + 1) if matched.fullmatch(text, begin)), None)
-        return text if begin is None else text[:begin] + replaced
-    return matched.sub(lambda _: replaced, text, count=0 if sign == "//" else 1)
+        begins = matched.begins(text)
+        return text[: min(begins)] + replaced if begins else text
+    if not text:
+        return replaced if matched.whole(text) else text
+    made, place = list[str](), 0
+    while place < len(text):
+        end = max(matched.ends(text, place), default=-1)
+        made += [replaced] * (end >= 0) + [text[place]] * (end <= place)
+        place = max(end, place + 1)
+        if end >= 0 and sign == "/":
+            break
+    return "".join(made) + text[place:]

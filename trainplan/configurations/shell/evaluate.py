@@ -346,7 +346,11 @@ class Evaluator(Variables):
             state.lines[match[0].replace("_", "-")] = f"{path}:{line + raw.count(chr(10), 0, match.start())}"
 
     def output(self, text: str, state: State, where: str) -> str:
-        """What `$(..)` prints."""
+        """What stands for `$(..)`."""
+        return self.printed(text, state, where).replace("\0", "").rstrip("\n")
+
+    def printed(self, text: str, state: State, where: str) -> str:
+        """What the commands of `$(..)` or `<(..)` print."""
         inner = state.copy()
         inner.captures, inner.printed, inner.commands = True, "", []
         path, _, line = where.rpartition(":")
@@ -355,7 +359,7 @@ class Evaluator(Variables):
         state.status, state.code = end.status, end.code
         self.outputs += 1
         state.commands = [*state.commands, *end.commands]
-        return end.printed.rstrip("\n")
+        return end.printed
 
     def found(self, words: Sequence[str], environment: dict[str, str], state: State, where: str) -> None:
         """Notes a command that is reached."""

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from trainplan.configurations.shell import reading
 from trainplan.configurations.shell.marks import MARK
 from trainplan.configurations.shell.state import State
 from trainplan.profiling.models.families.fields import names
@@ -69,7 +70,9 @@ def looks_like_program(word: str) -> bool:
     if word.startswith("-") or "=" in word or ":" in word or not name:
         return False
     return (
-        bool(PYTHON.match(word)) or name in (*SHELLS, *STARTERS, *WRAPPERS, *REMOTE) or name.endswith((".py", ".sh", ".sbatch"))
+        bool(PYTHON.match(word))
+        or name in (*SHELLS, *STARTERS, *WRAPPERS, *REMOTE, "xargs")
+        or name.endswith((".py", ".sh", ".sbatch"))
     )
 
 
@@ -80,6 +83,9 @@ def start(shell: Evaluator, argv: Sequence[str], environment: Mapping[str, str],
         return _shell(shell, rest, environment, state, where)
     if name in ("sbatch", "salloc", "qsub"):
         return _batch(shell, rest, environment, state, where)
+    if name == "xargs":
+        lines = reading.started(shell, rest, state, where)
+        return [start(shell, each, environment, state, where) for each in lines] != [False]
     if name in REMOTE:
         place = next((n for n, word in enumerate(rest) if looks_like_program(word) or re.search(r"[ ;&]", word)), None)
         if place is not None:

@@ -1,53 +1,174 @@
-"""Patterns of bash as regular expressions, and braces."""
+"""Patterns of bash, regular expressions that are safe to try, and braces.
+
+Patterns are matched by following all places at which they may end at once, so that none takes more than a bounded number of
+steps, as regular expressions may that try one way after another.
+"""
 
 from __future__ import annotations
 
 import re
+from math import comb
 
 from trainplan.configurations.shell.marks import TooMuch
 
-MOST_WORDS = 10000
+MOST_WORDS, MOST_STEPS, MOST_TRIES = 10000, 2 * 10**6, 2 * 10**7
 CLASSES = {
     "digit": "0-9",
     "alpha": "a-zA-Z",
     "alnum": "a-zA-Z0-9",
     "upper": "A-Z",
     "lower": "a-z",
+    "xdigit": "0-9a-fA-F",
+    "blank": r" \t",
     "space": r"\s",
     "punct": r"!-/:-@\[-`{-~",
 }
+ANY, STAR = object(), object()
+Part = object  # a text, ANY, STAR, a set of characters, or alternatives with their sign
+SETS = re.compile(r"\[(?:\^|!)?\]?(?:\[:\w+:\]|[^]])*\]")
 
 
-def translated(pattern: list[tuple[str, bool]], greedy: bool = True) -> str:
-    """A regular expression for a pattern, given in pieces: a text, and whether its characters stand for themselves."""
-    made = ""
-    for text, literal in pattern:
-        made += re.escape(text) if literal else _translated(text, greedy)
+class Pattern:
+    """A pattern in pieces: texts, and whether their characters stand for themselves."""
+
+    def __init__(self, pieces: list[tuple[str, bool]]) -> None:
+        self.parts = [part for text, literal in pieces for part in ([text] if literal else _parts_of(text))]
+        self.steps = 0
+
+    def whole(self, text: str) -> bool:
+        """Whether it matches a text."""
+        return len(text) in self.ends(text)
+
+    def ends(self, text: str, begin: int = 0) -> set[int]:
+        """The places at which what it matches from a place on may end. Raises TooMuch."""
+        return self._ends(self.parts, text, {begin})
+
+    def begins(self, text: str) -> set[int]:
+        """The places from which on it matches all the rest of a text."""
+        return {len(text) - end for end in self._ends(_turned(self.parts), text[::-1], {0})}
+
+    def _ends(self, parts: list[Part], text: str, places: set[int]) -> set[int]:
+        for part in parts:
+            if not places:
+                break
+            if part is STAR:
+                places = set(range(min(places), len(text) + 1))
+            elif part is ANY:
+                places = {place + 1 for place in places if place < len(text)}
+            elif isinstance(part, str):
+                places = {place + len(part) for place in places if text.startswith(part, place)}
+            elif isinstance(part, re.Pattern):
+                places = {place + 1 for place in places if part.match(text, place)}
+            else:
+                places = self._alternatives(part, text, places)
+            self.steps += len(places) + 1
+            if self.steps > MOST_STEPS:
+                raise TooMuch
+        return places
+
+    def _alternatives(self, part: Part, text: str, places: set[int]) -> set[int]:
+        assert isinstance(part, tuple)
+        sign, alternatives = part
+        if sign == "!":
+            return {
+                end
+                for place in places
+                for end in range(place, len(text) + 1)
+                if end not in {e for each in alternatives for e in self._ends(each, text, {place})}
+            }
+        made = set(places) if sign in "?*" else set[int]()
+        going = places
+        while going:
+            going = {end for each in alternatives for end in self._ends(each, text, going)} - made
+            made |= going
+            if sign in "?@":
+                break
+        return made
+
+
+def _turned(parts: list[Part]) -> list[Part]:
+    """The parts that match a text read backwards."""
+    made: list[Part] = []
+    for part in reversed(parts):
+        if isinstance(part, tuple):
+            made.append((part[0], [_turned(each) for each in part[1]]))
+        else:
+            made.append(part[::-1] if isinstance(part, str) else part)
     return made
 
 
-def _translated(text: str, greedy: bool) -> str:
-    made, place = "", 0
-    any_text = ".*" if greedy else ".*?"
+def _parts_of(text: str) -> list[Part]:
+    made: list[Part] = []
+    place = 0
     while place < len(text):
         char = text[place]
         if char in "?*+@!" and text[place + 1 : place + 2] == "(" and (end := _closing(text, place + 1)) > 0:
-            inner = "|".join(_translated(part, greedy) for part in _parts(text[place + 2 : end]))
-            made += f"(?:(?!(?:{inner})$).*)" if char == "!" else f"(?:{inner})" + {"@": ""}.get(char, char)
+            made.append((char, [_parts_of(part) for part in _alternatives_of(text[place + 2 : end])]))
             place = end + 1
             continue
-        if char == "[" and (end := text.find("]", place + 3 if text[place + 1 : place + 2] in ("!", "^") else place + 2)) > 0:
-            while text.count("[:", place, end) > text.count(":]", place, end + 1) and text.find("]", end + 1) > 0:
-                end = text.find("]", end + 1)
-            inner = text[place + 1 : end]
-            sign = "^" if inner[:1] in ("!", "^") else ""
-            inner = re.sub(r"\[:(\w+):\]", lambda match: CLASSES.get(match[1], ""), inner[len(sign) :].replace("\\", "\\\\"))
-            made += f"[{sign}{inner}]" if inner else r"\["
-            place = end + 1
+        if char == "[" and (found := SETS.match(text, place)) and (one := _set(found[0][1:-1])):
+            made.append(one)
+            place = found.end()
             continue
-        made += {"*": any_text, "?": "."}.get(char, re.escape(char))
+        if char == "*":
+            made += [STAR] if not made or made[-1] is not STAR else []
+        elif char == "?":
+            made.append(ANY)
+        elif made and isinstance(made[-1], str):
+            made[-1] += char
+        else:
+            made.append(char)
         place += 1
     return made
+
+
+def _set(inner: str) -> re.Pattern[str] | None:
+    """The characters of `[..]`; None where it is none."""
+    sign = "^" if inner[:1] in ("!", "^") else ""
+    try:
+        return re.compile(f"[{sign}{_classes(inner[len(sign) :])}]", re.DOTALL)
+    except re.error:
+        return None
+
+
+def _classes(inner: str) -> str:
+    """What stands between the brackets of a set, as Python's regular expressions have it."""
+    parts = re.split(r"(\[:\w+:\])", inner)
+    texts = [
+        re.sub(r"([\\\[\]^&~|])", r"\\\1", part) if not n % 2 else CLASSES.get(part[2:-2], "") for n, part in enumerate(parts)
+    ]
+    return "".join(texts)
+
+
+def expression(text: str, longest: int, count: int = 1, flags: int = 0) -> re.Pattern[str] | None:
+    """An extended regular expression, to be searched in so many texts of no more than a length; None for one that cannot be
+    read, or may try too many ways."""
+    if len(text) > 512 or "(?" in text:
+        return None
+    bare = SETS.sub("x", re.sub(r"\\.", "x", text))
+    depth, varied, nested = list[bool](), False, False
+    for place, char in enumerate(bare):
+        if char == "(":
+            depth.append(varied)
+            varied = False
+        elif char == ")":
+            nested = nested or (varied and bare[place + 1 : place + 2] in tuple("*+{"))
+            varied = varied or (depth.pop() if depth else False)
+        else:
+            varied = varied or char in "*+?{|"
+    many = len(re.findall(r"[*+{]", bare))
+    tries = comb(longest + many + 1, many + 1) * 2 ** min(64, len(re.findall(r"[?|]", bare))) * count
+    if tries * (2 ** min(64, longest) if nested else 1) > MOST_TRIES:
+        return None
+    try:
+        return re.compile(SETS.sub(lambda found: _expanded(found[0]), text), flags)
+    except (re.error, OverflowError, RecursionError):
+        return None
+
+
+def _expanded(found: str) -> str:
+    sign = "^" if found[1:2] == "^" else ""
+    return f"[{sign}{_classes(found[1 + len(sign) : -1])}]"
 
 
 def _closing(text: str, start: int) -> int:
@@ -59,7 +180,7 @@ def _closing(text: str, start: int) -> int:
     return -1
 
 
-def _parts(text: str) -> list[str]:
+def _alternatives_of(text: str) -> list[str]:
     parts, depth = [""], 0
     for char in text:
         depth += (char == "(") - (char == ")")
@@ -68,14 +189,6 @@ def _parts(text: str) -> list[str]:
         else:
             parts[-1] += char
     return parts
-
-
-def compiled(pattern: list[tuple[str, bool]], greedy: bool = True, flags: int = re.DOTALL) -> re.Pattern[str] | None:
-    """The regular expression; None where there is none."""
-    try:
-        return re.compile(translated(pattern, greedy), flags)
-    except (re.error, OverflowError):
-        return None
 
 
 def braced(raw: str) -> list[str]:

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 
 from trainplan.configurations.shell import arithmetic
 from trainplan.configurations.shell.marks import MARK, TooMuch
+from trainplan.configurations.shell.patterns import expression
 
 if TYPE_CHECKING:
     from trainplan.configurations.shell.evaluate import Evaluator
     from trainplan.configurations.shell.state import State
 
-ESCAPES = {"n": "\n", "t": "\t", "\\": "\\", "a": "\a", "b": "\b", "r": "\r", '"': '"'}
+ESCAPES = {"n": "\n", "t": "\t", "\\": "\\", "a": "\a", "b": "\b", "r": "\r", "0": "\0", '"': '"'}
 MOST_LINES = 10000
 
 
@@ -41,7 +42,9 @@ def of(shell: Evaluator, name: str, rest: list[str], state: State, where: str) -
                     state.files[shell.named(state, path)] = given or ""
             return given or ""
         return given if given is not None else ""
-    if name in FILTERS and (given is not None or (name in ("head", "tail", "sed", "awk", "cut", "wc") and paths)):
+    if name in FILTERS and (given is not None or (name in ("head", "tail", "sed", "awk", "cut", "wc", "grep") and paths)):
+        if name == "grep":
+            return _found(shell, rest, state, where)
         if given is None:
             given, rest = shell.content(state, paths[-1], where), [word for word in rest if word != paths[-1]]
         if MARK.search(given) or MARK.search("".join(rest)):
@@ -52,6 +55,24 @@ def of(shell: Evaluator, name: str, rest: list[str], state: State, where: str) -
             return shell.marks.unknown(cause.name if cause else "", where, f"is what {name} makes of it") + "\n"
         return FILTERS[name](rest, given)
     return None
+
+
+def _found(shell: Evaluator, rest: list[str], state: State, where: str) -> str | None:
+    """What grep prints, of one file or of what it is given; its status says whether it finds anything."""
+    words = [word for word in rest if not word.startswith("-")]
+    given = state.given
+    if len(words) > 1:
+        if len(words) > 2 or not shell.marks.tells(words[-1]):
+            return None
+        given = shell.content(state, words[-1], where)
+        rest = [word for word in rest if word != words[-1]]
+    if given is None or MARK.search(given) or MARK.search("".join(rest)):
+        return None
+    lines = _grep(rest, given)
+    if lines is None:
+        return None
+    state.status = bool(lines) and lines != "0\n"
+    return "" if any(re.fullmatch(r"-\w*q\w*", word) for word in rest) else lines
 
 
 def _echo(rest: list[str]) -> str:
@@ -147,6 +168,40 @@ def _wc(rest: list[str], given: str) -> str | None:
     return {"-l": f"{given.count(chr(10))}\n", "-w": f"{len(given.split())}\n", "-c": f"{len(given.encode())}\n"}.get(kind)
 
 
+def _grep(rest: list[str], given: str) -> str | None:
+    """Lines that a pattern finds, of the options that are known; None where they, or the pattern, are not."""
+    letters, words, patterns = "", list[str](), list[str]()
+    place = 0
+    while place < len(rest):
+        if re.fullmatch(r"-[vqEFciwxshe]+", rest[place]):
+            letters += rest[place][1:]
+            if rest[place][-1] == "e":
+                place += 1
+                patterns += rest[place : place + 1]
+        elif rest[place].startswith("-"):
+            return None
+        else:
+            words.append(rest[place])
+        place += 1
+    patterns = patterns or words[:1]
+    if len(patterns) != 1:
+        return None
+    text = patterns[0]
+    if "F" in letters:
+        text = re.escape(text)
+    elif "E" not in letters:
+        if re.search(r"\\[^.\-/*\[\]^$\\]", text):
+            return None
+        text = re.sub(r"(?<!\\)[+?{}()|]", r"\\\g<0>", text)
+    text = f"^(?:{text})$" if "x" in letters else rf"\b(?:{text})\b" if "w" in letters else text
+    lines = given.split("\n")
+    pattern = expression(text, max(map(len, lines)), len(lines), re.IGNORECASE if "i" in letters else 0)
+    if pattern is None:
+        return None
+    lines = [line for line in given.splitlines() if (pattern.search(line) is None) == ("v" in letters)]
+    return f"{len(lines)}\n" if "c" in letters else "".join(line + "\n" for line in lines)
+
+
 def _tr(rest: list[str], given: str) -> str | None:
     sets = [re.sub(r"\\(.)", lambda m: ESCAPES.get(m[1], m[1]), word) for word in rest if not re.fullmatch(r"-[dsc]+", word)]
     sets = [
@@ -204,9 +259,9 @@ def _sed(rest: list[str], given: str) -> str | None:
     )
     if match is None or re.search(r"[\\&]", match[3]) or re.search(r"\\[^./\-]|[+?{}()|]", match[2]):
         return None
-    try:
-        pattern = re.compile(match[2])
-    except re.error:
+    lines = given.split("\n")
+    pattern = expression(match[2], max(map(len, lines)), len(lines))
+    if pattern is None:
         return None
     return "".join(pattern.sub(lambda _: match[3], line, count=0 if match[4] else 1) for line in given.splitlines(True))
 
@@ -220,5 +275,7 @@ FILTERS = {
     "awk": _awk,
     "bc": _bc,
     "sed": _sed,
-    "xargs": lambda r, g: " ".join(g.split()) + "\n" if not r else None,
+    "grep": _grep,
+    "egrep": lambda rest, given: _grep(["-E", *rest], given),
+    "fgrep": lambda rest, given: _grep(["-F", *rest], given),
 }

@@ -116,6 +116,10 @@ class Words:
                 made += self._value(part[1:], None, double)
             elif part[1] != "(":
                 made.append((part, False))
+            elif char == "<":
+                path = f"/dev/fd/{self.shell.outputs + 63}"
+                self.state.files[path] = self.shell.printed(part[2:-1], self.state, self.where)
+                made.append((path, False))
             else:
                 made.append((self.marks.unknown("", self.where, "is what a command prints"), False))
         if plain:
