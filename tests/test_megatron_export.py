@@ -245,13 +245,12 @@ def test_muon_that_a_runtime_lacks_is_refused() -> None:
         ("--optimizer muon --use-distributed-optimizer", 1, ()),
         ("--optimizer muon --muon-tp-mode duplicated", 0, ("Muon's duplicated matrices",)),
         ("--optimizer dist_muon --muon-num-ns-steps 8", 1, ("8 iterations of Newton and Schulz: the plan has 5",)),
-        ("--optimizer sgd", 0, ("the optimizer sgd: the plan's is AdamW",)),
     ],
 )
 def test_arguments_of_muon_are_read(tmp_path: Path, arguments: str, zero: int, notes: tuple[str, ...]) -> None:
     (tmp_path / "run.txt").write_text(f"{LLAMA} --micro-batch-size 1 --global-batch-size 64 {arguments}")
     run = tp.import_run(tmp_path / "run.txt", cluster="h100:8", search=False)
-    assert run.plan.optimizer == ("adamw" if "sgd" in arguments else "muon")
+    assert run.plan.optimizer == "muon"
     assert {unit.strategy.zero_stage for unit in run.plan.units} == {zero}
     assert len(run.configuration.notes) == len(notes)
     assert all(said in note for said, note in zip(notes, run.configuration.notes, strict=True))
@@ -260,6 +259,7 @@ def test_arguments_of_muon_are_read(tmp_path: Path, arguments: str, zero: int, n
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
+        ("--optimizer sgd", "optimizer is 'sgd'; give adam"),
         ("--optimizer muon --use-torch-fsdp2", "optimizer is 'muon', with sharded gradients; leave FSDP out, or give adam"),
         ("--optimizer dist_muon --num-distributed-optimizer-instances 2", "is 2, with Muon; leave it out: Muon's tensors"),
     ],

@@ -10,6 +10,8 @@ from trainplan.formulations.streams.layout import Recompute
 from trainplan.profiling.base.errors import InputError
 
 import trainplan as tp
+from trainplan.configurations.configuration import Configuration, Said
+from trainplan.configurations.planned import read_text
 from trainplan.validation.recomputation import recompute_of_words
 from trainplan.validation.rows import Run
 
@@ -21,6 +23,7 @@ LLAMA = """torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 24 --hidden-
     "\n", " "
 )
 BF16 = f"{LLAMA} --bf16"
+TWO = "--tensor-model-parallel-size 2"
 AGAIN = "--recompute-granularity full --recompute-method"
 
 
@@ -68,3 +71,92 @@ def test_rows_of_measured_runs_say_groups_of_layers(words: str) -> None:
     assert recompute_of_words(Run(id="row", model="llama3-8b", gpu="h100", gpus=8, recompute=words), {}) == Recompute(
         layers=1.0, group=4
     )
+
+
+def configuration(words: str, model: str | None = None, line: str = BF16) -> Configuration:
+    return read_text(f"{line} {words}", "run.sh", Said(model=model))
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("--heterogeneous-layers-config-path /x", "--heterogeneous-layers-config-path is '/x'; leave it out"),
+        ("--heterogeneous-layers-config-encoded-json {}", "heterogeneous-layers-config-encoded-json is '{}'; leave it out"),
+        ("--spec my.module my_spec", "--spec is 'my.module my_spec', whose layers are not known; leave it out"),
+        ("--freeze-LM", "--freeze-LM is given"),
+        ("--freeze-bottom-layers-path /x", "--freeze-bottom-layers-path is '/x': the run trains a part of the model alone"),
+        ("--teacher-load-dir /x", "--teacher-load-dir is '/x', and no key that is read"),
+        ("--logits-load-dir /x", "plans have no distillation"),
+        ("--yaml-cfg /x/run.yaml", "--yaml-cfg is '/x/run.yaml'; leave it out"),
+        ("--fp32-residual-connection", "--fp32-residual-connection is given; leave it out"),
+        ("--embedding-weights-in-fp32", "--embedding-weights-in-fp32 is given; leave it out"),
+        ("--fp16-lm-cross-entropy", "--fp16-lm-cross-entropy is given; leave it out"),
+        ("--checkpoint-in-cpu", "--checkpoint-in-cpu is given; leave it out"),
+        (f"--distribute-saved-activations {TWO}", "--distribute-saved-activations is given; leave it out"),
+        (f"--partition-activations {TWO}", "--partition-activations is given; leave it out"),
+        ("--exp-avg-dtype bf16", "--exp-avg-dtype is 'bf16'; leave it out, or give fp32"),
+        ("--main-params-dtype fp16", "--main-params-dtype is 'fp16'; leave it out, or give fp32"),
+        ("--optimizer sgd", "--optimizer is 'sgd'; give adam"),
+        ("--optimizer lion", "--optimizer is 'lion'; give adam"),
+        ("--recompute-granularity selective --recompute-modules core_attn mlp", "--recompute-modules has 'mlp'; give some of"),
+        ("--fp16", "--bf16 is given, and --fp16; give one of the two"),
+        ("--mlp-chunks-for-training 4", "--mlp-chunks-for-training is '4'; leave it out, or give 1"),
+        ("--use-tp-pp-dp-mapping --pipeline-model-parallel-size 2", "--use-tp-pp-dp-mapping is given; leave it out"),
+        (
+            "--pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 6 "
+            "--microbatch-group-size-per-virtual-pipeline-stage 4",
+            "--microbatch-group-size-per-virtual-pipeline-stage is 4; give 2",
+        ),
+        ("--pipeline-model-parallel-size 4 --decoder-pipeline-manual-split-list [6,6,6]", "a multiple of 4 of them"),
+        ("--pipeline-model-parallel-size 4 --decoder-pipeline-manual-split-list [6,6,6,7]", "has 4 stages of"),
+    ],
+)  # fmt: skip
+def test_what_no_plan_has_is_refused_with_what_to_give(words: str, says: str) -> None:
+    with pytest.raises(InputError) as error:
+        configuration(words)
+    assert says in f"{error.value.field} {error.value.problem}; {error.value.fix}"
+
+
+@pytest.mark.parametrize("words", [
+    "--exp-avg-dtype fp32 --exp-avg-sq-dtype fp32 --main-params-dtype fp32", "--mlp-chunks-for-training 1",
+    "--partition-activations --distribute-saved-activations", "--use-tp-pp-dp-mapping",
+    "--pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 6 "
+    "--microbatch-group-size-per-virtual-pipeline-stage 2",
+    "--spec megatron.core.models.gpt.gpt_layer_specs get_gpt_layer_with_transformer_engine_spec",
+])  # fmt: skip
+def test_values_that_plans_have_are_read(words: str) -> None:
+    assert not configuration(words).unread
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("--use-precision-aware-optimizer", "it has more memory (--use-precision-aware-optimizer)"),
+        ("--defer-embedding-wgrad-compute", "it has less memory"),
+        ("--no-bias-swiglu-fusion", "it has less memory"),
+        ("--recompute-granularity selective --recompute-modules core_attn moe", "recomputation of moe"),
+    ],
+)
+def test_what_differs_a_little_is_noted(words: str, says: str) -> None:
+    assert any(says in note for note in configuration(words).notes)
+
+
+def test_a_list_of_layers_says_the_stages_of_each_rank_in_turn() -> None:
+    """As Primus documents it: the stages of the first rank, then those of the next one."""
+    made = configuration("--pipeline-model-parallel-size 2 --decoder-pipeline-manual-split-list [7,6,6,5]")
+    assert (made.chunks, made.cuts) == (2, (15, 27, 39))  # 7, 6, 6 and 5 layers, by the chain: first stages of both ranks
+
+
+@pytest.mark.parametrize(("words", "stage"), [("", 3), ("--torch-fsdp2-no-reshard-after-forward", 2)])
+def test_fsdp2_that_keeps_parameters_after_forward_passes_is_stage_2(words: str, stage: int) -> None:
+    made = configuration(f"--use-torch-fsdp2 {words}", line=BF16.replace("--use-distributed-optimizer", ""))
+    assert made.zero == stage
+
+
+def test_sizes_that_a_checkpoint_has_are_those_of_the_model_that_is_named() -> None:
+    line = "torchrun --nproc_per_node 8 pretrain_gpt.py --use-checkpoint-args --load /x --tensor-model-parallel-size 2 "
+    line += "--micro-batch-size 1 --global-batch-size 64 --seq-length 4096 --bf16 --use-distributed-optimizer"
+    run = tp.import_run(line=line, cluster="h100:8", model="llama3-8b", search=False)
+    assert run.plan.planned_model().layers == 32
+    with pytest.raises(InputError, match=r"num.layers is missing; .* by model"):
+        tp.import_run(line=line, cluster="h100:8", search=False)

@@ -24,8 +24,11 @@ BEARING = re.compile(
     r"(?:^|[-_.])(?:\w*parallel\w*|[tpcde]p|vpp|cp|degree|shard\w*|zero|stages?|experts?|moe|layers?|hidden|heads?|ffn|inner|vocab\w*"
     r"|groups?|swiglu|rope|rotary|norm\w*|bias\w*|tie\w*|untie\w*|lora\w*|adapter|peft|quanti\w*|fp\d+\w*|bf16|float\d+|int8|\w*bit"
     r"|dtypes?|precision\w*|amp|recompute\w*|checkpoint-activations|activations?|remat|offload\w*|swap|batch|micro\w*|accumulation"
-    r"|seq|seqlen|sequence|packing|optimizer|muon|fsdp\d*|megatron-fsdp|flash\w*|attn|attention|mla|mtp|sliding|window)(?:$|[-_.])"
+    r"|seq|seqlen|sequence|packing|optimizer|muon|fsdp\d*|megatron-fsdp|flash\w*|attn|attention|mla|mtp|sliding|window"
+    r"|pipeline|split-list|spec|chunks?|freeze\w*|heterogeneous|teacher|distill\w*)(?:$|[-_.])"
 )
+# Those that bear on it whatever else the name says, as that of a file with other layers.
+DECISIVE = re.compile(r"(?:^|[-_.])(?:freeze\w*|heterogeneous|teacher|distill\w*|spec|layers?-config)(?:$|[-_.])")
 # Parts of such names that bear on nothing of the kind: where files are kept and how often something is printed.
 HARMLESS = re.compile(r"(?:^|[-_.])(?:path|dir|file|log|logging|interval|save|name|port|url|seed|wandb|tensorboard)(?:$|[-_.])")
 
@@ -56,7 +59,7 @@ def example_of(key: str, variable: str = "") -> str:
 def bears(key: str) -> bool:
     """Whether a key, by the words of its name, bears on the model, on parallelism, on memory or on precision."""
     name = re.sub(r"(?<=[a-z\d])(?=[A-Z])", "-", key).lower()
-    return bool(BEARING.search(name)) and not HARMLESS.search(name)
+    return bool(DECISIVE.search(name) or (BEARING.search(name) and not HARMLESS.search(name)))
 
 
 @dataclass(frozen=True)

@@ -19,14 +19,17 @@ from trainplan.configurations.foreign import foreign
 from trainplan.configurations.megatron_model import Unlike, apart, model_fields, vocabulary
 from trainplan.configurations.megatron_older import CORE, agreed, batch_of, buffers_of, engine_of, stage_of, todays, tool_of
 from trainplan.configurations.megatron_programs import refuse_others
+from trainplan.configurations.megatron_refused import noted, refuse, refuse_mapping
 from trainplan.configurations.shell import Command, command_of, values_of
 from trainplan.formulations.strategies import Exchange, Module
 from trainplan.profiling.base.errors import shown
 from trainplan.profiling.clusters.recipes import RECIPES, RecipeName
+from trainplan.profiling.models.model import load_model
 from trainplan.profiling.models.optimizers import ITERATIONS, OptimizerName
 from trainplan.profiling.models.precision import PLAIN, Precision
 
 MODULES: dict[str, Module] = {"core_attn": "attention", "layernorm": "norms"}
+OF_EXPERTS = ("moe", "moe_act", "shared_experts", "mla_up_proj", "gdn_norm_out", "gdp_in_proj", "gdp_qkv", "mhc")
 MUON, TP_MODES = ("muon", "dist_muon"), ("blockwise", "duplicated", "distributed")
 SCALINGS: dict[str, RecipeName] = {
     "tensorwise": "fp8-current",
@@ -34,10 +37,10 @@ SCALINGS: dict[str, RecipeName] = {
     "mxfp8": "mxfp8",
     "blockwise": "fp8-blockwise",
 }
-DENSE_ONLY = "plans have dense models"
 SHARDED_STAGES: tuple[Literal[0, 1, 2, 3], ...] = (0, 1, 2, 3)
 SHARDED: dict[str, Literal[0, 1, 2, 3]] = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 EXCHANGE: dict[str, Exchange] = {"p2p": "keys", "allgather": "keys", "a2a": "heads"}
+DEALT = "--decoder-pipeline-manual-split-list"  # of Primus
 OVERLAPS = ("--overlap-grad-reduce", "--overlap-param-gather", "--tp-comm-overlap", "--untie-embeddings-and-output-weights")
 
 
@@ -75,16 +78,17 @@ def of_values(
     tool = tool_of(values)
     values, sources, opened = todays(values, sources or {}, opened or {})
     keys = Keys(where, values, sources=sources, defaults=f"default of {tool}", ignored=said.ignored, opened=opened)
-    _refuse(keys)
+    refuse(keys)
     keys.flag("--no-pipeline-parallel")
     tp, pp = (keys.whole(f"--{name}-model-parallel-size", 1) or 1 for name in ("tensor", "pipeline"))
-    notes = list[str]()
+    notes = noted(keys)
     copies = keys.whole("--num-distributed-optimizer-instances", 1) or 1
     distributed = keys.flag("--use-distributed-optimizer")
     zero: Literal[0, 1, 2, 3] = 0
     sharded = SHARDED[keys.text("--data-parallel-sharding-strategy", "no_shard", SHARDED)]  # of Megatron's FSDP alone
+    reshards = not keys.flag("--torch-fsdp2-no-reshard-after-forward")
     if keys.flag("--use-torch-fsdp2"):
-        zero = 3
+        zero = 3 if reshards else 2
     elif keys.flag("--use-megatron-fsdp") or keys.flag("--use-custom-fsdp"):
         zero = sharded
     elif distributed:
@@ -104,8 +108,9 @@ def of_values(
         raise keys.error(
             "--optimizer", f"is {shown(keys.get('--optimizer'))}, with sharded gradients", "leave FSDP out, or give adam"
         )
-    layers = _layers(keys)
+    layers = _layers(keys, said.model)
     cuts, chunks = _stages(keys, layers, pp)
+    refuse_mapping(keys, tp, pp, chunks)
     model = _model(keys, layers, said, notes)
     multiple = (keys.whole("--make-vocab-size-divisible-by", 128) or 128) * tp
     dtype = "bfloat16" if keys.flag("--bf16") else "float16" if keys.flag("--fp16") else "float32"
@@ -163,8 +168,6 @@ def _model(keys: Keys, layers: int, said: Said, notes: list[str]) -> dict[str, A
             "a norm behind the embedding (--embed-layernorm): the plan has none" if normed else
             "no norm behind the embedding (--embed-layernorm is not given): the plan's BLOOM has one"
         )  # fmt: skip
-    if keys.flag("--fsdp-double-buffer"):
-        notes.append("gathered parameters in two buffers that stay (--fsdp-double-buffer): the plan frees them; more memory")
     if said.model is not None:
         notes += apart(keys, layers, said.model, fields)
     return fields
@@ -189,26 +192,6 @@ def _recipe(keys: Keys, dtype: str, shared: bool, notes: list[str]) -> RecipeNam
     return "nvfp4" if four is not None else scaling
 
 
-def _refuse(keys: Keys) -> None:
-    experts = keys.get("--num-experts")
-    if experts is not None and set(str(experts).split()) - {"0", "1"}:
-        problem = f"is {shown(experts)}: a mixture of experts ({experts}, {keys.get('--moe-router-topk') or 2} a token)"
-        raise keys.error("--num-experts", problem, "give a dense model: mixtures of experts are not planned yet")
-    for key in keys.values:
-        if key.startswith("--moe-"):
-            keys.get(key)  # of a model without experts: it bears on nothing
-    if keys.flag("--use-bnb-optimizer"):
-        raise keys.error(
-            "--use-bnb-optimizer", "is given: Adam with states of 8 bits", "leave it out: plans have AdamW or Muon"
-        )
-    keys.refuse("--outer-dp-sharding-strategy", ["no_shard"], "plans shard within one group alone")
-    keys.refuse("--expert-model-parallel-size", ["1"], "runs with expert parallelism are not read yet")
-    for name in ("encoder-num-layers", "mtp-num-layers"):
-        keys.refuse(f"--{name}", ["0"], DENSE_ONLY)
-    for name in ("multi-latent-attention", "cpu-offloading", "optimizer-cpu-offload"):
-        keys.refuse(f"--{name}", ["false"], "the plan's programs have no such thing")
-
-
 def _exchange(keys: Keys, cp: int, notes: list[str]) -> Exchange:
     """What context-parallel ranks exchange. Raises InputError for what differs by layer, and for both at once."""
     name, said = "--cp-comm-type", str(keys.get("--cp-comm-type") or "p2p").split()
@@ -224,24 +207,28 @@ def _exchange(keys: Keys, cp: int, notes: list[str]) -> Exchange:
     return EXCHANGE[word]
 
 
-def _layers(keys: Keys) -> int:
-    """Transformer layers, by their number, the layout or the pattern. Raises InputError."""
+def _layers(keys: Keys, model: str | None) -> int:
+    """Transformer layers, by their number or the pattern, else those of the model that --model names. Raises InputError."""
     if (pattern := keys.get("--hybrid-layer-pattern")) is not None:
         odd = set(str(pattern)) - set("*-|")
         if odd or str(pattern).count("*") != str(pattern).count("-"):
             fix = "give as many * (attention) as - (feed-forward), in turn: other layers have no programs"
             raise keys.error("--hybrid-layer-pattern", f"is {shown(pattern)}", fix)
-        keys.get("--spec")
         return str(pattern).count("*")
     layers = keys.whole("--num-layers")
+    if layers is None and model is not None:
+        layers = load_model(model).layers
+        keys.take("--num-layers", layers, f"--model {model}")
     if layers is None:
-        raise keys.error("--num-layers", "is missing", "give it: how many transformer layers the model has")
+        fix = "give it: how many transformer layers the model has, or say which model it is by --model"
+        raise keys.error("--num-layers", "is missing", fix)
     return layers
 
 
 def _stages(keys: Keys, layers: int, pp: int) -> tuple[tuple[int, ...] | None, int]:
     """The first units of the stages after the first, and the stages of each rank. Raises InputError."""
     pattern, layout = keys.get("--hybrid-layer-pattern"), keys.get("--pipeline-model-parallel-layout")
+    dealt = keys.get(DEALT)
     per_chunk, virtual = (
         keys.whole("--num-layers-per-virtual-pipeline-stage"),
         keys.whole("--num-virtual-stages-per-pipeline-rank"),
@@ -258,6 +245,8 @@ def _stages(keys: Keys, layers: int, pp: int) -> tuple[tuple[int, ...] | None, i
         return _cuts(keys, "--pipeline-model-parallel-layout", _layout(keys, str(layout)), pp, 2 * layers + 2)
     if pp == 1:
         return (), 1
+    if dealt is not None:
+        return _cuts(keys, DEALT, _dealt(keys, str(dealt), pp), pp, 2 * layers + 2)
     chunks = virtual or (1 if per_chunk is None else layers // (pp * per_chunk))
     if per_chunk is not None and layers % (pp * per_chunk):
         fix = f"give a divisor of {layers // pp}: {layers} layers on {pp} stages"
@@ -311,6 +300,21 @@ def _layout(keys: Keys, layout: str) -> list[int]:
     return [stage.count("E") + 2 * stage.count("t") + stage.count("L") for stage in text.split("|")]
 
 
+def _dealt(keys: Keys, text: str, pp: int) -> list[int]:
+    """Units of each stage of a list such as `[2,3,2,2]`: layers of the first rank's stages, then of the next one's. Raises
+    InputError."""
+    sizes = [int(each) for each in re.findall(r"\d{1,6}", text)]
+    if re.search(r"[^\d\[\],\s]", text) or not sizes or len(sizes) % pp:
+        raise keys.error(
+            DEALT, f"is {shown(text)}", f"give layers of each stage, a multiple of {pp} of them, such as [2,3,2,2]"
+        )
+    chunks = len(sizes) // pp
+    counts = [2 * sizes[rank * chunks + chunk] for chunk in range(chunks) for rank in range(pp)]
+    counts[0] += 1
+    counts[-1] += 1
+    return counts
+
+
 def _cuts(keys: Keys, name: str, counts: Sequence[int], pp: int, units: int) -> tuple[tuple[int, ...], int]:
     if len(counts) % pp or min(counts) < 1 or sum(counts) != units:
         problem = f"has {len(counts)} stages of {shown(list(counts))} sub-layers"
@@ -324,7 +328,8 @@ def _optimizer(keys: Keys, notes: list[str]) -> tuple[OptimizerName, bool]:
     name = keys.text("--optimizer", "adam")
     if name not in MUON:
         if name not in ("adam", "adamw"):
-            notes.append(f"the optimizer {name}: the plan's is AdamW, whose states may be larger")
+            fix = "give adam, or one of " + ", ".join(MUON) + ": plans have no other states"
+            raise keys.error("--optimizer", f"is {shown(name)}", fix)
         return "adamw", False
     mode, steps = keys.text("--muon-tp-mode", "blockwise", TP_MODES), keys.whole("--muon-num-ns-steps", ITERATIONS)
     if mode != "blockwise":
@@ -339,11 +344,15 @@ def _recomputed(keys: Keys, notes: list[str]) -> Recomputed:
     if keys.flag("--recompute-activations") and granularity == "none":
         granularity = "selective"
     method, count = keys.text("--recompute-method", "uniform", ("uniform", "block")), keys.whole("--recompute-num-layers", 1)
-    names = str(keys.get("--recompute-modules") or "core_attn").split()
+    names = str(keys.get("--recompute-modules") or "core_attn").replace(",", " ").split()
     if granularity == "none":
         return Recomputed()
     if granularity == "full":
         return Recomputed("full", first=count) if method == "block" else Recomputed("full", group=count or 1)
-    notes += [f"recomputation of {name}: the plan keeps what it makes; more memory" for name in names if name not in MODULES]
+    for name in names:
+        if name not in (*MODULES, *OF_EXPERTS):
+            fix = f"give some of {', '.join(MODULES)}, or --recompute-granularity full: plans keep what other modules make"
+            raise keys.error("--recompute-modules", f"has {shown(name)}", fix)
+    notes += [f"recomputation of {name}: the plan's model has no such module" for name in names if name in OF_EXPERTS]
     modules = tuple(sorted(MODULES[name] for name in names if name in MODULES))
     return Recomputed("modules", modules) if modules else Recomputed()
