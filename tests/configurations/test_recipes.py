@@ -519,3 +519,58 @@ def test_mutated_files_are_read_or_refused_in_one_line_and_never_run(tmp_path: P
         except InputError as error:
             assert "\n" not in str(error)
     assert read_ones and not touched.exists()
+
+
+# --- Recipes as the project writes them.
+
+OWN = """import os
+from megatron.bridge import AutoBridge
+from megatron.bridge.recipes.common import _pretrain_common
+from megatron.bridge.training.config import ConfigContainer
+
+def llama3_8b_pretrain_config() -> ConfigContainer:
+    cfg = _pretrain_common()
+    cfg.model = AutoBridge.from_hf_pretrained("meta-llama/Meta-Llama-3-8B").to_megatron_provider(load_weights=False)
+    cfg.tokenizer.tokenizer_model = "meta-llama/Meta-Llama-3-8B"
+    cfg.model.context_parallel_size = 2
+    cfg.model.sequence_parallel = False
+    cfg.train.global_batch_size = 512
+    cfg.mixed_precision = "bf16_mixed"
+    if int(os.environ.get("USE_FP8", "0")):
+        cfg.mixed_precision = "bf16_with_fp8_current_scaling_mixed"
+    return cfg
+"""
+
+
+def test_a_recipe_on_what_all_have_is_a_recipe(tmp_path: Path) -> None:
+    """What it does not set is as all have it: micro-batches of two, and gradients in float32; the length is the model's."""
+    made = of(tmp_path, OWN)
+    assert (made.model, made.cp, made.samples, made.micro_samples) == ("llama3-8b", 2, 512, 2)
+    assert (made.sequence, made.precision.gradients, made.zero) == (8192, "float32", 1)
+    taken = {each.key: each.source for each in made.taken}
+    assert taken["train.micro_batch_size"].startswith("recipe of pre-training")
+    assert taken["model.seq_length"] == "max_position_embeddings of llama3-8b"
+    assert taken["mixed_precision.bf16"].endswith("run.py:13")
+    assert of(tmp_path, OWN, USE_FP8="1").recipe == "fp8-current"
+
+
+def test_a_recipe_of_fine_tuning_is_refused_as_one(tmp_path: Path) -> None:
+    assert "recipes of fine-tuning are not read" in refusal(tmp_path, OWN.replace("_pretrain_common", "_sft_common"))
+
+
+def test_fields_set_over_a_dictionary_are_set(tmp_path: Path) -> None:
+    loop = """    for name, value in {"tensor_model_parallel_size": 4, "pipeline_model_parallel_size": 2}.items():
+        setattr(cfg.model, name, value)
+"""
+    made = of(tmp_path, SCRIPT.replace("    cfg.train", loop + "    cfg.train", 1))
+    assert (made.tp, made.pp) == (4, 2)
+
+
+def test_what_a_recipe_sets_can_be_computed_with(tmp_path: Path) -> None:
+    """But not where arguments may have changed it, nor where a section is another one."""
+    twice = SCRIPT.replace("global_batch_size = 16", "global_batch_size *= 2")
+    assert of(tmp_path, twice).samples == 2 * bridge_recipes.usual("llama32_1b_pretrain_config")["train"]["global_batch_size"]
+    argued = twice.replace("pretrain_config()\n    cfg.model", "pretrain_config(global_batch_size=8)\n    cfg.model")
+    assert "train.global_batch_size" in refusal(tmp_path, argued)
+    other = twice.replace("cfg.train.global", "cfg.train = TrainingConfig(micro_batch_size=1)\n    cfg.train.global")
+    assert "train.global_batch_size" in refusal(tmp_path, other)

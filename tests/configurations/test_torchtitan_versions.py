@@ -319,7 +319,7 @@ def test_a_registry_away_from_its_folder_is_of_the_model_that_is_named(tmp_path:
     """A model of other sizes than its flavour says is refused as ever."""
     file = tmp_path / "config_registry.py"
     file.write_text(REGISTRY)
-    with pytest.raises(InputError, match="--model, such as llama3-8b"):
+    with pytest.raises(InputError, match="model that is not named; give model, such as"):
         read(file)
     made = read(file, None, Said(model="meta-llama/Meta-Llama-3-8B"))
     assert (made.model, made.tp) == ("llama3-8b", 2)

@@ -18,8 +18,9 @@ from trainplan.profiling.base.errors import InputError, one_of, shown
 from trainplan.profiling.models.model import load_model
 from trainplan.profiling.shipped import sized
 
+COMMON = "_pretrain_common"  # of recipes/common.py: what all have, to which a recipe adds a model and what else it sets
 END = "_pretrain_config"
-OTHERS = ("_sft_config", "_peft_config", "_finetune_config")
+OTHERS = ("_sft_config", "_peft_config", "_finetune_config", "_sft_common", "_peft_common")
 SIZED = ("model.num_layers", "model.hybrid_layer_pattern", "model.hybrid_override_pattern")
 # Of recipes before 0.3, whose functions took what they set: what each argument set.
 ARGUMENTS = {
@@ -60,6 +61,18 @@ def recipes() -> list[str]:
     return list(_table()["recipes"])
 
 
+def usual(name: str) -> dict[str, dict[str, Any]]:
+    """What a recipe, or what all have, sets without arguments: values by section and field; empty where it is not known."""
+    if name != COMMON and name not in recipes():
+        return {}
+    made = dict[str, dict[str, Any]]()
+    for key, value in {**_table()["common"], **_table()["recipes"].get(name, {}).get("fields", {})}.items():
+        section, dot, inner = key.partition(".")
+        if dot:
+            made.setdefault(section, {})[inner] = value
+    return made
+
+
 def known(name: str, where: str) -> str:
     """The recipe of a name, with or without its ending. Raises InputError."""
     last = name.rpartition(".")[2]
@@ -84,9 +97,11 @@ def base_of(values: Mapping[str, Any], where: str, said: Said, recipe: str | Non
     if name is None and said.model is None:
         fix = f"give it, or the model by --model, or the recipe whose values the file overrides: --set recipe={recipes()[0]}"
         raise InputError(where, "model.num_layers", "is missing", fix)
-    if name:
+    if name == COMMON:
+        name = ""
+    elif name:
         name = known(name, where)
-    elif name is None:
+    if name is None:
         assert said.model is not None
         model = sized(said.model)
         alike = [each for each in recipes() if model is not None and sized(table["recipes"][each]["model"])[:2] == model[:2]]  # type: ignore[index]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -29,7 +29,8 @@ class Unread:
 class Made:
     """An object that a call makes. name: of what is called. fields: its arguments by name, those by place as "0", "1", and what
     is assigned to it afterwards; lines: where each is written. implied: made by reading an attribute that nothing set. changed:
-    calls that the object is given to, and may be changed by. passed: the arguments themselves, where fields have copies."""
+    calls that the object is given to, and may be changed by. passed: the arguments themselves, where fields have copies.
+    usual: values of fields that nothing sets, and of those of its parts."""
 
     name: str
     line: int
@@ -38,6 +39,7 @@ class Made:
     implied: bool = False
     changed: list[Unread] = field(default_factory=list)
     passed: list[Any] = field(default_factory=list, repr=False)
+    usual: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     def flattened(self, prefix: str = "", above: tuple[int, ...] = ()) -> Iterator[tuple[str, Any, int]]:
         """Fields of the object and of those that it holds: names joined by dots, values and lines."""

@@ -41,6 +41,7 @@ HARMLESS = names(
     """
 )
 UNCHANGING = ("keys", "values", "items", "copy", "index", "count", "format", "join")  # of plain values
+VIEWS: dict[str, Any] = {"keys": dict.keys, "values": dict.values, "items": dict.items}
 COPIES = ("copy.deepcopy", "deepcopy")
 
 
@@ -65,6 +66,11 @@ class Expressions:
         self.classes: set[str] = set()
         self.values: Scope = {"__name__": "__main__"}
         self.made: list[Made] = []
+
+    def usual(self, name: str) -> Mapping[str, Any]:
+        """Values that an object of a call without arguments has where nothing sets them, by section and field. name: of what is
+        called."""
+        return {}
 
     def assign(self, target: ast.AST, value: Any, scope: Scope) -> None:
         """Makes a target of an assignment stand for a value."""
@@ -186,7 +192,10 @@ class Expressions:
         if name.startswith("__"):
             of.changed.append(Unread(name, line))
         if name not in of.fields:
-            of.fields[name], of.lines[name] = Made("", line, implied=True), line
+            usual = of.usual.get(name, {})
+            if not isinstance(usual, Mapping):
+                return usual
+            of.fields[name], of.lines[name] = Made("", line, implied=True, usual=usual), line
         return of.fields[name]
 
     def _computed(self, node: ast.BinOp, scope: Scope) -> Any:
@@ -277,6 +286,8 @@ class Expressions:
             del given.fields["0"]
         self.change(given.passed, node, name)
         given.name = str(function)
+        if not given.fields:
+            given.usual = self.usual(name)
         self.made.append(given)
         return given
 
@@ -307,6 +318,8 @@ class Expressions:
         if isinstance(base, list) and name == "append" and len(base) < LONGEST:
             base += list(given.fields.values())
             return None
+        if isinstance(base, dict) and name in VIEWS and not node.args and "**" not in base:
+            return list(VIEWS[name](base))
         if isinstance(base, dict | list | str) and name in UNCHANGING:
             return unread(node)
         self.change([base, *given.passed], node, name)

@@ -6,7 +6,7 @@ named, with what to give."""
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from trainplan.configurations.configuration import Configuration, Said, bears
 from trainplan.configurations.python_objects import Made, Symbol, Unread
 from trainplan.configurations.python_program import Program
 from trainplan.profiling.base.errors import InputError, shown
+from trainplan.profiling.models.model import load_model
 from trainplan.profiling.shipped import sized
 
 READ = frozenset(megatron_bridge.ARGUMENTS.values())
@@ -27,9 +28,17 @@ CHOICES = ("config", "recipe")  # of `--set`, which are no variables of the file
 WHAT = "a recipe of Megatron-Bridge, or torchtitan's config_registry.py"
 
 
+class Recipes(Program):
+    """A file whose calls of known recipes are objects with what these set."""
+
+    def usual(self, name: str) -> Mapping[str, Any]:
+        """See `Expressions.usual`."""
+        return bridge_recipes.usual(name)
+
+
 def read(path: Path, said: Said) -> Configuration:
     """The configuration that a Python file makes. Raises InputError naming what it leaves open."""
-    program = Program(path, {name: text for name, text in said.variables.items() if "." not in name and name not in CHOICES})
+    program = Recipes(path, {name: text for name, text in said.variables.items() if "." not in name and name not in CHOICES})
     modules = set(_modules(program.tree))
     if any(name.startswith("megatron.bridge") for name in modules):
         return _bridge(program, said)
@@ -103,7 +112,11 @@ def refuse_changes(made: Made, where: str) -> None:
 def _is_bridge(value: Any) -> bool:
     last = value.name.rpartition(".")[2] if isinstance(value, Made) else ""
     known = last.endswith((bridge_recipes.END, *bridge_recipes.OTHERS)) or last in bridge_recipes.recipes()
-    return last == "ConfigContainer" or known or (last.endswith("_config") and "bridge.recipes" in value.name)
+    return (
+        last in ("ConfigContainer", bridge_recipes.COMMON)
+        or known
+        or (last.endswith("_config") and "bridge.recipes" in value.name)
+    )
 
 
 def _bridge(program: Program, said: Said) -> Configuration:
@@ -111,7 +124,8 @@ def _bridge(program: Program, said: Said) -> Configuration:
     config = chosen(program, said, _is_bridge, "llama3_8b_pretrain_config()")
     refuse_changes(config, program.where)
     where, last = program.where, config.name.rpartition(".")[2]
-    recipe = "" if last == "ConfigContainer" else bridge_recipes.known(last, f"{where}:{config.line}")
+    whole = last == "ConfigContainer"
+    recipe = "" if whole else last if last == bridge_recipes.COMMON else bridge_recipes.known(last, f"{where}:{config.line}")
     values, sources = dict[str, Any](), dict[str, str]()
     for key, value, line in config.flattened():
         first, dot, rest = key.partition(".")
@@ -136,12 +150,16 @@ def _bridge(program: Program, said: Said) -> Configuration:
         fields = {} if name == "MixedPrecisionConfig" else megatron_bridge.precision_fields(name, where)
         values = {**fields, **values}
     elif isinstance(values.get("mixed_precision"), str):
-        values = {**megatron_bridge.precision_fields(values["mixed_precision"], where), **values}
+        fields = megatron_bridge.precision_fields(values["mixed_precision"], where)
+        values, sources = {**fields, **values}, {**dict.fromkeys(fields, sources["mixed_precision"]), **sources}
     values.pop("mixed_precision", None)
     values = {key: value for key, value in values.items() if key.partition(".")[0] in SECTIONS}
     model = _hub_model(config, where, said)
     if model is not None:
         sources["model.num_layers"] = f"{where}:{config.lines.get('model', config.line)}"
+        if "model.seq_length" not in values:  # which its bridge fills in
+            values["model.seq_length"] = load_model(model).sequence_tokens
+            sources["model.seq_length"] = f"max_position_embeddings of {model}"
     with_model = said if model is None or said.model is not None else replace(said, model=model)
     replaced = [
         name for name, value in config.fields.items() if value is None or (isinstance(value, Made) and not value.implied)
