@@ -8,7 +8,7 @@ import tomllib
 from dataclasses import replace
 from pathlib import Path
 
-from trainplan.configurations import megatron, megatron_bridge, torchtitan, transformers_arguments
+from trainplan.configurations import bridge_commands, megatron, torchtitan, transformers_arguments
 from trainplan.configurations.configuration import Configuration, Keys, Said, flattened
 from trainplan.configurations.documents import written
 from trainplan.configurations.lines import sources_of
@@ -39,10 +39,9 @@ def of_command(command: Command, where: str, said: Said, folder: Path) -> Config
         raise InputError(COMMAND_LINE, "--recompute", f"is {said.recompute!r}", fix)
     if command.tool == "torchtitan":
         return _torchtitan(command, where, said, folder)
-    if command.tool in ("", "megatron") and command.program.endswith("run_recipe.py") and "--recipe" in command.values:
+    if bridge_commands.is_one(command):
         _closed(command, where)
-        made = megatron_bridge.of_overrides(command.words, where, said)
-        return replace(made, devices=command.devices)
+        return bridge_commands.of_command(command, where, said, folder)
     return megatron.of_command(command, where, said)
 
 

@@ -78,6 +78,7 @@ OPTIONS = {
     "dataset": "dataset.blend", "pretrained_checkpoint": "checkpoint.pretrained_checkpoint",
     "ep": "model.expert_model_parallel_size",
 }  # fmt: skip
+NOTHING: Mapping[str, Any] = {}
 OURS, GRADIENTS = "default of Megatron-Bridge 0.3", "grad_reduce_in_fp32"
 PARTS = frozenset(
     f"model.{name}"
@@ -147,10 +148,18 @@ def of_sections(
     return of_fields({**precision_fields(named, where), **flattened(data)}, where, said, sources, recipe)
 
 
-def of_overrides(words: Sequence[str], where: str, said: Said, recipe: str | None = None) -> Configuration:
+def of_overrides(
+    words: Sequence[str],
+    where: str,
+    said: Said,
+    recipe: str | None = None,
+    below: Mapping[str, Any] = NOTHING,
+    lines: Mapping[str, str] = NOTHING,
+) -> Configuration:
     """The configuration of overrides such as ``model.tensor_model_parallel_size=2``, in Hydra's spelling, on top of a recipe:
-    the one that is named, or `--recipe NAME` among the words. Raises InputError."""
-    values, sources, rest = dict[str, Any](), dict[str, str](), list(words)
+    the one that is named, or `--recipe NAME` among the words. below: values that they override in turn, by section and key;
+    lines: where each of these is written. Raises InputError."""
+    values, sources, rest = dict(below), dict(lines), list(words)
     while rest:
         word = rest.pop(0)
         name, sign, text = word.partition("=")

@@ -27,6 +27,8 @@ from trainplan.profiling.base.errors import COMMAND_LINE, InputError, one_of
 
 __all__ = ["Command", "Hangs", "command_of", "command_of_text", "values_of", "words_of_command"]
 
+RECIPES = re.compile(r"(?:run_(?:recipe|script)|pretrain_\w+)\.py$")  # programs of Megatron-Bridge, by recipes
+
 
 def command_of(path: Path, variables: Mapping[str, str]) -> Command:
     """The command that a script starts training by, or a plain list of arguments as one. variables: of its environment, and
@@ -73,7 +75,9 @@ def command_of_text(text: str, variables: Mapping[str, str], where: str, folder:
     for key, open_ in command.open.items():
         if bears(key) and (more := _taken_by_place(shell, open_.name, text, where)) is not None:
             raise more
-    unused = [name for name in shell.given if not any(re.search(rf"\b{name}\b", each) for each in shell.texts)]
+    fields = command.tool == "torchtitan" or RECIPES.search(command.program) is not None  # which --set may be of, too
+    own = [name for name in shell.given if not (fields and ("." in name or name == "recipe"))]
+    unused = [name for name in own if not any(re.search(rf"\b{name}\b", each) for each in shell.texts)]
     if unused:
         names = sorted(set(re.findall(r"\b[A-Z_][A-Z0-9_]+\b", text)))
         raise InputError(COMMAND_LINE, "--set", f"is {unused[0]}, which {where} does not use", one_of(unused[0], names))

@@ -1,0 +1,81 @@
+"""Scripts of Megatron-Bridge that run a recipe, with files and words that override it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from trainplan.profiling.base.errors import InputError
+
+from trainplan.configurations.configuration import Configuration, Said
+from trainplan.configurations.planned import read
+
+OVER = """model:
+  tensor_model_parallel_size: 2
+  seq_length: 4096
+dataset: {seq_length: 4096}
+train: {global_batch_size: 64, micro_batch_size: 1}
+"""
+EXAMPLE = (
+    "torchrun --nproc_per_node 8 examples/pretrain_llama3_8b.py --config-file over.yaml model.tensor_model_parallel_size=4\n"
+)
+RECIPE = "torchrun --nproc_per_node 8 {name} --recipe llama3_8b_pretrain_config model.tensor_model_parallel_size=4\n"
+
+
+def of(folder: Path, text: str, **variables: str) -> Configuration:
+    (folder / "over.yaml").write_text(OVER)
+    script = folder / "run.sh"
+    script.write_text(text)
+    return read(script, None, Said(variables))
+
+
+def refusal(folder: Path, text: str) -> str:
+    with pytest.raises(InputError) as raised:
+        of(folder, text)
+    assert "\n" not in str(raised.value)
+    return raised.value.command_text
+
+
+def test_an_example_is_its_recipe_under_its_file_under_its_words(tmp_path: Path) -> None:
+    made = of(tmp_path, EXAMPLE)
+    assert (made.runtime, made.model, made.devices) == ("megatron-bridge", "llama3-8b", 8)
+    assert (made.tp, made.cp, made.sequence, made.samples, made.micro_samples) == (4, 2, 4096, 64, 1)
+    sources = {each.key: each.source for each in made.taken}
+    assert sources["train.global_batch_size"] == f"{tmp_path}/over.yaml:5"
+    assert sources["model.context_parallel_size"].startswith("recipe llama3_8b_pretrain_config")
+    assert any("of the recipe llama3_8b_pretrain_config" in note for note in made.notes)
+    other = of(tmp_path, EXAMPLE, recipe="llama3_70b_pretrain_config", **{"model.tensor_model_parallel_size": "8"})
+    assert (other.model, other.tp) == ("llama3-70b", 8)
+
+
+def test_an_example_without_a_file_reads_the_one_in_its_folder(tmp_path: Path) -> None:
+    text = EXAMPLE.replace("--config-file over.yaml ", "")
+    name = "examples/conf/llama3_8b_pretrain_override_example.yaml"
+    assert f"reads {name}, which is not there" in refusal(tmp_path, text)
+    (tmp_path / name).parent.mkdir(parents=True)
+    (tmp_path / name).write_text(OVER.replace("64", "128"))
+    assert of(tmp_path, text).samples == 128
+
+
+@pytest.mark.parametrize("name", ["run_recipe.py", "run_script.py"])
+def test_a_runner_is_the_recipe_that_it_is_given(tmp_path: Path, name: str) -> None:
+    """Under a file of overrides, where it is given one."""
+    made = of(tmp_path, RECIPE.format(name=name))
+    assert (made.model, made.tp, made.samples, made.sequence) == ("llama3-8b", 4, 512, 8192)
+    made = of(tmp_path, RECIPE.format(name=f"{name} --config_file=over.yaml"))
+    assert (made.tp, made.samples, made.sequence) == (4, 64, 4096)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("llama3_8b.py", "mine.py", "mine_pretrain_config"),
+        ("over.yaml", "none.yaml", "--config-file is none.yaml, which is not there"),
+        ("--config-file", "--hf-path org/model --config-file", "--hf-path is 'org/model'"),
+        ("--config-file", "--peft-scheme lora --config-file", "adapters are not planned"),
+        ("pretrain_llama3_8b.py", "run_recipe.py --model llama3_8b", "give its recipe by --set recipe=NAME"),
+        ("pretrain_llama3_8b.py", "run_recipe.py --recipe llama3_8b_pretrain_config --mode sft", "fine-tuning are not read"),
+    ],
+)
+def test_what_is_not_known_of_a_script_is_named(tmp_path: Path, old: str, new: str, said: str) -> None:
+    assert said in refusal(tmp_path, EXAMPLE.replace(old, new))
