@@ -199,7 +199,8 @@ def test_a_configuration_and_a_row_of_one_run_have_one_prediction(place: int, tm
     model = case.said.get("model")
     read_as = read(path, None, Said(recompute=case.said.get("recompute"), model=model))
     configuration = with_options(read_as, case.said.get("batch"), case.said.get("micro_batch"))
-    request = Request(model_of(configuration, model, case.said.get("sequence"), None), load_cluster(case.cluster), None)
+    cluster = load_cluster(case.cluster)
+    request = Request(model_of(configuration, model, case.said.get("sequence"), None, cluster), cluster, None)
     assert request.model is not None and request.cluster is not None
     found = predict_plan(plan_of(configuration, request.model, request), request.cluster)
     assert not isinstance(found, str) and found.step is not None and found.peak_gib is not None

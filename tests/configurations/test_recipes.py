@@ -148,6 +148,11 @@ def test_every_recipe_that_is_known_is_read(tmp_path: Path, name: str) -> None:
         ("cfg.scheduler.lr_warmup_iters = 2", "cfg.optimizer.optimizer_cpu_offload = True", "optimizer_cpu_offload"),
         ("cfg.scheduler.lr_warmup_iters = 2", "cfg.model.rotary_bias = True", "model.rotary_bias"),
         ("llama32_1b_pretrain_config()", "llama32_1b_sft_config()", "recipes of fine-tuning are not read"),
+        (
+            "llama32_1b_pretrain_config()",
+            "mixtral_8x7b_pretrain_config()",
+            "a mixture of experts (8, 2 a token) is not planned",
+        ),
         ("llama32_1b_pretrain_config()", "my_own_pretrain_config()", "did you mean"),
         ("llama32_1b_pretrain_config()", "load(1)", "config is made by load"),
         ("cfg.dataset.seq_length = cfg.model.seq_length", "cfg.dataset.seq_length = 2048", "dataset.seq_length is 2048"),

@@ -87,7 +87,8 @@ def import_run(
         problem = f"has {len(machine.used_kinds)} kinds of devices"
         raise InputError(COMMAND_LINE, "--cluster", problem, "give one of equal devices: the runtimes take them for equal")
     named = None if model is None else str(model)
-    said = Said(variables or {}, recompute, named, frozenset(ignored), None if dtype is None else parse_dtype(dtype))
+    half = "float16" if machine.training_dtype == "float16" else "bfloat16"
+    said = Said(variables or {}, recompute, named, frozenset(ignored), None if dtype is None else parse_dtype(dtype), half)
     if (file is None) == (line is None):
         problem = "is missing" if file is None else "is given beside --command"
         raise InputError(COMMAND_LINE, "file", problem, "give a file, or a command line by --command")
@@ -98,7 +99,7 @@ def import_run(
     else:
         found = read(path, runtime, said)
     configuration = with_options(found, batch, micro_batch)
-    the_model = model_of(configuration, named, sequence, dtype)
+    the_model = model_of(configuration, named, sequence, dtype, machine)
     if not compiles(the_model):
         raise InputError(
             COMMAND_LINE, "--model", f"is a {the_model.family}", "give one whose plans become programs, such as llama"

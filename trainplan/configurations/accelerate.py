@@ -79,6 +79,7 @@ def read(path: Path, said: Said) -> Configuration:
     accumulation = keys.whole("gradient_accumulation_steps")
     unread, unknown = keys.left(ACCELERATE, (*ACCELERATE_TABLES, *(("fsdp_config.",) * (kind != "FSDP"))))
     names = {"recipe": "mixed_precision", "devices": "num_processes", "accumulation": "gradient_accumulation_steps"}
+    names |= {"dtype": "mixed_precision"}
     names |= {name: f"{DEGREE}{key}_size" for name, key in (("shard", "dp_shard"), ("tp", "tp"), ("cp", "cp"))}
     return Configuration(
         where=where, runtime="accelerate", software="PyTorch FSDP (Accelerate)", dtype=dtype, devices=devices,
@@ -108,7 +109,7 @@ def _kind(keys: Keys) -> str:
 def _dtype(keys: Keys, precision: str, said: Said, notes: list[str]) -> tuple[str, RecipeName | None]:
     """The dtype of products, and their recipe in fewer bits. A trainer's --bf16 wins over `no`. Raises InputError."""
     if not precision and said.dtype is None:
-        fix = "give it, such as bfloat16, or mixed_precision in the file"
+        fix = f"give it, such as {said.half}, or mixed_precision in the file"
         raise InputError(COMMAND_LINE, "--dtype", f"is missing, and {keys.where} has no mixed_precision", fix)
     dtype = DTYPES.get(precision, "float32")
     if dtype == "float32" and said.dtype not in (None, "float32"):

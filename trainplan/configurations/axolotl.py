@@ -75,7 +75,7 @@ def read(path: Path, said: Said) -> Configuration:
     named = " ".join(map(str, plugins)).lower()
     micro, accumulation = _batch(keys)
     said_width = {"bf16", "float32"} & set(keys.values)  # where bf16 is not there at all, it is "auto"
-    dtype = half_of(keys, ("bf16", "bfloat16"), ("fp16", "float16"), said, "float32" if said_width else "bfloat16")
+    dtype = half_of(keys, ("bf16", "bfloat16"), ("fp16", "float16"), said, "float32" if said_width else said.half)
     fp8 = keys.flag("fp8")
     if fp8 and dtype == "float32":
         dtype = "bfloat16"

@@ -7,6 +7,7 @@ version is named there.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -16,7 +17,7 @@ from typing import Any
 from trainplan.configurations.configuration import Said
 from trainplan.profiling.base.errors import InputError, one_of, shown
 from trainplan.profiling.models.model import load_model
-from trainplan.profiling.shipped import sized
+from trainplan.profiling.shipped import mixture, sized
 
 COMMON = "_pretrain_common"  # of recipes/common.py: what all have, to which a recipe adds a model and what else it sets
 END = "_pretrain_config"
@@ -79,6 +80,8 @@ def known(name: str, where: str) -> str:
     for each in (last, last + END):
         if each in _table()["recipes"]:
             return each
+    if (what := mixture(re.sub(r"_(pretrain|sft|peft|finetune)_.*", "", last))) is not None:
+        raise InputError(where, "recipe", f"is {shown(last)}: {what} is not planned yet", "give a recipe of a dense model")
     if last.endswith(OTHERS):
         fix = f"give one of pre-training, such as {recipes()[0]}: recipes of fine-tuning are not read"
     else:

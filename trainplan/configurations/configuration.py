@@ -68,13 +68,14 @@ class Said:
 
     variables: of a script's environment, and its positional parameters by number. recompute: full or none, where the file
     leaves it to the model's code. model: the name or file of the model, where one is given. ignored: keys that bear on nothing,
-    as the user says. dtype: of the model, where one is given."""
+    as the user says. dtype: of the model, where one is given. half: the half precision that the devices have."""
 
     variables: Mapping[str, str] = field(default_factory=dict)
     recompute: str | None = None
     model: str | None = None
     ignored: frozenset[str] = frozenset()
     dtype: str | None = None
+    half: str = "bfloat16"
 
 
 @dataclass(frozen=True)

@@ -198,15 +198,18 @@ def _precision(keys: Keys, said: Said, notes: list[str]) -> tuple[str, Precision
         dtype = _width(keys, "torch_autocast.dtype") or "bfloat16"
         notes.append("products by torch_autocast: the plan keeps a copy in half precision alongside float32 parameters")
     elif dtype is None and open_:
-        dtype = said.dtype or open_[0]
+        dtype = said.dtype or (said.half if said.half in open_ else open_[0])
         flag = {"bfloat16": "--bf16", "float16": "--fp16"}.get(dtype, "neither --bf16 nor --fp16")
         source = "--dtype" if said.dtype else f"{TRAINER} from its command; taken as {flag}"
         keys.take(name if dtype == "bfloat16" else "fp16.enabled", dtype, f"{source} ({keys.source(name)})")
     elif dtype is None and values["bfloat16"] is False and values["float16"] is False:
         dtype = "float32"
     elif dtype is None and said.dtype is None:
-        fix = "give bfloat16 (--bf16 of transformers' Trainer: fp32 masters) or float32 (DeepSpeed alone)"
-        raise InputError(COMMAND_LINE, "--dtype", f"is missing, and {keys.where} says no precision", f"{fix}, or bf16 in it")
+        flag = "--bf16" if said.half == "bfloat16" else "--fp16"
+        fix = f"give {said.half} ({flag} of transformers' Trainer: fp32 masters) or float32 (DeepSpeed alone)"
+        raise InputError(
+            COMMAND_LINE, "--dtype", f"is missing, and {keys.where} says no precision", f"{fix}, or {flag[2:]} in it"
+        )
     elif dtype is None:
         dtype = str(said.dtype)
         keys.take("dtype", dtype, "--dtype")

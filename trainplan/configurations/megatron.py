@@ -127,6 +127,7 @@ def of_values(
     keyed |= {"micro_samples": "--micro-batch-size", "copies": "--num-distributed-optimizer-instances", "model": "--num-layers"}
     keyed |= {"cp": "--context-parallel-size", "exchange": "--cp-comm-type", "group": "--recompute-num-layers"}
     keyed |= {"sequence": "--seq-length"}
+    keyed |= {"dtype": "--bf16" if dtype == "bfloat16" else "--fp16"}
     fields: dict[str, Any] = {
         "sequence": keys.whole("--seq-length"),
         "samples": batch_of(keys, notes),

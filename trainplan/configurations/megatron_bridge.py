@@ -222,7 +222,7 @@ def of_fields(
         raise InputError(error.where, field, error.problem, _in_fields(error.fix)) from None
     unread, unknown = keys.left(DOCUMENTED, TABLES)
     unknown = tuple(key for key in unknown if not key.split(" ")[0].rpartition(".")[2].startswith("_"))  # its own marks
-    keyed = {name: ARGUMENTS.get(key, key) for name, key in made.keys.items()}
+    keyed = {name: ARGUMENTS.get(key, key) for name, key in made.keys.items()} | {"dtype": "mixed_precision"}
     from_file = {ARGUMENTS.get(each.key) for each in made.taken} & {each.key for each in keys.taken}
     defaults = tuple(
         replace(each, key=ARGUMENTS[each.key]) for each in made.taken if ARGUMENTS.get(each.key) not in (None, *from_file)

@@ -124,7 +124,7 @@ def of_tables(
         raise InputError(error.where, name, error.problem, _in_fields(error.fix)) from None
     flash = [keys.flag(f"model.{name}") for name in ("transformer_engine", "use_flash_attention")]
     unread, unknown = keys.left(DOCUMENTED, HARMLESS)
-    keyed = {name: ARGUMENTS.get(key, key) for name, key in made.keys.items()}
+    keyed = {name: ARGUMENTS.get(key, key) for name, key in made.keys.items()} | {"dtype": "trainer.precision"}
     return replace(
         made, tool="NeMo", software="NeMo", keys=keyed, notes=(*notes, *made.notes), unread=unread, unknown=unknown,
         taken=keys.taken, buffers=replace(made.buffers, attention="flash" if any(flash) else "eager"),

@@ -34,6 +34,7 @@ from trainplan.formulations.request import MOST_SAMPLES, Request
 from trainplan.formulations.strategies import Strategy
 from trainplan.profiling.base.dtypes import parse_dtype
 from trainplan.profiling.base.errors import COMMAND_LINE, InputError, one_of
+from trainplan.profiling.clusters.cluster import Cluster
 from trainplan.profiling.models.model import Model, load_model, model_from_config
 from trainplan.profiling.models.sublayers import modules_of
 from trainplan.profiling.shipped import mixture
@@ -64,6 +65,17 @@ PADDED = 0.02  # of a vocabulary, at most, which tools add so that ranks can sha
 LOSSES, ATTENTIONS = ("full", "chunked", "fused"), ("eager", "flash")
 FUSED_ADAM, FUSED_LOSS, LIGER = "FusedAdam", "cross-entropy fusion", "Liger"  # as notes of rows say it
 LIGER_KEYS = ("use_liger_kernel", "use_liger", "enable_liger_kernel")  # of all its kernels
+VOCABULARIES = {  # keys that say its size, of tools whose files describe the model; NeMo's have none
+    "megatron": "--vocab-size, or --padded-vocab-size with what is added to it,",
+    "megatron-bridge": "model.vocab_size, with what is added to it,",
+}
+FLOAT16 = {  # how files say it, by the key that says bfloat16
+    "--bf16": "--fp16 in its place",
+    "bf16": "fp16: true in its place",
+    "bf16.enabled": "fp16.enabled: true in its place",
+    "mixed_precision": "fp16",
+    "trainer.precision": "16-mixed",
+}
 ONE = ("deepspeed", "accelerate")  # where micro-batches are one unless the file says more
 
 
@@ -143,8 +155,10 @@ def _kernels(configuration: Configuration) -> str:
     return " ".join([configuration.flags, *words]).strip()
 
 
-def model_of(configuration: Configuration, name: str | None, sequence: int | None, dtype: str | None) -> Model:
-    """The model: the one named, else the file's. Raises InputError."""
+def model_of(
+    configuration: Configuration, name: str | None, sequence: int | None, dtype: str | None, cluster: Cluster | None = None
+) -> Model:
+    """The model: the one named, else the file's, in a dtype that the devices have, where these are known. Raises InputError."""
     tokens = configuration.sequence
     if sequence is not None and tokens not in (None, sequence):
         whose = f", of {configuration.tool}," if configuration.tool else ""
@@ -153,6 +167,8 @@ def model_of(configuration: Configuration, name: str | None, sequence: int | Non
     tokens = tokens or sequence
     if tokens is None:
         raise InputError(COMMAND_LINE, "--sequence", "is missing", f"give it: {configuration.where} does not say it")
+    if cluster is not None:
+        _computed(configuration, cluster)
     if configuration.dtype is not None and dtype is not None and parse_dtype(dtype) != parse_dtype(configuration.dtype):
         problem = f"is {dtype}, and the file has {configuration.dtype}"
         raise InputError(COMMAND_LINE, "--dtype", problem, "leave it out, or change the file")
@@ -161,16 +177,18 @@ def model_of(configuration: Configuration, name: str | None, sequence: int | Non
     if configuration.model is not None and (what := mixture(configuration.model)) is not None:
         raise configuration.error("model", f"is {configuration.model!r}: {what} is not planned yet", "give a dense model")
     if shipped_name is not None:
-        model = on_samples(configuration, tokens, lambda length: load_model(shipped_name, length, dtype)).fused()
+        half = "bfloat16" if cluster is None else cluster.training_dtype
+        model = on_samples(configuration, tokens, lambda length: load_model(shipped_name, length, dtype, half)).fused()
         _agreed(configuration, model)
         return model
     if fields is None:
         fix = f"give it, such as llama3-8b or its config.json: {configuration.where} does not describe the model"
         raise InputError(COMMAND_LINE, "--model", "is missing", fix)
     if "vocab_size" not in fields:
-        raise InputError(
-            COMMAND_LINE, "--model", "is missing", "give it, or --vocab-size in the file: its tokenizer has the size"
-        )
+        keys = VOCABULARIES.get(configuration.tool or configuration.runtime, "")
+        fix = "give it, a name or a config.json of the same sizes" + f", or {keys} in the file" * bool(keys)
+        problem = f"is missing, and {configuration.where} leaves the size of the vocabulary to its tokenizer"
+        raise InputError(COMMAND_LINE, "--model", problem, fix)
     size, multiple = int(fields["vocab_size"]), configuration.vocabulary_multiple
     multiple = 1 if multiple == configuration.tp else multiple  # shares that differ by a row take what padding to tp does
     fields = {**fields, "vocab_size": -(-size // multiple) * multiple}
@@ -180,6 +198,21 @@ def model_of(configuration: Configuration, name: str | None, sequence: int | Non
         return model_from_config(fields, configuration.where, length, dtype or "float32", name)
 
     return (on_samples(configuration, tokens, load) if configuration.runtime == "torchtitan" else load(tokens)).fused()
+
+
+def _computed(configuration: Configuration, cluster: Cluster) -> None:
+    """Raises InputError where a file asks for products in a dtype that the devices do not have."""
+    dtype = configuration.dtype
+    lacking = next((kind for kind in cluster.used_kinds if dtype is not None and dtype not in kind.flops_per_s), None)
+    said = any(each.value == dtype and "--dtype" in each.source for each in configuration.taken)
+    if lacking is None or said:  # of --dtype pricing tells
+        return
+    key = configuration.keys.get("dtype", "dtype")
+    other = FLOAT16.get(key) if dtype == "bfloat16" and "float16" in lacking.flops_per_s else None
+    if other is not None and configuration.runtime == "megatron-bridge":
+        other += "_mixed"
+    fix = f"write {other or 'float32'}, or give devices that have it"
+    raise configuration.error("dtype", f"asks for {dtype}, and {lacking.name} has no products in it", fix)
 
 
 def with_model(configuration: Configuration, model: Model) -> Configuration:

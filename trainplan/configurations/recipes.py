@@ -17,7 +17,7 @@ from trainplan.configurations.python_objects import Made, Symbol, Unread
 from trainplan.configurations.python_program import Program
 from trainplan.profiling.base.errors import InputError, shown
 from trainplan.profiling.models.model import load_model
-from trainplan.profiling.shipped import sized
+from trainplan.profiling.shipped import mixture, sized
 
 READ = frozenset(megatron_bridge.ARGUMENTS.values())
 SECTIONS = ("model", "train", "ddp", "optimizer", "mixed_precision", "comm_overlap", "dist", "dataset", "peft")
@@ -186,6 +186,9 @@ def _hub_model(config: Made, where: str, said: Said) -> str | None:
     names = [value for key, value, _ in model.flattened() if key.startswith("of.") and isinstance(value, str) and "/" in value]
     if names and (found := sized(names[0])) is not None:
         return found[0]
+    if names and (what := mixture(names[0])) is not None:
+        problem = f"is {shown(names[0])}: {what} is not planned yet"
+        raise InputError(f"{where}:{model.line}", "model", problem, "give a dense model")
     if model.fields.get("num_layers") is None and said.model is None:
         what = names[0] if names else model.name.rpartition(".")[2]
         raise InputError(f"{where}:{model.line}", "model", f"is {shown(what)}, whose sizes are not known", "give --model")

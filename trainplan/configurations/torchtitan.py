@@ -141,6 +141,7 @@ def _of_keys(keys: Keys, early: bool, latest: bool) -> Configuration:
     sequence = keys.whole("training.seq_len", 2048)
     unread, unknown = keys.left(TORCHTITAN, TORCHTITAN_TABLES)
     names = {"tp": "parallelism.tensor_parallel_degree", "pp": "parallelism.pipeline_parallel_degree", "model": "model.flavor"}
+    names |= {"dtype": "training.mixed_precision_param" if dtype != base or latest else "training.dtype"}
     names |= {"recipe": "model.converters"}
     names |= {"samples": "training.global_batch_size", "micro_samples": "training.local_batch_size"}
     names |= {"cp": "parallelism.context_parallel_degree", "sequence": "training.seq_len"}

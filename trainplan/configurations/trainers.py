@@ -104,16 +104,17 @@ def half_of(keys: Keys, bf16: tuple[str, ...], fp16: tuple[str, ...], said: Said
     for names, dtype in ((bf16, "bfloat16"), (fp16, "float16")):
         for key in names:
             if keys.values.get(key) in ("auto", "full"):
-                taken = "--dtype" if said.dtype else "bfloat16 where devices have it"
-                keys.take(key, said.dtype or dtype, f"{keys.values[key]!r}: {taken} ({keys.source(key)})")
-                return said.dtype or dtype
+                taken = "--dtype" if said.dtype else "bfloat16 where devices have it, else float16"
+                chosen = said.dtype or (said.half if dtype == "bfloat16" else dtype)
+                keys.take(key, chosen, f"{keys.values[key]!r}: {taken} ({keys.source(key)})")
+                return chosen
             if keys.flag(key):
                 return dtype
     if said.dtype is not None:
         return said.dtype
     if all(keys.values.get(key) is None for key in (*bf16, *fp16)):
         if missing is None:
-            fix = "give bfloat16 or float32, or bf16 in the file"
+            fix = f"give {said.half} or float32, or {'bf16' if said.half == 'bfloat16' else 'fp16'} in the file"
             raise InputError(COMMAND_LINE, "--dtype", f"is missing, and {keys.where} says no precision", fix)
         keys.take(bf16[0], missing)
         return missing
