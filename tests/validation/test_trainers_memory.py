@@ -317,7 +317,9 @@ def test_scores_are_kept_where_no_fused_attention_runs() -> None:
     )  # and masks of dropout
     assert peaks["Transformers", "V100 32GB"] == pytest.approx(peaks["Transformers", "A100 80GB"])
     said = predicted(**row | sizes, framework="Transformers", gpu="A100 80GB", note="attn_implementation: eager")
-    assert said.peak_gib - peaks["Transformers", "A100 80GB"] == pytest.approx(6 / 5 * scores, rel=0.02)
+    assert said.peak_gib - peaks["Transformers", "A100 80GB"] == pytest.approx(
+        7 / 5 * scores, rel=0.02
+    )  # with the mask of its dropout
     assert not laid(**row | sizes, framework="Megatron-LM", gpu="V100 32GB", note="flash-attn").model.config.get(
         "attn_implementation"
     )

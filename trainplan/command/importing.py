@@ -194,12 +194,12 @@ def _searches(judged: JudgedRun) -> list[tuple[str, str]]:
         rows.append(_searched("best plan", best, judged.judged.step_ns, "" if alone else "by the walks over both"))
     if judged.within is not None:
         label, text = _searched(f"best in {judged.configuration.runtime}", judged.within, judged.step_ns, "")
-        worse = not alone and (judged.within.step_ns or 0) >= judged.step_ns
+        worse = not alone and judged.fits and (judged.within.step_ns or 0) >= judged.step_ns
         rows.append((label, f"what runs; the optimum of the walks takes {text}" if worse else text))
+    if not judged.fits and best is not None:
+        return [*rows, ("gap", "none: what runs does not fit, and the bound is of plans that do")]
     if best is None or judged.gap is None or best.answer.bound_ns is None:
         return rows
-    if not judged.fits:
-        return [*rows, ("gap", "none: what runs does not fit, and the bound is of plans that do")]
     source = best.result.bound_source or "the search"
     if alone:
         rows.append(("bound", f"{format_time(best.answer.bound_ns)}, by {source}"))

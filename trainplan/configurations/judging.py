@@ -100,9 +100,9 @@ class JudgedRun:
     @property
     def gap(self) -> float | None:
         """By what share of its step the configuration may be slower than the best plan, as is proven of the walks over both;
-        None without a bound."""
+        None without a bound, and of a run that does not fit."""
         bound = None if self.best is None else self.best.answer.bound_ns
-        return None if not bound else max(0.0, 1 - bound / self.judged.step_ns)
+        return None if not bound or not self.fits else max(0.0, 1 - bound / self.judged.step_ns)
 
     def to_dict(self) -> dict[str, Any]:
         """All of it as plain values."""

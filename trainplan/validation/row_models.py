@@ -154,8 +154,9 @@ class _Sized:
             _take_sequence(run, config)
         if (config.get("pad_token_id") or 0) >= min(padded):
             config["pad_token_id"] = None
+        # Models of transformers are trained with the dropout of their configuration.
         for field in [field for field in config if "drop" in field and isinstance(config[field], float)]:
-            config[field] = config[field] if framework.drops else 0.0
+            config[field] = config[field] if framework.drops or framework.composed else 0.0
         if not framework.fused_attention:
             config["attn_implementation"] = "eager"
         if config["model_type"] == "mpt" and run.ffn not in (None, 4 * config["d_model"]):
