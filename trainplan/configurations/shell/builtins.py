@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 Own = Callable[["Evaluator", list[str], State, str, "Source"], "Outcomes"]
 DECLARES = ("export", "declare", "typeset", "local", "readonly")
+LONG = {"errexit": "e", "allexport": "a"}  # options of `set` by their long names
 # Commands that succeed, and commands that print nothing which is read.
 SUCCEED = names("true : trap umask ulimit alias unalias shopt sleep sync hash complete history jobs disown tee date free df du")
 SILENT = names(
@@ -131,13 +132,15 @@ def assign(shell: Evaluator, raw: str, state: State, where: str, named: bool = F
     """One assignment as written. Gives the name."""
     match = ASSIGNED.match(raw)
     assert match is not None
-    name, index, more, value = match[1], match[2], match[3], raw[match.end() :]
-    words = shell.words(state, where)
+    name, index, more, value = shell.target(state, match[1]), match[2], match[3], raw[match.end() :]
+    words, kind = shell.words(state, where), state.kinds.get(name, "")
+    if "r" in kind:
+        return name
     if value.startswith("(") and value.endswith(")"):
         old = shell.value(state, name, where) if more and (name in state.variables or name in shell.given) else None
         before = state.variables.get(name)
-        kind = named or (isinstance(before, Array) and before.named)
-        state.variables[name] = words.array(value[1:-1], old, bool(more), kind)
+        by_name = named or (isinstance(before, Array) and before.named)
+        state.variables[name] = words.array(value[1:-1], old, bool(more), by_name)
         return name
     text = words.text(value)
     if index is not None:
@@ -151,7 +154,11 @@ def assign(shell: Evaluator, raw: str, state: State, where: str, named: bool = F
         shell.assign(state, name, text, where, key)
         return name
     if more:
-        text = words.scalar(name, None) + text
+        text = words.scalar(name, None) + "+" * ("i" in kind) + text
+    if "i" in kind:
+        text = words.number(text)
+    elif "u" in kind or "l" in kind:
+        text = shell.marks.lifted(text, str.upper if "u" in kind else str.lower, where)
     derived = bool(more) or re.search(rf"\b{name}\b", value) is not None
     shell.assign(state, name, text, where, None, derived)
     return name
@@ -181,6 +188,14 @@ def declare(shell: Evaluator, name: str, raws: Sequence[Raw], state: State, wher
         old = state.variables.get(variable, ABSENT)
         if inside and variable not in state.locals[-1]:
             state.locals[-1][variable] = old.copy() if isinstance(old, Array) else old
+        if inside:
+            state.kinds.pop(variable, None)
+        if "n" in flags and name != "export":
+            state.variables[variable] = words.text(target[match.end() :]) if match else None
+            state.kinds[variable] = "n"
+            continue
+        kinds = "".join(letter for letter in "iul" if letter in flags)
+        state.kinds[variable] = kinds + state.kinds.get(variable, "")
         if match:
             if inside and target[match.end() : match.end() + 1] == "(":
                 state.variables.pop(variable, None)
@@ -192,12 +207,11 @@ def declare(shell: Evaluator, name: str, raws: Sequence[Raw], state: State, wher
             state.variables[variable] = None
         elif name == "export" and variable not in state.variables and shell.is_set(state, variable):
             state.variables[variable] = shell.value(state, variable, where)
-        value = state.variables.get(variable)
-        if isinstance(value, str) and ("u" in flags or "l" in flags):
-            state.variables[variable] = shell.marks.lifted(value, str.upper if "u" in flags else str.lower, where)
-        if isinstance(value, str) and "i" in flags and match:
-            state.variables[variable] = words.number(value)
-        if name == "export" or "x" in flags:
+        if name == "readonly" or "r" in flags:
+            state.kinds[variable] += "r"
+        if name == "export" and "n" in flags:
+            state.exported.discard(variable)
+        elif name == "export" or "x" in flags:
             state.exported.add(variable)
     state.status = True
     return [(state, "")]
@@ -255,9 +269,26 @@ def _set(shell: Evaluator, rest: list[str], state: State, where: str, source: So
     place = 0
     state.status = True
     while place < len(rest) and re.fullmatch(r"[-+][a-zA-Z]+", rest[place]):
+        options = set(rest[place][1:]) - {"o"}
+        if rest[place][-1] == "o" and place + 1 < len(rest):
+            options.add(LONG.get(rest[place + 1], rest[place + 1]))
+        state.options = state.options | options if rest[place][0] == "-" else state.options - options
         place += 2 if rest[place][-1] == "o" else 1
     if place < len(rest) and (rest[place] in ("--", "-") or rest[place][:1] not in ("-", "+")):
         state.arguments, state.shifted, state.closed = rest[place + (rest[place] in ("--", "-")) :], 0, True
+    return [(state, "")]
+
+
+def _shopt(shell: Evaluator, rest: list[str], state: State, where: str, source: Source) -> Outcomes:
+    state.status = True
+    options = {word for word in rest if not word.startswith("-")}
+    state.options = state.options | options if "-s" in rest else state.options - options if "-u" in rest else state.options
+    return [(state, "")]
+
+
+def _alias(shell: Evaluator, rest: list[str], state: State, where: str, source: Source) -> Outcomes:
+    state.status = True
+    state.aliases |= {word.partition("=")[0]: word.partition("=")[2] for word in rest if "=" in word}
     return [(state, "")]
 
 
@@ -400,5 +431,6 @@ OWN: dict[str, Own] = {
     "source": _source, ".": _source, "eval": _eval, "cd": _cd, "pushd": _cd, "popd": _status(True), "unset": _unset,
     "test": _test, "[": _bracket, "true": _status(True), ":": _status(True), "false": _status(False), "let": _let,
     "builtin": _prefix, "command": _command, "exec": _exec, "read": reading.read, "mapfile": reading.mapfile,
-    "readarray": reading.mapfile, "getopts": _getopts,
+    "readarray": reading.mapfile, "getopts": _getopts, "shopt": _shopt,
+    "alias": _alias,
 }  # fmt: skip

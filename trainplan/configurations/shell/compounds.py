@@ -98,7 +98,7 @@ def _while(shell: Evaluator, node: Node, state: State, source: Source) -> Outcom
     body = node.child_by_field_name("body")
     return _rounds(
         shell,
-        lambda each: shell.block(conditions, each, source),
+        lambda each: shell.tested(lambda inner: shell.block(conditions, inner, source), each),
         lambda each: _body(shell, body, each, source),
         state,
         source.where(node),
@@ -129,7 +129,7 @@ def _counted(shell: Evaluator, node: Node, state: State, source: Source) -> Outc
                 shell.words(inner, where).number(parts[2])
         return outcomes
 
-    return _rounds(shell, condition, both, state, where, False)
+    return _rounds(shell, lambda each: shell.tested(condition, each), both, state, where, False, not parts[1].strip())
 
 
 def _rounds(
@@ -161,15 +161,33 @@ def _rounds(
             if truth == until:
                 state.status = True
                 return shell.collapsed([*done, (state, "")], where)
+            before = dict(state.variables) if forever else {}
+            guards, leaving = state.guards, len(done)
             going = _round(shell, body, state, done, where)
             if going is None:
                 return shell.collapsed(done, where)
+            if forever and len(done) > leaving and going.guards != guards:  # it ends, nobody knows in which round
+                for each, _ in done[leaving:]:
+                    _unknown(
+                        shell, each, [name for name in going.variables if going.variables[name] != before.get(name)], where
+                    )
+                return shell.collapsed([*done, (going, "exit")] if len(going.commands) > begun else done, where)
             continue
         cause = truth[0].cause
         if cause.name.isdecimal() and state.arguments is None and not state.closed:
             return shell.collapsed([*done, (state, "")], where)  # no words are given, so none are read
         return shell.collapsed([*done, *_perhaps(shell, body, state, truth, where, until)], where)
     raise TooMuch
+
+
+def _unknown(shell: Evaluator, state: State, changed: list[str], where: str) -> None:
+    """Leaves undecided what a loop of an unknown number of rounds changes."""
+    for name in changed:
+        unknown = shell.marks.unknown(name, where, "is changed by a loop, nobody knows how often")
+        if isinstance(state.variables.get(name), Array):
+            shell.assign_list(state, name, [unknown])
+        else:
+            state.variables[name] = unknown
 
 
 def _perhaps(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from trainplan.profiling.base.errors import InputError, shown
 META = re.compile("[]['\"\\\\`;&|<>(){}$#*?!~]")  # what a shell looks at when it reads a text again
 EVERY_PLACE = re.compile(r"\bfor[ \t]+([A-Za-z_]\w*)[ \t]+do\b")  # a loop without `in`, which the grammar does not know
 MOST_STEPS, MOST_ROUNDS, DEEPEST, MOST_BYTES = 20000, 1000, 40, 2**20
+FAILING = ("command", "declaration_command", "variable_assignment", "test_command", "pipeline", "subshell")
 Outcomes = list[tuple[State, str]]  # states, and where each goes on: "", exit, return, break or continue with a number
 
 
@@ -171,9 +172,31 @@ class Evaluator(Variables):
         if self.steps > MOST_STEPS:
             raise TooMuch
         try:
-            return self._statement(node, state, source)
+            outcomes = self._statement(node, state, source)
         except Unclosed:
             raise self.unreadable(node, source) from None
+        return self.failing(outcomes, node, source)
+
+    def failing(self, outcomes: Outcomes, node: Node, source: Source) -> Outcomes:
+        """What goes on behind a statement: by `set -e` no state in which it fails, unless a condition asks for that."""
+        body = node.child_by_field_name("body") if node.type == "redirected_statement" else node
+        if body is None or not (body.type in FAILING or (body.children and body.children[0].type == "((")):
+            return outcomes
+        made: Outcomes = []
+        for each, flow in outcomes:
+            ends = not flow and each.status is False and "e" in each.options and not each.tested
+            if ends and not each.commands:
+                self.left.append(source.where(node))
+            made.append((each, "exit" if ends else flow))
+        return made
+
+    def tested(self, run: Callable[[State], Outcomes], state: State) -> Outcomes:
+        """Runs what a condition asks the status of."""
+        state.tested += 1
+        outcomes = run(state)
+        for each, _ in outcomes:
+            each.tested -= 1
+        return outcomes
 
     def _statement(self, node: Node, state: State, source: Source) -> Outcomes:
         kind = node.type
@@ -192,7 +215,7 @@ class Evaluator(Variables):
         if kind == "list":
             return self.listed(node, state, source)
         if kind == "negated_command":
-            outcomes = self.statement(node.named_children[-1], state, source)
+            outcomes = self.tested(lambda each: self.statement(node.named_children[-1], each, source), state)
             for each, _ in outcomes:
                 each.status = not each.status if isinstance(each.status, bool) else (each.status[0], not each.status[1])
                 each.code = "1"
@@ -269,7 +292,7 @@ class Evaluator(Variables):
         if not condition:
             return self.block(body, state, source)
         made: Outcomes = []
-        for each, flow in self.block(condition, state, source):
+        for each, flow in self.tested(lambda inner: self.block(condition, inner, source), state):
             if flow:
                 made.append((each, flow))
                 continue
@@ -287,7 +310,7 @@ class Evaluator(Variables):
         left, right = node.named_children[0], node.named_children[-1]
         every = any(child.type == "&&" for child in node.children)
         made: Outcomes = []
-        for each, flow in self.statement(left, state, source):
+        for each, flow in self.tested(lambda inner: self.statement(left, inner, source), state):
             if flow:
                 made.append((each, flow))
                 continue
@@ -319,7 +342,11 @@ class Evaluator(Variables):
             last = place == len(nodes) - 1
             state.captures, state.printed, state.given = True, "", given
             self.apart(state, partial(self.statement, node, source=source), source.where(node))
-            given, status = state.printed, state.status if last else status
+            given = state.printed
+            if last and (status is True or "pipefail" not in state.options):
+                status = state.status
+            elif last or "pipefail" in state.options:
+                status = Conditions(self, state, source.where(node)).both(status, state.status, True)
         state.captures, state.given, state.status = captured, None, status
         state.printed = before + (given or "") if captured else before
         return [(state, "")]
@@ -327,6 +354,11 @@ class Evaluator(Variables):
     def simple(self, text: str, more: Sequence[Raw], state: State, source: Source, node: Node) -> Outcomes:
         """A simple command: assignments, words and redirections."""
         raws = [*self.raw(text), *more]
+        if "expand_aliases" in state.options and raws and (alias := state.aliases.get(raws[0].text)) is not None:
+            text = alias + text[raws[0].place + len(raws[0].text) :]
+            if re.search(r"[;&|\n]", alias):
+                return self.text(text, replace(state, aliases={}), source.path, source.at(node))
+            raws = [*self.raw(text), *more]
         where, first = source.where(node), source.at(node)
         for raw in raws:
             self.note(raw.text, f"{source.path}", first + text.count("\n", 0, raw.place), state)
@@ -352,7 +384,7 @@ class Evaluator(Variables):
     def printed(self, text: str, state: State, where: str) -> str:
         """What the commands of `$(..)` or `<(..)` print."""
         inner = state.copy()
-        inner.captures, inner.printed, inner.commands = True, "", []
+        inner.captures, inner.printed, inner.commands, inner.options = True, "", [], inner.options - {"e"}
         path, _, line = where.rpartition(":")
         outcomes = self.text(text, inner, path, int(line) if line.isdecimal() else 1)
         end = merged([each for each, _ in outcomes], self.marks, frozenset(), where)
@@ -381,6 +413,7 @@ class Evaluator(Variables):
         outcomes = self.deeper(lambda: self.statement(body, state, source))
         for each, _ in outcomes:
             for local, old in each.locals.pop().items():
+                each.kinds.pop(local, None)
                 self.restore(each, local, old)
             each.arguments, each.shifted, each.closed = saved
         return self.collapsed([(each, "" if flow.startswith("return") else flow) for each, flow in outcomes], where)
@@ -395,7 +428,7 @@ class Evaluator(Variables):
             inner.variables.update(environment)
             inner.exported |= set(environment)
             inner.arguments, inner.shifted, inner.closed, inner.name, inner.locals = list(words), 0, True, name, []
-            inner.functions = {}
+            inner.functions, inner.kinds, inner.aliases, inner.options, inner.tested = {}, {}, {}, frozenset(), 0
             path, _, line = where.rpartition(":")
             return self.text(text, inner, path, int(line) if line.isdecimal() else 1)
 

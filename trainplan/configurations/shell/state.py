@@ -65,7 +65,8 @@ class Found:
 class State:
     """Variables, functions, positional parameters (None: nobody has said any), directory, files that were written, commands
     that were reached, what was decided, whether the last command succeeded (code: its status where it failed), and scripts
-    that were asked for and are not there."""
+    that were asked for and are not there. kinds: letters of `declare` by variable; options: of `set` and `shopt` that are on;
+    tested: how many conditions are around what runs."""
 
     variables: dict[str, Value] = field(default_factory=dict)
     exported: set[str] = field(default_factory=set)
@@ -80,6 +81,10 @@ class State:
     guards: tuple[tuple[int, bool], ...] = ()
     status: Truth = True
     code: str = "1"
+    kinds: dict[str, str] = field(default_factory=dict)
+    aliases: dict[str, str] = field(default_factory=dict)
+    options: frozenset[str] = frozenset()
+    tested: int = 0
     missing: tuple[str, ...] = ()
     locals: list[dict[str, Any]] = field(default_factory=list)
     printed: str = ""
@@ -100,6 +105,8 @@ class State:
             files=dict(self.files),
             commands=list(self.commands),
             locals=[dict(each) for each in self.locals],
+            kinds=dict(self.kinds),
+            aliases=dict(self.aliases),
             lines=dict(self.lines),
             batch=dict(self.batch),
         )
@@ -151,6 +158,7 @@ def _merged(a: State, b: State, marks: Marks, fixed: frozenset[str], where: str)
     if len(made.commands) > begin:
         marks.lives(decision)
     made.exported, made.functions = a.exported | b.exported, {**b.functions, **a.functions}
+    made.kinds, made.aliases = b.kinds | a.kinds, b.aliases | a.aliases
     made.missing = (*a.missing, *(each for each in b.missing if each not in a.missing))
     made.lines, made.batch, made.touched = {**b.lines, **a.lines}, {**b.batch, **a.batch}, a.touched | b.touched
     if a.arguments != b.arguments or a.shifted != b.shifted:

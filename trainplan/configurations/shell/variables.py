@@ -50,6 +50,7 @@ class Variables:
 
     def value(self, state: State, name: str, where: str) -> Value:
         """What a variable holds; unknown where nobody has said it."""
+        name = self.target(state, name)
         if name in state.variables:
             value, known = state.variables[name], state.known()
             if isinstance(value, str):
@@ -126,6 +127,7 @@ class Variables:
 
     def is_set(self, state: State, name: str, index: str | None = None) -> bool:
         """Whether a variable is set, as far as the script and the user say."""
+        name = self.target(state, name)
         if name.isdecimal():
             return int(name) == 0 or (state.arguments is not None and int(name) <= len(state.arguments))
         if name in state.variables:
@@ -146,6 +148,11 @@ class Variables:
     def assign(self, state: State, name: str, value: Value, where: str, index: str | None = None, derived: bool = True) -> None:
         """Gives a variable a value. derived: whether the value is made of the one before; what the user gives by name
         goes before the first one that is not, and before all that are not decided."""
+        name = self.target(state, name)
+        if "r" in state.kinds.get(name, ""):
+            return
+        if "a" in state.options:
+            state.exported.add(name)
         if name in self.given and index is None and isinstance(value, str):
             first = name not in state.touched
             state.touched |= {name}
@@ -178,6 +185,11 @@ class Variables:
             return found[0]
 
         return MARK.sub(one, value)
+
+    def target(self, state: State, name: str) -> str:
+        """The variable that a name stands for: another one, where it was declared by -n."""
+        other = state.variables.get(name) if "n" in state.kinds.get(name, "") else None
+        return other if isinstance(other, str) and other.isidentifier() else name
 
     def assign_list(self, state: State, name: str, values: Sequence[str]) -> None:
         """Gives a variable a list."""
