@@ -365,9 +365,12 @@ def test_megatron_deepspeed_is_read_with_its_file(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"is 2, and .* says 4"):
         read(path, Said())
     (tmp_path / "ds.json").unlink()
-    assert read(path, Said()).zero == 3 and "not here" in read(path, Said()).notes[0]
-    path.write_text(DEEPSPEED.replace("--zero-stage 3", ""))
-    with pytest.raises(InputError, match="which is not here"):
+    for text in (DEEPSPEED, DEEPSPEED.replace("--zero-stage 3", "")):
+        path.write_text(text)
+        with pytest.raises(InputError, match=r"is 'ds.json', which is not here; give DeepSpeed's file alongside the script"):
+            read(path, Said())
+    path.write_text(DEEPSPEED.replace("--deepspeed_config ds.json", ""))
+    with pytest.raises(InputError, match=r"deepspeed.config is missing; give DeepSpeed's file"):
         read(path, Said())
 
 
@@ -468,12 +471,14 @@ def test_stages_of_deepspeed_may_count_the_embedding() -> None:
 
 
 def test_defaults_are_of_the_tool_that_runs() -> None:
+    file = 'echo \'{"zero_optimization": {"stage": 1}, "bf16": {"enabled": true}}\' > ds.json\n'
+
     def sources(words: str) -> str:
-        made = of_command(words_of_command(f"{RUN} {words}"), "run.sh", Said())
+        made = of_command(command_of_text(f"{file}{RUN} {words}", {}, "run.sh", Path(".")), "run.sh", Said())
         return " ".join(dict.fromkeys(each.source for each in made.taken if "default" in each.source))
 
     assert sources("") == "default of Megatron-LM core 0.15"
-    assert sources("--deepspeed --zero-stage 1") == "default of Megatron-DeepSpeed of 2024"
+    assert "default of Megatron-DeepSpeed of 2024" in sources("--deepspeed --deepspeed_config ds.json --zero-stage 1")
     assert sources("--checkpoint-activations") == "default of Megatron-LM before core 0.4"
 
 

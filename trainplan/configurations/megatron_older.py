@@ -94,7 +94,7 @@ def todays(
 
 
 def engine_of(command: Command, where: str, said: Said) -> Configuration | None:
-    """What DeepSpeed's file says of a command; None for a command without it, or where it is not there. Raises InputError."""
+    """What DeepSpeed's file says of a command; None for a command without it. Raises InputError."""
     name = command.values.get("--deepspeed-config")
     if not command.values.get("--deepspeed") and name is None:
         return None
@@ -102,10 +102,9 @@ def engine_of(command: Command, where: str, said: Said) -> Configuration | None:
         Keys(where, command.values, opened=command.open).get("--deepspeed-config")
     text = None if not isinstance(name, str) else _text(command, where, name)
     if text is None:
-        if "--zero-stage" in command.values:
-            return None
-        fix = "give it alongside the script: it says ZeRO's stage"
-        raise InputError(where, "--deepspeed-config", f"is {shown(name)}, which is not here", fix)
+        problem = f"is {shown(name)}, which is not here" if isinstance(name, str) else "is missing"
+        fix = "give DeepSpeed's file alongside the script: it says ZeRO's stage, and what is on the host"
+        raise InputError(where, "--deepspeed-config", problem, fix)
     try:
         data = json.loads(text)
     except ValueError:
@@ -147,7 +146,8 @@ def agreed(keys: Keys, engine: Configuration, fields: Mapping[str, Any]) -> None
 
 
 def stage_of(keys: Keys, engine: Configuration | None, notes: list[str]) -> int | None:
-    """ZeRO's stage of Megatron-DeepSpeed; None where that is not what runs. Raises InputError."""
+    """ZeRO's stage of Megatron-DeepSpeed; None where that is not what runs. Raises InputError, as for the log of such a run,
+    without DeepSpeed's file."""
     if not keys.flag("--deepspeed") and engine is None:
         return None
     keys.get("--deepspeed-config")
@@ -155,12 +155,11 @@ def stage_of(keys: Keys, engine: Configuration | None, notes: list[str]) -> int 
     keys.flag("--deepspeed-activation-checkpointing")
     keys.flag("--cpu-optimizer")
     if engine is None:
-        notes.append("DeepSpeed's file is not here: ZeRO's stage is that of --zero-stage, and nothing is on the host")
-        stage = written
-    else:
-        stage = engine.zero
-        if "--zero-stage" in keys.values and written != stage:
-            notes.append(f"ZeRO's stage of {engine.where}, {stage}: --zero-stage {written} says it otherwise")
+        fix = "give the script that starts the run, and DeepSpeed's file alongside: it says what is on the host"
+        raise keys.error("--deepspeed-config", f"is {shown(keys.get('--deepspeed-config'))}, which is not here", fix)
+    stage = engine.zero
+    if "--zero-stage" in keys.values and written != stage:
+        notes.append(f"ZeRO's stage of {engine.where}, {stage}: --zero-stage {written} says it otherwise")
     if stage is None or stage > 3:
         raise keys.error("--zero-stage", f"is {stage}", "give 0, 1, 2 or 3")
     return stage

@@ -99,9 +99,9 @@ def refuse_mapping(keys: Keys, tp: int, pp: int, chunks: int) -> None:
         if key in keys.values and keys.flag(key) and tp > 1:
             fix = "leave it out, or give --sequence-parallel: plans keep the inputs of layers whole on each rank"
             raise keys.error(key, "is given", fix)
-    if keys.get("--use-tp-pp-dp-mapping") and pp > 1:
-        fix = "leave it out: plans number data-parallel ranks before pipeline stages"
-        raise keys.error("--use-tp-pp-dp-mapping", "is given", fix)
+    mapping = "--use-tp-pp-dp-mapping"
+    if mapping in keys.values and keys.flag(mapping) and pp > 1:
+        raise keys.error(mapping, "is given", "leave it out: plans number data-parallel ranks before pipeline stages")
     for name in ("--microbatch-group-size-per-virtual-pipeline-stage", "--microbatch-group-size-per-vp-stage"):
         group = keys.whole(name)
         if group is not None and chunks > 1 and group != pp:

@@ -22,7 +22,11 @@ RENAMED = {
     "layernorm_epsilon": "--norm-epsilon",
     "virtual_pipeline_model_parallel_size": "--num-virtual-stages-per-pipeline-rank",
 }
-NEGATED = {"add_bias_linear": "--disable-bias-linear"}  # printed as what they say, given as what they deny
+# Printed as what they say, given as what they deny.
+NEGATED = {
+    "add_bias_linear": "--disable-bias-linear",
+    "torch_fsdp2_reshard_after_forward": "--torch-fsdp2-no-reshard-after-forward",
+}
 DTYPES = {"torch.float32": "fp32", "torch.float16": "fp16", "torch.bfloat16": "bf16"}
 # Arguments that bear on nothing while what they belong to is off, by the start of their names: printed all the same.
 SWITCHED = {
@@ -56,19 +60,21 @@ ELSEWHERE = tuple(
     names(
         """
         bert_ biencoder_ block_data_ data_sharding adlr_ async_ckpt_ async_strategy data_per_class_ dist_ckpt_
-        enable_one_logger error_injection_ exit_ ft_ head_lr_mult lion_ mlp_chunks_ null_tokenizer_ short_seq_prob
+        enable_one_logger error_injection_ exit_ ft_ head_lr_mult lion_ mlp_chunks_for_prefill null_tokenizer_ short_seq_prob
         strict_fsdp_ use_gloo_ wgrad_deferral_ ckpt_ classes_fraction dataloader_ dino_ dsa_ eval_ encoder_seq_length
-        fault_ fim_ gdp_ grpo_ gtp_ ict_ img_ indexer_ inference_ inprocess_ kitchen_ langrl_ linear_ log_ logits_ lr_
+        fault_ fim_ gdp_ grpo_ gtp_ ict_ img_ indexer_ inference_ inprocess_ kitchen_attention_ langrl_ linear_ log_
+        logits_load_decode_ logits_load_ignore_ logits_load_kd_ logits_load_msc_
+        logits_load_prefetch_ logits_save_dtype logits_save_top_ lr_
         mamba_ mask_ muon_ non_persistent_ patch_dim perform_rl_ qk_clip_ relative_attention_ retriever_ rl_ save_
         straggler_ swin_ tensorboard_ tokenizer_ use_checkpoint_ use_tokenizer_ vision_ wandb_ yarn_ one_logger_
         flight_recorder_ data_parallel_random_ data_parallel_size transformer_pipeline_model_parallel_size num_channels
         num_classes query_in_block_ params_dtype use_contiguous_ scatter_gather_ bias_ masked_softmax_
         gradient_accumulation_fusion gradient_reduce_div_ async_tensor_ barrier_ align_ overlap_p2p_ tp_comm_bulk_
         tp_comm_split_ tp_comm_overlap_ag tp_comm_overlap_rs tp_comm_bootstrap_ apply_rope_fusion create_attention_mask_
-        fp8_wgrad consumed_ skipped_ padded_vocab_size pad_vocab_size add_position_embedding exp_avg_ main_params_dtype
+        fp8_wgrad consumed_ skipped_ padded_vocab_size pad_vocab_size add_position_embedding
         standalone_embedding_ _is_ tensor_parallel_num_weight_shards local_rank world_size rank use_layer_wise_
         max_seqlen_per_ use_cpu_initialization use_mamba_ batch_invariant_ app_tag_ attention_output_gate
-        vocab_extra_ids microbatch_group_size_ glu_linear_ softmax_type sft_ decrease_batch_ num_speculative_ DDP_impl
+        vocab_extra_ids glu_linear_ softmax_type sft_ decrease_batch_ num_speculative_ DDP_impl
         hybrid_attention_ratio hybrid_mlp_ratio offset_sampling_ sample_rate replication_ refit_ result_ profile_
         use_dist_ckpt
         """
