@@ -579,3 +579,22 @@ def test_what_a_recipe_sets_can_be_computed_with(tmp_path: Path) -> None:
     assert "train.global_batch_size" in refusal(tmp_path, argued)
     other = twice.replace("cfg.train.global", "cfg.train = TrainingConfig(micro_batch_size=1)\n    cfg.train.global")
     assert "train.global_batch_size" in refusal(tmp_path, other)
+
+
+def test_a_recipe_takes_samples_beyond_its_models_positions(tmp_path: Path) -> None:
+    longer = SCRIPT.replace("llama32_1b", "llama3_8b").replace("4 * 1024", "64 * 1024")
+    file = tmp_path / "run.py"
+    file.write_text(longer)
+    run = tp.import_run(file, cluster="h100-64", search=False)
+    assert run.plan.planned_model().tokens == 65536
+    assert any("beyond the model's 8192" in note for note in run.configuration.notes)
+
+
+def test_a_dictionary_that_others_may_have_changed_is_not_followed(tmp_path: Path) -> None:
+    loop = """    values = {"tensor_model_parallel_size": 4}
+    load(values)
+    for name, value in values.items():
+        setattr(cfg.model, name, value)
+"""
+    text = SCRIPT.replace("    cfg.train", loop + "    cfg.train", 1)
+    assert "setattr(cfg.model, name, value), which is not followed" in refusal(tmp_path, text)
