@@ -23,6 +23,16 @@ gradient_accumulation_steps: 2
 optimizer: adamw_torch
 sample_packing: true
 """
+LLAMAFACTORY = """model_name_or_path: meta-llama/Llama-3.2-1B
+stage: pt
+do_train: true
+finetuning_type: full
+cutoff_len: 2048
+packing: true
+per_device_train_batch_size: 1
+gradient_accumulation_steps: 2
+"""
+DEEPSPEED = '{"bfloat16": {"enabled": true}, "zero_optimization": {"stage": 2}, "train_micro_batch_size_per_gpu": 1}'
 TITAN = '[model]\nname = "llama3"\nflavor = "8B"\n[training]\nlocal_batch_size = 1\nseq_len = 2048\n'
 BRIDGE = """model: {num_layers: 4, hidden_size: 1024, ffn_hidden_size: 4096, num_attention_heads: 16, seq_length: 1024,
   position_embedding_type: rope, gated_linear_unit: true, activation_func: torch.nn.functional.silu, normalization: RMSNorm,
@@ -56,6 +66,8 @@ def refusal(folder: Path, name: str, text: str, **more: Any) -> str:
     [
         ("run.sh", f"{MEGATRON} --vocab-size 32000 --bf16", "--bf16", "write --fp16 in its place"),
         ("run.yml", f"{AXOLOTL}bf16: true\n", "bf16", "write fp16: true in its place"),
+        ("lf.yaml", f"{LLAMAFACTORY}pure_bf16: true\n", "pure_bf16", "write fp16: true in its place"),
+        ("ds.json", DEEPSPEED, "bfloat16.enabled", "write fp16.enabled: true in its place"),
         ("nemo.yaml", NEMO, "trainer.precision", "write 16-mixed"),
         ("titan.toml", TITAN, "training.mixed_precision_param", "write float32"),
         (
@@ -70,8 +82,9 @@ def test_a_dtype_that_devices_lack_is_refused_by_the_files_key(
     tmp_path: Path, name: str, text: str, key: str, fix: str, cluster: str, dtype: str | None
 ) -> None:
     """Whether or not another one is given on the command line, which the file denies."""
-    model = "llama2-7b" if name == "nemo.yaml" else None
-    told = refusal(tmp_path, name, text, cluster=cluster, dtype=dtype, model=model)
+    more: dict[str, Any] = {"model": "llama2-7b"} if name in ("nemo.yaml", "ds.json") else {}
+    more |= {"sequence": 1024, "recompute": "full"} if name == "ds.json" else {}
+    told = refusal(tmp_path, name, text, cluster=cluster, dtype=dtype, **more)
     assert f"{name}: {key} asks for bfloat16, and Tesla {cluster[:4].upper()}" in told
     assert told.endswith(f"{fix}, or give devices that have it")
 

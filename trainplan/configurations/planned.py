@@ -71,8 +71,8 @@ VOCABULARIES = {  # keys that say its size, of tools whose files describe the mo
 }
 FLOAT16 = {  # how files say it, by the key that says bfloat16
     "--bf16": "--fp16 in its place",
-    "bf16": "fp16: true in its place",
-    "bf16.enabled": "fp16.enabled: true in its place",
+    **dict.fromkeys(("bf16", "bfloat16", "pure_bf16"), "fp16: true in its place"),
+    **dict.fromkeys(("bf16.enabled", "bfloat16.enabled"), "fp16.enabled: true in its place"),
     "mixed_precision": "fp16",
     "trainer.precision": "16-mixed",
 }
@@ -174,8 +174,9 @@ def model_of(
         raise InputError(COMMAND_LINE, "--dtype", problem, "leave it out, or change the file")
     dtype = configuration.dtype or dtype
     fields, shipped_name = configuration.config, name or configuration.model
-    if configuration.model is not None and (what := mixture(configuration.model)) is not None:
-        raise configuration.error("model", f"is {configuration.model!r}: {what} is not planned yet", "give a dense model")
+    named = configuration.model
+    if named is not None and not Path(named).exists() and (what := mixture(named)) is not None:
+        raise configuration.error("model", f"is {named!r}: {what} is not planned yet", "give a dense model")
     if shipped_name is not None:
         half = "bfloat16" if cluster is None else cluster.training_dtype
         model = on_samples(configuration, tokens, lambda length: load_model(shipped_name, length, dtype, half)).fused()
@@ -207,12 +208,13 @@ def _computed(configuration: Configuration, cluster: Cluster) -> None:
     said = any(each.value == dtype and "--dtype" in each.source for each in configuration.taken)
     if lacking is None or said:  # of --dtype pricing tells
         return
-    key = configuration.keys.get("dtype", "dtype")
+    usual = configuration.keys.get("dtype", "dtype")
+    key = next((each.key for each in configuration.taken if each.key in FLOAT16 and each.value is True), usual)
     other = FLOAT16.get(key) if dtype == "bfloat16" and "float16" in lacking.flops_per_s else None
     if other is not None and configuration.runtime == "megatron-bridge":
         other += "_mixed"
     fix = f"write {other or 'float32'}, or give devices that have it"
-    raise configuration.error("dtype", f"asks for {dtype}, and {lacking.name} has no products in it", fix)
+    raise InputError(configuration.where, key, f"asks for {dtype}, and {lacking.name} has no products in it", fix)
 
 
 def with_model(configuration: Configuration, model: Model) -> Configuration:
