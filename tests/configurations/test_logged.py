@@ -351,6 +351,34 @@ def test_the_summary_of_megatron_bridge_is_read_with_the_model_that_it_leaves_op
         tp.import_run(path, cluster="h100:8", model="llama3-70b", search=False)
 
 
+def test_of_several_runs_in_a_log_the_last_is_read_and_measured(tmp_path: Path) -> None:
+    """The second run has other arguments, and steps of its own; the first one's are not compared with its plan."""
+    whole, path = (HERE / "megatron-2026-08.log").read_text() + STEPS, tmp_path / "train.log"
+    second = whole.replace("9100.0", "17000.0").replace("9000.0", "17000.0").replace("9200.0", "17000.0")
+    path.write_text(whole + second)
+    judged = tp.import_run(path, cluster="h100:8x2", model="llama3-8b", search=False)
+    assert judged.logged is not None and judged.logged.step_s == pytest.approx(17.0)
+
+
+def test_steps_of_a_batch_that_still_grows_are_not_compared(tmp_path: Path) -> None:
+    path = tmp_path / "train.log"
+    path.write_text(
+        (HERE / "megatron-2026-08.log").read_text() + STEPS.replace("global batch size:   128", "global batch size:    64")
+    )
+    judged = tp.import_run(path, cluster="h100:8x2", model="llama3-8b", search=False)
+    assert judged.logged is None and any("64 samples of 128" in note for note in judged.configuration.notes)
+
+
+@pytest.mark.parametrize(
+    "line", ["***** Running training *****", "[rank0]:[titan] step: 10  loss: 8.1  memory: 40.12GiB(50%)  tps: 7,123"]
+)
+def test_a_log_without_a_configuration_is_no_script(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "train.log"
+    path.write_text(f"{line}\n(w. parallel, distributed & accumulation) = 16\n")
+    with pytest.raises(InputError, match="is a log without the tool's configuration"):
+        read(path)
+
+
 def test_logs_of_other_tools_and_cut_ones_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "train.log"
     path.write_text("[NeMo I 2026-01-15 06:31:35 exp_manager:400] ExpManager schema\n")

@@ -112,7 +112,8 @@ def import_run(
     if (group := configuration.recomputed.group) > 1 and isinstance(framework, str):
         fix = f"give 1: groups are counted in the runtime's prediction alone, which there is none of, since {framework}"
         raise configuration.error("group", f"is {group}, of layers that are recomputed together", fix)
-    measured = _measured(path, made)
+    measured, why = _measured(path, made)
+    configuration = replace(configuration, notes=(*configuration.notes, *why))
     if not search:
         return JudgedRun(configuration, made, judged, framework, None, None, (), measured, machine.whose_numbers)
     asked = _asked(configuration, made) | {"memory": memory, "gap": gap, "time_limit": time_limit, "progress": progress}
@@ -134,15 +135,18 @@ def compare_log(source: Plan | Source, log: FilePath) -> LoggedRun:
     return beside(load_plan(source), read_log(Path(log)), where)
 
 
-def _measured(file: Path | None, made: Plan) -> LoggedRun | None:
-    """What the log of a run measured, where the file is one and has lines of steps."""
+def _measured(file: Path | None, made: Plan) -> tuple[LoggedRun | None, tuple[str, ...]]:
+    """What the log of a run measured, where the file is one and has lines of steps; and why they are not compared, if so."""
     if file is None or not is_log(file):
-        return None
+        return None, ()
     try:
         log = read_log(file)
     except InputError:
-        return None
-    return beside(made, log, str(file))
+        return None, ()
+    samples = made.batch.global_samples
+    if log.batch not in (None, samples):
+        return None, (f"the log's last steps have {log.batch} samples of {samples}: their times are not compared",)
+    return beside(made, log, str(file)), ()
 
 
 def _asked(configuration: Configuration, made: Plan) -> dict[str, Any]:

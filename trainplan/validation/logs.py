@@ -37,6 +37,13 @@ TITAN = re.compile(rf"step:\s*(\d+)\s.*?memory:\s*{NUMBER}GiB.*?tps:\s*{NUMBER}"
 DEEPSPEED = re.compile(rf"global_step=(\d+).*?CurrSamplesPerSec={NUMBER}")
 NEMO = re.compile(rf"train_step_timing in s(?:=|: ){NUMBER}")
 TRAINER = re.compile(rf"['\"]train_steps_per_second['\"]: ?['\"]?{NUMBER}")
+# What tools print of their configuration, before the steps of a run.
+CONFIGURATION = re.compile(
+    r"-{3,} ?arguments ?-{3,}|print_user_config\]|Running with (?:args|configs?):|TrainingArguments\(|Distributed environment: "
+    r"|Configuration Summary \(Non-Default|\*{8,} Experiment configuration"
+    r"|megatron\.bridge\.training\.config\.ConfigContainer$",
+    re.MULTILINE,
+)
 DEEPSPEED_MEMORY = re.compile(rf"MaxMemAllocated={NUMBER}GB")
 
 
@@ -72,10 +79,11 @@ def read_log(path: Path) -> Log:
         text = COLOURS.sub("", path.read_text(errors="replace"))
     except OSError as error:
         raise InputError(str(path), "", f"cannot be read ({error.strerror})", "name a readable log") from None
-    readers = (_megatron, _torchtitan, _deepspeed, _nemo, _trainer)
-    for reader in readers:
-        if (log := reader(text)) is not None:
-            return log
+    begins = [match.start() for match in CONFIGURATION.finditer(text)]
+    for part in (text[begins[-1] :], text) if begins else (text,):  # of several runs in one file the last
+        for reader in (_megatron, _torchtitan, _deepspeed, _nemo, _trainer):
+            if (log := reader(part)) is not None:
+                return log
     fix = "give a log with Megatron-LM's iterations, torchtitan's steps, DeepSpeed's samples or transformers' steps a second"
     raise InputError(str(path), "", "has no line of a training step", fix)
 
@@ -85,12 +93,14 @@ def _number(text: str) -> float:
 
 
 def _megatron(text: str) -> Log | None:
-    rows = [(int(match[1]), _number(match[2]) / 1e3) for match in MEGATRON.finditer(text)]
+    lines = [(match, MEGATRON_BATCH.search(text, match.start(), text.find("\n", match.end()) % (len(text) + 1)))
+             for match in MEGATRON.finditer(text)]  # fmt: skip
+    last = next((int(batch[1]) for _, batch in reversed(lines) if batch), None)  # steps of smaller batches come before
+    rows = [(int(match[1]), _number(match[2]) / 1e3) for match, batch in lines if not batch or int(batch[1]) == last]
     peaks: dict[int | None, int] = {}
     for match in MEGATRON_MEMORY.finditer(text):
         peaks[int(match[1])] = max(peaks.get(int(match[1]), 0), round(_number(match[2]) * 2**20))
-    batch = MEGATRON_BATCH.search(text)
-    return _log("megatron", rows, "step", peaks, False, int(batch[1]) if batch else None)
+    return _log("megatron", rows, "step", peaks, False, last)
 
 
 def _torchtitan(text: str) -> Log | None:

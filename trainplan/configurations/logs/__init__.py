@@ -13,13 +13,18 @@ from pathlib import Path
 
 from trainplan.configurations import torchtitan
 from trainplan.configurations.configuration import Configuration, Said
-from trainplan.configurations.logs.lines import first, lines_of_log, mapping_at
+from trainplan.configurations.logs.lines import first, last, lines_of_log, mapping_at
 from trainplan.configurations.logs.megatron import of_megatron, printed_at
 from trainplan.configurations.logs.nvidia import CONTAINER, EXPERIMENT, NEMO, SUMMARY, of_bridge, of_nemo
 from trainplan.configurations.logs.trainers import STATE, TRAINER, USER_FILE, of_accelerate, of_deepspeed, of_trainer
 from trainplan.profiling.base.errors import InputError
 
 TITAN = re.compile(r"Running with (?:args|configs?): ?(\{.*)$")
+# Lines of runs whose configuration is not in the file.
+RUNNING = re.compile(
+    r"\*{5} Running training \*{5}|step:\s*\d+\s.*\btps:|iteration\s+\d+/.*elapsed time per iteration"
+    r"|global_step=\d+.*SamplesPerSec="
+)
 OTHERS = {"NeMo": NEMO, "nanotron": re.compile(r"nanotron\.config|\[config\]|Config\(general=GeneralArgs")}
 READ = "Megatron-LM, Megatron-Bridge, NeMo 1, torchtitan, DeepSpeed, transformers or Accelerate"
 
@@ -27,7 +32,7 @@ READ = "Megatron-LM, Megatron-Bridge, NeMo 1, torchtitan, DeepSpeed, transformer
 def is_log(path: Path) -> bool:
     """Whether a file is the log of a run: it has lines that a tool prints of its configuration. Raises InputError."""
     lines = lines_of_log(path)
-    if any(first(pattern, lines) is not None for pattern in (USER_FILE, TITAN, TRAINER, STATE, SUMMARY, EXPERIMENT)):
+    if any(first(pattern, lines) is not None for pattern in (USER_FILE, TITAN, TRAINER, STATE, SUMMARY, EXPERIMENT, RUNNING)):
         return True
     return printed_at(lines) is not None or any(CONTAINER in line for line in lines) or _other(lines) is not None
 
@@ -53,7 +58,7 @@ def _other(lines: Sequence[str]) -> str | None:
 
 
 def _torchtitan(lines: Sequence[str], where: str, said: Said) -> Configuration | None:
-    if (number := first(TITAN, lines)) is None:
+    if (number := last(TITAN, lines)) is None:
         return None
     match = TITAN.search(lines[number])
     assert match is not None

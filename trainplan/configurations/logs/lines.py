@@ -35,6 +35,11 @@ def first(pattern: re.Pattern[str], lines: Sequence[str]) -> int | None:
     return next((number for number, line in enumerate(lines) if pattern.search(line)), None)
 
 
+def last(pattern: re.Pattern[str], lines: Sequence[str]) -> int | None:
+    """The number of the last such line: a file may have several runs, one after the other."""
+    return next((number for number in range(len(lines) - 1, -1, -1) if pattern.search(lines[number])), None)
+
+
 def bare(line: str) -> str:
     """A line without what launchers and loggers put in front of it."""
     return PREFIX.sub("", line, count=1)

@@ -108,6 +108,11 @@ def of_megatron(lines: Sequence[str], where: str, said: Said) -> Configuration |
         values |= {"--vocab-size": match[2], "--make-vocab-size-divisible-by": "1"}
         values.pop("--tokenizer-type", None)
         sources["--vocab-size"] = sources["--make-vocab-size-divisible-by"] = f"{where}:{number + 1}"
+    size, at = printed.get("padded_vocab_size", (None, ""))
+    if padded is None and isinstance(size, int) and size > 0:
+        values |= {"--vocab-size": str(size), "--make-vocab-size-divisible-by": "1"}
+        values.pop("--tokenizer-type", None)
+        sources["--vocab-size"] = at
     world = printed.get("world_size", (None, ""))[0]
     return megatron.of_values(values, where, said, world if isinstance(world, int) else None, sources)
 

@@ -16,7 +16,7 @@ import yaml
 
 from trainplan.configurations import megatron_bridge, nemo
 from trainplan.configurations.configuration import Configuration, Said
-from trainplan.configurations.logs.lines import bare, first, value_of
+from trainplan.configurations.logs.lines import bare, last, value_of
 from trainplan.profiling.base.errors import InputError
 
 CONTAINER = "_target_: megatron.bridge.training.config.ConfigContainer"
@@ -40,7 +40,7 @@ def of_bridge(lines: Sequence[str], where: str, said: Said) -> Configuration | N
 
 
 def _of_summary(lines: Sequence[str], where: str, said: Said) -> Configuration | None:
-    if (begun := first(SUMMARY, lines)) is None:
+    if (begun := last(SUMMARY, lines)) is None:
         return None
     section, values, sources = "", dict[str, Any](), dict[str, str]()
     for number in range(begun + 2, len(lines)):

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from trainplan.configurations import deepspeed
 from trainplan.configurations.configuration import Configuration, Recomputed, Said, Taken
-from trainplan.configurations.logs.lines import bare, first, mapping_at, value_of
+from trainplan.configurations.logs.lines import bare, first, last, mapping_at, value_of
 from trainplan.profiling.base.errors import InputError, shown
 from trainplan.profiling.models.precision import MASTERS, PLAIN
 
@@ -28,7 +28,7 @@ STATE = re.compile(
 
 def of_deepspeed(lines: Sequence[str], where: str, said: Said) -> Configuration | None:
     """DeepSpeed's file as its engine was given it, with batch, devices and precision as the engine resolved them."""
-    if (number := first(USER_FILE, lines)) is None:
+    if (number := last(USER_FILE, lines)) is None:
         return None
     match = USER_FILE.search(lines[number])
     assert match is not None
@@ -60,7 +60,7 @@ def _again(arguments: Mapping[str, Any]) -> str:
 def _training_arguments(lines: Sequence[str], where: str) -> tuple[dict[str, Any], dict[str, Any] | None, tuple[Taken, ...]]:
     """TrainingArguments and the model's configuration, where transformers prints them; with their sources."""
     arguments, taken = dict[str, Any](), list[Taken]()
-    if (number := first(TRAINER, lines)) is not None:
+    if (number := last(TRAINER, lines)) is not None:
         for n in range(number + 1, len(lines)):
             text = bare(lines[n]).strip() if "=" not in lines[n].split(" ")[0] else lines[n].strip()
             if text == ")":
@@ -71,7 +71,7 @@ def _training_arguments(lines: Sequence[str], where: str) -> tuple[dict[str, Any
                 if name in READ:
                     taken.append(Taken(name, arguments[name], f"{where}:{n + 1}"))
     config = None
-    if (number := first(MODEL, lines)) is not None:
+    if (number := last(MODEL, lines)) is not None:
         match = MODEL.search(lines[number])
         assert match is not None
         config = mapping_at(lines, number, match[1], where)
@@ -90,7 +90,7 @@ def of_trainer(lines: Sequence[str], where: str, said: Said) -> Configuration | 
     arguments, config, taken = _training_arguments(lines, where)
     if not arguments:
         return None
-    begun = first(TRAINER, lines)
+    begun = last(TRAINER, lines)
     assert begun is not None
     error = lambda key, problem, fix: InputError(f"{where}:{begun + 1}", key, problem, fix)  # noqa: E731
     if arguments.get("deepspeed") not in (None, ""):
@@ -131,7 +131,7 @@ OF_STATE = {"no": "float32", "fp16": "float16", "bf16": "bfloat16"}
 def of_accelerate(lines: Sequence[str], where: str, said: Said) -> Configuration | None:
     """Accelerate's state, and the batch as the examples of its trainers print it. Raises InputError for FSDP, which the state
     says nothing of."""
-    if (begun := first(STATE, lines)) is None:
+    if (begun := last(STATE, lines)) is None:
         return None
     found: dict[str, tuple[str, str]] = {}
     for name, pattern in (("kind", STATE), ("processes", PROCESSES), ("precision", MIXED), ("samples", DISTRIBUTED),
