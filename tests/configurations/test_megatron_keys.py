@@ -11,6 +11,8 @@ from trainplan.profiling.base.errors import InputError
 
 import trainplan as tp
 from trainplan.configurations.configuration import Configuration, Said
+from trainplan.configurations.documented import MEGATRON
+from trainplan.configurations.megatron_refused import DEALT, NOTED, REFUSED, TENSOR_NOTED
 from trainplan.configurations.planned import read_text
 from trainplan.validation.recomputation import recompute_of_words
 from trainplan.validation.rows import Run
@@ -119,7 +121,8 @@ def test_what_no_plan_has_is_refused_with_what_to_give(words: str, says: str) ->
 
 @pytest.mark.parametrize("words", [
     "--exp-avg-dtype fp32 --exp-avg-sq-dtype fp32 --main-params-dtype fp32", "--mlp-chunks-for-training 1",
-    "--partition-activations --distribute-saved-activations", "--use-tp-pp-dp-mapping",
+    "--partition-activations --distribute-saved-activations --no-async-tensor-model-parallel-allreduce",
+    "--use-tp-pp-dp-mapping",
     "--pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 6 "
     "--microbatch-group-size-per-virtual-pipeline-stage 2",
     "--spec megatron.core.models.gpt.gpt_layer_specs get_gpt_layer_with_transformer_engine_spec",
@@ -134,11 +137,16 @@ def test_values_that_plans_have_are_read(words: str) -> None:
         ("--use-precision-aware-optimizer", "it has more memory (--use-precision-aware-optimizer)"),
         ("--defer-embedding-wgrad-compute", "it has less memory"),
         ("--no-bias-swiglu-fusion", "it has less memory"),
+        (f"--no-async-tensor-model-parallel-allreduce {TWO}", "it has less time"),
         ("--recompute-granularity selective --recompute-modules core_attn moe", "recomputation of moe"),
     ],
 )
 def test_what_differs_a_little_is_noted(words: str, says: str) -> None:
     assert any(says in note for note in configuration(words).notes)
+
+
+def test_what_is_refused_or_noted_is_not_said_to_change_no_plan() -> None:
+    assert not MEGATRON & {*REFUSED, *NOTED, *TENSOR_NOTED, *DEALT}
 
 
 def test_a_list_of_layers_says_the_stages_of_each_rank_in_turn() -> None:

@@ -18,12 +18,12 @@ MEGATRON = names(
     --ckpt-fully-parallel-load --clip-grad --clone-scatter-output-in-embedding --cross-entropy-fusion-impl
     --cross-entropy-loss-fusion --cuda-graph-scope --data-cache-path --data-path --dataloader-type
     --ddp-average-in-collective --ddp-bucket-size --ddp-num-buckets --ddp-pad-buckets-for-high-nccl-busbw
-    --decoder-seq-length --defer-embedding-wgrad-compute --deterministic-mode --dist-ckpt-format --dist-ckpt-strictness
-    --distributed-backend --distributed-timeout-minutes --empty-unused-memory-level --enable-cuda-graph
+    --decoder-seq-length --deterministic-mode --dist-ckpt-format --dist-ckpt-strictness
+    --distributed-backend --distributed-timeout-minutes --empty-unused-memory-level
     --end-weight-decay --eod-mask-loss --eval-interval --eval-iters --exit-duration-in-mins --exit-interval
     --exit-on-missing-checkpoint --exit-signal-handler --finetune --fp8-amax-compute-algo --fp8-amax-history-len
     --fp8-interval --fp8-margin --fp8-wgrad --hysteresis --init-method-std
-    --init-method-xavier-uniform --initial-loss-scale --iter-per-epoch --keep-fp8-transpose-cache --kv-channels
+    --init-method-xavier-uniform --initial-loss-scale --iter-per-epoch --kv-channels
     --legacy-tokenizer --load --local-rank --log-interval --log-memory-to-tensorboard --log-num-zeros-in-grad
     --log-params-norm --log-progress --log-straggler --log-throughput --log-timers-to-tensorboard
     --log-validation-ppl-to-tensorboard --log-world-size-to-tensorboard --logging-level --loss-scale --loss-scale-window
@@ -31,9 +31,9 @@ MEGATRON = names(
     --lr-warmup-iters --lr-warmup-samples --lr-wsd-decay-iters --lr-wsd-decay-style --manual-gc --manual-gc-eval
     --manual-gc-interval --mask-prob --max-tokens-to-oom --memory-snapshot-path --merge-file --mid-level-dataset-surplus
     --min-loss-scale --min-lr --mmap-bin-files --mock-data --nccl-communicator-config-path --nccl-ub
-    --no-async-tensor-model-parallel-allreduce --no-barrier-with-level-1-timing --no-bias-dropout-fusion
-    --no-bias-gelu-fusion --no-bias-swiglu-fusion --no-check-for-nan-in-loss-and-grad
-    --no-create-attention-mask-in-dataloader --no-gradient-accumulation-fusion --no-initialization --no-load-optim
+    --no-barrier-with-level-1-timing --no-bias-dropout-fusion
+    --no-check-for-nan-in-loss-and-grad
+    --no-create-attention-mask-in-dataloader --no-initialization --no-load-optim
     --no-load-rng --no-masked-softmax-fusion --no-mmap-bin-files --no-one-logger --no-overlap-p2p-communication
     --no-persist-layer-norm --no-query-key-layer-scaling --no-rope-fusion --no-save-optim --no-save-rng
     --muon-extra-scale-factor --muon-fp32-matmul-prec --muon-momentum --muon-no-split-qkv --muon-scale-mode
@@ -41,7 +41,7 @@ MEGATRON = names(
     --num-workers --one-logger-async
     --overlap-param-gather-with-optimizer-step --override-opt-param-scheduler --per-split-data-args-path
     --per-token-loss --perform-initialization --profile --profile-ranks --profile-step-end --profile-step-start
-    --pytorch-profile --record-memory-history --rerun-mode --reset-attention-mask --reset-position-ids
+    --pytorch-profile --record-memory-history --rerun-mode --reset-position-ids
     --reuse-grad-buf-for-mxfp8-param-ag
     --result-rejected-tracker-filename --retro-cyclic-train-iters --rope-impl --rotary-seq-len-interpolation-factor
     --save --save-interval --save-retain-interval --seed --sgd-momentum --skip-train --split --start-weight-decay
@@ -49,26 +49,26 @@ MEGATRON = names(
     --tiktoken-num-special-tokens --tiktoken-pattern --tiktoken-special-tokens --timing-log-level --timing-log-option
     --tokenizer-model --tokenizer-prompt-format --tp-comm-bootstrap-backend --tp-comm-overlap-ag --tp-comm-overlap-cfg
     --tp-comm-overlap-rs --train-data-path --train-iters --train-samples --train-sync-interval --transformer-impl
-    --use-checkpoint-args --use-checkpoint-opt-param-scheduler --use-cpu-initialization --use-dist-ckpt --use-flash-attn
+    --use-checkpoint-opt-param-scheduler --use-cpu-initialization --use-dist-ckpt --use-flash-attn
     --use-fused-weighted-squared-relu --use-mcore-models --use-one-sent-docs --use-persistent-ckpt-worker
-    --use-precision-aware-optimizer --use-pytorch-profiler --use-te --use-tp-pp-dp-mapping --valid-data-path
+    --use-pytorch-profiler --use-te --valid-data-path
     --vocab-extra-ids --vocab-file --wandb-entity --wandb-exp-name --wandb-project --wandb-save-dir --weight-decay
     --weight-decay-incr-style --weight-decay-style
     --adlr-autoresume --adlr-autoresume-interval --aml-data-download-path --app-tag-run-name --app-tag-run-version
-    --apply-residual-connection-post-layernorm --checkpoint-in-cpu --ckpt-drop-redundant-extra-state
+    --apply-residual-connection-post-layernorm --ckpt-drop-redundant-extra-state
     --ckpt-fully-parallel-save --ckpt-step --contigious-checkpointing --cpu-torch-adam --data-args-path
-    --data-efficiency-curriculum-learning --data-impl --data-parallel-random-init --dataset --DDP-impl --decoupled-lr
+    --data-impl --data-parallel-random-init --dataset --DDP-impl --decoupled-lr
     --decoupled-min-lr --deepspeed-activation-checkpointing --deepspeed-config --disable-mem-efficient-ln
     --disable-tp-comm-bulk-dgrad --disable-tp-comm-bulk-wgrad --disable-tp-comm-overlap-ag --disable-tp-comm-overlap-rs
-    --disable-tp-comm-split-ag --disable-tp-comm-split-rs --distribute-checkpointed-activations
-    --distribute-saved-activations --ds-fused-adam --dist-ckpt-workers --embedding-weights-in-fp32 --eval-dev
-    --fp16-lm-cross-entropy --fp32-residual-connection --head-lr-mult --lazy-mpu-init --load-tag
+    --disable-tp-comm-split-ag --disable-tp-comm-split-rs
+    --ds-fused-adam --dist-ckpt-workers --eval-dev
+    --head-lr-mult --lazy-mpu-init --load-tag
     --log-batch-size-to-tensorboard --log-optimizer-states-to-tensorboard --lr-decay-tokens --lr-warmup-tokens
-    --max-padding-length --mmap-warmup --no-contiguous-buffers-in-local-ddp --no-data-sharding --no-fp8-wgrad
+    --max-padding-length --mmap-warmup --no-contiguous-buffers-in-local-ddp --no-data-sharding
     --no-load-lr-state --no-log-learnig-rate-to-tensorboard --no-log-loss-scale-to-tensorboard
     --no-position-embedding --no-scatter-gather-tensors-in-pipeline --non-persistent-ckpt-type
     --non-persistent-local-ckpt-algo --non-persistent-local-ckpt-dir --non-persistent-save-interval --onnx-safe
-    --openai-gelu --partition-activations --patch-tokenizer-type --pretrained-checkpoint --profile-backward
+    --openai-gelu --patch-tokenizer-type --pretrained-checkpoint --profile-backward
     --profile-steps --repeated-dataloader --short-seq-prob --synchronize-each-layer --topk --train-mode --train-tokens
     --trust-remote-code --universal-checkpoint --use-pin-memory --use-ring-exchange-p2p --version --warmup
     --use-contiguous-buffers-in-local-ddp --use-legacy-models --wgrad-deferral-limit --zero-allgather-bucket-size
@@ -77,6 +77,11 @@ MEGATRON = names(
     --fsdp-manual-registration --init-model-with-meta-device --suggested-communication-unit-size --norm-target-loss --mup
     --mup-attn-mult --mup-input-mult --mup-output-mult --mup-base-shapes --inference
     --abort-on-unmet-fused-kernel-constraints --kill-switch-path
+    --ckpt-fully-parallel-load-exchange-algo --ckpt-fully-parallel-load-per-rank-objects
+    --ckpt-fully-parallel-load-process-group --disable-gloo-process-groups --dump-param-to-param-group-map
+    --enable-gloo-process-groups --eval-global-batch-size --eval-micro-batch-size --grad-norm-skip-threshold
+    --high-priority-stream-groups --muon-coefficient-type --muon-nesterov --muon-use-syrk --otel-span-groups
+    --sharp-enabled-group
     """
 )
 

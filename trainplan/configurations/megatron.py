@@ -81,7 +81,7 @@ def of_values(
     refuse(keys)
     keys.flag("--no-pipeline-parallel")
     tp, pp = (keys.whole(f"--{name}-model-parallel-size", 1) or 1 for name in ("tensor", "pipeline"))
-    notes = noted(keys)
+    notes = noted(keys, tp)
     copies = keys.whole("--num-distributed-optimizer-instances", 1) or 1
     distributed = keys.flag("--use-distributed-optimizer")
     zero: Literal[0, 1, 2, 3] = 0

@@ -63,10 +63,19 @@ NOTED = {
     "--delay-wgrad-compute": "gradients of weights after those of activations: the plan has them together; it has less memory",
     "--no-bias-swiglu-fusion": "SwiGLU by several kernels: the plan has one; it has less memory and less time",
     "--no-bias-gelu-fusion": "biases and GELU by several kernels: the plan has one; it has less memory and less time",
+    "--no-gradient-accumulation-fusion": "gradients of weights added up by kernels of their own: the plan has that in the "
+    "products; it has less memory and less time",
+    "--no-fp8-wgrad": "gradients of weights in more than 8 bits: the plan has them in 8; it has less time",
+    "--reset-attention-mask": "attention within documents: the plan has it over whole samples; it has more time",
     "--enable-cuda-graph": "captured graphs, which hold memory of their own: the plan has none; it has less memory",
     "--external-cuda-graph": "captured graphs, which hold memory of their own: the plan has none; it has less memory",
     "--keep-fp8-transpose-cache": "transposed weights in 8 bits that stay: the plan frees them; it has less memory",
     "--use-checkpoint-args": "arguments of a checkpoint, which go before those given: the plan has those given",
+}
+# The same where there are several tensor-parallel ranks.
+TENSOR_NOTED = {
+    "--no-async-tensor-model-parallel-allreduce": "tensor-parallel collectives before the products that they could run "
+    "alongside: the plan has them alongside; it has less time",
 }
 GPT_SPEC = "megatron.core.models.gpt.gpt_layer_specs get_gpt_layer_with_transformer_engine_spec"
 
@@ -108,9 +117,10 @@ def refuse_mapping(keys: Keys, tp: int, pp: int, chunks: int) -> None:
             raise keys.error(name, f"is {group}", f"give {pp}, the pipeline's size: plans pass as many in turn")
 
 
-def noted(keys: Keys) -> list[str]:
-    """What runs otherwise than the plan does, in little."""
-    return [f"{text} ({key})" for key, text in NOTED.items() if key in keys.values and keys.flag(key)]
+def noted(keys: Keys, tp: int) -> list[str]:
+    """What runs otherwise than the plan does, in little. tp: tensor-parallel ranks."""
+    given = {key: text for key, text in (NOTED | TENSOR_NOTED).items() if key in keys.values and keys.flag(key)}
+    return [f"{text} ({key})" for key, text in given.items() if tp > 1 or key not in TENSOR_NOTED]
 
 
 def _refuse_spec(keys: Keys) -> None:
