@@ -124,7 +124,11 @@ def _each(
 ) -> Outcomes:
     """Evaluates commands, one after another, each in a process of its own."""
     for argv in lines:
-        shell.apart(state, lambda inner, argv=argv: command(shell, argv, inner, where, source, environment, True), where)
+
+        def run(inner: State, argv: list[str] = argv) -> Outcomes:
+            return command(shell, argv, inner, where, source, environment, True)
+
+        shell.apart(state, run, where)
     return [(state, "")]
 
 
