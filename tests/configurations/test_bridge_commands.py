@@ -79,3 +79,30 @@ def test_a_runner_is_the_recipe_that_it_is_given(tmp_path: Path, name: str) -> N
 )
 def test_what_is_not_known_of_a_script_is_named(tmp_path: Path, old: str, new: str, said: str) -> None:
     assert said in refusal(tmp_path, EXAMPLE.replace(old, new))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--config-file over.yaml model.tensor_model_parallel_size=$TP",
+        "model.tensor_model_parallel_size=$TP --config-file over.yaml",
+        "model.tensor_model_parallel_size=$TP",
+        '$(if [ -n "$TP" ]; then echo model.tensor_model_parallel_size=$TP; fi) model.seq_length=8192',
+    ],
+)
+def test_words_that_hang_on_what_nobody_said_are_undecided(tmp_path: Path, words: str) -> None:
+    conf = tmp_path / "conf" / "llama3_8b_pretrain_override_example.yaml"
+    conf.parent.mkdir()
+    conf.write_text("train: {micro_batch_size: 1}\n")
+    text = f"torchrun --nproc_per_node 8 pretrain_llama3_8b.py {words}\n"
+    assert "--set TP=" in refusal(tmp_path, text)
+    assert of(tmp_path, text, TP="4").tp == 4
+
+
+def test_words_that_differ_by_a_branch_are_undecided(tmp_path: Path) -> None:
+    conf = tmp_path / "conf" / "llama3_8b_pretrain_override_example.yaml"
+    conf.parent.mkdir()
+    conf.write_text("train: {micro_batch_size: 1}\n")
+    text = "[ $BIG = 1 ] && TP=8 || TP=2\ntorchrun pretrain_llama3_8b.py model.tensor_model_parallel_size=$TP\n"
+    assert "--set BIG=1" in refusal(tmp_path, text)
+    assert of(tmp_path, text, BIG="1").tp == 8

@@ -32,18 +32,22 @@ ALONE = names(
     --use-torch-fsdp2 --fp8-param-gather --override-opt_param-scheduler --finetune
     """
 )
+DOTTED = re.compile(r"\+{0,2}[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+")  # names of fields, as Hydra has them
 HOLDS = re.compile(r"(?:ARG|OPT|FLAG|EXTRA|PARAM|CMD|COMMAND|CONFIG|SETTINGS|@)", re.IGNORECASE)
 
 
 def values_of(words: Sequence[str]) -> dict[str, Any]:
-    """What each argument is given: a text, several joined by blanks, or True where it stands alone."""
+    """What each argument is given: a text, several joined by blanks, or True where it stands alone; and each field that is set
+    in front of them, as in ``model.seq_length=4096``."""
     values: dict[str, Any] = {}
     place = 0
     while place < len(words):
         name, sign, joined = words[place].partition("=")
         place += 1
-        if not name.startswith("--"):
-            continue  # what stands in front
+        if not name.startswith("--"):  # what stands in front
+            if sign and DOTTED.fullmatch(name):
+                values[name.lstrip("+")] = joined
+            continue
         given = [joined] if sign else []
         while place < len(words) and not words[place].startswith("--"):
             given.append(words[place])
