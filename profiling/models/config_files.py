@@ -69,7 +69,7 @@ def refuse_other_heads(config: Mapping[str, Any], part: Mapping[str, Any], where
     if what is None and own and BARE.search(names[0]):
         what = "a model without a head"
     if what is not None:
-        fix = f"give a config with ...For{HEADS.get(str(family), 'CausalLM')}, or without architectures"
+        fix = f"give a config with ...For{HEADS.get(str(family), 'CausalLM')}"
         raise InputError(where, "architectures", f"is {shown(made)}: {what}", fix)
 
 
