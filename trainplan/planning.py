@@ -278,7 +278,7 @@ class Way:
         it is most; at most 0 where both fit."""
         if tried.plan is None or tried.judged is None or self.request.options.get("ignore_memory"):
             return 0
-        limits, peaks = limits_bytes(tried.plan, self.request), [tried.judged.peak_bytes]
+        limits, peaks = limits_bytes(tried.plan, self.request), [list(tried.judged.peak_bytes)]
         if (run := _as_run(tried).plan) is not None and run.runs_by is not None and run.predicted is not None:
             peaks.append(run.predicted.peak_bytes)
         return max(peak - limit for each in peaks for peak, limit in zip(each, limits, strict=True))
