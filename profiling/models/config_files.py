@@ -91,6 +91,21 @@ def trained_dtype(config: Any, where: str, half: str) -> str:
     left = [name for each in (part, config) for name in DTYPE_FIELDS if each.get(name) == "auto"]
     if stated is None and left:
         caution(where, left[0], "is 'auto', which is that of the weights", f"{half} is taken; give --dtype for another one")
+    return computed_dtype(stated, where, half)
+
+
+def shipped_dtype(config: Mapping[str, Any], where: str, half: str) -> str:
+    """The dtype in which a shipped model is trained: that which its configuration says, which may be a paper's, else `half`."""
+    return computed_dtype(stated_dtype(config, where=where), where, half)
+
+
+def computed_dtype(stated: str | None, where: str, half: str) -> str:
+    """The dtype that a model is said to have, or `half` where none is; float16 in place of bfloat16, with a warning, where that
+    is the half precision that the devices have."""
+    if stated == "bfloat16" and half == "float16":
+        fix = "it is planned in float16 with float32 masters; give --dtype for another one"
+        caution(where, "torch_dtype", "is 'bfloat16', in which the devices have no products", fix)
+        return half
     return stated or half
 
 

@@ -15,7 +15,13 @@ from typing import Any
 from trainplan.profiling.base.dtypes import DTYPE_BYTES, parse_dtype
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.files import read_data
-from trainplan.profiling.models.config_files import language_part, refuse_other_heads, stated_dtype, trained_dtype
+from trainplan.profiling.models.config_files import (
+    language_part,
+    refuse_other_heads,
+    shipped_dtype,
+    stated_dtype,
+    trained_dtype,
+)
 from trainplan.profiling.models.families import Fields, Role, Unit, build_chain, family, family_names, sized_config
 from trainplan.profiling.models.sublayers import Sublayer, cut
 from trainplan.profiling.shipped import locate, sized
@@ -206,13 +212,13 @@ def load_model(
     if known is not None and known[2]:
         known_as, base, fields = known
         config = sized_config(read_data(locate("models", base, "--model", "a config.json")), fields)
-        return model_from_config(config, known_as, sequence, dtype or stated_dtype(config, where=known_as) or half)
+        return model_from_config(config, known_as, sequence, dtype or shipped_dtype(config, known_as, half))
     name = known[1] if known else name
     file = locate("models", name, "--model", "a config.json")
     config, own = read_data(file), file == name
     where = name if own else PurePath(file.name).stem  # of a shipped model its name, however it was spelt
-    usual = trained_dtype(config, where, half) if own and dtype is None else stated_dtype(config, where=where) or half
-    return model_from_config(config, where, sequence, dtype or usual)
+    usual = trained_dtype if own else shipped_dtype
+    return model_from_config(config, where, sequence, dtype or usual(config, where, half))
 
 
 def model_from_config(

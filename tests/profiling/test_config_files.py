@@ -433,3 +433,13 @@ def test_half_precision_is_what_the_devices_have(cluster: str, dtype: str) -> No
 def test_rotations_that_are_misspelt_or_contradict(says: dict[str, Any], told: str) -> None:
     with pytest.raises(InputError, match=told):
         model_from_config(small("llama", **says), "c.json")
+
+
+@pytest.mark.parametrize("name", ["llama3-8b", "qwen2.5-7b"])
+def test_models_in_bfloat16_are_planned_in_float16_where_devices_have_no_other_half(name: str) -> None:
+    half = load_cluster("v100:8").training_dtype
+    with pytest.warns(InputWarning, match="the devices have no products; it is planned in float16"):
+        assert load_model(name, 128, half=half).dtype == half == "float16"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert load_model(name, 128, "float32", half).dtype == "float32"
