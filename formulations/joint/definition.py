@@ -321,7 +321,8 @@ class Joint(Problem):
                 cells = ("",) * len(cells)
         title = f"{plural(configuration.stages, 'stage')}, {plural(configuration.micro_batches, 'micro-batch')}"
         title += f", {configuration.schedule}" if configuration.stages > 1 else ""
-        columns = ("stage", "units", "count", "strategy", "ranks", "in flight", "forward", "backward", "memory claimed")
+        memory = "memory at least" if instance.provenance.get(MEMORY_TABLES.name) == "least" else "memory claimed"
+        columns = ("stage", "units", "count", "strategy", "ranks", "in flight", "forward", "backward", memory)
         return [Table(title, columns, tuple(rows))]
 
 
