@@ -274,6 +274,9 @@ def _stages(keys: Keys, pp: int, schedule: PlanSchedule, early: bool) -> tuple[t
             raise keys.error("parallelism.pipeline_parallel_layers_per_stage", problem, fix)
         return None, stages // pp, (less[0], less[1])
     if early:
+        if pp * usual > (layers := _known_layers(keys)):
+            fix = f"give at most {layers} stages, one for each layer"
+            raise keys.error("parallelism.pipeline_parallel_degree", f"is {pp}", fix)
         return _early_cuts(_known_layers(keys), pp * usual), usual, (0, 0)
     return None, usual, (less[0], less[1])
 

@@ -57,6 +57,7 @@ def read(shell: Evaluator, rest: list[str], state: State, where: str, source: So
 
 
 def mapfile(shell: Evaluator, rest: list[str], state: State, where: str, source: Source) -> Outcomes:
+    """The lines of what is given, as elements of an array."""
     name = next((word for word in reversed(rest) if not word.startswith("-")), "MAPFILE")
     lines = [shell.marks.unknown(name, where, "is read when it runs")] if state.given is None else state.given.splitlines()
     shell.assign_list(state, name, lines)
