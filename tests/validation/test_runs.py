@@ -266,3 +266,14 @@ def test_kinds_with_fewer_links_are_their_own() -> None:
 def test_a_run_needs_degrees_that_divide_its_devices() -> None:
     with pytest.raises(InputError, match="gpus"):
         laid_run(Run(**{**ROW, "tp": 3}))
+
+
+def test_fields_that_bear_under_another_name_are_not_left_out() -> None:
+    """A row without its batch or its length would be predicted as another run."""
+    row = {"id": "a", "model": "llama3-8b", "gpu": "H100", "gpus": 8, "seq": 4096, "mbs": 1}
+    with pytest.warns(InputWarning, match="batch is a field that runs do not have"):
+        [made] = predict_runs(load_runs([{**row, "batch": 64}]))
+    assert made.cannot == "batch is called gbs in files of runs" and made.step_s is None
+    with pytest.warns(InputWarning):
+        [made] = predict_runs(load_runs([{**row, "batch": 64, "gbs": 64}]))
+    assert not made.cannot

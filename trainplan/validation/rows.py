@@ -86,6 +86,15 @@ UNMOVED = {
 }
 
 
+# What other tools call fields that bear on a run.
+MEANT = {
+    "batch": "gbs", "batch_size": "gbs", "global_batch": "gbs", "global_batch_size": "gbs", "train_batch_size": "gbs",
+    "micro_batch": "mbs", "micro_batch_size": "mbs", "local_batch_size": "mbs", "sequence": "seq", "seq_len": "seq",
+    "seq_length": "seq", "sequence_length": "seq", "zero_stage": "zero", "dtype": "precision", "devices": "gpus",
+    "world_size": "gpus", "tensor_parallel": "tp", "pipeline_parallel": "pp", "context_parallel": "cp",
+}  # fmt: skip
+
+
 def load_runs(source: str | os.PathLike[str] | Sequence[Mapping[str, Any]]) -> list[Run]:
     """The rows of a JSON file, or of a list. Unknown fields are warned of once; a row that cannot be read says why (`unread`),
     and does not keep others from being read. Raises InputError for what is no list of rows."""
@@ -118,10 +127,13 @@ def _run(value: Mapping[str, Any], where: str, place: int) -> Run:
     said, words for yes and no."""
     fields = {name: _plain(name, each) for name, each in value.items() if name in Run.model_fields}
     fields = {name: each for name, each in fields.items() if each is not None}
+    other = next((name for name in value if name in MEANT and MEANT[name] not in fields and value[name] is not None), None)
     try:
+        if other is not None:  # a row without it would be of another run
+            raise InputError(where, other, f"is called {MEANT[other]} in files of runs", f"write {MEANT[other]}")
         return Run.model_validate(fields)
-    except ValidationError as error:
-        wrong = as_input_error(error, where)
+    except (ValidationError, InputError) as error:
+        wrong = error if isinstance(error, InputError) else as_input_error(error, where)
         run = Run(id=str(fields.get("id", f"[{place}]")), model=str(fields.get("model", "")), gpu="", gpus=1)
         run._unread = InputError(where, wrong.field, wrong.problem, wrong.fix)
         return run
