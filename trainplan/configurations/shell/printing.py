@@ -222,9 +222,10 @@ def _tr(rest: list[str], given: str) -> str | None:
 
 
 def _cut(rest: list[str], given: str) -> str | None:
-    text = "\0".join(rest)
-    sign, number = re.search(r"-d\0?([^\0])", text), re.search(r"-f\0?(\d{1,4})(-?)(?:\0|$)", text)
-    if number is None:
+    text = "\0" + "\0".join(rest) + "\0"
+    sign, number = re.search(r"\0-d\0?([^\0])(?=\0)", text), re.search(r"\0-f\0?(\d{1,4})(-?)(?=\0)", text)
+    known = sum(len(match[0]) for match in (sign, number) if match)
+    if number is None or known + 1 != len(text):  # other options, or what cut itself refuses
         return None
     lines = []
     for line in given.splitlines():
