@@ -86,7 +86,7 @@ name = "llama3"
 flavor = "8B"
 [training]
 local_batch_size = 8
-global_batch_size = 64
+global_batch_size = 32
 seq_len = 4096
 [parallelism]
 pipeline_parallel_degree = 2
@@ -158,7 +158,7 @@ WANTED = {
     "layout.txt": ("dp2-sdp4-zero1", 2, "1f1b", 32, 4),
     "titan8.toml": ("sdp16-ckpt:activation+norms", 1, "1f1b", 16, 1),
     "titan70.toml": ("sdp16-tp8-sp-ckpt", 1, "1f1b", 128, 1),
-    "titanpp.toml": ("sdp4-tp2-zero2-sp", 4, "interleaved-1f1b", 64, 16),
+    "titanpp.toml": ("sdp4-tp2-zero2-sp", 4, "interleaved-1f1b", 32, 8),
     "zero2.json": ("sdp16-zero2", 1, "1f1b", 128, 4),
     "zero3.json": ("sdp16-ckpt", 1, "1f1b", 32, 1),
     "fsdp2.yaml": ("sdp16-ckpt", 1, "1f1b", 16, 1),
