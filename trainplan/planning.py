@@ -279,7 +279,8 @@ class Way:
         if tried.plan is None or tried.judged is None or self.request.options.get("ignore_memory"):
             return 0
         limits, peaks = limits_bytes(tried.plan, self.request), [list(tried.judged.peak_bytes)]
-        if (run := _as_run(tried).plan) is not None and run.runs_by is not None and run.predicted is not None:
+        run = _run_by_runtime(tried.plan, self.request)
+        if run is not None and run.predicted is not None:
             peaks.append(run.predicted.peak_bytes)
         return max(peak - limit for each in peaks for peak, limit in zip(each, limits, strict=True))
 
@@ -459,12 +460,16 @@ def plan_answer(first: Planned, answer: Answer) -> Planned:
 
 def _as_run(made: Planned) -> Planned:
     """The same, predicted as the runtime runs it that the request names."""
-    plan, cluster = made.plan, made.request.cluster
-    by = None if plan is None else run_by(made.request.options.get(FOR.name), plan)
-    if plan is None or cluster is None or by is None:
+    run = None if made.plan is None else _run_by_runtime(made.plan, made.request)
+    if run is None:
         return made
-    uniform = None if made.uniform is None else _as_run(made.uniform)
-    return replace(made, plan=as_run(plan.changed(runs_by=by), cluster)[0], uniform=uniform)
+    return replace(made, plan=run, uniform=None if made.uniform is None else _as_run(made.uniform))
+
+
+def _run_by_runtime(plan: Plan, request: Request) -> Plan | None:
+    """A plan with the prediction of the runtime that the request names; None where it names none that predicts."""
+    by = run_by(request.options.get(FOR.name), plan)
+    return None if by is None or request.cluster is None else as_run(plan.changed(runs_by=by), request.cluster)[0]
 
 
 def limits_bytes(plan: Plan, request: Request) -> list[int]:
