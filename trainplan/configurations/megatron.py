@@ -22,7 +22,7 @@ from trainplan.configurations.megatron_programs import refuse_others
 from trainplan.configurations.megatron_refused import noted, refuse, refuse_mapping
 from trainplan.configurations.shell import Command, command_of, values_of
 from trainplan.formulations.strategies import Exchange, Module
-from trainplan.profiling.base.errors import shown
+from trainplan.profiling.base.errors import InputError, shown
 from trainplan.profiling.clusters.recipes import RECIPES, RecipeName
 from trainplan.profiling.models.model import load_model
 from trainplan.profiling.models.optimizers import ITERATIONS, OptimizerName
@@ -357,3 +357,11 @@ def _recomputed(keys: Keys, notes: list[str]) -> Recomputed:
     notes += [f"recomputation of {name}: the plan's model has no such module" for name in names if name in OF_EXPERTS]
     modules = tuple(sorted(MODULES[name] for name in names if name in MODULES))
     return Recomputed("modules", modules) if modules else Recomputed()
+
+
+def in_fields(error: InputError, fields: Mapping[str, str]) -> InputError:
+    """An error of arguments for a tool whose fields say the same: with arguments called as the fields are."""
+    fix = error.fix
+    for name in sorted(fields, key=len, reverse=True):
+        fix = fix.replace(name, fields[name])
+    return InputError(error.where, fields.get(error.command_field, error.command_field), error.problem, fix)

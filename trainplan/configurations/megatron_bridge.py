@@ -218,8 +218,7 @@ def of_fields(
     try:
         made = megatron.of_arguments(words, where, said)
     except InputError as error:
-        field = ARGUMENTS.get(error.command_field, error.command_field)
-        raise InputError(error.where, field, error.problem, _in_fields(error.fix)) from None
+        raise megatron.in_fields(error, ARGUMENTS) from None
     unread, unknown = keys.left(DOCUMENTED, TABLES)
     unknown = tuple(key for key in unknown if not key.split(" ")[0].rpartition(".")[2].startswith("_"))  # its own marks
     keyed = {name: ARGUMENTS.get(key, key) for name, key in made.keys.items()} | {"dtype": "mixed_precision"}
@@ -318,10 +317,3 @@ def _model_words(keys: Keys) -> Iterator[str]:
         yield from ("--vocab-size", str(size), "--tokenizer-type", NULL)
     elif written is not None:
         yield from ("--vocab-size", str(written), "--make-vocab-size-divisible-by", "1")
-
-
-def _in_fields(text: str) -> str:
-    """A text with arguments called as the fields are."""
-    for name in sorted(ARGUMENTS, key=len, reverse=True):
-        text = text.replace(name, ARGUMENTS[name])
-    return text

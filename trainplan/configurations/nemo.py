@@ -120,8 +120,7 @@ def of_tables(
     try:
         made = megatron.of_values(made_of, where, said, devices)
     except InputError as error:
-        name = ARGUMENTS.get(error.command_field, error.command_field)
-        raise InputError(error.where, name, error.problem, _in_fields(error.fix)) from None
+        raise megatron.in_fields(error, ARGUMENTS) from None
     flash = [keys.flag(f"model.{name}") for name in ("transformer_engine", "use_flash_attention")]
     unread, unknown = keys.left(DOCUMENTED, HARMLESS)
     keyed = {name: ARGUMENTS.get(key, key) for name, key in made.keys.items()} | {"dtype": "trainer.precision"}
@@ -177,10 +176,3 @@ def _resolved(values: Mapping[str, Any]) -> dict[str, Any]:
             name = f"{key.rpartition('.')[0]}.{match[2]}" if match[1] else match[2]
             made[key] = values.get(name, value)
     return made
-
-
-def _in_fields(text: str) -> str:
-    """A text with arguments called as NeMo's fields are."""
-    for name in sorted(ARGUMENTS, key=len, reverse=True):
-        text = text.replace(name, ARGUMENTS[name])
-    return text

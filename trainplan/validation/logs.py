@@ -71,14 +71,19 @@ class Log:
         )
 
 
-def read_log(path: Path) -> Log:
-    """The log in a file, of whichever of these runtimes. Raises InputError."""
+def text_of_log(path: Path) -> str:
+    """The text of a log without the colours of terminals. Raises InputError."""
     try:
         if path.stat().st_size > MOST_BYTES:
             raise InputError(str(path), "", f"is larger than {MOST_BYTES >> 20} MiB", "give the log of one rank")
-        text = COLOURS.sub("", path.read_text(errors="replace"))
+        return COLOURS.sub("", path.read_text(errors="replace"))
     except OSError as error:
         raise InputError(str(path), "", f"cannot be read ({error.strerror})", "name a readable log") from None
+
+
+def read_log(path: Path) -> Log:
+    """The log in a file, of whichever of these runtimes. Raises InputError."""
+    text = text_of_log(path)
     begins = [match.start() for match in CONFIGURATION.finditer(text)]
     for part in (text[begins[-1] :], text) if begins else (text,):  # of several runs in one file the last
         for reader in (_megatron, _torchtitan, _deepspeed, _nemo, _trainer):

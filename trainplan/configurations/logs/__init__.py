@@ -13,11 +13,12 @@ from pathlib import Path
 
 from trainplan.configurations import torchtitan
 from trainplan.configurations.configuration import Configuration, Said
-from trainplan.configurations.logs.lines import first, last, lines_of_log, mapping_at
+from trainplan.configurations.logs.lines import first, last, mapping_at
 from trainplan.configurations.logs.megatron import of_megatron, printed_at
 from trainplan.configurations.logs.nvidia import CONTAINER, EXPERIMENT, NEMO, SUMMARY, of_bridge, of_nemo
 from trainplan.configurations.logs.trainers import STATE, TRAINER, USER_FILE, of_accelerate, of_deepspeed, of_trainer
 from trainplan.profiling.base.errors import InputError
+from trainplan.validation.logs import text_of_log
 
 TITAN = re.compile(r"Running with (?:args|configs?): ?(\{.*)$")
 # Lines of runs whose configuration is not in the file.
@@ -31,7 +32,7 @@ READ = "Megatron-LM, Megatron-Bridge, NeMo 1, torchtitan, DeepSpeed, transformer
 
 def is_log(path: Path) -> bool:
     """Whether a file is the log of a run: it has lines that a tool prints of its configuration. Raises InputError."""
-    lines = lines_of_log(path)
+    lines = text_of_log(path).splitlines()
     if any(first(pattern, lines) is not None for pattern in (USER_FILE, TITAN, TRAINER, STATE, SUMMARY, EXPERIMENT, RUNNING)):
         return True
     return printed_at(lines) is not None or any(CONTAINER in line for line in lines) or _other(lines) is not None
@@ -39,7 +40,7 @@ def is_log(path: Path) -> bool:
 
 def read(path: Path, said: Said) -> Configuration:
     """The configuration that a log says a run has. Raises InputError naming what the log leaves open."""
-    lines, where = lines_of_log(path), str(path)
+    lines, where = text_of_log(path).splitlines(), str(path)
     readers: tuple[Callable[[Sequence[str], str, Said], Configuration | None], ...] = (
         of_megatron, of_bridge, of_nemo, _torchtitan, of_deepspeed, of_trainer, of_accelerate,
     )  # fmt: skip

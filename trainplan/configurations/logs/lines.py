@@ -6,28 +6,13 @@ import ast
 import json
 import re
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from trainplan.profiling.base.errors import InputError
-
-MOST_BYTES = 2**28
-COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 # What launchers and loggers put in front of a line: a rank, a time, a level.
 PREFIX = re.compile(
     r"^(?:>\s+)?(?:\[?(?:default|rank)?\s?\d+\]?:\s?)?(?:\[[^\]]*\]\s?)*(?:\[?\d{4}-\d\d-\d\d[ T][\d:.,]+\]?\s*)?"
     r"(?:-?\s*[\w.]+\s+-\s+)*(?:\[?(?:INFO|I)\]?\s*(?:\|[^|]*\|)?)?"
 )
-
-
-def lines_of_log(path: Path) -> list[str]:
-    """Raises InputError."""
-    try:
-        if path.stat().st_size > MOST_BYTES:
-            raise InputError(str(path), "", f"is larger than {MOST_BYTES >> 20} MiB", "give the log of one rank")
-        return [COLOURS.sub("", line) for line in path.read_text(errors="replace").splitlines()]
-    except OSError as error:
-        raise InputError(str(path), "", f"cannot be read ({error.strerror})", "name a readable log") from None
 
 
 def first(pattern: re.Pattern[str], lines: Sequence[str]) -> int | None:

@@ -28,7 +28,7 @@ from trainplan.profiling.base.errors import InputError, shown
 
 META = re.compile("[]['\"\\\\`;&|<>(){}$#*?!~]")  # what a shell looks at when it reads a text again
 EVERY_PLACE = re.compile(r"\bfor[ \t]+([A-Za-z_]\w*)[ \t]+do\b")  # a loop without `in`, which the grammar does not know
-MOST_STEPS, MOST_ROUNDS, DEEPEST, MOST_BYTES = 20000, 1000, 40, 2**20
+MOST_STEPS, MOST_ROUNDS, DEEPEST = 20000, 1000, 40
 FAILING = ("command", "declaration_command", "variable_assignment", "test_command", "pipeline", "subshell")
 Outcomes = list[tuple[State, str]]  # states, and where each goes on: "", exit, return, break or continue with a number
 
