@@ -11,8 +11,19 @@ from typing import Any
 import pytest
 
 pytest.importorskip("torch")
+import torch.distributed as dist
+
 from tests.gpu import correctness, resources, speed
 from tests.gpu.parts import Part, Result, Settings, command, run_parts
+
+
+@pytest.fixture(autouse=True)
+def _no_group_is_left() -> Iterator[None]:
+    """The commands open torch's default group in this process, where other tests open their own."""
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
 
 COMMANDS = {"correctness": correctness.PARTS, "resources": resources.PARTS, "speed": speed.PARTS}
 
