@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -109,21 +110,23 @@ def _few(devices: int, chunks: int, size: int, micro_batches: int) -> _Few | Non
         starts[task] = max(free[device], 0 if source is None else starts[source] + 1)
         free[device] = starts[task] + 1
     operations.sort(key=lambda each: (starts[each[1]], each[0]))
+    begins = [starts[task] for _, task, _ in operations]
+
+    def kept_at(moment: int) -> set[Pass]:
+        """The passes begun before a moment that some pass begun later waits for."""
+        later = operations[bisect_left(begins, moment) :]
+        return {source for _, _, source in later if source is not None and starts[source] < moment}
+
     for begin in range(max(free) - 2 * units, 0, -1):
-        first, second = (
-            [each for each in operations if low <= starts[each[1]] < low + units] for low in (begin, begin + units)
+        first, middle, last = (bisect_left(begins, begin + turns * units) for turns in range(3))
+        alike = middle - first == last - middle and all(
+            (device, _moved(task, size)) == other[:2] and (source and _moved(source, size)) == other[2]
+            for (device, task, source), other in zip(operations[first:middle], operations[middle:last], strict=True)
         )
-        kept, later = (
-            {source for _, task, source in operations if source is not None and starts[source] < low <= starts[task]}
-            for low in (begin, begin + units)
-        )
-        moved = [
-            (device, _moved(task, size), None if source is None else _moved(source, size)) for device, task, source in first
-        ]
-        if moved == second and {_moved(task, size) for task in kept} == later:
-            before = [each for each in operations if starts[each[1]] < begin]
-            behind = [each for each in operations if starts[each[1]] >= begin + units]
-            return _Few(before, first, behind, sorted(kept), rounds - short + 1)
+        kept = kept_at(begin) if alike else set()
+        if alike and {_moved(task, size) for task in kept} == kept_at(begin + units):
+            count = rounds - short + 1
+            return _Few(operations[:first], operations[first:middle], operations[middle:], sorted(kept), count)
     raise AssertionError("a pipeline that is never full")
 
 
