@@ -41,6 +41,7 @@ def test_profiling_has_no_init() -> None:
         assert not (ROOT / name).exists()
 
 
+@pytest.mark.long
 def test_the_wheel_holds_everything(tmp_path: Path) -> None:
     """Built, installed apart from this checkout, and every module imported from there."""
     site, source = tmp_path / "site", tmp_path / "source"

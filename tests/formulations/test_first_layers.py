@@ -112,6 +112,7 @@ def test_what_no_plan_has_is_refused(options: dict[str, Any], said: str) -> None
     assert said in str(error.value)
 
 
+@pytest.mark.long
 def test_what_goes_not_beside_is_not_advised() -> None:
     asked: dict[str, Any] = {**LARGE, "memory": "800MiB", "beside": False, "micro_batches": 8}
     reasons = [tp.plan(**asked, **more).result.reason for more in ({}, {"recompute_first": "any"})]

@@ -330,6 +330,7 @@ def test_rings_of_many_ranks_have_the_latency_of_their_buckets(cluster: str, pip
     assert answer.plan.predicted.step_ns == pytest.approx(step.step_ns, rel=0.06)
 
 
+@pytest.mark.long
 def test_interleaving_shortens_the_step_by_its_bubble() -> None:
     """Of Llama-3 70B on 64 H100 in four stages, whose tensor-parallel ranks share tokens: walked as the framework's step is
     made of its passes, within half a per cent, since messages travel beside these."""
@@ -395,6 +396,7 @@ def test_even_stages_are_walked_where_walks_are_far_above_claims() -> None:
     assert free.step_ns is not None and even.step_ns is not None and free.step_ns < 1.03 * even.step_ns
 
 
+@pytest.mark.long
 def test_inputs_on_the_host_make_room_and_travel_beside_computations() -> None:
     """Of Llama-3 70B with samples of 32k tokens, which do not fit on 16 H100 otherwise: of the step no hundredth is copies."""
     asked: dict[str, Any] = {"model": "llama3.1-70b", "cluster": "h100:8x2", "batch": 32, "sequence": 32768, "beside": False}

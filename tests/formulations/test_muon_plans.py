@@ -35,6 +35,7 @@ def test_tables_are_the_walks_one_thing_after_the_other(options: dict[str, Any])
         assert incumbent_of(planned.answer.instance, other) is None  # type: ignore[arg-type]
 
 
+@pytest.mark.long
 def test_llama_3_8b_has_more_to_compute_and_less_to_keep() -> None:
     """In one layout under `streams`: beside AdamW's a step of Muon makes momentum orthogonal, sums whole gradients, and gathers
     new parameters behind it; a rank has 28 GB less, spread over those that share states, but the tables whole."""
