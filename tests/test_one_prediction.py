@@ -105,10 +105,11 @@ def deepspeed(kind: str, gpus: int, model: str, zero: int, recompute: str = "non
     content = {"bf16": {"enabled": True}, "zero_optimization": sharing, "train_micro_batch_size_per_gpu": mbs}
     content |= {"train_batch_size": gbs} | ({} if offload else {"data_types": {"grad_accum_dtype": "fp32"}})
     note = {"": "", "optimizer": "optimizer offload", "parameters": "optimizer offload, parameter offload"}[offload]
+    note = note or "fp32 gradients, adamw_torch_fused"  # as transformers 5 steps where a file has no optimizer
     row = {"framework": "DeepSpeed", "model": model, "gpus": gpus, "gpu": kind, "precision": "bf16", "zero": zero}
     row |= {"gbs": gbs, "mbs": mbs, "seq": run.get("seq", 4096), "recompute": recompute, "tp": 1, "pp": 1, "cp": 1}
     said = {"model": model, "sequence": run.get("seq", 4096), "recompute": recompute}
-    return Case("ds.json", json.dumps(content), nodes(kind, gpus), said, row | {"note": note or "fp32 gradients"})
+    return Case("ds.json", json.dumps(content), nodes(kind, gpus), said, row | {"note": note})
 
 
 def accelerate(kind: str, gpus: int, model: str, recompute: str = "none", **run: Any) -> Case:

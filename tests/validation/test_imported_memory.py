@@ -88,14 +88,16 @@ def test_states_on_the_host_are_of_imported_runs_what_they_are_of_rows(tmp_path:
 
 
 def test_words_of_kernels_in_files_are_those_of_notes(tmp_path: Path) -> None:
-    """DeepSpeed's own AdamW is fused; of transformers' arguments `optim` and Liger's kernels."""
+    """DeepSpeed's own AdamW is fused unless it is torch's, transformers' default from version 5 on is; of its arguments `optim`
+    and Liger's kernels."""
     given: dict[str, Any] = {"model": "llama2-7b", "sequence": 1024, "recompute": "full"}
-    for optimizer, temporaries in ((None, 1), ({"type": "AdamW", "params": {"lr": 1e-4}}, 0)):
+    own = {"type": "AdamW", "params": {"lr": 1e-4}}
+    for optimizer, temporaries in ((None, 0), (own, 0), ({"type": "AdamW", "params": {"torch_adam": True}}, 1)):
         values = FP16 if optimizer is None else {**FP16, "optimizer": optimizer}
         (tmp_path / "ds.json").write_text(json.dumps(values))
         run = _imported(tmp_path / "ds.json", "h100:8", **given)
         assert isinstance(run.framework, Prediction) and run.framework.laid is not None
-        assert run.framework.laid.layout.held.temporaries == temporaries
+        assert run.framework.laid.layout.held.temporaries == temporaries and not run.framework.laid.assumed
     (tmp_path / "ds.json").write_text(json.dumps({"bf16": {"enabled": True}, "zero_optimization": {"stage": 2}}))
     lines = ["model_name_or_path: llama2-7b", "bf16: true", "deepspeed: ds.json", "per_device_train_batch_size: 1"]
     lines += ["gradient_accumulation_steps: 2", "max_length: 1024", "gradient_checkpointing: true", "learning_rate: 1e-5"]
@@ -108,12 +110,70 @@ def test_words_of_kernels_in_files_are_those_of_notes(tmp_path: Path) -> None:
         assert (layout.held.temporaries, layout.framework.composed) == (temporaries, liger == "false")
 
 
+AUTO = {"train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto", "train_batch_size": "auto"}
+
+
+def test_files_of_one_run_have_one_answer(tmp_path: Path) -> None:
+    """Precision by "auto" or by name: 16 bytes of states a parameter, then in the step gradients as one tensor and in float32,
+    of the eighth that a rank steps; nothing for kernels, which are fused whoever's they are."""
+    zero = {"stage": 3, "overlap_comm": True, "reduce_bucket_size": "auto"}
+    files: list[dict[str, Any]] = [
+        {"bf16": {"enabled": "auto"}, "fp16": {"enabled": "auto"}},
+        {"bf16": {"enabled": True}},
+        {"bf16": {"enabled": "auto"}, "fp16": {"enabled": False}},
+        {"bf16": {"enabled": True}, "optimizer": {"type": "AdamW", "params": {"lr": "auto"}}},
+    ]
+    runs = []
+    for values in files:
+        (tmp_path / "ds.json").write_text(json.dumps(AUTO | values | {"zero_optimization": zero}))
+        given: dict[str, Any] = {"model": "llama3-8b", "sequence": 2048, "recompute": "full", "micro_batch": 1, "batch": 16}
+        runs.append(_imported(tmp_path / "ds.json", "a100:8", **given))
+    assert len({(run.step_ns, max(run.peak_bytes)) for run in runs}) == 1
+    assert isinstance(runs[0].framework, Prediction) and (memory := runs[0].framework.memory) is not None
+    shard, bucket = 8_030_261_248 / 8, 4096**2
+    assert memory.standing_bytes == pytest.approx(16 * shard, rel=0.01)
+    assert memory.copies_bytes == pytest.approx((2 + 4) * min(shard, 1e9) + 2 * bucket, rel=1e-3)
+
+
+OPTIM = {"adamw_torch": 1, "adamw_torch_fused": 0, "adamw_apex_fused": 0, "paged_adamw_32bit": 0}
+TRAINED = {"model_name_or_path": "llama2-7b", "bf16": True, "per_device_train_batch_size": 1, "max_length": 1024}
+TRAINED |= {"gradient_accumulation_steps": 2, "gradient_checkpointing": True, "packing": True, "learning_rate": 1e-5}
+
+
+@pytest.mark.parametrize("beneath", ["deepspeed", "launched", "fsdp", "copies"])
+@pytest.mark.parametrize("optim", OPTIM)
+def test_kernels_of_the_step_are_those_of_optim(beneath: str, optim: str, tmp_path: Path) -> None:
+    """Whatever shares states: the root of second moments in float32 where torch's kernels for lists step."""
+    (tmp_path / "ds.json").write_text(json.dumps({"bf16": {"enabled": True}, "zero_optimization": {"stage": 2}}))
+    launched = {"distributed_type": "DEEPSPEED", "mixed_precision": "bf16", "deepspeed_config": {"zero_stage": 2}}
+    (tmp_path / "accelerate.yaml").write_text(json.dumps(launched))
+    keys: dict[str, Any] = {"deepspeed": {"deepspeed": "ds.json"}, "fsdp": {"fsdp": "full_shard auto_wrap"}}.get(beneath, {})
+    (tmp_path / "train.yaml").write_text(json.dumps(TRAINED | {"optim": optim} | keys))
+    variables = {"launched": {"accelerate": "accelerate.yaml"}, "copies": {"accelerate": "none"}}.get(beneath)
+    run = _imported(tmp_path / "train.yaml", "h200:8", variables=variables)
+    assert isinstance(run.framework, Prediction) and run.framework.laid is not None
+    assert run.framework.laid.layout.held.temporaries == OPTIM[optim] and not run.framework.laid.assumed
+
+
+def test_copies_of_the_trainer_are_those_of_accelerate(tmp_path: Path) -> None:
+    """One run, by the trainer's arguments and by the file of `accelerate launch`: parameters in float32 under autocast."""
+    (tmp_path / "train.yaml").write_text(json.dumps(TRAINED))
+    (tmp_path / "accelerate.yaml").write_text("distributed_type: MULTI_GPU\nnum_processes: 8\nmixed_precision: bf16\n")
+    given: dict[str, Any] = {"model": "llama2-7b", "sequence": 1024, "recompute": "full", "micro_batch": 1, "batch": 16}
+    alone = _imported(tmp_path / "accelerate.yaml", "h200:8", **given)
+    for launched in ("none", "accelerate.yaml"):
+        run = _imported(tmp_path / "train.yaml", "h200:8", variables={"accelerate": launched})
+        assert (run.step_ns, run.peak_bytes) == (alone.step_ns, alone.peak_bytes)
+        assert isinstance(run.framework, Prediction) and run.framework.laid is not None
+        assert run.framework.laid.layout.held.autocast and run.framework.laid.layout.framework.composed
+
+
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_imported_runs_of_deepspeed_are_predicted_as_their_rows(stage: int, tmp_path: Path) -> None:
     values = {**FP16, "fp16": {"enabled": False}, "bf16": {"enabled": True}, "zero_optimization": {"stage": stage}}
     (tmp_path / "ds.json").write_text(json.dumps(values))
     run = _imported(tmp_path / "ds.json", "h100:8", model="llama2-7b", sequence=1024, recompute="full")
-    row = predicted(**ZERO_3 | {"fsdp": None, "zero": stage})
+    row = predicted(**ZERO_3 | {"fsdp": None, "zero": stage, "note": "adamw_torch_fused"})
     assert row.memory is not None and row.memory.peak_bytes == pytest.approx(_peak(run), rel=1e-6)
     assert isinstance(run.framework, Prediction) and run.framework.step_s == pytest.approx(row.step_s)
 

@@ -48,8 +48,9 @@ FLOAT32 = (
 ON_HOST = "master weights on the host: the plan's states there are in the model's dtype; less memory and time"
 
 
-def read(path: Path, said: Said) -> Configuration:
-    """The configuration of a YAML or JSON file. Raises InputError."""
+def read(path: Path, said: Said, brought: Mapping[str, tuple[Any, str]] | None = None) -> Configuration:
+    """The configuration of a YAML or JSON file. brought: what the program says for DeepSpeed, as of `deepspeed.of_values`.
+    Raises InputError."""
     data, where = read_document(path), str(path)
     if not isinstance(data, Mapping):
         raise InputError(where, "", f"holds {shown(data)}", "give a mapping, as `accelerate config` writes it")
@@ -60,7 +61,7 @@ def read(path: Path, said: Said) -> Configuration:
     devices = keys.whole("num_processes", 1 if kind == "NO" else None)
     precision = keys.text("mixed_precision", "", DTYPES)
     if kind == "DEEPSPEED":
-        return _deepspeed(keys, data, path, devices, precision, said)
+        return _deepspeed(keys, data, path, devices, precision, said, brought or {})
     notes = list[str]()
     dtype, recipe = _dtype(keys, precision, said, notes)
     sizes = {name: keys.whole(f"{DEGREE}{name}_size", 1) or 1 for name in ("dp_replicate", "dp_shard", "tp", "cp", "sp")}
@@ -122,9 +123,15 @@ def _dtype(keys: Keys, precision: str, said: Said, notes: list[str]) -> tuple[st
 
 
 def _deepspeed(
-    keys: Keys, data: Mapping[str, Any], path: Path, devices: int | None, precision: str, said: Said
+    keys: Keys,
+    data: Mapping[str, Any],
+    path: Path,
+    devices: int | None,
+    precision: str,
+    said: Said,
+    brought: Mapping[str, tuple[Any, str]],
 ) -> Configuration:
-    """The DeepSpeed part, by its own file where one is named. What it leaves open, Accelerate fills in."""
+    """The DeepSpeed part, by its own file where one is named. What it leaves open, Accelerate fills in, or the program."""
     inner = data.get("deepspeed_config")
     if inner is not None and not isinstance(inner, Mapping):
         raise keys.error("deepspeed_config", f"is {shown(inner)}", "give a mapping, such as zero_stage: 3")
@@ -135,12 +142,11 @@ def _deepspeed(
     for key in inner:
         if key in DEEPSPEED or key in LAUNCHING:
             keys.get(f"deepspeed_config.{key}")
-    given: dict[str, tuple[Any, str]] = {}
+    given, source = dict(brought), f"mixed_precision ({keys.source('mixed_precision')})"
     if precision in ("bf16", "fp16"):
-        source = f"mixed_precision ({keys.source('mixed_precision')})"
-        given = {f"{name}.enabled": (name == precision, source) for name in ("bf16", "fp16")}
+        given |= {f"{name}.enabled": (name == precision, source) for name in ("bf16", "fp16")}
     elif precision and said.dtype is None:  # Accelerate fills in false for both
-        given = {f"{name}.enabled": (False, f"mixed_precision ({keys.source('mixed_precision')})") for name in ("bf16", "fp16")}
+        given |= {f"{name}.enabled": (False, source) for name in ("bf16", "fp16")}
     named = inner.get("deepspeed_config_file")
     if named is not None:
         for key in DEEPSPEED:

@@ -24,6 +24,8 @@ from trainplan.validation.buffers import Buffers
 ZERO = "zero_optimization"
 DEFAULTS = "default of DeepSpeed 0.19"
 TRAINER = "transformers' Trainer fills in 'auto'"
+BROUGHT = "adamw_torch_fused"  # by a program without an optimizer of its own, and whose default that is
+BROUGHT_BY = "default of transformers 5 with torch 2.8 or later (--optim)"
 # Keys whose "auto" is filled in, and by what where the file alone says it; others stay open, to be given.
 FILLED: dict[str, Any] = {
     "train_batch_size": None,
@@ -99,9 +101,12 @@ def of_values(
     given: Mapping[str, tuple[Any, str]] | None = None,
 ) -> Configuration:
     """The configuration of a table of keys. sources: file and line of keys. called: other names of keys, which the file
-    has for them. given: what a trainer fills in for keys that are "auto", and the source of that. Raises InputError."""
+    has for them. given: what a trainer fills in for keys that are "auto", and the source of that; `optim` is what it steps by
+    where the file has no optimizer. Raises InputError."""
     keys = Keys(where, _flat(data, where), (None, "auto"), sources, DEFAULTS, said.ignored, called)
-    _fill(keys, given or {})
+    filled = dict(given or {})
+    brought = filled.pop("optim", (BROUGHT, BROUGHT_BY))
+    _fill(keys, filled)
     _refuse(keys)
     stage: Any = keys.whole(f"{ZERO}.stage", 0, least=0)
     if stage > 3:
@@ -134,11 +139,11 @@ def of_values(
     undecided = {}
     if batch["micro_samples"] is None and any(keys.values.get(names[name]) == "auto" for name in batch):
         undecided["micro_samples"] = "per_device_train_batch_size of transformers' Trainer"
-    optimizer = _optimizer(keys, stage, notes)
+    optimizer, kernels = _optimizer(keys, stage, brought, notes)
     buffers = _buffers(keys, stage, half and not host and precision.gradients == "model")
     unread, unknown = keys.left(DEEPSPEED, DEEPSPEED_TABLES)
     return Configuration(
-        where=where, runtime="deepspeed", software="deepspeed", dtype=dtype, precision=precision, tp=tp, cp=cp,
+        where=where, runtime="deepspeed", software="deepspeed", flags=kernels, dtype=dtype, precision=precision, tp=tp, cp=cp,
         exchange="heads" if cp > 1 else "keys", shard=shard, zero=stage, host=host, cuts=(), notes=tuple(notes),
         recomputed=Recomputed("full" if recompute == "full" else "none"), buffers=buffers, optimizer=optimizer,
         keys={name: keys.called.get(key, key) for name, key in names.items()}, unread=unread, unknown=unknown,
@@ -245,12 +250,14 @@ def _parallel(keys: Keys) -> tuple[int, int]:
     return max(tp, inner), keys.whole("sequence_parallel_size", 1) or 1
 
 
-def _optimizer(keys: Keys, stage: int, notes: list[str]) -> OptimizerName:
-    """What steps the parameters; AdamW where the program says it. Raises InputError for one with other states."""
+def _optimizer(keys: Keys, stage: int, brought: tuple[Any, str], notes: list[str]) -> tuple[OptimizerName, str]:
+    """What steps the parameters, and by which kernels, as notes of rows say it. DeepSpeed steps by its own FusedAdam, or by
+    torch's AdamW where `torch_adam` is set (`_configure_basic_optimizer`). brought: by the program, where the file has none,
+    with its source. Raises InputError for an optimizer with other states."""
     name = keys.get("optimizer.type")
     if name is None:
-        keys.take("optimizer.type", "AdamW", "default of transformers' Trainer (--optim)")
-        return "adamw"
+        keys.take("optimizer.type", *brought)
+        return "adamw", str(brought[0])
     chosen = OPTIMIZERS.get(str(name).lower())
     if chosen is None:
         raise keys.error("optimizer.type", f"is {shown(name)}", "give AdamW, Adam, Lamb or Muon: plans have no other states")
@@ -258,7 +265,7 @@ def _optimizer(keys: Keys, stage: int, notes: list[str]) -> OptimizerName:
         raise keys.error("optimizer.type", f"is {shown(name)}, in stage {stage}", "give stage 0 or 1, or AdamW")
     if str(name).lower() == "lamb":
         notes.append("norms of layers in Lamb's step: the plan steps by AdamW, which has as many states; more time")
-    return chosen
+    return chosen, "multi-tensor AdamW" if keys.flag("optimizer.params.torch_adam") else "FusedAdam"
 
 
 def _buffers(keys: Keys, stage: int, copies: bool) -> Buffers:

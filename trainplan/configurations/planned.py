@@ -63,7 +63,7 @@ SIZES = {  # by their names in configurations of models
 }
 PADDED = 0.02  # of a vocabulary, at most, which tools add so that ranks can share it
 LOSSES, ATTENTIONS = ("full", "chunked", "fused"), ("eager", "flash")
-FUSED_ADAM, FUSED_LOSS, LIGER = "FusedAdam", "cross-entropy fusion", "Liger"  # as notes of rows say it
+FUSED_LOSS, LIGER = "cross-entropy fusion", "Liger"  # as notes of rows say it
 LIGER_KEYS = ("use_liger_kernel", "use_liger", "enable_liger_kernel")  # of all its kernels
 VOCABULARIES = {  # keys that say its size, of tools whose files describe the model; NeMo's have none
     "megatron": "--vocab-size, or --padded-vocab-size with what is added to it,",
@@ -147,10 +147,7 @@ def with_kernels(configuration: Configuration, loss: str | None, attention: str 
 def _kernels(configuration: Configuration) -> str:
     """Words of what steps the parameters, of the loss, and of Liger's kernels, where a file says it."""
     taken = {each.key: each for each in configuration.taken}
-    own = taken.get("optimizer.type")  # DeepSpeed's own AdamW is fused; where the file has none the program brings another
-    words = [FUSED_ADAM] * (own is not None and "default" not in own.source)
-    words += [FUSED_ADAM] * any("fused" in str(taken[key].value) for key in ("optim", "optimizer") if key in taken)
-    words += [LIGER] * any(str(taken[key].value).lower() == "true" for key in LIGER_KEYS if key in taken)
+    words = [LIGER] * any(str(taken[key].value).lower() == "true" for key in LIGER_KEYS if key in taken)
     words += [FUSED_LOSS] * (configuration.buffers.loss == "fused" and configuration.runtime.startswith("megatron"))
     return " ".join([configuration.flags, *words]).strip()
 

@@ -130,14 +130,15 @@ def configured(keys: Keys, data: Mapping[str, Any], path: Path, said: Said, has:
         made = _sharded(keys, data, said, has, notes)
     if has.optimizer == "muon" and made.zero > 1:
         raise keys.error(has.names["optimizer"], f"is muon, with ZeRO stage {made.zero}", "give adamw_torch, or stage 0 or 1")
-    stepped = next((str(each.value) for each in keys.taken if each.key == has.names["optimizer"]), "")
+    stepped = () if made.runtime == "deepspeed" else (name for name, _ in _stepped(keys, has).values())
+    flags = " ".join(filter(None, (has.words, made.flags, *stepped)))
     buffers = replace(made.buffers, attention=has.attention, loss=has.loss)
     return replace(
         made, where=keys.where, tool=has.tool, model=has.model, sequence=has.sequence, micro_samples=has.micro,
         accumulation=has.accumulation, recipe=has.recipe,
         recomputed=Recomputed("full") if has.again else made.recomputed,
         tp=max(has.tp, made.tp), cp=max(has.cp, made.cp), cuts=(), buffers=buffers, notes=(*notes, *made.notes),
-        optimizer="muon" if has.optimizer == "muon" else made.optimizer, flags=" ".join(filter(None, (has.words, stepped))),
+        optimizer="muon" if has.optimizer == "muon" else made.optimizer, flags=flags,
         keys={**made.keys, **has.names}, undecided=made.undecided,
     )  # fmt: skip
 
@@ -155,6 +156,7 @@ def _deepspeed(keys: Keys, named: Any, path: Path, said: Said, has: Arguments) -
     ):
         if value is not None:
             given[key] = (value, f"{has.names[name]} ({keys.source(has.names[name])})")
+    given |= _stepped(keys, has)
     inner = replace(said, recompute="full" if has.again else "none", dtype=has.dtype, model=None)
     if isinstance(named, Mapping):
         for key in keys.values:
@@ -168,12 +170,19 @@ def _deepspeed(keys: Keys, named: Any, path: Path, said: Said, has: Arguments) -
     return replace(made, taken=(*keys.taken, *made.taken))
 
 
+def _stepped(keys: Keys, has: Arguments) -> dict[str, tuple[str, str]]:
+    """The trainer's name for what steps the parameters, with its source, by the name `optim`; empty where nothing says it."""
+    taken = next((each for each in keys.taken if each.key == has.names["optimizer"]), None)
+    return {} if taken is None else {"optim": (str(taken.value), taken.source)}
+
+
 def _sharded(keys: Keys, data: Mapping[str, Any], said: Said, has: Arguments, notes: list[str]) -> Configuration:
     """FSDP's part, by its keys or by the file that Accelerate is launched with; or copies of everything. Raises InputError."""
     launched = said.variables.get("accelerate")
     if launched not in (None, "none"):
         file = beside(Path(keys.where), launched, keys, "--set accelerate")
-        made = accelerate.read(file, replace(said, dtype=has.dtype, recompute="full" if has.again else "none"))
+        inner = replace(said, dtype=has.dtype, recompute="full" if has.again else "none")
+        made = accelerate.read(file, inner, _stepped(keys, has))
         if made.accumulation not in (None, has.accumulation):
             problem, fix = f"is {has.accumulation}, and {made.accumulation} in {launched}", "give the same in both"
             raise keys.error(has.names["accumulation"], problem, fix)
@@ -210,7 +219,7 @@ def _sharded(keys: Keys, data: Mapping[str, Any], said: Said, has: Arguments, no
     if host and half and masters:
         notes.append(ON_HOST)
     return Configuration(
-        where=keys.where, runtime="accelerate", software="PyTorch FSDP (Accelerate)" if asked else "PyTorch DDP",
+        where=keys.where, runtime="accelerate", software="PyTorch FSDP (Accelerate)" if asked else "PyTorch DDP (Accelerate)",
         dtype=has.dtype, precision=MASTERS if half and masters and not host else PLAIN, zero=shared.zero, host=host,
         copies=shared.copies, shard=shared.shard, recomputed=Recomputed("full" if has.again or shared.again else "none"),
         taken=keys.taken, undecided={} if asked or launched or not has.launched else {"zero": LAUNCHED},

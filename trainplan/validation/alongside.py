@@ -9,8 +9,8 @@
 - Accelerate and transformers' Trainer: where no states are shared and training is in mixed precision, parameters stay in fp32,
   and `torch.autocast` makes copies for the products, one of each operand's every use.
 - torch's AdamW (`torch/optim/adam.py`): its kernels for lists of tensors (since 2.0) hold the root of the second moments, those
-  for single ones that and the quotient by its bias; fused ones hold nothing. transformers' Trainer has the fused ones since
-  torch 2.8.
+  for single ones that and the quotient by its bias; fused ones hold nothing. transformers' Trainer has the fused ones from
+  version 5 on with torch 2.8 (`default_optim`), those for lists before; DeepSpeed's own FusedAdam holds nothing either.
 - Losses: that of transformers copies logits to fp32 and keeps their log-softmax, and its gradients are in fp32. TRL's
   `chunked_nll` has the logits of 256 tokens at once, the chunks of torchtitan and torchtune are an eighth of the tokens. Liger
   Kernel's has as many logits as there are numbers of hidden states, to a power of two, and works in their place; that of cut
@@ -38,7 +38,7 @@ HELD = (KERNELS, BUCKETS, SCORES)  # names of what is assumed here
 # Its defaults, in elements.
 BUCKET, PREFETCHED, LIVE, SUB_GROUP = 500_000_000, 50_000_000, 1_000_000_000, 1_000_000_000
 SINGLE_TENSORS, LISTS = 2, 1  # numbers in fp32 that kernels of AdamW hold for each parameter
-LISTS_SINCE = 2023
+LISTS_SINCE, FUSED_SINCE = 2023, 2026  # of transformers' default: fused ones from version 5 on
 CHUNKS, TRL_TOKENS = 8, 256
 WITHOUT_FLASH = ("pascal", "volta", "turing")  # FlashAttention 2 and cuDNN's fused attention need compute capability 8.0
 
@@ -61,8 +61,11 @@ LOSSES: tuple[tuple[str, Loss], ...] = (
 )
 TRL = re.compile(r"chunked[ _-]nll|\btrl\b")
 CUT = re.compile(r"cut[ _-]?cross[ _-]?entropy|\bcce\b")
-FUSED_STEP = r"(?:fused[ _-]?adam\w*|adamw?[ _-](?:torch[ _-])?fused|fused optimizer|apex adam\w*)"
-LISTED_STEP = r"(?:for[ _-]?each|multi[ _-]?tensor)(?: (?:adamw?|optimizer))?"
+FUSED_STEP = (
+    r"(?:fused[ _-]?adam\w*|adamw?[ _-](?:(?:torch|torch_npu|apex)[ _-])?fused|paged[ _-]adamw\w*|fused optimizer"
+    r"|apex adam\w*)"
+)
+LISTED_STEP = r"(?:(?:for[ _-]?each|multi[ _-]?tensor)(?: (?:adamw?|optimizer))?|adamw_torch)"
 
 
 def words_of(run: Run) -> Buffers:
@@ -124,12 +127,16 @@ def _copied_elements(model: Model, layout: RunLayout) -> int:
 
 
 def _temporaries(run: Run, assumed: Assumed) -> int:
-    """Numbers that the kernels of AdamW hold; those of torch's for lists of tensors where nobody says which kernels run."""
+    """Numbers that the kernels of AdamW hold; where nobody says which kernels run, those that transformers' Trainer had by
+    default in the run's year; without a date those of versions before 5, which hold more."""
     note, year = (run.note or "").lower(), year_of(run)
     if flag(note, FUSED_STEP):
         return 0
     if flag(note, LISTED_STEP):
         return LISTS
+    if year is not None and year >= FUSED_SINCE:
+        assumed[KERNELS] = "torch's fused ones, which hold nothing, as transformers 5 has them"
+        return 0
     single = year is not None and year < LISTS_SINCE
     count, kernels = (SINGLE_TENSORS, "single tensors") if single else (LISTS, "lists of tensors")
     assumed[KERNELS] = f"torch's for {kernels}, which hold {4 * count} bytes of each parameter that is stepped"

@@ -113,7 +113,8 @@ def of_trainer(lines: Sequence[str], where: str, said: Said) -> Configuration | 
     half = said_half != "float32"
     again = _again(arguments) if said.recompute is None else said.recompute
     return Configuration(
-        where=where, runtime="accelerate", software="PyTorch FSDP (Accelerate)" if strategy else "PyTorch DDP", dtype=said_half,
+        where=where, runtime="accelerate", dtype=said_half,
+        software="PyTorch FSDP (Accelerate)" if strategy else "PyTorch DDP (Accelerate)",
         precision=MASTERS if half else PLAIN, samples=samples, micro_samples=micro, accumulation=accumulation,
         devices=None if samples is None else samples // (micro * accumulation), zero=zero, config=config, cuts=(),
         recomputed=Recomputed("full" if again == "full" else "none"),
@@ -162,7 +163,7 @@ def of_accelerate(lines: Sequence[str], where: str, said: Said) -> Configuration
     if precision not in OF_STATE:
         raise InputError(source, "Mixed precision type", f"is {shown(precision)}", f"give one of {', '.join(OF_STATE)}")
     return Configuration(
-        where=where, runtime="accelerate", software="PyTorch DDP", dtype=OF_STATE[precision],
+        where=where, runtime="accelerate", software="PyTorch DDP (Accelerate)", dtype=OF_STATE[precision],
         precision=PLAIN if precision == "no" else MASTERS, devices=devices, cuts=(),
         recomputed=Recomputed("full" if said.recompute == "full" else "none"), taken=taken, **counts,
     )  # fmt: skip
