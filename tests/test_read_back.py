@@ -68,7 +68,13 @@ def test_fields_of_the_classes_are_known_and_what_they_change_is_read(tmp_path: 
     """Of DeepSpeed 0.19.8, torchtitan 0.2.2 and Accelerate 1.15: none is unknown."""
     for target in ("torchtitan", "deepspeed", "accelerate"):
         written(target, tmp_path)
-    zero = {"stage": 3, "cpu_offload_param": True, "zenflow": {"topk_ratio": 0.1}, "allgather_sequential": True}
+    zero = {
+        "stage": 3,
+        "cpu_offload": True,
+        "cpu_offload_param": True,
+        "zenflow": {"topk_ratio": 0.1},
+        "allgather_sequential": True,
+    }
     (tmp_path / "ds_config.json").write_text(json.dumps({"bf16": {"enabled": True}, "zero_optimization": zero}))
     configuration = read(tmp_path / "ds_config.json")
     assert configuration.unknown == () and set(configuration.host) == {"optimizer", "parameters"}

@@ -125,7 +125,7 @@ def test_auto_is_bfloat16_with_masters_and_says_so(tmp_path: Path) -> None:
     ],
 )
 def test_precision(values: dict[str, Any], dtype: str | None, wanted: tuple[str, Any]) -> None:
-    made = read({**values, "zero_optimization": {"stage": 2}}, dtype=dtype)
+    made = read({**values, "zero_optimization": {"stage": 3}}, dtype=dtype)
     assert (made.dtype, made.precision) == wanted
 
 
@@ -158,15 +158,35 @@ def test_buckets_by_their_sizes_and_by_default() -> None:
     three = read({**bf16, "zero_optimization": {"stage": 3, "sub_group_size": "100000000"}}).buffers
     assert (three.reduce_elements, three.gather_elements, three.prefetch_elements) == (500_000_000, None, 50_000_000)
     assert (three.live_elements, three.step_elements) == (1_000_000_000, 100_000_000)
+    near = read({**bf16, "zero_optimization": {"stage": 3, "stage3_max_reuse_distance": 0, "stage3_max_live_parameters": 1e7}})
+    assert (near.buffers.live_elements, near.buffers.prefetch_elements) == (0, 10_000_000)
     wide = read({**bf16, "zero_optimization": {"stage": 1}, "data_types": {"grad_accum_dtype": "fp32"}})
     assert not wide.buffers.copies_gradients and wide.precision.gradients == "float32"
     host = read({**bf16, "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}})
     assert not host.buffers.copies_gradients and host.host == ("optimizer",)
 
 
+@pytest.mark.parametrize(("zero", "buckets"), [({"stage": 1}, 3), ({"stage": 2, "overlap_comm": True}, 4), ({"stage": 3}, 2)])
+def test_buckets_in_float32_are_twice_as_wide(zero: dict[str, Any], buckets: int) -> None:
+    """In elements of the model's dtype: of stage 3 they are of float32, in stages 1 and 2 the one that is reduced is copied."""
+    values = {"bf16": {"enabled": True}, "zero_optimization": {**zero, "reduce_bucket_size": 1e8}}
+    assert read({**values, "communication_data_type": "fp32"}).buffers.reduce_elements == buckets * 100_000_000
+    float32 = {**values, "bf16": {"enabled": False}, "fp16": {"enabled": False}, "communication_data_type": "fp32"}
+    assert read(float32).buffers.reduce_elements == (2 if zero.get("overlap_comm") else 1) * 100_000_000
+
+
 @pytest.mark.parametrize(
     ("values", "said"),
     [
+        (
+            {"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}},
+            "and the optimizer is on the device",
+        ),
+        ({"torch_autocast": {"enabled": True}, "zero_optimization": {"stage": 2}, "bf16": {}}, "is true, in stage 2"),
+        (
+            {"zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 1e9}},
+            "threshold is 1000000000; give",
+        ),
         ({"zero_optimization": {"stage": 2, "allgather_bucket_size": "auto"}}, "is 'auto'; give a value: neither"),
         ({"zero_optimization": [3]}, r'zero_optimization is \[3\]; give {"stage": 3}'),
         ({"fp16": {"enabled": True}}, "fp16.enabled is true, and so is bf16.enabled"),

@@ -76,6 +76,9 @@ REFUSED_TABLES = {
     "compression_training": "compressed layers are no part of plans",
     "weight_quantization": "products of quantized weights are no part of plans",
 }
+# What is in fewer bits on its way, which plans do not have.
+QUANTIZED = {"weights": "parameters are gathered in 8 bits", "gradients": "gradients are reduced in 4 bits"}
+MOST_PERSISTENT = 1_000_000  # elements of a parameter that is whole on all ranks: of norms, and of no matrix
 HIDDEN = {"reduce_bucket_size": "reduce_elements", "stage3_prefetch_bucket_size": "prefetch_elements"}
 
 
@@ -115,8 +118,11 @@ def of_values(
     if (mics := keys.whole(f"{ZERO}.mics_shard_size", -1, least=-1)) not in (None, -1):
         stage, shard = 3, mics
     keys.refuse(f"{ZERO}.zero_hpz_partition_size", ["1", "0"], "plans keep no second shards of parameters, which take memory")
+    for name, what in QUANTIZED.items():
+        if keys.flag(f"{ZERO}.zero_quantized_{name}") and stage == 3:
+            notes.append(f"{what} (zero_quantized_{name}): the plan's in the model's dtype; more time")
     host = tuple(_host(keys, stage, notes))
-    dtype, precision = _precision(keys, said, notes)
+    dtype, precision = _precision(keys, stage, said, notes)
     half = dtype != "float32"
     if half and host:
         precision = PLAIN
@@ -140,7 +146,7 @@ def of_values(
     if batch["micro_samples"] is None and any(keys.values.get(names[name]) == "auto" for name in batch):
         undecided["micro_samples"] = "per_device_train_batch_size of transformers' Trainer"
     optimizer, kernels = _optimizer(keys, stage, brought, notes)
-    buffers = _buffers(keys, stage, half and not host and precision.gradients == "model")
+    buffers = _buffers(keys, stage, half, half and not host and precision.gradients == "model")
     unread, unknown = keys.left(DEEPSPEED, DEEPSPEED_TABLES)
     return Configuration(
         where=where, runtime="deepspeed", software="deepspeed", flags=kernels, dtype=dtype, precision=precision, tp=tp, cp=cp,
@@ -189,7 +195,7 @@ def _refuse(keys: Keys) -> None:
             keys.refuse(key, ("false",), REFUSED_TABLES[table])
 
 
-def _precision(keys: Keys, said: Said, notes: list[str]) -> tuple[str, Precision]:
+def _precision(keys: Keys, stage: int, said: Said, notes: list[str]) -> tuple[str, Precision]:
     """The dtype of products, and what the optimizer works on. Raises InputError where nobody says it."""
     name = "bf16.enabled" if "bf16.enabled" in keys.values else "bfloat16.enabled"
     values = {"bfloat16": keys.values.get(name), "float16": keys.values.get("fp16.enabled")}
@@ -200,6 +206,9 @@ def _precision(keys: Keys, said: Said, notes: list[str]) -> tuple[str, Precision
     open_ = [dtype for dtype, value in values.items() if value == "auto"]
     dtype = "bfloat16" if bf16 else "float16" if fp16 else None
     if autocast:
+        if stage < 3:  # where parameters are whole, in float32
+            fix = "give bf16 or fp16 in its place, or stage 3: plans keep no whole parameters in float32 alongside copies"
+            raise keys.error("torch_autocast.enabled", f"is true, in stage {stage}", fix)
         dtype = _width(keys, "torch_autocast.dtype") or "bfloat16"
         notes.append("products by torch_autocast: the plan keeps a copy in half precision alongside float32 parameters")
     elif dtype is None and open_:
@@ -268,9 +277,12 @@ def _optimizer(keys: Keys, stage: int, brought: tuple[Any, str], notes: list[str
     return chosen, "multi-tensor AdamW" if keys.flag("optimizer.params.torch_adam") else "FusedAdam"
 
 
-def _buffers(keys: Keys, stage: int, copies: bool) -> Buffers:
+def _buffers(keys: Keys, stage: int, half: bool, copies: bool) -> Buffers:
     """What is held alongside, by the sizes of the file and DeepSpeed's defaults. Gradients are reduced from one bucket, and in
-    stages 1 and 2 from two where that overlaps with computation. copies: whether the step copies gradients to float32."""
+    stages 1 and 2 from two where that overlaps with computation. Where they are reduced in float32, stage 3 has buckets of it,
+    others a copy of the one that is reduced. Parameters stay gathered whose next use is within `max_reuse_distance`, whatever
+    `max_live_parameters` is, which bounds what is gathered ahead (`partitioned_param_coordinator.py`). half: whether the model
+    is in half precision. copies: whether the step copies gradients to float32."""
     size = {
         name: _elements(keys, f"{ZERO}.{name}", default)
         for name, default in {
@@ -278,11 +290,19 @@ def _buffers(keys: Keys, stage: int, copies: bool) -> Buffers:
             "allgather_bucket_size": 500_000_000,
             "stage3_prefetch_bucket_size": 50_000_000,
             "stage3_max_live_parameters": 1_000_000_000,
+            "stage3_max_reuse_distance": 1_000_000_000,
+            "stage3_param_persistence_threshold": 100_000,
             "sub_group_size": 1_000_000_000,
         }.items()
     }
     overlaps = keys.flag(f"{ZERO}.overlap_comm", stage == 3)
     buckets = 2 if overlaps and stage in (1, 2) and keys.flag(f"{ZERO}.contiguous_gradients", True) else 1
+    if half and _width(keys, "communication_data_type") == "float32":
+        buckets = 2 if stage == 3 else buckets + 2
+    if stage == 3 and (size["stage3_param_persistence_threshold"] or 0) > MOST_PERSISTENT:
+        fix = f"give at most {MOST_PERSISTENT}: matrices that stay whole on all ranks are no part of plans"
+        raise keys.error(f"{ZERO}.stage3_param_persistence_threshold", f"is {size['stage3_param_persistence_threshold']}", fix)
+    ahead, live = size["stage3_prefetch_bucket_size"], size["stage3_max_live_parameters"]
     by_hidden = {
         HIDDEN[name]: count
         for name, count in {"reduce_bucket_size": buckets, "stage3_prefetch_bucket_size": 0.9}.items()
@@ -292,8 +312,8 @@ def _buffers(keys: Keys, stage: int, copies: bool) -> Buffers:
     return Buffers(
         reduce_elements=None if reduce_elements is None else buckets * reduce_elements,
         gather_elements=size["allgather_bucket_size"] if stage in (1, 2) else None,
-        prefetch_elements=size["stage3_prefetch_bucket_size"] if stage == 3 else None,
-        live_elements=size["stage3_max_live_parameters"] if stage == 3 else None,
+        prefetch_elements=min(ahead, live) if stage == 3 and None not in (ahead, live) else None,
+        live_elements=size["stage3_max_reuse_distance"] if stage == 3 else None,
         step_elements=size["sub_group_size"] if stage == 3 else None,
         copies_gradients=copies,
         by_hidden=tuple(by_hidden.items()),
@@ -339,6 +359,7 @@ def _host(keys: Keys, stage: int, notes: list[str]) -> list[Host]:
             f"{ZERO}.offload_optimizer.device", f"is {shown(optimizer)}, in stage 0", "give stage 1, 2 or 3, or none"
         )
     if parameters != "none" and optimizer == "none":
-        notes.append("parameters on the host, the optimizer on the device: the plan has the optimizer there, too; more time")
-    host: list[Host] = ["optimizer"] if (optimizer, parameters) != ("none", "none") else []
+        fix = "give offload_optimizer the same device: plans keep parameters on the host with the optimizer's states"
+        raise keys.error(f"{ZERO}.offload_param.device", f"is {shown(parameters)}, and the optimizer is on the device", fix)
+    host: list[Host] = ["optimizer"] if optimizer != "none" else []
     return [*host, "parameters"] if parameters != "none" else host

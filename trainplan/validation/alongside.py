@@ -4,7 +4,7 @@
   numbers, in stages 1 and 2 two of them where `overlap_comm` is set; that of stage 3 is never freed, and reduced from a copy.
   Stage 2 sums the gradients of micro-batches in place, beside the partition of the last one. The optimizer's step lays its
   gradients out as one tensor (`flatten`), which it copies to fp32 (`.to`): in stages 1 and 2 those of the whole shard, in
-  stage 3 those of `sub_group_size` numbers. Stage 3 keeps parameters that are used again within `max_live_parameters`: at the
+  stage 3 those of `sub_group_size` numbers. Stage 3 keeps parameters that are used again within `max_reuse_distance`: at the
   end of the forward pass half of them, for layers are passed twice before that; and gathers `prefetch_bucket_size` ahead.
 - Accelerate and transformers' Trainer: where no states are shared and training is in mixed precision, parameters stay in fp32,
   and `torch.autocast` makes copies for the products, one of each operand's every use.
@@ -46,7 +46,7 @@ NUMBER = r"[\s=:]*(\d+(?:\.\d+)?(?:e\d+)?)"
 SIZES = (
     ("reduce_elements", r"reduce[_ -]bucket(?:[_ -]size)?"),
     ("prefetch_elements", r"prefetch[_ -]bucket(?:[_ -]size)?"),
-    ("live_elements", r"max[_ -]live(?:[_ -]parameters)?"),
+    ("live_elements", r"max[_ -]reuse(?:[_ -]distance)?"),
     ("step_elements", r"sub[_ -]group(?:[_ -]size)?"),
 )
 Loss = Literal["full", "chunked", "fused"]

@@ -14,7 +14,7 @@ from trainplan.formulations.plan import Plan, RunBy
 from trainplan.formulations.plan_units import PlannedUnit
 from trainplan.formulations.streams.layout import Framework, Hosted, Recompute, recompute_of
 from trainplan.formulations.streams.links import Links
-from trainplan.formulations.streams.memory import run_memory
+from trainplan.formulations.streams.memory import COPY_BYTES, run_memory
 from trainplan.formulations.streams.step import Chunk
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.clusters.cluster import Cluster
@@ -23,7 +23,7 @@ from trainplan.profiling.clusters.nodes import cluster_of_nodes
 from trainplan.profiling.clusters.recipes import RECIPES
 from trainplan.profiling.clusters.sheets import DeviceSheet, sheet, sheets
 from trainplan.profiling.models.model import Unit
-from trainplan.validation.alongside import HELD, with_attention
+from trainplan.validation.alongside import BUCKET, HELD, with_attention
 from trainplan.validation.buffers import Buffers
 from trainplan.validation.frameworks import framework_of
 from trainplan.validation.layouts import laid_out
@@ -50,6 +50,9 @@ def run_by(name: str | None, plan: Plan) -> RunBy | None:
         return chosen.changed(flags="muon")
     if name == "torchtitan" and any(unit.precision != "model" for unit in plan.units):
         return RUN_BY["torchtitan"].changed(flags="compile")  # which fuses the casts
+    wide = plan.precision.gradients == "float32" and plan.planned_model().element_bytes < COPY_BYTES
+    if name == "deepspeed" and wide:  # reduced in float32, too
+        return RUN_BY["deepspeed"].changed(buffers={"reduce_elements": 2 * BUCKET})
     return chosen
 
 
