@@ -14,10 +14,10 @@ class Buffers:
     reduce_elements, gather_elements: of the buckets in which gradients are reduced and parameters gathered, in elements of the
     model's dtype. prefetch_elements: of parameters that are gathered ahead. live_elements: within how many parameters one is
     used again that stays gathered until then. step_elements: of a shard that the optimizer steps at once, whose gradients are
-    copied to float32 (None: the whole shard). copies_gradients: whether the optimizer's step makes such a copy. loss: full where
-    logits and their gradients are held in float32, chunked or fused where never all of them are; None where nobody says it.
-    attention: eager where scores are kept, flash where none are; None where nobody says it. by_hidden: fields that depend on
-    the model, and how many squares of its hidden size they are."""
+    copied to float32 (None: the whole shard). copies_gradients: whether the optimizer's step makes such a copy. loss: full
+    where logits and their gradients are held in float32, chunked or fused where never all of them are; None where nobody says
+    it. attention: eager where scores are kept, flash where none are; None where nobody says it. by_hidden: fields that depend
+    on the model, and how many squares of its hidden size they are."""
 
     reduce_elements: int | None = None
     gather_elements: int | None = None
