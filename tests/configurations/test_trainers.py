@@ -502,3 +502,77 @@ def test_commands_of_the_trainer_are_read_with_what_launches_them(tmp_path: Path
         with pytest.raises(InputError, match=named):
             made(text)
     assert made(f"torchrun sft.py {COMMAND} {LENGTH[24:]}", recompute="full").recomputed.of == "full"
+
+
+SINGLE = {"model_name_or_path": "Qwen/Qwen3-8B", "per_device_train_batch_size": 1, "gradient_checkpointing": True}
+SINGLE |= {"bf16": True, "max_length": 2048, "packing": True, "learning_rate": 1e-5}
+FSDP_FILE = {"distributed_type": "FSDP", "mixed_precision": "bf16", "num_processes": 8, "fsdp_config": {"fsdp_version": 2}}
+COPIES_FILE = {"distributed_type": "MULTI_GPU", "mixed_precision": "bf16", "num_processes": 8}
+
+
+def trained(folder: Path, launched: Any = None, **keys: Any) -> Configuration:
+    """What is read of transformers' arguments, with the file that Accelerate is launched with."""
+    (folder / "launched.yaml").write_text(yaml.safe_dump(launched))
+    values = {key: value for key, value in {**SINGLE, **keys}.items() if value is not None}
+    (folder / "sft.yaml").write_text(yaml.safe_dump(values))
+    return read(folder / "sft.yaml", said=Said({"accelerate": "none" if launched is None else "launched.yaml"}))
+
+
+@pytest.mark.parametrize(
+    ("keys", "launched", "wanted"),
+    [
+        ({}, None, ("bfloat16", "float32")),
+        ({"dtype": "bfloat16"}, None, ("bfloat16", None)),
+        ({"dtype": "auto"}, None, ("bfloat16", None)),
+        ({"model_init_kwargs": {"dtype": "bfloat16"}}, None, ("bfloat16", None)),
+        ({"dtype": "bfloat16"}, COPIES_FILE, ("bfloat16", None)),
+        ({"dtype": "bfloat16"}, FSDP_FILE, ("bfloat16", "float32")),
+        ({"dtype": "bfloat16", "fsdp": "full_shard auto_wrap"}, None, ("bfloat16", "float32")),
+        ({"dtype": "bfloat16", "bf16": False}, None, ("bfloat16", None)),
+        ({"dtype": "bfloat16", "bf16": False, "fsdp": "full_shard auto_wrap"}, None, ("bfloat16", None)),
+        ({"bf16": False}, FSDP_FILE, ("bfloat16", "float32")),
+        ({"bf16": False}, None, ("float32", None)),
+    ],
+)
+def test_masters_are_what_is_loaded_or_what_fsdp_widens(keys: Any, launched: Any, wanted: Any, tmp_path: Path) -> None:
+    """Accelerate widens for FSDP in mixed precision alone; where transformers' bf16 is off, its own precision holds, else that
+    of the loaded parameters."""
+    made = trained(tmp_path, launched, **keys)
+    assert (made.dtype, made.precision.master) == wanted
+    assert any("no float32 masters" in note for note in made.notes) == (wanted == ("bfloat16", None))
+    assert any("dtype is not said" in note for note in made.notes) == (not keys)
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"fp16": True}, "fp16 is true, and so is bf16; give one of them"),
+        ({"max_seq_length": 4096}, "max_seq_length is 4096, and max_length is 2048; give one of them"),
+        ({"bf16": False, "tf32": True}, "tf32 is true; leave it out, or give false: products in TF32"),
+    ],
+)
+def test_arguments_that_deny_one_another_are_refused(keys: dict[str, Any], said: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=said):
+        trained(tmp_path, **keys)
+
+
+def test_losses_that_no_file_says_are_open_to_the_option(tmp_path: Path) -> None:
+    """TRL's own default has changed: all logits are counted, which is said, unless --loss says otherwise."""
+    open_, nll = trained(tmp_path), trained(tmp_path, loss_type="nll")
+    assert open_.buffers.loss is None and any("loss_type is not said" in note for note in open_.notes)
+    assert nll.buffers.loss == "full" and not any("loss_type" in note for note in nll.notes)
+    trained(tmp_path)
+    given: dict[str, Any] = {"cluster": "h200:8", "variables": {"accelerate": "none"}}
+    full, chunked = judged(tmp_path / "sft.yaml", **given), judged(tmp_path / "sft.yaml", loss="chunked", **given)
+    assert max(full.peak_bytes) - max(chunked.peak_bytes) > 2e9
+
+
+def test_checkpoints_of_trl_on_the_host_are_said(tmp_path: Path) -> None:
+    assert any("activation_offloading" in note for note in trained(tmp_path, activation_offloading=True).notes)
+
+
+@pytest.mark.parametrize(("backend", "flags"), [("INDUCTOR", "compile"), ("NO", ""), ("EAGER", "")])
+def test_accelerate_compiles_where_its_file_says_so(backend: str, flags: str, tmp_path: Path) -> None:
+    path = tmp_path / "accelerate.yaml"
+    path.write_text(yaml.safe_dump({**FSDP_FILE, "dynamo_config": {"dynamo_backend": backend}}))
+    assert read(path).flags == flags

@@ -375,3 +375,28 @@ def test_megatron_deepspeed_reduces_from_deepspeed_s_buckets() -> None:
     row = DENSE | {"gpu": "A100 80GB", "framework": "Megatron-DeepSpeed", "fsdp": "ZeRO-1", "precision": "bf16", "tp": 2}
     held = laid(**row, note="reduce_bucket_size 1e8, overlap_comm").layout.held
     assert held.bucket_elements == 2e8 and laid(**row | {"framework": "Megatron-LM"}).layout.held.bucket_elements == 0
+
+
+@pytest.mark.parametrize(
+    ("loaded", "autocast", "note"), [("float32", True, None), ("bfloat16", True, "pure bf16"), ("bfloat16", False, "pure bf16")]
+)
+def test_states_of_copies_are_what_torch_holds(loaded: str, autocast: bool, note: str | None) -> None:
+    """Parameters, gradients and moments of AdamW as wide as parameters are loaded; what autocast casts is apart from them."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 256}
+    model = LlamaForCausalLM(LlamaConfig(**sizes, num_key_value_heads=4)).to(getattr(torch, loaded))
+    optimizer = torch.optim.AdamW(model.parameters())
+    tokens = torch.ones(1, 16, dtype=torch.int64)
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        loss = model(tokens, labels=tokens, use_cache=False).loss
+    loss.backward()
+    optimizer.step()
+    moments = [each for state in optimizer.state.values() for each in state.values() if each.dim()]
+    held = [each.nbytes for each in (*model.parameters(), *(each.grad for each in model.parameters()), *moments)]
+    count = sum(each.numel() for each in model.parameters())
+    run = predicted(**DENSE, gpu="H200", fsdp="DDP", precision="bf16", framework="Accelerate", note=note)
+    assert run.memory is not None and run.laid is not None
+    copies = 2 * COUNT * run.laid.layout.held.autocast  # of parameters, which products under autocast take
+    fixed = run.laid.layout.framework.fixed_bytes
+    assert (run.memory.standing_bytes - copies - fixed) / COUNT == pytest.approx(sum(held) / count, rel=0.01)

@@ -78,12 +78,14 @@ def read(path: Path, said: Said, brought: Mapping[str, tuple[Any, str]] | None =
     if host and dtype != "float32":
         notes.append(ON_HOST)
     accumulation = keys.whole("gradient_accumulation_steps")
+    compiled = str(keys.get("dynamo_config.dynamo_backend") or keys.get("dynamo_backend") or "no").upper() == "INDUCTOR"
     unread, unknown = keys.left(ACCELERATE, (*ACCELERATE_TABLES, *(("fsdp_config.",) * (kind != "FSDP"))))
     names = {"recipe": "mixed_precision", "devices": "num_processes", "accumulation": "gradient_accumulation_steps"}
     names |= {"dtype": "mixed_precision"}
     names |= {name: f"{DEGREE}{key}_size" for name, key in (("shard", "dp_shard"), ("tp", "tp"), ("cp", "cp"))}
     return Configuration(
         where=where, runtime="accelerate", software="PyTorch FSDP (Accelerate)", dtype=dtype, devices=devices,
+        flags="compile" * compiled,
         precision=PLAIN if dtype == "float32" or host else MASTERS, accumulation=accumulation, tp=sizes["tp"], cp=sizes["cp"],
         copies=shared.copies, shard=shared.shard, zero=shared.zero, recomputed=Recomputed("full" if again else "none"), cuts=(),
         host=host, keys=names, notes=tuple(notes), unread=unread, unknown=unknown, recipe=recipe, taken=keys.taken,

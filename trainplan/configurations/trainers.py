@@ -41,7 +41,8 @@ FSDP_WORDS = ("full_shard", "shard_grad_op", "no_shard", "hybrid_shard", "hybrid
 @dataclass(frozen=True, kw_only=True)
 class Arguments:
     """What the arguments of a trainer say, by whatever names. micro, accumulation: of one rank, and of one step. masters:
-    whether parameters are float32 where neither DeepSpeed nor FSDP widens them; widened: whether FSDP of version 2 does. again:
+    whether parameters are float32 where neither DeepSpeed nor FSDP widens them; widened: whether FSDP of version 2 does. mixed:
+    whether products are in half precision whatever parameters are in, else no FSDP widens them. again:
     whether layers are computed again. version: of FSDP where the file has none. launched: whether what shares states may be
     said by what the program is launched with alone. words: of notes of rows, such as compile."""
 
@@ -53,10 +54,11 @@ class Arguments:
     dtype: str
     masters: bool
     widened: bool = True
+    mixed: bool = True
     again: bool
     optimizer: OptimizerName
     attention: Literal["eager", "flash"] | None
-    loss: Literal["full", "chunked", "fused"]
+    loss: Literal["full", "chunked", "fused"] | None
     recipe: RecipeName | None = None
     tp: int = 1
     cp: int = 1
@@ -101,6 +103,9 @@ def half_of(keys: Keys, bf16: tuple[str, ...], fp16: tuple[str, ...], said: Said
     """The dtype of products, by the first key that is set. missing: what the tool takes where no key is there. Raises
     InputError where that is None, and nothing says the dtype."""
     keys.read.update((*bf16, *fp16))
+    asked = [next((key for key in names if keys.values.get(key) is True), None) for names in (bf16, fp16)]
+    if None not in asked:
+        raise keys.error(str(asked[1]), f"is true, and so is {asked[0]}", "give one of them: transformers takes no two")
     for names, dtype in ((bf16, "bfloat16"), (fp16, "float16")):
         for key in names:
             if keys.values.get(key) in ("auto", "full"):
@@ -118,6 +123,7 @@ def half_of(keys: Keys, bf16: tuple[str, ...], fp16: tuple[str, ...], said: Said
             raise InputError(COMMAND_LINE, "--dtype", f"is missing, and {keys.where} says no precision", fix)
         keys.take(bf16[0], missing)
         return missing
+    keys.refuse("tf32", ("false", "auto"), "products in TF32 are no part of plans, which have float32 or half precision")
     return "float32"
 
 
@@ -186,7 +192,11 @@ def _sharded(keys: Keys, data: Mapping[str, Any], said: Said, has: Arguments, no
         if made.accumulation not in (None, has.accumulation):
             problem, fix = f"is {has.accumulation}, and {made.accumulation} in {launched}", "give the same in both"
             raise keys.error(has.names["accumulation"], problem, fix)
-        return replace(made, dtype=has.dtype, precision=PLAIN if has.dtype == "float32" or made.host else MASTERS)
+        if made.runtime == "deepspeed":  # which widens what it steps
+            return made
+        dtype = made.dtype if has.dtype == "float32" else has.dtype
+        masters = _masters(has, made.zero > 0, has.version, notes)
+        return replace(made, dtype=dtype, precision=MASTERS if dtype != "float32" and masters and not made.host else PLAIN)
     words = _words(keys)
     table = data.get("fsdp_config")
     if table is not None and not isinstance(table, Mapping):
@@ -212,9 +222,7 @@ def _sharded(keys: Keys, data: Mapping[str, Any], said: Said, has: Arguments, no
     elif has.tp > 1 or has.cp > 1:
         raise keys.error("fsdp_config", "is missing", "give it: tensor and context parallelism go with FSDP")
     half = has.dtype != "float32"
-    masters = has.masters if not asked else has.masters or version == 1 or has.widened
-    if half and not masters:
-        notes.append("parameters and moments are in half precision, as they are loaded: no float32 masters")
+    masters = _masters(has, asked, version, notes)
     host: tuple[Host, ...] = ("optimizer", "parameters") if shared.offloads else ()
     if host and half and masters:
         notes.append(ON_HOST)
@@ -224,6 +232,15 @@ def _sharded(keys: Keys, data: Mapping[str, Any], said: Said, has: Arguments, no
         copies=shared.copies, shard=shared.shard, recomputed=Recomputed("full" if has.again or shared.again else "none"),
         taken=keys.taken, undecided={} if asked or launched or not has.launched else {"zero": LAUNCHED},
     )  # fmt: skip
+
+
+def _masters(has: Arguments, shared: bool, version: int, notes: list[str]) -> bool:
+    """Whether what is stepped is in float32: as it is loaded, or widened by Accelerate for FSDP in mixed precision
+    (`fsdp2_prepare_model`, and `prepare_model` for version 1)."""
+    masters = has.masters or (shared and has.mixed and (version == 1 or has.widened))
+    if has.dtype != "float32" and not masters:
+        notes.append("parameters and moments are in half precision, as they are loaded: no float32 masters")
+    return masters
 
 
 def _words(keys: Keys) -> list[str]:

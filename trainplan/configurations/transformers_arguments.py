@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -43,6 +44,20 @@ REFUSED = {
     "adafactor": "plans keep two moments of every parameter",
     "mp_parameters": "SageMaker's model parallelism is not planned",
 }
+# Keys that TRL alone has, whose scripts load models in float32 where nothing says otherwise.
+TRL = (
+    "max_length", "max_seq_length", "packing", "packing_strategy", "padding_free", "dataset_text_field", "assistant_only_loss",
+    "completion_only_loss", "chat_template_path", "model_init_kwargs", "dataset_kwargs", "loss_type",
+)  # fmt: skip
+LOADED = ("torch_dtype", "dtype", "model_init_kwargs.dtype", "model_init_kwargs.torch_dtype")
+FLOAT32 = (
+    "dtype is not said: parameters are loaded in float32, as TRL's scripts and transformers before 5 load them; transformers 5 "
+    "loads them as they are stored, often in bfloat16: less memory"
+)
+ALL_LOGITS = (
+    "loss_type is not said: all logits are held, as in transformers' own loss; newer versions of TRL take chunked_nll "
+    "(--loss chunked): less memory"
+)
 SEQUENCES = ("max_length", "max_seq_length", "block_size", "model_max_length", "max_source_length")
 NAMES = {
     "micro_samples": "per_device_train_batch_size",
@@ -76,12 +91,21 @@ def of_keys(data: Mapping[str, Any], keys: Keys, path: Path, said: Said) -> Conf
             COMMAND_LINE, "--recompute", f"is {said.recompute}, and {path} says otherwise", "leave it out, or change the file"
         )
     lengths = [(key, length) for key in SEQUENCES if (length := keys.whole(key)) is not None]
-    loaded = str(keys.get("torch_dtype") or keys.get("dtype") or "float32").rpartition(".")[2]
+    if len({length for _, length in lengths}) > 1:
+        (first, tokens), (other, most) = lengths[:2]
+        raise keys.error(other, f"is {most}, and {first} is {tokens}", "give one of them: what cuts samples is not known")
+    written = [str(keys.get(key)).rpartition(".")[2] for key in LOADED if keys.get(key) is not None]
+    loaded = written[0] if written else "float32"
+    pure = dtype == "float32" and loaded in ("bfloat16", "float16") and data.get("deepspeed") is None
+    if keys.flag("activation_offloading"):
+        notes.append("activations on the host (activation_offloading): the plan keeps them on the device; more memory")
     fused = keys.flag("use_liger_kernel") or keys.flag("use_liger")
     if keys.values.get("liger_kernel_config.fused_linear_cross_entropy") is False:
         fused = False
-    loss: Literal["full", "chunked", "fused"] = "fused" if fused else _loss(keys)
-    kernels = keys.get("attn_implementation")
+    loss: Literal["full", "chunked", "fused"] | None = "fused" if fused else _loss(keys)
+    if loss is None and any(key in keys.values for key in TRL):
+        notes.append(ALL_LOGITS)
+    kernels = keys.get("attn_implementation") or keys.get("model_init_kwargs.attn_implementation")
     if keys.flag("use_flash_attention_2"):
         kernels = "flash_attention_2"
     if not keys.flag("packing"):
@@ -90,18 +114,23 @@ def of_keys(data: Mapping[str, Any], keys: Keys, path: Path, said: Said) -> Conf
     has = Arguments(
         tool="transformers", model=keys.text("model_name_or_path", "") or None, sequence=lengths[0][1] if lengths else None,
         micro=keys.whole("per_device_train_batch_size") or keys.whole("per_gpu_train_batch_size", 8),
-        accumulation=keys.whole("gradient_accumulation_steps", 1), dtype=dtype, masters=loaded == "float32",
+        accumulation=keys.whole("gradient_accumulation_steps", 1), 
+        dtype=loaded if pure else dtype, masters=loaded == "float32", mixed=not pure,
         again=again or said.recompute == "full", optimizer=optimizer_of(keys, "optim", "adamw_torch_fused", notes),
         attention=attention_of(kernels), loss=loss, sizes=_sizes(keys), tp=_size(keys, "tp"),
         cp=_size(keys, "cp"), version=2, names={**NAMES, "sequence": lengths[0][0]} if lengths else NAMES,
         words=words,
     )  # fmt: skip
     made = configured(keys, data, path, said, has, notes)
+    if not written and made.zero == 0 and made.runtime == "accelerate" and dtype != "float32":
+        made = replace(made, notes=(*made.notes, FLOAT32))
     return finished(made, keys, TRAINING_ARGUMENTS, TRAINING_TABLES)
 
 
-def _loss(keys: Keys) -> Literal["full", "chunked"]:
-    """How TRL's loss goes through the logits. Raises InputError for the losses of other trainers."""
+def _loss(keys: Keys) -> Literal["full", "chunked"] | None:
+    """How TRL's loss goes through the logits; None where nothing says it. Raises InputError for losses of other trainers."""
+    if keys.get("loss_type") is None:
+        return None
     return "chunked" if keys.text("loss_type", "nll", ("nll", "chunked_nll", "dft")) == "chunked_nll" else "full"
 
 
