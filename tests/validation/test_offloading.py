@@ -48,6 +48,10 @@ def test_names_that_say_no_stage_leave_it_as_it_is_said(words: str, said: int | 
     assert laid(**DENSE, fsdp=words, zero=said, framework="DeepSpeed").layout.zero == stage
 
 
+def test_states_on_nvme_are_taken_for_the_host_s() -> None:
+    assert laid(**DENSE, fsdp="ZeRO-3, nvme", framework="DeepSpeed").layout.on_host == {"optimizer"}
+
+
 def test_activations_on_the_host_are_copied_both_ways() -> None:
     """Inputs of 32 layers, 8192 tokens of 4096 numbers in 2 bytes, of each of 8 micro-batches."""
     here, there = predicted(**DENSE), predicted(**DENSE, note="act_cpu_offload True")

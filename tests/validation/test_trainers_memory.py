@@ -363,6 +363,8 @@ def test_copies_of_transformers_train_under_autocast() -> None:
     others += [{"framework": "PyTorch"}, {"note": "torch.compile"}]
     autocast += [laid(**row | {"fsdp": "DDP"} | said).layout.held.autocast for said in others]
     assert autocast == [True] + [False] * 6
+    liger = laid(**row | {"fsdp": "DDP", "note": "liger"}).layout  # whose kernels get what autocast has, too
+    assert liger.held.autocast and not liger.framework.composed
 
 
 def test_stages_are_chosen_with_what_the_trainer_holds_in_each() -> None:

@@ -420,9 +420,13 @@ def test_words_of_the_optimizer_s_states() -> None:
             ({"note": note}, 6)
             for note in ("8-bit Adam", "adamw_8bit", "paged_adamw_8bit", "AdamW (8-bit)", "bnb 8bit optimizer")
         ),
-        *(({"note": note}, 4) for note in ("bf16 optimizer states", "SGD", "bfloat16 moments")),
-        ({"note": "Adafactor"}, 8),
-        *((fields, 4 + 4) for fields in ({"note": "pure bf16"}, {"precision": "bf16-true"})),
+        *(
+            ({"note": note}, 4)
+            for note in ("bf16 optimizer states", "SGD", "bfloat16 moments", "lion_32bit", "RMSprop", "Adagrad")
+        ),
+        *(({"note": note}, 7) for note in ("lion_8bit", "paged_lion_8bit", "8-bit Lion")),
+        *(({"note": note}, 8) for note in ("Adafactor", "SGD without momentum")),
+        *((fields, 4 + 4) for fields in ({"note": "pure bf16"}, {"precision": "bf16-true"}, {"note": "no master weights"})),
     ):
         made = predicted(**row | fields)
         assert usual.peak_gib is not None and made.peak_gib is not None and made.step is not None and usual.step is not None
@@ -432,9 +436,26 @@ def test_words_of_the_optimizer_s_states() -> None:
 
 
 def test_adapters_may_be_named_in_a_note_or_with_the_model() -> None:
-    for fields in ({"note": "LoRA, r=16"}, {"model": "llama3-70b-lora"}, {"note": "qlora"}, {"task": "sft-lora"}):
+    for fields in ({"note": "LoRA, r=16"}, {"model": "llama3-70b-lora"}, {"task": "sft-lora"}):
         assert laid(**fields).layout.frozen
     assert not laid(note="full finetune, no LoRA").layout.frozen and not laid(note="explorative").layout.frozen
+
+
+@pytest.mark.parametrize(
+    ("note", "said"),
+    [
+        *((note, "weights in few bits") for note in ("QLoRA r=64", "qlora", "load_in_4bit", "4-bit base", "bnb_4bit_quant")),
+        *((note, "parts of the model") for note in ("DoRA", "freeze embeddings", "prefix tuning", "BitFit", "frozen backbone")),
+        *(
+            (note, "whose states are not known")
+            for note in ("GaLore", "galore_adamw_8bit", "LOMO", "adamw_anyprecision", "SOAP")
+        ),
+    ],
+)
+def test_what_is_trained_otherwise_is_not_predicted(note: str, said: str) -> None:
+    """As a whole by AdamW it would take several times as much, or less."""
+    assert said in predicted(model="llama3-8b", gpus=8, note=note).cannot
+    assert not predicted(model="llama3-8b", gpus=8, note=f"no {note}").cannot
 
 
 def test_adapters_take_time_beside_frozen_weights(monkeypatch: pytest.MonkeyPatch) -> None:

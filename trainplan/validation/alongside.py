@@ -28,6 +28,7 @@ from trainplan.profiling.base.dtypes import DTYPE_BYTES
 from trainplan.profiling.clusters.sheets import DeviceSheet
 from trainplan.profiling.models.model import Model
 from trainplan.validation.buffers import Buffers
+from trainplan.validation.frameworks import KERNELS as KERNELS_OF_LIGER
 from trainplan.validation.frameworks import year_of
 from trainplan.validation.rows import Run
 from trainplan.validation.words import Assumed, flag
@@ -88,12 +89,13 @@ def held_by(run: Run, model: Model, layout: RunLayout, buffers: Buffers, assumed
     if layout.zero == 0 and layout.framework.pads == 1 and layout.dp > 1 and not layout.frozen:
         held = replace(held, bucket_elements=_copied_elements(model, layout), standing_elements=_copied_elements(model, layout))
     half = DTYPE_BYTES[layout.base] < 4 and layout.framework.master_bytes > 0
-    if layout.zero == 0 and layout.framework.composed and name != DEEPSPEED:
+    kernels = layout.framework.composed or flag(note, KERNELS_OF_LIGER) is True  # under autocast, whose kernels they are
+    if layout.zero == 0 and kernels and name != DEEPSPEED:
         held = replace(held, autocast=half)
     if name != DEEPSPEED and "deepspeed" not in (run.framework or "").lower():
         return replace(held, temporaries=LISTS) if flag(note, LISTED_STEP) else held
     if layout.zero == 0:
-        return replace(held, standing_elements=0, temporaries=_temporaries(run, assumed))
+        return replace(held, standing_elements=0, temporaries=_temporaries(run, layout, assumed))
     overlaps = flag(note, r"overlap[_ -]comm")
     bucket = (BUCKET if buffers.reduce_elements is None else buffers.reduce_elements) * (
         1 + (layout.zero < 3 and overlaps is True)
@@ -102,7 +104,7 @@ def held_by(run: Run, model: Model, layout: RunLayout, buffers: Buffers, assumed
         assumed[BUCKETS] = f"{bucket:.3g} numbers, DeepSpeed's default"
     copies = not layout.framework.copied_bytes  # else counted with the states, as Megatron-LM's own optimizer has them
     held = replace(
-        held, bucket_elements=bucket, flattens=copies, accumulates_apart=True, temporaries=_temporaries(run, assumed)
+        held, bucket_elements=bucket, flattens=copies, accumulates_apart=True, temporaries=_temporaries(run, layout, assumed)
     )
     if layout.zero < 3:
         return held
@@ -126,11 +128,11 @@ def _copied_elements(model: Model, layout: RunLayout) -> int:
     return model.total_parameters * layout.framework.gradient_bytes // DTYPE_BYTES[layout.base] // layout.tp
 
 
-def _temporaries(run: Run, assumed: Assumed) -> int:
+def _temporaries(run: Run, layout: RunLayout, assumed: Assumed) -> int:
     """Numbers that the kernels of AdamW hold; where nobody says which kernels run, those that transformers' Trainer had by
     default in the run's year; without a date those of versions before 5, which hold more."""
     note, year = (run.note or "").lower(), year_of(run)
-    if flag(note, FUSED_STEP):
+    if flag(note, FUSED_STEP) or layout.frozen or layout.on_host & {"optimizer", "parameters"}:
         return 0
     if flag(note, LISTED_STEP):
         return LISTS

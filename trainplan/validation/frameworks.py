@@ -136,9 +136,11 @@ def attention_said(note: str) -> bool | None:
 
 
 def _with_states(framework: Framework, text: str) -> Framework:
-    """The framework with the optimizer's states that words name: moments in 8 bits or in bfloat16, those of SGD (with momentum)
-    or Adafactor (rows and columns alone); all in bfloat16, without a copy in fp32."""
-    if flag(text, r"(?:pure[ _-]bf16|bf16[ _-]true|bf16[ _-]only|full[ _-]bf16)"):
+    """The framework with the optimizer's states that words name: moments in 8 bits or in bfloat16, those of SGD (with momentum,
+    or none), Lion, RMSprop, Adagrad or Adafactor (rows and columns alone); all in bfloat16, without a copy in fp32."""
+    if flag(
+        text, r"(?:pure[_ -]bf16|bf16[_ -]true|bf16[_ -]only|full[_ -]bf16|(?:no|without|w/o)[ _-](?:fp32[ _-])?master\w*)"
+    ):
         framework = replace(framework, master_bytes=0, moments_bytes=4, gradient_bytes=2)
     if flag(
         text,
@@ -147,7 +149,11 @@ def _with_states(framework: Framework, text: str) -> Framework:
         return replace(framework, moments_bytes=2)
     if flag(text, r"(?:(?:bf16|bfloat16)[ _-](?:optim\w*(?:[ _-]states?)?|adam\w*|moments)|optim\w*(?:[ _-]states?)? in bf16)"):
         return replace(framework, moments_bytes=4)
-    if flag(text, r"(?:sgd|lion)"):
+    if flag(text, rf"(?:{EIGHT_BIT}[ _-]?(?:paged[ _-])?lion|(?:paged[_ -])?lion[ _-]*\(?{EIGHT_BIT})"):
+        return replace(framework, moments_bytes=1)
+    if flag(text, r"sgd,? (?:without|no|w/o) momentum"):
+        return replace(framework, moments_bytes=0)
+    if flag(text, r"(?:sgd|(?:paged[_ -])?lion(?:[_ -]32bit)?|rms[_ -]?prop|adagrad)"):
         return replace(framework, moments_bytes=4)
     return replace(framework, moments_bytes=0) if flag(text, "adafactor") else framework
 

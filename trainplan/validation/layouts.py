@@ -42,6 +42,18 @@ from trainplan.validation.words import (
 )
 
 LORA = re.compile(r"lora|peft", re.IGNORECASE)
+# What is trained otherwise than as a whole, by AdamW or with adapters, by words of notes.
+OTHERS = {
+    "has its weights in few bits": (
+        r"(?:q[_ -]?lora|load[_ -]in[_ -][48][_ -]?bit|bnb[_ -]4[_ -]?bit\w*|nf4|gptq|[48]-?bits? (?:base|weights|lora))"
+    ),
+    "trains parts of the model that its words do not say": (
+        r"(?:dora|ada[_ -]?lora|ia3|(?:prefix|prompt)[_ -]tuning|bitfit|lisa|badam|freez\w+|frozen(?: \w+)?)"
+    ),
+    "has an optimizer whose states are not known": (
+        r"(?:q?galore\w*|(?:ada)?lomo|apollo[_ -]adamw?\w*|soap|shampoo|adam[_ -]?mini|ademamix\w*|\w*any[_ -]?precision\w*)"
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -65,6 +77,9 @@ def laid_run(run: Run) -> LaidRun:
         raise run.unread
     if run.experts or (run.ep or 1) > 1:
         raise InputError(run.id, "experts", "is a mixture of experts", "leave the row out: dense models are predicted")
+    words = f"{run.note or ''} {run.task or ''} {run.model}".lower()
+    if (what := next((what for what, pattern in OTHERS.items() if flag(words, pattern)), None)) is not None:
+        raise InputError(run.id, "note", f"{what}, which is not predicted", "leave the row out")
     assumed: dict[str, str] = {}
     framework = framework_of(run)
     if not run.framework:

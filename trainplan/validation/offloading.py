@@ -23,7 +23,7 @@ OPTIMIZER = (
     r"(?:deepspeed)?cpu[_ -]?adam",
 )
 INFINITY = r"zero[_ -]?infinity"  # Rajbhandari et al. (2021): all three
-ANY = (rf"(?:\bcpu[_ -]*)?{OFFLOAD}",)
+ANY = (rf"(?:\bcpu[_ -]*)?{OFFLOAD}", r"\bnvme\b")
 
 
 def hosted(run: Run, megatron: bool, assumed: Assumed) -> frozenset[Hosted]:
