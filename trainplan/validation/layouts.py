@@ -48,7 +48,7 @@ OTHERS = {
         r"(?:q[_ -]?lora|load[_ -]in[_ -][48][_ -]?bit|bnb[_ -]4[_ -]?bit\w*|nf4|gptq|[48]-?bits? (?:base|weights|lora))"
     ),
     "trains parts of the model that its words do not say": (
-        r"(?:dora|ada[_ -]?lora|ia3|(?:prefix|prompt)[_ -]tuning|bitfit|lisa|badam|freez\w+|frozen(?: \w+)?)"
+        r"(?:dora|ada[_ -]?lora|ia3|(?:prefix|prompt)[_ -]tuning|bitfit|lisa|badam|freez\w+|frozen [a-z]\w*)"
     ),
     "has an optimizer whose states are not known": (
         r"(?:q?galore\w*|(?:ada)?lomo|apollo[_ -]adamw?\w*|soap|shampoo|adam[_ -]?mini|ademamix\w*|\w*any[_ -]?precision\w*)"
