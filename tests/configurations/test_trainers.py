@@ -576,3 +576,36 @@ def test_accelerate_compiles_where_its_file_says_so(backend: str, flags: str, tm
     path = tmp_path / "accelerate.yaml"
     path.write_text(yaml.safe_dump({**FSDP_FILE, "dynamo_config": {"dynamo_backend": backend}}))
     assert read(path).flags == flags
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"bits": 4}, "bits is 4; leave it out, or give 16: runs with adapters"),
+        ({"lora_enable": True}, "lora_enable is true; leave it out"),
+        ({"q_lora": True}, "q_lora is true; leave it out"),
+    ],
+)
+def test_adapters_by_the_keys_of_scripts_are_refused(keys: dict[str, Any], said: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=said):
+        trained(tmp_path, **keys)
+    trained(tmp_path, **{key: 16 if key == "bits" else False for key in keys})
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [{"attn_implementation": "flash_attention_2"}, {"model_init_kwargs": {"attn_implementation": "kernels/flash-attn2"}}],
+)
+def test_flash_attention_is_refused_on_devices_that_it_has_no_kernels_for(keys: dict[str, Any], tmp_path: Path) -> None:
+    """torch's own attention has fused kernels there, which transformers takes by default; eager attention keeps its scores."""
+    half = {"bf16": None, "fp16": True, "gradient_checkpointing": False, "model_name_or_path": "llama3.2-1b"}
+    given: dict[str, Any] = {"cluster": "v100-32gb:8", "variables": {"accelerate": "none"}}
+    trained(tmp_path, **half, **keys)
+    with pytest.raises(InputError, match=r"attn_implementation asks for FlashAttention, which has no kernels for Tesla V100"):
+        judged(tmp_path / "sft.yaml", **given)
+    assert judged(tmp_path / "sft.yaml", **{**given, "cluster": "a100:8"}).configuration.buffers.attention == "flash"
+    peaks = []
+    for name in (None, "sdpa", "eager"):
+        trained(tmp_path, **half, attn_implementation=name)
+        peaks.append(max(judged(tmp_path / "sft.yaml", **given).peak_bytes))
+    assert peaks[0] == peaks[1] < peaks[2] - 5 * 16 * 32 * 2048**2

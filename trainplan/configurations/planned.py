@@ -26,6 +26,7 @@ from trainplan.configurations.detect import READ, reader_of
 from trainplan.configurations.documents import read_document
 from trainplan.configurations.long_samples import on_samples
 from trainplan.configurations.shell import command_of_text
+from trainplan.configurations.supported import refuse_what_devices_lack
 from trainplan.execution.exports.common import ENDS
 from trainplan.formulations.joint.asked import streams_refusal
 from trainplan.formulations.plan import Batch, Plan, RunBy, Stage
@@ -68,13 +69,6 @@ LIGER_KEYS = ("use_liger_kernel", "use_liger", "enable_liger_kernel")  # of all 
 VOCABULARIES = {  # keys that say its size, of tools whose files describe the model; NeMo's have none
     "megatron": "--vocab-size, or --padded-vocab-size with what is added to it,",
     "megatron-bridge": "model.vocab_size, with what is added to it,",
-}
-FLOAT16 = {  # how files say it, by the key that says bfloat16
-    "--bf16": "--fp16 in its place",
-    **dict.fromkeys(("bf16", "bfloat16", "pure_bf16"), "fp16: true in its place"),
-    **dict.fromkeys(("bf16.enabled", "bfloat16.enabled"), "fp16.enabled: true in its place"),
-    "mixed_precision": "fp16",
-    "trainer.precision": "16-mixed",
 }
 ONE = ("deepspeed", "accelerate")  # where micro-batches are one unless the file says more
 
@@ -165,7 +159,7 @@ def model_of(
     if tokens is None:
         raise InputError(COMMAND_LINE, "--sequence", "is missing", f"give it: {configuration.where} does not say it")
     if cluster is not None:
-        _computed(configuration, cluster)
+        refuse_what_devices_lack(configuration, cluster)
     if configuration.dtype is not None and dtype is not None and parse_dtype(dtype) != parse_dtype(configuration.dtype):
         problem = f"is {dtype}, and the file has {configuration.dtype}"
         raise InputError(COMMAND_LINE, "--dtype", problem, "leave it out, or change the file")
@@ -196,22 +190,6 @@ def model_of(
         return model_from_config(fields, configuration.where, length, dtype or "float32", name)
 
     return (on_samples(configuration, tokens, load) if configuration.runtime == "torchtitan" else load(tokens)).fused()
-
-
-def _computed(configuration: Configuration, cluster: Cluster) -> None:
-    """Raises InputError where a file asks for products in a dtype that the devices do not have."""
-    dtype = configuration.dtype
-    lacking = next((kind for kind in cluster.used_kinds if dtype is not None and dtype not in kind.flops_per_s), None)
-    said = any(each.value == dtype and "--dtype" in each.source for each in configuration.taken)
-    if lacking is None or said:  # of --dtype pricing tells
-        return
-    usual = configuration.keys.get("dtype", "dtype")
-    key = next((each.key for each in configuration.taken if each.key in FLOAT16 and each.value is True), usual)
-    other = FLOAT16.get(key) if dtype == "bfloat16" and "float16" in lacking.flops_per_s else None
-    if other is not None and configuration.runtime == "megatron-bridge":
-        other += "_mixed"
-    fix = f"write {other or 'float32'}, or give devices that have it"
-    raise InputError(configuration.where, key, f"asks for {dtype}, and {lacking.name} has no products in it", fix)
 
 
 def with_model(configuration: Configuration, model: Model) -> Configuration:

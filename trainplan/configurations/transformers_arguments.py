@@ -26,6 +26,10 @@ ADAPTERS = "runs with adapters or quantized weights are not planned, full fine-t
 OTHERS = "steps with other models, or that generate texts, are not planned"
 REFUSED = {
     "use_peft": ADAPTERS,
+    "use_lora": ADAPTERS,
+    "lora_enable": ADAPTERS,
+    "q_lora": ADAPTERS,
+    "use_qlora": ADAPTERS,
     "load_in_4bit": ADAPTERS,
     "load_in_8bit": ADAPTERS,
     "peft_config": ADAPTERS,
@@ -80,6 +84,7 @@ def of_keys(data: Mapping[str, Any], keys: Keys, path: Path, said: Said) -> Conf
     InputError."""
     notes = list[str]()
     refuse_all(keys, REFUSED)
+    keys.refuse("bits", ("16", "32"), ADAPTERS)
     dtype = half_of(keys, ("bf16",), ("fp16",), said, None)
     flags = [key for key in ("gradient_checkpointing", "activation_checkpointing") if keys.values.get(key) is not None]
     again = any(list(map(keys.flag, flags)))
