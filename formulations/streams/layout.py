@@ -104,7 +104,8 @@ class Held:
     where these are more than the largest block's; ahead_elements: those that it gathers ahead (None: the largest block once
     more). accumulates_apart: under stage 2 a micro-batch's own gradients stand beside their sum. stepped_elements: of a shard
     that the optimizer steps at once (None: all). flattens: their gradients are laid out as one tensor, then copied to fp32
-    where they are not. temporaries: numbers in fp32 that the optimizer's kernels hold of each parameter while they step it.
+    where they are not. temporaries: numbers, as wide as what is stepped, that the optimizer's kernels hold of each
+    parameter while they step it.
 
     autocast: parameters are in fp32, as are hidden states and results of norms, of which each product has its own copies in the
     model's dtype.

@@ -335,7 +335,7 @@ def _step_bytes(stepped: float, layout: RunLayout) -> float:
     if layout.frozen or layout.on_host & {"optimizer", "parameters"}:
         return standing
     at_once = stepped if held.stepped_elements is None else min(stepped, held.stepped_elements)
-    kernels = COPY_BYTES * held.temporaries
+    kernels = held.temporaries * (COPY_BYTES if layout.framework.master_bytes else DTYPE_BYTES[layout.base])
     if not held.flattens:
         return standing + at_once * kernels
     copy = COPY_BYTES if gradient < COPY_BYTES else 0

@@ -609,3 +609,20 @@ def test_flash_attention_is_refused_on_devices_that_it_has_no_kernels_for(keys: 
         trained(tmp_path, **half, attn_implementation=name)
         peaks.append(max(judged(tmp_path / "sft.yaml", **given).peak_bytes))
     assert peaks[0] == peaks[1] < peaks[2] - 5 * 16 * 32 * 2048**2
+
+
+@pytest.mark.parametrize("keys", [{"max_prompt_length": 512}, {"ref_model": "some-org/some-8b"}, {"desirable_weight": 1.0}])
+def test_keys_of_other_steps_are_refused(keys: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="steps with other models, or that generate texts, are not planned"):
+        trained(tmp_path, **keys)
+
+
+def test_programs_of_other_steps_are_refused(tmp_path: Path) -> None:
+    """Their arguments may be those of any training."""
+    path = tmp_path / "run.sh"
+    for program in ("trl/scripts/dpo.py", "run_grpo.py", "reward_modeling.py", "train-orpo.py"):
+        path.write_text(f"torchrun --nproc_per_node 8 {program} {COMMAND} {LENGTH}")
+        with pytest.raises(InputError, match=rf"starts {program} .*; give a run of next-token prediction"):
+            read(path)
+    path.write_text(f"torchrun --nproc_per_node 8 examples/sft_prompts.py {COMMAND} {LENGTH}")
+    assert read(path).sequence == 4096

@@ -402,3 +402,15 @@ def test_states_of_copies_are_what_torch_holds(loaded: str, autocast: bool, note
     copies = 2 * COUNT * run.laid.layout.held.autocast  # of parameters, which products under autocast take
     fixed = run.laid.layout.framework.fixed_bytes
     assert (run.memory.standing_bytes - copies - fixed) / COUNT == pytest.approx(sum(held) / count, rel=0.01)
+
+
+@pytest.mark.parametrize(("loaded", "note"), [("float32", "foreach"), ("bfloat16", "foreach, pure bf16")])
+def test_kernels_of_the_step_are_as_wide_as_what_they_step(loaded: str, note: str) -> None:
+    count = 1 << 16
+    parameter = torch.zeros(count, dtype=getattr(torch, loaded))
+    optimizer = torch.optim.AdamW([parameter], foreach=True)
+    parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    run = predicted(**DENSE, gpu="H200", fsdp="FSDP", precision="bf16", framework="Accelerate", note=note)
+    assert run.memory is not None
+    assert run.memory.copies_bytes / (COUNT / 8) == pytest.approx(peak_bytes(optimizer.step) / count, rel=0.01)

@@ -302,7 +302,7 @@ def _buffers(keys: Keys, stage: int, half: bool, copies: bool) -> Buffers:
     if stage == 3 and (size["stage3_param_persistence_threshold"] or 0) > MOST_PERSISTENT:
         fix = f"give at most {MOST_PERSISTENT}: matrices that stay whole on all ranks are no part of plans"
         raise keys.error(f"{ZERO}.stage3_param_persistence_threshold", f"is {size['stage3_param_persistence_threshold']}", fix)
-    ahead, live = size["stage3_prefetch_bucket_size"], size["stage3_max_live_parameters"]
+    ahead, live = size["stage3_prefetch_bucket_size"], size["stage3_max_live_parameters"] or 0
     by_hidden = {
         HIDDEN[name]: count
         for name, count in {"reduce_bucket_size": buckets, "stage3_prefetch_bucket_size": 0.9}.items()
@@ -312,7 +312,7 @@ def _buffers(keys: Keys, stage: int, half: bool, copies: bool) -> Buffers:
     return Buffers(
         reduce_elements=None if reduce_elements is None else buckets * reduce_elements,
         gather_elements=size["allgather_bucket_size"] if stage in (1, 2) else None,
-        prefetch_elements=min(ahead, live) if stage == 3 and None not in (ahead, live) else None,
+        prefetch_elements=None if ahead is None or stage < 3 else min(ahead, live),
         live_elements=size["stage3_max_reuse_distance"] if stage == 3 else None,
         step_elements=size["sub_group_size"] if stage == 3 else None,
         copies_gradients=copies,

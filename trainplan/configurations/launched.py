@@ -4,6 +4,7 @@ Megatron-Bridge's with a recipe and what overrides it, programs of transformers'
 from __future__ import annotations
 
 import os.path
+import re
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,8 @@ from trainplan.profiling.base.errors import COMMAND_LINE, InputError
 
 FILES = ("--job.config-file", "--job.config_file", "--job.config")
 REGISTRY = ("--module", "--config")
+# What programs of TRL and others train by, where that is no next-token prediction, in their names.
+OTHER_STEPS = re.compile(r"(?:^|[_-])(dpo|kto|ppo|grpo|rloo|orpo|cpo|bco|gkd|prm|reward)(?:[_.-]|$)")
 
 
 def read(path: Path, said: Said) -> Configuration:
@@ -52,7 +55,11 @@ def _closed(command: Command, where: str) -> None:
 
 
 def _transformers(command: Command, where: str, said: Said, folder: Path) -> Configuration:
-    """The arguments of transformers' Trainer, with the file that Accelerate is launched with."""
+    """The arguments of transformers' Trainer, with the file that Accelerate is launched with. Raises InputError for programs of
+    other steps than those of next-token prediction."""
+    if (kind := OTHER_STEPS.search(command.program.rsplit("/", 1)[-1].lower())) is not None:
+        fix = "give a run of next-token prediction: steps with other models, or that generate texts, are not planned"
+        raise InputError(where, "", f"starts {command.program} ({command.where}), a run of {kind[1].upper()}", fix)
     names = {key: key.removeprefix("--").replace("-", "_") for key in command.values}
     values = {name: written(command.values[key]) for key, name in names.items()}
     sources = {names[key]: each for key, each in command.sources.items() if key in names}

@@ -42,6 +42,11 @@ REFUSED = {
     "teacher_model_name_or_path": OTHERS,
     "beta": OTHERS,
     "predict_with_generate": OTHERS,
+    **dict.fromkeys(("max_prompt_length", "precompute_ref_log_probs", "ref_model", "reference_free", "rpo_alpha"), OTHERS),
+    **dict.fromkeys(
+        ("desirable_weight", "undesirable_weight", "cpo_alpha", "simpo_gamma", "num_ppo_epochs", "use_vllm"), OTHERS
+    ),
+    **dict.fromkeys(("steps_per_generation", "center_rewards_coefficient", "lmbda"), OTHERS),
     "auto_find_batch_size": "give per_device_train_batch_size",
     "use_cpu": "plans are for accelerators",
     "no_cuda": "plans are for accelerators",
