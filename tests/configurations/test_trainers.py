@@ -626,3 +626,18 @@ def test_programs_of_other_steps_are_refused(tmp_path: Path) -> None:
             read(path)
     path.write_text(f"torchrun --nproc_per_node 8 examples/sft_prompts.py {COMMAND} {LENGTH}")
     assert read(path).sequence == 4096
+
+
+@pytest.mark.parametrize(
+    ("cluster", "layout"), [("h100:4x4", "dp4-sdp4-ckpt"), ("h100:8x2", "dp2-sdp8-ckpt"), ("h100:4", "sdp4-ckpt")]
+)
+def test_hybrid_sharding_is_within_the_nodes_of_the_devices(cluster: str, layout: str, tmp_path: Path) -> None:
+    """As of FSDP1, whose process groups are of the devices of a node, unless Accelerate's file counts its machines."""
+    trained(tmp_path, fsdp="hybrid_shard auto_wrap")
+    run = judged(tmp_path / "sft.yaml", cluster=cluster)
+    assert layout in {str(unit.strategy) for unit in run.plan.units}
+    config = {"fsdp_version": 1, "fsdp_sharding_strategy": "HYBRID_SHARD"}
+    (tmp_path / "fsdp.yaml").write_text(
+        yaml.safe_dump({**FSDP_FILE, "num_processes": 16, "num_machines": 4, "fsdp_config": config})
+    )
+    assert read(tmp_path / "fsdp.yaml").shard == 4

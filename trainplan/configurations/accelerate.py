@@ -12,7 +12,7 @@ from trainplan.configurations.configuration import Configuration, Host, Keys, Re
 from trainplan.configurations.documented import ACCELERATE, ACCELERATE_TABLES
 from trainplan.configurations.documents import read_document
 from trainplan.configurations.lines import sources_of
-from trainplan.configurations.sharding import NODE, Sharding, fsdp
+from trainplan.configurations.sharding import Sharding, fsdp
 from trainplan.profiling.base.errors import COMMAND_LINE, InputError, shown
 from trainplan.profiling.clusters.recipes import RecipeName
 from trainplan.profiling.models.precision import MASTERS, PLAIN
@@ -69,10 +69,11 @@ def read(path: Path, said: Said, brought: Mapping[str, tuple[Any, str]] | None =
         raise keys.error(
             f"{DEGREE}sp_size", f"is {sizes['sp']}", "give 1, or distributed_type: DEEPSPEED: sequences are cut by DeepSpeed"
         )
-    node = None if devices is None else max(1, devices // (keys.whole("num_machines", 1) or 1))
+    machines = keys.whole("num_machines")
+    node = None if None in (devices, machines) else max(1, (devices or 1) // (machines or 1))
     shared = Sharding(0, None, None)
     if kind == "FSDP":
-        shared = fsdp(keys, _fsdp_key, sizes, None if node is None else min(node, NODE), 1, notes)
+        shared = fsdp(keys, _fsdp_key, sizes, node, 1, notes)
     again = shared.again or said.recompute == "full"
     host: tuple[Host, ...] = ("optimizer", "parameters") if shared.offloads else ()
     if host and dtype != "float32":
@@ -87,7 +88,8 @@ def read(path: Path, said: Said, brought: Mapping[str, tuple[Any, str]] | None =
         where=where, runtime="accelerate", software="PyTorch FSDP (Accelerate)", dtype=dtype, devices=devices,
         flags="compile" * compiled,
         precision=PLAIN if dtype == "float32" or host else MASTERS, accumulation=accumulation, tp=sizes["tp"], cp=sizes["cp"],
-        copies=shared.copies, shard=shared.shard, zero=shared.zero, recomputed=Recomputed("full" if again else "none"), cuts=(),
+        copies=shared.copies, shard=shared.shard, within_nodes=shared.within_nodes,
+        zero=shared.zero, recomputed=Recomputed("full" if again else "none"), cuts=(),
         host=host, keys=names, notes=tuple(notes), unread=unread, unknown=unknown, recipe=recipe, taken=keys.taken,
     )  # fmt: skip
 

@@ -248,6 +248,8 @@ def plan_of(configuration: Configuration, model: Model, request: Request) -> Pla
     data = devices // (tp * cp * pp)
     if configuration.alone and data * cp == 1 and devices > 1:
         raise configuration.error("shard", f"leaves one data-parallel rank, and {configuration.alone}", "give more devices")
+    if configuration.within_nodes and request.cluster is not None:
+        configuration = replace(configuration, shard=min(data, request.cluster.nodes[0].devices))
     strategy = _strategy(configuration, data)
     samples, micro_batches = _batch(configuration, strategy.data_degree)
     if configuration.flushed is not None and micro_batches > configuration.flushed:

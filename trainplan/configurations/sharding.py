@@ -11,27 +11,27 @@ from trainplan.profiling.base.errors import shown
 
 STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")  # FSDP1's, by number from 1 on
 WRAPS = ("TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP")
-NODE = 8  # devices that hybrid sharding of FSDP1 shards over, where nothing says how many a node has
 
 
 @dataclass(frozen=True)
 class Sharding:
     """ZeRO's stage; the copies and the ranks that share states, None where they follow from the devices; whether states are on
-    the host, and whether layers are computed again."""
+    the host, whether layers are computed again, and whether the ranks of a node share states, however many it has."""
 
     zero: Literal[0, 1, 2, 3]
     copies: int | None
     shard: int | None
     offloads: bool = False
     again: bool = False
+    within_nodes: bool = False
 
 
 def fsdp(
     keys: Keys, find: Callable[[str], str], sizes: Mapping[str, int], node: int | None, version: int, notes: list[str]
 ) -> Sharding:
     """What the keys of FSDP say. find: the key of an option, such as fsdp_config.fsdp_version of `version`. sizes: of
-    `dp_replicate` and `dp_shard`, where they are given. node: devices of a node. version: of FSDP where none is given. Raises
-    InputError."""
+    `dp_replicate` and `dp_shard`, where they are given. node: devices of a node, None where nothing says it. version: of FSDP where
+    none is given. Raises InputError."""
     version = keys.whole(find("version"), version) or version
     strategy, reshard = keys.get(find("sharding_strategy")), keys.get(find("reshard_after_forward"))
     wrap = keys.text(find("auto_wrap_policy"), "", (*WRAPS, *(name.lower() for name in WRAPS))).upper()
@@ -52,12 +52,13 @@ def fsdp(
         return Sharding(3 if whole else 2, copies, shard, offloads, again)
     key = find("sharding_strategy" if strategy is not None else "reshard_after_forward")
     name = _strategy(keys, key, strategy if strategy is not None else reshard)
-    if name.startswith("HYBRID") and shard is None:
-        copies, shard = None, node or NODE
+    within = name.startswith("HYBRID") and shard is None
+    if within:
+        copies, shard = None, node
     elif copies == 1:
         copies = None
     zero: Any = 0 if name == "NO_SHARD" else 2 if name in ("SHARD_GRAD_OP", "HYBRID_SHARD_ZERO2") else 3
-    return Sharding(zero, copies, shard, offloads, again)
+    return Sharding(zero, copies, shard, offloads, again, within and node is None)
 
 
 def _strategy(keys: Keys, key: str, value: Any) -> str:

@@ -218,7 +218,7 @@ def _sharded(keys: Keys, data: Mapping[str, Any], said: Said, has: Arguments, no
             keys.values.setdefault(find("auto_wrap_policy"), "TRANSFORMER_BASED_WRAP")
         if "offload" in words:
             keys.values.setdefault(find("cpu_offload"), True)
-        shared = fsdp(keys, find, has.sizes, has.sizes.get("node"), version, notes)
+        shared = fsdp(keys, find, has.sizes, None, version, notes)
     elif has.tp > 1 or has.cp > 1:
         raise keys.error("fsdp_config", "is missing", "give it: tensor and context parallelism go with FSDP")
     half = has.dtype != "float32"
@@ -229,7 +229,8 @@ def _sharded(keys: Keys, data: Mapping[str, Any], said: Said, has: Arguments, no
     return Configuration(
         where=keys.where, runtime="accelerate", software="PyTorch FSDP (Accelerate)" if asked else "PyTorch DDP (Accelerate)",
         dtype=has.dtype, precision=MASTERS if half and masters and not host else PLAIN, zero=shared.zero, host=host,
-        copies=shared.copies, shard=shared.shard, recomputed=Recomputed("full" if has.again or shared.again else "none"),
+        copies=shared.copies, shard=shared.shard, within_nodes=shared.within_nodes,
+        recomputed=Recomputed("full" if has.again or shared.again else "none"),
         taken=keys.taken, undecided={} if asked or launched or not has.launched else {"zero": LAUNCHED},
     )  # fmt: skip
 
