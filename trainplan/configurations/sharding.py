@@ -30,8 +30,8 @@ def fsdp(
     keys: Keys, find: Callable[[str], str], sizes: Mapping[str, int], node: int | None, version: int, notes: list[str]
 ) -> Sharding:
     """What the keys of FSDP say. find: the key of an option, such as fsdp_config.fsdp_version of `version`. sizes: of
-    `dp_replicate` and `dp_shard`, where they are given. node: devices of a node, None where nothing says it. version: of FSDP where
-    none is given. Raises InputError."""
+    `dp_replicate` and `dp_shard`, where they are given. node: devices of a node, None where nothing says it. version: of FSDP
+    where none is given. Raises InputError."""
     version = keys.whole(find("version"), version) or version
     strategy, reshard = keys.get(find("sharding_strategy")), keys.get(find("reshard_after_forward"))
     wrap = keys.text(find("auto_wrap_policy"), "", (*WRAPS, *(name.lower() for name in WRAPS))).upper()
