@@ -23,6 +23,6 @@ EXECUTED_FAMILIES = (  # one stream of tokens, and a language head
 WALKED_FAMILIES = (
     *("granite", "hyperclovax", "qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text", "ministral3", "vaultgemma"),
     *("hunyuan_v1_dense", "apertus", "stablelm", "persimmon", "olmo", "olmo2", "olmo3", "exaone4"),
-    *("internlm", "internlm2", "qwen", "minicpm", "baichuan", "exaone", "chatglm"),
+    *("internlm", "internlm2", "orion", "qwen", "minicpm", "baichuan", "exaone", "chatglm"),
     *("cohere", "phi", "gptj", "codegen", "gpt_bigcode", "gpt_neo", "bloom"),
 )

@@ -9,20 +9,25 @@ from typing import Any
 from trainplan.profiling.base.dtypes import ALIASES, DTYPE_BYTES
 from trainplan.profiling.base.errors import InputError, caution, named, shown
 from trainplan.profiling.models.families import BUILT_IN, family_names
+from trainplan.profiling.models.families.class_defaults import class_sizes
+from trainplan.profiling.models.families.classes import warn_of_own_classes, with_family
 
 TEXTS = ("text_config", "llm_config", "language_config")  # of transformers, InternVL and DeepSeek-VL
 FLAT = {"qwen2_vl": "qwen2_vl_text", "qwen2_5_vl": "qwen2_5_vl_text"}  # whose older files have the language model's fields
+OTHER_INPUT = re.compile(r"^(vision|visual|audio|image|video|speech)(_\w+)?$")
 OF_IMAGES = re.compile(r"^(vision|image|video)_")
 DTYPE_FIELDS = ("dtype", "torch_dtype")  # as transformers 5 writes it, and as it did before
 UNSAID = (None, "auto")
 HEADS = {"bert": "MaskedLM", "t5": "ConditionalGeneration"}  # of families that are no causal language models
 LANGUAGE = re.compile(r"CausalLM|LMHead|ConditionalGeneration|MaskedLM|PreTraining|Seq2Seq")
+DRAFT = r"Eagle|Medusa|Speculator"
 OTHERS = {  # what ends in other heads, by words of the names of their classes
     r"Reward|ForScore": "a reward model",
     r"Classif|MultipleChoice|NextSentence": "a classifier",
     r"QuestionAnswering": "a model that marks answers in texts",
     r"Embedding|Retrieval|Rerank": "a model of embeddings",
     r"DoubleHeads": "a model of two heads",
+    DRAFT: "a draft, from which another model decodes",
 }
 BARE = re.compile(r"(?<!ChatGLM)(Model|Encoder|Decoder)$")  # ChatGLM's files call the class with the head so
 
@@ -30,15 +35,31 @@ BARE = re.compile(r"(?<!ChatGLM)(Model|Encoder|Decoder)$")  # ChatGLM's files ca
 def language_part(config: Mapping[str, Any], where: str) -> tuple[Mapping[str, Any], str]:
     """The configuration that a chain is built from, and where in its file it lies: `text_config.` of multimodal files, else "".
 
-    Warns that the other parts of a multimodal model are not planned.
+    A part of a multimodal file is written without the sizes that are as of its class in transformers; whether its head is tied,
+    its file may say instead. Warns of sizes so taken, and that the other parts are not planned.
     """
     part, place = _language_part(config)
-    if part is not config:
-        text = place.removesuffix(".")
-        others = ", ".join(name for name in config if name.endswith("_config") and name != text)
-        problem = f"is the language model of a {shown(config.get('model_type'))}"
-        caution(where, text or "this", problem, f"it is planned alone, without {others or 'what else there is'}")
-    return part, place
+    if part is config:
+        return with_family(part, where, place, BUILT_IN), place
+    part = with_family(part, where, place, BUILT_IN)
+    text = place.removesuffix(".")
+    others = ", ".join(
+        name for name in config if name != text and (name.endswith("_config") or _of_other_input(name, config[name]))
+    )
+    problem = f"is the language model of a {shown(config.get('model_type'))}"
+    caution(where, text or "this", problem, f"it is planned alone, without {others or 'what else there is'}")
+    if not place:
+        return part, place
+    tied = [each["tie_word_embeddings"] for each in (part, config) if isinstance(each.get("tie_word_embeddings"), bool)]
+    if tied:
+        part = {**part, "tie_word_embeddings": any(tied)}
+    sizes = class_sizes(str(part.get("model_type")))
+    if missing := [name for name in sizes if name not in part]:
+        problem = "are left out" if len(missing) > 1 else "is left out"
+        taken = ", ".join(f"{name} = {sizes[name]}" for name in missing)
+        fix = f"taken as of transformers' class of a {part['model_type']}: {taken}"
+        caution(where, ", ".join(place + name for name in missing), problem, fix)
+    return {**{name: sizes[name] for name in missing}, **part}, place
 
 
 def _language_part(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:
@@ -49,7 +70,14 @@ def _language_part(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:
     if isinstance(kind, str) and kind in FLAT:
         own = {each: value for each, value in config.items() if not OF_IMAGES.search(each)}
         return {**own, "model_type": FLAT[kind]}, ""
+    if kind in BUILT_IN and any(_of_other_input(each, value) for each, value in config.items()):
+        return {each: value for each, value in config.items() if not _of_other_input(each, value)}, ""
     return config, ""
+
+
+def _of_other_input(name: str, value: Any) -> bool:
+    """Whether a field describes a part of a multimodal model that is not its language model."""
+    return bool(OTHER_INPUT.search(name)) and isinstance(value, Mapping) and bool(value)
 
 
 def refuse_other_heads(config: Mapping[str, Any], part: Mapping[str, Any], where: str) -> None:
@@ -58,11 +86,12 @@ def refuse_other_heads(config: Mapping[str, Any], part: Mapping[str, Any], where
     part: of the configuration, the language model. Files of models that come with code of their own may call the class that
     has the head by any name, which `auto_map` says. Raises InputError.
     """
+    warn_of_own_classes(part, where, BUILT_IN)
     family, made = part.get("model_type"), config.get("architectures")
     if family not in BUILT_IN or "image_size" in part or not isinstance(made, list) or not made:
         return
     names = [str(each) for each in made]
-    if any(map(LANGUAGE.search, names)):
+    if any(map(LANGUAGE.search, names)) and not re.search(DRAFT, names[0]):
         return
     what = next((what for words, what in OTHERS.items() if re.search(words, names[0])), None)
     own = part is config and not any(LANGUAGE.search(str(each)) for each in (config.get("auto_map") or {}))

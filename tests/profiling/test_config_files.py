@@ -39,7 +39,7 @@ SIZES = {
 
 
 # Families whose configuration classes are not of transformers.
-OWN_CODE = ("transgan", "internlm", "internlm2", "qwen", "minicpm", "baichuan", "exaone", "chatglm")
+OWN_CODE = ("transgan", "internlm", "internlm2", "orion", "qwen", "minicpm", "baichuan", "exaone", "chatglm")
 
 
 def small(kind: str, **changes: Any) -> dict[str, Any]:
@@ -253,13 +253,13 @@ def multimodal(**text: Any) -> dict[str, Any]:
     }
 
 
-def test_what_multimodal_gemmas_leave_out_is_as_of_the_4b_model() -> None:
-    """As in the published file of that model, whose language model has so many parameters in transformers, too."""
+def test_sizes_that_multimodal_files_leave_out_are_as_of_their_class() -> None:
+    """As in the published file of Gemma 3 4B, whose language model has so many parameters in transformers, too."""
     text = {"model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34}
     text |= {"rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024}
     config = {"model_type": "gemma3", "text_config": text, "vision_config": {}}
     with pytest.warns(
-        InputWarning, match="text_config.num_attention_heads, .* are left out; taken as of the 4B model: num_att"
+        InputWarning, match="text_config.vocab_size, .* left out; taken as of transformers' class of a gemma3_text: vocab"
     ):
         model = model_from_config(config, "c.json")
     assert model.total_parameters == 3_880_263_168
@@ -275,7 +275,9 @@ def test_the_language_model_of_a_multimodal_file_is_planned_alone() -> None:
     with pytest.warns(InputWarning):
         assert model_from_config(multimodal(dtype="float16"), "c.json").dtype == "float16"
     with pytest.warns(InputWarning), pytest.raises(InputError, match=r"^c\.json: text_config\.hidden_size is missing"):
-        model_from_config(multimodal(hidden_size=None), "c.json")
+        model_from_config(multimodal(hidden_size=None, model_type="internlm2"), "c.json")
+    with pytest.warns(InputWarning, match="is left out; taken as of transformers' class of a llama: hidden_size = 4096"):
+        assert model_from_config(multimodal(hidden_size=None), "c.json").config["hidden_size"] == 4096
     with pytest.warns(InputWarning), pytest.raises(InputError, match=r"^c\.json: text_config\.model_type is 'xglm'"):
         model_from_config(multimodal(model_type="xglm"), "c.json")
 

@@ -18,7 +18,7 @@ from typing import Any
 from trainplan.profiling.base.plugins import load_named, names
 from trainplan.profiling.models.families.fields import Family, Fields, Role, Unit, uniform_chain
 from trainplan.profiling.models.families.naming import READ, check_names, without_aliases
-from trainplan.profiling.models.families.unread import check_dense, refuse_unread
+from trainplan.profiling.models.families.unread import check_dense, refuse_features, refuse_unread
 
 __all__ = [
     "BUILT_IN",
@@ -44,7 +44,7 @@ SEVERAL = {  # modules of several families, each called as its name in capitals
     "like_llama": "internlm3 iquestcoder arcee helium ernie4_5 gemma seed_oss ministral cwm smollm3 granite hyperclovax"
     " qwen2_vl_text qwen3_vl_text ministral3",
     "other_norms": "jais2 vaultgemma hunyuan_v1_dense apertus starcoder2 stablelm persimmon olmo olmo2 olmo3 exaone4",
-    "published_code": "internlm internlm2 qwen minicpm baichuan exaone chatglm",
+    "published_code": "internlm internlm2 orion qwen minicpm baichuan exaone chatglm",
     "side_by_side": "cohere cohere2 phi gptj",
     "older": "gpt_bigcode gpt_neo bloom",
 }
@@ -86,6 +86,8 @@ def build_chain(fields: Fields) -> tuple[list[Unit], bool]:
         check_dense(fields)
     if chosen is None:
         raise refuse_unread(fields, {each: described for each in family_names() if (described := family(each))})
+    if name in BUILT_IN:
+        refuse_features(fields, chosen)
     check_names(fields, str(name), chosen)
     fields.config = without_aliases(fields, chosen.aliases)
     fields.absent("pruned_heads", "per_layer_config")

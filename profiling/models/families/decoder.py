@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from trainplan.profiling.base.errors import caution, shown
+from trainplan.profiling.models.families.class_defaults import class_sizes
 from trainplan.profiling.models.families.fields import USUAL_SIZES, Fields, Role, Unit, chain, names
 from trainplan.profiling.models.sublayers import Attention, FeedForward, LanguageHead, Sublayer, TokenEmbedding
 
@@ -95,12 +96,22 @@ def decoder(
 
 
 def _kv_heads(fields: Fields, heads: int) -> int:
+    usual = heads
     if fields.config.get("num_key_value_heads") is None:
-        fix = f"{heads} are taken, as many as num_attention_heads; give it where they are fewer"
+        usual, why = _usual_kv_heads(fields, heads)
+        fix = f"{usual} are taken, {why}; give it where they are {'fewer' if usual == heads else 'others'}"
         caution(fields.where, f"{fields.part}num_key_value_heads", "is missing", fix)
-    kv_heads = fields.count("num_key_value_heads", heads)
+    kv_heads = fields.count("num_key_value_heads", usual)
     fields.divisor("num_key_value_heads", kv_heads, "num_attention_heads", heads)
     return kv_heads
+
+
+def _usual_kv_heads(fields: Fields, heads: int) -> tuple[int, str]:
+    """Heads of keys and values of a file without them, and why: those of the family's class, where they divide heads."""
+    own = class_sizes(str(fields.read.get("model_type"))).get("num_key_value_heads", heads)
+    if "num_key_value_heads" in fields.config or own == heads or heads % own:
+        return heads, "as many as num_attention_heads"
+    return own, "as transformers' class has them"
 
 
 def sliding_window(fields: Fields, missing: int | None = None) -> int:

@@ -49,4 +49,6 @@ FIELDS = names(
     rope_theta rope_scaling apply_residual_connection_post_layernorm
     """
 )
-FAMILY = Family(falcon, {}, FIELDS)
+# As of the code that its files came with at first.
+ALIASES = {"n_head": "num_attention_heads", "n_layer": "num_hidden_layers", "n_head_kv": "num_kv_heads"}
+FAMILY = Family(falcon, {}, FIELDS, ALIASES)

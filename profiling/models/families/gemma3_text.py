@@ -4,20 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from trainplan.profiling.base.errors import caution
 from trainplan.profiling.models.families.decoder import SIZES, decoder, layer_windows, sliding_window
 from trainplan.profiling.models.families.fields import Family, Fields, Unit
 from trainplan.profiling.models.families.gemma2 import FIELDS as GEMMA2_FIELDS
 from trainplan.profiling.models.families.gemma2 import HEAD_WIDTH, gemma_chain, soft_cap
 from trainplan.profiling.models.families.rotation import rotation
 
-# Published files of multimodal models leave out what is as of the 4B model.
-OF_4B = {"num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 262208, "max_position_embeddings": 131072}
-
 
 def gemma3_text(fields: Fields) -> tuple[list[Unit], bool]:
     """The chain of the language model of a Gemma 3 configuration: `text_config` of multimodal ones."""
-    _fill(fields)
     _split_rotations(fields)
     sizes = decoder(fields, width=HEAD_WIDTH)
     pattern = fields.count("sliding_window_pattern", 6)
@@ -28,16 +23,6 @@ def gemma3_text(fields: Fields) -> tuple[list[Unit], bool]:
     turning |= {each: near for each in windows if each}
     caps = {name: soft_cap(fields, name, None) for name in ("attn_logit_softcapping", "final_logit_softcapping")}
     return gemma_chain(fields, sizes, windows, turning, caps, normed_heads=True)
-
-
-def _fill(fields: Fields) -> None:
-    """Take what a file leaves out, part of a multimodal one, as of the 4B model, which is warned of."""
-    missing = [name for name in OF_4B if fields.config.get(name) is None] if fields.part else []
-    if missing:
-        taken = ", ".join(f"{name} = {OF_4B[name]}" for name in missing)
-        problem = "are left out" if len(missing) > 1 else "is left out"
-        caution(fields.where, ", ".join(fields.part + name for name in missing), problem, f"taken as of the 4B model: {taken}")
-        fields.config = {**fields.config, **{name: OF_4B[name] for name in missing}}
 
 
 def _split_rotations(fields: Fields) -> None:

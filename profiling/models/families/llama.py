@@ -29,4 +29,4 @@ FIELDS = USUAL_FIELDS | names(
     hidden_act rms_norm_eps pretraining_tp attention_bias mlp_bias rope_interleaved is_llama_config
     """
 )
-FAMILY = Family(llama, SIZES, FIELDS)
+FAMILY = Family(llama, SIZES, FIELDS, {"max_sequence_length": "max_position_embeddings"})  # as its first files called it

@@ -10,7 +10,10 @@ from typing import Any
 from trainplan.profiling.base.errors import caution, shown
 from trainplan.profiling.models.families.fields import Family, Fields, names
 
-BEARS = re.compile(r"bias|qk_norm|layer_types|sliding_window|nextn|mtp|multiplier|scale_(depth|emb)|residual")
+BEARS = re.compile(
+    r"bias|qk_norm|layer_types|sliding_window|nextn|mtp|multiplier|scale|residual|sparse|head_type|attn_type|attention_type"
+    r"|parallel|alibi|norm_type|normali[sz]ation|(num|n)_\w*(heads|layers|groups)$|lora_rank|share|mup|glu|softcap|_per_layer"
+)
 NEAR = 0.85  # from which likeness on an unknown name passes for a misspelt one, as `difflib` measures it
 
 # Of any family: names that matter here, and may be misspelt; and names that change neither shapes nor results of training.
@@ -64,7 +67,7 @@ def check_names(fields: Fields, family: str, described: Family) -> None:
         caution(fields.where, f"{fields.part}quantization_config", f"is {shown(quantized)}, which is not planned", fix)
     wanted = described.fields | described.aliases.keys() | READ
     unknown = [name for name in fields.config if name not in wanted | COMMON]
-    for name in unknown:
+    for name in [each for each in unknown if fields.config[each] is not None]:  # null says nothing
         if (meant := _meant(name, fields.config, wanted, described.aliases)) is not None:
             problem = f"is {shown(fields.config[name])}, but a {family} has no such field"
             raise fields.fail(name, problem, f"did you mean {meant}?")
@@ -83,7 +86,7 @@ def check_names(fields: Fields, family: str, described: Family) -> None:
 
 def _bears(name: str, value: Any) -> bool:
     """Whether a field that no family knows would change a layer of a model with code of its own."""
-    return bool(BEARS.search(name)) and value not in (None, False, 0, [])
+    return bool(BEARS.search(name)) and value not in (None, False, 0, [], {})
 
 
 def _meant(name: str, config: Mapping[str, Any], wanted: frozenset[str], aliases: Mapping[str, str]) -> str | None:

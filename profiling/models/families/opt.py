@@ -15,7 +15,9 @@ def opt(fields: Fields) -> tuple[list[Unit], bool]:
     fields.divisor("num_attention_heads", heads, "hidden_size", hidden)
     vocabulary, inner = fields.size("vocab_size", 50272), fields.size("ffn_dim", 3072)
     activation, bias = fields.activation("activation_function", "relu"), fields.flag("enable_bias", True)
-    fields.only("word_embed_proj_dim", hidden)
+    if (table := fields.count("word_embed_proj_dim", hidden)) != hidden:
+        problem = f"is {table}, and hidden_size {hidden}: tables that are narrower than the layers are not planned"
+        raise fields.fail("word_embed_proj_dim", problem, "give another model, such as --model opt-1.3b")
     fields.only("do_layer_norm_before", True)
     fields.only("layer_norm_elementwise_affine", True)
     fields.absent("_remove_final_layer_norm", "layerdrop")

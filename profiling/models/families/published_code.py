@@ -22,6 +22,13 @@ def internlm2(fields: Fields) -> Chain:
     return plain(fields, decoder(fields), bias, bias, False, padding=2)
 
 
+def orion(fields: Fields) -> Chain:
+    """Orion: a Llama with layer norms."""
+    sizes = decoder(fields, norm="layer", usual_epsilon=1e-5)
+    bias = fields.flag("attention_bias", False)
+    return plain(fields, sizes, bias, bias, False)
+
+
 def qwen(fields: Fields) -> Chain:
     """The first Qwen: biases of queries, keys and values; its files count gate and up-projection together."""
     inner = fields.count("intermediate_size", least=2)
@@ -97,6 +104,7 @@ def chatglm(fields: Fields) -> Chain:
 
 INTERNLM = described(internlm, "rms_norm_eps bias rotary")
 INTERNLM2 = described(internlm2, "rms_norm_eps bias")
+ORION = described(orion, "rms_norm_eps attention_bias max_sequence_length")
 QWEN = described(
     qwen,
     """

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from trainplan.profiling.base.errors import InputError, shown
+from trainplan.profiling.models.families.classes import other_file
 from trainplan.profiling.models.families.fields import Family, Fields, names
 from trainplan.profiling.shipped import known_configs, mixture_of
 
@@ -48,7 +49,6 @@ MIXTURES: dict[str, tuple[int, int]] = {
     "gpt_oss": (128, 4),
     "granitemoe": (8, 2),
     "granitemoe_swa": (8, 2),
-    "granitemoehybrid": (8, 2),
     "granitemoeshared": (8, 2),
     "hy_v3": (192, 8),
     "hy_v4": (256, 8),
@@ -67,7 +67,6 @@ MIXTURES: dict[str, tuple[int, int]] = {
     "minimax_m3_vl_text": (128, 4),
     "mistral4": (128, 4),
     "mixtral": (8, 2),
-    "nemotron_h": (8, 2),
     "olmoe": (64, 8),
     "phimoe": (16, 2),
     "qwen2_moe": (60, 4),
@@ -80,6 +79,11 @@ MIXTURES: dict[str, tuple[int, int]] = {
     "step3p5": (288, 8),
     "zaya": (16, 1),
 }
+DENSE = "give a dense decoder, or --model NAME"
+MOST_NAMED = 12
+OTHER_INPUT = re.compile(
+    r"^(vision|visual|audio|speech)(_\w+)?$|^mm_(vision|hidden|projector)|^img_processor$|_(vision|audio)_config$"
+)
 STATES = "state-space, linear-attention or convolution layers"
 STATE_TYPES = names(
     """
@@ -97,21 +101,33 @@ FEATURES = {
     "keep_window_size": "attention under a learned mask",
     "hidden_size_per_layer_input": "embeddings of each layer",
     "num_kv_shared_layers": "layers that share keys and values",
+    "cross_attention_layers": "layers that attend to images",
+    "block_configs": "blocks of different sizes",
+    "num_key_value_heads_per_layer": "layers of different heads",
+    "num_query_heads": "layers of different heads",
+    "blocksparse_block_size": "sparse attention",
+    "sparse_config": "sparse attention",
+    "position_encoding_2d": "positions in two dimensions",
+    "num_nextn_predict_layers": "layers that predict further tokens",
+    "use_cla": "layers that share keys and values",
+    "lambda_std_dev": "attention that is a difference of two",
+    "altup_num_inputs": "several streams of hidden states",
 }
 
 
 def refuse_unread(fields: Fields, families: Mapping[str, Family]) -> InputError:
     """The error about a configuration whose `model_type` none of these families is."""
     config, kind = fields.config, fields.config.get("model_type")
+    usual = f"give a config of one of: {', '.join(list(families)[:MOST_NAMED])} and {len(families) - MOST_NAMED} others"
     if "model_type" not in config:
-        return fields.fail("model_type", "is missing", f"give a config of one of: {', '.join(families)}")
+        if (file := other_file(config)) is not None:
+            return fields.fail("model_type", f"is missing: this is {file[0]}", file[1])
+        return fields.fail("model_type", "is missing", usual)
     described = _described(config)
     if described is not None:
-        return fields.fail(
-            "model_type", f"is {shown(kind)}: {described} is not planned", "give a dense decoder, or --model NAME"
-        )
+        return fields.fail("model_type", f"is {shown(kind)}: {described} is not planned", DENSE)
     known = [name for name, each in families.items() if each.fields is not None]
-    fix = f"give a config of one of: {', '.join(families)}"
+    fix = usual
     if nearest := _nearest(config, {name: families[name] for name in known}):
         name, unlike = nearest
         others = f", which does not read {', '.join(unlike[:6])}" if unlike else ""
@@ -119,6 +135,14 @@ def refuse_unread(fields: Fields, families: Mapping[str, Family]) -> InputError:
     if (twin := _same_sizes(config)) is not None:
         fix = f"--model {twin} has the same sizes, and stands in for it; {fix}"
     return fields.fail("model_type", f"is {shown(kind)}, which trainplan does not read", fix)
+
+
+def refuse_features(fields: Fields, described: Family) -> None:
+    """Refuse what no chain has in a configuration whose family does not read it. Raises InputError."""
+    for name, what in FEATURES.items():
+        value = fields.config.get(name)
+        if value and name not in (described.fields or ()):
+            raise fields.fail(name, f"is {shown(value)}: a model with {what} is not planned", DENSE)
 
 
 def check_dense(fields: Fields) -> None:
@@ -173,15 +197,25 @@ def _described(config: Mapping[str, Any]) -> str | None:
     for name, what in FEATURES.items():
         if config.get(name):
             return f"a model with {what} ({name} is {shown(config[name])})"
+    if any(OTHER_INPUT.search(name) and value for name, value in config.items()):
+        return "a model of several kinds of input"
     return None
 
 
 def _same_sizes(config: Mapping[str, Any]) -> str | None:
     """A model that is known by name and has as many layers, heads and numbers as a configuration says; None without one."""
-    wanted = _sizes(config)
+    wanted, keys = _sizes(config), _kv_heads(config)
     if None in wanted:
         return None
-    return next((name for name, known in known_configs() if _sizes(known) == wanted), None)
+    return next((name for name, known in known_configs() if _sizes(known) == wanted and _kv_heads(known) == keys), None)
+
+
+def _kv_heads(config: Mapping[str, Any]) -> Any:
+    """Heads of keys and values, by whichever of their names; as many as of queries where there is none."""
+    from trainplan.profiling.models.families.naming import SYNONYMS
+
+    named = (config[name] for role in (SYNONYMS[2], SYNONYMS[1]) for name in role if config.get(name) is not None)
+    return next(named, None)
 
 
 def _sizes(config: Mapping[str, Any]) -> tuple[Any, ...]:

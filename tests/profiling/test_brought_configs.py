@@ -1,0 +1,154 @@
+"""Files that people bring by mistake, by other names, or without what their class has: each is read as its tool reads it, or
+refused as what it is."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from typing import Any
+
+import pytest
+from trainplan.profiling.base.errors import InputError, InputWarning
+from trainplan.profiling.models.families.class_defaults import FIELDS, SIZES
+from trainplan.profiling.models.model import Model, model_from_config
+
+LLAMA: dict[str, Any] = {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2, "intermediate_size": 48}
+LLAMA |= {"vocab_size": 64, "max_position_embeddings": 16, "num_key_value_heads": 2, "rms_norm_eps": 1e-5}
+
+
+def quietly(config: dict[str, Any]) -> Model:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", InputWarning)
+        return model_from_config(config, "config.json")
+
+
+def test_sizes_of_classes_are_those_of_transformers() -> None:
+    mapping = pytest.importorskip("transformers").CONFIG_MAPPING
+    for kind, sizes in SIZES.items():
+        own = {field.name: field.default for field in dataclasses.fields(mapping[kind])}
+        assert sizes == tuple(own.get(name) for name in FIELDS), kind
+
+
+@pytest.mark.parametrize(
+    ("kind", "alike"),
+    [
+        ("Yi", "llama"),
+        ("aquila", "llama"),
+        ("xverse", "llama"),
+        ("skywork", "llama"),
+        ("stablelm_epoch", "stablelm"),
+        ("PanguEmbedded", "internlm"),
+    ],
+)
+def test_other_names_of_a_family_are_read(kind: str, alike: str) -> None:
+    bias = {"bias": True} if alike == "internlm" else {}
+    sizes = {name: value for name, value in LLAMA.items() if name != "rms_norm_eps"} | bias
+    assert model_from_config({"model_type": kind, **sizes}, "config.json") == quietly({"model_type": alike, **sizes})
+
+
+def test_the_first_files_of_falcon_are_read() -> None:
+    """40B has groups of keys and values, which its `model_type` says; 7B one key."""
+    common = {"hidden_size": 8192, "n_head": 128, "n_layer": 60, "vocab_size": 65024, "bias": False, "parallel_attn": True}
+    large = quietly({"model_type": "RefinedWeb", **common, "n_head_kv": 8, "auto_map": {}, "architectures": ["RWForCausalLM"]})
+    assert large.total_parameters == 41_303_293_952
+    small = {**common, "hidden_size": 4544, "n_head": 71, "n_layer": 32, "multi_query": True}
+    assert quietly({"model_type": "RefinedWebModel", **small}).total_parameters == 6_921_720_704
+
+
+def test_orion_is_a_llama_with_layer_norms() -> None:
+    llama, orion = (quietly({"model_type": kind, **LLAMA}) for kind in ("llama", "orion"))
+    assert orion.total_parameters == llama.total_parameters + (2 * 2 + 1) * 32
+
+
+def test_a_file_without_a_family_is_of_that_of_its_class() -> None:
+    with pytest.warns(InputWarning, match="model_type is missing; 'minicpm' is taken, as architectures says"):
+        model = model_from_config({"architectures": ["MiniCPMForCausalLM"], **LLAMA, "scale_emb": 12}, "config.json")
+    assert model.family == "minicpm"
+
+
+@pytest.mark.parametrize(("kind", "taken"), [("mistral", 8), ("glm4", 2), ("llama", 16)])
+def test_heads_of_keys_that_a_file_lacks_are_those_of_its_class(kind: str, taken: int) -> None:
+    config = {"model_type": kind, **LLAMA, "num_attention_heads": 16, "head_dim": 4, "pad_token_id": None}
+    config.pop("num_key_value_heads")
+    with pytest.warns(InputWarning, match=f"num_key_value_heads is missing; {taken} are taken"):
+        model_from_config(config, "config.json")
+
+
+@pytest.mark.parametrize(("outer", "inner"), [(True, None), (None, True), (True, False)])
+def test_the_head_of_a_multimodal_model_is_tied_where_either_says_so(outer: bool | None, inner: bool | None) -> None:
+    text = {"model_type": "qwen3_vl_text", **LLAMA, "tie_word_embeddings": inner}
+    file = {"model_type": "qwen3_vl", "vision_config": {}, "text_config": text, "tie_word_embeddings": outer}
+    assert quietly(file).tied
+    assert not quietly({**file, "tie_word_embeddings": False, "text_config": {**text, "tie_word_embeddings": None}}).tied
+
+
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        ({"peft_type": "LORA", "r": 64, "base_model_name_or_path": "meta-llama/Llama-2-7b-hf"}, "settings of an adapter"),
+        ({"metadata": {"total_size": 1}, "weight_map": {}}, "an index of files of weights"),
+        ({"_class_name": "FluxTransformer2DModel", "num_layers": 19}, "a configuration of diffusers"),
+        ({"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 3}}, "a configuration of DeepSpeed"),
+        ({"add_bos_token": True, "tokenizer_class": "LlamaTokenizer"}, "settings of a tokenizer"),
+        ({"version": "1.0", "added_tokens": [], "model": {"type": "BPE"}}, "a tokenizer"),
+        ({"do_sample": True, "temperature": 0.6, "eos_token_id": 1}, "settings of generation"),
+        ({"dim": 8192, "n_layers": 80, "n_heads": 64, "n_kv_heads": 8, "vocab_size": 128256}, "a params.json"),
+        ({"encoder_seq_length": 4096, "num_layers": 32, "hidden_size": 4096}, "a configuration of NeMo"),
+    ],
+)
+def test_what_is_no_configuration_of_a_model_is_named(config: dict[str, Any], told: str) -> None:
+    with pytest.raises(InputError, match=rf"^config\.json: model_type is missing: this is {told}.*; give ") as refused:
+        model_from_config(config, "config.json")
+    assert len(str(refused.value)) < 200
+
+
+@pytest.mark.parametrize(
+    ("kind", "says", "told"),
+    [
+        ("mllama_text_model", {"cross_attention_layers": [3, 8]}, "layers that attend to images"),
+        ("nemotron-nas", {"block_configs": [{"ffn": {"ffn_mult": 1.3}}]}, "blocks of different sizes"),
+        ("deci", {"num_key_value_heads_per_layer": [4, 2]}, "layers of different heads"),
+        ("openelm", {"num_query_heads": [12, 16]}, "layers of different heads"),
+        ("phi3small", {"blocksparse_block_size": 64}, "sparse attention"),
+        ("mimo", {"num_nextn_predict_layers": 1}, "layers that predict further tokens"),
+        ("dots_ocr", {"vision_config": {"depth": 42}}, "a model of several kinds of input"),
+        ("llava_llama", {"mm_vision_tower": "openai/clip"}, "a model of several kinds of input"),
+        ("nemotron_h", {"hybrid_override_pattern": "M-M*-"}, "state-space, linear-attention or convolution layers"),
+        ("llama", {"kv_lora_rank": 512}, "multi-head latent attention"),
+        ("chatglm", {"position_encoding_2d": True}, "positions in two dimensions"),
+        ("minicpm", {"sparse_config": {"block_size": 64}}, "sparse attention"),
+        ("hunyuan_v1_dense", {"use_cla": True}, "layers that share keys and values"),
+    ],
+)
+def test_layers_that_no_chain_has_are_named(kind: str, says: dict[str, Any], told: str) -> None:
+    with pytest.raises(InputError, match=rf"^config\.json: .* a? ?.*{told}.* is not planned; give a dense decoder"):
+        quietly({"model_type": kind, **LLAMA, **says})
+
+
+def test_other_sizes_than_the_same_do_not_stand_in() -> None:
+    """Mistral 7B has 8 heads of keys and values."""
+    sizes = {"hidden_size": 4096, "num_attention_heads": 32, "num_hidden_layers": 32, "intermediate_size": 14336}
+    with pytest.raises(InputError) as refused:
+        model_from_config({"model_type": "newlm", **LLAMA, **sizes, "vocab_size": 32000, "num_key_value_heads": 4}, "c.json")
+    assert "stands in" not in str(refused.value)
+
+
+def test_switches_of_own_code_are_not_left_out_of_account() -> None:
+    gpt = {"model_type": "gpt2", "n_embd": 32, "n_head": 4, "n_layer": 2, "n_positions": 16, "vocab_size": 64}
+    own = {**gpt, "auto_map": {"AutoModelForCausalLM": "modeling_gpt2_mq.GPT2LMHeadCustomModel"}}
+    with pytest.raises(InputError, match=r"^c\.json: attention_head_type is 'multiquery', which the code that comes with"):
+        model_from_config({**own, "attention_head_type": "multiquery"}, "c.json")
+    with pytest.warns(InputWarning, match=r"architectures is \['GPT2LMHeadCustomModel'\], which the code .* planned as a gpt2"):
+        model_from_config({**own, "architectures": ["GPT2LMHeadCustomModel"]}, "c.json")
+
+
+def test_a_null_is_no_misspelt_field() -> None:
+    model_from_config({"model_type": "llama", **LLAMA, "max_sequence_length": 16, "max_position_embeddings": None}, "c.json")
+    with pytest.warns(InputWarning, match="v_head_dim is no field of a llama"):
+        model_from_config({"model_type": "llama", **LLAMA, "v_head_dim": None}, "c.json")
+
+
+def test_the_language_model_of_a_flat_file_is_planned_alone() -> None:
+    with pytest.warns(InputWarning, match="is the language model of a 'llama'; it is planned alone, without visual"):
+        flat = model_from_config({"model_type": "llama", **LLAMA, "visual": {"layers": 48}}, "c.json")
+    assert flat.total_parameters == quietly({"model_type": "llama", **LLAMA}).total_parameters
