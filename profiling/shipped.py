@@ -20,9 +20,27 @@ Shipped = Literal["models", "clusters", "devices"]
 HUB_ID = r"[\w.-]+/([\w.-]+)"
 # What names of models end or begin with that says nothing about their sizes, months of publication (2407, 1124) among it.
 _TRAINED = re.compile(
-    r"^meta-|-(hf|chat|instruct|q?lora|sft|dpo|it|base|pt|code|coder|math|deduped|(un)?cased|v0\.\d|v1\.0|gqa|mha|4k|8k|32k|128k|1m|tokens"
+    r"^meta-|-(hf|chat|instruct|q?lora|sft|dpo|it|base|pt|code|coder|math|deduped|(un)?cased|v0\.[^23]|v01|v1\.0|gqa|mha|4k|8k|16k|32k|128k|200k|1m|tokens|bf16|fp16"
+    r"|thinking|reasoning(-plus)?"
     r"|(patch1[46]|patch4-window7)-224(-in2?1k)?|(intermediate-)?step-\d+k(-3t)?|2\d(0[1-9]|1[0-2])|(0[1-9]|1[0-2])2\d)(?=-|$)"
 )
+# What tells other kinds of models by their names, as far as no configuration says it.
+_OTHERS = {
+    r"mamba|rwkv|zamba|recurrentgemma|falcon-?h1|nemotron-?h(?![a-z])|(^|-)lfm2": (
+        "a model with state-space layers, which is not planned"
+    ),
+    r"(^|[-/.\d])(vl|vlm|vision|omni|audio)(?![a-z])|llava|pixtral|paligemma|internvl|idefics|(^|/)fuyu": (
+        "a model of several kinds of input, whose language model alone is planned, by its config.json"
+    ),
+}
+# Who publishes the models that are known by name; those of others may have other sizes by the same name.
+_PUBLISHERS = """
+    meta-llama facebook google google-bert google-t5 openai openai-community facebookai mistralai qwen microsoft eleutherai
+    bigscience tiiuae mosaicml stabilityai bigcode ibm-granite internlm baichuan-inc 01-ai deepseek-ai allenai huggingfacetb
+    thudm zai-org nvidia lmsys openlm-research codellama tinyllama huggyllama nousresearch unsloth databricks togethercomputer
+    cohereforai coherelabs bsc-lt openbmb swiss-ai lgai-exaone huggingfaceh4 distilbert decapoda-research
+    """
+PUBLISHERS = frozenset(_PUBLISHERS.split())
 # What tells a mixture of experts that nobody knows: 8x7b, a3b, moe; and what names of the same one end with.
 _MIXED = re.compile(r"(?<![a-z0-9])(\d+x\d+(\.\d+)?b|a\d+(\.\d+)?[bm]|moe)(?![a-z0-9])")
 _SAME = re.compile(r"(original|fp8|fp4|nvfp4|mxfp4|int4|int8|bf16|awq|gptq|exp|preview|thinking|think|zero|terminus|0905)+$")
@@ -125,6 +143,9 @@ def locate(kind: Shipped, name: str, option: str, otherwise: str) -> Any:
         raise InputError(COMMAND_LINE, option, f"is {name!r}: no such file", fix)
     if kind == "models" and (what := mixture(name)) is not None:
         raise InputError(COMMAND_LINE, option, f"is {name!r}: {what} is not planned yet", "give a dense model")
+    other = next((what for words, what in _OTHERS.items() if re.search(words, name.lower())), None)
+    if kind == "models" and other is not None:
+        raise InputError(COMMAND_LINE, option, f"is {name!r}: {other}", "give a dense decoder's name or config.json")
     if kind == "models" and (hub := re.fullmatch(HUB_ID, name)):
         fix = f"download its config.json: `hf download {name} config.json --local-dir {hub[1]}`, and give {hub[1]}/config.json"
         raise InputError(COMMAND_LINE, option, f"is {name!r}, an id of the Hugging Face hub", fix)

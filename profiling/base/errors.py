@@ -125,7 +125,7 @@ def one_of(value: Any, names: Iterable[str], listing: str | None = None) -> str:
     near = [by_folded[match] for match in get_close_matches(str(value).lower(), by_folded, n=2, cutoff=0.6)]
     everything = f"give one of: {', '.join(every)}"
     if not near:
-        return everything
+        return everything if listing is None or len(every) <= LISTED else f"`{listing}` lists all names"
     meant = f"did you mean {' or '.join(map(repr, near))}?"
     if listing is not None and len(every) > LISTED:
         return f"{meant} (`{listing}` lists all)"

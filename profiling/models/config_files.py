@@ -14,6 +14,7 @@ from trainplan.profiling.models.families.classes import warn_of_own_classes, wit
 
 TEXTS = ("text_config", "llm_config", "language_config")  # of transformers, InternVL and DeepSeek-VL
 FLAT = {"qwen2_vl": "qwen2_vl_text", "qwen2_5_vl": "qwen2_5_vl_text"}  # whose older files have the language model's fields
+SIZED = {"hidden_size", "n_embd", "d_model"}
 OTHER_INPUT = re.compile(r"^(vision|visual|audio|image|video|speech)(_\w+)?$")
 OF_IMAGES = re.compile(r"^(vision|image|video)_")
 DTYPE_FIELDS = ("dtype", "torch_dtype")  # as transformers 5 writes it, and as it did before
@@ -65,12 +66,12 @@ def language_part(config: Mapping[str, Any], where: str) -> tuple[Mapping[str, A
 def _language_part(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:
     kind = config.get("model_type")
     name = next((each for each in TEXTS if isinstance(config.get(each), Mapping)), None)
-    if name is not None and kind not in family_names():
+    if name is not None and (kind not in family_names() or not SIZED & set(config)):
         return config[name], f"{name}."
     if isinstance(kind, str) and kind in FLAT:
         own = {each: value for each, value in config.items() if not OF_IMAGES.search(each)}
         return {**own, "model_type": FLAT[kind]}, ""
-    if kind in BUILT_IN and any(_of_other_input(each, value) for each, value in config.items()):
+    if isinstance(kind, str) and kind in BUILT_IN and any(_of_other_input(each, value) for each, value in config.items()):
         return {each: value for each, value in config.items() if not _of_other_input(each, value)}, ""
     return config, ""
 

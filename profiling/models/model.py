@@ -13,7 +13,7 @@ from pathlib import PurePath
 from typing import Any
 
 from trainplan.profiling.base.dtypes import DTYPE_BYTES, parse_dtype
-from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.base.errors import COMMAND_LINE, InputError, caution
 from trainplan.profiling.base.files import read_data
 from trainplan.profiling.models.config_files import (
     language_part,
@@ -24,7 +24,7 @@ from trainplan.profiling.models.config_files import (
 )
 from trainplan.profiling.models.families import Fields, Role, Unit, build_chain, family, family_names, sized_config
 from trainplan.profiling.models.sublayers import Sublayer, cut
-from trainplan.profiling.shipped import locate, sized
+from trainplan.profiling.shipped import PUBLISHERS, locate, sized
 
 # What a configuration says of one run, not of the architecture.
 RUN_FIELDS = ("attn_implementation", "decoder_positions", "pad_token_id")
@@ -209,6 +209,10 @@ def load_model(
     """
     name = os.fspath(source)
     known = None if os.path.exists(name) or name.startswith((".", "/", "~")) else sized(name)
+    owner, _, own_name = name.rpartition("/")
+    if known is not None and owner and owner.lower() not in PUBLISHERS:
+        fix = f"it is planned as {known[0]}, as which it is called; give its config.json where its sizes are others"
+        caution(COMMAND_LINE, "--model", f"is {own_name!r} of {owner!r}", fix)
     if known is not None and known[2]:
         known_as, base, fields = known
         config = sized_config(read_data(locate("models", base, "--model", "a config.json")), fields)

@@ -307,7 +307,7 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("gemma3_text", {"use_bidirectional_attention": True}, "use_bidirectional_attention is true; give false"),
     ("gpt_neox", {"rotary_pct": 2}, "rotary_pct is 2; give a number between 0 and 1"),
     ("falcon", {"num_kv_heads": 3}, "num_kv_heads is 3; give a divisor of num_attention_heads = 8"),
-    ("opt", {"word_embed_proj_dim": 128}, "word_embed_proj_dim is 128; give 256: trainplan's models have no other"),
+    ("opt", {"word_embed_proj_dim": 128}, "word_embed_proj_dim is 128, and hidden_size 256: tables that are narrower"),
     ("opt", {"do_layer_norm_before": False}, "do_layer_norm_before is false; give true"),
     ("mpt", {"attn_config": {"alibi": False}}, "attn_config.alibi is false; give true"),
     ("mpt", {"attn_config": {"clip_qkv": 8}}, "attn_config.clip_qkv is 8; give false"),

@@ -45,7 +45,7 @@ def with_family(config: Mapping[str, Any], where: str, place: str, families: Map
     Some files that come with code of their own leave it to `architectures`; what is taken so is warned of.
     """
     kind = config.get("model_type")
-    if kind in SAME and kind not in families:
+    if isinstance(kind, str) and kind in SAME and kind not in families:
         grouped = {"new_decoder_architecture": True} if config.get("n_head_kv") is not None else {}
         return {**config, **grouped, "model_type": SAME[kind]}
     if "model_type" in config or (found := _of_classes(config, families)) is None:
@@ -71,7 +71,7 @@ def class_family(name: str, families: Mapping[str, Any]) -> str | None:
 def warn_of_own_classes(config: Mapping[str, Any], where: str, families: Mapping[str, Any]) -> None:
     """Warn of a file whose own code builds a class that its family has not: what its layers are, only that code says."""
     made, kind = config.get("architectures"), config.get("model_type")
-    if not config.get("auto_map") or kind not in families or not isinstance(made, list) or not made:
+    if not config.get("auto_map") or kind not in list(families) or not isinstance(made, list) or not made:
         return
     if class_family(str(made[0]), families) != kind:
         problem = f"is {shown(made)}, which the code that comes with the file builds"
