@@ -20,8 +20,8 @@ Shipped = Literal["models", "clusters", "devices"]
 HUB_ID = r"[\w.-]+/([\w.-]+)"
 # What names of models end or begin with that says nothing about their sizes, months of publication (2407, 1124) among it.
 _TRAINED = re.compile(
-    r"^meta-|-(hf|chat|instruct|q?lora|sft|dpo|it|base|pt|code|coder|math|deduped|(un)?cased|v0\.[^23]|v01|v1\.0|gqa|mha|4k|8k|16k|32k|128k|200k|1m|tokens|bf16|fp16"
-    r"|thinking|reasoning(-plus)?"
+    r"^meta-|-(hf|chat|instruct|q?lora|sft|dpo|it|base|pt|code|coder|math|deduped|(un)?cased"
+    r"|v0\.[^23]|v01|v1\.0|gqa|mha|4k|8k|16k|32k|128k|200k|1m|tokens|bf16|fp16|thinking|reasoning(-plus)?"
     r"|(patch1[46]|patch4-window7)-224(-in2?1k)?|(intermediate-)?step-\d+k(-3t)?|2\d(0[1-9]|1[0-2])|(0[1-9]|1[0-2])2\d)(?=-|$)"
 )
 # What tells other kinds of models by their names, as far as no configuration says it.

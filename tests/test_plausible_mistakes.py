@@ -128,14 +128,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "small": {name: value for name, value in llama.items() if name != "num_hidden_layers"},
         "float8": {**llama, "torch_dtype": "float8_e4m3fn"},
         "mamba": {**llama, "model_type": "mamba"},
-        "half": {**llama, "torch_dtype": "float16"},
+        "half": llama,
     }
     for name, config in configs.items():
         (path / f"{name}.json").write_text(json.dumps(config))
     asked = {"cluster": "cpu-4", "batch": 8}
     for name, planned in (
         ("plan", tp.plan(model="gpt2", sequence=64, pipeline=2, micro_batches=2, space="dp+pp", **asked)),
-        ("half", tp.plan(model=path / "half.json", **asked)),
+        ("half", tp.plan(model=path / "half.json", dtype="float16", **asked)),
     ):
         assert planned.plan is not None
         (path / f"{name}.json").write_text(planned.plan.model_dump_json())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trainplan.profiling.base.dtypes import ALIASES, DTYPE_BYTES
@@ -121,7 +121,7 @@ def trained_dtype(config: Any, where: str, half: str) -> str:
     left = [name for each in (part, config) for name in DTYPE_FIELDS if each.get(name) == "auto"]
     if stated is None and left:
         caution(where, left[0], "is 'auto', which is that of the weights", f"{half} is taken; give --dtype for another one")
-    return computed_dtype(stated, where, half)
+    return computed_dtype(stated, where, half, ("bfloat16", "float16"))
 
 
 def shipped_dtype(config: Mapping[str, Any], where: str, half: str) -> str:
@@ -129,14 +129,19 @@ def shipped_dtype(config: Mapping[str, Any], where: str, half: str) -> str:
     return computed_dtype(stated_dtype(config, where=where), where, half)
 
 
-def computed_dtype(stated: str | None, where: str, half: str) -> str:
-    """The dtype that a model is said to have, or `half` where none is; float16 in place of bfloat16, with a warning, where that
-    is the half precision that the devices have."""
-    if stated == "bfloat16" and half == "float16":
+def computed_dtype(stated: str | None, where: str, half: str, stored: Sequence[str] = ("bfloat16",)) -> str:
+    """The dtype that a model is said to have, or `half` where none is; where devices have no such products, or none that are
+    faster than float32's, `half`, too, with a warning. stored: dtypes that say in what weights are stored, not a run's."""
+    if stated in stored and half == "float16" != stated:
+        problem = f"is {stated!r}, in which the devices have no products"
         fix = "it is planned in float16 with float32 masters; give --dtype for another one"
-        caution(where, "torch_dtype", "is 'bfloat16', in which the devices have no products", fix)
-        return half
-    return stated or half
+    elif stated in stored and half == "float32" != stated:
+        problem = f"is {stated!r}, in which products are no faster on these devices"
+        fix = f"it is planned in float32; give --dtype {stated} for a run in that"
+    else:
+        return stated or half
+    caution(where, "torch_dtype", problem, fix)
+    return half
 
 
 def stated_dtype(*configs: Mapping[str, Any], where: str) -> str | None:

@@ -437,6 +437,19 @@ def test_rotations_that_are_misspelt_or_contradict(says: dict[str, Any], told: s
         model_from_config(small("llama", **says), "c.json")
 
 
+def test_models_in_half_precision_are_planned_in_float32_where_devices_are_no_faster_in_it(tmp_path: Path) -> None:
+    """As on CPUs, whatever a file says of how its weights are stored; and the same by a model's name."""
+    path = tmp_path / "config.json"
+    for says in ("bfloat16", "float16"):
+        path.write_text(json.dumps(small("llama", torch_dtype=says)))
+        with pytest.warns(InputWarning, match=f"is '{says}', in which products are no faster on these devices; it is planned"):
+            assert load_model(path, half=load_cluster("cpu-4").training_dtype).dtype == "float32"
+        assert load_model(path, dtype=says, half="float32").dtype == says
+    with pytest.warns(InputWarning, match="no faster on these devices"):
+        assert load_model("llama3-8b", 128, half="float32").dtype == "float32"
+    assert load_model("bert-13b", half="float32").dtype == "float16", "which is of the paper's run"
+
+
 @pytest.mark.parametrize("name", ["llama3-8b", "qwen2.5-7b"])
 def test_models_in_bfloat16_are_planned_in_float16_where_devices_have_no_other_half(name: str) -> None:
     half = load_cluster("v100:8").training_dtype
