@@ -42,7 +42,7 @@ def language_part(config: Mapping[str, Any], where: str) -> tuple[Mapping[str, A
     part, place = _language_part(config)
     if part is config:
         return with_family(part, where, place, BUILT_IN), place
-    part = with_family(part, where, place, BUILT_IN)
+    sizes, part = class_sizes(str(part.get("model_type"))), with_family(part, where, place, BUILT_IN)
     text = place.removesuffix(".")
     others = ", ".join(
         name for name in config if name != text and (name.endswith("_config") or _of_other_input(name, config[name]))
@@ -54,7 +54,6 @@ def language_part(config: Mapping[str, Any], where: str) -> tuple[Mapping[str, A
     tied = [each["tie_word_embeddings"] for each in (part, config) if isinstance(each.get("tie_word_embeddings"), bool)]
     if tied:
         part = {**part, "tie_word_embeddings": any(tied)}
-    sizes = class_sizes(str(part.get("model_type")))
     if missing := [name for name in sizes if name not in part]:
         problem = "are left out" if len(missing) > 1 else "is left out"
         taken = ", ".join(f"{name} = {sizes[name]}" for name in missing)

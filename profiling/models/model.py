@@ -208,6 +208,8 @@ def load_model(
     work.
     """
     name = os.fspath(source)
+    if os.path.isfile(os.path.join(name, "config.json")):
+        name = os.path.join(name, "config.json")  # of a checkpoint's folder
     known = None if os.path.exists(name) or name.startswith((".", "/", "~")) else sized(name)
     owner, _, own_name = name.rpartition("/")
     if known is not None and owner and owner.lower() not in PUBLISHERS:

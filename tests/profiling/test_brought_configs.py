@@ -4,13 +4,15 @@ refused as what it is."""
 from __future__ import annotations
 
 import dataclasses
+import json
 import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
 from trainplan.profiling.base.errors import InputError, InputWarning
 from trainplan.profiling.models.families.class_defaults import FIELDS, SIZES
-from trainplan.profiling.models.model import Model, model_from_config
+from trainplan.profiling.models.model import Model, load_model, model_from_config
 
 LLAMA: dict[str, Any] = {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2, "intermediate_size": 48}
 LLAMA |= {"vocab_size": 64, "max_position_embeddings": 16, "num_key_value_heads": 2, "rms_norm_eps": 1e-5}
@@ -152,3 +154,38 @@ def test_the_language_model_of_a_flat_file_is_planned_alone() -> None:
     with pytest.warns(InputWarning, match="is the language model of a 'llama'; it is planned alone, without visual"):
         flat = model_from_config({"model_type": "llama", **LLAMA, "visual": {"layers": 48}}, "c.json")
     assert flat.total_parameters == quietly({"model_type": "llama", **LLAMA}).total_parameters
+
+
+def test_a_granite_of_attention_alone_is_dense() -> None:
+    """As the micro sizes of Granite 4; transformers' class of hybrids has as many parameters."""
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    own = {
+        **LLAMA,
+        "shared_intermediate_size": 40,
+        "num_local_experts": 0,
+        "num_experts_per_tok": 0,
+        "embedding_multiplier": 12.0,
+    }
+    config = {**own, "layer_types": ["attention"] * 2, "position_embedding_type": "rope", "tie_word_embeddings": True}
+    with torch.device("meta"):
+        theirs = transformers.AutoModelForCausalLM.from_config(transformers.GraniteMoeHybridConfig(**config, mamba_n_heads=8))
+    found = quietly({"model_type": "granitemoehybrid", **config, "mamba_n_heads": 16})
+    assert found.family == "granite" and found.total_parameters == sum(each.numel() for each in theirs.parameters())
+    for says in ({"layer_types": ["attention", "mamba"]}, {"position_embedding_type": "nope"}):
+        with pytest.raises(InputError, match="state-space"):
+            quietly({"model_type": "granitemoehybrid", **config, **says})
+    with pytest.raises(InputError, match=r"a mixture of experts \(8, 2 a token\)"):
+        quietly({"model_type": "granitemoehybrid", **config, "num_local_experts": 8, "num_experts_per_tok": 2})
+
+
+def test_sizes_of_a_class_are_not_those_of_another_name() -> None:
+    """GLM-4.1V's language model is a GLM-4 by another class, whose sizes are its own."""
+    text = {"model_type": "glm4v_text", **LLAMA, "partial_rotary_factor": 0.5, "pad_token_id": None}
+    assert quietly({"model_type": "glm4v", "text_config": text}).family == "glm4"
+    with pytest.raises(InputError, match=r"text_config\.vocab_size is missing"):
+        quietly({"model_type": "glm4v", "text_config": {name: text[name] for name in text if name != "vocab_size"}})
+
+
+def test_a_folder_of_a_checkpoint_is_its_config(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", **LLAMA}))
+    assert load_model(tmp_path).total_parameters == quietly({"model_type": "llama", **LLAMA}).total_parameters

@@ -18,6 +18,8 @@ SAME = {
     "stablelm_epoch": "stablelm",
     "RefinedWebModel": "falcon",
     "RefinedWeb": "falcon",
+    "glm4v_text": "glm4",  # whose three positions are one in a text
+    "qwen2_5_omni_text": "qwen2_vl_text",
 }
 HEADS = re.compile(r"(ForCausalLM|LMHeadModel|For(Conditional|Text)Generation|ForMaskedLM|ForPreTraining|Model)$")
 CLASSES = {"rw": "falcon", "hunyuandensev1": "hunyuan_v1_dense", "openllama": "llama"}  # whose names are not their family's
@@ -36,6 +38,9 @@ OTHER_FILES = (
     ("do_sample", "settings of generation", "give the config.json that lies in its folder"),
     ("temperature", "settings of generation", "give the config.json that lies in its folder"),
 )
+OF_HYBRIDS = re.compile(
+    r"^mamba_|^layer_types$|^layers_block_type$|^position_embedding_type$|expert|router|^shared_|^norm\w+_function$"
+)
 PARAMETERS = ("dim", "n_layers", "n_heads")  # of params.json, as Meta and Mistral publish it
 
 
@@ -48,11 +53,23 @@ def with_family(config: Mapping[str, Any], where: str, place: str, families: Map
     if isinstance(kind, str) and kind in SAME and kind not in families:
         grouped = {"new_decoder_architecture": True} if config.get("n_head_kv") is not None else {}
         return {**config, **grouped, "model_type": SAME[kind]}
+    if kind == "granitemoehybrid" and (dense := _dense_granite(config)) is not None:
+        return dense
     if "model_type" in config or (found := _of_classes(config, families)) is None:
         return config
     fix = f"{found!r} is taken, as architectures says"
     caution(where, f"{place}model_type", "is missing", fix)
     return {**config, "model_type": found}
+
+
+def _dense_granite(config: Mapping[str, Any]) -> dict[str, Any] | None:
+    """A Granite 4 without experts, of which every layer is attention that turns: a Granite by other names; else None."""
+    types = config.get("layer_types", config.get("layers_block_type"))
+    attends = isinstance(types, list) and set(map(str, types)) == {"attention"}
+    if not attends or config.get("num_local_experts") or config.get("position_embedding_type") != "rope":
+        return None
+    kept = {name: value for name, value in config.items() if not OF_HYBRIDS.search(name)}
+    return {**kept, "intermediate_size": config.get("shared_intermediate_size"), "model_type": "granite"}
 
 
 def _of_classes(config: Mapping[str, Any], families: Mapping[str, Any]) -> str | None:

@@ -142,7 +142,7 @@ ROTATION_FIELDS = names(
     """
     rope_type type rope_theta factor original_max_position_embeddings partial_rotary_factor attention_factor beta_fast
     beta_slow short_factor long_factor low_freq_factor high_freq_factor mscale mscale_all_dim truncate finetuned mrope_section
-    mrope_interleaved llama_4_scaling_beta
+    mrope_interleaved llama_4_scaling_beta max_position_embeddings
     """
 )
 ROTATIONS = ("default", "linear", "dynamic", "yarn", "longrope", "llama3")
