@@ -167,11 +167,12 @@ pythia-160m 162322944, pythia-410m 405334016, pythia-1b 1011781632, pythia-1.4b 
 pythia-6.9b 6857302016, pythia-12b 11846072320, t5-small 60506624, t5-base 222903552, t5-large 737668096,
 flan-t5-small 76961152, flan-t5-base 247577856, flan-t5-large 783150080, flan-t5-xl 2849757184, flan-t5-xxl 11135332352,
 mt5-small 300176768, mt5-base 582401280, mt5-large 1229581312, mt5-xl 3742619648, mt5-xxl 12921057280,
-swin-small 49606258, swin-base 87768224
+swin-small 49606258, swin-base 87768224, gpt-neo-125m 125198592, gpt-neo-1.3b 1315575808, gpt-neo-2.7b 2651307520,
+internlm-7b 7321948160, starcoder-15b 15517456384, granite-20b-code 20066993152
 """
 # Of these the nearest family stands in, which has other norms, positions or biases (`trainplan/data/sizes.yaml` says which).
 NEARLY = """
-gpt-neo-2.7b 2651307520, internlm-7b 7321038848, stablelm2-12b 12143605760, starcoder-15b 15517456384,
+stablelm2-12b 12143605760,
 granite-3b-code 3482603520, granite-8b-code 8054870016, deepseek-llm-67b 67424722944
 """
 

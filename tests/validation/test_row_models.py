@@ -35,7 +35,12 @@ def test_well_known_names_need_no_sizes(name: str, parameters: int) -> None:
 @pytest.mark.parametrize(
     ("words", "name"),
     [
-        *(("Mistral 7B v0.3", "mistral-7b"), ("Meta Llama3.1 405B", "llama3.1-405b"), ("Phi-3 mini 4k", "phi3-mini")),
+        *(
+            ("Mistral 7B v0.1", "mistral-7b"),
+            ("Mistral 7B v0.3", "mistral-7b-v0.3"),
+            ("Meta Llama3.1 405B", "llama3.1-405b"),
+            ("Phi-3 mini 4k", "phi3-mini"),
+        ),
         *(("bert large uncased", "bert-large"), ("llama2-70b (GQA)", "llama2-70b"), ("qwen2_5-72b", "qwen2.5-72b")),
         *(
             ("nemotron 340b", "nemotron-340b"),
@@ -67,7 +72,7 @@ def test_every_size_is_that_of_its_name() -> None:
     for name in sized_names():
         if said := re.search(r"-([\d.]+)([bm])(-|$)", name):
             count = float(said[1]) * {"b": 1e9, "m": 1e6}[said[2]]
-            assert load_model(name).total_parameters == pytest.approx(count, rel=0.5), name
+            assert load_model(name).total_parameters == pytest.approx(count, rel=0.7), name  # Falcon3-1B has 1.67e9
         assert sized(name) is not None
     assert sized("nobody-7b") is None
 
@@ -84,7 +89,7 @@ def test_every_size_is_that_of_its_name() -> None:
         ("bloom-7b1", 7.07, sizes(30, 4096, 32, 32, 16384, 250880), "bloom"),
         ("baichuan2-13b", 13.9, sizes(40, 5120, 40, 40, 13696, 125696), "baichuan"),
         ("olmo2-7b", 7.3, sizes(32, 4096, 32, 32, 11008, 100352), "olmo2"),
-        ("starcoder", 15.5, sizes(40, 6144, 48, 1, 24576, 49152), "nemotron"),
+        ("starcoder", 15.5, sizes(40, 6144, 48, 1, 24576, 49152), "gpt_bigcode"),
         ("roberta-large", 0.355, sizes(24, 1024, 16, 16, 4096, 50265), "bert"),
         ("t5-220m", 0.223, sizes(12, 768, 12, 12, 3072, 32128), "t5"),
         ("flan-t5-xxl", 11.1, sizes(24, 4096, 64, 64, 10240, 32128), "t5"),
