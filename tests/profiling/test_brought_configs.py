@@ -140,6 +140,8 @@ def test_switches_of_own_code_are_not_left_out_of_account() -> None:
     own = {**gpt, "auto_map": {"AutoModelForCausalLM": "modeling_gpt2_mq.GPT2LMHeadCustomModel"}}
     with pytest.raises(InputError, match=r"^c\.json: attention_head_type is 'multiquery', which the code that comes with"):
         model_from_config({**own, "attention_head_type": "multiquery"}, "c.json")
+    with pytest.warns(InputWarning, match="num_heads is no field of a gpt2"):  # which n_head says, too
+        model_from_config({**own, "num_heads": 4}, "c.json")
     with pytest.warns(InputWarning, match=r"architectures is \['GPT2LMHeadCustomModel'\], which the code .* planned as a gpt2"):
         model_from_config({**own, "architectures": ["GPT2LMHeadCustomModel"]}, "c.json")
 

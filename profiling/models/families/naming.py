@@ -71,7 +71,8 @@ def check_names(fields: Fields, family: str, described: Family) -> None:
         if (meant := _meant(name, fields.config, wanted, described.aliases)) is not None:
             problem = f"is {shown(fields.config[name])}, but a {family} has no such field"
             raise fields.fail(name, problem, f"did you mean {meant}?")
-    own_code = fields.config.get("auto_map") and next((name for name in unknown if _bears(name, fields.config[name])), None)
+    bearing = (name for name in unknown if _bears(name, fields.config[name]) and not _said(name, fields.config, wanted))
+    own_code = fields.config.get("auto_map") and next(bearing, None)
     if own_code:
         problem = (
             f"is {shown(fields.config[own_code])}, which the code that comes with its file may read, and a {family} does not"
@@ -87,6 +88,12 @@ def check_names(fields: Fields, family: str, described: Family) -> None:
 def _bears(name: str, value: Any) -> bool:
     """Whether a field that no family knows would change a layer of a model with code of its own."""
     return bool(BEARS.search(name)) and value not in (None, False, 0, [], {})
+
+
+def _said(name: str, config: Mapping[str, Any], wanted: frozenset[str]) -> bool:
+    """Whether the family's own name of what an unknown field stands for says the same."""
+    roles = (role for role in SYNONYMS if name in role)
+    return any(config.get(each) == config[name] for role in roles for each in role if each in wanted)
 
 
 def _meant(name: str, config: Mapping[str, Any], wanted: frozenset[str], aliases: Mapping[str, str]) -> str | None:

@@ -30,6 +30,9 @@ def vaultgemma(fields: Fields) -> Chain:
 def hunyuan_v1_dense(fields: Fields) -> Chain:
     """Dense Hunyuan: norms of queries and keys behind the rotation."""
     sizes, bias = decoder(fields, usual_epsilon=1e-5), fields.flag("attention_bias", False)
+    fields.only("use_qk_norm", True)
+    fields.only("mlp_bias", False)
+    fields.only("norm_type", "rms")
     inside = {"normed_heads": True, "turned_first": True}
     return plain(fields, sizes, bias, bias, False, attention=inside, padding=0)
 
@@ -135,7 +138,9 @@ def _behind(
 
 JAIS2 = described(jais2, "layer_norm_eps attention_bias mlp_bias")
 VAULTGEMMA = replace(GEMMA2, build=vaultgemma)
-HUNYUAN_V1_DENSE = described(hunyuan_v1_dense, "rms_norm_eps attention_bias eod_token_id")
+HUNYUAN_V1_DENSE = described(
+    hunyuan_v1_dense, "rms_norm_eps attention_bias eod_token_id use_qk_norm mlp_bias norm_type attention_head_dim"
+)
 APERTUS = described(apertus, "rms_norm_eps attention_bias post_norm qk_norm")
 STARCODER2 = described(starcoder2, "norm_epsilon use_bias residual_dropout embedding_dropout sliding_window mlp_type norm_type")
 STABLELM = described(
