@@ -146,6 +146,15 @@ def test_switches_of_own_code_are_not_left_out_of_account() -> None:
         model_from_config({**own, "architectures": ["GPT2LMHeadCustomModel"]}, "c.json")
 
 
+def test_families_of_own_code_leave_no_switch_out_of_account() -> None:
+    """With `auto_map` or without; and what their files leave out is as of that code: EXAONE's heads are tied."""
+    with pytest.raises(InputError, match=r"^c\.json: use_emb_norm is true, which the code that comes with its file may read"):
+        model_from_config({"model_type": "minicpm", **LLAMA, "use_emb_norm": True}, "c.json")
+    exaone = {name: value for name, value in LLAMA.items() if name != "rms_norm_eps"}
+    assert model_from_config({"model_type": "exaone", **exaone}, "c.json").tied
+    assert not model_from_config({"model_type": "exaone", **exaone, "tie_word_embeddings": False}, "c.json").tied
+
+
 def test_a_null_is_no_misspelt_field() -> None:
     model_from_config({"model_type": "llama", **LLAMA, "max_sequence_length": 16, "max_position_embeddings": None}, "c.json")
     with pytest.warns(InputWarning, match="v_head_dim is no field of a llama"):

@@ -88,7 +88,7 @@ def build_chain(fields: Fields) -> tuple[list[Unit], bool]:
         raise refuse_unread(fields, {each: described for each in family_names() if (described := family(each))})
     if name in BUILT_IN:
         refuse_features(fields, chosen)
-    check_names(fields, str(name), chosen)
+    check_names(fields, str(name), chosen, own_code=name in SEVERAL["published_code"].split())
     fields.config = without_aliases(fields, chosen.aliases)
     fields.absent("pruned_heads", "per_layer_config")
     fields.read["model_type"] = name

@@ -12,7 +12,7 @@ from trainplan.profiling.models.families.fields import Family, Fields, names
 
 BEARS = re.compile(
     r"bias|qk_norm|layer_types|sliding_window|nextn|mtp|multiplier|scale|residual|sparse|head_type|attn_type|attention_type"
-    r"|parallel|alibi|norm_type|normali[sz]ation|(num|n)_\w*(heads|layers|groups)$|lora_rank|share|mup|glu|softcap|_per_layer"
+    r"|parallel|alibi|norm_type|emb_norm|normali[sz]ation|(num|n)_\w*(heads|layers|groups)$|lora_rank|share|mup|glu|softcap|_per_layer"
 )
 NEAR = 0.85  # from which likeness on an unknown name passes for a misspelt one, as `difflib` measures it
 
@@ -57,9 +57,9 @@ SYNONYMS = [
 ]
 
 
-def check_names(fields: Fields, family: str, described: Family) -> None:
+def check_names(fields: Fields, family: str, described: Family, own_code: bool) -> None:
     """Refuse a field whose name is near a known one, or stands for one that is absent; warn once of all others that nobody
-    knows. Raises InputError."""
+    knows. own_code: the family's files come with code of their own, which may read more. Raises InputError."""
     if described.fields is None:
         return
     if (quantized := fields.config.get("quantization_config")) is not None:
@@ -72,12 +72,9 @@ def check_names(fields: Fields, family: str, described: Family) -> None:
             problem = f"is {shown(fields.config[name])}, but a {family} has no such field"
             raise fields.fail(name, problem, f"did you mean {meant}?")
     bearing = (name for name in unknown if _bears(name, fields.config[name]) and not _said(name, fields.config, wanted))
-    own_code = fields.config.get("auto_map") and next(bearing, None)
-    if own_code:
-        problem = (
-            f"is {shown(fields.config[own_code])}, which the code that comes with its file may read, and a {family} does not"
-        )
-        raise fields.fail(own_code, problem, "leave it out where it changes no layer")
+    if (own_code or fields.config.get("auto_map")) and (read := next(bearing, None)) is not None:
+        problem = f"is {shown(fields.config[read])}, which the code that comes with its file may read, and a {family} does not"
+        raise fields.fail(read, problem, "leave it out where it changes no layer")
     if unknown:
         several = len(unknown) > 1
         problem = f"{'are no fields' if several else 'is no field'} of a {family} that trainplan knows"

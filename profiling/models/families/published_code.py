@@ -77,7 +77,7 @@ def exaone(fields: Fields) -> Chain:
     ffn = {"activation": fields.activation("activation_function", "silu"), "gated": True, "bias": False}
     dropped = {"dropout": fields.dropout("embed_dropout", default=0.0)}
     inside = {"bias": False, "out_bias": False}
-    return layered(fields, sizes, inside, ffn, turning_of(fields, sizes), embedding=dropped, padding=0)
+    return layered(fields, sizes, inside, ffn, turning_of(fields, sizes), embedding=dropped, tied=True, padding=0)
 
 
 def chatglm(fields: Fields) -> Chain:
