@@ -57,6 +57,14 @@ def test_the_first_files_of_falcon_are_read() -> None:
     assert quietly({"model_type": "RefinedWebModel", **small}).total_parameters == 6_921_720_704
 
 
+def test_the_first_files_of_phi_are_read() -> None:
+    """The same parameters as of the later ones: those of the published checkpoints."""
+    sizes = {"n_embd": 2560, "n_head": 32, "n_layer": 32, "n_positions": 2048, "vocab_size": 51200, "rotary_dim": 32}
+    older = {"n_inner": None, "n_head_kv": None, "activation_function": "gelu_new", "resid_pdrop": 0.1, "flash_attn": False}
+    found = model_from_config({"model_type": "phi-msft", **sizes, **older, "layer_norm_epsilon": 1e-5}, "config.json")
+    assert (found.family, found.total_parameters, found.config["partial_rotary_factor"]) == ("phi", 2_779_683_840, 0.4)
+
+
 def test_orion_is_a_llama_with_layer_norms() -> None:
     llama, orion = (quietly({"model_type": kind, **LLAMA}) for kind in ("llama", "orion"))
     assert orion.total_parameters == llama.total_parameters + (2 * 2 + 1) * 32
@@ -116,6 +124,8 @@ def test_what_is_no_configuration_of_a_model_is_named(config: dict[str, Any], to
         ("dots_ocr", {"vision_config": {"depth": 42}}, "a model of several kinds of input"),
         ("llava_llama", {"mm_vision_tower": "openai/clip"}, "a model of several kinds of input"),
         ("nemotron_h", {"hybrid_override_pattern": "M-M*-"}, "state-space, linear-attention or convolution layers"),
+        ("llama", {"intermediate_size": [48, 64]}, "layers of different sizes"),
+        ("newlm", {"num_key_value_heads": [2, 4]}, "layers of different sizes"),
         ("llama", {"kv_lora_rank": 512}, "multi-head latent attention"),
         ("chatglm", {"position_encoding_2d": True}, "positions in two dimensions"),
         ("minicpm", {"sparse_config": {"block_size": 64}}, "sparse attention"),

@@ -41,6 +41,18 @@ OTHER_FILES = (
 OF_HYBRIDS = re.compile(
     r"^mamba_|^layer_types$|^layers_block_type$|^position_embedding_type$|expert|router|^shared_|^norm\w+_function$"
 )
+PHI = {
+    "n_embd": "hidden_size",
+    "n_head": "num_attention_heads",
+    "n_head_kv": "num_key_value_heads",
+    "n_inner": "intermediate_size",
+    "n_layer": "num_hidden_layers",
+    "n_positions": "max_position_embeddings",
+    "layer_norm_epsilon": "layer_norm_eps",
+    "activation_function": "hidden_act",
+    "attn_pdrop": "attention_dropout",
+}
+OF_FIRST_PHIS = ("architecture", "embd_layer", "flash_attn", "flash_rotary", "fused_dense", "img_processor", "phyagi_version")
 PARAMETERS = ("dim", "n_layers", "n_heads")  # of params.json, as Meta and Mistral publish it
 
 
@@ -55,11 +67,26 @@ def with_family(config: Mapping[str, Any], where: str, place: str, families: Map
         return {**config, **grouped, "model_type": SAME[kind]}
     if kind == "granitemoehybrid" and (dense := _dense_granite(config)) is not None:
         return dense
+    if kind in ("phi-msft", "mixformer-sequential"):
+        return _phi(config)
     if "model_type" in config or (found := _of_classes(config, families)) is None:
         return config
     fix = f"{found!r} is taken, as architectures says"
     caution(where, f"{place}model_type", "is missing", fix)
     return {**config, "model_type": found}
+
+
+def _phi(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A Phi 1.5 or 2 by the names that its first files have."""
+    named = {PHI.get(name, name): value for name, value in config.items() if name not in OF_FIRST_PHIS}
+    hidden, heads, turned = (named.get(name) for name in ("hidden_size", "num_attention_heads", "rotary_dim"))
+    if all(type(each) is int and each > 0 for each in (hidden, heads, turned)):
+        named["partial_rotary_factor"] = turned * heads / hidden  # type: ignore[operator]
+    if named.get("intermediate_size") is None and type(hidden) is int:
+        named["intermediate_size"] = 4 * hidden
+    if named.get("num_key_value_heads") is None:
+        named["num_key_value_heads"] = heads
+    return {**{name: value for name, value in named.items() if name != "rotary_dim"}, "model_type": "phi"}
 
 
 def _dense_granite(config: Mapping[str, Any]) -> dict[str, Any] | None:
