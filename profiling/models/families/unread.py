@@ -138,7 +138,7 @@ def refuse_unread(fields: Fields, families: Mapping[str, Family]) -> InputError:
     return fields.fail("model_type", f"is {shown(kind)}, which trainplan does not read", fix)
 
 
-def varied_size(config: Mapping[str, Any]) -> str | None:
+def _varied(config: Mapping[str, Any]) -> str | None:
     """The field that gives a size of each layer, where there is one."""
     return next((name for name in VARIED if isinstance(config.get(name), list)), None)
 
@@ -149,9 +149,9 @@ def refuse_features(fields: Fields, described: Family) -> None:
         value = fields.config.get(name)
         if value and name not in (described.fields or ()):
             raise fields.fail(name, f"is {shown(value)}: a model with {what} is not planned", DENSE)
-    if (name := varied_size(fields.config)) is not None:
-        problem = f"is {shown(fields.config[name])}: a model with layers of different sizes is not planned"
-        raise fields.fail(name, problem, DENSE)
+    if (varied := _varied(fields.config)) is not None:
+        problem = f"is {shown(fields.config[varied])}: a model with layers of different sizes is not planned"
+        raise fields.fail(varied, problem, DENSE)
 
 
 def check_dense(fields: Fields) -> None:
@@ -206,8 +206,8 @@ def _described(config: Mapping[str, Any]) -> str | None:
     for name, what in FEATURES.items():
         if config.get(name):
             return f"a model with {what} ({name} is {shown(config[name])})"
-    if (name := varied_size(config)) is not None:
-        return f"a model with layers of different sizes ({name} is {shown(config[name])})"
+    if (varied := _varied(config)) is not None:
+        return f"a model with layers of different sizes ({varied} is {shown(config[varied])})"
     if any(OTHER_INPUT.search(name) and value for name, value in config.items()):
         return "a model of several kinds of input"
     return None
