@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.models.model import model_from_config
 
 import trainplan as tp
 from trainplan.configurations.configuration import Configuration, Said
@@ -137,6 +139,11 @@ def test_a_log_of_deepspeed_has_its_file_and_what_the_engine_made_of_it(tmp_path
     assert judged.logged is not None and judged.logged.step_s == pytest.approx(5.0)
 
 
+def config_parameters(config: Any) -> int:
+    """What transformers counts of a model that is trained whole."""
+    return model_from_config(config.to_dict(), "config", 1024, "bfloat16").total_parameters
+
+
 @pytest.mark.parametrize("front", ["", "01/15/2026 09:08:04 - INFO - __main__ - "])
 def test_training_arguments_are_read_as_transformers_prints_them(
     tmp_path: Path, front: str, monkeypatch: pytest.MonkeyPatch
@@ -150,8 +157,10 @@ def test_training_arguments_are_read_as_transformers_prints_them(
     text = f"{front}Training/evaluation parameters {printed}\n".replace("bf16=False", "bf16=True").replace(
         "checkpointing=False", "checkpointing=True"
     )
+    text = text.replace("use_cpu=True", "use_cpu=False")
     text += f"{front}Model config LlamaConfig {config.to_json_string()}\n"
     text += f"{front}  Total train batch size (w. parallel, distributed & accumulation) = 128\n"
+    text += f"{front}  Number of trainable parameters = {config_parameters(config):,}\n"
     text += "{'train_runtime': 100.0, 'train_samples_per_second': 64.0, 'train_steps_per_second': 0.5, 'epoch': 1.0}\n"
     path = tmp_path / "train.log"
     path.write_text(text)

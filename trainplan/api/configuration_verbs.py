@@ -12,7 +12,6 @@ from trainplan.api.plan_verbs import plan
 from trainplan.asking import FilePath, cluster_of, compiles, memory_of
 from trainplan.configurations.configuration import Configuration, Said
 from trainplan.configurations.judging import JudgedRun, changes, priced_as
-from trainplan.configurations.logs import is_log
 from trainplan.configurations.long_samples import with_positions
 from trainplan.configurations.planned import (
     model_of,
@@ -112,7 +111,7 @@ def import_run(
     if (group := configuration.recomputed.group) > 1 and isinstance(framework, str):
         fix = f"give 1: groups are counted in the runtime's prediction alone, which there is none of, since {framework}"
         raise configuration.error("group", f"is {group}, of layers that are recomputed together", fix)
-    measured, why = _measured(path, made)
+    measured, why = _measured(configuration, made)
     configuration = replace(configuration, notes=(*configuration.notes, *why))
     if not search:
         return JudgedRun(configuration, made, judged, framework, None, None, (), measured, machine.whose_numbers)
@@ -135,18 +134,14 @@ def compare_log(source: Plan | Source, log: FilePath) -> LoggedRun:
     return beside(load_plan(source), read_log(Path(log)), where)
 
 
-def _measured(file: Path | None, made: Plan) -> tuple[LoggedRun | None, tuple[str, ...]]:
-    """What the log of a run measured, where the file is one and has lines of steps; and why they are not compared, if so."""
-    if file is None or not is_log(file):
+def _measured(configuration: Configuration, made: Plan) -> tuple[LoggedRun | None, tuple[str, ...]]:
+    """What a run measured beside its prediction, where its log has lines of steps; and why they are not compared, if so."""
+    log, samples = configuration.log, made.batch.global_samples
+    if log is None:
         return None, ()
-    try:
-        log = read_log(file)
-    except InputError:
-        return None, ()
-    samples = made.batch.global_samples
     if log.batch not in (None, samples):
         return None, (f"the log's last steps have {log.batch} samples of {samples}: their times are not compared",)
-    return beside(made, log, str(file)), ()
+    return beside(made, log, configuration.where), ()
 
 
 def _asked(configuration: Configuration, made: Plan) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from trainplan.profiling.clusters.recipes import RecipeName
 from trainplan.profiling.models.optimizers import OptimizerName
 from trainplan.profiling.models.precision import PLAIN, Precision
 from trainplan.validation.buffers import NO_BUFFERS, Buffers
+from trainplan.validation.logs import Log, RanOut
 
 Host = Literal["optimizer", "parameters"]
 
@@ -126,7 +127,8 @@ class Configuration:
     have more; alone: what is otherwise where no data-parallel ranks are left, so that such a run is refused. keys: the key of
     the file that says a field, for errors. notes: what is taken otherwise than the file says it. unread: keys that change no
     plan; unknown: keys that nobody knows. undecided: fields that the file leaves to what else starts the run, and by what name
-    that has them. taken: every value that was taken, with its source.
+    that has them. taken: every value that was taken, with its source. log, ran_out: what the run measured, and how it
+    ended without memory, where the file is its log.
     """
 
     where: str
@@ -170,6 +172,8 @@ class Configuration:
     unknown: tuple[str, ...] = ()
     undecided: Mapping[str, str] = field(default_factory=dict)
     taken: tuple[Taken, ...] = ()
+    log: Log | None = None
+    ran_out: RanOut | None = None
 
     def error(self, name: str, problem: str, fix: str) -> InputError:
         """An error of a field, by the key that says it."""

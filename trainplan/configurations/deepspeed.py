@@ -79,6 +79,7 @@ REFUSED_TABLES = {
 # What is in fewer bits on its way, which plans do not have.
 QUANTIZED = {"weights": "parameters are gathered in 8 bits", "gradients": "gradients are reduced in 4 bits"}
 MOST_PERSISTENT = 1_000_000  # elements of a parameter that is whole on all ranks: of norms, and of no matrix
+RECOMPUTED = "whether layers are recomputed is said by the model's own code: taken as none; --recompute full changes it"
 HIDDEN = {"reduce_bucket_size": "reduce_elements", "stage3_prefetch_bucket_size": "prefetch_elements"}
 
 
@@ -135,9 +136,7 @@ def of_values(
     recompute = said.recompute
     if recompute is None:
         keys.take("gradient_checkpointing", False, "default of transformers' Trainer")
-        notes.append(
-            "whether layers are recomputed is said by the model's own code: taken as none; --recompute full changes it"
-        )
+        notes.append(RECOMPUTED)
     names = {"samples": "train_batch_size", "micro_samples": "train_micro_batch_size_per_gpu"}
     names |= {"accumulation": "gradient_accumulation_steps", "shard": f"{ZERO}.mics_shard_size"}
     names |= {"tp": "tensor_parallel.autotp_size", "cp": "sequence_parallel_size", "dtype": "bf16.enabled"}

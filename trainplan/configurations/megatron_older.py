@@ -116,9 +116,14 @@ def engine_of(command: Command, where: str, said: Said) -> Configuration | None:
         raise InputError(str(name), "", "is no JSON", "give DeepSpeed's configuration, alongside the script") from None
     if not isinstance(data, Mapping):
         raise InputError(str(name), "", f"holds {shown(data)}", "give an object, as DeepSpeed's configurations are")
+    return engine_of_values(data, str(name), said, command.values)
+
+
+def engine_of_values(data: Mapping[str, Any], where: str, said: Said, arguments: Mapping[str, Any]) -> Configuration:
+    """What the values of DeepSpeed's file say, beside arguments of Megatron-DeepSpeed. Raises InputError."""
     stepped = {} if "optimizer" in data else {"optimizer.type": ("AdamW", f"{DEEPSPEED} (--optimizer)")}
-    again = "full" if command.values.get("--checkpoint-activations") else "none"
-    return deepspeed.of_values(data, str(name), replace(said, recompute=again), given=stepped)
+    again = "full" if arguments.get("--checkpoint-activations") else "none"
+    return deepspeed.of_values(data, where, replace(said, recompute=again), given=stepped)
 
 
 def _text(command: Command, where: str, name: str) -> str | None:

@@ -81,8 +81,8 @@ def read(path: Path, runtime: str | None = None, said: Said = NOTHING) -> Config
         raise InputError(COMMAND_LINE, "--runtime", f"is {runtime!r}", one_of(runtime, RUNTIMES))
     if said.recompute not in (None, "full", "none"):
         raise InputError(COMMAND_LINE, "--recompute", f"is {said.recompute!r}", "give full or none")
-    if runtime is None and path.suffix.lower() not in (*DOCUMENTS, ".toml") and logs.is_log(path):
-        return logs.read(path, said)
+    if runtime is None and path.suffix.lower() not in (*DOCUMENTS, ".toml", ".py") and (log := logs.log_at(path)) is not None:
+        return logs.of_text(log, str(path), said)
     if path.suffix.lower() in DOCUMENTS and runtime in (None, *READ.values()):
         chosen = reader_of(path, read_document(path))
         if runtime not in (None, chosen):

@@ -7,12 +7,14 @@ A line of each, other fields left out:
     [Rank 0] (after 1 iterations) memory (MB) | allocated: 1.0 | max allocated: 2345.6 | reserved: 3.0       Megatron-LM, MiB
     step: 10  loss:  8.12  memory: 40.12GiB(50.68%)  tps: 7,123  tflops: 400.10  mfu: 40.2%                  torchtitan
     epoch=0/micro_step=10/global_step=10, RunningAvgSamplesPerSec=12.3, CurrSamplesPerSec=12.5, MaxMemAllocated=10.5GB
+    steps: 10 loss: 8.1234 iter time (s): 1.234 samples/sec: 51.8                                DeepSpeed's pipelines
     Epoch 0: : 9/100 [01:42<55:37, global_step=9.0, train_step_timing in s=4.615]                       NeMo
     {'train_runtime': 1234.5, 'train_samples_per_second': 1.2, 'train_steps_per_second': 0.3}   transformers
 
-torchtitan's tps is tokens/s of one device, and its memory what torch's allocator has reserved at most; DeepSpeed's samples are
-of all ranks, its memory in GiB. The first lines of a run (compilation, allocation) do not count: WARMUP of them, if others are
-left.
+torchtitan's tps (wps in 2024) is tokens/s of one device, and its memory what torch's allocator has reserved at most;
+DeepSpeed's samples are of all ranks, its memory in GiB. transformers says the time of the whole run alone, and how many steps
+it had; its progress bar, how far it came. The first lines of a run (compilation, allocation) do not count: WARMUP of them, if
+others are left. Of several runs in one file the last is read.
 """
 
 from __future__ import annotations
@@ -25,33 +27,45 @@ from typing import Any
 
 from trainplan.formulations.plan import Plan
 from trainplan.profiling.base.errors import InputError
+from trainplan.validation.log_text import STEPS, last_run, text_of_log
 
 WARMUP = 3
-MOST_BYTES = 2**28
-COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+OF_ALL = "the mean of the whole run, with its evaluation and checkpoints"
+LEAST_BAR_S = 30  # of a progress bar, which says whole seconds
 NUMBER = r"([0-9][0-9,]*\.?[0-9]*(?:[eE][+-]?\d+)?)"
 MEGATRON = re.compile(rf"iteration\s+(\d+)/.*?elapsed time per iteration \(ms\):\s*{NUMBER}")
 MEGATRON_BATCH = re.compile(r"global batch size:\s*(\d+)")
-MEGATRON_MEMORY = re.compile(rf"\[Rank (\d+)\].*?memory \(MB\).*?max allocated:\s*{NUMBER}")
-TITAN = re.compile(rf"step:\s*(\d+)\s.*?memory:\s*{NUMBER}GiB.*?tps:\s*{NUMBER}")
+MEGATRON_MEMORY = re.compile(rf"(?:\[Rank (\d+)\].*?)?memory \(MB\).*?max allocated:\s*{NUMBER}")
+TITAN = re.compile(rf"step:\s*(\d+)\s.*?memory:\s*{NUMBER}GiB.*?(?:tps|wps):\s*{NUMBER}")
 DEEPSPEED = re.compile(rf"global_step=(\d+).*?CurrSamplesPerSec={NUMBER}")
-NEMO = re.compile(rf"train_step_timing in s(?:=|: ){NUMBER}")
-TRAINER = re.compile(rf"['\"]train_steps_per_second['\"]: ?['\"]?{NUMBER}")
-# What tools print of their configuration, before the steps of a run.
-CONFIGURATION = re.compile(
-    r"-{3,} ?arguments ?-{3,}|print_user_config\]|Running with (?:args|configs?):|TrainingArguments\(|Distributed environment: "
-    r"|Configuration Summary \(Non-Default|\*{8,} Experiment configuration"
-    r"|megatron\.bridge\.training\.config\.ConfigContainer$",
-    re.MULTILINE,
-)
 DEEPSPEED_MEMORY = re.compile(rf"MaxMemAllocated={NUMBER}GB")
+PIPELINE = re.compile(rf"steps: (\d+) loss: .*?iter time \(s\):\s*{NUMBER}")
+NEMO = re.compile(rf"train_step_timing in s(?:=|: ){NUMBER}")
+NEMO_BATCH = re.compile(r"global_batch_size[:=]\s*(\d+)")
+TRAINER = re.compile(rf"['\"]train_runtime['\"]: ?['\"]?{NUMBER}['\"]?,.*?['\"]train_steps_per_second['\"]: ?['\"]?{NUMBER}")
+TRAINER_STEPS = re.compile(r"Total optimization steps = ([\d,]+)")
+TRAINER_FROM = re.compile(r"Continuing training from global step (\d+)")
+OUT_OF_MEMORY = re.compile(r"[Oo]ut of memory\.\s+Tried to allocate ([\d.]+) ([KMGT]i?B)")
+ALLOCATED = re.compile(r"([\d.]+) ([KMGT]i?B) already allocated|allocated memory\s+([\d.]+) ([KMGT]i?B)\s+is\s+allocated by PyTorch")
+CAPACITY = re.compile(r"([\d.]+) ([KMGT]i?B) total capacity|total capacity of\s+([\d.]+) ([KMGT]i?B)")
+UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+@dataclass(frozen=True)
+class RanOut:
+    """A run that ended without memory. tried_bytes: what it asked for last; allocated_bytes: what its tensors had then;
+    capacity_bytes: of the device; the last two where the message says them."""
+
+    tried_bytes: int
+    allocated_bytes: int | None
+    capacity_bytes: int | None
 
 
 @dataclass(frozen=True)
 class Log:
     """What a log says. runtime: whose it is; steps: their numbers; step_s: seconds of each, or seconds per sample or token
     where `per` says so; peak_bytes: by rank, where ranks are named, else under None; reserved: whether peaks are what an
-    allocator reserves. batch: samples of a step, where said."""
+    allocator reserves. batch: samples of a step, where said. mean: whether its one time is the mean of the whole run."""
 
     runtime: str
     steps: tuple[int, ...]
@@ -60,6 +74,7 @@ class Log:
     peak_bytes: dict[int | None, int]
     reserved: bool
     batch: int | None
+    mean: bool = False
 
     def seconds(self, plan: Plan) -> float:
         """The median step behind the warm-up, of a plan's batch."""
@@ -71,26 +86,42 @@ class Log:
         )
 
 
-def text_of_log(path: Path) -> str:
-    """The text of a log without the colours of terminals. Raises InputError."""
-    try:
-        if path.stat().st_size > MOST_BYTES:
-            raise InputError(str(path), "", f"is larger than {MOST_BYTES >> 20} MiB", "give the log of one rank")
-        return COLOURS.sub("", path.read_text(errors="replace"))
-    except OSError as error:
-        raise InputError(str(path), "", f"cannot be read ({error.strerror})", "name a readable log") from None
-
-
 def read_log(path: Path) -> Log:
     """The log in a file, of whichever of these runtimes. Raises InputError."""
     text = text_of_log(path)
-    begins = [match.start() for match in CONFIGURATION.finditer(text)]
-    for part in (text[begins[-1] :], text) if begins else (text,):  # of several runs in one file the last
-        for reader in (_megatron, _torchtitan, _deepspeed, _nemo, _trainer):
-            if (log := reader(part)) is not None:
-                return log
+    begin = last_run(text).begin
+    if (log := log_of(text[begin:])) is not None:
+        return log
+    if begin and log_of(text[:begin]) is not None:
+        fix = "give the part of the log that has the run before it"
+        raise InputError(str(path), "", "has no line of a training step of its last run", fix)
     fix = "give a log with Megatron-LM's iterations, torchtitan's steps, DeepSpeed's samples or transformers' steps a second"
     raise InputError(str(path), "", "has no line of a training step", fix)
+
+
+def log_of(text: str) -> Log | None:
+    """What the text of one run says; None where it has no line of a step."""
+    readers = {"Megatron-LM": _megatron, "torchtitan": _torchtitan, "DeepSpeed": _deepspeed}
+    readers |= {"DeepSpeed's pipelines": _pipeline, "NeMo": _nemo}
+    for tool, reader in readers.items():
+        if STEPS[tool].part in text and (log := reader(text)) is not None:
+            return log
+    return _trainer(text)
+
+
+def ran_out(text: str) -> RanOut | None:
+    """How a run ended without memory; None where it did not, or went on after it."""
+    said = next(OUT_OF_MEMORY.finditer(text), None)
+    if said is None or any(next(mark.all(text[said.end() :]), None) for mark in STEPS.values()):
+        return None
+    message = text[said.start() : said.start() + 1500]
+    sizes = [ALLOCATED.search(message), CAPACITY.search(message)]
+    allocated, capacity = (None if size is None else _bytes(*(size.groups()[:2] if size[1] else size.groups()[2:])) for size in sizes)
+    return RanOut(_bytes(said[1], said[2]), allocated, capacity)
+
+
+def _bytes(number: str, unit: str) -> int:
+    return round(float(number.rstrip(".")) * UNITS[unit[0]])
 
 
 def _number(text: str) -> float:
@@ -104,7 +135,8 @@ def _megatron(text: str) -> Log | None:
     rows = [(int(match[1]), _number(match[2]) / 1e3) for match, batch in lines if not batch or int(batch[1]) == last]
     peaks: dict[int | None, int] = {}
     for match in MEGATRON_MEMORY.finditer(text):
-        peaks[int(match[1])] = max(peaks.get(int(match[1]), 0), round(_number(match[2]) * 2**20))
+        rank = None if match[1] is None else int(match[1])
+        peaks[rank] = max(peaks.get(rank, 0), round(_number(match[2]) * 2**20))
     return _log("megatron", rows, "step", peaks, False, last)
 
 
@@ -121,14 +153,39 @@ def _deepspeed(text: str) -> Log | None:
     return _log("deepspeed", rows, "sample", {None: round(max(peaks) * 2**30)} if peaks else {}, False, None)
 
 
+def _pipeline(text: str) -> Log | None:
+    rows = [(int(match[1]), _number(match[2])) for match in PIPELINE.finditer(text)]
+    return _log("deepspeed", rows, "step", {}, False, None)
+
+
 def _nemo(text: str) -> Log | None:
     rows = [(number, _number(match[1])) for number, match in enumerate(NEMO.finditer(text))]
-    return _log("megatron", rows, "step", {}, False, None)
+    batch = None
+    for batch in NEMO_BATCH.finditer(text, text.find("train_step_timing")):  # noqa: B007
+        pass
+    return _log("megatron", rows, "step", {}, False, None if batch is None else int(batch[1]))
 
 
 def _trainer(text: str) -> Log | None:
-    rows = [(number, 1 / max(_number(match[1]), 1e-9)) for number, match in enumerate(TRAINER.finditer(text))]
-    return _log("accelerate", rows, "step", {}, False, None)
+    """Of the whole run: its time over its steps, which is said more finely than steps a second are; else what the progress bar
+    has of it behind the warm-up."""
+    total, resumed, ended = TRAINER_STEPS.search(text), TRAINER_FROM.search(text), TRAINER.search(text)
+    count = 0 if total is None else int(total[1].replace(",", ""))
+    steps = count - (0 if resumed is None else int(resumed[1]))
+    if ended is not None and steps > 0:
+        seconds = _number(ended[1]) / steps
+    elif ended is not None and resumed is None:
+        seconds = 1 / max(_number(ended[2]), 1e-9)
+    elif ended is None and steps > 0:
+        bar = re.compile(rf"\| (\d+)/{count} \[(?:(\d+):)?(\d+):(\d\d)<")
+        came = [(int(m[1]), int(m[2] or 0) * 3600 + int(m[3]) * 60 + int(m[4])) for m in bar.finditer(text)]
+        came = [row for row in came if row[0] >= came[0][0] + WARMUP]
+        if not came or came[-1][0] == came[0][0] or came[-1][1] - came[0][1] < LEAST_BAR_S:
+            return None
+        steps, seconds = came[-1][0], (came[-1][1] - came[0][1]) / (came[-1][0] - came[0][0])
+    else:
+        return None
+    return Log("accelerate", (steps,), (seconds,), "step", {}, False, None, True)
 
 
 def _log(
@@ -160,6 +217,7 @@ class LoggedRun:
             "step_s": self.step_s,
             "predicted_s": self.predicted_s,
             "step_error": self.predicted_s / self.step_s - 1,
+            "mean": self.log.mean,
             "tokens_per_s": self.tokens_per_s,
             "reserved": self.log.reserved,
             "peaks": [{"rank": rank, "measured_bytes": a, "predicted_bytes": b} for rank, a, b in self.peaks],

@@ -1,5 +1,5 @@
 """What a training tool prints of its own configuration, read from the log of a run: the truest source, since it comes after all
-scripts, defaults and overrides. The log of another tool is refused by name.
+scripts, defaults and overrides; with the steps and the memory of the same run. The log of another tool is refused by name.
 
 torchtitan prints the configuration of its job where `job.print_args` or `job.print_config` is set; the others have modules of
 their own.
@@ -9,61 +9,99 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from trainplan.configurations import torchtitan
 from trainplan.configurations.configuration import Configuration, Said
-from trainplan.configurations.logs.lines import first, last, mapping_at
-from trainplan.configurations.logs.megatron import of_megatron, printed_at
-from trainplan.configurations.logs.nvidia import CONTAINER, EXPERIMENT, NEMO, SUMMARY, of_bridge, of_nemo
-from trainplan.configurations.logs.trainers import STATE, TRAINER, USER_FILE, of_accelerate, of_deepspeed, of_trainer
+from trainplan.configurations.logs.lines import last, mapping_at
+from trainplan.configurations.logs.megatron import CLOSED, of_megatron
+from trainplan.configurations.logs.nvidia import of_bridge, of_nemo
+from trainplan.configurations.logs.trainers import of_accelerate, of_deepspeed, of_trainer
 from trainplan.profiling.base.errors import InputError
-from trainplan.validation.logs import text_of_log
+from trainplan.validation.log_text import CONFIGURATIONS, JOB, STEPS, Mark, has_steps, last_run, text_of_log
+from trainplan.validation.logs import log_of, ran_out
 
-TITAN = re.compile(r"Running with (?:args|configs?): ?(\{.*)$")
-# Lines of runs whose configuration is not in the file.
-RUNNING = re.compile(
-    r"\*{5} Running training \*{5}|step:\s*\d+\s.*\btps:|iteration\s+\d+/.*elapsed time per iteration"
-    r"|global_step=\d+.*SamplesPerSec="
+MESH = Mark(  # torchtitan's, whose product is its devices; experts share them
+    "uilding ", re.compile(r"Building (?:\d-D device mesh with \[.*\], (\[[\d, ]+\])|device mesh with parallelism: (pp=.*))")
 )
-OTHERS = {"NeMo": NEMO, "nanotron": re.compile(r"nanotron\.config|\[config\]|Config\(general=GeneralArgs")}
-READ = "Megatron-LM, Megatron-Bridge, NeMo 1, torchtitan, DeepSpeed, transformers or Accelerate"
+RUNNING = Mark("***** Running training *****", re.compile(r"\*{5} Running training \*{5}"))
+# Tools whose logs are not read, by lines that only they print; and what to give for each.
+YAML, BY_COMMAND = "give its YAML", "give arguments of Megatron-LM by --command, of the same sizes"
+OTHERS: tuple[tuple[str, Mark, str], ...] = tuple(
+    (tool, Mark(part, re.compile(pattern)), fix)
+    for tool, part, pattern, fix in (
+        ("NeMo 2", "Training epoch ", r"Training epoch \d+, iteration \d+/\d+ \|", BY_COMMAND),
+        ("NeMo", "[NeMo ", r"\[NeMo [IWE] ", f"{BY_COMMAND}, or NeMo 1's YAML"),
+        ("nanotron", "|DP=", r"\[\w+\|DP=\d+\|PP=\d+\|TP=\d+", BY_COMMAND),
+        ("GPT-NeoX", "approx flops per GPU", r"samples/sec: .*approx flops per GPU", BY_COMMAND),
+        ("LLaMA-Factory", "llamafactory.", r"\bllamafactory\.\w+", YAML),
+        ("axolotl", "[axolotl.", r"\[axolotl\.[\w.]+", YAML),
+        ("torchtune", "with resolved config", r"Running \w*Recipe\w* with resolved config", BY_COMMAND),
+        ("Composer", "/tokens_per_sec", r"throughput/(?:device/)?tokens_per_sec: ", BY_COMMAND),
+        ("OLMo", "device/tokens_per_second", r"throughput/device/tokens_per_second", BY_COMMAND),
+        ("MaxText", "completed step: ", r"completed step: \d+, seconds: ", BY_COMMAND),
+        ("veRL", "timing_s/step", r"timing_s/step", BY_COMMAND),
+        ("Lightning", "v_num=", r"Epoch \d+: .*\bv_num=", BY_COMMAND),
+    )
+)
+# What to give instead of a log that has the steps of a tool, and not its configuration.
+INSTEAD = {
+    "Megatron-LM": "one that has its arguments, as it prints them at the start, or the script that starts it",
+    "torchtitan": "its TOML or config_registry.py, or a log with --job.print_config (--job.print_args before 2026)",
+    "DeepSpeed": "one that has its configuration (config.py, print_user_config), or DeepSpeed's JSON",
+    "DeepSpeed's pipelines": "one that has its configuration (config.py, print_user_config), or DeepSpeed's JSON",
+    "NeMo": "one that has the lines under `Experiment configuration`, or NeMo 1's YAML",
+    "transformers": "one in which the program prints its TrainingArguments, or their YAML, or the script that starts it",
+}
 
 
-def is_log(path: Path) -> bool:
-    """Whether a file is the log of a run: it has lines that a tool prints of its configuration. Raises InputError."""
-    lines = text_of_log(path).splitlines()
-    if any(first(pattern, lines) is not None for pattern in (USER_FILE, TITAN, TRAINER, STATE, SUMMARY, EXPERIMENT, RUNNING)):
-        return True
-    return printed_at(lines) is not None or any(CONTAINER in line for line in lines) or _other(lines) is not None
+def log_at(path: Path) -> str | None:
+    """The text of a file that is the log of a run: it has lines that a tool prints of its configuration, or of steps; None
+    where it is no log. Raises InputError where it cannot be read."""
+    text = text_of_log(path)
+    marks = (*CONFIGURATIONS, *STEPS.values(), RUNNING, *(mark for _, mark, _ in OTHERS))
+    return text if CLOSED.search(text) or any(next(mark.all(text), None) is not None for mark in marks) else None
 
 
 def read(path: Path, said: Said) -> Configuration:
     """The configuration that a log says a run has. Raises InputError naming what the log leaves open."""
-    lines, where = text_of_log(path).splitlines(), str(path)
+    return of_text(text_of_log(path), str(path), said)
+
+
+def of_text(text: str, where: str, said: Said) -> Configuration:
+    """The same of a log's text: of its last run, with what that measured. Raises InputError."""
+    after, begin = last_run(text)
+    lines = [""] * text.count("\n", 0, after) + text[after:].split("\n")  # under the numbers that they have in the file
     readers: tuple[Callable[[Sequence[str], str, Said], Configuration | None], ...] = (
         of_megatron, of_bridge, of_nemo, _torchtitan, of_deepspeed, of_trainer, of_accelerate,
     )  # fmt: skip
     for reader in readers:
         if (made := reader(lines, where, said)) is not None:
-            return made
-    if (tool := _other(lines)) is not None:
-        fix = f"give a log of {READ}, or what starts the run"
-        raise InputError(where, "", f"is a log of {tool}, whose configuration is not read", fix)
-    fix = "give one that has the lines from the start of the run, or the files that start it"
-    raise InputError(where, "", "is a log without the tool's configuration", fix)
-
-
-def _other(lines: Sequence[str]) -> str | None:
-    return next((tool for tool, pattern in OTHERS.items() if first(pattern, lines) is not None), None)
+            run = text[begin:]
+            log = log_of(run)
+            notes = () if log is not None or not after else ("the last run in the log made no step: none is compared",)
+            return replace(made, log=log, ran_out=ran_out(run), notes=(*made.notes, *notes))
+    for tool, mark, fix in OTHERS:
+        if next(mark.all(text), None) is not None:
+            raise InputError(where, "", f"is a log of {tool}, whose configuration is not read", fix)
+    tool = has_steps(text) or "transformers"
+    raise InputError(where, "", f"is a log without the tool's configuration, of {tool}", f"give {INSTEAD[tool]}")
 
 
 def _torchtitan(lines: Sequence[str], where: str, said: Said) -> Configuration | None:
-    if (number := last(TITAN, lines)) is None:
+    if (found := last(JOB, lines)) is None:
         return None
-    match = TITAN.search(lines[number])
-    assert match is not None
-    values = mapping_at(lines, number, match[1], where)
+    number, match = found
+    values = mapping_at(lines, number, match[1])
     if values is None:
         raise InputError(f"{where}:{number + 1}", "", "has a configuration that does not end", "give the whole log")
-    return torchtitan.of_tables(values, f"{where}:{number + 1}", said)
+    made = torchtitan.of_tables(values, f"{where}:{number + 1}", said)
+    mesh = last(MESH, lines)
+    if mesh is None:
+        return made
+    degrees = re.findall(r"\d+", mesh[1][1] or re.sub(r"\b(?:ep|etp)=\d+", "", mesh[1][2]))
+    devices = 1
+    for degree in degrees:
+        devices *= int(degree)
+    return replace(made, devices=devices)

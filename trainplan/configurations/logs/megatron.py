@@ -8,12 +8,17 @@ from typing import Any
 
 from trainplan.configurations import megatron
 from trainplan.configurations.configuration import Configuration, Said
-from trainplan.configurations.logs.lines import bare, value_of
+from trainplan.configurations.logs.lines import bare, first, last, mapping_at, value_of
+from trainplan.configurations.megatron_older import engine_of_values
+from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.models.families.fields import names
+from trainplan.validation.log_text import ARGUMENTS, ENGINE, Mark
 
-ARGUMENT = re.compile(r"(?:^|\s)(\w+) \.{2,} ?(.*)$|^\s*(\w{40,})  ?([^\s.].*)$")
-OPENED, CLOSED = re.compile(r"-{3,} ?arguments ?-{3,}"), re.compile(r"-{3,} ?end of arguments ?-{3,}")
-PADDED = re.compile(r"padded vocab \(size: (\d+)\).*\(new size: (\d+)\)")
+ARGUMENT = re.compile(r"(?:^|\s)(\w+) \.{2,} ?(.*)$|^\s*(\w{40,})  ?\.? ?([^\s.].*)$")
+CLOSED = re.compile(r"-{3,} ?end of arguments ?-{3,}")
+NEOX = re.compile(r"\.{3,}(?:default|updated)$|\}(?:default|updated)$")
+PADDED = Mark("padded vocab", re.compile(r"padded vocab \(size: (\d+)\).*\(new size: (\d+)\)"))
+CUT = "give the log from the start of the run to its first step, or what starts the run"
 # Names of Megatron-LM's arguments that its log has under another name.
 RENAMED = {
     "fp8": "--fp8-format",
@@ -53,6 +58,7 @@ SWITCHED = {
     "enable_mhc_connections": ("mhc_",),
     "use_mup": ("mup_",),
     "use_rope_scaling": ("rope_scaling_",),
+    "deepspeed": ("deepspeed_", "zero_", "ds_"),
     "use_precision_aware_optimizer": ("main_grads_dtype", "main_params_dtype", "exp_avg_"),
 }
 # Of models that are no decoders of text, of checkpoints, of what is printed, of inference: of no bearing on a training step.
@@ -74,7 +80,7 @@ ELSEWHERE = tuple(
         fp8_wgrad consumed_ skipped_ padded_vocab_size pad_vocab_size add_position_embedding
         standalone_embedding_ _is_ tensor_parallel_num_weight_shards local_rank world_size rank use_layer_wise_
         max_seqlen_per_ use_cpu_initialization use_mamba_ batch_invariant_ app_tag_ attention_output_gate
-        vocab_extra_ids glu_linear_ softmax_type sft_ decrease_batch_ num_speculative_ DDP_impl
+        vocab_extra_ids glu_linear_ softmax_type sft_ decrease_batch_ num_speculative_
         hybrid_attention_ratio hybrid_mlp_ratio offset_sampling_ sample_rate replication_ refit_ result_ profile_
         use_dist_ckpt
         """
@@ -82,29 +88,38 @@ ELSEWHERE = tuple(
 )
 
 
-def printed_at(lines: Sequence[str]) -> tuple[int, int] | None:
-    """The numbers of the lines around Megatron-LM's arguments, of the last time that they were printed."""
+def printed_at(lines: Sequence[str], where: str) -> tuple[int, int] | None:
+    """The numbers of the lines around the arguments, of the last time that they were printed. Raises InputError where their end
+    or their beginning is cut off."""
     ends = [number for number, line in enumerate(lines) if CLOSED.search(line)]
-    begins = [number for number, line in enumerate(lines) if OPENED.search(line) and not CLOSED.search(line)]
-    if not ends or not begins or begins[0] > ends[-1]:
+    begins = [n for n, line in enumerate(lines) if ARGUMENTS.pattern.search(line) and not CLOSED.search(line)]
+    if not begins and not ends:
         return None
-    return max(number for number in begins if number < ends[-1]), ends[-1]
+    if not begins or (ends and begins[0] > ends[-1]):
+        raise InputError(f"{where}:{ends[-1] + 1}", "", "has the end of arguments without their beginning", CUT)
+    if not ends or begins[-1] > ends[-1]:
+        raise InputError(f"{where}:{begins[-1] + 1}", "", "has arguments that do not end", CUT)
+    return begins[-1], ends[-1]
 
 
 def of_megatron(lines: Sequence[str], where: str, said: Said) -> Configuration | None:
-    """Megatron-LM's resolved arguments, of the last time that they were printed."""
-    if (around := printed_at(lines)) is None:
+    """Megatron-LM's resolved arguments, of the last time that they were printed; of Megatron-DeepSpeed with what DeepSpeed says
+    of its file. Raises InputError for those of GPT-NeoX, whose names mean other things."""
+    if (around := printed_at(lines, where)) is None:
         return None
     begin, end = around
+    if any(NEOX.search(line.rstrip()) for line in lines[begin + 1 : end]):
+        fix = "give arguments of Megatron-LM by --command, of the same sizes"
+        raise InputError(f"{where}:{begin + 1}", "", "is a log of GPT-NeoX, whose configuration is not read", fix)
     printed: dict[str, tuple[Any, str]] = {}
     for number in range(begin + 1, end):
         match = ARGUMENT.search(bare(lines[number])) or ARGUMENT.search(lines[number])
         if match:
             printed[match[1] or match[3]] = (value_of(match[2] if match[1] else match[4]), f"{where}:{number + 1}")
-    padded = next(((match, number) for number, line in enumerate(lines[end:], end) if (match := PADDED.search(line))), None)
     values, sources = _arguments(printed)
+    padded = first(PADDED, lines, end)
     if padded is not None:
-        match, number = padded
+        number, match = padded
         values |= {"--vocab-size": match[2], "--make-vocab-size-divisible-by": "1"}
         values.pop("--tokenizer-type", None)
         sources["--vocab-size"] = sources["--make-vocab-size-divisible-by"] = f"{where}:{number + 1}"
@@ -114,7 +129,13 @@ def of_megatron(lines: Sequence[str], where: str, said: Said) -> Configuration |
         values.pop("--tokenizer-type", None)
         sources["--vocab-size"] = at
     world = printed.get("world_size", (None, ""))[0]
-    return megatron.of_values(values, where, said, world if isinstance(world, int) else None, sources)
+    engine = None
+    if printed.get("deepspeed", (None, ""))[0] is True and (found := last(ENGINE, lines)) is not None:
+        data = mapping_at(lines, found[0], found[1][1])
+        if data is None:
+            raise InputError(f"{where}:{found[0] + 1}", "", "has a configuration that does not end", CUT)
+        engine = engine_of_values(data, f"{where}:{found[0] + 1}", said, values)
+    return megatron.of_values(values, where, said, world if isinstance(world, int) else None, sources, None, engine)
 
 
 def _arguments(printed: Mapping[str, tuple[Any, str]]) -> tuple[dict[str, Any], dict[str, str]]:

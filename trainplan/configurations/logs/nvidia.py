@@ -18,21 +18,19 @@ from trainplan.configurations import megatron_bridge, nemo
 from trainplan.configurations.configuration import Configuration, Said
 from trainplan.configurations.logs.lines import bare, last, value_of
 from trainplan.profiling.base.errors import InputError
+from trainplan.validation.log_text import CONTAINER, EXPERIMENT, SUMMARY, Mark
 
-CONTAINER = "_target_: megatron.bridge.training.config.ConfigContainer"
-SUMMARY = re.compile(r"Configuration Summary \(Non-Default Values vs Megatron Core\)")
 SECTION = re.compile(r"^\[(\w+)\](?: Non-default values \(vs Mcore \w+\))?:$")
 FIELD = re.compile(r"^  (\w+): (.*?)(?:  \(Mcore default: .*\))?$")
-EXPERIMENT = re.compile(r"\*{8,} Experiment configuration \*{8,}")
-PADDED = re.compile(r"Padded vocab_size: (\d+), original vocab_size: (\d+)")
+PADDED = Mark("Padded vocab_size: ", re.compile(r"Padded vocab_size: (\d+), original vocab_size: (\d+)"))
 NEMO = re.compile(r"\[NeMo [IWE] ")
 
 
 def of_bridge(lines: Sequence[str], where: str, said: Said) -> Configuration | None:
     """Megatron-Bridge's ConfigContainer: all of it, sorted, so that its own name comes first; or its summary."""
-    number = next((number for number, line in enumerate(lines) if line.strip().endswith(CONTAINER)), None)
-    if number is None:
+    if (found := last(CONTAINER, lines)) is None:
         return _of_summary(lines, where, said)
+    number = found[0]
     front = lines[number].index("_target_")
     block = [line[front:] for line in lines[number:]]
     end = next((n for n, line in enumerate(block) if line and not re.match(r"\s|\w+:(\s|$)|- ", line)), len(block))
@@ -40,8 +38,9 @@ def of_bridge(lines: Sequence[str], where: str, said: Said) -> Configuration | N
 
 
 def _of_summary(lines: Sequence[str], where: str, said: Said) -> Configuration | None:
-    if (begun := last(SUMMARY, lines)) is None:
+    if (found := last(SUMMARY, lines)) is None:
         return None
+    begun = found[0]
     section, values, sources = "", dict[str, Any](), dict[str, str]()
     for number in range(begun + 2, len(lines)):
         line = lines[number] if SECTION.match(lines[number]) or FIELD.match(lines[number]) else bare(lines[number])
@@ -69,12 +68,12 @@ def _of_summary(lines: Sequence[str], where: str, said: Said) -> Configuration |
 
 def of_nemo(lines: Sequence[str], where: str, said: Said) -> Configuration | None:
     """NeMo's configuration, of the last time that it was printed."""
-    begins = [number for number, line in enumerate(lines) if EXPERIMENT.search(line)]
-    if not begins:
+    if (found := last(EXPERIMENT, lines)) is None:
         return None
-    start = next((n for n in range(begins[-1] + 1, len(lines)) if re.search(r"^\W*(?:\d+:)?\s*\w+:", _unled(lines[n]))), None)
+    begun = found[0]
+    start = next((n for n in range(begun + 1, len(lines)) if re.search(r"^\W*(?:\d+:)?\s*\w+:", _unled(lines[n]))), None)
     if start is None:
-        raise InputError(f"{where}:{begins[-1] + 1}", "", "has a configuration that does not begin", "give the whole log")
+        raise InputError(f"{where}:{begun + 1}", "", "has a configuration that does not begin", "give the whole log")
     front = len(_unled(lines[start])) - len(_unled(lines[start]).lstrip())
     block = list[str]()
     for line in lines[start:]:
@@ -82,9 +81,9 @@ def of_nemo(lines: Sequence[str], where: str, said: Said) -> Configuration | Non
         if NEMO.search(line) or (text.strip() and len(text) - len(text.lstrip()) < front):
             break
         block.append(text[front:])
-    padded = next((match for line in lines if (match := PADDED.search(line))), None)
+    padded = last(PADDED, lines)
     data = _yaml(block, where, start)
-    return nemo.of_tables(data, f"{where}:{start + 1}", said, None, int(padded[1]) if padded else None)
+    return nemo.of_tables(data, f"{where}:{start + 1}", said, None, int(padded[1][1]) if padded else None)
 
 
 def _unled(line: str) -> str:

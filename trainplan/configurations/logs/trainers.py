@@ -1,7 +1,7 @@
 """DeepSpeed, transformers' Trainer and Accelerate: what their logs have of the configuration of a run.
 
 DeepSpeed prints its engine's configuration and the file that it was given (`deepspeed/runtime/config.py`, `print_user_config`),
-transformers' Trainer its TrainingArguments, Accelerate its state (`accelerator.state`).
+transformers' Trainer its TrainingArguments and a summary of the batch, Accelerate its state (`accelerator.state`).
 """
 
 from __future__ import annotations
@@ -9,161 +9,196 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any
 
-from trainplan.configurations import deepspeed
-from trainplan.configurations.configuration import Configuration, Recomputed, Said, Taken
-from trainplan.configurations.logs.lines import bare, first, last, mapping_at, value_of
+from trainplan.configurations import deepspeed, transformers_arguments
+from trainplan.configurations.configuration import Configuration, Keys, Recomputed, Said, Taken, flattened
+from trainplan.configurations.logs.lines import block_at, first, last, mapping_at, value_of
 from trainplan.profiling.base.errors import InputError, shown
+from trainplan.profiling.models.model import load_model, model_from_config
 from trainplan.profiling.models.precision import MASTERS, PLAIN
+from trainplan.validation.log_text import ENGINE, STATE, TRAINER, TRL, Mark
 
-ENGINE = re.compile(r"config\.py:\d+:print\]\s+(\w+)\s*\.*\s+(\S.*)$")
-USER_FILE = re.compile(r"config\.py:\d+:print_user_config\]\s+json = (\{.*)$")
-TRAINER = re.compile(r"TrainingArguments\($")
-MODEL = re.compile(r"Model config \w+ (\{.*)$")
-STATE = re.compile(
-    r"Distributed environment: (\w+)"
-)  # of Accelerate, whose lines after it say processes, precision and DeepSpeed's file
+RESOLVED = re.compile(r"config\.py:\d+:print\]\s+(\w+)\s*\.*\s+(\S.*)$")
+MODEL = Mark("Model config ", re.compile(r"Model config \w+ (\{.*)$"))
+WHOLE = "give the whole log, or what starts the run"
+ENUMERATION = re.compile(r"^(?:[A-Z]\w*\.)([A-Z][A-Z\d_]*)$")  # as Python's enumerations were printed before 3.11
+OPTION = re.compile(r"<\w+\.\w+: ('[^']*')>")
+ADAPTERS = Mark("trainable params: ", re.compile(r"trainable params: ([\d,]+) \|\| all params: ([\d,]+)"))
+
+
+def _count(part: str, pattern: str) -> Mark:
+    return Mark(part, re.compile(pattern, re.IGNORECASE))
+
+
+TOTAL = _count("Total train batch size", r"Total train batch size \(w\. parallel, distributed & accumulation\) = ([\d,]+)")
+PER_DEVICE = _count("Instantaneous batch size per device", r"Instantaneous batch size per device = ([\d,]+)")
+ACCUMULATED = _count("radient Accumulation steps", r"Gradient Accumulation steps = ([\d,]+)")
+TRAINABLE = _count("Number of trainable parameters", r"Number of trainable parameters = ([\d,]+)")
+PROCESSES = _count("Num processes: ", r"Num processes: (\d+)")
+MIXED = _count("Mixed precision type: ", r"Mixed precision type: (\w+)")
+OF_DEEPSPEED = Mark("ds_config: ", re.compile(r"ds_config: (\{.*)$"))
+OF_STATE = {"no": "float32", "fp16": "float16", "bf16": "bfloat16"}
+CLOSE = 0.02  # of a number of parameters
 
 
 def of_deepspeed(lines: Sequence[str], where: str, said: Said) -> Configuration | None:
     """DeepSpeed's file as its engine was given it, with batch, devices and precision as the engine resolved them."""
-    if (number := last(USER_FILE, lines)) is None:
+    if (found := last(ENGINE, lines)) is None:
         return None
-    match = USER_FILE.search(lines[number])
-    assert match is not None
-    values = mapping_at(lines, number, match[1], where)
+    number, at = found[0], f"{where}:{found[0] + 1}"
+    values = mapping_at(lines, number, found[1][1])
     if values is None:
-        raise InputError(f"{where}:{number + 1}", "", "has a configuration that does not end", "give the whole log")
-    engine = {m[1]: (value_of(m[2]), n + 1) for n, line in enumerate(lines) if (m := ENGINE.search(line))}
+        raise InputError(at, "", "has a configuration that does not end", "give the whole log")
+    engine = {m[1]: value_of(m[2]) for line in lines[: number + 1] if "print]" in line and (m := RESOLVED.search(line))}
     for key in ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"):
-        if isinstance(engine.get(key, (None, 0))[0], int):
-            values[key] = engine[key][0]
+        if isinstance(engine.get(key), int):
+            values[key] = engine[key]
     for key, resolved in (("bf16", "bfloat16_enabled"), ("fp16", "fp16_enabled")):
-        if isinstance(engine.get(resolved, (None, 0))[0], bool):
+        if isinstance(engine.get(resolved), bool):
             given = values.get(key)
-            values[key] = {**(given if isinstance(given, dict) else {}), "enabled": engine[resolved][0]}
-    world = engine.get("world_size", (None, 0))[0]
-    arguments, config, taken = _training_arguments(lines, where)
-    again = said.recompute or (None if not CHECKPOINTING & set(arguments) else _again(arguments))
-    made = deepspeed.of_values(values, f"{where}:{number + 1}", replace(said, recompute=again))
-    return replace(
-        made, where=where, devices=world if isinstance(world, int) else None, config=config or made.config,
-        taken=(*made.taken, *taken),
-    )  # fmt: skip
-
-
-def _again(arguments: Mapping[str, Any]) -> str:
-    return "full" if any(arguments.get(name) is True for name in CHECKPOINTING) else "none"
-
-
-def _training_arguments(lines: Sequence[str], where: str) -> tuple[dict[str, Any], dict[str, Any] | None, tuple[Taken, ...]]:
-    """TrainingArguments and the model's configuration, where transformers prints them; with their sources."""
-    arguments, taken = dict[str, Any](), list[Taken]()
-    if (number := last(TRAINER, lines)) is not None:
-        for n in range(number + 1, len(lines)):
-            text = bare(lines[n]).strip() if "=" not in lines[n].split(" ")[0] else lines[n].strip()
-            if text == ")":
-                break
-            name, equals, value = text.rstrip(",").partition("=")
-            if equals and name.isidentifier():
-                arguments[name] = value_of(value)
-                if name in READ:
-                    taken.append(Taken(name, arguments[name], f"{where}:{n + 1}"))
-    config = None
-    if (number := last(MODEL, lines)) is not None:
-        match = MODEL.search(lines[number])
-        assert match is not None
-        config = mapping_at(lines, number, match[1], where)
-    return arguments, config, tuple(taken)
-
-
-CHECKPOINTING = {"gradient_checkpointing", "activation_checkpointing"}  # of transformers before 5.20 or so, and since
-READ = ("per_device_train_batch_size", "gradient_accumulation_steps", "bf16", "fp16", *CHECKPOINTING, "fsdp")
-DISTRIBUTED = re.compile(r"Total train batch size \(w\. parallel, distributed & accumulation\) = ([\d,]+)")
-WHOLE = ("full_shard", "shard_grad_op", "no_shard")
-ZEROS: dict[str | None, Literal[0, 1, 2, 3]] = {None: 0, "no_shard": 0, "shard_grad_op": 2, "full_shard": 3}
+            values[key] = {**(given if isinstance(given, dict) else {}), "enabled": engine[resolved]}
+    if (made := _of_arguments(lines, where, said, values, at)) is None:
+        made = deepspeed.of_values(values, at, said)
+    world = engine.get("world_size")  # of data-parallel ranks, where a model is shared
+    devices = world if isinstance(world, int) and made.tp == made.cp == 1 else None
+    made = replace(made, where=where, devices=devices, config=made.config or _model(lines))
+    _trained(lines, where, said, made)
+    return made
 
 
 def of_trainer(lines: Sequence[str], where: str, said: Said) -> Configuration | None:
-    """transformers' Trainer without DeepSpeed: data-parallel copies, or FSDP."""
-    arguments, config, taken = _training_arguments(lines, where)
-    if not arguments:
+    """transformers' Trainer without DeepSpeed: data-parallel copies, or FSDP. Where the program may have been launched with FSDP
+    of Accelerate's, the parameters that each device trains decide it."""
+    if (made := _of_arguments(lines, where, said, None, where)) is None:
         return None
-    begun = last(TRAINER, lines)
-    assert begun is not None
-    error = lambda key, problem, fix: InputError(f"{where}:{begun + 1}", key, problem, fix)  # noqa: E731
-    if arguments.get("deepspeed") not in (None, ""):
+    shares = _trained(lines, where, said, made)
+    if "zero" not in made.undecided or shares is None:
+        return made
+    if shares:
+        fix = "give --set accelerate=FILE, what `accelerate launch` reads: the log does not say how they are shared"
+        raise InputError(where, "fsdp", "is empty, and parameters are shared between the devices all the same", fix)
+    return replace(made, undecided={name: what for name, what in made.undecided.items() if name != "zero"})
+
+
+def _of_arguments(
+    lines: Sequence[str], where: str, said: Said, engine: Mapping[str, Any] | None, at: str
+) -> Configuration | None:
+    """The configuration by TrainingArguments, where they are printed, as transformers' own reader has them. engine: DeepSpeed's
+    file, where the log has one. Raises InputError."""
+    found = last(TRAINER, lines) or last(TRL, lines)
+    if found is None:
+        return None
+    begin = f"{where}:{found[0] + 1}"
+    values, sources, ended = dict[str, Any](), dict[str, str](), False
+    for number, line in block_at(lines, found[0]):
+        if line.strip() == ")":
+            ended = True
+            break
+        name, equals, text = line.strip().rstrip(",").partition("=")
+        if equals and name.isidentifier() and name not in values:
+            values[name], sources[name] = _argument(text), f"{where}:{number + 1}"
+    if not ended or "per_device_train_batch_size" not in values:
+        raise InputError(begin, "per_device_train_batch_size", "has arguments that do not end", WHOLE)
+    if (count := values.pop("_n_gpu", 1)) not in (0, 1):
+        problem = f"is {count}, with one process: torch's DataParallel, which is not planned"
+        raise InputError(sources["_n_gpu"], "_n_gpu", problem, "start a process for each device, by torchrun")
+    if engine is not None:
+        values["deepspeed"] = engine
+    elif values.get("deepspeed") not in (None, ""):
         fix = "give the log with its configuration (config.py, print_user_config), or the file itself"
-        raise error("deepspeed", f"is {shown(arguments['deepspeed'])}, and what it holds is not in the log", fix)
-    micro, accumulation = (arguments.get(name) for name in READ[:2])
-    if not isinstance(micro, int) or not isinstance(accumulation, int) or micro < 1 or accumulation < 1:
-        raise error("per_device_train_batch_size", "is missing", "give the log with all TrainingArguments")
-    number = first(DISTRIBUTED, lines)
-    match = None if number is None else DISTRIBUTED.search(lines[number])
-    samples = None if match is None else int(match[1].replace(",", ""))
-    fsdp = str(arguments.get("fsdp") or "")
-    strategy = next((word for word in WHOLE if word in fsdp), None)
-    if fsdp not in ("", "[]") and strategy is None:
-        raise error("fsdp", f"is {shown(fsdp)}", f"give a log with one of {', '.join(WHOLE)}")
-    if "offload" in fsdp:
-        raise error("fsdp", f"is {shown(fsdp)}", "leave offload out: states that FSDP keeps on the host are not read from logs")
-    zero: Literal[0, 1, 2, 3] = ZEROS[strategy]
-    said_half = "bfloat16" if arguments.get("bf16") is True else "float16" if arguments.get("fp16") is True else "float32"
-    half = said_half != "float32"
-    again = _again(arguments) if said.recompute is None else said.recompute
-    return Configuration(
-        where=where, runtime="accelerate", dtype=said_half,
-        software="PyTorch FSDP (Accelerate)" if strategy else "PyTorch DDP (Accelerate)",
-        precision=MASTERS if half else PLAIN, samples=samples, micro_samples=micro, accumulation=accumulation,
-        devices=None if samples is None else samples // (micro * accumulation), zero=zero, config=config, cuts=(),
-        recomputed=Recomputed("full" if again == "full" else "none"),
-        keys={"micro_samples": "per_device_train_batch_size", "accumulation": "gradient_accumulation_steps"}, taken=taken,
-    )  # fmt: skip
+        raise InputError(begin, "deepspeed", f"is {shown(values['deepspeed'])}, and what it holds is not in the log", fix)
+    values = {name: value for name, value in values.items() if value not in (None, "", [], {})}
+    flat = flattened({name: value for name, value in values.items() if name not in PRINTED})
+    keys = Keys(where, flat, (None,), sources, transformers_arguments.DEFAULTS, said.ignored)
+    made = transformers_arguments.of_keys(values, keys, Path(where), said)
+    samples = first(TOTAL, lines, found[0])
+    total = None if samples is None else int(samples[1][1].replace(",", ""))
+    each = (made.micro_samples or 1) * (made.accumulation or 1)
+    devices = None if total is None or made.tp * made.cp > 1 else total // each
+    taken = () if samples is None else (Taken("Total train batch size", total, f"{where}:{samples[0] + 1}"),)
+    return replace(made, samples=total or made.samples, devices=devices, config=_model(lines), taken=(*made.taken, *taken))
 
 
-PROCESSES, MIXED = re.compile(r"Num processes: (\d+)"), re.compile(r"Mixed precision type: (\w+)")
-OF_DEEPSPEED = re.compile(r"ds_config: (\{.*)$")
-PER_DEVICE = re.compile(r"Instantaneous batch size per device = ([\d,]+)")
-ACCUMULATED = re.compile(r"Gradient Accumulation steps = ([\d,]+)", re.IGNORECASE)
-OF_STATE = {"no": "float32", "fp16": "float16", "bf16": "bfloat16"}
+# Of no bearing, under names that only logs have; and those that say again what others say.
+PRINTED = ("logging_dir", "sharded_ddp", "fp16_opt_level", "xpu_backend", "tpu_metrics_debug", "use_legacy_prediction_loop")
+
+
+def _argument(text: str) -> Any:
+    """A value of TrainingArguments, as it is printed."""
+    if (member := ENUMERATION.match(text)) is not None:
+        return member[1].lower()
+    value = value_of(OPTION.sub(lambda option: option[1], text))
+    return value
+
+
+def _model(lines: Sequence[str]) -> dict[str, Any] | None:
+    """The model's configuration, where transformers prints it as it loads one."""
+    found = last(MODEL, lines)
+    return None if found is None else mapping_at(lines, found[0], found[1][1])
+
+
+def _trained(lines: Sequence[str], where: str, said: Said, made: Configuration) -> bool | None:
+    """Whether each device trains a share of the parameters; None where the log leaves it open. Raises InputError where it
+    trains some of them alone, as with adapters."""
+    if (adapters := last(ADAPTERS, lines)) is not None:
+        some, every = (int(text.replace(",", "")) for text in adapters[1].groups())
+        if some < every * (1 - CLOSE):
+            problem = f"is {some:,} of {every:,} parameters"
+            raise InputError(f"{where}:{adapters[0] + 1}", "trainable params", problem, transformers_arguments.ADAPTERS)
+    named, found = said.model or made.model, last(TRAINABLE, lines)
+    if found is None or (named is None and made.config is None):
+        return None
+    model = load_model(named, 1024) if named is not None else model_from_config(made.config, where, 1024, "bfloat16")
+    every, trained = model.total_parameters, int(found[1][1].replace(",", ""))
+    if abs(trained / every - 1) < CLOSE:
+        return False
+    if made.devices and abs(trained * made.devices / every - 1) < CLOSE:
+        return True
+    if made.zero < 3 and trained < every * (1 - CLOSE):
+        problem = f"is {trained:,} of {model.name}'s {every:,}"
+        raise InputError(f"{where}:{found[0] + 1}", "Number of trainable parameters", problem, transformers_arguments.ADAPTERS)
+    return None
 
 
 def of_accelerate(lines: Sequence[str], where: str, said: Said) -> Configuration | None:
     """Accelerate's state, and the batch as the examples of its trainers print it. Raises InputError for FSDP, which the state
     says nothing of."""
-    if (begun := last(STATE, lines)) is None:
+    if (state := last(STATE, lines)) is None:
         return None
-    found: dict[str, tuple[str, str]] = {}
-    for name, pattern in (("kind", STATE), ("processes", PROCESSES), ("precision", MIXED), ("samples", DISTRIBUTED),
-                          ("micro", PER_DEVICE), ("accumulation", ACCUMULATED)):  # fmt: skip
-        number = next((n for n in range(begun, len(lines)) if pattern.search(lines[n])), None)
-        if number is not None and (match := pattern.search(lines[number])):
-            found[name] = match[1].replace(",", ""), f"{where}:{number + 1}"
-    kind, at = found["kind"]
+    begun, kind, at = state[0], state[1][1], f"{where}:{state[0] + 1}"
+    found: dict[str, tuple[str, str]] = {"kind": (kind, at)}
+    marks = {"processes": PROCESSES, "precision": MIXED, "samples": TOTAL, "micro": PER_DEVICE, "accumulation": ACCUMULATED}
+    for name, mark in marks.items():
+        if (line := first(mark, lines, begun)) is not None:
+            found[name] = line[1][1].replace(",", ""), f"{where}:{line[0] + 1}"
     if kind not in ("NO", "MULTI_GPU", "DEEPSPEED"):
         fix = "give the file of `accelerate config`: the log does not say how states are shared"
         raise InputError(at, "Distributed environment", f"is {kind}", fix)
-    devices = int(found["processes"][0]) if "processes" in found else None
     counts: dict[str, Any] = {
         field: int(found[name][0])
         for field, name in (("samples", "samples"), ("micro_samples", "micro"), ("accumulation", "accumulation"))
         if name in found
     }
+    devices = int(found["processes"][0]) if "processes" in found else None
     taken = tuple(Taken(name, value, source) for name, (value, source) in found.items())
     if kind == "DEEPSPEED":
-        number = next((n for n in range(begun, len(lines)) if OF_DEEPSPEED.search(lines[n])), None)
-        match = None if number is None else OF_DEEPSPEED.search(lines[number])
-        values = None if number is None or match is None else mapping_at(lines, number, match[1], where)
-        if values is None:
+        line = first(OF_DEEPSPEED, lines, begun)
+        values = None if line is None else mapping_at(lines, line[0], line[1][1])
+        if line is None or values is None:
             raise InputError(at, "ds_config", "is missing", "give the whole log, or DeepSpeed's file")
-        made = deepspeed.of_values(values, f"{where}:{(number or 0) + 1}", said)
-        return replace(made, where=where, devices=devices, taken=(*taken, *made.taken), **counts)
-    precision, source = found.get("precision", ("", at))
-    if precision not in OF_STATE:
-        raise InputError(source, "Mixed precision type", f"is {shown(precision)}", f"give one of {', '.join(OF_STATE)}")
-    return Configuration(
-        where=where, runtime="accelerate", software="PyTorch DDP (Accelerate)", dtype=OF_STATE[precision],
-        precision=PLAIN if precision == "no" else MASTERS, devices=devices, cuts=(),
-        recomputed=Recomputed("full" if said.recompute == "full" else "none"), taken=taken, **counts,
-    )  # fmt: skip
+        made = deepspeed.of_values(values, f"{where}:{line[0] + 1}", said)
+        made = replace(made, where=where, devices=devices, taken=(*taken, *made.taken), **counts)
+    else:
+        precision, source = found.get("precision", ("", at))
+        if precision not in OF_STATE:
+            raise InputError(source, "Mixed precision type", f"is {shown(precision)}", f"give one of {', '.join(OF_STATE)}")
+        made = Configuration(
+            where=where, runtime="accelerate", software="PyTorch DDP (Accelerate)", dtype=OF_STATE[precision],
+            precision=PLAIN if precision == "no" else MASTERS, devices=devices, cuts=(),
+            recomputed=Recomputed("full" if said.recompute == "full" else "none"), taken=taken,
+            notes=(deepspeed.RECOMPUTED,) * (said.recompute is None), **counts,
+        )  # fmt: skip
+    _trained(lines, where, said, made)
+    return made

@@ -1,0 +1,135 @@
+"""The text of a run's log, and which of the runs in it is the last.
+
+A run is what a tool prints of its configuration, and the steps after that: where jobs are restarted into one file, or one
+script tries several layouts, the last configuration and the steps behind it are the run that is meant.
+"""
+
+from __future__ import annotations
+
+import re
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from trainplan.profiling.base.errors import InputError
+
+MOST_BYTES = 2**28
+CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\]8;[^\x1b\x07]*(?:\x1b\\|\x07)|\x00")  # colours, moves, links, padding
+PACKED = {b"\x1f\x8b": "gunzip -k", b"\xfd7zXZ": "unxz -k", b"BZh": "bunzip2 -k", b"\x28\xb5\x2f\xfd": "unzstd", b"PK\x03\x04": "unzip"}
+WIDE = {b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
+TENSORBOARD, WANDB = "events.out.tfevents.", ".wandb"
+WHOLE = "give the log that the run prints, as text"
+
+
+class Mark(NamedTuple):
+    """A line of a log. part: a text that is in every such line, by which it is found quickly; pattern: what the line has."""
+
+    part: str
+    pattern: re.Pattern[str]
+
+    def all(self, text: str) -> Iterator[re.Match[str]]:
+        """Every line that has it, in turn."""
+        at = text.find(self.part)
+        while at >= 0:
+            begin, end = text.rfind("\n", 0, at) + 1, text.find("\n", at)
+            end = len(text) if end < 0 else end
+            if (match := self.pattern.search(text, begin, end)) is not None:
+                yield match
+            at = text.find(self.part, max(end, at + 1))
+
+
+def _mark(part: str, pattern: str) -> Mark:
+    return Mark(part, re.compile(pattern))
+
+
+# What tools print of their configuration, before the steps of a run.
+ARGUMENTS = _mark("arguments -", r"-{3,} ?arguments ?-{3,}")  # Megatron-LM, Megatron-DeepSpeed, GPT-NeoX
+ENGINE = _mark("json = {", r"config\.py:\d+:print(?:_user_config)?\]\s+json = (\{.*)")  # DeepSpeed
+JOB = _mark("Running with ", r"Running with (?:args|configs?): ?(\{.*)")  # torchtitan
+# transformers and TRL print what a program calls; in a program itself a name or `return` stands before it.
+CALLED = r"(?<!= )(?<!return )(?<![=.(\w])"
+TRAINER = _mark("Arguments(", CALLED + r"\w*TrainingArguments\(\s*$")
+TRL = _mark("Config(", CALLED + r"(?:SFT|DPO|KTO|ORPO|CPO|Reward|GRPO)Config\(\s*$")
+STATE = _mark("Distributed environment: ", r"Distributed environment: (?:DistributedType\.)?(\w+)")  # Accelerate
+SUMMARY = _mark("Configuration Summary (", r"Configuration Summary \(Non-Default Values vs Megatron Core\)")  # Megatron-Bridge
+CONTAINER = _mark("_target_: ", r"_target_: megatron\.bridge\.training\.config\.ConfigContainer\s*$")
+EXPERIMENT = _mark("* Experiment configuration *", r"\*{8,} Experiment configuration \*{8,}")  # NeMo 1
+CONFIGURATIONS = (ARGUMENTS, ENGINE, JOB, TRAINER, TRL, STATE, SUMMARY, CONTAINER, EXPERIMENT)
+# Lines of steps.
+STEPS = {
+    "Megatron-LM": _mark("elapsed time per iteration", r"iteration\s+\d+/.*elapsed time per iteration \(ms\):"),
+    "torchtitan": _mark("step:", r"step:\s*\d+\s.*memory:.*(?:tps|wps):"),
+    "DeepSpeed": _mark("SamplesPerSec=", r"SamplesPerSec="),
+    "DeepSpeed's pipelines": _mark("iter time (s):", r"steps: \d+ loss: .*iter time \(s\):"),
+    "NeMo": _mark("train_step_timing in s", r"train_step_timing in s(?:=|: )"),
+    "transformers": _mark("train_steps_per_second", r"train_steps_per_second"),
+}
+
+
+def text_of_log(path: Path) -> str:
+    """The text of a log without the colours of terminals, its lines ended by \\n alone. Raises InputError."""
+    where = str(path)
+    try:
+        status = path.stat()
+        if stat.S_ISDIR(status.st_mode):
+            logs = sorted(each.name for each in path.iterdir() if each.suffix in (".log", ".out", ".txt"))
+            example = f", such as {path / logs[0]}" if logs else ""
+            raise InputError(where, "", "is a folder", f"give one file, the log of a run or what starts it{example}")
+        if status.st_size > MOST_BYTES:
+            raise InputError(where, "", f"is larger than {MOST_BYTES >> 20} MiB", "give the log of one rank, or its last run")
+        data = path.read_bytes()
+    except OSError as error:
+        raise InputError(where, "", f"cannot be read ({error.strerror})", "name a readable log") from None
+    if path.name.startswith(TENSORBOARD) or path.suffix == WANDB:
+        whose = "TensorBoard" if path.suffix != WANDB else "Weights & Biases"
+        raise InputError(where, "", f"is a record of {whose}, which has no configuration that is read", WHOLE)
+    for start, command in PACKED.items():
+        if data.startswith(start):
+            raise InputError(where, "", "is compressed", f"unpack it (`{command} {path.name}`), and give what comes of it")
+    return text_of_bytes(data)
+
+
+def text_of_bytes(data: bytes) -> str:
+    """The text of bytes in UTF-8 or, as Windows writes it, UTF-16."""
+    coding = WIDE.get(data[:2])
+    if coding is None and len(data) > 3 and data[1::2][:200].count(0) > 0.9 * len(data[1::2][:200]):
+        coding = "utf-16-le"
+    text = data.decode(coding or "utf-8-sig", errors="replace")
+    if "\x1b" in text or "\x00" in text:
+        text = CONTROL.sub("", text)
+    return text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text
+
+
+class Run(NamedTuple):
+    """The last run of a log: where the steps of the run before it end, and where its own configuration begins."""
+
+    after: int
+    begin: int
+
+
+def last_run(text: str) -> Run:
+    """The last run of a log; all of it where no tool prints its configuration."""
+    marks = sorted(match.start() for mark in CONFIGURATIONS for match in mark.all(text))
+    if not marks:
+        return Run(0, 0)
+    before = max(_last(mark, text, marks[-1]) for mark in STEPS.values())
+    begin = next(mark for mark in marks if mark > before)
+    return Run(0 if before < 0 else text.find("\n", before) + 1, text.rfind("\n", 0, begin) + 1)
+
+
+def _last(mark: Mark, text: str, end: int) -> int:
+    """Where the last line before a place has a mark; -1 where none has."""
+    at = text.rfind(mark.part, 0, end)
+    while at >= 0:
+        begin = text.rfind("\n", 0, at) + 1
+        stop = text.find("\n", at)
+        if mark.pattern.search(text, begin, len(text) if stop < 0 else stop):
+            return at
+        at = text.rfind(mark.part, 0, begin)
+    return -1
+
+
+def has_steps(text: str) -> str | None:
+    """The tool whose steps a text has; None where it has none."""
+    return next((tool for tool, mark in STEPS.items() if next(mark.all(text), None) is not None), None)
