@@ -21,7 +21,7 @@ from trainplan.planned import Planned
 from trainplan.profiling.base.errors import COMMAND_LINE, InputError
 from trainplan.profiling.base.quantities import format_bytes, format_time, plural
 from trainplan.validation.alongside import HELD
-from trainplan.validation.logs import LoggedRun
+from trainplan.validation.logs import OF_ALL, LoggedRun, RanOut
 from trainplan.validation.predict import Prediction
 
 MOST_CHANGES, MOST_RANKS, MOST_KEYS, DEFAULT = 8, 16, 4, "default of"
@@ -140,6 +140,8 @@ def _show(judged: JudgedRun, values: bool) -> None:
         rows.append(("fragmentation", FRAGMENTATION))
     if judged.logged is not None:
         rows += _measured(judged.logged)
+    if configuration.ran_out is not None:
+        rows.append(("out of memory", _ran_out(configuration.ran_out, judged)))
     rows += _searches(judged)
     rows += [("taken otherwise", text) for text in configuration.notes]
     rows += [("no part of a plan", _grouped(configuration.unread))] * bool(configuration.unread)
@@ -231,7 +233,8 @@ def _ranks(judged: JudgedRun) -> str:
 def _measured(logged: LoggedRun) -> list[tuple[str, str]]:
     """The step and the memory of the log that was read."""
     error = logged.predicted_s / logged.step_s - 1
-    text = f"{logged.step_s:.4g} s a step in the log ({plural(logged.lines, 'line')}); predicted {error:+.1%} of it"
+    of = OF_ALL if logged.log.mean else plural(logged.lines, "line")
+    text = f"{logged.step_s:.4g} s a step in the log ({of}); predicted {error:+.1%} of it"
     rows = [("measured time", text)]
     if logged.peaks:
         kind = "reserved" if logged.log.reserved else "allocated"
@@ -239,6 +242,19 @@ def _measured(logged: LoggedRun) -> list[tuple[str, str]]:
         text = f"{format_bytes(measured)} {kind} at most in the log; predicted {predicted / max(measured, 1) - 1:+.1%} of it"
         rows.append(("measured memory", text))
     return rows
+
+
+def _ran_out(ran_out: RanOut, judged: JudgedRun) -> str:
+    """How the run ended, and what is predicted of it: less than it asked for is a prediction that the log refutes."""
+    asked, peak = ran_out.tried_bytes + (ran_out.allocated_bytes or 0), max(judged.peak_bytes)
+    text = f"the run ended so: it asked for {format_bytes(ran_out.tried_bytes)}"
+    if ran_out.allocated_bytes is not None:
+        text += f" more than the {format_bytes(ran_out.allocated_bytes)} that it had"
+    if ran_out.capacity_bytes is not None:
+        text += f", of {format_bytes(ran_out.capacity_bytes)}"
+    if ran_out.allocated_bytes is not None:
+        text += f"; predicted {format_bytes(peak)}, {peak / max(asked, 1) - 1:+.1%} of what it asked for in all"
+    return text + "; the log refutes that it fits" * judged.fits
 
 
 def _memory(change: Change) -> str:

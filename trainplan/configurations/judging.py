@@ -9,7 +9,7 @@ do; the best are walked.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from trainplan.configurations.configuration import Configuration
@@ -121,6 +121,7 @@ class JudgedRun:
             **{name: None if each is None else _searched(each) for name, each in searches.items()},
             "changes": [{"what": each.what, "share": each.share, "walked": each.walked} for each in self.changes],
             "measured": None if self.logged is None else self.logged.to_dict(),
+            "ran_out": None if self.configuration.ran_out is None else asdict(self.configuration.ran_out),
             "notes": list(self.configuration.notes),
             "unread": list(self.configuration.unread),
             "unknown": list(self.configuration.unknown),

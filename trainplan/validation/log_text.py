@@ -16,7 +16,13 @@ from trainplan.profiling.base.errors import InputError
 
 MOST_BYTES = 2**28
 CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\]8;[^\x1b\x07]*(?:\x1b\\|\x07)|\x00")  # colours, moves, links, padding
-PACKED = {b"\x1f\x8b": "gunzip -k", b"\xfd7zXZ": "unxz -k", b"BZh": "bunzip2 -k", b"\x28\xb5\x2f\xfd": "unzstd", b"PK\x03\x04": "unzip"}
+PACKED = {
+    b"\x1f\x8b": "gunzip -k",
+    b"\xfd7zXZ": "unxz -k",
+    b"BZh": "bunzip2 -k",
+    b"\x28\xb5\x2f\xfd": "unzstd",
+    b"PK\x03\x04": "unzip",
+}
 WIDE = {b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
 TENSORBOARD, WANDB = "events.out.tfevents.", ".wandb"
 WHOLE = "give the log that the run prints, as text"
@@ -39,31 +45,33 @@ class Mark(NamedTuple):
             at = text.find(self.part, max(end, at + 1))
 
 
-def _mark(part: str, pattern: str) -> Mark:
+def mark(part: str, pattern: str) -> Mark:
+    """A mark of a pattern that is not compiled yet."""
     return Mark(part, re.compile(pattern))
 
 
 # What tools print of their configuration, before the steps of a run.
-ARGUMENTS = _mark("arguments -", r"-{3,} ?arguments ?-{3,}")  # Megatron-LM, Megatron-DeepSpeed, GPT-NeoX
-ENGINE = _mark("json = {", r"config\.py:\d+:print(?:_user_config)?\]\s+json = (\{.*)")  # DeepSpeed
-JOB = _mark("Running with ", r"Running with (?:args|configs?): ?(\{.*)")  # torchtitan
+ARGUMENTS = mark("arguments -", r"-{3,} ?arguments ?-{3,}")  # Megatron-LM, Megatron-DeepSpeed, GPT-NeoX
+ARGUMENTS_END = mark("end of arguments", r"-{3,} ?end of arguments ?-{3,}")
+ENGINE = mark("json = {", r"config\.py:\d+:print(?:_user_config)?\]\s+json = (\{.*)")  # DeepSpeed
+JOB = mark("Running with ", r"Running with (?:args|configs?): ?(\{.*)")  # torchtitan
 # transformers and TRL print what a program calls; in a program itself a name or `return` stands before it.
 CALLED = r"(?<!= )(?<!return )(?<![=.(\w])"
-TRAINER = _mark("Arguments(", CALLED + r"\w*TrainingArguments\(\s*$")
-TRL = _mark("Config(", CALLED + r"(?:SFT|DPO|KTO|ORPO|CPO|Reward|GRPO)Config\(\s*$")
-STATE = _mark("Distributed environment: ", r"Distributed environment: (?:DistributedType\.)?(\w+)")  # Accelerate
-SUMMARY = _mark("Configuration Summary (", r"Configuration Summary \(Non-Default Values vs Megatron Core\)")  # Megatron-Bridge
-CONTAINER = _mark("_target_: ", r"_target_: megatron\.bridge\.training\.config\.ConfigContainer\s*$")
-EXPERIMENT = _mark("* Experiment configuration *", r"\*{8,} Experiment configuration \*{8,}")  # NeMo 1
+TRAINER = mark("Arguments(", CALLED + r"\w*TrainingArguments\(\s*$")
+TRL = mark("Config(", CALLED + r"(?:SFT|DPO|KTO|ORPO|CPO|Reward|GRPO)Config\(\s*$")
+STATE = mark("Distributed environment: ", r"Distributed environment: (?:DistributedType\.)?(\w+)")  # Accelerate
+SUMMARY = mark("Configuration Summary (", r"Configuration Summary \(Non-Default Values vs Megatron Core\)")  # Megatron-Bridge
+CONTAINER = mark("_target_: ", r"_target_: megatron\.bridge\.training\.config\.ConfigContainer\s*$")
+EXPERIMENT = mark("* Experiment configuration *", r"\*{8,} Experiment configuration \*{8,}")  # NeMo 1
 CONFIGURATIONS = (ARGUMENTS, ENGINE, JOB, TRAINER, TRL, STATE, SUMMARY, CONTAINER, EXPERIMENT)
 # Lines of steps.
 STEPS = {
-    "Megatron-LM": _mark("elapsed time per iteration", r"iteration\s+\d+/.*elapsed time per iteration \(ms\):"),
-    "torchtitan": _mark("step:", r"step:\s*\d+\s.*memory:.*(?:tps|wps):"),
-    "DeepSpeed": _mark("SamplesPerSec=", r"SamplesPerSec="),
-    "DeepSpeed's pipelines": _mark("iter time (s):", r"steps: \d+ loss: .*iter time \(s\):"),
-    "NeMo": _mark("train_step_timing in s", r"train_step_timing in s(?:=|: )"),
-    "transformers": _mark("train_steps_per_second", r"train_steps_per_second"),
+    "Megatron-LM": mark("elapsed time per iteration", r"iteration\s+\d+/.*elapsed time per iteration \(ms\):"),
+    "torchtitan": mark("step:", r"step:\s*\d+\s.*memory:.*(?:tps|wps):"),
+    "DeepSpeed": mark("SamplesPerSec=", r"SamplesPerSec="),
+    "DeepSpeed's pipelines": mark("iter time (s):", r"steps: \d+ loss: .*iter time \(s\):"),
+    "NeMo": mark("train_step_timing in s", r"train_step_timing in s(?:=|: )"),
+    "transformers": mark("train_steps_per_second", r"train_steps_per_second"),
 }
 
 
@@ -110,26 +118,26 @@ class Run(NamedTuple):
 
 def last_run(text: str) -> Run:
     """The last run of a log; all of it where no tool prints its configuration."""
-    marks = sorted(match.start() for mark in CONFIGURATIONS for match in mark.all(text))
+    marks = sorted(match.start() for each in CONFIGURATIONS for match in each.all(text))
     if not marks:
         return Run(0, 0)
-    before = max(_last(mark, text, marks[-1]) for mark in STEPS.values())
-    begin = next(mark for mark in marks if mark > before)
+    before = max(_last(step, text, marks[-1]) for step in STEPS.values())
+    begin = next(place for place in marks if place > before)
     return Run(0 if before < 0 else text.find("\n", before) + 1, text.rfind("\n", 0, begin) + 1)
 
 
-def _last(mark: Mark, text: str, end: int) -> int:
+def _last(step: Mark, text: str, end: int) -> int:
     """Where the last line before a place has a mark; -1 where none has."""
-    at = text.rfind(mark.part, 0, end)
+    at = text.rfind(step.part, 0, end)
     while at >= 0:
         begin = text.rfind("\n", 0, at) + 1
         stop = text.find("\n", at)
-        if mark.pattern.search(text, begin, len(text) if stop < 0 else stop):
+        if step.pattern.search(text, begin, len(text) if stop < 0 else stop):
             return at
-        at = text.rfind(mark.part, 0, begin)
+        at = text.rfind(step.part, 0, begin)
     return -1
 
 
 def has_steps(text: str) -> str | None:
     """The tool whose steps a text has; None where it has none."""
-    return next((tool for tool, mark in STEPS.items() if next(mark.all(text), None) is not None), None)
+    return next((tool for tool, step in STEPS.items() if next(step.all(text), None) is not None), None)

@@ -27,26 +27,28 @@ from typing import Any
 
 from trainplan.formulations.plan import Plan
 from trainplan.profiling.base.errors import InputError
-from trainplan.validation.log_text import STEPS, last_run, text_of_log
+from trainplan.validation.log_text import STEPS, last_run, mark, text_of_log
 
 WARMUP = 3
 OF_ALL = "the mean of the whole run, with its evaluation and checkpoints"
 LEAST_BAR_S = 30  # of a progress bar, which says whole seconds
 NUMBER = r"([0-9][0-9,]*\.?[0-9]*(?:[eE][+-]?\d+)?)"
-MEGATRON = re.compile(rf"iteration\s+(\d+)/.*?elapsed time per iteration \(ms\):\s*{NUMBER}")
+MEGATRON = mark("elapsed time per iteration", rf"iteration\s+(\d+)/.*?elapsed time per iteration \(ms\):\s*{NUMBER}")
 MEGATRON_BATCH = re.compile(r"global batch size:\s*(\d+)")
-MEGATRON_MEMORY = re.compile(rf"(?:\[Rank (\d+)\].*?)?memory \(MB\).*?max allocated:\s*{NUMBER}")
-TITAN = re.compile(rf"step:\s*(\d+)\s.*?memory:\s*{NUMBER}GiB.*?(?:tps|wps):\s*{NUMBER}")
-DEEPSPEED = re.compile(rf"global_step=(\d+).*?CurrSamplesPerSec={NUMBER}")
-DEEPSPEED_MEMORY = re.compile(rf"MaxMemAllocated={NUMBER}GB")
-PIPELINE = re.compile(rf"steps: (\d+) loss: .*?iter time \(s\):\s*{NUMBER}")
-NEMO = re.compile(rf"train_step_timing in s(?:=|: ){NUMBER}")
+MEGATRON_MEMORY = mark("memory (MB)", rf"(?:\[Rank (\d+)\].*?)?memory \(MB\).*?max allocated:\s*{NUMBER}")
+TITAN = mark("memory:", rf"step:\s*(\d+)\s.*?memory:\s*{NUMBER}GiB.*?(?:tps|wps):\s*{NUMBER}")
+DEEPSPEED = mark("CurrSamplesPerSec=", rf"global_step=(\d+).*?CurrSamplesPerSec={NUMBER}")
+DEEPSPEED_MEMORY = mark("MaxMemAllocated=", rf"MaxMemAllocated={NUMBER}GB")
+PIPELINE = mark("iter time (s):", rf"steps: (\d+) loss: .*?iter time \(s\):\s*{NUMBER}")
+NEMO = mark("train_step_timing in s", rf"train_step_timing in s(?:=|: ){NUMBER}")
 NEMO_BATCH = re.compile(r"global_batch_size[:=]\s*(\d+)")
 TRAINER = re.compile(rf"['\"]train_runtime['\"]: ?['\"]?{NUMBER}['\"]?,.*?['\"]train_steps_per_second['\"]: ?['\"]?{NUMBER}")
 TRAINER_STEPS = re.compile(r"Total optimization steps = ([\d,]+)")
 TRAINER_FROM = re.compile(r"Continuing training from global step (\d+)")
 OUT_OF_MEMORY = re.compile(r"[Oo]ut of memory\.\s+Tried to allocate ([\d.]+) ([KMGT]i?B)")
-ALLOCATED = re.compile(r"([\d.]+) ([KMGT]i?B) already allocated|allocated memory\s+([\d.]+) ([KMGT]i?B)\s+is\s+allocated by PyTorch")
+ALLOCATED = re.compile(
+    r"([\d.]+) ([KMGT]i?B) already allocated|allocated memory\s+([\d.]+) ([KMGT]i?B)\s+is\s+allocated by PyTorch"
+)
 CAPACITY = re.compile(r"([\d.]+) ([KMGT]i?B) total capacity|total capacity of\s+([\d.]+) ([KMGT]i?B)")
 UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
@@ -112,15 +114,18 @@ def log_of(text: str) -> Log | None:
 def ran_out(text: str) -> RanOut | None:
     """How a run ended without memory; None where it did not, or went on after it."""
     said = next(OUT_OF_MEMORY.finditer(text), None)
-    if said is None or any(next(mark.all(text[said.end() :]), None) for mark in STEPS.values()):
+    if said is None or any(next(step.all(text[said.end() :]), None) for step in STEPS.values()):
         return None
     message = text[said.start() : said.start() + 1500]
-    sizes = [ALLOCATED.search(message), CAPACITY.search(message)]
-    allocated, capacity = (None if size is None else _bytes(*(size.groups()[:2] if size[1] else size.groups()[2:])) for size in sizes)
-    return RanOut(_bytes(said[1], said[2]), allocated, capacity)
+    allocated, capacity = (_bytes(pattern.search(message)) for pattern in (ALLOCATED, CAPACITY))
+    return RanOut(_bytes(said) or 0, allocated, capacity)
 
 
-def _bytes(number: str, unit: str) -> int:
+def _bytes(size: re.Match[str] | None) -> int | None:
+    """A size in bytes, of a match that has its number and its unit."""
+    if size is None:
+        return None
+    number, unit = (text for text in size.groups() if text is not None)
     return round(float(number.rstrip(".")) * UNITS[unit[0]])
 
 
@@ -129,37 +134,36 @@ def _number(text: str) -> float:
 
 
 def _megatron(text: str) -> Log | None:
-    lines = [(match, MEGATRON_BATCH.search(text, match.start(), text.find("\n", match.end()) % (len(text) + 1)))
-             for match in MEGATRON.finditer(text)]  # fmt: skip
+    lines = [(match, MEGATRON_BATCH.search(text, match.end(), match.endpos)) for match in MEGATRON.all(text)]
     last = next((int(batch[1]) for _, batch in reversed(lines) if batch), None)  # steps of smaller batches come before
     rows = [(int(match[1]), _number(match[2]) / 1e3) for match, batch in lines if not batch or int(batch[1]) == last]
     peaks: dict[int | None, int] = {}
-    for match in MEGATRON_MEMORY.finditer(text):
+    for match in MEGATRON_MEMORY.all(text):
         rank = None if match[1] is None else int(match[1])
         peaks[rank] = max(peaks.get(rank, 0), round(_number(match[2]) * 2**20))
     return _log("megatron", rows, "step", peaks, False, last)
 
 
 def _torchtitan(text: str) -> Log | None:
-    matches = list(TITAN.finditer(text))
+    matches = list(TITAN.all(text))
     rows = [(int(match[1]), 1 / max(_number(match[3]), 1e-9)) for match in matches]
     peak = max((_number(match[2]) for match in matches), default=0.0)
     return _log("torchtitan", rows, "token of a device", {None: round(peak * 2**30)}, True, None)
 
 
 def _deepspeed(text: str) -> Log | None:
-    rows = [(int(match[1]), 1 / max(_number(match[2]), 1e-9)) for match in DEEPSPEED.finditer(text)]
-    peaks = [_number(match[1]) for match in DEEPSPEED_MEMORY.finditer(text)]
+    rows = [(int(match[1]), 1 / max(_number(match[2]), 1e-9)) for match in DEEPSPEED.all(text)]
+    peaks = [_number(match[1]) for match in DEEPSPEED_MEMORY.all(text)]
     return _log("deepspeed", rows, "sample", {None: round(max(peaks) * 2**30)} if peaks else {}, False, None)
 
 
 def _pipeline(text: str) -> Log | None:
-    rows = [(int(match[1]), _number(match[2])) for match in PIPELINE.finditer(text)]
+    rows = [(int(match[1]), _number(match[2])) for match in PIPELINE.all(text)]
     return _log("deepspeed", rows, "step", {}, False, None)
 
 
 def _nemo(text: str) -> Log | None:
-    rows = [(number, _number(match[1])) for number, match in enumerate(NEMO.finditer(text))]
+    rows = [(number, _number(match[1])) for number, match in enumerate(NEMO.all(text))]
     batch = None
     for batch in NEMO_BATCH.finditer(text, text.find("train_step_timing")):  # noqa: B007
         pass

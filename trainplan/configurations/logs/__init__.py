@@ -15,17 +15,27 @@ from pathlib import Path
 from trainplan.configurations import torchtitan
 from trainplan.configurations.configuration import Configuration, Said
 from trainplan.configurations.logs.lines import last, mapping_at
-from trainplan.configurations.logs.megatron import CLOSED, of_megatron
+from trainplan.configurations.logs.megatron import of_megatron
 from trainplan.configurations.logs.nvidia import of_bridge, of_nemo
 from trainplan.configurations.logs.trainers import of_accelerate, of_deepspeed, of_trainer
 from trainplan.profiling.base.errors import InputError
-from trainplan.validation.log_text import CONFIGURATIONS, JOB, STEPS, Mark, has_steps, last_run, text_of_log
+from trainplan.validation.log_text import (
+    ARGUMENTS_END,
+    CONFIGURATIONS,
+    JOB,
+    STEPS,
+    Mark,
+    has_steps,
+    last_run,
+    mark,
+    text_of_log,
+)
 from trainplan.validation.logs import log_of, ran_out
 
 MESH = Mark(  # torchtitan's, whose product is its devices; experts share them
     "uilding ", re.compile(r"Building (?:\d-D device mesh with \[.*\], (\[[\d, ]+\])|device mesh with parallelism: (pp=.*))")
 )
-RUNNING = Mark("***** Running training *****", re.compile(r"\*{5} Running training \*{5}"))
+RUNNING = mark("***** Running training *****", r"\*{5} Running training \*{5}")
 # Tools whose logs are not read, by lines that only they print; and what to give for each.
 YAML, BY_COMMAND = "give its YAML", "give arguments of Megatron-LM by --command, of the same sizes"
 OTHERS: tuple[tuple[str, Mark, str], ...] = tuple(
@@ -60,8 +70,8 @@ def log_at(path: Path) -> str | None:
     """The text of a file that is the log of a run: it has lines that a tool prints of its configuration, or of steps; None
     where it is no log. Raises InputError where it cannot be read."""
     text = text_of_log(path)
-    marks = (*CONFIGURATIONS, *STEPS.values(), RUNNING, *(mark for _, mark, _ in OTHERS))
-    return text if CLOSED.search(text) or any(next(mark.all(text), None) is not None for mark in marks) else None
+    marks = (*CONFIGURATIONS, ARGUMENTS_END, *STEPS.values(), RUNNING, *(line for _, line, _ in OTHERS))
+    return text if any(next(each.all(text), None) is not None for each in marks) else None
 
 
 def read(path: Path, said: Said) -> Configuration:
@@ -82,8 +92,8 @@ def of_text(text: str, where: str, said: Said) -> Configuration:
             log = log_of(run)
             notes = () if log is not None or not after else ("the last run in the log made no step: none is compared",)
             return replace(made, log=log, ran_out=ran_out(run), notes=(*made.notes, *notes))
-    for tool, mark, fix in OTHERS:
-        if next(mark.all(text), None) is not None:
+    for tool, line, fix in OTHERS:
+        if next(line.all(text), None) is not None:
             raise InputError(where, "", f"is a log of {tool}, whose configuration is not read", fix)
     tool = has_steps(text) or "transformers"
     raise InputError(where, "", f"is a log without the tool's configuration, of {tool}", f"give {INSTEAD[tool]}")

@@ -51,7 +51,7 @@ def value_of(text: str) -> Any:
 
 
 def front_of(line: str, after: str) -> re.Pattern[str]:
-    """What launchers put in front of both of two lines that follow each other, with whatever numbers: a rank, a host, a time."""
+    """What launchers put in front of both of two lines, one after the other, with whatever numbers: a rank, a host, a time."""
     front = ""
     for one, other in zip(TOKEN.findall(line), TOKEN.findall(after), strict=False):
         if one != other and not (one.isdecimal() and other.isdecimal()):

@@ -12,12 +12,11 @@ from trainplan.configurations.logs.lines import bare, first, last, mapping_at, v
 from trainplan.configurations.megatron_older import engine_of_values
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.models.families.fields import names
-from trainplan.validation.log_text import ARGUMENTS, ENGINE, Mark
+from trainplan.validation.log_text import ARGUMENTS, ARGUMENTS_END, ENGINE, mark
 
 ARGUMENT = re.compile(r"(?:^|\s)(\w+) \.{2,} ?(.*)$|^\s*(\w{40,})  ?\.? ?([^\s.].*)$")
-CLOSED = re.compile(r"-{3,} ?end of arguments ?-{3,}")
 NEOX = re.compile(r"\.{3,}(?:default|updated)$|\}(?:default|updated)$")
-PADDED = Mark("padded vocab", re.compile(r"padded vocab \(size: (\d+)\).*\(new size: (\d+)\)"))
+PADDED = mark("padded vocab", r"padded vocab \(size: (\d+)\).*\(new size: (\d+)\)")
 CUT = "give the log from the start of the run to its first step, or what starts the run"
 # Names of Megatron-LM's arguments that its log has under another name.
 RENAMED = {
@@ -91,8 +90,8 @@ ELSEWHERE = tuple(
 def printed_at(lines: Sequence[str], where: str) -> tuple[int, int] | None:
     """The numbers of the lines around the arguments, of the last time that they were printed. Raises InputError where their end
     or their beginning is cut off."""
-    ends = [number for number, line in enumerate(lines) if CLOSED.search(line)]
-    begins = [n for n, line in enumerate(lines) if ARGUMENTS.pattern.search(line) and not CLOSED.search(line)]
+    begins, ends = ([n for n, line in enumerate(lines) if mark.part in line and mark.pattern.search(line)]
+                    for mark in (ARGUMENTS, ARGUMENTS_END))  # fmt: skip
     if not begins and not ends:
         return None
     if not begins or (ends and begins[0] > ends[-1]):

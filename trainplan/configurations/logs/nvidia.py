@@ -18,11 +18,11 @@ from trainplan.configurations import megatron_bridge, nemo
 from trainplan.configurations.configuration import Configuration, Said
 from trainplan.configurations.logs.lines import bare, last, value_of
 from trainplan.profiling.base.errors import InputError
-from trainplan.validation.log_text import CONTAINER, EXPERIMENT, SUMMARY, Mark
+from trainplan.validation.log_text import CONTAINER, EXPERIMENT, SUMMARY, mark
 
 SECTION = re.compile(r"^\[(\w+)\](?: Non-default values \(vs Mcore \w+\))?:$")
 FIELD = re.compile(r"^  (\w+): (.*?)(?:  \(Mcore default: .*\))?$")
-PADDED = Mark("Padded vocab_size: ", re.compile(r"Padded vocab_size: (\d+), original vocab_size: (\d+)"))
+PADDED = mark("Padded vocab_size: ", r"Padded vocab_size: (\d+), original vocab_size: (\d+)")
 NEMO = re.compile(r"\[NeMo [IWE] ")
 
 

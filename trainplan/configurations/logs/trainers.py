@@ -18,27 +18,23 @@ from trainplan.configurations.logs.lines import block_at, first, last, mapping_a
 from trainplan.profiling.base.errors import InputError, shown
 from trainplan.profiling.models.model import load_model, model_from_config
 from trainplan.profiling.models.precision import MASTERS, PLAIN
-from trainplan.validation.log_text import ENGINE, STATE, TRAINER, TRL, Mark
+from trainplan.validation.log_text import ENGINE, STATE, TRAINER, TRL, mark
 
 RESOLVED = re.compile(r"config\.py:\d+:print\]\s+(\w+)\s*\.*\s+(\S.*)$")
-MODEL = Mark("Model config ", re.compile(r"Model config \w+ (\{.*)$"))
+MODEL = mark("Model config ", r"Model config \w+ (\{.*)$")
 WHOLE = "give the whole log, or what starts the run"
 ENUMERATION = re.compile(r"^(?:[A-Z]\w*\.)([A-Z][A-Z\d_]*)$")  # as Python's enumerations were printed before 3.11
 OPTION = re.compile(r"<\w+\.\w+: ('[^']*')>")
-ADAPTERS = Mark("trainable params: ", re.compile(r"trainable params: ([\d,]+) \|\| all params: ([\d,]+)"))
+ADAPTERS = mark("trainable params: ", r"trainable params: ([\d,]+) \|\| all params: ([\d,]+)")
 
 
-def _count(part: str, pattern: str) -> Mark:
-    return Mark(part, re.compile(pattern, re.IGNORECASE))
-
-
-TOTAL = _count("Total train batch size", r"Total train batch size \(w\. parallel, distributed & accumulation\) = ([\d,]+)")
-PER_DEVICE = _count("Instantaneous batch size per device", r"Instantaneous batch size per device = ([\d,]+)")
-ACCUMULATED = _count("radient Accumulation steps", r"Gradient Accumulation steps = ([\d,]+)")
-TRAINABLE = _count("Number of trainable parameters", r"Number of trainable parameters = ([\d,]+)")
-PROCESSES = _count("Num processes: ", r"Num processes: (\d+)")
-MIXED = _count("Mixed precision type: ", r"Mixed precision type: (\w+)")
-OF_DEEPSPEED = Mark("ds_config: ", re.compile(r"ds_config: (\{.*)$"))
+TOTAL = mark("Total train batch size", r"Total train batch size \(w\. parallel, distributed & accumulation\) = ([\d,]+)")
+PER_DEVICE = mark("Instantaneous batch size per device", r"Instantaneous batch size per device = ([\d,]+)")
+ACCUMULATED = mark("radient Accumulation steps", r"(?i)Gradient Accumulation steps = ([\d,]+)")
+TRAINABLE = mark("Number of trainable parameters", r"Number of trainable parameters = ([\d,]+)")
+PROCESSES = mark("Num processes: ", r"Num processes: (\d+)")
+MIXED = mark("Mixed precision type: ", r"Mixed precision type: (\w+)")
+OF_DEEPSPEED = mark("ds_config: ", r"ds_config: (\{.*)$")
 OF_STATE = {"no": "float32", "fp16": "float16", "bf16": "bfloat16"}
 CLOSE = 0.02  # of a number of parameters
 
@@ -69,8 +65,8 @@ def of_deepspeed(lines: Sequence[str], where: str, said: Said) -> Configuration 
 
 
 def of_trainer(lines: Sequence[str], where: str, said: Said) -> Configuration | None:
-    """transformers' Trainer without DeepSpeed: data-parallel copies, or FSDP. Where the program may have been launched with FSDP
-    of Accelerate's, the parameters that each device trains decide it."""
+    """transformers' Trainer without DeepSpeed: data-parallel copies, or FSDP. Where what the program was launched with may
+    say FSDP, the number of parameters that each device trains decides it."""
     if (made := _of_arguments(lines, where, said, None, where)) is None:
         return None
     shares = _trained(lines, where, said, made)
@@ -129,8 +125,7 @@ def _argument(text: str) -> Any:
     """A value of TrainingArguments, as it is printed."""
     if (member := ENUMERATION.match(text)) is not None:
         return member[1].lower()
-    value = value_of(OPTION.sub(lambda option: option[1], text))
-    return value
+    return value_of(OPTION.sub(lambda option: option[1], text))
 
 
 def _model(lines: Sequence[str]) -> dict[str, Any] | None:
@@ -170,8 +165,8 @@ def of_accelerate(lines: Sequence[str], where: str, said: Said) -> Configuration
     begun, kind, at = state[0], state[1][1], f"{where}:{state[0] + 1}"
     found: dict[str, tuple[str, str]] = {"kind": (kind, at)}
     marks = {"processes": PROCESSES, "precision": MIXED, "samples": TOTAL, "micro": PER_DEVICE, "accumulation": ACCUMULATED}
-    for name, mark in marks.items():
-        if (line := first(mark, lines, begun)) is not None:
+    for name, each in marks.items():
+        if (line := first(each, lines, begun)) is not None:
             found[name] = line[1][1].replace(",", ""), f"{where}:{line[0] + 1}"
     if kind not in ("NO", "MULTI_GPU", "DEEPSPEED"):
         fix = "give the file of `accelerate config`: the log does not say how states are shared"
