@@ -24,6 +24,7 @@ from trainplan.validation.alongside import HELD
 from trainplan.validation.logs import OF_ALL, LoggedRun, RanOut
 from trainplan.validation.predict import Prediction
 
+SMALLER = 0.9  # of a device, beside one of the same kind
 MOST_CHANGES, MOST_RANKS, MOST_KEYS, DEFAULT = 8, 16, 4, "default of"
 FRAGMENTATION = (
     "of the caching allocator: not counted, but for 2 % that the default reserve has for it; "
@@ -254,6 +255,9 @@ def _ran_out(ran_out: RanOut, judged: JudgedRun) -> str:
         text += f", of {format_bytes(ran_out.capacity_bytes)}"
     if ran_out.allocated_bytes is not None:
         text += f"; predicted {format_bytes(peak)}, {peak / max(asked, 1) - 1:+.1%} of what it asked for in all"
+    smaller = ran_out.capacity_bytes is not None and ran_out.capacity_bytes < SMALLER * judged.plan.memory_bytes
+    if smaller:
+        return text + "; the cluster's devices have more memory than the log's"
     return text + "; the log refutes that it fits" * judged.fits
 
 

@@ -33,7 +33,7 @@ from trainplan.validation.log_text import (
 from trainplan.validation.logs import log_of, ran_out
 
 MESH = Mark(  # torchtitan's, whose product is its devices; experts share them
-    "uilding ", re.compile(r"Building (?:\d-D device mesh with \[.*\], (\[[\d, ]+\])|device mesh with parallelism: (pp=.*))")
+    "uilding ", re.compile(r"Building (?:\d-D device mesh with .*, (\[[\d, ]+\])|device mesh with parallelism: (pp=.*))")
 )
 RUNNING = mark("***** Running training *****", r"\*{5} Running training \*{5}")
 # Tools whose logs are not read, by lines that only they print; and what to give for each.

@@ -94,7 +94,7 @@ def printed_at(lines: Sequence[str], where: str) -> tuple[int, int] | None:
                     for mark in (ARGUMENTS, ARGUMENTS_END))  # fmt: skip
     if not begins and not ends:
         return None
-    if not begins or (ends and begins[0] > ends[-1]):
+    if not begins or len([end for end in ends if end > begins[-1]]) > 1:
         raise InputError(f"{where}:{ends[-1] + 1}", "", "has the end of arguments without their beginning", CUT)
     if not ends or begins[-1] > ends[-1]:
         raise InputError(f"{where}:{begins[-1] + 1}", "", "has arguments that do not end", CUT)

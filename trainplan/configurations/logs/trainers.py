@@ -105,6 +105,8 @@ def _of_arguments(
     elif values.get("deepspeed") not in (None, ""):
         fix = "give the log with its configuration (config.py, print_user_config), or the file itself"
         raise InputError(begin, "deepspeed", f"is {shown(values['deepspeed'])}, and what it holds is not in the log", fix)
+    if not any((values.get("fsdp_config") or {"": None}).values()):  # printed as it is without FSDP
+        values.pop("fsdp_config", None)
     values = {name: value for name, value in values.items() if value not in (None, "", [], {})}
     flat = flattened({name: value for name, value in values.items() if name not in PRINTED})
     keys = Keys(where, flat, (None,), sources, transformers_arguments.DEFAULTS, said.ignored)

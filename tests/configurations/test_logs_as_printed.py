@@ -1,0 +1,329 @@
+"""Logs as tools of several years print them, and as launchers, terminals and restarts leave them.
+
+The forms are those of the tools' own sources: DeepSpeed's `config.py` and `utils/timer.py`, Megatron-LM's `arguments.py`,
+transformers' `trainer.py` and `training_args.py` 4.57, torchtitan's `parallel_dims.py`, torch's allocator.
+"""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import pytest
+from trainplan.profiling.base.errors import InputError
+
+import trainplan as tp
+from tests.command.calls import call
+from trainplan.configurations.configuration import Said
+from trainplan.configurations.planned import read
+from trainplan.validation.logs import log_of, ran_out, read_log
+
+HERE = Path(__file__).parent / "logs"
+ARGUMENTS = (HERE / "megatron-2026-08.log").read_text()
+
+
+def log(folder: Path, text: str, name: str = "train.log") -> Path:
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+def steps(seconds: list[float]) -> str:
+    return "".join(
+        f" iteration {n:8d}/      10 | consumed samples: {128 * n:12d} | elapsed time per iteration (ms): {1e3 * s:.1f} | "
+        "learning rate: 9.150E-06 | global batch size:   128 | lm loss: 2.504220E+00 |\n"
+        for n, s in enumerate(seconds, 1)
+    )
+
+
+def refused(path: Path, said: Said | None = None) -> str:
+    with pytest.raises(InputError) as error:
+        read(path, said=said or Said())
+    return error.value.command_text
+
+
+ENGINE = """\
+{0}[2021-05-26 04:38:20,031] [INFO] [config.py:748:print] DeepSpeedEngine configuration:
+{0}[2021-05-26 04:38:20,032] [INFO] [config.py:752:print]   fp16_enabled ................. True
+{0}[2021-05-26 04:38:20,032] [INFO] [config.py:752:print]   gradient_accumulation_steps .. 2
+{0}[2021-05-26 04:38:20,033] [INFO] [config.py:752:print]   train_batch_size ............. 2048
+{0}[2021-05-26 04:38:20,033] [INFO] [config.py:752:print]   train_micro_batch_size_per_gpu  16
+{0}[2021-05-26 04:38:20,033] [INFO] [config.py:752:print]   world_size ................... 64
+{0}[2021-05-26 04:38:20,033] [INFO] [{1}]   json = {{
+{0}    "train_batch_size": 2.048000e+03, 
+{0}    "train_micro_batch_size_per_gpu": 16, 
+{0}    "fp16": {{
+{0}        "enabled": true
+{0}    }}, 
+{0}    "zero_optimization": {{
+{0}        "stage": 2, 
+{0}        "reduce_bucket_size": 5.000000e+08
+{0}    }}, 
+{0}    "steps_per_print": inf
+{0}}}
+"""
+
+
+@pytest.mark.parametrize("printer", ["config.py:754:print", "config.py:986:print_user_config"])
+@pytest.mark.parametrize(
+    "front", ["", "gpu-q-13: ", "[default0]:", " 0: ", "[rank0]: ", "(pid=77) ", "2024-01-01T00:00:01.123Z "]
+)
+def test_deepspeeds_file_is_read_with_infinite_numbers_exponents_and_prefixes(tmp_path: Path, front: str, printer: str) -> None:
+    configuration = read(log(tmp_path, ENGINE.format(front, printer)), said=Said(recompute="none"))
+    assert (configuration.runtime, configuration.zero, configuration.devices) == ("deepspeed", 2, 64)
+    assert (configuration.samples, configuration.micro_samples, configuration.accumulation) == (2048, 16, 2)
+    assert configuration.dtype == "float16" and configuration.buffers.reduce_elements == 500_000_000
+
+
+def test_megatron_deepspeed_has_its_stage_from_the_file_in_the_same_log(tmp_path: Path) -> None:
+    older = ARGUMENTS.replace("  num_layers ..", "  deepspeed ....................................... {}\n"
+                              "  deepspeed_config ................................ ./ds_config.json\n"
+                              "  zero_stage ...................................... 1\n  num_layers ..")  # fmt: skip
+    older = older.replace(
+        "use_distributed_optimizer ....................... True", "use_distributed_optimizer ....................... False"
+    )
+    file = (
+        '[2021-06-10 20:47:51,887] [INFO] [config.py:906:print]   json = {\n    "train_micro_batch_size_per_gpu": 1, \n'
+        '    "zero_optimization": {\n        "stage": 2\n    }, \n    "bf16": {\n        "enabled": true\n    }\n}\n'
+    )
+    without = refused(log(tmp_path, older.format(True)))
+    assert "--deepspeed-config is './ds_config.json', which is not here" in without
+    configuration = read(log(tmp_path, older.format(True) + file))
+    assert configuration.software == "megatron-deepspeed" and configuration.zero == 2
+    assert read(log(tmp_path, older.format(False))).zero == 0  # where DeepSpeed is off, its arguments say nothing
+
+
+def test_arguments_of_gpt_neox_are_not_taken_for_megatrons(tmp_path: Path) -> None:
+    text = """\
+-------------------- arguments --------------------
+  attention_config ................ ['global', 'global']........updated
+  batch_size ...................... 4...........................default
+  hidden_size ..................... 6144........................updated
+  model_parallel_size ............. 2...........................updated
+  num_layers ...................... 44..........................updated
+  optimizer ....................... {'type': 'Adam', 'params': {'lr': 9.7e-05}}updated
+---------------- end of arguments ----------------
+"""
+    assert "train.log:1: is a log of GPT-NeoX, whose configuration is not read" in refused(log(tmp_path, text))
+
+
+@pytest.mark.parametrize(
+    ("begin", "end", "problem"),
+    [(0, 120, "has arguments that do not end"), (120, None, "has the end of arguments without their beginning")],
+)
+def test_arguments_that_are_cut_off_are_refused_by_line(tmp_path: Path, begin: int, end: int | None, problem: str) -> None:
+    half = "\n".join(ARGUMENTS.splitlines()[begin:end]) + "\n"
+    for more in ("", steps([9.0] * 5)):
+        said = refused(log(tmp_path, half + more))
+        assert problem in said and "give the log from the start of the run" in said and "train.log:" in said
+    assert problem in refused(log(tmp_path, ARGUMENTS + steps([9.0] * 5) + half))  # whole runs before it do not count
+
+
+def test_a_last_run_without_a_step_is_not_compared_with_the_steps_before_it(tmp_path: Path) -> None:
+    second = ARGUMENTS.replace(
+        "micro_batch_size ................................ 1", "micro_batch_size ................................ 2"
+    )
+    path = log(tmp_path, ARGUMENTS + steps([9.0] * 5) + second)
+    configuration = read(path)
+    assert configuration.micro_samples == 2 and configuration.log is None
+    assert any("made no step" in note for note in configuration.notes)
+    with pytest.raises(InputError, match="has no line of a training step of its last run"):
+        read_log(path)
+    measured = read(log(tmp_path, ARGUMENTS + ARGUMENTS + steps([20.0, 8.0, 8.0, 9.0, 9.0]))).log  # a start that made no step
+    assert measured is not None and measured.step_s[-1] == 9.0
+
+
+NEW = (
+    "[rank3]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.50 GiB. GPU 3 has a total capacity of 79.10 GiB "
+    "of which 1.20 GiB is free. Including non-PyTorch memory, this process has 77.89 GiB memory in use. Of the allocated "
+    "memory 70.25 GiB is allocated by PyTorch, and 5.01 GiB is reserved by PyTorch but unallocated.\n"
+)
+OLD = (
+    "RuntimeError: CUDA out of memory. Tried to allocate 2.50 GiB (GPU 0; 79.10 GiB total capacity; 70.25 GiB already allocated"
+    "; 1.20 GiB free; 75.26 GiB reserved in total by PyTorch)\n"
+)
+
+
+@pytest.mark.parametrize("message", [NEW, OLD, NEW.replace("CUDA", "HIP")])
+def test_a_run_that_ended_without_memory_is_said_to(tmp_path: Path, message: str) -> None:
+    path = log(tmp_path, ARGUMENTS + steps([9.0] * 2) + message)
+    said = read(path).ran_out
+    assert said is not None
+    assert (said.tried_bytes, said.allocated_bytes, said.capacity_bytes) == (2.5 * 2**30, 70.25 * 2**30, round(79.1 * 2**30))
+    done = call("import-run", path, "--cluster", "h100:8x2", "--no-search")
+    assert "out of memory" in done.stdout and "2.5 GiB more than the 70.25 GiB that it had" in " ".join(done.stdout.split())
+    assert "the log refutes that it fits" in " ".join(done.stdout.split())
+    assert ran_out(message + steps([9.0])) is None  # the run went on
+
+
+ARGS = """\
+{0}Training/evaluation parameters TrainingArguments(
+{0}_n_gpu={n_gpu},
+{0}adafactor=False,
+{0}adam_beta1=0.9,
+{0}bf16=True,
+{0}deepspeed=None,
+{0}fp16=False,
+{0}fsdp={fsdp},
+{0}fsdp_config={{'min_num_params': 0, 'xla': False, 'xla_fsdp_v2': False, 'xla_fsdp_grad_ckpt': False}},
+{0}gradient_accumulation_steps=2,
+{0}gradient_checkpointing=True,
+{0}logging_dir=out/runs,
+{0}mp_parameters=,
+{0}optim=adamw_torch,
+{0}per_device_train_batch_size=4,
+{0}push_to_hub_token=<PUSH_TO_HUB_TOKEN>,
+{0}use_liger_kernel=False,
+{0})
+{0}***** Running training *****
+{0}  Total train batch size (w. parallel, distributed & accumulation) = 64
+{0}  Gradient Accumulation steps = 2
+{0}  Total optimization steps = 1,000
+{0}  Number of trainable parameters = {trained}
+"""
+LLAMA = 8_030_261_248
+
+
+def arguments(front: str = "", fsdp: str = "[]", trained: int = LLAMA, n_gpu: int = 1) -> str:
+    return ARGS.format(front, fsdp=fsdp, trained=f"{trained:,}", n_gpu=n_gpu)
+
+
+@pytest.mark.parametrize("front", ["", "[rank0]:", " 0: ", "[INFO|train.py:149] 2025-12-31 13:11:34,875 >> ", "    "])
+def test_training_arguments_are_read_behind_what_launchers_put_in_front(tmp_path: Path, front: str) -> None:
+    configuration = read(log(tmp_path, arguments(front)), said=Said(model="llama3-8b"))
+    assert (configuration.micro_samples, configuration.accumulation, configuration.samples) == (4, 2, 64)
+    assert (configuration.devices, configuration.dtype, configuration.zero) == (8, "bfloat16", 0)
+    assert configuration.recomputed.of == "full" and not configuration.undecided
+
+
+def test_fsdp_of_a_log_is_read_by_its_words(tmp_path: Path) -> None:
+    for words, zero in (
+        ("[<FSDPOption.AUTO_WRAP: 'auto_wrap'>]", 3),
+        ("[<FSDPOption.FULL_SHARD: 'full_shard'>, <FSDPOption.AUTO_WRAP: 'auto_wrap'>]", 3),
+        ("[<FSDPOption.SHARD_GRAD_OP: 'shard_grad_op'>, <FSDPOption.AUTO_WRAP: 'auto_wrap'>]", 2),
+    ):
+        configuration = read(log(tmp_path, arguments(fsdp=words, trained=LLAMA // 8)), said=Said(model="llama3-8b"))
+        assert configuration.zero == zero and "FSDP" in configuration.software
+
+
+def test_what_a_program_was_launched_with_is_told_by_the_parameters_that_it_trains(tmp_path: Path) -> None:
+    said = Said(model="llama3-8b")
+    assert "zero" in read(log(tmp_path, arguments().partition("  Number of trainable")[0]), said=said).undecided
+    shared = refused(log(tmp_path, arguments(trained=LLAMA // 8)), said)
+    assert "parameters are shared between the devices" in shared and "--set accelerate=FILE" in shared
+    assert "is 20,971,520 of llama3-8b's 8,030,261,248" in refused(log(tmp_path, arguments(trained=20_971_520)), said)
+    adapters = "trainable params: 41,943,040 || all params: 8,072,204,288 || trainable%: 0.5196\n"
+    assert "is 41,943,040 of 8,072,204,288 parameters" in refused(log(tmp_path, adapters + arguments()), said)
+    assert "torch's DataParallel" in refused(log(tmp_path, arguments(n_gpu=4)), said)
+
+
+def test_a_program_is_no_log_of_itself(tmp_path: Path) -> None:
+    program = (
+        "from transformers import Trainer, TrainingArguments\nargs = TrainingArguments(\n    adam_beta1=0.9,\n"
+        "    per_device_train_batch_size=2,\n    gradient_accumulation_steps=8,\n    bf16=True,\n)\n"
+    )
+    assert "is a Python file that configures no run that is known" in refused(log(tmp_path, program, "train.py"))
+    script = f"cat > train.py <<'EOF'\n{program}EOF\ntorchrun --nproc_per_node 8 train.py\n"
+    assert "TrainingArguments" not in refused(log(tmp_path, script, "train.sh"))
+
+
+def test_the_mean_of_a_trainers_run_is_its_time_over_its_steps(tmp_path: Path) -> None:
+    end = "{'train_runtime': 28123.4, 'train_samples_per_second': 2.276, 'train_steps_per_second': 0.036, 'epoch': 1.0}\n"
+    measured = log_of(arguments() + end)
+    assert measured is not None and measured.mean and measured.step_s == (28.1234,)  # 1 / 0.036 is 27.8
+    resumed = log_of(arguments() + "  Continuing training from global step 500\n" + end)
+    assert resumed is not None and resumed.step_s == (28123.4 / 500,)
+    bars = "".join(
+        f"  1%|1  | {n}/1000 [{t // 60:02d}:{t % 60:02d}<44:53,  7.20s/it]\r"
+        for n, t in ((1, 27), (2, 30), (4, 40), (104, 740))
+    )
+    unfinished = log_of(arguments() + bars + "Loading checkpoint shards: | 4/4 [00:10<00:00,  2.5s/it]\n")
+    assert unfinished is not None and unfinished.step_s == (7.0,)
+    assert log_of(arguments()) is None
+    done = call(
+        "import-run",
+        log(tmp_path, arguments() + end),
+        "--cluster",
+        "h100:8",
+        "--model",
+        "llama3-8b",
+        "--sequence",
+        2048,
+        "--no-search",
+    )
+    assert "the mean of the whole run" in " ".join(done.stdout.split()), done.stderr
+
+
+TITAN = (
+    "[rank0]:[titan] 2025-04-16 00:51:17,646 - root - INFO - Running with args: {{'model': {{'name': 'llama3', 'flavor': '8B'}}"
+    ", 'training': {{'local_batch_size': 2, 'seq_len': 8192}}, 'parallelism': {{'tensor_parallel_degree': 2}}, "
+    "'activation_checkpoint': {{'mode': 'full'}}}}\n[rank0]:[titan] 2025-04-16 00:51:18,000 - root - INFO - {}\n"
+    "[rank0]:2024-05-01 00:51:20,000 - root - INFO - \x1b[31mstep: 10\x1b[32m  loss: 8.1\x1b[33m  memory: 40.12GiB(50.68%)"
+    "\x1b[34m  wps: 7,123\x1b[35m  mfu: 40.2%\x1b[39m\n"
+)
+
+
+@pytest.mark.parametrize(
+    "mesh",
+    [
+        "Building 2-D device mesh with ['dp_shard', 'tp'], [12, 2]",
+        "Building 2-D device mesh with ('dp', 'tp'), [12, 2]",
+        "Building device mesh with parallelism: pp=1, dp_replicate=1, dp_shard=12, cp=1, tp=2, ep=4",
+    ],
+)
+def test_torchtitans_devices_are_those_of_its_mesh(tmp_path: Path, mesh: str) -> None:
+    configuration = read(log(tmp_path, TITAN.format(mesh)))
+    assert (configuration.devices, configuration.tp, configuration.sequence) == (24, 2, 8192)
+    assert configuration.log is not None and configuration.log.step_s == (1 / 7123,)
+    with pytest.raises(InputError, match="24"):
+        tp.import_run(log(tmp_path, TITAN.format(mesh)), cluster="h100:8x2", search=False)
+
+
+def test_a_log_is_read_as_windows_writes_it(tmp_path: Path) -> None:
+    expected, path = read(log(tmp_path, ARGUMENTS + steps([9.0] * 5))), tmp_path / "train.log"
+    text = path.read_text()
+    for data in (
+        text.replace("\n", "\r\n").encode(),
+        text.encode("utf-16"),
+        text.encode("utf-16-le"),
+        text.encode("utf-8-sig"),
+    ):
+        path.write_bytes(data)
+        assert read(path) == expected
+    path.write_bytes(text.encode() + b"\xff\xfe caf\xe9\n")
+    assert read(path).config == expected.config
+
+
+def test_files_that_are_no_text_are_refused_in_a_line_with_what_to_give(tmp_path: Path) -> None:
+    (tmp_path / "train.log.gz").write_bytes(gzip.compress(ARGUMENTS.encode()))
+    assert "is compressed; unpack it (`gunzip -k train.log.gz`)" in refused(tmp_path / "train.log.gz")
+    log(tmp_path, ARGUMENTS)
+    assert f"is a folder; give one file, the log of a run or what starts it, such as {tmp_path / 'train.log'}" in refused(
+        tmp_path
+    )
+    (tmp_path / "events.out.tfevents.1700000000.host.12.0").write_bytes(b"\x18\x00\x00\x00\x00\x00\x00\x00")
+    assert "is a record of TensorBoard" in refused(tmp_path / "events.out.tfevents.1700000000.host.12.0")
+
+
+@pytest.mark.parametrize(
+    ("line", "tool", "fix"),
+    [
+        ("Training epoch 0, iteration 120/149 | lr: 3e-05 | train_step_timing in s: 0.03", "NeMo 2", "--command"),
+        ("10/17/2025 16:31:56 [INFO|DP=0|PP=0|TP=0]: iteration: 3 / 9 | consumed_tokens: 85.8G", "nanotron", "--command"),
+        ("[INFO] samples/sec: 13.6 | iteration 20/9 | elapsed | approx flops per GPU: 93.1TFLOPS", "GPT-NeoX", "--command"),
+        ("09/04/2024 15:03:43 - INFO - llamafactory.data.loader - Loading dataset", "LLaMA-Factory", "its YAML"),
+        ("[2025-06-01 10:00:00,000] [INFO] [axolotl.cli.config.load_cfg:248] config:", "axolotl", "its YAML"),
+        ("INFO:torchtune.utils._logging:Running FullFinetuneRecipeDistributed with resolved config:", "torchtune", "--command"),
+        ("\t Train throughput/device/tokens_per_sec: 9876.5", "Composer", "--command"),
+        ("completed step: 10, seconds: 2.345, TFLOP/s/device: 400.1", "MaxText", "--command"),
+        (" iteration       10/     100 | elapsed time per iteration (ms): 1234.5 |", "Megatron-LM", "that has its arguments"),
+        ("step: 10  loss:  8.12  memory: 40.12GiB(50.68%)  tps: 7,123", "torchtitan", "its TOML or config_registry.py"),
+        ("epoch=0/micro_step=10/global_step=10, CurrSamplesPerSec=12.5", "DeepSpeed", "DeepSpeed's JSON"),
+        ("***** Running training *****", "transformers", "TrainingArguments"),
+    ],
+)  # fmt: skip
+def test_a_log_without_a_configuration_says_whose_it_is_and_what_to_give(
+    tmp_path: Path, line: str, tool: str, fix: str
+) -> None:
+    said = refused(log(tmp_path, f"some line\n{line}\n"))
+    assert f"of {tool}" in said and fix in said.partition("; ")[2], said
