@@ -33,6 +33,7 @@ from trainplan.profiling.base.dtypes import parse_dtype
 from trainplan.profiling.base.errors import COMMAND_LINE, InputError
 from trainplan.profiling.base.files import Source
 from trainplan.profiling.clusters.cluster import Cluster
+from trainplan.validation.log_text import text_of_bytes
 from trainplan.validation.logs import LoggedRun, beside, read_log
 from trainplan.validation.plans import as_run
 
@@ -68,7 +69,7 @@ def import_run(
     which the tool prints its configuration. It becomes a plan, with its prediction; beside it the bound and the best plan
     of the joint problem, the best one within the runtime, and what to change first.
 
-    line: a command line that starts training, in place of a file; the file - is a script on standard input.
+    line: a command line that starts training, in place of a file; the file - is a script or a log on standard input.
     cluster: the devices. What the file cannot say: model (a name or a config.json; default: the file's), batch (samples of a
     step), micro_batch (samples of one micro-batch on one rank), sequence, dtype, recompute (full or none: DeepSpeed and plain
     Accelerate leave it to the model's code), loss (full where all logits of a micro-batch are held at once, chunked, or fused
@@ -94,7 +95,7 @@ def import_run(
     path = None if file is None or str(file) == "-" else Path(file)
     if path is None:
         where = COMMAND_LINE if line is not None else "standard input"
-        found = read_text(sys.stdin.read() if line is None else line, where, said)
+        found = read_text(_standard_input() if line is None else line, where, said)
     else:
         found = read(path, runtime, said)
     configuration = with_options(found, batch, micro_batch)
@@ -125,6 +126,12 @@ def import_run(
             within = replace(within, plan=as_run(within.plan.changed(runs_by=_by_layers(made.runs_by)), machine)[0])
     changed = changes(configuration, made, request, judged.step_ns)
     return JudgedRun(configuration, made, judged, framework, best, within, changed, measured, machine.whose_numbers)
+
+
+def _standard_input() -> str:
+    """What stands on standard input, in whatever coding."""
+    stream = getattr(sys.stdin, "buffer", None)
+    return sys.stdin.read() if stream is None else text_of_bytes(stream.read())
 
 
 def compare_log(source: Plan | Source, log: FilePath) -> LoggedRun:

@@ -42,7 +42,7 @@ def command(name: str, words: Sequence[str]) -> Command:
         word(
             "file",
             Path | None,
-            "A script (- for standard input), recipe (.py), .toml, .json or .yaml of the tool that trains, or a run's log.",
+            "A script or log (- for standard input), recipe (.py), .toml, .json or .yaml of the tool that trains.",
             None,
         )
     ],

@@ -12,7 +12,7 @@ FILES = {
     "axolotl": ("its configuration in YAML", ()),
     "llamafactory-cli": ("its configuration in YAML", ()),
     "nanotron": ("the log of the run", ("--config-file",)),
-    "nemo": ("the log of the run", ("--config-name",)),
+    "nemo": ("the log of the run, or the YAML that it ran with (.hydra/config.yaml)", ()),
 }
 
 

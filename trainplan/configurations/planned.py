@@ -39,6 +39,7 @@ from trainplan.profiling.clusters.cluster import Cluster
 from trainplan.profiling.models.model import Model, load_model, model_from_config
 from trainplan.profiling.models.sublayers import modules_of
 from trainplan.profiling.shipped import mixture
+from trainplan.validation.log_text import text_of_log
 
 DOCUMENTS = (".json", ".yaml", ".yml")
 READERS = {
@@ -81,8 +82,8 @@ def read(path: Path, runtime: str | None = None, said: Said = NOTHING) -> Config
         raise InputError(COMMAND_LINE, "--runtime", f"is {runtime!r}", one_of(runtime, RUNTIMES))
     if said.recompute not in (None, "full", "none"):
         raise InputError(COMMAND_LINE, "--recompute", f"is {said.recompute!r}", "give full or none")
-    if runtime is None and path.suffix.lower() not in (*DOCUMENTS, ".toml", ".py") and (log := logs.log_at(path)) is not None:
-        return logs.of_text(log, str(path), said)
+    if runtime is None and path.suffix.lower() not in (*DOCUMENTS, ".toml", ".py") and logs.is_log(text := text_of_log(path)):
+        return logs.of_text(text, str(path), said)
     if path.suffix.lower() in DOCUMENTS and runtime in (None, *READ.values()):
         chosen = reader_of(path, read_document(path))
         if runtime not in (None, chosen):
@@ -99,7 +100,9 @@ def read(path: Path, runtime: str | None = None, said: Said = NOTHING) -> Config
 
 
 def read_text(text: str, where: str, said: Said = NOTHING) -> Configuration:
-    """The configuration of a script or a command line that is in no file. where: its name. Raises InputError."""
+    """The configuration of a log, a script or a command line that is in no file. where: its name. Raises InputError."""
+    if logs.is_log(text):
+        return logs.of_text(text, where, said)
     return launched.of_command(command_of_text(text, said.variables, where, Path(".")), where, said, Path("."))
 
 

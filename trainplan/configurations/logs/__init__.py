@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from trainplan.configurations import torchtitan
 from trainplan.configurations.configuration import Configuration, Said
@@ -28,7 +27,6 @@ from trainplan.validation.log_text import (
     has_steps,
     last_run,
     mark,
-    text_of_log,
 )
 from trainplan.validation.logs import log_of, ran_out
 
@@ -66,21 +64,15 @@ INSTEAD = {
 }
 
 
-def log_at(path: Path) -> str | None:
-    """The text of a file that is the log of a run: it has lines that a tool prints of its configuration, or of steps; None
-    where it is no log. Raises InputError where it cannot be read."""
-    text = text_of_log(path)
+def is_log(text: str) -> bool:
+    """Whether a text is the log of a run: it has lines that a tool prints of its configuration, or of steps."""
     marks = (*CONFIGURATIONS, ARGUMENTS_END, *STEPS.values(), RUNNING, *(line for _, line, _ in OTHERS))
-    return text if any(next(each.all(text), None) is not None for each in marks) else None
-
-
-def read(path: Path, said: Said) -> Configuration:
-    """The configuration that a log says a run has. Raises InputError naming what the log leaves open."""
-    return of_text(text_of_log(path), str(path), said)
+    return any(next(each.all(text), None) is not None for each in marks)
 
 
 def of_text(text: str, where: str, said: Said) -> Configuration:
-    """The same of a log's text: of its last run, with what that measured. Raises InputError."""
+    """The configuration that a log says its last run has, with what that measured. Raises InputError naming what it leaves
+    open."""
     after, begin = last_run(text)
     lines = [""] * text.count("\n", 0, after) + text[after:].split("\n")  # under the numbers that they have in the file
     readers: tuple[Callable[[Sequence[str], str, Said], Configuration | None], ...] = (

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from trainplan.configurations.configuration import Open, bears
+from trainplan.configurations.shell import pasted
 from trainplan.configurations.shell.arguments import values_of
 from trainplan.configurations.shell.commands import Command, Hangs, chosen, hangs
 from trainplan.configurations.shell.evaluate import Evaluator
@@ -53,6 +54,7 @@ def command_of_text(text: str, variables: Mapping[str, str], where: str, folder:
     if MARK.search(text) or "\0" in text:
         raise InputError(where, "", "holds characters that no script has", "give the script that starts training")
     text = text.replace("\r\n", "\n")
+    pasted.refuse(text, where)
     shell = Evaluator(variables, folder)
     try:
         if _is_list(text):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os.path
 import re
+from base64 import urlsafe_b64decode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
@@ -24,7 +26,9 @@ LAUNCHES = (
     "torch.distributed.elastic",
     "accelerate.commands.launch",
     "deepspeed.launcher.runner",
+    "deepspeed.launcher.launch",
 )
+STARTED = ("torchrun", "deepspeed", "accelerate-launch", "accelerate")  # as programs, which Python may run, too
 # Options of launchers that take no value.
 FLAGS = names(
     """
@@ -252,9 +256,7 @@ def _program(words: Sequence[str]) -> tuple[int | None, str]:
         name = word.rsplit("/", 1)[-1]
         if name in TOOLS:
             return place, name
-        if name in ("torchrun", "deepspeed", "accelerate-launch", *LAUNCHES) or (
-            name == "accelerate" and place + 1 < len(words)
-        ):
+        if name in (*STARTED, *LAUNCHES) and (name != "accelerate" or place + 1 < len(words)):
             place = _behind(words, place + 1 + (name == "accelerate"), name)
             continue
         if PYTHON.match(word):
@@ -265,7 +267,7 @@ def _program(words: Sequence[str]) -> tuple[int | None, str]:
                 return None, ""
             if place < len(words) and words[place] == "-m":
                 place += 1
-            if place < len(words) and words[place] in LAUNCHES:
+            if place < len(words) and words[place].rsplit("/", 1)[-1] in (*LAUNCHES, *STARTED):
                 continue
             return (place, "") if place < len(words) else (None, "")
         if word.endswith(".py") or place:
@@ -305,6 +307,15 @@ def _tool(program: str, values: Mapping[str, Any]) -> str:
     return ""
 
 
+def _slots(world: str) -> int | None:
+    """Processes on all hosts, by the table of them that DeepSpeed's launcher hands on; None where it is none."""
+    try:
+        hosts = json.loads(urlsafe_b64decode(world))
+        return sum(len(slots) for slots in hosts.values())
+    except (ValueError, AttributeError, TypeError):
+        return None
+
+
 def devices_of(launcher: Sequence[str], batch: Mapping[str, str], environment: Mapping[str, str]) -> int | None:
     """Ranks of the whole run, by its launcher, by Slurm or by MPI; None where they do not say."""
     values: dict[str, str] = {}
@@ -314,6 +325,8 @@ def devices_of(launcher: Sequence[str], batch: Mapping[str, str], environment: M
             values[name.replace("_", "-")] = value if sign else launcher[place + 1] if place + 1 < len(launcher) else ""
     names = [word.rsplit("/", 1)[-1] for word in launcher]
     nodes = batch.get("nodes", "")
+    if "--world-info" in values:  # of DeepSpeed's processes, in which its command and `ps` have it
+        return _slots(values["--world-info"])
     if "deepspeed" in names:
         if "--include" in values:
             parts = values["--include"].split("@")
