@@ -7,14 +7,17 @@ transformers' `trainer.py` and `training_args.py` 4.57, torchtitan's `parallel_d
 from __future__ import annotations
 
 import gzip
+import re
 from pathlib import Path
 
 import pytest
+import yaml
 from trainplan.profiling.base.errors import InputError
 
 import trainplan as tp
 from tests.command.calls import call
 from trainplan.configurations.configuration import Said
+from trainplan.configurations.logs.lines import value_of
 from trainplan.configurations.planned import read
 from trainplan.validation.logs import log_of, ran_out, read_log
 
@@ -327,3 +330,53 @@ def test_a_log_without_a_configuration_says_whose_it_is_and_what_to_give(
 ) -> None:
     said = refused(log(tmp_path, f"some line\n{line}\n"))
     assert f"of {tool}" in said and fix in said.partition("; ")[2], said
+
+
+def test_a_record_of_weights_and_biases_says_what_its_log_does(tmp_path: Path) -> None:
+    """Of the same run: Megatron-LM hands over the arguments that it prints."""
+    log(tmp_path, ARGUMENTS + " > padded vocab (size: 128256) with 256 dummy tokens (new size: 128512)\n")
+    expected = read(tmp_path / "train.log")
+    rows = [re.match(r"  (\w+) \.* ?(.*)$", line) for line in ARGUMENTS.splitlines()]
+    values = {row[1]: {"desc": None, "value": value_of(row[2])} for row in rows if row} | {
+        "padded_vocab_size": {"value": 128512}
+    }
+    kept = {key: {"value": each["value"] if isinstance(each["value"], int | float | str | bool | None) else str(each["value"])}
+            for key, each in values.items() if each["value"] != []}  # fmt: skip
+    (tmp_path / "config.yaml").write_text(
+        yaml.safe_dump({"wandb_version": 1, "_wandb": {"value": {"cli_version": "0.16"}}, **kept})
+    )
+    configuration = read(tmp_path / "config.yaml")
+    for name in (
+        "tp",
+        "pp",
+        "chunks",
+        "zero",
+        "samples",
+        "micro_samples",
+        "devices",
+        "config",
+        "precision",
+        "recomputed",
+        "sequence",
+    ):
+        assert getattr(configuration, name) == getattr(expected, name), name
+    source = next(each.source for each in configuration.taken if each.key == "--num-layers")
+    line = (tmp_path / "config.yaml").read_text().splitlines()[int(source.rpartition(":")[2]) - 1]
+    assert line == "  value: 32"
+
+
+def test_a_record_of_another_tool_and_hydras_own_files_are_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("wandb_version: 1\nlr:\n  desc: null\n  value: 0.1\n")
+    assert "is a record of Weights & Biases, of a tool that is not read (lr)" in refused(tmp_path / "config.yaml")
+    tables = {
+        "training": {"local_batch_size": 2, "seq_len": 8192},
+        "model": {"name": "llama3", "flavor": "8B"},
+        "parallelism": {},
+    }
+    (tmp_path / "config.yaml").write_text(
+        yaml.safe_dump({"_wandb": {"value": {}}, **{key: {"value": each} for key, each in tables.items()}})
+    )
+    assert read(tmp_path / "config.yaml").runtime == "torchtitan"
+    (tmp_path / ".hydra").mkdir()
+    (tmp_path / ".hydra" / "overrides.yaml").write_text("- trainer.devices=8\n")
+    assert f"give {tmp_path / '.hydra' / 'config.yaml'}, the run's" in refused(tmp_path / ".hydra" / "overrides.yaml")

@@ -109,6 +109,9 @@ COMMON = names("checkpoint. compile. optimizer. pipeline. scheduler. tensorboard
 
 def reader_of(path: Path, data: Any) -> str:
     """The name of the reader of a file that holds this value. Raises InputError naming the tool whose files are not read."""
+    if path.parent.name == ".hydra" and path.name in ("overrides.yaml", "hydra.yaml"):
+        problem = "is Hydra's, and has what overrides a configuration alone" if "over" in path.name else "is Hydra's own"
+        raise InputError(str(path), "", problem, f"give {path.parent / 'config.yaml'}, the run's")
     if not isinstance(data, Mapping):
         raise InputError(str(path), "", f"holds {shown(data)}", "give an object, as configurations are")
     tool = tool_of(data)

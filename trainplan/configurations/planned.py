@@ -24,6 +24,7 @@ from trainplan.configurations import (
 from trainplan.configurations.configuration import Configuration, Recomputed, Said, Taken
 from trainplan.configurations.detect import READ, reader_of
 from trainplan.configurations.documents import read_document
+from trainplan.configurations.logs import wandb
 from trainplan.configurations.long_samples import on_samples
 from trainplan.configurations.shell import command_of_text
 from trainplan.configurations.supported import refuse_what_devices_lack
@@ -85,7 +86,10 @@ def read(path: Path, runtime: str | None = None, said: Said = NOTHING) -> Config
     if runtime is None and path.suffix.lower() not in (*DOCUMENTS, ".toml", ".py") and logs.is_log(text := text_of_log(path)):
         return logs.of_text(text, str(path), said)
     if path.suffix.lower() in DOCUMENTS and runtime in (None, *READ.values()):
-        chosen = reader_of(path, read_document(path))
+        data = read_document(path)
+        if wandb.is_one(data):
+            return wandb.of_record(data, path, said)
+        chosen = reader_of(path, data)
         if runtime not in (None, chosen):
             problem = f"is {runtime!r}, and the keys of {path} are of {chosen}"
             raise InputError(COMMAND_LINE, "--runtime", problem, "leave it out")

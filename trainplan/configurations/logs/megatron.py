@@ -115,26 +115,31 @@ def of_megatron(lines: Sequence[str], where: str, said: Said) -> Configuration |
         match = ARGUMENT.search(bare(lines[number])) or ARGUMENT.search(lines[number])
         if match:
             printed[match[1] or match[3]] = (value_of(match[2] if match[1] else match[4]), f"{where}:{number + 1}")
-    values, sources = _arguments(printed)
+    data, at = None, where
+    if printed.get("deepspeed", (None, ""))[0] is True and (found := last(ENGINE, lines)) is not None:
+        data, at = mapping_at(lines, found[0], found[1][1]), f"{where}:{found[0] + 1}"
+        if data is None:
+            raise InputError(at, "", "has a configuration that does not end", CUT)
     padded = first(PADDED, lines, end)
-    if padded is not None:
-        number, match = padded
-        values |= {"--vocab-size": match[2], "--make-vocab-size-divisible-by": "1"}
-        values.pop("--tokenizer-type", None)
-        sources["--vocab-size"] = sources["--make-vocab-size-divisible-by"] = f"{where}:{number + 1}"
-    size, at = printed.get("padded_vocab_size", (None, ""))
-    if padded is None and isinstance(size, int) and size > 0:
+    if padded is not None:  # what the tool makes of the vocabulary after its arguments
+        printed["padded_vocab_size"] = int(padded[1][2]), f"{where}:{padded[0] + 1}"
+    return of_printed(printed, where, said, data, at)
+
+
+def of_printed(
+    printed: Mapping[str, tuple[Any, str]], where: str, said: Said, engine: Mapping[str, Any] | None = None, at: str = ""
+) -> Configuration:
+    """The configuration of arguments by the names that Megatron-LM itself has for them, with their sources. engine: DeepSpeed's
+    file, of Megatron-DeepSpeed, and where it stands. Raises InputError."""
+    values, sources = _arguments(printed)
+    size, line = printed.get("padded_vocab_size", (None, ""))
+    if isinstance(size, int) and size > 0:
         values |= {"--vocab-size": str(size), "--make-vocab-size-divisible-by": "1"}
         values.pop("--tokenizer-type", None)
-        sources["--vocab-size"] = at
+        sources["--vocab-size"] = sources["--make-vocab-size-divisible-by"] = line
     world = printed.get("world_size", (None, ""))[0]
-    engine = None
-    if printed.get("deepspeed", (None, ""))[0] is True and (found := last(ENGINE, lines)) is not None:
-        data = mapping_at(lines, found[0], found[1][1])
-        if data is None:
-            raise InputError(f"{where}:{found[0] + 1}", "", "has a configuration that does not end", CUT)
-        engine = engine_of_values(data, f"{where}:{found[0] + 1}", said, values)
-    return megatron.of_values(values, where, said, world if isinstance(world, int) else None, sources, None, engine)
+    held = None if engine is None else engine_of_values(engine, at, said, values)
+    return megatron.of_values(values, where, said, world if isinstance(world, int) else None, sources, None, held)
 
 
 def _arguments(printed: Mapping[str, tuple[Any, str]]) -> tuple[dict[str, Any], dict[str, str]]:

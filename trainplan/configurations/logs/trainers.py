@@ -120,7 +120,7 @@ def _of_arguments(
 
 
 # Of no bearing, under names that only logs have; and those that say again what others say.
-PRINTED = ("logging_dir", "sharded_ddp", "fp16_opt_level", "xpu_backend", "tpu_metrics_debug", "use_legacy_prediction_loop")
+PRINTED = ("logging_dir", "fp16_opt_level", "xpu_backend", "tpu_metrics_debug", "use_legacy_prediction_loop")
 
 
 def _argument(text: str) -> Any:
