@@ -110,6 +110,54 @@ def test_arguments_of_gpt_neox_are_not_taken_for_megatrons(tmp_path: Path) -> No
     assert "train.log:1: is a log of GPT-NeoX, whose configuration is not read" in refused(log(tmp_path, text))
 
 
+def printed(**values: object) -> str:
+    """Arguments as Megatron-LM prints them."""
+    sizes = {
+        "num_layers": 32, "hidden_size": 4096, "ffn_hidden_size": 16384, "num_attention_heads": 32, "seq_length": 4096,
+        "max_position_embeddings": 4096, "micro_batch_size": 1, "global_batch_size": 128, "padded_vocab_size": 32000,
+        "tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 2, "bf16": True, "world_size": 16,
+    }  # fmt: skip
+    rows = (f"  {name} {'.' * (48 - len(name))} {value}\n" for name, value in sorted({**sizes, **values}.items()))
+    return f"{'-' * 24} arguments {'-' * 24}\n{''.join(rows)}{'-' * 20} end of arguments {'-' * 21}\n"
+
+
+def test_arguments_of_2022_and_of_forks_are_read_by_todays_names(tmp_path: Path) -> None:
+    """Enumerations of positions (BigScience, BigCode), epfLLM's names of a llama, an attention that is fused nowhere."""
+    older = {"position_embedding_type": "PositionEmbeddingType.absolute", "rotary_theta": 10000, "DDP_impl": "local"}
+    configuration = read(log(tmp_path, printed(**older)))
+    assert configuration.config is not None and configuration.config["model_type"] == "gpt2"
+    assert configuration.buffers.attention == "eager" and configuration.devices == 16
+    llama = {
+        "position_embedding_type": "PositionEmbeddingType.rotary", "rope_theta": 1e6, "use_bias": False, "use_rms_norm": True,
+        "tie_embed_logits": False, "glu_activation": "swiglu", "num_attention_heads_kv": 8, "ffn_hidden_size": 11008,
+    }  # fmt: skip
+    fields = read(log(tmp_path, printed(**llama, hidden_dropout=0.0, attention_dropout=0.0))).config
+    assert fields is not None and fields["model_type"] == "llama" and fields["rope_theta"] == 1e6
+    assert fields["num_key_value_heads"] == 8 and fields["tie_word_embeddings"] is False
+    assert "--attention-head-type" in refused(log(tmp_path, printed(**older, attention_head_type="multiquery")))
+
+
+def test_a_teachers_sizes_bear_on_nothing_where_nobody_teaches(tmp_path: Path) -> None:
+    teacher = {"num_experts_teacher": [1], "num_experts": [1], "mos": False, "kd": False}
+    assert read(log(tmp_path, printed(**teacher))).tp == 2
+    assert "learns from another one" in refused(log(tmp_path, printed(**{**teacher, "kd": True})))
+
+
+@pytest.mark.parametrize(
+    ("more", "what"),
+    [
+        ("building BERT model ...\n", "is a run of BERT"),
+        ("[default0]:building T5 model ...\n", "is a run of T5"),
+        (printed(perform_rl_step=True), "trains by reinforcement"),
+        (printed(retro_add_retriever=True), "RETRO"),
+        (printed(is_hybrid_model=True), "a hybrid with Mamba"),
+    ],
+)
+def test_logs_of_models_that_are_no_decoders_of_text_are_refused(tmp_path: Path, more: str, what: str) -> None:
+    assert read(log(tmp_path, printed() + "building GPT2 model ...\n> building GPT2BPETokenizer tokenizer ...\n")).pp == 2
+    assert what in refused(log(tmp_path, printed() + more))
+
+
 @pytest.mark.parametrize(
     ("begin", "end", "problem"),
     [(0, 120, "has arguments that do not end"), (120, None, "has the end of arguments without their beginning")],

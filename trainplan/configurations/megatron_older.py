@@ -30,6 +30,8 @@ OLDER = {
     "--activations-checkpoint-granularity": "--recompute-granularity",
     "--layernorm-epsilon": "--norm-epsilon",
     "--rotary-position-embeddings-theta": "--rotary-base",
+    "--rotary-theta": "--rotary-base",
+    "--rope-theta": "--rotary-base",
     "--num-key-value-heads": "--num-query-groups",
     "--ds-sequence-parallel-size": "--context-parallel-size",
     "--moe-expert-parallel-size": "--expert-model-parallel-size",

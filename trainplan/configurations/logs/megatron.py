@@ -10,6 +10,7 @@ from trainplan.configurations import megatron
 from trainplan.configurations.configuration import Configuration, Said
 from trainplan.configurations.logs.lines import bare, first, last, mapping_at, value_of
 from trainplan.configurations.megatron_older import engine_of_values
+from trainplan.configurations.megatron_programs import refuse_others
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.models.families.fields import names
 from trainplan.validation.log_text import ARGUMENTS, ARGUMENTS_END, ENGINE, mark
@@ -18,6 +19,7 @@ ARGUMENT = re.compile(r"(?:^|\s)(\w+) \.{2,} ?(.*)$|^\s*(\w{40,})  ?\.? ?([^\s.]
 NEOX = re.compile(r"\.{3,}(?:default|updated)$|\}(?:default|updated)$")
 PADDED = mark("padded vocab", r"padded vocab \(size: (\d+)\).*\(new size: (\d+)\)")
 CUT = "give the log from the start of the run to its first step, or what starts the run"
+BUILT = mark("building ", r"^\W*(?:\w+\W+)?building (\w+) model \.\.\.")
 # Names of Megatron-LM's arguments that its log has under another name.
 RENAMED = {
     "fp8": "--fp8-format",
@@ -29,7 +31,14 @@ RENAMED = {
 # Printed as what they say, given as what they deny.
 NEGATED = {
     "add_bias_linear": "--disable-bias-linear",
+    "use_bias": "--disable-bias-linear",  # of epfLLM's, as is the next
+    "tie_embed_logits": "--untie-embeddings-and-output-weights",
     "torch_fsdp2_reshard_after_forward": "--torch-fsdp2-no-reshard-after-forward",
+}
+MEMBER = re.compile(r"[A-Z]\w*\.(\w+)$")  # of an enumeration
+POSITIONS = {  # of 2022 and 2023
+    "PositionEmbeddingType.absolute": "learned_absolute",
+    "PositionEmbeddingType.rotary": "rope",
 }
 DTYPES = {"torch.float32": "fp32", "torch.float16": "fp16", "torch.bfloat16": "bf16"}
 # Arguments that bear on nothing while what they belong to is off, by the start of their names: printed all the same.
@@ -120,6 +129,9 @@ def of_megatron(lines: Sequence[str], where: str, said: Said) -> Configuration |
         data, at = mapping_at(lines, found[0], found[1][1]), f"{where}:{found[0] + 1}"
         if data is None:
             raise InputError(at, "", "has a configuration that does not end", CUT)
+    if (built := first(BUILT, lines, end)) is not None and not built[1][1].upper().startswith("GPT"):
+        problem = f"is a run of {built[1][1]}, and plans are of decoders of text"
+        raise InputError(f"{where}:{built[0] + 1}", "", problem, "give the log of one")
     padded = first(PADDED, lines, end)
     if padded is not None:  # what the tool makes of the vocabulary after its arguments
         printed["padded_vocab_size"] = int(padded[1][2]), f"{where}:{padded[0] + 1}"
@@ -132,6 +144,8 @@ def of_printed(
     """The configuration of arguments by the names that Megatron-LM itself has for them, with their sources. engine: DeepSpeed's
     file, of Megatron-DeepSpeed, and where it stands. Raises InputError."""
     values, sources = _arguments(printed)
+    on = {"--" + name.replace("_", "-"): True for name, (value, _) in printed.items() if value is True}
+    refuse_others("", {**on, **values}, where, {})
     size, line = printed.get("padded_vocab_size", (None, ""))
     if isinstance(size, int) and size > 0:
         values |= {"--vocab-size": str(size), "--make-vocab-size-divisible-by": "1"}
@@ -151,14 +165,26 @@ def _arguments(printed: Mapping[str, tuple[Any, str]]) -> tuple[dict[str, Any], 
         for start in starts
     )
     values, sources = dict[str, Any](), dict[str, str]()
+    if printed.get("use_rms_norm", (None, ""))[0] is True:
+        printed = {**printed, "normalization": ("RMSNorm", printed["use_rms_norm"][1]), "use_rms_norm": (None, "")}
+    if (groups := printed.get("num_attention_heads_kv", (None, "")))[0] is not None:
+        printed = {
+            **printed,
+            "num_query_groups": groups,
+            "group_query_attention": (True, groups[1]),
+            "num_attention_heads_kv": (None, ""),
+        }
     layers = printed.get("num_layers", (None, ""))[0]
+    taught = any(printed.get(name, (None, ""))[0] for name in ("mos", "kd"))  # by another model, of Megatron-DeepSpeed
     if printed.get("num_layers_per_virtual_pipeline_stage", (None, ""))[0] is not None:
         off = (*off, "virtual_pipeline_model_parallel_size", "num_virtual_stages_per_pipeline_rank")
     for name, (value, source) in printed.items():
         if name in NEGATED:
             key, value = NEGATED[name], not value
         elif name != "tokenizer_type" and (
-            name.startswith((*off, *ELSEWHERE)) or (name == "encoder_num_layers" and value == layers)
+            name.startswith((*off, *ELSEWHERE))
+            or (name.endswith("_teacher") and not taught)
+            or (name == "encoder_num_layers" and value == layers)
         ):
             continue
         else:
@@ -171,6 +197,8 @@ def _arguments(printed: Mapping[str, tuple[Any, str]]) -> tuple[dict[str, Any], 
         elif isinstance(value, tuple):
             values[key] = ",".join(map(str, value))
         else:
-            text = str(value).rpartition("AttnBackend.")[2]
+            text = str(int(value) if isinstance(value, float) and value.is_integer() else value)
+            if (member := MEMBER.match(text)) is not None:
+                text = POSITIONS.get(text, member[1])
             values[key] = True if value is True else DTYPES.get(text, text)
     return values, sources
