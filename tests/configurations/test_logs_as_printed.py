@@ -137,6 +137,21 @@ def test_arguments_of_2022_and_of_forks_are_read_by_todays_names(tmp_path: Path)
     assert "--attention-head-type" in refused(log(tmp_path, printed(**older, attention_head_type="multiquery")))
 
 
+def test_what_a_switched_off_part_has_is_left_out_and_what_is_on_is_read(tmp_path: Path) -> None:
+    """Megatron-LM prints every argument that it has, whether anything uses it or not."""
+    off = {
+        "attention_output_gate": False,
+        "linear_attention_freq": None,
+        "linear_conv_kernel_dim": 4,
+        "muon_tp_mode": "blockwise",
+    }
+    assert not read(log(tmp_path, printed(**off, optimizer="adam"))).unknown
+    assert "--attention-output-gate" in refused(log(tmp_path, printed(**{**off, "attention_output_gate": True})))
+    assert "--linear-attention-freq" in refused(log(tmp_path, printed(**{**off, "linear_attention_freq": 4})))
+    muon = read(log(tmp_path, printed(**{**off, "muon_tp_mode": "distributed"}, optimizer="dist_muon")))
+    assert muon.optimizer == "muon" and any("distributed matrices" in note for note in muon.notes)
+
+
 def test_a_teachers_sizes_bear_on_nothing_where_nobody_teaches(tmp_path: Path) -> None:
     teacher = {"num_experts_teacher": [1], "num_experts": [1], "mos": False, "kd": False}
     assert read(log(tmp_path, printed(**teacher))).tp == 2

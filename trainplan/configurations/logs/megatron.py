@@ -67,6 +67,7 @@ SWITCHED = {
     "use_mup": ("mup_",),
     "use_rope_scaling": ("rope_scaling_",),
     "deepspeed": ("deepspeed_", "zero_", "ds_"),
+    "linear_attention_freq": ("linear_",),
     "use_precision_aware_optimizer": ("main_grads_dtype", "main_params_dtype", "exp_avg_"),
 }
 # Of models that are no decoders of text, of checkpoints, of what is printed, of inference: of no bearing on a training step.
@@ -76,10 +77,10 @@ ELSEWHERE = tuple(
         bert_ biencoder_ block_data_ data_sharding adlr_ async_ckpt_ async_strategy data_per_class_ dist_ckpt_
         enable_one_logger error_injection_ exit_ ft_ head_lr_mult lion_ mlp_chunks_for_prefill null_tokenizer_ short_seq_prob
         strict_fsdp_ use_gloo_ wgrad_deferral_ ckpt_ classes_fraction dataloader_ dino_ dsa_ eval_ encoder_seq_length
-        fault_ fim_ gdp_ grpo_ gtp_ ict_ img_ indexer_ inference_ inprocess_ kitchen_attention_ langrl_ linear_ log_
+        fault_ fim_ gdp_ grpo_ gtp_ ict_ img_ indexer_ inference_ inprocess_ kitchen_attention_ langrl_ log_
         logits_load_decode_ logits_load_ignore_ logits_load_kd_ logits_load_msc_
         logits_load_prefetch_ logits_save_dtype logits_save_top_ lr_
-        mamba_ mask_ muon_ non_persistent_ patch_dim perform_rl_ qk_clip_ relative_attention_ retriever_ rl_ save_
+        mamba_ mask_ non_persistent_ patch_dim perform_rl_ qk_clip_ relative_attention_ retriever_ rl_ save_
         straggler_ swin_ tensorboard_ tokenizer_ use_checkpoint_ use_tokenizer_ vision_ wandb_ yarn_ one_logger_
         flight_recorder_ data_parallel_random_ data_parallel_size transformer_pipeline_model_parallel_size num_channels
         num_classes query_in_block_ params_dtype use_contiguous_ scatter_gather_ bias_ masked_softmax_
@@ -87,7 +88,7 @@ ELSEWHERE = tuple(
         tp_comm_split_ tp_comm_overlap_ag tp_comm_overlap_rs tp_comm_bootstrap_ apply_rope_fusion create_attention_mask_
         fp8_wgrad consumed_ skipped_ padded_vocab_size pad_vocab_size add_position_embedding
         standalone_embedding_ _is_ tensor_parallel_num_weight_shards local_rank world_size rank use_layer_wise_
-        max_seqlen_per_ use_cpu_initialization use_mamba_ batch_invariant_ app_tag_ attention_output_gate
+        max_seqlen_per_ use_cpu_initialization use_mamba_ app_tag_ batch_invariant_backend
         vocab_extra_ids glu_linear_ softmax_type sft_ decrease_batch_ num_speculative_
         hybrid_attention_ratio hybrid_mlp_ratio offset_sampling_ sample_rate replication_ refit_ result_ profile_
         use_dist_ckpt
@@ -174,6 +175,7 @@ def _arguments(printed: Mapping[str, tuple[Any, str]]) -> tuple[dict[str, Any], 
             "group_query_attention": (True, groups[1]),
             "num_attention_heads_kv": (None, ""),
         }
+    off += () if "muon" in str(printed.get("optimizer", ("", ""))[0]) else ("muon_",)
     layers = printed.get("num_layers", (None, ""))[0]
     taught = any(printed.get(name, (None, ""))[0] for name in ("mos", "kd"))  # by another model, of Megatron-DeepSpeed
     if printed.get("num_layers_per_virtual_pipeline_stage", (None, ""))[0] is not None:
