@@ -17,6 +17,7 @@ from trainplan.profiling.base.errors import InputError
 import trainplan as tp
 from tests.command.calls import call
 from trainplan.configurations.configuration import Said
+from trainplan.configurations.logs import is_log
 from trainplan.configurations.logs.lines import value_of
 from trainplan.configurations.planned import read
 from trainplan.validation.logs import log_of, ran_out, read_log
@@ -214,12 +215,14 @@ OLD = (
 def test_a_run_that_ended_without_memory_is_said_to(tmp_path: Path, message: str) -> None:
     path = log(tmp_path, ARGUMENTS + steps([9.0] * 2) + message)
     said = read(path).ran_out
+    assert ran_out(message + steps([9.0])) is None  # the run went on
     assert said is not None
     assert (said.tried_bytes, said.allocated_bytes, said.capacity_bytes) == (2.5 * 2**30, 70.25 * 2**30, round(79.1 * 2**30))
+    if message != NEW:
+        return
     done = call("import-run", path, "--cluster", "h100:8x2", "--no-search")
     assert "out of memory" in done.stdout and "2.5 GiB more than the 70.25 GiB that it had" in " ".join(done.stdout.split())
     assert "the log refutes that it fits" in " ".join(done.stdout.split())
-    assert ran_out(message + steps([9.0])) is None  # the run went on
 
 
 ARGS = """\
@@ -289,6 +292,11 @@ def test_a_program_is_no_log_of_itself(tmp_path: Path) -> None:
         "    per_device_train_batch_size=2,\n    gradient_accumulation_steps=8,\n    bf16=True,\n)\n"
     )
     assert "is a Python file that configures no run that is known" in refused(log(tmp_path, program, "train.py"))
+    shown = f"# iteration 10/ 100 | elapsed time per iteration (ms): 1234.5 |\npython -m llamafactory.launcher\n{ARGUMENTS}"
+    with pytest.raises(InputError) as error:
+        read(log(tmp_path, shown, "shown.sh"))
+    assert "log" not in error.value.problem
+    assert not is_log("python -m llamafactory.launcher | grep -E 'train_steps_per_second|SamplesPerSec='\n")
     script = f"cat > train.py <<'EOF'\n{program}EOF\ntorchrun --nproc_per_node 8 train.py\n"
     assert "TrainingArguments" not in refused(log(tmp_path, script, "train.sh"))
 
@@ -343,6 +351,14 @@ def test_torchtitans_devices_are_those_of_its_mesh(tmp_path: Path, mesh: str) ->
     assert configuration.log is not None and configuration.log.step_s == (1 / 7123,)
     with pytest.raises(InputError, match="24"):
         tp.import_run(log(tmp_path, TITAN.format(mesh)), cluster="h100:8x2", search=False)
+
+
+def test_torchtitans_memory_is_of_the_ranks_that_print_it(tmp_path: Path) -> None:
+    line = "[rank{0}]:[titan] 2026-02-24 19:46:19,145 - root - INFO - step: {1:2}  loss: 7  memory: {2}GiB(37%)  tps: 10,007\n"
+    text = "".join(line.format(rank, step, 40 + rank + step) for step in (1, 10) for rank in (0, 3))
+    measured = log_of(text)
+    assert measured is not None and measured.peak_bytes == {0: 50 * 2**30, 3: 53 * 2**30} and measured.reserved
+    assert measured.steps == (1, 1, 10, 10)
 
 
 def test_a_log_is_read_as_windows_writes_it(tmp_path: Path) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import io
 import json
+import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -75,6 +77,15 @@ def test_deepspeeds_processes_have_their_hosts_in_their_command() -> None:
     )
     assert read_text(line, "command line").devices == 6
     assert read_text(line.replace(world, "e30x"), "command line").devices is None
+
+
+def test_a_script_from_a_pipe_is_read_once(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_text, args=(RUN,))
+    writer.start()
+    assert read(pipe).tp == 4
+    writer.join()
 
 
 def test_a_log_on_standard_input_is_read_as_one(monkeypatch: pytest.MonkeyPatch) -> None:

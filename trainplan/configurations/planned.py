@@ -43,6 +43,7 @@ from trainplan.profiling.shipped import mixture
 from trainplan.validation.log_text import text_of_log
 
 DOCUMENTS = (".json", ".yaml", ".yml")
+SCRIPTS = (".toml", ".py", ".sh", ".bash", ".sbatch", ".slurm")  # which may show logs, and are none
 READERS = {
     "megatron": launched.read,
     "megatron-bridge": megatron_bridge.read,
@@ -83,8 +84,12 @@ def read(path: Path, runtime: str | None = None, said: Said = NOTHING) -> Config
         raise InputError(COMMAND_LINE, "--runtime", f"is {runtime!r}", one_of(runtime, RUNTIMES))
     if said.recompute not in (None, "full", "none"):
         raise InputError(COMMAND_LINE, "--recompute", f"is {said.recompute!r}", "give full or none")
-    if runtime is None and path.suffix.lower() not in (*DOCUMENTS, ".toml", ".py") and logs.is_log(text := text_of_log(path)):
-        return logs.of_text(text, str(path), said)
+    if runtime is None and path.suffix.lower() not in (*DOCUMENTS, *SCRIPTS):
+        text = text_of_log(path)
+        if logs.is_log(text):
+            return logs.of_text(text, str(path), said)
+        if not path.is_file():  # a pipe, which is read once
+            return read_text(text, str(path), said)
     if path.suffix.lower() in DOCUMENTS and runtime in (None, *READ.values()):
         data = read_document(path)
         if wandb.is_one(data):

@@ -68,10 +68,10 @@ CONFIGURATIONS = (ARGUMENTS, ENGINE, JOB, TRAINER, TRL, STATE, SUMMARY, CONTAINE
 STEPS = {
     "Megatron-LM": mark("elapsed time per iteration", r"iteration\s+\d+/.*elapsed time per iteration \(ms\):"),
     "torchtitan": mark("step:", r"step:\s*\d+\s.*memory:.*(?:tps|wps):"),
-    "DeepSpeed": mark("SamplesPerSec=", r"SamplesPerSec="),
+    "DeepSpeed": mark("SamplesPerSec=", r"SamplesPerSec=\d"),
     "DeepSpeed's pipelines": mark("iter time (s):", r"steps: \d+ loss: .*iter time \(s\):"),
-    "NeMo": mark("train_step_timing in s", r"train_step_timing in s(?:=|: )"),
-    "transformers": mark("train_steps_per_second", r"train_steps_per_second"),
+    "NeMo": mark("train_step_timing in s", r"train_step_timing in s(?:=|: )\d"),
+    "transformers": mark("train_steps_per_second", r"train_steps_per_second['\"]?\s*[:=]\s*['\"]?\d"),
 }
 
 
@@ -88,7 +88,7 @@ def text_of_log(path: Path) -> str:
             raise InputError(where, "", f"is larger than {MOST_BYTES >> 20} MiB", "give the log of one rank, or its last run")
         data = path.read_bytes()
     except OSError as error:
-        raise InputError(where, "", f"cannot be read ({error.strerror})", "name a readable log") from None
+        raise InputError(where, "", f"cannot be read ({error.strerror})", "name a readable file") from None
     if path.name.startswith(TENSORBOARD) or path.suffix == WANDB:
         whose = "TensorBoard" if path.suffix != WANDB else "Weights & Biases"
         raise InputError(where, "", f"is a record of {whose}, which has no configuration that is read", WHOLE)

@@ -12,9 +12,9 @@ A line of each, other fields left out:
     {'train_runtime': 1234.5, 'train_samples_per_second': 1.2, 'train_steps_per_second': 0.3}   transformers
 
 torchtitan's tps (wps in 2024) is tokens/s of one device, and its memory what torch's allocator has reserved at most;
-DeepSpeed's samples are of all ranks, its memory in GiB. transformers says the time of the whole run alone, and how many steps
-it had; its progress bar, how far it came. The first lines of a run (compilation, allocation) do not count: WARMUP of them, if
-others are left. Of several runs in one file the last is read.
+DeepSpeed's samples are of all ranks, its memory in GiB, of rank 0. transformers says the time of the whole run alone, and how
+many steps it had; its progress bar, how far it came. The first lines of a run (compilation, allocation) do not count: WARMUP of
+them, if others are left. Of several runs in one file the last is read.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ NUMBER = r"([0-9][0-9,]*\.?[0-9]*(?:[eE][+-]?\d+)?)"
 MEGATRON = mark("elapsed time per iteration", rf"iteration\s+(\d+)/.*?elapsed time per iteration \(ms\):\s*{NUMBER}")
 MEGATRON_BATCH = re.compile(r"global batch size:\s*(\d+)")
 MEGATRON_MEMORY = mark("memory (MB)", rf"(?:\[Rank (\d+)\].*?)?memory \(MB\).*?max allocated:\s*{NUMBER}")
-TITAN = mark("memory:", rf"step:\s*(\d+)\s.*?memory:\s*{NUMBER}GiB.*?(?:tps|wps):\s*{NUMBER}")
+TITAN = mark("memory:", rf"(?:\[rank(\d+)\]:.*?)?step:\s*(\d+)\s.*?memory:\s*{NUMBER}GiB.*?(?:tps|wps):\s*{NUMBER}")
 DEEPSPEED = mark("CurrSamplesPerSec=", rf"global_step=(\d+).*?CurrSamplesPerSec={NUMBER}")
 DEEPSPEED_MEMORY = mark("MaxMemAllocated=", rf"MaxMemAllocated={NUMBER}GB")
 PIPELINE = mark("iter time (s):", rf"steps: (\d+) loss: .*?iter time \(s\):\s*{NUMBER}")
@@ -146,15 +146,18 @@ def _megatron(text: str) -> Log | None:
 
 def _torchtitan(text: str) -> Log | None:
     matches = list(TITAN.all(text))
-    rows = [(int(match[1]), 1 / max(_number(match[3]), 1e-9)) for match in matches]
-    peak = max((_number(match[2]) for match in matches), default=0.0)
-    return _log("torchtitan", rows, "token of a device", {None: round(peak * 2**30)}, True, None)
+    rows = [(int(match[2]), 1 / max(_number(match[4]), 1e-9)) for match in matches]
+    peaks: dict[int | None, int] = {}
+    for match in matches:
+        rank = None if match[1] is None else int(match[1])
+        peaks[rank] = max(peaks.get(rank, 0), round(_number(match[3]) * 2**30))
+    return _log("torchtitan", rows, "token of a device", peaks, True, None)
 
 
 def _deepspeed(text: str) -> Log | None:
     rows = [(int(match[1]), 1 / max(_number(match[2]), 1e-9)) for match in DEEPSPEED.all(text)]
     peaks = [_number(match[1]) for match in DEEPSPEED_MEMORY.all(text)]
-    return _log("deepspeed", rows, "sample", {None: round(max(peaks) * 2**30)} if peaks else {}, False, None)
+    return _log("deepspeed", rows, "sample", {0: round(max(peaks) * 2**30)} if peaks else {}, False, None)
 
 
 def _pipeline(text: str) -> Log | None:

@@ -33,23 +33,23 @@ from trainplan.validation.logs import log_of, ran_out
 MESH = Mark(  # torchtitan's, whose product is its devices; experts share them
     "uilding ", re.compile(r"Building (?:\d-D device mesh with .*, (\[[\d, ]+\])|device mesh with parallelism: (pp=.*))")
 )
-RUNNING = mark("***** Running training *****", r"\*{5} Running training \*{5}")
+RUNNING = mark("***** Running training *****", r"(?<![\"'])\*{5} Running training \*{5}")
 # Tools whose logs are not read, by lines that only they print; and what to give for each.
 YAML, BY_COMMAND = "give its YAML", "give arguments of Megatron-LM by --command, of the same sizes"
 OTHERS: tuple[tuple[str, Mark, str], ...] = tuple(
     (tool, Mark(part, re.compile(pattern)), fix)
     for tool, part, pattern, fix in (
         ("NeMo 2", "Training epoch ", r"Training epoch \d+, iteration \d+/\d+ \|", BY_COMMAND),
-        ("NeMo", "[NeMo ", r"\[NeMo [IWE] ", f"{BY_COMMAND}, or NeMo 1's YAML"),
+        ("NeMo", "[NeMo ", r"\[NeMo [IWE] \d", f"{BY_COMMAND}, or NeMo 1's YAML"),
         ("nanotron", "|DP=", r"\[\w+\|DP=\d+\|PP=\d+\|TP=\d+", BY_COMMAND),
         ("GPT-NeoX", "approx flops per GPU", r"samples/sec: .*approx flops per GPU", BY_COMMAND),
-        ("LLaMA-Factory", "llamafactory.", r"\bllamafactory\.\w+", YAML),
+        ("LLaMA-Factory", "llamafactory.", r"(?:- \w+ - |\] )llamafactory\.\w+", YAML),
         ("axolotl", "[axolotl.", r"\[axolotl\.[\w.]+", YAML),
         ("torchtune", "with resolved config", r"Running \w*Recipe\w* with resolved config", BY_COMMAND),
         ("Composer", "/tokens_per_sec", r"throughput/(?:device/)?tokens_per_sec: ", BY_COMMAND),
         ("OLMo", "device/tokens_per_second", r"throughput/device/tokens_per_second", BY_COMMAND),
         ("MaxText", "completed step: ", r"completed step: \d+, seconds: ", BY_COMMAND),
-        ("veRL", "timing_s/step", r"timing_s/step", BY_COMMAND),
+        ("veRL", "timing_s/step", r"timing_s/step:\s*[\d.]", BY_COMMAND),
         ("Lightning", "v_num=", r"Epoch \d+: .*\bv_num=", BY_COMMAND),
     )
 )

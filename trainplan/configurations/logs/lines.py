@@ -6,6 +6,7 @@ import ast
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from trainplan.validation.log_text import Mark
@@ -76,7 +77,7 @@ def mapping_at(lines: Sequence[str], number: int, text: str) -> dict[str, Any] |
     gathered = gathered[: gathered.rfind("}") + 1]
     for parse, words in ((json.loads, IN_JSON), (ast.literal_eval, IN_PYTHON)):
         try:
-            value = parse(SPECIAL.sub(lambda match, words=words: _plain(match, words), gathered))
+            value = parse(SPECIAL.sub(partial(_plain, words), gathered))
         except (ValueError, SyntaxError, MemoryError, RecursionError):
             continue
         if isinstance(value, dict):
@@ -90,7 +91,7 @@ def _depth(line: str) -> int:
     return sum(outside.count(sign) for sign in "{[(") - sum(outside.count(sign) for sign in "}])")
 
 
-def _plain(match: re.Match[str], words: Mapping[str, str]) -> str:
+def _plain(words: Mapping[str, str], match: re.Match[str]) -> str:
     """Names of numbers as a parser takes them, and anything that is no value as a text."""
     return match[0] if match[1] is None else words.get(match[1], repr(match[1]))
 

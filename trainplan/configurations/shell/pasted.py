@@ -26,7 +26,8 @@ def refuse(text: str, where: str) -> None:
     if text.isascii():
         return
     for number, line in enumerate(text.split("\n"), 1):
-        outside = re.split(r"(?:^|\s)#", QUOTED.sub(lambda quoted: "x" * len(quoted[0]), line), maxsplit=1)[0]
+        masked = QUOTED.sub(lambda quoted: "x" * len(quoted[0]), line)
+        outside = re.split(r"(?:^|\s)#", masked, maxsplit=1)[0]
         at = f"{where}:{number}"
         for found in DASHED.finditer(line[: len(outside)]):
             name, dash = found[1], next(letter for letter in found[0] if letter in DASHES)
