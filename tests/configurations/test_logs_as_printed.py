@@ -402,13 +402,66 @@ def test_files_that_are_no_text_are_refused_in_a_line_with_what_to_give(tmp_path
         ("step: 10  loss:  8.12  memory: 40.12GiB(50.68%)  tps: 7,123", "torchtitan", "its TOML or config_registry.py"),
         ("epoch=0/micro_step=10/global_step=10, CurrSamplesPerSec=12.5", "DeepSpeed", "DeepSpeed's JSON"),
         ("***** Running training *****", "transformers", "TrainingArguments"),
+        ("[INFO] [config.py:748:print] DeepSpeedEngine configuration:", "DeepSpeed", "DeepSpeed's JSON"),
     ],
 )  # fmt: skip
 def test_a_log_without_a_configuration_says_whose_it_is_and_what_to_give(
     tmp_path: Path, line: str, tool: str, fix: str
 ) -> None:
     said = refused(log(tmp_path, f"some line\n{line}\n"))
+    assert "log of" in said or "a log without the tool's configuration" in said
     assert f"of {tool}" in said and fix in said.partition("; ")[2], said
+
+
+@pytest.mark.parametrize("line", ["Traceback (most recent call last):", OLD.strip(), NEW.strip()])
+def test_a_log_that_has_an_error_alone_is_no_script(tmp_path: Path, line: str) -> None:
+    said = refused(log(tmp_path, f"W0304 17:01:26 torch/distributed/run.py:717]\n{line}\n  File 'train.py', line 1\n"))
+    assert "is a log without any tool's configuration; give one that has the lines from the start of the run" in said
+
+
+def test_what_forks_call_their_arguments_is_read_too(tmp_path: Path) -> None:
+    text = (
+        printed()
+        .replace(" arguments -", " MindSpeed-LLM Arguments -")
+        .replace("end of arguments", "end of MindSpeed-LLM Arguments")
+    )
+    text = text.replace("end of MindSpeed-LLM MindSpeed-LLM Arguments", "end of MindSpeed-LLM Arguments")
+    assert read(log(tmp_path, text + steps([9.0] * 5))).pp == 2
+
+
+STATE = """\
+04/02/2022 08:00:01 - INFO - __main__ - Distributed environment: {}  Backend: nccl
+Num processes: 16
+{}
+  Instantaneous batch size per device = 2
+  Total train batch size (w. parallel, distributed & accumulation) = 128
+  Gradient Accumulation steps = 4
+"""
+
+
+def test_accelerates_state_of_older_versions_is_read(tmp_path: Path) -> None:
+    for kind, precision, dtype, master in (
+        ("DistributedType.MULTI_GPU", "Mixed precision type: fp16", "float16", "float32"),
+        ("DistributedType.MULTI_GPU", "Use FP16 precision: True", "float16", "float32"),
+        ("MULTI_GPU", "Use FP16 precision: False", "float32", None),
+    ):
+        configuration = read(log(tmp_path, STATE.format(kind, precision)))
+        assert (configuration.devices, configuration.micro_samples, configuration.dtype) == (16, 2, dtype)
+        assert configuration.precision.master == master
+        assert any("--recompute full changes it" in note for note in configuration.notes)
+
+
+def test_a_table_of_deepspeed_among_training_arguments_is_its_file(tmp_path: Path) -> None:
+    table = "{'zero_optimization': {'stage': 3}, 'bf16': {'enabled': 'auto'}, 'train_micro_batch_size_per_gpu': 'auto'}"
+    configuration = read(
+        log(tmp_path, arguments().replace("deepspeed=None", f"deepspeed={table}")), said=Said(model="llama3-8b")
+    )
+    assert (configuration.runtime, configuration.zero, configuration.dtype, configuration.micro_samples) == (
+        "deepspeed",
+        3,
+        "bfloat16",
+        4,
+    )
 
 
 def test_a_record_of_weights_and_biases_says_what_its_log_does(tmp_path: Path) -> None:

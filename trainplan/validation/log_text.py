@@ -51,8 +51,8 @@ def mark(part: str, pattern: str) -> Mark:
 
 
 # What tools print of their configuration, before the steps of a run.
-ARGUMENTS = mark("arguments -", r"-{3,} ?arguments ?-{3,}")  # Megatron-LM, Megatron-DeepSpeed, GPT-NeoX
-ARGUMENTS_END = mark("end of arguments", r"-{3,} ?end of arguments ?-{3,}")
+ARGUMENTS = mark("rguments -", r"-{3,} ?(?!end of)(?:[\w.-]+ )?[Aa]rguments ?-{3,}")  # Megatron-LM, its forks, GPT-NeoX
+ARGUMENTS_END = mark("end of ", r"-{3,} ?end of (?:[\w.-]+ )?[Aa]rguments ?-{3,}")
 ENGINE = mark("json = {", r"config\.py:\d+:print(?:_user_config)?\]\s+json = (\{.*)")  # DeepSpeed
 JOB = mark("Running with ", r"Running with (?:args|configs?): ?(\{.*)")  # torchtitan
 # transformers and TRL print what a program calls; in a program itself a name or `return` stands before it.

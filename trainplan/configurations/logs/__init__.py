@@ -33,7 +33,16 @@ from trainplan.validation.logs import log_of, ran_out
 MESH = Mark(  # torchtitan's, whose product is its devices; experts share them
     "uilding ", re.compile(r"Building (?:\d-D device mesh with .*, (\[[\d, ]+\])|device mesh with parallelism: (pp=.*))")
 )
-RUNNING = mark("***** Running training *****", r"(?<![\"'])\*{5} Running training \*{5}")
+# What tells whose a log is, where it has neither a configuration nor steps; and that it is one at all.
+BEGUN = {
+    "transformers": mark("***** Running training *****", r"(?<![\"'])\*{5} Running training \*{5}"),
+    "DeepSpeed": mark("DeepSpeedEngine configuration:", r"config\.py:\d+:print\] DeepSpeedEngine configuration:"),
+}
+ANY = (
+    mark("Traceback (most", r"Traceback \(most recent call last\):\s*$"),
+    mark("ut of memory. Tried", r"[Oo]ut of memory\. Tried to allocate [\d.]+"),
+    mark("Setting OMP_NUM_THREADS env", r"Setting OMP_NUM_THREADS environment variable for each process"),
+)
 # Tools whose logs are not read, by lines that only they print; and what to give for each.
 YAML, BY_COMMAND = "give its YAML", "give arguments of Megatron-LM by --command, of the same sizes"
 OTHERS: tuple[tuple[str, Mark, str], ...] = tuple(
@@ -66,7 +75,7 @@ INSTEAD = {
 
 def is_log(text: str) -> bool:
     """Whether a text is the log of a run: it has lines that a tool prints of its configuration, or of steps."""
-    marks = (*CONFIGURATIONS, ARGUMENTS_END, *STEPS.values(), RUNNING, *(line for _, line, _ in OTHERS))
+    marks = (*CONFIGURATIONS, ARGUMENTS_END, *STEPS.values(), *BEGUN.values(), *ANY, *(line for _, line, _ in OTHERS))
     return any(next(each.all(text), None) is not None for each in marks)
 
 
@@ -87,7 +96,10 @@ def of_text(text: str, where: str, said: Said) -> Configuration:
     for tool, line, fix in OTHERS:
         if next(line.all(text), None) is not None:
             raise InputError(where, "", f"is a log of {tool}, whose configuration is not read", fix)
-    tool = has_steps(text) or "transformers"
+    tool = has_steps(text) or next((tool for tool, line in BEGUN.items() if next(line.all(text), None)), None)
+    if tool is None:
+        fix = "give one that has the lines from the start of the run, or what starts it"
+        raise InputError(where, "", "is a log without any tool's configuration", fix)
     raise InputError(where, "", f"is a log without the tool's configuration, of {tool}", f"give {INSTEAD[tool]}")
 
 

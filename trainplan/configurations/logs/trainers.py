@@ -33,9 +33,9 @@ PER_DEVICE = mark("Instantaneous batch size per device", r"Instantaneous batch s
 ACCUMULATED = mark("radient Accumulation steps", r"(?i)Gradient Accumulation steps = ([\d,]+)")
 TRAINABLE = mark("Number of trainable parameters", r"Number of trainable parameters = ([\d,]+)")
 PROCESSES = mark("Num processes: ", r"Num processes: (\d+)")
-MIXED = mark("Mixed precision type: ", r"Mixed precision type: (\w+)")
+MIXED = mark("precision", r"(?:Mixed precision type|Use FP16 precision): (\w+)")  # the latter until 2022
 OF_DEEPSPEED = mark("ds_config: ", r"ds_config: (\{.*)$")
-OF_STATE = {"no": "float32", "fp16": "float16", "bf16": "bfloat16"}
+OF_STATE = {"no": "float32", "fp16": "float16", "bf16": "bfloat16", "False": "float32", "True": "float16"}
 CLOSE = 0.02  # of a number of parameters
 
 
@@ -102,7 +102,7 @@ def _of_arguments(
         raise InputError(sources["_n_gpu"], "_n_gpu", problem, "start a process for each device, by torchrun")
     if engine is not None:
         values["deepspeed"] = engine
-    elif values.get("deepspeed") not in (None, ""):
+    elif values.get("deepspeed") not in (None, "") and not isinstance(values["deepspeed"], dict):
         fix = "give the log with its configuration (config.py, print_user_config), or the file itself"
         raise InputError(begin, "deepspeed", f"is {shown(values['deepspeed'])}, and what it holds is not in the log", fix)
     if not any((values.get("fsdp_config") or {"": None}).values()):  # printed as it is without FSDP
@@ -190,10 +190,10 @@ def of_accelerate(lines: Sequence[str], where: str, said: Said) -> Configuration
     else:
         precision, source = found.get("precision", ("", at))
         if precision not in OF_STATE:
-            raise InputError(source, "Mixed precision type", f"is {shown(precision)}", f"give one of {', '.join(OF_STATE)}")
+            raise InputError(source, "Mixed precision type", f"is {shown(precision)}", "give a log of no, fp16 or bf16")
         made = Configuration(
             where=where, runtime="accelerate", software="PyTorch DDP (Accelerate)", dtype=OF_STATE[precision],
-            precision=PLAIN if precision == "no" else MASTERS, devices=devices, cuts=(),
+            precision=PLAIN if OF_STATE[precision] == "float32" else MASTERS, devices=devices, cuts=(),
             recomputed=Recomputed("full" if said.recompute == "full" else "none"), taken=taken,
             notes=(deepspeed.RECOMPUTED,) * (said.recompute is None), **counts,
         )  # fmt: skip

@@ -20,9 +20,9 @@ def refuse(text: str, where: str) -> None:
     """Raises InputError by line where a text has what only documents write, but for comments; in quotes, where a script may
     print any text, but for dashes in front of names that are made of several words."""
     if (ended := ENDED.search(text)) is not None:
-        line = text.count("\n", 0, ended.start()) + 1
+        at = f"{where}:{text.count(chr(10), 0, ended.start()) + 1}"
         problem = "ends in a backslash and a blank, which ends the command: what follows is no part of it"
-        raise InputError(f"{where}:{line}", "", problem, "take the blank away")
+        raise InputError(at, "", problem, "take the blank away")
     if text.isascii():
         return
     for number, line in enumerate(text.split("\n"), 1):
