@@ -79,6 +79,17 @@ def test_deepspeeds_file_is_read_with_infinite_numbers_exponents_and_prefixes(tm
     assert configuration.dtype == "float16" and configuration.buffers.reduce_elements == 500_000_000
 
 
+def test_layers_that_a_log_says_are_recomputed_are(tmp_path: Path) -> None:
+    warned = "`use_cache=True` is incompatible with gradient checkpointing. Setting `use_cache=False`.\n"
+    text = ENGINE.format("", "config.py:986:print_user_config")
+    assert read(log(tmp_path, text)).recomputed.of == "none"
+    configuration = read(log(tmp_path, text + warned))
+    assert configuration.recomputed.of == "full" and not any("--recompute" in note for note in configuration.notes)
+    assert "says that layers are recomputed" in refused(log(tmp_path, text + warned), Said(recompute="none"))
+    state = read(log(tmp_path, STATE.format("MULTI_GPU", "Mixed precision type: bf16") + warned))
+    assert state.recomputed.of == "full" and any(each.source.endswith("train.log:6") for each in state.taken)
+
+
 def test_megatron_deepspeed_has_its_stage_from_the_file_in_the_same_log(tmp_path: Path) -> None:
     older = ARGUMENTS.replace("  num_layers ..", "  deepspeed ....................................... {}\n"
                               "  deepspeed_config ................................ ./ds_config.json\n"

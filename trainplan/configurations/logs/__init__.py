@@ -96,11 +96,11 @@ def of_text(text: str, where: str, said: Said) -> Configuration:
     for tool, line, fix in OTHERS:
         if next(line.all(text), None) is not None:
             raise InputError(where, "", f"is a log of {tool}, whose configuration is not read", fix)
-    tool = has_steps(text) or next((tool for tool, line in BEGUN.items() if next(line.all(text), None)), None)
-    if tool is None:
+    whose = has_steps(text) or next((tool for tool, line in BEGUN.items() if next(line.all(text), None)), None)
+    if whose is None:
         fix = "give one that has the lines from the start of the run, or what starts it"
         raise InputError(where, "", "is a log without any tool's configuration", fix)
-    raise InputError(where, "", f"is a log without the tool's configuration, of {tool}", f"give {INSTEAD[tool]}")
+    raise InputError(where, "", f"is a log without the tool's configuration, of {whose}", f"give {INSTEAD[whose]}")
 
 
 def _torchtitan(lines: Sequence[str], where: str, said: Said) -> Configuration | None:

@@ -7,7 +7,7 @@ transformers' Trainer its TrainingArguments and a summary of the batch, Accelera
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 from trainplan.configurations import deepspeed, transformers_arguments
 from trainplan.configurations.configuration import Configuration, Keys, Recomputed, Said, Taken, flattened
 from trainplan.configurations.logs.lines import block_at, first, last, mapping_at, value_of
-from trainplan.profiling.base.errors import InputError, shown
+from trainplan.profiling.base.errors import COMMAND_LINE, InputError, shown
 from trainplan.profiling.models.model import load_model, model_from_config
 from trainplan.profiling.models.precision import MASTERS, PLAIN
 from trainplan.validation.log_text import ENGINE, STATE, TRAINER, TRL, mark
@@ -28,6 +28,9 @@ OPTION = re.compile(r"<\w+\.\w+: ('[^']*')>")
 ADAPTERS = mark("trainable params: ", r"trainable params: ([\d,]+) \|\| all params: ([\d,]+)")
 
 
+CHECKPOINTING = mark(  # as transformers warns of it, and LLaMA-Factory says it
+    "radient checkpointing", r"is incompatible with gradient checkpointing|\bGradient checkpointing enabled\."
+)
 TOTAL = mark("Total train batch size", r"Total train batch size \(w\. parallel, distributed & accumulation\) = ([\d,]+)")
 PER_DEVICE = mark("Instantaneous batch size per device", r"Instantaneous batch size per device = ([\d,]+)")
 ACCUMULATED = mark("radient Accumulation steps", r"(?i)Gradient Accumulation steps = ([\d,]+)")
@@ -56,12 +59,24 @@ def of_deepspeed(lines: Sequence[str], where: str, said: Said) -> Configuration 
             given = values.get(key)
             values[key] = {**(given if isinstance(given, dict) else {}), "enabled": engine[resolved]}
     if (made := _of_arguments(lines, where, said, values, at)) is None:
-        made = deepspeed.of_values(values, at, said)
+        made = _again(lines, where, said, lambda again: deepspeed.of_values(values, at, again))
     world = engine.get("world_size")  # of data-parallel ranks, where a model is shared
     devices = world if isinstance(world, int) and made.tp == made.cp == 1 else None
     made = replace(made, where=where, devices=devices, config=made.config or _model(lines))
     _trained(lines, where, said, made)
     return made
+
+
+def _again(lines: Sequence[str], where: str, said: Said, made: Callable[[Said], Configuration]) -> Configuration:
+    """What is made of a log that may say elsewhere that layers are computed again. made: of what is said of it. Raises
+    InputError where it says otherwise than --recompute."""
+    if (found := first(CHECKPOINTING, lines)) is None:
+        return made(said)
+    at = f"{where}:{found[0] + 1}"
+    if said.recompute == "none":
+        raise InputError(COMMAND_LINE, "--recompute", f"is none, and {at} says that layers are recomputed", "leave it out")
+    configuration = made(replace(said, recompute="full"))
+    return replace(configuration, taken=(*configuration.taken, Taken("gradient_checkpointing", True, at)))
 
 
 def of_trainer(lines: Sequence[str], where: str, said: Said) -> Configuration | None:
@@ -185,17 +200,18 @@ def of_accelerate(lines: Sequence[str], where: str, said: Said) -> Configuration
         values = None if line is None else mapping_at(lines, line[0], line[1][1])
         if line is None or values is None:
             raise InputError(at, "ds_config", "is missing", "give the whole log, or DeepSpeed's file")
-        made = deepspeed.of_values(values, f"{where}:{line[0] + 1}", said)
+        at = f"{where}:{line[0] + 1}"
+        made = _again(lines, where, said, lambda again: deepspeed.of_values(values, at, again))
         made = replace(made, where=where, devices=devices, taken=(*taken, *made.taken), **counts)
     else:
         precision, source = found.get("precision", ("", at))
         if precision not in OF_STATE:
             raise InputError(source, "Mixed precision type", f"is {shown(precision)}", "give a log of no, fp16 or bf16")
-        made = Configuration(
+        made = _again(lines, where, said, lambda again: Configuration(
             where=where, runtime="accelerate", software="PyTorch DDP (Accelerate)", dtype=OF_STATE[precision],
             precision=PLAIN if OF_STATE[precision] == "float32" else MASTERS, devices=devices, cuts=(),
-            recomputed=Recomputed("full" if said.recompute == "full" else "none"), taken=taken,
-            notes=(deepspeed.RECOMPUTED,) * (said.recompute is None), **counts,
-        )  # fmt: skip
+            recomputed=Recomputed("full" if again.recompute == "full" else "none"), taken=taken,
+            notes=(deepspeed.RECOMPUTED,) * (again.recompute is None), **counts,
+        ))  # fmt: skip
     _trained(lines, where, said, made)
     return made
