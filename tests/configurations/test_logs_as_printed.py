@@ -523,3 +523,70 @@ def test_a_record_of_another_tool_and_hydras_own_files_are_refused_by_name(tmp_p
     (tmp_path / ".hydra").mkdir()
     (tmp_path / ".hydra" / "overrides.yaml").write_text("- trainer.devices=8\n")
     assert f"give {tmp_path / '.hydra' / 'config.yaml'}, the run's" in refused(tmp_path / ".hydra" / "overrides.yaml")
+
+
+CONTAINER = """\
+_target_: megatron.bridge.training.config.ConfigContainer
+dataset:
+  sequence_length: 8192
+ddp:
+  grad_reduce_in_fp32: true
+  use_distributed_optimizer: true
+mixed_precision: bf16_mixed
+model:
+  activation_func: torch.nn.functional.silu
+  add_bias_linear: false
+  attention_dropout: 0.0
+  ffn_hidden_size: 14336
+  gated_linear_unit: true
+  hidden_dropout: 0.0
+  hidden_size: 4096
+  normalization: RMSNorm
+  num_attention_heads: 32
+  num_layers: 32
+  num_query_groups: 8
+  position_embedding_type: rope
+  rotary_base: 500000
+  seq_length: 8192
+  share_embeddings_and_output_weights: false
+  tensor_model_parallel_size: 2
+  vocab_size: 128256
+optimizer:
+  bf16: true
+  use_distributed_optimizer: true
+train:
+  global_batch_size: 128
+  micro_batch_size: 1
+"""
+NEMO = """\
+[NeMo I 2024-03-05 08:15:59 megatron_gpt_pretraining:34]
+
+    ************** Experiment configuration ***********
+[NeMo I 2024-03-05 08:15:59 megatron_gpt_pretraining:35]
+    trainer:
+      devices: 8
+      num_nodes: 2
+      precision: bf16-mixed
+    model:
+      micro_batch_size: 1
+      global_batch_size: 128
+      tensor_model_parallel_size: 2
+      encoder_seq_length: 4096
+      num_layers: 32
+      hidden_size: 4096
+      num_attention_heads: 32
+      megatron_amp_O2: true
+"""
+
+
+@pytest.mark.parametrize("front", ["", "0: ", " 12: ", "[default0]:", "[rank0]: ", "2024-03-05T08:15:03.123Z "])
+@pytest.mark.parametrize("text", [CONTAINER, NEMO])
+def test_configurations_in_yaml_are_read_behind_prefixes_and_to_their_end(tmp_path: Path, text: str, front: str) -> None:
+    behind = "[NeMo I 2024-03-05 08:16:14 base:264] Padded vocab_size: 32256, original vocab_size: 32000\n"
+    whole = text + (behind if text is NEMO else "") + steps([9.0] * 5)
+    configuration = read(log(tmp_path, "".join(f"{front}{line}\n" for line in whole.splitlines())))
+    assert (configuration.tp, configuration.samples, configuration.micro_samples) == (2, 128, 1)
+    assert configuration.log is not None and configuration.log.step_s == (9.0,) * 5
+    for end in (len(text), text.index("  seq_length") if text is CONTAINER else text.index("      num_layers")):
+        half = "".join(f"{front}{line}\n" for line in text[:end].splitlines())
+        assert "has a configuration that does not end; give the whole log" in refused(log(tmp_path, half))

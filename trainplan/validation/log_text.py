@@ -34,9 +34,9 @@ class Mark(NamedTuple):
     part: str
     pattern: re.Pattern[str]
 
-    def all(self, text: str) -> Iterator[re.Match[str]]:
-        """Every line that has it, in turn."""
-        at = text.find(self.part)
+    def all(self, text: str, begin: int = 0) -> Iterator[re.Match[str]]:
+        """Every line that has it, in turn, from a place on."""
+        at = text.find(self.part, begin)
         while at >= 0:
             begin, end = text.rfind("\n", 0, at) + 1, text.find("\n", at)
             end = len(text) if end < 0 else end
@@ -63,7 +63,7 @@ STATE = mark("Distributed environment: ", r"Distributed environment: (?:Distribu
 SUMMARY = mark("Configuration Summary (", r"Configuration Summary \(Non-Default Values vs Megatron Core\)")  # Megatron-Bridge
 CONTAINER = mark("_target_: ", r"_target_: megatron\.bridge\.training\.config\.ConfigContainer\s*$")
 EXPERIMENT = mark("* Experiment configuration *", r"\*{8,} Experiment configuration \*{8,}")  # NeMo 1
-CONFIGURATIONS = (ARGUMENTS, ENGINE, JOB, TRAINER, TRL, STATE, SUMMARY, CONTAINER, EXPERIMENT)
+CONFIGURATIONS = (ARGUMENTS, ARGUMENTS_END, ENGINE, JOB, TRAINER, TRL, STATE, SUMMARY, CONTAINER, EXPERIMENT)
 # Lines of steps.
 STEPS = {
     "Megatron-LM": mark("elapsed time per iteration", r"iteration\s+\d+/.*elapsed time per iteration \(ms\):"),
@@ -110,20 +110,24 @@ def text_of_bytes(data: bytes) -> str:
 
 
 class Run(NamedTuple):
-    """The last run of a log: where the steps of the run before it end, and where its own configuration begins."""
+    """The last run of a log: where the steps of the run before it end, where its own configuration begins, and where that ends,
+    with the line of its first step."""
 
     after: int
     begin: int
+    steps: int
 
 
 def last_run(text: str) -> Run:
     """The last run of a log; all of it where no tool prints its configuration."""
     marks = sorted(match.start() for each in CONFIGURATIONS for match in each.all(text))
     if not marks:
-        return Run(0, 0)
+        return Run(0, 0, len(text))
     before = max(_last(step, text, marks[-1]) for step in STEPS.values())
     begin = next(place for place in marks if place > before)
-    return Run(0 if before < 0 else text.find("\n", before) + 1, text.rfind("\n", 0, begin) + 1)
+    begin = text.rfind("\n", 0, begin) + 1
+    steps = (next((match.endpos for match in step.all(text, begin)), len(text)) for step in STEPS.values())
+    return Run(0 if before < 0 else text.find("\n", before) + 1, begin, min(steps))
 
 
 def _last(step: Mark, text: str, end: int) -> int:

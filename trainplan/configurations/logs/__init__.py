@@ -19,7 +19,6 @@ from trainplan.configurations.logs.nvidia import of_bridge, of_nemo
 from trainplan.configurations.logs.trainers import of_accelerate, of_deepspeed, of_trainer
 from trainplan.profiling.base.errors import InputError
 from trainplan.validation.log_text import (
-    ARGUMENTS_END,
     CONFIGURATIONS,
     JOB,
     STEPS,
@@ -75,15 +74,15 @@ INSTEAD = {
 
 def is_log(text: str) -> bool:
     """Whether a text is the log of a run: it has lines that a tool prints of its configuration, or of steps."""
-    marks = (*CONFIGURATIONS, ARGUMENTS_END, *STEPS.values(), *BEGUN.values(), *ANY, *(line for _, line, _ in OTHERS))
+    marks = (*CONFIGURATIONS, *STEPS.values(), *BEGUN.values(), *ANY, *(line for _, line, _ in OTHERS))
     return any(next(each.all(text), None) is not None for each in marks)
 
 
 def of_text(text: str, where: str, said: Said) -> Configuration:
     """The configuration that a log says its last run has, with what that measured. Raises InputError naming what it leaves
     open."""
-    after, begin = last_run(text)
-    lines = [""] * text.count("\n", 0, after) + text[after:].split("\n")  # under the numbers that they have in the file
+    after, begin, steps = last_run(text)
+    lines = [""] * text.count("\n", 0, after) + text[after:steps].split("\n")  # under the numbers that they have in the file
     readers: tuple[Callable[[Sequence[str], str, Said], Configuration | None], ...] = (
         of_megatron, of_bridge, of_nemo, _torchtitan, of_deepspeed, of_trainer, of_accelerate,
     )  # fmt: skip

@@ -16,12 +16,14 @@ import yaml
 
 from trainplan.configurations import megatron_bridge, nemo
 from trainplan.configurations.configuration import Configuration, Said
-from trainplan.configurations.logs.lines import bare, last, value_of
+from trainplan.configurations.logs.lines import block_at, last, value_of
 from trainplan.profiling.base.errors import InputError
 from trainplan.validation.log_text import CONTAINER, EXPERIMENT, SUMMARY, mark
 
 SECTION = re.compile(r"^\[(\w+)\](?: Non-default values \(vs Mcore \w+\))?:$")
 FIELD = re.compile(r"^  (\w+): (.*?)(?:  \(Mcore default: .*\))?$")
+CUT = ("has a configuration that does not end", "give the whole log, or the file of the run")
+OF_YAML = re.compile(r" {2,}\S|\w+:(?:\s|$)|- ")  # a line of it
 PADDED = mark("Padded vocab_size: ", r"Padded vocab_size: (\d+), original vocab_size: (\d+)")
 NEMO = re.compile(r"\[NeMo [IWE] ")
 
@@ -31,20 +33,23 @@ def of_bridge(lines: Sequence[str], where: str, said: Said) -> Configuration | N
     if (found := last(CONTAINER, lines)) is None:
         return _of_summary(lines, where, said)
     number = found[0]
-    front = lines[number].index("_target_")
-    block = [line[front:] for line in lines[number:]]
-    end = next((n for n, line in enumerate(block) if line and not re.match(r"\s|\w+:(\s|$)|- ", line)), len(block))
-    return megatron_bridge.of_sections(_yaml(block[:end], where, number), f"{where}:{number + 1}", said)
+    block = [lines[number][lines[number].index("_target_") :]]
+    for _, line in block_at(lines, number):
+        if line.strip() and not OF_YAML.match(line):
+            break
+        block.append(line)
+    else:
+        raise InputError(f"{where}:{number + 1}", "", *CUT)
+    return megatron_bridge.of_sections(_yaml(block, where, number), f"{where}:{number + 1}", said)
 
 
 def _of_summary(lines: Sequence[str], where: str, said: Said) -> Configuration | None:
     if (found := last(SUMMARY, lines)) is None:
         return None
     begun = found[0]
-    section, values, sources = "", dict[str, Any](), dict[str, str]()
-    for number in range(begun + 2, len(lines)):
-        line = lines[number] if SECTION.match(lines[number]) or FIELD.match(lines[number]) else bare(lines[number])
-        if re.match(r"={20,}$", line.strip()) and section:
+    section, ended, values, sources = "", False, dict[str, Any](), dict[str, str]()
+    for number, line in block_at(lines, begun):
+        if ended := re.match(r"={20,}$", line.strip()) is not None and bool(section):
             break
         if match := SECTION.match(line.strip()):
             section = match[1]
@@ -52,6 +57,8 @@ def _of_summary(lines: Sequence[str], where: str, said: Said) -> Configuration |
             key = f"{section}.{match[1]}"
             values[key], sources[key] = value_of(match[2]), f"{where}:{number + 1}"
     at = f"{where}:{begun + 1}"
+    if not ended:
+        raise InputError(at, "", *CUT)
     if "model.num_layers" not in values:
         raise InputError(at, "model.num_layers", "is missing", "give the whole log, or the file of the run")
     if said.model is None:
@@ -71,24 +78,21 @@ def of_nemo(lines: Sequence[str], where: str, said: Said) -> Configuration | Non
     if (found := last(EXPERIMENT, lines)) is None:
         return None
     begun = found[0]
-    start = next((n for n in range(begun + 1, len(lines)) if re.search(r"^\W*(?:\d+:)?\s*\w+:", _unled(lines[n]))), None)
+    after = block_at(lines, begun)
+    start, line = next(((n, text) for n, text in after if OF_YAML.match(text.strip()) and not NEMO.search(text)), (None, ""))
     if start is None:
         raise InputError(f"{where}:{begun + 1}", "", "has a configuration that does not begin", "give the whole log")
-    front = len(_unled(lines[start])) - len(_unled(lines[start]).lstrip())
-    block = list[str]()
-    for line in lines[start:]:
-        text = _unled(line)
-        if NEMO.search(line) or (text.strip() and len(text) - len(text.lstrip()) < front):
+    front = len(line) - len(line.lstrip())
+    block = [line[front:]]
+    for _, text in after:
+        if NEMO.search(text) or (text.strip() and len(text) - len(text.lstrip()) < front):
             break
         block.append(text[front:])
+    else:
+        raise InputError(f"{where}:{start + 1}", "", *CUT)
     padded = last(PADDED, lines)
     data = _yaml(block, where, start)
     return nemo.of_tables(data, f"{where}:{start + 1}", said, None, int(padded[1][1]) if padded else None)
-
-
-def _unled(line: str) -> str:
-    """A line without the rank that `srun --label` puts in front of it."""
-    return re.sub(r"^\s*\d+: ", "", line)
 
 
 def _yaml(block: Sequence[str], where: str, number: int) -> Any:
