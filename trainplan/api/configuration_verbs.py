@@ -142,7 +142,7 @@ def compare_log(source: Plan | Source, log: FilePath) -> LoggedRun:
 
 
 def _measured(configuration: Configuration, made: Plan) -> tuple[LoggedRun | None, tuple[str, ...]]:
-    """What a run measured beside its prediction, where its log has lines of steps; and why they are not compared, if so."""
+    """What a run measured, alongside its prediction, where its log has lines of steps; and why they are not compared, if so."""
     log, samples = configuration.log, made.batch.global_samples
     if log is None:
         return None, ()

@@ -24,7 +24,7 @@ from trainplan.validation.alongside import HELD
 from trainplan.validation.logs import OF_ALL, LoggedRun, RanOut
 from trainplan.validation.predict import Prediction
 
-SMALLER = 0.9  # of a device, beside one of the same kind
+SMALLER = 0.9  # of the memory of a device of the same kind, at least
 MOST_CHANGES, MOST_RANKS, MOST_KEYS, DEFAULT = 8, 16, 4, "default of"
 FRAGMENTATION = (
     "of the caching allocator: not counted, but for 2 % that the default reserve has for it; "

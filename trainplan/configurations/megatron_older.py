@@ -122,7 +122,7 @@ def engine_of(command: Command, where: str, said: Said) -> Configuration | None:
 
 
 def engine_of_values(data: Mapping[str, Any], where: str, said: Said, arguments: Mapping[str, Any]) -> Configuration:
-    """What the values of DeepSpeed's file say, beside arguments of Megatron-DeepSpeed. Raises InputError."""
+    """What the values of DeepSpeed's file say, alongside arguments of Megatron-DeepSpeed. Raises InputError."""
     stepped = {} if "optimizer" in data else {"optimizer.type": ("AdamW", f"{DEEPSPEED} (--optimizer)")}
     again = "full" if arguments.get("--checkpoint-activations") else "none"
     return deepspeed.of_values(data, where, replace(said, recompute=again), given=stepped)
