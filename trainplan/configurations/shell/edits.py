@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from trainplan.configurations.shell.marks import BREAK, NOTHING, Piece
+from trainplan.configurations.shell.marks import BREAK, NOTHING, Literal, Piece, quoted
 from trainplan.configurations.shell.patterns import Pattern
 from trainplan.configurations.shell.scan import ASSIGNED, Unclosed, end_of
 
@@ -23,7 +23,8 @@ def listed(elements: list[str], double: bool, star: bool, separator: str) -> lis
         return [(separator.join(elements), False)]
     made: list[Piece] = []
     for place, each in enumerate(elements):
-        made += [BREAK] * bool(place) + [(each, not double)]
+        whole = double and each == quoted(each)  # else an element that may be several words stays one
+        made += [BREAK] * bool(place) + [(each, False) if whole else (Literal(each), True) if double else (each, True)]
     return made or [NOTHING]
 
 

@@ -17,6 +17,12 @@ FAILS = "is a status that is not 0"  # what is known of the status of a command 
 MARK = re.compile("[\U000f0000-\U000ffffd]")
 MOST, MOST_DECISIONS = 30000, 10
 Piece = tuple[str, bool]  # a text, and whether it is split at blanks
+
+
+class Literal(str):
+    """A text that stands in the script itself: quoted or not, it is never split."""
+
+
 BREAK: Piece = ("a word ends here", False)  # among pieces, told apart by identity
 NOTHING: Piece = ("a list without elements", False)
 
@@ -133,6 +139,17 @@ class Marks:
         entries = map(self.entry, MARK.findall(path))
         return all(isinstance(entry, Unknown) and bool(entry.name) for entry in entries)
 
+    def several(self, word: str) -> bool:
+        """Whether a word may be another number of words once it is known."""
+        found = MARK.search(word)
+        if found is None:
+            return False
+        entry = self.entry(found[0])
+        if isinstance(entry, Choice):
+            sides = (entry.yes, entry.no)
+            return any(not isinstance(side, str) or (ord(found[0]) % 2 == 1 and len(side.split()) != 1) for side in sides)
+        return ord(found[0]) % 2 == 1
+
     def choice_in(self, text: str, of: re.Pattern[str] | None = None) -> Choice | None:
         """The first choice in a text; of those alone whose sides have what a pattern finds."""
         for entry in map(self.entry, MARK.findall(text)):
@@ -199,6 +216,11 @@ def quoted(text: str) -> str:
     return MARK.sub(lambda found: chr(ord(found[0]) & ~1), text) if MARK.search(text) else text
 
 
+def unsplit(text: str) -> str:
+    """A text whose undecided parts may be several words."""
+    return MARK.sub(lambda found: chr(ord(found[0]) | 1), text) if MARK.search(text) else text
+
+
 def fields(pieces: Sequence[Piece], separators: str = " \t\n") -> list[str]:
     """The words that pieces make: those that are split break at separators, and are no word where nothing is left."""
     words: list[str] = []
@@ -211,15 +233,22 @@ def fields(pieces: Sequence[Piece], separators: str = " \t\n") -> list[str]:
         if piece is NOTHING:
             continue
         text, split = piece
-        if not split:
-            held = (held or "") + quoted(text)
+        if not split or isinstance(text, Literal):
+            held = (held or "") + (text if split else quoted(text))
             continue
-        text = MARK.sub(lambda found: chr(ord(found[0]) | 1), text)
-        parts = re.split("[" + re.escape(separators) + "]+", text) if separators else [text]
-        for place, part in enumerate(parts):
-            if place and held is not None:
-                words.append(held)
+        text = unsplit(text)
+        for place, part in enumerate(re.split(f"({delimiter(separators)})", text) if separators else [text]):
+            if place % 2 == 0:
+                held = (held or "") + part if part else held
+            elif held is not None or part.strip(" \t\n"):
+                words.append(held or "")
                 held = None
-            if part:
-                held = (held or "") + part
     return words if held is None else [*words, held]
+
+
+def delimiter(separators: str) -> str:
+    """The pattern of what stands between two fields: blanks in any number, or one other separator with blanks around it."""
+    blanks = "".join(char for char in " \t\n" if char in separators)
+    others = "".join(char for char in separators if char not in " \t\n")
+    patterns = [rf"[{blanks}]*[{re.escape(others)}][{blanks}]*" if blanks else f"[{re.escape(others)}]"] if others else []
+    return "|".join([*patterns, *([f"[{blanks}]+"] if blanks else [])])

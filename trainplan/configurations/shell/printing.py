@@ -117,7 +117,8 @@ def _printf(shell: Evaluator, rest: list[str], state: State, where: str) -> str:
         if len(made) > 2**18:
             raise TooMuch
     if variable:
-        shell.assign(state, variable, made, where)
+        name, _, index = variable.partition("[")
+        shell.assign(state, name, made, where, shell.words(state, where).text(index[:-1]) if index else None)
         return ""
     return made
 

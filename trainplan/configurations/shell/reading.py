@@ -6,8 +6,8 @@ import re
 import shlex
 from typing import TYPE_CHECKING
 
-from trainplan.configurations.shell.marks import MARK, TooMuch, Unknown, fields
-from trainplan.configurations.shell.state import State
+from trainplan.configurations.shell.marks import MARK, TooMuch, Unknown, delimiter, fields, unsplit
+from trainplan.configurations.shell.state import Array, State
 
 if TYPE_CHECKING:
     from trainplan.configurations.shell.evaluate import Evaluator, Outcomes, Source
@@ -21,10 +21,11 @@ LETTERS = {
 
 def read(shell: Evaluator, rest: list[str], state: State, where: str, source: Source) -> Outcomes:
     """Takes a line of what is given, and gives its words to variables."""
-    names, array, whole, place = list[str](), "", False, 0
+    names, array, whole, raw, place = list[str](), "", False, False, 0
     while place < len(rest):
         word = rest[place]
         if re.fullmatch(r"-[a-zA-Z]+", word):
+            raw = raw or "r" in word
             if word[-1] in "adinNptu":
                 place += 1
                 value = rest[place] if place < len(rest) else ""
@@ -39,29 +40,66 @@ def read(shell: Evaluator, rest: list[str], state: State, where: str, source: So
             shell.assign(state, name, shell.marks.unknown(name, where, "is read when it runs"), where)
         state.status = (shell.decided(Unknown(names[0] if names else array, where, "is read when it runs"), "", ""), True)
         return [(state, "")]
-    line, newline, state.given = (state.given, "", "") if whole else state.given.partition("\n")
-    state.status = bool(newline)
+    found = re.match(r"(?s:.*)" if whole else r"[^\n]*" if raw else r"(?:[^\\\n]|\\(?s:.))*", state.given)
+    assert found is not None
+    line, state.given = found[0], state.given[found.end() :]
+    state.status, state.given = state.given.startswith("\n"), state.given.removeprefix("\n")
+    if not raw:
+        line = re.sub(r"\\(?:\n|(.))", lambda match: match[1] or "", line)
     separators = shell.words(state, where)._separators()
     if array:
         shell.assign_list(state, array, fields([(line, True)], separators))
         return [(state, "")]
-    if len(names) == 1:
-        shell.assign(state, names[0], line.strip(" \t\n") if separators == " \t\n" else line, where)
-        return [(state, "")]
-    parts = (
-        re.split("[" + re.escape(separators) + "]+", line.strip(separators), maxsplit=len(names) - 1) if separators else [line]
-    )
-    for name, value in zip(names, [*parts, *[""] * len(names)], strict=False):
-        shell.assign(state, name, value, where)
+    for place, name in enumerate(names):
+        part = (
+            line
+            if len(names) == 1
+            else shell.marks.lifted(line, lambda text, at=place: _parts(text, len(names), separators)[at], where)
+        )
+        shell.assign(state, name, _parts(part, 1, separators)[0] if len(names) == 1 else part, where)
     return [(state, "")]
 
 
+def _parts(line: str, count: int, separators: str) -> list[str]:
+    """The fields of a line, of which the last has the rest; empty ones behind the line's end."""
+    blanks = "".join(char for char in " \t\n" if char in separators)
+    made, rest = list[str](), line.lstrip(blanks)
+    while len(made) < count - 1:
+        found = re.search(delimiter(separators), rest) if separators else None
+        made.append(rest[: found.start()] if found else rest)
+        rest = rest[found.end() :] if found else ""
+    rest = rest.rstrip(blanks)
+    if rest and rest[-1] in separators and not re.search(delimiter(separators), rest[:-1]):
+        rest = rest[:-1].rstrip(blanks)
+    return [*made, rest]
+
+
 def mapfile(shell: Evaluator, rest: list[str], state: State, where: str, source: Source) -> Outcomes:
-    """The lines of what is given, as elements of an array."""
-    name = next((word for word in reversed(rest) if not word.startswith("-")), "MAPFILE")
-    lines = [shell.marks.unknown(name, where, "is read when it runs")] if state.given is None else state.given.splitlines()
-    shell.assign_list(state, name, lines)
+    """The lines of what is given, as elements of an array: -n so many at most, -s behind so many, -O from an index on."""
+    said, name, place = {"n": "0", "s": "0", "O": "", "d": "\n"}, "MAPFILE", 0
+    while place < len(rest):
+        match = re.fullmatch(r"-(t*)([nsOduCc]?)(.*)", rest[place])
+        if match is None:
+            name = rest[place]
+        elif match[2]:
+            place += not match[3]
+            said[match[2]] = match[3] or (rest[place] if place < len(rest) else "")
+        place += 1
     state.status = True
+    given, sign = state.given, said["d"] or "\0"
+    if given is None or "u" in said or MARK.search("".join(said.values())):
+        shell.assign_list(state, name, [unsplit(shell.marks.unknown("", where, "is read when it runs"))])
+        return [(state, "")]
+    lines = given.removesuffix(sign).split(sign) if given else []
+    if MARK.search(given):  # the unknown may be several lines
+        lines = [unsplit(line) for line in lines]
+    first, most, begin = (int(said[key]) if said[key].isdecimal() else 0 for key in "snO")
+    lines = lines[first : first + most if most else None]
+    old = state.variables.get(name)
+    if said["O"] and isinstance(old, Array):
+        old.update(enumerate(lines, begin))
+    else:
+        shell.assign_list(state, name, [""] * begin + lines)
     return [(state, "")]
 
 

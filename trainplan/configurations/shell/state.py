@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from trainplan.configurations.shell.marks import MARK, Choice, Decision, Marks, Unknown
+from trainplan.configurations.shell.marks import Decision, Marks, Unknown
 
 Truth = bool | tuple[Decision, bool]  # undecided: a condition, and whether it is true where the condition is
 
@@ -30,11 +30,6 @@ class Array(dict[Any, str]):
         made = Array(self.named)
         made.update(self)
         return made
-
-    def spliced(self, marks: Marks) -> bool:
-        """Whether an element stands for a list that is not decided."""
-        entries = [marks.entry(each) for each in super().values() if len(each) == 1 and MARK.match(each)]
-        return any(isinstance(entry, Choice) and not isinstance(entry.yes, str) for entry in entries)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Array) and self.named == other.named and dict.__eq__(self, other)

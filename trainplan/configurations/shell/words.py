@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from trainplan.configurations.shell import arithmetic
 from trainplan.configurations.shell.edits import balanced, cut, edited, end_of_index, escaped, listed, slash
-from trainplan.configurations.shell.marks import BREAK, MARK, NOTHING, Choice, Marks, Piece, TooMuch, fields, quoted
+from trainplan.configurations.shell.marks import BREAK, MARK, NOTHING, Literal, Marks, Piece, TooMuch, fields, quoted
 from trainplan.configurations.shell.patterns import braced
 from trainplan.configurations.shell.scan import end_of, split
 from trainplan.configurations.shell.state import Array, Value
@@ -81,7 +81,7 @@ class Words:
                 plain += char
                 continue
             if plain:
-                made.append((plain, not double))
+                made.append((Literal(plain), not double))
                 plain = ""
             if char == "\\":
                 after = part[1:]
@@ -123,7 +123,7 @@ class Words:
             else:
                 made.append((self.marks.unknown("", self.where, "is what a command prints"), False))
         if plain:
-            made.append((plain, not double))
+            made.append((Literal(plain), not double))
         return made
 
     def number(self, raw: str) -> str:
@@ -176,8 +176,9 @@ class Words:
         return "" if value is None else value
 
     def _element(self, array: Array, index: str) -> str:
-        if array.spliced(self.marks):
-            cause = self.marks.cause(next(each for each in array.values() if MARK.search(each)))
+        loose = next((each for each in array.values() if self.marks.several(each)), None)
+        if loose is not None and not array.named:
+            cause = self.marks.cause(loose)
             return self.marks.unknown(cause.name if cause else "", self.where)
         if array.named:
             return array.get(self.text(index), "")
@@ -241,7 +242,7 @@ class Words:
             if name in ("@", "*"):
                 elements = [self.shell.script_name(self.state), *elements]
             begin, length = self._bounds(word)
-            if begin is None or (length is None and ":" in word) or any(len(e) == 1 and self._splice(e) for e in elements):
+            if begin is None or (length is None and ":" in word) or any(map(self.marks.several, elements)):
                 return [(self.marks.unknown(name, self.where), not double)]
             begin = begin if begin >= 0 else max(0, len(elements) + begin)
             elements = elements[begin : None if length is None else begin + length if length >= 0 else length]
@@ -249,17 +250,16 @@ class Words:
             elements = [self._changed(each, sign, word) for each in elements]
         return listed(elements, double, (name if index is None else index) == "*", self._separators()[:1])
 
-    def _splice(self, mark: str) -> bool:
-        entry = self.marks.entry(mark) if MARK.match(mark) else None
-        return isinstance(entry, Choice) and not isinstance(entry.yes, str)
-
     def _length(self, name: str, index: str | None) -> str:
         elements = self.elements(name, index)
         if name == "#" and index is None:
             return self.marks.unknown("#", self.where)
         if elements is not None:
-            spliced = next((each for each in elements if len(each) == 1 and self._splice(each)), None)
-            return str(len(elements)) if spliced is None else self.marks.unknown("", self.where, "is how many there are")
+            loose = next((each for each in elements if self.marks.several(each)), None)
+            if loose is None:
+                return str(len(elements))
+            cause = self.marks.cause(loose)
+            return self.marks.unknown(cause.name if cause else "", self.where, "is how many there are")
         return self.marks.lifted(self.scalar(name, index), lambda text: str(len(text)), self.where)
 
     def _bounds(self, word: str) -> tuple[int | None, int | None]:
@@ -318,7 +318,7 @@ class Words:
         self, value: str, kind: str, name: str, index: str | None, word: str, double: bool, held: list[Piece]
     ) -> list[Piece]:
         if kind == "+":
-            return self.pieces(word, double) if value else [] if not double else [("", False)]
+            return self._split(word, double) if value else [] if not double else [("", False)]
         if value:
             return held
         if kind == "?":
@@ -327,7 +327,11 @@ class Words:
             text = self._joined(self.pieces(word, double))
             self.shell.assign(self.state, name, text, self.where, index)
             return [(self.scalar(name, index), not double)]
-        return self.pieces(word, double)
+        return self._split(word, double)
+
+    def _split(self, word: str, double: bool) -> list[Piece]:
+        """The pieces of a word inside an expansion, where what is written is split, too."""
+        return [piece if not piece[1] else (str(piece[0]), True) for piece in self.pieces(word, double)]
 
     def _changed(self, value: str, sign: str, word: str) -> str:
         """A value with a part cut off, replaced, or in other letters."""
