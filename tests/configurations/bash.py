@@ -8,7 +8,10 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-HARMLESS = ["basename", "dirname", "seq", "cat", "head", "tail", "tr", "cut", "wc", "expr", "mkdir", "sed"]
+HARMLESS = [
+    "basename", "dirname", "seq", "cat", "head", "tail", "tr", "cut", "wc", "expr", "mkdir", "sed", "awk", "grep", "sort", "uniq",
+    "cp", "mv", "rm",
+]  # fmt: skip
 STUBS = ["torchrun", "python", "python3", "deepspeed", "accelerate"]
 WRAPPERS = ["srun", "mpirun", "numactl", "nsys", "docker", "singularity"]
 RECORD = """#!/bin/bash

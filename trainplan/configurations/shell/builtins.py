@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from trainplan.configurations.shell import launchers, printing, reading
+from trainplan.configurations.shell import files, launchers, printing, reading
 from trainplan.configurations.shell.conditions import Conditions
 from trainplan.configurations.shell.marks import MARK, TooMuch, Unknown
 from trainplan.configurations.shell.scan import ASSIGNED, Raw
@@ -97,6 +97,8 @@ def command(
     state.status = True
     if name == "xargs":
         return _each(shell, reading.started(shell, rest, state, where), state, where, source, environment)
+    if files.changed(shell, name, rest, state, where):
+        return [(state, "")]
     printed = printing.of(shell, name, rest, state, where)
     if printed is not None:
         if MARK.search(printed) and name not in ("echo", "printf", "pwd"):
@@ -304,7 +306,7 @@ def _source(shell: Evaluator, rest: list[str], state: State, where: str, source:
     path = rest[0]
     text = state.files.get(shell.named(state, path)) if shell.marks.tells(path) else None
     text = shell.text_of(state, path) if text is None else text
-    if text is None:
+    if text is None or files.undecided(text):
         shown = shell.marks.shown(path)
         if not ENVIRONMENTS.search(shown) and shown not in state.missing:
             state.missing = (*state.missing, shown)

@@ -8,7 +8,7 @@ from trainplan.configurations.shell.marks import BREAK, NOTHING, Literal, Piece,
 from trainplan.configurations.shell.patterns import Pattern
 from trainplan.configurations.shell.scan import ASSIGNED, Unclosed, end_of
 
-ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\", "'": "'", '"': '"', "a": "\a", "b": "\b", "e": "\x1b"}
+ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\", "'": "'", '"': '"', "a": "\a", "b": "\b", "e": "\x1b", "0": "\0"}
 
 
 def end_of_index(text: str) -> int:

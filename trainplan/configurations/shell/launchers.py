@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from trainplan.configurations.shell import reading
+from trainplan.configurations.shell import files, reading
 from trainplan.configurations.shell.marks import MARK
 from trainplan.configurations.shell.state import State
 from trainplan.profiling.models.families.fields import names
@@ -125,7 +125,7 @@ def _script(
     """Evaluates another script, where it is there."""
     written = state.files.get(shell.named(state, path)) if shell.marks.tells(path) else None
     text = shell.text_of(state, path) if written is None else written
-    if text is None:
+    if text is None or files.undecided(text):
         shell.absent.append((shell.marks.shown(path), where))
         shell.uncertain(state, where, [path, *words])
         return True

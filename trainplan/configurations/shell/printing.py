@@ -6,15 +6,14 @@ import os.path
 import re
 from typing import TYPE_CHECKING
 
-from trainplan.configurations.shell import arithmetic
+from trainplan.configurations.shell import arithmetic, files, filters
+from trainplan.configurations.shell.edits import ESCAPES
 from trainplan.configurations.shell.marks import MARK, TooMuch
-from trainplan.configurations.shell.patterns import expression
 
 if TYPE_CHECKING:
     from trainplan.configurations.shell.evaluate import Evaluator
     from trainplan.configurations.shell.state import State
 
-ESCAPES = {"n": "\n", "t": "\t", "\\": "\\", "a": "\a", "b": "\b", "r": "\r", "0": "\0", '"': '"'}
 MOST_LINES = 10000
 
 
@@ -38,37 +37,38 @@ def of(shell: Evaluator, name: str, rest: list[str], state: State, where: str) -
             return "".join(shell.content(state, path, where) for path in paths)
         if name == "tee":
             for path in paths:
-                if shell.marks.tells(path):
-                    state.files[shell.named(state, path)] = given or ""
+                shell.written(state, path, given or "", "-a" in rest or "--append" in rest)
             return given or ""
         return given if given is not None else ""
-    if name in FILTERS and (given is not None or (name in ("head", "tail", "sed", "awk", "cut", "wc", "grep") and paths)):
-        if name == "grep":
-            return _found(shell, rest, state, where)
-        if given is None:
-            given, rest = shell.content(state, paths[-1], where), [word for word in rest if word != paths[-1]]
-        if MARK.search(given) or MARK.search("".join(rest)):
-            cause = shell.marks.cause(given + "".join(rest))
-            choice = shell.marks.choice_in(given)
-            if choice is not None and not MARK.search("".join(rest)):
-                return shell.marks.lifted(given, lambda text: FILTERS[name](rest, text) or "", where)
-            return shell.marks.unknown(cause.name if cause else "", where, f"is what {name} makes of it") + "\n"
-        return FILTERS[name](rest, given)
-    return None
-
-
-def _found(shell: Evaluator, rest: list[str], state: State, where: str) -> str | None:
-    """What grep prints, of one file or of what it is given; its status says whether it finds anything."""
-    words = [word for word in rest if not word.startswith("-")]
-    given = state.given
-    if len(words) > 1:
-        if len(words) > 2 or not shell.marks.tells(words[-1]):
-            return None
-        given = shell.content(state, words[-1], where)
-        rest = [word for word in rest if word != words[-1]]
-    if given is None or MARK.search(given) or MARK.search("".join(rest)):
+    if name == "envsubst" and given is not None:
+        return files.substituted(shell, rest, given, state, where)
+    if name not in filters.FILTERS:
         return None
-    lines = _grep(rest, given)
+    rest, paths = filters.apart(name, rest)
+    if paths:
+        given = "".join(shell.content(state, path, where) if path != "-" else state.given or "" for path in paths)
+    if given is None:
+        return None
+    return _found(rest, given, state) if name == "grep" else _filtered(shell, name, rest, given, where)
+
+
+def _filtered(shell: Evaluator, name: str, rest: list[str], given: str, where: str) -> str | None:
+    """What a filter makes of a text; unknown where it hangs on parts that are not known."""
+    known = not MARK.search("".join(rest))
+    if name != "sed" and not (known and not MARK.search(given)):
+        choice = shell.marks.choice_in(given)
+        if choice is None or not known:
+            cause = shell.marks.cause(given + "".join(rest))
+            return shell.marks.unknown(cause.name if cause else "", where, f"is what {name} makes of it") + "\n"
+        return shell.marks.lifted(given, lambda text: filters.FILTERS[name](rest, text) or "", where)
+    return filters.FILTERS[name](rest, given)
+
+
+def _found(rest: list[str], given: str, state: State) -> str | None:
+    """What grep prints; its status says whether it finds anything."""
+    if MARK.search(given) or MARK.search("".join(rest)):
+        return None
+    lines = filters.grep(rest, given)
     if lines is None:
         return None
     state.status = bool(lines) and lines != "0\n"
@@ -149,135 +149,3 @@ def _path(name: str, words: list[str], folder: str) -> str | None:
         except arithmetic.Faulty:
             return None
     return None
-
-
-def _head(rest: list[str], given: str) -> str | None:
-    count = re.search(r"(\d{1,6})", " ".join(rest))
-    return "".join(given.splitlines(True)[: int(count[1]) if count else 10])
-
-
-def _tail(rest: list[str], given: str) -> str | None:
-    count = re.search(r"(\d{1,6})", " ".join(rest))
-    lines = given.splitlines(True)
-    if re.search(r"\+\d", " ".join(rest)):
-        return "".join(lines[int(count[1]) - 1 :]) if count else None
-    return "".join(lines[-(int(count[1]) if count else 10) :])
-
-
-def _wc(rest: list[str], given: str) -> str | None:
-    kind = next((word for word in rest if word in ("-l", "-w", "-c")), "")
-    return {"-l": f"{given.count(chr(10))}\n", "-w": f"{len(given.split())}\n", "-c": f"{len(given.encode())}\n"}.get(kind)
-
-
-def _grep(rest: list[str], given: str) -> str | None:
-    """Lines that a pattern finds, of the options that are known; None where they, or the pattern, are not."""
-    letters, words, patterns = "", list[str](), list[str]()
-    place = 0
-    while place < len(rest):
-        if re.fullmatch(r"-[vqEFciwxshe]+", rest[place]):
-            letters += rest[place][1:]
-            if rest[place][-1] == "e":
-                place += 1
-                patterns += rest[place : place + 1]
-        elif rest[place].startswith("-"):
-            return None
-        else:
-            words.append(rest[place])
-        place += 1
-    patterns = patterns or words[:1]
-    if len(patterns) != 1:
-        return None
-    text = patterns[0]
-    if "F" in letters:
-        text = re.escape(text)
-    elif "E" not in letters:
-        if re.search(r"\\[^.\-/*\[\]^$\\]", text):
-            return None
-        text = re.sub(r"(?<!\\)[+?{}()|]", r"\\\g<0>", text)
-    text = f"^(?:{text})$" if "x" in letters else rf"\b(?:{text})\b" if "w" in letters else text
-    lines = given.split("\n")
-    pattern = expression(text, max(map(len, lines)), len(lines), re.IGNORECASE if "i" in letters else 0)
-    if pattern is None:
-        return None
-    lines = [line for line in given.splitlines() if (pattern.search(line) is None) == ("v" in letters)]
-    return f"{len(lines)}\n" if "c" in letters else "".join(line + "\n" for line in lines)
-
-
-def _tr(rest: list[str], given: str) -> str | None:
-    sets = [re.sub(r"\\(.)", lambda m: ESCAPES.get(m[1], m[1]), word) for word in rest if not re.fullmatch(r"-[dsc]+", word)]
-    sets = [
-        re.sub(
-            r"\[:(upper|lower|digit|space):\]",
-            lambda m: {"upper": "A-Z", "lower": "a-z", "digit": "0-9"}.get(m[1], " \t\n"),
-            each,
-        )
-        for each in sets
-    ]
-    sets = [re.sub(r"(\w)-(\w)", lambda m: "".join(map(chr, range(ord(m[1]), ord(m[2]) + 1))), each) for each in sets]
-    if rest[:1] == ["-d"] and len(sets) == 1:
-        return "".join(char for char in given if char not in sets[0])
-    if len(sets) != 2 or not sets[1] or any(re.fullmatch(r"-[dsc]+", word) for word in rest):
-        return None
-    second = sets[1] + sets[1][-1] * max(0, len(sets[0]) - len(sets[1]))
-    return given.translate({ord(a): b for a, b in zip(sets[0], second, strict=False)})
-
-
-def _cut(rest: list[str], given: str) -> str | None:
-    text = "\0" + "\0".join(rest) + "\0"
-    sign, number = re.search(r"\0-d\0?([^\0])(?=\0)", text), re.search(r"\0-f\0?(\d{1,4})(-?)(?=\0)", text)
-    known = sum(len(match[0]) for match in (sign, number) if match)
-    if number is None or known + 1 != len(text):  # other options, or what cut itself refuses
-        return None
-    lines = []
-    for line in given.splitlines():
-        parts, place = line.split(sign[1] if sign else "\t"), int(number[1]) - 1
-        lines.append(
-            line if len(parts) == 1 else (sign[1] if sign else "\t").join(parts[place : None if number[2] else place + 1])
-        )
-    return "".join(line + "\n" for line in lines)
-
-
-def _awk(rest: list[str], given: str) -> str | None:
-    match = re.fullmatch(r"\{\s*print\s+\$(\d|NF)\s*;?\s*\}", rest[-1]) if rest else None
-    sign = re.search(r"-F\0?([^\0]+)", "\0".join(rest[:-1]))
-    if match is None:
-        return None
-    rows = [line.split(sign[1].strip("'\"")) if sign else line.split() for line in given.splitlines()]
-    place = -1 if match[1] == "NF" else int(match[1]) - 1
-    return "".join((row[place] if -len(row) <= place < len(row) else "") + "\n" for row in rows)
-
-
-def _bc(rest: list[str], given: str) -> str | None:
-    try:
-        return f"{arithmetic.computed(given.strip(), lambda name: 'x x', lambda name, value: None)}\n"
-    except arithmetic.Faulty:
-        return None
-
-
-def _sed(rest: list[str], given: str) -> str | None:
-    words = [word for word in rest if word not in ("-e", "-E", "-r")]
-    match = (
-        re.fullmatch(r"s([/|#,])((?:(?!\1)[^\\]|\\.)*)\1((?:(?!\1)[^\\]|\\.)*)\1(g?)", words[0]) if len(words) == 1 else None
-    )
-    if match is None or re.search(r"[\\&]", match[3]) or re.search(r"\\[^./\-]|[+?{}()|]", match[2]):
-        return None
-    lines = given.split("\n")
-    pattern = expression(match[2], max(map(len, lines)), len(lines))
-    if pattern is None:
-        return None
-    return "".join(pattern.sub(lambda _: match[3], line, count=0 if match[4] else 1) for line in given.splitlines(True))
-
-
-FILTERS = {
-    "head": _head,
-    "tail": _tail,
-    "wc": _wc,
-    "tr": _tr,
-    "cut": _cut,
-    "awk": _awk,
-    "bc": _bc,
-    "sed": _sed,
-    "grep": _grep,
-    "egrep": lambda rest, given: _grep(["-E", *rest], given),
-    "fgrep": lambda rest, given: _grep(["-F", *rest], given),
-}

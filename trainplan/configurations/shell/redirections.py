@@ -98,8 +98,7 @@ def streamed(
     outcomes = run(state)
     path, adds = into
     for end, _ in outcomes:
-        if shell.marks.tells(path) and not path.startswith("/dev/"):
-            name = shell.named(end, path)
-            end.files[name] = (end.files.get(name, "") if adds else "") + end.printed
+        if not path.startswith("/dev/"):
+            shell.written(end, path, end.printed, adds)
         end.captures, end.printed = captured, before
     return outcomes

@@ -232,6 +232,13 @@ class Variables:
         found = self.on_disk(state, path)
         return None if found is None else "file" if found.is_file() else "folder"
 
+    def written(self, state: State, path: str, text: str, adds: bool = False) -> None:
+        """Notes what a file holds from here on. adds: whether it is added to what it held."""
+        if self.marks.tells(path):
+            name = self.named(state, path)
+            held = state.files.get(name, self.text_of(state, path) or "") if adds else ""
+            state.files[name] = held + text
+
     def content(self, state: State, path: str, where: str) -> str:
         """What a file holds, as one that was written, or one alongside the script."""
         if self.marks.tells(path) and self.named(state, path) in state.files:
