@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 HARMLESS = [
-    "basename", "dirname", "seq", "cat", "head", "tail", "tr", "cut", "wc", "expr", "mkdir", "sed", "awk", "grep", "sort", "uniq",
-    "cp", "mv", "rm",
+    "basename", "dirname", "seq", "cat", "head", "tail", "tr", "cut", "wc", "expr", "mkdir", "sed", "awk", "grep", "sort",
+    "uniq", "cp", "mv", "rm",
 ]  # fmt: skip
 STUBS = ["torchrun", "python", "python3", "deepspeed", "accelerate"]
 WRAPPERS = ["srun", "mpirun", "numactl", "nsys", "docker", "singularity"]

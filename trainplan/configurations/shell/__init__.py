@@ -16,9 +16,9 @@ from pathlib import Path
 from trainplan.configurations.configuration import Open, bears
 from trainplan.configurations.shell import pasted
 from trainplan.configurations.shell.arguments import values_of
+from trainplan.configurations.shell.batch import batch_of
 from trainplan.configurations.shell.commands import Command, Hangs, chosen, hangs
 from trainplan.configurations.shell.evaluate import Evaluator
-from trainplan.configurations.shell.launchers import batch_of
 from trainplan.configurations.shell.marks import MARK, TooMuch
 from trainplan.configurations.shell.places import asked
 from trainplan.configurations.shell.scan import Unclosed

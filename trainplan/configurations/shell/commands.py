@@ -37,6 +37,10 @@ FLAGS = names(
     --main-training-function --fp16 --bf16 --elastic-training --enable-each-rank-log --use-parallelism-config
     """
 )
+# Programs alongside those that train: they prepare, convert or try out.
+PREPARES = re.compile(
+    r"(?:^|/)(?:tools|tasks)/|(?:^|/)(?:eval|preprocess|convert|inference|generate|test)(?:_\w+|uate\w*)?\.py$"
+)
 TRAINS = re.compile(r"(?:^|[/_.-])(?:pretrain|train|finetune|sft|run_clm|run_mlm|fine_tune|posttrain)", re.IGNORECASE)
 
 
@@ -226,7 +230,7 @@ def _training(commands: Sequence[Command | None]) -> list[Command]:
         [command for command in known if command.launcher and any(word.startswith("--") for word in command.words)],
     ):
         if choice:
-            return choice
+            return [command for command in choice if not PREPARES.search(command.program)] or choice
     return []
 
 
@@ -340,7 +344,8 @@ def devices_of(launcher: Sequence[str], batch: Mapping[str, str], environment: M
         return _times(values.get("--num-processes", ""), "1")
     if "torchrun" in names or any(name.startswith("torch.distributed") for name in names):
         per = values.get("--nproc-per-node", "1")
-        nnodes = values.get("--nnodes", "1").split(":")[-1]
+        least, _, most = values.get("--nnodes", "1").partition(":")
+        nnodes = least if most in ("", least) else ""  # between two numbers, nobody knows how many come
         return _times(per, nnodes)
     if batch.get("ntasks"):
         return _times(batch["ntasks"], "1")

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from trainplan.configurations.shell import files, reading
+from trainplan.configurations.shell.batch import HEADER, batch_of, changed, counts, pbs
 from trainplan.configurations.shell.marks import MARK
+from trainplan.configurations.shell.passing import passed
 from trainplan.configurations.shell.state import State
 from trainplan.profiling.models.families.fields import names
 
@@ -42,20 +45,6 @@ STARTERS = ("torchrun", "deepspeed", "accelerate", "accelerate-launch", *TOOLS)
 # What trains, and is taken to succeed; other programs check or prepare, and may fail.
 RUNS = re.compile(rf"(?:^|[/ ])(?:{'|'.join(STARTERS)})\b|train|finetune|fine_tune|sft|run_[cm]lm|--num-layers", re.IGNORECASE)
 PYTHON = re.compile(r"(?:.*/)?(?:python|pypy)[\d.]*$")
-BATCH = re.compile(r"^#SBATCH\s+(.*)$", re.MULTILINE)
-SHORT = {"-N": "nodes", "-n": "ntasks", "-c": "cpus-per-task", "-G": "gpus", "-np": "ntasks", "--np": "ntasks", "--n": "ntasks"}
-COUNTS = (
-    "nodes",
-    "ntasks",
-    "ntasks-per-node",
-    "gpus-per-node",
-    "gpus-per-task",
-    "gpus",
-    "gres",
-    "tasks-per-node",
-    "npernode",
-    "ppn",
-)
 # Keys of Megatron-LM that no other tool has: what starts with them trains, whatever starts it.
 MEGATRON = names(
     """
@@ -82,27 +71,22 @@ def start(shell: Evaluator, argv: Sequence[str], environment: Mapping[str, str],
     if name in SHELLS:
         return _shell(shell, rest, environment, state, where)
     if name in ("sbatch", "salloc", "qsub"):
-        return _batch(shell, rest, environment, state, where)
+        return _batch(shell, name, rest, environment, state, where)
     if name == "xargs":
         lines = reading.started(shell, rest, state, where)
         return [start(shell, each, environment, state, where) for each in lines] != [False]
     if name in REMOTE:
         place = next((n for n, word in enumerate(rest) if looks_like_program(word) or re.search(r"[ ;&]", word)), None)
         if place is not None:
-            shell.child(" ".join(rest[place:]), state, "bash", [], where, dict(environment))
+            with _handing(name, rest[:place], environment, state) as made:
+                shell.child(" ".join(rest[place:]), state, "bash", [], where, made)
         return place is not None
     if name in WRAPPERS:
-        held = dict(state.batch)
-        made = dict(environment)
         place = next((n for n, word in enumerate(rest) if looks_like_program(word)), None)
         if place is None:
             return False
-        state.batch.update(counts(rest[:place]))
-        if name == "env":
-            made |= {word.partition("=")[0]: word.partition("=")[2] for word in rest[:place] if "=" in word and word[0] != "-"}
-        started = start(shell, rest[place:], made, state, where)
-        state.batch = held
-        return started
+        with _handing(name, rest[:place], environment, state) as made:
+            return start(shell, rest[place:], made, state, where)
     if name.endswith((".sh", ".sbatch", ".slurm", ".bash")) and not MARK.search(argv[0]):
         return _script(shell, argv[0], rest, environment, state, where)
     if PYTHON.match(argv[0]) and "-c" in rest[:2]:
@@ -119,6 +103,16 @@ def start(shell: Evaluator, argv: Sequence[str], environment: Mapping[str, str],
     return bool(trains)
 
 
+@contextmanager
+def _handing(name: str, words: Sequence[str], environment: Mapping[str, str], state: State) -> Iterator[dict[str, str]]:
+    """The variables in front of what a launcher starts by its options, with what it says of nodes and tasks."""
+    handed, every = passed(name, words, state)
+    held, state.batch = state.batch, changed(state.batch, more) if (more := counts(words, name)) else state.batch
+    exported, state.exported = state.exported, set(state.exported) if every else set(handed)
+    yield {**(environment if every else {}), **handed}
+    state.batch, state.exported = held, exported
+
+
 def _script(
     shell: Evaluator, path: str, words: Sequence[str], environment: Mapping[str, str], state: State, where: str
 ) -> bool:
@@ -130,7 +124,7 @@ def _script(
         shell.uncertain(state, where, [path, *words])
         return True
     held = dict(state.batch)
-    state.batch = {**batch_of(text), **state.batch} if written is None or BATCH.search(text) else state.batch
+    state.batch = changed(batch_of(text), state.batch) if written is None or HEADER.search(text) else state.batch
     found = shell.on_disk(state, path)
     shell.child(text, state, path, words, f"{found or path}:1", dict(environment))
     state.batch = held
@@ -155,62 +149,24 @@ def _shell(shell: Evaluator, rest: list[str], environment: Mapping[str, str], st
     return True
 
 
-def _batch(shell: Evaluator, rest: list[str], environment: Mapping[str, str], state: State, where: str) -> bool:
+def _batch(shell: Evaluator, name: str, rest: list[str], environment: Mapping[str, str], state: State, where: str) -> bool:
     """`sbatch`: a script with its options, a line, or what is given."""
     place = 0
-    valued = ("-N", "-n", "-p", "-A", "-J", "-t", "-o", "-e", "-w", "-x", "-q", "-c", "-G", "-d", "-C", "-a", "-D")
+    valued = ("-N", "-n", "-p", "-A", "-J", "-t", "-o", "-e", "-w", "-x", "-q", "-c", "-G", "-d", "-C", "-a", "-D", "-l", "-v")
     while place < len(rest) and rest[place].startswith("-"):
         long_value = rest[place].startswith("--") and "=" not in rest[place] and place + 1 < len(rest)
         separate = long_value and not looks_like_program(rest[place + 1]) and not rest[place + 1].startswith("-")
         place += 2 if rest[place] in valued or separate else 1
-    held, state.batch = state.batch, {**state.batch, **counts(rest[:place])}
-    wrapped = next((n for n, word in enumerate(rest[:place]) if word.startswith("--wrap")), None)
-    if wrapped is not None:
-        text = rest[wrapped].partition("=")[2] if "=" in rest[wrapped] else rest[wrapped + 1]
-        shell.child(text, state, "bash", [], where, dict(environment))
-    elif place < len(rest):
-        _script(shell, rest[place], rest[place + 1 :], environment, state, where)
-    elif state.given is not None:
-        given, state.given = state.given, None
-        state.batch = {**batch_of(given), **state.batch}
-        shell.child(given, state, "bash", [], where, dict(environment))
-    state.batch = held
+    with _handing(name, rest[:place], environment, state) as made:
+        state.batch |= pbs(rest[:place]) if name == "qsub" else {}
+        wrapped = next((n for n, word in enumerate(rest[:place]) if word.startswith("--wrap")), None)
+        if wrapped is not None:
+            text = rest[wrapped].partition("=")[2] if "=" in rest[wrapped] else rest[wrapped + 1]
+            shell.child(text, state, "bash", [], where, made)
+        elif place < len(rest):
+            _script(shell, rest[place], rest[place + 1 :], made, state, where)
+        elif state.given is not None:
+            given, state.given = state.given, None
+            state.batch = changed(batch_of(given), state.batch)
+            shell.child(given, state, "bash", [], where, made)
     return True
-
-
-def counts(words: Sequence[str]) -> dict[str, str]:
-    """Nodes, tasks and devices that options of Slurm or MPI say."""
-    made: dict[str, str] = {}
-    for place, word in enumerate(words):
-        name, sign, value = word.partition("=")
-        name = SHORT.get(name, name.removeprefix("--").removeprefix("-") if name.startswith("-") else "")
-        if not sign:
-            value = words[place + 1] if place + 1 < len(words) else ""
-            short = re.fullmatch(r"-([NnG])(\d+)", word)
-            if short:
-                name, value = SHORT[f"-{short[1]}"], short[2]
-        if name in COUNTS and value:
-            name = {"tasks-per-node": "ntasks-per-node", "npernode": "ntasks-per-node", "ppn": "ntasks-per-node"}.get(
-                name, name
-            )
-            if name == "gres":
-                gpus = re.search(r"(?:gpu|dcu|npu)(?::[a-zA-Z][\w.-]*)?(?::(\d+))?", value)
-                name, value = "gpus-per-node", (gpus[1] or "1") if gpus else ""
-            number = re.search(r"(\d+)$", value) if not MARK.search(value) else None
-            made[name] = number[1] if number else value if MARK.search(value) else ""
-    return {name: value for name, value in made.items() if value}
-
-
-def batch_of(text: str) -> dict[str, str]:
-    """What `#SBATCH` lines of a script say, and the variables that Slurm sets by them."""
-    words = [word for line in BATCH.findall(text) for word in line.split("#")[0].split()]
-    made = counts(words)
-    nodes, per_node, tasks = made.get("nodes", "1" if words else ""), made.get("ntasks-per-node", ""), made.get("ntasks", "")
-    if not tasks and per_node.isdecimal() and nodes.isdecimal():
-        tasks = str(int(nodes) * int(per_node))
-    gpus = made.get("gpus-per-node", "")
-    variables = {
-        "SLURM_NNODES": nodes, "SLURM_JOB_NUM_NODES": nodes, "SLURM_NTASKS": tasks, "SLURM_NPROCS": tasks,
-        "SLURM_NTASKS_PER_NODE": per_node, "SLURM_GPUS_PER_NODE": gpus, "SLURM_GPUS_ON_NODE": gpus,
-    }  # fmt: skip
-    return made | {name: value for name, value in variables.items() if value}

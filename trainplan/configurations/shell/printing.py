@@ -6,7 +6,8 @@ import os.path
 import re
 from typing import TYPE_CHECKING
 
-from trainplan.configurations.shell import arithmetic, files, filters
+from trainplan.configurations.shell import arithmetic, files, filters, getopt
+from trainplan.configurations.shell.batch import hostnames
 from trainplan.configurations.shell.edits import ESCAPES
 from trainplan.configurations.shell.marks import MARK, TooMuch
 
@@ -23,6 +24,11 @@ def of(shell: Evaluator, name: str, rest: list[str], state: State, where: str) -
         return _echo(rest)
     if name == "printf":
         return _printf(shell, rest, state, where)
+    if name == "getopt":
+        return getopt.printed(rest)
+    if name == "scontrol" and rest[:2] in (["show", "hostnames"], ["show", "hostname"]):
+        named = not rest[2:] or any(each in shell.marks.shown(rest[2]) for each in ("SLURM_JOB_NODELIST", "SLURM_NODELIST"))
+        return hostnames(state.batch) if named else None
     if name == "pwd":
         return state.directory + "\n"
     if name in ("basename", "dirname", "seq", "expr", "realpath", "readlink"):

@@ -68,7 +68,7 @@ class Variables:
             return self._placed(state, int(name), where)
         if name == "BASH_SOURCE":
             return state.name
-        if name in ("PWD", "SLURM_SUBMIT_DIR"):
+        if name in ("PWD", "SLURM_SUBMIT_DIR", "PBS_O_WORKDIR", "LS_SUBCWD"):
             return state.directory
         if name == "FUNCNAME":
             return ""
@@ -241,6 +241,8 @@ class Variables:
 
     def content(self, state: State, path: str, where: str) -> str:
         """What a file holds, as one that was written, or one alongside the script."""
+        if (held := state.batch.get(f"file {path}")) is not None:
+            return held
         if self.marks.tells(path) and self.named(state, path) in state.files:
             return state.files[self.named(state, path)]
         text = self.text_of(state, path)
