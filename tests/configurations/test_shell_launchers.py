@@ -8,6 +8,8 @@ import pytest
 from trainplan.profiling.base.errors import InputError
 
 from tests.configurations import bash
+from trainplan.configurations.configuration import Said
+from trainplan.configurations.megatron import of_command
 from trainplan.configurations.shell import Command, command_of, command_of_text
 
 SIZES = "--num-layers 1 --hidden-size 8"
@@ -119,3 +121,40 @@ def test_programs_that_prepare_or_try_out_are_not_the_one_that_trains() -> None:
     assert command(text).values[TP] == "2"
     with pytest.raises(InputError, match="M"):
         command(f"if [ $M = x ]; then python tasks/main.py {SIZES}; else torchrun pretrain_gpt.py {SIZES}; fi")
+
+
+def test_a_script_that_submits_itself_goes_on_in_its_job() -> None:
+    head = "#!/bin/bash\n#SBATCH --nodes=2 --ntasks-per-node=8\n"
+    guard = 'if [ -z "$SLURM_JOB_ID" ]; then sbatch "$0"; exit; fi\n'
+    run = f"srun python pretrain_gpt.py {SIZES}\n"
+    assert command(head + guard + run).devices == 16
+    assert command(head + f"if [[ -n ${{SLURM_JOB_ID:-}} ]]; then {run} else sbatch $0; fi").devices == 16
+
+
+def test_a_script_that_is_not_here_starts_the_command_behind_it(tmp_path: Path) -> None:
+    run = f"./affinity.sh python -u pretrain_gpt.py {SIZES} {TP} 2\n"
+    assert command(f"srun -N 2 --ntasks-per-node=8 {run}").values[TP] == "2"
+    assert command(f"srun -N 2 --ntasks-per-node=8 {run}").devices == 16
+    assert command(f"srun -N 2 --ntasks-per-node=1 {run}").devices is None  # it may start several on each node
+    (tmp_path / "affinity.sh").write_text(f'exec "$@" {TP} 4\n')
+    (tmp_path / "run.sh").write_text(run)
+    assert command_of(tmp_path / "run.sh", {}).values[TP] == "4"
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "tools/run_text_generation_server.py",
+        "tools/checkpoint/convert.py",
+        "tools/preprocess_data.py",
+        "text_generation_ptq.py",
+        "examples/inference/gpt/gpt_static_inference.py",
+        "evaluate.py",
+        "quantize.py",
+    ],
+)
+def test_programs_that_train_nothing_have_no_prediction(program: str) -> None:
+    sizes = "--num-layers 2 --hidden-size 64 --num-attention-heads 2 --seq-length 64 --max-position-embeddings 64 --bf16"
+    text = f"torchrun --nproc_per_node 1 {program} {sizes} --micro-batch-size 1 --global-batch-size 1"
+    with pytest.raises(InputError, match="trains nothing"):
+        of_command(command(text), "run.sh", Said())

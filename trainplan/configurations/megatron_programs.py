@@ -27,6 +27,14 @@ PROGRAMS = {
     r"distill": "a model that learns from another one",
     r"(?:^|/)tasks/": "a task of evaluation or classification",
 }
+# What trains nothing, by the name of the program.
+IDLE = {
+    r"generat|inference|[_-]serv(?:er|ing)?(?=[_.]|$)": "generates text",
+    r"quanti[sz]|ptq|calibrat": "quantizes a model",
+    r"convert|export|checkpoint_util|hf2|2hf": "converts a checkpoint",
+    r"preprocess|tokenize|merge_datasets": "prepares data",
+    r"(?:^|[/_-])eval(?:uate|uation)?(?=[_.]|$)": "evaluates a model",
+}
 ANYTHING = ("train.py", "main.py", "run.py", "pretrain.py", "finetune.py")  # names that only folders tell apart
 MAMBA = re.compile(r"mamba|hybrid")
 SEEN = re.compile(r"--(?:[\w-]+-)?(?:vision|image|images|img|vit|video|audio)(?:-|$)", re.IGNORECASE)
@@ -67,6 +75,9 @@ def refuse_others(program: str, values: Mapping[str, Any], where: str, opened: M
         if re.search(pattern, name, re.IGNORECASE):
             raise InputError(where, "", f"starts {program}, which trains {what}", DENSE)
     layers = next((str(values[key]) for key in PATTERNS if isinstance(values.get(key), str)), None)
+    for pattern, what in IDLE.items():
+        if re.search(pattern, parts[-1], re.IGNORECASE) and not re.search("train|tune|sft", parts[-1]):
+            raise InputError(where, "", f"starts {program}, which trains nothing: it {what}", DENSE)
     if MAMBA.search(name) and (layers is None or set(layers) - set("*-|")):
         raise InputError(where, "", f"starts {program}, which trains Mamba", DENSE)
     for what, keys in KEYS.items():

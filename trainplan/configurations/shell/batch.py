@@ -27,6 +27,8 @@ COUNTS = (
 PER_NODE = ("tasks-per-node", "npernode", "ppn")
 # Launchers whose -N says tasks on each node.
 OF_TASKS = ("mpirun", "mpiexec", "orterun", "aprun", "mpiexec.hydra")
+# A job has a number, so that scripts which submit themselves where they have none go on.
+JOBS = {"SLURM": {"SLURM_JOB_ID": "1", "SLURM_JOBID": "1"}, "PBS": {"PBS_JOBID": "1"}, "LSF": {"LSB_JOBID": "1"}}
 NODEFILE, HOSTFILE = "/var/spool/pbs/nodefile", "/var/spool/lsf/hostfile"
 
 
@@ -95,7 +97,7 @@ def changed(batch: Mapping[str, str], options: Mapping[str, str]) -> dict[str, s
         "SLURM_NNODES": nodes, "SLURM_JOB_NUM_NODES": nodes, "SLURM_NTASKS": tasks, "SLURM_NPROCS": tasks,
         "SLURM_NTASKS_PER_NODE": per_node, "SLURM_GPUS_PER_NODE": gpus, "SLURM_GPUS_ON_NODE": gpus,
     }  # fmt: skip
-    return made | {name: value for name, value in variables.items() if value}
+    return made | {name: value for name, value in variables.items() if value} | JOBS["SLURM"]
 
 
 def pbs(words: Sequence[str]) -> dict[str, str]:
@@ -115,7 +117,7 @@ def pbs(words: Sequence[str]) -> dict[str, str]:
         nodes, tasks = nodes + number, tasks + number * procs
     if not said:
         return {}
-    made = {
+    made = JOBS["PBS"] | {
         "nodes": str(nodes), "PBS_NODEFILE": NODEFILE, f"file {NODEFILE}": "".join(lines), "PBS_NUM_NODES": str(nodes),
         "PBS_NNODES": str(nodes),
     }  # fmt: skip
@@ -138,7 +140,7 @@ def _lsf(words: Sequence[str]) -> dict[str, str]:
             r"-gpu\s+\S*num=(\d{1,3})",
         )
     )
-    made: dict[str, str] = {}
+    made = dict(JOBS["LSF"])
     hosts = int(nodes) if nodes else -(-int(tasks) // int(each)) if tasks and each and int(each) else 0
     if tasks:
         made |= {"ntasks": tasks, "LSB_DJOB_NUMPROC": tasks}

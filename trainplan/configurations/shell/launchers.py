@@ -107,7 +107,8 @@ def start(shell: Evaluator, argv: Sequence[str], environment: Mapping[str, str],
 def _handing(name: str, words: Sequence[str], environment: Mapping[str, str], state: State) -> Iterator[dict[str, str]]:
     """The variables in front of what a launcher starts by its options, with what it says of nodes and tasks."""
     handed, every = passed(name, words, state)
-    held, state.batch = state.batch, changed(state.batch, more) if (more := counts(words, name)) else state.batch
+    more = counts(words, name)
+    held, state.batch = state.batch, changed(state.batch, more) if more or name in ("sbatch", "salloc") else state.batch
     exported, state.exported = state.exported, set(state.exported) if every else set(handed)
     yield {**(environment if every else {}), **handed}
     state.batch, state.exported = held, exported
@@ -120,6 +121,12 @@ def _script(
     written = state.files.get(shell.named(state, path)) if shell.marks.tells(path) else None
     text = shell.text_of(state, path) if written is None else written
     if text is None or files.undecided(text):
+        if _wraps(words):  # what is not here starts the command that stands behind it, as wrappers for affinity do
+            with _handing("", (), environment, state) as made:
+                if state.batch.get("ntasks-per-node", "1") == "1":
+                    state.batch = {**state.batch, "ntasks": "?"}  # it may start several
+                shell.found(words, made, state, where)
+            return True
         shell.absent.append((shell.marks.shown(path), where))
         shell.uncertain(state, where, [path, *words])
         return True
@@ -129,6 +136,12 @@ def _script(
     shell.child(text, state, path, words, f"{found or path}:1", dict(environment))
     state.batch = held
     return True
+
+
+def _wraps(words: Sequence[str]) -> bool:
+    """Whether words are a whole command that trains."""
+    program = bool(words) and (words[0].endswith(".py") or PYTHON.match(words[0]) or words[0] in STARTERS)
+    return bool(program) and len(MEGATRON & {word.partition("=")[0].replace("_", "-") for word in words}) > 1
 
 
 def _shell(shell: Evaluator, rest: list[str], environment: Mapping[str, str], state: State, where: str) -> bool:

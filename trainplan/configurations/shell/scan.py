@@ -8,7 +8,7 @@ from dataclasses import dataclass
 REDIRECTION = re.compile(r"(?:\d+|\{\w+\})?(?:<<<|<<-?|&>>?|>>|<>|>&|<&|>\||<(?!\()|>(?!\())")
 ASSIGNED = re.compile(r"([A-Za-z_]\w*)(\[(?:[^\[\]]|\[[^\]]*\])*\])?(\+?)=", re.DOTALL)
 
-PLACEHOLDER = re.compile(r"<[A-Za-z][\w ./,:-]*>(?=[\s\\/\"'._]|$)")  # what people write for a value that is to be filled in
+PLACEHOLDER = re.compile(r"<[A-Za-z][\w ./,:()-]*>(?=[\s\\/\"'._]|$)")  # what people write for a value that is to be filled in
 
 
 class Unclosed(Exception):
