@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 from trainplan.configurations.shell import Command
+from trainplan.configurations.shell.launchers import MEGATRON
 from trainplan.profiling.base.errors import InputError
 
+LOG = "the log of the run"
 # What to give for each tool, and the option of its command that names the file.
 FILES = {
     "torchtitan": ("its configuration in TOML", ("--job.config-file", "--config-file")),
     "transformers": ("its DeepSpeed configuration in JSON, or that of Accelerate in YAML, with --model", ("--deepspeed",)),
     "axolotl": ("its configuration in YAML", ()),
     "llamafactory-cli": ("its configuration in YAML", ()),
-    "nanotron": ("the log of the run", ("--config-file",)),
-    "nemo": ("the log of the run, or the YAML that it ran with (.hydra/config.yaml)", ()),
+    "nanotron": (LOG, ("--config-file",)),
+    "gpt-neox": (LOG, ()),
+    "nemo": ("the log of the run, or the YAML that it ran with (.hydra/config.yaml)", ("--config-name",)),
 }
+
+
+def shares_keys(command: Command) -> bool:
+    """Whether arguments of a program which nobody knows are Megatron-LM's own: sizes of a model, a batch or a layout."""
+    return not set(command.values).isdisjoint(MEGATRON)
 
 
 def foreign(command: Command, where: str) -> InputError:
@@ -22,5 +30,10 @@ def foreign(command: Command, where: str) -> InputError:
     file = next((str(command.values[name]) for name in options if isinstance(command.values.get(name), str)), None)
     words = (*command.words, *(word.rpartition("=")[2] for word in command.launcher))
     named = file or next((word for word in words if word.endswith((".yaml", ".yml", ".toml", ".json"))), None)
+    if not command.tool:
+        problem = f"starts {command.program} ({command.where}), with no argument of a tool that is read"
+        return InputError(
+            where, "", problem, f"give {named or 'its configuration, if the tool is read'}, or the log of the run"
+        )
     problem = f"starts {command.program} ({command.where}), a run of {command.tool}, and no script of Megatron-LM"
-    return InputError(where, "", problem, f"give {named}: {fix}" if named else f"give {fix}")
+    return InputError(where, "", problem, f"give {named}: {fix}" if named and (file or fix != LOG) else f"give {fix}")

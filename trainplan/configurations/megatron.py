@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from trainplan.configurations.configuration import Configuration, Keys, Open, Recomputed, Said
 from trainplan.configurations.documented import MEGATRON
-from trainplan.configurations.foreign import foreign
+from trainplan.configurations.foreign import foreign, shares_keys
 from trainplan.configurations.megatron_model import Unlike, apart, model_fields, vocabulary
 from trainplan.configurations.megatron_older import CORE, agreed, batch_of, buffers_of, engine_of, stage_of, todays, tool_of
 from trainplan.configurations.megatron_programs import refuse_others
@@ -54,6 +54,8 @@ def of_command(command: Command, where: str, said: Said) -> Configuration:
     if command.tool not in ("megatron", ""):
         raise foreign(command, where)
     refuse_others(command.program, command.values, where, command.open)
+    if command.program and not command.tool and not shares_keys(command):
+        raise foreign(command, where)
     engine = engine_of(command, where, said)
     return of_values(command.values, where, said, command.devices, command.sources, command.open, engine)
 

@@ -229,6 +229,7 @@ def _quoted(text: str) -> str:
 
 def _called(shell: Evaluator, name: str, rest: list[str], state: State, where: str, environment: dict[str, Value]) -> Outcomes:
     held = {each: state.variables.get(each, ABSENT) for each in environment}
+    state.origins = {name: at for name, at in state.origins.items() if name not in environment}
     state.variables.update(environment)
     outcomes = shell.called(name, rest, state, where)
     for each, _ in outcomes:

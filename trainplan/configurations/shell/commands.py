@@ -245,10 +245,10 @@ def _command(shell: Evaluator, found: Found, known: Mapping[int, bool]) -> Comma
     tool = tool or _tool(program, values)
     batch = {name: shell.marks.picked(value, known) for name, value in found.batch.items()}
     environment = {name: shell.marks.picked(value, known) for name, value in found.environment.items()}
-    devices = devices_of(launcher, batch, environment)
     sources = {key: found.lines.get(key, found.where) for key in values}
     files = {name: shell.marks.shown(shell.marks.picked(value, known)) for name, value in found.files.items()}
     directory = shell.marks.shown(shell.marks.picked(found.directory, known))
+    devices = devices_of(launcher, batch, environment, {os.path.relpath(name, directory): text for name, text in files.items()})
     return Command(program, tool, rest, launcher, found.where, devices, sources, values, {}, files, environment, directory)
 
 
@@ -304,6 +304,8 @@ def _tool(program: str, values: Mapping[str, Any]) -> str:
         return "axolotl"
     if "llamafactory" in program.lower().replace("-", "").replace("_", ""):
         return "llamafactory-cli"
+    if name == "deepy.py":
+        return "gpt-neox"
     if name == "run_train.py" and "--config-file" in values:
         return "nanotron"
     if "nemo" in program.lower() or "megatron_gpt_pretraining" in name:
@@ -320,8 +322,11 @@ def _slots(world: str) -> int | None:
         return None
 
 
-def devices_of(launcher: Sequence[str], batch: Mapping[str, str], environment: Mapping[str, str]) -> int | None:
-    """Ranks of the whole run, by its launcher, by Slurm or by MPI; None where they do not say."""
+def devices_of(
+    launcher: Sequence[str], batch: Mapping[str, str], environment: Mapping[str, str], files: Mapping[str, str] | None = None
+) -> int | None:
+    """Ranks of the whole run, by its launcher, by Slurm or by MPI; None where they do not say. files: that the script wrote, by
+    their names from where it runs."""
     values: dict[str, str] = {}
     for place, word in enumerate(launcher):
         name, sign, value = word.partition("=")
@@ -334,8 +339,12 @@ def devices_of(launcher: Sequence[str], batch: Mapping[str, str], environment: M
     if "deepspeed" in names:
         if "--include" in values:
             parts = values["--include"].split("@")
-            slots = [part.partition(":")[2].split(",") for part in parts if ":" in part]
-            return sum(map(len, slots)) if len(slots) == len(parts) else None
+            given = [part.partition(":")[2].split(",") for part in parts if ":" in part]
+            return sum(map(len, given)) if len(given) == len(parts) else None
+        hosts = (files or {}).get(os.path.normpath(values.get("--hostfile", values.get("-H", ""))), "")
+        slots = [re.fullmatch(r"\S+\s+slots=(\d{1,3})\s*", line) for line in hosts.splitlines() if line.strip()]
+        if slots and all(slots) and not {"--num-gpus", "--num-nodes", "--exclude"} & set(values):
+            return sum(int(line[1]) for line in slots if line)
         per, count = values.get("--num-gpus", ""), values.get("--num-nodes", "" if {"--hostfile", "-H"} & set(values) else "1")
         if "--num-gpus" not in values and count == "1" and "CUDA_VISIBLE_DEVICES" in environment:
             per = _visible(environment["CUDA_VISIBLE_DEVICES"])

@@ -22,12 +22,14 @@ from trainplan.configurations.shell.marks import FAILS, MARK, Decision, TooMuch,
 from trainplan.configurations.shell.mask import parsed
 from trainplan.configurations.shell.scan import Raw, Unclosed, split
 from trainplan.configurations.shell.state import Found, State, Truth, Value, merged
-from trainplan.configurations.shell.variables import Variables
+from trainplan.configurations.shell.variables import ARGUMENT, Variables
 from trainplan.configurations.shell.words import Words
 from trainplan.profiling.base.errors import InputError, shown
 
 META = re.compile("[]['\"\\\\`;&|<>(){}$#*?!~]")  # what a shell looks at when it reads a text again
 EVERY_PLACE = re.compile(r"\bfor[ \t]+([A-Za-z_]\w*)[ \t]+do\b")  # a loop without `in`, which the grammar does not know
+HOLDS = re.compile(r"(?:=|(?:\s|\\\n)+)[\"']?\$\{?([A-Za-z_]\w*|\d)\b")  # an argument whose value is that of a variable
+COMMENT = re.compile(r"(?m)(?:^|(?<=\s))#.*$")
 MOST_STEPS, MOST_ROUNDS, DEEPEST = 20000, 1000, 40
 FAILING = ("command", "declaration_command", "variable_assignment", "test_command", "pipeline", "subshell")
 Outcomes = list[tuple[State, str]]  # states, and where each goes on: "", exit, return, break or continue with a number
@@ -360,8 +362,8 @@ class Evaluator(Variables):
                 return self.text(text, replace(state, aliases={}), source.path, source.at(node))
             raws = [*self.raw(text), *more]
         where, first = source.where(node), source.at(node)
-        for raw in raws:
-            self.note(raw.text, f"{source.path}", first + text.count("\n", 0, raw.place), state)
+        for part in (text, *(raw.text for raw in more)):
+            self.note(part, source.path, first, state)
         targets = [each for each in raws if each.redirects]
         rest = [each for each in raws if not each.redirects]
 
@@ -372,10 +374,11 @@ class Evaluator(Variables):
 
     def note(self, raw: str, path: str, line: int, state: State) -> None:
         """Notes the line at which arguments are written."""
-        from trainplan.configurations.shell.variables import ARGUMENT
-
+        raw = COMMENT.sub(lambda found: " " * len(found[0]), raw)
         for match in ARGUMENT.finditer(raw):
-            state.lines[match[0].replace("_", "-")] = f"{path}:{line + raw.count(chr(10), 0, match.start())}"
+            used = HOLDS.match(raw, match.end())
+            origin = self.origin(state, used[1], path) if used else ""
+            state.lines[match[0].replace("_", "-")] = f"{path}:{line + raw.count(chr(10), 0, match.start())}{origin}"
 
     def output(self, text: str, state: State, where: str) -> str:
         """What stands for `$(..)`."""
@@ -426,6 +429,7 @@ class Evaluator(Variables):
         def run(inner: State) -> Outcomes:
             inner.variables = {each: inner.variables[each] for each in inner.exported if each in inner.variables}
             inner.variables.update(environment)
+            inner.origins = {name: where for name, where in inner.origins.items() if name not in environment}
             inner.exported |= set(environment)
             inner.arguments, inner.shifted, inner.closed, inner.name, inner.locals = list(words), 0, True, name, []
             inner.functions, inner.kinds, inner.aliases, inner.options, inner.tested = {}, {}, {}, frozenset(), 0

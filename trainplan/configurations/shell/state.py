@@ -61,7 +61,8 @@ class State:
     """Variables, functions, positional parameters (None: nobody has said any), directory, files that were written, commands
     that were reached, what was decided, whether the last command succeeded (code: its status where it failed), and scripts
     that were asked for and are not there. kinds: letters of `declare` by variable; options: of `set` and `shopt` that are on;
-    tested: how many conditions are around what runs."""
+    tested: how many conditions are around what runs; lines: where arguments are written; origins: where variables got their
+    values."""
 
     variables: dict[str, Value] = field(default_factory=dict)
     exported: set[str] = field(default_factory=set)
@@ -86,6 +87,7 @@ class State:
     captures: bool = False
     given: str | None = None
     lines: dict[str, str] = field(default_factory=dict)
+    origins: dict[str, str] = field(default_factory=dict)
     batch: dict[str, str] = field(default_factory=dict)
     touched: frozenset[str] = frozenset()
 
@@ -103,6 +105,7 @@ class State:
             kinds=dict(self.kinds),
             aliases=dict(self.aliases),
             lines=dict(self.lines),
+            origins=dict(self.origins),
             batch=dict(self.batch),
         )
 
@@ -156,6 +159,7 @@ def _merged(a: State, b: State, marks: Marks, fixed: frozenset[str], where: str)
     made.kinds, made.aliases = b.kinds | a.kinds, b.aliases | a.aliases
     made.missing = (*a.missing, *(each for each in b.missing if each not in a.missing))
     made.lines, made.batch, made.touched = {**b.lines, **a.lines}, {**b.batch, **a.batch}, a.touched | b.touched
+    made.origins = {name: where for name, where in a.origins.items() if b.origins.get(name) == where}
     if a.arguments != b.arguments or a.shifted != b.shifted:
         made.arguments = [marks.unknown("@", where, "is shifted by a condition")]
     made.status = _status(yes.status, no.status, decision, marks)

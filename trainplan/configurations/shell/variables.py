@@ -121,6 +121,18 @@ class Variables:
         """What `$0` is."""
         return state.name
 
+    def origin(self, state: State, name: str, path: str) -> str:
+        """What to add to the line of an argument, of the variable that it is taken from: its value, and where it got that."""
+        value = state.variables.get(name) if not name.isdecimal() else self.placed.get(int(name))
+        if not isinstance(value, str) or MARK.search(value) or len(value) > 40 or not value.strip():
+            return ""
+        shown = f"{name}={value}" if value.split() == [value] else name
+        where = state.origins.get(name)
+        if where is None or self.given.get(name) == value:
+            return f", --set {shown}" if name in self.given or (name.isdecimal() and not state.closed) else ""
+        file, _, line = where.rpartition(":")
+        return f", {shown} of " + (f"line {line}" if file == path else where)
+
     def arguments(self, state: State) -> list[str]:
         """All positional parameters; none where nobody has said any."""
         return self.marks.picked_words(state.arguments or [], state.known())
@@ -160,6 +172,7 @@ class Variables:
                 return
         if isinstance(value, str) and MARK.search(value):
             value = self._named(value, name, where)
+        state.origins[name] = where
         if index is not None:
             array = state.variables.get(name)
             held = array if isinstance(array, Array) else Array()
@@ -199,6 +212,7 @@ class Variables:
 
     def restore(self, state: State, name: str, old: Any) -> None:
         """Gives a variable back what it held outside a function."""
+        state.origins.pop(name, None)
         if old is ABSENT:
             state.variables.pop(name, None)
         else:
