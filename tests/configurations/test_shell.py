@@ -374,6 +374,19 @@ def test_megatron_deepspeed_is_read_with_its_file(tmp_path: Path) -> None:
         read(path, Said())
 
 
+def test_zero_2_and_3_need_the_run_without_pipelines(tmp_path: Path) -> None:
+    """As DeepSpeed's PipelineEngine asserts; Megatron-DeepSpeed has one unless --no-pipeline-parallel is given."""
+    settings = {"train_micro_batch_size_per_gpu": 2, "zero_optimization": {"stage": 3}}
+    (tmp_path / "ds.json").write_text(json.dumps(settings | {"fp16": {"enabled": True}}))
+    script = tmp_path / "run.sh"
+    for more, noted in (("", True), (" --no-pipeline-parallel", False)):
+        script.write_text(DEEPSPEED.strip() + more)
+        assert any("--no-pipeline-parallel" in note for note in read(script, Said()).notes) == noted
+    script.write_text(DEEPSPEED.strip() + " --pipeline-model-parallel-size 2")
+    with pytest.raises(InputError, match="does not start such a run"):
+        read(script, Said())
+
+
 def test_files_that_a_script_writes_are_read() -> None:
     text = f"""STAGE=2
 cat <<EOF > ds.json

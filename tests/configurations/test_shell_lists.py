@@ -18,6 +18,11 @@ def taken(text: str) -> dict[str, object]:
 
 
 SCRIPTS = [
+    ('OUT=; while getopts "ab:c" o -ac -b5 -cb 6 x; do OUT+=" --$o=$OPTARG"; done; OUT+=" --n=$OPTIND"',
+     {"--a": "", "--c": "", "--b": "6", "--n": "5"}),
+    ('OUT=; while getopts ":b:" o -xb; do OUT+=" --$o$OPTARG"; done; OUT=${OUT//\\?/u}; OUT=${OUT//:/m}',
+     {"--ux": True, "--mb": True}),
+    ('OUT="--a $(seq -s, 1 3)"', {"--a": "1,2,3"}),
     ("IFS=:; set -- a:b:c; set -- $1; OUT=\"--n $#\"; unset IFS", {"--n": "3"}),
     ("IFS=,; X=1,,3; set -- $X; unset IFS; OUT=\"--n $# --b=[$2] --c $3\"", {"--n": "3", "--b": "[]", "--c": "3"}),
     ("IFS=,; X=1,2,; set -- ${NONE:-a,b} $X; unset IFS; OUT=\"--n $#\"", {"--n": "4"}),

@@ -169,6 +169,11 @@ def stage_of(keys: Keys, engine: Configuration | None, notes: list[str]) -> int 
         notes.append(f"ZeRO's stage of {engine.where}, {stage}: --zero-stage {written} says it otherwise")
     if stage is None or stage > 3:
         raise keys.error("--zero-stage", f"is {stage}", "give 0, 1, 2 or 3")
+    if stage > 1 and not keys.flag("--no-pipeline-parallel"):  # PipelineEngine of DeepSpeed asserts this
+        if (keys.whole("--pipeline-model-parallel-size", 1) or 1) > 1:
+            fix = "give ZeRO's stage 0 or 1, or one stage of pipelines with --no-pipeline-parallel"
+            raise keys.error("--zero-stage", f"is {stage}, with pipelines: DeepSpeed does not start such a run", fix)
+        notes.append(f"no --no-pipeline-parallel: DeepSpeed starts no run of ZeRO {stage} without it; predicted as with it")
     return stage
 
 

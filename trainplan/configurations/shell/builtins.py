@@ -406,14 +406,16 @@ def _exec(shell: Evaluator, rest: list[str], state: State, where: str, source: S
 
 
 def _getopts(shell: Evaluator, rest: list[str], state: State, where: str, source: Source) -> Outcomes:
-    """Takes the next option of the words that are given, or of those behind the name; options stand apart."""
+    """Takes the next option of the words that are given, or of those behind the name."""
     state.status = False
     if len(rest) < 2:
         return [(state, "")]
     letters, name = rest[0], rest[1]
     words = rest[2:] or shell.arguments(state)
-    index = state.variables.get("OPTIND", "1")
+    index, within = state.variables.get("OPTIND", "1"), state.variables.get(" OPTIND", "")
     place = int(index) if isinstance(index, str) and index.isdecimal() else 1
+    held, _, at = within.partition(":") if isinstance(within, str) else ("", "", "")
+    letter_at = int(at) if held == str(place) else 1  # within a word of several letters
     word = words[place - 1] if 0 < place <= len(words) else ""
     if MARK.search(word):
         raise TooMuch(shell.decided(shell.marks.cause(word) or Unknown("", where)))
@@ -421,14 +423,22 @@ def _getopts(shell: Evaluator, rest: list[str], state: State, where: str, source
         state.variables[name] = "?"
         state.variables["OPTIND"] = str(place + (word == "--"))
         return [(state, "")]
-    letter, value = word[1], word[2:]
+    letter, value = word[letter_at], word[letter_at + 1 :]
     known = letter in letters.replace(":", "")
-    if known and f"{letter}:" in letters:
-        value = value or (words[place] if place < len(words) else "")
-        place += not word[2:]
-        state.variables["OPTARG"] = value
-    state.variables[name] = letter if known else "?"
-    state.variables["OPTIND"] = str(place + 1)
+    valued = known and f"{letter}:" in letters
+    state.variables["OPTARG"] = None
+    if valued:
+        missing = not value and place >= len(words)
+        state.variables["OPTARG"] = letter if missing else value or words[place]
+        known = not missing
+        letter = ":" if missing and letters.startswith(":") else letter
+        place += not value
+    elif not known and letters.startswith(":"):
+        state.variables["OPTARG"] = letter
+    state.variables[name] = letter if known or letter == ":" else "?"
+    ends = valued or not value
+    state.variables["OPTIND"] = str(place + ends)
+    state.variables[" OPTIND"] = "" if ends else f"{place}:{letter_at + 1}"
     state.status = True
     return [(state, "")]
 
