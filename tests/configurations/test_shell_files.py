@@ -56,8 +56,8 @@ def test_files_are_read_as_the_script_leaves_them(edits: str, tmp_path: Path) ->
         (programs / "tee").unlink()
         (programs / "tee").symlink_to("/usr/bin/tee")
         bash.opened(tmp_path)
-        (ran,) = bash.runs(script, programs) or [[]]
-        assert values_of(ran[2:]) == command.values
+        for ran in bash.runs(script, programs) or []:
+            assert values_of(ran[2:]) == command.values
 
 
 @pytest.mark.parametrize(
@@ -100,3 +100,36 @@ def test_configurations_are_read_as_the_script_edits_them(edits: str, stage: int
         " --no-pipeline-parallel\n",
     )
     assert read(script, Said()).zero == stage
+
+
+TOML = """[model]
+name = "llama3"
+flavor = "8B"
+[training]
+seq_len = 8192
+[parallelism]
+tensor_parallel_degree = 2
+"""
+LAUNCHED = (
+    "distributed_type: FSDP\nmixed_precision: bf16\nnum_processes: 8\nfsdp_config:\n  fsdp_sharding_strategy: FULL_SHARD\n"
+)
+
+
+@pytest.mark.parametrize("writes", [True, False])
+def test_files_of_torchtitan_and_accelerate_are_read_as_the_script_writes_them(writes: bool, tmp_path: Path) -> None:
+    """Not as a file of that name happens to be elsewhere."""
+    folder = tmp_path / "inner"
+    folder.mkdir()
+    script = folder / "run.sh"
+    for name, text, edit, run in (
+        ("c.toml", TOML, "degree = 2/degree = 4", "torchrun --nproc_per_node 8 -m torchtitan.train --job.config_file ./c.toml"),
+        ("c.yaml", LAUNCHED, "FULL_SHARD/SHARD_GRAD_OP", "accelerate launch --config_file c.yaml train.py --bf16 --output_dir x"
+         " --per_device_train_batch_size 1 --gradient_checkpointing true --model_name_or_path meta-llama/Llama-2-7b-hf"),
+    ):  # fmt: skip
+        (tmp_path / name).write_text(text.replace("FULL_SHARD", "NO_SHARD"))
+        if not writes:
+            (folder / name).write_text(text)
+        written = f"cat > {name} <<EOF\n{text}EOF\n" if writes else ""
+        script.write_text(f"{written}sed -i 's/{edit}/' {name}\n{run}\n")
+        made = read(script, Said(model="llama2-7b" if "accelerate" in run else None))
+        assert made.tp == 4 if "torchtitan" in run else made.zero == 2

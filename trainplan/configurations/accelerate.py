@@ -11,7 +11,7 @@ from trainplan.configurations import deepspeed
 from trainplan.configurations.configuration import Configuration, Host, Keys, Recomputed, Said, flattened
 from trainplan.configurations.documented import ACCELERATE, ACCELERATE_TABLES
 from trainplan.configurations.documents import read_document
-from trainplan.configurations.lines import sources_of
+from trainplan.configurations.lines import sources_of, text_lines
 from trainplan.configurations.sharding import Sharding, fsdp
 from trainplan.profiling.base.errors import COMMAND_LINE, InputError, shown
 from trainplan.profiling.clusters.recipes import RecipeName
@@ -48,15 +48,18 @@ FLOAT32 = (
 ON_HOST = "master weights on the host: the plan's states there are in the model's dtype; less memory and time"
 
 
-def read(path: Path, said: Said, brought: Mapping[str, tuple[Any, str]] | None = None) -> Configuration:
+def read(
+    path: Path, said: Said, brought: Mapping[str, tuple[Any, str]] | None = None, text: str | None = None
+) -> Configuration:
     """The configuration of a YAML or JSON file. brought: what the program says for DeepSpeed, as of `deepspeed.of_values`.
-    Raises InputError."""
-    data, where = read_document(path), str(path)
+    text: what the file holds, where a script writes it. Raises InputError."""
+    data, where = read_document(path, text), str(path)
     if not isinstance(data, Mapping):
         raise InputError(where, "", f"holds {shown(data)}", "give a mapping, as `accelerate config` writes it")
     no = {"mixed_precision": "no", "distributed_type": "NO"}  # which YAML takes for false
     values = {key: no.get(key, value) if value is False else value for key, value in flattened(data).items()}
-    keys = Keys(where, values, (None, "null"), sources_of(path), DEFAULTS, said.ignored)
+    sources = sources_of(path) if text is None else {key: f"{path}:{line}" for key, line in text_lines(text).items()}
+    keys = Keys(where, values, (None, "null"), sources, DEFAULTS, said.ignored)
     kind = _kind(keys)
     devices = keys.whole("num_processes", 1 if kind == "NO" else None)
     precision = keys.text("mixed_precision", "", DTYPES)

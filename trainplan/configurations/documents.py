@@ -14,11 +14,13 @@ MOST_VALUES, DEEPEST = 100_000, 100  # of one file
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
-def read_document(path: Path) -> Any:
-    """The value in a YAML or JSON file of another tool, with texts as keys. Raises InputError."""
+def read_document(path: Path, text: str | None = None) -> Any:
+    """The value in a YAML or JSON file of another tool, with texts as keys. text: what it holds, where that is not to be read.
+    Raises InputError."""
     where, in_yaml = str(path), path.suffix.lower() in (".yaml", ".yml")
     try:
-        return _plain(yaml.load(read_text(path), Loader=_LOADER) if in_yaml else read_data(path), 0, [0])
+        parsed = read_data(path) if text is None and not in_yaml else yaml.load(text or read_text(path), Loader=_LOADER)
+        return _plain(parsed, 0, [0])
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f"line {mark.line + 1} column {mark.column + 1}" if mark else ""

@@ -3,7 +3,6 @@ Megatron-Bridge's with a recipe and what overrides it, programs of transformers'
 
 from __future__ import annotations
 
-import os.path
 import re
 import tomllib
 from dataclasses import replace
@@ -15,6 +14,7 @@ from trainplan.configurations.documents import written
 from trainplan.configurations.lines import sources_of
 from trainplan.configurations.megatron_programs import refuse_others
 from trainplan.configurations.shell import Command, Hangs, command_of
+from trainplan.configurations.trainers import WRITTEN
 from trainplan.profiling.base.errors import COMMAND_LINE, InputError
 
 FILES = ("--job.config-file", "--job.config_file", "--job.config")
@@ -64,12 +64,15 @@ def _transformers(command: Command, where: str, said: Said, folder: Path) -> Con
     values = {name: written(command.values[key]) for key, name in names.items()}
     sources = {names[key]: each for key, each in command.sources.items() if key in names}
     opened = {names[key]: each for key, each in command.open.items() if key in names}
-    engine = command.files.get(os.path.normpath(os.path.join(command.directory, str(values.get("deepspeed")))))
+    engine = command.held(str(values.get("deepspeed")))
     if engine is not None:
         values["deepspeed"] = written(engine)
     keys = Keys(where, flattened(values), (None,), sources, transformers_arguments.DEFAULTS, said.ignored, opened=opened)
     if "accelerate" not in said.variables and (launched_by := _accelerate(command, where)) is not None:
-        said = replace(said, variables={**said.variables, "accelerate": launched_by})
+        text = command.held(launched_by)
+        said = replace(
+            said, variables={**said.variables, "accelerate": launched_by} | ({} if text is None else {WRITTEN: text})
+        )
     made = transformers_arguments.of_keys(values, keys, folder / Path(where).name, said)
     if made.devices is not None and command.devices not in (None, made.devices):
         raise InputError(
@@ -106,7 +109,7 @@ def _torchtitan(command: Command, where: str, said: Said, folder: Path) -> Confi
         fix = "give its TOML file, or config_registry.py" + (f" with --set config={named}" if isinstance(named, str) else "")
         raise InputError(where, "", f"starts {command.program} ({command.where}), a run of torchtitan, without a file", fix)
     file = folder / command.directory / name
-    text = command.files.get(name)
+    text = command.held(name)
     if text is None and not file.is_file():
         fix = "give that file, and what overrides it by --set section.key=VALUE"
         raise InputError(where, "--job.config_file", f"is {name}, which is not there", fix)

@@ -35,6 +35,7 @@ PAGED = ("paged_adamw", "paged_adamw_32bit")
 EAGER = ("eager", "disabled")
 FLASH = ("sdpa", "fa2", "fa3", "flash", "flex", "xformers", "sage")  # how the names of kernels begin that keep no scores
 LAUNCHED = "give --set accelerate=FILE, what `accelerate launch` reads, or --set accelerate=none: every device has copies"
+WRITTEN = "accelerate, as written"  # among variables: what the file holds that Accelerate is launched with
 FSDP_WORDS = ("full_shard", "shard_grad_op", "no_shard", "hybrid_shard", "hybrid_shard_zero2", "auto_wrap", "offload")
 
 
@@ -186,9 +187,10 @@ def _sharded(keys: Keys, data: Mapping[str, Any], said: Said, has: Arguments, no
     """FSDP's part, by its keys or by the file that Accelerate is launched with; or copies of everything. Raises InputError."""
     launched = said.variables.get("accelerate")
     if launched not in (None, "none"):
-        file = beside(Path(keys.where), launched, keys, "--set accelerate")
+        text = said.variables.get(WRITTEN)
+        file = Path(launched) if text is not None else beside(Path(keys.where), launched, keys, "--set accelerate")
         inner = replace(said, dtype=has.dtype, recompute="full" if has.again else "none")
-        made = accelerate.read(file, inner, _stepped(keys, has))
+        made = accelerate.read(file, inner, _stepped(keys, has), text)
         if made.accumulation not in (None, has.accumulation):
             problem, fix = f"is {has.accumulation}, and {made.accumulation} in {launched}", "give the same in both"
             raise keys.error(has.names["accumulation"], problem, fix)

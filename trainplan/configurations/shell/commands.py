@@ -64,6 +64,10 @@ class Command:
     environment: Mapping[str, str] = field(default_factory=dict)
     directory: str = "."
 
+    def held(self, path: str) -> str | None:
+        """What a file holds that the script has written or edited; None for others."""
+        return self.files.get(os.path.normpath(os.path.join(self.directory, path)))
+
     @property
     def kind(self) -> tuple[str, str]:
         """Whose program it is, and its name: commands of one kind may differ in arguments alone."""

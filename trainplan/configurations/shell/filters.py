@@ -131,12 +131,14 @@ def _awk(rest: list[str], given: str) -> str | None:
     """What awk prints of lines that a pattern finds or a field says, a field or the whole of each."""
     match = (
         re.fullmatch(
-            r"(?:/((?:[^/\\]|\\.)+)/|\$(\d)\s*==\s*\"([^\"]*)\"|NR\s*==\s*(\d+))?\s*\{\s*print(?:\s+\$(\d|NF))?\s*;?\s*(?:exit\s*;?\s*)?\}",
+            r"(?:/((?:[^/\\]|\\.)+)/|\$(\d)\s*==\s*\"([^\"]*)\"|NR\s*==\s*(\d+))?\s*\{\s*print(?:\s+(\$?NF|\$\d|NR))?\s*;?\s*(?:exit\s*;?\s*)?\}",
             rest[-1].strip(),
         )
         if rest
         else None
     )
+    if rest and re.fullmatch(r"\s*END\s*\{\s*print\s+NR\s*;?\s*\}\s*", rest[-1]):
+        return f"{len(given.splitlines())}\n"
     sign = re.search(r"-F\0?([^\0]+)", "\0".join(rest[:-1]))
     if match is None or any(not re.match(r"-F", word) for n, word in enumerate(rest[:-1]) if rest[n - 1 : n] != ["-F"]):
         return None
@@ -153,8 +155,9 @@ def _awk(rest: list[str], given: str) -> str | None:
             continue
         if match[2] and (line if match[2] == "0" else "".join(row[int(match[2]) - 1 : int(match[2])])) != match[3]:
             continue
-        place = -1 if match[5] == "NF" else int(match[5] or 0) - 1
-        made += (line if match[5] in (None, "0") else row[place] if -len(row) <= place < len(row) else "") + "\n"
+        counts = {"NF": str(len(row)), "NR": str(number), "$NF": row[-1] if row else "", "$0": line}
+        column = "".join(row[int(match[5][1:]) - 1 : int(match[5][1:])]) if re.fullmatch(r"\$[1-9]", match[5] or "") else ""
+        made += counts.get(match[5] or "$0", column) + "\n"
         if "exit" in match[0]:
             break
     return made
