@@ -133,3 +133,16 @@ def test_files_of_torchtitan_and_accelerate_are_read_as_the_script_writes_them(w
         script.write_text(f"{written}sed -i 's/{edit}/' {name}\n{run}\n")
         made = read(script, Said(model="llama2-7b" if "accelerate" in run else None))
         assert made.tp == 4 if "torchtitan" in run else made.zero == 2
+
+
+def test_paths_of_scripts_are_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the script by `$0`, however it is given, and of a file that is sourced by BASH_SOURCE."""
+    run = "python pretrain_gpt.py --num-layers $LAYERS --hidden-size 8\n"
+    (tmp_path / "jobs" / "lib").mkdir(parents=True)
+    (tmp_path / "jobs" / "lib" / "common.sh").write_text('source "$(dirname "${BASH_SOURCE[0]}")/sizes.sh"\n')
+    (tmp_path / "jobs" / "lib" / "sizes.sh").write_text("LAYERS=4\n")
+    (tmp_path / "jobs" / "sizes.sh").write_text("LAYERS=8\n")
+    (tmp_path / "jobs" / "run.sh").write_text('D=$(cd "$(dirname "$0")" && pwd)\nsource "$D/lib/common.sh"\n' + run)
+    monkeypatch.chdir(tmp_path)
+    for path in (Path("jobs/run.sh"), tmp_path / "jobs" / "run.sh"):
+        assert command_of(path, {}).values["--num-layers"] == "4"

@@ -131,15 +131,8 @@ def pbs(words: Sequence[str]) -> dict[str, str]:
 def _lsf(words: Sequence[str]) -> dict[str, str]:
     """Of `-nnodes 4`, or of `-n 32 -R "span[ptile=8]" -gpu "num=8"`."""
     text = " ".join(words)
-    nodes, tasks, each, gpus = (
-        (found := re.search(pattern, text)) and found[1]
-        for pattern in (
-            r"(?:^|\s)-nnodes\s+(\d{1,5})\b",
-            r"(?:^|\s)-n\s+(\d{1,6})\b",
-            r"\bptile=(\d{1,4})\b",
-            r"-gpu\s+\S*num=(\d{1,3})",
-        )
-    )
+    patterns = r"(?:^|\s)-nnodes\s+", r"(?:^|\s)-n\s+", r"\bptile=", r"-gpu\s+\S*num="
+    nodes, tasks, each, gpus = ("".join(re.findall(rf"{pattern}(\d{{1,6}})\b", text)[:1]) for pattern in patterns)
     made = dict(JOBS["LSF"])
     hosts = int(nodes) if nodes else -(-int(tasks) // int(each)) if tasks and each and int(each) else 0
     if tasks:

@@ -140,8 +140,8 @@ def _path(name: str, words: list[str], folder: str) -> str | None:
         inside = os.path.normpath(os.path.join(folder, plain[-1]))
         return inside if os.path.exists(inside) or not os.path.exists(plain[-1]) else os.path.abspath(plain[-1])
     if name == "seq" and words and words[0].startswith("-s"):
-        sign, numbers = (words[0][2:], words[1:]) if words[0] != "-s" else ("".join(words[1:2]), words[2:])
-        lines = _path(name, numbers, folder)
+        sign, rest = (words[0][2:], words[1:]) if words[0] != "-s" else ("".join(words[1:2]), words[2:])
+        lines = _path(name, rest, folder)
         return None if lines is None else lines.replace("\n", sign)
     if name == "seq" and 1 <= len(words) <= 3 and all(re.fullmatch(r"-?\d{1,9}", word) for word in words):
         numbers = [int(word) for word in words]

@@ -51,12 +51,12 @@ def read(shell: Evaluator, rest: list[str], state: State, where: str, source: So
         shell.assign_list(state, array, fields([(line, True)], separators))
         return [(state, "")]
     for place, name in enumerate(names):
-        part = (
-            line
-            if len(names) == 1
-            else shell.marks.lifted(line, lambda text, at=place: _parts(text, len(names), separators)[at], where)
-        )
-        shell.assign(state, name, _parts(part, 1, separators)[0] if len(names) == 1 else part, where)
+
+        def part(text: str, place: int = place) -> str:
+            return _parts(text, len(names), separators)[place]
+
+        one = len(names) == 1
+        shell.assign(state, name, part(line) if one else shell.marks.lifted(line, part, where), where)
     return [(state, "")]
 
 

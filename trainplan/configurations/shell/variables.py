@@ -39,7 +39,8 @@ class Variables:
 
     def start(self, name: str) -> State:
         """The state in which a script begins."""
-        state = State(name=name, directory=os.path.abspath(self.folder))
+        path = os.path.abspath(name) if os.path.isfile(name) else name  # since it is taken to start in its own folder
+        state = State(name=path, directory=os.path.abspath(self.folder))
         state.variables.update(self.given)
         state.exported |= set(self.given)
         if self.placed:
@@ -67,7 +68,8 @@ class Variables:
         if name.isdecimal():
             return self._placed(state, int(name), where)
         if name == "BASH_SOURCE":
-            return state.name
+            path = where.rpartition(":")[0]
+            return os.path.abspath(path) if os.path.isfile(path) else state.name
         if name in ("PWD", "SLURM_SUBMIT_DIR", "PBS_O_WORKDIR", "LS_SUBCWD"):
             return state.directory
         if name == "FUNCNAME":
