@@ -107,7 +107,7 @@ def pbs(words: Sequence[str]) -> dict[str, str]:
     said = re.search(r"(?:^|[\s,])(select|nodes)=([^\s,]+)", " ".join(words))
     for chunk in said[2].split("+") if said else []:
         count, *parts = chunk.split(":")
-        fields = dict(part.partition("=")[::2] for part in parts)
+        fields = {name: value for name, _, value in (part.partition("=") for part in parts)}
         each = fields.get("mpiprocs", fields.get("ppn", ""))
         number = int(count) if re.fullmatch(r"\d{1,5}", count) else 1
         gpus.add(fields.get("ngpus", fields.get("gpus", "")))

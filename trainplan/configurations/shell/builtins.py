@@ -6,9 +6,10 @@ import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from trainplan.configurations.shell import files, launchers, printing, reading
+from trainplan.configurations.shell import files, getopt, launchers, printing, reading
+from trainplan.configurations.shell.assigning import DECLARES, assign, declare
 from trainplan.configurations.shell.conditions import Conditions
-from trainplan.configurations.shell.marks import MARK, TooMuch, Unknown
+from trainplan.configurations.shell.marks import MARK, TooMuch
 from trainplan.configurations.shell.scan import ASSIGNED, Raw
 from trainplan.configurations.shell.state import ABSENT, Array, State, Value
 from trainplan.profiling.models.families.fields import names
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from trainplan.configurations.shell.evaluate import Evaluator, Outcomes, Source
 
 Own = Callable[["Evaluator", list[str], State, str, "Source"], "Outcomes"]
-DECLARES = ("export", "declare", "typeset", "local", "readonly")
 LONG = {"errexit": "e", "allexport": "a"}  # options of `set` by their long names
 # Commands that succeed, and commands that print nothing which is read.
 SUCCEED = names("true : trap umask ulimit alias unalias shopt sleep sync hash complete history jobs disown tee date free df du")
@@ -132,99 +132,6 @@ def _each(
 
         shell.apart(state, run, where)
     return [(state, "")]
-
-
-def assign(shell: Evaluator, raw: str, state: State, where: str, named: bool = False) -> str:
-    """One assignment as written. Gives the name."""
-    match = ASSIGNED.match(raw)
-    assert match is not None
-    name, index, more, value = shell.target(state, match[1]), match[2], match[3], raw[match.end() :]
-    words, kind = shell.words(state, where), state.kinds.get(name, "")
-    if "r" in kind:
-        return name
-    if value.startswith("(") and value.endswith(")"):
-        old = shell.value(state, name, where) if more and (name in state.variables or name in shell.given) else None
-        before = state.variables.get(name)
-        by_name = named or (isinstance(before, Array) and before.named)
-        state.variables[name] = words.array(value[1:-1], old, bool(more), by_name)
-        return name
-    text = words.text(value)
-    if index is not None:
-        held = state.variables.get(name)
-        key = words.text(index[1:-1]) if isinstance(held, Array) and held.named else words.number(index[1:-1])
-        if MARK.search(key):
-            state.variables[name] = shell.marks.unknown(name, where, "has an element that is not known")
-            return name
-        if more:
-            text = words.scalar(name, index[1:-1]) + text
-        shell.assign(state, name, text, where, key)
-        return name
-    if more:
-        text = words.scalar(name, None) + "+" * ("i" in kind) + text
-    if "i" in kind:
-        text = words.number(text)
-    elif "u" in kind or "l" in kind:
-        text = shell.marks.lifted(text, str.upper if "u" in kind else str.lower, where)
-    derived = bool(more) or re.search(rf"\b{name}\b", value) is not None
-    shell.assign(state, name, text, where, None, derived)
-    return name
-
-
-def declare(shell: Evaluator, name: str, raws: Sequence[Raw], state: State, where: str) -> Outcomes:
-    """`export`, `local`, `declare` and their like."""
-    words, flags = shell.words(state, where), ""
-    targets: list[str] = []
-    for raw in raws:
-        if ASSIGNED.match(raw.text):
-            targets.append(raw.text)
-            continue
-        for word in words.fields(raw.text):
-            if re.fullmatch(r"[-+][a-zA-Z]+", word):
-                flags += word[1:] if word[0] == "-" else ""
-            elif ASSIGNED.match(word):
-                targets.append(f"{word.partition('=')[0]}={_quoted(word.partition('=')[2])}")
-            elif re.fullmatch(r"[A-Za-z_]\w*", word):
-                targets.append(word)
-    if "f" in flags or "p" in flags:
-        targets = []
-    for target in targets:
-        match = ASSIGNED.match(target)
-        variable = match[1] if match else target
-        inside = bool(state.locals) and name in ("local", "declare", "typeset") and "g" not in flags
-        old = state.variables.get(variable, ABSENT)
-        if inside and variable not in state.locals[-1]:
-            state.locals[-1][variable] = old.copy() if isinstance(old, Array) else old
-        if inside:
-            state.kinds.pop(variable, None)
-        if "n" in flags and name != "export":
-            state.variables[variable] = words.text(target[match.end() :]) if match else None
-            state.kinds[variable] = "n"
-            continue
-        kinds = "".join(letter for letter in "iul" if letter in flags)
-        state.kinds[variable] = kinds + state.kinds.get(variable, "")
-        if match:
-            if inside and target[match.end() : match.end() + 1] == "(":
-                state.variables.pop(variable, None)
-            assign(shell, target, state, where, "A" in flags)
-        elif "A" in flags or "a" in flags:
-            if not isinstance(old, Array):
-                state.variables[variable] = Array("A" in flags)
-        elif inside:
-            state.variables[variable] = None
-        elif name == "export" and variable not in state.variables and shell.is_set(state, variable):
-            state.variables[variable] = shell.value(state, variable, where)
-        if name == "readonly" or "r" in flags:
-            state.kinds[variable] += "r"
-        if name == "export" and "n" in flags:
-            state.exported.discard(variable)
-        elif name == "export" or "x" in flags:
-            state.exported.add(variable)
-    state.status = True
-    return [(state, "")]
-
-
-def _quoted(text: str) -> str:
-    return "'" + text.replace("'", "'\\''") + "'"
 
 
 def _called(shell: Evaluator, name: str, rest: list[str], state: State, where: str, environment: dict[str, Value]) -> Outcomes:
@@ -405,49 +312,11 @@ def _exec(shell: Evaluator, rest: list[str], state: State, where: str, source: S
     return [(each, flow or "exit") for each, flow in outcomes] if rest else outcomes
 
 
-def _getopts(shell: Evaluator, rest: list[str], state: State, where: str, source: Source) -> Outcomes:
-    """Takes the next option of the words that are given, or of those behind the name."""
-    state.status = False
-    if len(rest) < 2:
-        return [(state, "")]
-    letters, name = rest[0], rest[1]
-    words = rest[2:] or shell.arguments(state)
-    index, within = state.variables.get("OPTIND", "1"), state.variables.get(" OPTIND", "")
-    place = int(index) if isinstance(index, str) and index.isdecimal() else 1
-    held, _, at = within.partition(":") if isinstance(within, str) else ("", "", "")
-    letter_at = int(at) if held == str(place) else 1  # within a word of several letters
-    word = words[place - 1] if 0 < place <= len(words) else ""
-    if MARK.search(word):
-        raise TooMuch(shell.decided(shell.marks.cause(word) or Unknown("", where)))
-    if not re.match(r"-[^-]", word):
-        state.variables[name] = "?"
-        state.variables["OPTIND"] = str(place + (word == "--"))
-        return [(state, "")]
-    letter, value = word[letter_at], word[letter_at + 1 :]
-    known = letter in letters.replace(":", "")
-    valued = known and f"{letter}:" in letters
-    state.variables["OPTARG"] = None
-    if valued:
-        missing = not value and place >= len(words)
-        state.variables["OPTARG"] = letter if missing else value or words[place]
-        known = not missing
-        letter = ":" if missing and letters.startswith(":") else letter
-        place += not value
-    elif not known and letters.startswith(":"):
-        state.variables["OPTARG"] = letter
-    state.variables[name] = letter if known or letter == ":" else "?"
-    ends = valued or not value
-    state.variables["OPTIND"] = str(place + ends)
-    state.variables[" OPTIND"] = "" if ends else f"{place}:{letter_at + 1}"
-    state.status = True
-    return [(state, "")]
-
-
 OWN: dict[str, Own] = {
     "exit": _exit, "return": _return, "break": _leaves("break"), "continue": _leaves("continue"), "shift": _shift, "set": _set,
     "source": _source, ".": _source, "eval": _eval, "cd": _cd, "pushd": _cd, "popd": _status(True), "unset": _unset,
     "test": _test, "[": _bracket, "true": _status(True), ":": _status(True), "false": _status(False), "let": _let,
     "builtin": _prefix, "command": _command, "exec": _exec, "read": reading.read, "mapfile": reading.mapfile,
-    "readarray": reading.mapfile, "getopts": _getopts, "shopt": _shopt,
+    "readarray": reading.mapfile, "getopts": getopt.getopts, "shopt": _shopt,
     "alias": _alias,
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Loops and `case`."""
+"""Loops, `case`, `if`, and commands joined by `&&` and `||`."""
 
 from __future__ import annotations
 
@@ -288,3 +288,66 @@ def _alternatives(raw: str) -> list[str]:
             begin = place + 1
         place = end_of(raw, place)
     return [*parts, raw[begin:]]
+
+
+def branches(shell: Evaluator, node: Node, state: State, source: Source) -> Outcomes:
+    """`if`, its `elif` and its `else`."""
+    parts: list[tuple[list[Node], list[Node]]] = [([], [])]
+    rest: list[Node] = []
+    condition = True
+    for child in node.children:
+        if child.type == "then":
+            condition = False
+        elif child.type in ("elif_clause", "else_clause"):
+            rest.append(child)
+        elif child.is_named:
+            parts[0][0 if condition else 1].append(child)
+    for clause in rest:
+        if clause.type == "else_clause":
+            parts.append(([], clause.named_children))
+            continue
+        then = next(place for place, child in enumerate(clause.children) if child.type == "then")
+        parts.append(([c for c in clause.children[:then] if c.is_named], [c for c in clause.children[then:] if c.is_named]))
+    return chain(shell, parts, state, source, source.where(node))
+
+
+def chain(shell: Evaluator, parts: list[tuple[list[Node], list[Node]]], state: State, source: Source, where: str) -> Outcomes:
+    """The first branch whose condition holds."""
+    if not parts:
+        state.status = True
+        return [(state, "")]
+    condition, body = parts[0]
+    if not condition:
+        return shell.block(body, state, source)
+    made: Outcomes = []
+    for each, flow in shell.tested(lambda inner: shell.block(condition, inner, source), state):
+        if flow:
+            made.append((each, flow))
+            continue
+        made += shell.fork(
+            each,
+            each.status,
+            lambda inner: shell.block(body, inner, source),
+            lambda inner: chain(shell, parts[1:], inner, source, where),
+            where,
+        )
+    return shell.collapsed(made, where)
+
+
+def listed(shell: Evaluator, node: Node, state: State, source: Source) -> Outcomes:
+    """`a && b`, `a || b`."""
+    left, right = node.named_children[0], node.named_children[-1]
+    every = any(child.type == "&&" for child in node.children)
+    made: Outcomes = []
+    for each, flow in shell.tested(lambda inner: shell.statement(left, inner, source), state):
+        if flow:
+            made.append((each, flow))
+            continue
+        run = lambda inner: shell.statement(right, inner, source)  # noqa: E731
+
+        def kept(inner: State) -> Outcomes:
+            inner.status = not every
+            return [(inner, "")]
+
+        made += shell.fork(each, each.status, run if every else kept, kept if every else run, source.where(node))
+    return shell.collapsed(made, source.where(node))

@@ -213,9 +213,9 @@ class Evaluator(Variables):
         if kind in ("program", "do_group"):
             return self.block(node.children, state, source)
         if kind == "if_statement":
-            return self.deeper(lambda: self.branches(node, state, source))
+            return self.deeper(lambda: compounds.branches(self, node, state, source))
         if kind == "list":
-            return self.listed(node, state, source)
+            return compounds.listed(self, node, state, source)
         if kind == "negated_command":
             outcomes = self.tested(lambda each: self.statement(node.named_children[-1], each, source), state)
             for each, _ in outcomes:
@@ -264,66 +264,6 @@ class Evaluator(Variables):
         )
         state.code = "1"
         return [(state, "")]
-
-    def branches(self, node: Node, state: State, source: Source) -> Outcomes:
-        """`if`, its `elif` and its `else`."""
-        parts: list[tuple[list[Node], list[Node]]] = [([], [])]
-        rest: list[Node] = []
-        condition = True
-        for child in node.children:
-            if child.type == "then":
-                condition = False
-            elif child.type in ("elif_clause", "else_clause"):
-                rest.append(child)
-            elif child.is_named:
-                parts[0][0 if condition else 1].append(child)
-        for clause in rest:
-            if clause.type == "else_clause":
-                parts.append(([], clause.named_children))
-                continue
-            then = next(place for place, child in enumerate(clause.children) if child.type == "then")
-            parts.append(([c for c in clause.children[:then] if c.is_named], [c for c in clause.children[then:] if c.is_named]))
-        return self.chain(parts, state, source, source.where(node))
-
-    def chain(self, parts: list[tuple[list[Node], list[Node]]], state: State, source: Source, where: str) -> Outcomes:
-        """The first branch whose condition holds."""
-        if not parts:
-            state.status = True
-            return [(state, "")]
-        condition, body = parts[0]
-        if not condition:
-            return self.block(body, state, source)
-        made: Outcomes = []
-        for each, flow in self.tested(lambda inner: self.block(condition, inner, source), state):
-            if flow:
-                made.append((each, flow))
-                continue
-            made += self.fork(
-                each,
-                each.status,
-                lambda inner: self.block(body, inner, source),
-                lambda inner: self.chain(parts[1:], inner, source, where),
-                where,
-            )
-        return self.collapsed(made, where)
-
-    def listed(self, node: Node, state: State, source: Source) -> Outcomes:
-        """`a && b`, `a || b`."""
-        left, right = node.named_children[0], node.named_children[-1]
-        every = any(child.type == "&&" for child in node.children)
-        made: Outcomes = []
-        for each, flow in self.tested(lambda inner: self.statement(left, inner, source), state):
-            if flow:
-                made.append((each, flow))
-                continue
-            run = lambda inner: self.statement(right, inner, source)  # noqa: E731
-
-            def kept(inner: State) -> Outcomes:
-                inner.status = not every
-                return [(inner, "")]
-
-            made += self.fork(each, each.status, run if every else kept, kept if every else run, source.where(node))
-        return self.collapsed(made, source.where(node))
 
     def apart(self, state: State, run: Callable[[State], Outcomes], where: str) -> Outcomes:
         """Runs a subshell: what it prints, finds and writes stays, and so does its status."""

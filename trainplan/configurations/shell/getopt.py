@@ -1,17 +1,23 @@
-"""What `getopt` prints of the words that a script is given: options apart and in quotes, and what is left behind `--`."""
+"""Options among the words that a script is given, as `getopt` prints and `getopts` takes them."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from trainplan.configurations.shell.marks import MARK
+from trainplan.configurations.shell.marks import MARK, TooMuch, Unknown
+from trainplan.configurations.shell.state import State
+
+if TYPE_CHECKING:
+    from trainplan.configurations.shell.evaluate import Evaluator, Outcomes, Source
 
 VALUED = ("-o", "--options", "-l", "--longoptions", "--long", "--longoption", "-n", "--name", "-s", "--shell")
 
 
 def printed(rest: Sequence[str]) -> str | None:
-    """What it prints; None where it fails, or where a word that is not known may be an option."""
+    """What `getopt` prints: options apart and in quotes, then what is left behind `--`. None where it fails, or where a word
+    that is not known may be an option."""
     said, place = {"-o": "", "-l": ""}, 0
     alone = quiet = False
     while place < len(rest) and rest[place].startswith("-") and rest[place] != "--":
@@ -74,3 +80,41 @@ def printed(rest: Sequence[str]) -> str | None:
 
 def _quoted(word: str) -> str:
     return "'" + word.replace("'", "'\\''") + "'"
+
+
+def getopts(shell: Evaluator, rest: list[str], state: State, where: str, source: Source) -> Outcomes:
+    """Takes the next option of the words that are given, or of those behind the name."""
+    state.status = False
+    if len(rest) < 2:
+        return [(state, "")]
+    letters, name = rest[0], rest[1]
+    words = rest[2:] or shell.arguments(state)
+    index, within = state.variables.get("OPTIND", "1"), state.variables.get(" OPTIND", "")
+    place = int(index) if isinstance(index, str) and index.isdecimal() else 1
+    held, _, at = within.partition(":") if isinstance(within, str) else ("", "", "")
+    letter_at = int(at) if held == str(place) else 1  # within a word of several letters
+    word = words[place - 1] if 0 < place <= len(words) else ""
+    if MARK.search(word):
+        raise TooMuch(shell.decided(shell.marks.cause(word) or Unknown("", where)))
+    if not re.match(r"-[^-]", word):
+        state.variables[name] = "?"
+        state.variables["OPTIND"] = str(place + (word == "--"))
+        return [(state, "")]
+    letter, value = word[letter_at], word[letter_at + 1 :]
+    known = letter in letters.replace(":", "")
+    valued = known and f"{letter}:" in letters
+    state.variables["OPTARG"] = None
+    if valued:
+        missing = not value and place >= len(words)
+        state.variables["OPTARG"] = letter if missing else value or words[place]
+        known = not missing
+        letter = ":" if missing and letters.startswith(":") else letter
+        place += not value
+    elif not known and letters.startswith(":"):
+        state.variables["OPTARG"] = letter
+    state.variables[name] = letter if known or letter == ":" else "?"
+    ends = valued or not value
+    state.variables["OPTIND"] = str(place + ends)
+    state.variables[" OPTIND"] = "" if ends else f"{place}:{letter_at + 1}"
+    state.status = True
+    return [(state, "")]
