@@ -24,6 +24,7 @@ SCRIPTS = [
      {"--ux": True, "--mb": True}),
     ("OUT=\"--a $(echo 0,1,5 | awk -F, '{print NF}') --b $(echo 7 8 | awk '{print $NF}')\"", {"--a": "3", "--b": "8"}),
     ("OUT=\"--a $(printf '1\\n2\\n' | awk 'END{print NR}') --b $(echo 7 8 | awk '{print $3 }')\"", {"--a": "2", "--b": True}),
+    ("OUT=\"--a $(echo 'x=1, y=22' | grep -o '[0-9]*' | tail -n1)\"", {"--a": "22"}),
     ('OUT="--a $(seq -s, 1 3)"', {"--a": "1,2,3"}),
     ("IFS=:; set -- a:b:c; set -- $1; OUT=\"--n $#\"; unset IFS", {"--n": "3"}),
     ("IFS=,; X=1,,3; set -- $X; unset IFS; OUT=\"--n $# --b=[$2] --c $3\"", {"--n": "3", "--b": "[]", "--c": "3"}),
@@ -61,6 +62,7 @@ def test_lists_are_those_of_bash(text: str, expected: dict[str, object], tmp_pat
         "L=($LIST)",
         "IFS=, read -ra L <<< $LIST",
         "set -- $LIST; L=(\"$@\")",
+        "L=(\"${LIST[@]}\")",
     ],
 )  # fmt: skip
 def test_nobody_knows_how_many_words_an_unknown_text_has(text: str) -> None:
@@ -73,3 +75,9 @@ def test_fields_of_a_line_that_is_not_known_are_not_known() -> None:
     text = "read -r a b <<< $LINE\npython pretrain_gpt.py --num-layers $a --hidden-size ${b:-1}\n"
     assert set(command_of_text(text, {}, "run.sh", Path(".")).open) == {"--num-layers", "--hidden-size"}
     assert not command_of_text(text, {"LINE": "3 4"}, "run.sh", Path(".")).open
+
+
+def test_nobody_knows_how_many_arguments_an_unknown_text_has() -> None:
+    text = "f() { N=$#; }\nf a $LIST\npython pretrain_gpt.py --num-layers $N --hidden-size 8\n"
+    assert set(command_of_text(text, {}, "run.sh", Path(".")).open) == {"--num-layers"}
+    assert command_of_text(text, {"LIST": "b c"}, "run.sh", Path(".")).values["--num-layers"] == "3"

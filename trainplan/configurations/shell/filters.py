@@ -63,7 +63,7 @@ def grep(rest: list[str], given: str) -> str | None:
     letters, words, patterns = "", list[str](), list[str]()
     place = 0
     while place < len(rest):
-        if re.fullmatch(r"-[vqEFciwxshe]+", rest[place]):
+        if re.fullmatch(r"-[vqEFciwxsheo]+", rest[place]):
             letters += rest[place][1:]
             if rest[place][-1] == "e":
                 place += 1
@@ -89,6 +89,8 @@ def grep(rest: list[str], given: str) -> str | None:
     pattern = expression(text, max(map(len, lines)), len(lines), re.IGNORECASE if "i" in letters else 0)
     if pattern is None:
         return None
+    if "o" in letters and not set(letters) & set("vc"):
+        return "".join(match[0] + "\n" for line in given.splitlines() for match in pattern.finditer(line) if match[0])
     lines = [line for line in given.splitlines() if (pattern.search(line) is None) == ("v" in letters)]
     return f"{len(lines)}\n" if "c" in letters else "".join(line + "\n" for line in lines)
 

@@ -75,11 +75,13 @@ class Variables:
         if name == "FUNCNAME":
             return ""
         if name == "#":
-            return (
-                self.marks.unknown("1", where, "is taken by place, and not said")
-                if state.arguments is None
-                else str(len(state.arguments))
-            )
+            if state.arguments is None:
+                return self.marks.unknown("1", where, "is taken by place, and not said")
+            loose = next((each for each in state.arguments if self.marks.several(each)), None)
+            if loose is None:
+                return str(len(state.arguments))
+            cause = self.marks.cause(loose)
+            return self.marks.unknown(cause.name if cause else "", where, "is how many there are")
         if name in ("@", "*"):
             return " ".join(self.arguments(state))
         if name == "?":

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from trainplan.configurations.shell import arithmetic
 from trainplan.configurations.shell.edits import balanced, cut, edited, end_of_index, escaped, listed, slash
-from trainplan.configurations.shell.marks import BREAK, MARK, NOTHING, Literal, Marks, Piece, TooMuch, fields, quoted
+from trainplan.configurations.shell.marks import BREAK, MARK, NOTHING, Literal, Marks, Piece, TooMuch, fields, quoted, unsplit
 from trainplan.configurations.shell.patterns import braced
 from trainplan.configurations.shell.scan import end_of, split
 from trainplan.configurations.shell.state import Array, Value
@@ -205,7 +205,7 @@ class Words:
         value = self.shell.value(self.state, name, self.where)
         if value is None or (name in self.shell.own and name not in self.state.variables):
             return []
-        return list(value.values()) if isinstance(value, Array) else [value]
+        return list(value.values()) if isinstance(value, Array) else [unsplit(value) if MARK.fullmatch(value) else value]
 
     def parameter(self, inner: str, double: bool) -> list[Piece]:
         """The pieces of `${..}`."""
