@@ -137,6 +137,8 @@ SOURCED = (  # fields that name where they are from
 
 
 PASSED_OVER = {"nvidia", "amd", "instinct", "geforce", "tesla", "dgx", "hgx", "gpu", "gpus", "tensor", "core", "superchip"}
+OTHER_PARTS = {"laptop", "mobile", "mig", "max", "super", "d"}  # words of parts that are not the one that a sheet is of
+ALIKE = 0.1  # by which the memory that a name says may differ from a sheet's
 
 
 @cache
@@ -175,7 +177,8 @@ def kind_named(text: str, option: str = "--cluster") -> str:
 def likely_kind(text: str) -> tuple[str, bool]:
     """The sheet that a text in somebody's table most likely means, and whether that is a guess: of the sheets with its chip,
     the one with most of its other words; of several the chip's own, then one of a node whose devices are joined. Words that no
-    sheet has are passed over. Raises InputError where no sheet has the chip."""
+    sheet has are passed over, but for those of another memory or part. Raises InputError where no sheet has the chip, or none
+    with so much memory."""
     words = _words(text.strip().lower())
     with_chip = [(name, each) for name, each in sheets().items() if name in words or _names_chip(words, each)]
     if not with_chip:
@@ -190,6 +193,10 @@ def likely_kind(text: str) -> tuple[str, bool]:
         return missing, -len(words & set(name.split("-"))), each.joined is None, len(name)
 
     name, chosen = min(with_chip, key=likelihood)
+    said = [int(word[:-2]) for word in words if re.fullmatch(r"\d{1,4}gb", word) and word not in chosen.words]
+    if words & OTHER_PARTS or any(abs(gib * 2**30 / chosen.memory_bytes - 1) > ALIKE for gib in said):
+        fix = f"write {name!r} to have it predicted as that, with {chosen.memory_bytes / 2**30:g} GiB"
+        raise InputError("gpu", "gpu", f"is {shown(text)}, of which there is no data sheet", fix)
     return name, not words <= {*chosen.words, name}
 
 
@@ -199,9 +206,9 @@ def _chip(described: DeviceSheet) -> list[str]:
 
 
 def _names_chip(words: set[str], described: DeviceSheet) -> bool:
-    """Whether words name a sheet's chip: by all of its words, or by a number of four digits alone, such as 4090."""
+    """Whether words name a sheet's chip: by all of its words, or by a number of four digits alone, such as 4090 or 2080ti."""
     chip = _chip(described)
-    return set(chip) <= words or (re.fullmatch(r"\d{4}", chip[-1]) is not None and chip[-1] in words)
+    return set(chip) <= words or (re.fullmatch(r"\d{4}(ti)?", chip[-1]) is not None and chip[-1] in words)
 
 
 def _words(text: str) -> set[str]:
@@ -209,4 +216,5 @@ def _words(text: str) -> set[str]:
     counted = re.sub(r"^\d+ *x *|(?<=\w)(?<!rt)x\d+$| x *\d+$", "", text)
     apart = re.sub(r"(?<=\d)(sxm|pcie|nvl(?!\d))|(?<=rtx)(?=\d)", r" \1", counted)
     joined = re.sub(r"(\d+) *(?:gb|gib)\b|(?<![a-z\d])(\d+) *g\b", lambda match: f"{match[1] or match[2]}gb", apart)
-    return set(re.findall(r"[a-z0-9.]+", joined)) - PASSED_OVER
+    better = (f"{number}ti" for number in re.findall(r"(\d{4})[ -]ti\b", joined))
+    return {*re.findall(r"[a-z0-9.]+", joined), *better} - PASSED_OVER

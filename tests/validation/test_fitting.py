@@ -51,9 +51,3 @@ def test_what_fits_or_ran_out_of_memory_keeps_the_framework_s_defaults() -> None
     assert (out.layout.zero, out.layout.recompute, out.assumed["recompute"]) == (0, Recompute(), "none")
     never = laid(**DENSE | {"model": "llama3.1-405b"}, framework="Megatron-Core", tp=8)
     assert (never.layout.zero, never.layout.recompute) == (0, Recompute())
-
-
-def test_words_that_nobody_knows_leave_it_open() -> None:
-    run = laid(**DENSE, framework="Megatron-Core", recompute="weird", seq=8192)
-    assert run.layout.recompute.layers == 1.0
-    assert run.assumed["recompute"] == "full, with which it fits: 'weird' is no word that is known"

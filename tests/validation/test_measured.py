@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import warnings
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from trainplan.profiling.base.errors import InputWarning
 
 import trainplan as tp
 from tests.command.calls import call
 from trainplan.validation.predict import Prediction
+from trainplan.validation.rows import Run
 
 ROW: dict[str, Any] = {
     "model": "llama2-13b", "gpu": "A100 80GB", "gpus": 8, "tp": 4, "mbs": 1, "gbs": 32, "seq": 4096, "recompute": "selective",
@@ -64,13 +70,18 @@ def test_an_mfu_is_of_the_peak_in_the_precision_and_may_be_of_a_hundred() -> Non
 
 
 def test_the_step_counts_first_and_what_contradicts_it_is_said() -> None:
-    alike = predicted(step_s=8.623, tokens_s_gpu=1900, tflops_gpu=1)
+    alike = predicted(step_s=8.623, tokens_s_gpu=1900, tflops_gpu=165)
     assert alike.measured_s == 8.623
     runs = tp.validate(
         [
             {"id": "apart", **ROW, "step_s": 8.623, "tokens_s_gpu": 1800},
             {"id": "near", **ROW, "step_s": 8.6, "tokens_s_gpu": 1900},
         ]
+    )
+    counted = predicted(step_s=8.623, tflops_gpu=300)
+    [said] = counted.remarks
+    assert counted.measured_s == 8.623 and said.startswith(
+        "step_s is 8.623 s, and tflops_gpu makes it 4.761 s (-44.8%) of model"
     )
     assert [text for text in runs.notes() if "tokens_s_gpu" in text] == [
         "apart: step_s is 8.623 s, and tokens_s_gpu makes it 9.102 s (+5.6%): step_s counts"
@@ -103,11 +114,165 @@ def test_verdicts_are_held_against_what_rows_say() -> None:
 
 
 def test_the_command_compares_all_three(tmp_path: Any) -> None:
-    import json
-
     path = tmp_path / "runs.json"
     measures: list[dict[str, Any]] = [{"step_s": 8.623}, {"tokens_s_gpu": 1900}, {"tflops_gpu": 160}, {"mfu": 0.5}]
     path.write_text(json.dumps([{"id": next(iter(each)), **ROW, **each} for each in measures]))
     done = call("validate", path)
     assert done.returncode == 0 and "4 measured steps of 4 runs" in done.stdout
     assert "tokens_s_gpu: its measured step is of tokens_s_gpu 1900" in done.stdout
+
+
+HEARD: list[tuple[dict[str, Any], str, float]] = [
+    ({"step_s": "8623 ms"}, "step_s", 8.623),
+    ({"step_s": "8.623 s/it"}, "step_s", 8.623),
+    ({"step_ms": 8623}, "step_s", 8.623),
+    ({"iteration_time_ms": "8,623"}, "step_s", 8.623),
+    ({"elapsed time per iteration (ms)": 8623}, "step_s", 8.623),
+    ({"tokens_s_gpu": "1.9k tokens/s/GPU"}, "tokens_s_gpu", TOKENS / 8 / 1900),
+    ({"tokens/s/gpu": 1900}, "tokens_s_gpu", TOKENS / 8 / 1900),
+    ({"tokens_s": 15200}, "tokens_s", TOKENS / 15200),
+    ({"samples_s": 3.7}, "samples_s", 32 / 3.7),
+    ({"train_samples_per_second": 3.7}, "samples_s", 32 / 3.7),
+    ({"tflops_gpu": "0.16 PFLOP/s"}, "tflops_gpu", TOKENS * (6 * WEIGHTS + 3 * CORE) / (160e12 * 8)),
+    ({"tflops_gpu": "160 TFLOPs/s/GPU"}, "tflops_gpu", TOKENS * (6 * WEIGHTS + 3 * CORE) / (160e12 * 8)),
+    *(
+        ({"mfu": mfu}, "mfu", TOKENS * (6 * WEIGHTS + 3 * CORE) / (0.45 * 312e12 * 8))
+        for mfu in (0.45, 45, "45%", "45 %", "0.45")
+    ),
+    ({"mfu_percent": 45}, "mfu", TOKENS * (6 * WEIGHTS + 3 * CORE) / (0.45 * 312e12 * 8)),
+    ({"hfu": 0.5}, "hfu", TOKENS * (6 * WEIGHTS + 4 * CORE) / (0.5 * 312e12 * 8)),
+    (
+        {"hfu": "50%", "recompute": "full"},
+        "hfu",
+        TOKENS * (6 * WEIGHTS + 3 * CORE + 2 * (WEIGHTS - 32000 * 5120) + CORE) / (0.5 * 312e12 * 8),
+    ),
+]
+
+
+@pytest.mark.parametrize(("said", "field", "seconds"), HEARD)
+def test_measures_are_read_in_their_units_whatever_their_names(said: dict[str, Any], field: str, seconds: float) -> None:
+    each = predicted(**said)
+    assert each.measured_s == pytest.approx(seconds, rel=2e-3) and each.measured[0].by == field and not each.remarks
+
+
+@pytest.mark.parametrize(
+    ("said", "gib"),
+    [
+        *(({"mem_gib": text}, 40.0) for text in (40, "40", "40 GiB", "40960 MiB")),
+        *(({name: value}, 40.0) for name, value in (("peak_gib", 40), ("mem_mib", 40960), ("max_memory_gib", "40"))),
+        *((said, 40e9 / 2**30) for said in ({"mem_gib": "40 GB"}, {"mem_gb": 40}, {"peak_memory_mb": 40000})),
+    ],
+)
+def test_peaks_are_read_in_their_units(said: dict[str, Any], gib: float) -> None:
+    assert predicted(**said).held.peak_gib == pytest.approx(gib)
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ({"mfu": 1.2}, "as a percentage write 1.2%"),
+        ({"mfu": 1}, "no run reaches 1"),
+        ({"mfu": 120}, "no run reaches 100 %"),
+        ({"hfu": "130%"}, "no run reaches 1"),
+        ({"tflops_gpu": 400}, "has 312 TFLOP/s in bfloat16; give TFLOP/s of one device"),
+        ({"tflops_gpu": 1280}, "has 312 TFLOP/s in bfloat16"),
+        ({"tflops_gpu": 600, "gpu": "H100", "precision": "fp32"}, "TFLOP/s in float32"),
+        ({"tokens_s_gpu": 15200}, "TFLOP/s on each device, and A100-SXM4 80 GB has 312"),
+        ({"samples_s": 300}, "TFLOP/s on each device"),
+        ({"step_s": 0.0086}, "TFLOP/s on each device"),
+        ({"step_s": 8623}, "times the 7.778 s predicted; look at its unit"),
+        ({"tflops_gpu": 0.16}, "look at its unit"),
+        ({"mem_gib": 80000}, "A100-SXM4 80 GB has 80 GiB; give GiB of one device"),
+        ({"mem_gib": 0.04}, "look at its unit"),
+        ({"oom": True, "step_s": 8.6}, "it ran out of memory, and has step_s"),
+        ({"oom": True, "tokens_s_gpu": 1900, "mem_gib": 79}, "it ran out of memory, and has tokens_s_gpu, mem_gib"),
+    ],
+)
+def test_what_no_device_does_is_compared_with_nothing_and_said(said: dict[str, Any], why: str) -> None:
+    each = predicted(**said)
+    assert each.measured_s is None and each.error is None and each.memory_error is None
+    assert why in each.remarks[0] and "compared with nothing" in each.remarks[0], each.remarks
+    assert each.to_dict()["remarks"] == each.remarks
+
+
+def test_what_can_be_compared_counts_where_the_first_field_cannot() -> None:
+    each = predicted(step_s=8623, tokens_s_gpu=1900)
+    assert each.measured[0].by == "tokens_s_gpu" and "step_s 8623 is compared with nothing" in each.remarks[0]
+
+
+@pytest.mark.parametrize("name", ["step_time", "tokens_per_second", "throughput", "tflops", "memory", "peak", "tps"])
+def test_names_without_a_unit_are_compared_with_nothing(name: str) -> None:
+    with pytest.warns(InputWarning, match=f"{name} does not say its unit, or of how many devices; write"):
+        each = predicted(**{name: 100.0})
+    assert each.measured_s is None and each.memory_error is None
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "field"),
+    [
+        *(("global_batch_size", 64, "gbs"), ("gradient_accumulation_steps", 4, "gbs"), ("tensor_model_parallel_size", 8, "tp")),
+        *(
+            ("pipeline-parallel-size", 2, "pp"),
+            ("num_layers", 12, "layers"),
+            ("hidden_size", 4096, "hidden"),
+            ("num_gpus", 16, "gpus"),
+        ),
+        *(("activation_checkpointing", "full", "recompute"), ("optimizer", "muon", "note"), ("cpu_offload", True, "note")),
+        *(("num_key_value_heads", 8, "kv_heads"), ("sharding_strategy", "FULL_SHARD", "fsdp"), ("num_experts", 8, "experts")),
+    ],
+)
+def test_fields_of_other_tools_that_bear_on_the_run_are_not_left_out(name: str, value: Any, field: str) -> None:
+    row = {key: each for key, each in ROW.items() if key != field}
+    with pytest.warns(InputWarning):
+        [each] = tp.validate([{"id": "one", **row, name: value}])
+    assert each.step_s is None and f"{name} is called {field} in files of runs; write {field}" in each.cannot
+    [fine] = tp.validate([{"id": "one", **ROW, "optimizer": "AdamW", "cpu_offload": False}])
+    assert not fine.cannot
+
+
+def test_what_is_taken_otherwise_than_the_row_says_is_said() -> None:
+    odd = predicted(gbs=33)
+    assert odd.remarks == ["gbs 33 is taken as 34: whole micro-batches of 1 on 2 data-parallel ranks"]
+    old = predicted(gpu="V100-32GB")
+    assert "precision bf16 is taken as float16: Tesla V100-SXM2 32 GB has no rate for bfloat16" in old.remarks
+
+
+REAL = [
+    {"model": "mpt-7b", "gpu": "A100-80GB-SXM", "gpus": 8, "seq": 2048, "gbs": 192, "mbs": 24, "fsdp": "full_shard(ZeRO-3)"},
+    {"model": "llama3-70b", "gpu": "H100-80GB-SXM", "gpus": 64, "seq": 8192, "gbs": 128, "mbs": 1, "tp": 4, "pp": 4, "vpp": 5},
+    ROW,
+]
+VALUES = st.one_of(
+    st.floats(allow_nan=True, allow_infinity=True), st.integers(-(10**6), 10**9), st.booleans(), st.none(),
+    st.sampled_from(["", "?", "n/a", "45%", "1e3", "40 GB", "8 ms", "full", "bf16", "fp8", "int8", "H100", "x" * 99, "2x4"]),
+    st.lists(st.integers(), max_size=2), st.dictionaries(st.text(max_size=3), st.integers(), max_size=1),
+)  # fmt: skip
+FIELDS = st.sampled_from([*Run.model_fields, "batch", "step", "tokens/s", "MFU (%)", "peak_gib", "num_layers", "", "optimizer"])
+
+
+@settings(max_examples=150)
+@given(st.sampled_from(REAL), st.dictionaries(FIELDS, VALUES, max_size=4))
+def test_a_row_with_any_values_has_a_prediction_or_one_line(row: dict[str, Any], changed: dict[str, Any]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", InputWarning)
+        runs = tp.validate([{"id": "one", **row, **changed}])
+    [each] = runs
+    runs.notes()
+    runs.cells()
+    json.dumps(each.to_dict())
+    assert (each.step_s is None) == bool(each.cannot) and len(each.cannot.splitlines()) <= 1
+    if each.error is not None:
+        assert 1 / 100 <= each.error + 1 <= 100
+    if each.memory_error is not None:
+        assert each.held.peak_gib is not None and each.laid is not None
+        assert each.held.peak_gib * 2**30 <= each.laid.sheet.memory_bytes
+
+
+def test_a_file_of_which_no_row_can_be_predicted_is_bad_input(tmp_path: Any) -> None:
+    path = tmp_path / "runs.json"
+    rows = [{"id": "tpu", **ROW, "gpu": "TPU v5p"}, {"id": "gaudi", **ROW, "gpu": "Gaudi2"}]
+    path.write_text(json.dumps(rows))
+    done = call("validate", path)
+    assert done.returncode == 2 and "of which there is no data sheet" in done.stdout and not done.stderr
+    path.write_text(json.dumps([*rows, {"id": "fine", **ROW}]))
+    assert call("validate", path).returncode == 0

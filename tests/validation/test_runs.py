@@ -86,7 +86,7 @@ def test_every_field_moves_the_prediction_or_says_why_it_does_not(field: str) ->
         after = {**before, **CHANGES[field]}
     first, second = predict_runs(load_runs([before]))[0], predict_runs(load_runs([after]))[0]
     assert not first.cannot
-    beside = {"id": "one", "measured_s": 0, "measured_by": "", "error": 0}  # what was measured, and how far that is off
+    beside = dict.fromkeys(("id", "measured_s", "measured_by", "error", "memory_error", "remarks"))  # of what was measured
     same = {**second.to_dict(), **beside} == {**first.to_dict(), **beside}
     assert same == (field in UNMOVED), second
     assert bool(second.cannot) == (field in REFUSED)
@@ -181,7 +181,7 @@ def test_unknown_fields_are_warned_of() -> None:
         load_runs([{**ROW, "weather": "fine"}])
 
 
-MEASURED = ("measured_s", "measured_by", "error")
+MEASURED = ("measured_s", "measured_by", "error", "memory_error", "remarks")
 
 
 def test_json_has_the_documented_fields(tmp_path: Path) -> None:
@@ -273,7 +273,7 @@ def test_fields_that_bear_under_another_name_are_not_left_out() -> None:
     row = {"id": "a", "model": "llama3-8b", "gpu": "H100", "gpus": 8, "seq": 4096, "mbs": 1}
     with pytest.warns(InputWarning, match="batch is a field that runs do not have"):
         [made] = predict_runs(load_runs([{**row, "batch": 64}]))
-    assert made.cannot == "batch is called gbs in files of runs" and made.step_s is None
+    assert made.cannot == "batch is called gbs in files of runs; write gbs" and made.step_s is None
     with pytest.warns(InputWarning):
         [made] = predict_runs(load_runs([{**row, "batch": 64, "gbs": 64}]))
     assert not made.cannot

@@ -9,6 +9,7 @@ from typing import Any
 
 from trainplan import api
 from trainplan.command import options
+from trainplan.command.ending import BAD_INPUT
 from trainplan.command.options import Command, Outcome, flag, takes, word
 from trainplan.command.printing import line, pairs, table
 from trainplan.profiling.base.quantities import plural
@@ -34,7 +35,8 @@ def validate(runs: Path, assumptions: bool) -> Outcome:
     files: dict[str, Callable[[], Any]] = {"picture": partial(api.draw_errors, predictions)}
     if all(each.error is None for each in predictions):
         files = {}  # there is nothing to draw
-    return Outcome([each.to_dict() for each in predictions], partial(_show, predictions, assumptions), files)
+    code = BAD_INPUT if all(each.cannot for each in predictions) else options.FINE
+    return Outcome([each.to_dict() for each in predictions], partial(_show, predictions, assumptions), files, code)
 
 
 def _show(predictions: Predictions, assumptions: bool) -> None:

@@ -27,6 +27,8 @@ from trainplan.validation.row_models import row_model
 from trainplan.validation.rows import Run
 from trainplan.validation.words import (
     EXCHANGED,
+    HALVES,
+    OTHER_PRECISIONS,
     PRECISIONS,
     degrees,
     exchange,
@@ -39,6 +41,7 @@ from trainplan.validation.words import (
     shares_tokens,
     sharing,
     stages_of_devices,
+    unknown,
 )
 
 LORA = re.compile(r"lora|peft", re.IGNORECASE)
@@ -98,8 +101,7 @@ def laid_run(run: Run) -> LaidRun:
 
 def _fitted(laid: LaidRun, assumed: dict[str, str]) -> LaidRun:
     """The run with what its row leaves open of ZeRO's stage and recomputation as it fits, which is named."""
-    open_recompute = laid.run.recompute is None or "no word" in assumed.get("recompute", "")
-    open_stage, open_recompute = "zero" in assumed, open_recompute and "recompute" in assumed
+    open_stage, open_recompute = "zero" in assumed, laid.run.recompute is None and "recompute" in assumed
     if not (open_stage or open_recompute):
         return laid
     run, model, said = laid.run, laid.model, words_of(laid.run)
@@ -109,8 +111,7 @@ def _fitted(laid: LaidRun, assumed: dict[str, str]) -> LaidRun:
     if zero != laid.layout.zero:
         assumed["zero"] = f"{zero}, with which it fits"
     if recompute != laid.layout.recompute:
-        unknown = assumed["recompute"].removeprefix("none") if laid.run.recompute else ""
-        assumed["recompute"] = f"{in_words(recompute)}, with which it fits{unknown}"
+        assumed["recompute"] = f"{in_words(recompute)}, with which it fits"
     layout = replace(laid.layout, zero=zero, recompute=recompute)
     return replace(laid, layout=replace(layout, held=held_by(run, model, layout, said, assumed)))
 
@@ -225,16 +226,19 @@ def _adapters(run: Run) -> bool:
 
 
 def _precisions(run: Run, described: DeviceSheet, assumed: dict[str, str]) -> tuple[Precision, Precision]:
-    """The base dtype and that of products: what the device trains in where a row names none, or bfloat16 on one without it."""
+    """The base dtype and that of products: what the device trains in where a row names none, or bfloat16 on one without it.
+    Raises InputError of words that nobody knows, and of several."""
     usual = usual_dtype(described)
     base, precision = precisions(run.precision or "", usual)
+    if not run.precision:
+        assumed["precision"] = usual
+    elif not PRECISIONS.search(run.precision.lower()) or OTHER_PRECISIONS.search(run.precision.lower()):
+        raise unknown(run, "precision", "bf16, fp16, fp32, tf32, fp8 or nvfp4")
+    elif len({"bf" in word for word in HALVES.findall(run.precision.lower())}) > 1:
+        raise InputError(run.id, "precision", f"is {run.precision!r}, of both bfloat16 and float16", "give one of them")
     if base == "bfloat16" and usual == "float16":
         assumed["precision"] = f"float16: {described.name} has no rate for bfloat16"
         return usual, usual
-    if not run.precision:
-        assumed["precision"] = usual
-    elif not PRECISIONS.search(run.precision.lower()):
-        assumed["precision"] = f"{usual}: {run.precision!r} is no word that is known"
     return base, precision
 
 

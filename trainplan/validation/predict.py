@@ -19,13 +19,15 @@ from trainplan.profiling.clusters.nodes import host_of
 from trainplan.tabular import Tabular
 from trainplan.validation.fitting import close, limit_bytes
 from trainplan.validation.layouts import LaidRun, laid_run
-from trainplan.validation.measured import Measured, contradiction, measured_of, verdict
+from trainplan.validation.measured import NOTHING_HELD, Held, Measured, held_against, verdict
 from trainplan.validation.rows import Run
 
 GIB = 2**30
+MOST_IDS = 4  # that a note lists
 ISSUE_ERROR = 0.15  # added to that of a step which is the host's
 ASSUMED_ERROR = 0.1  # of each of what decides most of a step, where a row leaves it open; errors add up as squares
 CLOSE = {True: "close: may not fit", False: "no, but close"}  # by whether it fits
+ALWAYS_OTHER = ("vocab",)  # padded, as frameworks do
 DECISIVE = ("framework", "recompute", "zero", "mbs")
 
 
@@ -47,12 +49,18 @@ class Prediction:
     laid: LaidRun | None = None
     step: StreamsStep | None = None
     borrowed: Sequence[str] = ()
-    measured: tuple[Measured, ...] = ()
+    held: Held = NOTHING_HELD
+
+    @property
+    def measured(self) -> tuple[Measured, ...]:
+        """The measured steps, by the fields that say them; the first counts."""
+        return self.held.steps
 
     @property
     def measured_s(self) -> float | None:
-        """The measured step, in seconds or made of tokens/s, TFLOP/s or MFU; None where none is."""
-        return self.measured[0].step_s if self.measured else self.run.step_s or None
+        """The measured step, in seconds or made of tokens/s, samples/s, TFLOP/s, MFU or HFU; None where none is, or none that
+        may be compared."""
+        return self.measured[0].step_s if self.measured else None
 
     @property
     def error(self) -> float | None:
@@ -62,13 +70,34 @@ class Prediction:
     @property
     def memory_error(self) -> float | None:
         """Predicted over measured peak, less 1."""
-        return None if not self.run.mem_gib or self.peak_gib is None else self.peak_gib / self.run.mem_gib - 1
+        return None if self.held.peak_gib is None or self.peak_gib is None else self.peak_gib / self.held.peak_gib - 1
+
+    @property
+    def remarks(self) -> list[str]:
+        """What of the row is not taken as it stands, is compared with nothing or contradicts the rest, and what of its memory
+        contradicts the verdict."""
+        if self.laid is None or self.peak_gib is None:
+            return []
+        contradicted = verdict(self.laid, self.peak_gib * GIB, self.fits is not False)
+        taken = (
+            f"{name} {_written(getattr(self.run, name))} is taken as {value.removeprefix('as ')}"
+            for name, value in self.laid.assumed.items()
+            if getattr(self.run, name, None) is not None and name not in ALWAYS_OTHER
+        )
+        return [*taken, *self.held.remarks, *([contradicted] if contradicted else [])]
 
     def to_dict(self) -> dict[str, Any]:
         """What `--json` prints of it."""
         names = ("step_s", "step_low_s", "step_high_s", "peak_gib", "fits", "close", "cannot")
         by = {"measured_s": self.measured_s, "measured_by": self.measured[0].by if self.measured else None}
-        return {"id": self.run.id} | {name: getattr(self, name) for name in names} | by | {"error": self.error}
+        return {
+            "id": self.run.id,
+            **{name: getattr(self, name) for name in names},
+            **by,
+            "error": self.error,
+            "memory_error": self.memory_error,
+            "remarks": self.remarks,
+        }
 
 
 class Predictions(Tabular, list[Prediction]):
@@ -109,18 +138,30 @@ class Predictions(Tabular, list[Prediction]):
         """What cannot be predicted, and which efficiencies are those of another kind of device."""
         cannot = [f"{each.run.id} ({each.run.model}) cannot be predicted: {each.cannot}" for each in self if each.cannot]
         borrowed = dict.fromkeys(f"{each.laid.sheet.name}, {text}" for each in self if each.laid for text in each.borrowed)
-        return [*cannot, *(text for each in self for text in _of_measures(each)), *borrowed]
+        ids_by_text: dict[str, list[str]] = {}
+        for each in self:
+            for text in _of_row(each):
+                ids_by_text.setdefault(text, []).append(each.run.id)
+        return [*cannot, *(f"{_listed(ids)}: {text}" for text, ids in ids_by_text.items()), *borrowed]
 
 
-def _of_measures(each: Prediction) -> Iterator[str]:
-    """How a row's step is made of what it says, and what of it contradicts."""
+def _listed(ids: Sequence[str]) -> str:
+    """Ids of rows, the first few of many."""
+    more = len(ids) - MOST_IDS
+    return ", ".join(ids[:MOST_IDS]) + (f" and {more} more" if more > 0 else "")
+
+
+def _of_row(each: Prediction) -> Iterator[str]:
+    """How a row's step is made of what it says, and what is to be said of it otherwise."""
     if each.measured and each.measured[0].by != "step_s":
         first = each.measured[0]
         value = getattr(each.run, first.by)
-        yield f"{each.run.id}: its measured step is of {first.by} {value:g}" + (f": {first.counted}" if first.counted else "")
-    if each.laid is not None and each.peak_gib is not None:
-        said = (contradiction(each.measured), verdict(each.laid, each.peak_gib * GIB, each.fits is not False))
-        yield from (f"{each.run.id}: {text}" for text in said if text)
+        yield f"its measured step is of {first.by} {value:g}" + (f": {first.counted}" if first.counted else "")
+    yield from each.remarks
+
+
+def _written(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _row(each: Prediction) -> dict[str, Any]:
@@ -137,7 +178,7 @@ def _row(each: Prediction) -> dict[str, Any]:
         "high_ns": _scaled(each.step_high_s, 1e9),
         "error": each.error,
         "peak_bytes": _scaled(each.peak_gib, GIB),
-        "measured_peak_bytes": _scaled(run.mem_gib, GIB),
+        "measured_peak_bytes": _scaled(each.held.peak_gib, GIB),
         "memory_error": each.memory_error,
         "fits": each.fits,
         "close": each.close,
@@ -169,7 +210,7 @@ def predict_run(run: Run, table: EfficiencyTable) -> Prediction:
     try:
         laid = laid_run(run)
     except InputError as error:
-        return Prediction(run, cannot=f"{error.field} {error.problem}")
+        return Prediction(run, cannot=f"{error.field} {error.problem}; {error.fix}")
     return predict_laid(laid, table)
 
 
@@ -194,7 +235,7 @@ def predict_laid(laid: LaidRun, table: EfficiencyTable) -> Prediction:
         laid=laid,
         step=step,
         borrowed=borrowed,
-        measured=measured_of(laid),
+        held=held_against(laid, seconds, peak),
     )
 
 

@@ -9,7 +9,7 @@ import re
 
 from trainplan.formulations.streams.layout import Recompute
 from trainplan.validation.rows import Run
-from trainplan.validation.words import SEQUENCE, Assumed, denied
+from trainplan.validation.words import SEQUENCE, Assumed, denied, unknown
 
 ORDINALS = {"other": 2, "second": 2, "two": 2, "third": 3, "three": 3, "fourth": 4, "four": 4}
 EVERY = re.compile(rf"every (\d+|{'|'.join(ORDINALS)})")
@@ -73,7 +73,7 @@ def recompute_of_words(run: Run, assumed: Assumed) -> Recompute:
         return Recompute(layers=1.0, group=max(1, int(grouped[1])))
     if WHOLE.search(words) and (named is None or "(" not in words):
         return Recompute(layers=1.0)
-    return _unnamed(words, torchtitan, assumed) if named is None else named
+    return _unnamed(run, words, torchtitan, assumed) if named is None else named
 
 
 def _share_of_layers(words: str, assumed: Assumed) -> float | None:
@@ -108,8 +108,9 @@ def _named_modules(words: str) -> Recompute | None:
     return None if named == Recompute() else named
 
 
-def _unnamed(words: str, torchtitan: bool, assumed: Assumed) -> Recompute:
-    """What words that say no more than that there is some, or `selective` alone, leave to be computed again."""
+def _unnamed(run: Run, words: str, torchtitan: bool, assumed: Assumed) -> Recompute:
+    """What words that say no more than that there is some, or `selective` alone, leave to be computed again. Raises InputError
+    where they do not even say that."""
     partial = re.search(r"partial", words) is not None
     if "selective" in words or partial:
         if torchtitan:
@@ -120,5 +121,4 @@ def _unnamed(words: str, torchtitan: bool, assumed: Assumed) -> Recompute:
         return Recompute(attention=True)
     if YES.fullmatch(words) or CHECKPOINTS.search(words):
         return Recompute(layers=1.0)
-    assumed["recompute"] = f"none: {words!r} is no word that is known"
-    return Recompute()
+    raise unknown(run, "recompute", "none, full, selective, the modules' names, or layers such as `every 2nd` or `block 10`")

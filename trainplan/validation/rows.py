@@ -11,6 +11,7 @@ from pydantic import Field, PrivateAttr, ValidationError
 
 from trainplan.profiling.base.errors import InputError, caution, shown
 from trainplan.profiling.base.files import Record, as_input_error, read_data
+from trainplan.validation.measures import MEASURES, OPEN, folded, measure_named, measured_number
 
 Count = Annotated[int, Field(ge=1, le=2**40)]
 Measure = Annotated[float, Field(ge=0, le=1e18, allow_inf_nan=False)]
@@ -24,7 +25,8 @@ class Run(Record):
     layers to vocab: sizes; experts, topk: of a mixture of experts. gpu: of a data sheet, by words of its name; gpus: how many.
     seq: tokens of a sample; gbs: samples of a step, mbs: of a micro-batch on one rank. tp to dp: degrees, vpp the stages of
     each device. fsdp: how parameters are sharded, zero: the ZeRO stage. recompute, precision: in words. step_s to oom: what was
-    measured. note: words and flags of the source; date and framework say what the framework did by default.
+    measured, tokens_s_gpu, tflops_gpu and mem_gib of one device, tokens_s and samples_s of all, mfu and hfu shares, or above
+    1.5 of a hundred. note: words and flags of the source; date and framework say what the framework did by default.
 
     unread: why a row could not be read, which is then nothing but its id.
     """
@@ -56,8 +58,11 @@ class Run(Record):
     recompute: Text | None = None
     precision: Text | None = None
     tokens_s_gpu: Measure | None = None
+    tokens_s: Measure | None = None
+    samples_s: Measure | None = None
     tflops_gpu: Measure | None = None
     mfu: Measure | None = None
+    hfu: Measure | None = None
     step_s: Measure | None = None
     mem_gib: Measure | None = None
     oom: bool | None = None
@@ -81,18 +86,58 @@ NAMES = "names the row"
 MEASURED = "is measured: predictions are held against it"
 UNMOVED = {
     **dict.fromkeys(("id", "source", "file"), NAMES),
-    **dict.fromkeys(("tokens_s_gpu", "tflops_gpu", "mfu", "step_s", "mem_gib", "oom"), MEASURED),
+    **dict.fromkeys((*MEASURES, "oom"), MEASURED),
     "params": "decides only what sizes leave open: none where they are all said",
 }
 
 
-# What other tools call fields that bear on a run.
+# What other tools call fields that bear on a run, by the names that `_bare` leaves of theirs; and words that belong in others.
 MEANT = {
-    "batch": "gbs", "batch_size": "gbs", "global_batch": "gbs", "global_batch_size": "gbs", "train_batch_size": "gbs",
-    "micro_batch": "mbs", "micro_batch_size": "mbs", "local_batch_size": "mbs", "sequence": "seq", "seq_len": "seq",
-    "seq_length": "seq", "sequence_length": "seq", "zero_stage": "zero", "dtype": "precision", "devices": "gpus",
-    "world_size": "gpus", "tensor_parallel": "tp", "pipeline_parallel": "pp", "context_parallel": "cp",
+    **dict.fromkeys(("batch", "global_batch", "train_batch", "batch_per_step", "bs", "gbsz", "accumulation_steps"), "gbs"),
+    **dict.fromkeys(("gradient_accumulation_steps", "grad_accum", "gradient_accumulation", "ga", "gas"), "gbs"),
+    **dict.fromkeys(("micro_batch", "local_batch", "device_batch", "per_device_train_batch", "micro_bs", "microbatch"), "mbs"),
+    **dict.fromkeys(("sequence", "seq_len", "seqlen", "seq_length", "sequence_length", "context_length", "max_seq_len"), "seq"),
+    **dict.fromkeys(("zero_stage", "stage"), "zero"),
+    **dict.fromkeys(("dtype", "mixed_precision", "compute_dtype", "torch_dtype", "recipe"), "precision"),
+    **dict.fromkeys(("devices", "gpus", "world", "n_gpus", "ngpus", "gpu_count", "nodes", "nnodes", "chips"), "gpus"),
+    **dict.fromkeys(("device_type", "hardware", "accelerator", "gpu_type", "gpu_name"), "gpu"),
+    **dict.fromkeys(("tensor_parallel", "tensor", "tp_degree", "model_parallel"), "tp"),
+    **dict.fromkeys(("pipeline_parallel", "pipeline", "pp_degree", "pipeline_stages", "stages"), "pp"),
+    **dict.fromkeys(("virtual_pipeline_parallel", "virtual_stages", "vp", "interleaved_stages", "virtual_pipeline"), "vpp"),
+    **dict.fromkeys(("context_parallel", "context"), "cp"),
+    **dict.fromkeys(("data_parallel", "dp_degree"), "dp"),
+    **dict.fromkeys(("expert_parallel", "expert"), "ep"),
+    **dict.fromkeys(("hidden_layers", "n_layers", "n_layer"), "layers"),
+    **dict.fromkeys(("d_model", "n_embd", "embedding_dim"), "hidden"),
+    **dict.fromkeys(("attention_heads", "n_heads", "n_head"), "heads"),
+    **dict.fromkeys(("key_value_heads", "query_groups", "n_kv_heads"), "kv_heads"),
+    **dict.fromkeys(("intermediate", "ffn_hidden", "n_inner", "d_ff"), "ffn"),
+    **dict.fromkeys(("vocabulary", "padded_vocab"), "vocab"),
+    **dict.fromkeys(("local_experts", "n_experts"), "experts"),
+    **dict.fromkeys(("sharding", "sharding_strategy", "fsdp_strategy", "distributed_type"), "fsdp"),
+    **dict.fromkeys(("activation_checkpointing", "gradient_checkpointing", "recomputation", "checkpointing"), "recompute"),
+    **dict.fromkeys(("recompute_granularity", "ac", "ac_mode", "activation_recompute", "remat"), "recompute"),
+    **dict.fromkeys(("optimizer", "offload", "cpu_offload", "optimizer_offload", "attention", "attn_implementation"), "note"),
+    **dict.fromkeys(("schedule", "pipeline_schedule", "sequence_parallel", "loss", "lora", "lora_rank", "network"), "note"),
+    **dict.fromkeys(("software", "trainer", "library", "runtime"), "framework"),
 }  # fmt: skip
+DROPPED = frozenset(("num", "number", "of", "size", "total", "degree", "model"))  # words that say no more
+NOTHING = (None, "", False, "none", "no", "off", "false", "adam", "adamw")  # what runs do that say nothing of it
+
+
+def _nothing(value: Any) -> bool:
+    return (value.strip().lower() if isinstance(value, str) else value) in NOTHING
+
+
+def _bare(name: str) -> str:
+    """A field's name without the words that say no more: `tensor_model_parallel_size` is `tensor_parallel`."""
+    words = folded(name).replace("parallelism", "parallel").split("_")
+    return "_".join(word for word in words if word not in DROPPED) or folded(name)
+
+
+def meant_by(name: str) -> str | None:
+    """The field that another tool's name is of; None where it is of none that bears on a run."""
+    return MEANT.get(folded(name)) or MEANT.get(_bare(name)) or (_bare(name) if _bare(name) in Run.model_fields else None)
 
 
 def load_runs(source: str | os.PathLike[str] | Sequence[Mapping[str, Any]]) -> list[Run]:
@@ -111,9 +156,14 @@ def load_runs(source: str | os.PathLike[str] | Sequence[Mapping[str, Any]]) -> l
     for place, value in enumerate(values):
         if not isinstance(value, Mapping):
             raise InputError(where, f"[{place}]", f"is {shown(value)}", "give an object with id, model, gpu and gpus")
-        for name in sorted(set(value) - set(Run.model_fields) - warned):
+        for name in sorted(map(str, set(value) - set(Run.model_fields) - warned)):
             warned.add(name)
-            caution(where, f"[{place}].{name}", "is a field that runs do not have", "it is left out")
+            if folded(name) in OPEN:
+                caution(
+                    where, f"[{place}].{name}", "does not say its unit, or of how many devices", f"write {OPEN[folded(name)]}"
+                )
+            elif measure_named(name, value) is None:
+                caution(where, f"[{place}].{name}", "is a field that runs do not have", "it is left out")
         run = _run(value, where, place)
         if run.id in ids:
             caution(where, f"[{place}].id", f"is {run.id!r}, as of [{ids[run.id]}]", "give each run an id of its own")
@@ -126,11 +176,17 @@ def _run(value: Mapping[str, Any], where: str, place: int) -> Run:
     """One row, with numbers and words as tables of other tools have them: 4.0 and "4" for 4, 0, NaN and "n/a" for what is not
     said, words for yes and no."""
     fields = {name: _plain(name, each) for name, each in value.items() if name in Run.model_fields}
+    for name, each in value.items():
+        if name not in Run.model_fields and (found := measure_named(str(name), value)) is not None:
+            number = _plain(found[0], each)
+            fields[found[0]] = number * found[1] if isinstance(number, int | float) else number
     fields = {name: each for name, each in fields.items() if each is not None}
-    other = next((name for name in value if name in MEANT and MEANT[name] not in fields and value[name] is not None), None)
+    others = {name: meant for name in value if name not in Run.model_fields and (meant := meant_by(str(name))) is not None}
+    said = [name for name, meant in others.items() if (meant == "note" or meant not in fields) and not _nothing(value[name])]
+    other = next(iter(said), None)
     try:
         if other is not None:  # a row without it would be of another run
-            raise InputError(where, other, f"is called {MEANT[other]} in files of runs", f"write {MEANT[other]}")
+            raise InputError(where, str(other), f"is called {others[other]} in files of runs", f"write {others[other]}")
         return Run.model_validate(fields)
     except (ValidationError, InputError) as error:
         wrong = error if isinstance(error, InputError) else as_input_error(error, where)
@@ -144,6 +200,9 @@ def _plain(name: str, value: Any) -> Any:
         return None
     if name not in TEXTS and isinstance(value, str):
         value = _number(name, value)
+        value = measured_number(name, value)
+    if name in OPEN_WORDS and isinstance(value, str) and value.strip().lower() in UNKNOWN:
+        return None
     if name in TEXTS and isinstance(value, bool | int | float):
         return str(value).lower() if isinstance(value, bool) else str(value)
     if name in WHOLE and isinstance(value, bool | float) and value == int(value):
@@ -157,7 +216,8 @@ def _number(name: str, text: str) -> Any:
     if words in UNSAID:
         return None
     if name == "oom":
-        return {"true": True, "yes": True, "oom": True, "1": True, "false": False, "no": False, "0": False}.get(words, text)
+        said = (("true", "yes", "y", "oom", "1", "out of memory"), ("false", "no", "n", "ok", "fits", "0"))
+        return True if words in said[0] else False if words in said[1] else text
     if name == "seq" and words.endswith("k") and words[:-1].isdigit():
         return int(words[:-1]) * 1024
     try:
@@ -169,6 +229,8 @@ def _number(name: str, text: str) -> Any:
     return int(number) if name in WHOLE and number == int(number) else number
 
 
+UNKNOWN = ("?", "unknown", "tbd", "nan", "unsaid", "not said", "not reported", "unspecified")
+OPEN_WORDS = ("precision", "fsdp", "recompute", "framework")
 UNSAID = ("", "-", "--", "n/a", "na", "none", "null", "nan", "?")
 TEXTS = frozenset(
     ("id", "source", "model", "gpu", "fsdp", "recompute", "precision", "note", "task", "date", "framework", "file")

@@ -1,8 +1,8 @@
 """What the words of a row mean: how states are shared, in which precision, who shares the tokens, and what context-parallel
 ranks exchange; `recomputation` reads what is computed again.
 
-Tables of published runs write one thing in many words. Each function reads the words that are in use, negations among them;
-of a word that it does not know it takes what the framework does by default, and says so.
+Tables of published runs write one thing in many words. Each function reads the words that are in use, negations among them,
+and refuses a row of a word that it does not know: it would be of another run.
 """
 
 from __future__ import annotations
@@ -70,6 +70,8 @@ FEW_BITS = re.compile(r"fp8|float8|fp4|float4|e4m3|e5m2")
 PRECISIONS = re.compile(
     rf"bf16|bfloat16|fp16|float16|half|\bo[0-3]\b|fp32|tf|float32|single|16|32|mixed|amp|{FEW_BITS.pattern}"
 )
+OTHER_PRECISIONS = re.compile(r"\bint ?\d+|fp64|float64|double|fp6\b|posit|\bw\da\d")  # in which nothing here is trained
+HALVES = re.compile(r"bf(?:loat)?16|(?<!b)(?:fp|float)16")
 # Words of recipes of 8 bits, the first that fits: names of Megatron-LM, Transformer Engine and torchao, and of NVIDIA's tables.
 SCALINGS = (
     (r"mx[_ -]?fp8|fp8[_ -]?mx\b|micro[_ -]?scal", "mxfp8"),
@@ -77,6 +79,11 @@ SCALINGS = (
     (r"current[_ -]?scal|fp8[_ -]c(?:s|urrent)\b|(?:tensor|row)[_ -]?wise|dynamic[_ -]?scal", "fp8-current"),
     (r"delayed|fp8[_ -]ds\b", "fp8"),
 )
+
+
+def unknown(run: Run, field: str, known: str) -> InputError:
+    """Of a word that nobody knows, without which the row would be of another run."""
+    return InputError(run.id, field, f"is {getattr(run, field)!r}, which is no word that is known", f"give {known}")
 
 
 def denied(words: str) -> bool:
@@ -134,7 +141,7 @@ def sharing(run: Run, dp: int, framework: Framework, assumed: Assumed) -> tuple[
         if said is None and (meant := [meant for pattern, meant in UNSTAGED if re.search(pattern, words)]):
             said = meant[0] if stage is None else stage
         if said is None:
-            assumed["fsdp"] = f"{run.fsdp!r} is no word that is known"
+            raise unknown(run, "fsdp", "no, DDP, ZeRO-1, ZeRO-2, full_shard, FSDP2 or HSDP")
     if said is not None:
         stage = said if stage is None or "optim_grads_params" in words else max(stage, said)
     if stage is None and re.search(r"\bdist[_ -]?muon", note):
