@@ -25,7 +25,7 @@ SECONDS = 30.0
 
 @dataclass(frozen=True)
 class ExplainedStage:
-    """Where the time and the memory of one stage go, by the walks. compute, communication, waiting: shares of its devices' time
+    """Where the time of one stage goes, by the walks, and what its fullest device needs, as is predicted. compute, communication, waiting: shares of its devices' time
     in a step: computing, exposed communication and copies, nothing. binds: whether more memory would make the step shorter."""
 
     stage: int
@@ -42,7 +42,8 @@ class ExplainedStage:
 class Explained:
     """Why a plan is as it is.
 
-    step_ns: predicted; objective_ns, bound_ns: what is claimed of it. changes: for each run of equal units what the first of
+    step_ns: predicted, as `software` overlaps, where that is not trainplan's own runtime; objective_ns, bound_ns: what is
+    claimed of the walks over its programs. changes: for each run of equal units what the first of
     them could have instead, with the claim's costs (see `formulations.joint.changes`); complete: whether all were tried.
     """
 
@@ -54,6 +55,7 @@ class Explained:
     stages: tuple[ExplainedStage, ...]
     changes: tuple[Any, ...]
     complete: bool
+    software: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """All of it as plain values."""
@@ -115,6 +117,7 @@ def explain(
         stages=tuple(_stages(made, simulation, {each.stage for each in changes if each.prevented is not None})),
         changes=changes,
         complete=time.monotonic() <= end,
+        software=simulation.software,
     )
 
 
@@ -126,7 +129,7 @@ def _stages(plan: Plan, simulation: Simulation, bound: set[int]) -> list[Explain
             memory.stage,
             span(str(min(stage.ranks)), str(max(stage.ranks))),
             *shared,
-            peak_bytes=memory.peak_bytes,
+            peak_bytes=max(simulation.peak_bytes[rank] for rank in stage.ranks) if simulation.software else memory.peak_bytes,
             limit_bytes=plan.memory_bytes,
             binds=any(x % plan.depth == memory.stage for x in bound),
         )

@@ -102,14 +102,29 @@ def as_exported(
 
 
 def fitting_bytes(plan: Plan, exported: Plan, where: str, runtime: str, beside: int = 0) -> int:
-    """The most that any device holds of a plan as exported. beside: bytes that the runtime keeps and programs do not. Raises
-    InputError where that is more than the plan may take."""
-    _, walks = memory_of(exported)
-    peak_bytes = max(walk.peak_bytes for walk in walks) + beside
+    """The most that any device holds of a plan as exported: as is predicted of the runtime that the plan is for, where it is
+    exported as it is, else by the walks. beside: bytes that the runtime keeps and programs do not. Raises InputError where that
+    is more than the plan may take."""
+    if predicted_for(plan, runtime) and plan.predicted is not None and _same(plan, exported):
+        peak_bytes = plan.predicted.most_bytes
+    else:
+        _, walks = memory_of(exported)
+        peak_bytes = max(walk.peak_bytes for walk in walks) + beside
     if peak_bytes > plan.memory_bytes:
         problem = f"is {plan.memory_bytes} bytes; as {runtime} runs it the plan takes {peak_bytes}"
         raise InputError(where, "memory_bytes", problem, "plan with --for, or more --reserve, so that nothing is left out")
     return peak_bytes
+
+
+def predicted_for(plan: Plan, runtime: str) -> bool:
+    """Whether a plan's prediction is that of this runtime."""
+    by, predicted = plan.runs_by, plan.predicted
+    name = "megatron" if runtime == "Megatron-LM" else runtime.lower()
+    return by is not None and by.name == name and predicted is not None and bool(predicted.software)
+
+
+def _same(plan: Plan, exported: Plan) -> bool:
+    return plan.changed(predicted=None, claim=None).content == exported.changed(predicted=None, claim=None).content
 
 
 def letters(plan: Plan) -> list[str]:

@@ -79,7 +79,8 @@ def page(plan: Plan, runtime: str, version: str, peak_bytes: int, left_out: Sequ
     ]
     if predicted is not None:
         step, back_end = format_time(predicted.step_ns), predicted.backend
-        lines.append(f"| predicted step of the plan | {step} (cost model {predicted.cost_model}, lanes of {back_end}) |")
+        how = f"as {predicted.software} overlaps" if predicted.software else f"lanes of {back_end}"
+        lines.append(f"| predicted step of the plan | {step} (cost model {predicted.cost_model}, {how}) |")
     lines += [
         f"| predicted memory, as exported | {format_bytes(peak_bytes)} of {format_bytes(plan.memory_bytes)} on a device |",
         "",

@@ -45,7 +45,8 @@ def explain(plan: Path, other: Path | None, profile: Path | None, time_limit: fl
 
 
 def _show(explained: Explained) -> None:
-    claimed = f"{format_time(explained.objective_ns)} claimed"
+    whose = f"as {explained.software} overlaps; by the walks over its programs " if explained.software else ""
+    claimed = f"{whose}{format_time(explained.objective_ns)} claimed"
     if explained.bound_ns is not None:
         claimed += f", none below {format_time(explained.bound_ns)}"
     pairs([("model", explained.model), ("step", f"{format_time(explained.step_ns)} predicted, {claimed}")])
@@ -56,7 +57,7 @@ def _show(explained: Explained) -> None:
         says = "shorter step" if stage.binds else "no gain found"
         rows.append([str(stage.stage), stage.ranks, *shares, format_bytes(stage.peak_bytes), format_bytes(free), says])
     columns = ("stage", "ranks", "compute", "exposed", "waiting", "peak", "free", "more memory")
-    table(columns, rows, "where each stage's time and memory go, by the walks (exposed: communication and copies)")
+    table(columns, rows, "where each stage's time goes, by the walks (exposed: communication and copies), and its memory")
     rows = []
     for each in explained.changes:
         cells = [str(each.stage), each.units, str(each.count), each.option]

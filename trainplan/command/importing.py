@@ -199,18 +199,18 @@ def _searches(judged: JudgedRun) -> list[tuple[str, str]]:
         label, text = _searched(f"best in {judged.configuration.runtime}", judged.within, judged.step_ns, "")
         worse = not alone and judged.fits and (judged.within.step_ns or 0) >= judged.step_ns
         rows.append((label, f"what runs; the optimum of the walks takes {text}" if worse else text))
-    if not judged.fits and best is not None:
-        return [*rows, ("gap", "none: what runs does not fit, and the bound is of plans that do")]
-    if best is None or judged.gap is None or best.answer.bound_ns is None:
+    bound, gap = ("bound", "gap") if alone else ("bound of walks", "gap of walks")
+    if judged.no_gap:
+        return [*rows, (gap, f"none: {judged.no_gap}")]
+    if best is None or judged.gap is None or judged.bound_ns is None:
         return rows
     source = best.result.bound_source or "the search"
     if alone:
-        rows.append(("bound", f"{format_time(best.answer.bound_ns)}, by {source}"))
-    else:
-        least = best.answer.bound_ns / judged.judged.step_ns
-        rows.append(("bound", f"no plan's walk takes less than {least:.2%} of this one's, by {source}"))
-    whose = "" if alone else f", by walks, which overlap otherwise than {judged.configuration.software}"
-    return [*rows, ("gap", f"{judged.gap:.2%}{whose}: no plan takes less than the bound; proven under {_under(best)}")]
+        rows.append((bound, f"{format_time(judged.bound_ns)}, by {source}"))
+        return [*rows, (gap, f"{judged.gap:.2%}: no plan takes less than the bound; proven under {_under(best)}")]
+    rows.append((bound, f"no plan's walk takes less than {1 - judged.gap:.2%} of this one's, by {source}"))
+    whose = f"not of the predicted time: {judged.configuration.software} overlaps otherwise than walks do"
+    return [*rows, (gap, f"{judged.gap:.2%}, {whose}; proven under {_under(best)}")]
 
 
 def _grouped(keys: Sequence[str]) -> str:

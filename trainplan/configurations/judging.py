@@ -98,16 +98,33 @@ class JudgedRun:
         return self.judged.peak_bytes if self.plan.predicted is None else self.plan.predicted.peak_bytes
 
     @property
-    def gap(self) -> float | None:
-        """By what share of its step the configuration may be slower than the best plan, as is proven of the walks over both;
-        None without a bound, and of a run that does not fit."""
+    def no_gap(self) -> str:
+        """Why no bound is held against the walk over the plan; empty where one is, and where none was looked for."""
         bound = None if self.best is None else self.best.answer.bound_ns
-        return None if not bound or not self.fits else max(0.0, 1 - bound / self.judged.step_ns)
+        if not bound:
+            return ""
+        if not self.fits:
+            return "what runs does not fit, and the bound is of plans that do"
+        if max(self.judged.peak_bytes) > self.plan.memory_bytes:
+            return "by its walk what runs does not fit, and the bound is of plans whose walks do"
+        return "what runs is none of the plans that the bound is of" if bound > self.judged.step_ns else ""
+
+    @property
+    def bound_ns(self) -> int | None:
+        """What no plan's walk takes less than, where that is of this plan, too; not of a `step_ns` that is the runtime's."""
+        return None if self.best is None or self.no_gap else self.best.answer.bound_ns
+
+    @property
+    def gap(self) -> float | None:
+        """By what share of its walk's step the configuration may be slower than the best plan, as is proven of the walks over
+        both; None without a bound of this run."""
+        return None if not self.bound_ns else 1 - self.bound_ns / self.judged.step_ns
 
     def to_dict(self) -> dict[str, Any]:
         """All of it as plain values."""
         framework = self.framework.to_dict() if isinstance(self.framework, Prediction) else {"cannot": self.framework}
         searches = {"best": self.best, "within": self.within}
+        bounded = {"bound_ns": self.bound_ns, "gap": self.gap}  # of walks alone
         return {
             "runtime": self.configuration.runtime,
             "plan": self.plan.model_dump(),
@@ -115,9 +132,9 @@ class JudgedRun:
             "peak_bytes": list(self.peak_bytes),
             "fits": self.fits,
             "close": self.close,
-            "walk": {"step_ns": self.judged.step_ns, "peak_bytes": max(self.judged.peak_bytes)},
+            "walk": {"step_ns": self.judged.step_ns, "peak_bytes": max(self.judged.peak_bytes), **bounded},
             "framework": framework,
-            "gap": self.gap,
+            "gap": self.gap if isinstance(self.framework, str) else None,
             **{name: None if each is None else _searched(each) for name, each in searches.items()},
             "changes": [{"what": each.what, "share": each.share, "walked": each.walked} for each in self.changes],
             "measured": None if self.logged is None else self.logged.to_dict(),
@@ -130,9 +147,9 @@ class JudgedRun:
 
 
 def _searched(answer: Planned) -> dict[str, Any]:
-    """A search's plan as plain values: its step by the walks, of which the bound is, and as it is predicted."""
+    """A search's plan as plain values: its step as it is predicted, as that of what runs is, and by its walk."""
     walked = answer.step_ns if answer.judged is None else answer.judged.step_ns
-    return {"step_ns": walked, "bound_ns": answer.answer.bound_ns, "predicted_ns": answer.step_ns}
+    return {"step_ns": answer.step_ns, "walk_ns": walked}
 
 
 def changes(configuration: Configuration, plan: Plan, request: Request, step_ns: int) -> tuple[Change, ...]:

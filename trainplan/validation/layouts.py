@@ -171,7 +171,7 @@ def laid_out(
         on_host=hosted(run, framework.pads > 1, assumed),
         frozen=_adapters(run), schedule=schedule_of(run, assumed) if pp > 1 else "1f1b",
         exchange=exchanged, optimizer=optimizer, recipe=recipe,
-        stage_layers=_stages_of_torchtitan(model, count) if torchtitan and pp > 1 else None,
+        stage_layers=_stages_of_torchtitan(model, count) if torchtitan and pp > 1 else _stages_said(run, model, pp, chunks),
     )  # fmt: skip
     if model.layers + 2 * layout.reserved < count:
         problem = f"is {chunks}, which with pp {pp} makes {count} stages of {model.layers} layers"
@@ -203,6 +203,22 @@ def _stages_of_torchtitan(model: Model, count: int) -> tuple[int, ...] | None:
     whole, more = divmod(model.layers + 2, count)
     layers = [whole + (stage < more) - (stage in (0, count - 1)) for stage in range(count)]
     return tuple(layers) if min(layers) > 0 else None
+
+
+def _stages_said(run: Run, model: Model, pp: int, chunks: int) -> tuple[int, ...] | None:
+    """Layers of each stage where a note says those of the first or the last, as Megatron-Core's arguments do
+    (`decoder-first-pipeline-num-layers 7`); None where it does not. Raises InputError where the others would not be alike."""
+    note = (run.note or "").lower().replace("_", "-")
+    said = [re.search(rf"decoder-{end}-pipeline-num-layers[ =:]+(\d+)", note) for end in ("first", "last")]
+    if pp == 1 or not any(said):
+        return None
+    first, last = (int(each[1]) if each else None for each in said)
+    others, left = pp - sum(each is not None for each in said), model.layers - (first or 0) - (last or 0)
+    if chunks > 1 or not others or left < others or left % others:
+        problem = f"has {left} layers left for {others} stages, of which each device has {chunks}"
+        raise InputError(run.id, "note", problem, "give layers that leave as many for each other stage, not interleaved")
+    middle = [left // others] * others
+    return (*([first] if first is not None else []), *middle, *([last] if last is not None else []))
 
 
 def _exchanged(run: Run, model: Model, tp: int, cp: int, framework: Framework, assumed: dict[str, str]) -> Exchange:

@@ -45,8 +45,8 @@ class Measured:
 
 @dataclass(frozen=True)
 class Held:
-    """What a prediction is held against. steps: as the row's fields say them, that of the first counts; peak_gib: None where none
-    may be compared; remarks: what is compared with nothing, or contradicts the rest."""
+    """What a prediction is held against. steps: as the row's fields say them, the first counts; peak_gib: None where none may
+    be compared; remarks: what is compared with nothing, or contradicts the rest."""
 
     steps: tuple[Measured, ...] = ()
     peak_gib: float | None = None

@@ -156,7 +156,11 @@ class _Sized:
             config["pad_token_id"] = None
         # Models of transformers are trained with the dropout of their configuration.
         for field in [field for field in config if "drop" in field and isinstance(config[field], float)]:
-            config[field] = config[field] if framework.drops or framework.composed else 0.0
+            said = _dropout_said(run, field)
+            own = config[field] if framework.drops or framework.composed else 0.0
+            config[field] = own if said is None else said
+        if config["model_type"] in GROUPED and (dropped := _dropout_said(run, "attention_dropout")) is not None:
+            config["attention_dropout"] = dropped
         if not framework.fused_attention:
             config["attn_implementation"] = "eager"
         if config["model_type"] == "mpt" and run.ffn not in (None, 4 * config["d_model"]):
@@ -197,6 +201,14 @@ class _Sized:
             count = f"{model.total_parameters / 1e9:.3g} billion by the sizes"
             assumed["params"] = f"{count}, and {(self.run.params or 0) / 1e9:.3g} said"
         return model
+
+
+def _dropout_said(run: Run, field: str) -> float | None:
+    """The dropout that a row's note says of attention's scores, or of what a configuration has other dropout of: `dropout 0.1`
+    of both, `attention-dropout 0.1` of the scores alone; None where it says none."""
+    own = r"(?:att\w*|attn)[_ -]" if field.startswith("att") else r"(?:hidden|resid\w*|embd)[_ -]"
+    said = re.search(rf"(?<![\w-])(?:{own})?dropout[\s=:]+(\d?\.?\d+)\b", (run.note or "").lower())
+    return float(said[1]) if said and float(said[1]) < 1 else None
 
 
 def _field(size: str, config: dict[str, Any]) -> str | None:
