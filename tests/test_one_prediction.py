@@ -4,13 +4,17 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from trainplan.formulations.plan import load_plan
 from trainplan.formulations.request import Request
 from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.base.quantities import format_bytes, format_time
 from trainplan.profiling.clusters.cluster import load_cluster
 
 import trainplan as tp
@@ -131,6 +135,11 @@ num_machines: {max(1, gpus // 8)}
     return Case("accelerate.yaml", text, nodes(kind, gpus), said, row)
 
 
+def of(case: Case, change: Callable[[str], str] = str, **row: Any) -> Case:
+    """A run with another text, of which its row says so."""
+    return replace(case, text=change(case.text), row={**case.row, **row})
+
+
 def nodes(kind: str, gpus: int) -> str:
     """The usual nodes of a kind."""
     return f"{kind}:8x{gpus // 8}" if gpus > 8 else f"{kind}:{gpus}"
@@ -146,7 +155,13 @@ MODELS = {
     "llama2-13b": LLAMA.format(40, 5120, 13824, 40, 32000),
     "llama3-70b": f"{LLAMA.format(80, 8192, 28672, 64, 128256)} {GROUPED}",
 }
-LAYERS = {"llama3-8b": 32, "llama2-13b": 40, "llama3-70b": 80}
+MODELS["llama3.2-1b"] = f"{LLAMA.format(16, 2048, 8192, 32, 128256)} {GROUPED}".replace(
+    "--untie-embeddings-and-output-weights", ""
+)
+LAYERS = {"llama3-8b": 32, "llama2-13b": 40, "llama3-70b": 80, "llama3.2-1b": 16}
+COPIES = "data_parallel_replicate_degree = 4\ndata_parallel_shard_degree = 8"
+FP8 = "--fp8-format hybrid --fp8-recipe"
+ENDS = "--decoder-first-pipeline-num-layers 7 --decoder-last-pipeline-num-layers 7"
 BOTH = "--overlap-grad-reduce --overlap-param-gather"
 CASES = [
     titan("h100-96gb", 8, "llama3-8b", "selective-op", compiled=True, seq=8192),
@@ -180,7 +195,50 @@ CASES = [
     accelerate("h100", 8, "qwen2.5-7b", "none", gbs=8),
     accelerate("rtx5090", 8, "llama3.2-1b", "full", gbs=16, seq=2048),
     megatron("h100", 16, "llama3-8b", "uniform 4", "--overlap-grad-reduce", tp=2, pp=2, vpp=2, gbs=32),
-]
+    megatron("h100", 16, "llama3-8b", "none", BOTH, tp=2, cp=2, seq=8192, gbs=16, zero=0),
+    of(megatron("h100", 16, "llama3-8b", "none", f"{BOTH} {FP8} delayed", tp=2, gbs=64), precision="fp8 delayed"),
+    of(megatron("h100", 16, "llama3-8b", "none", f"{BOTH} {FP8} tensorwise", tp=2, gbs=64), precision="fp8 current scaling"),
+    of(megatron("b200", 16, "llama3-8b", "none", f"{BOTH} {FP8} mxfp8", tp=2, gbs=64), precision="mxfp8"),
+    megatron("a100", 8, "llama3.2-1b", "none", BOTH, gbs=64),
+    megatron("a100", 8, "llama3.2-1b", "none", BOTH, pp=2, gbs=64),
+    of(
+        megatron("h100", 16, "llama3-8b", "selective", f"{BOTH} --recompute-modules core_attn layernorm", tp=2, gbs=64),
+        recompute="selective(core_attn layernorm)",
+    ),
+    of(megatron("h100", 16, "llama3-8b", "none", "--optimizer muon", zero=0, gbs=64), note="muon"),
+    megatron("h100", 32, "llama3-8b", "block 2", BOTH, tp=2, pp=4, vpp=2, gbs=64),
+    megatron("h200", 32, "llama3-8b", "full", BOTH, cp=8, exchange="heads", seq=65536, gbs=8),
+    megatron("h100", 32, "llama3-8b", "full", BOTH, tp=2, cp=2, pp=2, vpp=2, seq=16384, gbs=32),
+    of(
+        megatron("h100", 32, "llama3-8b", "full", f"{BOTH} {ENDS}", tp=2, pp=4, gbs=32),
+        note=f"{BOTH} {ENDS} sequence parallel on".replace("--", ""),
+    ),
+    of(
+        megatron("h100", 16, "llama3-8b", "none", f"{BOTH} --attention-backend unfused", tp=2, gbs=16),
+        note=f"{BOTH.replace('--', '')} attention-backend unfused attention-dropout 0.1 sequence parallel on",
+    ),
+    of(
+        megatron("v100-32gb", 16, "llama3-8b", "full", "--attention-dropout 0.0", tp=8, gbs=64),
+        lambda text: text.replace("--bf16", "--fp16"), precision="fp16", note="attention-dropout 0.0 sequence parallel on",
+    ),
+    of(
+        titan("h100", 32, "llama3-8b", "full"),
+        lambda text: text.replace("[parallelism]", f"[parallelism]\n{COPIES}"), fsdp="HSDP 4x8",
+    ),
+    titan("h100", 8, "llama3-8b", "full", gbs=64),
+    titan("h200", 16, "llama3-8b", "full", cp=4, seq=32768),
+    titan("h100", 32, "llama3-8b", "full", tp=4, cp=2, seq=16384, compiled=True),
+    deepspeed("h100", 8, "llama3.2-1b", 0, "none", gbs=32, mbs=2),
+    deepspeed("a100", 8, "llama2-7b", 2, "full", offload="optimizer", gbs=32),
+    of(deepspeed("v100-32gb", 16, "llama2-7b", 3, "full", gbs=64), lambda text: text.replace("bf16", "fp16"), precision="fp16"),
+    deepspeed("h200", 8, "qwen2.5-7b", 3, "none", gbs=64, mbs=2),
+    of(
+        accelerate("a100-40gb", 8, "llama2-7b", "full", gbs=32),
+        lambda text: text.replace("fsdp_version: 2", "fsdp_version: 2\n  fsdp_offload_params: true"), note="parameter offload",
+    ),
+    of(accelerate("h100", 8, "llama2-7b", "full", gbs=32), lambda text: text.replace("bf16", "fp16"), precision="fp16"),
+    accelerate("mi300x", 8, "llama3-8b", "full", gbs=64, mbs=2),
+]  # fmt: skip
 
 
 def said_by_validate(case: Case) -> tuple[int, int]:
@@ -287,3 +345,66 @@ def test_simulate_of_a_plan_for_no_other_runtime_is_its_walk(tmp_path: Path) -> 
         tp.simulate(plan, for_="megatron")
     with pytest.raises(InputError, match="for is 'megatorn'; did you mean 'megatron'"):
         tp.simulate(plan, cluster="h100:8", for_="megatorn")
+
+
+def test_every_page_of_a_plan_says_its_runtime_s_step_and_memory(tmp_path: Path) -> None:
+    """And no bound of walks over its programs as if it were one of that step."""
+    saved = tmp_path / "plan.json"
+    asked = (
+        "--model",
+        "llama3-8b",
+        "--cluster",
+        "h100:8",
+        "--batch",
+        64,
+        "--sequence",
+        4096,
+        "--for",
+        "megatron",
+        "--gap",
+        0.1,
+    )
+    assert call("plan", *asked, "-o", saved).returncode == 0
+    plan = load_plan(saved)
+    assert plan.predicted is not None
+    step, memory = format_time(plan.predicted.step_ns), format_bytes(plan.predicted.most_bytes)
+    walk = tp.simulate(plan, cluster="h100:8").judged
+    assert walk is not None and memory != format_bytes(max(walk.peak_bytes)), "the walks say another"
+    page = tp.export(plan, "megatron").files["README.md"]
+    assert f"{step} (cost model streams, as megatron-core overlaps)" in page and f"memory, as exported | {memory}" in page
+    explained = tp.explain(plan, time_limit=1.0)
+    assert explained.step_ns == plan.predicted.step_ns and explained.software == "megatron-core"
+    assert max(stage.peak_bytes for stage in explained.stages) == plan.predicted.most_bytes
+    said = call("explain", saved, "--time-limit", "1").stdout
+    assert f"{step} predicted, as megatron-core overlaps; by the walks over its programs" in said and memory in said
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_gap_is_of_what_the_bound_is_of(alone: bool, tmp_path: Path) -> None:
+    """Where a runtime is predicted, of the walks, and said as theirs."""
+    path = tmp_path / "accelerate.yaml"
+    cluster = "a100-16" if alone else "a100-40gb:8x2"  # on a paper's cluster the walks are the prediction
+    path.write_text(accelerate("a100-40gb", 16, "gpt2", gbs=64).text)
+    said = {"model": "gpt2", "sequence": 1024, "batch": 64, "micro_batch": 4}
+    asked = [*flags(said), "--gap", "0.1", "--time-limit", "5"]
+    content = json.loads(call("import-run", path, "--cluster", cluster, *asked, "--json").stdout)
+    walk = content["walk"]
+    assert walk["gap"] is not None and 0 <= walk["gap"] == pytest.approx(1 - walk["bound_ns"] / walk["step_ns"])
+    assert content["gap"] == (walk["gap"] if alone else None) and "bound_ns" not in content["best"]
+    text = call("import-run", path, "--cluster", cluster, *asked).stdout
+    assert ("\ngap of walks " in text, "\ngap  " in text) == (not alone, alone)
+
+
+def test_a_bound_that_is_not_of_a_run_is_not_held_against_it(tmp_path: Path) -> None:
+    """It is of plans that fit by their walks, within the space that was searched."""
+    path = tmp_path / "accelerate.yaml"
+    path.write_text(accelerate("h100", 8, "gpt2", gbs=64).text)
+    run = tp.import_run(path, cluster="h100:8", model="gpt2", sequence=1024, batch=64, micro_batch=8, gap=0.1, time_limit=5)
+    assert run.best is not None and run.gap is not None and not run.no_gap
+    walk = run.judged
+    assert run.bound_ns is not None
+    faster: Any = replace(run, judged=SimpleNamespace(step_ns=run.bound_ns - 1, peak_bytes=walk.peak_bytes))  # type: ignore[arg-type]
+    fuller = replace(run, plan=run.plan.changed(memory_bytes=max(walk.peak_bytes) - 1))
+    for other in (faster, fuller):
+        assert other.bound_ns is None and other.gap is None and other.no_gap
+        assert other.to_dict()["walk"]["bound_ns"] is None

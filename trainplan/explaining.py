@@ -25,8 +25,9 @@ SECONDS = 30.0
 
 @dataclass(frozen=True)
 class ExplainedStage:
-    """Where the time of one stage goes, by the walks, and what its fullest device needs, as is predicted. compute, communication, waiting: shares of its devices' time
-    in a step: computing, exposed communication and copies, nothing. binds: whether more memory would make the step shorter."""
+    """Where the time of one stage goes, by the walks, and what its fullest device needs, as is predicted. compute,
+    communication, waiting: shares of its devices' time in a step: computing, exposed communication and copies, nothing. binds:
+    whether more memory would make the step shorter."""
 
     stage: int
     ranks: str

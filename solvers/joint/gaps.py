@@ -10,16 +10,16 @@ from trainplan.solvers.joint.path_bounds import gpipe_ns, one_f_one_b_ns
 def gap_parts(instance: Instance, solution: Solution, gap_ns: int, loosest: float) -> dict[str, int]:
     """The parts of a gap, in ns, which they add up to. loosest: the largest relative gap of a stage that was solved.
 
-    stage tolerance: what such a stage may be off, of the whole step, at most; path model: by how much the plan's simulated step
-    is above the bounds of single paths, with its own stages' times; front: the rest, which is what stages may gain between the
-    weights that they were solved at, other cuts, and what time did not allow.
+    tolerance of stages: what such a stage may be off, of the whole step, at most; step above its longest path: by how much the
+    plan's simulated step is above the bounds of single paths, with its own stages' times; left to search: the rest, which is
+    what stages may gain between the weights that they were solved at, other cuts, and what time did not allow.
     """
     evaluation, configuration = evaluate(instance, solution), instance.configurations[solution.configuration]
     tolerance = min(gap_ns, int(loosest * evaluation.time_ns))
     path = 0
     if configuration.schedule.chunks == 1 and not configuration.schedule.sliced and configuration.stages > 1:
         path = min(gap_ns - tolerance, evaluation.time_ns - _by_paths_ns(instance, solution))
-    return {"stage tolerance": tolerance, "path model": path, "front": gap_ns - tolerance - path}
+    return {"tolerance of stages": tolerance, "step above its longest path": path, "left to search": gap_ns - tolerance - path}
 
 
 def _by_paths_ns(instance: Instance, solution: Solution) -> int:

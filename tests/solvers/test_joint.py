@@ -454,7 +454,7 @@ def test_the_gap_that_is_left_comes_in_parts() -> None:
     result = solve(instance, gap=1e-2)
     assert result.objective is not None and result.bound is not None and result.bound < result.objective
     parts = result.statistics["gap_ns"]
-    assert set(parts) == {"stage tolerance", "path model", "front"} and min(parts.values()) >= 0
+    assert set(parts) == {"tolerance of stages", "step above its longest path", "left to search"} and min(parts.values()) >= 0
     assert sum(parts.values()) == result.objective - result.bound
 
 
