@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from trainplan.checking import Checked, CheckedClaim, CheckedPlan
@@ -10,6 +11,7 @@ from trainplan.command.printing import line, pairs, table
 from trainplan.comparing import Comparison
 from trainplan.execution.standing_in import recipe_of
 from trainplan.formulations.plan import Plan
+from trainplan.formulations.plan_units import PlannedUnit
 from trainplan.formulations.problem import Table as Rows
 from trainplan.formulations.problem import problem_of
 from trainplan.formulations.request import Request
@@ -132,10 +134,24 @@ def plan_table(plan: Plan) -> None:
     for number, stage in enumerate(plan.stages):
         units = plan.units[stage.first_unit : stage.last_unit + 1]
         ranks = f"{stage.ranks[0]} .. {stage.ranks[-1]}" if len(stage.ranks) > 1 else str(stage.ranks[0])
-        for first, names, count, strategy in runs([unit.name for unit in units], list(map(str, units))):
+        for first, names, count, strategy in runs([unit.name for unit in units], [_as_it_runs(plan, unit) for unit in units]):
             rows.append([*(["", ""] if first else [str(number), ranks]), names, str(count), strategy])
     table(("stage", "ranks", "units", "count", "strategy"), rows)
     plan_facts(plan)
+
+
+def _as_it_runs(plan: Plan, unit: PlannedUnit) -> str:
+    """A unit's strategy in a word, with the ZeRO stage of the runtime where the plan's states stand in for those."""
+    zero = None if plan.runs_by is None else plan.runs_by.zero
+    if zero is None:
+        return str(unit)
+    return str(unit).replace(str(unit.strategy), str(replace(unit.strategy, zero=zero)), 1)  # type: ignore[arg-type]
+
+
+def _on_host(plan: Plan) -> list[str]:
+    """What of the model states is on the host."""
+    kinds = {"parameters": "parameters", "gradients": "gradients", "optimizer": "optimizer states"}
+    return [text for name, text in kinds.items() if any(getattr(unit.states, name) == "host" for unit in plan.units)]
 
 
 def plan_facts(plan: Plan) -> None:
@@ -149,6 +165,8 @@ def plan_facts(plan: Plan) -> None:
     facts = [("step", f"{batch.global_samples} samples in {counts}, {stages}")]
     if (recipe := recipe_of(plan)) is not None:
         facts.append(("products", f"of layers in {recipe.name}: {recipe.about}"))
+    if host := _on_host(plan):
+        facts.append(("on the host", ", ".join(host)))
     if plan.precision.gradients != "model":
         facts.append(("gradients", f"added up and reduced in {plan.precision.gradients}"))
     if plan.placement is not None:

@@ -196,7 +196,8 @@ def _layout_text(laid: LaidRun) -> str:
     words = [f"{name}{degree}" for name, degree in degrees.items() if degree > 1] or ["single"]
     words[-1] += HEADS_WORD * layout.exchanges_heads
     products = layout.precision if layout.recipe is None else layout.recipe.name
-    return " ".join([*words, f"zero{layout.zero}", f"mbs{layout.micro}", f"gbs{layout.batch}", products])
+    host = [f"{name} on host" for name in sorted(layout.on_host)]
+    return " ".join([*words, f"zero{layout.zero}", f"mbs{layout.micro}", f"gbs{layout.batch}", products, *host])
 
 
 def predict_runs(runs: Iterable[Run], table: EfficiencyTable | None = None) -> Predictions:
