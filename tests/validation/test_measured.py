@@ -230,6 +230,30 @@ def test_fields_of_other_tools_that_bear_on_the_run_are_not_left_out(name: str, 
     assert not fine.cannot
 
 
+@pytest.mark.parametrize(
+    ("field", "said"),
+    [
+        (("gbs", "mbs"), "gbs and mbs are missing, and a step of 2 samples is predicted"),
+        (("seq",), "seq is missing, and samples of 4096 tokens are predicted"),
+    ],
+)
+def test_a_step_of_an_unsaid_size_is_compared_with_nothing(field: tuple[str, ...], said: str) -> None:
+    row = {name: value for name, value in ROW.items() if name not in field}
+    [each] = runs = tp.validate([{"id": "one", **row, "step_s": 8.6, "mem_gib": 40.0}])
+    assert each.error is None and each.memory_error is None
+    assert each.remarks == [f"{said}: what was measured is compared with nothing"] and f"one: {each.remarks[0]}" in runs.notes()
+    [bare] = tp.validate([{"id": "one", **row}])
+    assert bare.remarks == [said]
+
+
+def test_what_decides_most_and_is_left_open_is_said_without_being_asked_for() -> None:
+    row = {name: value for name, value in ROW.items() if name not in ("recompute", "framework")}
+    [each] = runs = tp.validate([{"id": "one", **row}])
+    [said] = [text for text in runs.notes() if "leaves open" in text]
+    assert said.startswith("one: leaves open framework (") and "recompute (" in said and "zero (" in said
+    assert each.to_dict()["assumed"]["recompute"] in said
+
+
 def test_what_is_taken_otherwise_than_the_row_says_is_said() -> None:
     odd = predicted(gbs=33)
     assert odd.remarks == ["gbs 33 is taken as 34: whole micro-batches of 1 on 2 data-parallel ranks"]
@@ -250,7 +274,7 @@ VALUES = st.one_of(
 FIELDS = st.sampled_from([*Run.model_fields, "batch", "step", "tokens/s", "MFU (%)", "peak_gib", "num_layers", "", "optimizer"])
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(st.sampled_from(REAL), st.dictionaries(FIELDS, VALUES, max_size=4))
 def test_a_row_with_any_values_has_a_prediction_or_one_line(row: dict[str, Any], changed: dict[str, Any]) -> None:
     with warnings.catch_warnings():

@@ -86,7 +86,9 @@ def test_every_field_moves_the_prediction_or_says_why_it_does_not(field: str) ->
         after = {**before, **CHANGES[field]}
     first, second = predict_runs(load_runs([before]))[0], predict_runs(load_runs([after]))[0]
     assert not first.cannot
-    beside = dict.fromkeys(("id", "measured_s", "measured_by", "error", "memory_error", "remarks"))  # of what was measured
+    beside = dict.fromkeys(
+        ("id", "measured_s", "measured_by", "error", "memory_error", "remarks", "assumed")
+    )  # of what was measured
     same = {**second.to_dict(), **beside} == {**first.to_dict(), **beside}
     assert same == (field in UNMOVED), second
     assert bool(second.cannot) == (field in REFUSED)
@@ -181,7 +183,7 @@ def test_unknown_fields_are_warned_of() -> None:
         load_runs([{**ROW, "weather": "fine"}])
 
 
-MEASURED = ("measured_s", "measured_by", "error", "memory_error", "remarks")
+MEASURED = ("measured_s", "measured_by", "error", "memory_error", "remarks", "assumed")
 
 
 def test_json_has_the_documented_fields(tmp_path: Path) -> None:

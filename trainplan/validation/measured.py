@@ -61,6 +61,9 @@ def held_against(laid: LaidRun, step_s: float, peak_bytes: float) -> Held:
     as predicted, the peak of the device that the row measured."""
     run, remarks, steps = laid.run, list[str](), list[Measured]()
     measured = _measured(laid)
+    if missing := _missing(laid):
+        compared = bool(measured or run.mem_gib)
+        return Held(remarks=(missing + ": what was measured is compared with nothing" * compared,))
     if run.oom and (measured or run.mem_gib):
         said = ", ".join([each.by for each in measured] + ["mem_gib"] * bool(run.mem_gib))
         return Held(remarks=(f"it ran out of memory, and has {said}, compared with nothing: leave out oom, or these",))
@@ -78,6 +81,15 @@ def held_against(laid: LaidRun, step_s: float, peak_bytes: float) -> Held:
             remarks.append(f"mem_gib {peak:g} is compared with nothing: {why}")
             peak = None
     return Held(tuple(steps), peak, (*remarks, *contradictions(steps)))
+
+
+def _missing(laid: LaidRun) -> str:
+    """What of a step's size a row does not say, and what is predicted in its place; empty where it says all."""
+    layout, model = laid.layout, laid.model
+    samples = f"gbs and mbs are missing, and a step of {layout.batch} samples is predicted"
+    tokens = f"seq is missing, and samples of {model.tokens} tokens are predicted"
+    said = [samples] * (laid.run.gbs is None and laid.run.mbs is None) + [tokens] * ("seq" in laid.assumed)
+    return "; ".join(said)
 
 
 def _impossible(laid: LaidRun, measured: Measured) -> str:

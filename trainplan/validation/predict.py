@@ -97,6 +97,7 @@ class Prediction:
             "error": self.error,
             "memory_error": self.memory_error,
             "remarks": self.remarks,
+            "assumed": {} if self.laid is None else dict(self.laid.assumed),
         }
 
 
@@ -158,6 +159,9 @@ def _of_row(each: Prediction) -> Iterator[str]:
         value = getattr(each.run, first.by)
         yield f"its measured step is of {first.by} {value:g}" + (f": {first.counted}" if first.counted else "")
     yield from each.remarks
+    assumed = {} if each.laid is None else each.laid.assumed
+    if taken := [f"{name} ({assumed[name]})" for name in DECISIVE if name in assumed and getattr(each.run, name) is None]:
+        yield f"leaves open {', '.join(taken)}"
 
 
 def _written(value: Any) -> str:
