@@ -14,6 +14,7 @@ from trainplan.profiling.base.errors import InputWarning
 import trainplan as tp
 from tests.command.calls import call
 from trainplan.validation.predict import Prediction
+from trainplan.validation.report import by_group
 from trainplan.validation.rows import Run
 
 ROW: dict[str, Any] = {
@@ -300,3 +301,15 @@ def test_a_file_of_which_no_row_can_be_predicted_is_bad_input(tmp_path: Any) -> 
     assert done.returncode == 2 and "of which there is no data sheet" in done.stdout and not done.stderr
     path.write_text(json.dumps([*rows, {"id": "fine", **ROW}]))
     assert call("validate", path).returncode == 0
+
+
+def test_one_device_and_one_precision_are_one_group_however_rows_write_them() -> None:
+    names = ("A100 80GB", "A100-SXM4-80GB", "NVIDIA A100-SXM4-80GB", "a100")
+    rows = [
+        {"id": f"{name} {words}", **ROW, "gpu": name, "precision": words, "step_s": 8.6}
+        for name in names
+        for words in ("bf16", "BFloat16")
+    ]
+    runs = tp.validate(rows)
+    assert len({(each.step_s, each.peak_gib) for each in runs}) == 1
+    assert [list(by_group(runs, group)) for group in ("gpu", "precision")] == [["a100"], ["bfloat16"]]

@@ -555,3 +555,13 @@ def test_ids_that_stand_twice_are_warned_of() -> None:
 def test_notes_say_what_gradients_are_kept_in(note: str, gradient_bytes: int) -> None:
     for framework in ("Megatron-LM", "NeMo"):
         assert laid(framework=framework, note=note).layout.framework.gradient_bytes == gradient_bytes
+
+
+def test_a_note_may_say_dropout_and_the_layers_of_a_first_and_last_stage() -> None:
+    eager = "attention-backend unfused"
+    kept, dropped = (predicted(framework="Megatron-Core", note=f"{eager}{more}") for more in ("", "; attention-dropout 0.1"))
+    assert dropped.peak_gib is not None and kept.peak_gib is not None and dropped.peak_gib > 1.2 * kept.peak_gib
+    note = "decoder-first-pipeline-num-layers 5; decoder_last_pipeline_num_layers: 7"
+    assert laid(pp=4, note=note, framework="Megatron-Core").layout.stage_layers == (5, 34, 34, 7)
+    with pytest.raises(InputError, match="has 69 layers left for 2 stages"):
+        laid(pp=4, note=note.replace("5", "4"), framework="Megatron-Core")

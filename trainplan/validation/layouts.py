@@ -73,6 +73,11 @@ class LaidRun:
     assumed: Mapping[str, str]
     links: Links | None = None
 
+    @property
+    def products(self) -> str:
+        """What the products of layers are in: a recipe's name, or a dtype."""
+        return self.layout.precision if self.layout.recipe is None else self.layout.recipe.name
+
 
 def laid_run(run: Run) -> LaidRun:
     """The row, laid out. Raises InputError where it cannot be, with what it cannot in its problem."""

@@ -199,9 +199,8 @@ def _layout_text(laid: LaidRun) -> str:
     degrees = {"dp": layout.dp, "tp": layout.tp, "pp": layout.pp, "vpp": layout.chunks, "cp": layout.cp}
     words = [f"{name}{degree}" for name, degree in degrees.items() if degree > 1] or ["single"]
     words[-1] += HEADS_WORD * layout.exchanges_heads
-    products = layout.precision if layout.recipe is None else layout.recipe.name
     host = [f"{name} on host" for name in sorted(layout.on_host)]
-    return " ".join([*words, f"zero{layout.zero}", f"mbs{layout.micro}", f"gbs{layout.batch}", products, *host])
+    return " ".join([*words, f"zero{layout.zero}", f"mbs{layout.micro}", f"gbs{layout.batch}", laid.products, *host])
 
 
 def predict_runs(runs: Iterable[Run], table: EfficiencyTable | None = None) -> Predictions:

@@ -8,10 +8,16 @@ from statistics import fmean, median
 
 from trainplan.validation.predict import Prediction
 
+
+def _products(each: Prediction) -> str:
+    """What the products of layers are computed in, however the row writes that."""
+    return (each.run.precision or "").lower() if each.laid is None else each.laid.products
+
+
 GROUPS: dict[str, tuple[str, Callable[[Prediction], str]]] = {
     "all": ("runs", lambda each: "all"),
-    "gpu": ("device", lambda each: each.run.gpu),
-    "precision": ("precision", lambda each: (each.run.precision or "").lower()),
+    "gpu": ("device", lambda each: each.run.gpu if each.laid is None else each.laid.name),
+    "precision": ("precision", _products),
     "source": ("source", lambda each: each.run.source),
 }
 
