@@ -364,7 +364,8 @@ def test_every_page_of_a_plan_says_its_runtime_s_step_and_memory(tmp_path: Path)
         "--gap",
         0.1,
     )
-    assert call("plan", *asked, "-o", saved).returncode == 0
+    planned = call("plan", *asked, "-o", saved)
+    assert planned.returncode == 0 and "by the bounds of both, of walks over their programs" in planned.stdout
     plan = load_plan(saved)
     assert plan.predicted is not None
     step, memory = format_time(plan.predicted.step_ns), format_bytes(plan.predicted.most_bytes)

@@ -283,9 +283,10 @@ class Planned:
         return [(label, text)]
 
     def _prices(self, flags: bool) -> list[tuple[str, str]]:
-        """What each constraint costs."""
+        """What each constraint costs; said as of walks where the prediction is of another runtime."""
+        whose = ", of walks over their programs" * bool(self._as_walked())
         names = [price.constraint if flags else as_arguments(price.constraint) for price in self.prices]
-        return [(f"price of {name}", price.text(self.answer)) for name, price in zip(names, self.prices, strict=True)]
+        return [(f"price of {name}", price.text(self.answer) + whose) for name, price in zip(names, self.prices, strict=True)]
 
     def _claim(self, flags: bool) -> list[tuple[str, str]]:
         claim = None if self.plan is None else self.plan.claim
