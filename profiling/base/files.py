@@ -93,7 +93,7 @@ def read_data(path: str | os.PathLike[str]) -> Any:
     where, language, text = os.fspath(path), _language(path), read_text(path)
     try:
         if language == "JSON":
-            value = _json_value(text, where)
+            value = json_value(text, where)
         else:
             from trainplan.profiling.base.yaml_files import yaml_value  # many runs read no YAML
 
@@ -125,7 +125,9 @@ def _surrogate(value: Any) -> tuple[int | str, ...] | None:
     return None
 
 
-def _json_value(text: str, where: str) -> Any:
+def json_value(text: str, where: str) -> Any:
+    """The value of a text of JSON. where: the file, for errors. Raises InputError where a key is given twice, or it is none."""
+
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         fields = dict(pairs)
         if len(fields) < len(pairs):

@@ -279,3 +279,28 @@ def test_wrong_values_at_any_key_are_read_or_refused_in_one_line(flat: dict[str,
         assert "\n" not in error.command_text
     else:
         assert made.dtype in ("bfloat16", "float16", "float32")
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"compile": {"deepcompile": True}}, "gathers and reductions placed by DeepCompile"),
+        ({"fp32_allreduce": True}, "gradients are reduced in float32 (fp32_allreduce)"),
+    ],
+)
+def test_what_runs_otherwise_than_the_plan_is_named(values: dict[str, Any], said: str) -> None:
+    plain = {"bf16": {"enabled": True}, "zero_optimization": {"stage": 3}}
+    assert any(note.startswith(said) for note in read({**plain, **values}).notes)
+    assert not any(note.startswith(said) for note in read(plain).notes)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"autotuning": {"enabled": True, "fast": True}}, "trials choose the stage and the micro-batch"),
+        ({"compile": {"deepcompile": True, "offload_opt_states": True}}, "moves to the host"),
+    ],
+)
+def test_what_decides_memory_and_is_not_planned_is_refused(values: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        read({"bf16": {"enabled": True}, **values})

@@ -198,14 +198,17 @@ def test_precisions_are_read_by_name_and_by_field(tmp_path: Path) -> None:
 def test_sections_in_place_of_a_recipes_have_the_defaults_of_their_classes(tmp_path: Path) -> None:
     line = "cfg.scheduler.lr_warmup_iters = 2"
     assert of(tmp_path, SCRIPT).zero == 1
-    assert of(tmp_path, SCRIPT.replace(line, "cfg.ddp = DistributedDataParallelConfig(overlap_grad_reduce=True)")).zero == 0
+    replaced = "cfg.ddp = DistributedDataParallelConfig(overlap_grad_reduce=True)"  # whose sharing the optimizer turns on again
+    assert of(tmp_path, SCRIPT.replace(line, replaced)).zero == 1
     text = """from megatron.bridge.recipes.llama import llama3_70b_pretrain_config
 cfg = llama3_70b_pretrain_config()
 cfg.model.virtual_pipeline_model_parallel_size = None
-cfg.mixed_precision = None
 """
     made = of(tmp_path, text)
-    assert (made.pp, made.chunks, made.dtype) == (4, 1, "float32")
+    assert (made.pp, made.chunks, made.dtype) == (4, 1, "bfloat16")
+    text += "cfg.mixed_precision = None\n"  # of the checkpoint's dtype then, and stepped as the optimizer says
+    assert "mixed_precision is missing; give it" in refusal(tmp_path, text)
+    assert of(tmp_path, text, **{"mixed_precision.bf16": "true"}).dtype == "bfloat16"
 
 
 def test_a_whole_container_stands_on_no_recipe(tmp_path: Path) -> None:
@@ -258,7 +261,8 @@ def test_files_of_other_tools_are_refused_by_name(tmp_path: Path) -> None:
     [
         ("comm_overlap:\n  overlap_grad_reduce: false\n", "flags", False),
         ("dist:\n  use_megatron_fsdp: true\nddp:\n  data_parallel_sharding_strategy: optim_grads_params\n", "zero", 3),
-        ("ddp:\n  use_distributed_optimizer: false\n", "zero", 0),
+        ("ddp:\n  use_distributed_optimizer: false\n", "zero", 1),  # which the recipe's optimizer turns on again
+        ("ddp:\n  use_distributed_optimizer: false\noptimizer:\n  use_distributed_optimizer: false\n", "zero", 0),
         ("mixed_precision: fp16_mixed\n", "dtype", "float16"),
         ("mixed_precision:\n  grad_reduce_in_fp32: false\n", "dtype", "bfloat16"),
         ("optimizer:\n  optimizer: dist_muon\n", "optimizer", "muon"),
@@ -598,3 +602,19 @@ def test_a_dictionary_that_others_may_have_changed_is_not_followed(tmp_path: Pat
 """
     text = SCRIPT.replace("    cfg.train", loop + "    cfg.train", 1)
     assert "setattr(cfg.model, name, value), which is not followed" in refusal(tmp_path, text)
+
+
+def test_a_model_of_the_hub_in_a_container_has_the_precision_that_is_said(tmp_path: Path) -> None:
+    """AutoBridge takes the checkpoint's dtype, which no optimizer has masters for; and either of two switches shares states."""
+    text = (
+        "from megatron.bridge import AutoBridge\n"
+        "from megatron.bridge.training.config import ConfigContainer, OptimizerConfig, TrainingConfig\n"
+        "from megatron.bridge.training.pretrain import pretrain\n"
+        "model = AutoBridge.from_hf_pretrained('meta-llama/Llama-3.1-8B').to_megatron_provider(load_weights=False)\n"
+        "model.seq_length = 4096\n"
+        "pretrain(ConfigContainer(model=model, train=TrainingConfig(global_batch_size=32, micro_batch_size=1),\n"
+        "    optimizer=OptimizerConfig(use_distributed_optimizer=True){}), None)\n"
+    )
+    assert "mixed_precision is missing; give it, such as bf16_mixed" in refusal(tmp_path, text.format(""))
+    made = of(tmp_path, text.format(", mixed_precision='bf16_mixed'"))
+    assert (made.model, made.dtype, made.precision.master, made.zero) == ("llama3.1-8b", "bfloat16", "float32", 1)

@@ -195,7 +195,13 @@ def test_accelerate_fills_in_what_deepspeeds_file_leaves_open(tmp_path: Path) ->
             "distributed_type: FSDP\nmixed_precision: bf16\nfsdp_config:\n  fsdp_reshard_after_forward: true",
             "fsdp_reshard_after_forward is true; give one of FULL_SHARD.*fsdp_version: 2",
         ),
-        ("distributed_type: TPU\nmixed_precision: bf16", "distributed_type is 'TPU'"),
+        ("distributed_type: TPU\nmixed_precision: bf16", "distributed_type is 'TPU'; .* plans are for GPUs"),
+        ("distributed_type: MULTI_NPU\nmixed_precision: bf16", "distributed_type is 'MULTI_NPU'; .* plans are for GPUs"),
+        ("mixed_precision: bf16\nnum_processes: 8", "distributed_type is missing; give one of NO, MULTI_GPU, FSDP, DEEPSPEED"),
+        (
+            "distributed_type: MULTI_GPU\nmixed_precision: fp8\nfp8_config: {backend: MSAMP, opt_level: O2}",
+            "fp8_config.backend is 'MSAMP'; give TE or AO",
+        ),
         ("compute_environment: AMAZON_SAGEMAKER\nmixed_precision: bf16", "compute_environment is 'AMAZON_SAGEMAKER'"),
     ],
 )
@@ -203,6 +209,61 @@ def test_what_accelerate_leaves_open_is_asked_for(tmp_path: Path, text: str, sai
     (tmp_path / "a.yaml").write_text(text)
     with pytest.raises(InputError, match=said):
         read(tmp_path / "a.yaml")
+
+
+def test_tables_of_accelerate_are_read_as_its_launcher_reads_them(tmp_path: Path) -> None:
+    """Names within them may lack fsdp_, dynamo_ or fp8_, and tables of another kind are left alone."""
+    path = tmp_path / "a.yaml"
+    path.write_text(
+        "distributed_type: FSDP\nmixed_precision: fp8\nnum_processes: 8\nfp8_config: {fp8_backend: AO}\n"
+        "dynamo_config: {backend: INDUCTOR}\nmegatron_lm_config: {megatron_lm_tp_degree: 2}\n"
+        "deepspeed_config: {zero_stage: 3}\nfsdp_config: {sharding_strategy: SHARD_GRAD_OP, transformer_layer_cls_to_wrap: X,\n"
+        "  auto_wrap_policy: TRANSFORMER_BASED_WRAP, activation_checkpointing: 'true'}\n"
+    )
+    made = read(path)
+    assert (made.zero, made.recomputed.of, made.recipe, made.flags, made.tp) == (2, "full", "fp8-current", "compile", 1)
+    assert made.unknown == () and {"deepspeed_config.zero_stage", "megatron_lm_config.megatron_lm_tp_degree"} <= set(
+        made.unread
+    )
+    sources = {each.key: each.source for each in made.taken}
+    assert sources["fsdp_config.fsdp_sharding_strategy"] == f"{path}:8"
+    path.write_text("distributed_type: FSDP\nmixed_precision: bf16\nfsdp_config: {sharding_strategy: HALF}\n")
+    with pytest.raises(InputError, match=r"fsdp_config.sharding_strategy is 'HALF'; give one of FULL_SHARD"):
+        read(path)
+    path.write_text("distributed_type: DEEPSPEED\nmixed_precision: bf16\nfsdp_config: {fsdp_sharding_strategy: 1}\n")
+    assert read(path).zero == 2
+
+
+def test_no_distribution_starts_one_process(tmp_path: Path) -> None:
+    """As TRL's single_gpu.yaml, which has num_processes: 8 and is started by simple_launcher."""
+    (tmp_path / "a.yaml").write_text("distributed_type: 'NO'\nmixed_precision: bf16\nnum_processes: 8\n")
+    made = read(tmp_path / "a.yaml")
+    assert made.devices == 1 and any("NO starts one process" in note for note in made.notes)
+
+
+def test_files_of_early_versions_of_accelerate_say_the_same(tmp_path: Path) -> None:
+    """`fp16` and `dynamo_backend`, which its own process_config makes of them today."""
+    path, text = tmp_path / "a.yaml", "distributed_type: MULTI_GPU\nnum_processes: 8\n"
+    path.write_text(text + "fp16: true\ndynamo_backend: INDUCTOR\n")
+    early = read(path)
+    path.write_text(text + "mixed_precision: fp16\ndynamo_config: {dynamo_backend: INDUCTOR}\n")
+    assert (early.dtype, early.flags) == (read(path).dtype, read(path).flags) == ("float16", "compile")
+    path.write_text(text + "fp16: true\nmixed_precision: bf16\ndynamo_backend: 'NO'\n")
+    assert (read(path).dtype, read(path).flags) == ("bfloat16", "")
+
+
+def test_arguments_that_ask_for_no_precision_take_that_of_what_is_launched(tmp_path: Path) -> None:
+    """As transformers' TrainingArguments take ACCELERATE_MIXED_PRECISION; without it the dtype is asked for."""
+    run = {"model_name_or_path": "mistral-7b", "per_device_train_batch_size": 1, "max_length": 512, "output_dir": "x"}
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump({**run, "gradient_checkpointing": True, "learning_rate": 1e-5}))
+    for kind in ("MULTI_GPU", "FSDP", "DEEPSPEED"):
+        for precision, dtype in (("bf16", "bfloat16"), ("fp16", "float16")):
+            (tmp_path / "a.yaml").write_text(f"distributed_type: {kind}\nnum_processes: 8\nmixed_precision: {precision}\n")
+            made = read(tmp_path / "run.yaml", said=Said(variables={"accelerate": str(tmp_path / "a.yaml")}))
+            assert made.dtype == dtype
+            assert any(each.key == "bf16" and "mixed_precision of" in each.source for each in made.taken)
+    with pytest.raises(InputError, match="dtype is missing"):
+        read(tmp_path / "run.yaml", said=Said(variables={"accelerate": "none"}))
 
 
 def test_no_mixed_precision_is_float32_unless_the_program_has_its_own(tmp_path: Path) -> None:
@@ -324,7 +385,7 @@ OTHERS = {
 def test_files_of_other_tools_are_refused_by_name(tmp_path: Path, tool: str, suffix: str) -> None:
     path = tmp_path / f"run{suffix}"
     path.write_text(json.dumps(OTHERS[tool]))
-    with pytest.raises(InputError, match=f"is a file of {tool}, whose files are not read; give a file of Megatron-LM") as error:
+    with pytest.raises(InputError, match=f"is a file of {tool}, whose files are not read; give ") as error:
         read(path)
     assert "\n" not in error.value.command_text
 

@@ -18,6 +18,7 @@ from trainplan.profiling.clusters.recipes import RecipeName
 from trainplan.profiling.models.precision import MASTERS, PLAIN
 
 KINDS = ("NO", "MULTI_GPU", "FSDP", "DEEPSPEED")
+PARTS = ("fsdp", "deepspeed", "megatron_lm")  # whose tables are read where they are the kind
 DTYPES = {"no": "float32", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp8": "bfloat16"}
 ZERO_STAGE = "zero_optimization.stage"
 DEEPSPEED = {  # of the YAML's own keys, what DeepSpeed's file calls them
@@ -57,9 +58,14 @@ def read(
     if not isinstance(data, Mapping):
         raise InputError(where, "", f"holds {shown(data)}", "give a mapping, as `accelerate config` writes it")
     no = {"mixed_precision": "no", "distributed_type": "NO"}  # which YAML takes for false
-    values = {key: no.get(key, value) if value is False else value for key, value in flattened(data).items()}
-    sources = sources_of(path) if text is None else {key: f"{path}:{line}" for key, line in text_lines(text).items()}
-    keys = Keys(where, values, (None, "null"), sources, DEFAULTS, said.ignored)
+    own = {key: no.get(key, value) if value is False else value for key, value in flattened(data).items()}
+    if own.pop("fp16", None) is True and own.get("mixed_precision") is None:  # of before 0.12
+        own["mixed_precision"] = "fp16"
+    called = {_whole_key(key): key for key in own}
+    values = {key: own[old] for key, old in called.items()}
+    lines = sources_of(path) if text is None else {key: f"{path}:{line}" for key, line in text_lines(text).items()}
+    sources = {key: lines[old] for key, old in called.items() if old in lines}
+    keys = Keys(where, values, (None, "null"), sources, DEFAULTS, said.ignored, called)
     kind = _kind(keys)
     devices = keys.whole("num_processes", 1 if kind == "NO" else None)
     precision = keys.text("mixed_precision", "", DTYPES)
@@ -83,10 +89,15 @@ def read(
         notes.append(ON_HOST)
     accumulation = keys.whole("gradient_accumulation_steps")
     compiled = str(keys.get("dynamo_config.dynamo_backend") or keys.get("dynamo_backend") or "no").upper() == "INDUCTOR"
-    unread, unknown = keys.left(ACCELERATE, (*ACCELERATE_TABLES, *(("fsdp_config.",) * (kind != "FSDP"))))
+    unread, unknown = keys.left(
+        ACCELERATE, (*ACCELERATE_TABLES, *(f"{name}_config." for name in PARTS if name != kind.lower()))
+    )
     names = {"recipe": "mixed_precision", "devices": "num_processes", "accumulation": "gradient_accumulation_steps"}
     names |= {"dtype": "mixed_precision"}
     names |= {name: f"{DEGREE}{key}_size" for name, key in (("shard", "dp_shard"), ("tp", "tp"), ("cp", "cp"))}
+    if kind == "NO" and devices != 1:
+        notes.append(f"distributed_type: NO starts one process, whatever num_processes ({devices}) is: on one device")
+        devices = 1
     return Configuration(
         where=where, runtime="accelerate", software="PyTorch FSDP (Accelerate)", dtype=dtype, devices=devices,
         flags="compile" * compiled,
@@ -95,6 +106,15 @@ def read(
         zero=shared.zero, recomputed=Recomputed("full" if again else "none"), cuts=(),
         host=host, keys=names, notes=tuple(notes), unread=unread, unknown=unknown, recipe=recipe, taken=keys.taken,
     )  # fmt: skip
+
+
+def _whole_key(key: str) -> str:
+    """A key as `accelerate config` writes it: names within tables may lack what `accelerate launch` puts in front of them."""
+    table, dot, name = key.partition(".")
+    prefix = {"fsdp_config": "fsdp", "dynamo_config": "dynamo_"}.get(table)
+    if prefix is not None and dot and not name.startswith(prefix):
+        return f"{table}.{prefix.rstrip('_')}_{name}"
+    return f"fp8_config.{name.removeprefix('fp8_')}" if table == "fp8_config" and dot else key
 
 
 def _fsdp_key(name: str) -> str:
@@ -109,9 +129,13 @@ def _kind(keys: Keys) -> str:
         raise keys.error("distributed_type", "is 'MEGATRON_LM'", fix)
     keys.refuse("compute_environment", ["LOCAL_MACHINE"], "runs in SageMaker are not read")
     keys.refuse("use_cpu", ["false"], "plans are for accelerators")
-    keys.refuse("megatron_lm_config.megatron_lm_tp_degree", ["1"], "Megatron-LM's part is not read")
     keys.refuse("tpu_use_cluster", ["false"], "plans are for GPUs")
-    return keys.text("distributed_type", "NO", KINDS)
+    if kind is None:
+        fix = f"give one of {', '.join(KINDS)}: Accelerate takes no file without it"
+        raise keys.error("distributed_type", "is missing", fix)
+    if isinstance(kind, str) and (kind.startswith("MULTI_") or kind in ("TPU", "XLA")) and kind not in KINDS:
+        raise keys.error("distributed_type", f"is {shown(kind)}", "give MULTI_GPU, FSDP or DEEPSPEED: plans are for GPUs")
+    return keys.text("distributed_type", "", KINDS)
 
 
 def _dtype(keys: Keys, precision: str, said: Said, notes: list[str]) -> tuple[str, RecipeName | None]:
@@ -126,6 +150,10 @@ def _dtype(keys: Keys, precision: str, said: Said, notes: list[str]) -> tuple[st
     elif dtype == "float32" and said.dtype is None:
         notes.append(FLOAT32)
     backend = keys.text("fp8_config.backend", "TE", ("TE", "AO", "MSAMP"))
+    if precision == "fp8" and backend == "MSAMP":
+        raise keys.error(
+            "fp8_config.backend", "is 'MSAMP'", "give TE or AO: states of optimizers in 8 bits are no part of plans"
+        )
     return dtype, None if precision != "fp8" else "fp8-current" if backend == "AO" else "fp8"
 
 
@@ -178,7 +206,7 @@ def _deepspeed(
         made = replace(made, cp=sizes["sp"], exchange="heads", keys={**made.keys, "cp": f"{DEGREE}sp_size"})
     if precision == "no" and made.dtype == "float32":
         made = replace(made, notes=(FLOAT32, *made.notes))
-    unread, others = keys.left(ACCELERATE, ACCELERATE_TABLES)
+    unread, others = keys.left(ACCELERATE, (*ACCELERATE_TABLES, *(f"{name}_config." for name in PARTS if name != "deepspeed")))
     return replace(
         made,
         where=str(path),

@@ -19,6 +19,8 @@ from trainplan.profiling.base.errors import InputError, one_of, shown
 from trainplan.profiling.models.model import load_model
 from trainplan.profiling.shipped import mixture, sized
 
+# What steps in all of them (`distributed_fused_adam_with_cosine_annealing`), beyond what that file has.
+STEPPED = {"optimizer.use_distributed_optimizer": True}
 COMMON = "_pretrain_common"  # of recipes/common.py: what all have, to which a recipe adds a model and what else it sets
 END = "_pretrain_config"
 OTHERS = ("_sft_config", "_peft_config", "_finetune_config", "_sft_common", "_peft_common")
@@ -112,7 +114,7 @@ def base_of(values: Mapping[str, Any], where: str, said: Said, recipe: str | Non
         what = f"the recipe {name}" if name else "what all recipes of pre-training have"
         notes.append(f"what the file leaves to its recipe is taken from {what}; another one: --set recipe=NAME")
     own = table["recipes"][name] if name else {}
-    every = {} if recipe == "" else {**table["common"], **own.get("fields", {})}
+    every = {} if recipe == "" else {**STEPPED, **table["common"], **own.get("fields", {})}
     fields = {key: value for key, value in every.items() if key.partition(".")[0] not in replaced}
     source = f"recipe {name or 'of pre-training'} of Megatron-Bridge {table['version']}"
     sources = dict.fromkeys(fields, source)

@@ -8,7 +8,7 @@ it, it is asked for.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +67,11 @@ REFUSED = {
     "data_efficiency.enabled": "plans run all tokens through every layer",
     "quantize_training.enabled": "products of quantized weights are no part of plans",
     "msamp.enabled": "products by MS-AMP are no part of plans",
+    "autotuning.enabled": "trials choose the stage and the micro-batch: give the file that they write, ds_config_optimal.json",
+    **{
+        f"compile.{name}": "what DeepCompile moves to the host and back is no part of plans"
+        for name in ("offload_parameters", "offload_opt_states", "offload_activation")
+    },
     f"{ZERO}.zero_quantized_nontrainable_weights": "plans train all weights",
     "bf16.bf16_master_weights_and_grads": "master copies of plans are in float32",
     "bf16.bf16_optimizer_states": "moments of plans are in float32",
@@ -131,6 +136,7 @@ def of_values(
     tp, cp = _parallel(keys)
     if keys.get("activation_checkpointing.cpu_checkpointing"):
         notes.append("checkpoints on the host (cpu_checkpointing): the plan keeps them on the device; more memory")
+    notes += _otherwise(keys)
     if any(key.startswith(f"{ZERO}.zenflow.") for key in keys.values):
         notes.append("updates behind the steps that follow (zenflow): the plan waits for them; more time")
     recompute = said.recompute
@@ -167,6 +173,14 @@ def _flat(data: Mapping[str, Any], where: str) -> dict[str, Any]:
             example = '{"stage": 3}' if name == ZERO else '{"enabled": true}' if "16" in name else "an object"
             raise InputError(where, name, f"is {shown(value)}", f"give {example}")
     return flattened(data)
+
+
+def _otherwise(keys: Keys) -> Iterator[str]:
+    """What takes more or less time than the plan, and is taken as the plan has it."""
+    if keys.flag("compile.deepcompile"):
+        yield "gathers and reductions placed by DeepCompile: predicted as DeepSpeed places them; less time"
+    if keys.flag("fp32_allreduce"):
+        yield "gradients are reduced in float32 (fp32_allreduce): the plan's in the model's dtype; more time"
 
 
 def _fill(keys: Keys, given: Mapping[str, tuple[Any, str]]) -> None:

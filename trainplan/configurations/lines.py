@@ -9,6 +9,8 @@ from typing import Any
 
 import yaml
 
+from trainplan.configurations.documents import uncommented
+
 MOST_KEYS, DEEPEST = 100_000, 100  # of a file whose keys are looked for
 
 
@@ -19,7 +21,8 @@ def lines_of(path: Path) -> dict[str, int]:
         text = path.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return {}
-    return text_lines(text, toml=path.suffix.lower() == ".toml")
+    suffix = path.suffix.lower()
+    return text_lines(uncommented(text) if suffix == ".json" else text, toml=suffix == ".toml")
 
 
 def sources_of(path: Path) -> dict[str, str]:

@@ -15,6 +15,7 @@ from trainplan.configurations.trainers import (
     opened,
     optimizer_of,
     refuse_all,
+    with_precision,
 )  # fmt: skip
 from trainplan.profiling.base.errors import shown
 
@@ -52,6 +53,7 @@ def read(path: Path, said: Said) -> Configuration:
     if stage not in ("sft", "pt"):
         fix = "give sft or pt: steps with other models, or of rewards, are not planned"
         raise keys.error("stage", f"is {shown(stage)}", fix)
+    said = with_precision(said, keys, ("bf16", "pure_bf16", "fp16"))
     dtype = half_of(keys, ("bf16", "pure_bf16"), ("fp16",), said, None)
     fp8 = keys.flag("fp8")
     if keys.flag("use_unsloth_gc"):

@@ -93,7 +93,11 @@ PARTS = frozenset(
 MARKS = ("mixed_precision", "validation", "_target_")  # names beside those of sections
 OVERLAPPED = ("overlap_grad_reduce", "overlap_param_gather")
 # Of two fields either turns on what the other one does.
-EITHER = {"dist.use_megatron_fsdp": "ddp.use_megatron_fsdp", "model.tp_comm_overlap": "comm_overlap.tp_comm_overlap"}
+EITHER = {  # each of which turns the other on (`ConfigContainer.validate`)
+    "dist.use_megatron_fsdp": "ddp.use_megatron_fsdp", "model.tp_comm_overlap": "comm_overlap.tp_comm_overlap",
+    "optimizer.use_distributed_optimizer": "ddp.use_distributed_optimizer",
+    "optimizer.overlap_param_gather": "ddp.overlap_param_gather",
+}  # fmt: skip
 WIDE = ("torch.float32", "float32", "fp32")
 # Fields that bear on the run, values of them that plans have, and why no others.
 NONE, OFF = ("none", "null"), ("false",)
@@ -205,7 +209,8 @@ def of_fields(
         if values.get(f"comm_overlap.{name}") is not None:
             values[f"ddp.{name}"] = values[f"comm_overlap.{name}"]
     for one, other in EITHER.items():
-        values[other] = values.get(one) or values.get(other)  # either turns it on
+        if values.get(one) and not values.get(other):
+            values[other], origin[other] = True, origin.get(one, OURS)
     if not any(values.get(f"mixed_precision.{name}") for name in ("bf16", "fp16")):  # then the model says it alone
         values |= {f"mixed_precision.{name}": values[f"model.{name}"] for name in ("bf16", "fp16") if f"model.{name}" in values}
         values |= {f"mixed_precision.{GRADIENTS}": values[f"ddp.{GRADIENTS}"]} if f"ddp.{GRADIENTS}" in values else {}

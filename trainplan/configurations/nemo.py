@@ -39,12 +39,19 @@ ARGUMENTS = {
     "--recompute-method": "model.activations_checkpoint_method",
     "--recompute-num-layers": "model.activations_checkpoint_num_layers",
     "--num-experts": "model.num_moe_experts",
+    "--add-qkv-bias": "model.qkv_bias",
     "--overlap-grad-reduce": "model.optim.overlap_grad_sync",
     "--overlap-param-gather": "model.optim.overlap_param_sync",
     "--tp-comm-overlap": "model.ub_tp_comm_overlap",
     "--tokenizer-type": "model.tokenizer.type",
     "--position-embedding-type": "model.position_embedding_type",
 }
+FIELDS = {  # which say more than one argument
+    "--normalization": "model.normalization", "--swiglu": "model.activation", "--squared-relu": "model.activation",
+    "--disable-bias-linear": "model.bias", "--fp8-format": "model.fp8", "--bf16": "trainer.precision",
+    "--untie-embeddings-and-output-weights": "model.share_embeddings_and_output_weights", "--fp16": "trainer.precision",
+    "--use-distributed-optimizer": "model.optim.name",
+}  # fmt: skip
 NORMS = {"layernorm": "LayerNorm", "layernorm1p": "LayerNorm", "rmsnorm": "RMSNorm"}
 ACTIVATIONS = {"gelu": None, "swiglu": "--swiglu", "fast-swiglu": "--swiglu", "squared-relu": "--squared-relu"}
 PRECISIONS = {"bf16": "--bf16", "bf16-mixed": "--bf16", "16": "--fp16", "16-mixed": "--fp16", "32": "", "32-true": ""}
@@ -86,6 +93,10 @@ DOCUMENTED = frozenset(
         """
     )
 ) | {"name", "defaults", "restore_from_path"}
+# Names of configurations, and fields, of models that are no dense decoders, and of other trainings.
+OTHERS = re.compile(r"(?:^|_)(?:mamba|griffin|hyena|bert|bart|retro|m?t5|ul2|distill|nmt|neva|clip|vit|mimo)(?:_|$)")
+STATES = re.compile(r"model\.(?:mamba_|hybrid_|hyena|griffin|recurrent|kd_|encoder\.|decoder\.)")
+WHOLE = re.compile(r"\d+(?:\.0*)?(?:[eE]\+?\d+)?")  # as OmegaConf, unlike PyYAML, reads numbers
 REFERENCE = re.compile(r"\$\{(\.?)([\w.]+)\}")
 
 
@@ -112,15 +123,21 @@ def of_tables(
     for key, neutral in REFUSED.items():
         keys.refuse(key, neutral, "the plan's programs have no such thing")
     notes = list[str]()
+    if OTHERS.search(called := str(values.get("name") or "")):
+        raise keys.error("name", f"is {shown(called)}, which is no dense decoder of text", "give one, as megatron_gpt is")
+    for key, value in values.items():
+        if STATES.match(key) and value is not None:
+            raise keys.error(key, f"is {shown(value)}, of layers that are not planned", "give a dense decoder of text")
     made_of = {name: value for name, value in _arguments(keys, notes) if value not in (None, False)}
-    if padded is not None:
+    own = keys.whole("model.override_vocab_size")
+    if (padded := own if padded is None else padded) is not None:
         made_of |= {"--vocab-size": str(padded), "--make-vocab-size-divisible-by": "1"}
         made_of.pop("--tokenizer-type", None)
     devices = (keys.whole("trainer.devices", 1) or 1) * (keys.whole("trainer.num_nodes", 1) or 1)
     try:
         made = megatron.of_values(made_of, where, said, devices)
     except InputError as error:
-        raise megatron.in_fields(error, ARGUMENTS) from None
+        raise megatron.in_fields(error, ARGUMENTS | FIELDS) from None
     flash = [keys.flag(f"model.{name}") for name in ("transformer_engine", "use_flash_attention")]
     unread, unknown = keys.left(DOCUMENTED, HARMLESS)
     keyed = {name: ARGUMENTS.get(key, key) for name, key in made.keys.items()} | {"dtype": "trainer.precision"}
@@ -134,8 +151,12 @@ def _arguments(keys: Keys, notes: list[str]) -> Iterator[tuple[str, Any]]:
     """What Megatron-LM would be given. Raises InputError."""
     for name, field in ARGUMENTS.items():
         value = keys.get(field)
+        if isinstance(value, float | str) and WHOLE.fullmatch(str(value)):
+            value = int(float(value))
         yield name, " ".join(map(str, value)) if isinstance(value, list) else value if value is True else _text(value)
     yield "--group-query-attention", keys.get("model.num_query_groups") is not None
+    if isinstance(norm := keys.values.get("model.normalization"), str):
+        keys.values["model.normalization"] = norm.lower()  # as NeMo takes it
     norm = keys.text("model.normalization", "layernorm", NORMS)
     activation = ACTIVATIONS[keys.text("model.activation", "gelu", ACTIVATIONS)]
     yield "--normalization", NORMS[norm]

@@ -22,7 +22,7 @@ from trainplan.configurations import (
     transformers_arguments,
 )
 from trainplan.configurations.configuration import Configuration, Recomputed, Said, Taken
-from trainplan.configurations.detect import READ, reader_of
+from trainplan.configurations.detect import READ, by_name, reader_of
 from trainplan.configurations.documents import read_document
 from trainplan.configurations.logs import wandb
 from trainplan.configurations.long_samples import on_samples
@@ -101,7 +101,7 @@ def read(path: Path, runtime: str | None = None, said: Said = NOTHING) -> Config
     elif path.suffix.lower() == ".py":
         return recipes.read(path, said)
     else:
-        chosen = runtime or ("torchtitan" if path.suffix.lower() == ".toml" else "megatron")
+        chosen = runtime or by_name(path)
     if said.recompute is not None and chosen not in (*ONE, "transformers", "megatron"):
         fix = f"leave it out: files of {chosen} say what is recomputed"
         raise InputError(COMMAND_LINE, "--recompute", f"is {said.recompute!r}", fix)

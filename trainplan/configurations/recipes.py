@@ -6,6 +6,7 @@ named, with what to give."""
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +27,44 @@ STARTS = ("pretrain", "finetune", "train")  # what a configuration is given to, 
 FOLLOWED = ("to_megatron_provider", "distributed_fused_adam_with_cosine_annealing", "replace")
 CHOICES = ("config", "recipe")  # of `--set`, which are no variables of the file
 WHAT = "a recipe of Megatron-Bridge, or torchtitan's config_registry.py"
+TRAINER = "give its arguments as YAML, its command by --command, or the file of DeepSpeed or Accelerate with --model"
+LOG = "give the log of the run"
+# Packages that other tools' files import, the most particular first: whose files these are, and what to give in place of them.
+PACKAGES = {
+    "nemo": ("NeMo", "give the log of the run, or Megatron-LM's arguments: NeMo's recipes are not read"),
+    "nemo_run": ("NeMo", "give the log of the run, or Megatron-LM's arguments: NeMo's recipes are not read"),
+    "nemo_automodel": ("NeMo AutoModel", LOG),
+    "verl": ("veRL", "give a run of pre-training or full fine-tuning: reinforcement learning is not planned"),
+    "openrlhf": ("OpenRLHF", "give a run of pre-training or full fine-tuning: reinforcement learning is not planned"),
+    "megatron": ("Megatron-LM", "give the script that starts it, or its command by --command"),
+    "nanotron": ("nanotron", LOG),
+    "olmo_core": ("OLMo-core", LOG),
+    "olmo": ("OLMo", LOG),
+    "torchtune": ("torchtune", LOG),
+    "litgpt": ("LitGPT", LOG),
+    "levanter": ("Levanter", LOG),
+    "MaxText": ("MaxText", LOG),
+    "llmfoundry": ("LLM Foundry", LOG),
+    "composer": ("Composer", LOG),
+    "colossalai": ("Colossal-AI", LOG),
+    "internlm": ("InternEvo", LOG),
+    "internevo": ("InternEvo", LOG),
+    "xtuner": ("XTuner", "give its DeepSpeed file with --model, or the log of the run"),
+    "mmengine": ("XTuner or MMEngine", "give its DeepSpeed file with --model, or the log of the run"),
+    "unsloth": ("Unsloth", TRAINER),
+    "swift": ("ms-swift", TRAINER),
+    "axolotl": ("axolotl", "give its YAML"),
+    "llamafactory": ("LLaMA-Factory", "give its YAML"),
+    "lightning": ("Lightning", LOG),
+    "pytorch_lightning": ("Lightning", LOG),
+    "ray": ("Ray", TRAINER),
+    "trl": ("TRL", TRAINER),
+    "transformers": ("transformers", TRAINER),
+    "accelerate": ("Accelerate", "give the file that `accelerate launch` reads, with --model"),
+    "deepspeed": ("DeepSpeed", "give its JSON file, with --model"),
+}
+# What InternEvo's and Colossal-AI's files set, which import nothing.
+PLAIN = {"parallel": "InternEvo or Colossal-AI", "SEQ_LEN": "InternEvo"}
 
 
 class Recipes(Program):
@@ -43,12 +82,18 @@ def read(path: Path, said: Said) -> Configuration:
     if any(name.startswith("megatron.bridge") for name in modules):
         return _bridge(program, said)
     if any("torchtitan" in name.split(".")[0] for name in modules):
+        if (base := next((name for name in sorted(modules) if re.search(r"\.config_registry\.\w", name)), None)) is not None:
+            fix = "give that config_registry.py, with --set config=NAME and --set table.key=VALUE for each change, or the TOML"
+            raise InputError(program.where, "", f"changes {base}, which is in another file", fix)
         config = chosen(program, said, torchtitan_registry.is_config, "a Trainer.Config")
         refuse_changes(config, program.where)
         return torchtitan_registry.of_config(config, path, said)
-    if any(name.split(".")[0] in ("nemo", "nemo_run") for name in modules):
-        fix = "give the log of the run, or Megatron-LM's arguments: NeMo's recipes are not read"
-        raise InputError(program.where, "", "is a Python file of NeMo", fix)
+    packages = {name.split(".")[0] for name in modules}
+    for package, (tool, fix) in PACKAGES.items():
+        if package in packages:
+            raise InputError(program.where, "", f"is a Python file of {tool}, which is not run", fix)
+    if (tool := next((PLAIN[name] for name in PLAIN if isinstance(program.values.get(name), dict | int)), "")) and not modules:
+        raise InputError(program.where, "", f"is a Python file of {tool}, which is not read", LOG)
     raise InputError(program.where, "", "is a Python file that configures no run that is known", f"give {WHAT}, or a script")
 
 
@@ -93,6 +138,8 @@ def chosen(program: Program, said: Said, is_one: Callable[[Any], bool], what: st
     if len(made) == 1:
         return next(iter(made.values()))
     names = list(made) or [function for function in program.functions if not function.startswith("_")]
+    if name in program.functions:
+        raise InputError(program.where, "config", f"is {name}, which makes no configuration that is followed", f"give {what}")
     listed = ", ".join(names[:12]) + (", .." if len(names) > 12 else "")
     if name is not None or made:
         problem = f"is {shown(name)}" if name is not None else f"is not said, and there are {len(made)}"
@@ -100,13 +147,12 @@ def chosen(program: Program, said: Said, is_one: Callable[[Any], bool], what: st
     raise InputError(program.where, "", f"makes no configuration that is read, such as {what}", f"give {WHAT}")
 
 
-def refuse_changes(made: Made, where: str) -> None:
+def refuse_changes(made: Made, where: str, fix: str = "or a file where all is written out") -> None:
     """Raises InputError where an object is given to what may change it."""
     change = next(made.changes(), None)
     if change is not None:
         problem = f"changes the configuration by {change.text}, which is not followed"
-        fix = "give the log of the run, a file where all is written out, or a YAML file of overrides with --set recipe=NAME"
-        raise InputError(f"{where}:{change.line}", "", problem, fix)
+        raise InputError(f"{where}:{change.line}", "", problem, "give the log of the run, " + fix)
 
 
 def _is_bridge(value: Any) -> bool:
@@ -122,7 +168,7 @@ def _is_bridge(value: Any) -> bool:
 def _bridge(program: Program, said: Said) -> Configuration:
     """A ConfigContainer, or a recipe with what is assigned to it."""
     config = chosen(program, said, _is_bridge, "llama3_8b_pretrain_config()")
-    refuse_changes(config, program.where)
+    refuse_changes(config, program.where, "a file where all is written out, or a YAML file of overrides with --set recipe=NAME")
     where, last = program.where, config.name.rpartition(".")[2]
     whole = last == "ConfigContainer"
     recipe = "" if whole else last if last == bridge_recipes.COMMON else bridge_recipes.known(last, f"{where}:{config.line}")
@@ -132,6 +178,9 @@ def _bridge(program: Program, said: Said) -> Configuration:
         key = f"{bridge_recipes.ARGUMENTS.get(first, first)}{dot}{rest}"
         section, _, field = key.partition(".")
         bearing = section in SECTIONS and (not field or key in READ or bears(key))
+        if isinstance(value, Unread) and key.endswith("**"):
+            fix = "give that file, where it is one of YAML, or a file where its fields are written out"
+            raise InputError(f"{where}:{line}", section, f"has what {value.text} holds, which is not in this file", fix)
         if isinstance(value, Unread) and bearing and key not in said.variables:
             raise InputError(f"{where}:{line}", key, f"is {value.text}, which is not known", f"give it: --set {key}=VALUE")
         if isinstance(value, Made) and not field and bearing and not value.implied:
@@ -153,8 +202,16 @@ def _bridge(program: Program, said: Said) -> Configuration:
         fields = megatron_bridge.precision_fields(values["mixed_precision"], where)
         values, sources = {**fields, **values}, {**dict.fromkeys(fields, sources["mixed_precision"]), **sources}
     values.pop("mixed_precision", None)
+    optimizer = config.fields.get("optimizer")
+    if isinstance(optimizer, Made) and "fused_adam" in optimizer.name:
+        values = {**bridge_recipes.STEPPED, **values}
     values = {key: value for key, value in values.items() if key.partition(".")[0] in SECTIONS}
     model = _hub_model(config, where, said)
+    widths = [f"{section}.{name}" for section in ("mixed_precision", "model") for name in ("bf16", "fp16")]
+    left = config.fields.get("mixed_precision", "" if whole and model is not None else "of the recipe") in (None, "")
+    if left and not any(values.get(key) or key in said.variables for key in widths):
+        fix = "give it, such as bf16_mixed, or --set mixed_precision.bf16=true: without it the checkpoint's own dtype is taken"
+        raise InputError(f"{where}:{config.line}", "mixed_precision", "is missing", fix)
     if model is not None:
         sources["model.num_layers"] = f"{where}:{config.lines.get('model', config.line)}"
         if "model.seq_length" not in values:  # which its bridge fills in

@@ -46,18 +46,34 @@ HEADS = {"output", "lm_head", "router.gate"}  # modules that plans compute in th
 LAYER = re.compile(r"layers\.(\d+)")
 
 
+# Keys that no other tool's TOML has, and sections of what is no run.
+OWN = re.compile(
+    r"model\.flavor|job\.(config_file|dump_folder|description)|(parallelism|experimental)\.\w*(degree|parallel\w*)"
+    r"|training\.(seq_len|(local_|global_)?batch_size|compile|dataset|steps|dtype|mixed_precision_\w+|\w+_degree|\w*fp8_\w+"
+    r"|data_parallel_type)|activation_checkpoint\.(mode|\w+_ac_option)|quantize\..*"
+)
+NO_RUN = {"project", "build-system", "tool", "package", "workspace", "dependencies", "dependency-groups", "lint"}
 LATEST = "0.3"
 SINGLE = "mixed precision is off without data-parallel ranks that share states: torchtitan computes in training.dtype then"
 
 
 def read(path: Path, said: Said) -> Configuration:
-    """The configuration of a TOML file. Raises InputError."""
+    """The configuration of a TOML file. Raises InputError, too, for one that is not torchtitan's."""
     where = str(path)
     try:
         tables = tomllib.loads(path.read_text())
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise InputError(where, "", f"cannot be read ({error})", "give a TOML file of torchtitan") from None
+    if not is_one(tables):
+        problem = f"has no key that tells torchtitan's files ({', '.join(list(tables)[:4]) or 'it is empty'})"
+        fix = "give a file of torchtitan, with keys such as training.seq_len and model.flavor, or the command by --command"
+        raise InputError(where, "", problem, fix)
     return of_tables(tables, where, said, sources_of(path))
+
+
+def is_one(tables: Mapping[str, Any]) -> bool:
+    """Whether tables of TOML are torchtitan's: whether they have a key of its own."""
+    return NO_RUN.isdisjoint(tables) and any(OWN.fullmatch(key) for key in flattened(tables))
 
 
 def of_tables(

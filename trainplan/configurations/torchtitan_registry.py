@@ -19,6 +19,7 @@ from trainplan.configurations.documents import written
 from trainplan.configurations.python_objects import Made, Symbol, Unread
 from trainplan.configurations.torchtitan_versions import MIXTURES
 from trainplan.profiling.base.errors import InputError, shown
+from trainplan.profiling.models.families.fields import names
 from trainplan.profiling.shipped import sized
 
 TABLES = ("training", "parallelism", "compile", "activation_checkpoint", "optimizer")
@@ -28,6 +29,13 @@ CONVERTERS = {"Float8LinearConverter": "float8", "MXFP8LinearConverter": "mx", "
 DEFAULTS = {"activation_checkpoint": ("selective", "op")}
 NAMES = ("llama2", "llama3", "qwen3", *MIXTURES)
 ARGUMENTS = ("name", "flavor", "converters", "quantization", "attn_backend", "tp_gemm_backend")  # of model_registry
+# Fields of Trainer.Config, of 0.3, beside these tables, which change no plan or are read below, and those of versions before.
+FIELDS = names(
+    """
+    model_spec hf_assets_path dump_folder profiler metrics tokenizer dataloader lr_scheduler checkpoint comm validator debug
+    loss job model model_converters profiling lr_scheduler validation memory_estimation experimental
+    """
+)
 TOKENS, CONTEXT, STEP = "num_tokens_per_microbatch_per_dp_rank", "max_context_length", "num_tokens_per_train_step"
 
 
@@ -39,6 +47,15 @@ def is_config(value: Any) -> bool:
 def of_config(config: Made, path: Path, said: Said) -> Configuration:
     """The configuration of such an object. Raises InputError."""
     where = str(path)
+    kind = config.name.split(".")[-2] if config.name.endswith(".Config") else config.name
+    if kind not in ("Trainer", "JobConfig"):
+        raise InputError(
+            f"{where}:{config.line}", "", f"is of {kind}, which runs otherwise", "give one of torchtitan's Trainer"
+        )
+    other = next((name for name in config.fields if name not in (*TABLES, *FIELDS) and not name.isdecimal()), None)
+    if other is not None and other not in said.ignored and config.fields[other] not in (None, False):
+        fix = f"say that it changes nothing by --ignore {other}"
+        raise InputError(f"{where}:{config.lines.get(other, config.line)}", other, "is no field that is read", fix)
     tables, sources = dict[str, dict[str, Any]](), dict[str, str]()
 
     def take(table: str, key: str, value: Any, line: int, source: str = "") -> None:

@@ -100,6 +100,21 @@ def attention_of(value: Any) -> Literal["eager", "flash"] | None:
     return "flash" if name.startswith(FLASH) or "flash" in name else None
 
 
+def with_precision(said: Said, keys: Keys, names: Collection[str]) -> Said:
+    """What is said, with the dtype of the file that Accelerate is launched with, where arguments, by these names, ask for none:
+    transformers takes it then. Raises InputError."""
+    launched = said.variables.get("accelerate")
+    asked = any(keys.values.get(name) not in (None, False) for name in names)
+    if launched in (None, "none") or said.dtype is not None or asked:
+        return said
+    file = beside(Path(keys.where), launched, keys, "--set accelerate")
+    made = accelerate.read(file, replace(said, dtype="float32"))
+    if made.dtype == "float32":
+        return said
+    keys.take(next(iter(names)), made.dtype, f"mixed_precision of {launched}")
+    return replace(said, dtype=made.dtype)
+
+
 def half_of(keys: Keys, bf16: tuple[str, ...], fp16: tuple[str, ...], said: Said, missing: str | None) -> str:
     """The dtype of products, by the first key that is set. missing: what the tool takes where no key is there. Raises
     InputError where that is None, and nothing says the dtype."""

@@ -18,6 +18,7 @@ from trainplan.configurations.trainers import (
     opened,
     optimizer_of,
     refuse_all,
+    with_precision,
 )
 from trainplan.profiling.base.errors import COMMAND_LINE, InputError
 
@@ -88,6 +89,7 @@ def of_keys(data: Mapping[str, Any], keys: Keys, path: Path, said: Said) -> Conf
     """The configuration of arguments, as tables and as keys. path: where they stand, from which files are found. Raises
     InputError."""
     notes = list[str]()
+    said = with_precision(said, keys, ("bf16", "fp16"))
     refuse_all(keys, REFUSED)
     keys.refuse("bits", ("16", "32"), ADAPTERS)
     dtype = half_of(keys, ("bf16",), ("fp16",), said, None)

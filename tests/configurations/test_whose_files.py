@@ -1,0 +1,271 @@
+"""Whose a file is: none is taken for another tool's, and each refusal names the tool and what to give in its place."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+from trainplan.execution.exports.common import write_export
+from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.models.model import load_model
+
+import trainplan as tp
+from tests.execution.plans import plan_of
+from trainplan.configurations.configuration import Said
+from trainplan.configurations.documents import read_document, uncommented
+from trainplan.configurations.lines import lines_of
+from trainplan.configurations.planned import read
+
+COMMAND = "give the command that it runs by --command"
+
+
+def refusal(path: Path, text: str | bytes, **variables: str) -> str:
+    """What a file is refused with, in one line."""
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(InputError) as error:
+        read(path, None, Said(variables=variables))
+    assert "\n" not in error.value.command_text
+    return error.value.command_text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '[build-system]\nrequires = ["setuptools"]\n[project]\nname = "x"\n',
+        '[tool.poetry]\nname = "x"\n[tool.poetry.dependencies]\ntorch = "2"\n',
+        '[project]\nname = "x"\n[training]\nseq_len = 2048\n',
+        "line-length = 120\n[lint]\nselect = []\n",
+        '[model]\nname = "Qwen/Qwen3-8B"\n[optim]\nlr = 1e-5\n[ckpt]\ninterval = 10\n',
+        '[model]\ntype = "flux"\n[optimizer]\ntype = "adamw"\n',
+        "",
+    ],
+)
+def test_toml_that_is_not_torchtitans_is_never_taken_for_it(tmp_path: Path, text: str) -> None:
+    assert "has no key that tells torchtitan's files" in refusal(tmp_path / "pyproject.toml", text)
+
+
+@pytest.mark.parametrize("text", ["[training]\nseq_len = 4096\n", "[experimental]\ncontext_parallel_degree = 2\n"])
+def test_toml_of_torchtitan_needs_one_key_of_its_own(tmp_path: Path, text: str) -> None:
+    (tmp_path / "a.toml").write_text(text)
+    assert read(tmp_path / "a.toml").runtime == "torchtitan"
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"backward_prefetch": "backward_pre", "forward_prefetch": "true", "activation_checkpointing": True},
+        {"fsdp": "full_shard auto_wrap", "fsdp_config": {"fsdp_version": 2, "reshard_after_forward": True}},
+        {"fsdp_version": 2, "auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "min_num_params": 0},
+    ],
+)
+def test_options_of_fsdp_alone_are_no_run(tmp_path: Path, value: Any) -> None:
+    said = refusal(tmp_path / "fsdp.json", json.dumps(value))
+    assert "is a file of transformers (what fsdp_config names)" in said and "that names it" in said
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {word: place for place, word in enumerate(("pp", "optimizer", "aio", "seed", "pipeline", "wandb", "amp"))},
+        {f"w{place}": place for place in range(2000)} | {"resources": 1, "run": 2, "train_batch_size": 3},
+        {"version": "v2", "log_level": "info", "steps": {}},
+        {"model": {"hidden_size": 512, "num_layers": 6}, "optimizer": {"lr": 1e-3}, "train": {"batch_size": 4, "epochs": 3}},
+        {"model": {"vocab_size": 32000, "seq_length": 2048}, "rng": {"seed": 1}, "checkpoint": {"save": "x"}},
+    ],
+)
+def test_vocabularies_and_files_of_research_are_no_tools_files(tmp_path: Path, value: Any) -> None:
+    assert "has no key of a tool that is read" in refusal(tmp_path / "vocab.json", json.dumps(value))
+
+
+@pytest.mark.parametrize(
+    ("value", "tool", "fix"),
+    [
+        ({"resources": {"accelerators": "H100:8"}, "run": "torchrun x"}, "SkyPilot", COMMAND),
+        ({"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "spec": {}}, "Kubernetes", COMMAND),
+        ({"integrations": [], "command": "composer x", "image": "y", "compute": {"gpus": 8}}, "MosaicML's platform", COMMAND),
+        ({"entrypoint": "python t.py", "runtime_env": {"working_dir": "."}}, "Ray", COMMAND),
+        ({"services": {"a": {"command": "torchrun x"}}}, "Docker Compose", COMMAND),
+        ({"type": "task", "commands": ["torchrun x"]}, "dstack", COMMAND),
+        ({"actor": {"_target_": "verl.workers.config.ActorConfig"}}, "veRL", "reinforcement learning is not planned"),
+        ({"policy": {"model_name": "x", "generation": {}}, "grpo": {}}, "NeMo RL", "reinforcement learning is not planned"),
+        (
+            {"train": {"global_batch_size": 8, "max_tokens": 9}, "data": {"class_path": "litgpt.data.X"}},
+            "LitGPT",
+            "give a file of",
+        ),
+        ({"base_config": "base.yml", "use_sft": True}, "MaxText", "give a file of"),
+        ({"vocab_file": "x", "data_path": "y", "save": "z"}, "GPT-NeoX", "give a file of"),
+        ({"train-data-paths": ["x"], "tokenizer-type": "y"}, "GPT-NeoX", "give a file of"),
+    ],
+)
+def test_wrappers_of_commands_and_other_trainings_say_what_to_give(tmp_path: Path, value: Any, tool: str, fix: str) -> None:
+    said = refusal(tmp_path / "a.yaml", json.dumps(value))
+    assert f"is a file of {tool}, whose files are not read" in said and fix in said
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("Dockerfile", "a Dockerfile"),
+        ("train.Dockerfile", "a Dockerfile"),
+        ("Makefile", "a Makefile"),
+        ("run.ipynb", "a notebook"),
+        ("justfile", "a file of rules"),
+        ("README.md", "a page of text"),
+        ("model.safetensors", "a file of weights"),
+    ],
+)
+def test_files_that_are_known_by_name_are_not_read_as_scripts(tmp_path: Path, name: str, what: str) -> None:
+    """A launch line of a Dockerfile hangs on ENV, one of a Makefile on make's own variables, which no shell has."""
+    said = refusal(tmp_path / name, "ENV TP=2\ntrain:\n\ttorchrun pretrain_gpt.py --num-layers 32 $(ARGS)\n")
+    assert f"is {what}, and no configuration of a run; give" in said
+
+
+@pytest.mark.parametrize(
+    ("text", "tool", "fix"),
+    [
+        ("from xtuner.engine import DatasetInfoHook\nbatch_size = 1\n", "XTuner", "DeepSpeed file with --model"),
+        ("SEQ_LEN = 2048\nparallel = dict(zero1=dict(size=8))\n", "InternEvo or Colossal-AI", "log of the run"),
+        ("from transformers import Trainer\nimport torch\n", "transformers", "give its arguments as YAML"),
+        ("import deepspeed\n", "DeepSpeed", "give its JSON file"),
+        ("from olmo_core.train import TrainerConfig\n", "OLMo-core", "log of the run"),
+        ("import lightning as L\n", "Lightning", "log of the run"),
+        ("from unsloth import FastLanguageModel\nfrom trl import SFTTrainer\n", "Unsloth", "give its arguments as YAML"),
+    ],
+)
+def test_python_files_of_other_tools_are_refused_by_name(tmp_path: Path, text: str, tool: str, fix: str) -> None:
+    said = refusal(tmp_path / "a.py", text)
+    assert f"is a Python file of {tool}, which is not" in said and fix in said
+
+
+def test_python_on_what_another_file_makes_says_which(tmp_path: Path) -> None:
+    text = "from torchtitan.models.llama3.config_registry import llama3_8b\ndef mine():\n    c = llama3_8b()\n    return c\n"
+    assert "changes torchtitan.models.llama3.config_registry.llama3_8b, which is in another file" in refusal(
+        tmp_path / "a.py", text
+    )
+    text = (
+        "import yaml\nfrom megatron.bridge.training.config import ConfigContainer, TrainingConfig\n"
+        "said = yaml.safe_load(open('a.yaml'))\nc = ConfigContainer(train=TrainingConfig(**said['train']))\n"
+    )
+    assert "which is not in this file; give that file" in refusal(tmp_path / "b.py", text)
+
+
+def test_trainers_of_torchtitan_that_run_otherwise_are_refused(tmp_path: Path) -> None:
+    """As torchft's, whose replicas come and go, and fields that its Trainer does not have."""
+    text = (
+        "from torchtitan.models.llama3 import model_registry\nfrom torchtitan.trainer import Trainer\n"
+        "from torchtitan.experiments.torchft.trainer import FaultTolerantTrainer\n"
+        "from torchtitan.config import TrainingConfig\ndef a():\n    return {}.Config(model_spec=model_registry('8B'),\n"
+        "        training=TrainingConfig(local_batch_size=1, seq_len=8192), {})\n"
+    )
+    (tmp_path / "a.py").write_text(text.format("Trainer", ""))
+    assert read(tmp_path / "a.py").model == "llama3-8b"
+    assert "is of FaultTolerantTrainer, which runs otherwise" in refusal(
+        tmp_path / "a.py", text.format("FaultTolerantTrainer", "")
+    )
+    assert "fault_tolerance is no field that is read" in refusal(
+        tmp_path / "a.py", text.format("Trainer", "fault_tolerance=FT(enable=True)")
+    )
+
+
+def test_json_with_comments_is_read_as_deepspeed_reads_it(tmp_path: Path) -> None:
+    """By hjson: comments of three kinds, and commas at ends; lines stay where they were."""
+    path = tmp_path / "ds.json"
+    path.write_text(
+        '{\n // all ranks\n "train_batch_size": 16, # "x": 1\n /* two\n lines */ "bf16": {"enabled": true,},\n'
+        ' "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu", "nvme_path": "/a//b#c",},},\n}\n'
+    )
+    made = read(path)
+    assert (made.samples, made.zero, made.host) == (16, 3, ("optimizer",))
+    assert lines_of(path)["zero_optimization.stage"] == 6
+    assert uncommented('{"a": "//, }", "b": 1}') == '{"a": "//, }", "b": 1}'
+
+
+def test_files_that_cannot_be_read_say_one_thing(tmp_path: Path) -> None:
+    """The error of the file, not another one around it."""
+    assert refusal(tmp_path / "a.yaml", "").endswith("a.yaml: is empty; give a YAML object")
+    assert refusal(tmp_path / "a.json", b"\xb6\xff").endswith("cannot be read (is not UTF-8 text); name a readable JSON file")
+    assert "line 1 column 17 is not JSON" in refusal(tmp_path / "a.json", '{"zero": 1, "a" 2}')
+    assert "has CONFIG_MBSIZE in the place of a value: a template" in refusal(
+        tmp_path / "a.json", '{"train_micro_batch_size_per_gpu": CONFIG_MBSIZE}'
+    )
+    with pytest.raises(InputError, match=r"b.yaml: does not exist; name an existing file$"):
+        read(tmp_path / "b.yaml")
+    assert "bytes; give the configuration of a run, which is smaller" in refusal(
+        tmp_path / "a.yaml", "".join(f"key{place}: 1\n" for place in range(400_000))
+    )
+
+
+def test_tags_of_a_tools_own_hide_no_tool(tmp_path: Path) -> None:
+    """As Levanter's `!include`; what they would do is not done."""
+    said = refusal(tmp_path / "a.yaml", "data: !include data.yaml\nmodel: !x {type: llama, seq_len: 4096}\ntrainer: !y [1]\n")
+    assert "is a file of Levanter, whose files are not read" in said
+    assert "is not YAML" in refusal(tmp_path / "a.yaml", "data: !!python/object/apply:os.getcwd []\n")
+
+
+def test_a_key_that_is_given_twice_is_refused_where_it_says_two_things(tmp_path: Path) -> None:
+    text = "distributed_type: MULTI_GPU\nmixed_precision: bf16\nnum_processes: 8\n"
+    said = refusal(tmp_path / "a.yaml", text + "mixed_precision: fp16\n")
+    assert "mixed_precision is given twice, unlike, in lines 2 and 4; give it once" in said
+    (tmp_path / "a.yaml").write_text(text + "num_processes: 8\nfsdp_config: &a {x: &b {y: 1}}\nipex_config: {<<: *a, <<: *b}\n")
+    assert read_document(tmp_path / "a.yaml")["num_processes"] == 8
+
+
+PARTS = {
+    "megatron": {"launch.sh": "", "slurm.sh": ""},
+    "megatron-bridge": {"bridge.yaml": "", "train.py": "give that file, where it is one of YAML"},
+    "torchtitan": {"torchtitan.toml": "", "launch.sh": "", "torchtitan_config.py": "or the TOML"},
+    "deepspeed": {
+        "ds_config.json": "", "run.json": "give ds_config.json, beside it, with --model and --sequence 1024",
+        "train.py": "is a Python file of transformers",
+    },
+    "accelerate": {"accelerate.yaml": "", "run.json": "give accelerate.yaml, beside it", "train.py": "of transformers"},
+    "torch": {"train.py": "is a Python file of transformers", "config.json": "describes a model, and no run"},
+}  # fmt: skip
+LAYOUTS = {"deepspeed": "sdp4-zero2", "accelerate": "sdp4", "torchtitan": "sdp2-tp2-zero2-sp"}
+
+
+@pytest.mark.parametrize("target", PARTS)
+def test_exported_files_come_back_as_their_plan_or_say_which_do(tmp_path: Path, target: str) -> None:
+    model, text = load_model("llama3-8b", 1024, "bfloat16"), LAYOUTS.get(target, "sdp2-tp2-zero1-sp")
+    cuts = [] if target in ("deepspeed", "accelerate") else [33]
+    plan = plan_of(model, [text] * len(model.units), 4 * (1 + len(cuts)), 16, 4, cuts)
+    write_export(tp.export(plan.changed(memory_bytes=2**47, precision={"master": "float32"}), target), tmp_path)
+    for name, said in PARTS[target].items():
+        if said:
+            with pytest.raises(InputError) as error:
+                read(tmp_path / name)
+            assert said in error.value.command_text
+            continue
+        made = read(tmp_path / name)
+        assert f"tp{made.tp}" in text.replace("-zero", "-tp1-zero") + "-tp1" and made.pp == len(cuts) + 1 and made.cp == 1
+        zero = 3 if target == "accelerate" else int(text.partition("zero")[2][0])
+        assert (made.zero, made.dtype, made.runtime) == (zero, "bfloat16", target)
+
+
+def test_defaults_of_the_trainer_are_those_of_its_own_class(tmp_path: Path) -> None:
+    """Every field of transformers' TrainingArguments that a file leaves out is taken as that class has it, and every other
+    value of any field is read, refused, or named as no part of a plan: none is left out without a word."""
+    from transformers import TrainingArguments
+
+    own = {field.name: field.default for field in fields(TrainingArguments)}
+    base = {"model_name_or_path": "llama3-8b", "output_dir": "x", "num_train_epochs": 1, "bf16": True, "max_length": 512}
+    base |= {"gradient_checkpointing": True}
+    path, said = tmp_path / "a.yaml", Said(variables={"accelerate": "none"})
+    path.write_text(json.dumps(base))
+    taken = {each.key: each.value for each in read(path, None, said).taken if each.source.startswith("default")}
+    shared = {key: value for key, value in taken.items() if key in own}
+    assert {key: own[key] for key in shared} == shared and {"gradient_accumulation_steps", "optim"} <= set(shared)
+    assert taken["per_gpu_train_batch_size"] == own["per_device_train_batch_size"]
+    for name, default in own.items():
+        value: Any = not default if isinstance(default, bool) else 7 if isinstance(default, int) else "other"
+        path.write_text(json.dumps({**base, "bf16": name != "fp16", name: value}))
+        try:
+            made = read(path, None, said)
+        except InputError as error:
+            assert name in error.command_text
+            continue
+        assert name in {each.key for each in made.taken} | set(made.unread), name
