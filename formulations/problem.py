@@ -161,6 +161,11 @@ class Problem(ABC):
         kind."""
         raise NotImplementedError(f"{self.name} has no configurations")
 
+    def alike(self, instance: Any) -> Sequence[tuple[str, str]]:
+        """Of each configuration of an instance, its layout and its shape, in which solutions need about as much memory beyond
+        the tables."""
+        raise NotImplementedError(f"{self.name} has no configurations")
+
     def only(self, instance: Any, places: Sequence[int]) -> Any:
         """The instance with these of its configurations alone."""
         return instance.only(places)
@@ -210,6 +215,16 @@ class Problem(ABC):
     def with_memory(self, instance: Any, memory_bytes: int) -> Any:
         """The instance under another limit of every device."""
         return instance.with_memory(memory_bytes)
+
+    def with_more(self, instance: Any, more: Sequence[tuple[int, int]]) -> Any:
+        """The instance with so many bytes more on a device while any unit's passes run, and while those of the last one do, by
+        configuration."""
+        return instance.with_more(more)
+
+    def site_bytes(self, instance: Any, solution: Any) -> Sequence[tuple[int, bool]]:
+        """What a solution needs of each stage's devices, and whether it is the last unit that needs it; of stages that share
+        devices once."""
+        raise NotImplementedError(f"{self.name} has no sites")
 
     def tightest(self, instance: Any) -> Any | None:
         """The instance with the least memory that some solution is known to need; None where nothing needs any."""

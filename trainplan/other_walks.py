@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from trainplan.beyond_tables import BeyondTables
 from trainplan.planned import Planned
 from trainplan.presets import Preset
 from trainplan.profiling.base.quantities import format_time, plural
@@ -110,8 +111,13 @@ class Way(Protocol):
         """The plan of an answer, walked."""
         ...
 
-    def excess_bytes(self, tried: Planned) -> int:
-        """By how much a plan exceeds the memory."""
+    def over_bytes(self, tried: Planned) -> list[int]:
+        """By how much a plan exceeds the memory, by rank."""
+        ...
+
+    @property
+    def beyond(self) -> BeyondTables:
+        """What walks have had beyond the tables."""
         ...
 
 
@@ -211,28 +217,26 @@ class OtherWalks:
         if CUTOFF in way.options_of_method:
             arguments[CUTOFF] = self.step_ns
         way.begin(f"solving again, {plural(len(part.places), 'configuration')}" + ", with even stages" * part.even)
-        return way.search([left], way.method, seconds=seconds, **arguments)
+        return way.search([way.beyond.corrected(left)], way.method, seconds=seconds, **arguments)
 
     def walk(self, part: Part, solution: Any) -> None:
-        """Walk the plan of a part's best solution; where its programs do not fit, that of the best one with as much less
-        memory, a few times. Where it fits and its walk is the shortest, it is the best."""
+        """Walk the plan of a part's best solution; where its programs do not fit, that of the best one with what they hold
+        beyond its tables, a few times. Where it fits and its walk is the shortest, it is the best."""
         self.walked.append((part.whole, solution))
-        first, problem, less = self.first.answer, self.problem, 0
+        first, problem, beyond = self.first.answer, self.problem, self.way.beyond
         answer = replace(first, instance=part.whole, result=stopped_with(part.result, [first.result]))
         message = f"another plan is claimed at {format_time(first.objective_ns or 0)}; its walk is longer than this one's"
         name = part.names[solution.configuration]
+        places = [place for place in part.places if part.names[place] == name]
         for _ in range(LESS_ROUNDS):
             made = self.way.plan(with_solution(answer, solution, SOURCE, message), self.first.margin_bytes)
-            if (over := self.way.excess_bytes(made)) <= 0 or self.way.late:
+            if max(over := self.way.over_bytes(made)) <= 0 or self.way.late or not places:
                 break
-            less, limit = less + over, problem.memory_bytes(part.whole)
-            places = [place for place in part.places if part.names[place] == name]
-            if limit is None or less >= limit or not places:
-                break
-            tighter = problem.with_memory(problem.only(part.whole, places), limit - less)
+            beyond.note(part.whole, made, over)
+            tighter = beyond.corrected(problem.only(part.whole, places))
             found = self.way.search([tighter], self.way.method, **{**self.way.arguments, "explained": False})
             if found.solution is None:
                 break
             solution = replace(found.solution, configuration=places[found.solution.configuration])
-        if made.judged is not None and made.judged.step_ns < self.step_ns and self.way.excess_bytes(made) <= 0:
+        if made.judged is not None and made.judged.step_ns < self.step_ns and max(self.way.over_bytes(made)) <= 0:
             self.best = made

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -168,6 +168,15 @@ class Planned:
     def interrupted(self) -> bool:
         """Whether the search was interrupted."""
         return self.result.stopped == "interrupt"
+
+    @property
+    def walked_ns(self) -> int:
+        """The step by the walks; where there are none, as it is claimed."""
+        return self.judged.step_ns if self.judged is not None else self.answer.objective_ns or 0
+
+    def as_interrupted(self) -> Planned:
+        """The same, as what was known when the search was interrupted."""
+        return replace(self, answer=replace(self.answer, result=replace(self.result, stopped="interrupt")))
 
     @property
     def walk_bytes(self) -> tuple[int, ...]:

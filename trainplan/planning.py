@@ -4,9 +4,10 @@
 
 The first search counts what programs surely hold, where a problem can tell that from what they hold at most: so its bound holds
 for every plan that the memory walk lets fit. Where its plan's programs need more memory than the limit, the request is solved
-again: with what programs hold at most, then with as much less memory, at most ROUNDS times, and at last with the least memory
-that the problem knows a solution for. The bound stays that of the first search. If no plan fits even so, the answer names a
-memory with which there is one.
+again with as much memory left free as walks have beyond the tables (`beyond_tables`). Where nothing fits so, and where a problem
+does not tell the two apart, it is solved with what programs hold at most, then with as much less memory, at most ROUNDS times,
+and at last with the least memory that the problem knows a solution for. The bound stays that of the first search. If no plan
+fits even so, the answer names a memory with which there is one.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from math import inf
 from typing import Any
 
 from trainplan.asking import compiles
+from trainplan.beyond_tables import BeyondTables, Count
+from trainplan.execution.exports.torch_script import held_alongside
 from trainplan.execution.judge import Judged
 from trainplan.execution.streams import judge_streams
 from trainplan.execution.walk.memory import BACKENDS
@@ -37,11 +40,13 @@ from trainplan.solvers.core.answer import Answer, best_answer, with_solution
 from trainplan.solvers.core.clock import Clock, Overrun, ended_after, grace_seconds
 from trainplan.solvers.core.registry import method as method_named
 from trainplan.solvers.core.result import Point
+from trainplan.solvers.core.search import CUTOFF
 from trainplan.solvers.core.solve import check_arguments, versions
 from trainplan.validation.plans import as_run, run_by
 
-ROUNDS, LESS_ROUNDS = 8, 3
-SURELY = "the search with what programs hold at most"
+ROUNDS = 8
+ROUGH_GAP, ROUGH_SECONDS = 0.02, 1.0  # of a search after which better plans are looked for; as long as it took before
+SURELY = "searches with what programs hold beyond what they surely do"
 ONE_STRATEGY = "the search of plans with one strategy"
 LEAST_SECONDS = 0.01  # that a search gets when the time is up
 MOST_NODES = 16  # times as many as a cluster has, up to which more of them are tried
@@ -99,13 +104,19 @@ def _planned(way: Way, beside: bool) -> Planned:
 
 def _best(way: Way) -> Planned:
     """The plan of the least claimed objective whose programs fit, or why there is none."""
-    rounds = [way.walk(0, least=True)]
-    if way.excess_bytes(rounds[0]) > 0 and way.told_apart and not way.late and not rounds[0].interrupted:
-        return way.surely(rounds[0])
+    rounds = [first := way.walk(0, least=True)]
+    apart = way.excess_bytes(first) > 0 and way.told_apart and not way.late and not first.interrupted
+    if apart:
+        rounds.append(way.walk(0, rough=True))
     while way.excess_bytes(rounds[-1]) > 0 and len(rounds) < ROUNDS and not way.late and not rounds[-1].interrupted:
-        rounds.append(way.walk(rounds[-1].margin_bytes + way.excess_bytes(rounds[-1]), rounds[0].answer.bound_ns))
-    first, last = rounds[0], rounds[-1]
-    if last.plan is not None and way.excess_bytes(last) <= 0:
+        rounds.append(way.walk(rounds[-1].margin_bytes + way.excess_bytes(rounds[-1]), first.answer.bound_ns))
+    last = rounds[-1]
+    fits = last.plan is not None and way.excess_bytes(last) <= 0
+    if apart:
+        best = way.plan_of(first, last.answer) if fits else None
+        best = best if last.interrupted else way.beyond.fitting(way, first, best)
+        return best or way.tightest(rounds)
+    if fits:
         return last
     return way.explained(first) if first.plan is None else way.tightest(rounds)
 
@@ -124,9 +135,11 @@ class Way:
     clock: Clock = field(default_factory=Clock)
     started: float = field(init=False)
     walk_seconds: list[float] = field(default_factory=list)  # of each plan that has been compiled and walked
+    beyond: BeyondTables = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "started", self.clock())
+        object.__setattr__(self, "beyond", BeyondTables(self.preset.problem))
 
     def begin(self, what: str) -> None:
         """Tell the caller what is begun."""
@@ -166,50 +179,31 @@ class Way:
         """Whether the problem can count what programs surely hold, apart from what they hold at most."""
         return MEMORY_TABLES.name in self.request.options
 
-    def walk(self, margin: int, bound_ns: int | None = None, least: bool = False) -> Planned:
+    def walk(self, margin: int, bound_ns: int | None = None, least: bool = False, rough: bool = False) -> Planned:
         """One round: with that much less memory for the solver. bound_ns: that of the first round, which the claim keeps.
-        least: with what programs surely hold."""
+        least: with what programs surely hold; rough: where better plans are looked for anyway."""
         self.begin("measuring" if self.request.measured and not self.request.obtained else "estimating")
         request = with_tables(self.request, "least") if least else self.request
         instances = self.preset.problem.instances(request.with_margin(margin))
         self.begin(f"solving ({self.method})")
-        answer = self.eased(self.search(instances, self.method, **self.arguments, **self.starts(instances)))
+        arguments, seconds = {**self.arguments, **self.starts(instances)}, None
+        if rough:
+            arguments["gap"], seconds = max(ROUGH_GAP, arguments.get("gap", 0.0)), max(ROUGH_SECONDS, self.elapsed())
+        answer = self.eased(self.search(instances, self.method, seconds, **arguments))
         return self.plan(answer if margin == 0 else _bounded(answer, bound_ns), margin)
 
-    def surely(self, first: Planned) -> Planned:
-        """The best plan whose programs fit, where those of the first plan do not: of the searches with what programs hold at
-        most, and with as much less memory as the plan before was short of. Its solution stands in the first one's instance,
-        with the bound of that; so do those that are found later."""
-        rounds = [self.walk(0, first.answer.bound_ns)]
-        while rounds[-1].plan is not None and self.excess_bytes(rounds[-1]) > 0 and len(rounds) < ROUNDS and not self.late:
-            rounds.append(self.walk(rounds[-1].margin_bytes + self.excess_bytes(rounds[-1]), first.answer.bound_ns))
-        margin, tried = 0, first
-        for _ in range(LESS_ROUNDS):
-            if self.late or tried.interrupted or tried.plan is None or self.excess_bytes(tried) <= 0:
-                break
-            margin += self.excess_bytes(tried)
-            tried = self.walk(margin, first.answer.bound_ns, least=True)
-            rounds.append(tried)
-        fitting = [made for made in rounds if made.plan is not None and self.excess_bytes(made) <= 0]
-        if not fitting:
-            return self.tightest([first, *rounds])
-        return self.restated(first, min(fitting, key=self.judged_ns))
+    def below(self, instances: Sequence[Any], below_ns: int | None, seconds: float) -> Answer:
+        """The best solution of some instances, where it is claimed below a step."""
+        arguments = {**self.arguments, "explained": False}
+        if below_ns is not None and CUTOFF in self.options_of_method:
+            arguments[CUTOFF] = below_ns
+        return self.eased(self.search(instances, self.method, seconds=seconds, **arguments))
 
-    def judged_ns(self, made: Planned) -> int:
-        """The step of a plan by its walk, or else as it is claimed."""
-        return made.judged.step_ns if made.judged is not None else made.answer.objective_ns or 0
-
-    def restated(self, first: Planned, made: Planned) -> Planned:
-        """A plan as a solution of the first search's instances, which differ in what memory is counted and in nothing else."""
-        instance, result = next(
-            ((instance, result) for instance, result in first.answer.tried if instance.name == made.instance.name),
-            (first.instance, first.result),
-        )
-        answer = replace(
-            first.answer, instance=instance, result=replace(result, status="feasible", stopped=made.result.stopped)
-        )
-        answer = with_solution(answer, made.answer.solution, made.result.solution_source or SURELY)
-        return replace(made, answer=answer, plan=made.plan and made.plan.changed(claim=self.claim(answer)), margin_bytes=0)
+    def plan_of(self, first: Planned, answer: Answer) -> Planned:
+        """The plan of an answer to the same instances with other memory, as one of the first search's, with its bound, walked."""
+        instance, result = next((each, result) for each, result in first.answer.tried if each.name == answer.instance.name)
+        result = replace(result, status="feasible", stopped=answer.result.stopped)
+        return self.plan(with_solution(replace(first.answer, instance=instance, result=result), answer.solution, SURELY), 0)
 
     def eased(self, answer: Answer) -> Answer:
         """An answer as good that recomputes no more than it needs, where lanes hide it; none within one strategy for all, or
@@ -276,18 +270,32 @@ class Way:
     def excess_bytes(self, tried: Planned) -> int:
         """By how much the plan's programs exceed the memory, and what the runtime holds that the plan is for, at the rank where
         it is most; at most 0 where both fit."""
+        return max(self.over_bytes(tried))
+
+    def over_bytes(self, tried: Planned) -> list[int]:
+        """The same, by rank."""
         if tried.plan is None or tried.judged is None or self.request.options.get("ignore_memory"):
-            return 0
-        limits, peaks = limits_bytes(tried.plan, self.request), [list(tried.judged.peak_bytes)]
+            return [0]
+        most = map(max, zip(*self.held_bytes(tried), strict=True))
+        return [peak - limit for peak, limit in zip(most, limits_bytes(tried.plan, self.request), strict=True)]
+
+    def held_bytes(self, tried: Planned) -> list[list[int]]:
+        """What every rank holds of a plan: its programs, and what the runtime does that the plan is for."""
+        assert tried.plan is not None
+        held = [list(tried.walk_bytes)]
         run = _run_by_runtime(tried.plan, self.request)
         if run is not None and run.predicted is not None:
-            peaks.append(run.predicted.peak_bytes)
-        return max(peak - limit for each in peaks for peak, limit in zip(each, limits, strict=True))
+            held.append(run.predicted.peak_bytes)
+        if self.request.options.get(FOR.name) == "torch":
+            more = sum(held_alongside(tried.plan).values())
+            held.append([peak + more for peak in tried.walk_bytes])
+        return held
 
     def uniform(self, best: Planned) -> Planned | None:
         """The best plan with one strategy for all units, whose programs fit, too; None where the problem does not say how to
         look for it, or the time is up."""
         problem, limit, margin = self.preset.problem, self.request.with_margin(0).limit_bytes, 0
+        count = Count.OWN
         if problem.memory_bytes(best.instance) is None:
             return None
         for _ in range(ROUNDS):
@@ -296,13 +304,21 @@ class Way:
             instances, method = problem.uniform(problem.with_memory(best.instance, limit - margin))
             if not instances:
                 return None
+            tighter = [self.beyond.corrected(each, count) if self.told_apart else each for each in instances]
             self.begin("looking for the best plan with one strategy")
-            answer = best_answer(instances, method, time_limit=self.seconds, clock=self.clock, **self.settings)
+            answer = best_answer(tighter, method, time_limit=self.seconds, clock=self.clock, **self.settings)
             made = self.plan(_bounded(answer, best.answer.bound_ns), margin)
+            less = margin > 0 or bool(self.beyond.found)
+            if made.plan is None and less and count < Count.REFUSED:
+                count = Count.REFUSED
+                continue
             if (over := self.excess_bytes(made)) <= 0:
-                return made
-            margin += over
-        return replace(made, plan=None, judged=None)
+                return made if made.plan is not None or not less else _unknown(made)
+            if self.told_apart:
+                self.beyond.note(instances[0], made, self.over_bytes(made))
+            else:
+                margin += over
+        return _unknown(made)
 
     def walked_again(self, best: Planned) -> Planned:
         """The plan of the least walk among some, where the problem's step is relaxed, see `other_walks`."""
@@ -350,7 +366,7 @@ class Way:
     def needed(self, least: Planned) -> tuple[int, list[str]]:
         """The memory that such a plan needs, its programs, too, and the advice to give it."""
         limit = self.request.with_margin(least.margin_bytes).limit_bytes
-        needed = max(limit, *least.walk_bytes, 0)
+        needed = max([limit, *(max(each, default=0) for each in self.held_bytes(least))])
         advice = [f"give --memory of at least {needed}B"]
         serial = needed if least.judged is None else max(limit, least.judged.serial_bytes)
         return needed, advice + [f"--backend serial, whose programs need {serial} bytes"] * (serial < needed)
@@ -413,9 +429,9 @@ class Way:
         first = rounds[0]
         least = None if rounds[-1].interrupted else self.least(first.answer.bound_ns)
         plans = [tried for tried in (*rounds, least) if tried is not None and tried.plan is not None]
-        over = min(map(self.excess_bytes, plans))
-        if over <= 0:
-            return plans[-1]
+        best = min(plans, key=self.excess_bytes)
+        if (over := self.excess_bytes(best)) <= 0:
+            return self.plan_of(first, best.answer) if self.told_apart and first.plan is not None else best
         whose = "what the runtime holds is" if self.request.options.get(FOR.name) else "the compiled programs are"
         message, needed = f"{whose} {plural(over, 'byte')} short", None
         if least is not None and least.plan is not None:
@@ -433,6 +449,11 @@ class Way:
 def _bounded(answer: Answer, bound_ns: int | None) -> Answer:
     """An answer for less memory than was asked for, with the bound of the memory asked for."""
     return answer if answer.objective_ns is None else replace(answer, bound_ns=bound_ns)
+
+
+def _unknown(made: Planned) -> Planned:
+    """The same without its plan, whose programs do not fit, or without the proof that there is none: with less memory."""
+    return replace(made, plan=None, judged=None, answer=replace(made.answer, result=replace(made.result, status="unknown")))
 
 
 def _judged(plan: Plan, request: Request, streams: bool = False) -> tuple[Plan, Judged | None]:

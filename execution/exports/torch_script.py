@@ -66,11 +66,7 @@ def export(plan: Plan, where: str) -> Export:
     if "attn_implementation" in model.config:
         left_out.append("model.config.attn_implementation: attention is fused here; faster, and less memory")
     exported = _as_exported(plan)
-    beside = {
-        "gradients of shards are in float32, as FSDP2 has them beside float32 parameters": _widened_bytes(exported),
-        "a rank has its shard of the parameters beside all of them": _doubled_bytes(exported),
-        "tokens that ranks gather in front of matrices are kept for the backward pass": _gathered_bytes(exported),
-    }
+    beside = held_alongside(exported)
     left_out += [f"{what}: {format_bytes(number)} on a rank" for what, number in beside.items() if number]
     peak_bytes = fitting_bytes(plan, exported, where, RUNTIME, sum(beside.values()))
     script = _script(exported, strategy)
@@ -120,6 +116,15 @@ def _as_exported(plan: Plan) -> Plan:
         recompute = unit.activations.recompute if modules == unit.strategy.modules else list(modules) or "none"
         units.append(unit.changed(activations=unit.activations.changed(recompute=recompute)))
     return plan.changed(units=units, sliced=0, predicted=None, claim=None)
+
+
+def held_alongside(plan: Plan) -> dict[str, int]:
+    """Bytes that the script holds on the fullest rank alongside what the plan's own programs do, by what they are."""
+    return {
+        "gradients of shards are in float32, as FSDP2 has them beside float32 parameters": _widened_bytes(plan),
+        "a rank has its shard of the parameters beside all of them": _doubled_bytes(plan),
+        "tokens that ranks gather in front of matrices are kept for the backward pass": _gathered_bytes(plan),
+    }
 
 
 def _rank_parameters(plan: Plan) -> int:

@@ -72,6 +72,13 @@ class Joint(Problem):
         """See `Problem`."""
         return [str(each.tables[0].states[0]) for each in instance.configurations]
 
+    def alike(self, instance: Instance) -> list[tuple[str, str]]:
+        """See `Problem`: layouts with the option of the first unit behind the embedding, where it has one only."""
+        names = [[option.name for option in each.tables[0].units[-1].options] for each in instance.configurations]
+        only = [each[0] if len(each) == 1 else "" for each in names]
+        layouts = [f"{layout} {name}" for layout, name in zip(self.layouts(instance), only, strict=True)]
+        return list(zip(layouts, self.shapes(instance), strict=True))
+
     def shapes(self, instance: Instance) -> list[str]:
         """See `Problem`."""
         return list(map(str, instance.configurations))
@@ -141,6 +148,13 @@ class Joint(Problem):
     def with_memory(self, instance: Instance, memory_bytes: int) -> Instance:
         """The instance under another limit of every device, beside the reserve."""
         return instance.with_memory(memory_bytes + instance.reserve_bytes)
+
+    def site_bytes(self, instance: Instance, solution: Solution) -> list[tuple[int, bool]]:
+        """See `Problem`."""
+        sites = len(instance.configurations[solution.configuration].sites)
+        stages = home.evaluate(instance, solution).stages
+        by_stage = [(each.peak_bytes, each.peak_unit == instance.length - 1) for each in stages]
+        return [max(by_stage[place::sites]) for place in range(sites)]
 
     def tightest(self, instance: Instance) -> Instance | None:
         """The instance with the least memory that some solution needs; None where none is known: hosts may be too small."""

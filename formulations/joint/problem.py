@@ -194,6 +194,20 @@ class Configuration:
         """Micro-batches in flight on a stage, of a schedule with one stage on each site."""
         return self.schedule.in_flight(self.stages, self.micro_batches, stage)
 
+    def with_more(self, every: int, last: int) -> Configuration:
+        """The configuration with so many bytes more while any unit's passes run, and while those of the last kind do."""
+        if not every and not last:
+            return self
+
+        def tables() -> tuple[Tables, ...]:
+            return tuple(each.with_more(every, last) for each in self.tables)
+
+        def tied() -> Tied | None:
+            once = None if self.tied is None else self.tied.once
+            return self.tied if self.tied is None or once is None else replace(self.tied, once=once.with_more(every + last))
+
+        return replace(self, make_tables=tables, make_tied=tied)
+
     def __getstate__(self) -> dict[str, Any]:
         """The configuration with its tables in place of what makes them, for another process."""
         made = {"make_tables": partial(_made, self.tables), "make_tied": partial(_made, self.tied)}
@@ -259,6 +273,12 @@ class Instance(ProblemInstance):
         """The same instance under another memory limit of every device."""
         classes = tuple(replace(each, memory_bytes=memory_bytes) for each in self.classes)
         return replace(self, classes=classes)
+
+    def with_more(self, more: Sequence[tuple[int, int]]) -> Self:
+        """The same instance with so many bytes more while any unit's passes run, and while those of the last one do, by
+        configuration."""
+        configurations = [each.with_more(*pair) for each, pair in zip(self.configurations, more, strict=True)]
+        return replace(self, configurations=tuple(configurations))
 
     def only(self, places: Sequence[int]) -> Self:
         """The same instance with only these configurations."""

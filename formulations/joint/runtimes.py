@@ -234,15 +234,12 @@ def copies_keys(strategy: Strategy, model: Model) -> bool:
 
 
 def _under_fsdp(request: Request) -> Request:
-    """The request with what FSDP2 takes beside the plan's states. With float32 masters, gradients of shards are float32, too:
-    where the plan's are not, 2 bytes beside at least 16 for every parameter, so that a ninth of the memory is left for them.
-    Without masters a rank has its shard of the parameters beside all of them under ZeRO-1 and 2: these are left out. Raises
-    InputError."""
+    """The request with what FSDP2 takes beside the plan's states. Without float32 masters a rank has its shard of the parameters
+    beside all of them under ZeRO-1 and 2: these are left out. What it holds beside others is counted of plans that are made
+    (see `planning`). Raises InputError."""
     model, options = request.described_model, request.options
-    if model is not None and (precision := request.precision.of(model)).master is not None:
-        if precision.gradients == "float32":
-            return request
-        return request.with_margin(request.margin_bytes + request.limit_bytes // 9)
+    if model is not None and request.precision.of(model).master is not None:
+        return request
     zero = ",".join(word for word in options["zero"].split(",") if word in ("0", "3"))
     if not zero:
         problem, fix = f"is {options['zero']} without master weights", "give 0,3: torch keeps shards beside whole parameters"

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, Literal, get_args
 
@@ -101,6 +101,11 @@ class OptionTable:
         """What the larger of the two passes adds for its duration."""
         return np.maximum(self.work_forward_bytes, self.work_backward_bytes)
 
+    def with_more(self, more_bytes: int) -> OptionTable:
+        """The same table with so many bytes more while a pass runs."""
+        forward, backward = self.work_forward_bytes + more_bytes, self.work_backward_bytes + more_bytes
+        return replace(self, work_forward_bytes=forward, work_backward_bytes=backward)
+
     def keep(self, places: Sequence[int]) -> OptionTable:
         """The same table with only these options, in this order."""
         chosen = list(places)
@@ -173,6 +178,11 @@ class Tables:
     units: tuple[OptionTable, ...]
     boundaries: tuple[Boundary, ...]
     states: tuple[str, ...] = field(default=())  # names of interface states, for people
+
+    def with_more(self, every: int, last: int) -> Tables:
+        """The same with so many bytes more while a unit's passes run, and while those of the last kind do."""
+        *others, end = self.units
+        return replace(self, units=(*(each.with_more(every) for each in others), end.with_more(every + last)))
 
     @cached_property
     def digest(self) -> bytes:

@@ -1,0 +1,140 @@
+"""What programs hold beyond the tables of a search, learned from walks: how plans are found that fit to the byte.
+
+Tables have what programs surely hold. What a walk has beyond them hardly differs among plans of one layout, one schedule and
+the same numbers of stages and micro-batches. So of every plan that is walked the difference is noted and counted in the tables
+of configurations like its own, and all of them are searched again for what is better than the best plan that fits; where there
+is nothing, with less that is counted:
+
+    ALIKE    of configurations of which nothing is known, as much as the least of their layout, or of all
+    OWN      of configurations of which something is known, as much as the last of their plans
+    REFUSED  only so much that no plan comes again that was walked
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any, Protocol
+
+from trainplan.formulations.problem import Problem
+from trainplan.planned import Planned
+from trainplan.solvers.core.answer import Answer
+
+ROUNDS = 40  # searches at most
+SECONDS = 5.0  # for all of them; as many as passed before, where these are more
+
+Key = tuple[str, str, str]  # of an instance, a layout, and a schedule with its numbers
+
+
+class Count(IntEnum):
+    """What is counted beyond the tables, see the module's head."""
+
+    ALIKE, OWN, REFUSED = range(3)
+
+
+class Way(Protocol):
+    """What is asked of the way from the request to its plan, see `planning.Way`."""
+
+    @property
+    def late(self) -> bool:
+        """Whether the time is up."""
+        ...
+
+    def elapsed(self) -> float:
+        """Seconds since the beginning."""
+        ...
+
+    def begin(self, what: str) -> None:
+        """Tell the caller what is begun."""
+        ...
+
+    def over_bytes(self, tried: Planned) -> list[int]:
+        """By how much a plan exceeds the memory, by rank."""
+        ...
+
+    def below(self, instances: Sequence[Any], below_ns: int | None, seconds: float) -> Answer:
+        """The best solution of some instances, where it is claimed below a step."""
+        ...
+
+    def plan_of(self, first: Planned, answer: Answer) -> Planned:
+        """The plan of an answer to the same instances with other memory, as one of the first search's, walked."""
+        ...
+
+
+@dataclass
+class BeyondTables:
+    """What walks had beyond the tables, by configurations that are alike, and by whether it is the last unit that needs it.
+
+    found: of the last plan that was walked; refused: what leaves all out that did not fit.
+    """
+
+    problem: Problem
+    found: dict[tuple[Key, bool], int] = field(default_factory=dict)
+    refused: dict[tuple[Key, bool], int] = field(default_factory=dict)
+
+    def keys(self, instance: Any) -> list[Key]:
+        """Of the configurations of an instance."""
+        return [(instance.name, layout, shape) for layout, shape in self.problem.alike(instance)]
+
+    def note(self, instance: Any, made: Planned, over: Sequence[int]) -> None:
+        """A plan was walked. instance: with tables of what programs surely hold, of which it has a solution; over: by how much
+        the walk is above the memory, by rank, negative where it fits."""
+        if (limit := self.problem.memory_bytes(instance)) is None or made.plan is None:
+            return
+        solution = made.answer.solution
+        stages = made.plan.stages[: made.plan.depth]
+        by_site = [max(over[rank] for rank in stage.ranks) for stage in stages]
+        most, (tables, last) = max(zip(by_site, self.problem.site_bytes(instance, solution), strict=True))
+        where = self.keys(instance)[solution.configuration], last and len(stages) > 1
+        self.found[where] = max(0, limit + most - tables)
+        if most > 0 or (made.answer.objective_ns or 0) < made.walked_ns:  # else only what is claimed to be better comes again
+            self.refused[where] = max(self.refused.get(where, 0), limit - tables + 1)
+
+    def more_bytes(self, key: Key, last: bool, count: Count) -> int:
+        """What plans of a key are taken to hold more."""
+        refused = self.refused.get((key, last), 0)
+        if count == Count.REFUSED:
+            return refused
+        known = {each: more for (each, of_last), more in self.found.items() if of_last == last}
+        if count == Count.ALIKE and known and key not in known:
+            alike = [more for each, more in known.items() if each[:2] == key[:2]]
+            return min(alike or known.values())
+        return max(known.get(key, 0), refused)
+
+    def corrected(self, instance: Any, count: Count = Count.OWN) -> Any:
+        """The instance with tables of as much as plans are taken to hold."""
+        if not self.found:
+            return instance
+        more = [(self.more_bytes(key, False, count), self.more_bytes(key, True, count)) for key in self.keys(instance)]
+        return self.problem.with_more(instance, more)
+
+    def fitting(self, way: Way, first: Planned, best: Planned | None) -> Planned | None:
+        """The best plan that fits of those that are walked; None where there is none. first: the plan of the least claim of
+        all, which does not fit; best: one that fits, where it is known."""
+        instances = {each.name: each for each, _ in first.answer.tried}
+        count, until = Count.ALIKE, way.elapsed() + max(SECONDS, way.elapsed())
+        self.note(first.instance, first, way.over_bytes(first))
+        way.begin("solving again, with what programs hold beyond the tables")
+        try:
+            for _ in range(ROUNDS):
+                if way.late or way.elapsed() >= until:
+                    break
+                corrected = [self.corrected(each, count) for each in instances.values()]
+                below_ns = None if best is None else best.walked_ns
+                answer = way.below(corrected, below_ns, until - way.elapsed())
+                if answer.objective_ns is None or (below_ns is not None and answer.objective_ns >= below_ns):
+                    if count == Count.REFUSED or answer.result.stopped == "interrupt":
+                        break
+                    count = Count(count + 1)
+                    continue
+                made = way.plan_of(first, answer)
+                over = way.over_bytes(made)
+                self.note(instances[made.instance.name], made, over)
+                if max(over) <= 0 and (best is None or made.walked_ns < best.walked_ns):
+                    best = made
+                if answer.result.stopped == "interrupt":
+                    break
+        except KeyboardInterrupt:
+            return None if best is None else best.as_interrupted()
+        return best
