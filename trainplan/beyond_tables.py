@@ -22,7 +22,7 @@ from trainplan.planned import Planned
 from trainplan.solvers.core.answer import Answer
 
 ROUNDS = 40  # searches at most
-SECONDS = 5.0  # for all of them; as many as passed before, where these are more
+SECONDS = 5.0  # for all of them; as many as the first search took, where these are more
 
 Key = tuple[str, str, str]  # of an instance, a layout, and a schedule with its numbers
 
@@ -109,11 +109,11 @@ class BeyondTables:
         more = [(self.more_bytes(key, False, count), self.more_bytes(key, True, count)) for key in self.keys(instance)]
         return self.problem.with_more(instance, more)
 
-    def fitting(self, way: Way, first: Planned, best: Planned | None) -> Planned | None:
+    def fitting(self, way: Way, first: Planned, best: Planned | None, took: float) -> Planned | None:
         """The best plan that fits of those that are walked; None where there is none. first: the plan of the least claim of
-        all, which does not fit; best: one that fits, where it is known."""
+        all, which does not fit, and took so many seconds; best: one that fits, where it is known."""
         instances = {each.name: each for each, _ in first.answer.tried}
-        count, until = Count.ALIKE, way.elapsed() + max(SECONDS, way.elapsed())
+        count, until = Count.ALIKE, way.elapsed() + max(SECONDS, took)
         self.note(first.instance, first, way.over_bytes(first))
         way.begin("solving again, with what programs hold beyond the tables")
         try:

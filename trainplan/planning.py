@@ -104,7 +104,7 @@ def _planned(way: Way, beside: bool) -> Planned:
 
 def _best(way: Way) -> Planned:
     """The plan of the least claimed objective whose programs fit, or why there is none."""
-    rounds = [first := way.walk(0, least=True)]
+    rounds, took = [first := way.walk(0, least=True)], way.elapsed()
     apart = way.excess_bytes(first) > 0 and way.told_apart and not way.late and not first.interrupted
     if apart:
         rounds.append(way.walk(0, rough=True))
@@ -113,8 +113,8 @@ def _best(way: Way) -> Planned:
     last = rounds[-1]
     fits = last.plan is not None and way.excess_bytes(last) <= 0
     if apart:
-        best = way.plan_of(first, last.answer) if fits else None
-        best = best if last.interrupted else way.beyond.fitting(way, first, best)
+        best = way.restated(first, last) if fits else None
+        best = best if last.interrupted else way.beyond.fitting(way, first, best, took)
         return best or way.tightest(rounds)
     if fits:
         return last
@@ -200,10 +200,20 @@ class Way:
         return self.eased(self.search(instances, self.method, seconds=seconds, **arguments))
 
     def plan_of(self, first: Planned, answer: Answer) -> Planned:
-        """The plan of an answer to the same instances with other memory, as one of the first search's, with its bound, walked."""
+        """The plan of an answer to the same instances with other memory, as one of the first search's, walked."""
+        return self.plan(self._of_first(first, answer), 0)
+
+    def restated(self, first: Planned, made: Planned) -> Planned:
+        """The same of an answer whose plan has been walked."""
+        answer = self._of_first(first, made.answer)
+        return replace(made, answer=answer, plan=made.plan and made.plan.changed(claim=self.claim(answer)), margin_bytes=0)
+
+    def _of_first(self, first: Planned, answer: Answer) -> Answer:
+        """A solution as one of the first search's instances, which differ in what memory is counted and in nothing else, with
+        their bound."""
         instance, result = next((each, result) for each, result in first.answer.tried if each.name == answer.instance.name)
         result = replace(result, status="feasible", stopped=answer.result.stopped)
-        return self.plan(with_solution(replace(first.answer, instance=instance, result=result), answer.solution, SURELY), 0)
+        return with_solution(replace(first.answer, instance=instance, result=result), answer.solution, SURELY)
 
     def eased(self, answer: Answer) -> Answer:
         """An answer as good that recomputes no more than it needs, where lanes hide it; none within one strategy for all, or
@@ -378,8 +388,10 @@ class Way:
         if reason is None or least is None or least.plan is None:
             return first
         needed, advice = self.needed(least)
+        bound = reason.least_memory_bytes if reason.bound_bytes is None else reason.bound_bytes
         reason = replace(
             reason,
+            bound_bytes=bound if bound < needed else None,
             least_memory_bytes=needed,
             activation_bytes=needed - reason.state_bytes,
             advice=(*advice, *reason.advice[1:]),
@@ -431,7 +443,7 @@ class Way:
         plans = [tried for tried in (*rounds, least) if tried is not None and tried.plan is not None]
         best = min(plans, key=self.excess_bytes)
         if (over := self.excess_bytes(best)) <= 0:
-            return self.plan_of(first, best.answer) if self.told_apart and first.plan is not None else best
+            return self.restated(first, best) if self.told_apart and first.plan is not None else best
         whose = "what the runtime holds is" if self.request.options.get(FOR.name) else "the compiled programs are"
         message, needed = f"{whose} {plural(over, 'byte')} short", None
         if least is not None and least.plan is not None:

@@ -1,0 +1,118 @@
+"""Plans under tight memory: what is proven is true, and what fits is found, whoever holds the most: programs or a runtime."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from trainplan.execution.streams import judge_streams
+from trainplan.formulations.joint.problem import Instance, Solution
+from trainplan.formulations.problem import problem
+from trainplan.profiling.models.model import Model, load_model
+
+import trainplan as tp
+from trainplan.asking import request_of
+from trainplan.planning import SURELY
+
+JOINT = problem("joint")
+FIELDS: dict[str, Any] = {"num_hidden_layers": 1, "hidden_size": 512, "intermediate_size": 1024, "vocab_size": 4096}
+LLAMA = load_model("llama3-8b", 1024, "bfloat16").with_fields(
+    **FIELDS, num_attention_heads=8, num_key_value_heads=4, head_dim=64
+)
+GPT2 = load_model("gpt2", 1024, "bfloat16").with_fields(n_layer=2)
+ASKED: dict[str, Any] = {"cost_model": "streams", "reserve": 0}
+
+
+def instance_of(model: Model, cluster: str, batch: int, memory: int, **options: Any) -> tuple[Instance, Any]:
+    asked = request_of(
+        JOINT.parameters, "joint", model=model, cluster=cluster, batch=batch, memory=memory, memory_tables="least",
+        **ASKED, **options,
+    )  # fmt: skip
+    return JOINT.instance(asked), asked
+
+
+def alike(instance: Instance) -> list[Solution]:
+    """One solution of each configuration whose cuts are not to be chosen, with the first option of every unit."""
+    return [
+        Solution(place, (), (0,) * instance.length)
+        for place, each in enumerate(instance.configurations)
+        if each.stages == 1
+    ]  # fmt: skip
+
+
+def test_a_plan_for_a_script_of_torch_is_not_called_impossible_for_memory_that_is_left_free() -> None:
+    """What the script holds alongside the programs is 2 bytes for every parameter of a shard: no ninth of all memory."""
+    options: dict[str, Any] = {"for_": "torch", "pipeline": 1}
+    instance, asked = instance_of(LLAMA, "h100:1x2", 8, 2**20, **options)
+    peaks = [max(judge_streams(JOINT.plan(instance, each, asked), asked.cluster).peak_bytes) for each in alike(instance)]
+    answer = tp.plan(
+        like="joint", model=LLAMA, cluster="h100:1x2", batch=8, memory=min(peaks), beside=False, **ASKED, **options
+    )
+    assert answer.answer.status != "infeasible" and answer.plan is None  # it is the script that does not fit
+    parameters = sum(unit.sublayer.parameter_count() for unit in LLAMA.units)
+    enough = min(peaks) + 2 * parameters
+    found = tp.plan(like="joint", model=LLAMA, cluster="h100:1x2", batch=8, memory=enough, beside=False, **ASKED, **options)
+    assert found.plan is not None
+    tp.export(found.plan, "torch")
+
+
+def test_plans_are_found_that_a_runtime_holds_to_the_byte() -> None:
+    """Megatron holds far more than tables do, unlike much under each layout: the plan of the least step whose walk and whose
+    runtime fit is found among those of one stage, which are few enough to look at each."""
+    options: dict[str, Any] = {"for_": "megatron", "pipeline": 1}
+    asked: dict[str, Any] = {"like": "joint", "model": GPT2, "cluster": "l40s:1x4", "batch": 8, "beside": False, **ASKED}
+    ample = tp.plan(memory="40GiB", **asked, **options)
+    assert ample.plan is not None and ample.plan.predicted is not None
+    held = ample.plan.predicted.most_bytes
+    exact = tp.plan(memory=held, **asked, **options)
+    assert exact.plan is not None and exact.plan.predicted is not None and exact.judged is not None and ample.judged is not None
+    assert exact.judged.step_ns <= ample.judged.step_ns and exact.plan.predicted.most_bytes <= held
+    tight = tp.plan(memory=held * 6 // 10, **asked, **options)
+    assert tight.plan is not None and tight.plan.predicted is not None and tight.plan.predicted.most_bytes <= held * 6 // 10
+    assert tight.result.solution_source == SURELY
+
+
+def test_the_memory_that_is_advised_is_what_the_runtime_holds_too() -> None:
+    options: dict[str, Any] = {"for_": "megatron", "pipeline": 1, "one_strategy": True}
+    asked: dict[str, Any] = {"like": "joint", "model": GPT2, "cluster": "h100:1x2", "batch": 2, "beside": False, **ASKED}
+    memory = 400 * 2**20
+    short = tp.plan(memory=memory, **asked, **options)
+    assert short.plan is None
+    assert short.needed_bytes is not None and short.needed_bytes > memory
+    assert tp.plan(memory=short.needed_bytes, **asked, **options).plan is not None
+
+
+def test_what_was_found_until_an_interrupt_is_the_answer_with_its_bound() -> None:
+    model = LLAMA.with_fields(num_hidden_layers=4, hidden_size=1024, intermediate_size=4096, vocab_size=32768)
+    asked: dict[str, Any] = {"like": "joint", "model": model, "cluster": "h100:1x4", "batch": 8, "beside": False, **ASKED}
+    begun: list[str] = []
+
+    def interrupt(said: Any) -> None:
+        if isinstance(said, str):
+            begun.append(said)
+            if begun[-2:] == [AGAIN, WALKING]:
+                raise KeyboardInterrupt
+
+    whole = tp.plan(memory="600MiB", **asked)
+    answer = tp.plan(memory="600MiB", progress=interrupt, **asked)
+    assert AGAIN in begun and answer.interrupted
+    assert answer.plan is not None and answer.judged is not None and max(answer.judged.peak_bytes) <= 600 * 2**20
+    assert answer.answer.bound_ns == whole.answer.bound_ns and answer.answer.bound_ns <= answer.judged.step_ns
+
+
+AGAIN = "solving again, with what programs hold beyond the tables"
+WALKING = "compiling and walking the plan's programs"
+
+
+@pytest.mark.parametrize("pair", [(0, 0), (5000, 0), (0, 7000), (5000, 7000)])
+def test_what_is_counted_beyond_tables_is_added_to_every_stage_or_to_the_last(pair: tuple[int, int]) -> None:
+    instance, _ = instance_of(LLAMA, "h100:2x2", 8, 2**30)
+    counted = JOINT.with_more(instance, [pair] * len(instance.configurations))
+    for place, each in enumerate(instance.configurations):
+        cuts = each.cuts if each.cuts is not None else tuple(range(1, each.stages))
+        solution = Solution(place, cuts, (0,) * instance.length)
+        before, after = (JOINT.evaluate(it, solution) for it in (instance, counted))
+        assert before.time_ns == after.time_ns
+        for stage, more in zip(before.stages, after.stages, strict=True):
+            last = stage.last == instance.length - 1
+            assert stage.peak_bytes + pair[0] <= more.peak_bytes <= stage.peak_bytes + pair[0] + last * pair[1]
