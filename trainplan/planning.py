@@ -4,10 +4,10 @@
 
 The first search counts what programs surely hold, where a problem can tell that from what they hold at most: so its bound holds
 for every plan that the memory walk lets fit. Where its plan's programs need more memory than the limit, the request is solved
-again with as much memory left free as walks have beyond the tables (`beyond_tables`). Where nothing fits so, and where a problem
-does not tell the two apart, it is solved with what programs hold at most, then with as much less memory, at most ROUNDS times,
-and at last with the least memory that the problem knows a solution for. The bound stays that of the first search. If no plan
-fits even so, the answer names a memory with which there is one.
+again with what programs hold at most, roughly, and from there with what walks have beyond the tables (`beyond_tables`). Where
+a problem does not tell the two apart, and where none fits, it is solved with as much less memory as the plan before was short
+of, at most ROUNDS times, and at last with the least memory that the problem knows a solution for. The bound stays that of the
+first search. If no plan fits even so, the answer names a memory with which there is one.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from trainplan.validation.plans import as_run, run_by
 
 ROUNDS = 8
 ROUGH_GAP, ROUGH_SECONDS = 0.02, 1.0  # of a search after which better plans are looked for; as long as it took before
-SURELY = "searches with what programs hold beyond what they surely do"
+SURELY = "searches with what programs hold beyond the tables"
 ONE_STRATEGY = "the search of plans with one strategy"
 LEAST_SECONDS = 0.01  # that a search gets when the time is up
 MOST_NODES = 16  # times as many as a cluster has, up to which more of them are tried

@@ -234,9 +234,9 @@ def copies_keys(strategy: Strategy, model: Model) -> bool:
 
 
 def _under_fsdp(request: Request) -> Request:
-    """The request with what FSDP2 takes beside the plan's states. Without float32 masters a rank has its shard of the parameters
-    beside all of them under ZeRO-1 and 2: these are left out. What it holds beside others is counted of plans that are made
-    (see `planning`). Raises InputError."""
+    """The request with what FSDP2 takes beside the plan's states. Without float32 masters a rank has its shard of the
+    parameters beside all of them under ZeRO-1 and 2: these are left out. What the script holds besides is counted of plans
+    (`planning`). Raises InputError."""
     model, options = request.described_model, request.options
     if model is not None and request.precision.of(model).master is not None:
         return request
