@@ -376,10 +376,11 @@ class Way:
     def needed(self, least: Planned) -> tuple[int, list[str]]:
         """The memory that such a plan needs, its programs, too, and the advice to give it."""
         limit = self.request.with_margin(least.margin_bytes).limit_bytes
-        needed = max([limit, *(max(each, default=0) for each in self.held_bytes(least))])
+        programs = max(limit, *least.walk_bytes, 0)
+        needed = max([programs, *(max(each, default=0) for each in self.held_bytes(least))])
         advice = [f"give --memory of at least {needed}B"]
         serial = needed if least.judged is None else max(limit, least.judged.serial_bytes)
-        return needed, advice + [f"--backend serial, whose programs need {serial} bytes"] * (serial < needed)
+        return needed, advice + [f"--backend serial, whose programs need {serial} bytes"] * (serial < programs == needed)
 
     def explained(self, first: Planned) -> Planned:
         """Where no solution fits: why, and the memory that does, of its programs, too."""
