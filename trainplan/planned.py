@@ -316,8 +316,16 @@ class Planned:
         ]
         if self.excess is not None and self.excess != 0:
             which = "step of the walks" if self._as_walked() else "predicted step"
-            rows.append(("walk and claim", f"the {which} is {self.excess:+.3%} from the claimed objective"))
+            rows.append(
+                ("walk and claim", f"the {which} is {self.excess:+.3%} from the claimed objective{self._walk_gap(claim)}")
+            )
         return rows
+
+    def _walk_gap(self, claim: Claim) -> str:
+        """How much shorter the walk of any plan that fits could be, where claims are at most walks."""
+        if self.judged is None or claim.bound_ns is None or not self.problem.on_lanes(self.instance):
+            return ""
+        return f"; no plan that fits has a walk more than {1 - claim.bound_ns / self.judged.step_ns:.3%} shorter"
 
     def _as_walked(self) -> str:
         """Of what the claim and its bound are, where the prediction is of another runtime."""

@@ -205,6 +205,9 @@ def test_a_plan_that_tables_at_most_leave_out_is_found() -> None:
     assert answer.judged is not None and answer.judged.step_ns < 63.5e6
     assert max(answer.judged.peak_bytes) <= 2500 * 2**20
     assert answer.answer.bound_ns is not None and answer.answer.bound_ns <= answer.judged.step_ns
+    shorter = 1 - answer.answer.bound_ns / answer.judged.step_ns  # which is more than the claim's gap
+    said = dict(answer.summary())["walk and claim"]
+    assert said.endswith(f"; no plan that fits has a walk more than {shorter:.3%} shorter")
 
 
 def test_a_certificate_is_of_the_space_of_all_that_fits() -> None:
