@@ -22,7 +22,7 @@ from trainplan.planned import Planned
 from trainplan.solvers.core.answer import Answer
 
 ROUNDS = 40  # searches at most
-SECONDS = 5.0  # for all of them; as many as the first search took, where these are more
+SECONDS = 5.0  # for all of them, once a plan fits; as many as the first search took, where these are more
 
 Key = tuple[str, str, str]  # of an instance, a layout, and a schedule with its numbers
 
@@ -53,7 +53,7 @@ class Way(Protocol):
         """By how much a plan exceeds the memory, by rank."""
         ...
 
-    def below(self, instances: Sequence[Any], below_ns: int | None, seconds: float) -> Answer:
+    def below(self, instances: Sequence[Any], below_ns: int | None, seconds: float | None) -> Answer:
         """The best solution of some instances, where it is claimed below a step."""
         ...
 
@@ -118,11 +118,12 @@ class BeyondTables:
         way.begin("solving again, with what programs hold beyond the tables")
         try:
             for _ in range(ROUNDS):
-                if way.late or way.elapsed() >= until:
+                left = None if best is None else until - way.elapsed()  # what fits is looked for until the time is up
+                if way.late or (left is not None and left <= 0):
                     break
                 corrected = [self.corrected(each, count) for each in instances.values()]
                 below_ns = None if best is None else best.walked_ns
-                answer = way.below(corrected, below_ns, until - way.elapsed())
+                answer = way.below(corrected, below_ns, left)
                 if answer.objective_ns is None or (below_ns is not None and answer.objective_ns >= below_ns):
                     if count == Count.REFUSED or answer.result.stopped == "interrupt":
                         break

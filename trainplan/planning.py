@@ -192,7 +192,7 @@ class Way:
         answer = self.eased(self.search(instances, self.method, seconds, **arguments))
         return self.plan(answer if margin == 0 else _bounded(answer, bound_ns), margin)
 
-    def below(self, instances: Sequence[Any], below_ns: int | None, seconds: float) -> Answer:
+    def below(self, instances: Sequence[Any], below_ns: int | None, seconds: float | None) -> Answer:
         """The best solution of some instances, where it is claimed below a step."""
         arguments = {**self.arguments, "explained": False}
         if below_ns is not None and CUTOFF in self.options_of_method:
