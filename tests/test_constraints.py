@@ -143,6 +143,7 @@ def test_constraints_that_leave_nothing_say_what_each_takes() -> None:
         assert "without it" in rows[f"price of {price.constraint}"]
 
 
+@pytest.mark.long
 def test_where_nothing_fits_the_fewest_devices_are_named() -> None:
     """In whole nodes: with as many there is a plan, with one node less there is none."""
     cluster = load_cluster("cpu-4")

@@ -105,7 +105,7 @@ def test_the_command_says_which_and_why() -> None:
     )
 
 
-@pytest.mark.parametrize("requests", some_and_all(8, 24))
+@pytest.mark.parametrize("requests", some_and_all(4, 24))
 def test_the_default_is_never_worse_than_the_preset_it_replaced(requests: int) -> None:
     """By the walks, on random models, clusters, batches and memories, tight ones among them."""
     rng, better, tried = random.Random(3), 0, 0

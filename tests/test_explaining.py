@@ -51,7 +51,7 @@ def test_changes_are_what_all_other_options_come_to() -> None:
 
 def test_a_plan_at_its_limit_says_what_keeps_it_from_a_shorter_step(tmp_path: Path) -> None:
     path, free = tmp_path / "plan.json", tmp_path / "free.json"
-    assert call("plan", *REQUEST, "--memory", "700MB", "-o", path).returncode == 0
+    assert call("plan", *REQUEST, "--memory", "560MB", "-o", path).returncode == 0
     done = call("explain", path, "--json")
     assert done.returncode == 0, done.stderr
     explained = json.loads(done.stdout)
