@@ -25,6 +25,17 @@ def parse_bytes(text: str, field: str = "--memory") -> int:
     return int(Fraction(match[1]) * factor)
 
 
+def parse_tokens(text: str, field: str = "--sequence") -> int:
+    """Tokens in ``8192``, ``8k`` (8,192), ``1M`` (1,048,576), as lengths of contexts are named: in binary thousands, but for
+    ``8_000`` and ``8,000``, which are what they say. Raises InputError."""
+    joined = re.sub(r"(?<=\d)[_,](?=\d{3}(?!\d))", "", text)
+    match = re.fullmatch(r"\s*(\d{1,12}(?:\.\d{1,6})?)\s*([kKmM]?)\s*", joined, re.ASCII)
+    tokens = Fraction(match[1]) * {"": 1, "K": 1024, "M": 1024**2}[match[2].upper()] if match else Fraction(1, 2)
+    if tokens.denominator != 1:
+        raise InputError(COMMAND_LINE, field, f"is {text!r}", "give a number of tokens, such as 8192 or 8k")
+    return int(tokens)
+
+
 def parse_rate(text: str, field: str) -> float:
     """Bytes a second in ``200Gb/s`` or ``200Gbps``, bits as networks are sold, and in ``25GB/s``. Raises InputError."""
     match = re.fullmatch(r"\s*(\d{1,9}(?:\.\d{1,9})?)\s*([MGT])(b|B|bit)(?:/s|ps)?\s*", text, re.ASCII)

@@ -15,7 +15,7 @@ from trainplan.profiling.base.files import Record, parse, read_data
 from trainplan.profiling.clusters.efficiencies import Efficiency, Kernel, Precision
 from trainplan.profiling.clusters.network import Island, Link, Matrix, Network, Positive
 from trainplan.profiling.clusters.recipes import RecipeName, check_rates
-from trainplan.profiling.shipped import locate
+from trainplan.profiling.shipped import locate, shipped
 
 Bytes = Annotated[int, Field(gt=0, le=2**50)]
 
@@ -246,13 +246,20 @@ def _check_nested(islands: list[Island], devices: int, field: str, optional: boo
 
 
 def load_cluster(source: str | os.PathLike[str]) -> Cluster:
-    """A shipped cluster by name, nodes of a kind such as `h100:8x16`, or a YAML or JSON file, which may be nothing but another
-    name of such nodes (`same_as: h100:8x16`). Raises InputError."""
-    from trainplan.profiling.clusters.nodes import cluster_of_nodes, names_nodes  # which make Clusters of data sheets
+    """A shipped cluster by name, nodes of a kind such as `h100:8x16`, a number of devices such as `64xH100`, or a YAML or JSON
+    file, which may be nothing but another name of such nodes (`same_as: h100:8x16`). Raises InputError."""
+    from trainplan.profiling.clusters.nodes import (  # which make Clusters of sheets
+        cluster_of_nodes,
+        counted_devices,
+        names_nodes,
+    )
 
     name = os.fspath(source)
-    if names_nodes(name) and not os.path.exists(name):
-        return cluster_of_nodes(name)
+    if not os.path.exists(name):
+        if names_nodes(name):
+            return cluster_of_nodes(name)
+        if name not in shipped("clusters") and (nodes := counted_devices(name)):
+            return cluster_of_nodes(nodes)
     value = read_data(path := locate("clusters", name, "--cluster", "a cluster file"))
     if isinstance(value, Mapping) and isinstance(nodes := value.get("same_as"), str) and len(value) == 1:
         return cluster_of_nodes(nodes)

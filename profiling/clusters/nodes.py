@@ -10,7 +10,7 @@ import re
 from math import floor, log10
 
 from trainplan.profiling.base.errors import COMMAND_LINE, InputError, one_of, shown
-from trainplan.profiling.base.quantities import parse_bytes, parse_rate, plural
+from trainplan.profiling.base.quantities import divisors, parse_bytes, parse_rate, plural
 from trainplan.profiling.clusters.cluster import Cluster, Host, Nodes
 from trainplan.profiling.clusters.efficiencies import EfficiencyTable, Level, shipped_efficiencies
 from trainplan.profiling.clusters.kinds import device_kind
@@ -30,6 +30,39 @@ PCIE_NS, NETWORK_NS, NETWORK_BEHIND_PCIE_NS, HOST_NS = 20_000, 10_000, 30_000, 1
 def names_nodes(text: str) -> bool:
     """Whether a text is meant to name a cluster by its nodes, rather than a file: it begins with a word and a colon."""
     return re.match(r"[^/\\:]*:", text) is not None and not re.search(r"\.(ya?ml|json)$", text, re.IGNORECASE)
+
+
+def counted_devices(text: str) -> str | None:
+    """The cluster that a number of devices and a kind name, as `KIND:DEVICESxNODES`; None where a text is of another form.
+
+    `64xH100`, `64 h100`, `h100x64` and `h100-64` are 64 devices in whole nodes of the kind (`h100:8x8`); `8x8 h100` and
+    `8x8xh100` are 8 nodes of 8 devices, in the order of `KIND:DEVICESxNODES`. Raises InputError where so many devices fill no
+    whole nodes, and where there is no such kind.
+    """
+    folded = text.strip().lower()
+    first = re.fullmatch(r"([0-9]{1,7})(?:\s*[x*]\s*([0-9]{1,7}))?(?:\s*[x*]\s*|\s+)([a-z][a-z0-9 -]*)", folded, re.ASCII)
+    last = re.fullmatch(r"([a-z][a-z0-9 -]*?)(?:\s*[x*]\s*|\s+|-)([0-9]{1,7})", folded, re.ASCII)
+    if first is None and last is None:
+        return None
+    counts, kind = ((first[1], first[2]), first[3]) if first else ((last[2], None), last[1]) if last else ((), "")
+    try:
+        name = kind_named(kind, OPTION)
+    except InputError:
+        if first is None:  # such as a shipped name with another number
+            return None
+        raise
+    if counts[1]:
+        return f"{name}:{counts[0]}x{counts[1]}"
+    devices, whole = int(counts[0]), node_of(name).devices
+    if devices <= whole:
+        return f"{name}:{devices}"
+    if devices % whole and first is None:
+        return None
+    if devices % whole:
+        size = max(size for size in divisors(devices) if size <= whole)
+        fix = f"give nodes of fewer, such as {name}:{size}x{devices // size}, or {devices // whole * whole}x{name}"
+        raise InputError(COMMAND_LINE, OPTION, f"is {shown(text)}, and a node has {whole}", fix)
+    return f"{name}:{whole}x{devices // whole}"
 
 
 def cluster_of_nodes(text: str, table: EfficiencyTable | None = None) -> Cluster:

@@ -15,7 +15,7 @@ from rich.console import Console
 from trainplan.formulations.plan import load_plan
 from trainplan.profiling.base.dtypes import parse_dtype
 from trainplan.profiling.base.errors import InputError, as_arguments, named, one_of
-from trainplan.profiling.base.quantities import parse_bytes
+from trainplan.profiling.base.quantities import parse_bytes, parse_tokens
 from trainplan.profiling.models.model import load_model
 from trainplan.solvers.core.result import Point
 from typer import Exit
@@ -52,6 +52,25 @@ MODEL, CLUSTER = ("--model", "gpt2"), ("--cluster", "cpu-4")
 )
 def test_values_that_are_near_to_one_that_works(words: list[str], parts: tuple[str, ...]) -> None:
     told(call(*words), *parts)
+
+
+def test_a_model_and_a_cluster_by_place() -> None:
+    """`plan MODEL CLUSTER` is `plan --model MODEL --cluster CLUSTER`; both at once are refused."""
+    words = ("--batch", "8", "--sequence", "64", "--method", "exat")
+    assert call("plan", "gpt2", "cpu-4", *words).stderr == call("plan", *MODEL, *CLUSTER, *words).stderr
+    told(call("plan", "gpt22", "cpu-4", *words[:4]), "--model is 'gpt22'; did you mean 'gpt2'")
+    told(call("plan", "gpt2", *CLUSTER, *MODEL, *words[:4]), "--model is 'gpt2', and 'gpt2' is given by place; give one of the two")
+
+
+def test_lengths_as_they_are_named() -> None:
+    read = [parse_tokens(text) for text in ("8192", "8k", "8K", " 128k ", "1M", "1.5k", "8,192", "8_192", "131,072")]
+    assert read == [8192, 8192, 8192, 131072, 2**20, 1536, 8192, 8192, 131072]
+    for text in ("", "k", "8kk", "-8k", "8,19", "1.3k", "8k tokens", "1e3"):
+        with pytest.raises(InputError, match="give a number of tokens, such as 8192 or 8k"):
+            parse_tokens(text)
+    asked = ("plan", "gpt2", "cpu-4", "--batch", "8", "--seq")
+    told(call(*asked, "8kk"), "--sequence is '8kk'; give a number of tokens, such as 8192 or 8k")
+    told(call(*asked, "2k"), "--sequence is 2048; give 1 to 1024")
 
 
 def test_names_in_any_case_and_short_names() -> None:
@@ -137,7 +156,7 @@ def test_errors_are_json_where_json_is_asked_for() -> None:
     for words, field in (
         (["plan", "--sequence", "x"], "--sequence"),
         (["export", "p.json"], "--to"),
-        (["plan", "--seq"], "--seq"),
+        (["plan", "--sequen"], "--sequen"),
     ):
         error = json.loads(call(*words, "--json").stdout)["error"]
         assert error["where"] == "command line" and error["field"] == field and error["problem"] and error["fix"], error

@@ -17,7 +17,7 @@ from trainplan.profiling.base.yaml_files import yaml_text
 from trainplan.profiling.clusters.cluster import Cluster, DeviceKind, load_cluster
 from trainplan.profiling.clusters.efficiencies import EfficiencyTable, Level, shipped_efficiencies
 from trainplan.profiling.clusters.kinds import OTHER_ERROR, SAME_ARCHITECTURE_ERROR, device_kind
-from trainplan.profiling.clusters.nodes import cluster_of_nodes, completions
+from trainplan.profiling.clusters.nodes import cluster_of_nodes, completions, counted_devices
 from trainplan.profiling.clusters.sheets import DeviceSheet, kind_named, likely_kind, sheet, sheets
 from trainplan.profiling.estimate import operator_ns
 from trainplan.profiling.models.model import load_model
@@ -467,3 +467,25 @@ def test_names_that_the_shell_completes_load() -> None:
     assert {"h100:8", "h100:8x16", "gb200:72x8"} <= set(names)
     assert all(load_cluster(name).name == name for name in names)
     assert not any(re.search(r"\s", name) for name in names)
+
+
+@pytest.mark.parametrize(
+    ("text", "nodes"),
+    [
+        *(("64xH100", "h100:8x8"), ("64 h100", "h100:8x8"), ("64 x H100", "h100:8x8"), ("h100x64", "h100:8x8")),
+        *(("8x8 h100", "h100:8x8"), ("4x16xA100-80GB", "a100:4x16"), ("b200-64", "b200:8x8"), ("4x a100-40gb", "a100-40gb:4")),
+        *(("72xGB200", "gb200:72"), ("144 gb200", "gb200:72x2"), ("8 H100", "h100:8"), ("1xh200", "h200:1")),
+        *(("h100-8", "h100:8"), ("amp-heterogeneous-17", None), ("h100-65", None), ("runs/64xh100.yaml", None), ("h100", None)),
+    ],
+)
+def test_clusters_by_their_number_of_devices(text: str, nodes: str | None) -> None:
+    assert counted_devices(text) == nodes
+    if nodes is not None:
+        assert load_cluster(text).nodes == load_cluster(nodes).nodes
+
+
+def test_a_number_of_devices_that_fills_no_whole_nodes_is_refused() -> None:
+    with pytest.raises(InputError, match="is '12xh100', and a node has 8; give nodes of fewer, such as h100:6x2, or 8xh100"):
+        load_cluster("12xh100")
+    with pytest.raises(InputError, match="names the device 'h1000'"):
+        load_cluster("64xH1000")

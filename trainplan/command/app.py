@@ -140,7 +140,9 @@ def _refused(error: Any) -> tuple[str, dict[str, str]]:
     helping = f"See `{error.ctx.command_path if error.ctx else 'trainplan'} --help`."
     refused: list[Any] = getattr(error.__cause__, "errors", list)()
     if refused and param is not None:
+        told = refused[0].get("ctx", {}).get("error")  # of a parser of ours
         problem, fix = f"is {refused[0]['input']!r}", refused[0]["msg"].replace("Input should be", "give")
+        problem, fix = (told.problem, told.fix) if isinstance(told, InputError) else (problem, fix)
         text = f"{name} {problem}; {fix}."
     else:
         text, fix = str(error.format_message()), ""

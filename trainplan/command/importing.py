@@ -19,7 +19,7 @@ from trainplan.configurations.judging import Change, JudgedRun
 from trainplan.configurations.planned import RUNTIMES
 from trainplan.planned import Planned
 from trainplan.profiling.base.errors import COMMAND_LINE, InputError
-from trainplan.profiling.base.quantities import format_bytes, format_time, plural
+from trainplan.profiling.base.quantities import format_bytes, format_time, parse_tokens, plural
 from trainplan.validation.alongside import HELD
 from trainplan.validation.logs import OF_ALL, LoggedRun, RanOut
 from trainplan.validation.predict import Prediction
@@ -53,7 +53,7 @@ def command(name: str, words: Sequence[str]) -> Command:
             flag("model", str | None, options.MODEL_HELP + " [default: the file's]", values=options.MODELS),
             flag("batch", int | None, "Samples of one step, over all devices."),
             flag("micro_batch", int | None, "Samples of one micro-batch on one rank."),
-            flag("sequence", int | None, "Tokens of a sample."),
+            flag("sequence", int | None, "Tokens of a sample.", names=options.SEQUENCE_NAMES, parser=parse_tokens),
             options.DTYPE,
             flag("line", str | None, "A command line that starts training, in place of a file.", names=("--command",)),
             flag("recompute", str | None, "full or none, which DeepSpeed and Accelerate leave to the model's code."),

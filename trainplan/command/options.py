@@ -24,6 +24,7 @@ from trainplan.formulations.parameters import Parameter, flag_of
 from trainplan.profiling.base.dtypes import DTYPE_BYTES
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.files import check_different, check_writable, write_whole
+from trainplan.profiling.base.quantities import parse_tokens
 from trainplan.profiling.base.watchdog import STALL_S
 from trainplan.profiling.shipped import shipped
 from trainplan.solvers.core.result import Result
@@ -61,17 +62,19 @@ def flag(
     *,
     names: tuple[str, ...] = (),
     values: Callable[[], Iterable[str]] | None = None,
+    parser: Callable[[str], Any] | None = None,
 ) -> Argument:
     """An option of a command. kind: its type; default: Argument.empty where it must be given; names: default --name.
-    values: those that the shell completes."""
+    values: those that the shell completes. parser: makes the value of its text, and raises InputError."""
     words = names or (flag_of(name),)
-    option = Option(*words, help=_plain(about), autocompletion=None if values is None else lambda: list(values()))
+    complete = None if values is None else lambda: list(values())
+    option = Option(*words, help=_plain(about), autocompletion=complete, parser=parser, metavar="TOKENS" if parser else None)
     return Argument(name, Argument.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option])
 
 
-def word(name: str, kind: Any, about: str, default: Any = Argument.empty) -> Argument:
-    """A positional argument of a command."""
-    argument = TyperArgument(help=_plain(about))
+def word(name: str, kind: Any, about: str, default: Any = Argument.empty, metavar: str | None = None) -> Argument:
+    """A positional argument of a command. metavar: what the help calls it, if not by its name."""
+    argument = TyperArgument(help=_plain(about), metavar=metavar)
     return Argument(name, Argument.KEYWORD_ONLY, default=default, annotation=Annotated[kind, argument])
 
 
@@ -153,11 +156,17 @@ REQUIRED = Argument.empty
 MODEL_HELP = "A Hugging Face config.json, or a name from `trainplan model list`."
 CLUSTER_HELP = "A YAML or JSON file, a name from `trainplan cluster list`, or nodes of a kind, such as h100:8x16."
 OR_PROFILE = " A --profile may stand in for it."
+WORDS = [
+    word("model_word", str | None, "The model, as of --model.", None, "MODEL"),
+    word("cluster_word", str | None, "The cluster, as of --cluster.", None, "CLUSTER"),
+]
 MEMORY_HELP = "Memory of each device to plan with, such as 8GiB. [default: the device's less its reserve]"
 MEMORY = flag("memory", str | None, MEMORY_HELP)
 RESERVE_HELP = "What stays free of each device's memory, such as 4GiB. [default: the cluster's; of --memory 0]"
 RESERVE = flag("reserve", str | None, RESERVE_HELP)
-SEQUENCE = flag("sequence", int | None, "Tokens of a sample. [default: the most that the model allows]")
+SEQUENCE_HELP = "Tokens of a sample, such as 8192 or 8k. [default: the most that the model allows]"
+SEQUENCE_NAMES = ("--sequence", "--seq")
+SEQUENCE = flag("sequence", int | None, SEQUENCE_HELP, names=SEQUENCE_NAMES, parser=parse_tokens)
 DTYPE_HELP = (
     "float32 (fp32), float64, bfloat16 (bf16) or float16 (fp16). [default: the profile's; the config's, if in half precision; "
     "bfloat16 or float16, as the cluster has, with float32 masters]"
@@ -178,6 +187,19 @@ REQUEST = panel(
         flag("measure", bool, "Measure the model on this machine, on as many processes.", False),
     ],
 )
+
+
+def from_words(values: dict[str, Any]) -> dict[str, Any]:
+    """The values of a command that takes WORDS, with `model` and `cluster` from them.
+    Raises InputError where both are given."""
+    named = {name: values.pop(f"{name}_word") for name in ("model", "cluster")}
+    for name, value in named.items():
+        if value is not None and values[name] is not None:
+            problem = f"is {values[name]!r}, and {value!r} is given by place"
+            raise InputError("command line", flag_of(name), problem, "give one of the two")
+    return values | {name: value for name, value in named.items() if value is not None}
+
+
 METHOD = flag("method", str, "A name from `trainplan methods PROBLEM`; exact is the best proven one.", "exact")
 SEED = flag("seed", int, "Seed of the method.", 0)
 GAP = flag("gap", float, "Relative gap at which to stop.", 0.0)

@@ -60,7 +60,7 @@ def _plan(chosen: Preset | None, verb: str) -> Command:
     like = panel(options.SUBJECT, [flag("like", str | None, LIKE_HELP)]) if verb == "plan" else []
 
     def plan(output: Path | None = None, **values: Any) -> Outcome:
-        values["like"] = None if chosen is None else chosen.name
+        values = options.from_words(values) | {"like": None if chosen is None else chosen.name}
         with bars.planning() as progress:
             answer = api.plan(progress=progress, measuring=progress, **values)
             answer = answer if output is None else _certified(answer, progress)
@@ -69,13 +69,16 @@ def _plan(chosen: Preset | None, verb: str) -> Command:
 
     plan.__doc__ = f"{(chosen or preset(DEFAULT)).about}\n\n{ABOUT}"
     parameters = default_parameters() if chosen is None else chosen.parameters
-    return takes(like, options.REQUEST, flags_of(parameters), options.SEARCH, BACKEND, OUTPUTS)(plan)
+    return takes(options.WORDS, like, options.REQUEST, flags_of(parameters), options.SEARCH, BACKEND, OUTPUTS)(plan)
 
 
 def _plans() -> Command:
-    @takes(panel(options.SUBJECT, [flag("like", str, LIKE_HELP, ALL)]), options.REQUEST, options.SEARCH[2:], OUTPUTS)
+    @takes(
+        options.WORDS, panel(options.SUBJECT, [flag("like", str, LIKE_HELP, ALL)]), options.REQUEST, options.SEARCH[2:], OUTPUTS
+    )
     def plan(output: Path | None = None, **values: Any) -> Outcome:
         """The plans of all presets for one request, judged alike, the shortest predicted step first."""
+        values = options.from_words(values)
         del values["like"]
         with bars.planning() as progress:
             answers = api.plans(progress=progress, measuring=progress, **values)
