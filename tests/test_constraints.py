@@ -168,7 +168,7 @@ def test_where_nothing_fits_the_fewest_devices_are_named() -> None:
 
 def test_the_command_says_what_constraints_cost() -> None:
     words = ["--model", "gpt2", "--cluster", "cpu-4", "--batch", "8", "--sequence", "64"]
-    done = call("plan", *words, "--tp", "2", "--forbid", "ckpt", "--forbid", "sdp4")
+    done = call("plan", *words, "--tp", "2", "--forbid", "ckpt", "--forbid", "sdp4", "--details")
     assert done.returncode == 0
     assert "price of --tp 2" in done.stdout and "price of --forbid ckpt,sdp4" in done.stdout
     assert "a step without it" in done.stdout

@@ -96,12 +96,12 @@ def test_islands_of_72_devices_are_planned_jointly_and_say_what_is_left_out() ->
 
 def test_the_command_says_which_and_why() -> None:
     words = ["--model", "gpt2", "--cluster", "cpu-4", "--batch", "8", "--sequence", "64"]
-    assert "like      joint\n" in call("plan", *words).stdout
-    done = call("plan", *words, "--space", "full")
+    assert "like      joint\n" in call("plan", *words, "--details").stdout
+    done = call("plan", *words, "--space", "full", "--details")
     assert "like      galvatron-bmw, since --space is no option of joint\n" in done.stdout
     assert (
         "no order of whole passes of these stages, one thing at a time on a device, could be more than"
-        in call("plan", *words, "--pipeline", "2").stdout
+        in call("plan", *words, "--pipeline", "2", "--details").stdout
     )
 
 

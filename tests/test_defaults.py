@@ -82,7 +82,7 @@ def test_a_long_sequence_is_warned_of_unless_it_is_asked_for(long: Path) -> None
 
 
 def test_the_command_says_the_sequence_and_the_dtype(long: Path, llama: Path) -> None:
-    done = call("plan", "--model", llama, "--cluster", "cpu-4", "--batch", "4")
+    done = call("plan", "--model", llama, "--cluster", "cpu-4", "--batch", "4", "--details")
     assert done.returncode == 0
     assert done.stderr.endswith("it is planned in float32; give --dtype bfloat16 for a run in that\n")
     assert done.stderr.count("\n") == 1  # of a file in bfloat16, in which CPUs are no faster
@@ -132,7 +132,7 @@ def test_every_verb_plans_with_what_is_usable(name: str) -> None:
 
 
 def test_the_command_says_what_is_usable() -> None:
-    words = ["plan", "--model", "gpt2", "--sequence", "64", "--cluster", "h100-8", "--batch", "8"]
+    words = ["plan", "--details", "--model", "gpt2", "--sequence", "64", "--cluster", "h100-8", "--batch", "8"]
     for more, told in (
         ([], "h100:8, 8 devices of 80 GiB, 74 GiB usable each"),
         (["--reserve", "10GiB"], "h100:8, 8 devices of 80 GiB, 70 GiB usable each"),

@@ -20,6 +20,7 @@ from trainplan.profiling.base.errors import as_arguments
 from trainplan.profiling.base.quantities import format_bytes, format_time, plural
 from trainplan.solvers.core.answer import Answer
 from trainplan.solvers.core.result import Result
+from trainplan.validation.predict import Prediction
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,8 @@ class Planned:
     fewest, in whole nodes, with which the problem has a solution; needed_devices_unknown: why that is not known. uniform: the
     best plan with one strategy for all units, likewise; None where this plan has one itself, and where none was looked for (the
     problem does not say how, or the time was up). instead: where no preset was named, why the default one did not plan it.
-    prices: what constraints of the request cost, one by one. spent: the time that all of it took, but for prices.
+    prices: what constraints of the request cost, one by one. spent: the time that all of it took, but for prices. run: the
+    prediction of the runtime that the request names, of whose step and memory the plan's are; None of trainplan's own.
     """
 
     request: Request
@@ -111,6 +113,7 @@ class Planned:
     instead: str | None = None
     prices: tuple[Price, ...] = ()
     spent: Spent | None = None
+    run: Prediction | None = None
 
     def __repr__(self) -> str:
         step = "no plan" if self.performance is None else f"{format_time(self.performance.step_ns)} a step"

@@ -43,6 +43,7 @@ from trainplan.solvers.core.result import Point
 from trainplan.solvers.core.search import CUTOFF
 from trainplan.solvers.core.solve import check_arguments, versions
 from trainplan.validation.plans import as_run, run_by
+from trainplan.validation.predict import Prediction
 
 ROUNDS = 8
 ROUGH_GAP, ROUGH_SECONDS = 0.02, 1.0  # of a search after which better plans are looked for; as long as it took before
@@ -294,8 +295,8 @@ class Way:
         assert tried.plan is not None
         held = [list(tried.walk_bytes)]
         run = _run_by_runtime(tried.plan, self.request)
-        if run is not None and run.predicted is not None:
-            held.append(run.predicted.peak_bytes)
+        if run is not None and run[0].predicted is not None:
+            held.append(run[0].predicted.peak_bytes)
         if self.request.options.get(FOR.name) == "torch":
             more = sum(held_alongside(tried.plan).values())
             held.append([peak + more for peak in tried.walk_bytes])
@@ -497,13 +498,15 @@ def _as_run(made: Planned) -> Planned:
     run = None if made.plan is None else _run_by_runtime(made.plan, made.request)
     if run is None:
         return made
-    return replace(made, plan=run, uniform=None if made.uniform is None else _as_run(made.uniform))
+    plan, prediction = run
+    uniform = None if made.uniform is None else _as_run(made.uniform)
+    return replace(made, plan=plan, uniform=uniform, run=prediction if isinstance(prediction, Prediction) else None)
 
 
-def _run_by_runtime(plan: Plan, request: Request) -> Plan | None:
+def _run_by_runtime(plan: Plan, request: Request) -> tuple[Plan, Prediction | str] | None:
     """A plan with the prediction of the runtime that the request names; None where it names none that predicts."""
     by = run_by(request.options.get(FOR.name), plan)
-    return None if by is None or request.cluster is None else as_run(plan.changed(runs_by=by), request.cluster)[0]
+    return None if by is None or request.cluster is None else as_run(plan.changed(runs_by=by), request.cluster)
 
 
 def limits_bytes(plan: Plan, request: Request) -> list[int]:

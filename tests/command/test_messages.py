@@ -59,7 +59,10 @@ def test_a_model_and_a_cluster_by_place() -> None:
     words = ("--batch", "8", "--sequence", "64", "--method", "exat")
     assert call("plan", "gpt2", "cpu-4", *words).stderr == call("plan", *MODEL, *CLUSTER, *words).stderr
     told(call("plan", "gpt22", "cpu-4", *words[:4]), "--model is 'gpt22'; did you mean 'gpt2'")
-    told(call("plan", "gpt2", *CLUSTER, *MODEL, *words[:4]), "--model is 'gpt2', and 'gpt2' is given by place; give one of the two")
+    told(
+        call("plan", "gpt2", *CLUSTER, *MODEL, *words[:4]),
+        "--model is 'gpt2', and 'gpt2' is given by place; give one of the two",
+    )
 
 
 def test_lengths_as_they_are_named() -> None:
@@ -241,7 +244,7 @@ def test_a_frontier_shows_its_progress(monkeypatch: pytest.MonkeyPatch, tmp_path
 def test_plan_writes_its_picture_and_the_plan_with_one_strategy(tmp_path: Path) -> None:
     picture, uniform = tmp_path / "plan.png", tmp_path / "uniform.json"
     words = ("--batch", "8", "--sequence", "32", "--micro-batches", "2", "--pipeline", "1")
-    done = call("plan", *MODEL, *CLUSTER, *words, "--picture", picture, "--uniform-output", uniform)
+    done = call("plan", *MODEL, *CLUSTER, *words, "--details", "--picture", picture, "--uniform-output", uniform)
     assert done.returncode == 0, done.stderr
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert load_plan(uniform).one_strategy is not None

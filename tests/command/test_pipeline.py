@@ -106,7 +106,7 @@ def test_plans_of_several_stages(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     shape = ["--batch", "8", "--sequence", "64", "--memory", "3GiB"]
     stages = ["--pipeline", "2", "--micro-batches", "4", "--schedule", "gpipe"]
-    done = call("plan", "--model", "gpt2", "--cluster", "cpu-4", *shape, *stages, "-o", path)
+    done = call("plan", "--model", "gpt2", "--cluster", "cpu-4", *shape, *stages, "--details", "-o", path)
     assert done.returncode == 0, done.stderr
     for text in ("2 stages, GPipe", "8 samples in 4 micro-batches", "2 .. 3", "memory walk"):
         assert text in done.stdout

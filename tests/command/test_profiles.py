@@ -140,7 +140,7 @@ def test_nodes_of_a_kind_stand_for_a_cluster(tmp_path: Path) -> None:
     shown = call("cluster", "show", "GB300:8x2").stdout
     assert "gb300:8x2, 16 devices" in shown and "fitted, of B200-SXM 180 GB" in shown
     words = ["--model", "gpt2", "--cluster", "h200:8", "--dtype", "bf16"]
-    planned = call("plan", *words, "--batch", "8", "-o", tmp_path / "plan.json")
+    planned = call("plan", *words, "--batch", "8", "--details", "-o", tmp_path / "plan.json")
     assert planned.returncode == 0, planned.stderr
     reached = next(line for line in planned.stdout.splitlines() if line.startswith("reached"))
     assert (
@@ -148,12 +148,14 @@ def test_nodes_of_a_kind_stand_for_a_cluster(tmp_path: Path) -> None:
     )
     assert "8 devices of 141 GiB, 133 GiB usable each" in planned.stdout
     assert "reached" in call("profile", "estimate", *words).stdout
-    same = call("plan", "--model", "gpt2", "--cluster", "h200-8", "--dtype", "bf16", "--batch", "8").stdout
+    same = call("plan", "--model", "gpt2", "--cluster", "h200-8", "--dtype", "bf16", "--batch", "8", "--details").stdout
     told_alike = [
         [line for line in text.splitlines() if line.startswith(("reached", "predicted"))] for text in (same, planned.stdout)
     ]
     assert told_alike[0] == told_alike[1] and len(told_alike[0]) >= 3  # a shipped name of the same nodes
-    papers = call("plan", "--model", "gpt2", "--cluster", "a100-16", "--dtype", "bf16", "--batch", "16", "--gap", "0.1").stdout
+    papers = call(
+        "plan", "--model", "gpt2", "--cluster", "a100-16", "--dtype", "bf16", "--batch", "16", "--gap", "0.1", "--details"
+    ).stdout
     assert "with the numbers of the paper Galvatron-BMW, not of data sheets" in papers and "reached" not in papers
     assert call("simulate", tmp_path / "plan.json", "--cluster", "l40s:8").returncode == 0
     assert tp.plan(model="gpt2", cluster="h200:8", dtype="bf16", batch=8).plan == tp.plan(
@@ -173,7 +175,7 @@ def test_detect_describes_this_machine(tmp_path: Path) -> None:
 
 def test_plans_of_families_that_do_not_run_yet(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
-    done = call("plan", "--model", "vit-base", "--cluster", "cpu-4", "--batch", "8", "-o", path)
+    done = call("plan", "--model", "vit-base", "--cluster", "cpu-4", "--batch", "8", "--details", "-o", path)
     assert done.returncode == 0, done.stderr
     assert "plans of vit models are no programs yet" in done.stdout
     told(call("run", path), "model.config.model_type is 'vit', which does not run yet", "gpt2, bert, llama")

@@ -29,6 +29,7 @@ OUTPUTS = panel(
         flag("uniform_output", Path | None, "Write the best plan with one strategy for all units here."),
         flag("save_profile", Path | None, "Write the profile used here."),
         options.PICTURE,
+        flag("details", bool, "Print everything that is known of the plan, in place of the screen.", False),
     ],
 )
 ABOUT = """The plan is compiled, checked and walked for time and memory before it is written. Beside it stands the best plan
@@ -59,13 +60,13 @@ def command(name: str, words: Sequence[str]) -> Command:
 def _plan(chosen: Preset | None, verb: str) -> Command:
     like = panel(options.SUBJECT, [flag("like", str | None, LIKE_HELP)]) if verb == "plan" else []
 
-    def plan(output: Path | None = None, **values: Any) -> Outcome:
+    def plan(output: Path | None = None, details: bool = False, **values: Any) -> Outcome:
         values = options.from_words(values) | {"like": None if chosen is None else chosen.name}
         with bars.planning() as progress:
             answer = api.plan(progress=progress, measuring=progress, **values)
             answer = answer if output is None else _certified(answer, progress)
         code = exit_code(answer.result) if answer.needed_bytes is None else options.INFEASIBLE
-        return Outcome(answer.to_dict(), partial(render.planned, answer), _files(answer), code)
+        return Outcome(answer.to_dict(), _shown(answer, output, details or verb != "plan"), _files(answer), code)
 
     plan.__doc__ = f"{(chosen or preset(DEFAULT)).about}\n\n{ABOUT}"
     parameters = default_parameters() if chosen is None else chosen.parameters
@@ -91,6 +92,11 @@ def _plans() -> Command:
         return Outcome(content, show, {}, options.INFEASIBLE) if best is None else Outcome(content, show, _files(best))
 
     return plan
+
+
+def _shown(answer: Planned, output: Path | None, details: bool) -> Callable[[], None]:
+    """What prints an answer: its screen, or, where they are asked for, all details."""
+    return partial(render.planned, answer) if details else partial(render.answered, answer, output)
 
 
 def _certified(answer: Planned, progress: Callable[[Any], None]) -> Planned:

@@ -16,6 +16,7 @@ from trainplan.profiling.base.errors import printable
 LONGEST_LINE, LONGEST_LABEL, LONGEST_CELL = 2000, 60, 300  # letters
 LEAST_WIDTH = 20  # of a text beside its label
 PIPE_WIDTH = 160
+SCREEN_WIDTH, LABEL_WIDTH = 80, 11  # of the first screen, and of its labels
 LEFT = {"method", "status", "about", "options", "planner", "cuts", "fits", "devices", "kinds", "layers", "units", "strategy"}
 LEFT |= {
     "plan",
@@ -54,6 +55,22 @@ def line(text: str, margin: str = "") -> None:
         width = max(LEAST_WIDTH, out.width - len(margin))
         text = f"\n{' ' * len(margin)}".join(wrap(text, width, break_long_words=False, break_on_hyphens=False))
     out.print(Text(margin + text))
+
+
+def wrapped(label: str, pieces: Sequence[str], *, whole: bool = False) -> None:
+    """A label and pieces of text with dots between, broken between pieces, or else between words, at the width of the terminal;
+    in a pipe at 80 columns, unless COLUMNS says otherwise. whole: pieces are commands, which are copied, and stay whole."""
+    width = out.width if out.is_terminal or os.environ.get("COLUMNS", "").isdecimal() else SCREEN_WIDTH
+    rows, room = [""], width - LABEL_WIDTH
+    for piece in (printable(text, LONGEST_LINE) for text in pieces):
+        joined = f"{rows[-1]} · {piece}" if rows[-1] else piece
+        rows = [*rows[:-1], joined] if len(joined) <= room or not rows[-1] else [*rows, piece]
+    width = max(LEAST_WIDTH, room)
+    texts = (
+        rows if whole else [text for row in rows for text in wrap(row, width, break_long_words=False, break_on_hyphens=False)]
+    )
+    for number, text in enumerate(texts):
+        out.print(Text(f"{'' if number else label:<{LABEL_WIDTH}}{text}"))
 
 
 def pairs(rows: Sequence[tuple[str, str]]) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from trainplan.checking import Checked, CheckedClaim, CheckedPlan
-from trainplan.command.printing import line, pairs, table
+from trainplan.command.printing import line, pairs, table, wrapped
 from trainplan.comparing import Comparison
 from trainplan.execution.standing_in import recipe_of
 from trainplan.formulations.plan import Plan
@@ -25,6 +26,7 @@ from trainplan.profiling.clusters.recipes import RECIPES
 from trainplan.profiling.models.model import Model
 from trainplan.profiling.summary import reached
 from trainplan.rivals import Rivals
+from trainplan.screen import screen
 from trainplan.solvers.core.entries import Entry
 from trainplan.solvers.core.result import Result, peak_text
 from trainplan.tabular import cell_text
@@ -172,6 +174,13 @@ def plan_facts(plan: Plan) -> None:
     if plan.placement is not None:
         facts.append(("placement", f"rank by rank on devices {', '.join(map(str, plan.placement))}"))
     pairs(facts)
+
+
+def answered(answer: Planned, plan_file: Path | None) -> None:
+    """The screen of a planned request; in a pipe as wide as a usual terminal."""
+    for label, lines in screen(answer, plan_file):
+        for number, pieces in enumerate(lines):
+            wrapped("" if number else label, pieces, whole=label == "NEXT")
 
 
 def planned(answer: Planned) -> None:

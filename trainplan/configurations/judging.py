@@ -241,6 +241,13 @@ def _priced(plan: Plan, request: Request) -> tuple[int, bool] | None:
     return evaluate(instance, solution).objective, bool(violations(instance, solution))
 
 
+def neighbour_runs(runtime: str, plan: Plan, request: Request) -> list[tuple[Plan, float, float]]:
+    """All plans with one decision changed that the runtime runs, with its predictions of step in ns and peak in bytes, the
+    shortest step first; none where the runtime's prediction is not known."""
+    made = ((other, _predicted(other, request)) for _, other in neighbours(runtime, plan))
+    return sorted(((other, *found) for other, found in made if found is not None), key=lambda each: each[1])
+
+
 def neighbours(runtime: str, plan: Plan) -> Iterator[tuple[str, Plan]]:
     """All plans with one decision changed that the runtime runs, and what is changed."""
     rules, strategy = RUNTIMES[runtime], plan.units[0].strategy

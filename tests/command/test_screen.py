@@ -1,0 +1,83 @@
+"""The first screen of a plan, as it is printed at 80, 100 and 160 columns; run as a module, this writes the screens anew."""
+
+from __future__ import annotations
+
+from functools import cache
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+import trainplan as tp
+from tests.command.calls import call
+from trainplan.command import printing, render
+from trainplan.planned import Planned
+
+SCREENS = Path(__file__).parent / "screens"
+WIDTHS = (80, 100, 160)
+QUICK: dict[str, dict[str, Any]] = {
+    "gpt2": {"model": "gpt2", "cluster": "cpu-4", "batch": 8, "sequence": 64},
+    "longest-sequence": {"model": "gpt2", "cluster": "64xA100", "batch": 64, "gap": 0.1},
+    "no-programs": {"model": "t5-large", "cluster": "a100:8", "batch": 16, "sequence": 512},
+    "does-not-fit": {"model": "gpt2", "cluster": "cpu-4", "batch": 8, "sequence": 64, "memory": "300MiB"},
+    "one-device": {"model": "qwen3-0.6b", "cluster": "1xH100", "batch": 4, "sequence": 4096},
+}
+LLAMA = {"model": "llama-3.1-8b", "sequence": 8192, "batch": 64}
+LONG: dict[str, dict[str, Any]] = {
+    "megatron-70b": {"model": "llama-3.1-70b", "cluster": "h100:8x8", "batch": 512, "sequence": 8192, "for_": "megatron"},
+    "torchtitan-8b": {**LLAMA, "cluster": "8xH100", "for_": "torchtitan"},
+    "deepspeed-8b": {**LLAMA, "cluster": "8xH200", "for_": "deepspeed"},
+    "accelerate-32b": {"model": "qwen3-32b", "cluster": "16xH200", "batch": 64, "sequence": 4096, "for_": "accelerate"},
+    "fp8": {**LLAMA, "cluster": "h100:8", "precision": "fp8", "for_": "megatron"},
+    "405b-does-not-fit": {"model": "llama-3.1-405b", "cluster": "h100:8x4", "batch": 64, "sequence": 8192},
+    "mixed-devices": {"like": "amp", "model": "amp-gpt2", "cluster": "amp-p3-16", "batch": 32, "dtype": "float16"},
+}
+TIMED = ("in any runtime", "without --")  # what is found of prices depends on the machine's speed
+
+
+@cache
+def answer(name: str) -> Planned:
+    """The answer to a request."""
+    return tp.plan(**(QUICK | LONG)[name])
+
+
+def printed(name: str, width: int) -> str:
+    """The screen of a request as wide as a terminal, without what depends on the machine's speed."""
+    text = StringIO()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(printing, "out", Console(file=text, width=width, highlight=False, soft_wrap=True, emoji=False))
+        patch.setenv("COLUMNS", str(width))
+        render.answered(answer(name), Path("plan.json"))
+    lines = text.getvalue().splitlines()
+    return "".join(f"{line.rstrip()}\n" for line in lines if not line.strip().startswith(TIMED))
+
+
+@pytest.mark.parametrize("name", [*QUICK, *(pytest.param(name, marks=pytest.mark.long) for name in LONG)])
+def test_the_screen_is_as_it_was(name: str) -> None:
+    for width in WIDTHS:
+        text = printed(name, width)
+        assert max(map(len, text.splitlines())) <= width
+        assert text == (SCREENS / f"{name}-{width}.txt").read_text()
+
+
+def test_the_screen_says_what_simulate_says(tmp_path: Path) -> None:
+    """The same step and memory, in the digits of both."""
+    path = tmp_path / "plan.json"
+    shown = call("plan", "gpt2", "cpu-4", "--batch", "8", "--sequence", "64", "-o", path)
+    assert shown.returncode == 0 and "\x1b" not in shown.stdout
+    rows = dict(line.split(maxsplit=1) for line in shown.stdout.splitlines() if line[:1].isupper())
+    step = next(line for line in call("simulate", path).stdout.splitlines() if line.startswith("step"))
+    assert rows["SPEED"].split(" a step")[0] in step
+    assert f"trainplan run {path} --steps 3" in rows["NEXT"]
+    assert "independent check" in rows["BEST?"]
+    detailed = call("plan", "gpt2", "cpu-4", "--batch", "8", "--sequence", "64", "--details").stdout
+    assert "FITS" not in detailed and "bound of claim" in detailed
+
+
+if __name__ == "__main__":
+    SCREENS.mkdir(exist_ok=True)
+    for each in QUICK | LONG:
+        for columns in WIDTHS:
+            (SCREENS / f"{each}-{columns}.txt").write_text(printed(each, columns))

@@ -1,0 +1,281 @@
+"""The answer to a planned request on one screen: whether it fits, what to run, how fast that is, how good, what else there is,
+and what to do next. Everything else of an answer is in `Planned.summary`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from trainplan.configurations.judging import neighbour_runs
+from trainplan.execution.standing_in import recipe_of
+from trainplan.formulations.joint.runtimes import FOR
+from trainplan.formulations.plan import Plan
+from trainplan.formulations.runs import runs
+from trainplan.formulations.strategies import Strategy
+from trainplan.planned import Planned, Price
+from trainplan.profiling.base.quantities import format_time, plural
+
+Row = tuple[str, list[list[str]]]  # a label and its lines, each of pieces that stand between dots
+GIB = 2**30
+NAMES = {"megatron": "Megatron", "megatron-bridge": "Megatron", "deepspeed": "DeepSpeed", "accelerate": "Accelerate"}
+MOST_LAYOUTS, MOST_OTHERS = 4, 3  # that are written out: of a plan whose units differ; of other plans that fit
+CAUSES = {"activations": "activations", "buffers": "buffers", "optimizer": "optimizer states", "gradients": "gradients"}
+
+
+def screen(answer: Planned, plan_file: Path | None = None) -> list[Row]:
+    """The rows of the screen, in order. plan_file: where the plan is written, for the commands that come next."""
+    if answer.plan is None or answer.step_ns is None:
+        return _nothing(answer)
+    rows: list[Row] = [
+        ("FITS", [_memory(answer)]),
+        ("RUN", [run_words(answer.plan), *_layouts(answer.plan)]),
+        ("SPEED", [_speed(answer)]),
+        ("BEST?", _proof(answer)),
+        ("WHY NOT", [_others(answer)]),
+        ("ASSUMED", _assumed(answer)),
+        ("NEXT", _next(answer, plan_file)),
+    ]
+    return [(label, kept) for label, lines in rows if (kept := [line for line in lines if line])]
+
+
+def run_words(plan: Plan) -> list[str]:
+    """How a plan runs, in the words of the field: degrees, ZeRO's stage, micro-batches, schedule, what is recomputed; of a plan
+    whose units differ, what they share."""
+    strategies = {unit.strategy for unit in plan.units}
+    one = strategies.pop() if len({_bare(strategy) for strategy in strategies}) == 1 else None
+    pipeline = [f"PP{plan.depth}"] * (plan.depth > 1) + [f"VPP{plan.chunks}"] * (plan.chunks > 1)
+    words = pipeline if one is None else [*degree_words(one)[:1], *pipeline, *degree_words(one)[1:]]
+    if one is not None and one.degree("tp") == 1:
+        words = [*pipeline, *degree_words(one)]
+    shares = plan.batch.shares
+    counted = plural(plan.batch.micro_batches, "micro-batch")
+    words.append(counted if shares is None else f"{'/'.join(map(str, shares))} micro-batches of the pipelines")
+    words += ["GPipe"] * (plan.depth > 1 and plan.schedule == "gpipe")
+    words += [f"{plan.sliced} sliced"] * bool(plan.sliced)
+    recipe = recipe_of(plan)
+    words += [] if recipe is None else [recipe.name.upper()]
+    words += ["Muon"] * (plan.optimizer == "muon") + ["states on the host"] * plan.uses_host
+    return [*words, _recomputed(plan)]
+
+
+def degree_words(strategy: Strategy) -> list[str]:
+    """A strategy as people write it, such as TP4, DP4, ZeRO-1, SP; recomputation apart."""
+    tp, cp, data, sdp = strategy.degree("tp"), strategy.degree("cp"), strategy.data_degree, strategy.degree("sdp")
+    words = [f"TP{tp}"] * (tp > 1) + [f"CP{cp}"] * (cp > 1) + [f"DP{data}"] * (data > 1)
+    if sdp > 1:
+        words.append(f"ZeRO-{strategy.zero_stage}" + f" over {sdp}" * (sdp < data))
+    words += ["SP"] * strategy.sequence_parallel + ["CP by heads"] * strategy.exchanges_heads
+    return words or ["1 GPU a stage"]
+
+
+def _bare(strategy: Strategy) -> tuple[object, ...]:
+    return strategy.levels, strategy.zero, strategy.sequence_parallel, strategy.exchange
+
+
+def _recomputed(plan: Plan) -> str:
+    whole = sum(unit.strategy.ckpt for unit in plan.units)
+    parts = {name for unit in plan.units for name in unit.strategy.modules}
+    if not whole and not parts:
+        return "nothing recomputed"
+    texts = [f"{whole} of {len(plan.units)} units recomputed"] if whole else []
+    some = sum(bool(unit.strategy.modules) for unit in plan.units)
+    texts += [f"{' and '.join(sorted(parts))} recomputed in {some} of {len(plan.units)}"] if parts else []
+    return ", ".join(texts)
+
+
+def _layouts(plan: Plan) -> list[list[str]]:
+    """A line for each run of units of one layout, where units differ in it."""
+    layouts = [_bare(unit.strategy) for unit in plan.units]
+    if len(set(layouts)) == 1:
+        return []
+    texts = [", ".join(degree_words(unit.strategy)) for unit in plan.units]
+    rows = [(names, count, text) for _, names, count, text in runs([unit.name for unit in plan.units], texts)]
+    lines = [[f"{text}: {plural(count, 'unit')}, {names}"] for names, count, text in rows[:MOST_LAYOUTS]]
+    return lines + [[f"and {len(rows) - MOST_LAYOUTS} more runs of layouts (--details)"]] * (len(rows) > MOST_LAYOUTS)
+
+
+def _memory(answer: Planned) -> list[str]:
+    """The peak, the limit, where, and what it is of."""
+    plan = answer.plan
+    assert plan is not None
+    if plan.predicted is None:
+        return ["by the solver's count; no prediction: plans of this model are no programs yet"]
+    peaks, limit = plan.predicted.peak_bytes, plan.memory_bytes
+    most = max(peaks)
+    rank = peaks.index(most)
+    text = f"{_gib(most)} of {_gib(limit)} GiB ({(limit - most) / GIB:.2g} free)"
+    if plan.depth > 1:
+        text += f" on stage {next(number for number, stage in enumerate(plan.stages) if rank in stage.ranks)}"
+    if parts := _parts(answer):
+        name = max(parts, key=lambda each: parts[each])
+        text += f", most of it {name} ({_gib(parts[name])} GiB)"
+    return [text]
+
+
+def _parts(answer: Planned) -> dict[str, float]:
+    """Of what the peak of the fullest device is, in bytes."""
+    if answer.run is not None and answer.run.memory is not None:
+        return answer.run.memory.parts
+    if answer.performance is None:
+        return {}
+    stage = max(answer.performance.stages, key=lambda each: each.peak_bytes)
+    names = ("parameters", "gradients", "optimizer", "activations", "buffers")
+    return {CAUSES.get(name, name): getattr(stage, f"{name}_bytes") for name in names}
+
+
+def _speed(answer: Planned) -> list[str]:
+    step_ns, done = answer.step_ns, answer.performance
+    assert step_ns is not None
+    words = [f"{format_time(step_ns)} a step"]
+    if done is not None:
+        words.append(f"{_tokens(done.tokens_per_s_per_device)} tokens/s a GPU")
+        words += [] if done.mfu is None else [f"MFU {done.mfu:.0%}".replace("%", " %")]
+    if (likely := likely_ns(answer)) is not None:
+        words[-1] += f" (likely {_rounded(likely[0])} to {_rounded(likely[1])})"
+    return words
+
+
+def likely_ns(answer: Planned) -> tuple[float, float] | None:
+    """Between what a measured step lies, as is meant to hold of 80 %; None where the error of the kernels is not known."""
+    run, cluster, plan = answer.run, answer.request.cluster, answer.plan
+    if run is not None and run.step_low_s is not None and run.step_high_s is not None:
+        return run.step_low_s * 1e9, run.step_high_s * 1e9
+    if cluster is None or plan is None or answer.step_ns is None or len(cluster.used_kinds) != 1:
+        return None
+    recipe = recipe_of(plan)
+    reached = cluster.used_kinds[0].reached("matrix-product", recipe.precision if recipe else plan.planned_model().dtype)
+    return None if reached is None else (answer.step_ns / (1 + reached.error), answer.step_ns * (1 + reached.error))
+
+
+def _proof(answer: Planned) -> list[list[str]]:
+    """How far from the best possible, by the solver and as it is checked without one; and what other requests would bring."""
+    claim = None if answer.plan is None else answer.plan.claim
+    if claim is None:
+        return []
+    runtime = answer.request.options.get(FOR.name)
+    of = "any plan" + (f" for {NAMES.get(runtime, runtime)}" if runtime else "")
+    text = "no lower bound is known"
+    if claim.bound_ns:
+        text = f"within {_share(claim.objective_ns / claim.bound_ns - 1)} (solver)"
+        if claim.evidence is not None:
+            text += f" / {_share(claim.objective_ns / claim.evidence.bound_ns - 1)} (independent check)"
+        text += f" of {of}"
+    words = [text, *["interrupted: the search was not done"] * answer.interrupted]
+    return [words, *(line for price in answer.prices if (line := _priced(price, answer)))]
+
+
+def _priced(price: Price, answer: Planned) -> list[str]:
+    """What there is without a constraint of the request."""
+    _, best = price.steps_ns
+    runtime = f"{FOR.flag} {answer.request.options.get(FOR.name)}"
+    without = "in any runtime" if price.constraint == runtime else f"without {price.constraint}"
+    share = price.share(answer.answer)
+    if best is None or share is None:
+        return [f"{without}: not known in the time"] if price.without is None else []
+    least, most = share
+    if most is None and not least:
+        return [f"{without}: not known in the time"]
+    if most is not None and most < 0.001:
+        return [f"{without}: at most 0.1 % faster"]
+    shares = [_share(1 - 1 / (1 + each)) for each in (least, most) if each is not None and each >= 0.001]
+    return [f"{without} {format_time(best)} a step or less, {' to '.join(dict.fromkeys(shares))} faster"]
+
+
+def _others(answer: Planned) -> list[str]:
+    """Plans that differ in one decision: what the fastest that does not fit needs, and the steps of the next best that do."""
+    plan, runtime = answer.plan, answer.request.options.get(FOR.name)
+    assert plan is not None
+    words = list[str]()
+    uniform = answer.uniform
+    if uniform is not None and uniform.plan is not None and uniform.step_ns is not None:
+        words.append(f"one layout for all ({' '.join(run_words(uniform.plan)[:-1])}): {format_time(uniform.step_ns)}")
+    if runtime is None or (plan.one_strategy is None and plan.runs_by is None):
+        return words
+    own, seen, fitting, short = set(run_words(plan)), set[str](), list[str](), list[str]()
+    for other, step_ns, peak_bytes in neighbour_runs(runtime, plan, answer.request):
+        name = _difference(own, run_words(other))
+        if name in seen:
+            continue
+        seen.add(name)
+        if peak_bytes > plan.memory_bytes:
+            short.append(f"{name}: needs {_gib(peak_bytes)} GiB")
+        else:
+            fitting.append(f"{name}: {format_time(step_ns)}")
+    return [*words, *short[:1], *fitting[:MOST_OTHERS]]
+
+
+def _difference(own: set[str], words: Sequence[str]) -> str:
+    """What another plan has that this one has not, without what follows from the rest."""
+    new = [word for word in words if word not in own]
+    lost = [f"{name}1" for name in ("TP", "PP", "CP") if _has(name, own) and not _has(name, words)]
+    chosen = lost + [word for word in new if not word.startswith("DP") and "micro-batch" not in word]
+    if not chosen and "nothing recomputed" not in new:
+        chosen = new
+    return " ".join(chosen) or "without SP"
+
+
+def _has(name: str, words: Iterable[str]) -> bool:
+    return any(re.fullmatch(rf"{name}\d+", word) for word in words)
+
+
+def _assumed(answer: Planned) -> list[list[str]]:
+    """What the request leaves unsaid and the answer depends on, as it was taken."""
+    request, lines = answer.request, list[str]()
+    model = request.described_model
+    if model is not None and model.vocabulary and not model.sequence:
+        lines.append(f"{model.sequence_tokens:,} tokens a sample, the most that the model allows (--sequence)")
+    if answer.instead is not None:
+        lines.append(f"planned like {answer.preset.name}, since {answer.instead}")
+    if request.cluster is not None and request.cluster.whose_numbers:
+        lines.append(f"{request.cluster_name} {request.cluster.whose_numbers}")
+    return [[line] for line in lines]
+
+
+def _next(answer: Planned, plan_file: Path | None) -> list[list[str]]:
+    """The commands that go on from here."""
+    runtime = answer.request.options.get(FOR.name)
+    if plan_file is None:
+        return [["give -o plan.json to keep the plan, to export, run or explain it", "--details says more"]]
+    target = runtime if runtime and runtime != "trainplan" else "torch"
+    first = f"trainplan export {plan_file} --to {target} -o run" if runtime else f"trainplan run {plan_file} --steps 3"
+    return [[first], [f"trainplan explain {plan_file}", f"report {plan_file} -o report.html", "plan ... --details"]]
+
+
+def _nothing(answer: Planned) -> list[Row]:
+    """Why there is no plan, and ways out."""
+    result, reason = answer.result, answer.result.reason
+    ways = list[str]()
+    if answer.needed_bytes is not None:
+        ways.append(f"{_gib(answer.needed_bytes)} GiB a GPU")
+    if answer.needed_devices is not None:
+        ways.append(f"{answer.needed_devices} GPUs (with fewer nothing fits, proven)")
+    if result.status != "infeasible":
+        why = result.message or f"{result.method} found no plan, and has not proven that there is none"
+        return [("OPEN", [[why]])] + ([("NEEDS", [[" or ".join(ways)]])] if ways else [])
+    limit = answer.request.with_margin(0).limit_bytes
+    rows: list[Row] = [("FITS NOT", [[f"no plan fits into {_gib(limit)} GiB a GPU (proven)"]])]
+    rows += [("NEEDS", [[" or ".join(ways)]])] if ways else []
+    return rows + ([("WHY", [[reason.command_text]])] if reason is not None else [])
+
+
+def _gib(size: float) -> str:
+    """GiB with four digits at most, without the unit."""
+    return f"{size / GIB:.3g}" if size < 100 * GIB else f"{size / GIB:.0f}"
+
+
+def _tokens(rate: float) -> str:
+    """`1,022`, `33.6`: whole from a hundred on."""
+    return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
+
+
+def _rounded(time_ns: float) -> str:
+    """A time of two or three digits."""
+    value, unit = format_time(time_ns).split()
+    return f"{float(value):.0f} {unit}" if float(value) >= 10 else f"{float(value):.2g} {unit}"
+
+
+def _share(share: float) -> str:
+    """`0.1 %`, `12 %`: two digits, never 0 for what is more."""
+    percent = 100 * max(0.0, share)
+    return "0 %" if percent == 0 else "0.01 %" if percent < 0.01 else f"{percent:.2g} %"
