@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from trainplan.configurations.judging import neighbour_runs
@@ -13,26 +14,29 @@ from trainplan.formulations.joint.runtimes import FOR
 from trainplan.formulations.plan import Plan
 from trainplan.formulations.runs import runs
 from trainplan.formulations.strategies import Strategy
+from trainplan.performance import PARTS
 from trainplan.planned import Planned, Price
 from trainplan.profiling.base.quantities import format_time, plural
 
 Row = tuple[str, list[list[str]]]  # a label and its lines, each of pieces that stand between dots
 GIB = 2**30
 NAMES = {"megatron": "Megatron", "megatron-bridge": "Megatron", "deepspeed": "DeepSpeed", "accelerate": "Accelerate"}
+LEAST_GAIN = 0.001  # of a step, that is worth a word
 MOST_LAYOUTS, MOST_OTHERS = 4, 3  # that are written out: of a plan whose units differ; of other plans that fit
-CAUSES = {"activations": "activations", "buffers": "buffers", "optimizer": "optimizer states", "gradients": "gradients"}
+CAUSES = {"optimizer": "optimizer states", "states": "model states", "states with gathered blocks": "model states"}
 
 
 def screen(answer: Planned, plan_file: Path | None = None) -> list[Row]:
     """The rows of the screen, in order. plan_file: where the plan is written, for the commands that come next."""
     if answer.plan is None or answer.step_ns is None:
         return _nothing(answer)
+    others = _others(answer)
     rows: list[Row] = [
         ("FITS", [_memory(answer)]),
         ("RUN", [run_words(answer.plan), *_layouts(answer.plan)]),
         ("SPEED", [_speed(answer)]),
-        ("BEST?", _proof(answer)),
-        ("WHY NOT", [_others(answer)]),
+        ("BEST?", [*_proof(answer), others.faster]),
+        ("WHY NOT", [others.why_not]),
         ("ASSUMED", _assumed(answer)),
         ("NEXT", _next(answer, plan_file)),
     ]
@@ -116,12 +120,11 @@ def _memory(answer: Planned) -> list[str]:
 def _parts(answer: Planned) -> dict[str, float]:
     """Of what the peak of the fullest device is, in bytes."""
     if answer.run is not None and answer.run.memory is not None:
-        return answer.run.memory.parts
+        return {CAUSES.get(name, name): size for name, size in answer.run.memory.parts.items()}
     if answer.performance is None:
         return {}
     stage = max(answer.performance.stages, key=lambda each: each.peak_bytes)
-    names = ("parameters", "gradients", "optimizer", "activations", "buffers")
-    return {CAUSES.get(name, name): getattr(stage, f"{name}_bytes") for name in names}
+    return {CAUSES.get(name, name): getattr(stage, f"{name}_bytes") for name in PARTS}
 
 
 def _speed(answer: Planned) -> list[str]:
@@ -182,37 +185,50 @@ def _priced(price: Price, answer: Planned) -> list[str]:
     return [f"{without} {format_time(best)} a step or less, {' to '.join(dict.fromkeys(shares))} faster"]
 
 
-def _others(answer: Planned) -> list[str]:
-    """Plans that differ in one decision: what the fastest that does not fit needs, and the steps of the next best that do."""
-    plan, runtime = answer.plan, answer.request.options.get(FOR.name)
-    assert plan is not None
-    words = list[str]()
-    uniform = answer.uniform
+@dataclass(frozen=True)
+class _Others:
+    """Plans that differ from this one in one decision, as the runtime is predicted to run them.
+
+    faster: what fits and takes less time, though the search, which goes by the solver's objective, has it behind. why_not: what
+    the fastest that does not fit needs, and the steps of the next best that do.
+    """
+
+    faster: list[str]
+    why_not: list[str]
+
+
+def _others(answer: Planned) -> _Others:
+    plan, runtime, uniform = answer.plan, answer.request.options.get(FOR.name), answer.uniform
+    assert plan is not None and answer.step_ns is not None
+    alike = list[str]()
     if uniform is not None and uniform.plan is not None and uniform.step_ns is not None:
-        words.append(f"one layout for all ({' '.join(run_words(uniform.plan)[:-1])}): {format_time(uniform.step_ns)}")
-    if runtime is None or (plan.one_strategy is None and plan.runs_by is None):
-        return words
-    own, seen, fitting, short = set(run_words(plan)), set[str](), list[str](), list[str]()
+        alike = [f"one layout for all ({' '.join(run_words(uniform.plan)[:-1])}): {format_time(uniform.step_ns)}"]
+    if runtime is None or plan.runs_by is None:
+        return _Others([], alike)
+    own, seen, faster = run_words(plan), set[str](), list[str]()
+    fitting, short = list[str](), list[str]()
     for other, step_ns, peak_bytes in neighbour_runs(runtime, plan, answer.request):
         name = _difference(own, run_words(other))
-        if name in seen:
+        if not name or name in seen:
             continue
         seen.add(name)
         if peak_bytes > plan.memory_bytes:
             short.append(f"{name}: needs {_gib(peak_bytes)} GiB")
+        elif step_ns < (1 - LEAST_GAIN) * answer.step_ns:
+            faster.append(f"{name} would take {format_time(step_ns)} by this prediction: the search goes by its own step model")
         else:
             fitting.append(f"{name}: {format_time(step_ns)}")
-    return [*words, *short[:1], *fitting[:MOST_OTHERS]]
+    return _Others(faster[:1], [*alike, *short[:1], *fitting[:MOST_OTHERS]])
 
 
-def _difference(own: set[str], words: Sequence[str]) -> str:
+def _difference(own: Sequence[str], words: Sequence[str]) -> str:
     """What another plan has that this one has not, without what follows from the rest."""
     new = [word for word in words if word not in own]
     lost = [f"{name}1" for name in ("TP", "PP", "CP") if _has(name, own) and not _has(name, words)]
     chosen = lost + [word for word in new if not word.startswith("DP") and "micro-batch" not in word]
     if not chosen and "nothing recomputed" not in new:
         chosen = new
-    return " ".join(chosen) or "without SP"
+    return " ".join(chosen) or "without SP" * ("SP" in own and "SP" not in words)
 
 
 def _has(name: str, words: Iterable[str]) -> bool:
