@@ -152,7 +152,8 @@ def likely_ns(answer: Planned) -> tuple[float, float] | None:
 
 
 def _proof(answer: Planned) -> list[list[str]]:
-    """How far from the best possible, by the solver and as it is checked without one; and what other requests would bring."""
+    """How far from the best possible, as a share of the plan's step, by the solver and as it is checked without one; and what
+    other requests would bring."""
     claim = None if answer.plan is None else answer.plan.claim
     if claim is None:
         return []
@@ -160,9 +161,9 @@ def _proof(answer: Planned) -> list[list[str]]:
     of = "any plan" + (f" for {NAMES.get(runtime, runtime)}" if runtime else "")
     text = "no lower bound is known"
     if claim.bound_ns:
-        text = f"within {_share(claim.objective_ns / claim.bound_ns - 1)} (solver)"
+        text = f"within {_share(1 - claim.bound_ns / claim.objective_ns)} (solver)"
         if claim.evidence is not None:
-            text += f" / {_share(claim.objective_ns / claim.evidence.bound_ns - 1)} (independent check)"
+            text += f" / {_share(1 - claim.evidence.bound_ns / claim.objective_ns)} (independent check)"
         text += f" of {of}"
     words = [text, *["interrupted: the search was not done"] * answer.interrupted]
     return [words, *(line for price in answer.prices if (line := _priced(price, answer)))]
