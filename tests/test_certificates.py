@@ -148,7 +148,7 @@ def test_the_command_writes_evidence_and_says_what_it_proves(tmp_path: Path) -> 
     assert call("plan", *words).returncode == 0
     done = call("check", path)
     assert done.returncode == 0
-    for text in ("bound of claim", "said by the solver, not checked", "checked bound", "verdict", "evaluated again"):
+    for text in ("proven lower bound", "said by the solver, not checked", "checked bound", "verdict", "evaluated again"):
         assert text in done.stdout
     content = json.loads(call("check", path, "--json").stdout)
     assert content["claim"]["bound_ns"] <= content["claim"]["objective_ns"]

@@ -232,8 +232,8 @@ def test_a_schedule_is_priced_against_all_of_them(monkeypatch: pytest.MonkeyPatc
 def test_what_is_proven_says_under_which_restrictions() -> None:
     answer, _ = made(pipeline=2, forbid=["sdp", "tp4"], sequence_parallel=False, hybrid=True)
     under = "--pipeline 2, --schedule 1f1b, --sliced 0, --no-sequence-parallel, no --modules, --host none, --forbid sdp,tp4"
-    assert dict(answer.summary(flags=True))["proven under"] == under
-    assert "pipeline 2, schedule 1f1b, sliced 0, sequence_parallel=False, no modules" in dict(answer.summary())["proven under"]
+    assert dict(answer.summary(flags=True))["search space"] == under
+    assert "pipeline 2, schedule 1f1b, sliced 0, sequence_parallel=False, no modules" in dict(answer.summary())["search space"]
     assert ", ".join(answer.restrictions) == under
     certified = tp.certify(answer).plan
     assert certified is not None

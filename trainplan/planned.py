@@ -82,8 +82,8 @@ class Spent:
     walks: int
 
     def __str__(self) -> str:
-        walks = f", {self.walk_seconds:.3f} s of it to compile, check and walk {plural(self.walks, 'plan')}"
-        return f"{self.seconds:.3f} s but for prices" + walks * (self.walks > 0)
+        walks = f"; {self.walk_seconds:.3f} s of it to compile, check and walk {plural(self.walks, 'plan')}"
+        return f"{self.seconds:.3f} s, without constraint prices" + walks * (self.walks > 0)
 
 
 @dataclass(frozen=True)
@@ -255,7 +255,7 @@ class Planned:
         if plan.predicted is None or self.performance is None:
             return [("predicted time", f"none: plans of {plan.planned_model().family} models are no programs yet")]
         whole, software, most = format_bytes(plan.memory_bytes), plan.predicted.software, plan.predicted.most_bytes
-        how = f"as {software} holds it" if software else "the memory walk"
+        how = f", as {software} holds it" if software else ""
         over = "; its programs fit, this does not" if software and most > plan.memory_bytes else ""
         rows = [("optimizer", "Muon for matrices of layers, AdamW for all else")] * (plan.optimizer == "muon")
         rows += [
@@ -264,7 +264,7 @@ class Planned:
                 f"{format_time(plan.predicted.step_ns)} a step" + (f", as {software} overlaps" if software else ""),
             ),
             *self.performance.summary(),
-            ("predicted memory", f"{format_bytes(most)} at most on any rank, of {whole}: {how}{over}"),
+            ("predicted memory", f"peak {format_bytes(most)} of {whole}{how}{over}"),
         ]
         if self.margin_bytes:
             margin = f"{format_bytes(self.margin_bytes)} that the solver did not get, so that the programs fit"
@@ -307,20 +307,23 @@ class Planned:
         if claim.bound_ns is not None:
             bound = format_time(claim.bound_ns) + (f", by {source}" if source else "")
         rows = [
-            ("claim", f"{format_time(claim.objective_ns)} of {claim.problem}, costs {claim.cost_model}{self._as_walked()}"),
+            (
+                "solver's objective",
+                f"{format_time(claim.objective_ns)} ({claim.problem}, costs {claim.cost_model}){self._as_walked()}",
+            ),
             *([("cost model", why)] if (why := self.problem.plainer_costs(self.request)) is not None else []),
             ("status", claim.status + (f" (gap asked for: {self.result.tolerance:.2g})" if self.result.tolerance else "")),
-            ("bound of claim", bound),
+            ("proven lower bound", bound),
             ("gap", "unknown" if claim.gap is None else f"{claim.gap:.4%}{self._gap_parts(claim)}"),
             *self._evidence(claim),
             *self._any_schedule(claim.objective_ns),
-            *([("proven under", under if flags else as_arguments(under))] if under and claim.bound_ns is not None else []),
+            *([("search space", under if flags else as_arguments(under))] if under and claim.bound_ns is not None else []),
             ("method", claim.method),
         ]
         if self.excess is not None and self.excess != 0:
             which = "step of the walks" if self._as_walked() else "predicted step"
             rows.append(
-                ("walk and claim", f"the {which} is {self.excess:+.3%} from the claimed objective{self._walk_gap(claim)}")
+                ("prediction against objective", f"the {which} is {self.excess:+.3%} from the objective{self._walk_gap(claim)}")
             )
         return rows
 
@@ -362,8 +365,8 @@ class Planned:
             return [("any schedule", f"not bounded under streams: {why}")]
         if (bound := self.any_schedule_ns) is None or not objective_ns or not serial:
             return []
-        text = "no order of whole passes of these stages, one thing at a time on a device, could be more than"
-        return [("any schedule", f"{text} {1 - bound / objective_ns:.3%} faster: none takes less than {format_time(bound)}")]
+        gain = f"reordering passes gains at most {1 - bound / objective_ns:.3%}"
+        return [("any schedule", f"{gain}: with these stages no order takes less than {format_time(bound)}")]
 
 
 def row_rank(row: dict[str, Any]) -> tuple[bool, int]:

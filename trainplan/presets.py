@@ -66,7 +66,7 @@ PRESETS = {
         Preset(
             "joint",
             "joint",
-            "Stages cut at any sub-layer, micro-batches and every sub-layer's strategy together, for the least simulated step.",
+            "Find the fastest plan that fits: micro-batches, stages cut at any sub-layer, and every sub-layer's strategy.",
             verb="plan",
         ),
         Preset(

@@ -132,7 +132,7 @@ class Simulation:
             if 2 * len(self.stages) * self.micro_batches > MOST_PASSES:
                 fix = f"give a plan of at most {MOST_PASSES // 2 // len(self.stages)}"
                 raise InputError("command line", "--trace", f"is of {self.micro_batches} micro-batches", fix)
-            problem = "is of a plan with states on the host or kept whole, or of unlike or interleaved stages"
+            problem = "has no trace yet for plans like this (states on the host or kept whole, unlike or interleaved stages)"
             raise InputError("command line", "--trace", problem, "give --picture: it draws the lanes")
         return chrome_trace(self.timeline, name=self.name, stages=self.stages)
 

@@ -21,7 +21,7 @@ SLICED = Parameter("sliced", int, "micro-batches that 1F1B may begin in two halv
 CHUNKS = Parameter("chunks", int, "stages that the interleaved schedule may have on each group of devices, at most", 2, least=2)
 BY_UNIT = replace(parameters.BY_UNIT, about="choose for every sub-layer, not for every layer", default=True)
 ZERO = Parameter("zero", str, "ZeRO stages to choose from, 0 for copies (dp), such as 0,3", ",".join(map(str, ZERO_STAGES)))
-HYBRID = Parameter("hybrid", bool, "let ranks hold copies of shards, too: dp outside sdp (HSDP)", False)
+HYBRID = Parameter("hybrid", bool, "allow HSDP: shards within groups of ranks, copies between them (dp outside sdp)", False)
 SEQUENCE_PARALLEL = Parameter("sequence_parallel", bool, "let tensor-parallel ranks share the tokens, too", True)
 MODULES = Parameter("modules", bool, "let modules be recomputed by themselves, too: attention, activation, norms, loss", False)
 HOST = Parameter(
@@ -51,7 +51,7 @@ CP_EXCHANGE = Parameter(
 PRECISION = Parameter(
     "precision",
     str,
-    "of the products of transformer layers: the model's dtype, or a recipe of fewer bits, of the cost model streams",
+    "precision of the layers' matrix multiplications: the model's dtype, or a recipe in fewer bits, with overlap (streams)",
     "model",
     ("model", *RECIPES),
 )

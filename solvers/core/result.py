@@ -141,7 +141,7 @@ class Result:
 
     def run_rows(self) -> list[tuple[str, str]]:
         """Of `summary`, what the run took and what stopped it."""
-        seconds = f"{self.build_seconds:.3f} build, {self.solve_seconds:.3f} solve, {self.import_seconds:.3f} imports apart"
+        seconds = f"{self.build_seconds:.3f} build, {self.solve_seconds:.3f} solve, plus {self.import_seconds:.3f} imports"
         article = "an" if self.stopped == "interrupt" else "the"
         return [("seconds", seconds), *([("stopped by", f"{article} {self.stopped}")] if self.stopped else [])]
 

@@ -46,7 +46,7 @@ def plan(folder: Path) -> Path:
         "start-up",
         "bubble",
         "4 pipelines of 4 stages",
-        "bound of claim",
+        "proven lower bound",
         "the memory walk",
     ):
         assert text in done.stdout

@@ -73,7 +73,7 @@ def test_the_screen_says_what_simulate_says(tmp_path: Path) -> None:
     assert f"trainplan run {path} --steps 3" in rows["NEXT"]
     assert "independent check" in rows["BEST?"]
     detailed = call("plan", "gpt2", "cpu-4", "--batch", "8", "--sequence", "64", "--details").stdout
-    assert "FITS" not in detailed and "bound of claim" in detailed
+    assert "FITS" not in detailed and "proven lower bound" in detailed
 
 
 if __name__ == "__main__":

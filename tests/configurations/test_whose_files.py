@@ -248,7 +248,7 @@ def test_exported_files_come_back_as_their_plan_or_say_which_do(tmp_path: Path, 
 
 def test_defaults_of_the_trainer_are_those_of_its_own_class(tmp_path: Path) -> None:
     """Every field of transformers' TrainingArguments that a file leaves out is taken as that class has it, and every other
-    value of any field is read, refused, or named as no part of a plan: none is left out without a word."""
+    value of any field is read, refused, or named as ignored: none is left out without a word."""
     from transformers import TrainingArguments
 
     own = {field.name: field.default for field in fields(TrainingArguments)}

@@ -207,7 +207,7 @@ def test_a_plan_that_tables_at_most_leave_out_is_found() -> None:
     assert max(answer.judged.peak_bytes) <= 2500 * 2**20
     assert answer.answer.bound_ns is not None and answer.answer.bound_ns <= answer.judged.step_ns
     shorter = 1 - answer.answer.bound_ns / answer.judged.step_ns  # which is more than the claim's gap
-    said = dict(answer.summary())["walk and claim"]
+    said = dict(answer.summary())["prediction against objective"]
     assert said.endswith(f"; no plan that fits has a walk more than {shorter:.3%} shorter")
 
 

@@ -66,7 +66,7 @@ def _show(explained: Explained) -> None:
             cells += ["-" if change is None else change.option, step]
         cells.append("-" if each.prevented is None else format_bytes(each.prevented.over_bytes))
         rows.append(cells)
-    title = "what the first of these units could have alone, all else as it is, with the costs of the claim"
+    title = "changing one layer only, by the solver's objective"
     of_units = ("stage", "units", "count", "strategy", "next best", "step", "prevented by memory", "step", "too much")
     table(of_units, rows, title, ("units", "strategy", "next best", "prevented by memory"))
     if not explained.complete:

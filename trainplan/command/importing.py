@@ -145,7 +145,7 @@ def _show(judged: JudgedRun, values: bool) -> None:
         rows.append(("out of memory", _ran_out(configuration.ran_out, judged)))
     rows += _searches(judged)
     rows += [("taken otherwise", text) for text in configuration.notes]
-    rows += [("no part of a plan", _grouped(configuration.unread))] * bool(configuration.unread)
+    rows += [("ignored (no effect)", _grouped(configuration.unread))] * bool(configuration.unread)
     rows += [("unknown key", text) for text in configuration.unknown]
     pairs([row for row in rows if row[1]])
     if values:
@@ -175,7 +175,7 @@ def _step(judged: JudgedRun) -> str:
         how = "on lanes, as plans are priced under streams" if lanes else "over its programs: one lane a device, no overlap"
         return f"{step}, by the walk {how}; not as {judged.configuration.software} overlaps: {framework}"
     between = f"{framework.step_low_s:.4g} to {framework.step_high_s:.4g} s"
-    return f"{step} ({between}), as {judged.configuration.software} overlaps, by the cost model streams"
+    return f"{step} ({between}), as {judged.configuration.software} overlaps"
 
 
 def _of_memory(framework: Prediction) -> list[tuple[str, str]]:

@@ -117,7 +117,7 @@ def _programs(check: CheckedPlan) -> list[tuple[str, str]]:
 def _claim(claim: CheckedClaim) -> list[tuple[str, str]]:
     """What a claim says, and what of it was checked."""
     said = "none" if claim.claimed_bound_ns is None else f"{format_time(claim.claimed_bound_ns)}, by {claim.claimed_source}"
-    rows = [("bound of claim", f"{said} (said by the solver, not checked)")]
+    rows = [("proven lower bound", f"{said} (said by the solver, not checked)")]
     if claim.objective_ns is not None:
         rows.append(("claimed step", f"{format_time(claim.objective_ns)} of {claim.problem}, evaluated again"))
     if claim.bound_ns is not None and claim.objective_ns:

@@ -30,7 +30,7 @@ def command(name: str, words: Sequence[str]) -> Command:
     ]
 )
 def validate(runs: Path, assumptions: bool) -> Outcome:
-    """Predict runs at their layouts as given, by the cost model streams, and hold the predictions against what was measured."""
+    """Predict runs at their layouts as given, with overlap, and hold the predictions against what was measured."""
     predictions = api.validate(runs)
     files: dict[str, Callable[[], Any]] = {"picture": partial(api.draw_errors, predictions)}
     if all(each.error is None for each in predictions):

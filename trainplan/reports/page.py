@@ -130,7 +130,7 @@ def _head(
         facts.append(("predicted", f"as {simulation.software} overlaps; {drawn}"))
     if claim is not None:
         bound = "none" if claim.bound_ns is None else f"{format_time(claim.bound_ns)}, gap {_gap(claim.gap)}"
-        facts.append(("bound of claim", bound))
+        facts.append(("proven lower bound", bound))
     return [*facts, ("certificate", _certificate(checked))]
 
 
