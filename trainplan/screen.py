@@ -273,7 +273,13 @@ def _nothing(answer: Planned) -> list[Row]:
     limit = answer.request.with_margin(0).limit_bytes
     rows: list[Row] = [("FITS NOT", [[f"no plan fits into {_gib(limit)} GiB a GPU (proven)"]])]
     rows += [("NEEDS", [[" or ".join(ways)]])] if ways else []
-    return rows + ([("WHY", [[reason.command_text]])] if reason is not None else [])
+    if reason is None:
+        return rows
+    sizes = zip((reason.state_bytes, reason.activation_bytes), reason.parts, strict=True)
+    what = " and ".join(f"{_gib(size)} GiB of {name}" for size, name in sizes)
+    rows.append(("WHY", [[f"the leanest plan has {what} at the {reason.peak_pass} pass of {reason.peak_layer_name}"]]))
+    others = [text for text in reason.advice if not text.startswith(("give --memory", "free "))]
+    return rows + [("WAYS OUT", [[text] for text in others])] * bool(others)
 
 
 def _gib(size: float) -> str:

@@ -29,7 +29,7 @@ LONG: dict[str, dict[str, Any]] = {
     "megatron-70b": {"model": "llama-3.1-70b", "cluster": "h100:8x8", "batch": 512, "sequence": 8192, "for_": "megatron"},
     "torchtitan-8b": {**LLAMA, "cluster": "8xH100", "for_": "torchtitan"},
     "deepspeed-8b": {**LLAMA, "cluster": "8xH200", "for_": "deepspeed"},
-    "accelerate-32b": {"model": "qwen3-32b", "cluster": "16xH200", "batch": 64, "sequence": 4096, "for_": "accelerate"},
+    "accelerate-8b": {"model": "qwen3-8b", "cluster": "8xH200", "batch": 64, "sequence": 4096, "for_": "accelerate"},
     "fp8": {**LLAMA, "cluster": "h100:8", "precision": "fp8", "for_": "megatron"},
     "405b-does-not-fit": {"model": "llama-3.1-405b", "cluster": "h100:8x4", "batch": 64, "sequence": 8192},
     "mixed-devices": {"like": "amp", "model": "amp-gpt2", "cluster": "amp-p3-16", "batch": 32, "dtype": "float16"},
