@@ -341,8 +341,9 @@ def test_an_infeasible_plan_is_exit_1_and_writes_nothing(tmp_path: Path) -> None
     path = tmp_path / "plan.json"
     done = call("plan", "--model", "gpt2", "--cluster", "cpu-4", "--batch", "8", "--memory", "100MiB", "-o", path)
     assert done.returncode == 1
-    assert "no choice fits into 100 MiB: each needs at least" in done.stdout and ", and one needs" in done.stdout
-    assert not path.exists()
+    assert done.stdout.startswith("FITS NOT   no plan fits into 0.0977 GiB a GPU (proven)\nNEEDS ") and not path.exists()
+    detailed = call("plan", "--model", "gpt2", "--cluster", "cpu-4", "--batch", "8", "--memory", "100MiB", "--details")
+    assert "no choice fits into 100 MiB: each needs at least" in detailed.stdout and ", and one needs" in detailed.stdout
 
 
 def test_corrupted_random_instances_never_trace_back(tmp_path: Path) -> None:

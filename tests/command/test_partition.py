@@ -47,7 +47,7 @@ def plan(folder: Path) -> Path:
         "bubble",
         "4 pipelines of 4 stages",
         "proven lower bound",
-        "the memory walk",
+        "peak ",
     ):
         assert text in done.stdout
     assert picture.read_bytes().startswith(b"\x89PNG")

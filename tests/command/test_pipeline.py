@@ -108,7 +108,7 @@ def test_plans_of_several_stages(tmp_path: Path) -> None:
     stages = ["--pipeline", "2", "--micro-batches", "4", "--schedule", "gpipe"]
     done = call("plan", "--model", "gpt2", "--cluster", "cpu-4", *shape, *stages, "--details", "-o", path)
     assert done.returncode == 0, done.stderr
-    for text in ("2 stages, GPipe", "8 samples in 4 micro-batches", "2 .. 3", "memory walk"):
+    for text in ("2 stages, GPipe", "8 samples in 4 micro-batches", "2 .. 3", "peak "):
         assert text in done.stdout
     content = json.loads(path.read_text())
     assert (content["schedule"], [stage["ranks"] for stage in content["stages"]]) == ("gpipe", [[0, 1], [2, 3]])

@@ -60,7 +60,7 @@ def plan(folder: Path, words: list[str]) -> Path:
         "●",
         "optimal",
         "proven lower bound",
-        "the memory walk",
+        "peak ",
     ):
         assert text in done.stdout
     assert picture.read_bytes().startswith(b"\x89PNG")
