@@ -54,7 +54,7 @@ def test_a_walk_in_leaps_is_that_of_every_round(monkeypatch: pytest.MonkeyPatch,
             assert _busy_ns(walk, place) == _busy_ns(whole, place)
         with pytest.raises(InputError, match=rf"batch.micro_batches is {plan.batch.micro_batches}; give at most"):
             walk.assure_whole()
-    assert leaping > count // 3
+    assert leaping > count // 4
 
 
 def test_rounds_that_do_not_repeat_are_walked_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,7 +79,7 @@ def test_models_find_the_optimum(seed: int) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("seed", range(1000, 1500))
+@pytest.mark.parametrize("seed", range(1000, 1250))
 def test_models_find_the_optimum_of_many(seed: int) -> None:
     check_models(tiny(seed, 5, 3))
 
