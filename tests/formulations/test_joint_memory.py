@@ -121,7 +121,7 @@ def test_tables_have_at_least_mode_no_more_than_the_walk(
 def test_tables_have_no_more_than_the_walk_of_many_solutions(
     model: Model, cluster: str, options: dict[str, Any], cost_model: str
 ) -> None:
-    surely_held(model, cluster, options, cost_model, 100, 2)
+    surely_held(model, cluster, options, cost_model, 50, 2)
 
 
 @pytest.mark.long
