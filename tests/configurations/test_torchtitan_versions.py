@@ -328,3 +328,37 @@ def test_a_registry_away_from_its_folder_is_of_the_model_that_is_named(tmp_path:
     assert (named.value, named.source) == ("llama3", "--model meta-llama/Meta-Llama-3-8B")
     with pytest.raises(InputError, match="has 32 layers, and llama3-70b has 80"):
         tp.import_run(file, cluster="h100-8", model="llama3-70b", search=False)
+
+
+def of_parallelism(folder: Path, **degrees: int) -> tp.Imported:
+    """Llama 3 8B of eight devices with these degrees."""
+    lines = "\n".join(f"{name} = {degree}" for name, degree in degrees.items())
+    text = f'[model]\nname = "llama3"\nflavor = "8B"\n[training]\nlocal_batch_size = 1\n[parallelism]\n{lines}\n'
+    return tp.import_run(titan(folder, text), cluster="h100:8", search=False)
+
+
+@pytest.mark.parametrize(
+    ("degrees", "says"),
+    [
+        ({"data_parallel_replicate_degree": 4}, r"give parallelism.data_parallel_replicate_degree = 2: plans"),
+        (
+            {"data_parallel_replicate_degree": 4, "data_parallel_shard_degree": 1},
+            r"data_parallel_replicate_degree = 2 and parallelism.data_parallel_shard_degree = 2: plans",
+        ),
+        ({"data_parallel_replicate_degree": 2, "tensor_parallel_degree": 2}, r"data_parallel_replicate_degree = 1: plans"),
+    ],
+)
+def test_context_parallel_ranks_that_share_states_alone_are_no_copies(
+    tmp_path: Path, degrees: dict[str, int], says: str
+) -> None:
+    """torchtitan's fsdp_enabled is dp_shard_enabled or cp_enabled."""
+    with pytest.raises(InputError, match=f"context_parallel_degree is 2, .*{says}"):
+        of_parallelism(tmp_path, context_parallel_degree=2, **degrees)
+
+
+@pytest.mark.parametrize("shard", [1, 2, 4])
+def test_degrees_whose_product_is_too_small_are_told_with_degrees_that_run(tmp_path: Path, shard: int) -> None:
+    with pytest.raises(InputError, match=rf"shard_degree is {shard}, .*give 8 or .*replicate_degree = {8 // shard}$"):
+        of_parallelism(tmp_path, data_parallel_shard_degree=shard)
+    of_parallelism(tmp_path, data_parallel_shard_degree=8)
+    of_parallelism(tmp_path, data_parallel_shard_degree=shard, data_parallel_replicate_degree=8 // shard)

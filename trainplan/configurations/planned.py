@@ -312,19 +312,38 @@ def _strategy(configuration: Configuration, data: int) -> Strategy:
     else:
         copies = data // shard if copies is None else copies
     if copies * shard != data:
-        name = "shard" if configuration.shard is not None else "copies"
-        raise configuration.error(
-            name, f"is {getattr(configuration, name)}", f"give a divisor of the {data} data-parallel ranks"
-        )
-    if zero and data == 1 and configuration.cp > 1:
-        problem = f"is {configuration.cp}, without data-parallel ranks, and states are shared (ZeRO stage {zero})"
-        fix = "leave the sharing out, or give more devices: plans share no states among context-parallel ranks alone"
-        raise configuration.error("cp", problem, fix)
+        raise _unequal(configuration, copies, shard, data)
+    if zero and shard == 1 and configuration.cp > 1:
+        ranks = f"{copies} copies of what its ranks share" if data > 1 else "no data-parallel ranks"
+        problem = f"is {configuration.cp}, with {ranks}, and states are shared (ZeRO stage {zero})"
+        raise configuration.error("cp", problem, _sharing(configuration, copies))
     if configuration.host and zero in (1, 2):
         zero = 3  # whole on the device for the step, and the host has shards of all
     plain = Strategy.of(("dp", copies), ("sdp", shard), ("cp", configuration.cp), ("tp", configuration.tp))
     zero = zero if shard > 1 and zero else 3
     return replace(plain, zero=zero, sequence_parallel=configuration.sequence_parallel, exchange=configuration.exchange)
+
+
+def _sharing(configuration: Configuration, copies: int) -> str:
+    """What to give where context-parallel ranks alone share states."""
+    why = "plans share no states among context-parallel ranks alone"
+    if copies == 1:
+        return f"give more devices: {why}"
+    fewest = next(number for number in range(2, copies + 1) if copies % number == 0)
+    shard = "" if configuration.shard is None else f" and {configuration.keys.get('shard', 'shard')} = {fewest}"
+    return f"give {configuration.keys.get('copies', 'copies')} = {copies // fewest}{shard}: {why}"
+
+
+def _unequal(configuration: Configuration, copies: int, shard: int, data: int) -> InputError:
+    """An error of copies and of ranks that share states, whose product is not all data-parallel ranks."""
+    name = "shard" if configuration.shard is not None else "copies"
+    if configuration.shard is None or configuration.copies is None:
+        fix = f"give a divisor of the {data} data-parallel ranks"
+        return configuration.error(name, f"is {getattr(configuration, name)}", fix)
+    other = configuration.keys.get("copies", "copies")
+    works = [str(data // copies)] * (data % copies == 0) + [f"{other} = {data // shard}"] * (data % shard == 0)
+    problem = f"is {shard}, with {other} = {copies}: {copies * shard} of {data} data-parallel ranks"
+    return configuration.error(name, problem, f"give {' or '.join(works) or f'two numbers whose product is {data}'}")
 
 
 def _batch(configuration: Configuration, data: int) -> tuple[int, int]:

@@ -162,7 +162,7 @@ def _of_keys(keys: Keys, early: bool, latest: bool) -> Configuration:
     names |= {"samples": "training.global_batch_size", "micro_samples": "training.local_batch_size"}
     names |= {"cp": "parallelism.context_parallel_degree", "sequence": "training.seq_len"}
     names |= {"shard": "parallelism.data_parallel_shard_degree", "copies": "parallelism.data_parallel_replicate_degree"}
-    if shard == 1 and copies > 1:
+    if shard == cp == 1 and copies > 1:  # states are shared among context-parallel ranks, too
         zero = 0
     return Configuration(
         where=keys.where, runtime="torchtitan", software="torchtitan", flags="compile" if compiled else "", model=model,
