@@ -20,6 +20,7 @@ from trainplan.profiling.models.model import load_model
 import trainplan as tp
 from benchmarks.torchtitan_history import ours
 from trainplan.configurations.configuration import Configuration, Said
+from trainplan.configurations.judging import JudgedRun
 from trainplan.configurations.planned import read
 from trainplan.configurations.torchtitan import of_tables
 from trainplan.configurations.torchtitan_versions import EARLIER, SIZES, model_of
@@ -330,7 +331,7 @@ def test_a_registry_away_from_its_folder_is_of_the_model_that_is_named(tmp_path:
         tp.import_run(file, cluster="h100-8", model="llama3-70b", search=False)
 
 
-def of_parallelism(folder: Path, **degrees: int) -> tp.Imported:
+def of_parallelism(folder: Path, **degrees: int) -> JudgedRun:
     """Llama 3 8B of eight devices with these degrees."""
     lines = "\n".join(f"{name} = {degree}" for name, degree in degrees.items())
     text = f'[model]\nname = "llama3"\nflavor = "8B"\n[training]\nlocal_batch_size = 1\n[parallelism]\n{lines}\n'

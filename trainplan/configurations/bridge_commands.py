@@ -11,10 +11,11 @@ from typing import Any
 
 from trainplan.configurations import megatron_bridge
 from trainplan.configurations.bridge_recipes import END
-from trainplan.configurations.configuration import Configuration, Said, flattened
+from trainplan.configurations.configuration import Configuration, Keys, Said, flattened
 from trainplan.configurations.documented_bridge import SECTIONS
 from trainplan.configurations.documents import read_document, written
 from trainplan.configurations.lines import sources_of
+from trainplan.configurations.megatron_environment import refuse_environment
 from trainplan.configurations.shell import Command
 from trainplan.profiling.base.errors import InputError, shown
 
@@ -22,6 +23,7 @@ RUNNERS = ("run_recipe.py", "run_script.py")
 EXAMPLE = re.compile(r"pretrain_(\w+)\.py")
 OVERRIDE = re.compile(rf"[+~]{{0,2}}(?:{'|'.join(SECTIONS)})\.\w[\w.]*=")
 FILE = "--config-file"
+BACKEND = ("model.attention_backend", "auto")  # as configurations of Megatron Core have it
 OTHERWISE = {  # options by which these scripts train another model, or otherwise
     "--hf-path": "the recipe has its own model; another one's recipe is given by --set recipe=NAME",
     "--mode": "recipes of fine-tuning are not read",
@@ -40,6 +42,7 @@ def is_one(command: Command) -> bool:
 def of_command(command: Command, where: str, said: Said, folder: Path) -> Configuration:
     """The configuration that such a command stands for. folder: of the script. Raises InputError."""
     name = command.program.rsplit("/", 1)[-1]
+    refuse_environment(Keys(where, command.values, sources=command.sources, ignored=said.ignored), *BACKEND)
     words, own = _apart(command.words)
     for option, why in OTHERWISE.items():
         if own.get(option, "pretrain") != "pretrain":

@@ -16,6 +16,7 @@ from typing import Any, Literal
 from trainplan.configurations.configuration import Configuration, Keys, Open, Recomputed, Said
 from trainplan.configurations.documented import MEGATRON
 from trainplan.configurations.foreign import foreign, shares_keys
+from trainplan.configurations.megatron_environment import HARMLESS
 from trainplan.configurations.megatron_model import Unlike, apart, model_fields, vocabulary
 from trainplan.configurations.megatron_older import CORE, agreed, batch_of, buffers_of, engine_of, stage_of, todays, tool_of
 from trainplan.configurations.megatron_programs import refuse_others
@@ -142,7 +143,7 @@ def of_values(
         agreed(keys, engine, {**fields, "dtype": dtype})
         fields |= {"host": engine.host}
         notes += engine.notes
-    unread, unknown = keys.left(MEGATRON)
+    unread, unknown = keys.left(MEGATRON | HARMLESS)
     return Configuration(
         where=where, runtime="megatron", software=software, flags=flags, vocabulary_multiple=multiple, dtype=dtype,
         precision=precision, optimizer=optimizer, devices=devices, tp=tp, pp=pp, chunks=chunks,

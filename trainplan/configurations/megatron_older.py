@@ -16,6 +16,7 @@ from typing import Any
 
 from trainplan.configurations import deepspeed
 from trainplan.configurations.configuration import Configuration, Keys, Open, Said
+from trainplan.configurations.megatron_environment import ATTENTION, WANTED, refuse_environment
 from trainplan.configurations.shell import Command
 from trainplan.profiling.base.errors import InputError, shown
 from trainplan.validation.buffers import NO_BUFFERS, Buffers
@@ -181,10 +182,15 @@ def buffers_of(keys: Keys, engine: Configuration | None, older: bool) -> Buffers
     """What is held alongside, and which attention runs, where the arguments say it. older: whether attention is fused only
     where they ask for it. Raises InputError."""
     held = NO_BUFFERS if engine is None else engine.buffers
-    backend = keys.text("--attention-backend", "auto", ("auto", "flash", "fused", "unfused", "local"))
+    backend = keys.text("--attention-backend", "auto", WANTED)
+    if not older:
+        refuse_environment(keys, "--attention-backend", backend)
     local = keys.text("--transformer-impl", "transformer_engine") == "local"
     flash = [name for name in FLASH if keys.flag(name)]
     if backend in ("unfused", "local"):
+        return replace(held, attention="eager")
+    chosen = [str(keys.get(name)) for name in ATTENTION]
+    if older and chosen[:2] == ["0", "0"] and not local:
         return replace(held, attention="eager")
     if flash or backend in ("flash", "fused"):
         return replace(held, attention="flash")

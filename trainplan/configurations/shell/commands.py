@@ -249,6 +249,8 @@ def _command(shell: Evaluator, found: Found, known: Mapping[int, bool]) -> Comma
     tool = tool or _tool(program, values)
     batch = {name: shell.marks.picked(value, known) for name, value in found.batch.items()}
     environment = {name: shell.marks.picked(value, known) for name, value in found.environment.items()}
+    if tool in ("megatron", ""):  # Transformer Engine has arguments in its environment
+        values |= {name: value for name, value in environment.items() if name.startswith("NVTE_")}
     sources = {key: found.lines.get(key, found.where) for key in values}
     files = {name: shell.marks.shown(shell.marks.picked(value, known)) for name, value in found.files.items()}
     directory = shell.marks.shown(shell.marks.picked(found.directory, known))

@@ -339,10 +339,11 @@ class Evaluator(Variables):
     def found(self, words: Sequence[str], environment: dict[str, str], state: State, where: str) -> None:
         """Notes a command that is reached."""
         exported = {name: value for name in state.exported if isinstance(value := state.variables.get(name), str)}
+        lines = {**state.lines, **{name: state.origins[name] for name in exported if name in state.origins}}
         self.serial += 1
         state.commands.append(
             Found(
-                tuple(self.marks.picked_words(words, state.known())), where, state.guards, dict(state.lines),
+                tuple(self.marks.picked_words(words, state.known())), where, state.guards, lines,
                 exported | environment, dict(state.files), dict(state.batch), state.directory, self.serial,
             )
         )  # fmt: skip
