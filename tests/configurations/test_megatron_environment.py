@@ -1,4 +1,4 @@
-"""Variables of Transformer Engine in the environment of Megatron-LM's commands choose the attention, or the run does not start."""
+"""Variables of Transformer Engine in a command's environment choose the attention, or the run does not start."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.configurations.test_megatron_keys import BF16
 
 GIB = 2**30
 OFF = "NVTE_FLASH_ATTN=0 NVTE_FUSED_ATTN=0"
-TWO = "export NVTE_FLASH_ATTN=1 NVTE_FUSED_ATTN=0\n"
+FLASH = "export NVTE_FLASH_ATTN=1 NVTE_FUSED_ATTN=0\n"
 
 
 def peak_gib(folder: Path, script: str, *ignored: str, attention: str | None = None) -> float:
@@ -31,7 +31,7 @@ def peak_gib(folder: Path, script: str, *ignored: str, attention: str | None = N
         (f"env {OFF} {BF16}", "NVTE_FLASH_ATTN is '0', .*give attention.backend unfused"),
         (f"export NVTE_FUSED_ATTN=0\n{BF16}", "NVTE_FUSED_ATTN is '0', .*give attention.backend flash"),
         (f"export NVTE_FLASH_ATTN=0\n{BF16}", "NVTE_FLASH_ATTN is '0', .*give attention.backend fused"),
-        (f"{TWO}{BF16} --attention-backend fused", "NVTE_FLASH_ATTN is '1', .*give attention.backend flash"),
+        (f"{FLASH}{BF16} --attention-backend fused", "NVTE_FLASH_ATTN is '1', .*give attention.backend flash"),
         (f"export NVTE_FUSED_ATTN=$X\n{BF16}", "NVTE_FUSED_ATTN is '.X': .* has no value"),
         (f"export NVTE_OTHER_ATTN=1\n{BF16}", "NVTE_OTHER_ATTN is '1', and no key that is read"),
         ("export NVTE_FUSED_ATTN=0\npython run_recipe.py --recipe llama3_8b_pretrain_config", "NVTE_FUSED_ATTN is '0'"),
@@ -46,7 +46,7 @@ def test_variables_that_the_backend_goes_with_are_read(tmp_path: Path) -> None:
     plain, eager = peak_gib(tmp_path, BF16), peak_gib(tmp_path, f"{BF16} --attention-backend unfused")
     assert eager > plain + 50  # scores of 32 heads over 8192 positions
     assert peak_gib(tmp_path, f"export {OFF}\n{BF16} --attention-backend unfused") == eager
-    assert peak_gib(tmp_path, f"{TWO}{BF16} --attention-backend flash") == plain
+    assert peak_gib(tmp_path, f"{FLASH}{BF16} --attention-backend flash") == plain
     assert peak_gib(tmp_path, f"export NVTE_ALLOW_NONDETERMINISTIC_ALGO=0\n{BF16}") == plain
     assert peak_gib(tmp_path, f"NVTE_FUSED_ATTN=0\n{BF16}") == plain, "a variable that is not exported is the script's own"
 

@@ -16,9 +16,10 @@ from typing import Any, Literal
 from trainplan.configurations.configuration import Configuration, Keys, Open, Recomputed, Said
 from trainplan.configurations.documented import MEGATRON
 from trainplan.configurations.foreign import foreign, shares_keys
+from trainplan.configurations.megatron_batch import batch_of
 from trainplan.configurations.megatron_environment import HARMLESS
 from trainplan.configurations.megatron_model import Unlike, apart, model_fields, vocabulary
-from trainplan.configurations.megatron_older import CORE, agreed, batch_of, buffers_of, engine_of, stage_of, todays, tool_of
+from trainplan.configurations.megatron_older import CORE, agreed, buffers_of, engine_of, stage_of, todays, tool_of
 from trainplan.configurations.megatron_programs import refuse_others
 from trainplan.configurations.megatron_refused import noted, refuse, refuse_mapping
 from trainplan.configurations.shell import Command, command_of, values_of

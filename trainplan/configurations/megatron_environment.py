@@ -1,7 +1,7 @@
 """Variables of the environment by which Transformer Engine chooses how Megatron-LM's attention runs.
 
-Up to core 0.10 these variables alone choose. From core 0.11 on (February 2025) `--attention-backend` does, and Megatron does not
-start where a variable says otherwise (`_set_attention_backend` of `megatron/core/models/common/language_module`).
+Up to core 0.10 these variables alone choose. From core 0.11 on (2025) `--attention-backend` does, and Megatron does not start
+where a variable says otherwise (`_set_attention_backend` of `megatron/core/models/common/language_module`).
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def refuse_environment(keys: Keys, argument: str, backend: str) -> None:
     ignored = " ".join(f"--ignore {each}" for each in given)
     raise keys.error(
         name,
-        f"is {given[name]!r}, and {argument} {backend} goes with {_wanted(backend)[name]}: core 0.11 and later do not start so, "
-        "and earlier ones choose the attention by it",
+        f"is {given[name]!r}, and {argument} {backend} goes with {_wanted(backend)[name]}: core 0.11 and later do not start "
+        "so, and earlier ones choose the attention by it",
         f"{fix}; or, of an earlier core, {ignored} --attention {kernels}",
     )
 

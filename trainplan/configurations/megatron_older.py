@@ -195,27 +195,3 @@ def buffers_of(keys: Keys, engine: Configuration | None, older: bool) -> Buffers
     if flash or backend in ("flash", "fused"):
         return replace(held, attention="flash")
     return replace(held, attention="eager") if local or older else held
-
-
-def batch_of(keys: Keys, notes: list[str]) -> int | None:
-    """Samples of a step: those that a schedule ends with. Raises InputError."""
-    samples, ramp = keys.whole("--global-batch-size"), keys.get("--rampup-batch-size")
-    schedule = keys.get("--step-batch-size-schedule")
-    if schedule is not None:
-        sizes = [part.partition(":")[2] for part in str(schedule).replace(",", " ").split()]
-        if not sizes or not all(size.isdecimal() and int(size) > 0 for size in sizes):
-            fix = 'give thresholds and sizes, such as "0:64 1B:256"'
-            raise keys.error("--step-batch-size-schedule", f"is {shown(schedule)}", fix)
-        notes.append(f"batches of {', '.join(sizes)} in turn (--step-batch-size-schedule): the plan's are the last")
-        return int(sizes[-1])
-    if ramp not in (None, "none", "None"):
-        parts = str(ramp).replace("_", "").split()  # as Python's int() reads 2_000_000
-        if len(parts) != 3 or not all(part.isdecimal() for part in parts):
-            fix = "give where it starts, by how much it grows, and over how many samples, such as 32 32 100000"
-            raise keys.error("--rampup-batch-size", f"is {shown(ramp)}", fix)
-        if samples is None:
-            raise keys.error("--global-batch-size", "is missing", "give the batch that --rampup-batch-size ends with")
-        notes.append(
-            f"batches that grow from {parts[0]} by {parts[1]} (--rampup-batch-size): the plan's is the last, {samples}"
-        )
-    return samples
