@@ -22,12 +22,19 @@ Host = Literal["optimizer", "parameters"]
 # Parts of the names of keys that bear on the model, on parallelism, on memory or on precision: where such a key is not read,
 # what runs is not known.
 BEARING = re.compile(
-    r"(?:^|[-_.])(?:\w*parallel\w*|[tpcde]p|vpp|cp|degree|shard\w*|zero|stages?|experts?|moe|layers?|hidden|heads?|ffn|inner|vocab\w*"
-    r"|groups?|swiglu|rope|rotary|norm\w*|bias\w*|tie\w*|untie\w*|lora\w*|adapter|peft|quanti\w*|fp\d+\w*|bf16|float\d+|int8|\w*bit"
-    r"|dtypes?|precision\w*|amp|recompute\w*|checkpoint-activations|activations?|remat|offload\w*|swap|batch|micro\w*|accumulation"
-    r"|seq|seqlen|sequence|packing|optimizer|muon|fsdp\d*|megatron-fsdp|flash\w*|attn|attention|mla|mtp|sliding|window"
+    r"(?:^|[-_.])(?:\w*parallel\w*|[tpcde]p|vpp|cp|degree|\w*shard\w*|zero|stages?|experts?|moe|\w*layers?|hidden\w*|heads?|ffn|inner"
+    r"|vocab\w*|groups?|swiglu|rope|rotary|norm\w*|bias\w*|tie\w*|untie\w*|lora\w*|adapter|peft|quanti\w*|fp\d+\w*|bf16|float\d+"
+    r"|int8|\w*bit|dtypes?|\w*precision\w*|amp|\w*recomput\w*|checkpoint-activations|activations?|remat\w*|\w*offload\w*|swap"
+    r"|\w*batch\w*|micro\w*|accum\w*|seq\w*|packing|optimizer|muon|fsdp\d*|megatron-fsdp|flash\w*|attn|attention|mla|mtp|sliding|window"
     r"|pipeline|split-list|spec|chunks?|freeze\w*|heterogeneous|teacher|distill\w*)(?:$|[-_.])"
 )
+# Whole words of this kind, of which others are misspellings; and words that only look like one of them.
+WORDS = (
+    "accumulation", "activation", "activations", "attention", "batch", "checkpointing", "context", "degree", "experts",
+    "hidden", "layers", "micro", "microbatch", "offload", "offloading", "optimizer", "parallel", "parallelism", "pipeline", "precision",
+    "recompute", "replicate", "sequence", "sharding", "shard", "tensor", "vocab", "vocabulary",
+)  # fmt: skip
+OTHER_WORDS = {"shared", "sharing", "players", "content", "optimize", "optimized"}
 # Those that bear on it whatever else the name says, as that of a file with other layers.
 DECISIVE = re.compile(r"(?:^|[-_.])(?:freeze\w*|heterogeneous|teacher|distill\w*|spec|layers?-config)(?:$|[-_.])")
 # Parts of such names that bear on nothing of the kind: where files are kept and how often something is printed.
@@ -60,7 +67,14 @@ def example_of(key: str, variable: str = "") -> str:
 def bears(key: str) -> bool:
     """Whether a key, by the words of its name, bears on the model, on parallelism, on memory or on precision."""
     name = re.sub(r"(?<=[a-z\d])(?=[A-Z])", "-", key).lower()
-    return bool(DECISIVE.search(name) or (BEARING.search(name) and not HARMLESS.search(name)))
+    return bool(DECISIVE.search(name) or ((BEARING.search(name) or _misspelt(name)) and not HARMLESS.search(name)))
+
+
+def _misspelt(name: str) -> bool:
+    """Whether a word of a name is one of those that bear, with a letter more or less, or with two in the wrong order."""
+    words = [word for word in re.split(r"[-_.\d]+", name) if len(word) > 3 and word not in OTHER_WORDS]
+    turned = {"".join(sorted(word)) for word in WORDS}
+    return any("".join(sorted(word)) in turned or get_close_matches(word, WORDS, n=1, cutoff=0.86) for word in words)
 
 
 @dataclass(frozen=True)

@@ -314,8 +314,8 @@ def _strategy(configuration: Configuration, data: int) -> Strategy:
     if copies * shard != data:
         raise _unequal(configuration, copies, shard, data)
     if zero and shard == 1 and configuration.cp > 1:
-        ranks = f"{copies} copies of what its ranks share" if data > 1 else "no data-parallel ranks"
-        problem = f"is {configuration.cp}, with {ranks}, and states are shared (ZeRO stage {zero})"
+        ranks = f"with {copies} copies of what its ranks share" if data > 1 else "without data-parallel ranks"
+        problem = f"is {configuration.cp}, {ranks}, and states are shared (ZeRO stage {zero})"
         raise configuration.error("cp", problem, _sharing(configuration, copies))
     if configuration.host and zero in (1, 2):
         zero = 3  # whole on the device for the step, and the host has shards of all
@@ -328,7 +328,7 @@ def _sharing(configuration: Configuration, copies: int) -> str:
     """What to give where context-parallel ranks alone share states."""
     why = "plans share no states among context-parallel ranks alone"
     if copies == 1:
-        return f"give more devices: {why}"
+        return f"leave the sharing out, or give more devices: {why}"
     fewest = next(number for number in range(2, copies + 1) if copies % number == 0)
     shard = "" if configuration.shard is None else f" and {configuration.keys.get('shard', 'shard')} = {fewest}"
     return f"give {configuration.keys.get('copies', 'copies')} = {copies // fewest}{shard}: {why}"
