@@ -31,8 +31,8 @@ BEARING = re.compile(
 # Whole words of this kind, of which others are misspellings; and words that only look like one of them.
 WORDS = (
     "accumulation", "activation", "activations", "attention", "batch", "checkpointing", "context", "degree", "experts",
-    "hidden", "layers", "micro", "microbatch", "offload", "offloading", "optimizer", "parallel", "parallelism", "pipeline", "precision",
-    "recompute", "replicate", "sequence", "sharding", "shard", "tensor", "vocab", "vocabulary",
+    "hidden", "layers", "micro", "microbatch", "offload", "offloading", "optimizer", "parallel", "parallelism", "pipeline",
+    "precision", "recompute", "replicate", "sequence", "sharding", "shard", "tensor", "vocab", "vocabulary",
 )  # fmt: skip
 OTHER_WORDS = {"shared", "sharing", "players", "content", "optimize", "optimized"}
 # Those that bear on it whatever else the name says, as that of a file with other layers.
