@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from trainplan.configurations.shell import command_of, command_of_text
 
 SCRIPT = """#!/bin/bash
@@ -51,3 +53,23 @@ def test_a_variable_that_stands_in_front_of_a_command_has_no_other_line(tmp_path
     script.write_text("export LAYERS=4\nLAYERS=2 bash inner.sh\n")
     command = command_of(script, {})
     assert command.values["--num-layers"] == "2" and "LAYERS" not in command.sources["--num-layers"]
+
+
+@pytest.mark.parametrize("start", ['bash -c "RANK=0 $RUN"', 'eval "$RUN"', 'srun -l bash -c "$RUN"', 'ssh node1 "$RUN"'])
+def test_arguments_of_a_command_in_a_text_are_found_where_they_are_written(tmp_path: Path, start: str) -> None:
+    """Not at the line that starts the text, which holds none of them."""
+    path = tmp_path / "run.sh"
+    lines = ["SIZES=(", "  --num-layers 24", "  --hidden-size 3072", ")"]
+    lines += ['RUN="python pretrain_gpt.py ${SIZES[@]} --num-attention-heads 24"', f"{start} "]
+    path.write_text("\n".join(lines))
+    sources = command_of(path, {}).sources
+    names = {"--num-layers": 2, "--hidden-size": 3, "--num-attention-heads": 5}
+    assert {name: sources[name] for name in names} == {name: f"{path}:{line}" for name, line in names.items()}
+
+
+def test_arguments_that_are_written_in_the_text_itself_are_found_there(tmp_path: Path) -> None:
+    path = tmp_path / "run.sh"
+    path.write_text(
+        "SIZES='--num-layers 24'\nbash -c \\\n  \"python pretrain_gpt.py $SIZES --num-layers 32 --hidden-size 64\"\n"
+    )
+    assert {command_of(path, {}).sources[name] for name in ("--num-layers", "--hidden-size")} == {f"{path}:3"}

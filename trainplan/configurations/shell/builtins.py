@@ -232,8 +232,7 @@ def _source(shell: Evaluator, rest: list[str], state: State, where: str, source:
 
 
 def _eval(shell: Evaluator, rest: list[str], state: State, where: str, source: Source) -> Outcomes:
-    path, _, line = where.rpartition(":")
-    return shell.text(" ".join(rest), state, path, int(line) if line.isdecimal() else 1)
+    return shell.worded(" ".join(rest), state, where)
 
 
 def _cd(shell: Evaluator, rest: list[str], state: State, where: str, source: Source) -> Outcomes:

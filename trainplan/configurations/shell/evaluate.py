@@ -65,6 +65,7 @@ class Evaluator(Variables):
         self.outputs = 0  # of commands that stood in $(..)
         self.left: list[str] = []  # where the script leaves before it starts anything
         self.texts: list[str] = []
+        self.settled: frozenset[str] = frozenset()  # arguments whose lines are known, of a text that words are put together to
         self.absent: list[tuple[str, str]] = []  # scripts that were to be run and are not there, and where
 
     def words(self, state: State, where: str) -> Words:
@@ -316,6 +317,8 @@ class Evaluator(Variables):
         """Notes the line at which arguments are written."""
         raw = COMMENT.sub(lambda found: " " * len(found[0]), raw)
         for match in ARGUMENT.finditer(raw):
+            if match[0].replace("_", "-") in self.settled:
+                continue
             used = HOLDS.match(raw, match.end())
             origin = self.origin(state, used[1], path) if used else ""
             state.lines[match[0].replace("_", "-")] = f"{path}:{line + raw.count(chr(10), 0, match.start())}{origin}"
@@ -363,9 +366,10 @@ class Evaluator(Variables):
         return self.collapsed([(each, "" if flow.startswith("return") else flow) for each, flow in outcomes], where)
 
     def child(
-        self, text: str, state: State, name: str, words: Sequence[str], where: str, environment: Mapping[str, Value]
-    ) -> Outcomes:
-        """Evaluates a text in a shell of its own, which has what is exported."""
+        self, text: str, state: State, name: str, words: Sequence[str], where: str, environment: Mapping[str, Value],
+        worded: bool = False,
+    ) -> Outcomes:  # fmt: skip
+        """Evaluates a text in a shell of its own, which has what is exported. worded: one of words of the command."""
 
         def run(inner: State) -> Outcomes:
             inner.variables = {each: inner.variables[each] for each in inner.exported if each in inner.variables}
@@ -374,10 +378,21 @@ class Evaluator(Variables):
             inner.exported |= set(environment)
             inner.arguments, inner.shifted, inner.closed, inner.name, inner.locals = list(words), 0, True, name, []
             inner.functions, inner.kinds, inner.aliases, inner.options, inner.tested = {}, {}, {}, frozenset(), 0
+            if worded:
+                return self.worded(text, inner, where)
             path, _, line = where.rpartition(":")
             return self.text(text, inner, path, int(line) if line.isdecimal() else 1)
 
         return self.apart(state, run, where)
+
+    def worded(self, text: str, state: State, where: str) -> Outcomes:
+        """Evaluates a text that is made of words of a command: its arguments are written where these words are."""
+        path, _, line = where.rpartition(":")
+        held, self.settled = self.settled, frozenset(state.lines)
+        try:
+            return self.text(text, state, path, int(line) if line.isdecimal() else 1)
+        finally:
+            self.settled = held
 
 
 def _faulty(node: Node) -> Node:

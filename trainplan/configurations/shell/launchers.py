@@ -79,7 +79,7 @@ def start(shell: Evaluator, argv: Sequence[str], environment: Mapping[str, str],
         place = next((n for n, word in enumerate(rest) if looks_like_program(word) or re.search(r"[ ;&]", word)), None)
         if place is not None:
             with _handing(name, rest[:place], environment, state) as made:
-                shell.child(" ".join(rest[place:]), state, "bash", [], where, made)
+                shell.child(" ".join(rest[place:]), state, "bash", [], where, made, worded=True)
         return place is not None
     if name in WRAPPERS:
         place = next((n for n, word in enumerate(rest) if looks_like_program(word)), None)
@@ -152,7 +152,8 @@ def _shell(shell: Evaluator, rest: list[str], environment: Mapping[str, str], st
     words = rest[place + (rest[place : place + 1] == ["--"]) :]
     if text:
         if words:
-            shell.child(words[0], state, words[1] if len(words) > 1 else "bash", words[2:], where, dict(environment))
+            name = words[1] if len(words) > 1 else "bash"
+            shell.child(words[0], state, name, words[2:], where, dict(environment), worded=True)
         return True
     if words and words[0] != "-":
         return _script(shell, words[0], words[1:], environment, state, where)
