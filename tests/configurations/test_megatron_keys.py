@@ -168,3 +168,28 @@ def test_sizes_that_a_checkpoint_has_are_those_of_the_model_that_is_named() -> N
     assert run.plan.planned_model().layers == 32
     with pytest.raises(InputError, match=r"num.layers is missing; .* by model"):
         tp.import_run(line=line, cluster="h100:8", search=False)
+
+
+def test_the_tokenizer_of_pretrain_gpt_is_gpt2_s_where_its_words_are_given() -> None:
+    """As `args_defaults` of `pretrain_gpt.py` has it; a file that nobody has said, such as $3, is one of it, too."""
+    plain = BF16.replace("--vocab-size 32000", "")
+    made = read_text(f"{plain} --vocab-file $3 --merge-file $4", "run.sh")
+    assert made.config is not None and made.config["vocab_size"] == 50257
+    assert any(each.key == "--tokenizer-type" and each.source == "default of pretrain_gpt.py" for each in made.taken)
+    for words in (plain, f"{plain} --vocab-file $3 --tokenizer-type HuggingFaceTokenizer"):
+        other = read_text(words, "run.sh")
+        assert other.config is not None and "vocab_size" not in other.config
+    renamed = read_text(f"{plain} --vocab-file $3".replace("pretrain_gpt.py", "my_pretrain.py"), "run.sh")
+    assert renamed.config is not None and "vocab_size" not in renamed.config
+
+
+@pytest.mark.parametrize("key", ["--use-nccl-ub", "--nccl-ub"])
+def test_buffers_that_are_registered_with_nccl_are_noted_with_fsdp_alone(key: str) -> None:
+    plain, sharded = (read_text(f"{BF16} {words} {key}", "run.sh") for words in ("", "--use-megatron-fsdp"))
+    assert plain.unknown == sharded.unknown == () and not any(key in note for note in plain.notes)
+    assert any("registered with NCCL" in note and key in note for note in sharded.notes)
+
+
+def test_losses_per_token_are_documented() -> None:
+    made = read_text(f"{BF16} --calculate-per-token-loss", "run.sh")
+    assert made.unknown == () and "--calculate-per-token-loss" in made.unread

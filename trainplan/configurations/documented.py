@@ -30,7 +30,7 @@ MEGATRON = names(
     --lr --lr-decay-init --lr-decay-iters --lr-decay-samples --lr-decay-style --lr-warmup-fraction --lr-warmup-init
     --lr-warmup-iters --lr-warmup-samples --lr-wsd-decay-iters --lr-wsd-decay-style --manual-gc --manual-gc-eval
     --manual-gc-interval --mask-prob --max-tokens-to-oom --memory-snapshot-path --merge-file --mid-level-dataset-surplus
-    --min-loss-scale --min-lr --mmap-bin-files --mock-data --nccl-communicator-config-path --nccl-ub
+    --min-loss-scale --min-lr --mmap-bin-files --mock-data --nccl-communicator-config-path
     --no-barrier-with-level-1-timing --no-bias-dropout-fusion
     --no-check-for-nan-in-loss-and-grad
     --no-create-attention-mask-in-dataloader --no-initialization --no-load-optim
@@ -40,6 +40,7 @@ MEGATRON = names(
     --muon-use-nesterov --num-dataset-builder-threads --num-layers-at-end-in-bf16 --num-layers-at-start-in-bf16
     --num-workers --one-logger-async
     --overlap-param-gather-with-optimizer-step --override-opt-param-scheduler --per-split-data-args-path
+    --calculate-per-token-loss
     --per-token-loss --perform-initialization --profile --profile-ranks --profile-step-end --profile-step-start
     --pytorch-profile --record-memory-history --rerun-mode --reset-position-ids
     --reuse-grad-buf-for-mxfp8-param-ag

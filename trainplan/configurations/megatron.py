@@ -18,7 +18,7 @@ from trainplan.configurations.documented import MEGATRON
 from trainplan.configurations.foreign import foreign, shares_keys
 from trainplan.configurations.megatron_batch import batch_of
 from trainplan.configurations.megatron_environment import HARMLESS
-from trainplan.configurations.megatron_model import Unlike, apart, model_fields, vocabulary
+from trainplan.configurations.megatron_model import Unlike, apart, model_fields, vocabulary, with_tokenizer
 from trainplan.configurations.megatron_older import CORE, agreed, buffers_of, engine_of, stage_of, todays, tool_of
 from trainplan.configurations.megatron_programs import refuse_others
 from trainplan.configurations.megatron_refused import noted, refuse, refuse_mapping
@@ -59,7 +59,8 @@ def of_command(command: Command, where: str, said: Said) -> Configuration:
     if command.program and not command.tool and not shares_keys(command):
         raise foreign(command, where)
     engine = engine_of(command, where, said)
-    return of_values(command.values, where, said, command.devices, command.sources, command.open, engine)
+    values, sources = with_tokenizer(command.program, command.values, command.sources)
+    return of_values(values, where, said, command.devices, sources, command.open, engine)
 
 
 def of_arguments(words: Sequence[str], where: str, said: Said, devices: int | None = None) -> Configuration:

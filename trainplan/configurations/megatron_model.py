@@ -10,6 +10,7 @@ from trainplan.profiling.base.errors import InputError, shown
 from trainplan.profiling.models.model import load_model
 
 GPT2_VOCABULARY = 50257
+DEFAULTED = ("pretrain_gpt.py", "pretrain_mamba.py")
 TOKENIZERS = {"GPT2BPETokenizer": GPT2_VOCABULARY}
 KINDS = ("learned_absolute", "rope", "alibi", "none", "rotary")  # the last one is BigScience's name of rope
 NORMS = {"layernorm": "LayerNorm", "rmsnorm": "RMSNorm"}  # Megatron-DeepSpeed has these in small letters
@@ -49,6 +50,18 @@ def apart(keys: Keys, layers: int, name: str, fields: Mapping[str, Any] | None) 
     ):  # fmt: skip
         notes.append(f"layers as of {fields['model_type']} by the arguments: the plan's are those of {model.name}")
     return notes
+
+
+def with_tokenizer(
+    program: str, values: Mapping[str, Any], sources: Mapping[str, str]
+) -> tuple[Mapping[str, Any], Mapping[str, str]]:
+    """Arguments, and where each is written, with the tokenizer that Megatron-LM's own programs take where none is given but a
+    file of its words (`args_defaults` of `pretrain_gpt.py`)."""
+    name = program.rsplit("/", 1)[-1]
+    if name not in DEFAULTED or "--tokenizer-type" in values or "--vocab-file" not in values:
+        return values, sources
+    default = {"--tokenizer-type": "GPT2BPETokenizer"}
+    return {**values, **default}, {**sources, **dict.fromkeys(default, f"default of {name}")}
 
 
 def vocabulary(keys: Keys) -> dict[str, int]:

@@ -77,6 +77,12 @@ TENSOR_NOTED = {
     "--no-async-tensor-model-parallel-allreduce": "tensor-parallel collectives before the products that they could run "
     "alongside: the plan has them alongside; it has less time",
 }
+# The same with Megatron's FSDP, which buffers that are registered with NCCL make it keep (`nccl_ub`).
+REGISTERED = (
+    "gathered parameters in two buffers that are registered with NCCL, and stay: the plan frees them; it has less memory"
+)
+FSDP_NOTED = dict.fromkeys(("--use-nccl-ub", "--nccl-ub"), REGISTERED)
+FSDP = ("--use-megatron-fsdp", "--use-custom-fsdp")
 GPT_SPEC = "megatron.core.models.gpt.gpt_layer_specs get_gpt_layer_with_transformer_engine_spec"
 
 
@@ -119,8 +125,11 @@ def refuse_mapping(keys: Keys, tp: int, pp: int, chunks: int) -> None:
 
 def noted(keys: Keys, tp: int) -> list[str]:
     """What runs otherwise than the plan does, in little. tp: tensor-parallel ranks."""
-    given = {key: text for key, text in (NOTED | TENSOR_NOTED).items() if key in keys.values and keys.flag(key)}
-    return [f"{text} ({key})" for key, text in given.items() if tp > 1 or key not in TENSOR_NOTED]
+    every = NOTED | TENSOR_NOTED | FSDP_NOTED
+    given = {key: text for key, text in every.items() if key in keys.values and keys.flag(key)}
+    sharded = any(keys.flag(name) for name in FSDP)
+    less = {*(() if tp > 1 else TENSOR_NOTED), *(() if sharded else FSDP_NOTED)}
+    return [f"{text} ({key})" for key, text in given.items() if key not in less]
 
 
 def _refuse_spec(keys: Keys) -> None:
