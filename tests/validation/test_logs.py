@@ -82,7 +82,42 @@ def test_the_command_prints_both(tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_text(planned().model_dump_json())
     done = call("compare", tmp_path / "plan.json", "--log", tmp_path / "train.log")
     assert done.returncode == 0, done.stderr
-    assert "2.5 s a step, the median of 5 steps" in done.stdout and "2 s a step (-20.0%)" in done.stdout
+    assert "2.5 s a step, the median of 3 steps after the first 2" in done.stdout and "2 s a step (-20.0%)" in done.stdout
     assert "1.5 GiB" in done.stdout and "+33.3%" in done.stdout
     wrong = call("compare", "--log", tmp_path / "train.log")
     assert wrong.returncode == 2 and "--log is given with 0 files" in wrong.stderr
+
+
+TIMES = [21.2, 4.2, 4.4]  # the first with its warm-up
+PRINTED = {
+    "megatron": lambda count: megatron(TIMES[:count]),
+    "torchtitan": lambda count: "".join(TITAN.format(i, 1.25, round(16384 / s)) for i, s in enumerate(TIMES[:count], 1)),
+    "deepspeed": lambda count: "".join(SPEED.format(i, 64 / s) for i, s in enumerate(TIMES[:count], 1)),
+}
+
+
+@pytest.mark.parametrize("runtime", PRINTED)
+def test_a_short_log_leaves_its_first_step_out_where_others_remain(runtime: str, tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    for count, step_s, of in [
+        (1, 21.2, "the first step alone, with its warm-up"),
+        (2, 4.2, "1 line after the first"),
+        (3, 4.3, "2 lines after the first"),
+    ]:
+        path.write_text(PRINTED[runtime](count))
+        run = tp.compare_log(planned(), path)
+        assert (run.log.runtime, run.log.of("line")) == (runtime, of)
+        assert run.step_s == pytest.approx(step_s, rel=1e-3)
+
+
+def test_the_rate_of_a_progress_bar_is_a_measured_step_and_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    bar = "Loading checkpoint shards: 100%|###| 2/2 [00:01<00:00,  1.10it/s]\n 10%|#    | {}/100 [00:20<03:00,  {}]\n"
+    for rate, step_s in [("2.01s/it", 2.01), ("4.00it/s", 0.25)]:
+        path.write_text(bar.format(10, rate))
+        run = tp.compare_log(planned(), path)
+        assert (run.step_s, run.log.of("line")) == (step_s, "the progress bar's, smoothed over its last steps")
+    for text in [bar.format(2, "9.50s/it"), bar.format(10, "2.01s/it") + " 50%|##  | 4/8 [00:04<00:04,  1.00s/it]\n"]:
+        path.write_text(text)  # the warm-up alone; and another bar without a name, such as evaluation's
+        with pytest.raises(InputError, match="has no line of a training step"):
+            tp.compare_log(planned(), path)

@@ -21,7 +21,7 @@ from trainplan.planned import Planned
 from trainplan.profiling.base.errors import COMMAND_LINE, InputError
 from trainplan.profiling.base.quantities import format_bytes, format_time, parse_tokens, plural
 from trainplan.validation.alongside import HELD
-from trainplan.validation.logs import OF_ALL, LoggedRun, RanOut
+from trainplan.validation.logs import LoggedRun, RanOut
 from trainplan.validation.predict import Prediction
 
 SMALLER = 0.9  # of the memory of a device of the same kind, at least
@@ -234,8 +234,7 @@ def _ranks(judged: JudgedRun) -> str:
 def _measured(logged: LoggedRun) -> list[tuple[str, str]]:
     """The step and the memory of the log that was read."""
     error = logged.predicted_s / logged.step_s - 1
-    of = OF_ALL if logged.log.mean else plural(logged.lines, "line")
-    text = f"{logged.step_s:.4g} s a step in the log ({of}); predicted {error:+.1%} of it"
+    text = f"{logged.step_s:.4g} s a step in the log ({logged.log.of('line')}); predicted {error:+.1%} of it"
     rows = [("measured time", text)]
     if logged.peaks:
         kind = "reserved" if logged.log.reserved else "allocated"

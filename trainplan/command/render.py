@@ -30,7 +30,7 @@ from trainplan.screen import screen
 from trainplan.solvers.core.entries import Entry
 from trainplan.solvers.core.result import Result, peak_text
 from trainplan.tabular import cell_text
-from trainplan.validation.logs import OF_ALL, LoggedRun
+from trainplan.validation.logs import LoggedRun
 
 MOST_ROWS = 12  # of a table of alternatives
 
@@ -274,7 +274,7 @@ def plan_rows(rows: Sequence[dict[str, Any]]) -> None:
 def logged(run: LoggedRun) -> None:
     """A log beside its plan's prediction."""
     error = run.predicted_s / run.step_s - 1
-    of = OF_ALL if run.log.mean else f"the median of {plural(run.lines, 'step')}"
+    of = run.log.of("step", "the median of {}")
     measured = f"{run.step_s:.4g} s a step, {of}; {format_count(run.tokens_per_s)} tokens/s"
     pairs(
         [

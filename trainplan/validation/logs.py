@@ -13,8 +13,9 @@ A line of each, other fields left out:
 
 torchtitan's tps (wps in 2024) is tokens/s of one device, and its memory what torch's allocator has reserved at most;
 DeepSpeed's samples are of all ranks, its memory in GiB, of rank 0. transformers says the time of the whole run alone, and how
-many steps it had; its progress bar, how far it came. The first lines of a run (compilation, allocation) do not count: WARMUP of
-them, if others are left. Of several runs in one file the last is read.
+many steps it had; its progress bar, how far it came and, smoothed, how long its last steps took. The first lines of a run
+(compilation, allocation) do not count: WARMUP of them, or half of those of a shorter log. Of several runs in one file the last
+is read.
 """
 
 from __future__ import annotations
@@ -27,10 +28,13 @@ from typing import Any
 
 from trainplan.formulations.plan import Plan
 from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.base.quantities import plural
 from trainplan.validation.log_text import STEPS, last_run, mark, text_of_log
 
 WARMUP = 3
+FIRST = (0, 1)  # a run's first step: NeMo's and DeepSpeed's pipelines count from 0
 OF_ALL = "the mean of the whole run, with its evaluation and checkpoints"
+OF_BAR = "the progress bar's, smoothed over its last steps"
 LEAST_BAR_S = 30  # of a progress bar, which says whole seconds
 NUMBER = r"([0-9][0-9,]*\.?[0-9]*(?:[eE][+-]?\d+)?)"
 MEGATRON = mark("elapsed time per iteration", rf"iteration\s+(\d+)/.*?elapsed time per iteration \(ms\):\s*{NUMBER}")
@@ -44,6 +48,7 @@ NEMO = mark("train_step_timing in s", rf"train_step_timing in s(?:=|: ){NUMBER}"
 NEMO_BATCH = re.compile(r"global_batch_size[:=]\s*(\d+)")
 TRAINER = re.compile(rf"['\"]train_runtime['\"]: ?['\"]?{NUMBER}['\"]?,.*?['\"]train_steps_per_second['\"]: ?['\"]?{NUMBER}")
 TRAINER_STEPS = re.compile(r"Total optimization steps = ([\d,]+)")
+TRAINER_BAR = re.compile(r"(?:^|[\n\r}])\s*\d+%\|[^|\n]*\| (\d+)/(\d+) \[[\d:]+<[\d:]+, *([\d.]+)(s/it|it/s)")
 TRAINER_FROM = re.compile(r"Continuing training from global step (\d+)")
 OUT_OF_MEMORY = re.compile(r"[Oo]ut of memory\.\s+Tried to allocate ([\d.]+) ([KMGT]i?B)")
 ALLOCATED = re.compile(
@@ -67,7 +72,8 @@ class RanOut:
 class Log:
     """What a log says. runtime: whose it is; steps: their numbers; step_s: seconds of each, or seconds per sample or token
     where `per` says so; peak_bytes: by rank, where ranks are named, else under None; reserved: whether peaks are what an
-    allocator reserves. batch: samples of a step, where said. mean: whether its one time is the mean of the whole run."""
+    allocator reserves. batch: samples of a step, where said. mean: whether its one time is the mean of the whole run; bar:
+    whether it is the rate that a progress bar shows."""
 
     runtime: str
     steps: tuple[int, ...]
@@ -77,10 +83,26 @@ class Log:
     reserved: bool
     batch: int | None
     mean: bool = False
+    bar: bool = False
+
+    @property
+    def warmup(self) -> int:
+        """How many of its lines, from the first, are left out."""
+        return min(WARMUP, len(self.step_s) // 2)
+
+    def of(self, noun: str, form: str = "{}") -> str:
+        """What the measured step is of, such as ``2 lines``: of those, of a noun, that were not left out; form: of that text,
+        where it is not one time of the whole run."""
+        if self.mean or self.bar:
+            return OF_BAR if self.bar else OF_ALL
+        if len(self.steps) == 1 and self.steps[0] in FIRST:
+            return "the first step alone, with its warm-up"
+        text = form.format(plural(len(self.steps) - self.warmup, noun))
+        return text + f" after the first {self.warmup if self.warmup > 1 else ''}".rstrip() * bool(self.warmup)
 
     def seconds(self, plan: Plan) -> float:
         """The median step behind the warm-up, of a plan's batch."""
-        kept = self.step_s[WARMUP:] or self.step_s
+        kept = self.step_s[self.warmup :]
         tokens = plan.batch.global_samples * plan.planned_model().tokens
         return (
             median(kept)
@@ -188,11 +210,23 @@ def _trainer(text: str) -> Log | None:
         came = [(int(m[1]), int(m[2] or 0) * 3600 + int(m[3]) * 60 + int(m[4])) for m in bar.finditer(text)]
         came = [row for row in came if row[0] >= came[0][0] + WARMUP]
         if not came or came[-1][0] == came[0][0] or came[-1][1] - came[0][1] < LEAST_BAR_S:
-            return None
+            return _bar(text, count)
         steps, seconds = came[-1][0], (came[-1][1] - came[0][1]) / (came[-1][0] - came[0][0])
     else:
-        return None
+        return None if ended is not None else _bar(text, None)
     return Log("accelerate", (steps,), (seconds,), "step", {}, False, None, True)
+
+
+def _bar(text: str, count: int | None) -> Log | None:
+    """The rate that the progress bar of training shows last, behind the warm-up. count: of its steps, where it is said: without,
+    all bars that have no name must be of one count, since those of evaluation have none either."""
+    bars = [match for match in TRAINER_BAR.finditer(text) if count is None or int(match[2]) == count]
+    shown = [match for match in bars if int(match[1]) > WARMUP and float(match[3]) > 0]
+    if not shown or len({match[2] for match in bars}) > 1:
+        return None
+    last = shown[-1]
+    seconds = float(last[3]) if last[4] == "s/it" else 1 / float(last[3])
+    return Log("accelerate", (int(last[1]),), (seconds,), "step", {}, False, None, bar=True)
 
 
 def _log(
@@ -225,6 +259,7 @@ class LoggedRun:
             "predicted_s": self.predicted_s,
             "step_error": self.predicted_s / self.step_s - 1,
             "mean": self.log.mean,
+            "of": self.log.of("line"),
             "tokens_per_s": self.tokens_per_s,
             "reserved": self.log.reserved,
             "peaks": [{"rank": rank, "measured_bytes": a, "predicted_bytes": b} for rank, a, b in self.peaks],
