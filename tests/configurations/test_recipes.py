@@ -95,6 +95,33 @@ def test_overrides_without_sizes_are_of_the_model_that_is_named(tmp_path: Path) 
     assert any("llama32_1b_pretrain_config" in note for note in judged.configuration.notes)
 
 
+def test_sequence_and_batch_of_a_recipe_that_nobody_names_are_asked_for(tmp_path: Path) -> None:
+    """No recipe is of this model, and each recipe has its own sequence, batch and micro-batch: none is made up."""
+    path, said = tmp_path / "override.yaml", dict[str, int]()
+    path.write_text("model: {tensor_model_parallel_size: 2}\nddp: {use_distributed_optimizer: false}\n")
+    for option, value in [("sequence", 4096), ("micro_batch", 1), ("batch", 64)]:
+        with pytest.raises(InputError, match=f"{option} is missing.*set recipe=NAME"):
+            tp.import_run(path, model="mistral-7b", cluster="h100:8", search=False, **said)
+        said[option] = value
+    judged = tp.import_run(path, model="mistral-7b", cluster="h100:8", search=False, **said)
+    assert (judged.plan.batch.global_samples, judged.plan.batch.micro_batches) == (64, 16)
+    assert not any(each.key.endswith(("batch_size", "seq_length")) for each in judged.configuration.taken)
+
+
+def test_a_false_that_another_field_turns_on_is_named(tmp_path: Path) -> None:
+    """Bridge turns the distributed optimizer on where either `ddp` or `optimizer` has it, as recipes have."""
+    path = tmp_path / "override.yaml"
+    path.write_text(OVERRIDE + "ddp: {use_distributed_optimizer: false}\n")
+    judged = tp.import_run(path, model="llama3.2-1b", cluster="h100:8", search=False)
+    assert judged.plan.units[1].strategy.zero_stage == 1
+    note = next(each for each in judged.configuration.notes if "ddp.use_distributed_optimizer is false" in each)
+    assert "optimizer.use_distributed_optimizer (recipe" in note and "give false for both" in note
+    path.write_text(path.read_text() + "optimizer: {use_distributed_optimizer: false}\n")
+    judged = tp.import_run(path, model="llama3.2-1b", cluster="h100:8", search=False)
+    assert judged.plan.units[1].strategy.zero_stage == 0
+    assert not any("is false, and" in each for each in judged.configuration.notes)
+
+
 def test_overrides_without_sizes_or_a_model_say_what_to_give(tmp_path: Path) -> None:
     text = refusal(tmp_path, OVERRIDE, "override.yaml")
     assert "model.num_layers is missing" in text and "--model" in text and "--set recipe=" in text

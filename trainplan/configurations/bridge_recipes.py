@@ -24,6 +24,11 @@ STEPPED = {"optimizer.use_distributed_optimizer": True}
 COMMON = "_pretrain_common"  # of recipes/common.py: what all have, to which a recipe adds a model and what else it sets
 END = "_pretrain_config"
 OTHERS = ("_sft_config", "_peft_config", "_finetune_config", "_sft_common", "_peft_common")
+BATCH = {  # which each recipe has of its own, and the configuration's fields of the same
+    "model.seq_length": "sequence",
+    "train.global_batch_size": "samples",
+    "train.micro_batch_size": "micro_samples",
+}
 SIZED = ("model.num_layers", "model.hybrid_layer_pattern", "model.hybrid_override_pattern")
 # Of recipes before 0.3, whose functions took what they set: what each argument set.
 ARGUMENTS = {
@@ -46,12 +51,14 @@ ARGUMENTS = {
 @dataclass(frozen=True)
 class Base:
     """What a file's own values stand on. fields: of a recipe, by section and key; sources: where each comes from. model: the
-    name of the recipe's; None where the file has its sizes. notes: what was taken for what is not said."""
+    name of the recipe's; None where the file has its sizes. notes: what was taken for what is not said. unknown: whether there
+    is a recipe, and nobody says which."""
 
     fields: Mapping[str, Any] = field(default_factory=dict)
     sources: Mapping[str, str] = field(default_factory=dict)
     model: str | None = None
     notes: tuple[str, ...] = ()
+    unknown: bool = False
 
 
 @cache
@@ -96,6 +103,7 @@ def base_of(values: Mapping[str, Any], where: str, said: Said, recipe: str | Non
     ConfigContainer; else the one of `--set recipe=NAME`, and, where the file has no sizes, the one of the model that is named.
     replaced: sections that it has in place of the recipe's. Raises InputError where no model is known."""
     name, table = recipe if recipe is not None else said.variables.get("recipe"), _table()
+    unknown = False
     has_sizes, notes = any(values.get(key) is not None for key in SIZED), list[str]()
     if not name and has_sizes:
         return Base()
@@ -111,11 +119,14 @@ def base_of(values: Mapping[str, Any], where: str, said: Said, recipe: str | Non
         model = sized(said.model)
         alike = [each for each in recipes() if model is not None and sized(table["recipes"][each]["model"])[:2] == model[:2]]  # type: ignore[index]
         name = min(alike, key=len) if alike else None
-        what = f"the recipe {name}" if name else "what all recipes of pre-training have"
+        what = f"the recipe {name}" if name else "what all recipes of pre-training have, but for sequence and batch"
         notes.append(f"what the file leaves to its recipe is taken from {what}; another one: --set recipe=NAME")
+        unknown = not name
     own = table["recipes"][name] if name else {}
     every = {} if recipe == "" else {**STEPPED, **table["common"], **own.get("fields", {})}
     fields = {key: value for key, value in every.items() if key.partition(".")[0] not in replaced}
+    if unknown:
+        fields |= dict.fromkeys(BATCH)  # to be asked for
     source = f"recipe {name or 'of pre-training'} of Megatron-Bridge {table['version']}"
     sources = dict.fromkeys(fields, source)
     of_recipe = sized(own["model"]) if own else None
@@ -125,4 +136,4 @@ def base_of(values: Mapping[str, Any], where: str, said: Said, recipe: str | Non
     if not has_sizes:
         fields["model.num_layers"] = load_model(named, 128).layers
         sources["model.num_layers"] = f"--model {named}" if said.model else source
-    return Base(fields, sources, None if has_sizes else named, tuple(notes))
+    return Base(fields, sources, None if has_sizes else named, tuple(notes), unknown)

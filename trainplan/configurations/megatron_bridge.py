@@ -15,7 +15,7 @@ from typing import Any
 
 from trainplan.configurations import megatron
 from trainplan.configurations.bridge_recipes import ARGUMENTS as OF_RECIPES
-from trainplan.configurations.bridge_recipes import base_of
+from trainplan.configurations.bridge_recipes import BATCH, base_of
 from trainplan.configurations.configuration import Configuration, Keys, Said, flattened
 from trainplan.configurations.documented_bridge import SECTIONS, TABLES
 from trainplan.configurations.documents import written
@@ -90,6 +90,7 @@ PARTS = frozenset(
         """
     )
 )
+WHICH = "its recipe, and no known one is of this model (or name one by --set recipe=NAME)"
 MARKS = ("mixed_precision", "validation", "_target_")  # names beside those of sections
 OVERLAPPED = ("overlap_grad_reduce", "overlap_param_gather")
 # Of two fields either turns on what the other one does.
@@ -208,7 +209,11 @@ def of_fields(
     for name in OVERLAPPED:  # which it sets of what it is given
         if values.get(f"comm_overlap.{name}") is not None:
             values[f"ddp.{name}"] = values[f"comm_overlap.{name}"]
+    turned = list[str]()
     for one, other in EITHER.items():
+        for on, off in ((one, other), (other, one)):
+            if values.get(on) and given.get(off) is False:
+                turned.append(f"{off} is false, and {on} ({origin.get(on, OURS)}) turns it on: give false for both")
         if values.get(one) and not values.get(other):
             values[other], origin[other] = True, origin.get(one, OURS)
     if not any(values.get(f"mixed_precision.{name}") for name in ("bf16", "fp16")):  # then the model says it alone
@@ -234,8 +239,12 @@ def of_fields(
     taken = (*keys.taken, *defaults)
     if base.model is not None:  # whose parts are not those that defaults describe
         taken = tuple(each for each in taken if each.key not in PARTS or not each.source.startswith("default"))
+    if base.unknown:  # which recipe has them
+        unsaid = [field for key, field in BATCH.items() if values.get(key) is None]
+        made = replace(made, undecided=dict.fromkeys(unsaid, WHICH), **dict.fromkeys(unsaid))
+        taken = tuple(each for each in taken if each.key not in BATCH or values[each.key] is not None)
     return replace(
-        made, runtime="megatron-bridge", model=base.model, keys=keyed, notes=(*made.notes, *base.notes), unread=unread,
+        made, runtime="megatron-bridge", model=base.model, keys=keyed, notes=(*made.notes, *base.notes, *turned), unread=unread,
         unknown=unknown, taken=taken,
     )  # fmt: skip
 

@@ -169,7 +169,9 @@ def model_of(
         raise InputError(COMMAND_LINE, "--sequence", problem, "leave it out, or change the file")
     tokens = tokens or sequence
     if tokens is None:
-        raise InputError(COMMAND_LINE, "--sequence", "is missing", f"give it: {configuration.where} does not say it")
+        name = configuration.undecided.get("sequence")
+        problem = "does not say it" if name is None else f"leaves it to {name}"
+        raise InputError(COMMAND_LINE, "--sequence", "is missing", f"give it: {configuration.where} {problem}")
     if cluster is not None:
         refuse_what_devices_lack(configuration, cluster)
     if configuration.dtype is not None and dtype is not None and parse_dtype(dtype) != parse_dtype(configuration.dtype):
@@ -353,6 +355,8 @@ def _batch(configuration: Configuration, data: int) -> tuple[int, int]:
         raise InputError(COMMAND_LINE, "--micro-batch", "is missing", f"give it: {configuration.where} leaves it to {name}")
     if count is None and configuration.runtime in ONE and None in (samples, micro):
         count = 1
+    if samples is None and (name := configuration.undecided.get("samples")) is not None:
+        raise InputError(COMMAND_LINE, "--batch", "is missing", f"give it: {configuration.where} leaves it to {name}")
     if samples is None and micro is not None:
         samples = micro * data * (count or 1)
     if samples is None:
