@@ -123,6 +123,25 @@ def test_accelerates_own_class_reads_the_file(tmp_path: Path) -> None:
     assert config.num_processes == 8 and config.mixed_precision == "bf16"
 
 
+@pytest.mark.parametrize("gradients", ["model", "float32"])
+def test_deepspeed_starts_copies_in_half_precision_and_comes_back_alike(tmp_path: Path, gradients: str) -> None:
+    """In stage 0 it raises NotImplementedError for bfloat16 parameters with float32 gradients: stage 1 it is, and said so."""
+    model = load_model("gpt2-345m", 256, "bfloat16")
+    plan = plan_of(model, ["dp4"] * len(model.units), 4, 8, 2).changed(memory_bytes=2**47)
+    exported = tp.export(plan.changed(precision={"master": "float32", "gradients": gradients}), "deepspeed")
+    write_export(exported, tmp_path)
+    config = json.loads((tmp_path / "ds_config.json").read_text())
+    assert config["zero_optimization"]["stage"] == 1
+    assert config["data_types"]["grad_accum_dtype"] == {"model": "bf16", "float32": "fp32"}[gradients]
+    assert any("dp4: the optimizer's states are sharded (stage 1)" in line for line in exported.left_out)
+    run = tp.import_run(tmp_path / "ds_config.json", cluster="h100:4", model="gpt2-345m", sequence=256, search=False)
+    assert exported.plan is not None
+    assert [unit.strategy for unit in run.plan.units] == [unit.strategy for unit in exported.plan.units]
+    whole = load_model("gpt2-345m", 256, "float32")
+    exported = tp.export(plan_of(whole, ["dp4"] * len(whole.units), 4, 8, 2).changed(memory_bytes=2**47), "deepspeed")
+    assert exported.settings["config"]["zero_optimization"]["stage"] == 0  # of one dtype, which it starts
+
+
 @pytest.mark.parametrize("parameters", ["device", "host"])
 def test_states_on_the_host_are_offloaded(tmp_path: Path, parameters: str) -> None:
     model = load_model("gpt2-345m", 256, "bfloat16")

@@ -1,20 +1,22 @@
 """Plans for DeepSpeed: its JSON configuration, a script that trains with it, and what starts that.
 
 Keys as of DeepSpeed 0.19 (2026; its page on the JSON configuration, `runtime/zero/config.py`). ZeRO stages 1 to 3 are its own;
-copies alone (dp) are stage 0. States on the host are `offload_optimizer` and, in stage 3, `offload_param`. Refused:
-pipelines, tensor parallelism, units with different strategies, copies of shards (hybrid sharding), uneven
-shares, hidden states on the host.
+copies alone (dp) are stage 0 in float32, and stage 1 in half precision: from there on DeepSpeed adds up its gradients in float32.
+States on the host are `offload_optimizer` and, in stage 3, `offload_param`. Refused: pipelines, tensor parallelism, units with
+different strategies, copies of shards (hybrid sharding), uneven shares, hidden states on the host.
 """
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 from trainplan.execution.exports.common import Export, as_exported, fitting_bytes, micro_batch_samples
 from trainplan.execution.exports.launching import page, slurm, torchrun
 from trainplan.execution.exports.sharded import left_out, one_stage, run_file, script
 from trainplan.formulations.plan import Plan
+from trainplan.formulations.strategies import Strategy
 from trainplan.profiling.base.errors import InputError
 
 RUNTIME, VERSION = "DeepSpeed", "DeepSpeed 0.19 (2026)"
@@ -41,10 +43,12 @@ def export(plan: Plan, where: str) -> Export:
         said.append(f"{strategy}: gradients and the optimizer's states are sharded between hosts' parts; less memory and time")
     elif offload and stage == 0:
         stage = 2
-    if stage == 0 and precision.master is not None and precision.gradients == "model":
-        said.append("gradients are added up in float32 in stage 0; more time and memory")
-        precision = precision.changed(gradients="float32")
-    exported = as_exported(plan, strategy, precision=precision)
+    if stage == 0 and precision.master is not None:  # `_do_optimizer_sanity_check`: no float32 gradients of half precision
+        stage = 1
+        if strategy.degree("dp") > 1:
+            said.append(f"{strategy}: the optimizer's states are sharded (stage 1); less memory, and as much is exchanged")
+            strategy = replace(Strategy.of(("sdp", strategy.degree("dp"))), zero=1)
+    exported = as_exported(plan, strategy)
     peak_bytes = fitting_bytes(plan, exported, where, RUNTIME)
     dtype = GRADIENTS[model.dtype if precision.gradients == "model" else "float32"]
     config: dict[str, Any] = {

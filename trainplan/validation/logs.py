@@ -218,8 +218,8 @@ def _trainer(text: str) -> Log | None:
 
 
 def _bar(text: str, count: int | None) -> Log | None:
-    """The rate that the progress bar of training shows last, behind the warm-up. count: of its steps, where it is said; else all
-    bars without a name must be of one count, since those of evaluation have no name either."""
+    """The rate that the progress bar of training shows last, behind the warm-up. count: of its steps, where it is said; else
+    all bars without a name must be of one count, since those of evaluation have no name either."""
     bars = [match for match in TRAINER_BAR.finditer(text) if count is None or int(match[2]) == count]
     shown = [match for match in bars if int(match[1]) > WARMUP and float(match[3]) > 0]
     if not shown or len({match[2] for match in bars}) > 1:
