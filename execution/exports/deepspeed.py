@@ -1,7 +1,7 @@
 """Plans for DeepSpeed: its JSON configuration, a script that trains with it, and what starts that.
 
 Keys as of DeepSpeed 0.19 (2026; its page on the JSON configuration, `runtime/zero/config.py`). ZeRO stages 1 to 3 are its own;
-copies alone (dp) are stage 0 in float32, and stage 1 in half precision: from there on DeepSpeed adds up its gradients in float32.
+copies alone (dp) are stage 0 in float32, and stage 1 in half precision: from there on DeepSpeed takes gradients in float32.
 States on the host are `offload_optimizer` and, in stage 3, `offload_param`. Refused: pipelines, tensor parallelism, units with
 different strategies, copies of shards (hybrid sharding), uneven shares, hidden states on the host.
 """

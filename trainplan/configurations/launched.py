@@ -8,7 +8,7 @@ import tomllib
 from dataclasses import replace
 from pathlib import Path
 
-from trainplan.configurations import bridge_commands, megatron, torchtitan, transformers_arguments
+from trainplan.configurations import bridge_commands, exported, megatron, torchtitan, transformers_arguments
 from trainplan.configurations.configuration import Configuration, Keys, Said, flattened
 from trainplan.configurations.documents import written
 from trainplan.configurations.lines import sources_of
@@ -35,6 +35,8 @@ def read(path: Path, said: Said) -> Configuration:
 
 def of_command(command: Command, where: str, said: Said, folder: Path) -> Configuration:
     """The configuration that a command stands for. folder: of the script, by which paths are found. Raises InputError."""
+    if (made := exported.of_command(command, where, said, folder)) is not None:
+        return made
     if command.tool == "transformers":
         return _transformers(command, where, said, folder)
     if said.recompute is not None:
