@@ -9,7 +9,8 @@ import pytest
 import yaml
 from trainplan.profiling.base.errors import InputError
 
-from trainplan.configurations.configuration import Configuration
+import trainplan as tp
+from trainplan.configurations.configuration import Configuration, Said
 from trainplan.configurations.planned import read
 
 MODEL = {
@@ -57,3 +58,46 @@ def test_other_models_are_refused_by_the_files_own_fields(tmp_path: Path, name: 
     with pytest.raises(InputError, match=said):
         of(tmp_path, name, **more)
     assert of(tmp_path, "vitals_gpt_retrospective").pp == 1
+
+
+TUNED = {
+    "trainer": {"devices": 8, "num_nodes": 2, "precision": "bf16-mixed"},
+    "model": {
+        "restore_from_path": "/models/llama2-7b.nemo", "tensor_model_parallel_size": 2, "sequence_parallel": True,
+        "megatron_amp_O2": True, "peft": {"peft_scheme": "none"}, "optim": {"name": "distributed_fused_adam"},
+        "data": {"train_ds": {"global_batch_size": 128, "micro_batch_size": 1, "max_seq_length": 4096}},
+    },
+}  # fmt: skip
+
+
+def test_fine_tuning_is_of_the_model_that_is_named(tmp_path: Path) -> None:
+    """Its file has the layout and the samples; the model's sizes are in the .nemo file that it starts from."""
+    path = tmp_path / "a.yaml"
+    path.write_text(yaml.safe_dump(TUNED))
+    with pytest.raises(InputError, match=r"restore_from_path is '/models/llama2-7b.nemo': fine-tuning.*by model NAME"):
+        read(path)
+    judged = tp.import_run(path, model="llama2-7b", cluster="h100:8x2", search=False)
+    assert (judged.plan.batch.global_samples, judged.plan.batch.micro_batches) == (128, 16)
+    strategy, model = judged.plan.units[1].strategy, judged.plan.planned_model()
+    assert (strategy.degree("tp"), strategy.data_degree, strategy.zero_stage) == (2, 8, 1)
+    assert (model.name, model.sequence, judged.configuration.buffers.attention) == ("llama2-7b", 4096, None)
+    assert judged.configuration.unread == ()
+    notes = " ".join(judged.configuration.notes)
+    assert "padded to the longest of each batch" in notes and "--attention eager" in notes
+    assert not any(each.key == "model.normalization" for each in judged.configuration.taken)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "said"),
+    [("peft.peft_scheme", "lora", "peft_scheme is 'lora'"), ("data.train_ds.packed_sequence", True, "packed_sequence is")],
+)
+def test_other_fine_tuning_is_refused(tmp_path: Path, path: str, value: Any, said: str) -> None:
+    data = yaml.safe_load(yaml.safe_dump(TUNED))
+    *tables, name = path.split(".")
+    inner = data["model"]
+    for table in tables:
+        inner = inner[table]
+    inner[name] = value
+    (tmp_path / "a.yaml").write_text(yaml.safe_dump(data))
+    with pytest.raises(InputError, match=said):
+        read(tmp_path / "a.yaml", said=Said(model="llama2-7b"))

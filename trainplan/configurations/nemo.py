@@ -1,6 +1,6 @@
 """NeMo 1: the configuration of its GPT pretraining, as `megatron_gpt_config.yaml` has it (NeMo 1.23 to 2.0), and as its log
-prints it under "Experiment configuration". Its `model` says what Megatron-LM's arguments say, under other names, and is read as
-these.
+prints it under "Experiment configuration"; and of its fine-tuning (`megatron_gpt_finetuning_config.yaml`), which starts from a
+.nemo file that has the model. Its `model` says what Megatron-LM's arguments say, under other names, and is read as these.
 """
 
 from __future__ import annotations
@@ -96,14 +96,42 @@ DOCUMENTED = frozenset(
 # Names of configurations, and fields, of models that are no dense decoders, and of other trainings.
 OTHERS = re.compile(r"(?:^|_)(?:mamba|griffin|hyena|bert|bart|retro|m?t5|ul2|distill|nmt|neva|clip|vit|mimo)(?:_|$)")
 STATES = re.compile(r"model\.(?:mamba_|hybrid_|hyena|griffin|recurrent|kd_|encoder\.|decoder\.)")
+TRAINED = "model.data.train_ds."  # of fine-tuning
+SAMPLES = {
+    "model.global_batch_size": "global_batch_size",
+    "model.micro_batch_size": "micro_batch_size",
+    "model.encoder_seq_length": "max_seq_length",
+}
+FLASH = ("transformer_engine", "use_flash_attention")
+OF_FILE = (*FLASH, "normalization", "activation", "bias", "share_embeddings_and_output_weights")  # what a .nemo file has
+PADDED = "samples are padded to the longest of each batch: the plan's are all as long as the longest; more time"
 WHOLE = re.compile(r"\d+(?:\.0*)?(?:[eE]\+?\d+)?")  # as OmegaConf, unlike PyYAML, reads numbers
 REFERENCE = re.compile(r"\$\{(\.?)([\w.]+)\}")
 
 
 def is_one(data: Any) -> bool:
-    """Whether a value is the configuration of NeMo's GPT pretraining."""
+    """Whether a value is the configuration of NeMo's GPT pretraining, or of its fine-tuning."""
     model = data.get("model") if isinstance(data, Mapping) else None
-    return isinstance(model, Mapping) and "micro_batch_size" in model and isinstance(data.get("trainer"), Mapping)
+    if not isinstance(model, Mapping) or not isinstance(data.get("trainer"), Mapping):
+        return False
+    return "micro_batch_size" in model or _tuned(flattened(data))
+
+
+def _tuned(values: Mapping[str, Any]) -> bool:
+    """Whether values are of fine-tuning: the model's sizes are in the .nemo file that it starts from."""
+    return "model.restore_from_path" in values and any(key.startswith(TRAINED) for key in values)
+
+
+def _of_tuning(values: dict[str, Any], where: str, said: Said) -> dict[str, Any]:
+    """Values with those of the samples that are trained on where pretraining has them. Raises InputError where nobody says
+    the model."""
+    if values.get("model.num_layers") is None and said.model is None:
+        problem = f"is {shown(values['model.restore_from_path'])}: fine-tuning, whose model is in that file alone"
+        raise InputError(where, "model.restore_from_path", problem, "give the model by --model NAME")
+    for key, name in SAMPLES.items():
+        if (value := values.pop(f"{TRAINED}{name}", None)) is not None:
+            values[key] = value
+    return values
 
 
 def read(path: Path, said: Said) -> Configuration:
@@ -118,11 +146,18 @@ def of_tables(
     added to it, where a log says it. Raises InputError."""
     if not is_one(data):
         raise InputError(where, "", f"holds {shown(data)}", "give trainer and model, as NeMo's GPT pretraining has them")
-    values = _resolved(flattened(data))
+    values, sources = _resolved(flattened(data)), dict(sources or {})
+    notes, tuned = list[str](), _tuned(values)
+    if tuned:
+        values = _of_tuning(values, where, said)
+        sources |= {key: at for key, name in SAMPLES.items() if (at := sources.get(f"{TRAINED}{name}")) is not None}
     keys = Keys(where, values, sources=sources, defaults=DEFAULTS, ignored=said.ignored)
     for key, neutral in REFUSED.items():
         keys.refuse(key, neutral, "the plan's programs have no such thing")
-    notes = list[str]()
+    if tuned:
+        keys.get("model.restore_from_path")
+        keys.refuse(f"{TRAINED}packed_sequence", ("false",), "samples of plans are not packed")
+        notes += [] if keys.flag(f"{TRAINED}pad_to_max_length") else [PADDED]
     if OTHERS.search(called := str(values.get("name") or "")):
         raise keys.error("name", f"is {shown(called)}, which is no dense decoder of text", "give one, as megatron_gpt is")
     for key, value in values.items():
@@ -138,12 +173,19 @@ def of_tables(
         made = megatron.of_values(made_of, where, said, devices)
     except InputError as error:
         raise megatron.in_fields(error, ARGUMENTS | FIELDS) from None
-    flash = [keys.flag(f"model.{name}") for name in ("transformer_engine", "use_flash_attention")]
+    kernels = [keys.flag(f"model.{name}") for name in FLASH]
+    attention: str | None = "flash" if any(kernels) else "eager"
+    taken = keys.taken
+    if tuned:
+        taken = tuple(each for each in taken if each.source != DEFAULTS or each.key.removeprefix("model.") not in OF_FILE)
+        if not any(f"model.{name}" in values for name in FLASH):
+            attention = None
+            notes.append("attention is as the .nemo file has it: taken as flash; where it keeps scores, give --attention eager")
     unread, unknown = keys.left(DOCUMENTED, HARMLESS)
     keyed = {name: ARGUMENTS.get(key, key) for name, key in made.keys.items()} | {"dtype": "trainer.precision"}
     return replace(
         made, tool="NeMo", software="NeMo", keys=keyed, notes=(*notes, *made.notes), unread=unread, unknown=unknown,
-        taken=keys.taken, buffers=replace(made.buffers, attention="flash" if any(flash) else "eager"),
+        taken=taken, buffers=replace(made.buffers, attention=attention),
     )  # fmt: skip
 
 
