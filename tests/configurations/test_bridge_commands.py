@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -79,6 +80,21 @@ def test_a_runner_is_the_recipe_that_it_is_given(tmp_path: Path, name: str) -> N
 )
 def test_what_is_not_known_of_a_script_is_named(tmp_path: Path, old: str, new: str, said: str) -> None:
     assert said in refusal(tmp_path, EXAMPLE.replace(old, new))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "python scripts/performance/setup_experiment.py -m llama31_405b -ng 512 -gn 8 -tp 4 -pp 8 -mb 1",
+            r"starts scripts/performance/setup_experiment.py \(.*:1\), by which Megatron-Bridge makes up .*run_recipe.py",
+        ),
+        ("python mine.py conf/a.json 3", r"starts mine.py \(.*:1\), with no argument of a tool that is read; give its conf"),
+        ("MODEL_ARGS=(\n --num-layers 16\n)", "starts no training, and is no list of arguments; give the script that starts"),
+    ],
+)
+def test_a_script_without_arguments_that_are_read_says_what_to_give(tmp_path: Path, text: str, said: str) -> None:
+    assert re.search(said, refusal(tmp_path, text))
 
 
 @pytest.mark.parametrize(

@@ -139,6 +139,17 @@ def test_a_log_of_deepspeed_has_its_file_and_what_the_engine_made_of_it(tmp_path
     assert judged.logged is not None and judged.logged.step_s == pytest.approx(5.0)
 
 
+@pytest.mark.parametrize(("version", "differs"), [("0.14.2", True), ("0.1", True), ("0.190.0", True), ("0.19.3", False)])
+def test_a_log_of_another_version_than_the_defaults_says_both(tmp_path: Path, version: str, differs: bool) -> None:
+    path = tmp_path / "train.log"
+    begun = (
+        f"[2026-01-15 06:31:20,000] [INFO] [logging.py:96:log_dist] [Rank 0] DeepSpeed info: version={version}, git-hash=x\n"
+    )
+    path.write_text(begun + DEEPSPEED)
+    said = [note for note in read(path).notes if f"by the defaults of DeepSpeed 0.19, and the log is of {version}:" in note]
+    assert len(said) == differs
+
+
 def config_parameters(config: Any) -> int:
     """What transformers counts of a model that is trained whole."""
     return model_from_config(config.to_dict(), "config", 1024, "bfloat16").total_parameters

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from trainplan.configurations import torchtitan
+from trainplan.configurations import deepspeed, torchtitan
 from trainplan.configurations.configuration import Configuration, Said
 from trainplan.configurations.logs.lines import last, mapping_at
 from trainplan.configurations.logs.megatron import of_megatron
@@ -32,6 +32,7 @@ from trainplan.validation.logs import log_of, ran_out
 MESH = Mark(  # torchtitan's, whose product is its devices; experts share them
     "uilding ", re.compile(r"Building (?:\d-D device mesh with .*, (\[[\d, ]+\])|device mesh with parallelism: (pp=.*))")
 )
+VERSION = mark("DeepSpeed info: version=", r"DeepSpeed info: version=(\d[\d.]*\d)")
 # What tells whose a log is, where it has neither a configuration nor steps; and that it is one at all.
 BEGUN = {
     "transformers": mark("***** Running training *****", r"(?<![\"'])\*{5} Running training \*{5}"),
@@ -91,7 +92,7 @@ def of_text(text: str, where: str, said: Said) -> Configuration:
             run = text[begin:]
             log = log_of(run)
             notes = () if log is not None or not after else ("the last run in the log made no step: none is compared",)
-            return replace(made, log=log, ran_out=ran_out(run), notes=(*made.notes, *notes))
+            return replace(made, log=log, ran_out=ran_out(run), notes=(*made.notes, *notes, *_other_version(made, lines)))
     for tool, line, fix in OTHERS:
         if next(line.all(text), None) is not None:
             raise InputError(where, "", f"is a log of {tool}, whose configuration is not read", fix)
@@ -100,6 +101,16 @@ def of_text(text: str, where: str, said: Said) -> Configuration:
         fix = "give one that has the lines from the start of the run, or what starts it"
         raise InputError(where, "", "is a log without any tool's configuration", fix)
     raise InputError(where, "", f"is a log without the tool's configuration, of {whose}", f"give {INSTEAD[whose]}")
+
+
+def _other_version(made: Configuration, lines: Sequence[str]) -> tuple[str, ...]:
+    """A line where DeepSpeed's defaults were taken, and the log says that it is of another version than they are."""
+    found = last(VERSION, lines)
+    theirs = deepspeed.DEFAULTS.rpartition(" ")[2]
+    if found is None or f"{found[1][1]}.".startswith(f"{theirs}.") or all(t.source != deepspeed.DEFAULTS for t in made.taken):
+        return ()
+    what = f"what the log does not say is by the defaults of DeepSpeed {theirs}, and the log is of {found[1][1]}"
+    return (f"{what}: give the keys whose defaults were others then, in DeepSpeed's file",)
 
 
 def _torchtitan(lines: Sequence[str], where: str, said: Said) -> Configuration | None:

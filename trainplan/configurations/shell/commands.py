@@ -44,6 +44,9 @@ PREPARES = re.compile(
 TRAINS = re.compile(r"(?:^|[/_.-])(?:pretrain|train|finetune|sft|run_clm|run_mlm|fine_tune|posttrain)", re.IGNORECASE)
 
 
+PERFORMANCE = "setup_experiment.py"  # of Megatron-Bridge's scripts/performance
+
+
 @dataclass(frozen=True)
 class Command:
     """A command that trains. program: its script, module or tool; tool: whose it is: megatron, torchtitan, or another's name
@@ -206,7 +209,21 @@ def _nothing(shell: Evaluator, founds: Sequence[Found], path: str) -> InputError
     if shell.left:
         fix = "say what it asks for by --set NAME=VALUE, or 1=VALUE for what it takes by place"
         return InputError(path, "", f"leaves at {shell.left[-1]} before it starts any training", fix)
-    return InputError(path, "", "has no arguments", "give a script that starts training, or a list of --arguments")
+    started = (_command(shell, found, {}) for found in founds if not _decisions(shell, found))
+    python = [each for each in started if each is not None and each.program.endswith(".py")]
+    if python:
+        command = next((each for each in python if each.program.endswith(PERFORMANCE)), python[-1])
+        what, fix = (
+            "with no argument of a tool that is read",
+            "give its configuration, if its tool is read, or the log of the run",
+        )
+        if command.program.endswith(PERFORMANCE):
+            what = "by which Megatron-Bridge makes up a run from tables of its own"
+            fix = "give the log of that run, or its recipe and what overrides it as `run_recipe.py --recipe NAME` by --command"
+        problem = f"starts {command.program} ({command.where}), {what}"
+        return InputError(path, "", problem, fix)
+    fix = "give the script that starts training, or a list of --arguments, or the log of the run"
+    return InputError(path, "", "starts no training, and is no list of arguments", fix)
 
 
 def _decisions(shell: Evaluator, found: Found) -> set[int]:
