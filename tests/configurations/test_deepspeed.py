@@ -15,7 +15,7 @@ from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.models.precision import MASTERS, PLAIN
 
 import trainplan as tp
-from trainplan.configurations import deepspeed
+from trainplan.configurations import accelerate, deepspeed
 from trainplan.configurations.configuration import Configuration, Said
 from trainplan.configurations.documented import DEEPSPEED
 
@@ -221,11 +221,40 @@ def test_sequence_parallel_ranks_exchange_heads() -> None:
     assert (made.cp, made.exchange) == (4, "heads")
 
 
-@pytest.mark.parametrize("stage", [True, "auto", 2])
-def test_oldest_and_open_stages(stage: Any) -> None:
-    """`true` is stage 1, as DeepSpeed reads its oldest files; "auto" is Accelerate's default."""
+@pytest.mark.parametrize("stage", [True, 2])
+def test_oldest_stages(stage: Any) -> None:
+    """`true` is stage 1, as DeepSpeed reads its oldest files."""
     zero = stage if stage is True else {"stage": stage}
     assert read({"bf16": {"enabled": True}, "zero_optimization": zero}).zero == (1 if stage is True else 2)
+
+
+AUTO_STAGE: dict[str, Any] = {"bf16": {"enabled": True}, "zero_optimization": {"stage": "auto"}}
+
+
+def test_an_open_stage_is_asked_for() -> None:
+    """transformers' Trainer fills in no stage."""
+    with pytest.raises(InputError, match="zero_optimization.stage is 'auto'; write 0, 1, 2 or 3, or give the Accelerate file"):
+        read(AUTO_STAGE)
+
+
+def test_an_open_stage_is_accelerates_where_its_file_names_this_one(tmp_path: Path) -> None:
+    """Accelerate fills in its default, and takes no zero_stage alongside a file."""
+    written(tmp_path, AUTO_STAGE)
+    launch = tmp_path / "accelerate.yaml"
+    launch.write_text("distributed_type: DEEPSPEED\nnum_processes: 8\ndeepspeed_config:\n  deepspeed_config_file: ds.json\n")
+    made = accelerate.read(launch, Said())
+    taken = next(each for each in made.taken if each.key == "zero_optimization.stage")
+    assert (made.zero, taken.source) == (2, "default of Accelerate 1.15")
+    written(tmp_path, {**AUTO_STAGE, "zero_optimization": {"stage": 3}})
+    assert accelerate.read(launch, Said()).zero == 3, "what the file says stays"
+    launch.write_text(launch.read_text() + "  zero_stage: 3\n")
+    with pytest.raises(InputError, match="deepspeed_config.zero_stage is 3; leave it out"):
+        accelerate.read(launch, Said())
+    launch.write_text(
+        "distributed_type: DEEPSPEED\nnum_processes: 8\nmixed_precision: bf16\ndeepspeed_config: {zero_stage: auto}\n"
+    )
+    with pytest.raises(InputError, match="deepspeed_config.zero_stage is 'auto'; write 0, 1, 2 or 3"):
+        accelerate.read(launch, Said())
 
 
 KEYS = sorted(

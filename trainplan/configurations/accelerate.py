@@ -188,7 +188,9 @@ def _deepspeed(
             if inner.get(key) is not None:
                 fix = "leave it out: Accelerate takes it from deepspeed_config_file, and refuses both"
                 raise keys.error(f"deepspeed_config.{key}", f"is {shown(inner[key])}", fix)
-        made = deepspeed.read_filled(beside(path, str(named), keys, "deepspeed_config.deepspeed_config_file"), said, given)
+        made = deepspeed.read_filled(
+            beside(path, str(named), keys, "deepspeed_config.deepspeed_config_file"), said, given | {"stage": (2, DEFAULTS)}
+        )
     else:
         values: dict[str, Any] = {"train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto", ZERO_STAGE: 2}
         values |= {DEEPSPEED[key]: value for key, value in inner.items() if key in DEEPSPEED}

@@ -35,7 +35,7 @@ FILLED: dict[str, Any] = {
     "bf16.enabled": None,
     "bfloat16.enabled": None,
     "fp16.enabled": None,
-    f"{ZERO}.stage": 2,
+    f"{ZERO}.stage": None,
     f"{ZERO}.offload_optimizer.device": "none",
     f"{ZERO}.offload_param.device": "none",
     f"{ZERO}.offload_optimizer.nvme_path": None,
@@ -85,6 +85,7 @@ REFUSED_TABLES = {
 QUANTIZED = {"weights": "parameters are gathered in 8 bits", "gradients": "gradients are reduced in 4 bits"}
 MOST_PERSISTENT = 1_000_000  # elements of a parameter that is whole on all ranks: of norms, and of no matrix
 RECOMPUTED = "whether layers are recomputed is said by the model's own code: taken as none; --recompute full changes it"
+NO_STAGE = "write 0, 1, 2 or 3, or give the Accelerate file that names this one: transformers' Trainer fills in no stage"
 HIDDEN = {"reduce_bucket_size": "reduce_elements", "stage3_prefetch_bucket_size": "prefetch_elements"}
 
 
@@ -111,12 +112,17 @@ def of_values(
 ) -> Configuration:
     """The configuration of a table of keys. sources: file and line of keys. called: other names of keys, which the file
     has for them. given: what a trainer fills in for keys that are "auto", and the source of that; `optim` is what it steps by
-    where the file has no optimizer. Raises InputError."""
+    where the file has no optimizer, `stage` the stage where the file has "auto" alone. Raises InputError."""
     keys = Keys(where, _flat(data, where), (None, "auto"), sources, DEFAULTS, said.ignored, called)
     filled = dict(given or {})
     brought = filled.pop("optim", (BROUGHT, BROUGHT_BY))
+    stage_filled = filled.pop("stage", None)
     _fill(keys, filled)
     _refuse(keys)
+    if keys.values.get(f"{ZERO}.stage") == "auto":
+        if stage_filled is None:
+            raise keys.error(f"{ZERO}.stage", "is 'auto'", NO_STAGE)
+        keys.fill(f"{ZERO}.stage", *stage_filled)
     stage: Any = keys.whole(f"{ZERO}.stage", 0, least=0)
     if stage > 3:
         raise keys.error(f"{ZERO}.stage", f"is {stage}", "give 0, 1, 2 or 3")
