@@ -228,12 +228,23 @@ def test_oldest_stages(stage: Any) -> None:
     assert read({"bf16": {"enabled": True}, "zero_optimization": zero}).zero == (1 if stage is True else 2)
 
 
+def test_options_are_among_the_values_that_were_taken(tmp_path: Path) -> None:
+    path = tmp_path / "ds.json"
+    path.write_text('{"bf16": {"enabled": true}, "zero_optimization": {"stage": 3}}')
+    options = {"model": "llama3-8b", "micro_batch": 1, "batch": 16, "sequence": 2048, "recompute": "full"}
+    judged = tp.import_run(path, cluster="a100:8", search=False, memory="70GiB", **options)
+    taken = {each.key: (each.value, each.source) for each in judged.configuration.taken}
+    expected = {name: (value, f"--{name.replace('_', '-')}") for name, value in {**options, "memory": "70GiB"}.items()}
+    assert {name: taken.get(name) for name in expected} == expected
+    assert "reserve" not in taken
+
+
 AUTO_STAGE: dict[str, Any] = {"bf16": {"enabled": True}, "zero_optimization": {"stage": "auto"}}
 
 
 def test_an_open_stage_is_asked_for() -> None:
     """transformers' Trainer fills in no stage."""
-    with pytest.raises(InputError, match="zero_optimization.stage is 'auto'; write 0, 1, 2 or 3, or give the Accelerate file"):
+    with pytest.raises(InputError, match=r"zero_optimization.stage is 'auto'; write 0, 1, 2 or 3, or give the Accelerate file"):
         read(AUTO_STAGE)
 
 
@@ -248,12 +259,12 @@ def test_an_open_stage_is_accelerates_where_its_file_names_this_one(tmp_path: Pa
     written(tmp_path, {**AUTO_STAGE, "zero_optimization": {"stage": 3}})
     assert accelerate.read(launch, Said()).zero == 3, "what the file says stays"
     launch.write_text(launch.read_text() + "  zero_stage: 3\n")
-    with pytest.raises(InputError, match="deepspeed_config.zero_stage is 3; leave it out"):
+    with pytest.raises(InputError, match=r"deepspeed_config.zero_stage is 3; leave it out"):
         accelerate.read(launch, Said())
     launch.write_text(
         "distributed_type: DEEPSPEED\nnum_processes: 8\nmixed_precision: bf16\ndeepspeed_config: {zero_stage: auto}\n"
     )
-    with pytest.raises(InputError, match="deepspeed_config.zero_stage is 'auto'; write 0, 1, 2 or 3"):
+    with pytest.raises(InputError, match=r"deepspeed_config.zero_stage is 'auto'; write 0, 1, 2 or 3"):
         accelerate.read(launch, Said())
 
 

@@ -360,7 +360,7 @@ def test_megatron_deepspeed_is_read_with_its_file(tmp_path: Path) -> None:
     made = read(path, Said())
     assert (made.zero, made.recomputed.of, made.devices, made.unknown) == (3, "full", 16, ())
     assert made.software == "megatron-deepspeed" and made.dtype == "float16" and made.buffers.attention == "eager"
-    assert any(each.key == "zero_optimization.stage" for each in made.taken)
+    assert next(each.source for each in made.taken if each.key == "zero_optimization.stage") == "ds.json:1"
     (tmp_path / "ds.json").write_text(json.dumps({**engine, "train_micro_batch_size_per_gpu": 4}))
     with pytest.raises(InputError, match=r"is 2, and .* says 4"):
         read(path, Said())

@@ -10,7 +10,7 @@ from typing import Any
 
 from trainplan.api.plan_verbs import plan
 from trainplan.asking import FilePath, cluster_of, compiles, memory_of
-from trainplan.configurations.configuration import Configuration, Said
+from trainplan.configurations.configuration import Configuration, Said, with_given
 from trainplan.configurations.judging import JudgedRun, changes, priced_as
 from trainplan.configurations.long_samples import with_positions
 from trainplan.configurations.planned import (
@@ -105,6 +105,8 @@ def import_run(
             COMMAND_LINE, "--model", f"is a {the_model.family}", "give one whose plans become programs, such as llama"
         )
     configuration = with_positions(with_kernels(configuration, loss, attention, named), named, the_model)
+    options = {"model": named, "batch": batch, "micro_batch": micro_batch, "sequence": sequence, "dtype": dtype}
+    configuration = with_given(configuration, options | {"recompute": recompute, "memory": memory, "reserve": reserve})
     request = Request(the_model, machine, None, memory_of(memory, reserve))
     configuration = with_recipe(with_model(configuration, the_model), request)
     walked, judged = predicted_as_known(plan_of(configuration, the_model, request), request)

@@ -11,7 +11,7 @@ from trainplan.configurations import deepspeed
 from trainplan.configurations.configuration import Configuration, Host, Keys, Recomputed, Said, flattened
 from trainplan.configurations.documented import ACCELERATE, ACCELERATE_TABLES
 from trainplan.configurations.documents import read_document
-from trainplan.configurations.lines import sources_of, text_lines
+from trainplan.configurations.lines import sources_of, text_sources
 from trainplan.configurations.sharding import Sharding, fsdp
 from trainplan.profiling.base.errors import COMMAND_LINE, InputError, shown
 from trainplan.profiling.clusters.recipes import RecipeName
@@ -63,7 +63,7 @@ def read(
         own["mixed_precision"] = "fp16"
     called = {_whole_key(key): key for key in own}
     values = {key: own[old] for key, old in called.items()}
-    lines = sources_of(path) if text is None else {key: f"{path}:{line}" for key, line in text_lines(text).items()}
+    lines = sources_of(path) if text is None else text_sources(text, str(path))
     sources = {key: lines[old] for key, old in called.items() if old in lines}
     keys = Keys(where, values, (None, "null"), sources, DEFAULTS, said.ignored, called)
     kind = _kind(keys)

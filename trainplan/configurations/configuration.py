@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from typing import Any, Literal
 
@@ -192,6 +192,15 @@ class Configuration:
     def error(self, name: str, problem: str, fix: str) -> InputError:
         """An error of a field, by the key that says it."""
         return InputError(self.where, self.keys.get(name, name), problem, fix)
+
+
+def with_given(configuration: Configuration, options: Mapping[str, Any]) -> Configuration:
+    """The configuration, with what options say among the values that were taken, where that is not there yet. options: their
+    values by name, None where one is not given."""
+    told = tuple(each.source.split(" ")[0] for each in configuration.taken)
+    named = {f"--{name.replace('_', '-')}": (name, value) for name, value in options.items() if value is not None}
+    more = (Taken(name, value, option) for option, (name, value) in named.items() if option not in told)
+    return replace(configuration, taken=(*more, *configuration.taken))
 
 
 class Keys:

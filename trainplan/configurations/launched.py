@@ -8,9 +8,17 @@ import tomllib
 from dataclasses import replace
 from pathlib import Path
 
-from trainplan.configurations import bridge_commands, exported, megatron, torchtitan, transformers_arguments
+from trainplan.configurations import (
+    bridge_commands,
+    deepspeed_programs,
+    exported,
+    megatron,
+    torchtitan,
+    transformers_arguments,
+)
 from trainplan.configurations.configuration import Configuration, Keys, Said, flattened
 from trainplan.configurations.documents import written
+from trainplan.configurations.foreign import foreign, shares_keys
 from trainplan.configurations.lines import sources_of
 from trainplan.configurations.megatron_programs import refuse_others
 from trainplan.configurations.shell import Command, Hangs, command_of
@@ -37,8 +45,13 @@ def of_command(command: Command, where: str, said: Said, folder: Path) -> Config
     """The configuration that a command stands for. folder: of the script, by which paths are found. Raises InputError."""
     if (made := exported.of_command(command, where, said, folder)) is not None:
         return made
+    if deepspeed_programs.is_one(command):
+        return deepspeed_programs.of_command(command, where, said, folder)
     if command.tool == "transformers":
         return _transformers(command, where, said, folder)
+    if command.program and not command.tool and not shares_keys(command):
+        refuse_others(command.program, command.values, where, command.open)
+        raise foreign(command, where)
     if said.recompute is not None:
         fix = f"leave it out: arguments of {command.tool or 'megatron'} say what is recomputed"
         raise InputError(COMMAND_LINE, "--recompute", f"is {said.recompute!r}", fix)

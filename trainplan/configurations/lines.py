@@ -30,8 +30,13 @@ def sources_of(path: Path) -> dict[str, str]:
     return {key: f"{path}:{line}" for key, line in lines_of(path).items()}
 
 
+def text_sources(text: str, where: str) -> dict[str, str]:
+    """The same of a text of YAML or JSON. where: the name of its file."""
+    return {key: f"{where}:{line}" for key, line in text_lines(text).items()}
+
+
 def text_lines(text: str, *, toml: bool = False) -> dict[str, int]:
-    """The same of a text of YAML or JSON, or of TOML."""
+    """The lines of the keys of a text of YAML or JSON, or of TOML."""
     if toml:
         return dict(_toml(text))
     try:

@@ -16,6 +16,7 @@ from typing import Any
 
 from trainplan.configurations import deepspeed
 from trainplan.configurations.configuration import Configuration, Keys, Open, Said
+from trainplan.configurations.lines import text_sources
 from trainplan.configurations.megatron_environment import ATTENTION, WANTED, refuse_environment
 from trainplan.configurations.shell import Command
 from trainplan.profiling.base.errors import InputError, shown
@@ -119,14 +120,21 @@ def engine_of(command: Command, where: str, said: Said) -> Configuration | None:
         raise InputError(str(name), "", "is no JSON", "give DeepSpeed's configuration, alongside the script") from None
     if not isinstance(data, Mapping):
         raise InputError(str(name), "", f"holds {shown(data)}", "give an object, as DeepSpeed's configurations are")
-    return engine_of_values(data, str(name), said, command.values)
+    return engine_of_values(data, str(name), said, command.values, text_sources(text, str(name)))
 
 
-def engine_of_values(data: Mapping[str, Any], where: str, said: Said, arguments: Mapping[str, Any]) -> Configuration:
-    """What the values of DeepSpeed's file say, alongside arguments of Megatron-DeepSpeed. Raises InputError."""
+def engine_of_values(
+    data: Mapping[str, Any],
+    where: str,
+    said: Said,
+    arguments: Mapping[str, Any],
+    sources: Mapping[str, str] | None = None,
+) -> Configuration:
+    """What the values of DeepSpeed's file say, alongside arguments of Megatron-DeepSpeed. sources: file and line of its keys.
+    Raises InputError."""
     stepped = {} if "optimizer" in data else {"optimizer.type": ("AdamW", f"{DEEPSPEED} (--optimizer)")}
     again = "full" if arguments.get("--checkpoint-activations") else "none"
-    return deepspeed.of_values(data, where, replace(said, recompute=again), given=stepped)
+    return deepspeed.of_values(data, where, replace(said, recompute=again), sources, given=stepped)
 
 
 def _text(command: Command, where: str, name: str) -> str | None:

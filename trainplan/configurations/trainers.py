@@ -186,7 +186,8 @@ def _deepspeed(keys: Keys, named: Any, path: Path, said: Said, has: Arguments) -
                 keys.read.add(key)
         return deepspeed.of_values(named, keys.where, inner, dict.fromkeys(flattened(named), where), given=given)
     if not isinstance(named, str):
-        raise keys.error("deepspeed", f"is {shown(named)}", "give the name of DeepSpeed's file, such as ds_config.json")
+        fix = "give the name of DeepSpeed's file, such as ds_config.json, or that of a program of its own by deepspeed_config"
+        raise keys.error("deepspeed", f"is {shown(named)}", fix)
     keys.get("deepspeed")
     made = deepspeed.read_filled(beside(path, named, keys, "deepspeed"), inner, given)
     return replace(made, taken=(*keys.taken, *made.taken))
