@@ -54,7 +54,7 @@ def test_a_file_that_the_script_writes_is_read_with_its_lines(tmp_path: Path) ->
 def test_recomputation_may_be_said_where_no_argument_says_it(tmp_path: Path) -> None:
     alone = "--deepspeed --deepspeed_config ds.json"
     assert started(tmp_path, alone, recompute="full").recomputed.of == "full"
-    with pytest.raises(InputError, match="recompute is none, and .* says otherwise"):
+    with pytest.raises(InputError, match=r"recompute is none, and .* says otherwise"):
         started(tmp_path, f"{alone} --gradient_checkpointing", recompute="none")
 
 

@@ -255,6 +255,18 @@ def test_what_decides_most_and_is_left_open_is_said_without_being_asked_for() ->
     assert each.to_dict()["assumed"]["recompute"] in said
 
 
+def test_everything_that_bears_and_is_left_open_is_said_in_one_line() -> None:
+    """And whether such a row fits is no plain verdict where framework, recomputation and micro-batch are all open."""
+    names = ("framework", "precision", "recompute", "zero", "gbs", "mbs", "seq")
+    row = {name: value for name, value in ROW.items() if name not in names}
+    [each] = runs = tp.validate([{"id": "one", **row}])
+    [said] = [text for text in runs.notes() if "leaves open" in text]
+    assert all(f"{name} (" in said for name in names if name not in each.run.model_fields_set)
+    assert each.as_taken and each.to_dict()["as_taken"] and runs.cells()[0][-1] == "yes, if as taken"
+    [said_once] = told = tp.validate([{"id": "one", **row, "recompute": "full"}])
+    assert not said_once.as_taken and told.cells()[0][-1] == "yes"
+
+
 def test_what_is_taken_otherwise_than_the_row_says_is_said() -> None:
     odd = predicted(gbs=33)
     assert odd.remarks == ["gbs 33 is taken as 34: whole micro-batches of 1 on 2 data-parallel ranks"]

@@ -190,9 +190,29 @@ def test_json_has_the_documented_fields(tmp_path: Path) -> None:
     path = tmp_path / "runs.json"
     path.write_text(json.dumps([ROW]))
     (row,) = json.loads(call("validate", path, "--json").stdout)
-    assert list(row) == ["id", "step_s", "step_low_s", "step_high_s", "peak_gib", "fits", "close", "cannot", *MEASURED]
+    assert list(row) == [
+        "id",
+        "step_s",
+        "step_low_s",
+        "step_high_s",
+        "peak_gib",
+        "fits",
+        "close",
+        "as_taken",
+        "cannot",
+        *MEASURED,
+    ]
     table = call("validate", path, "--assumptions").stdout
     assert "errors of the step" in table and "llama3-8b" in table
+
+
+def test_errors_by_source_are_shown_where_a_row_names_one(tmp_path: Path) -> None:
+    path, bare = tmp_path / "runs.json", {name: value for name, value in ROW.items() if name != "source"}
+    path.write_text(json.dumps([bare]))
+    assert " source " not in call("validate", path).stdout
+    path.write_text(json.dumps([bare, {**ROW, "id": "other", "source": "a paper"}]))
+    shown = call("validate", path).stdout
+    assert " source " in shown and " not said " in shown and " a paper " in shown
 
 
 def test_a_layout_that_its_batch_does_not_fill_counts_whole_micro_batches() -> None:

@@ -127,8 +127,33 @@ def test_a_part_of_nearly_the_same_memory_is_taken(words: str, name: str) -> Non
     ],
 )
 def test_words_of_sharding(words: str, stage: int, shard: int) -> None:
-    layout = laid(fsdp=words).layout
+    layout = laid(fsdp=words, framework="Megatron-Core" if stage == 1 else "torchtitan").layout  # FSDP has no stage 1
     assert (layout.zero, layout.shard) == (stage, shard)
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        *(({"framework": name, "pp": 4, "zero": 2}, "stage 2, with pp 4") for name in ("DeepSpeed", "Megatron-DeepSpeed")),
+        ({"framework": "GPT-NeoX", "pp": 4, "fsdp": "ZeRO-3"}, "stage 3, with pp 4"),
+        ({"framework": "torchtitan", "zero": 1}, "stage 1, which PyTorch FSDP does not have"),
+        ({"framework": "PyTorch FSDP", "fsdp": "ZeRO-1"}, "stage 1, which PyTorch FSDP does not have"),
+    ],
+)
+def test_what_no_framework_runs_is_not_predicted(fields: dict[str, Any], why: str) -> None:
+    each = predicted(**fields)
+    assert why in each.cannot and each.fits is None
+
+
+def test_a_stage_that_a_row_leaves_open_is_one_that_its_framework_has() -> None:
+    """DeepSpeed's pipelines have none above 1, and FSDP none of 1; an open framework with ZeRO-1 is none of FSDP's."""
+    for pp in (1, 4):
+        made = laid(model="llama3-70b", framework="DeepSpeed", pp=pp, gpus=64, recompute="full")
+        assert "zero" in made.assumed and (made.layout.zero < 2 if pp > 1 else made.layout.zero > 1)
+    fsdp = laid(model="llama2-7b", framework=None, gpus=8, gbs=8, gpu="A100-80GB-SXM", recompute="full", seq=4096)
+    assert fsdp.layout.framework.name == "PyTorch FSDP" and fsdp.layout.zero == 2, "copies do not fit"
+    for fields in ({"zero": 1}, {"fsdp": "distributed optimizer"}):
+        assert laid(framework=None, **fields).layout.framework.name == "Megatron-Core"
 
 
 def test_ddp_shares_nothing() -> None:

@@ -19,8 +19,8 @@ from trainplan.configurations.foreign import shares_keys
 from trainplan.configurations.lines import text_sources
 from trainplan.configurations.megatron_programs import refuse_others
 from trainplan.configurations.shell import Command
-from trainplan.configurations.transformers_arguments import REFUSED, SEQUENCES
 from trainplan.configurations.trainers import refuse_all
+from trainplan.configurations.transformers_arguments import REFUSED, SEQUENCES
 from trainplan.profiling.base.errors import COMMAND_LINE, InputError, shown
 
 FILE = "--deepspeed-config"

@@ -57,7 +57,8 @@ def _choices(layout: RunLayout, open_stage: bool, open_recompute: bool) -> Itera
     usual, last = [layout.zero], []
     if open_stage and layout.dp * layout.cp > 1:
         stages = [stage for stage in MUON_ZERO if layout.optimizer == "muon"] or range(4)
-        higher = [stage for stage in stages if stage > layout.zero and (stage < 3 or layout.pp == 1)]
+        lacked = {"PyTorch FSDP": (1,), "DeepSpeed": (2,) * (layout.pp > 1)}.get(layout.framework.name.partition(",")[0], ())
+        higher = [stage for stage in stages if stage > layout.zero and (stage < 3 or layout.pp == 1) and stage not in lacked]
         usual += [stage for stage in higher if stage == 1 or not megatron]
         last = [stage for stage in higher if stage == 3 and megatron]
     ways = [layout.recompute]

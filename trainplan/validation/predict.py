@@ -28,7 +28,9 @@ ISSUE_ERROR = 0.15  # added to that of a step which is the host's
 ASSUMED_ERROR = 0.1  # of each of what decides most of a step, where a row leaves it open; errors add up as squares
 CLOSE = {True: "close: may not fit", False: "no, but close"}  # by whether it fits
 ALWAYS_OTHER = ("vocab",)  # padded, as frameworks do
-DECISIVE = ("framework", "recompute", "zero", "mbs")
+DECISIVE = ("framework", "recompute", "zero", "mbs")  # of the step, so that its interval is wider
+OPEN = ("framework", "precision", "recompute", "zero", "gbs", "mbs", "seq")  # what is said of a row that leaves it open
+UNDECIDED = {"framework", "recompute", "mbs"}  # by which memory is nobody's in particular where a row leaves all of them open
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,17 @@ class Prediction:
         return None if self.held.peak_gib is None or self.peak_gib is None else self.peak_gib / self.held.peak_gib - 1
 
     @property
+    def left_open(self) -> dict[str, str]:
+        """What the row leaves open of what decides its step and its memory, and what is taken for it."""
+        assumed = {} if self.laid is None else self.laid.assumed
+        return {name: assumed[name] for name in OPEN if name in assumed and not getattr(self.run, name)}
+
+    @property
+    def as_taken(self) -> bool:
+        """Whether the row leaves open so much that whether it fits is that of what is taken for it alone."""
+        return self.left_open.keys() >= UNDECIDED
+
+    @property
     def remarks(self) -> list[str]:
         """What of the row is not taken as it stands, is compared with nothing or contradicts the rest, and what of its memory
         contradicts the verdict."""
@@ -88,7 +101,7 @@ class Prediction:
 
     def to_dict(self) -> dict[str, Any]:
         """What `--json` prints of it."""
-        names = ("step_s", "step_low_s", "step_high_s", "peak_gib", "fits", "close", "cannot")
+        names = ("step_s", "step_low_s", "step_high_s", "peak_gib", "fits", "close", "as_taken", "cannot")
         by = {"measured_s": self.measured_s, "measured_by": self.measured[0].by if self.measured else None}
         return {
             "id": self.run.id,
@@ -128,10 +141,11 @@ class Predictions(Tabular, list[Prediction]):
         return [_row(each) for each in self]
 
     def cells(self) -> list[list[str]]:
-        """The fields with headings, row by row; where the error of a peak decides whether it fits, a word says so."""
+        """The fields with headings, row by row; where the error of a peak decides whether it fits, or what is taken for what a
+        row leaves open, a word says so."""
         place = list(self.headings).index("fits")
         return [
-            [*row[:place], CLOSE[bool(each.fits)] if each.close else row[place], *row[place + 1 :]]
+            [*row[:place], _verdict(each, row[place]), *row[place + 1 :]]
             for each, row in zip(self, super().cells(), strict=True)
         ]
 
@@ -144,6 +158,11 @@ class Predictions(Tabular, list[Prediction]):
             for text in _of_row(each):
                 ids_by_text.setdefault(text, []).append(each.run.id)
         return [*cannot, *(f"{_listed(ids)}: {text}" for text, ids in ids_by_text.items()), *borrowed]
+
+
+def _verdict(each: Prediction, fits: str) -> str:
+    """Whether a row fits, in words. fits: yes or no, as tables have it."""
+    return (CLOSE[bool(each.fits)] if each.close else fits) + ", if as taken" * (each.as_taken and each.fits is not None)
 
 
 def _listed(ids: Sequence[str]) -> str:
@@ -159,9 +178,8 @@ def _of_row(each: Prediction) -> Iterator[str]:
         value = getattr(each.run, first.by)
         yield f"its measured step is of {first.by} {value:g}" + (f": {first.counted}" if first.counted else "")
     yield from each.remarks
-    assumed = {} if each.laid is None else each.laid.assumed
-    if taken := [f"{name} ({assumed[name]})" for name in DECISIVE if name in assumed and getattr(each.run, name) is None]:
-        yield f"leaves open {', '.join(taken)}"
+    if each.left_open:
+        yield f"leaves open {', '.join(f'{name} ({value})' for name, value in each.left_open.items())}"
 
 
 def _written(value: Any) -> str:

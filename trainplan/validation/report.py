@@ -48,13 +48,18 @@ def groups() -> list[tuple[str, str]]:
 
 
 def by_group(predictions: Sequence[Prediction], group: str, error: str = "error") -> Mapping[str, Errors]:
-    """Errors of the predictions with this one of the groups, by its values. error: `error` of steps, or `memory_error`."""
+    """Errors of the predictions with this one of the groups, by its values, where any of them has
+    one. error: `error` of steps, or `memory_error`."""
     members_by_group: dict[str, list[Prediction]] = {}
     for each in predictions:
         if getattr(each, error) is not None:
             members_by_group.setdefault(GROUPS[group][1](each), []).append(each)
+    if set(members_by_group) == {""}:
+        return {}
     return {
-        name: summarised([getattr(each, error) for each in members], _inside(members) if error == "error" else None)
+        name or "not said": summarised(
+            [getattr(each, error) for each in members], _inside(members) if error == "error" else None
+        )
         for name, members in sorted(members_by_group.items())
     }
 
