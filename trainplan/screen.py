@@ -242,6 +242,8 @@ def _assumed(answer: Planned) -> list[list[str]]:
     model = request.described_model
     if model is not None and model.vocabulary and not model.sequence:
         lines.append(f"{model.sequence_tokens:,} tokens a sample, the most that the model allows (--sequence)")
+    if model is not None and model.attention:
+        lines.append(f"attention {model.attention}")
     if answer.instead is not None:
         lines.append(f"planned like {answer.preset.name}, since {answer.instead}")
     if request.cluster is not None and request.cluster.whose_numbers:

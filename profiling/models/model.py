@@ -27,6 +27,7 @@ from trainplan.profiling.models.sublayers import Sublayer, cut
 from trainplan.profiling.shipped import PUBLISHERS, locate, sized
 
 # What a configuration says of one run, not of the architecture.
+EAGER = "eager, as attn_implementation of its configuration says: scores are kept; without that field they are not"
 RUN_FIELDS = ("attn_implementation", "decoder_positions", "pad_token_id")
 
 
@@ -162,6 +163,11 @@ class Model:
         units = tuple(replace(unit, sublayer=cut(unit.sublayer, pieces, by_heads)) for unit in self.units)
         return replace(self, units=units, pieces=pieces)
 
+    @property
+    def attention(self) -> str:
+        """How attention is computed, in words, where the configuration asks for separate kernels; empty where it does not."""
+        return EAGER if self.config.get("attn_implementation") == "eager" else ""
+
     def fused(self) -> Model:
         """The model as trainplan runs it: fused attention."""
         config = {name: value for name, value in self.config.items() if name != "attn_implementation"}
@@ -224,7 +230,8 @@ def load_model(
     config, own = read_data(file), file == name
     where = name if own else PurePath(file.name).stem  # of a shipped model its name, however it was spelt
     usual = trained_dtype if own else shipped_dtype
-    return model_from_config(config, where, sequence, dtype or usual(config, where, half))
+    made = model_from_config(config, where, sequence, dtype or half)  # refused before its dtype is warned of
+    return made if dtype else made.in_dtype(usual(config, where, half))
 
 
 def model_from_config(

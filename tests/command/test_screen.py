@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import cache
 from io import StringIO
 from pathlib import Path
@@ -52,6 +53,23 @@ def printed(name: str, width: int) -> str:
         render.answered(answer(name), Path("plan.json"))
     lines = text.getvalue().splitlines()
     return "".join(f"{line.rstrip()}\n" for line in lines if not line.strip().startswith(TIMED))
+
+
+def test_attention_that_keeps_scores_is_said(tmp_path: Path) -> None:
+    """On the first screen, in all of the answer, and of the model alone."""
+    path = tmp_path / "config.json"
+    sizes = {
+        "hidden_size": 1024,
+        "intermediate_size": 4096,
+        "num_attention_heads": 8,
+        "num_hidden_layers": 2,
+        "vocab_size": 4096,
+    }
+    kind = {"model_type": "internlm2", "max_position_embeddings": 2048, "attn_implementation": "eager"}
+    path.write_text(json.dumps(kind | sizes | {"num_key_value_heads": 8, "vocab_size": 4096, "bias": False}))
+    request = ("plan", path, "h100:2", "--batch", "8", "--sequence", "1024")
+    for words in (request, (*request, "--details"), ("model", "show", path, "--sequence", "1024")):
+        assert "eager, as attn_implementation of its configuration says" in " ".join(call(*words).stdout.split())
 
 
 @pytest.mark.parametrize("name", [*QUICK, *(pytest.param(name, marks=pytest.mark.long) for name in LONG)])

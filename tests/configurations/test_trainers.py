@@ -528,6 +528,18 @@ COMMAND = "--model_name_or_path Qwen/Qwen3-8B --per_device_train_batch_size 2 --
 LENGTH = "--gradient_checkpointing --max_length 4096 --output_dir out --packing"
 
 
+@pytest.mark.parametrize(
+    ("length", "said"),
+    [("--block_size 2048", ""), ("--packing", ""), ("--max_length 2048", "are padded"), ("", "how samples are cut or padded")],
+)
+def test_how_samples_are_padded_is_said_as_it_is(tmp_path: Path, length: str, said: str) -> None:
+    """run_clm.py fills whole blocks, by --block_size."""
+    path = tmp_path / "run.sh"
+    path.write_text(f"torchrun --nproc_per_node 8 run_clm.py {COMMAND} --gradient_checkpointing --output_dir out {length}\n")
+    notes = [note for note in read(path).notes if "samples are" in note]
+    assert [said in note for note in notes] == [True] * bool(said)
+
+
 def test_commands_of_the_trainer_are_read_with_what_launches_them(tmp_path: Path) -> None:
     """DeepSpeed's file by an argument, alongside or written by the script; Accelerate's by its launcher; or copies."""
     engine = {"zero_optimization": {"stage": 3}, "bf16": {"enabled": "auto"}, "train_micro_batch_size_per_gpu": "auto"}

@@ -404,6 +404,26 @@ def test_models_are_planned_in_half_precision_unless_the_user_says_otherwise(tmp
     assert "text_config.torch_dtype is 'float32'" in planned()[1][0]
 
 
+def test_a_model_that_is_refused_is_not_warned_of(tmp_path: Path) -> None:
+    """Nobody is told in which dtype it is planned."""
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": "mamba", "hidden_size": 64, "state_size": 16, "torch_dtype": "float32"}))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", InputWarning)
+        with pytest.raises(InputError, match="state-space"):
+            load_model(path)
+
+
+@pytest.mark.parametrize("field", ["attn_implementation", "_attn_implementation"])
+def test_attention_of_separate_kernels_is_said_where_a_configuration_asks_for_it(tmp_path: Path, field: str) -> None:
+    path = tmp_path / "config.json"
+    for value, words in (("eager", "scores are kept"), ("sdpa", ""), (None, "")):
+        path.write_text(json.dumps(small("llama") | ({field: value} if value else {})))
+        model = load_model(path, dtype="float32")
+        assert words in model.attention and bool(model.attention) == bool(words)
+        assert model.units[1].sublayer.unfused == bool(words)
+
+
 @pytest.mark.parametrize(("name", "dtype"), [("llama2-70b", "bfloat16"), ("bert-huge-32", "float32"), ("bert-13b", "float16")])
 def test_shipped_models_are_in_the_dtype_that_they_are_trained_in(name: str, dtype: str) -> None:
     with warnings.catch_warnings():

@@ -210,6 +210,7 @@ def _asked(request: Request) -> list[tuple[str, str]]:
     """What is planned, and for which devices; what the request leaves unsaid, as it was taken."""
     model, described = request.model.name if request.model else request.origin.name, request.described_model
     taken = [] if described is None else [("sequence", _sequence(described)), ("dtype", described.dtype)]
+    taken += [("attention", described.attention)] if described is not None and described.attention else []
     devices = f"{plural(request.origin.devices, 'device')} of {_memory(request)}"
     whose = "" if request.cluster is None else request.cluster.whose_numbers
     return [("model", model), *taken, ("cluster", ", ".join(filter(None, (request.cluster_name, devices, whose))))]

@@ -58,6 +58,7 @@ def model(model: Model, rows: int, tp: int) -> None:
         [
             ("model", f"{model.name} ({model.family}), {model.layers} layers, {len(model.units)} sub-layers, {model.dtype}"),
             ("parameters", f"{model.total_parameters:,}" + (", tied" if model.tied else "")),
+            *([("attention", model.attention)] if model.attention else []),
             ("shown for", f"{plural(rows, 'row')}, tp {tp}; flops of a forward pass, bytes of one device"),
         ]
     )

@@ -68,6 +68,8 @@ ALL_LOGITS = (
     "loss_type is not said: all logits are held, as in transformers' own loss; newer versions of TRL take chunked_nll "
     "(--loss chunked): less memory"
 )
+PADDED = "samples are padded to the longest of each batch: the plan's are all as long as the longest; more time"
+UNSAID = "how samples are cut or padded is not said: the plan's are all full; more time where they are shorter"
 SEQUENCES = ("max_length", "max_seq_length", "block_size", "model_max_length", "max_source_length")
 NAMES = {
     "micro_samples": "per_device_train_batch_size",
@@ -120,8 +122,10 @@ def of_keys(data: Mapping[str, Any], keys: Keys, path: Path, said: Said) -> Conf
     kernels = keys.get("attn_implementation") or keys.get("model_init_kwargs.attn_implementation")
     if keys.flag("use_flash_attention_2"):
         kernels = "flash_attention_2"
-    if not keys.flag("packing"):
-        notes.append("samples are padded to the longest of each batch: the plan's are all as long as the longest; more time")
+    if "block_size" in dict(lengths):  # run_clm.py puts samples end to end, and cuts that into blocks (`group_texts`)
+        keys.read.add("packing")
+    elif not keys.flag("packing"):
+        notes.append(PADDED if lengths else UNSAID)
     words = "compile " * keys.flag("torch_compile") + "chunked_nll" * (loss == "chunked")
     has = Arguments(
         tool="transformers", model=keys.text("model_name_or_path", "") or None, sequence=lengths[0][1] if lengths else None,
