@@ -49,7 +49,8 @@ def of_command(command: Command, where: str, said: Said, folder: Path) -> Config
         return deepspeed_programs.of_command(command, where, said, folder)
     if command.tool == "transformers":
         return _transformers(command, where, said, folder)
-    if command.program and not command.tool and not shares_keys(command):
+    nobodys = command.program and not command.tool and not shares_keys(command)
+    if nobodys and not bridge_commands.is_one(command):
         refuse_others(command.program, command.values, where, command.open)
         raise foreign(command, where)
     if said.recompute is not None:
