@@ -2,7 +2,7 @@
 optimizer's step at the rate of the host's memory.
 
 Nothing hides the copies. Of each micro-batch activations go to the host and come back, parameters come twice, for the forward
-and for the backward pass, and under ZeRO's stages 2 and 3 gradients leave as they are made; else they leave once a step. Where
+and for the backward pass, and under ZeRO's stages 2 and 3 gradients leave as they are reduced; else they leave once a step. Where
 the host steps the optimizer, new parameters come back once a step unless they stay there. All devices of a node that the run
 has share the host's memory.
 """
@@ -34,7 +34,8 @@ def with_host(step: StreamsStep, model: Model, layout: RunLayout, host: Host, de
         if "parameters" in layout.on_host:
             moved += 2 * micro * share
         if "optimizer" in layout.on_host and not layout.frozen:
-            moved += share * (micro if layout.zero >= 2 else 1) + share * ("parameters" not in layout.on_host)
+            leave = micro if layout.zero >= 2 and not layout.reduces_last else 1
+            moved += share * leave + share * ("parameters" not in layout.on_host)
             stepped = stepped_parameters(model, mine, layout)
             optimizer = max(optimizer, stepped * OPTIMIZER_BYTES * devices / host.memory_bytes_per_s * 1e9)
         copied = max(copied, moved / host.link.bandwidth_bytes_per_s * 1e9)

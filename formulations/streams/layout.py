@@ -102,7 +102,8 @@ class Held:
     bucket_elements: numbers of the model's dtype in the buffers that gradients are reduced in, during the passes;
     standing_elements: of these, in those that are never freed. live_elements: parameters that ZeRO's stage 3 keeps gathered,
     where these are more than the largest block's; ahead_elements: those that it gathers ahead (None: the largest block once
-    more). accumulates_apart: under stage 2 a micro-batch's own gradients stand beside their sum. stepped_elements: of a shard
+    more). accumulates_apart: under stage 2 a micro-batch's own gradients stand beside their sum. reduces_last: gradients are
+    summed whole on each rank, in the model's dtype, and reduced behind the last micro-batch alone. stepped_elements: of a shard
     that the optimizer steps at once (None: all). flattens: their gradients are laid out as one tensor, then copied to fp32
     where they are not. temporaries: numbers, as wide as what is stepped, that the optimizer's kernels hold of each
     parameter while they step it.
@@ -120,6 +121,7 @@ class Held:
     live_elements: int = 0
     ahead_elements: int | None = None
     accumulates_apart: bool = False
+    reduces_last: bool = False
     stepped_elements: int | None = None
     flattens: bool = False
     temporaries: int = 0
@@ -202,6 +204,12 @@ class RunLayout:
         """Whether all ranks sum whole gradients: where states are copies, or matrices are dealt whole to the ranks that share
         states (see `profiling.models.optimizers`); else each gets its shard of the sum."""
         return not self.zero or self.optimizer == "muon"
+
+    @property
+    def reduces_last(self) -> bool:
+        """Whether each rank has whole gradients, not its shard of them, until the last of several micro-batches."""
+        several = self.micro_batches > 1 and self.pp == 1 and self.sharing > 1
+        return self.held.reduces_last and several and self.zero >= 2 and not self.frozen
 
     @property
     def copies(self) -> int:

@@ -33,7 +33,8 @@ COPY_BYTES = 4  # of a copy in fp32
 @dataclass(frozen=True)
 class RunMemory:
     """Bytes of one device. In the passes: model states with gathered blocks, activations of micro-batches in flight, what there
-    is for a while beside them, and buffers of the trainer. In the optimizer's step, when no activations are left:
+    is for a while beside them, buffers of the trainer, and what whole gradients take beside shards of them, where they are
+    reduced behind the last micro-batch. In the optimizer's step, when no activations are left:
     standing_bytes, of the states without gathered blocks, and copies_bytes, of what the step makes beside them."""
 
     states_bytes: float
@@ -42,11 +43,13 @@ class RunMemory:
     buffers_bytes: float = 0.0
     standing_bytes: float = 0.0
     copies_bytes: float = 0.0
+    unreduced_bytes: float = 0.0
 
     @property
     def passes_bytes(self) -> float:
         """All of the passes."""
-        return self.states_bytes + self.activation_bytes + self.workspace_bytes + self.buffers_bytes
+        held = self.states_bytes + self.activation_bytes + self.buffers_bytes + self.unreduced_bytes
+        return held + self.workspace_bytes
 
     @property
     def stepping_bytes(self) -> float:
@@ -69,6 +72,7 @@ class RunMemory:
         if self.passes_bytes < self.stepping_bytes:
             return {"states": self.standing_bytes, "copies of gradients and buckets": self.copies_bytes}
         states = {"states with gathered blocks": self.states_bytes, "activations": self.activation_bytes}
+        states |= {"whole gradients": self.unreduced_bytes}
         return states | {"the loss or a layer": self.workspace_bytes, "buckets": self.buffers_bytes}
 
 
@@ -113,11 +117,15 @@ def _gathered(parameters: float, largest: float, layout: RunLayout) -> float:
 
 def _beside_host_bytes(parameters: float, layout: RunLayout, largest: float) -> float:
     """Model states on a device beside those on its host: its parameters, or two gathered blocks; and its gradients,
-    or those of a block where they leave as they are made."""
+    or those of a block where they leave as they are made. Parameters that are on the host and in stage 2 not freed behind their
+    forward pass are all there when the backward pass begins."""
     element = DTYPE_BYTES[layout.base]
-    gathered = _gathered(parameters, largest, layout) * element
-    held = 0.0 if "parameters" in layout.on_host else parameters * element / (layout.sharing if layout.zero == 3 else 1)
-    held += gathered * (layout.zero == 3 or "parameters" in layout.on_host)
+    hosted = "parameters" in layout.on_host
+    if hosted and layout.zero == 2 and layout.sharing > 1:
+        held = parameters * element * (largest > 0)
+    else:
+        held = 0.0 if hosted else parameters * element / (layout.sharing if layout.zero == 3 else 1)
+        held += _gathered(parameters, largest, layout) * element * (layout.zero == 3 or hosted)
     leave = layout.zero >= 2 or "parameters" in layout.on_host
     gradients = largest * element if leave else parameters * layout.framework.gradient_bytes
     return held + gradients * (not layout.frozen)
@@ -301,7 +309,7 @@ def _of_rank(model: Model, layout: RunLayout, chunks: list[Chunk], rank: int) ->
     states = states_bytes(parameters, layout, largest, stepped, by_muon) + copies + fixed
     standing = states_bytes(parameters, layout, 0.0, stepped, by_muon) + fixed
     buffers, made = _buffers_bytes(parameters, layout), _step_bytes(stepped, layout)
-    return RunMemory(states, activations, workspace, buffers, standing, made)
+    return RunMemory(states, activations, workspace, buffers, standing, made, _unreduced_bytes(parameters, layout))
 
 
 def loss_bytes(model: Model, head: Unit, layout: RunLayout) -> float:
@@ -324,6 +332,16 @@ def _buffers_bytes(parameters: float, layout: RunLayout) -> float:
     apart = held.accumulates_apart and layout.zero == 2 and layout.micro_batches > 1 and not layout.frozen
     on_device = not layout.on_host & {"optimizer", "parameters"}
     return buckets + parameters / layout.sharing * layout.framework.gradient_bytes * (apart and on_device)
+
+
+def _unreduced_bytes(parameters: float, layout: RunLayout) -> float:
+    """Of whole gradients in the model's dtype, as the backward pass makes them, what they take beside the shards that are counted
+    with the states; those on the host are not. While the last micro-batch's are reduced, their sum only falls."""
+    if not layout.reduces_last:
+        return 0.0
+    on_device = not layout.on_host & {"optimizer", "parameters"}
+    shards = parameters / layout.sharing * layout.framework.gradient_bytes * on_device
+    return max(0.0, parameters * DTYPE_BYTES[layout.base] - shards)
 
 
 def _step_bytes(stepped: float, layout: RunLayout) -> float:

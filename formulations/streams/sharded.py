@@ -26,10 +26,13 @@ class Block:
     copies_ns: float = 0.0
 
 
-def sharded_ns(blocks: Sequence[Block], micro_batches: int, again: bool = True, ahead: int = 1) -> float:
+def sharded_ns(
+    blocks: Sequence[Block], micro_batches: int, again: bool = True, ahead: int = 1, reduces_last: bool = False
+) -> float:
     """Until the last gradient is reduced. again: parameters are gathered for the backward pass, too, and in every micro-batch
-    (else once a step, ZeRO-2). ahead: blocks whose parameters may be there before the one that is computed."""
-    step = partial(_micro_batch, blocks, again=again, ahead=ahead)
+    (else once a step, ZeRO-2). ahead: blocks whose parameters may be there before the one that is computed. reduces_last: gradients
+    are reduced in the last micro-batch alone."""
+    step = partial(_micro_batch, blocks, again=again, ahead=ahead, reduces_last=reduces_last)
     last = micro_batches == 1
     lanes = step((0.0, 0.0), gathers=True, last=last)
     if not last:
@@ -38,11 +41,13 @@ def sharded_ns(blocks: Sequence[Block], micro_batches: int, again: bool = True, 
     return max(lanes)
 
 
-def _micro_batch(blocks: Sequence[Block], lanes: Lanes, *, gathers: bool, last: bool, again: bool, ahead: int) -> Lanes:
+def _micro_batch(
+    blocks: Sequence[Block], lanes: Lanes, *, gathers: bool, last: bool, again: bool, ahead: int, reduces_last: bool
+) -> Lanes:
     """Until when both lanes are taken after one more micro-batch. lanes: before it; gathers: for its forward pass, too."""
     compute, lane = _pass(blocks, *lanes, gathers, ahead)
     ends: list[float] = []
-    ready = lane
+    ready, reduces = lane, last or not reduces_last
     for place in range(len(blocks) - 1, -1, -1):
         block = blocks[place]
         kept = place == len(blocks) - 1  # its forward pass has just been
@@ -51,9 +56,9 @@ def _micro_batch(blocks: Sequence[Block], lanes: Lanes, *, gathers: bool, last: 
             ready = lane
         compute = max(compute, ready if again and not kept else NEVER) + block.backward_ns
         ends.append(compute)
-        if len(ends) > 1:  # the block before's gradients go behind this block's gathering
+        if len(ends) > 1 and reduces:  # the block before's gradients go behind this block's gathering
             lane = max(lane, ends[-2]) + _reduced(blocks[place + 1], last)
-    return compute, max(lane, compute) + _reduced(blocks[0], last)
+    return compute, max(lane, compute) + _reduced(blocks[0], last) if reduces else lane
 
 
 def _often(step: Callable[[Lanes], Lanes], lanes: Lanes, count: int) -> Lanes:

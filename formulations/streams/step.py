@@ -113,7 +113,8 @@ def streams_step(model: Model, layout: RunLayout, kind: DeviceKind, links: Links
         for rank in range(layout.pp)
     )
     if layout.zero >= 2 and layout.sharing > 1 and layout.pp == 1:
-        end = sharded_ns(_blocks(model, layout, links, times, element), micro, layout.zero == 3)
+        blocks = _blocks(model, layout, links, times, element)
+        end = sharded_ns(blocks, micro, layout.zero == 3, reduces_last=layout.reduces_last)
         return StreamsStep(end, computing, 0.0, optimizer, 0.0, ends, jitter)
     hidden = layout.micro * model.tokens * model.units[-1].sublayer.hidden * element / layout.cp / layout.tp
     transfer = links.message_ns(hidden, layout.dp * layout.tp * layout.cp) if layout.pp > 1 else 0.0

@@ -14,6 +14,7 @@ import trainplan as tp
 from tests.validation.test_trainers_memory import DENSE, ZERO_3
 from tests.validation.test_words import predicted
 from trainplan.configurations.judging import JudgedRun
+from trainplan.validation.alongside import KERNELS
 from trainplan.validation.predict import Prediction
 
 SCRIPT = """torchrun --nproc_per_node 1 pretrain_gpt.py --num-layers 12 --hidden-size 1280 --num-attention-heads 20 \\
@@ -152,7 +153,8 @@ def test_kernels_of_the_step_are_those_of_optim(beneath: str, optim: str, tmp_pa
     variables = {"launched": {"accelerate": "accelerate.yaml"}, "copies": {"accelerate": "none"}}.get(beneath)
     run = _imported(tmp_path / "train.yaml", "h200:8", variables=variables)
     assert isinstance(run.framework, Prediction) and run.framework.laid is not None
-    assert run.framework.laid.layout.held.temporaries == OPTIM[optim] and not run.framework.laid.assumed
+    assert run.framework.laid.layout.held.temporaries == OPTIM[optim]
+    assert KERNELS not in run.framework.laid.assumed
 
 
 def test_copies_of_the_trainer_are_those_of_accelerate(tmp_path: Path) -> None:

@@ -36,6 +36,7 @@ EAGER = ("eager", "disabled")
 FLASH = ("sdpa", "fa2", "fa3", "flash", "flex", "xformers", "sage")  # how the names of kernels begin that keep no scores
 LAUNCHED = "give --set accelerate=FILE, what `accelerate launch` reads, or --set accelerate=none: every device has copies"
 WRITTEN = "accelerate, as written"  # among variables: what the file holds that Accelerate is launched with
+SYNCED = "accelerator_config.gradient_accumulation_kwargs.sync_each_batch"  # gradients are reduced in every micro-batch
 FSDP_WORDS = ("full_shard", "shard_grad_op", "no_shard", "hybrid_shard", "hybrid_shard_zero2", "auto_wrap", "offload")
 
 
@@ -153,7 +154,8 @@ def configured(keys: Keys, data: Mapping[str, Any], path: Path, said: Said, has:
     if has.optimizer == "muon" and made.zero > 1:
         raise keys.error(has.names["optimizer"], f"is muon, with ZeRO stage {made.zero}", "give adamw_torch, or stage 0 or 1")
     stepped = () if made.runtime == "deepspeed" else (name for name, _ in _stepped(keys, has).values())
-    flags = " ".join(filter(None, (has.words, made.flags, *stepped)))
+    synced = SYNCED.rpartition(".")[2] if SYNCED in keys.values and keys.flag(SYNCED) else ""
+    flags = " ".join(filter(None, (has.words, made.flags, *stepped, synced)))
     buffers = replace(made.buffers, attention=has.attention, loss=has.loss)
     return replace(
         made, where=keys.where, tool=has.tool, model=has.model, sequence=has.sequence, micro_samples=has.micro,

@@ -8,6 +8,10 @@
   end of the forward pass half of them, for layers are passed twice before that; and gathers `prefetch_bucket_size` ahead.
 - Accelerate and transformers' Trainer: where no states are shared and training is in mixed precision, parameters stay in fp32,
   and `torch.autocast` makes copies for the products, one of each operand's every use.
+- Trainers on Accelerate, with FSDP: all micro-batches of a step but the last run in `Accelerator.no_sync`, unless
+  `sync_each_batch` is set (`transformers/trainer.py`, `Accelerator.accumulate`). Gradients then stay whole on each rank, in the
+  dtype of the products, since `reduce_dtype` is the same (`FullyShardedDataParallelPlugin.set_mixed_precision`,
+  `FSDPParam.to_accumulated_grad_if_needed` of FSDP2, `_post_backward_hook` of FSDP1).
 - torch's AdamW (`torch/optim/adam.py`): its kernels for lists of tensors (since 2.0) hold the root of the second moments, those
   for single ones that and the quotient by its bias; fused ones hold nothing. transformers' Trainer has the fused ones from
   version 5 on with torch 2.8 (`default_optim`), those for lists before; DeepSpeed's own FusedAdam holds nothing either.
@@ -34,8 +38,8 @@ from trainplan.validation.rows import Run
 from trainplan.validation.words import Assumed, flag
 
 DEEPSPEED = "DeepSpeed"
-KERNELS, BUCKETS, SCORES = "optimizer's kernels", "reduce_bucket_size", "attention"
-HELD = (KERNELS, BUCKETS, SCORES)  # names of what is assumed here
+KERNELS, BUCKETS, SCORES, LAST = "optimizer's kernels", "reduce_bucket_size", "attention", "gradient accumulation"
+HELD = (KERNELS, BUCKETS, SCORES, LAST)  # names of what is assumed here
 # Its defaults, in elements.
 BUCKET, PREFETCHED, LIVE, SUB_GROUP = 500_000_000, 50_000_000, 1_000_000_000, 1_000_000_000
 SINGLE_TENSORS, LISTS = 2, 1  # numbers in fp32 that kernels of AdamW hold for each parameter
@@ -66,6 +70,7 @@ FUSED_STEP = (
     r"(?:fused[ _-]?adam\w*|adamw?[ _-](?:(?:torch|torch_npu|apex)[ _-])?fused|paged[ _-]adamw\w*|fused optimizer"
     r"|apex adam\w*)"
 )
+OF_ACCELERATE = re.compile(r"accelerate|transformers|hugging ?face|\btrl\b|axolotl|llama[_ -]?factory")
 LISTED_STEP = r"(?:(?:for[ _-]?each|multi[ _-]?tensor)(?: (?:adamw?|optimizer))?|adamw_torch)"
 
 
@@ -93,6 +98,9 @@ def held_by(run: Run, model: Model, layout: RunLayout, buffers: Buffers, assumed
     if layout.zero == 0 and kernels and name != DEEPSPEED:
         held = replace(held, autocast=half)
     if name != DEEPSPEED and "deepspeed" not in (run.framework or "").lower():
+        held = replace(held, reduces_last=_reduces_last(run))
+        if replace(layout, held=held).reduces_last:
+            assumed[LAST] = "gradients stay whole on each device until the last micro-batch reduces them (no_sync)"
         return replace(held, temporaries=LISTS) if flag(note, LISTED_STEP) else held
     if layout.zero == 0:
         return replace(held, standing_elements=0, temporaries=_temporaries(run, layout, assumed))
@@ -118,6 +126,12 @@ def held_by(run: Run, model: Model, layout: RunLayout, buffers: Buffers, assumed
         held, bucket_elements=2 * bucket, standing_elements=bucket, live_elements=live // 2, ahead_elements=ahead,
         stepped_elements=stepped,
     )  # fmt: skip
+
+
+def _reduces_last(run: Run) -> bool:
+    """Whether gradients are reduced in a step's last micro-batch alone, of a row that says how many there are."""
+    whose = OF_ACCELERATE.search((run.framework or "").lower()) is not None
+    return whose and None not in (run.gbs, run.mbs) and not flag((run.note or "").lower(), r"sync[_ -]each[_ -]batch")
 
 
 def _copied_elements(model: Model, layout: RunLayout) -> int:
