@@ -132,6 +132,7 @@ mixed_precision: bf16
 num_processes: 16
 fsdp_config:
   fsdp_sharding_strategy: HYBRID_SHARD
+  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP
 """,
     "ds.yaml": """distributed_type: DEEPSPEED
 mixed_precision: bf16

@@ -124,6 +124,7 @@ distributed_type: FSDP
 fsdp_config:
   fsdp_version: 2
   fsdp_reshard_after_forward: true
+  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP
   fsdp_activation_checkpointing: {str(recompute == "full").lower()}
 mixed_precision: bf16
 num_processes: {gpus}

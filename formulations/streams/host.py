@@ -2,9 +2,9 @@
 optimizer's step at the rate of the host's memory.
 
 Nothing hides the copies. Of each micro-batch activations go to the host and come back, parameters come twice, for the forward
-and for the backward pass, and under ZeRO's stages 2 and 3 gradients leave as they are reduced; else they leave once a step. Where
-the host steps the optimizer, new parameters come back once a step unless they stay there. All devices of a node that the run
-has share the host's memory.
+and for the backward pass, and under ZeRO's stages 2 and 3 gradients leave as they are reduced; else they leave once a step.
+Where the host steps the optimizer, new parameters come back once a step unless they stay there. All devices of a node that the
+run has share the host's memory.
 """
 
 from __future__ import annotations

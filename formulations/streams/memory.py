@@ -335,8 +335,8 @@ def _buffers_bytes(parameters: float, layout: RunLayout) -> float:
 
 
 def _unreduced_bytes(parameters: float, layout: RunLayout) -> float:
-    """Of whole gradients in the model's dtype, as the backward pass makes them, what they take beside the shards that are counted
-    with the states; those on the host are not. While the last micro-batch's are reduced, their sum only falls."""
+    """Of whole gradients in the model's dtype, as the backward pass makes them, what they take beside the shards that are
+    counted with the states; those on the host are not. While the last micro-batch's are reduced, their sum only falls."""
     if not layout.reduces_last:
         return 0.0
     on_device = not layout.on_host & {"optimizer", "parameters"}

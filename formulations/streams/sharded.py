@@ -30,8 +30,8 @@ def sharded_ns(
     blocks: Sequence[Block], micro_batches: int, again: bool = True, ahead: int = 1, reduces_last: bool = False
 ) -> float:
     """Until the last gradient is reduced. again: parameters are gathered for the backward pass, too, and in every micro-batch
-    (else once a step, ZeRO-2). ahead: blocks whose parameters may be there before the one that is computed. reduces_last: gradients
-    are reduced in the last micro-batch alone."""
+    (else once a step, ZeRO-2). ahead: blocks whose parameters may be there before the one that is computed. reduces_last:
+    gradients are reduced in the last micro-batch alone."""
     step = partial(_micro_batch, blocks, again=again, ahead=ahead, reduces_last=reduces_last)
     last = micro_batches == 1
     lanes = step((0.0, 0.0), gathers=True, last=last)

@@ -112,6 +112,7 @@ tensor_parallel_degree = 2
 """
 LAUNCHED = (
     "distributed_type: FSDP\nmixed_precision: bf16\nnum_processes: 8\nfsdp_config:\n  fsdp_sharding_strategy: FULL_SHARD\n"
+    "  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n"
 )
 
 

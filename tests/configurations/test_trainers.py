@@ -46,6 +46,7 @@ use_liger_kernel: true
 attn_implementation: kernels-community/flash-attn2
 fsdp: full_shard auto_wrap
 """
+WRAPPED = "fsdp_config: {fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP}\n"
 
 
 def judged(path: Path, **more: Any) -> Any:
@@ -192,6 +193,10 @@ def test_accelerate_fills_in_what_deepspeeds_file_leaves_open(tmp_path: Path) ->
             "fsdp_auto_wrap_policy is 'NO_WRAP'; give TRANSFORMER_BASED_WRAP",
         ),
         (
+            "distributed_type: FSDP\nmixed_precision: bf16\nfsdp_config:\n  fsdp_version: 2",
+            "fsdp_auto_wrap_policy is missing, which is NO_WRAP .default of Accelerate 1.15.; give TRANSFORMER_BASED_WRAP",
+        ),
+        (
             "distributed_type: FSDP\nmixed_precision: bf16\nfsdp_config:\n  fsdp_reshard_after_forward: true",
             "fsdp_reshard_after_forward is true; give one of FULL_SHARD.*fsdp_version: 2",
         ),
@@ -258,7 +263,8 @@ def test_arguments_that_ask_for_no_precision_take_that_of_what_is_launched(tmp_p
     (tmp_path / "run.yaml").write_text(yaml.safe_dump({**run, "gradient_checkpointing": True, "learning_rate": 1e-5}))
     for kind in ("MULTI_GPU", "FSDP", "DEEPSPEED"):
         for precision, dtype in (("bf16", "bfloat16"), ("fp16", "float16")):
-            (tmp_path / "a.yaml").write_text(f"distributed_type: {kind}\nnum_processes: 8\nmixed_precision: {precision}\n")
+            text = f"distributed_type: {kind}\nnum_processes: 8\nmixed_precision: {precision}\n"
+            (tmp_path / "a.yaml").write_text(text + WRAPPED * (kind == "FSDP"))
             made = read(tmp_path / "run.yaml", said=Said(variables={"accelerate": str(tmp_path / "a.yaml")}))
             assert made.dtype == dtype
             assert any(each.key == "bf16" and "mixed_precision of" in each.source for each in made.taken)
@@ -267,7 +273,7 @@ def test_arguments_that_ask_for_no_precision_take_that_of_what_is_launched(tmp_p
 
 
 def test_no_mixed_precision_is_float32_unless_the_program_has_its_own(tmp_path: Path) -> None:
-    (tmp_path / "a.yaml").write_text("distributed_type: FSDP\nmixed_precision: no\nnum_processes: 8\n")
+    (tmp_path / "a.yaml").write_text("distributed_type: FSDP\nmixed_precision: no\nnum_processes: 8\n" + WRAPPED)
     plain = read(tmp_path / "a.yaml")
     assert plain.dtype == "float32" and any("give --dtype bfloat16" in note for note in plain.notes)
     half = read(tmp_path / "a.yaml", said=Said(dtype="bfloat16"))
@@ -432,7 +438,12 @@ READERS = {
     "transformers": transformers_arguments.read,
 }
 BASES: dict[str, dict[str, Any]] = {
-    "accelerate": {"distributed_type": "FSDP", "mixed_precision": "bf16", "num_processes": 8},
+    "accelerate": {
+        "distributed_type": "FSDP",
+        "mixed_precision": "bf16",
+        "num_processes": 8,
+        "fsdp_config": {"fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP"},
+    },
     "axolotl": {
         "base_model": "Qwen/Qwen3-8B",
         "sequence_len": 2048,
@@ -579,7 +590,8 @@ def test_commands_of_the_trainer_are_read_with_what_launches_them(tmp_path: Path
 
 SINGLE = {"model_name_or_path": "Qwen/Qwen3-8B", "per_device_train_batch_size": 1, "gradient_checkpointing": True}
 SINGLE |= {"bf16": True, "max_length": 2048, "packing": True, "learning_rate": 1e-5}
-FSDP_FILE = {"distributed_type": "FSDP", "mixed_precision": "bf16", "num_processes": 8, "fsdp_config": {"fsdp_version": 2}}
+FSDP_FILE = {"distributed_type": "FSDP", "mixed_precision": "bf16", "num_processes": 8}
+FSDP_FILE |= {"fsdp_config": {"fsdp_version": 2, "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}}
 COPIES_FILE = {"distributed_type": "MULTI_GPU", "mixed_precision": "bf16", "num_processes": 8}
 
 
@@ -642,6 +654,21 @@ def test_losses_that_no_file_says_are_open_to_the_option(tmp_path: Path) -> None
 
 def test_checkpoints_of_trl_on_the_host_are_said(tmp_path: Path) -> None:
     assert any("activation_offloading" in note for note in trained(tmp_path, activation_offloading=True).notes)
+
+
+def test_layers_are_wrapped_as_transformers_5_does_by_itself_or_as_its_word_says(tmp_path: Path) -> None:
+    """`--values` names whose word it is; without one a note says what versions before 5 do."""
+    key = "fsdp_config.fsdp_auto_wrap_policy"
+    for words, source, said in (
+        ("full_shard", "default of transformers 5", True),
+        ("full_shard auto_wrap", "auto_wrap of fsdp (", False),
+    ):
+        made = trained(tmp_path, fsdp=words)
+        assert [each.source.startswith(source) for each in made.taken if each.key == key] == [True]
+        assert any("fsdp has no auto_wrap" in note for note in made.notes) == said
+    with pytest.raises(InputError, match="auto_wrap_policy is 'NO_WRAP'"):
+        trained(tmp_path, fsdp=True, fsdp_config={"auto_wrap_policy": "NO_WRAP"})
+    assert trained(tmp_path, fsdp="no_shard", fsdp_config={"auto_wrap_policy": "NO_WRAP"}).zero == 0  # nothing is gathered
 
 
 @pytest.mark.parametrize(("backend", "flags"), [("INDUCTOR", "compile"), ("NO", ""), ("EAGER", "")])
@@ -709,7 +736,7 @@ def test_hybrid_sharding_is_within_the_nodes_of_the_devices(cluster: str, layout
     trained(tmp_path, fsdp="hybrid_shard auto_wrap")
     run = judged(tmp_path / "sft.yaml", cluster=cluster)
     assert layout in {str(unit.strategy) for unit in run.plan.units}
-    config = {"fsdp_version": 1, "fsdp_sharding_strategy": "HYBRID_SHARD"}
+    config = {**FSDP_FILE["fsdp_config"], "fsdp_version": 1, "fsdp_sharding_strategy": "HYBRID_SHARD"}
     (tmp_path / "fsdp.yaml").write_text(
         yaml.safe_dump({**FSDP_FILE, "num_processes": 16, "num_machines": 4, "fsdp_config": config})
     )

@@ -82,7 +82,7 @@ def read(
     node = None if None in (devices, machines) else max(1, (devices or 1) // (machines or 1))
     shared = Sharding(0, None, None)
     if kind == "FSDP":
-        shared = fsdp(keys, _fsdp_key, sizes, node, 1, notes)
+        shared = fsdp(keys, _fsdp_key, sizes, node, 1, notes, "NO_WRAP")
     again = shared.again or said.recompute == "full"
     host: tuple[Host, ...] = ("optimizer", "parameters") if shared.offloads else ()
     if host and dtype != "float32":

@@ -27,19 +27,34 @@ class Sharding:
 
 
 def fsdp(
-    keys: Keys, find: Callable[[str], str], sizes: Mapping[str, int], node: int | None, version: int, notes: list[str]
+    keys: Keys,
+    find: Callable[[str], str],
+    sizes: Mapping[str, int],
+    node: int | None,
+    version: int,
+    notes: list[str],
+    wrapped: str,
 ) -> Sharding:
     """What the keys of FSDP say. find: the key of an option, such as fsdp_config.fsdp_version of `version`. sizes: of
     `dp_replicate` and `dp_shard`, where they are given. node: devices of a node, None where nothing says it. version: of FSDP
-    where none is given. Raises InputError."""
-    version = keys.whole(find("version"), version) or version
-    strategy, reshard = keys.get(find("sharding_strategy")), keys.get(find("reshard_after_forward"))
-    wrap = keys.text(find("auto_wrap_policy"), "", (*WRAPS, *(name.lower() for name in WRAPS))).upper()
-    if wrap == "NO_WRAP":
+    where none is given. wrapped: the policy, of WRAPS, where none is given. Raises InputError."""
+    shared = _shared(keys, find, sizes, node, keys.whole(find("version"), version) or version, notes)
+    key = find("auto_wrap_policy")
+    wrap = keys.text(key, wrapped, (*WRAPS, *(name.lower() for name in WRAPS))).upper()
+    if wrap == "NO_WRAP" and shared.zero:
+        problem = "is 'NO_WRAP'" if keys.values.get(key) else f"is missing, which is NO_WRAP ({keys.defaults})"
         fix = "give TRANSFORMER_BASED_WRAP: plans gather layer by layer, and this gathers the whole model"
-        raise keys.error(find("auto_wrap_policy"), "is 'NO_WRAP'", fix)
-    if wrap != WRAPS[0]:
-        notes.append(f"modules are wrapped {'by size' if wrap else 'as nothing says'}: the plan gathers layer by layer")
+        raise keys.error(key, problem, fix)
+    if wrap == "SIZE_BASED_WRAP":
+        notes.append("modules are wrapped by size: the plan gathers layer by layer")
+    return shared
+
+
+def _shared(
+    keys: Keys, find: Callable[[str], str], sizes: Mapping[str, int], node: int | None, version: int, notes: list[str]
+) -> Sharding:
+    """The same, whatever is gathered at once."""
+    strategy, reshard = keys.get(find("sharding_strategy")), keys.get(find("reshard_after_forward"))
     offloads = keys.flag(find("offload_params")) or keys.flag(find("cpu_offload"))
     again = keys.flag(find("activation_checkpointing"))
     keys.refuse(find("ignored_modules"), [""], "plans share the states of all modules")

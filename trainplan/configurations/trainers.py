@@ -16,7 +16,7 @@ from trainplan.configurations.accelerate import ON_HOST, beside
 from trainplan.configurations.configuration import Configuration, Host, Keys, Recomputed, Said, flattened
 from trainplan.configurations.documents import read_document
 from trainplan.configurations.lines import sources_of
-from trainplan.configurations.sharding import Sharding, fsdp
+from trainplan.configurations.sharding import WRAPS, Sharding, fsdp
 from trainplan.profiling.base.errors import COMMAND_LINE, InputError, shown
 from trainplan.profiling.clusters.recipes import RecipeName
 from trainplan.profiling.models.optimizers import OptimizerName
@@ -37,6 +37,10 @@ FLASH = ("sdpa", "fa2", "fa3", "flash", "flex", "xformers", "sage")  # how the n
 LAUNCHED = "give --set accelerate=FILE, what `accelerate launch` reads, or --set accelerate=none: every device has copies"
 WRITTEN = "accelerate, as written"  # among variables: what the file holds that Accelerate is launched with
 SYNCED = "accelerator_config.gradient_accumulation_kwargs.sync_each_batch"  # gradients are reduced in every micro-batch
+NOT_WRAPPED = (
+    "fsdp has no auto_wrap: transformers 5 wraps layers by itself, as is planned; before 5 the whole model is one unit: more "
+    "memory by far"
+)
 FSDP_WORDS = ("full_shard", "shard_grad_op", "no_shard", "hybrid_shard", "hybrid_shard_zero2", "auto_wrap", "offload")
 
 
@@ -234,11 +238,11 @@ def _sharded(keys: Keys, data: Mapping[str, Any], said: Said, has: Arguments, no
         if strategy is not None and keys.values.get(find("sharding_strategy")) is None:
             value = strategy.upper() if version == 1 else strategy == "full_shard"
             keys.values.setdefault(find("reshard_after_forward"), value)
-        if has.version == 2:  # transformers' default
-            keys.values.setdefault(find("auto_wrap_policy"), "TRANSFORMER_BASED_WRAP")
+        if words and "auto_wrap" not in words and keys.values.get(find("auto_wrap_policy")) is None:
+            notes.append(NOT_WRAPPED)
         if "offload" in words:
             keys.values.setdefault(find("cpu_offload"), True)
-        shared = fsdp(keys, find, has.sizes, None, version, notes)
+        shared = fsdp(keys, find, has.sizes, None, version, notes, WRAPS[0])
     elif has.tp > 1 or has.cp > 1:
         raise keys.error("fsdp_config", "is missing", "give it: tensor and context parallelism go with FSDP")
     half = has.dtype != "float32"
@@ -274,8 +278,9 @@ def _words(keys: Keys) -> list[str]:
     words = value.replace(",", " ").split() if isinstance(value, str) else value
     if not isinstance(words, list) or not all(isinstance(word, str) and word in FSDP_WORDS for word in words):
         raise keys.error("fsdp", f"is {shown(value)}", f"give some of {', '.join(FSDP_WORDS)}")
-    if "auto_wrap" in words:
-        keys.values.setdefault(_fsdp_key(keys)("auto_wrap_policy"), "TRANSFORMER_BASED_WRAP")
+    key = _fsdp_key(keys)("auto_wrap_policy")
+    if "auto_wrap" in words and key not in keys.values:
+        keys.fill(key, WRAPS[0], f"auto_wrap of fsdp ({keys.source('fsdp')})")
     return words
 
 
