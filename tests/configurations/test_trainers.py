@@ -580,12 +580,36 @@ def test_commands_of_the_trainer_are_read_with_what_launches_them(tmp_path: Path
         (f"accelerate launch --use_fsdp sft.py {COMMAND} {LENGTH}", "config_file"),
         (f"torchrun sft.py {COMMAND} {LENGTH} --use_lora True", "use_lora"),
         (f"torchrun sft.py {COMMAND} {LENGTH} --per_device_train_batch_size $MBS", "set MBS="),
-        (f"accelerate launch --num_processes 3 --config_file fsdp.yaml sft.py {COMMAND} {LENGTH}", "processes"),
         (f"torchrun sft.py {COMMAND} {LENGTH.replace('--gradient_checkpointing', '')}", "recompute"),
     ):
         with pytest.raises(InputError, match=named):
             made(text)
     assert made(f"torchrun sft.py {COMMAND} {LENGTH[24:]}", recompute="full").recomputed.of == "full"
+
+
+def test_options_of_accelerate_launch_win_over_its_file(tmp_path: Path) -> None:
+    """As in `_validate_launch_command`; `--values` names them."""
+    (tmp_path / "fsdp.yaml").write_text(yaml.safe_dump({**FSDP_FILE, "num_machines": 1}))
+    path = tmp_path / "run.sh"
+
+    def made(options: str) -> Configuration:
+        path.write_text(f"accelerate launch --config_file fsdp.yaml {options} sft.py {COMMAND} {LENGTH}")
+        return read(path)
+
+    assert (made("").devices, made("").zero, made("").host) == (8, 3, ())
+    more = made("--num_processes 32 --num-machines=4 --fsdp_reshard_after_forward false --fsdp_offload_params true")
+    assert (more.devices, more.zero, more.host) == (32, 2, ("optimizer", "parameters"))
+    sources = {each.key: each.source for each in more.taken}
+    assert sources["num_processes"] == f"--num_processes of accelerate launch ({path}:1)"
+    hybrid = made("--num_processes 16 --num_machines 2 --fsdp_version 1 --fsdp_sharding_strategy HYBRID_SHARD")
+    assert (hybrid.devices, hybrid.shard) == (16, 8)
+    engine = made("--use_deepspeed --zero_stage 3 --offload_optimizer_device cpu")
+    assert (engine.runtime, engine.zero, engine.host) == ("deepspeed", 3, ("optimizer",))
+    assert made("--num_processes $WORLD").devices is None  # whatever the cluster has
+    with pytest.raises(InputError, match="fsdp_offload_params of accelerate launch is not decided"):
+        made("--fsdp_offload_params $OFFLOAD")
+    with pytest.raises(InputError, match="auto_wrap_policy is 'NO_WRAP'"):
+        made("--fsdp_auto_wrap_policy NO_WRAP")
 
 
 SINGLE = {"model_name_or_path": "Qwen/Qwen3-8B", "per_device_train_batch_size": 1, "gradient_checkpointing": True}
@@ -669,6 +693,22 @@ def test_layers_are_wrapped_as_transformers_5_does_by_itself_or_as_its_word_says
     with pytest.raises(InputError, match="auto_wrap_policy is 'NO_WRAP'"):
         trained(tmp_path, fsdp=True, fsdp_config={"auto_wrap_policy": "NO_WRAP"})
     assert trained(tmp_path, fsdp="no_shard", fsdp_config={"auto_wrap_policy": "NO_WRAP"}).zero == 0  # nothing is gathered
+
+
+@pytest.mark.parametrize("inline", [True, False])
+def test_checkpointing_of_fsdp_is_what_its_key_says(inline: bool, tmp_path: Path) -> None:
+    """In the arguments or in the file of `accelerate launch`; an option that denies it is refused."""
+    again = {**FSDP_FILE["fsdp_config"], "fsdp_activation_checkpointing": True}
+    given: dict[str, Any] = (
+        {"fsdp": True, "fsdp_config": again} if inline else {"launched": {**FSDP_FILE, "fsdp_config": again}}
+    )
+    assert trained(tmp_path, gradient_checkpointing=None, **given).recomputed.of == "full"
+    for name in ("sft.yaml", *(() if inline else ("launched.yaml",))):
+        said = Said({} if inline else {"accelerate": "launched.yaml"}, recompute="none")
+        with pytest.raises(InputError, match=r"recompute is none, and .* has activation_checkpointing: true; leave it out"):
+            read(tmp_path / name, said=said)
+    with pytest.raises(InputError, match="recompute is missing"):
+        trained(tmp_path, FSDP_FILE, gradient_checkpointing=None)
 
 
 @pytest.mark.parametrize(("backend", "flags"), [("INDUCTOR", "compile"), ("NO", ""), ("EAGER", "")])

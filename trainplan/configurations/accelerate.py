@@ -12,7 +12,7 @@ from trainplan.configurations.configuration import Configuration, Host, Keys, Re
 from trainplan.configurations.documented import ACCELERATE, ACCELERATE_TABLES
 from trainplan.configurations.documents import read_document
 from trainplan.configurations.lines import sources_of, text_sources
-from trainplan.configurations.sharding import Sharding, fsdp
+from trainplan.configurations.sharding import Sharding, fsdp, refuse_denied
 from trainplan.profiling.base.errors import COMMAND_LINE, InputError, shown
 from trainplan.profiling.clusters.recipes import RecipeName
 from trainplan.profiling.models.precision import MASTERS, PLAIN
@@ -40,6 +40,8 @@ LAUNCHING = {
     "deepspeed_config_file",
     "seq_parallel_communication_data_type",
 }
+COUNTS = ("num_processes", "num_machines")
+KIND_OPTIONS = {"multi_gpu": "MULTI_GPU", "use_fsdp": "FSDP", "use_deepspeed": "DEEPSPEED", "use_megatron_lm": "MEGATRON_LM"}
 DEGREE = "parallelism_config.parallelism_config_"
 DEFAULTS = "default of Accelerate 1.15"
 FLOAT32 = (
@@ -63,14 +65,16 @@ def read(
         own["mixed_precision"] = "fp16"
     called = {_whole_key(key): key for key in own}
     values = {key: own[old] for key, old in called.items()}
+    values |= {key: value for key, (value, _) in said.launched.items()}
     lines = sources_of(path) if text is None else text_sources(text, str(path))
     sources = {key: lines[old] for key, old in called.items() if old in lines}
+    sources |= {key: source for key, (_, source) in said.launched.items()}
     keys = Keys(where, values, (None, "null"), sources, DEFAULTS, said.ignored, called)
     kind = _kind(keys)
     devices = keys.whole("num_processes", 1 if kind == "NO" else None)
     precision = keys.text("mixed_precision", "", DTYPES)
     if kind == "DEEPSPEED":
-        return _deepspeed(keys, data, path, devices, precision, said, brought or {})
+        return _deepspeed(keys, _with_options(data, said), path, devices, precision, said, brought or {})
     notes = list[str]()
     dtype, recipe = _dtype(keys, precision, said, notes)
     sizes = {name: keys.whole(f"{DEGREE}{name}_size", 1) or 1 for name in ("dp_replicate", "dp_shard", "tp", "cp", "sp")}
@@ -83,6 +87,8 @@ def read(
     shared = Sharding(0, None, None)
     if kind == "FSDP":
         shared = fsdp(keys, _fsdp_key, sizes, node, 1, notes, "NO_WRAP")
+    if brought is None:
+        refuse_denied(shared.again, said, where)
     again = shared.again or said.recompute == "full"
     host: tuple[Host, ...] = ("optimizer", "parameters") if shared.offloads else ()
     if host and dtype != "float32":
@@ -115,6 +121,31 @@ def _whole_key(key: str) -> str:
     if prefix is not None and dot and not name.startswith(prefix):
         return f"{table}.{prefix.rstrip('_')}_{name}"
     return f"fp8_config.{name.removeprefix('fp8_')}" if table == "fp8_config" and dot else key
+
+
+def key_of_option(name: str) -> str | None:
+    """The file's key that an option of `accelerate launch` says instead, by its name with underscores; None of one that
+    bears on no plan. Options win over the file (`commands/launch.py`, `_validate_launch_command`)."""
+    if name in (*COUNTS, "mixed_precision", "use_cpu"):
+        return name
+    if name in KIND_OPTIONS:
+        return "distributed_type"
+    if name in DEEPSPEED or name in LAUNCHING:
+        return f"deepspeed_config.{name}"
+    tables = (("fsdp_", "fsdp_config."), ("parallelism_config_", "parallelism_config."), ("dynamo_", "dynamo_config."))
+    tables += (("fp8_", "fp8_config."),)
+    table = next((table for start, table in tables if name.startswith(start)), None)
+    return None if table is None else _whole_key(table + name)
+
+
+def _with_options(data: Mapping[str, Any], said: Said) -> dict[str, Any]:
+    """The file's tables with what options of the launcher say of DeepSpeed."""
+    inner = data.get("deepspeed_config")
+    start = "deepspeed_config."
+    given = {key.removeprefix(start): value for key, (value, _) in said.launched.items() if key.startswith(start)}
+    if not given or not (inner is None or isinstance(inner, Mapping)):
+        return dict(data)
+    return {**data, "deepspeed_config": {**(inner or {}), **given}}
 
 
 def _fsdp_key(name: str) -> str:

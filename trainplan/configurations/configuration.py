@@ -83,7 +83,8 @@ class Said:
 
     variables: of a script's environment, and its positional parameters by number. recompute: full or none, where the file
     leaves it to the model's code. model: the name or file of the model, where one is given. ignored: keys that bear on nothing,
-    as the user says. dtype: of the model, where one is given. half: the half precision that the devices have."""
+    as the user says. dtype: of the model, where one is given. half: the half precision that the devices have. launched: of
+    Accelerate's file, values by key that options of its launcher say instead, with where they stand."""
 
     variables: Mapping[str, str] = field(default_factory=dict)
     recompute: str | None = None
@@ -91,6 +92,7 @@ class Said:
     ignored: frozenset[str] = frozenset()
     dtype: str | None = None
     half: str = "bfloat16"
+    launched: Mapping[str, tuple[Any, str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,13 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from trainplan.configurations import (
+    accelerate,
     bridge_commands,
     deepspeed_programs,
     exported,
@@ -22,10 +25,12 @@ from trainplan.configurations.foreign import foreign, shares_keys
 from trainplan.configurations.lines import sources_of
 from trainplan.configurations.megatron_programs import refuse_others
 from trainplan.configurations.shell import Command, Hangs, command_of
+from trainplan.configurations.shell.marks import MARK
 from trainplan.configurations.trainers import WRITTEN
 from trainplan.profiling.base.errors import COMMAND_LINE, InputError
 
 FILES = ("--job.config-file", "--job.config_file", "--job.config")
+LAUNCHERS = {"accelerate", "accelerate-launch", "accelerate.commands.launch"}
 REGISTRY = ("--module", "--config")
 # What programs of TRL and others train by, where that is no next-token prediction, in their names.
 OTHER_STEPS = re.compile(r"(?:^|[_-])(dpo|kto|ppo|grpo|rloo|orpo|cpo|bco|gkd|prm|reward)(?:[_.-]|$)")
@@ -84,6 +89,8 @@ def _transformers(command: Command, where: str, said: Said, folder: Path) -> Con
     if engine is not None:
         values["deepspeed"] = written(engine)
     keys = Keys(where, flattened(values), (None,), sources, transformers_arguments.DEFAULTS, said.ignored, opened=opened)
+    options = _launch_options(command, where)
+    said = replace(said, launched=options)
     if "accelerate" not in said.variables and (launched_by := _accelerate(command, where)) is not None:
         text = command.held(launched_by)
         said = replace(
@@ -101,19 +108,46 @@ def _accelerate(command: Command, where: str) -> str | None:
     """The file that `accelerate launch` reads; none for other launchers, and nothing where it may read any. Raises InputError
     where its options say what is shared."""
     words = [word.rsplit("/", 1)[-1] for word in command.launcher]
-    if not {"accelerate", "accelerate-launch", "accelerate.commands.launch"} & set(words):
+    if not LAUNCHERS & set(words):
         return "none"
-    options = {word.partition("=")[0].replace("_", "-") for word in command.launcher}
-    shares = sorted(name for name in options if name.startswith(("--use-deepspeed", "--use-fsdp", "--fsdp", "--zero")))
+    given = _options(command.launcher)
+    if "config_file" in given:
+        return given["config_file"]
+    shares = sorted(name for name in given if name.startswith(("use_deepspeed", "use_fsdp", "fsdp_", "zero")))
     if shares:
-        raise InputError(
-            where, shares[0], "is given to accelerate launch", "write it into a file, and give that by --config_file"
-        )
-    for place, word in enumerate(command.launcher):
-        name, sign, value = word.partition("=")
-        if name.replace("_", "-") == "--config-file":
-            return value if sign else command.launcher[place + 1]
+        fix = "write it into a file, and give that by --config_file: without one it may be of Accelerate's own default"
+        raise InputError(where, f"--{shares[0]}", "is given to accelerate launch", fix)
     return None
+
+
+def _options(words: Sequence[str]) -> dict[str, str]:
+    """Options of a launcher with their values, by their names with underscores; empty of those that stand alone."""
+    given = dict[str, str]()
+    for place, word in enumerate(words):
+        name, sign, value = word.partition("=")
+        if name.startswith("--"):
+            behind = words[place + 1] if place + 1 < len(words) else ""
+            given[name[2:].replace("-", "_")] = value if sign else "" if behind.startswith("--") else behind
+    return given
+
+
+def _launch_options(command: Command, where: str) -> dict[str, tuple[Any, str]]:
+    """What options of `accelerate launch` say in place of its file, by its keys. Raises InputError for one that is not
+    decided."""
+    if not LAUNCHERS & {word.rsplit("/", 1)[-1] for word in command.launcher}:
+        return {}
+    made = dict[str, tuple[Any, str]]()
+    for name, value in _options(command.launcher).items():
+        if (key := accelerate.key_of_option(name)) is None:
+            continue
+        said: Any = accelerate.KIND_OPTIONS.get(name) or (written(value) if key.startswith("deepspeed") else value or True)
+        if MARK.search(value):
+            if name not in accelerate.COUNTS:
+                fix = "say what its variable is: --set NAME=VALUE"
+                raise InputError(where, f"--{name}", "of accelerate launch is not decided", fix)
+            said = None  # those of the cluster, whatever the file counts
+        made[key] = (said, f"--{name} of accelerate launch ({command.where})")
+    return made
 
 
 def _torchtitan(command: Command, where: str, said: Said, folder: Path) -> Configuration:

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from trainplan.configurations.configuration import Keys
-from trainplan.profiling.base.errors import shown
+from trainplan.configurations.configuration import Keys, Said
+from trainplan.profiling.base.errors import COMMAND_LINE, InputError, shown
 
 STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")  # FSDP1's, by number from 1 on
 WRAPS = ("TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP")
@@ -74,6 +74,13 @@ def _shared(
         copies = None
     zero: Any = 0 if name == "NO_SHARD" else 2 if name in ("SHARD_GRAD_OP", "HYBRID_SHARD_ZERO2") else 3
     return Sharding(zero, copies, shard, offloads, again, within and node is None)
+
+
+def refuse_denied(again: bool, said: Said, where: str) -> None:
+    """Raises InputError where FSDP computes layers again (`activation_checkpointing`) and --recompute denies it."""
+    if again and said.recompute == "none":
+        problem = f"is none, and {where} has activation_checkpointing: true"
+        raise InputError(COMMAND_LINE, "--recompute", problem, "leave it out, or change the file")
 
 
 def _strategy(keys: Keys, key: str, value: Any) -> str:

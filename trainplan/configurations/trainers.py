@@ -16,7 +16,7 @@ from trainplan.configurations.accelerate import ON_HOST, beside
 from trainplan.configurations.configuration import Configuration, Host, Keys, Recomputed, Said, flattened
 from trainplan.configurations.documents import read_document
 from trainplan.configurations.lines import sources_of
-from trainplan.configurations.sharding import WRAPS, Sharding, fsdp
+from trainplan.configurations.sharding import WRAPS, Sharding, fsdp, refuse_denied
 from trainplan.profiling.base.errors import COMMAND_LINE, InputError, shown
 from trainplan.profiling.clusters.recipes import RecipeName
 from trainplan.profiling.models.optimizers import OptimizerName
@@ -155,6 +155,8 @@ def configured(keys: Keys, data: Mapping[str, Any], path: Path, said: Said, has:
         made = _deepspeed(keys, data["deepspeed"], path, said, has)
     else:
         made = _sharded(keys, data, said, has, notes)
+        if made.runtime == "accelerate" and not has.again:
+            refuse_denied(made.recomputed.of == "full", said, made.where)
     if has.optimizer == "muon" and made.zero > 1:
         raise keys.error(has.names["optimizer"], f"is muon, with ZeRO stage {made.zero}", "give adamw_torch, or stage 0 or 1")
     stepped = () if made.runtime == "deepspeed" else (name for name, _ in _stepped(keys, has).values())

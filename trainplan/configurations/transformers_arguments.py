@@ -97,9 +97,6 @@ def of_keys(data: Mapping[str, Any], keys: Keys, path: Path, said: Said) -> Conf
     dtype = half_of(keys, ("bf16",), ("fp16",), said, None)
     flags = [key for key in ("gradient_checkpointing", "activation_checkpointing") if keys.values.get(key) is not None]
     again = any(list(map(keys.flag, flags)))
-    if not flags and said.recompute is None and not keys.values.get("fsdp_config.activation_checkpointing"):
-        fix = "give full or none, or gradient_checkpointing in the file: transformers and TRL have other defaults"
-        raise InputError(COMMAND_LINE, "--recompute", f"is missing, and {path} does not say it", fix)
     if flags and said.recompute not in (None, "full" if again else "none"):
         raise InputError(
             COMMAND_LINE, "--recompute", f"is {said.recompute}, and {path} says otherwise", "leave it out, or change the file"
@@ -138,6 +135,9 @@ def of_keys(data: Mapping[str, Any], keys: Keys, path: Path, said: Said) -> Conf
         words=words,
     )  # fmt: skip
     made = configured(keys, data, path, said, has, notes)
+    if not flags and said.recompute is None and made.recomputed.of == "none":  # FSDP's own key is not set, either
+        fix = "give full or none, or gradient_checkpointing in the file: transformers and TRL have other defaults"
+        raise InputError(COMMAND_LINE, "--recompute", f"is missing, and {path} does not say it", fix)
     if not written and made.zero == 0 and made.runtime == "accelerate" and dtype != "float32":
         made = replace(made, notes=(*made.notes, FLOAT32))
     return finished(made, keys, TRAINING_ARGUMENTS, TRAINING_TABLES)
