@@ -14,7 +14,7 @@ from trainplan.profiling.clusters.recipes import RECIPES
 from trainplan.profiling.clusters.sheets import kind_named, likely_kind
 
 from trainplan.validation.layouts import LaidRun, laid_run
-from trainplan.validation.predict import Prediction, predict_run, predict_runs
+from trainplan.validation.predict import Prediction, Predictions, predict_run, predict_runs
 from trainplan.validation.rows import Run, load_runs
 
 ROW: dict[str, Any] = {
@@ -154,6 +154,25 @@ def test_a_stage_that_a_row_leaves_open_is_one_that_its_framework_has() -> None:
     assert fsdp.layout.framework.name == "PyTorch FSDP" and fsdp.layout.zero == 2, "copies do not fit"
     for fields in ({"zero": 1}, {"fsdp": "distributed optimizer"}):
         assert laid(framework=None, **fields).layout.framework.name == "Megatron-Core"
+
+
+@pytest.mark.parametrize(
+    ("words", "gpus", "layout", "open_"),
+    [
+        ("HSDP", 16, "dp16 zero3 hsdp 2x8", "8 ranks share states"),
+        ("hybrid_shard", 32, "dp32 zero3 hsdp 4x8", "8 ranks share states"),
+        ("HSDP", 12, "dp12 zero3 mbs1", "all 12 ranks share states"),
+        ("HSDP 4x8", 32, "dp32 zero3 hsdp 4x8", None),
+        ("full_shard", 32, "dp32 zero3 mbs1", None),
+    ],
+)
+def test_hybrid_sharding_is_said_and_its_sizes_where_they_are_taken(
+    words: str, gpus: int, layout: str, open_: str | None
+) -> None:
+    runs = Predictions([predicted(gpus=gpus, gbs=gpus, mbs=1, fsdp=words, recompute="full", framework="torchtitan")])
+    assert next(iter(runs.rows()))["layout"].startswith(layout)
+    said = [text for text in runs.notes() if "leaves open shard" in text]
+    assert [str(open_) in text for text in said] == [True] * (open_ is not None)
 
 
 def test_ddp_shares_nothing() -> None:

@@ -17,10 +17,12 @@ from trainplan.profiling.clusters.efficiencies import EfficiencyTable, shipped_e
 from trainplan.profiling.clusters.kinds import device_kind
 from trainplan.profiling.clusters.nodes import host_of
 from trainplan.tabular import Tabular
+from trainplan.validation.alongside import LAST
 from trainplan.validation.fitting import close, limit_bytes
 from trainplan.validation.layouts import LaidRun, laid_run
 from trainplan.validation.measured import NOTHING_HELD, Held, Measured, held_against, verdict
 from trainplan.validation.rows import Run
+from trainplan.validation.words import SHARD
 
 GIB = 2**30
 MOST_IDS = 4  # that a note lists
@@ -28,8 +30,8 @@ ISSUE_ERROR = 0.15  # added to that of a step which is the host's
 ASSUMED_ERROR = 0.1  # of each of what decides most of a step, where a row leaves it open; errors add up as squares
 CLOSE = {True: "close: may not fit", False: "no, but close"}  # by whether it fits
 ALWAYS_OTHER = ("vocab",)  # padded, as frameworks do
-DECISIVE = ("framework", "recompute", "zero", "mbs")  # of the step, so that its interval is wider
-OPEN = ("framework", "precision", "recompute", "zero", "gbs", "mbs", "seq")  # what is said of a row that leaves it open
+DECISIVE = ("framework", "recompute", "zero", SHARD, "mbs")  # of the step, so that its interval is wider
+OPEN = ("framework", "precision", "recompute", "zero", SHARD, "gbs", "mbs", "seq")  # what is said of a row that leaves it open
 UNDECIDED = {"framework", "recompute", "mbs"}  # by which memory is nobody's in particular where a row leaves all of them open
 
 
@@ -78,7 +80,7 @@ class Prediction:
     def left_open(self) -> dict[str, str]:
         """What the row leaves open of what decides its step and its memory, and what is taken for it."""
         assumed = {} if self.laid is None else self.laid.assumed
-        return {name: assumed[name] for name in OPEN if name in assumed and not getattr(self.run, name)}
+        return {name: assumed[name] for name in OPEN if name in assumed and not getattr(self.run, name, None)}
 
     @property
     def as_taken(self) -> bool:
@@ -180,6 +182,8 @@ def _of_row(each: Prediction) -> Iterator[str]:
     yield from each.remarks
     if each.left_open:
         yield f"leaves open {', '.join(f'{name} ({value})' for name, value in each.left_open.items())}"
+    if each.laid is not None and LAST in each.laid.assumed:
+        yield f"{LAST}: {each.laid.assumed[LAST]}"
 
 
 def _written(value: Any) -> str:
@@ -217,8 +221,9 @@ def _layout_text(laid: LaidRun) -> str:
     degrees = {"dp": layout.dp, "tp": layout.tp, "pp": layout.pp, "vpp": layout.chunks, "cp": layout.cp}
     words = [f"{name}{degree}" for name, degree in degrees.items() if degree > 1] or ["single"]
     words[-1] += HEADS_WORD * layout.exchanges_heads
+    shared = [f"hsdp {layout.dp // layout.shard}x{layout.shard}"] * (layout.zero > 0 and layout.shard < layout.dp)
     host = [f"{name} on host" for name in sorted(layout.on_host)]
-    return " ".join([*words, f"zero{layout.zero}", f"mbs{layout.micro}", f"gbs{layout.batch}", laid.products, *host])
+    return " ".join([*words, f"zero{layout.zero}", *shared, f"mbs{layout.micro}", f"gbs{layout.batch}", laid.products, *host])
 
 
 def predict_runs(runs: Iterable[Run], table: EfficiencyTable | None = None) -> Predictions:

@@ -48,6 +48,8 @@ GATHERED = re.compile(
     r"cp[ _-]comm[ _-]type[ =:]*all[ _-]?gather|all[ _-]?gather(?:s|ed|ing)? (?:of )?(?:kv|keys)|kv all[ _-]?gather"
 )
 EXCHANGING_HEADS = "DeepSpeed"  # the framework that does so where a row does not say
+SHARD = "shard"  # the name of what is assumed of how many ranks share states
+NODE = 8  # devices of a node, whose ranks share states in hybrid sharding
 EXCHANGED = "context parallelism"  # the name of what is assumed of it
 BOTH = re.compile(r"\ba2a\s*\+\s*p2p\b|\busp\b")
 
@@ -164,11 +166,17 @@ def sharing(run: Run, dp: int, framework: Framework, assumed: Assumed) -> tuple[
         fix = "give zero 0 or 1, or pp 1: DeepSpeed's pipelines refuse ZeRO's stages 2 and 3"
         raise InputError(run.id, "zero" if run.zero else "fsdp", f"is of ZeRO's stage {stage}, with pp {run.pp}", fix)
     shard = _shard(words, note, dp)
-    return stage, shard if shard <= dp and dp % shard == 0 else dp
+    if shard is None:
+        shard = min(dp, NODE)
+        assumed[SHARD] = f"{shard} ranks share states: {run.fsdp!r} without sizes, taken for within nodes"
+    if dp % shard:
+        assumed[SHARD] = f"all {dp} ranks share states: {shard} do not divide them"
+        shard = dp
+    return stage, shard
 
 
-def _shard(words: str, note: str, dp: int) -> int:
-    """The ranks that share states, of so many data-parallel ones."""
+def _shard(words: str, note: str, dp: int) -> int | None:
+    """The ranks that share states, of so many data-parallel ones; None of hybrid sharding that says no size."""
     if size := re.search(r"shard group (?:size )?(\d+)", note):
         return int(size[1])
     if size := re.search(r"(?<!no_)(?<!full_)shard(?:ed|ing)?[ _=:-]*(\d+)", words):
@@ -177,7 +185,7 @@ def _shard(words: str, note: str, dp: int) -> int:
         return int(sizes[2])
     if re.search(r"hsdp|hybrid", words):
         size = re.search(r"(\d+)", VERSIONS.sub("", words))
-        return int(size[1]) if size else min(dp, 8)
+        return int(size[1]) if size else None
     size = re.search(r"fsdp[ _-]?(\d+)", words)
     return int(size[1]) if size and int(size[1]) > 2 else dp  # FSDP1 and FSDP2 are its versions
 
