@@ -10,8 +10,8 @@ from typing import Any
 from trainplan.configurations import deepspeed
 from trainplan.configurations.configuration import Configuration, Host, Keys, Recomputed, Said, flattened
 from trainplan.configurations.documented import ACCELERATE, ACCELERATE_TABLES
-from trainplan.configurations.documents import read_document
-from trainplan.configurations.lines import sources_of, text_sources
+from trainplan.configurations.lines import text_sources
+from trainplan.configurations.settings import read_with_settings
 from trainplan.configurations.sharding import Sharding, fsdp, refuse_denied
 from trainplan.profiling.base.errors import COMMAND_LINE, InputError, shown
 from trainplan.profiling.clusters.recipes import RecipeName
@@ -56,7 +56,8 @@ def read(
 ) -> Configuration:
     """The configuration of a YAML or JSON file. brought: what the program says for DeepSpeed, as of `deepspeed.of_values`.
     text: what the file holds, where a script writes it. Raises InputError."""
-    data, where = read_document(path, text), str(path)
+    data, sources = read_with_settings(path, said, (), text)
+    where = str(path)
     if not isinstance(data, Mapping):
         raise InputError(where, "", f"holds {shown(data)}", "give a mapping, as `accelerate config` writes it")
     no = {"mixed_precision": "no", "distributed_type": "NO"}  # which YAML takes for false
@@ -66,7 +67,7 @@ def read(
     called = {_whole_key(key): key for key in own}
     values = {key: own[old] for key, old in called.items()}
     values |= {key: value for key, (value, _) in said.launched.items()}
-    lines = sources_of(path) if text is None else text_sources(text, str(path))
+    lines = sources if text is None else text_sources(text, str(path))
     sources = {key: lines[old] for key, old in called.items() if old in lines}
     sources |= {key: source for key, (_, source) in said.launched.items()}
     keys = Keys(where, values, (None, "null"), sources, DEFAULTS, said.ignored, called)
@@ -219,9 +220,8 @@ def _deepspeed(
             if inner.get(key) is not None:
                 fix = "leave it out: Accelerate takes it from deepspeed_config_file, and refuses both"
                 raise keys.error(f"deepspeed_config.{key}", f"is {shown(inner[key])}", fix)
-        made = deepspeed.read_filled(
-            beside(path, str(named), keys, "deepspeed_config.deepspeed_config_file"), said, given | {"stage": (2, DEFAULTS)}
-        )
+        file = beside(path, str(named), keys, "deepspeed_config.deepspeed_config_file")
+        made = deepspeed.read_filled(file, replace(said, variables={}), given | {"stage": (2, DEFAULTS)})
     else:
         values: dict[str, Any] = {"train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto", ZERO_STAGE: 2}
         values |= {DEEPSPEED[key]: value for key, value in inner.items() if key in DEEPSPEED}

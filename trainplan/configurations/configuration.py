@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from trainplan.formulations.step.schedules import PlanSchedule
 from trainplan.formulations.strategies import Exchange, Module
-from trainplan.profiling.base.errors import InputError, one_of, shown
+from trainplan.profiling.base.errors import COMMAND_LINE, InputError, one_of, shown
 from trainplan.profiling.clusters.recipes import RecipeName
 from trainplan.profiling.models.optimizers import OptimizerName
 from trainplan.profiling.models.precision import PLAIN, Precision
@@ -18,6 +18,7 @@ from trainplan.validation.buffers import NO_BUFFERS, Buffers
 from trainplan.validation.logs import Log, RanOut
 
 Host = Literal["optimizer", "parameters"]
+SET = "--set"  # the source of values that the user sets in place of the file's
 
 # Parts of the names of keys that bear on the model, on parallelism, on memory or on precision: where such a key is not read,
 # what runs is not known.
@@ -81,7 +82,8 @@ def _misspelt(name: str) -> bool:
 class Said:
     """What is said of a file apart from it: on the command line, or as arguments of `import_run`.
 
-    variables: of a script's environment, and its positional parameters by number. recompute: full or none, where the file
+    variables: of a script's environment, and its positional parameters by number; of other files, values of keys in place of
+    theirs. sources: where these are written, where that is not --set. recompute: full or none, where the file
     leaves it to the model's code. model: the name or file of the model, where one is given. ignored: keys that bear on nothing,
     as the user says. dtype: of the model, where one is given. half: the half precision that the devices have. launched: of
     Accelerate's file, values by key that options of its launcher say instead, with where they stand."""
@@ -93,6 +95,7 @@ class Said:
     dtype: str | None = None
     half: str = "bfloat16"
     launched: Mapping[str, tuple[Any, str]] = field(default_factory=dict)
+    sources: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -320,12 +323,15 @@ class Keys:
 
     def left(self, documented: Collection[str], known_starts: Collection[str] = ()) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Of the keys that were not read, those that are documented, and change no plan; and those that nobody knows, with
-        what each may have meant. Raises InputError for a key that nobody knows and that bears on what runs."""
+        what each may have meant. Raises InputError for a key that nobody knows and that bears on what runs, or that is set on
+        the command line."""
         rest = [key for key in self.values if key not in self.read and key not in self.ignored]
         fine = [key for key in rest if key in documented or key.startswith(tuple(known_starts) or ("\0",))]
         every = {*documented, *self.read}
         unknown = []
         for key in rest:
+            if self.source(key) == SET and key not in documented:
+                self._refuse_set(key, every, key in fine)
             if key not in fine:
                 near = get_close_matches(key, every, n=1, cutoff=0.8)
                 if (bears(key) or (near and bears(near[0]))) and self.values[key] not in (None, False):
@@ -334,6 +340,18 @@ class Keys:
                     raise self.error(key, problem, fix)
                 unknown.append(key + (f" (did you mean {near[0]}?)" if near else ""))
         return (*fine, *sorted(self.ignored & set(self.values))), tuple(unknown)
+
+    def _refuse_set(self, key: str, every: Collection[str], harmless: bool) -> None:
+        """Raises InputError for a key that is set and that nobody knows. harmless: whether all of its table changes nothing, so
+        that it is refused only where it is near to one that is read."""
+        written = {self.called.get(each, each) for each in every}
+        name = self.called.get(key, key)
+        same = sorted(each for each in written if each.rpartition(".")[2] == name.rpartition(".")[2])
+        near = list(dict.fromkeys((*same, *get_close_matches(name, written, n=3, cutoff=0.7))))[:4]
+        if harmless and not any(each in self.read for each in get_close_matches(key, every, n=1, cutoff=0.8)):
+            return
+        fix = f"did you mean {' or '.join(near)}?" if near else f"give a key of it, such as {', '.join(sorted(self.read)[:4])}"
+        raise InputError(COMMAND_LINE, SET, f"is {name}, and no key of {self.where} that is read", fix)
 
 
 def _unset(key: str, value: Any) -> str:

@@ -14,8 +14,7 @@ from typing import Any
 
 from trainplan.configurations.configuration import Configuration, Host, Keys, Recomputed, Said, flattened
 from trainplan.configurations.documented import DEEPSPEED, DEEPSPEED_TABLES
-from trainplan.configurations.documents import read_document
-from trainplan.configurations.lines import sources_of
+from trainplan.configurations.settings import read_with_settings
 from trainplan.profiling.base.errors import COMMAND_LINE, InputError, shown
 from trainplan.profiling.models.optimizers import OptimizerName
 from trainplan.profiling.models.precision import PLAIN, Precision
@@ -96,10 +95,10 @@ def read(path: Path, said: Said) -> Configuration:
 
 def read_filled(path: Path, said: Said, given: Mapping[str, tuple[Any, str]]) -> Configuration:
     """The same with what a trainer fills in, as of `of_values`. Raises InputError."""
-    data = read_document(path)
+    data, sources = read_with_settings(path, said)
     if not isinstance(data, Mapping):
         raise InputError(str(path), "", f"holds {shown(data)}", "give an object, as DeepSpeed's configurations are")
-    return of_values(data, str(path), said, sources_of(path), given=given)
+    return of_values(data, str(path), said, sources, given=given)
 
 
 def of_values(

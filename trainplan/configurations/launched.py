@@ -24,9 +24,9 @@ from trainplan.configurations.documents import written
 from trainplan.configurations.foreign import foreign, shares_keys
 from trainplan.configurations.lines import sources_of
 from trainplan.configurations.megatron_programs import refuse_others
+from trainplan.configurations.settings import ACCELERATE, WRITTEN
 from trainplan.configurations.shell import Command, Hangs, command_of
 from trainplan.configurations.shell.marks import MARK
-from trainplan.configurations.trainers import WRITTEN
 from trainplan.profiling.base.errors import COMMAND_LINE, InputError
 
 FILES = ("--job.config-file", "--job.config_file", "--job.config")
@@ -91,10 +91,10 @@ def _transformers(command: Command, where: str, said: Said, folder: Path) -> Con
     keys = Keys(where, flattened(values), (None,), sources, transformers_arguments.DEFAULTS, said.ignored, opened=opened)
     options = _launch_options(command, where)
     said = replace(said, launched=options)
-    if "accelerate" not in said.variables and (launched_by := _accelerate(command, where)) is not None:
+    if ACCELERATE not in said.variables and (launched_by := _accelerate(command, where)) is not None:
         text = command.held(launched_by)
         said = replace(
-            said, variables={**said.variables, "accelerate": launched_by} | ({} if text is None else {WRITTEN: text})
+            said, variables={**said.variables, ACCELERATE: launched_by} | ({} if text is None else {WRITTEN: text})
         )
     made = transformers_arguments.of_keys(values, keys, folder / Path(where).name, said)
     if made.devices is not None and command.devices not in (None, made.devices):

@@ -21,6 +21,7 @@ from trainplan.configurations.documented_bridge import SECTIONS, TABLES
 from trainplan.configurations.documents import written
 from trainplan.configurations.lines import sources_of
 from trainplan.configurations.megatron_model import NULL
+from trainplan.configurations.settings import with_settings
 from trainplan.execution.exports.megatron_bridge import FIELDS
 from trainplan.profiling.base.errors import InputError, shown
 from trainplan.profiling.base.files import read_data
@@ -139,7 +140,9 @@ def is_one(data: Any) -> bool:
 
 def read(path: Path, said: Said) -> Configuration:
     """The configuration of a YAML file. Raises InputError."""
-    return of_sections(read_data(path), str(path), said, sources_of(path))
+    whole = [key for key in said.variables if "." in key]  # which may be of a section that the file has by a name
+    data, sources = with_settings(read_data(path), str(path), said, sources_of(path), ("recipe", *whole))
+    return of_sections(data, str(path), said, sources)
 
 
 def of_sections(

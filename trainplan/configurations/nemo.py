@@ -13,8 +13,7 @@ from typing import Any
 
 from trainplan.configurations import megatron
 from trainplan.configurations.configuration import Configuration, Keys, Said, flattened
-from trainplan.configurations.documents import read_document
-from trainplan.configurations.lines import sources_of
+from trainplan.configurations.settings import read_with_settings
 from trainplan.profiling.base.errors import InputError, shown
 from trainplan.profiling.models.families.fields import names
 
@@ -136,7 +135,8 @@ def _of_tuning(values: dict[str, Any], where: str, said: Said) -> dict[str, Any]
 
 def read(path: Path, said: Said) -> Configuration:
     """The configuration of a YAML file. Raises InputError."""
-    return of_tables(read_document(path), str(path), said, sources_of(path))
+    data, sources = read_with_settings(path, said)
+    return of_tables(data, str(path), said, sources)
 
 
 def of_tables(

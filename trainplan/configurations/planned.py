@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, replace
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -21,11 +21,12 @@ from trainplan.configurations import (
     torchtitan,
     transformers_arguments,
 )
-from trainplan.configurations.configuration import Configuration, Recomputed, Said, Taken
+from trainplan.configurations.configuration import SET, Configuration, Recomputed, Said, Taken
 from trainplan.configurations.detect import READ, by_name, reader_of
 from trainplan.configurations.documents import read_document
 from trainplan.configurations.logs import wandb
 from trainplan.configurations.long_samples import on_samples
+from trainplan.configurations.settings import ACCELERATE
 from trainplan.configurations.shell import command_of_text
 from trainplan.configurations.supported import refuse_what_devices_lack
 from trainplan.execution.exports.common import ENDS
@@ -87,12 +88,13 @@ def read(path: Path, runtime: str | None = None, said: Said = NOTHING) -> Config
     if runtime is None and path.suffix.lower() not in (*DOCUMENTS, *SCRIPTS):
         text = text_of_log(path)
         if logs.is_log(text):
-            return logs.of_text(text, str(path), said)
+            return _of_log(text, str(path), said)
         if not path.is_file():  # a pipe, which is read once
             return read_text(text, str(path), said)
     if path.suffix.lower() in DOCUMENTS and runtime in (None, *READ.values()):
         data = read_document(path)
         if wandb.is_one(data):
+            _refuse_settings(str(path), said, ())
             return wandb.of_record(data, path, said)
         chosen = reader_of(path, data)
         if runtime not in (None, chosen):
@@ -111,8 +113,24 @@ def read(path: Path, runtime: str | None = None, said: Said = NOTHING) -> Config
 def read_text(text: str, where: str, said: Said = NOTHING) -> Configuration:
     """The configuration of a log, a script or a command line that is in no file. where: its name. Raises InputError."""
     if logs.is_log(text):
-        return logs.of_text(text, where, said)
+        return _of_log(text, where, said)
     return launched.of_command(command_of_text(text, said.variables, where, Path(".")), where, said, Path("."))
+
+
+def _of_log(text: str, where: str, said: Said) -> Configuration:
+    """The configuration of a log, of which nothing can be set but what a trainer's run was launched with, where it leaves that
+    open. Raises InputError."""
+    _refuse_settings(where, said, (ACCELERATE,))
+    made = logs.of_text(text, where, said)
+    _refuse_settings(where, said, (ACCELERATE,) if made.tool == "transformers" else ())
+    return made
+
+
+def _refuse_settings(where: str, said: Said, but: Collection[str]) -> None:
+    """Raises InputError where something is set of a run that has been made. but: what may be."""
+    if (name := next((name for name in said.variables if name not in but), None)) is not None:
+        fix = "leave it out, or give what starts the run: a log says what ran"
+        raise InputError(COMMAND_LINE, SET, f"is {name}, and {where} is the log of a run", fix)
 
 
 def with_options(configuration: Configuration, batch: int | None, micro_batch: int | None) -> Configuration:

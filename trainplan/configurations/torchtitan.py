@@ -15,6 +15,7 @@ from trainplan.configurations.configuration import Configuration, Keys, Recomput
 from trainplan.configurations.documented import TORCHTITAN, TORCHTITAN_TABLES
 from trainplan.configurations.documents import written as spelt
 from trainplan.configurations.lines import sources_of
+from trainplan.configurations.settings import with_settings
 from trainplan.configurations.torchtitan_versions import (
     MIXTURES,
     NORMS,
@@ -68,7 +69,8 @@ def read(path: Path, said: Said) -> Configuration:
         problem = f"has no key that tells torchtitan's files ({', '.join(list(tables)[:4]) or 'it is empty'})"
         fix = "give a file of torchtitan, with keys such as training.seq_len and model.flavor, or the command by --command"
         raise InputError(where, "", problem, fix)
-    return of_tables(tables, where, said, sources_of(path))
+    tables, sources = with_settings(tables, where, said, sources_of(path))
+    return of_tables(tables, where, replace(said, variables={}), sources)
 
 
 def is_one(tables: Mapping[str, Any]) -> bool:

@@ -13,9 +13,8 @@ from typing import Any, Literal
 
 from trainplan.configurations import accelerate, deepspeed
 from trainplan.configurations.accelerate import ON_HOST, beside
-from trainplan.configurations.configuration import Configuration, Host, Keys, Recomputed, Said, flattened
-from trainplan.configurations.documents import read_document
-from trainplan.configurations.lines import sources_of
+from trainplan.configurations.configuration import SET, Configuration, Host, Keys, Recomputed, Said, flattened
+from trainplan.configurations.settings import ACCELERATE, LAUNCHED_BY, WRITTEN, read_with_settings
 from trainplan.configurations.sharding import WRAPS, Sharding, fsdp, refuse_denied
 from trainplan.profiling.base.errors import COMMAND_LINE, InputError, shown
 from trainplan.profiling.clusters.recipes import RecipeName
@@ -35,7 +34,6 @@ PAGED = ("paged_adamw", "paged_adamw_32bit")
 EAGER = ("eager", "disabled")
 FLASH = ("sdpa", "fa2", "fa3", "flash", "flex", "xformers", "sage")  # how the names of kernels begin that keep no scores
 LAUNCHED = "give --set accelerate=FILE, what `accelerate launch` reads, or --set accelerate=none: every device has copies"
-WRITTEN = "accelerate, as written"  # among variables: what the file holds that Accelerate is launched with
 SYNCED = "accelerator_config.gradient_accumulation_kwargs.sync_each_batch"  # gradients are reduced in every micro-batch
 NOT_WRAPPED = (
     "fsdp has no auto_wrap: transformers 5 wraps layers by itself, as is planned; before 5 the whole model is one unit: more "
@@ -77,11 +75,11 @@ class Arguments:
 
 def opened(path: Path, said: Said, defaults: str) -> tuple[Mapping[str, Any], Keys]:
     """A file's tables, and its keys. Raises InputError."""
-    data = read_document(path)
+    data, sources = read_with_settings(path, said, LAUNCHED_BY)
     if not isinstance(data, Mapping):
         raise InputError(str(path), "", f"holds {shown(data)}", "give a mapping of keys")
     values = {key: value for key, value in flattened(data).items() if value != ""}
-    return data, Keys(str(path), values, (None,), sources_of(path), defaults, said.ignored)
+    return data, Keys(str(path), values, (None,), sources, defaults, said.ignored)
 
 
 def optimizer_of(keys: Keys, key: str, default: str, notes: list[str]) -> OptimizerName:
@@ -108,12 +106,12 @@ def attention_of(value: Any) -> Literal["eager", "flash"] | None:
 def with_precision(said: Said, keys: Keys, names: Collection[str]) -> Said:
     """What is said, with the dtype of the file that Accelerate is launched with, where arguments, by these names, ask for none:
     transformers takes it then. Raises InputError."""
-    launched = said.variables.get("accelerate")
+    launched = said.variables.get(ACCELERATE)
     asked = any(keys.values.get(name) not in (None, False) for name in names)
     if launched in (None, "none") or said.dtype is not None or asked:
         return said
-    file = beside(Path(keys.where), launched, keys, "--set accelerate")
-    made = accelerate.read(file, replace(said, dtype="float32"))
+    file = beside(Path(keys.where), launched, keys, f"{SET} {ACCELERATE}")
+    made = accelerate.read(file, replace(said, dtype="float32", variables={}))
     if made.dtype == "float32":
         return said
     keys.take(next(iter(names)), made.dtype, f"mixed_precision of {launched}")
@@ -187,12 +185,13 @@ def _deepspeed(keys: Keys, named: Any, path: Path, said: Said, has: Arguments) -
         if value is not None:
             given[key] = (value, f"{has.names[name]} ({keys.source(has.names[name])})")
     given |= _stepped(keys, has)
-    inner = replace(said, recompute="full" if has.again else "none", dtype=has.dtype, model=None)
+    inner = replace(said, recompute="full" if has.again else "none", dtype=has.dtype, model=None, variables={})
     if isinstance(named, Mapping):
         for key in keys.values:
             if key.startswith("deepspeed."):
                 keys.read.add(key)
-        return deepspeed.of_values(named, keys.where, inner, dict.fromkeys(flattened(named), where), given=given)
+        sources = {key: keys.sources.get(f"deepspeed.{key}", where) for key in flattened(named)}
+        return deepspeed.of_values(named, keys.where, inner, sources, given=given)
     if not isinstance(named, str):
         fix = "give the name of DeepSpeed's file, such as ds_config.json, or that of a program of its own by deepspeed_config"
         raise keys.error("deepspeed", f"is {shown(named)}", fix)
@@ -209,11 +208,11 @@ def _stepped(keys: Keys, has: Arguments) -> dict[str, tuple[str, str]]:
 
 def _sharded(keys: Keys, data: Mapping[str, Any], said: Said, has: Arguments, notes: list[str]) -> Configuration:
     """FSDP's part, by its keys or by the file that Accelerate is launched with; or copies of everything. Raises InputError."""
-    launched = said.variables.get("accelerate")
+    launched = said.variables.get(ACCELERATE)
     if launched not in (None, "none"):
         text = said.variables.get(WRITTEN)
-        file = Path(launched) if text is not None else beside(Path(keys.where), launched, keys, "--set accelerate")
-        inner = replace(said, dtype=has.dtype, recompute="full" if has.again else "none")
+        file = Path(launched) if text is not None else beside(Path(keys.where), launched, keys, f"{SET} {ACCELERATE}")
+        inner = replace(said, dtype=has.dtype, recompute="full" if has.again else "none", variables={})
         made = accelerate.read(file, inner, _stepped(keys, has), text)
         if made.accumulation not in (None, has.accumulation):
             problem, fix = f"is {has.accumulation}, and {made.accumulation} in {launched}", "give the same in both"
