@@ -166,3 +166,27 @@ def test_what_a_run_was_has_nothing_to_set(tmp_path: Path) -> None:
 def test_the_file_of_accelerate_is_no_key_of_a_trainers(folder: Path) -> None:
     assert of(folder, "sft.yaml", accelerate=str(folder / "accelerate.yaml"), max_length="1024").sequence == 1024
     assert of(folder, "sft.yaml", accelerate=str(folder / "accelerate.yaml")).zero == 3
+
+
+def script(folder: Path, text: str, **variables: str) -> str:
+    (folder / "own.sh").write_text(text)
+    return refusal(folder, "own.sh", **variables)
+
+
+def test_a_script_without_variables_names_none(folder: Path) -> None:
+    text = script(folder, "run() {\n local m=$1\n" + MEGATRON.replace("${MBS:-1}", "$m") + "}\nrun 2\n", NOSUCH="3")
+    assert "NOSUCH" in text and text.endswith("there is no variable in it that can be given")
+
+
+def test_an_argument_whose_variable_is_empty_names_that(folder: Path) -> None:
+    sizes = "if [[ $SIZE == small ]]; then LAYERS=32; elif [[ $SIZE == large ]]; then LAYERS=80; fi\n"
+    text = script(folder, sizes + MEGATRON.replace("--num-layers 32", "--num-layers $LAYERS"), SIZE="medium")
+    assert "$LAYERS is empty with SIZE=medium" in text and "--set LAYERS=32" in text
+
+
+@pytest.mark.parametrize(
+    ("condition", "example"), [("$HOSTNAME =~ ^dgx", "dgx"), ("$HOSTNAME == *dgx*", "dgx"), ("$HOSTNAME =~ ^d[0-9]x", "VALUE")]
+)
+def test_a_variable_that_a_condition_compares_is_advised_as_it_is_compared(folder: Path, condition: str, example: str) -> None:
+    text = script(folder, f"if [[ {condition} ]]; then MBS=2; else MBS=1; fi\n" + MEGATRON.replace("${MBS:-1}", "$MBS"))
+    assert text.endswith(f"--set HOSTNAME={example}")

@@ -19,7 +19,7 @@ from trainplan.configurations import (
     torchtitan,
     transformers_arguments,
 )
-from trainplan.configurations.configuration import Configuration, Keys, Said, flattened
+from trainplan.configurations.configuration import Configuration, Keys, Said, example_of, flattened
 from trainplan.configurations.documents import written
 from trainplan.configurations.foreign import foreign, shares_keys
 from trainplan.configurations.lines import sources_of
@@ -48,6 +48,17 @@ def read(path: Path, said: Said) -> Configuration:
 
 def of_command(command: Command, where: str, said: Said, folder: Path) -> Configuration:
     """The configuration that a command stands for. folder: of the script, by which paths are found. Raises InputError."""
+    try:
+        return _of_command(command, where, said, folder)
+    except InputError as error:
+        key = f"--{error.command_field.lstrip('-').replace('_', '-')}"
+        if (empty := command.blank.get(key)) is None:
+            raise
+        fix = f"say what the variable is: --set {empty.name}={example_of(key, empty.name)}"
+        raise InputError(where, key, empty.problem, fix) from None
+
+
+def _of_command(command: Command, where: str, said: Said, folder: Path) -> Configuration:
     if (made := exported.of_command(command, where, said, folder)) is not None:
         return made
     if deepspeed_programs.is_one(command):
@@ -93,9 +104,7 @@ def _transformers(command: Command, where: str, said: Said, folder: Path) -> Con
     said = replace(said, launched=options)
     if ACCELERATE not in said.variables and (launched_by := _accelerate(command, where)) is not None:
         text = command.held(launched_by)
-        said = replace(
-            said, variables={**said.variables, ACCELERATE: launched_by} | ({} if text is None else {WRITTEN: text})
-        )
+        said = replace(said, variables={**said.variables, ACCELERATE: launched_by} | ({} if text is None else {WRITTEN: text}))
     made = transformers_arguments.of_keys(values, keys, folder / Path(where).name, said)
     if made.devices is not None and command.devices not in (None, made.devices):
         raise InputError(

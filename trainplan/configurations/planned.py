@@ -272,7 +272,7 @@ def plan_of(configuration: Configuration, model: Model, request: Request) -> Pla
         problem = f"has {devices} devices, and the file starts {configuration.devices}"
         raise InputError(COMMAND_LINE, "--cluster", problem, f"give one of {configuration.devices}")
     if devices > 1 and (fix := configuration.undecided.get("zero")) is not None:
-        raise InputError(COMMAND_LINE, "--set", "is missing: the file does not say whether devices share states", fix)
+        raise InputError(configuration.where, "", "does not say whether devices share states", fix)
     if devices % (tp * cp * pp):
         name = "pp" if pp > 1 else "cp" if cp > 1 else "tp"
         beside = f", with tp {tp}" + f" and cp {cp}" * (cp > 1)

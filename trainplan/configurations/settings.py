@@ -16,7 +16,9 @@ WRITTEN = "accelerate, as written"  # what that file holds, where a script write
 LAUNCHED_BY = (ACCELERATE, WRITTEN)  # among variables, what is no key of a trainer's file
 
 
-def read_with_settings(path: Path, said: Said, own: Collection[str] = (), text: str | None = None) -> tuple[Any, dict[str, str]]:
+def read_with_settings(
+    path: Path, said: Said, own: Collection[str] = (), text: str | None = None
+) -> tuple[Any, dict[str, str]]:
     """The value in a file with what is set in it, and where each of its keys is written. own: names that may be set and are no
     keys of the file. text: what it holds, where that is not to be read. Raises InputError."""
     return with_settings(read_document(path, text), str(path), said, sources_of(path) if text is None else {}, own)

@@ -10,10 +10,12 @@ prints. Arguments that hang on it are named with the variable that would decide 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from trainplan.configurations.configuration import Open, bears
+from trainplan.configurations.settings import ACCELERATE
 from trainplan.configurations.shell import pasted
 from trainplan.configurations.shell.arguments import values_of
 from trainplan.configurations.shell.batch import batch_of
@@ -28,6 +30,7 @@ from trainplan.profiling.base.errors import COMMAND_LINE, InputError, one_of
 
 __all__ = ["Command", "Hangs", "command_of", "command_of_text", "values_of", "words_of_command"]
 
+OPTION = re.compile(r"(?<![\w$})])--?[A-Za-z][\w.-]*")
 RECIPES = re.compile(r"(?:run_(?:recipe|script)|pretrain_\w+)\.py$")  # programs of Megatron-Bridge, by recipes
 
 
@@ -58,7 +61,9 @@ def command_of_text(text: str, variables: Mapping[str, str], where: str, folder:
     shell = Evaluator(variables, folder)
     try:
         if _is_list(text):
-            return _listed(shell, text, where)
+            command = _listed(shell, text, where)
+            _refuse_unused(shell, command, [text], where)
+            return command
         state = shell.start(where)
         state.batch = batch_of(text)
         outcomes = shell.text(text, state, where)
@@ -77,13 +82,44 @@ def command_of_text(text: str, variables: Mapping[str, str], where: str, folder:
     for key, open_ in command.open.items():
         if bears(key) and (more := _taken_by_place(shell, open_.name, text, where)) is not None:
             raise more
-    fields = command.tool == "torchtitan" or RECIPES.search(command.program) is not None  # which --set may be of, too
-    own = [name for name in shell.given if not (fields and ("." in name or name == "recipe"))]
-    unused = [name for name in own if not any(re.search(rf"\b{name}\b", each) for each in shell.texts)]
-    if unused:
-        names = sorted(set(re.findall(r"\b[A-Z_][A-Z0-9_]+\b", text)))
-        raise InputError(COMMAND_LINE, "--set", f"is {unused[0]}, which {where} does not use", one_of(unused[0], names))
-    return command
+    _refuse_unused(shell, command, shell.texts, where)
+    return _with_blanks(shell, command)
+
+
+def _refuse_unused(shell: Evaluator, command: Command, texts: Sequence[str], where: str) -> None:
+    """Raises InputError for a variable that is given, and that no text of a script has but as the name of an option."""
+    recipes = RECIPES.search(command.program) is not None
+    choices = {"recipe"} if recipes else {ACCELERATE} if command.tool not in ("megatron", "torchtitan") else set()
+    fields = command.tool == "torchtitan" or recipes  # which --set may be of, too
+    plain = [OPTION.sub(" ", text) for text in texts]
+    for name in shell.given:
+        used = any(re.search(rf"(?<![\w.]){re.escape(name)}(?!\w)", text) for text in plain)
+        if used or name in choices or (fields and "." in name):
+            continue
+        read = set(re.findall(r"\$\{?([A-Za-z_]\w*)", " ".join(texts)))
+        names = sorted(each for each in read if each not in shell.own or each.isupper())
+        names += [str(place) for place in sorted(shell.asked)]
+        problem = f"is {name}, which {where} does not use" + " as a variable" * any(name in text for text in texts)
+        option = next((key for key in command.values if key.lstrip("-") == name.replace("_", "-")), None)
+        if option is not None:
+            fix = f"change {option} in it: --set gives variables"
+            fix += f", of which it has {', '.join(names)}" * bool(names)
+        else:
+            fix = one_of(name, names) if names else "leave it out: there is no variable in it that can be given"
+        raise InputError(COMMAND_LINE, "--set", problem, fix)
+
+
+def _with_blanks(shell: Evaluator, command: Command) -> Command:
+    """The command, with what is known of arguments that are given nothing, since a variable that the script sets elsewhere is
+    empty there."""
+    blank, text = dict[str, Open](), "\n".join(shell.texts)
+    given = " with " + " and ".join(f"{name}={value}" for name, value in shell.given.items()) if shell.given else ""
+    for name, where in shell.blank.items():
+        for option in re.findall(rf"(--[A-Za-z][\w-]*)[ \t=]+[\"']?\$\{{?{name}\b", text):
+            key = option.replace("_", "-")
+            if command.values.get(key) in (True, ""):
+                blank.setdefault(key, Open(f"has no value: ${name} is empty{given} ({where})", name))
+    return replace(command, blank=blank)
 
 
 def _taken_by_place(shell: Evaluator, name: str, text: str, where: str) -> InputError | None:

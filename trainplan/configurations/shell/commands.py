@@ -52,7 +52,7 @@ class Command:
     """A command that trains. program: its script, module or tool; tool: whose it is: megatron, torchtitan, or another's name
     (empty: nobody knows); words: behind the program; launcher: in front; devices: that the launcher starts, if it says so;
     sources: file and line of arguments; values: arguments by name; open: those that are undecided, and why; files: that the
-    script writes; directory: where it runs."""
+    script writes; directory: where it runs; blank: arguments that variables without a value leave without one."""
 
     program: str
     tool: str
@@ -66,6 +66,7 @@ class Command:
     files: Mapping[str, str] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
     directory: str = "."
+    blank: Mapping[str, Open] = field(default_factory=dict)
 
     def held(self, path: str) -> str | None:
         """What a file holds that the script has written or edited; None for others."""
@@ -135,9 +136,8 @@ def _joined(shell: Evaluator, runs: list[tuple[dict[int, bool], list[Command]]],
             continue
         cause, example = _deciding(shell, runs, lambda commands, key=key: commands[0].values.get(key))
         variable = cause.name or _variable(shell, key)
-        opened[key] = Open(
-            f"is {shown}, by a condition that is not decided: {_about(cause)}", variable, example if cause.name else ""
-        )
+        problem = f"is {shown}, by a condition that is not decided: {_about(cause)}"
+        opened[key] = Open(problem, variable, (example or "VALUE") if cause.name else "")  # of that, and no argument's value
     devices = {command.devices for command in every}
     values = {key: shell.marks.shown(value) if isinstance(value, str) else value for key, value in values.items()}
     return replace(first, values=values, open=opened, sources=sources, devices=devices.pop() if len(devices) == 1 else None)

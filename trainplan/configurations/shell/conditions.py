@@ -256,7 +256,8 @@ class _Double:
                         return of.binary(value, sign, joined)
                     if sign != "=~" and joined == "*":
                         return sign != "!="
-                    truth = of.undecided(f"{value} matches {joined}", joined if re.fullmatch(r"[\w.-]+", joined) else "")
+                    plain = re.sub(r"^\^|\$$", "", joined) if sign == "=~" else joined.replace("*", "")  # which it matches
+                    truth = of.undecided(f"{value} matches {joined}", plain if re.fullmatch(r"[\w-]+", plain) else "")
                     return of._not(truth) if sign == "!=" else truth
                 if sign == "=~":
                     return self.searched(pattern, value)

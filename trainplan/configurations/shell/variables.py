@@ -35,6 +35,7 @@ class Variables:
         self.folder = folder
         self.marks = Marks()
         self.own = self.marks.own
+        self.blank: dict[str, str] = {}  # variables that the script sets elsewhere, and not where it reads them: file and line
         self.asked: set[int] = set()  # positional parameters of the script itself that nobody has said
 
     def start(self, name: str) -> State:
@@ -90,6 +91,7 @@ class Variables:
         if fallback is not None:
             return fallback
         if name in self.own:
+            self.blank.setdefault(name, where)
             return ""
         return self.marks.unknown(name if name.isidentifier() else "", where)
 
