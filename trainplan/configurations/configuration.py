@@ -137,9 +137,9 @@ class Configuration:
     runtime: as exports are called; tool: whose file it is, where that is another; software: whose defaults hold, as rows of
     measured runs name it; flags: words of a row's note that say what it overlaps and steps by. model: a shipped name; config:
     fields of a Hugging Face configuration, where the file describes the model. vocabulary_multiple: what the vocabulary is
-    padded to. devices: of the whole run. micro_samples: of one micro-batch on one rank; accumulation: micro-batches of a step;
-    samples: of a step. copies, shard: data-parallel ranks with copies of states, and those that share them; within_nodes: the
-    latter are those of a node; zero: ZeRO's stage among these. exchange: what context-parallel ranks exchange. cuts: first unit
+    padded to. devices, nodes: of the whole run. micro_samples: of one micro-batch on one rank; accumulation: micro-batches of a
+    step; samples: of a step. copies, shard: data-parallel ranks with copies of states, and those that share them;
+    within_nodes: the latter are those of a node; zero: ZeRO's stage among these. exchange: what context-parallel ranks exchange. cuts: first unit
     of each stage after the first; layers_apart: layers that the first and the last stage have less where cuts are left open.
     recipe: of the products of layers in fewer bits than dtype. host: states kept there. buffers: what the trainer holds
     alongside. optimizer: what steps the parameters. flushed: micro-batches after which a pipeline runs empty, where a step may
@@ -163,6 +163,7 @@ class Configuration:
     recipe: RecipeName | None = None
     sequence: int | None = None
     devices: int | None = None
+    nodes: int | None = None
     samples: int | None = None
     micro_samples: int | None = None
     accumulation: int | None = None

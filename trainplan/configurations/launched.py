@@ -15,6 +15,7 @@ from trainplan.configurations import (
     bridge_commands,
     deepspeed_programs,
     exported,
+    launched_documents,
     megatron,
     torchtitan,
     transformers_arguments,
@@ -63,6 +64,11 @@ def _of_command(command: Command, where: str, said: Said, folder: Path) -> Confi
         return made
     if deepspeed_programs.is_one(command):
         return deepspeed_programs.of_command(command, where, said, folder)
+    if launched_documents.is_one(command):
+        _next_token(command, where)
+        _closed(command, where)
+        said = replace(said, launched=_launch_options(command, where))
+        return launched_documents.of_command(command, where, said, folder, _accelerate(command, where))
     if command.tool == "transformers":
         return _transformers(command, where, said, folder)
     nobodys = command.program and not command.tool and not shares_keys(command)
@@ -86,12 +92,16 @@ def _closed(command: Command, where: str) -> None:
         raise InputError(where, key, open_.problem, f"say it: --set {open_.name or 'NAME'}={open_.example or 'VALUE'}")
 
 
-def _transformers(command: Command, where: str, said: Said, folder: Path) -> Configuration:
-    """The arguments of transformers' Trainer, with the file that Accelerate is launched with. Raises InputError for programs of
-    other steps than those of next-token prediction."""
+def _next_token(command: Command, where: str) -> None:
+    """Raises InputError for programs of other steps than those of next-token prediction."""
     if (kind := OTHER_STEPS.search(command.program.rsplit("/", 1)[-1].lower())) is not None:
         fix = "give a run of next-token prediction: steps with other models, or that generate texts, are not planned"
         raise InputError(where, "", f"starts {command.program} ({command.where}), a run of {kind[1].upper()}", fix)
+
+
+def _transformers(command: Command, where: str, said: Said, folder: Path) -> Configuration:
+    """The arguments of transformers' Trainer, with the file that Accelerate is launched with. Raises InputError."""
+    _next_token(command, where)
     names = {key: key.removeprefix("--").replace("-", "_") for key in command.values}
     values = {name: written(command.values[key]) for key, name in names.items()}
     sources = {names[key]: each for key, each in command.sources.items() if key in names}

@@ -271,6 +271,10 @@ def plan_of(configuration: Configuration, model: Model, request: Request) -> Pla
     if configuration.devices not in (None, devices):
         problem = f"has {devices} devices, and the file starts {configuration.devices}"
         raise InputError(COMMAND_LINE, "--cluster", problem, f"give one of {configuration.devices}")
+    nodes = None if request.cluster is None else sum(each.count for each in request.cluster.nodes)
+    if None not in (nodes, configuration.nodes) and nodes != configuration.nodes:
+        problem = f"has {nodes} node{'s' * (nodes != 1)}, and the file starts {configuration.nodes}"
+        raise InputError(COMMAND_LINE, "--cluster", problem, f"give one of {configuration.nodes}")
     if devices > 1 and (fix := configuration.undecided.get("zero")) is not None:
         raise InputError(configuration.where, "", "does not say whether devices share states", fix)
     if devices % (tp * cp * pp):

@@ -45,7 +45,8 @@ def values_of(words: Sequence[str]) -> dict[str, Any]:
         name, sign, joined = words[place].partition("=")
         place += 1
         if not name.startswith("--"):  # what stands in front
-            if sign and DOTTED.fullmatch(name):
+            behind = any(word.endswith((".yaml", ".yml", ".json")) for word in words[: place - 1])  # the file that it overrides
+            if sign and (DOTTED.fullmatch(name) or (behind and name.isidentifier())):
                 values[name.lstrip("+")] = joined
             continue
         given = [joined] if sign else []

@@ -37,6 +37,7 @@ FLAGS = names(
     --main-training-function --fp16 --bf16 --elastic-training --enable-each-rank-log --use-parallelism-config
     """
 )
+CONFIGURED = ("axolotl", "llamafactory-cli")  # tools whose commands name a file, and what overrides it
 # Programs alongside those that train: they prepare, convert or try out.
 PREPARES = re.compile(
     r"(?:^|/)(?:tools|tasks)/|(?:^|/)(?:eval|preprocess|convert|inference|generate|test)(?:_\w+|uate\w*)?\.py$"
@@ -109,7 +110,10 @@ def chosen(shell: Evaluator, founds: Sequence[Found], path: str) -> Command:
         raise hangs(path, decision[0], decision[1], shell.marks.shown(f"starts {first.program} or {other.program}"))
     for _, commands in runs:
         for command in commands:
-            if (cause := loose(command.words, shell.marks)) is not None and command.tool in ("megatron", ""):
+            file = next((n + 1 for n, word in enumerate(command.words) if word.endswith((".yaml", ".yml", ".json"))), 0)
+            words = command.words[file if command.tool in CONFIGURED else 0 :]  # those behind the file that they override
+            loosely = command.tool in ("megatron", "") or (file and command.tool in CONFIGURED)
+            if loosely and (cause := loose(words, shell.marks)) is not None:
                 error = hangs(path, cause, "", "may hold arguments", empty=True)
                 error.program = shell.marks.shown(command.program)
                 raise error
