@@ -190,3 +190,30 @@ def test_an_argument_whose_variable_is_empty_names_that(folder: Path) -> None:
 def test_a_variable_that_a_condition_compares_is_advised_as_it_is_compared(folder: Path, condition: str, example: str) -> None:
     text = script(folder, f"if [[ {condition} ]]; then MBS=2; else MBS=1; fi\n" + MEGATRON.replace("${MBS:-1}", "$MBS"))
     assert text.endswith(f"--set HOSTNAME={example}")
+
+
+@pytest.mark.parametrize(
+    ("key", "named"),
+    [
+        ("nodez", "nodes"),
+        ("recipe", "give a name"),
+        ("train.global_batchsize", "train.global_batch_size"),
+        ("accelerate", "give a"),
+    ],
+)
+def test_what_no_recipe_in_python_takes_is_refused(tmp_path: Path, key: str, named: str) -> None:
+    text = "nodes = 2\ncfg = llama3_8b_pretrain_config()\ncfg.train.global_batch_size = 64 * nodes\npretrain(config=cfg)\n"
+    source = "from megatron.bridge.recipes.llama import llama3_8b_pretrain_config\nfrom megatron.bridge import pretrain\n"
+    (tmp_path / "own.py").write_text(source + text)
+    assert of(tmp_path, "own.py", nodes="4").samples == 256
+    assert named in refusal(tmp_path, "own.py", **{key: "4"}).partition(";")[2]
+
+
+def test_tables_of_a_registry_that_cannot_be_changed_are_named(tmp_path: Path) -> None:
+    (tmp_path / "config_registry.py").write_text("""from torchtitan.models.qwen3 import model_registry
+from torchtitan.trainer import Trainer
+def mine():
+    return Trainer.Config(model_spec=model_registry("8B"), training=TrainingConfig(local_batch_size=1, seq_len=4096))
+""")
+    assert of(tmp_path, "config_registry.py", training__local_batch_size="2").micro_samples == 2
+    assert "give one of: training, parallelism" in refusal(tmp_path, "config_registry.py", model__flavor="4B")

@@ -74,7 +74,8 @@ def import_run(
     step), micro_batch (samples of one micro-batch on one rank), sequence, dtype, recompute (full or none: DeepSpeed and plain
     Accelerate leave it to the model's code), loss (full where all logits of a micro-batch are held at once, chunked, or fused
     where never all of them are), attention (eager where scores are kept, or flash; default: as the model's configuration asks,
-    else what the tool runs on the devices), variables (of a script's environment, and its positional parameters by number).
+    else what the tool runs on the devices), variables (of a script's environment, and its positional parameters by number; of
+    YAML, JSON and TOML, values of keys in place of the file's).
     ignored: keys of the file that change nothing of the run, where they are not known. memory, reserve: as of `plan`. runtime:
     whose file it is, as `import-run --help` lists them (default: by the file). search: look for bound, best plans
     and changes, too. gap, time_limit: of each of the two searches. progress: as of `plan`. Raises InputError naming file and

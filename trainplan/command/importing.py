@@ -62,7 +62,7 @@ def command(name: str, words: Sequence[str]) -> Command:
             flag(
                 "settings",
                 list[str] | None,
-                "NAME=VALUE, a variable of a script; 1=VALUE, what it takes by place; section.key=VALUE; may be repeated.",
+                "NAME=VALUE, a variable of a script; 1=VALUE, by place; section.key=VALUE, a key of a file; may be repeated.",
                 names=("--set",),
             ),
             flag(

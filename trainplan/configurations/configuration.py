@@ -139,8 +139,9 @@ class Configuration:
     fields of a Hugging Face configuration, where the file describes the model. vocabulary_multiple: what the vocabulary is
     padded to. devices, nodes: of the whole run. micro_samples: of one micro-batch on one rank; accumulation: micro-batches of a
     step; samples: of a step. copies, shard: data-parallel ranks with copies of states, and those that share them;
-    within_nodes: the latter are those of a node; zero: ZeRO's stage among these. exchange: what context-parallel ranks exchange. cuts: first unit
-    of each stage after the first; layers_apart: layers that the first and the last stage have less where cuts are left open.
+    within_nodes: the latter are those of a node; zero: ZeRO's stage among these. exchange: what context-parallel ranks
+    exchange. cuts: first unit of each stage after the first; layers_apart: layers that the first and the last stage have less
+    where cuts are left open.
     recipe: of the products of layers in fewer bits than dtype. host: states kept there. buffers: what the trainer holds
     alongside. optimizer: what steps the parameters. flushed: micro-batches after which a pipeline runs empty, where a step may
     have more; alone: what is otherwise where no data-parallel ranks are left, so that such a run is refused. keys: the key of

@@ -9,14 +9,15 @@ import ast
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from trainplan.configurations import bridge_recipes, megatron_bridge, torchtitan_registry
-from trainplan.configurations.configuration import Configuration, Said, bears
+from trainplan.configurations.configuration import SET, Configuration, Said, bears
 from trainplan.configurations.python_objects import Made, Symbol, Unread
 from trainplan.configurations.python_program import Program
-from trainplan.profiling.base.errors import InputError, shown
+from trainplan.profiling.base.errors import COMMAND_LINE, InputError, shown
 from trainplan.profiling.models.model import load_model
 from trainplan.profiling.shipped import mixture, sized
 
@@ -25,7 +26,7 @@ SECTIONS = ("model", "train", "ddp", "optimizer", "mixed_precision", "comm_overl
 STARTS = ("pretrain", "finetune", "train")  # what a configuration is given to, to run it
 # Calls whose objects are known as far as plans have them.
 FOLLOWED = ("to_megatron_provider", "distributed_fused_adam_with_cosine_annealing", "replace")
-CHOICES = ("config", "recipe")  # of `--set`, which are no variables of the file
+CHOICES = ("config",)  # of `--set`, which are no variables of the file
 WHAT = "a recipe of Megatron-Bridge, or torchtitan's config_registry.py"
 TRAINER = "give its arguments as YAML, its command by --command, or the file of DeepSpeed or Accelerate with --model"
 LOG = "give the log of the run"
@@ -78,6 +79,7 @@ class Recipes(Program):
 def read(path: Path, said: Said) -> Configuration:
     """The configuration that a Python file makes. Raises InputError naming what it leaves open."""
     program = Recipes(path, {name: text for name, text in said.variables.items() if "." not in name and name not in CHOICES})
+    _refuse_unused(program, said)
     modules = set(_modules(program.tree))
     if any(name.startswith("megatron.bridge") for name in modules):
         return _bridge(program, said)
@@ -95,6 +97,22 @@ def read(path: Path, said: Said) -> Configuration:
     if (tool := next((PLAIN[name] for name in PLAIN if isinstance(program.values.get(name), dict | int)), "")) and not modules:
         raise InputError(program.where, "", f"is a Python file of {tool}, which is not read", LOG)
     raise InputError(program.where, "", "is a Python file that configures no run that is known", f"give {WHAT}, or a script")
+
+
+def _refuse_unused(program: Program, said: Said) -> None:
+    """Raises InputError for a variable that is set, and that the file has neither as a name nor as a text, as those of the
+    environment and options are."""
+    names = set[str]()
+    for node in ast.walk(program.tree):
+        if isinstance(node, ast.Name | ast.arg):
+            names.add(node.id if isinstance(node, ast.Name) else node.arg)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            names.add(node.value.lstrip("-").replace("-", "_"))
+    for name in said.variables:
+        if "." not in name and name not in CHOICES and name not in names:
+            near = get_close_matches(name, names, n=2)
+            fix = f"did you mean {' or '.join(near)}?" if near else "give a name that it assigns, or section.key=VALUE"
+            raise InputError(COMMAND_LINE, SET, f"is {name}, which {program.where} does not use", fix)
 
 
 def _modules(tree: ast.Module) -> Iterator[str]:

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from trainplan.configurations import torchtitan
-from trainplan.configurations.configuration import Configuration, Said, bears
+from trainplan.configurations.configuration import SET, Configuration, Said, bears
 from trainplan.configurations.documents import written
 from trainplan.configurations.python_objects import Made, Symbol, Unread
 from trainplan.configurations.torchtitan_versions import MIXTURES
-from trainplan.profiling.base.errors import InputError, shown
+from trainplan.profiling.base.errors import COMMAND_LINE, InputError, one_of, shown
 from trainplan.profiling.models.families.fields import names
 from trainplan.profiling.shipped import sized
 
@@ -96,11 +96,13 @@ def of_config(config: Made, path: Path, said: Said) -> Configuration:
 
 
 def _settings(tables: dict[str, dict[str, Any]], sources: dict[str, str], said: Said) -> None:
-    """Takes what `--set table.key=VALUE` says."""
+    """Takes what `--set table.key=VALUE` says. Raises InputError for a table that is not read so."""
     for name, text in said.variables.items():
         table, _, key = name.partition(".")
-        if key and table in TABLES:
-            tables.setdefault(table, {})[key], sources[name] = written(text), "--set"
+        if key and table not in TABLES:
+            raise InputError(COMMAND_LINE, SET, f"is {name}, and no table that can be changed so", one_of(table, TABLES))
+        if key:
+            tables.setdefault(table, {})[key], sources[name] = written(text), SET
 
 
 def _tokens(tables: dict[str, dict[str, Any]], sources: dict[str, str], where: str) -> None:
