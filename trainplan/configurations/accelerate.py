@@ -133,9 +133,9 @@ def key_of_option(name: str) -> str | None:
         return "distributed_type"
     if name in DEEPSPEED or name in LAUNCHING:
         return f"deepspeed_config.{name}"
-    tables = (("fsdp_", "fsdp_config."), ("parallelism_config_", "parallelism_config."), ("dynamo_", "dynamo_config."))
-    tables += (("fp8_", "fp8_config."),)
-    table = next((table for start, table in tables if name.startswith(start)), None)
+    tables = {"fsdp_": "fsdp_config.", "dynamo_": "dynamo_config.", "fp8_": "fp8_config."}
+    tables |= {"parallelism_config_": "parallelism_config."}
+    table = next((table for start, table in tables.items() if name.startswith(start)), None)
     return None if table is None else _whole_key(table + name)
 
 
