@@ -101,7 +101,10 @@ def read(
     )
     names = {"recipe": "mixed_precision", "devices": "num_processes", "accumulation": "gradient_accumulation_steps"}
     names |= {"dtype": "mixed_precision"}
-    names |= {name: f"{DEGREE}{key}_size" for name, key in (("shard", "dp_shard"), ("tp", "tp"), ("cp", "cp"))}
+    names |= {
+        name: f"{DEGREE}{key}_size"
+        for name, key in (("shard", "dp_shard"), ("copies", "dp_replicate"), ("tp", "tp"), ("cp", "cp"))
+    }
     if kind == "NO" and devices != 1:
         notes.append(f"distributed_type: NO starts one process, whatever num_processes ({devices}) is: on one device")
         devices = 1
