@@ -154,6 +154,8 @@ def test_a_stage_that_a_row_leaves_open_is_one_that_its_framework_has() -> None:
     assert fsdp.layout.framework.name == "PyTorch FSDP" and fsdp.layout.zero == 2, "copies do not fit"
     for fields in ({"zero": 1}, {"fsdp": "distributed optimizer"}):
         assert laid(framework=None, **fields).layout.framework.name == "Megatron-Core"
+    assert laid(framework=None, zero=3, tp=2).layout.framework.name == "PyTorch FSDP", "Megatron-Core has no stage 3 by itself"
+    assert "with pp 4" in predicted(framework=None, zero=3, pp=4, note="DeepSpeed").cannot
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from dataclasses import replace
 from trainplan.formulations.streams.frameworks import MEGATRON, OVERLAPPED
 from trainplan.formulations.streams.layout import Framework
 from trainplan.validation.rows import Run
-from trainplan.validation.words import FUNCTIONAL_TEST, flag, optimizer_of, shares_optimizer_alone
+from trainplan.validation.words import FUNCTIONAL_TEST, flag, optimizer_of, stage_said
 
 MEGATRON_2022 = replace(MEGATRON, name="Megatron-LM of 2022", messages_behind=False, fused_attention=False, drops=True)
 LOCAL_BYTES = 64 * 2**20  # more that Megatron-Core's own layers take without Transformer Engine's
@@ -53,10 +53,11 @@ TORCH = re.compile(
 
 def framework_of(run: Run) -> Framework:
     """The framework of a row, with the flags of its note. Unknown ones overlap as PyTorch FSDP does, or, with tensor- or
-    pipeline-parallel ranks or ZeRO-1, which FSDP does not have, as Megatron-Core with both flags. Before FUSED_SINCE none
-    had fused attention."""
+    pipeline-parallel ranks or ZeRO-1, which FSDP does not have, as Megatron-Core with both flags; where none is named, the
+    stages 2 and 3, which Megatron-Core does not have by itself, are FSDP's. Before FUSED_SINCE none had fused attention."""
     name, note = (run.framework or "").lower(), (run.note or "").lower()
     year, compiled = year_of(run), flag(note, r"compiled?")
+    stage = stage_said(run)
     if ("nemo" in name and "automodel" not in name) or re.search(r"megatron[ _-]?bridge", name):
         chosen = NEMO
     elif "megatron-core" in name or "mcore" in name:
@@ -75,7 +76,7 @@ def framework_of(run: Run) -> Framework:
         chosen = COMPILED
     elif "composer" in name:
         chosen = COMPOSER
-    elif TORCH.search(name) or ((run.tp or 1) * (run.pp or 1) == 1 and not shares_optimizer_alone(run)):
+    elif TORCH.search(name) or (stage > 1 and not name) or ((run.tp or 1) * (run.pp or 1) == 1 and stage != 1):
         chosen = COMPILED if compiled and "eager" not in note else FSDP
     else:
         chosen = OVERLAPPED

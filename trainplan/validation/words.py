@@ -128,11 +128,11 @@ def recipe_of_words(run: Run, assumed: Assumed) -> Recipe | None:
     return recipe
 
 
-def shares_optimizer_alone(run: Run) -> bool:
-    """Whether a row says ZeRO's stage 1, as a number or in words."""
+def stage_said(run: Run) -> int:
+    """ZeRO's stage that a row says, as a number or in words; 0 where it says none."""
     words = (run.fsdp or "no").lower()
     said = None if denied(words) else next((meant for pattern, meant in STAGES if re.search(pattern, words)), None)
-    return max(run.zero or 0, said or 0) == 1
+    return max(run.zero or 0, said or 0)
 
 
 def sharing(run: Run, dp: int, framework: Framework, assumed: Assumed) -> tuple[int, int]:
@@ -162,7 +162,7 @@ def sharing(run: Run, dp: int, framework: Framework, assumed: Assumed) -> tuple[
     if stage == 1 and framework.name.startswith("PyTorch FSDP") and re.search("fsdp|torchtitan", name):
         fix = "give zero 2 or 3, 0 for copies, or the framework that has ZeRO-1"
         raise InputError(run.id, "zero" if run.zero else "fsdp", "is of ZeRO's stage 1, which PyTorch FSDP does not have", fix)
-    if stage > 1 and (run.pp or 1) > 1 and re.search("deepspeed|neox", name):
+    if stage > 1 and (run.pp or 1) > 1 and re.search("deepspeed|neox", name or note or ""):
         fix = "give zero 0 or 1, or pp 1: DeepSpeed's pipelines refuse ZeRO's stages 2 and 3"
         raise InputError(run.id, "zero" if run.zero else "fsdp", f"is of ZeRO's stage {stage}, with pp {run.pp}", fix)
     shard = _shard(words, note, dp)
