@@ -243,8 +243,8 @@ def of_fields(
     if base.model is not None:  # whose parts are not those that defaults describe
         taken = tuple(each for each in taken if each.key not in PARTS or not each.source.startswith("default"))
     if base.unknown:  # which recipe has them
-        unsaid = [field for key, field in BATCH.items() if values.get(key) is None]
-        made = replace(made, undecided=dict.fromkeys(unsaid, WHICH), **dict.fromkeys(unsaid))
+        unsaid: dict[str, Any] = {field: None for key, field in BATCH.items() if values.get(key) is None}
+        made = replace(made, undecided=dict.fromkeys(unsaid, WHICH), **unsaid)
         taken = tuple(each for each in taken if each.key not in BATCH or values[each.key] is not None)
     return replace(
         made, runtime="megatron-bridge", model=base.model, keys=keyed, notes=(*made.notes, *base.notes, *turned), unread=unread,

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from trainplan.configurations import megatron
 from trainplan.configurations.configuration import Configuration, Keys, Said, flattened
@@ -174,7 +174,7 @@ def of_tables(
     except InputError as error:
         raise megatron.in_fields(error, ARGUMENTS | FIELDS) from None
     kernels = [keys.flag(f"model.{name}") for name in FLASH]
-    attention: str | None = "flash" if any(kernels) else "eager"
+    attention: Literal["eager", "flash"] | None = "flash" if any(kernels) else "eager"
     taken = keys.taken
     if tuned:
         taken = tuple(each for each in taken if each.source != DEFAULTS or each.key.removeprefix("model.") not in OF_FILE)
