@@ -365,7 +365,7 @@ def test_every_page_of_a_plan_says_its_runtime_s_step_and_memory(tmp_path: Path)
         "--gap",
         0.1,
     )
-    planned = call("plan", *asked, "-o", saved)
+    planned = call("plan", *asked, "--details", "-o", saved)
     assert planned.returncode == 0 and "by the bounds of both, of walks over their programs" in planned.stdout
     plan = load_plan(saved)
     assert plan.predicted is not None

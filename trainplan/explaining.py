@@ -104,7 +104,7 @@ def explain(
         problem_text = f"is of another instance ({error})"
         raise InputError("plan", "claim.evidence.solution", problem_text, "plan again with `trainplan plan -o`") from error
     at_most = stated.instance(with_tables(request, "most"))  # under which what others need is not said too low
-    limit_bytes, peak_bytes = stated.memory_bytes(at_most), stated.evaluate(at_most, solution).peak_bytes
+    limit_bytes, peak_bytes = stated.memory_bytes(at_most), getattr(stated.evaluate(at_most, solution), "peak_bytes", 0)
     if limit_bytes is not None and peak_bytes > limit_bytes:  # of a plan that fits by its walk: the same counts for others
         at_most = stated.with_memory(at_most, peak_bytes)
     if not stated.violations(at_most, solution):

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from trainplan.configurations.judging import neighbour_runs
 from trainplan.execution.standing_in import recipe_of
@@ -147,7 +148,8 @@ def likely_ns(answer: Planned) -> tuple[float, float] | None:
     if cluster is None or plan is None or answer.step_ns is None or len(cluster.used_kinds) != 1:
         return None
     recipe = recipe_of(plan)
-    reached = cluster.used_kinds[0].reached("matrix-product", recipe.precision if recipe else plan.planned_model().dtype)
+    precision: Any = recipe.precision if recipe else plan.planned_model().dtype
+    reached = cluster.used_kinds[0].reached("matrix-product", precision)
     return None if reached is None else (answer.step_ns / (1 + reached.error), answer.step_ns * (1 + reached.error))
 
 

@@ -44,7 +44,11 @@ def counted_devices(text: str) -> str | None:
     last = re.fullmatch(r"([a-z][a-z0-9 -]*?)(?:\s*[x*]\s*|\s+|-)([0-9]{1,7})", folded, re.ASCII)
     if first is None and last is None:
         return None
-    counts, kind = ((first[1], first[2]), first[3]) if first else ((last[2], None), last[1]) if last else ((), "")
+    counts, kind = ("", ""), ""
+    if first is not None:
+        counts, kind = (first[1], first[2] or ""), first[3]
+    elif last is not None:
+        counts, kind = (last[2], ""), last[1]
     try:
         name = kind_named(kind, OPTION)
     except InputError:

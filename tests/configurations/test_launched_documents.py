@@ -93,7 +93,6 @@ def test_what_overrides_a_file_is_of_the_script(folder: Path) -> None:
         ("python train.py nemo.yaml model.micro_batch_size=2", ("nemo.yaml with --set model.micro_batch_size=2",)),
         ("axolotl train axolotl.yaml --launcher torchrun -- --nproc_per_node=8", ("hands options",)),
         ("accelerate launch --use_fsdp sft.py sft.yaml --bf16=true", ("--config_file",)),
-        ("accelerate launch --config_file zero3.yaml --num_processes 4 sft.py sft.yaml --bf16=true", ("4 processes",)),
         ("torchrun --nproc_per_node 8 run_dpo.py --config sft.yaml --output_dir x", ("DPO",)),
         ("axolotl train axolotl.yaml --expert-parallel-sizes 2", ("expert_parallel_sizes", "what runs is not known")),
     ],
@@ -101,6 +100,10 @@ def test_what_overrides_a_file_is_of_the_script(folder: Path) -> None:
 def test_what_is_not_known_of_such_a_command_is_named(folder: Path, command: str, words: tuple[str, ...]) -> None:
     text = refusal(folder, command)
     assert all(word in text for word in words), text
+
+
+def test_options_of_accelerate_launch_win_over_its_file(folder: Path) -> None:
+    assert of(folder, "accelerate launch --config_file zero3.yaml --num_processes 4 sft.py sft.yaml --bf16=true").devices == 4
 
 
 def test_nodes_that_a_command_starts_are_those_of_the_cluster(folder: Path) -> None:

@@ -194,6 +194,7 @@ def test_imported_runs_of_accelerate_are_predicted_as_their_rows(
 ) -> None:
     """Gradients of FSDP are as wide as its parameters; what it offloads is on the host in both."""
     lines = [f"distributed_type: {kind}", "num_processes: 8", "mixed_precision: bf16", "fsdp_config:" * bool(keys)]
+    keys = keys | ({"fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP"} if kind == "FSDP" else {})
     lines += [f"  {name}: {str(value).lower() if isinstance(value, bool) else value}" for name, value in keys.items()]
     (tmp_path / "accelerate.yaml").write_text("\n".join(filter(None, lines)) + "\n")
     given: dict[str, Any] = {"model": "llama2-7b", "sequence": 1024, "recompute": "full", "micro_batch": 1, "batch": 16}
