@@ -24,7 +24,7 @@ MISTAKES: list[tuple[str, ...]] = [
     ("plan --model facebook/xglm-7.5B --cluster cpu-4 --batch 8", "--model is 'facebook/xglm-7.5B'", "config.json"),
     ("plan --model nofile.json --cluster cpu-4 --batch 8", "nofile.json", "config.json"),
     ("plan --model gpt2 --cluster cpu4 --batch 8", "--cluster is 'cpu4'", "cpu-4"),
-    ("plan --model gpt2 --cluster h100-48 --batch 8", "--cluster is 'h100-48'", "h100-64"),
+    ("plan --model gpt2 --cluster h100-46 --batch 8", "--cluster is 'h100-46'", "h100-64"),
     (f"plan {GPT2} --like megatron", "--like is 'megatron'", "galvatron-bmw"),
     (f"plan {GPT2} --method magic", "--method is 'magic'", "exact"),
     (f"plan {GPT2} --space everything", "--space is 'everything'", "full"),
@@ -58,7 +58,7 @@ MISTAKES: list[tuple[str, ...]] = [
     (f"switch {GPT2} --batch 6", "--batch is 6", "multiple of the 4 devices"),
     (f"partition {GPT2} --pipeline 5", "--pipeline is 5", "give"),
     # options
-    (f"plan {GPT2} --seq 64", "No such option: --seq", "--sequence"),
+    (f"plan {GPT2} --sequenc 64", "No such option: --sequenc", "--sequence"),
     (f"plna {GPT2}", "'plna'", "plan"),
     (f"plan {GPT2} --option workers", "--option is 'workers'", "NAME=VALUE"),
     (f"plan {GPT2} --option worker=2 --method cpsat", "--option worker is no argument", "did you mean --option workers=?"),

@@ -66,8 +66,9 @@ def test_an_export_says_that_embedding_and_head_are_not_recomputed() -> None:
 
 def test_the_price_of_a_runtime_is_printed() -> None:
     done = call(
-        "plan", "--model", "llama3-8b", "--cluster", "h100:8x1", "--batch", "16", "--sequence", "4096", "--for", "megatron"
-    )
+        "plan", "--model", "llama3-8b", "--cluster", "h100:8x1", "--batch", "16", "--sequence", "4096", "--for", "megatron",
+        "--details",
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "price of --for megatron" in done.stdout and "--for megatron" in done.stdout.split("search space")[1]
 
