@@ -167,10 +167,8 @@ SPACES: list[tuple[Model, str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("model", "cluster", "options"),
-    [SPACES[0], *(pytest.param(*case, marks=pytest.mark.long) for case in SPACES[1:])],
-)
+@pytest.mark.long
+@pytest.mark.parametrize(("model", "cluster", "options"), SPACES)
 def test_no_plan_that_walks_within_the_limit_is_below_the_bound(model: Model, cluster: str, options: dict[str, Any]) -> None:
     """All plans of small spaces, under limits of which each lets fewer of them fit."""
     asked = request(model, cluster, batch=4, **options)

@@ -66,6 +66,7 @@ def test_a_measured_profile_plans_other_batches(profile: Profile) -> None:
     assert Profile.model_validate_json(profile.model_dump_json()) == profile
 
 
+@pytest.mark.long
 def test_an_interrupted_measurement_goes_on(tmp_path: Path) -> None:
     """Stopped after five tasks: the second run starts with the sixth, and what was finished is used as it was."""
     journal, started = tmp_path / "journal", []

@@ -68,7 +68,7 @@ def test_a_layer_of_two_units_peaks_as_its_units_do() -> None:
 
 @pytest.mark.parametrize("model_name", ["gpt2", "llama2-7b"])
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("float64", marks=pytest.mark.long)])
-@pytest.mark.parametrize("by_unit", [False, True])
+@pytest.mark.parametrize("by_unit", [pytest.param(False, marks=pytest.mark.long), True])
 @pytest.mark.parametrize("batch", [(8, 1), pytest.param((16, 4), marks=pytest.mark.long)])
 def test_a_program_never_needs_more_than_its_plan_says(
     model_name: str, dtype: str, by_unit: bool, batch: tuple[int, int]
