@@ -18,9 +18,9 @@ from trainplan.formulations.strategies import Strategy
 from trainplan.performance import PARTS
 from trainplan.planned import Planned, Price
 from trainplan.profiling.base.quantities import format_time, plural
+from trainplan.validation.predict import GIB
 
 Row = tuple[str, list[list[str]]]  # a label and its lines, each of pieces that stand between dots
-GIB = 2**30
 NAMES = {"megatron": "Megatron", "megatron-bridge": "Megatron", "deepspeed": "DeepSpeed", "accelerate": "Accelerate"}
 LEAST_GAIN = 0.001  # of a step, that is worth a word
 MOST_LAYOUTS, MOST_OTHERS = 4, 3  # that are written out: of a plan whose units differ; of other plans that fit
@@ -47,12 +47,11 @@ def screen(answer: Planned, plan_file: Path | None = None) -> list[Row]:
 def run_words(plan: Plan) -> list[str]:
     """How a plan runs, in the words of the field: degrees, ZeRO's stage, micro-batches, schedule, what is recomputed; of a plan
     whose units differ, what they share."""
-    strategies = {unit.strategy for unit in plan.units}
-    one = strategies.pop() if len({_bare(strategy) for strategy in strategies}) == 1 else None
+    first = plan.units[0].strategy
+    alike = all(_bare(unit.strategy) == _bare(first) for unit in plan.units)
+    degrees, leading = (degree_words(first), first.degree("tp") > 1) if alike else ([], False)
     pipeline = [f"PP{plan.depth}"] * (plan.depth > 1) + [f"VPP{plan.chunks}"] * (plan.chunks > 1)
-    words = pipeline if one is None else [*degree_words(one)[:1], *pipeline, *degree_words(one)[1:]]
-    if one is not None and one.degree("tp") == 1:
-        words = [*pipeline, *degree_words(one)]
+    words = [*degrees[:leading], *pipeline, *degrees[leading:]]
     shares = plan.batch.shares
     counted = plural(plan.batch.micro_batches, "micro-batch")
     words.append(counted if shares is None else f"{'/'.join(map(str, shares))} micro-batches of the pipelines")
@@ -182,9 +181,9 @@ def _priced(price: Price, answer: Planned) -> list[str]:
     least, most = share
     if most is None and not least:
         return [f"{without}: not known in the time"]
-    if most is not None and most < 0.001:
+    if most is not None and most < LEAST_GAIN:
         return [f"{without}: at most 0.1 % faster"]
-    shares = [_share(1 - 1 / (1 + each)) for each in (least, most) if each is not None and each >= 0.001]
+    shares = [_share(1 - 1 / (1 + each)) for each in (least, most) if each is not None and each >= LEAST_GAIN]
     return [f"{without} {format_time(best)} a step or less, {' to '.join(dict.fromkeys(shares))} faster"]
 
 
@@ -210,7 +209,7 @@ def _others(answer: Planned) -> _Others:
         return _Others([], alike)
     own, seen, faster = run_words(plan), set[str](), list[str]()
     fitting, short = list[str](), list[str]()
-    for other, step_ns, peak_bytes in neighbour_runs(runtime, plan, answer.request):
+    for _, other, step_ns, peak_bytes in neighbour_runs(runtime, plan, answer.request):
         name = _difference(own, run_words(other))
         if not name or name in seen:
             continue

@@ -187,12 +187,12 @@ def _predicted_changes(
     configuration: Configuration, plan: Plan, request: Request, step_ns: float, peak_bytes: float
 ) -> tuple[Change, ...]:
     """The changes that gain by the runtime's prediction, the best first."""
-    rows, fits = list[Change](), peak_bytes <= plan.memory_bytes
-    for what, other in neighbours(configuration.runtime, plan):
-        price = _predicted(other, request)
-        if price is not None and price[1] <= plan.memory_bytes and (price[0] < step_ns or not fits):
-            rows.append(Change(what, other, 1 - price[0] / step_ns, peak_bytes=round(price[1])))
-    rows.sort(key=lambda change: -change.share)
+    fits = peak_bytes <= plan.memory_bytes
+    rows = [
+        Change(what, other, 1 - other_ns / step_ns, peak_bytes=round(other_bytes))
+        for what, other, other_ns, other_bytes in neighbour_runs(configuration.runtime, plan, request)
+        if other_bytes <= plan.memory_bytes and (other_ns < step_ns or not fits)
+    ]
     return (*(replace(change, plan=_as_run(change.plan, request)) for change in rows[:WALKED]), *rows[WALKED:])
 
 
@@ -241,11 +241,11 @@ def _priced(plan: Plan, request: Request) -> tuple[int, bool] | None:
     return evaluate(instance, solution).objective, bool(violations(instance, solution))
 
 
-def neighbour_runs(runtime: str, plan: Plan, request: Request) -> list[tuple[Plan, float, float]]:
-    """All plans with one decision changed that the runtime runs, with its predictions of step in ns and peak in bytes, the
-    shortest step first; none where the runtime's prediction is not known."""
-    made = ((other, _predicted(other, request)) for _, other in neighbours(runtime, plan))
-    return sorted(((other, *found) for other, found in made if found is not None), key=lambda each: each[1])
+def neighbour_runs(runtime: str, plan: Plan, request: Request) -> list[tuple[str, Plan, float, float]]:
+    """What is changed in plans with one decision changed that the runtime runs, these, its predictions of step in ns and
+    peak in bytes, the shortest step first; none where the runtime's prediction is not known."""
+    made = ((what, other, _predicted(other, request)) for what, other in neighbours(runtime, plan))
+    return sorted(((what, other, *found) for what, other, found in made if found is not None), key=lambda each: each[2])
 
 
 def neighbours(runtime: str, plan: Plan) -> Iterator[tuple[str, Plan]]:
