@@ -1,5 +1,6 @@
 """Plans with Muon: what ranks hold and run, against torch's own optimizers on one process."""
 
+import os
 import random
 import re
 from dataclasses import replace
@@ -30,7 +31,7 @@ from trainplan.profiling.models import torch_units
 from trainplan.profiling.models.model import Model
 from trainplan.profiling.models.precision import Precision
 
-from tests.execution.measured import memory_follows_the_walk
+from tests.execution.measured import kernel_bytes, memory_follows_the_walk
 from tests.execution.plans import BERT, GPT2, LLAMA, PRECISIONS, UNTIED, plan_of, random_plan, with_precision
 from tests.execution.test_precision import profile_of
 from tests.sizes import some_and_all
@@ -221,7 +222,9 @@ def test_measured_memory_follows_the_walk() -> None:
     plans += [with_precision(random.Random(0), plan, precision) for plan in plans[:2] for precision in PRECISIONS]
     programs = [compile_plan(plan)[0] for plan in plans]
     assert all(memory_walk(each).peak_bytes > 1.05 * memory_walk(without_workspace(each)).peak_bytes for each in programs)
-    memory_follows_the_walk(run_plans(plans, steps=2, compare=False, measure_memory=True))
+    threads = max(1, (os.cpu_count() or 1) // 2)
+    kernels = [kernel_bytes((2048 // plan.units[1].strategy.degree("tp"), 512), threads) for plan in plans]
+    memory_follows_the_walk(run_plans(plans, steps=2, compare=False, measure_memory=True), kernels_bytes=kernels)
 
 
 def test_what_cannot_be_is_refused_by_name() -> None:
