@@ -223,3 +223,9 @@ def test_bad_input_of_build_and_solve(words: list[str], folder: Path) -> None:
     other = folder / "layers.json"
     assert call("build", "layer-strategies", *words, "-o", other).returncode == 0
     told(call("solve", other, "--picture", folder / "p.png"), "--picture is of a layer-strategies instance")
+
+
+def test_all_planners_take_the_options_that_every_plan_takes(words: list[str]) -> None:
+    done = call("plan", "--like", "all", *words, "--sequence", "16", "--details")
+    assert done.returncode == 0 and "--option" not in done.stdout, done.stdout
+    assert {"joint", "galvatron-bmw", "amp", "autopipe", "h3t"} <= {line.split()[0] for line in done.stdout.splitlines() if line}

@@ -77,10 +77,10 @@ def _plans() -> Command:
     @takes(
         options.WORDS, panel(options.SUBJECT, [flag("like", str, LIKE_HELP, ALL)]), options.REQUEST, options.SEARCH[2:], OUTPUTS
     )
-    def plan(output: Path | None = None, **values: Any) -> Outcome:
+    def plan(output: Path | None = None, details: bool = False, **values: Any) -> Outcome:
         """The plans of all presets for one request, judged alike, the shortest predicted step first."""
         values = options.from_words(values)
-        del values["like"]
+        del values["like"], details  # all that is known of several plans is in their table
         with bars.planning() as progress:
             answers = api.plans(progress=progress, measuring=progress, **values)
             best = next((each for each in answers if isinstance(each, Planned) and each.plan is not None), None)
