@@ -20,7 +20,7 @@ REQUEST = {"model": "llama3-8b", "cluster": "h100:8x2", "batch": 64, "sequence":
 
 
 @pytest.mark.parametrize("runtime", sorted(RUNTIMES))
-@pytest.mark.parametrize("asked", first_and_others([{"pipeline": 2, "micro_batches": 8}, {}, {"memory": "30GiB"}]))
+@pytest.mark.parametrize("asked", first_and_others([{"pipeline": 2, "micro_batches": 8}, {}, {"memory": "32GiB"}]))
 def test_the_best_plan_for_a_runtime_is_exported_to_it(runtime: str, asked: dict[str, object]) -> None:
     if RUNTIMES[runtime].one_stage:
         asked = {name: value for name, value in asked.items() if name not in ("pipeline", "micro_batches")}

@@ -32,7 +32,7 @@ def walk_of(plan: Plan, backend: Lanes) -> TimeWalk:
     return time_walk([each.rounds for each in classes], _cost, backend, stands_for)
 
 
-@pytest.mark.parametrize("count", some_and_all(12, 100))
+@pytest.mark.parametrize("count", some_and_all(12, 50))
 def test_a_walk_in_leaps_is_that_of_every_round(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     rng, leaping = random.Random(3), 0
     for _ in range(count):

@@ -24,7 +24,7 @@ from tests.execution.plans import (
 )
 from tests.sizes import first_and_others, some_and_all
 
-PLANS = 40
+PLANS = 24
 
 
 def _equal(report: RunReport) -> None:

@@ -215,7 +215,7 @@ def test_the_least_sum_at_prices_is_that_of_all_choices(seed: int) -> None:
     assert set(OF_UNITS) < set(NAMES)
 
 
-@pytest.mark.parametrize("count", some_and_all(20, 150))
+@pytest.mark.parametrize("count", some_and_all(20, 75))
 def test_no_solution_is_below_the_bound_and_plans_fit(count: int) -> None:
     """The bound is mostly tight, and the plans are mostly the best ones, on instances small enough for brute force."""
     met = {"infeasible": 0, "solved": 0, "tight": 0, "optimal": 0}
