@@ -96,7 +96,7 @@ def planned(schedule: str, micro_batches: int) -> Plan:
 def test_plans_of_very_many_micro_batches_are_simulated_and_checked() -> None:
     few, many = (tp.simulate(planned("1f1b", count), cluster="h100:2") for count in (2**14, BILLION // 4))
     assert many.timeline is None and few.timeline is not None
-    with pytest.raises(InputError, match=r"trace is of 250000000 micro-batches; give a plan of at most 32768"):
+    with pytest.raises(InputError, match=r"batch.micro_batches is 250000000; give at most \d+ to show every one"):
         many.trace()
     pieces = (BILLION // 4) / 2**14
     assert 0.99 * pieces < many.step_ns / few.step_ns < 1.01 * pieces

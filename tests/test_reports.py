@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import html
 import json
 import re
 import shutil
@@ -21,6 +22,7 @@ import trainplan as tp
 from tests.command.calls import call
 from trainplan.performance import PARTS, part_of
 from trainplan.reports.memory import stage_curves
+from trainplan.reports.page import following
 from trainplan.reports.steps import drawn_step
 from trainplan.simulating import Simulation, simulate
 
@@ -168,6 +170,19 @@ def test_the_command_writes_the_page(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+def test_the_page_says_what_made_it_and_what_comes_next(tmp_path: Path) -> None:
+    path = tmp_path / "my plan.json"
+    path.write_text(made().model_dump_json())
+    page = html.unescape(tp.report(path, time_limit=1))
+    assert f"trainplan {tp.__version__}" in page and f"<code>trainplan report '{path}' -o report.html</code>" in page
+    for text, _ in following(made(), "plan.json"):
+        words = text.split()[1:]
+        assert call(*words, "--help").returncode == 0, text
+    assert "cpu-4" in page and f"trainplan run '{path}' --scale-down 16" in page
+    bridged = made().changed(runs_by={"name": "megatron", "software": "megatron-core"})
+    assert following(bridged, "plan.json")[0][0] == "trainplan export plan.json --to megatron -o run"
+
+
 def test_the_comparison_has_one_strategy_and_the_papers_planners() -> None:
     page = tp.report(made(), compare=True, time_limit=5)
     table = page[page.index('id="comparison"') : page.index('id="data"')]

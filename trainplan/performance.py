@@ -188,6 +188,12 @@ def stage_places(plan: Plan, judged: Judged, key: Callable[[int], int]) -> list[
     return [max(by_stage[stage.first_unit], key=key) for stage in plan.stages[: plan.depth]]
 
 
+def first_places(plan: Plan, judged: Judged) -> list[int]:
+    """For each stage on ranks of its own, the index, among the walked programs, of the first program of one of its ranks, which
+    ends last."""
+    return stage_places(plan, judged, lambda place: max(judged.time.end_ns[place]))
+
+
 def stage_shares(plan: Plan, judged: Judged) -> list[tuple[float, float, float]]:
     """Of each stage (of interleaved ones those of the same ranks together), the shares of its devices' time in a step in which
     they compute, in which communication or copies are exposed, and in which nothing of theirs runs."""

@@ -26,7 +26,7 @@ from trainplan.formulations.step.critical import Critical, critical_path
 from trainplan.formulations.step.schedules import Pass, in_flight, interleaved, most_sliced, orders
 from trainplan.formulations.step.timeline import Timeline, Work
 from trainplan.formulations.step.timeline import simulate as simulate_passes
-from trainplan.performance import Performance, performance
+from trainplan.performance import Performance, first_places, performance
 from trainplan.predicting import plan_profile, stage_times
 from trainplan.profiling.base.errors import InputError, one_of
 from trainplan.profiling.base.files import Source, name_of_source
@@ -37,7 +37,7 @@ from trainplan.profiling.profiles import Profile
 from trainplan.solvers.core.result import Result
 from trainplan.solvers.core.solve import solve
 from trainplan.solvers.partition.slicer import algorithm_2, least_sliced
-from trainplan.trace import chrome_trace
+from trainplan.trace import chrome_trace, operations_trace
 from trainplan.validation.plans import as_run, run_by
 
 SLICERS = {"least": least_sliced, "algorithm-2": algorithm_2}
@@ -127,14 +127,13 @@ class Simulation:
         return tuple(in_flight([event.task for event in events]) for events in self.timeline.devices)
 
     def trace(self) -> dict[str, Any]:
-        """The step in the Trace Event Format. Raises InputError for a step without a pipeline's timeline."""
-        if self.timeline is None:
-            if 2 * len(self.stages) * self.micro_batches > MOST_PASSES:
-                fix = f"give a plan of at most {MOST_PASSES // 2 // len(self.stages)}"
-                raise InputError("command line", "--trace", f"is of {self.micro_batches} micro-batches", fix)
-            problem = "has no trace yet for plans like this (states on the host or kept whole, unlike or interleaved stages)"
-            raise InputError("command line", "--trace", problem, "give --picture: it draws the lanes")
-        return chrome_trace(self.timeline, name=self.name, stages=self.stages)
+        """The step in the Trace Event Format: the passes of its pipeline's timeline; of a step without one, the operations of
+        one rank of each stage. Raises InputError for a step of more micro-batches than are walked one by one."""
+        if self.timeline is not None:
+            return chrome_trace(self.timeline, name=self.name, stages=self.stages)
+        assert self.plan is not None and self.judged is not None
+        places = first_places(self.plan, self.judged)
+        return operations_trace(self.judged.time, places, name=self.name, units=[unit.name for unit in self.plan.units])
 
     def to_dict(self) -> dict[str, Any]:
         """All of it as plain values."""

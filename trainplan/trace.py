@@ -5,6 +5,9 @@ stage), and the messages that it receives, during which it waits. An arrow leads
 sends, or to the pass itself where a message takes no time. Times are microseconds that stand for whole nanoseconds. On one row
 no two events overlap.
 
+A step whose plan has no such timeline (states on the host, interleaved or unlike stages) has a process for one rank of each
+stage, and a row for each of its lanes, with every operation of its program.
+
 Format: Google, "Trace Event Format"; https://perfetto.dev/docs/getting-started/other-formats
 """
 
@@ -14,6 +17,7 @@ from collections.abc import Sequence
 from math import inf, nextafter
 from typing import Any
 
+from trainplan.execution.walk.time import TimeWalk
 from trainplan.formulations.step.critical import critical_path
 from trainplan.formulations.step.schedules import Pass
 from trainplan.formulations.step.timeline import Event, Timeline, source_of
@@ -39,6 +43,33 @@ def chrome_trace(timeline: Timeline, *, name: str = "pipeline", stages: Sequence
                 events += _message(event, by_task[source[0]], messages)
                 messages += 1
     return {"traceEvents": events, "displayTimeUnit": "ns", "otherData": _summary(timeline)}
+
+
+def operations_trace(walk: TimeWalk, places: Sequence[int], *, name: str, units: Sequence[str]) -> dict[str, Any]:
+    """The operations of a walked step as a dict, to be written as JSON.
+
+    places: the indices, among the walked programs, of those to show, one for each stage. units: names of the model's units.
+    Raises InputError for more micro-batches than are walked one by one.
+    """
+    stages = {walk.rounds[place].few.rank: stage for stage, place in enumerate(places)}
+    events: list[dict[str, Any]] = []
+    for rank, stage in stages.items():
+        events.append(_named("process_name", f"{name}: stage {stage}, rank {rank}", None) | {"pid": rank + PROCESS})
+    lanes: dict[tuple[int, str], int] = {}
+    for operation in walk.operations():
+        if operation.rank not in stages:
+            continue
+        number = len([lane for lane in lanes if lane[0] == operation.rank]) + 1
+        tid = lanes.setdefault((operation.rank, operation.lane), 10 * operation.rank + number)
+        instruction = operation.instruction
+        about = {"micro_batch": instruction.micro_batch, "bytes": instruction.message_bytes or None}
+        about["unit"] = None if instruction.unit is None else units[instruction.unit]
+        about = {key: value for key, value in about.items() if value is not None}
+        done = _slice(str(instruction.op), operation.lane, tid, operation.start_ns, operation.end_ns, about)
+        events.append(done | {"pid": operation.rank + PROCESS})
+    for (rank, lane), tid in lanes.items():
+        events += [each | {"pid": rank + PROCESS} for each in (_named("thread_name", lane, tid), _sorted(tid))]
+    return {"traceEvents": events, "displayTimeUnit": "ns", "otherData": {"step_ns": walk.step_ns}}
 
 
 def label(task: Pass, devices: int | None = None) -> str:

@@ -124,8 +124,10 @@ def test_the_plan_runs(plan: Path) -> None:
         assert text in done.stdout
     step = json.loads(plan.read_text())["predicted"]["step_ns"]
     assert json.loads(call("simulate", plan, "--json").stdout)["step_ns"] == step
-    traced = call("simulate", plan, "--trace", plan.with_name("trace.json"))
-    told(traced, "--trace has no trace yet for plans like this (states on the host", "lanes")
+    assert call("simulate", plan, "--trace", plan.with_name("trace.json")).returncode == 0
+    traced = json.loads(plan.with_name("trace.json").read_text())
+    assert traced["otherData"]["step_ns"] == step
+    assert {each["cat"] for each in traced["traceEvents"] if each["ph"] == "X"} >= {"compute", "host"}
 
 
 def test_files_of_the_published_code(folder: Path) -> None:
@@ -228,4 +230,6 @@ def test_bad_input_of_build_and_solve(words: list[str], folder: Path) -> None:
 def test_all_planners_take_the_options_that_every_plan_takes(words: list[str]) -> None:
     done = call("plan", "--like", "all", *words, "--sequence", "16", "--details")
     assert done.returncode == 0 and "--option" not in done.stdout, done.stdout
-    assert {"joint", "galvatron-bmw", "amp", "autopipe", "h3t"} <= {line.split()[0] for line in done.stdout.splitlines() if line}
+    assert {"joint", "galvatron-bmw", "amp", "autopipe", "h3t"} <= {
+        line.split()[0] for line in done.stdout.splitlines() if line
+    }

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -127,10 +128,16 @@ def test_an_interleaved_plan_is_simulated_drawn_and_exported_to_torch_alone() ->
     simulation = tp.simulate(plan, cluster="cpu-4")
     assert simulation.performance is not None and [row.stage for row in simulation.performance.stages] == [0, 1]
     labels = [text.get_text() for text in tp.draw_simulation(simulation).axes[0].get_yticklabels()]
-    assert labels == ["rank 0, all", "rank 1, all"]
+    assert labels == ["stage 0, all", "stage 1, all"]
     assert tp.draw_plan(plan, simulation.performance).axes
-    with pytest.raises(InputError, match="trace has no trace yet for plans like this"):
-        simulation.trace()
+    assert simulation.judged is not None
+    events = [each for each in simulation.trace()["traceEvents"] if each["ph"] == "X"]
+    assert len(events) == len(list(simulation.judged.time.operations()))
+    moments = [(each["tid"], round(1000 * each["ts"]), round(1000 * (each["ts"] + each["dur"]))) for each in events]
+    assert max(end for _, _, end in moments) == simulation.judged.step_ns
+    for row in {tid for tid, _, _ in moments}:  # what is on one row does not overlap
+        spans = sorted((start, end) for tid, start, end in moments if tid == row)
+        assert all(end <= start for (_, end), (start, _) in pairwise(spans))
     assert "schedule = ScheduleInterleaved1F1B(stages, MICRO_BATCHES" in tp.export(plan, "torch").files["train.py"]
     with pytest.raises(InputError, match="which is not exported to torchtitan"):
         tp.export(plan, "torchtitan")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from os import PathLike
 from typing import Any
 
 from trainplan.api.plan_verbs import compare_planners, plan
@@ -40,7 +41,8 @@ def report(
     if made is None:
         raise InputError("plan", "", "is missing: nothing was planned", "give a request with a plan")
     used = profile_of(profile)
-    return page(made, used, time_limit, _compared(made, time_limit, progress) if compare else ())
+    name = str(source) if isinstance(source, str | PathLike) else "plan.json"
+    return page(made, used, time_limit, _compared(made, time_limit, progress) if compare else (), name)
 
 
 def _compared(made: Plan, time_limit: float | None, progress: Callable[[str], None] | None) -> list[Rival]:

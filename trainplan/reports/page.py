@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from importlib.metadata import version
 from importlib.resources import files
+from shlex import quote
 from typing import Any
 
 from jinja2 import Environment, StrictUndefined
@@ -17,23 +19,28 @@ from trainplan.formulations.runs import runs
 from trainplan.formulations.step.schedules import SCHEDULE_NAMES
 from trainplan.performance import PARTS, Performance, performance, stage_shares
 from trainplan.pictures.layout import DARK, HOLDS, STRATEGIES
+from trainplan.pictures.plans import KINDS
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.quantities import format_bytes, format_time, plural, span
 from trainplan.profiling.clusters.cluster import Cluster
 from trainplan.profiling.profiles import Profile
 from trainplan.reports.memory import COLUMNS, HIGH, stage_curves
-from trainplan.reports.steps import KINDS, drawn_step
+from trainplan.reports.steps import drawn_step
 from trainplan.rivals import Rival
 from trainplan.simulating import Simulation, simulate
 
 MOST_RUNS = 48  # of a stage, beyond which its map has no letters
+MOST_PROCESSES = 16  # ranks of a plan that a machine without GPUs runs on a smaller model
 LOW = 0.5  # of the limit: below, memory over time is drawn against the peak, so that it can be seen
 Compared = Sequence[Rival]
 
 
-def page(plan: Plan, profile: Profile | None, time_limit: float | None, compared: Compared = ()) -> str:
+def page(
+    plan: Plan, profile: Profile | None, time_limit: float | None, compared: Compared = (), plan_file: str = "plan.json"
+) -> str:
     """The page's HTML. profile: that the plan was made from, where it was. time_limit: seconds for what units could have
-    instead. compared: rows of other planners, the plan's own problem first. Raises InputError for plans without programs."""
+    instead. compared: rows of other planners, the plan's own problem first. plan_file: the plan's name in the commands that the
+    page gives. Raises InputError for plans without programs."""
     simulation = simulate(plan)
     judged = simulation.judged
     assert judged is not None
@@ -58,6 +65,9 @@ def page(plan: Plan, profile: Profile | None, time_limit: float | None, compared
         script=Markup(_text("page.js")),
         step=_embedded(drawn_step(plan, judged)),
         head=_head(plan, simulation, perf, cluster, checked),
+        made_by=f"trainplan {version('trainplan')}",
+        command=f"trainplan report {quote(plan_file)}{' --compare' * bool(compared)} -o report.html",
+        following=following(plan, plan_file),
         kinds=list(KINDS),
         parts=PARTS,
         strategies=_strategies(plan),
@@ -79,6 +89,23 @@ def page(plan: Plan, profile: Profile | None, time_limit: float | None, compared
         compared=compared,
         certified=None if evidence is None or not plan.claim else 1 - evidence.bound_ns / max(1, plan.claim.objective_ns),
     )
+
+
+def following(plan: Plan, plan_file: str) -> list[tuple[str, str]]:
+    """What to do next with a plan: commands, and what each is for."""
+    name = quote(plan_file)
+    target = "torch" if plan.runs_by is None else plan.runs_by.name
+    small = (
+        f"trainplan run {name} --scale-down 16",
+        "runs the plan on processes of this machine, on a model some 16 times smaller",
+    )
+    return [
+        (f"trainplan export {name} --to {target} -o run", f"the files that start it with {target}"),
+        *([small] if plan.runs_by is None and plan.world <= MOST_PROCESSES else []),
+        (f"trainplan explain {name}", "where time and memory go, and what each unit could have instead"),
+        (f"trainplan check {name}", "follows the proof of the lower bound again, without a solver"),
+        (f"trainplan simulate {name} --trace trace.json", "a trace of the step for https://ui.perfetto.dev"),
+    ]
 
 
 def _environment() -> Environment:
@@ -109,7 +136,8 @@ def _head(
 ) -> list[tuple[str, str]]:
     """Label and text of what the plan is."""
     model, batch, claim = plan.planned_model(), plan.batch, plan.claim
-    where = "not named in the plan" if cluster is None else cluster.name
+    origin = "" if plan.predicted is None else plan.predicted.profile_origin
+    where = cluster.name if cluster is not None else origin.removeprefix("estimated on ") or "not named in the plan"
     stages = plural(len(plan.stages), "stage") + (f", {SCHEDULE_NAMES[plan.schedule]}" if len(plan.stages) > 1 else "")
     facts = [
         ("model", f"{model.name}, {model.dtype}"),

@@ -12,37 +12,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trainplan.execution.judge import Judged
-from trainplan.execution.program import COLLECTIVES, COPIES, POINT_TO_POINT, Instruction, Op
+from trainplan.execution.program import Instruction, Op
 from trainplan.execution.rounds import Rounds
 from trainplan.execution.walk.time import lane_of
 from trainplan.formulations.plan import Plan
-from trainplan.performance import stage_places
-from trainplan.pictures.plans import COLOURS, OTHERS
-from trainplan.pictures.timeline import BACKWARD, FORWARD, MESSAGE
+from trainplan.performance import first_places
+from trainplan.pictures.plans import KINDS, kind_of
 
-COPIED = "copies"
-KINDS = {
-    "forward": FORWARD,
-    "backward": BACKWARD,
-    "recomputation": COLOURS["recompute"],
-    "communication": COLOURS["gather"],
-    COPIED: COLOURS[OTHERS],
-    "optimizer": COLOURS["optimizer"],
-    "other": MESSAGE,
-}
 NAMES = tuple(KINDS)
-_KIND_OF = {
-    **dict.fromkeys(Op, "other"),
-    **dict.fromkeys((Op.FORWARD, Op.FORWARD_WITHOUT_GRAPH, Op.ENTER, Op.ENTER_WITHOUT_GRAPH, Op.LEAVE), "forward"),
-    **dict.fromkeys((Op.KEYS, Op.KEYS_WITHOUT_GRAPH, Op.CORE, Op.CORE_WITHOUT_GRAPH), "forward"),
-    **dict.fromkeys((Op.LOSS_STATISTICS, Op.LOSS), "forward"),
-    **dict.fromkeys((Op.BACKWARD, Op.LEAVE_BACKWARD, Op.ENTER_BACKWARD), "backward"),
-    **dict.fromkeys((Op.KEYS_BACKWARD, Op.CORE_BACKWARD), "backward"),
-    Op.RECOMPUTE: "recomputation",
-    **dict.fromkeys((*COLLECTIVES, *POINT_TO_POINT), "communication"),
-    **dict.fromkeys(COPIES, COPIED),
-    **dict.fromkeys((Op.OPTIMIZER_STEP, Op.HOST_OPTIMIZER_STEP), "optimizer"),
-}
 TURNS = frozenset({Op.RECOMPUTE, Op.BACKWARD, Op.LEAVE_BACKWARD, Op.LOSS})  # from a micro-batch's forward to its backward pass
 MOST_BLOCKS = 40_000
 MOST_OPERATIONS = 40_000  # of all patterns
@@ -88,11 +65,6 @@ def drawn_step(plan: Plan, judged: Judged) -> dict[str, Any]:
     return {"step_ns": judged.step_ns, "kinds": NAMES, "names": list(names), "units": units, "lanes": rows, "patterns": written}
 
 
-def first_places(plan: Plan, judged: Judged) -> list[int]:
-    """For each stage on ranks of its own, the place of the first program of one of its ranks, which ends last."""
-    return stage_places(plan, judged, lambda place: max(judged.time.end_ns[place]))
-
-
 def _blocks(judged: Judged, place: int, names: dict[str, int]) -> dict[str, list[_Block]]:
     """Of one program, the blocks of each lane in order of time. names: of operations, which get numbers as they come."""
     walk = judged.time
@@ -112,7 +84,7 @@ def _blocks(judged: Judged, place: int, names: dict[str, int]) -> dict[str, list
             row.append(_Block(key))
         unit = -1 if instruction.unit is None else instruction.unit
         number = names.setdefault(_name(instruction), len(names))
-        row[-1].operations.append((NAMES.index(_KIND_OF[instruction.op]), start, end - start, number, unit))
+        row[-1].operations.append((NAMES.index(kind_of(instruction.op)), start, end - start, number, unit))
     return blocks
 
 
