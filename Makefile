@@ -55,8 +55,8 @@ benchmark: $(INSTALLED)
 	$(BIN)/python -m benchmarks.free_switches
 	$(BIN)/python benchmarks/limits.py
 
-calibrate: $(INSTALLED)  # make calibrate RUNS=runs.json
-	$(BIN)/python -m trainplan.validation.calibrate $(RUNS) -o trainplan/data/efficiencies.yaml
+calibrate: $(INSTALLED)  # of the shipped steps; make calibrate RUNS=runs.json OUT=efficiencies.yaml fits others, and writes the table
+	$(BIN)/python -m trainplan.validation.calibrate $(RUNS) $(if $(OUT),-o $(OUT))
 
 against-papers: $(INSTALLED)
 	$(BIN)/python benchmarks/joint_against_papers.py

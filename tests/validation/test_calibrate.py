@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -94,4 +95,13 @@ def test_the_command_prints_errors_beside_those_of_sources_left_out(tmp_path: Pa
     printed = capsys.readouterr().out
     assert "left out: mean" in printed and "a100 bfloat16 matrix-product" in printed and "holds 80%" in printed
     assert parse(tmp_path / "table.yaml", EfficiencyTable).kernels
-    assert main([]) == 2
+
+
+def test_nothing_is_written_where_no_file_is_given(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    rows = measured_by(laid_runs()[:2], shipped_efficiencies())
+    path = tmp_path / "runs.json"
+    path.write_text(f"[{','.join(row.run.model_dump_json() for row in rows)}]")
+    before = (resources.files("trainplan.data") / "efficiencies.yaml").read_bytes()
+    assert main([str(path)]) == 0
+    assert "written" not in capsys.readouterr().out and list(tmp_path.iterdir()) == [path]
+    assert (resources.files("trainplan.data") / "efficiencies.yaml").read_bytes() == before

@@ -1,4 +1,7 @@
-"""Efficiencies fitted to measured runs: `python -m trainplan.validation.calibrate RUNS.json [-o efficiencies.yaml]`.
+"""Efficiencies fitted to measured runs: `python -m trainplan.validation.calibrate [RUNS.json] [-o efficiencies.yaml]`.
+
+Without a file of runs it takes those that come with the package, `trainplan/data/measured/steps.json`, to which the shipped
+efficiencies are fitted; without `-o` it prints, and writes nothing.
 
 At most one number for each kind of device, precision and class of kernels, and one for each level of links. It is a
 least-squares fit of the logarithms of predicted over measured steps (Gauss-Newton), with a prior on each number, for runs are
@@ -11,6 +14,7 @@ are rows enough.
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -37,7 +41,7 @@ from trainplan.profiling.clusters.kinds import device_kind
 from trainplan.validation.layouts import LaidRun, laid_run
 from trainplan.validation.predict import step_of
 from trainplan.validation.report import summarised
-from trainplan.validation.rows import load_runs
+from trainplan.validation.rows import SHIPPED_RUNS, load_runs
 
 ROW_SPREAD, SOURCE_SPREAD = 0.06, 0.06  # of logarithms: of one run, and of all of a source
 SPREADS: dict[Kernel, float] = {"matrix-product": 0.12, "attention": 0.25, "memory": 0.12}
@@ -259,12 +263,13 @@ def print_errors(rows: Sequence[LaidRun], at: np.ndarray, apart: np.ndarray) -> 
 
 
 def main(words: Sequence[str]) -> int:
-    """Fit, print, and write the table where a file is named."""
-    if not words or words[0].startswith("-"):
-        print("give a file of runs, and -o FILE for the table", file=sys.stderr)
-        return 2
+    """Fit, print, and write the table where a file is named. words: the command's arguments; its exit code is given back."""
+    parser = argparse.ArgumentParser(prog="python -m trainplan.validation.calibrate", description="Fit efficiencies to runs.")
+    parser.add_argument("runs", nargs="?", default=SHIPPED_RUNS, help="a JSON list of measured runs (default: shipped ones)")
+    parser.add_argument("-o", "--output", type=Path, help="write the fitted table to this file (default: write nothing)")
+    asked = parser.parse_args(words)
     rows = []
-    for run in load_runs(words[0]):
+    for run in load_runs(asked.runs):
         try:
             laid = laid_run(run)
         except InputError as error:
@@ -283,10 +288,9 @@ def main(words: Sequence[str]) -> int:
     for fitted in table.kernels:
         if fitted.origin == "fitted" and fitted.kernel == "matrix-product":
             print(f"  {fitted.device} {fitted.precision}: {1 + fitted.error:.3f}, of {len(fitted.rows)} rows")
-    if "-o" in words:
-        target = Path(words[words.index("-o") + 1])
-        write_whole(target, table_text(table))
-        print(f"written {target}")
+    if asked.output is not None:
+        write_whole(asked.output, table_text(table))
+        print(f"written {asked.output}")
     return 0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from importlib import resources
 from math import isfinite
 from typing import Annotated, Any
 
@@ -16,6 +17,8 @@ from trainplan.validation.measures import MEASURES, OPEN, folded, measure_named,
 Count = Annotated[int, Field(ge=1, le=2**40)]
 Measure = Annotated[float, Field(ge=0, le=1e18, allow_inf_nan=False)]
 Text = Annotated[str, Field(max_length=10_000)]
+# The published steps that the shipped efficiencies are fitted to, each with where it was published.
+SHIPPED_RUNS = str(resources.files("trainplan.data") / "measured" / "steps.json")
 
 
 class Run(Record):
