@@ -17,6 +17,8 @@ from trainplan.execution.walk.costs import Carried, CarriedCosts, ProfiledCosts,
 from trainplan.execution.walk.memory import Backend, Walk, memory_walk
 from trainplan.execution.walk.time import OTHERS, Durations, Overlap, TimeWalk, time_walk
 from trainplan.formulations.plan import Plan
+from trainplan.profiling.base.display import html_table
+from trainplan.profiling.base.quantities import format_bytes, format_time
 from trainplan.profiling.profiles import Profile
 
 
@@ -35,6 +37,17 @@ class Judged:
     time: TimeWalk
     durations: Durations
     unchecked: Compiled | None = None
+
+    def __repr__(self) -> str:
+        return f"<Judged {self.plan.model.get('name')!r}: {', '.join(text for _, text in self.summary())}>"
+
+    def _repr_html_(self) -> str:
+        return html_table(self.summary())
+
+    def summary(self) -> list[tuple[str, str]]:
+        """Label and text of the step and of the peak of the fullest rank."""
+        peak = f"peak {format_bytes(max(self.peak_bytes))} of {format_bytes(self.plan.memory_bytes)} a device"
+        return [("step", f"{format_time(self.step_ns)} a step"), ("memory", peak)]
 
     def checked(self) -> Judged:
         """The same, once its programs are checked."""

@@ -16,6 +16,7 @@ from trainplan.formulations.plan_units import PlannedUnit, planned_unit
 from trainplan.formulations.request import Request
 from trainplan.formulations.step.schedules import PlanSchedule
 from trainplan.formulations.strategies import Strategy, parse_strategy
+from trainplan.profiling.base.display import in_one_line
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.files import Record, as_input_error, only, parse
 from trainplan.profiling.base.quantities import plural
@@ -74,6 +75,7 @@ class RunBy(Record):
     group: Annotated[int, Field(ge=1)] = 1
 
 
+@in_one_line
 class Predicted(Record):
     """What is said of a step: the one prediction, the same for equal plans whoever made them. Of a plan that another runtime
     runs (`runs_by`) it is of that runtime, else of the walks over the plan's programs.
@@ -115,6 +117,7 @@ class PlanEvidence(Record):
     bound_ns: TimeNs
 
 
+@in_one_line
 class Claim(Record):
     """What a solver claims of the plan, in the terms of the problem that it solved: no prediction.
 
@@ -309,6 +312,11 @@ class Plan(Record):
         if not alike or len(self.stages) > 1 or self.batch.micro_batches > 1 or self.batch.shares is not None:
             return None
         return [switches for unit in self.units if (switches := unit.switches) is not None]
+
+
+def plan_text(plan: Plan) -> str:
+    """The plan's file, as `plan -o` writes it and `load_plan` reads it."""
+    return plan.model_dump_json(indent=2) + "\n"
 
 
 def load_plan(source: Plan | str | os.PathLike[str] | Mapping[str, Any]) -> Plan:

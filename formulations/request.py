@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from trainplan.profiling.base.display import in_one_line
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.processes import Report
 from trainplan.profiling.clusters.cluster import Cluster
@@ -17,6 +18,7 @@ from trainplan.profiling.profiles import Profile
 MOST_SAMPLES = 2**20  # of a step
 
 
+@in_one_line
 @dataclass(frozen=True)
 class Request:
     """One request, which any problem can turn into instances.

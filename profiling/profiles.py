@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
+from trainplan.profiling.base.display import in_one_line
 from trainplan.profiling.base.dtypes import DTYPE_BYTES
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.files import Record, only, parse
@@ -139,6 +140,7 @@ class HostCosts(Record):
     shares_bus: bool = False
 
 
+@in_one_line
 class Profile(Record):
     """All numbers of a model on a cluster, or on a group of its devices.
 

@@ -194,7 +194,7 @@ def test_reprs_are_short_and_displays_are_tables() -> None:
     )
     assert repr(found.plan) == "<Plan of 'gpt2': 8 devices, 2 stages, 4 micro-batches>"
     for each in (found, found.instance, found.result):
-        assert each._repr_html_().startswith("<table><tr><th>") and "</td></tr></table>" in each._repr_html_()
+        assert each._repr_html_().startswith("<table><tr><th") and "</td></tr></table>" in each._repr_html_()
         assert each.__rich__().row_count == len(each.summary())
     assert " ns" not in found._repr_html_(), "raw nanoseconds are for JSON"
 

@@ -12,7 +12,15 @@ from trainplan.solvers.core.result import Point
 from trainplan.solvers.core.search import Search, judge
 from trainplan.solvers.core.solve import check_arguments
 
+LEAST_SECONDS = 2.0  # for evidence of a claim, which is looked for no longer than the plan was
 EVIDENCE = "the claim's evidence, checked without any solver"
+
+
+def with_evidence(answer: Planned, progress: Callable[[Point | str], None] | None = None) -> Planned:
+    """The answer with the evidence that its file has, which is looked for no longer than the plan was; as it is where the
+    search was interrupted."""
+    seconds = max(LEAST_SECONDS, answer.result.build_seconds + answer.result.solve_seconds)
+    return answer if answer.interrupted else certify(answer, seconds, progress)
 
 
 def certify(answer: Planned, time_limit: float | None = None, progress: Callable[[Point | str], None] | None = None) -> Planned:

@@ -13,6 +13,7 @@ from trainplan.execution.standing_in import memory_of, stood_in_for
 from trainplan.formulations.plan import Plan, PlanEvidence, load_plan
 from trainplan.formulations.problem import InstanceLike, Problem, problem, problem_names, problem_of
 from trainplan.formulations.request import Request
+from trainplan.profiling.base.display import in_one_line
 from trainplan.profiling.base.errors import InputError, one_of, shown
 from trainplan.profiling.base.files import Source, name_of_source, read_data
 from trainplan.profiling.base.quantities import format_bytes
@@ -24,6 +25,7 @@ SOLVED = ("optimal", "feasible")
 GAP_ROUNDING = 1e-9
 
 
+@in_one_line
 @dataclass(frozen=True)
 class Checked:
     """What `check` found: time and memory of a solution, and every constraint that it breaks, in words.
@@ -79,6 +81,7 @@ class CheckedClaim:
         return f"no plan of the problem{under}{within} is more than {gap:.4%} faster, checked without any solver"
 
 
+@in_one_line
 @dataclass(frozen=True)
 class CheckedPlan:
     """What `check` says of a plan: what is wrong with its programs, and what its fullest device needs; and of its claim, where

@@ -14,8 +14,9 @@ class _Pair(NamedTuple):
 
 
 class Comparison(Tabular, _Pair):
-    """Results of several methods on one instance, and every contradiction between them: a pair of lists."""
+    """Results of several methods on one instance, and every contradiction between them: a pair of lists. instance: its name."""
 
+    instance: str = ""
     headings: ClassVar = {
         "method": "method",
         "status": "status",
@@ -28,13 +29,13 @@ class Comparison(Tabular, _Pair):
     drawn_by = "trainplan.pictures.comparisons:draw_comparison"
 
     def rows(self) -> list[dict[str, Any]]:
-        """A dict for each method: status, time_ns, bound_ns, gap, peak_bytes, seconds, and `above`, how much longer its time is
-        than the best one, as a share of that."""
+        """A dict for each method: the instance's name, method, status, time_ns, bound_ns, gap, peak_bytes, seconds, and
+        `above`, how much longer its time is than the best one, as a share of that."""
         best = min((result.objective for result in self.results if result.objective is not None), default=None)
         rows = []
         for result in self.results:
             above = None if result.objective is None or not best else result.objective / best - 1
-            rows.append({"method": result.method, **result.row(), "above": above})
+            rows.append({"instance": self.instance, "method": result.method, **result.row(), "above": above})
         return rows
 
     def notes(self) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from trainplan.asking import FilePath, profile_of
 from trainplan.checking import request_of_claim
@@ -14,11 +14,13 @@ from trainplan.formulations.plan import Plan, load_plan
 from trainplan.formulations.problem import problem
 from trainplan.formulations.runs import runs
 from trainplan.performance import stage_shares
+from trainplan.profiling.base.display import in_one_line
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.files import Source
 from trainplan.profiling.base.quantities import span
 from trainplan.profiling.profiles import Profile
 from trainplan.simulating import Simulation, simulate
+from trainplan.tabular import Tabular
 
 SECONDS = 30.0
 
@@ -39,6 +41,7 @@ class ExplainedStage:
     binds: bool
 
 
+@in_one_line
 @dataclass(frozen=True)
 class Explained:
     """Why a plan is as it is.
@@ -73,6 +76,23 @@ class Difference:
     first: str
     second_stage: int
     second: str
+
+
+class Differences(Tabular, list[Difference]):
+    """Runs of units that two plans treat differently, in the order of the units."""
+
+    headings: ClassVar = {
+        "units": "units",
+        "count": "count",
+        "first_stage": "stage",
+        "first": "first plan",
+        "second_stage": "stage",
+        "second": "second plan",
+    }
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A dict for each run of units: the fields of `Difference`."""
+        return [asdict(each) for each in self]
 
 
 def explain(
@@ -141,7 +161,7 @@ def _stages(plan: Plan, simulation: Simulation, bound: set[int]) -> list[Explain
     ]
 
 
-def differences(first: Plan | Source, second: Plan | Source) -> list[Difference]:
+def differences(first: Plan | Source, second: Plan | Source) -> Differences:
     """Runs of units that two plans of one model treat differently. Raises InputError."""
     plans = [load_plan(each) for each in (first, second)]
     if len(plans[0].units) != len(plans[1].units):
@@ -149,7 +169,7 @@ def differences(first: Plan | Source, second: Plan | Source) -> list[Difference]
         raise InputError("plan", "units", sizes, "give two plans of one model")
     placed = [_placed(plan) for plan in plans]
     labels = [f"{a}\n{b}" if a != b else "" for a, b in zip(*placed, strict=True)]
-    rows = []
+    rows = Differences()
     for place, units, count, label in runs([unit.name for unit in plans[0].units], labels):
         if label:
             (x, one), (y, two) = placed[0][place], placed[1][place]

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from trainplan.asking import LARGEST_MEMORY
 from trainplan.formulations.problem import InstanceLike, problem_of
+from trainplan.profiling.base.display import in_one_line
 from trainplan.profiling.base.errors import InputError
 from trainplan.solvers.core.registry import method as method_named
 from trainplan.solvers.core.registry import methods as methods_of
@@ -19,6 +20,7 @@ LIMITS = 12  # of a frontier
 SLOW = ("milp", "cpsat", "brute-force")
 
 
+@in_one_line
 @dataclass(frozen=True)
 class FrontierPoint:
     """What one method found under one memory limit."""
@@ -32,8 +34,9 @@ class FrontierPoint:
 
 
 class Frontier(Tabular, list[FrontierPoint]):
-    """Points of methods under memory limits, method by method."""
+    """Points of methods under memory limits, method by method. instance: the name of the one that they are of."""
 
+    instance: str = ""
     headings: ClassVar = {
         "method": "method",
         "memory_bytes": "memory",
@@ -46,8 +49,12 @@ class Frontier(Tabular, list[FrontierPoint]):
     drawn_by = "trainplan.pictures.lanes:draw_frontier"
 
     def rows(self) -> list[dict[str, Any]]:
-        """A dict for each point: method, memory_bytes, status, time_ns, bound_ns, gap, peak_bytes, seconds."""
-        return [{"method": point.result.method, "memory_bytes": point.memory_bytes} | point.result.row() for point in self]
+        """A dict for each point: the instance's name, method, memory_bytes, status, time_ns, bound_ns, gap, peak_bytes,
+        seconds."""
+        about = {"instance": self.instance}
+        return [
+            {**about, "method": point.result.method, "memory_bytes": point.memory_bytes, **point.result.row()} for point in self
+        ]
 
 
 def frontier(
@@ -75,6 +82,7 @@ def frontier(
         if not 0 < limit <= LARGEST_MEMORY:
             raise InputError("limits", "", f"hold {limit}", "give bytes of one device, above 0")
     problem, points = problem_of(instance), Frontier()
+    points.instance = instance.name
     for name in entries if methods is None else methods:
         row: list[FrontierPoint] = []
         for limit in limits:

@@ -22,6 +22,7 @@ from trainplan.execution.program import Stream
 from trainplan.execution.walk.memory import peak_buffers
 from trainplan.execution.walk.time import TimeWalk
 from trainplan.formulations.plan import Plan
+from trainplan.profiling.base.display import in_one_line
 from trainplan.profiling.base.quantities import format_bytes, format_count
 from trainplan.profiling.clusters.cluster import Cluster
 from trainplan.profiling.models.model import Model
@@ -71,6 +72,7 @@ class StageMemory:
     peak_bytes: int
 
 
+@in_one_line
 @dataclass(frozen=True)
 class Performance:
     """A plan's step in an engineer's units, as the walks over its programs predict it (see the head of this module). Of a plan

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from trainplan.execution.judge import Judged, judge_carried
 from trainplan.execution.walk.time import OTHERS
 from trainplan.formulations.joint.asked import MEMORY_TABLES
 from trainplan.formulations.parameters import flag_of
-from trainplan.formulations.plan import Claim, Plan
+from trainplan.formulations.plan import Claim, Plan, plan_text
 from trainplan.formulations.problem import Problem
 from trainplan.formulations.request import Request
+from trainplan.formulations.runs import runs
 from trainplan.performance import Performance, performance
 from trainplan.presets import Preset
 from trainplan.profiling.base.display import html_table, rich_table
-from trainplan.profiling.base.errors import as_arguments
-from trainplan.profiling.base.quantities import format_bytes, format_time, plural
+from trainplan.profiling.base.errors import InputError, as_arguments
+from trainplan.profiling.base.files import check_writable, write_whole
+from trainplan.profiling.base.plugins import attribute
+from trainplan.profiling.base.quantities import format_bytes, format_time, plural, span
 from trainplan.solvers.core.answer import Answer
 from trainplan.solvers.core.result import Result
+from trainplan.tabular import frame_of
 from trainplan.validation.predict import Prediction
 
 
@@ -123,7 +129,81 @@ class Planned:
         return rich_table(self.summary())
 
     def _repr_html_(self) -> str:
-        return html_table(self.summary())
+        """The rows of the command's screen in Python's words; `summary` has all that is known."""
+        rows = [(label, lines) for label, lines in attribute("trainplan.screen:screen")(self) if label != "NEXT"]
+        texts = [(label, as_arguments("\n".join(" · ".join(line) for line in lines))) for label, lines in rows]
+        return html_table([*texts, ("NEXT", 'save("plan.json") · frame() · summary()')] if self.plan else texts)
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the plan's file, whole or not at all, as `trainplan plan -o` does: with evidence of the claim, which `check`
+        follows and is looked for no longer than the plan was.
+
+        Args:
+            path: the file, such as plan.json, which `run`, `export`, `explain` and `load_plan` take.
+
+        Returns:
+            The path.
+
+        Raises:
+            InputError: where there is no plan, or the file cannot be written.
+        """
+        if self.plan is None:
+            raise InputError("plan", "", f"is missing: {self.result.status}", "give a request with a plan")
+        check_writable(path)
+        write_whole(path, plan_text(attribute("trainplan.certifying:with_evidence")(self).plan))
+        return Path(path)
+
+    def frame(self, *, units: bool = False) -> Any:
+        """The answer as a pandas DataFrame: one row, so that the frames of several plans are one table (`pandas.concat`), with
+        the request, the layout, what is predicted and what is proven; its fields are empty where there is no plan.
+
+        Args:
+            units: a row for each run of equal units in their order instead: stage, ranks, units, count, strategy.
+
+        Returns:
+            The frame.
+
+        Raises:
+            MissingExtra: where pandas is not installed.
+        """
+        return frame_of(self._unit_rows() if units else [self.as_row()])
+
+    def as_row(self) -> dict[str, Any]:
+        """The row of `frame`."""
+        plan, done, model = self.plan, self.performance, self.request.described_model
+        predicted = None if plan is None else plan.predicted
+        return {
+            "model": self.request.origin.name if model is None else model.name,
+            "cluster": self.request.cluster_name,
+            "devices": self.request.origin.devices,
+            "batch": self.request.batch,
+            "like": self.preset.name,
+            "status": self.answer.status,
+            "step_ns": self.step_ns,
+            "tokens_per_s_per_device": None if done is None else done.tokens_per_s_per_device,
+            "mfu": None if done is None else done.mfu,
+            "peak_bytes": None if predicted is None else predicted.most_bytes,
+            "memory_bytes": self.request.with_margin(0).limit_bytes,
+            "stages": None if plan is None else len(plan.stages),
+            "micro_batches": None if plan is None else plan.batch.micro_batches,
+            "schedule": None if plan is None else plan.schedule,
+            "strategy": None if plan is None else plan.one_strategy or "several",
+            "predicted_by": None if predicted is None else predicted.software or "walks",
+            "objective_ns": self.answer.objective_ns,
+            "bound_ns": self.answer.bound_ns,
+            "gap": self.answer.gap,
+            "seconds": self.result.build_seconds + self.result.solve_seconds if self.spent is None else self.spent.seconds,
+        }
+
+    def _unit_rows(self) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = []
+        for number, stage in enumerate([] if self.plan is None else self.plan.stages):
+            assert self.plan is not None
+            units = self.plan.units[stage.first_unit : stage.last_unit + 1]
+            ranks = span(str(min(stage.ranks)), str(max(stage.ranks)))
+            for _, names, count, strategy in runs([unit.name for unit in units], [str(unit) for unit in units]):
+                rows.append({"stage": number, "ranks": ranks, "units": names, "count": count, "strategy": strategy})
+        return rows
 
     @property
     def subject(self) -> str:

@@ -28,6 +28,7 @@ from trainplan.formulations.step.timeline import Timeline, Work
 from trainplan.formulations.step.timeline import simulate as simulate_passes
 from trainplan.performance import Performance, first_places, performance
 from trainplan.predicting import plan_profile, stage_times
+from trainplan.profiling.base.display import in_one_line
 from trainplan.profiling.base.errors import InputError, one_of
 from trainplan.profiling.base.files import Source, name_of_source
 from trainplan.profiling.base.processes import Report
@@ -46,6 +47,7 @@ MOST_PASSES = 2**17  # of a plan, that a timeline has
 SCHEDULES = ("1f1b", "gpipe", "interleaved-1f1b")
 
 
+@in_one_line
 @dataclass(frozen=True)
 class Simulation:
     """A simulated step.

@@ -40,6 +40,9 @@ class Throughput:
     planner: Planner
     points: tuple[Point, ...] = field(default_factory=tuple)
 
+    def __repr__(self) -> str:
+        return f"<Throughput {self}>"
+
     @property
     def best(self) -> Point | None:
         """The batch size of the largest throughput; None where nothing fits."""

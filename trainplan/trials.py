@@ -49,6 +49,7 @@ class Trials(Tabular):
         "status": "status",
     }
     drawn_by = "trainplan.pictures.comparisons:draw_trials"
+    __repr__ = Tabular.__repr__  # in place of the dataclass's, which has all plans
 
     def rows(self) -> list[dict[str, Any]]:
         """A dict for each plan: its place and layout, predicted_step_ns, step_ns, spread, status."""

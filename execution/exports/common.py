@@ -17,6 +17,7 @@ from trainplan.execution.standing_in import memory_of, recipe_of
 from trainplan.formulations.plan import Plan
 from trainplan.formulations.step.schedules import orders
 from trainplan.formulations.strategies import Module, Strategy
+from trainplan.profiling.base.display import in_one_line
 from trainplan.profiling.base.errors import InputError, shown
 from trainplan.profiling.base.files import check_writable, unwritable, write_whole
 from trainplan.profiling.clusters.recipes import Recipe
@@ -27,6 +28,7 @@ ENDS = ("embedding", "head")
 LETTERS = {"embedding": "E", "attention": "a", "ffn": "f", "head": "L"}
 
 
+@in_one_line
 @dataclass(frozen=True)
 class Export:
     """A plan for another runtime.

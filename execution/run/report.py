@@ -9,9 +9,11 @@ from trainplan.execution.lowering.choice import Runtime
 from trainplan.execution.run.settings import Device
 from trainplan.execution.walk.measured import KindTimes
 from trainplan.execution.walk.memory import Backend
+from trainplan.profiling.base.display import in_one_line
 from trainplan.profiling.profiles import Profile
 
 
+@in_one_line
 @dataclass(frozen=True)
 class RunReport:
     """What running a plan gave.

@@ -45,6 +45,7 @@ from trainplan.execution.walk.leaps import FOLLOWED, leapt
 from trainplan.execution.walk.memory import Backend
 from trainplan.formulations.step.schedules import Pass
 from trainplan.formulations.step.timeline import Event, Stuck
+from trainplan.profiling.base.display import in_one_line
 from trainplan.profiling.base.errors import InputError
 
 Durations = Callable[[Program, Instruction], int]
@@ -143,6 +144,7 @@ class Operation(NamedTuple):
     end_ns: int
 
 
+@in_one_line
 @dataclass(frozen=True, eq=False)
 class TimeWalk:
     """When the instructions of each program run, in ns from the step's beginning; start_ns and end_ns are by program, in issue

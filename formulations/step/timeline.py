@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 
 from trainplan.formulations.step.schedules import Pass
+from trainplan.profiling.base.display import in_one_line
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,7 @@ class Event:
     end_ns: int
 
 
+@in_one_line
 @dataclass(frozen=True)
 class Timeline:
     """All passes of a step, by device in their order."""

@@ -10,6 +10,7 @@ from itertools import accumulate, pairwise
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
+from trainplan.profiling.base.display import in_one_line
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.files import Record, parse, read_data
 from trainplan.profiling.clusters.efficiencies import Efficiency, Kernel, Precision
@@ -86,6 +87,7 @@ class Nodes(Record):
     host: Host | None = None
 
 
+@in_one_line
 class Cluster(Record):
     """Devices are numbered node by node. islands: links across nodes, smallest first, the last one over all devices.
 

@@ -12,6 +12,7 @@ from functools import cached_property
 from pathlib import PurePath
 from typing import Any
 
+from trainplan.profiling.base.display import in_one_line
 from trainplan.profiling.base.dtypes import DTYPE_BYTES, parse_dtype
 from trainplan.profiling.base.errors import COMMAND_LINE, InputError, caution
 from trainplan.profiling.base.files import read_data
@@ -31,6 +32,7 @@ EAGER = "eager, as attn_implementation of its configuration says: scores are kep
 RUN_FIELDS = ("attn_implementation", "decoder_positions", "pad_token_id")
 
 
+@in_one_line
 @dataclass(frozen=True)
 class Model:
     """A chain of sub-layers at one sequence length and dtype. tied: the head's matrix is the embedding's.

@@ -7,11 +7,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from trainplan.formulations.problem import problem_of
+from trainplan.profiling.base.display import in_one_line
 from trainplan.solvers.core.clock import Clock
 from trainplan.solvers.core.result import Result, relative_gap
 from trainplan.solvers.core.solve import solve
 
 
+@in_one_line
 @dataclass(frozen=True)
 class Answer:
     """instance: the one whose solution is best. result: of the method on it. solution: None where nothing was found.

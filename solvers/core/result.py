@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from trainplan.profiling.base.display import html_table, rich_table
+from trainplan.profiling.base.display import html_table, in_one_line, rich_table
 from trainplan.profiling.base.errors import as_arguments
 from trainplan.profiling.base.quantities import format_bytes, format_time, plural
 
@@ -91,6 +91,7 @@ def relative_gap(objective: int | None, bound: int | None) -> float | None:
     return (objective - bound) / objective if objective else 0.0
 
 
+@in_one_line
 @dataclass(frozen=True)
 class Result:
     """The outcome of one method on one instance.

@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from inspect import signature
 from typing import Any
 
+from trainplan.api.listed import ComparedPlans, Plans, Throughputs
 from trainplan.asking import FilePath, check_spelling, cluster_of, memory_of, model_of, profile_of, request_of
 from trainplan.certifying import certify
 from trainplan.execution.lowering.checkpoints import checkpoints_of
@@ -53,7 +54,7 @@ from trainplan.rivals import ALIKE, Rivals, rivals
 from trainplan.simulating import simulate
 from trainplan.solvers.core.clock import Clock
 from trainplan.solvers.core.registry import method as method_named
-from trainplan.throughputs import Throughput, search_throughput
+from trainplan.throughputs import search_throughput
 from trainplan.trace import chrome_trace
 from trainplan.trials import Trials, best_plans, runnable, try_plans
 
@@ -240,7 +241,7 @@ def switch(**request: Any) -> Planned:
     return plan(like="switch", **request)
 
 
-def plans(like: Sequence[str] | None = None, **request: Any) -> list[Planned | InputError]:
+def plans(like: Sequence[str] | None = None, **request: Any) -> Plans:
     """The plans of several presets (default: all) for one request, the shortest step first, all on the lanes of `streams`.
 
     A preset that the request does not suit gives its error, with its name, behind the others.
@@ -263,15 +264,15 @@ def plans(like: Sequence[str] | None = None, **request: Any) -> list[Planned | I
         row = None if isinstance(answer, InputError) else answer.row
         return (True, 1) if row is None else row_rank(row)
 
-    return sorted(answers, key=rank)
+    return Plans(sorted(answers, key=rank))
 
 
-def compare_plans(sources: Iterable[Plan | Source]) -> list[dict[str, Any]]:
+def compare_plans(sources: Iterable[Plan | Source]) -> ComparedPlans:
     """Any plans side by side, as the walks predict them, the shortest step first: a row each, as of `planned.plan_row`."""
     rows = []
     for number, source in enumerate(sources):
         rows.append(plan_row(name_of_source(source, f"plan {number}"), load_plan(source)))
-    return sorted(rows, key=row_rank)
+    return ComparedPlans(sorted(rows, key=row_rank))
 
 
 def compare_planners(
@@ -356,7 +357,7 @@ def throughput(
     largest_batch: int = LARGEST_BATCH,
     most_micro_batches: int = MOST_MICRO_BATCHES,
     progress: Callable[[Any, Any], None] | None = None,
-) -> list[Throughput]:
+) -> Throughputs:
     """Throughput over batch sizes of planners by name (default: all), under the paper's cost model, from estimates.
 
     memory, reserve: of every device, as of `build`. space, schedule: of the planner `optimum`. progress: called with (planner,
@@ -369,7 +370,7 @@ def throughput(
         if not 1 <= value <= 2**20:
             raise InputError("command line", option, f"is {value}", "give 1 to 1048576")
     batches = BatchInstances(the_model, the_cluster, step=step, most_micro_batches=most_micro_batches)
-    searches = []
+    searches = Throughputs()
     for chosen in [planner(name, space, schedule) for name in planners or [*PLANNERS, OPTIMUM]]:
         notify = (lambda point, chosen=chosen: progress(chosen, point)) if progress else None
         searches.append(search_throughput(batches, chosen, memory_bytes, largest_batch=largest_batch, progress=notify))

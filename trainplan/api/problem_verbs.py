@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from inspect import signature
 from typing import Any
 
+from trainplan.api.listed import Methods
 from trainplan.asking import FilePath, check_spelling, request_of
 from trainplan.checking import check, load
 from trainplan.comparing import Comparison
@@ -19,7 +20,6 @@ from trainplan.profiling.base.plugins import attribute
 from trainplan.profiling.clusters.cluster import Cluster
 from trainplan.profiling.models.model import Model
 from trainplan.profiling.profiles import Profile
-from trainplan.solvers.core.entries import Entry
 from trainplan.solvers.core.registry import method as method_named
 from trainplan.solvers.core.registry import methods as methods_of
 from trainplan.solvers.core.result import Point, Result
@@ -109,12 +109,15 @@ def compare(
     each better solution or bound. Raises InputError.
     """
     limits: dict[str, Any] = {"time_limit": time_limit, "seed": seed, "cold": cold, "solver_memory": solver_memory}
-    return Comparison(*compare_methods(load(instance), methods, progress=progress, **limits))
+    loaded = load(instance)
+    compared = Comparison(*compare_methods(loaded, methods, progress=progress, **limits))
+    compared.instance = loaded.name
+    return compared
 
 
-def methods(problem_name: str = "layer-strategies") -> tuple[Entry, ...]:
+def methods(problem_name: str = "layer-strategies") -> Methods:
     """The methods for a problem; `exact` stands for the first one."""
-    return methods_of(problem_name)
+    return Methods(methods_of(problem_name))
 
 
 def schema(name: str = "layer-strategies") -> dict[str, Any]:

@@ -8,15 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from trainplan import api
+from trainplan.certifying import with_evidence
 from trainplan.command import bars, options, render
 from trainplan.command.options import Command, Outcome, exit_code, flag, flags_of, output, panel, takes, value_of
+from trainplan.formulations.plan import plan_text
 from trainplan.pictures import drawn
 from trainplan.planned import Planned
 from trainplan.presets import DEFAULT, MIXED, OTHERWISE, PRESETS, Preset, default_parameters, preset
 from trainplan.profiling.base.errors import InputError
 
 ALL = "all"
-LEAST_SECONDS = 2.0  # for evidence of a claim, which is looked for no longer than the plan was
 LIKE_HELP = (
     f"A preset ({', '.join(PRESETS)}), a problem, or '{ALL}' to hold all presets side by side. "
     f"[default: {DEFAULT}; where it does not take what is asked for, {OTHERWISE}, on devices of several kinds {MIXED}, and the "
@@ -101,18 +102,17 @@ def _shown(answer: Planned, output: Path | None, details: bool) -> Callable[[], 
 
 def _certified(answer: Planned, progress: Callable[[Any], None]) -> Planned:
     """The answer with evidence of its claim, for its file."""
-    seconds = max(LEAST_SECONDS, answer.result.build_seconds + answer.result.solve_seconds)
-    return answer if answer.interrupted else api.certify(answer, seconds, progress)
+    return with_evidence(answer, progress)
 
 
 def _files(answer: Planned) -> dict[str, Callable[[], Any]]:
     """What there is to write of an answer: its plan, its profile, and its problem's picture of it, else the plan's."""
     files: dict[str, Callable[[], Any]] = {}
     if (plan := answer.plan) is not None:
-        files["output"] = lambda: plan.model_dump_json(indent=2) + "\n"
+        files["output"] = lambda: plan_text(plan)
     uniform = answer.plan if answer.uniform is None else answer.uniform.plan
     if uniform is not None and uniform.one_strategy is not None:
-        files["uniform_output"] = lambda: uniform.model_dump_json(indent=2) + "\n"
+        files["uniform_output"] = lambda: plan_text(uniform)
     if answer.request.obtained:
         files["save_profile"] = lambda: answer.request.obtained[0].model_dump_json(indent=1) + "\n"
     solution, drawing = answer.answer.solution, answer.problem.picture

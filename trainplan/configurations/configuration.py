@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from trainplan.formulations.step.schedules import PlanSchedule
 from trainplan.formulations.strategies import Exchange, Module
+from trainplan.profiling.base.display import in_one_line
 from trainplan.profiling.base.errors import COMMAND_LINE, InputError, one_of, shown
 from trainplan.profiling.clusters.recipes import RecipeName
 from trainplan.profiling.models.optimizers import OptimizerName
@@ -130,6 +131,7 @@ class Recomputed:
     group: int = 1
 
 
+@in_one_line
 @dataclass(frozen=True, kw_only=True)
 class Configuration:
     """What a file says of a run. Where a field is None, the file leaves it open.

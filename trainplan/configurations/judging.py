@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from trainplan.configurations.configuration import Configuration
 from trainplan.execution.exports.common import ENDS
@@ -29,18 +29,22 @@ from trainplan.formulations.request import Request
 from trainplan.formulations.strategies import Exchange, Strategy
 from trainplan.planned import Planned
 from trainplan.predicting import predicted_as_known, predicted_plan
+from trainplan.profiling.base.display import in_one_line
 from trainplan.profiling.base.errors import InputError
-from trainplan.profiling.base.quantities import divisors
+from trainplan.profiling.base.quantities import divisors, format_bytes, format_time, plural
 from trainplan.profiling.models.sublayers import modules_of
 from trainplan.rivals import ALIKE
+from trainplan.tabular import Tabular
 from trainplan.validation.fitting import close
 from trainplan.validation.logs import LoggedRun
 from trainplan.validation.plans import as_run, predict_plan
 from trainplan.validation.predict import GIB, Prediction
 
 WALKED = 3  # of the best changes
+WALKS = "walks"  # by which plans of trainplan's own runtime are predicted
 
 
+@in_one_line
 @dataclass(frozen=True)
 class Change:
     """A plan that differs in one decision. what: it, in words. share: of the step that it saves, at most 1, by the runtime's
@@ -56,8 +60,8 @@ class Change:
 
 
 @dataclass(frozen=True)
-class JudgedRun:
-    """What is to be said of a configuration.
+class JudgedRun(Tabular):
+    """What is to be said of a configuration; its rows are what runs, and other plans in its place.
 
     plan: what it runs, with its prediction: the runtime's, or, where that is not known, of the walks. framework: the runtime's
     prediction with its interval; or why there is none. judged: the walks over the plan's programs, as trainplan's own runtime
@@ -76,6 +80,54 @@ class JudgedRun:
     changes: tuple[Change, ...]
     logged: LoggedRun | None = None
     numbers: str = ""
+
+    headings: ClassVar = {
+        "plan": "plan",
+        "step_ns": "step",
+        "saves": "saves",
+        "peak_bytes": "peak memory",
+        "fits": "fits",
+        "predicted_by": "predicted by",
+    }
+
+    def __repr__(self) -> str:
+        return f"<JudgedRun {self._verdict()}>"
+
+    def _verdict(self) -> str:
+        """What runs, its step and its memory, in one line."""
+        peak, limit = (format_bytes(size) for size in (max(self.peak_bytes), self.plan.memory_bytes))
+        fits = ("does not fit, but close" if self.close else "does not fit") * (not self.fits)
+        what = f"{self.configuration.runtime} {self.plan.model.get('name')} on {plural(self.plan.world, 'device')}"
+        parts = [f"{format_time(self.step_ns)} a step", f"peak {peak} of {limit}", *([fits] if fits else [])]
+        return f"{what}: {', '.join(parts)}"
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A dict for each plan: what runs, the best of its runtime, the best of all, and single changes: plan (in words),
+        step_ns, saves (of the step, as a share, negative where it is slower), peak_bytes, fits, predicted_by: the runtime, or
+        the walks over the plan's programs, by which the steps that `saves` compares are predicted both."""
+        own = self.configuration.software if self.plan.predicted is None else self.plan.predicted.software or WALKS
+        rows = [self._row("what runs", self.step_ns, 0.0, max(self.peak_bytes), own)]
+        for name, each, step_ns in (
+            (f"best for {self.configuration.runtime}", self.within, self.step_ns),
+            ("best of all", self.best, self.judged.step_ns),
+        ):
+            if each is not None and each.plan is not None and each.step_ns is not None:
+                predicted = each.plan.predicted
+                by, peak = (WALKS, None) if predicted is None else (predicted.software or WALKS, predicted.most_bytes)
+                rows.append(self._row(name, each.step_ns, 1 - each.step_ns / step_ns, peak, by))
+        for change in self.changes:
+            step_ns = round((1 - change.share) * self.step_ns)
+            rows.append(self._row(change.what, step_ns, change.share, change.peak_bytes, own))
+        return rows
+
+    def _row(self, plan: str, step_ns: int, saves: float, peak_bytes: int | None, by: str) -> dict[str, Any]:
+        fits = None if peak_bytes is None else peak_bytes <= self.plan.memory_bytes
+        sizes = {"peak_bytes": peak_bytes, "memory_bytes": self.plan.memory_bytes, "fits": fits}
+        return {"plan": plan, "step_ns": step_ns, "saves": saves, **sizes, "predicted_by": by}
+
+    def notes(self) -> list[str]:
+        """What runs, in a line, and what of its configuration was taken otherwise than it says."""
+        return [self._verdict(), *self.configuration.notes]
 
     @property
     def fits(self) -> bool:

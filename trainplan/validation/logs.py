@@ -27,6 +27,7 @@ from statistics import median
 from typing import Any
 
 from trainplan.formulations.plan import Plan
+from trainplan.profiling.base.display import in_one_line
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.quantities import plural
 from trainplan.validation.log_text import STEPS, last_run, mark, text_of_log
@@ -238,6 +239,7 @@ def _log(
     return Log(runtime, steps, seconds, per, peaks, reserved, batch)
 
 
+@in_one_line
 @dataclass(frozen=True)
 class LoggedRun:
     """A log beside a plan's prediction. step_s: the median measured step; predicted_s: the plan's; lines: steps in the log;

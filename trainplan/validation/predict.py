@@ -12,6 +12,7 @@ from trainplan.formulations.streams.host import with_host
 from trainplan.formulations.streams.links import Links
 from trainplan.formulations.streams.memory import RunMemory, run_memory
 from trainplan.formulations.streams.step import StreamsStep, streams_step
+from trainplan.profiling.base.display import in_one_line
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.clusters.efficiencies import EfficiencyTable, shipped_efficiencies
 from trainplan.profiling.clusters.kinds import device_kind
@@ -35,6 +36,7 @@ OPEN = ("framework", "precision", "recompute", "zero", SHARD, "gbs", "mbs", "seq
 UNDECIDED = {"framework", "recompute", "mbs"}  # by which memory is nobody's in particular where a row leaves all of them open
 
 
+@in_one_line
 @dataclass(frozen=True)
 class Prediction:
     """Of one run: the step with the interval that is meant to hold 80 % of measured steps, the peak of the fullest device (or

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, PrivateAttr, ValidationError
 
+from trainplan.profiling.base.display import in_one_line
 from trainplan.profiling.base.errors import InputError, caution, shown
 from trainplan.profiling.base.files import Record, as_input_error, read_data
 from trainplan.validation.measures import MEASURES, OPEN, folded, measure_named, measured_number
@@ -21,6 +22,7 @@ Text = Annotated[str, Field(max_length=10_000)]
 SHIPPED_RUNS = str(resources.files("trainplan.data") / "measured" / "steps.json")
 
 
+@in_one_line
 class Run(Record):
     """A measured run; what is null or left out is not said.
 
