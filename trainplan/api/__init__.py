@@ -47,6 +47,8 @@ _MODULES = {
             "compare_plans",
             "differences",
             "explain",
+            "PlanRequest",
+            "SearchOptions",
             "partition",
             "place",
             "plan",

@@ -8,9 +8,10 @@ from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from inspect import signature
-from typing import Any
+from typing import Any, Unpack
 
 from trainplan.api.listed import ComparedPlans, Plans, Throughputs
+from trainplan.api.requests import Keywords, PlanRequest, SearchOptions, asked_at_once, keywords_of
 from trainplan.asking import FilePath, check_spelling, cluster_of, memory_of, model_of, profile_of, request_of
 from trainplan.certifying import certify
 from trainplan.execution.lowering.checkpoints import checkpoints_of
@@ -61,6 +62,8 @@ from trainplan.trials import Trials, best_plans, runnable, try_plans
 STEP_S = 600.0  # that a step of a run may take, as an example
 
 __all__ = [
+    "PlanRequest",
+    "SearchOptions",
     "certify",
     "chrome_trace",
     "compare_planners",
@@ -80,9 +83,12 @@ __all__ = [
 ]
 
 
+@asked_at_once
 @checked
 def plan(
+    request: PlanRequest | None = None,
     *,
+    search: SearchOptions | None = None,
     like: str | None = None,
     model: FilePath | Model | None = None,
     cluster: FilePath | Cluster | None = None,
@@ -105,7 +111,7 @@ def plan(
     incumbents: Sequence[Plan] = (),
     progress: Callable[[Any], None] | None = None,
     measuring: Callable[[dict[str, Any]], None] | None = None,
-    **choices: Any,
+    **choices: Unpack[Keywords],
 ) -> Planned:
     """The best plan for a request, predicted by the walks over its programs, with the solver's claim. Raises InputError.
 
@@ -140,19 +146,19 @@ def plan(
     """
     asked: dict[str, Any] = {"model": model, "cluster": cluster, "batch": batch, "memory": memory, "reserve": reserve}
     asked |= {"sequence": sequence, "dtype": dtype, "profile": profile, "measure": measure, "measuring": measuring}
-    choices = {name: value for name, value in choices.items() if value is not None}
-    instead = refused_by_default(choices, method) if like is None else None
+    fixed: dict[str, Any] = {name: value for name, value in choices.items() if value is not None}
+    instead = refused_by_default(fixed, method) if like is None else None
     chosen = preset(like or (OTHERWISE if instead else DEFAULT))
     if like is None:
-        choices = choices_of(chosen, choices, instead)
-    made = _request(chosen, method, asked, choices)
+        fixed = choices_of(chosen, fixed, instead)
+    made = _request(chosen, method, asked, fixed)
     if like is None and instead is None and (instead := chosen.problem.unsuited(made)) is not None:
         mixed = made.cluster is not None and len(made.cluster.used_kinds) > 1
         chosen = preset(MIXED if mixed else OTHERWISE)
-        choices = choices_of(chosen, choices, instead)
-        made = _request(chosen, method, asked, choices)
+        fixed = choices_of(chosen, fixed, instead)
+        made = _request(chosen, method, asked, fixed)
     limits: dict[str, Any] = {"gap": gap, "seed": seed, "progress": progress, "cold": cold, "solver_memory": solver_memory}
-    settings = {name: value for name, value in choices.items() if name not in {each.name for each in chosen.parameters}}
+    settings = {name: value for name, value in fixed.items() if name not in {each.name for each in chosen.parameters}}
     if jobs is not None:
         settings |= _processes(chosen, method, jobs)
     clock = Clock()
@@ -160,10 +166,10 @@ def plan(
     starts: dict[str, Any] = {"beside": beside, "incumbents": incumbents}
     best = planned(made, chosen, method, backend=backend, time_limit=time_limit, **starts, **limits, **settings)
     best = replace(best, instead=instead)
-    if not beside or made.measured or not (constraints := _constraints(chosen, asked, choices)):
+    if not beside or made.measured or not (constraints := _constraints(chosen, asked, fixed)):
         return best  # without what was fixed, other shapes would have to be measured
     took = clock() - began
-    relaxed = {name: (text, partial(_without, name, chosen, method, asked, choices)) for name, text in constraints.items()}
+    relaxed = {name: (text, partial(_without, name, chosen, method, asked, fixed)) for name, text in constraints.items()}
     searching = {name: limits[name] for name in ("gap", "seed", "cold", "solver_memory")} | settings
     left = None if time_limit is None else time_limit - took
     return priced(best, relaxed, method, took, left, progress=progress, **searching)
@@ -216,43 +222,50 @@ def method_options(chosen: Preset, method: str) -> list[str]:
     return [option.name for option in method_named(chosen.problem_name, method).options]
 
 
-def place(**request: Any) -> Planned:
+def place(request: PlanRequest | None = None, *, search: SearchOptions | None = None, **keywords: Any) -> Planned:
     """`plan` on a cluster of mixed devices: degrees, placement, micro-batches and layers of stages (AMP).
 
     request: as of `plan`, whose choices here are uneven_shares, recompute, tied, ignore_memory and by_unit.
     """
-    return plan(like="place", **request)
+    return plan(request, search=search, **{**keywords, "like": "place"})
 
 
-def partition(**request: Any) -> Planned:
+def partition(request: PlanRequest | None = None, *, search: SearchOptions | None = None, **keywords: Any) -> Planned:
     """`plan` of a pipeline cut at any sub-layer, its first micro-batches sliced (AutoPipe).
 
     request: as of `plan`, whose choices here are pipeline, micro_batches, dp, tp, recompute,
     ignore_memory, by_unit, sliced and objective.
     """
-    return plan(like="partition", **request)
+    return plan(request, search=search, **{**keywords, "like": "partition"})
 
 
-def switch(**request: Any) -> Planned:
+def switch(request: PlanRequest | None = None, *, search: SearchOptions | None = None, **keywords: Any) -> Planned:
     """`plan` of memory switches for every sub-layer, states on the host (H3T).
 
     request: as of `plan`, whose choices here are synchronisation.
     """
-    return plan(like="switch", **request)
+    return plan(request, search=search, **{**keywords, "like": "switch"})
 
 
-def plans(like: Sequence[str] | None = None, **request: Any) -> Plans:
+def plans(
+    like: Sequence[str] | None = None,
+    request: PlanRequest | None = None,
+    *,
+    search: SearchOptions | None = None,
+    **keywords: Any,
+) -> Plans:
     """The plans of several presets (default: all) for one request, the shortest step first, all on the lanes of `streams`.
 
     A preset that the request does not suit gives its error, with its name, behind the others.
     """
-    check_arguments(plan, request)
+    asked = {**keywords_of(request, search), **keywords}
+    check_arguments(plan, asked)
     answers: list[Planned | InputError] = []
     for name in like or PRESETS:
         try:
             chosen = {parameter.name for parameter in preset(name).parameters}
             alike = {choice: value for choice, value in ALIKE.items() if choice in chosen}
-            answer = plan(like=name, **{**alike, **request})
+            answer = plan(**{**alike, **asked, "like": name})
             answers.append(answer)
         except InputError as error:
             answers.append(InputError(error.where, error.command_field, f"{error.problem} (for {name})", error.fix))
@@ -276,11 +289,12 @@ def compare_plans(sources: Iterable[Plan | Source]) -> ComparedPlans:
 
 
 def compare_planners(
+    request: PlanRequest | None = None,
     *,
     gap: float = 1e-4,
     time_limit: float | None = None,
     progress: Callable[[str], None] | None = None,
-    **request: Any,
+    **keywords: Any,
 ) -> Rivals:
     """What each paper's planner loses on a model and a cluster against the joint optimum, which stands first, and last once
     more, begun from their plans: all plans judged by the walks on the serial back-end, whose step the joint problem minimises.
@@ -290,16 +304,18 @@ def compare_planners(
     dp and tp, and its row says what it was planned without. gap: of the joint problem. time_limit: seconds for each planner.
     progress: called with the name of each. Raises InputError.
     """
-    check_arguments(plan, request)
+    asked = {**keywords_of(request, None), **keywords}
+    check_arguments(plan, asked)
     for name in ("like", "method", "backend", "beside", "incumbents"):
-        if request.get(name) is not None:
+        if asked.get(name) is not None:
             fix = "leave it out: each planner has its own"
-            raise InputError("command line", "--" + name, f"is {request[name]!r}", fix)
-    return rivals(plan, request, gap=gap, time_limit=time_limit, progress=progress)[0]
+            raise InputError("command line", "--" + name, f"is {asked[name]!r}", fix)
+    return rivals(plan, asked, gap=gap, time_limit=time_limit, progress=progress)[0]
 
 
 def trial(
     plans: Iterable[Plan | Source] | None = None,
+    request: PlanRequest | None = None,
     *,
     like: str = "place",
     top: int = 5,
@@ -313,7 +329,7 @@ def trial(
     stall_timeout: float = STALL_S,
     seed: int = 0,
     running: Any = None,
-    **request: Any,
+    **keywords: Any,
 ) -> Trials:
     """Run plans for `steps` steps each on this machine, and pick the fastest. One that fails is a result like others.
 
@@ -331,10 +347,11 @@ def trial(
     elif find_spec("torch") is None:
         raise MissingExtra("torch", "torch", "running a plan")
     else:
-        if (model := request.get("model")) is not None:  # before it is planned, which may take long
-            profile = profile_of(request.get("profile"))
-            runnable(model_of(model, request.get("sequence"), request.get("dtype"), profile), run_dtype, "model", "--run-dtype")
-        first = plan(like=like, seed=seed, **request)
+        asked = {**keywords_of(request, None), **keywords}
+        if (model := asked.get("model")) is not None:  # before it is planned, which may take long
+            profile = profile_of(asked.get("profile"))
+            runnable(model_of(model, asked.get("sequence"), asked.get("dtype"), profile), run_dtype, "model", "--run-dtype")
+        first = plan(**{"like": like, "seed": seed, **asked})
         if first.plan is None or first.interrupted:
             return Trials((), (), first)
         runnable(first.plan.planned_model(), run_dtype, "model", "--run-dtype")
