@@ -6,11 +6,11 @@ from dataclasses import fields, replace
 from typing import Any, get_type_hints
 
 import pytest
+from trainplan.solvers.core.registry import methods
 
 import trainplan as tp
 from trainplan.api.requests import Choices, MethodOptions
 from trainplan.presets import PRESETS
-from trainplan.solvers.core.registry import methods
 
 REQUEST = tp.PlanRequest(model="gpt2", cluster="cpu-4", batch=8, sequence=64, memory="2GiB")
 QUICK = tp.SearchOptions(beside=False)

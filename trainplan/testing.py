@@ -18,6 +18,7 @@ from trainplan.execution.walk.checks import check
 from trainplan.formulations.parameters import chosen
 from trainplan.formulations.plan import Plan
 from trainplan.formulations.problem import Part, Problem, Table
+from trainplan.formulations.problem import problem as problem_named
 from trainplan.formulations.request import Request
 from trainplan.profiling.base.errors import InputError, Unsuited
 from trainplan.profiling.base.files import Record
@@ -125,12 +126,14 @@ def check_parts(problem: Problem, instance: Any) -> None:
     assert parts is None or all(isinstance(part, Part) for part in parts)
 
 
-def check_method(problem: Problem, method: str, instances: Iterable[Any], **options: Any) -> list[Result]:
+def check_method(problem: Problem | str, method: str, instances: Iterable[Any], **options: Any) -> list[Result]:
     """Whether a method's answers and bounds stand by brute force; an optimum that it claims is one. Its results.
 
-    options: of the method, and `time_limit`, `gap` and `seed`. An instance that the method does not take raises Unsuited.
+    problem: itself or its name. options: of the method, and `time_limit`, `gap` and `seed`. An instance that the method does
+    not take raises Unsuited.
     """
     results = []
+    problem = problem_named(problem) if isinstance(problem, str) else problem
     for instance in instances:
         best, result = optimum(problem, instance), solve(instance, method, **options)
         results.append(result)

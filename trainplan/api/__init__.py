@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainplan.pictures import drawn
 from trainplan.profiling.base.arguments import checked
+from trainplan.profiling.base.plugins import attribute
 
 if TYPE_CHECKING:
     from trainplan.api.configuration_verbs import *
@@ -17,26 +18,40 @@ if TYPE_CHECKING:
     from trainplan.api.plan_verbs import *
     from trainplan.api.problem_verbs import *
     from trainplan.api.report_verbs import *
+    from trainplan.pictures.charts import draw_profile as draw_profile
+    from trainplan.pictures.charts import draw_throughput as draw_throughput
+    from trainplan.pictures.comparisons import draw_comparison as draw_comparison
+    from trainplan.pictures.comparisons import draw_rivals as draw_rivals
+    from trainplan.pictures.comparisons import draw_trials as draw_trials
+    from trainplan.pictures.errors import draw_errors as draw_errors
+    from trainplan.pictures.lanes import draw_frontier as draw_frontier
+    from trainplan.pictures.lanes import draw_switches as draw_switches
+    from trainplan.pictures.layout import draw_plan as draw_plan
+    from trainplan.pictures.placement import draw_placement as draw_placement
+    from trainplan.pictures.placement import draw_placements as draw_placements
+    from trainplan.pictures.plans import draw_simulation as draw_simulation
+    from trainplan.pictures.timeline import draw_timeline as draw_timeline
+    from trainplan.pictures.timeline import draw_timelines as draw_timelines
 
-draw_comparison = drawn("trainplan.pictures.comparisons:draw_comparison")
-draw_errors = drawn("trainplan.pictures.errors:draw_errors")
-draw_frontier = drawn("trainplan.pictures.lanes:draw_frontier")
-draw_placement = drawn("trainplan.pictures.placement:draw_placement")
-draw_placements = drawn("trainplan.pictures.placement:draw_placements")
-draw_plan = drawn("trainplan.pictures.layout:draw_plan")
-draw_profile = drawn("trainplan.pictures.charts:draw_profile")
-draw_rivals = drawn("trainplan.pictures.comparisons:draw_rivals")
-draw_simulation = drawn("trainplan.pictures.plans:draw_simulation")
-draw_switches = drawn("trainplan.pictures.lanes:draw_switches")
-draw_throughput = drawn("trainplan.pictures.charts:draw_throughput")
-draw_timeline = drawn("trainplan.pictures.timeline:draw_timeline")
-draw_timelines = drawn("trainplan.pictures.timeline:draw_timelines")
-draw_trials = drawn("trainplan.pictures.comparisons:draw_trials")
 
 _MODULES = {
     "export_verbs": ("export", "nearest_plan"),
     "configuration_verbs": ("compare_log", "import_run"),
-    "problem_verbs": ("InputError", "build", "check", "compare", "frontier", "load", "methods", "schema", "solve"),
+    "problem_verbs": (
+        "Entry",
+        "InputError",
+        "Option",
+        "Outcome",
+        "Search",
+        "build",
+        "check",
+        "compare",
+        "frontier",
+        "load",
+        "methods",
+        "schema",
+        "solve",
+    ),
     "report_verbs": ("report",),
     "number_verbs": ("detect", "import_profile", "profile", "validate"),
     "plan_verbs": (
@@ -60,11 +75,31 @@ _MODULES = {
         *("throughput", "tokenize", "trial"),
     ),
 }
+# Of each picture the module that draws it, with matplotlib.
+_DRAWN = {
+    "draw_comparison": "trainplan.pictures.comparisons",
+    "draw_errors": "trainplan.pictures.errors",
+    "draw_frontier": "trainplan.pictures.lanes",
+    "draw_placement": "trainplan.pictures.placement",
+    "draw_placements": "trainplan.pictures.placement",
+    "draw_plan": "trainplan.pictures.layout",
+    "draw_profile": "trainplan.pictures.charts",
+    "draw_rivals": "trainplan.pictures.comparisons",
+    "draw_simulation": "trainplan.pictures.plans",
+    "draw_switches": "trainplan.pictures.lanes",
+    "draw_throughput": "trainplan.pictures.charts",
+    "draw_timeline": "trainplan.pictures.timeline",
+    "draw_timelines": "trainplan.pictures.timeline",
+    "draw_trials": "trainplan.pictures.comparisons",
+}
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
-NAMES = sorted([*_HOMES, *(name for name in globals() if name.startswith("draw_"))])
+NAMES = sorted([*_HOMES, *_DRAWN])
 
 
 def __getattr__(name: str) -> Any:
+    if name in _DRAWN:
+        target = f"{_DRAWN[name]}:{name}"
+        return globals().setdefault(name, wraps(attribute(target))(drawn(target)))
     if name not in _HOMES:
         raise AttributeError(f"trainplan has no {name!r}")
     value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -20,13 +20,29 @@ from trainplan.profiling.base.plugins import attribute
 from trainplan.profiling.clusters.cluster import Cluster
 from trainplan.profiling.models.model import Model
 from trainplan.profiling.profiles import Profile
+from trainplan.solvers.core.entries import Entry, Option
 from trainplan.solvers.core.registry import method as method_named
 from trainplan.solvers.core.registry import methods as methods_of
 from trainplan.solvers.core.result import Point, Result
+from trainplan.solvers.core.search import Outcome, Search
 from trainplan.solvers.core.solve import compare as compare_methods
 from trainplan.solvers.core.solve import solve as solve_instance
 
-__all__ = ["InputError", "build", "check", "compare", "frontier", "load", "methods", "schema", "solve"]
+__all__ = [
+    "Entry",
+    "InputError",
+    "Option",
+    "Outcome",
+    "Search",
+    "build",
+    "check",
+    "compare",
+    "frontier",
+    "load",
+    "methods",
+    "schema",
+    "solve",
+]
 
 
 def build(
