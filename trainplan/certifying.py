@@ -24,11 +24,20 @@ def with_evidence(answer: Planned, progress: Callable[[Point | str], None] | Non
 
 
 def certify(answer: Planned, time_limit: float | None = None, progress: Callable[[Point | str], None] | None = None) -> Planned:
-    """The answer with evidence in its plan's claim, which `check` follows; as it is where there is no plan, or where bounds of
-    its problem have no evidence. Where the evidence proves more than the search did, its bound becomes the claim's.
+    """The answer with evidence in its plan's claim, which `check` follows. Where the evidence proves more than the search did,
+    its bound becomes the claim's.
 
-    time_limit: seconds for gathering it; what it does not come to is shown by bounds that need no evidence, which are weaker.
-    progress: called with a text that names what is begun, and with a Point of each better bound that there is evidence of.
+    Args:
+        answer: of `plan`.
+        time_limit: seconds for gathering it; what it does not come to is shown by bounds that need no evidence, which are
+            weaker.
+        progress: called with a text that names what is begun, and with a Point of each better bound that there is evidence of.
+
+    Returns:
+        The answer; as it is where there is no plan, or where bounds of its problem have no evidence.
+
+    Raises:
+        InputError: for a time limit that is none.
     """
     check_arguments(time_limit, 0.0, 0)
     plan, problem, objective_ns = answer.plan, answer.problem, answer.answer.objective_ns

@@ -119,7 +119,17 @@ class CheckedPlan:
 
 
 def load(source: InstanceLike | Source) -> Any:
-    """An instance from a file's path or a dict in its format (an instance is given back). Raises InputError."""
+    """An instance from a file's path or a dict in its format.
+
+    Args:
+        source: the file or the dict; an instance is given back.
+
+    Returns:
+        The instance.
+
+    Raises:
+        InputError: for what is no instance, naming the field.
+    """
     if not isinstance(source, str | os.PathLike | Mapping):
         return source
     value = source if isinstance(source, Mapping) else read_data(source)
@@ -153,11 +163,21 @@ def check(
     *,
     profile: FilePath | Profile | None = None,
 ) -> Checked | CheckedPlan:
-    """Check a plan's programs and its claim, or a solution against an instance. Raises InputError for malformed files.
+    """Check a plan's programs and its claim, or a solution against an instance.
 
-    source: a plan or an instance (a file, a dict or the object). A plan's programs are compiled, checked, and walked for
-    memory; the evidence of its claim is followed in whole numbers, without any solver. solution: of an instance, a file, a
-    dict, or a Result's. profile: that the plan was made from, which a claim is checked with.
+    A plan's programs are compiled, checked, and walked for memory; the evidence of its claim is followed in whole numbers,
+    without any solver.
+
+    Args:
+        source: a plan or an instance: a file, a dict or the object.
+        solution: of an instance: a file, a dict, or a Result's.
+        profile: that the plan was made from, which a claim is checked with.
+
+    Returns:
+        What is wrong, if anything, and what the plan or the solution needs and takes.
+
+    Raises:
+        InputError: for malformed files.
     """
     if solution is not None and not isinstance(source, Plan) and not _is_plan(source):
         return check_solution(source, solution)

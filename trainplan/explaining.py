@@ -104,9 +104,17 @@ def explain(
 ) -> Explained:
     """Where a plan's time and memory go, and what each of its units could have in place of what it has.
 
-    plan: with the evidence of its claim, as `plan -o` and `certify` write it. profile: that the plan was made from, where it
-    was. time_limit: seconds for trying what units could have; what they do not allow is left out. simulation: of the plan,
-    where there is one already. Raises InputError.
+    Args:
+        plan: with the evidence of its claim, as `plan -o`, `planned.save` and `certify` give it.
+        profile: that the plan was made from, where it was.
+        time_limit: seconds for trying what units could have; what they do not allow is left out.
+        simulation: of the plan, where there is one already.
+
+    Returns:
+        Stages with their shares of time and memory, and changes of one layer.
+
+    Raises:
+        InputError: for a plan without evidence, or of another profile.
     """
     made = load_plan(plan)
     claim, used = made.claim, profile_of(profile)
@@ -162,7 +170,18 @@ def _stages(plan: Plan, simulation: Simulation, bound: set[int]) -> list[Explain
 
 
 def differences(first: Plan | Source, second: Plan | Source) -> Differences:
-    """Runs of units that two plans of one model treat differently. Raises InputError."""
+    """Runs of units that two plans of one model treat differently.
+
+    Args:
+        first: a plan, its file, or a dict.
+        second: the other one.
+
+    Returns:
+        A list of them, in the order of the units, with `frame()`.
+
+    Raises:
+        InputError: for plans of several models.
+    """
     plans = [load_plan(each) for each in (first, second)]
     if len(plans[0].units) != len(plans[1].units):
         sizes = f"has {len(plans[1].units)} units, and the other {len(plans[0].units)}"

@@ -69,12 +69,24 @@ def frontier(
 ) -> Frontier:
     """Every method under every memory limit, method by method; the instance's own limit does not count.
 
-    limits: bytes of one device, rising (default: twelve, from the least that anything fits into to what the shortest step
-    needs). methods: names (default: all but the MILP, CP-SAT and brute force). time_limit: seconds for each; gap: relative gap
-    at which each may stop. progress: called with the method and what it found. Raises InputError.
-
     A solution under one limit is one under every larger limit, too, and a bound under one a bound under every smaller one. So
     the points of a method that proves take the better of their neighbours': they fall, and so do their bounds.
+
+    Args:
+        instance: of any problem with one memory limit.
+        limits: bytes of one device, rising (default: twelve, from the least that anything fits into to what the shortest step
+            needs).
+        methods: names (default: all but the MILP, CP-SAT and brute force).
+        time_limit: seconds for each.
+        gap: relative gap at which each may stop.
+        seed: of each method.
+        progress: called with the method and what it found.
+
+    Returns:
+        A list of points, with `frame()` and `picture()`.
+
+    Raises:
+        InputError: for limits that are none.
     """
     entries = [entry.name for entry in methods_of(instance.problem) if entry.name not in SLOW]
     limits = memory_limits(instance) if limits is None else limits

@@ -189,14 +189,30 @@ def simulate(
 ) -> Simulation:
     """A step of any plan, or of a partition of a pipeline-partition instance, with its timeline and critical path.
 
-    A plan's step is that of the runtime that it is for, or what the time walk over its programs says. for_: another runtime, of
-    those of `plan(for_=)`, on a cluster. schedule: 1f1b, gpipe or interleaved-1f1b (default: the plan's
-    own, 1f1b for an instance). sliced: micro-batches whose first passes come in halves, or 'least', the fewest with all of the
-    gain, or 'algorithm-2', AutoPipe's count (default: the plan's, or none). cluster, profile, measure: where a plan's times
-    come from (default: the plan carries them). An instance: solution: its cuts (default: those that `method` finds, with
-    options as of `solve`); chunks: stages on each of its devices, for interleaved-1f1b. measuring: called with the reports of
-    measuring. cost_model: executed (the default), or streams, for a plan with one layout on a cluster of one kind: overlap on
-    lanes, and links and kernels by what measured runs reach. Raises InputError.
+    A plan's step is that of the runtime that it is for, or what the time walk over its programs says.
+
+    Args:
+        source: a plan or an instance: a file, a dict or the object.
+        schedule: 1f1b, gpipe or interleaved-1f1b (default: the plan's own, 1f1b for an instance).
+        sliced: micro-batches whose first passes come in halves, or 'least', the fewest with all of the gain, or 'algorithm-2',
+            AutoPipe's count (default: the plan's, or none).
+        cluster: where a plan's times come from (default: the plan carries them).
+        profile: likewise, numbers made earlier.
+        measure: likewise, measured on this machine.
+        measuring: called with the reports of measuring.
+        solution: cuts of an instance (default: those that `method` finds).
+        chunks: stages on each of an instance's devices, for interleaved-1f1b.
+        method: that finds an instance's cuts.
+        cost_model: executed (the default), or streams, for a plan with one layout on a cluster of one kind: overlap on lanes,
+            and links and kernels by what measured runs reach.
+        for_: another runtime, of those of `plan(for_=)`, on a cluster.
+        **options: of the method, as of `solve`.
+
+    Returns:
+        The step, with `timeline`, `critical`, `performance` and `judged`.
+
+    Raises:
+        InputError: for what cannot be simulated so.
     """
     _check_schedule(schedule or "1f1b", chunks)
     subject = plan_or_instance(source)

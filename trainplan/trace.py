@@ -26,7 +26,16 @@ PROCESS = 1
 
 
 def chrome_trace(timeline: Timeline, *, name: str = "pipeline", stages: Sequence[str] | None = None) -> dict[str, Any]:
-    """The trace as a dict, to be written as JSON. stages: names of what every stage holds."""
+    """A timeline as a trace that Perfetto and chrome://tracing show.
+
+    Args:
+        timeline: of `simulate(...).timeline`.
+        name: of the process in the trace.
+        stages: names of what every stage holds.
+
+    Returns:
+        A dict, to be written as JSON.
+    """
     events: list[dict[str, Any]] = [_named("process_name", name, None)]
     by_task = {event.task: event for row in timeline.devices for event in row}
     critical = {event.task for event in critical_path(timeline).path}

@@ -21,12 +21,23 @@ PATTERNS = ("*.txt", "*.md", "*.py", "*.rst")  # of a folder
 def tokenize(
     texts: Sequence[str | os.PathLike[str]], output: str | os.PathLike[str], *, tokenizer: str | os.PathLike[str] = "byte"
 ) -> AboutTokens:
-    """Write a file of tokens for `run --data`, and beside it, as JSON, what it is.
+    """Write a file of tokens for `run --data`, and next to it, as JSON, what it is.
 
-    texts: UTF-8 files, in this order, and folders, of which all .txt, .md, .py and .rst files are read in order of their names.
-    output: the file. tokenizer: `byte`, for the 256 bytes and an end of text, 257 ids in all; or the tokenizer.json of a
-    Hugging Face tokenizer, or a folder with one, whose end of text (`<|endoftext|>`, `</s>`, `<|end_of_text|>` or `<eos>`, the
-    first that it has) is put behind each text. Raises InputError, and MissingExtra without `tokenizers`."""
+    Args:
+        texts: UTF-8 files, in this order, and folders, of which all .txt, .md, .py and .rst files are read in order of their
+            names.
+        output: the file.
+        tokenizer: `byte`, for the 256 bytes and an end of text, 257 ids in all; or the tokenizer.json of a Hugging Face
+            tokenizer, or a folder with one, whose end of text (`<|endoftext|>`, `</s>`, `<|end_of_text|>` or `<eos>`, the
+            first that it has) is put after each text.
+
+    Returns:
+        How many tokens there are, and of what vocabulary.
+
+    Raises:
+        InputError: for files that are no texts.
+        MissingExtra: where `tokenizers` is needed and not installed.
+    """
     check_writable(output)
     name = os.fspath(tokenizer)
     files = list(_files(texts))

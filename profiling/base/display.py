@@ -43,8 +43,8 @@ def in_one_line(kind: type[Shown]) -> type[Shown]:
     """The class, whose objects are shown by `one_line` where it is not said how they are printed: a notebook or an interpreter
     shows what a call gives, and all numbers of a plan are hundreds of kilobytes."""
     if kind.__str__ is not object.__str__ and "__str__" not in vars(kind):
-        kind.__str__ = one_line  # type: ignore[assignment, method-assign]
-    kind.__repr__ = one_line  # type: ignore[assignment, method-assign]
+        kind.__str__ = one_line  # type: ignore[method-assign]
+    kind.__repr__ = one_line  # type: ignore[method-assign]
     return kind
 
 

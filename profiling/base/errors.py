@@ -20,14 +20,15 @@ _FLAG = re.compile(r"(?<![\w-])--(no-)?([a-z][a-z0-9-]*)")
 class InputError(ValueError):
     """Bad input, told in one line.
 
-    where: the file, or the name under which the value came in.
-    field: path of the field inside it, such as ``layers[3].options[0].time_ns``; empty for the whole.
-    problem: what the value is, or what is wrong with it.
-    fix: what would work instead.
-
     Where users name a value as an option of the command or as an argument in Python, `where` is COMMAND_LINE, and the field is
     made of the command's flag, `command_field`: `field` and `str` name the argument, as Python's users gave it;
     `command_text`, what the command prints, the flag.
+
+    Args:
+        where: the file, or the name under which the value came in.
+        field: path of the field inside it, such as ``layers[3].options[0].time_ns``; empty for the whole.
+        problem: what the value is, or what is wrong with it.
+        fix: what would work instead.
     """
 
     def __init__(self, where: str, field: str, problem: str, fix: str) -> None:

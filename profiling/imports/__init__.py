@@ -30,14 +30,28 @@ def import_profile(
     communication: str | None = None,
     name: str | None = None,
 ) -> Profile:
-    """One profile from all the files of one model. Each file's format is recognised by its content; `format` checks it.
+    """One profile from all the files of one model. Each file's format is recognised by its content.
 
-    What files may leave open: cluster (links, memory and name of its device), memory_bytes of a device. Galvatron: layers,
-    hidden_size, and sequence (tokens of a sample) where several were profiled; a list where the files have several types of
-    layers, such as the 24 of an encoder and the 24 of a decoder. H3T: rows, the samples of a device that its
-    times are for; left out, the profile's one sample is that whole batch. Tables (`.npy`, `.csv`): the cluster, rows, sequence
-    and hidden_size, tp (the degrees of the columns), and communication, `included` or `excluded`; see `table`.
-    Raises InputError.
+    Args:
+        paths: files of Galvatron, Piper or H3T, or tables (`.npy`, `.csv`; see `table`).
+        format: what they must be of.
+        cluster: links, memory and name of the device, which Galvatron's files and tables may leave open.
+        layers: of Galvatron; a list where the files have several types of layers, such as the 24 of an encoder and the 24 of a
+            decoder.
+        sequence: tokens of a sample, of Galvatron where several were profiled, and of tables; a list likewise.
+        hidden_size: of Galvatron and of tables; a list likewise.
+        rows: of H3T and tables, the samples of a device that the times are for; left out, H3T's one sample is that whole
+            batch.
+        memory_bytes: of a device.
+        tp: of tables, the degrees of the columns.
+        communication: of tables, `included` or `excluded`.
+        name: of the profile.
+
+    Returns:
+        The profile.
+
+    Raises:
+        InputError: for files of no known format, or what they leave open.
     """
     paths = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
     if not paths:

@@ -18,7 +18,10 @@ from trainplan.solvers.core.search import Method
 class Option:
     """A method's own parameter: one of `choices`, the default first, or a whole number of at least 1 where there are none.
 
-    most: the largest number; None where the method itself says which of them suit the instance.
+    Attributes:
+        name: as `--option NAME=VALUE` and keywords have it.
+        choices: the values that it takes.
+        most: the largest number; None where the method itself says which of them suit the instance.
     """
 
     name: str
@@ -33,10 +36,16 @@ class Option:
 class Entry:
     """A method by name. Its module is imported when it is first used.
 
-    target: `package.module:function`, the function as of `search.Method`. proves: it can prove optimality. problem: of a
-    plug-in's method, the problem that it is for. starts: it begins from the problem's first plan, where another method has that
-    only when it is stopped. model: it states the problem to a solver, and begins from the plan of a fast method, unless it is
-    to begin cold (see `incumbents`).
+    Attributes:
+        name: as `--method` and `solve` take it.
+        target: `package.module:function`, a function of an instance and a `Search` that gives an `Outcome`.
+        proves: it can prove optimality.
+        about: what it is, in a few words.
+        options: parameters of its own.
+        problem: of a plug-in's method, the problem that it is for.
+        starts: it begins from the problem's first plan, where another method has that only when it is stopped.
+        model: it states the problem to a solver, and begins from the plan of a fast method, unless it is to begin cold (see
+            `incumbents`).
     """
 
     name: str

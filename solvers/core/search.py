@@ -18,15 +18,29 @@ CUTOFF = "cutoff_ns"  # the option of methods that look for nothing but what is 
 
 @dataclass
 class Search:
-    """One run of a method. `evaluate` gives the objective of a solution, None where it breaks a constraint.
+    """One run of a method: what it is given, and where it reports.
 
-    What a solution is, the problem says: a sequence of options for layer-strategies, a `Solution` for pipeline.
+    A solution is what the problem says: a sequence of options for layer-strategies, a `Solution` for pipeline.
 
-    time_limit: seconds from the start, None for no limit. gap: relative gap at which the method may stop.
-    options: the method's own parameters, by name. clock: what the seconds are counted by; started: its reading at the start.
-    source: the name of the method. start: a solution that the method may begin from. memory_bytes: the most that the method's
-    own processes may take, None for no limit. provisional: the best solution is another method's, and gives way to one
-    that is as good.
+    Attributes:
+        evaluate: gives the objective of a solution in ns, None where it breaks a constraint.
+        time_limit: seconds from the start, None for no limit.
+        seed: of all that is random.
+        gap: relative gap at which the method may stop.
+        options: the method's own parameters, by name.
+        progress: called with a `Point` for each better solution or bound; `report` does that.
+        clock: what the seconds are counted by.
+        started: its reading at the start.
+        source: the name of the method.
+        start: a solution that the method may begin from.
+        memory_bytes: the most that the method's own processes may take, None for no limit.
+        provisional: the best solution is another method's, and gives way to one that is as good.
+        history: of better solutions and bounds.
+        best: the best solution until now.
+        best_source: who has it.
+        objective: its nanoseconds.
+        bound: the best bound until now.
+        bound_source: who has it.
     """
 
     evaluate: Callable[[Any], int | None]
@@ -139,9 +153,18 @@ def judge(instance: Any) -> Callable[[Any], int | None]:
 
 @dataclass
 class Outcome:
-    """What a method claims. choice: its answer, where it is not simply the best one reported; unchecked as yet.
+    """What a method claims, beyond the solutions that it reported.
 
-    stopped: what ended it before it was done, where it was not the search's own time limit.
+    Attributes:
+        choice: its answer, where it is not simply the best one reported; unchecked as yet.
+        bound: nanoseconds that no solution is below.
+        bound_source: who says so.
+        infeasible: it has proven that no solution fits.
+        build_seconds: that it took before it searched.
+        message: what people should know.
+        failed: it broke.
+        stopped: what ended it before it was done, where it was not the search's own time limit.
+        statistics: numbers of its own, by name.
     """
 
     choice: Any = None

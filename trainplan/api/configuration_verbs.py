@@ -64,22 +64,41 @@ def import_run(
     time_limit: float | None = SECONDS,
     progress: Callable[[Any], None] | None = None,
 ) -> JudgedRun:
-    """How good is what a file has a runtime run: Megatron-LM's arguments (a script or a list), torchtitan's TOML, a JSON or
-    YAML file of DeepSpeed, Accelerate, axolotl, LLaMA-Factory, transformers or Megatron-Bridge, or the log of a run, in
-    which the tool prints its configuration. It becomes a plan, with its prediction; beside it the bound and the best plan
-    of the joint problem, the best one within the runtime, and what to change first.
+    """How good is what a file has a runtime run? It becomes a plan, with its prediction; alongside it the bound and the best
+    plan of the joint problem, the best one within the runtime, and what to change first.
 
-    line: a command line that starts training, in place of a file; the file - is a script or a log on standard input.
-    cluster: the devices. What the file cannot say: model (a name or a config.json; default: the file's), batch (samples of a
-    step), micro_batch (samples of one micro-batch on one rank), sequence, dtype, recompute (full or none: DeepSpeed and plain
-    Accelerate leave it to the model's code), loss (full where all logits of a micro-batch are held at once, chunked, or fused
-    where never all of them are), attention (eager where scores are kept, or flash; default: as the model's configuration asks,
-    else what the tool runs on the devices), variables (of a script's environment, and its positional parameters by number; of
-    YAML, JSON and TOML, values of keys in place of the file's).
-    ignored: keys of the file that change nothing of the run, where they are not known. memory, reserve: as of `plan`. runtime:
-    whose file it is, as `import-run --help` lists them (default: by the file). search: look for bound, best plans
-    and changes, too. gap, time_limit: of each of the two searches. progress: as of `plan`. Raises InputError naming file and
-    key.
+    Args:
+        file: Megatron-LM's arguments (a script or a list), torchtitan's TOML, a JSON or YAML file of DeepSpeed, Accelerate,
+            axolotl, LLaMA-Factory, transformers or Megatron-Bridge, or the log of a run, in which the tool prints its
+            configuration; the file - is a script or a log on standard input.
+        line: a command line that starts training, in place of a file.
+        cluster: the devices, such as h100:8x4.
+        model: a name or a config.json (default: the file's). This and what follows to `variables` are what the file may leave
+            open.
+        batch: samples of a step.
+        micro_batch: samples of one micro-batch on one rank.
+        sequence: tokens of a sample.
+        dtype: of the model.
+        memory: as of `plan`.
+        reserve: as of `plan`.
+        recompute: full or none: DeepSpeed and plain Accelerate leave it to the model's code.
+        loss: full where all logits of a micro-batch are held at once, chunked, or fused where never all of them are.
+        attention: eager where scores are kept, or flash (default: as the model's configuration asks, else what the tool runs
+            on the devices).
+        runtime: whose file it is, as `import-run --help` lists them (default: by the file).
+        variables: of a script's environment, and its positional parameters by number; of YAML, JSON and TOML, values of keys
+            in place of the file's.
+        ignored: keys of the file that change nothing of the run, where they are not known.
+        search: look for bound, best plans and changes, too.
+        gap: relative gap at which each of the two searches may stop.
+        time_limit: seconds of each of them.
+        progress: as of `plan`.
+
+    Returns:
+        What runs, its prediction and its alternatives, with `frame()`.
+
+    Raises:
+        InputError: naming file and key, for what cannot be read or predicted.
     """
     if cluster is None:
         raise InputError(COMMAND_LINE, "--cluster", "is missing", "give the devices that the run is on, such as h100:8x4")
@@ -138,8 +157,18 @@ def _standard_input() -> str:
 
 
 def compare_log(source: Plan | Source, log: FilePath) -> LoggedRun:
-    """A log of a run, as Megatron-LM, torchtitan or DeepSpeed prints it, beside what its plan predicts: the median step behind
-    the first ones, and peaks of memory. Raises InputError."""
+    """A log of a run, as Megatron-LM, torchtitan or DeepSpeed prints it, alongside what its plan predicts.
+
+    Args:
+        source: the plan that ran, its file, or a dict.
+        log: the file.
+
+    Returns:
+        The median step after the first ones, and peaks of memory, measured and predicted.
+
+    Raises:
+        InputError: for a log without steps, or of another batch than the plan's.
+    """
     where = str(source) if isinstance(source, str | Path) else "plan"
     return beside(load_plan(source), read_log(Path(log)), where)
 

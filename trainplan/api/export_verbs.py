@@ -21,11 +21,22 @@ SECONDS, GAP = 10.0, 0.01  # for the search of the nearest plan
 
 
 def export(source: Plan | Source, to: str, *, nearest: bool = False) -> Export:
-    """A plan in the words of another runtime. Raises InputError.
+    """A plan in the words of another runtime.
 
     What the runtime cannot say is refused where it would change what is computed, or where work lies; where it costs time or
-    memory alone it is named in `left_out`. The modules of `execution.exports` tell which is which for each runtime. nearest: in
-    place of a plan that the runtime refuses, export the one of `nearest_plan`; without it the refusal says what that one takes.
+    memory alone it is named in `left_out`. The modules of `execution.exports` tell which is which for each runtime.
+
+    Args:
+        source: a plan, its file, or a dict.
+        to: the runtime: megatron, megatron-bridge, torchtitan, deepspeed, accelerate or torch.
+        nearest: in place of a plan that the runtime refuses, export the one of `nearest_plan`; without it the refusal says
+            what that one takes.
+
+    Returns:
+        The files' texts by name, settings as data, and what is left out.
+
+    Raises:
+        InputError: for a plan that the runtime does not run.
     """
     given, written, where = load_plan(source), exporter(to), name_of_source(source, "plan")
     try:
@@ -41,12 +52,20 @@ def export(source: Plan | Source, to: str, *, nearest: bool = False) -> Export:
 
 
 def nearest_plan(source: Plan | Source, to: str, time_limit: float | None = SECONDS) -> Planned | None:
-    """The fastest plan that a runtime runs for the model, devices, batch and memory that a plan was made for, with gradients of
-    its dtype and, where the runtime has its recipe, with its products.
+    """The fastest plan that a runtime runs for the model, devices, batch and memory that a plan was made for, with gradients
+    of its dtype and, where the runtime has its recipe, with its matrix multiplications.
 
-    None where nothing says for which devices the plan was made, for runtimes that `plan(for_=)` does not know, and for models
-    and optimizers that the runtime does not have. to: the runtime; time_limit: seconds of the search, which ends at a gap of
-    one percent before. Raises InputError.
+    Args:
+        source: a plan, its file, or a dict.
+        to: the runtime.
+        time_limit: seconds of the search, which ends at a gap of one percent before.
+
+    Returns:
+        The answer; None where nothing says for which devices the plan was made, for runtimes that `plan(for_=)` does not know,
+            and for models and optimizers that the runtime does not have.
+
+    Raises:
+        InputError: for a file that is no plan.
     """
     given = load_plan(source)
     request = made_for(given)

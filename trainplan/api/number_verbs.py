@@ -35,15 +35,28 @@ def profile(
     seed: int = 0,
     progress: Callable[[dict[str, Any]], None] | None = None,
 ) -> Profile:
-    """The profile of a model on a cluster for these rows (samples on one device) and tensor-parallel degrees.
+    """The profile of a model on a cluster for some numbers of samples and tensor-parallel degrees.
 
-    tp: default all degrees up to 8 that the model and the cluster allow. measured: on this machine; else estimated from shapes.
-    Of measuring: device: cpu, local processes, or cuda, this machine's GPUs. budget_seconds: for the repeats of everything
-    together. spread: repeat until a time's spread is below this share. journal: a file that keeps finished parts, so that
-    they are not measured again. progress: called with a dict for each shape that is measured, such as {"shape": "...",
-    "done": 3, "of": 40}.
+    Args:
+        model: a name, a config.json or a Model.
+        cluster: a name, a file or a Cluster.
+        rows: samples on one device.
+        tp: degrees (default: all up to 8 that the model and the cluster allow).
+        sequence: tokens of a sample (default: the longest that the model allows).
+        dtype: of the model, such as "bf16" (default: the config's, else half precision).
+        measured: on this machine; else estimated from shapes.
+        device: what is measured on: cpu, local processes, or cuda, this machine's GPUs.
+        budget_seconds: for the repeats of everything together.
+        spread: repeat until a time's spread is below this share.
+        journal: a file that keeps finished parts, so that they are not measured again.
+        seed: of what is measured with.
+        progress: called with a dict for each shape that is measured, such as {"shape": "...", "done": 3, "of": 40}.
 
-    Raises InputError.
+    Returns:
+        The profile.
+
+    Raises:
+        InputError: for degrees or rows that do not suit.
     """
     the_cluster = cluster_of(cluster)
     the_model = model_of(model, sequence, dtype, cluster=the_cluster)
@@ -64,11 +77,16 @@ def profile(
 
 
 def validate(runs: FilePath | Sequence[Mapping[str, Any]]) -> Predictions:
-    """Predictions of measured runs at their layouts as given, by the cost model `streams`, beside what they measured: a list,
-    with `frame()` and `picture()`.
+    """Predictions of measured runs at their layouts as given, by the cost model `streams`, alongside what they measured.
 
-    runs: a JSON list, or its file: of each run id, model, gpu, gpus, its layout (such as seq, gbs, mbs, tp, pp, zero), and what
-    it measured: step_s in seconds, or tokens_s_gpu, tflops_gpu or mfu, of a device; mem_gib; oom. What cannot be predicted
-    says why. Raises InputError.
+    Args:
+        runs: a JSON list, or its file: of each run id, model, gpu, gpus, its layout (such as seq, gbs, mbs, tp, pp, zero), and
+            what it measured: step_s in seconds, or tokens_s_gpu, tflops_gpu or mfu, of a device; mem_gib; oom.
+
+    Returns:
+        A list, with `frame()` and `picture()`; what cannot be predicted says why.
+
+    Raises:
+        InputError: for a file that is no list of runs.
     """
     return predict_runs(load_runs(runs))

@@ -113,36 +113,45 @@ def plan(
     measuring: Callable[[dict[str, Any]], None] | None = None,
     **choices: Unpack[Keywords],
 ) -> Planned:
-    """The best plan for a request, predicted by the walks over its programs, with the solver's claim. Raises InputError.
+    """The best plan for a request, with its prediction and the solver's objective and proof.
 
-    What to plan for:
-    model: a name, a config.json or a Model. cluster: a name, a file or a Cluster. batch: samples of one step, over all
-    devices. memory: of one device, such as "8GiB", or a number of bytes (default: what is usable of the cluster's);
-    reserve: what stays free of it, in place of the cluster's own. sequence: tokens of a sample (default: the longest that
-    the model allows); dtype: of the model, such as "bf16" (default: the config's, else half precision). profile: numbers made
-    earlier, which may stand in for model and cluster. measure: the model, on this machine (default: estimate from shapes).
+    Where no preset is named, the joint problem is solved; what that does not take is planned as galvatron-bmw, on devices of
+    several kinds as amp, and `instead` of the answer says why. The best plan with one strategy for all units is in `uniform`,
+    what constraints cost in `prices`; tokens/s, MFU, bubble and memory are in `performance`.
 
-    How to search:
-    like: a preset (joint, galvatron-bmw, amp, autopipe, h3t) or a problem (default: joint; what that does not take is
-    planned as galvatron-bmw, on devices of several kinds as amp, and `instead` says why). method: a name of `methods`.
-    backend: of `run`, on which the plan must fit, too. time_limit: seconds until searches end. gap: relative gap at which to
-    stop. seed: of the method. cold: MILP and CP-SAT do not begin from the plan of a fast method. solver_memory: what the method
-    may take, such as "8GiB". jobs: processes that search, which change nothing in the answer (default: 1). beside: look for the
-    best plan with one strategy, and for the prices of constraints, too. incumbents: plans, of whatever preset, that the search
-    begins from (joint). progress: called with a text that names what is begun, and with a `Point` (seconds, objective, bound,
-    in ns) for each better plan or bound, such as `progress=print`. measuring: called with the reports of measuring.
+    Args:
+        request: what to plan for, as one object; keywords beside it take the place of its fields.
+        search: how to search, likewise.
+        like: a preset (joint, galvatron-bmw, amp, autopipe, h3t) or a problem (default: see above).
+        model: a name, a config.json or a Model.
+        cluster: a name, a file or a Cluster.
+        batch: samples of one step, over all devices.
+        memory: of one device, such as "8GiB", or a number of bytes (default: what is usable of the cluster's).
+        reserve: what stays free of it, in place of the cluster's own.
+        sequence: tokens of a sample (default: the longest that the model allows).
+        dtype: of the model, such as "bf16" (default: the config's, else half precision).
+        profile: numbers made earlier, which may stand in for model and cluster.
+        measure: measure the model on this machine, rather than estimate it from shapes.
+        method: a name of `methods`; `exact` is the best proven one.
+        backend: of `run`, on which the plan must fit, too.
+        time_limit: seconds until searches end.
+        gap: relative gap at which to stop.
+        seed: of the method.
+        cold: MILP and CP-SAT do not begin from the plan of a fast method.
+        solver_memory: what the method may take, such as "8GiB".
+        jobs: processes that search, which change nothing in the answer (default: 1).
+        beside: look for the best plan with one strategy, and for the prices of constraints, too.
+        incumbents: plans, of whatever preset, that the search begins from (joint).
+        progress: called with a text that names what is begun, and with a `Point` (seconds, objective, bound, in ns) for each
+            better plan or bound, such as `progress=print`.
+        measuring: called with the reports of measuring.
+        **choices: what is fixed, of what the preset chooses, as the fields of `PlanRequest` say it, and options of the method.
 
-    choices: what is fixed, of what the preset chooses, and options of the method:
-    joint: sliced, chunks, by_unit, hybrid, sequence_parallel, modules, host, gradients (model, float32), optimizer (adamw,
-    muon); cost_model (auto, streams, executed), and, of streams, cp (degree of context parallelism), cp_exchange (keys, heads
-    or any) and precision (model, fp8, fp8-current, fp8-blockwise, mxfp8, nvfp4); memory_tables (most, least: what tables have
-    of what programs hold, beyond the first search, which has least); and constraints, whose costs are in `prices`, as that of
-    `reserve` is: pipeline, micro_batches, schedule, zero, tp, dp, sdp, forbid, one_strategy, tp_in_node, cuts,
-    recompute_first, for_ (a runtime).
-    galvatron-bmw: pipeline, micro_batches, schedule, space, by_unit, takeaway3. amp: see `place`. autopipe: see
-    `partition`. h3t: see `switch`.
+    Returns:
+        The answer; its `plan` is None where nothing fits, or nothing was found, and its `result` says why.
 
-    The best plan with one strategy for all units is in `uniform`; tokens/s, MFU, bubble and memory are in `performance`.
+    Raises:
+        InputError: for what cannot be planned, naming the argument and a value that would work.
     """
     asked: dict[str, Any] = {"model": model, "cluster": cluster, "batch": batch, "memory": memory, "reserve": reserve}
     asked |= {"sequence": sequence, "dtype": dtype, "profile": profile, "measure": measure, "measuring": measuring}
@@ -225,7 +234,16 @@ def method_options(chosen: Preset, method: str) -> list[str]:
 def place(request: PlanRequest | None = None, *, search: SearchOptions | None = None, **keywords: Any) -> Planned:
     """`plan` on a cluster of mixed devices: degrees, placement, micro-batches and layers of stages (AMP).
 
-    request: as of `plan`, whose choices here are uneven_shares, recompute, tied, ignore_memory and by_unit.
+    Args:
+        request: as of `plan`.
+        search: as of `plan`.
+        **keywords: as of `plan`, whose choices here are uneven_shares, recompute, tied, ignore_memory and by_unit.
+
+    Returns:
+        The answer.
+
+    Raises:
+        InputError: as of `plan`.
     """
     return plan(request, search=search, **{**keywords, "like": "place"})
 
@@ -233,8 +251,17 @@ def place(request: PlanRequest | None = None, *, search: SearchOptions | None = 
 def partition(request: PlanRequest | None = None, *, search: SearchOptions | None = None, **keywords: Any) -> Planned:
     """`plan` of a pipeline cut at any sub-layer, its first micro-batches sliced (AutoPipe).
 
-    request: as of `plan`, whose choices here are pipeline, micro_batches, dp, tp, recompute,
-    ignore_memory, by_unit, sliced and objective.
+    Args:
+        request: as of `plan`.
+        search: as of `plan`.
+        **keywords: as of `plan`, whose choices here are pipeline, micro_batches, dp, tp, recompute, ignore_memory, by_unit,
+            sliced and objective.
+
+    Returns:
+        The answer.
+
+    Raises:
+        InputError: as of `plan`.
     """
     return plan(request, search=search, **{**keywords, "like": "partition"})
 
@@ -242,7 +269,16 @@ def partition(request: PlanRequest | None = None, *, search: SearchOptions | Non
 def switch(request: PlanRequest | None = None, *, search: SearchOptions | None = None, **keywords: Any) -> Planned:
     """`plan` of memory switches for every sub-layer, states on the host (H3T).
 
-    request: as of `plan`, whose choices here are synchronisation.
+    Args:
+        request: as of `plan`.
+        search: as of `plan`.
+        **keywords: as of `plan`, whose choice here is synchronisation.
+
+    Returns:
+        The answer.
+
+    Raises:
+        InputError: as of `plan`.
     """
     return plan(request, search=search, **{**keywords, "like": "switch"})
 
@@ -254,9 +290,19 @@ def plans(
     search: SearchOptions | None = None,
     **keywords: Any,
 ) -> Plans:
-    """The plans of several presets (default: all) for one request, the shortest step first, all on the lanes of `streams`.
+    """The plans of several presets for one request, the shortest step first, all on the lanes of `streams`.
 
-    A preset that the request does not suit gives its error, with its name, behind the others.
+    Args:
+        like: names of presets (default: all).
+        request: as of `plan`.
+        search: as of `plan`.
+        **keywords: as of `plan`.
+
+    Returns:
+        A list of answers, with `frame()`; a preset that the request does not suit gives its InputError, with its name, last.
+
+    Raises:
+        InputError: for an argument of a wrong type.
     """
     asked = {**keywords_of(request, search), **keywords}
     check_arguments(plan, asked)
@@ -281,7 +327,17 @@ def plans(
 
 
 def compare_plans(sources: Iterable[Plan | Source]) -> ComparedPlans:
-    """Any plans side by side, as the walks predict them, the shortest step first: a row each, as of `planned.plan_row`."""
+    """Any plans alongside each other, as they are predicted, the shortest step first.
+
+    Args:
+        sources: plans, their files, or dicts.
+
+    Returns:
+        A list of dicts, with `frame()`: a row for each plan, as of `planned.plan_row`.
+
+    Raises:
+        InputError: for a file that is no plan.
+    """
     rows = []
     for number, source in enumerate(sources):
         rows.append(plan_row(name_of_source(source, f"plan {number}"), load_plan(source)))
@@ -296,13 +352,24 @@ def compare_planners(
     progress: Callable[[str], None] | None = None,
     **keywords: Any,
 ) -> Rivals:
-    """What each paper's planner loses on a model and a cluster against the joint optimum, which stands first, and last once
-    more, begun from their plans: all plans judged by the walks on the serial back-end, whose step the joint problem minimises.
+    """What each paper's planner loses on a model and a cluster against the joint optimum.
 
-    request: as of `plan`, with the choices of joint, such as host or schedule; but for like, method, backend, beside and
-    incumbents, which are each planner's own. Of the choices, a planner gets those of its own among pipeline, micro_batches,
-    dp and tp, and its row says what it was planned without. gap: of the joint problem. time_limit: seconds for each planner.
-    progress: called with the name of each. Raises InputError.
+    All plans are judged by the walks on the serial back-end, whose step the joint problem minimises. Of the choices, a planner
+    gets those of its own among pipeline, micro_batches, dp and tp, and its row says what it was planned without.
+
+    Args:
+        request: as of `plan`, with the choices of joint, such as host or schedule; not like, which is each planner's own.
+        gap: relative gap at which the joint problem may stop.
+        time_limit: seconds for each planner.
+        progress: called with the name of each planner.
+        **keywords: as of `plan`, but for like, method, backend, beside and incumbents.
+
+    Returns:
+        A list of planners, with `frame()` and `picture()`: the joint optimum first, and last once more, begun from their
+            plans.
+
+    Raises:
+        InputError: where the request does not suit the joint problem.
     """
     asked = {**keywords_of(request, None), **keywords}
     check_arguments(plan, asked)
@@ -331,13 +398,31 @@ def trial(
     running: Any = None,
     **keywords: Any,
 ) -> Trials:
-    """Run plans for `steps` steps each on this machine, and pick the fastest. One that fails is a result like others.
+    """Run plans for some steps each on this machine, and pick the fastest. One that fails is a result like others.
 
-    plans: any plans of one model and number of devices (default: the `top` best that the preset `like` has for the request,
-    which is as of `plan`). warmup: steps before those that are timed. scale_down: run a model with the same units, about that
-    many times smaller. run_dtype: run in this one. device: cpu (gloo) or cuda (NCCL). timeout: seconds for each plan.
-    stall_timeout: as of `run`. running: called with a dict for each step, such as {"plan": 0, "step": 1, "steps": 10}. Raises
-    InputError.
+    Args:
+        plans: any plans of one model and number of devices (default: the best that the preset has for the request).
+        request: as of `plan`, where no plans are given.
+        like: the preset that plans.
+        top: how many of its best plans are tried.
+        steps: that are timed, of each plan.
+        warmup: steps before them.
+        scale_down: run a model with the same units, about that many times smaller.
+        run_dtype: run in this one.
+        backend: serial, fused, threads or streams.
+        device: cpu (gloo) or cuda (NCCL).
+        timeout: seconds for each plan.
+        stall_timeout: as of `run`.
+        seed: of the search, of parameters and samples.
+        running: called with a dict for each step, such as {"plan": 0, "step": 1, "steps": 10}.
+        **keywords: as of `plan`, where no plans are given.
+
+    Returns:
+        The plans and what each took, with `best`, `frame()` and `picture()`.
+
+    Raises:
+        InputError: for plans that do not run, or of several models.
+        MissingExtra: where torch is not installed.
     """
     settings = {"steps": steps, "warmup": warmup, "backend": backend, "device": device, "timeout": timeout, "seed": seed}
     settings["stall_timeout"] = stall_timeout
@@ -375,10 +460,28 @@ def throughput(
     most_micro_batches: int = MOST_MICRO_BATCHES,
     progress: Callable[[Any, Any], None] | None = None,
 ) -> Throughputs:
-    """Throughput over batch sizes of planners by name (default: all), under the paper's cost model, from estimates.
+    """Throughput over batch sizes of planners by name, under the paper's cost model, from estimates.
 
-    memory, reserve: of every device, as of `build`. space, schedule: of the planner `optimum`. progress: called with (planner,
-    point). Raises InputError.
+    Args:
+        model: a name, a config.json or a Model.
+        cluster: a name, a file or a Cluster.
+        memory: of every device, as of `build`.
+        reserve: what stays free of it, as of `build`.
+        planners: names, such as galvatron-bmw and optimum (default: all).
+        space: strategies of the planner `optimum`.
+        schedule: of the planner `optimum`.
+        sequence: tokens of a sample (default: the longest that the model allows).
+        dtype: of the model, such as "bf16".
+        step: by how much batch sizes rise.
+        largest_batch: the largest of them.
+        most_micro_batches: of a step.
+        progress: called with (planner, point).
+
+    Returns:
+        A list of planners with what they found for each batch size, with `frame()` and `picture()`.
+
+    Raises:
+        InputError: where no batch size suits.
     """
     the_cluster = cluster_of(cluster, reserve)
     the_model = model_of(model, sequence, dtype, cluster=the_cluster)
@@ -433,44 +536,63 @@ def run(
     step_timeout: float | None = None,
     progress: Callable[[dict[str, Any]], None] | None = None,
 ) -> RunReport:
-    """Run a plan on local processes. Raises InputError, WorkerError; warns where it needs more memory than it was made for.
+    """Run a plan on local processes; warns where it needs more memory than it was made for.
 
-    by: torch, for FSDP2, DTensor, checkpointing and pipelining of torch itself; program, for the plan's own instructions
-    (default: torch where it carries the plan, nothing is to be measured, and back-end and transport are those by default).
+    Started by torchrun, on one node or several, the process is one rank of its group, and starts none. Arguments of training,
+    from `data` to `save_weights`, are of torch, not of programs.
 
-    checkpoint: a folder for checkpoints, one every `checkpoint_every` steps and after the last, written by torch beside the
-    steps that follow. resume: such a folder, whose last checkpoint the run begins with, under any plan and number of devices;
-    `steps` are then all, those before it included. With checkpoints, a SIGTERM ends the run behind its step with one (`ended`
-    in the report). step_timeout: seconds after which a rank that is in one step still, evaluation and checkpoint included,
-    ends.
+    Args:
+        source: a plan, its file, or a dict.
+        model: a config.json that the plan must be for.
+        scale_down: run a model with the same units, about that many times smaller.
+        dtype: run in this one.
+        steps: training steps; with `resume`, those before it included.
+        backend: serial, fused, threads or streams.
+        device: cpu (gloo) or cuda (NCCL).
+        transport: direct, or staged through the host's memory, so that ranks may share a GPU.
+        seed: of parameters and samples.
+        compare: also run on one process and compare gradients (default: without data).
+        measure_memory: what each rank allocates.
+        measure: what the instructions of each kind take, alongside what the plan or a profile predicts.
+        cluster: where instructions are measured, the devices that a profile is estimated on, which is in the report with the
+            measured times in it, for the next `plan` or `simulate`.
+        profile: likewise, one made earlier.
+        stall_timeout: a rank that is stopped (SIGSTOP) for so many seconds ends the run, and so do ranks that for so long
+            neither get on, nor use a processor, nor wait for a disk. A step may take longer.
+        by: torch, for FSDP2, DTensor, checkpointing and pipelining of torch itself; program, for the plan's own instructions
+            (default: torch where it carries the plan, nothing is to be measured, and back-end and transport are those by
+            default).
+        checkpoint: a folder for checkpoints, written by torch while the steps that follow run. With it, a SIGTERM ends the run
+            after its step with one (`ended` in the report).
+        checkpoint_every: steps between checkpoints; there is one after the last step, too.
+        resume: such a folder, whose last checkpoint the run begins with, under any plan and number of devices.
+        data: a file of tokens, as `tokenize` writes it, from which each step takes other samples, in an order that depends on
+            the seed alone; without it, samples are made up of the seed, the same in every step.
+        learning_rate: its largest value (default: 0.001), to which it rises linearly.
+        rate_schedule: how it falls then: constant, cosine or linear.
+        warmup: steps in which it rises.
+        rate_steps: the step at which it is least (default: `steps`).
+        least_rate: the least.
+        betas: AdamW's.
+        weight_decay: of matrices and tables alone (default: 0.01, of all parameters, as programs have it).
+        clip: the global norm to which larger gradients are scaled down.
+        evaluate: a file of tokens whose first batches give a loss without dropout.
+        evaluate_every: steps between evaluations; there is one after the last step, too.
+        evaluate_batches: how many batches (default: 10).
+        metrics: a file that gets a JSON line for each step: `step`, `loss`, `grad_norm`, `learning_rate`, `seconds`,
+            `tokens_per_second`, `memory_bytes`, and `evaluation_loss` where it was evaluated.
+        weights: a folder of Hugging Face's (safetensors) that has the first values of the parameters.
+        save_weights: a new folder for the last ones, with their `config.json`.
+        step_timeout: seconds after which a rank that is in one step still, evaluation and checkpoint included, ends.
+        progress: called with a dict for each step, such as {"step": 1, "steps": 3, "loss": 10.8}.
 
-    data: a file of tokens, as `tokenize` writes it, from which each step takes other samples, in an order that depends on the
-    seed alone; without it, samples are made up of the seed, the same in every step. evaluate: such a file whose first
-    `evaluate_batches` (10) batches give a loss without dropout, every `evaluate_every` steps and after the last. metrics: a
-    file that gets a JSON line for each step: `step`, `loss`, `grad_norm`, `learning_rate`, `seconds`, `tokens_per_second`,
-    `memory_bytes`, and `evaluation_loss` where it was evaluated.
+    Returns:
+        Losses, seconds and memory of the steps, and what was compared.
 
-    weights: a folder of Hugging Face's (safetensors) that has the first values of the parameters; save_weights: a new folder
-    for the last ones, with their `config.json`.
-
-    learning_rate (0.001), rate_schedule (constant, cosine or linear), warmup, rate_steps, least_rate: it rises linearly over
-    `warmup` steps and falls by the schedule to the least at step `rate_steps` (`steps`). betas: AdamW's. weight_decay: of
-    matrices and tables alone (default: 0.01, of all parameters, as programs have it). clip: the global norm to which larger
-    gradients are scaled down. All of these are of torch, not of programs.
-
-    Started by torchrun, on one node or several, the process is one rank of its group, and starts none.
-
-    model: a config.json that the plan must be for. scale_down: run a model with the same units, about that many times smaller.
-    dtype: run in this one. steps: training steps. backend: serial, fused, threads or streams. device: cpu (gloo) or cuda
-    (NCCL). transport: direct, or staged through the host's memory, so that ranks may share a GPU. seed: of parameters and
-    samples. compare: also run on one process and compare gradients (default: without data). measure_memory: what each rank
-    allocates. progress: called with a dict for each step, such as {"step": 1, "steps": 3, "loss": 10.8}.
-
-    measure: what the instructions of each kind take, beside what is predicted: by the plan, or by a profile, one made earlier
-    or estimated on a cluster, which is in the report with the measured times in it, for the next `plan` or `simulate`.
-
-    stall_timeout: a rank that is stopped (SIGSTOP) for so many seconds ends the run, and so do ranks that for so long neither
-    get on, nor use a processor, nor wait for a disk. A step may take longer.
+    Raises:
+        InputError: for a plan that does not run so.
+        WorkerError: where a process fails.
+        MissingExtra: where torch is not installed.
     """
     asked_training = {
         "data": data,

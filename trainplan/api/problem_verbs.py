@@ -60,14 +60,27 @@ def build(
     measuring: Callable[[dict[str, Any]], None] | None = None,
     **choices: Any,
 ) -> Any:
-    """An instance of a problem from a model and a cluster, or from a profile alone. Raises InputError.
+    """An instance of a problem from a model and a cluster, or from a profile alone.
 
-    model: a name, a config.json or a Model. cluster: a name, a file or a Cluster. batch: samples of one step, over all devices.
-    memory: of one device, such as "8GiB", or a number of bytes (default: what is usable of the cluster's); reserve: what stays
-    free of it, in place of the cluster's own. sequence: tokens of a sample (default: the longest that the model allows); dtype:
-    of the model, such as "bf16" (default: the config's, else half precision). profile: numbers made earlier, which may stand in
-    for model and cluster. measure: the model, on this machine; measuring: called with the reports of that. choices: the
-    parameters of the problem, which `trainplan build PROBLEM --help` lists.
+    Args:
+        problem_name: of one of the problems, such as layer-strategies, pipeline or joint.
+        model: a name, a config.json or a Model.
+        cluster: a name, a file or a Cluster.
+        batch: samples of one step, over all devices.
+        memory: of one device, such as "8GiB", or a number of bytes (default: what is usable of the cluster's).
+        reserve: what stays free of it, in place of the cluster's own.
+        sequence: tokens of a sample (default: the longest that the model allows).
+        dtype: of the model, such as "bf16" (default: the config's, else half precision).
+        profile: numbers made earlier, which may stand in for model and cluster.
+        measure: measure the model on this machine, rather than estimate it from shapes.
+        measuring: called with the reports of measuring.
+        **choices: the parameters of the problem, which `trainplan build PROBLEM --help` lists.
+
+    Returns:
+        The instance, with `to_dict()` for its file.
+
+    Raises:
+        InputError: for what the problem does not take.
     """
     stated = problem(problem_name)
     check_spelling(choices, [*signature(build).parameters, *(each.name for each in stated.parameters)], (), stated.name)
@@ -91,13 +104,24 @@ def solve(
     solver_memory: str | int | None = None,
     **options: Any,
 ) -> Result:
-    """Solve an instance (or its file, or a dict) with one method, and check the answer. Raises InputError.
+    """Solve an instance with one method, and check the answer. Ctrl-C gives the best until then.
 
-    method: a name of `methods`; `exact` is the best proven one. time_limit: seconds; reaching it is an outcome, not an error.
-    gap: relative gap at which to stop. progress: called with a `Point` (seconds, objective, bound, in ns) for each better
-    solution or bound. cold: MILP and CP-SAT do not begin from the plan of a fast method. solver_memory: what the method may
-    take beside what the process has already, such as "8GiB" or bytes (on Linux). options: the method's own, which `methods`
-    lists. Ctrl-C gives the best until then.
+    Args:
+        instance: itself, its file, or a dict.
+        method: a name of `methods`; `exact` is the best proven one.
+        time_limit: seconds; reaching it is an outcome, not an error.
+        gap: relative gap at which to stop.
+        seed: of the method.
+        progress: called with a `Point` (seconds, objective, bound, in ns) for each better solution or bound.
+        cold: MILP and CP-SAT do not begin from the plan of a fast method.
+        solver_memory: what the method may take beyond what the process has already, such as "8GiB" or bytes (on Linux).
+        **options: the method's own, which `methods` lists.
+
+    Returns:
+        Status, objective, bound and solution.
+
+    Raises:
+        InputError: for a file that is no instance, or a method or option that there is not.
     """
     stated = load(instance)
     chosen = method_named(stated.problem, method)
@@ -118,11 +142,22 @@ def compare(
     solver_memory: str | int | None = None,
     progress: Callable[[str, Point], None] | None = None,
 ) -> Comparison:
-    """Results of several methods on one instance, and every contradiction between them (there should be none): a pair.
+    """Results of several methods on one instance, and every contradiction between them (there should be none).
 
-    methods: names (default: all that the instance's size admits). time_limit: seconds for each. cold: none begins from the plan
-    of another. seed, solver_memory: of each method, as of `solve`. progress: called with the method's name and a `Point` for
-    each better solution or bound. Raises InputError.
+    Args:
+        instance: itself, its file, or a dict.
+        methods: names (default: all that the instance's size admits).
+        time_limit: seconds for each.
+        seed: of each method.
+        cold: none begins from the plan of another.
+        solver_memory: of each method, as of `solve`.
+        progress: called with the method's name and a `Point` for each better solution or bound.
+
+    Returns:
+        A pair of results and contradictions, with `frame()` and `picture()`.
+
+    Raises:
+        InputError: for a file that is no instance, or a method that there is not.
     """
     limits: dict[str, Any] = {"time_limit": time_limit, "seed": seed, "cold": cold, "solver_memory": solver_memory}
     loaded = load(instance)
@@ -132,12 +167,32 @@ def compare(
 
 
 def methods(problem_name: str = "layer-strategies") -> Methods:
-    """The methods for a problem; `exact` stands for the first one."""
+    """The methods for a problem; `exact` stands for the first one.
+
+    Args:
+        problem_name: of one of the problems, such as layer-strategies, pipeline or joint.
+
+    Returns:
+        Each method's `Entry`, those of other packages and brute force last, with `frame()`.
+
+    Raises:
+        InputError: for a problem that there is not.
+    """
     return Methods(methods_of(problem_name))
 
 
 def schema(name: str = "layer-strategies") -> dict[str, Any]:
-    """The JSON Schema of a file format: a problem, a problem's `-solution`, plan, profile or cluster. Raises InputError."""
+    """The JSON Schema of a file format.
+
+    Args:
+        name: a problem, a problem's `-solution`, plan, profile or cluster.
+
+    Returns:
+        The schema, as a dict.
+
+    Raises:
+        InputError: for a format that there is not.
+    """
     records: dict[str, type[Record]] = {"plan": Plan, "profile": Profile, "cluster": Cluster}
     if name in records:
         return records[name].model_json_schema()

@@ -33,9 +33,18 @@ def report(
     """A plan's report, one HTML page that needs no other file: the plan by stage and unit, a timeline of the step, memory by
     time and by kind, where time and memory go, bound and gap.
 
-    profile: that the plan was made from, where it was. compare: also plan with one strategy for all units, and with each
-    paper's planner, and show what they lose. time_limit: seconds for what units could have instead, and for each planner.
-    progress: called with the name of each planner. Raises InputError for plans whose models do not become programs.
+    Args:
+        source: a plan, an answer of `plan`, a file, or a dict.
+        profile: that the plan was made from, where it was.
+        compare: also plan with one strategy, and with each paper's planner, and show what they lose.
+        time_limit: seconds for what units could have instead, and for each planner.
+        progress: called with the name of each planner.
+
+    Returns:
+        The page.
+
+    Raises:
+        InputError: for plans whose models do not become programs.
     """
     made = source.plan if isinstance(source, Planned) else load_plan(source)
     if made is None:

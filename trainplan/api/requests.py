@@ -22,7 +22,8 @@ from trainplan.profiling.clusters.cluster import Cluster
 from trainplan.profiling.models.model import Model
 from trainplan.profiling.profiles import Profile
 
-Parameters, Answer = ParamSpec("Parameters"), TypeVar("Answer")
+Parameters = ParamSpec("Parameters")
+Answer = TypeVar("Answer")
 
 
 class Choices(TypedDict, total=False):

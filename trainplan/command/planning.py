@@ -87,7 +87,7 @@ def _plans() -> Command:
             best = next((each for each in answers if isinstance(each, Planned) and each.plan is not None), None)
             if best is not None and output is not None:
                 certified = _certified(best, progress)
-                answers, best = [certified if each is best else each for each in answers], certified
+                answers, best = type(answers)(certified if each is best else each for each in answers), certified
         content = [each.command_text if isinstance(each, InputError) else each.to_dict() for each in answers]
         show = partial(render.plans, answers)
         return Outcome(content, show, {}, options.INFEASIBLE) if best is None else Outcome(content, show, _files(best))

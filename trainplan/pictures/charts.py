@@ -23,7 +23,21 @@ MEMORY_PARTS = (
 
 
 def draw_profile(profile: Profile, tp: int = 1, rows: int = 1, device: str | None = None) -> Any:
-    """A matplotlib Figure: time above and memory below, a bar for every layer of the chain. Raises InputError."""
+    """A matplotlib Figure: time above and memory below, a bar for every layer of the chain.
+
+    Args:
+        profile: of `profile` or `import_profile`.
+        tp: tensor-parallel degree.
+        rows: samples on one device.
+        device: the kind of device, where the profile has several.
+
+    Returns:
+        The Figure.
+
+    Raises:
+        InputError: for what the profile does not have.
+        MissingExtra: where matplotlib is not installed.
+    """
     from matplotlib.figure import Figure
 
     units = summary(profile, tp, rows, device)
@@ -53,7 +67,17 @@ def draw_profile(profile: Profile, tp: int = 1, rows: int = 1, device: str | Non
 
 def draw_throughput(searches: Sequence[Throughput]) -> Any:
     """A matplotlib Figure: the best throughput up to each batch size, a line for each planner, its best batch marked; where a
-    line ends nothing larger fits."""
+    line ends nothing larger fits.
+
+    Args:
+        searches: of `throughput`.
+
+    Returns:
+        The Figure.
+
+    Raises:
+        MissingExtra: where matplotlib is not installed.
+    """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10.0, 5.0), layout="constrained")

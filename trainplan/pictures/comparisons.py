@@ -18,7 +18,18 @@ ROW = 0.38  # inches
 def draw_comparison(compared: tuple[Sequence[Result], Sequence[str]], *, title: str | None = None) -> Any:
     """A matplotlib Figure: how far the time of each method, and what it proves to be the least, lie from the best time.
 
-    A line joins the two where a gap is open. Methods without a solution are named with their status. Raises InputError.
+    A line joins the two where a gap is open. Methods without a solution are named with their status.
+
+    Args:
+        compared: of `compare`.
+        title: of the picture.
+
+    Returns:
+        The Figure.
+
+    Raises:
+        InputError: where no method has a solution.
+        MissingExtra: where matplotlib is not installed.
     """
     results = compared[0]
     best = min((result.objective for result in results if result.objective), default=None)
@@ -49,8 +60,19 @@ def draw_comparison(compared: tuple[Sequence[Result], Sequence[str]], *, title: 
 
 
 def draw_rivals(rivals: Sequence[Rival], *, title: str | None = None) -> Any:
-    """A matplotlib Figure: a bar for the step of each planner, with how far it is above the joint optimum's. Raises InputError
-    where no planner has a plan."""
+    """A matplotlib Figure: a bar for the step of each planner, with how far it is above the joint optimum's.
+
+    Args:
+        rivals: of `compare_planners`.
+        title: of the picture.
+
+    Returns:
+        The Figure.
+
+    Raises:
+        InputError: where no planner has a plan.
+        MissingExtra: where matplotlib is not installed.
+    """
     made = {rival.planner: rival for rival in rivals}
     if all(rival.step_ns is None for rival in made.values()):
         raise InputError("rivals", "", "have no plan", "give those of `compare_planners` with at least one")
@@ -69,7 +91,19 @@ def draw_rivals(rivals: Sequence[Rival], *, title: str | None = None) -> Any:
 
 
 def draw_trials(trials: Trials, *, title: str | None = None) -> Any:
-    """A matplotlib Figure: predicted and measured step of each plan that was tried. Raises InputError where none ran."""
+    """A matplotlib Figure: predicted and measured step of each plan that was tried.
+
+    Args:
+        trials: of `trial`.
+        title: of the picture.
+
+    Returns:
+        The Figure.
+
+    Raises:
+        InputError: where none ran.
+        MissingExtra: where matplotlib is not installed.
+    """
     rows = [row for row in trials.rows() if row["step_ns"] is not None]
     if not rows:
         raise InputError("trials", "", "have no plan that ran", "give those of `trial` with at least one")

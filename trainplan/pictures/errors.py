@@ -11,8 +11,19 @@ from trainplan.validation.predict import Prediction
 
 
 def draw_errors(predictions: Sequence[Prediction]) -> Any:
-    """A matplotlib Figure: predicted over measured steps, each with its interval, a colour for each kind of device and a marker
-    for each precision. Raises InputError where no row has a measured step."""
+    """A matplotlib Figure: predicted over measured steps, each with its interval, a colour for each kind of device and a
+    marker for each precision.
+
+    Args:
+        predictions: of `validate`.
+
+    Returns:
+        The Figure.
+
+    Raises:
+        InputError: where no row has a measured step.
+        MissingExtra: where matplotlib is not installed.
+    """
     measured = [each for each in predictions if each.error is not None]
     if not measured:
         raise InputError(

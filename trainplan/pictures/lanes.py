@@ -53,8 +53,18 @@ def draw_switches(
     """A matplotlib Figure: every lane of the step, its operations numbered by layer where there is space; the bytes held over
     time, with limit and peak; and every layer's switches.
 
-    solution: a Solution, or one in its file format, such as a Result's. window_ns: only this part of the step, from and to, and
-    no table of switches. Raises InputError.
+    Args:
+        instance: of memory-switches.
+        solution: a Solution, or one in its file format, such as a Result's.
+        title: of the picture.
+        window_ns: only this part of the step, from and to, and no table of switches.
+
+    Returns:
+        The Figure.
+
+    Raises:
+        InputError: for a solution of another instance.
+        MissingExtra: where matplotlib is not installed.
     """
     from matplotlib.figure import Figure
 
@@ -185,9 +195,20 @@ def _draw_choice(axes: Any, instance: Instance, chosen: Solution) -> None:
 
 
 def draw_frontier(points: Sequence[FrontierPoint], *, title: str | None = None) -> Any:
-    """A matplotlib Figure: the time of a step against the memory limit, a line for each method, and below how far each is above
-    the best lower bound (the best time, where there is none). Where a line begins, the method finds nothing within less.
-    Raises InputError."""
+    """A matplotlib Figure: the time of a step against the memory limit, a line for each method, and below how far each is
+    above the best lower bound (the best time, where there is none). Where a line begins, the method finds nothing within less.
+
+    Args:
+        points: of `frontier`.
+        title: of the picture.
+
+    Returns:
+        The Figure.
+
+    Raises:
+        InputError: where there are no points.
+        MissingExtra: where matplotlib is not installed.
+    """
     if not points:
         raise InputError("points", "", "are none", "give those of `frontier`")
     from matplotlib.figure import Figure

@@ -27,9 +27,17 @@ SIZES = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "B"))
 
 def draw_plan(plan: Plan, performance: Performance | None = None) -> Any:
     """A matplotlib Figure of a plan: a row for each stage with its ranks or devices, its units coloured by their strategy, and
-    beside it what holds the memory of its fullest device at the peak, against the limit.
+    alongside it what holds the memory of its fullest device at the peak, against the limit.
 
-    performance: of the plan (default: by the costs that it carries). A plan without a prediction has no memory drawn.
+    Args:
+        plan: the plan; one without a prediction has no memory drawn.
+        performance: of the plan (default: by the costs that it carries).
+
+    Returns:
+        The Figure.
+
+    Raises:
+        MissingExtra: where matplotlib is not installed.
     """
     from matplotlib.figure import Figure
 

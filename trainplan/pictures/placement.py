@@ -42,7 +42,17 @@ def draw_placement(instance: Instance, solution: Solution | Mapping[str, Any], *
     """A matplotlib Figure: every device with its stage, pipeline and tensor-parallel rank; one micro-batch on its way through
     each pipeline; and every stage's time, transfer, synchronisation and memory, red where it does not fit.
 
-    solution: a Solution, or one in its file format, such as a Result's. Raises InputError.
+    Args:
+        instance: of stage-assignment or cluster-strategy.
+        solution: a Solution, or one in its file format, such as a Result's.
+        title: of the picture.
+
+    Returns:
+        The Figure.
+
+    Raises:
+        InputError: for a solution of another instance.
+        MissingExtra: where matplotlib is not installed.
     """
     from matplotlib.figure import Figure
 
@@ -62,8 +72,19 @@ def draw_placement(instance: Instance, solution: Solution | Mapping[str, Any], *
 
 
 def draw_placements(instance: Instance, solutions: Mapping[str, Solution | Mapping[str, Any]]) -> Any:
-    """A matplotlib Figure: the devices only, of several solutions side by side, each under its name and time. Raises
-    InputError."""
+    """A matplotlib Figure: the devices only, of several solutions next to each other, each under its name and time.
+
+    Args:
+        instance: of stage-assignment or cluster-strategy.
+        solutions: by name.
+
+    Returns:
+        The Figure.
+
+    Raises:
+        InputError: where there are none.
+        MissingExtra: where matplotlib is not installed.
+    """
     from matplotlib.figure import Figure
 
     views = {name: _View.of(instance, solution) for name, solution in solutions.items()}

@@ -56,6 +56,15 @@ def draw_simulation(simulation: Simulation) -> Any:
 
     Of a step with many operations the lanes of the whole step show which share of the time each kind of work takes, and below
     stand its beginning and its end, operation by operation.
+
+    Args:
+        simulation: of `simulate`.
+
+    Returns:
+        The Figure.
+
+    Raises:
+        MissingExtra: where matplotlib is not installed.
     """
     title = simulation.name if simulation.judged is None else f"{simulation.name}: {format_time(simulation.step_ns)} a step"
     if simulation.timeline is not None:

@@ -28,7 +28,16 @@ def draw_timeline(timeline: Timeline, *, title: str | None = None, stages: Seque
     """A matplotlib Figure: when every device runs which pass, forward and backward apart, numbered by micro-batch where there
     is space; what it receives as thin bars before; the critical path outlined; iteration, start-up and bubble in the title.
 
-    stages: names of what every stage holds, to stand beside its device.
+    Args:
+        timeline: of `simulate(...).timeline`.
+        title: of the picture.
+        stages: names of what every stage holds, to stand next to its device.
+
+    Returns:
+        The Figure.
+
+    Raises:
+        MissingExtra: where matplotlib is not installed.
     """
     return _drawn([(title, timeline, stages)])
 
@@ -40,8 +49,19 @@ def draw_partition(instance: Instance, solution: Solution, *, title: str | None 
 
 
 def draw_timelines(timelines: Mapping[str, Timeline], *, width_inches: float | None = None) -> Any:
-    """A matplotlib Figure: several timelines, each under its name, on one axis of time. width_inches: of all (default: so that
-    numbers fit). Raises InputError."""
+    """A matplotlib Figure: several timelines, each under its name, on one axis of time.
+
+    Args:
+        timelines: by name.
+        width_inches: of all (default: so that numbers fit).
+
+    Returns:
+        The Figure.
+
+    Raises:
+        InputError: where there are none.
+        MissingExtra: where matplotlib is not installed.
+    """
     if not timelines:
         raise InputError("timelines", "", "are none", "give at least one, under its name")
     return _drawn([(name, timeline, None) for name, timeline in timelines.items()], width_inches)

@@ -36,11 +36,24 @@ def detect(
     gpus: Callable[[], list[Gpu] | None] = nvml_gpus,
     rates: Callable[[], Rates] = measure_rates,
 ) -> Cluster:
-    """This machine as a cluster, or `nodes` machines like it. Raises InputError.
+    """This machine as a cluster, or several machines like it. All GPUs count, whatever CUDA_VISIBLE_DEVICES says.
 
-    processes: on a machine without GPUs, how many share it; as many as cores by default. network_bytes_per_s: of one
-    ring between nodes; from the fastest network card in NCCL's file by default. topology_file: NCCL's XML; by default
-    the one that NCCL_TOPO_FILE names. All GPUs count, whatever CUDA_VISIBLE_DEVICES says.
+    Args:
+        nodes: how many machines.
+        processes: on a machine without GPUs, how many share it (default: as many as cores).
+        network_bytes_per_s: of one ring between nodes (default: from the fastest network card in NCCL's file).
+        topology_file: NCCL's XML (default: the one that NCCL_TOPO_FILE names).
+        name: of the cluster.
+        run: what runs a command; for tests.
+        read: what reads a file; for tests.
+        gpus: what lists the GPUs; for tests.
+        rates: what measures the processor; for tests.
+
+    Returns:
+        The cluster.
+
+    Raises:
+        InputError: where the machine does not say what is needed.
     """
     for field, value in (("nodes", nodes), ("processes", processes)):
         if value is not None and not 1 <= value <= MOST:
