@@ -35,6 +35,11 @@ def test_every_folder_with_code_is_listed() -> None:
     assert found == set(listed())
 
 
+def test_type_checkers_read_its_types() -> None:
+    data = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
+    assert "py.typed" in data["trainplan"] and (ROOT / "trainplan" / "py.typed").is_file()
+
+
 def test_profiling_has_no_init() -> None:
     """Python 3.15 has a standard package of that name, which must not be hidden where the checkout is on the path."""
     for name in ("profiling/__init__.py", "__init__.py", "conftest.py"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from inspect import signature
 from typing import Any, get_type_hints
 
 import pytest
@@ -56,6 +57,10 @@ def test_every_choice_of_every_preset_is_a_field_and_a_keyword() -> None:
     assert names < {field.name for field in fields(tp.PlanRequest)}
     options = {option.name for preset in PRESETS.values() for entry in methods(preset.problem_name) for option in entry.options}
     assert options - {"jobs"} - names == MethodOptions.__annotations__.keys()
+
+
+def test_a_notebook_completes_every_choice() -> None:
+    assert {*Choices.__annotations__, "model", "request", "search"} <= signature(tp.plan).parameters.keys()
 
 
 def test_fields_and_keywords_have_the_same_types() -> None:

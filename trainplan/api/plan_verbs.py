@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
-from inspect import signature
+from inspect import signature, unwrap
 from typing import Any, Unpack
 
 from trainplan.api.listed import ComparedPlans, Plans, Throughputs
@@ -221,7 +221,7 @@ def _without(name: str, chosen: Preset, method: str, asked: Mapping[str, Any], c
 def _request(chosen: Preset, method: str, asked: Mapping[str, Any], choices: Mapping[str, Any]) -> Request:
     """What is asked of a preset. Raises InputError."""
     names, options = {parameter.name for parameter in chosen.parameters}, method_options(chosen, method)
-    check_spelling(choices, [*signature(plan).parameters, *names], options, chosen.name)
+    check_spelling(choices, [*signature(unwrap(plan)).parameters, *names], options, chosen.name)
     fixed = {name: value for name, value in choices.items() if name in names}
     return request_of(chosen.parameters, chosen.name, fixed=chosen.fixed, **asked, **fixed)
 

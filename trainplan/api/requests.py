@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import wraps
+from inspect import Parameter, signature
 from typing import Any, ParamSpec, TypedDict, TypeVar, cast
 
 from trainplan.asking import FilePath
@@ -64,6 +65,9 @@ class Choices(TypedDict, total=False):
     ignore_memory: bool | None
     objective: str | None
     synchronisation: str | None
+
+
+CHOICES = Choices.__annotations__
 
 
 class MethodOptions(TypedDict, total=False):
@@ -235,11 +239,15 @@ def keywords_of(request: PlanRequest | None, search: SearchOptions | None) -> di
 
 
 def asked_at_once(verb: Callable[Parameters, Answer]) -> Callable[Parameters, Answer]:
-    """The verb, whose `request` and `search` come in as the keywords that they stand for."""
+    """The verb, whose `request` and `search` come in as the keywords that they stand for, and whose signature names all
+    choices, for those who look at it when it runs, as notebooks do to complete what is typed."""
 
     @wraps(verb)
     def asking(request: Any = None, *, search: Any = None, **keywords: Any) -> Answer:
         whole = cast("Callable[..., Answer]", verb)
         return whole(**{**keywords_of(request, search), **keywords})
 
+    *named, others = signature(verb).parameters.values()
+    chosen = [Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=kind) for name, kind in CHOICES.items()]
+    asking.__signature__ = signature(verb).replace(parameters=[*named, *chosen, others])  # type: ignore[attr-defined]
     return cast("Callable[Parameters, Answer]", asking)
