@@ -146,6 +146,11 @@ def plan(
             better plan or bound, such as `progress=print`.
         measuring: called with the reports of measuring.
         **choices: what is fixed, of what the preset chooses, as the fields of `PlanRequest` say it, and options of the method.
+            Of joint: constraints, whose costs are in `prices` (pipeline, micro_batches, schedule, zero, tp, dp, sdp, forbid,
+            one_strategy, tp_in_node, cuts, recompute_first, for_), and what else there is to choose from (sliced, chunks,
+            by_unit, hybrid, sequence_parallel, modules, host, gradients, optimizer, cost_model, cp, cp_exchange, precision,
+            memory_tables). Of galvatron-bmw: pipeline, micro_batches, schedule, space, by_unit, takeaway3. Of amp, autopipe and
+            h3t: see `place`, `partition` and `switch`.
 
     Returns:
         The answer; its `plan` is None where nothing fits, or nothing was found, and its `result` says why.
