@@ -8,6 +8,7 @@ from dataclasses import replace
 from trainplan.formulations.plan import PlanEvidence
 from trainplan.planned import Planned
 from trainplan.profiling.base.plugins import attribute
+from trainplan.solvers.core.limits import TIME_LIMIT_S
 from trainplan.solvers.core.result import Point
 from trainplan.solvers.core.search import Search, judge
 from trainplan.solvers.core.solve import check_arguments
@@ -23,7 +24,9 @@ def with_evidence(answer: Planned, progress: Callable[[Point | str], None] | Non
     return answer if answer.interrupted else certify(answer, seconds, progress)
 
 
-def certify(answer: Planned, time_limit: float | None = None, progress: Callable[[Point | str], None] | None = None) -> Planned:
+def certify(
+    answer: Planned, time_limit: float | None = TIME_LIMIT_S, progress: Callable[[Point | str], None] | None = None
+) -> Planned:
     """The answer with evidence in its plan's claim, which `check` follows. Where the evidence proves more than the search did,
     its bound becomes the claim's.
 

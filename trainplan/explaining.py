@@ -20,9 +20,8 @@ from trainplan.profiling.base.files import Source
 from trainplan.profiling.base.quantities import span
 from trainplan.profiling.profiles import Profile
 from trainplan.simulating import Simulation, simulate
+from trainplan.solvers.core.limits import TIME_LIMIT_S
 from trainplan.tabular import Tabular
-
-SECONDS = 30.0
 
 
 @dataclass(frozen=True)
@@ -99,7 +98,7 @@ def explain(
     plan: Plan | Source,
     *,
     profile: FilePath | Profile | None = None,
-    time_limit: float | None = SECONDS,
+    time_limit: float | None = TIME_LIMIT_S,
     simulation: Simulation | None = None,
 ) -> Explained:
     """Where a plan's time and memory go, and what each of its units could have in place of what it has.

@@ -10,6 +10,7 @@ from trainplan.asking import LARGEST_MEMORY
 from trainplan.formulations.problem import InstanceLike, problem_of
 from trainplan.profiling.base.display import in_one_line
 from trainplan.profiling.base.errors import InputError
+from trainplan.solvers.core.limits import GAP, TIME_LIMIT_S
 from trainplan.solvers.core.registry import method as method_named
 from trainplan.solvers.core.registry import methods as methods_of
 from trainplan.solvers.core.result import Result, relative_gap
@@ -62,8 +63,8 @@ def frontier(
     limits: Sequence[int] | None = None,
     methods: Sequence[str] | None = None,
     *,
-    time_limit: float | None = 30,
-    gap: float = 0.0,
+    time_limit: float | None = TIME_LIMIT_S,
+    gap: float = GAP,
     seed: int = 0,
     progress: Callable[[str, FrontierPoint], None] | None = None,
 ) -> Frontier:

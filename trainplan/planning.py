@@ -38,6 +38,7 @@ from trainplan.profiling.base.plugins import attribute
 from trainplan.profiling.base.quantities import plural
 from trainplan.solvers.core.answer import Answer, best_answer, with_solution
 from trainplan.solvers.core.clock import Clock, Overrun, ended_after, grace_seconds
+from trainplan.solvers.core.limits import GAP, TIME_LIMIT_S
 from trainplan.solvers.core.registry import method as method_named
 from trainplan.solvers.core.result import Point
 from trainplan.solvers.core.search import CUTOFF
@@ -61,8 +62,8 @@ def planned(
     method: str = "exact",
     *,
     backend: str | None = None,
-    time_limit: float | None = None,
-    gap: float = 0.0,
+    time_limit: float | None = TIME_LIMIT_S,
+    gap: float = GAP,
     seed: int = 0,
     progress: Callable[[Point | str], None] | None = None,
     beside: bool = True,

@@ -11,6 +11,7 @@ from trainplan.formulations.plan import Plan
 from trainplan.planned import Planned
 from trainplan.presets import DEFAULT, PAPERS, Published, preset
 from trainplan.profiling.base.errors import InputError
+from trainplan.solvers.core.limits import GAP, TIME_LIMIT_S
 from trainplan.tabular import Tabular
 
 BEGUN = "begun from their plans"
@@ -80,8 +81,8 @@ def rivals(
     request: dict[str, Any],
     published: Sequence[Published] = PAPERS,
     *,
-    gap: float = 1e-4,
-    time_limit: float | None = None,
+    gap: float = GAP,
+    time_limit: float | None = TIME_LIMIT_S,
     progress: Callable[[str], None] | None = None,
 ) -> tuple[Rivals, Planned | None]:
     """The joint optimum, every planner's plan for one request, and the joint optimum begun from these plans; and the answer of

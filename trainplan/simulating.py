@@ -35,6 +35,7 @@ from trainplan.profiling.base.processes import Report
 from trainplan.profiling.base.quantities import span
 from trainplan.profiling.clusters.cluster import Cluster
 from trainplan.profiling.profiles import Profile
+from trainplan.solvers.core.limits import TIME_LIMIT_S
 from trainplan.solvers.core.result import Result
 from trainplan.solvers.core.solve import solve
 from trainplan.solvers.partition.slicer import algorithm_2, least_sliced
@@ -409,7 +410,7 @@ def _cuts(
     problem = problem_of(instance)
     if solution is None:
         method = method or ("exact" if chunks == 1 else "algorithm-1")
-        result = solve(instance, method, **arguments)
+        result = solve(instance, method, **{"time_limit": TIME_LIMIT_S, **arguments})
         if result.solution is None:
             why = result.reason.command_text if result.reason else result.message or result.status
             raise InputError("instance", "memory", why, "give a --solution")

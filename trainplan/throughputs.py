@@ -13,6 +13,7 @@ from typing import Any
 from trainplan.formulations.pipeline.batches import LARGEST_BATCH, BatchInstances
 from trainplan.presets import Planner
 from trainplan.profiling.base.errors import InputError
+from trainplan.solvers.core.limits import GAP, TIME_LIMIT_S
 from trainplan.solvers.core.result import Result
 from trainplan.solvers.core.solve import solve
 from trainplan.solvers.pipeline.memory import fits
@@ -74,11 +75,13 @@ def search_throughput(
     memory_bytes: int,
     *,
     largest_batch: int = LARGEST_BATCH,
+    time_limit: float | None = TIME_LIMIT_S,
+    gap: float = GAP,
     progress: Callable[[Point], None] | None = None,
 ) -> Throughput:
     """Try batch sizes, from the smallest, until nothing fits (Algorithm 1).
 
-    The exact planner looks only for plans of more throughput than the best so far.
+    The exact planner looks only for plans of more throughput than the best so far. time_limit, gap: of each search.
     A size that no strategy of the space divides is passed over; so is one at which a planner finds nothing although the next
     one may be split into micro-batches better: PATIENCE failures in a row end the search. Raises InputError.
     """
@@ -95,7 +98,8 @@ def search_throughput(
         options = dict(planner.options)
         if planner.method == "exact" and best:
             options["cutoff_ns"] = max(1, int(batch / best * 1e9))
-        points.append(Point(batch, solve(instance, planner.method, explained=False, **options)))
+        limits: dict[str, Any] = {"time_limit": time_limit, "gap": gap, "explained": False}
+        points.append(Point(batch, solve(instance, planner.method, **limits, **options)))
         best = max(best, points[-1].throughput)
         if progress:
             progress(points[-1])

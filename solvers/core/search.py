@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from trainplan.formulations.problem import problem_of
 from trainplan.profiling.base.errors import Unsuited as Unsuited
 from trainplan.solvers.core.clock import Clock
+from trainplan.solvers.core.limits import GAP
 from trainplan.solvers.core.result import Point, Stop
 
 Progress = Callable[[Point], None]
@@ -46,7 +47,7 @@ class Search:
     evaluate: Callable[[Any], int | None]
     time_limit: float | None = None
     seed: int = 0
-    gap: float = 0.0
+    gap: float = GAP
     options: dict[str, Any] = field(default_factory=dict)
     progress: Progress | None = None
     clock: Clock = field(default_factory=Clock)

@@ -18,6 +18,7 @@ from trainplan.profiling.base.quantities import parse_bytes
 from trainplan.solvers.core.clock import Clock, Overrun, ended_after, grace_seconds
 from trainplan.solvers.core.entries import Entry
 from trainplan.solvers.core.incumbents import FIRST_PLAN, begin_model
+from trainplan.solvers.core.limits import GAP
 from trainplan.solvers.core.memory_limit import memory_limited
 from trainplan.solvers.core.quick import cheap_bound, first_plan
 from trainplan.solvers.core.registry import method as method_named
@@ -47,7 +48,7 @@ def solve(
     method: str = "exact",
     *,
     time_limit: float | None = None,
-    gap: float = 0.0,
+    gap: float = GAP,
     seed: int = 0,
     progress: Progress | None = None,
     explained: bool = True,

@@ -33,12 +33,12 @@ from trainplan.profiling.base.dtypes import parse_dtype
 from trainplan.profiling.base.errors import COMMAND_LINE, InputError
 from trainplan.profiling.base.files import Source
 from trainplan.profiling.clusters.cluster import Cluster
+from trainplan.solvers.core.limits import GAP, TIME_LIMIT_S
 from trainplan.validation.log_text import text_of_bytes
 from trainplan.validation.logs import LoggedRun, beside, read_log
 from trainplan.validation.plans import as_run
 
 __all__ = ["compare_log", "import_run"]
-GAP, SECONDS = 1e-3, 60.0  # of the searches
 
 
 def import_run(
@@ -61,7 +61,7 @@ def import_run(
     ignored: Collection[str] = (),
     search: bool = True,
     gap: float = GAP,
-    time_limit: float | None = SECONDS,
+    time_limit: float | None = TIME_LIMIT_S,
     progress: Callable[[Any], None] | None = None,
 ) -> JudgedRun:
     """How good is what a file has a runtime run? It becomes a plan, with its prediction; alongside it the bound and the best

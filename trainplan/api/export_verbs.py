@@ -15,6 +15,7 @@ from trainplan.planned import Planned
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.files import Source, name_of_source
 from trainplan.profiling.base.quantities import format_time, plural
+from trainplan.solvers.core.limits import TIME_LIMIT_S
 
 __all__ = ["export", "nearest_plan"]
 SECONDS, GAP = 10.0, 0.01  # for the search of the nearest plan
@@ -42,7 +43,7 @@ def export(source: Plan | Source, to: str, *, nearest: bool = False) -> Export:
     try:
         return written(given, where)
     except InputError as refused:
-        found = nearest_plan(given, to)
+        found = nearest_plan(given, to, SECONDS)
         if found is None or found.plan is None:
             raise
         if nearest:
@@ -51,7 +52,7 @@ def export(source: Plan | Source, to: str, *, nearest: bool = False) -> Export:
         raise InputError(refused.where, refused.command_field, refused.problem, fix) from None
 
 
-def nearest_plan(source: Plan | Source, to: str, time_limit: float | None = SECONDS) -> Planned | None:
+def nearest_plan(source: Plan | Source, to: str, time_limit: float | None = TIME_LIMIT_S) -> Planned | None:
     """The fastest plan that a runtime runs for the model, devices, batch and memory that a plan was made for, with gradients
     of its dtype and, where the runtime has its recipe, with its matrix multiplications.
 

@@ -54,6 +54,7 @@ from trainplan.profiling.profiles import Profile
 from trainplan.rivals import ALIKE, Rivals, rivals
 from trainplan.simulating import simulate
 from trainplan.solvers.core.clock import Clock
+from trainplan.solvers.core.limits import GAP, TIME_LIMIT_S
 from trainplan.solvers.core.registry import method as method_named
 from trainplan.throughputs import search_throughput
 from trainplan.trace import chrome_trace
@@ -101,8 +102,8 @@ def plan(
     measure: bool = False,
     method: str = "exact",
     backend: str | None = None,
-    time_limit: float | None = None,
-    gap: float = 0.0,
+    time_limit: float | None = TIME_LIMIT_S,
+    gap: float = GAP,
     seed: int = 0,
     cold: bool = False,
     solver_memory: str | int | None = None,
@@ -352,8 +353,8 @@ def compare_plans(sources: Iterable[Plan | Source]) -> ComparedPlans:
 def compare_planners(
     request: PlanRequest | None = None,
     *,
-    gap: float = 1e-4,
-    time_limit: float | None = None,
+    gap: float = GAP,
+    time_limit: float | None = TIME_LIMIT_S,
     progress: Callable[[str], None] | None = None,
     **keywords: Any,
 ) -> Rivals:
@@ -463,6 +464,8 @@ def throughput(
     step: int = 8,
     largest_batch: int = LARGEST_BATCH,
     most_micro_batches: int = MOST_MICRO_BATCHES,
+    time_limit: float | None = TIME_LIMIT_S,
+    gap: float = GAP,
     progress: Callable[[Any, Any], None] | None = None,
 ) -> Throughputs:
     """Throughput over batch sizes of planners by name, under the paper's cost model, from estimates.
@@ -480,6 +483,8 @@ def throughput(
         step: by how much batch sizes rise.
         largest_batch: the largest of them.
         most_micro_batches: of a step.
+        time_limit: seconds of each search, which is of one planner and batch size.
+        gap: relative gap at which each search may stop.
         progress: called with (planner, point).
 
     Returns:
@@ -498,7 +503,8 @@ def throughput(
     searches = Throughputs()
     for chosen in [planner(name, space, schedule) for name in planners or [*PLANNERS, OPTIMUM]]:
         notify = (lambda point, chosen=chosen: progress(chosen, point)) if progress else None
-        searches.append(search_throughput(batches, chosen, memory_bytes, largest_batch=largest_batch, progress=notify))
+        limits: dict[str, Any] = {"largest_batch": largest_batch, "time_limit": time_limit, "gap": gap}
+        searches.append(search_throughput(batches, chosen, memory_bytes, **limits, progress=notify))
     return searches
 
 

@@ -21,6 +21,7 @@ from trainplan.profiling.clusters.cluster import Cluster
 from trainplan.profiling.models.model import Model
 from trainplan.profiling.profiles import Profile
 from trainplan.solvers.core.entries import Entry, Option
+from trainplan.solvers.core.limits import GAP, TIME_LIMIT_S
 from trainplan.solvers.core.registry import method as method_named
 from trainplan.solvers.core.registry import methods as methods_of
 from trainplan.solvers.core.result import Point, Result
@@ -96,8 +97,8 @@ def solve(
     instance: InstanceLike | Source,
     method: str = "exact",
     *,
-    time_limit: float | None = None,
-    gap: float = 0.0,
+    time_limit: float | None = TIME_LIMIT_S,
+    gap: float = GAP,
     seed: int = 0,
     progress: Callable[[Point], None] | None = None,
     cold: bool = False,
@@ -136,7 +137,7 @@ def compare(
     instance: InstanceLike | Source,
     methods: Sequence[str] | None = None,
     *,
-    time_limit: float | None = 30,
+    time_limit: float | None = TIME_LIMIT_S,
     seed: int = 0,
     cold: bool = True,
     solver_memory: str | int | None = None,

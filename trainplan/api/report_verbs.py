@@ -9,7 +9,6 @@ from typing import Any
 
 from trainplan.api.plan_verbs import compare_planners, plan
 from trainplan.asking import FilePath, made_for, profile_of
-from trainplan.explaining import SECONDS
 from trainplan.formulations.plan import Plan, load_plan
 from trainplan.planned import Planned
 from trainplan.profiling.base.errors import InputError
@@ -17,6 +16,7 @@ from trainplan.profiling.base.files import Source
 from trainplan.profiling.profiles import Profile
 from trainplan.reports.page import page
 from trainplan.rivals import ALIKE, Rival
+from trainplan.solvers.core.limits import TIME_LIMIT_S
 
 __all__ = ["report"]
 ONE_STRATEGY = "one strategy"
@@ -27,7 +27,7 @@ def report(
     *,
     profile: FilePath | Profile | None = None,
     compare: bool = False,
-    time_limit: float | None = SECONDS,
+    time_limit: float | None = TIME_LIMIT_S,
     progress: Callable[[str], None] | None = None,
 ) -> str:
     """A plan's report, one HTML page that needs no other file: the plan by stage and unit, a timeline of the step, memory by

@@ -13,9 +13,10 @@ from trainplan.command import options
 from trainplan.command.options import Command, Outcome, flag, takes, word
 from trainplan.command.printing import line, pairs, table
 from trainplan.command.render import plan_rows
-from trainplan.explaining import SECONDS, Difference, Explained
+from trainplan.explaining import Difference, Explained
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.quantities import format_bytes, format_time
+from trainplan.solvers.core.limits import TIME_LIMIT_S
 
 
 def command(name: str, words: Sequence[str]) -> Command:
@@ -28,7 +29,7 @@ def command(name: str, words: Sequence[str]) -> Command:
         word("plan", Path, "A plan file, as `plan -o` writes it."),
         word("other", Path | None, "Another plan of the same model, to be told apart from the first.", None),
         flag("profile", Path | None, "The profile that the plan was made from, if it was."),
-        flag("time_limit", float | None, f"Seconds for trying what units could have instead. [default: {SECONDS:.0f}]"),
+        flag("time_limit", float | None, f"Seconds for trying what units could have instead. [default: {TIME_LIMIT_S}]"),
     ]
 )
 def explain(plan: Path, other: Path | None, profile: Path | None, time_limit: float | None) -> Outcome:
@@ -39,7 +40,7 @@ def explain(plan: Path, other: Path | None, profile: Path | None, time_limit: fl
             raise InputError("command line", "other", "is given", "leave out --profile and --time-limit beside two plans")
         rows, parted = api.compare_plans([plan, other]), api.differences(plan, other)
         return Outcome({"plans": rows, "differences": [asdict(each) for each in parted]}, partial(_show_two, rows, parted))
-    explained = api.explain(plan, profile=profile, time_limit=SECONDS if time_limit is None else time_limit)
+    explained = api.explain(plan, profile=profile, time_limit=TIME_LIMIT_S if time_limit is None else time_limit)
     code = options.FINE if explained.complete else options.STOPPED
     return Outcome(explained.to_dict(), partial(_show, explained), code=code)
 

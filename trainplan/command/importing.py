@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from trainplan import api
-from trainplan.api.configuration_verbs import GAP, SECONDS
 from trainplan.command import bars, options, render
 from trainplan.command.ending import tell
 from trainplan.command.options import Command, Outcome, flag, output, panel, takes, word
@@ -82,8 +81,8 @@ def command(name: str, words: Sequence[str]) -> Command:
             flag(
                 "search", bool, "Look for the bound, the best plans and what to change.", True, names=("--search/--no-search",)
             ),
-            flag("gap", float, "Relative gap at which each search stops.", GAP),
-            flag("time_limit", float | None, "Seconds of each of the two searches.", SECONDS),
+            options.GAP,
+            options.EACH_LIMIT,
         ],
     ),
     [

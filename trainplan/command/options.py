@@ -20,6 +20,7 @@ from typer import Argument as TyperArgument
 from typer import Exit, Option
 
 from trainplan.command import render
+from trainplan.command.helping import HELP_ALL, show_all
 from trainplan.formulations.parameters import Parameter, flag_of
 from trainplan.profiling.base.dtypes import DTYPE_BYTES
 from trainplan.profiling.base.errors import InputError
@@ -27,6 +28,7 @@ from trainplan.profiling.base.files import check_different, check_writable, writ
 from trainplan.profiling.base.quantities import parse_tokens
 from trainplan.profiling.base.watchdog import STALL_S
 from trainplan.profiling.shipped import shipped
+from trainplan.solvers.core import limits
 from trainplan.solvers.core.result import Result
 
 FINE, INFEASIBLE, STOPPED = 0, 1, 3
@@ -94,12 +96,13 @@ def panel(title: str, arguments: Iterable[Argument]) -> list[Argument]:
 
 
 def takes(*groups: Iterable[Argument]) -> Callable[[Callable[..., Outcome]], Command]:
-    """Makes a command of a function of keyword arguments and these groups of options, and `--json`; of one name, the last.
+    """Makes a command of a function of keyword arguments and these groups of options, `--json` and `--help-all`; of one name,
+    the last.
 
     The function gets the options but for `--json` and, unless it names them, those of WRITTEN; for `--option` it gets the
     method's options themselves.
     """
-    arguments = {argument.name: argument for group in (*groups, [JSON]) for argument in group}
+    arguments = {argument.name: argument for group in (*groups, [JSON, ALL]) for argument in group}
 
     def command_of(function: Callable[..., Outcome]) -> Command:
         apart = [name for name in WRITTEN if name in arguments and name not in signature(function).parameters]
@@ -107,6 +110,7 @@ def takes(*groups: Iterable[Argument]) -> Callable[[Callable[..., Outcome]], Com
         @wraps(function)
         def command(**values: Any) -> None:
             check_targets({name: path for name in CHECKED if (path := values.get(name)) is not None})
+            del values[ALL.name]  # which has ended the command before
             as_json, targets = values.pop("as_json"), {name: values.get(name) for name in WRITTEN}
             options = method_options(values.pop("option", None), values)
             outcome = function(**{name: value for name, value in values.items() if name not in apart}, **options)
@@ -157,8 +161,8 @@ MODEL_HELP = "A Hugging Face config.json, or a name from `trainplan model list`.
 CLUSTER_HELP = "A YAML or JSON file, a name from `trainplan cluster list`, or nodes of a kind, such as h100:8x16."
 OR_PROFILE = " A --profile may stand in for it."
 WORDS = [
-    word("model_word", str | None, "The model, as of --model.", None, "MODEL"),
-    word("cluster_word", str | None, "The cluster, as of --cluster.", None, "CLUSTER"),
+    word("model_word", str | None, MODEL_HELP + " Also as --model.", None, "MODEL"),
+    word("cluster_word", str | None, CLUSTER_HELP + " Also as --cluster.", None, "CLUSTER"),
 ]
 MEMORY_HELP = "Memory of each device to plan with, such as 8GiB. [default: the device's less its reserve]"
 MEMORY = flag("memory", str | None, MEMORY_HELP)
@@ -202,14 +206,23 @@ def from_words(values: dict[str, Any]) -> dict[str, Any]:
 
 METHOD = flag("method", str, "A name from `trainplan methods PROBLEM`; exact is the best proven one.", "exact")
 SEED = flag("seed", int, "Seed of the method.", 0)
-GAP = flag("gap", float, "Relative gap at which to stop.", 0.0)
-TIME_LIMIT = flag("time_limit", float | None, "Seconds until the search ends; the best solution and its bound are kept.")
+GAP = flag("gap", float, "Relative gap at which to stop.", limits.GAP)
+TIME_LIMIT = flag(
+    "time_limit", float, "Seconds until the search ends; the best solution and its bound are kept.", limits.TIME_LIMIT_S
+)
+EACH_LIMIT = flag("time_limit", float, "Seconds of each search.", limits.TIME_LIMIT_S)
 OPTION = flag("option", list[str] | None, "NAME=VALUE, an option of the method; may be repeated.")
 COLD = flag("cold", bool, "MILP and CP-SAT do not begin from the plan of a fast method.", False)
 SOLVER_MEMORY = flag("solver_memory", str | None, "Memory that the method may take, such as 8GiB; the best until then is kept.")
 SEARCH = panel(SEARCHING, [METHOD, OPTION, TIME_LIMIT, SOLVER_MEMORY, GAP, SEED, COLD])
 PICTURE = flag("picture", Path | None, "Draw it here (.png, .svg or .pdf); needs the plot extra.")
 JSON = flag("as_json", bool, "Print JSON, and nothing else, to standard output.", False, names=("--json",))
+ALL = Argument(
+    "help_all",
+    Argument.KEYWORD_ONLY,
+    default=False,
+    annotation=Annotated[bool, Option(HELP_ALL, is_eager=True, callback=show_all, help="Show every option and exit.")],
+)
 BACKEND_HELP = (
     "serial; on CPUs also fused (all but compute in one FIFO beside it) or threads (one for each lane, pausing at random); on "
     "GPUs also streams (one for each lane)."

@@ -22,6 +22,7 @@ from trainplan.formulations.plan import load_plan
 from trainplan.presets import OPTIMUM, PLANNERS, preset
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.launched import launched
+from trainplan.solvers.core.limits import TIME_LIMIT_S
 
 TRIED = "place"  # whose plans are tried where none are given
 
@@ -48,7 +49,7 @@ def command(name: str, words: Sequence[str]) -> Command:
         flag("measure", bool, "Of a plan: measure the model on this machine.", False),
         flag("method", str | None, "Without --solution. [default: exact; algorithm-1 for --chunks]"),
         flag("option", list[str] | None, "NAME=VALUE, an option of the method; may be repeated."),
-        flag("time_limit", float | None, "Seconds of the method."),
+        flag("time_limit", float | None, f"Seconds of the method. [default: {TIME_LIMIT_S}]"),
         flag("trace", Path | None, "Write a Chrome trace here, which Perfetto opens."),
         options.PICTURE,
     ]
@@ -287,6 +288,8 @@ PLANNER_HELP = f"{', '.join([*PLANNERS, OPTIMUM])}; may be repeated. [default: a
         flag("step", int, "Samples between two batch sizes.", 8),
         flag("largest_batch", int, "Stop here if all still fits.", LARGEST_BATCH),
         flag("most_micro_batches", int, "Of one step.", MOST_MICRO_BATCHES),
+        options.EACH_LIMIT,
+        options.GAP,
         options.PICTURE,
     ]
 )
