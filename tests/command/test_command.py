@@ -64,7 +64,7 @@ def test_build_solve_check_compare(tmp_path: Path) -> None:
     checked = call("check", path, answer, "--json")
     assert (checked.returncode, json.loads(checked.stdout)["objective"]) == (0, result["objective"])
     compared = call(
-        "compare",
+        "compare-methods",
         path,
         "--time-limit",
         "60",

@@ -76,7 +76,9 @@ def test_solve_and_check(instance: Path, folder: Path) -> None:
 def test_methods_agree(instance: Path) -> None:
     listed = json.loads(call("methods", "pipeline-partition", "--json").stdout)
     assert listed["exact"] == "branch-and-bound" and {entry["name"] for entry in listed["methods"]} == METHODS
-    found = json.loads(call("compare", instance, *(word for name in FAST for word in ("--method", name)), "--json").stdout)
+    found = json.loads(
+        call("compare-methods", instance, *(word for name in FAST for word in ("--method", name)), "--json").stdout
+    )
     assert found["contradictions"] == []
     times = {result["method"]: result["objective"] for result in found["results"]}
     assert len(times) == len(FAST) and min(times.values()) == times["branch-and-bound"]

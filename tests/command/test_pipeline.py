@@ -58,7 +58,7 @@ def test_build_solve_check_compare(instance: Path, folder: Path) -> None:
     for text in ("optimal", "branch-and-bound", "stages", "micro-batches", "1F1B-Flush"):
         assert text in shown
     compared = call(
-        "compare", instance, "--method", "exact", "--method", "galvatron-bmw", "--method", "galvatron-base", "--json"
+        "compare-methods", instance, "--method", "exact", "--method", "galvatron-bmw", "--method", "galvatron-base", "--json"
     )
     found = json.loads(compared.stdout)
     assert (compared.returncode, found["contradictions"]) == (0, [])
@@ -70,7 +70,7 @@ def test_every_method_on_a_tiny_instance(tiny: Path) -> None:
     assert listed["exact"] == "branch-and-bound"
     assert {entry["name"] for entry in listed["methods"]} == METHODS
     assert "branch-and-bound (= exact)" in call("methods", "pipeline").stdout
-    found = json.loads(call("compare", tiny, "--time-limit", "60", "--json").stdout)
+    found = json.loads(call("compare-methods", tiny, "--time-limit", "60", "--json").stdout)
     assert found["contradictions"] == []
     answers = {r["method"]: r for r in found["results"]}
     assert set(answers) == METHODS
@@ -252,7 +252,7 @@ def test_malformed_files(tiny: Path) -> None:
         refused(tp.solve, tiny, told=f"{tiny}: {part}")
     told(call("solve", tiny), str(tiny), part)
     tiny.write_text(text[:-20])
-    told(call("compare", tiny), str(tiny), "truncated")
+    told(call("compare-methods", tiny), str(tiny), "truncated")
 
 
 def engine_files() -> list[Path]:

@@ -39,7 +39,7 @@ def test_planners_on_the_mixed_cluster(instance: Path, folder: Path) -> None:
     assert listed["exact"] == "branch-and-bound"
     assert {entry["name"] for entry in listed["methods"]} == PLANNERS | PROVING
     found = json.loads(
-        call("compare", instance, *(w for name in sorted(PLANNERS) for w in ("--method", name)), "--json").stdout
+        call("compare-methods", instance, *(w for name in sorted(PLANNERS) for w in ("--method", name)), "--json").stdout
     )
     assert found["contradictions"] == []
     answer = folder / "solution.json"
@@ -80,7 +80,7 @@ def test_a_slow_kind_of_device_gets_fewer_layers(instance: Path) -> None:
 
 
 def test_the_exact_placement_beats_the_heuristic(instance: Path) -> None:
-    done = call("compare", instance, "--method", "amp", "--method", "exact", "--json")
+    done = call("compare-methods", instance, "--method", "amp", "--method", "exact", "--json")
     heuristic, exact = json.loads(done.stdout)["results"]
     assert (done.returncode, exact["status"]) == (0, "optimal")
     assert exact["objective"] < heuristic["objective"]
@@ -90,7 +90,7 @@ def test_the_assignment_alone(folder: Path) -> None:
     path = folder / "assignment.json"
     done = call("build", "stage-assignment", *MIXED, "--pipeline", "4", "--micro-batches", "8", "-o", path)
     assert done.returncode == 0, done.stderr
-    found = json.loads(call("compare", path, "--time-limit", "60", "--json").stdout)
+    found = json.loads(call("compare-methods", path, "--time-limit", "60", "--json").stdout)
     assert found["contradictions"] == []
     answers = {r["method"]: r["objective"] for r in found["results"]}
     assert answers["sweep"] == answers["milp"] == answers["cpsat"] == answers["amp-dp"]

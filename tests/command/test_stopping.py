@@ -77,7 +77,7 @@ def test_compare_ends_with_the_method_that_was_interrupted(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], instance: Path
 ) -> None:
     stopped_by(monkeypatch, interrupt)
-    assert call(monkeypatch, "compare", instance, "--method", "exact", "--method", "milp", "--json") == 3
+    assert call(monkeypatch, "compare-methods", instance, "--method", "exact", "--method", "milp", "--json") == 3
     assert [result["method"] for result in json.loads(capsys.readouterr().out)["results"]] == ["label-setting"]
 
 

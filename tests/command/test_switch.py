@@ -91,11 +91,13 @@ def test_solve_check_and_draw(instance: Path, folder: Path) -> None:
 def test_methods_agree(instance: Path) -> None:
     listed = json.loads(call("methods", "memory-switches", "--json").stdout)
     assert listed["exact"] == "label-setting" and {entry["name"] for entry in listed["methods"]} == METHODS
-    found = json.loads(call("compare", instance, *(word for name in FAST for word in ("--method", name)), "--json").stdout)
+    found = json.loads(
+        call("compare-methods", instance, *(word for name in FAST for word in ("--method", name)), "--json").stdout
+    )
     assert found["contradictions"] == []
     times = {result["method"]: result["objective"] for result in found["results"] if result["objective"] is not None}
     assert times["label-setting"] == min(times.values()) and {"h3t-dp", "h3t-greedy", "manual"} <= times.keys()
-    table = call("compare", instance, "--method", "exact", "--method", "manual").stdout
+    table = call("compare-methods", instance, "--method", "exact", "--method", "manual").stdout
     assert "label-setting" in table and "above best" in table
 
 

@@ -84,8 +84,9 @@ def test_the_command_prints_both(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "2.5 s a step, the median of 3 steps after the first 2" in done.stdout and "2 s a step (-20.0%)" in done.stdout
     assert "1.5 GiB" in done.stdout and "+33.3%" in done.stdout
-    wrong = call("compare", "--log", tmp_path / "train.log")
-    assert wrong.returncode == 2 and "--log is given with 0 files" in wrong.stderr
+    plans = [tmp_path / "plan.json"] * 2
+    wrong = call("compare", *plans, "--log", tmp_path / "train.log")
+    assert wrong.returncode == 2 and "--log is given with 2 files" in wrong.stderr
 
 
 TIMES = [21.2, 4.2, 4.4]  # the first with its warm-up

@@ -16,7 +16,7 @@ from typing import Annotated, Any, NoReturn, TextIO
 import typer
 
 from trainplan.command.ending import BAD_INPUT, FINE, STOPPED, OutputError, stop, tell
-from trainplan.command.examples import example
+from trainplan.command.helping import COMMON, HELP_ALL, HelpedCommand, called, show_all
 from trainplan.profiling.base.errors import COMMAND_LINE, InputError, InputWarning, MissingExtra
 
 INTERRUPTED = 130  # what typer makes of Ctrl-C
@@ -46,12 +46,14 @@ TASKS = {
             "importing",
             "Judge what another runtime runs now: its prediction, the bound, and what to change first.",
         ),
-        "compare": ("problems", "Hold plans side by side, or solve an instance with several methods."),
+        "compare": ("comparing", "Hold plans side by side, or a plan beside the log of its run."),
+        "compare-planners": ("comparing", "Say what each paper's planner loses on a model and a cluster."),
         "validate": ("validating", "Hold predictions of runs against what they measured."),
     },
     "Problems by themselves": {
         "build": ("problems", "Make an instance of a problem from a model and a cluster, or from a profile."),
         "solve": ("problems", "Solve an instance with one method; the answer is checked and its bound named."),
+        "compare-methods": ("problems", "Solve an instance with several methods, each checking the others."),
         "frontier": ("problems", "Solve an instance under a row of memory limits: time against memory."),
         "check": ("problems", "Check the programs of a plan, or a solution against an instance."),
         "methods": ("problems", "List the methods for a problem."),
@@ -59,6 +61,7 @@ TASKS = {
     },
 }
 COMMANDS = {name: command for commands in TASKS.values() for name, command in commands.items()}
+ALIASES = {"place", "partition", "switch"}  # of `plan --like`, which `trainplan --help-all` lists, too
 NUMBERS = "Models, clusters, profiles"
 GROUPS = {
     "model": ("catalogue:models", "Models: list, show."),
@@ -80,17 +83,18 @@ def application(words: Sequence[str]) -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_application)
-    called = next((word for word in words if not word.startswith("-")), None)
+    named = next((word for word in words if not word.startswith("-")), None)
+    hidden = set() if HELP_ALL in words else ALIASES
     for task, commands in TASKS.items():
         for name, (module, about) in commands.items():
-            if name == called:
+            if name == named:
                 function = import_module(f"trainplan.command.{module}").command(name, words)
-                app.command(name, epilog=example(name), rich_help_panel=task)(function)
+                app.command(name, cls=HelpedCommand, rich_help_panel=task)(function)
             else:
-                app.command(name, help=about, rich_help_panel=task)(_uncalled)
+                app.command(name, help=about, rich_help_panel=task, hidden=name in hidden)(_uncalled)
     for name, (target, about) in GROUPS.items():
         module, attribute = target.split(":")
-        if name == called:
+        if name == named:
             app.add_typer(getattr(import_module(f"trainplan.command.{module}"), attribute), rich_help_panel=NUMBERS)
         else:
             group = typer.Typer(name=name, help=about)
@@ -109,6 +113,9 @@ def _version(asked: bool) -> None:
 
 def _application(
     version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+    help_all: Annotated[
+        bool, typer.Option(HELP_ALL, callback=show_all, is_eager=True, help="Show the short names of presets, too, and exit.")
+    ] = False,
 ) -> None:
     """Options of the whole command."""
 
@@ -137,7 +144,8 @@ def _refused(error: Any) -> tuple[str, dict[str, str]]:
     """What is wrong with the words of a command line, and, where a value is of another type, the value; also in fields."""
     param = getattr(error, "param", None)
     name = getattr(error, "option_name", None) or next(iter(getattr(param, "opts", ())), "")
-    helping = f"See `{error.ctx.command_path if error.ctx else 'trainplan'} --help`."
+    path, name_of_command = (error.ctx.command_path, called(error.ctx)) if error.ctx else ("trainplan", "")
+    helping = f"See `{path} {HELP_ALL if name_of_command in COMMON else '--help'}`."
     refused: list[Any] = getattr(error.__cause__, "errors", list)()
     if refused and param is not None:
         told = refused[0].get("ctx", {}).get("error")  # of a parser of ours

@@ -11,7 +11,7 @@ import typer
 from trainplan import api
 from trainplan.asking import model_of
 from trainplan.command import tables
-from trainplan.command.examples import example
+from trainplan.command.helping import HelpedCommand
 from trainplan.command.options import CLUSTER_HELP, DTYPE, SEQUENCE, Outcome, flag, output, takes, word
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.quantities import parse_bytes
@@ -28,7 +28,7 @@ clusters = typer.Typer(
 )
 
 
-@models.command("list", epilog=example("model list"))
+@models.command("list", cls=HelpedCommand)
 @takes()
 def list_models() -> Outcome:
     """List the shipped models."""
@@ -37,7 +37,7 @@ def list_models() -> Outcome:
     return Outcome(rows, partial(tables.models, each))
 
 
-@models.command("show", epilog=example("model show"))
+@models.command("show", cls=HelpedCommand)
 @takes(
     [
         word("model", str, "A shipped name or a Hugging Face config.json."),
@@ -58,7 +58,7 @@ def show_model(model: str, rows: int, tp: int, sequence: int | None, dtype: str 
     return Outcome(content, partial(tables.model, loaded, rows, tp))
 
 
-@clusters.command("list", epilog=example("cluster list"))
+@clusters.command("list", cls=HelpedCommand)
 @takes()
 def list_clusters() -> Outcome:
     """List the shipped clusters."""
@@ -70,7 +70,7 @@ def list_clusters() -> Outcome:
     return Outcome(rows, partial(tables.clusters, each))
 
 
-@clusters.command("kinds", epilog=example("cluster kinds"))
+@clusters.command("kinds", cls=HelpedCommand)
 @takes()
 def list_kinds() -> Outcome:
     """List the kinds of devices that clusters can be named by, as h100:8x16 is 16 nodes of 8 H100: one node of each."""
@@ -79,7 +79,7 @@ def list_kinds() -> Outcome:
     return Outcome(content, partial(tables.kinds, each))
 
 
-@clusters.command("show", epilog=example("cluster show"))
+@clusters.command("show", cls=HelpedCommand)
 @takes([word("cluster", str, CLUSTER_HELP)])
 def show_cluster(cluster: str) -> Outcome:
     """Show a cluster: its devices, its links, and where the numbers come from."""
@@ -87,7 +87,7 @@ def show_cluster(cluster: str) -> Outcome:
     return Outcome(loaded.model_dump(mode="json", exclude_none=True), partial(tables.cluster, loaded))
 
 
-@clusters.command("detect", epilog=example("cluster detect"))
+@clusters.command("detect", cls=HelpedCommand)
 @takes(
     [
         flag("nodes", int, "Machines like this one.", 1),

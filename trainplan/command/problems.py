@@ -1,9 +1,9 @@
-"""`trainplan build`, `solve`, `check`, `compare`, `methods` and `schema`: problems by themselves."""
+"""`trainplan build`, `solve`, `compare-methods`, `frontier`, `check`, `methods` and `schema`: problems by themselves."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,26 +11,24 @@ from typing import Any
 from trainplan import api
 from trainplan.command import bars, options, render
 from trainplan.command.options import Command, Outcome, exit_code, flag, flags_of, output, takes, word
-from trainplan.formulations.parameters import flag_of
 from trainplan.formulations.problem import problem, problem_names, problem_of
 from trainplan.frontiers import LIMITS, memory_limits
 from trainplan.pictures import drawn
-from trainplan.presets import DEFAULT, PRESETS
 from trainplan.profiling.base.errors import InputError
-from trainplan.profiling.base.files import check_readable, json_text, read_data, write_whole
+from trainplan.profiling.base.files import check_readable, json_text, write_whole
 from trainplan.profiling.base.quantities import parse_bytes
 from trainplan.solvers.core.registry import methods as methods_of
 
-LEAST_GAP = 1e-4  # of the joint optimum that planners are compared with, unless another is asked for
 MOST_LIMITS = 1000  # of a frontier
-METHODS = flag("method", list[str] | None, "Of an instance: a method; may be repeated. [default: all]")
+METHODS = flag("method", list[str] | None, "A method; may be repeated. [default: all]")
 INSTANCE = word("instance", Path, "An instance file.")
-PROBLEM_HELP = "The problem; its own options are listed by `trainplan build PROBLEM --help`."
+PROBLEM_HELP = "The problem; its own options are listed by `trainplan build PROBLEM --help-all`."
 
 
 def command(name: str, words: Sequence[str]) -> Command:
     """The command of that name."""
-    functions = {"solve": solve, "frontier": frontier, "check": check, "compare": compare, "methods": methods, "schema": schema}
+    functions = {"solve": solve, "compare-methods": compare_methods, "frontier": frontier, "check": check}
+    functions |= {"methods": methods, "schema": schema}
     return _build(words) if name == "build" else functions[name]
 
 
@@ -90,7 +88,7 @@ def solve(instance: Path, picture: Path | None, **values: Any) -> Outcome:
         flag("most", str | None, "The largest limit. [default: what the shortest step needs]", names=("--to",)),
         flag("points", int, "Limits, evenly spaced.", LIMITS),
         METHODS,
-        flag("time_limit", float, "Seconds for each method and limit.", 30),
+        options.EACH_LIMIT,
         options.GAP,
         options.SEED,
         options.PICTURE,
@@ -137,59 +135,14 @@ def check(**values: Any) -> Outcome:
     return Outcome(checked.to_dict(), partial(render.checked, checked), code=code)
 
 
-SOURCES = word(
-    "sources",
-    list[Path] | None,
-    "An instance file; or plan files, which are held side by side as they are predicted. [default: the papers' planners on "
-    "--model and --cluster]",
-    None,
-)
-SECONDS = 30.0  # for each, unless others are given
-EACH = flag("time_limit", float | None, f"Seconds for each method. [default: {SECONDS:.0f}]")
-COLD = flag(
-    "cold",
-    bool | None,
-    "Of an instance: whether MILP and CP-SAT begin without the plan of a fast method. [default: cold]",
-    names=("--cold/--warm",),
-)
-GAP = flag("gap", float | None, f"Without files: relative gap of the joint optimum. [default: {LEAST_GAP}]")
-SEED = flag("seed", int | None, "Seed of the methods. [default: 0]")
-ASKED = [*options.REQUEST[:-1], *options.flags_of(PRESETS[DEFAULT].parameters)]
+COLD = flag("cold", bool, "Whether MILP and CP-SAT begin without the plan of a fast method.", True, names=("--cold/--warm",))
 
 
-LOG = flag("log", Path | None, "Of a plan file: a log of its run, by Megatron-LM, torchtitan or DeepSpeed.")
-
-
-@takes([SOURCES], ASKED, [LOG, METHODS, EACH, GAP, options.SOLVER_MEMORY, SEED, COLD])
-def compare(**values: Any) -> Outcome:
-    """Solve an instance with several methods and let each check the others; or hold plans side by side; or, of a model and a
-    cluster, what each paper's planner loses against the joint optimum, all plans judged by the walks on the serial back-end.
-    """
-    sources, log = values.pop("sources"), values.pop("log")
-    if log is not None:
-        if not sources or len(sources) != 1:
-            raise InputError("command line", "--log", f"is given with {len(sources or [])} files", "give one plan file")
-        logged = api.compare_log(sources[0], log)
-        return Outcome(logged.to_dict(), partial(render.logged, logged))
-    request = {argument.name: values.pop(argument.name) for argument in ASKED}
-    settings = {name: value for name, value in values.items() if value not in (None, [])}
-    if not sources:
-        _refuse(settings, ("method", "cold"), "is given without an instance", "leave it out: each planner has its own")
-        limits = {"gap": LEAST_GAP, "time_limit": SECONDS, **settings}
-        with bars.planning() as progress:
-            rivals = api.compare_planners(**request, **limits, progress=progress)
-        code = options.FINE if any(each.step_ns is not None for each in rivals) else options.INFEASIBLE
-        return Outcome([each.to_dict() for each in rivals], partial(render.rivals, rivals), {}, code)
-    asked = {name: value for name, value in request.items() if value not in (None, [])}
-    _refuse(asked, asked, "is given beside a file", "give it without files, or leave it out")
-    if len(sources) > 1 or "format" in _fields(sources[0]):
-        _refuse(settings, settings, "is given beside plan files", "leave it out: nothing is searched")
-        rows = api.compare_plans(sources)
-        return Outcome(rows, partial(render.plan_rows, rows))
-    _refuse(settings, ("gap",), "is given beside an instance", "leave it out: methods are compared at their ends")
+@takes([INSTANCE], [METHODS, options.EACH_LIMIT, options.SOLVER_MEMORY, options.SEED, COLD])
+def compare_methods(instance: Path, method: list[str] | None, **values: Any) -> Outcome:
+    """Solve an instance with several methods, and let each check the others."""
     with bars.searching("comparing") as progress:
-        limits = {"time_limit": SECONDS, **settings}
-        compared = api.compare(sources[0], limits.pop("method", None), progress=progress, **limits)
+        compared = api.compare(instance, method or None, progress=progress, **values)
     results, contradictions = compared
     interrupted = any(result.stopped == "interrupt" for result in results)
     code = options.FINE if any(result.objective is not None for result in results) and not interrupted else options.STOPPED
@@ -197,20 +150,6 @@ def compare(**values: Any) -> Outcome:
         code = options.INFEASIBLE
     content = {"results": [result.to_dict() for result in results], "contradictions": contradictions}
     return Outcome(content, partial(render.comparison, compared), {}, code)
-
-
-def _refuse(options_set: Mapping[str, Any], names: Iterable[str], problem: str, fix: str) -> None:
-    """Raises InputError for the first of these options that is set."""
-    for name in names:
-        if name in options_set:
-            flag = "--warm" if name == "cold" and not options_set[name] else flag_of(name)
-            raise InputError("command line", flag, problem, fix)
-
-
-def _fields(source: Path) -> Mapping[str, Any]:
-    """What a file holds, where it is an object; what else it holds is refused where it is read as an instance."""
-    content = read_data(source)
-    return content if isinstance(content, Mapping) else {}
 
 
 @takes([word("problem", str, "The problem.", "layer-strategies")])

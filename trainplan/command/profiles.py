@@ -12,7 +12,7 @@ import typer
 
 from trainplan import api
 from trainplan.command import bars, options, tables
-from trainplan.command.examples import example
+from trainplan.command.helping import HelpedCommand
 from trainplan.command.options import Outcome, flag, output, takes, word
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.quantities import parse_bytes
@@ -52,14 +52,14 @@ def _outcome(profile: Profile) -> Outcome:
     return Outcome(profile.model_dump(mode="json"), partial(tables.profile, profile), files)
 
 
-@app.command(epilog=example("profile estimate"))
+@app.command(cls=HelpedCommand)
 @takes(SUBJECT, OUTPUTS)
 def estimate(rows: str, tp: str | None, **values: Any) -> Outcome:
     """Estimate a profile from shapes and data sheets: a roofline of every operator."""
     return _outcome(api.profile(**values, **_shapes(rows, tp)))
 
 
-@app.command(epilog=example("profile measure"))
+@app.command(cls=HelpedCommand)
 @takes(
     SUBJECT,
     [
@@ -79,7 +79,7 @@ def measure(rows: str, tp: str | None, budget: float, journal: Path | None, **va
         return _outcome(api.profile(**values, **shapes, **settings))
 
 
-@app.command("import", epilog=example("profile import"))
+@app.command("import", cls=HelpedCommand)
 @takes(
     [
         word("files", list[Path], "All files of one model: Hetu-Galvatron's, Piper's or H3T's, or a .npy or .csv table."),
@@ -118,7 +118,7 @@ def import_(
     return _outcome(profile)
 
 
-@app.command(epilog=example("profile show"))
+@app.command(cls=HelpedCommand)
 @takes(
     [
         word("profile", Path, "A profile file."),
