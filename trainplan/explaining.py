@@ -9,9 +9,12 @@ from typing import Any, ClassVar
 
 from trainplan.asking import FilePath, profile_of
 from trainplan.checking import request_of_claim
+from trainplan.configurations.judging import neighbour_runs
 from trainplan.formulations.joint.asked import with_tables
+from trainplan.formulations.joint.runtimes import FOR
 from trainplan.formulations.plan import Plan, load_plan
 from trainplan.formulations.problem import problem
+from trainplan.formulations.request import Request
 from trainplan.formulations.runs import runs
 from trainplan.performance import stage_shares
 from trainplan.profiling.base.display import in_one_line
@@ -19,6 +22,7 @@ from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.files import Source
 from trainplan.profiling.base.quantities import span
 from trainplan.profiling.profiles import Profile
+from trainplan.screen import run_words
 from trainplan.simulating import Simulation, simulate
 from trainplan.solvers.core.limits import TIME_LIMIT_S
 from trainplan.tabular import Tabular
@@ -42,12 +46,24 @@ class ExplainedStage:
 
 @in_one_line
 @dataclass(frozen=True)
+class Neighbour:
+    """A plan with one decision changed for all units, as the runtime is predicted to run it. peak_bytes: of its fullest
+    device."""
+
+    what: str
+    step_ns: int
+    peak_bytes: int
+
+
+@dataclass(frozen=True)
 class Explained:
     """Why a plan is as it is.
 
     step_ns: predicted, as `software` overlaps, where that is not trainplan's own runtime; objective_ns, bound_ns: what is
     claimed of the walks over its programs. changes: for each run of equal units what the first of
     them could have instead, with the claim's costs (see `formulations.joint.changes`); complete: whether all were tried.
+    neighbours: of a plan for another runtime, plans with one decision changed, the shortest step first. run: how the plan runs,
+    in words; units: how many it has; limit_bytes: the memory of each device.
     """
 
     model: str
@@ -59,6 +75,17 @@ class Explained:
     changes: tuple[Any, ...]
     complete: bool
     software: str = ""
+    neighbours: tuple[Neighbour, ...] = ()
+    run: tuple[str, ...] = ()
+    units: int = 0
+    limit_bytes: int = 0
+
+    def lacking_bytes(self, change: Any) -> int:
+        """What a device lacks under a change of one unit, from the free memory that is predicted of its stage and from what the
+        change needs more than the plan by the solver's count; 0 where all fits."""
+        stages = self.stages
+        peaks = (stages[x % len(stages)].peak_bytes + more for x, more in enumerate(change.more_bytes))
+        return max(0, *(peak - self.limit_bytes for peak in peaks))
 
     def to_dict(self) -> dict[str, Any]:
         """All of it as plain values."""
@@ -149,7 +176,19 @@ def explain(
         changes=changes,
         complete=time.monotonic() <= end,
         software=simulation.software,
+        neighbours=_neighbours(made, request),
+        run=tuple(run_words(made)),
+        units=len(made.units),
+        limit_bytes=made.memory_bytes,
     )
+
+
+def _neighbours(plan: Plan, request: Request) -> tuple[Neighbour, ...]:
+    runtime = request.options.get(FOR.name)
+    if runtime is None or plan.runs_by is None:
+        return ()
+    runs_of_others = neighbour_runs(runtime, plan, request)
+    return tuple(Neighbour(what, round(step_ns), round(peak_bytes)) for what, _, step_ns, peak_bytes in runs_of_others)
 
 
 def _stages(plan: Plan, simulation: Simulation, bound: set[int]) -> list[ExplainedStage]:
@@ -199,4 +238,5 @@ def _placed(plan: Plan) -> Sequence[tuple[int, str]]:
     """Of every unit its stage and its strategy, with the optimizer where it is not AdamW."""
     stages = [x for x, stage in enumerate(plan.stages) for _ in range(stage.first_unit, stage.last_unit + 1)]
     stepped = "" if plan.optimizer == "adamw" else f", {plan.optimizer}"
-    return list(zip(stages, [f"{strategy}{stepped}" for strategy in plan.strategies()], strict=True))
+    texts = [f"{strategy}{stepped}" for strategy in plan.strategies()]
+    return list(zip(stages, texts, strict=True))

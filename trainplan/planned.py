@@ -465,8 +465,16 @@ def plan_row(name: str, plan: Plan) -> dict[str, Any]:
         if predicted.software or not alike:
             lanes_ns = judge_carried(plan, predicted.durations, None if alike else "streams").step_ns
     samples_per_s = 0.0 if predicted is None else plan.batch.global_samples / predicted.step_ns * 1e9
+    from trainplan.screen import run_words  # which is of answers, and imports this module
+
     return {
         "name": name,
+        "model": plan.planned_model().name,
+        "devices": plan.world,
+        "batch": plan.batch.global_samples,
+        "sequence": plan.planned_model().tokens,
+        "memory_bytes": plan.memory_bytes,
+        "run": run_words(plan),
         "lanes_ns": lanes_ns,
         "step_ns": None if predicted is None else predicted.step_ns,
         "backend": None if predicted is None else predicted.backend,

@@ -14,9 +14,10 @@ from trainplan.execution.standing_in import recipe_of
 from trainplan.formulations.joint.runtimes import FOR
 from trainplan.formulations.plan import Plan
 from trainplan.formulations.runs import runs
-from trainplan.formulations.strategies import Strategy
+from trainplan.formulations.strategies import Strategy, parse_strategy
 from trainplan.performance import PARTS
 from trainplan.planned import Planned, Price
+from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.quantities import format_time, plural
 from trainplan.validation.predict import GIB
 
@@ -71,6 +72,19 @@ def degree_words(strategy: Strategy) -> list[str]:
         words.append(f"ZeRO-{strategy.zero_stage}" + f" over {sdp}" * (sdp < data))
     words += ["SP"] * strategy.sequence_parallel + ["CP by heads"] * strategy.exchanges_heads
     return words or ["1 GPU a stage"]
+
+
+def strategy_words(text: str) -> str:
+    """A unit's strategy as people write it, with what it recomputes. text: as plans and tables have it, such as
+    `sdp4-tp4-zero1-sp-ckpt`; what follows after a comma stays."""
+    name, comma, rest = text.partition(",")
+    try:
+        strategy = parse_strategy(name)
+    except InputError:
+        return text
+    words = [*degree_words(strategy), *["recomputed"] * strategy.ckpt]
+    words += [f"{' and '.join(sorted(strategy.modules))} recomputed"] if strategy.modules else []
+    return ", ".join(words) + comma + rest
 
 
 def _bare(strategy: Strategy) -> tuple[object, ...]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 
 import numpy as np
-from trainplan.formulations.joint.evaluation import evaluate
+from trainplan.formulations.joint.evaluation import Evaluation, evaluate
 from trainplan.formulations.joint.problem import Instance, Solution
 from trainplan.formulations.runs import runs
 
@@ -16,11 +16,13 @@ TRIED = 16  # options of each unit, those of the least work of their own; more o
 
 @dataclass(frozen=True)
 class Change:
-    """The plan with one unit under another option. over_bytes: what a device or a host then lacks; 0 where all fits."""
+    """The plan with one unit under another option. over_bytes: what a device or a host then lacks; 0 where all fits.
+    more_bytes: by stage, what its fullest device needs more than in the plan."""
 
     option: str
     step_ns: int
     over_bytes: int
+    more_bytes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ def changes(instance: Instance, solution: Solution, stop: Callable[[], bool] = l
     stop: asked before each evaluation; once it says so, nothing more is tried. Raises ValueError where the solution is none of
     the instance.
     """
-    configuration, step_ns = instance.configurations[solution.configuration], evaluate(instance, solution).time_ns
+    configuration, now = instance.configurations[solution.configuration], evaluate(instance, solution)
     rows = []
     for x, (first, last) in enumerate(solution.spans()):
         tables = [instance.table(configuration, x, l) for l in range(first, last + 1)]
@@ -56,12 +58,12 @@ def changes(instance: Instance, solution: Solution, stop: Callable[[], bool] = l
             for number, option in enumerate(_by_own_work(instance, solution, x, first + place)):
                 if (number >= TRIED and fitting is not None) or stop():
                     break
-                change = _changed(instance, solution, first + place, option, tables[place].options[option].name)
+                change = _changed(instance, solution, now, first + place, option, tables[place].options[option].name)
                 if change is None:
                     continue
                 if change.over_bytes <= 0:
                     fitting = min(fitting or change, change, key=attrgetter("step_ns"))
-                elif change.step_ns < step_ns:
+                elif change.step_ns < now.time_ns:
                     prevented = min(prevented or change, change, key=attrgetter("step_ns"))
             rows.append(UnitChanges(x, first + place, units, count, name, fitting, prevented))
     return rows
@@ -75,7 +77,7 @@ def _by_own_work(instance: Instance, solution: Solution, stage: int, unit: int) 
     return [int(s) for s in np.argsort(work, kind="stable") if s != solution.choice[unit]]
 
 
-def _changed(instance: Instance, solution: Solution, unit: int, option: int, name: str) -> Change | None:
+def _changed(instance: Instance, solution: Solution, now: Evaluation, unit: int, option: int, name: str) -> Change | None:
     """The plan with another option of one unit; None where its neighbours cannot be beside that."""
     other = replace(solution, choice=(*solution.choice[:unit], option, *solution.choice[unit + 1 :]))
     try:
@@ -87,4 +89,5 @@ def _changed(instance: Instance, solution: Solution, unit: int, option: int, nam
         site = configuration.site(x)
         room = instance.host_limit_bytes(site)
         over = max(over, stage.peak_bytes - instance.limit_bytes(site), 0 if room is None else stage.host_bytes - room)
-    return Change(name, evaluation.time_ns, over)
+    more = (other.peak_bytes - own.peak_bytes for other, own in zip(evaluation.stages, now.stages, strict=True))
+    return Change(name, evaluation.time_ns, over, tuple(more))

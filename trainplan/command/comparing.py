@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from trainplan import api
-from trainplan.command import bars, options, render
+from trainplan.command import bars, options, render, render_plans
 from trainplan.command.options import Command, Outcome, flag, flags_of, takes, word
 from trainplan.presets import DEFAULT, PRESETS
 from trainplan.profiling.base.errors import COMMAND_LINE, InputError
@@ -49,7 +49,7 @@ def compare(plans: list[Path], log: Path | None) -> Outcome:
         if isinstance(content, Mapping) and "format" not in content and "problem" in content:
             raise InputError(str(source), "problem", "is of an instance, not of a plan", f"use `{METHODS}`")
     rows = api.compare_plans(plans)
-    return Outcome(rows, partial(render.plan_rows, rows))
+    return Outcome(rows, partial(render_plans.side_by_side, rows))
 
 
 ASKED = [*options.REQUEST[:-1], *flags_of(PRESETS[DEFAULT].parameters)]

@@ -9,6 +9,7 @@ from typing import Any
 
 from trainplan.checking import Checked, CheckedClaim, CheckedPlan
 from trainplan.command.printing import line, pairs, table, wrapped
+from trainplan.command.render_plans import side_by_side
 from trainplan.comparing import Comparison
 from trainplan.execution.standing_in import recipe_of
 from trainplan.formulations.plan import Plan
@@ -253,7 +254,7 @@ def plans(answers: Sequence[Any]) -> None:
     """The plans of several presets side by side, and why others have none."""
     made = [answer for answer in answers if isinstance(answer, Planned)]
     pairs([row for answer in made[:1] for row in _asked(answer.request)])
-    plan_rows([answer.row for answer in made if answer.row is not None])
+    side_by_side([answer.row for answer in made if answer.row is not None])
     uniform = [(answer.preset.name, dict(answer.summary())["one strategy"]) for answer in made if answer.plan]
     pairs([(f"{name}, one strategy", text) for name, text in uniform])
     rows = [
@@ -262,14 +263,6 @@ def plans(answers: Sequence[Any]) -> None:
         if not answer.plan
     ]
     pairs([*rows, *(("not suited", answer.command_text) for answer in answers if not isinstance(answer, Planned))])
-
-
-def plan_rows(rows: Sequence[dict[str, Any]]) -> None:
-    """Plans side by side: their steps all on the lanes of `streams`, and as each is predicted; beside it what is claimed."""
-    times = ("step, streams", "step", "back-end", "samples/s", "tokens/s/device")
-    columns = ("plan", *times, "memory", "stages", "micro-batches", "claim", "bound", "gap")
-    cells = [[cell_text(name, value) for name, value in row.items()] for row in rows]
-    table((*columns, "problem"), [[*row, f"{problem}, {costs}"] for *row, problem, costs in cells])
 
 
 def logged(run: LoggedRun) -> None:

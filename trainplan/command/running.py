@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from trainplan import api
-from trainplan.command import bars, options, render, render_runs
+from trainplan.command import bars, options, render, render_plans, render_runs
 from trainplan.command.ending import tell
 from trainplan.command.options import Command, Outcome, exit_code, flag, flags_of, output, takes, value_of, word
 from trainplan.execution.exports.common import write_export
@@ -300,7 +300,7 @@ def throughput(plans: list[Path] | None, planner: list[str] | None, **values: An
     """
     if plans:
         rows = api.compare_plans(plans)
-        return Outcome(rows, partial(render.plan_rows, rows))
+        return Outcome(rows, partial(render_plans.side_by_side, rows))
     with bars.trying() as progress:
         searches = api.throughput(planners=planner, progress=progress, **values)
     code = options.FINE if any(each.best for each in searches) else options.INFEASIBLE
