@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from trainplan.command.printing import out, pairs, table
@@ -16,18 +16,46 @@ from trainplan.profiling.models.model import Model
 from trainplan.profiling.profiles import Profile, Rate
 from trainplan.profiling.summary import LayerSummary, profiled_shapes, reached, runs
 
-BAR = 12
+BAR, WIDE = 12, 130  # columns: of a bar; of a terminal that has room for all of a table of kinds
 
 
-def models(listed: Sequence[Model]) -> None:
-    """The shipped models, a row each."""
-    rows = []
-    for model in listed:
-        hidden = dict.fromkeys(str(unit.sublayer.hidden) for unit in model.units)
-        tokens = dict.fromkeys(str(unit.sublayer.tokens) for unit in model.units if unit.kind == "attention")
-        size = format_count(model.total_parameters)
-        rows.append([model.name, model.family, str(model.layers), "/".join(hidden), "/".join(tokens), size])
-    table(("model", "family", "layers", "hidden", "tokens", "parameters"), rows, left=("model", "family"))
+def model_row(model: Model) -> dict[str, Any]:
+    """A model's sizes; lists where layers differ, as those of Swin do. heads: of queries; kv_heads: of keys and values."""
+    parts = [getattr(unit.sublayer, "attention", unit.sublayer) for unit in model.units]  # inside a block, where that is one
+    attentions = [part for part in parts if part.kind == "attention"]
+    return {
+        "name": model.name,
+        "family": model.family,
+        "parameters": model.total_parameters,
+        "layers": model.layers,
+        "hidden": _distinct(part.hidden for part in attentions),
+        "heads": _distinct(part.heads for part in attentions),
+        "kv_heads": _distinct(part.kv_heads for part in attentions),
+        "context": model.sequence_tokens,
+    }
+
+
+def _distinct(values: Iterable[int]) -> int | list[int]:
+    found = list(dict.fromkeys(values))
+    return found[0] if len(found) == 1 else found
+
+
+def models(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Models by family, the smallest of each first, as `model_row` has them."""
+    cells, before = [], None
+    for row in sorted(rows, key=lambda each: (each["family"], each["parameters"], each["name"])):
+        hidden, heads, kv_heads = (_range(row[name]) for name in ("hidden", "heads", "kv_heads"))
+        family = row["family"] if row["family"] != before else ""
+        sizes = [format_count(row["parameters"]), str(row["layers"]), hidden, heads, kv_heads, f"{row['context']:,}"]
+        cells.append([family, row["name"], *sizes])
+        before = row["family"]
+    names = ("family", "model", "parameters", "layers", "hidden", "heads", "kv heads", "context")
+    table(names, cells, left=("family", "model"))
+
+
+def _range(value: int | list[int]) -> str:
+    """`4096`; of layers that differ, the first one's and the last one's: `96-768`."""
+    return f"{value[0]}-{value[-1]}" if isinstance(value, list) else str(value)
 
 
 def sublayer_rows(model: Model, rows: int, tp: int) -> list[dict[str, Any]]:
@@ -105,7 +133,10 @@ def kinds(nodes: Mapping[str, Cluster]) -> None:
         network = f"{port * 8 / 1e9:.0f} Gb/s" + (f" for {per}" if per > 1 else "")
         watts = "-" if described.power_watts is None else f"{described.power_watts} W"
         rows.append([name, *peaks, *sizes, level, links, network, watts])
-    names = ("kind", *PEAKS, "memory", "usable", "memory/s", "links", "ring", "port", "power")
+    names: Sequence[str] = ("kind", *PEAKS, "memory", "usable", "memory/s", "links", "ring", "port", "power")
+    if out.width < WIDE:
+        shown = [place for place, name in enumerate(names) if name not in ("links", "port", "power")]
+        names, rows = [names[place] for place in shown], [[row[place] for place in shown] for row in rows]
     table(names, rows, "one node of each kind; dense peaks of matrix products in TFLOP/s", left=("kind", "links"))
 
 
