@@ -48,7 +48,7 @@ class InputError(ValueError):
 
 
 class Unsuited(InputError):
-    """The instance is larger than a method takes, or of another kind; `compare` passes such a method over."""
+    """The instance is larger than a method takes, or of another kind; `compare-methods` passes such a method over."""
 
 
 class TooLarge(Unsuited):

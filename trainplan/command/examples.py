@@ -29,7 +29,7 @@ EXAMPLES = {
     "trainplan import-run run/launch.sh --model gpt2 --cluster h100:2x1",
     "compare": PLANNED + "trainplan plan --model gpt2 --cluster cpu-4 --batch 8 --tp 1 -o other.json\n"
     "trainplan compare plan.json other.json",
-    "compare-planners": "trainplan compare-planners gpt2-345m autopipe-3090-16 --batch 16 \\\n  --dtype float32",
+    "compare-planners": "trainplan compare-planners gpt2 cpu-4 --batch 8 --sequence 64",
     "compare-methods": BUILT + "trainplan compare-methods instance.json --method exact --method galvatron-dp",
     "validate": """echo '[{"id": "mine", "model": "llama3-8b", "gpu": "H100", "gpus": 64, \\\n"""
     """  "seq": 8192, "gbs": 128, "tp": 2, "zero": 1, "step_s": 5.2}]' > runs.json\n"""
