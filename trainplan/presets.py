@@ -153,7 +153,7 @@ def preset(name: str) -> Preset:
 
 @dataclass(frozen=True)
 class Published:
-    """A planner that `compare-planners` holds against the joint optimum: a preset and a method. label: the paper's name for it."""
+    """What `compare-planners` holds against the joint optimum: a preset and a method. label: the paper's name for it."""
 
     label: str
     preset: str

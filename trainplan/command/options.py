@@ -110,7 +110,7 @@ def takes(*groups: Iterable[Argument]) -> Callable[[Callable[..., Outcome]], Com
         @wraps(function)
         def command(**values: Any) -> None:
             check_targets({name: path for name in CHECKED if (path := values.get(name)) is not None})
-            del values[ALL.name]  # which has ended the command before
+            values.pop(ALL.name, None)  # which has ended the command before
             as_json, targets = values.pop("as_json"), {name: values.get(name) for name in WRITTEN}
             options = method_options(values.pop("option", None), values)
             outcome = function(**{name: value for name, value in values.items() if name not in apart}, **options)
