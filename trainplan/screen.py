@@ -181,6 +181,7 @@ def _proof(answer: Planned) -> list[list[str]]:
             text += f" / {_share(1 - claim.evidence.bound_ns / claim.objective_ns)} (independent check)"
         text += f" of {of}"
     words = [text, *["interrupted: the search was not done"] * answer.interrupted]
+    words += ["the time limit ended the search (--time-limit)"] * (answer.result.stopped == "time limit")
     return [words, *(line for price in answer.prices if (line := _priced(price, answer)))]
 
 

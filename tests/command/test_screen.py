@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import cache
 from io import StringIO
 from pathlib import Path
@@ -15,6 +16,7 @@ import trainplan as tp
 from tests.command.calls import call
 from trainplan.command import printing, render
 from trainplan.planned import Planned
+from trainplan.screen import screen
 
 SCREENS = Path(__file__).parent / "screens"
 WIDTHS = (80, 100, 160)
@@ -78,6 +80,13 @@ def test_the_screen_is_as_it_was(name: str) -> None:
         text = printed(name, width)
         assert max(map(len, text.splitlines())) <= width
         assert text == (SCREENS / f"{name}-{width}.txt").read_text()
+
+
+def test_a_search_that_its_time_limit_ended_says_so() -> None:
+    made = answer("gpt2")
+    stopped = replace(made, answer=replace(made.answer, result=replace(made.result, stopped="time limit")))
+    shown = [dict(screen(each))["BEST?"][0] for each in (made, stopped)]
+    assert ["the time limit ended the search (--time-limit)" in pieces for pieces in shown] == [False, True]
 
 
 def test_the_screen_says_what_simulate_says(tmp_path: Path) -> None:
