@@ -64,7 +64,7 @@ class HelpedCommand(TyperCommand):
 
 def called(context: Any) -> str:
     """A command as it is called after the program's name, such as `profile show`."""
-    names = []
+    names = list[str]()
     while context.parent is not None:
         names.insert(0, context.info_name)
         context = context.parent

@@ -114,7 +114,7 @@ def explained(plan: Explained) -> None:
         shares = (f"{share:.1%}" for share in (stage.compute, stage.communication, stage.waiting))
         sizes = map(format_bytes, (stage.peak_bytes, stage.limit_bytes - stage.peak_bytes))
         rows.append([str(stage.stage), stage.ranks, *shares, *sizes, "faster" if stage.binds else "no gain"])
-    columns = ("stage", "ranks", "compute", "exposed", "waiting", "peak", "free", "more memory")
+    columns = ["stage", "ranks", "compute", "exposed", "waiting", "peak", "free", "more memory"]
     if not any(each.next_best or each.prevented for each in plan.changes):  # then nothing is known of more memory
         columns, rows = columns[:-1], [row[:-1] for row in rows]
     title = "time and memory of each stage (exposed: communication, not hidden)"
