@@ -16,6 +16,7 @@ from tests.command.calls import call
         (["instance.json"], "trainplan compare-methods INSTANCE"),
         (["instance.json", "--method", "milp"], "trainplan compare-methods INSTANCE"),
         (["instance.json", "--warm"], "trainplan compare-methods INSTANCE"),
+        (["instance.json", "--time-limit", "10"], "trainplan compare-methods INSTANCE"),
         (["--model", "gpt2", "--cluster", "cpu-4", "--batch", "8"], "trainplan compare-planners MODEL CLUSTER"),
         (["--model=gpt2"], "trainplan compare-planners MODEL CLUSTER"),
     ],

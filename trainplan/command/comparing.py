@@ -16,7 +16,8 @@ from trainplan.profiling.base.files import read_data
 
 METHODS, PLANNERS = "trainplan compare-methods INSTANCE", "trainplan compare-planners MODEL CLUSTER"
 # Options of `compare` once, when it solved, too; by option the command that has them now.
-MOVED = {"--method": METHODS, "--cold": METHODS, "--warm": METHODS, "--model": PLANNERS, "--cluster": PLANNERS}
+MOVED = dict.fromkeys(("--method", "--time-limit", "--solver-memory", "--seed", "--cold", "--warm"), METHODS)
+MOVED |= dict.fromkeys(("--model", "--cluster", "--batch", "--gap"), PLANNERS)
 
 
 def command(name: str, words: Sequence[str]) -> Command:

@@ -21,9 +21,8 @@ BAR, WIDE = 12, 130  # columns: of a bar; of a terminal that has room for all of
 
 def model_row(model: Model) -> dict[str, Any]:
     """A model's sizes; lists where layers differ, as those of Swin do. heads: of queries; kv_heads: of keys and values."""
-    parts: list[Any] = [
-        getattr(unit.sublayer, "attention", unit.sublayer) for unit in model.units
-    ]  # inside a block, where that is one
+    # an attention alone, or inside a block of both parts
+    parts: list[Any] = [getattr(unit.sublayer, "attention", unit.sublayer) for unit in model.units]
     attentions = [part for part in parts if part.kind == "attention"]
     return {
         "name": model.name,
