@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-PLANNED = "trainplan plan --model gpt2 --cluster cpu-4 --batch 8 -o plan.json\n"
+PLANNED = "trainplan plan gpt2 cpu-4 --batch 8 -o plan.json\n"
 BUILT = "trainplan build layer-strategies --model gpt2 --cluster cpu-4 --batch 8 \\\n  --memory 2GiB -o instance.json\n"
 ESTIMATED = "trainplan profile estimate --model gpt2 --cluster cpu-4 -o profile.json\n"
 EXAMPLES = {
-    "plan": "trainplan plan --model gpt2 --cluster cpu-4 --batch 8 --memory 2GiB \\\n  -o plan.json --picture plan.png",
+    "plan": "trainplan plan gpt2 cpu-4 --batch 8 --memory 2GiB \\\n  -o plan.json --picture plan.png",
     "place": "trainplan place --model amp-gpt2 --cluster amp-heterogeneous-16 --batch 32 \\\n"
     "  --dtype float16 --uneven-shares -o plan.json --picture placement.png",
     "partition": "trainplan partition --model gpt2-345m --cluster autopipe-3090-16 --batch 128 \\\n"
@@ -20,14 +20,14 @@ EXAMPLES = {
     "run": PLANNED + "trainplan run plan.json --steps 3 --scale-down 8 --dtype float64",
     "trial": "trainplan trial --model gpt2 --cluster cpu-4 --batch 8 --sequence 64 \\\n"
     "  --scale-down 8 --top 2 --steps 2 -o plan.json",
-    "export": "trainplan plan --model gpt2 --cluster h100:2x1 --batch 8 --for megatron \\\n  -o plan.json\n"
+    "export": "trainplan plan gpt2 h100:2x1 --batch 8 --for megatron \\\n  -o plan.json\n"
     "trainplan export plan.json --to megatron -o run",
     "explain": PLANNED + "trainplan explain plan.json",
     "report": PLANNED + "trainplan report plan.json -o report.html",
-    "import-run": "trainplan plan --model gpt2 --cluster h100:2x1 --batch 8 --for megatron \\\n  -o plan.json\n"
+    "import-run": "trainplan plan gpt2 h100:2x1 --batch 8 --for megatron \\\n  -o plan.json\n"
     "trainplan export plan.json --to megatron -o run\n"
     "trainplan import-run run/launch.sh --model gpt2 --cluster h100:2x1",
-    "compare": PLANNED + "trainplan plan --model gpt2 --cluster cpu-4 --batch 8 --tp 1 -o other.json\n"
+    "compare": PLANNED + "trainplan plan gpt2 cpu-4 --batch 8 --tp 1 -o other.json\n"
     "trainplan compare plan.json other.json",
     "compare-planners": "trainplan compare-planners gpt2 cpu-4 --batch 8 --sequence 64",
     "compare-methods": BUILT + "trainplan compare-methods instance.json --method exact --method galvatron-dp",
