@@ -144,6 +144,11 @@ class Problem(ABC):
             fits = self.explain(instance) is None
         return fits
 
+    def leanest(self, instance: Any) -> tuple[Any, int] | None:
+        """A solution of little memory, and bytes of a device that no solution is below; None where none is looked for."""
+        found: tuple[Any, int] | None = self.solvers().call("leanest", instance)
+        return found
+
     def on_lanes(self, instance: Any) -> bool:
         """Whether plans of an instance are predicted under the cost model `streams`, on the lanes of frameworks."""
         return bool(instance.provenance.get("cost_model") == "streams")

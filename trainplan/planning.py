@@ -384,10 +384,11 @@ class Way:
         serial = needed if least.judged is None else max(limit, least.judged.serial_bytes)
         return needed, advice + [f"--backend serial, whose programs need {serial} bytes"] * (serial < programs == needed)
 
-    def explained(self, first: Planned) -> Planned:
-        """Where no solution fits: why, and the memory that does, of its programs, too."""
+    def explained(self, first: Planned, least: Planned | None = None) -> Planned:
+        """Where no solution fits: why, and the memory that does, of its programs, too. least: a plan of little memory; it is
+        looked for if left out."""
         reason = first.result.reason
-        least = None if reason is None else self.least()
+        least = self.least() if least is None and reason is not None else least
         if reason is None or least is None or least.plan is None:
             return first
         needed, advice = self.needed(least)
@@ -489,9 +490,11 @@ def _checked(made: Planned) -> Planned:
     return replace(made, judged=judged, uniform=None if made.uniform is None else _checked(made.uniform))
 
 
-def plan_answer(first: Planned, answer: Answer) -> Planned:
-    """Another answer to a request that has been planned, as a plan with its own prediction and claim."""
-    return _as_run(_checked(Way(first.request, first.preset, answer.result.method, None, {}).plan(answer, first.margin_bytes)))
+def plan_answer(first: Planned, answer: Answer, checked: bool = True) -> Planned:
+    """Another answer to a request that has been planned, as a plan with its own prediction and claim. checked: its programs,
+    which a plan that is kept needs."""
+    made = Way(first.request, first.preset, answer.result.method, None, {}).plan(answer, first.margin_bytes)
+    return _as_run(_checked(made) if checked else made)
 
 
 def _as_run(made: Planned) -> Planned:

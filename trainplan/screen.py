@@ -31,7 +31,7 @@ CAUSES = {"optimizer": "optimizer states", "states": "model states", "states wit
 def screen(answer: Planned, plan_file: Path | None = None) -> list[Row]:
     """The rows of the screen, in order. plan_file: where the plan is written, for the commands that come next."""
     if answer.plan is None or answer.step_ns is None:
-        return _nothing(answer)
+        return nothing(answer)
     others = _others(answer)
     rows: list[Row] = [
         ("FITS", [_memory(answer)]),
@@ -39,7 +39,7 @@ def screen(answer: Planned, plan_file: Path | None = None) -> list[Row]:
         ("SPEED", [_speed(answer)]),
         ("BEST?", [*_proof(answer), others.faster]),
         ("WHY NOT", [others.why_not]),
-        ("ASSUMED", _assumed(answer)),
+        ("ASSUMED", assumed(answer)),
         ("NEXT", _next(answer, plan_file)),
     ]
     return [(label, kept) for label, lines in rows if (kept := [line for line in lines if line])]
@@ -121,14 +121,22 @@ def _memory(answer: Planned) -> list[str]:
         return ["by the solver's count; no prediction: plans of this model are no programs yet"]
     peaks, limit = plan.predicted.peak_bytes, plan.memory_bytes
     most = max(peaks)
-    rank = peaks.index(most)
-    text = f"{_gib(most)} of {_gib(limit)} GiB ({(limit - most) / GIB:.2g} free)"
+    return [f"{gib(most)} of {gib(limit)} GiB ({(limit - most) / GIB:.2g} free){most_held(answer)}"]
+
+
+def most_held(answer: Planned) -> str:
+    """Where a plan's peak is, and what most of it is; empty of plans without a prediction."""
+    plan, text = answer.plan, ""
+    if plan is None or plan.predicted is None:
+        return text
+    peaks = plan.predicted.peak_bytes
+    rank = peaks.index(max(peaks))
     if plan.depth > 1:
         text += f" on stage {next(number for number, stage in enumerate(plan.stages) if rank in stage.ranks)}"
     if parts := _parts(answer):
         name = max(parts, key=lambda each: parts[each])
-        text += f", most of it {name} ({_gib(parts[name])} GiB)"
-    return [text]
+        text += f", most of it {name} ({gib(parts[name])} GiB)"
+    return text
 
 
 def _parts(answer: Planned) -> dict[str, float]:
@@ -230,7 +238,7 @@ def _others(answer: Planned) -> _Others:
             continue
         seen.add(name)
         if peak_bytes > plan.memory_bytes:
-            short.append(f"{name}: needs {_gib(peak_bytes)} GiB")
+            short.append(f"{name}: needs {gib(peak_bytes)} GiB")
         elif step_ns < (1 - LEAST_GAIN) * answer.step_ns:
             faster.append(f"{name} would take {format_time(step_ns)} by this prediction: the search goes by its own step model")
         else:
@@ -252,7 +260,7 @@ def _has(name: str, words: Iterable[str]) -> bool:
     return any(re.fullmatch(rf"{name}\d+", word) for word in words)
 
 
-def _assumed(answer: Planned) -> list[list[str]]:
+def assumed(answer: Planned) -> list[list[str]]:
     """What the request leaves unsaid and the answer depends on, as it was taken."""
     request, lines = answer.request, list[str]()
     model = request.described_model
@@ -277,30 +285,30 @@ def _next(answer: Planned, plan_file: Path | None) -> list[list[str]]:
     return [[first], [f"trainplan explain {plan_file}", f"report {plan_file} -o report.html", "plan ... --details"]]
 
 
-def _nothing(answer: Planned) -> list[Row]:
+def nothing(answer: Planned) -> list[Row]:
     """Why there is no plan, and ways out."""
     result, reason = answer.result, answer.result.reason
     ways = list[str]()
     if answer.needed_bytes is not None:
-        ways.append(f"{_gib(answer.needed_bytes)} GiB a GPU")
+        ways.append(f"{gib(answer.needed_bytes)} GiB a GPU")
     if answer.needed_devices is not None:
         ways.append(f"{answer.needed_devices} GPUs (with fewer nothing fits, proven)")
     if result.status != "infeasible":
         why = result.message or f"{result.method} found no plan, and has not proven that there is none"
         return [("OPEN", [[why]])] + ([("NEEDS", [[" or ".join(ways)]])] if ways else [])
     limit = answer.request.with_margin(0).limit_bytes
-    rows: list[Row] = [("FITS NOT", [[f"no plan fits into {_gib(limit)} GiB a GPU (proven)"]])]
+    rows: list[Row] = [("FITS NOT", [[f"no plan fits into {gib(limit)} GiB a GPU (proven)"]])]
     rows += [("NEEDS", [[" or ".join(ways)]])] if ways else []
     if reason is None:
         return rows
     sizes = zip((reason.state_bytes, reason.activation_bytes), reason.parts, strict=True)
-    what = " and ".join(f"{_gib(size)} GiB of {name}" for size, name in sizes)
+    what = " and ".join(f"{gib(size)} GiB of {name}" for size, name in sizes)
     rows.append(("WHY", [[f"the leanest plan has {what} at the {reason.peak_pass} pass of {reason.peak_layer_name}"]]))
     others = [text for text in reason.advice if not text.startswith(("give --memory", "free "))]
     return rows + [("WAYS OUT", [[text] for text in others])] * bool(others)
 
 
-def _gib(size: float) -> str:
+def gib(size: float) -> str:
     """GiB with four digits at most, without the unit."""
     return f"{size / GIB:.3g}" if size < 100 * GIB else f"{size / GIB:.0f}"
 

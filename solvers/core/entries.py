@@ -89,7 +89,8 @@ class Methods:
     entries: the methods; `exact` stands for the first. The others are functions of an instance, as `package.module:function`,
     or None: explain: why no solution fits, as of `Problem.explain`. cheap_bound: in milliseconds, nanoseconds that no solution
     is below, and the reason. first_plan: in milliseconds, a solution that fits, or None. fits: whether some solution fits,
-    proven either way, or None. evidence: of an instance, an objective that is known (in ns) and a `Search`, evidence of a bound
+    proven either way, or None. leanest: a solution of little memory, and bytes of a device that no solution is below, or None.
+    evidence: of an instance, an objective that is known (in ns) and a `Search`, evidence of a bound
     that `Problem.checked_bound_ns` follows; None where bounds cannot be checked.
     """
 
@@ -98,6 +99,7 @@ class Methods:
     cheap_bound: str | None = None
     first_plan: str | None = None
     fits: str | None = None
+    leanest: str | None = None
     evidence: str | None = None
 
     def call(self, name: str, instance: Any) -> Any:

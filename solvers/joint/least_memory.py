@@ -16,7 +16,8 @@ from trainplan.formulations.joint.first_layers import RECOMPUTE_FIRST
 from trainplan.formulations.joint.problem import Configuration, Instance, Schedule, Solution
 from trainplan.formulations.strategies import Strategy
 from trainplan.solvers.core.result import Infeasibility, short_of_memory
-from trainplan.solvers.joint.chunk_memory import Lean, leanest
+from trainplan.solvers.joint.chunk_memory import Lean
+from trainplan.solvers.joint.chunk_memory import leanest as leanest_chunks
 from trainplan.solvers.joint.filling import LARGEST, Way, excess_bytes, over_hosts, ways
 
 MOST_ENUMERATED = 20_000
@@ -43,6 +44,13 @@ def fits(instance: Instance) -> bool | None:
     return LeastMemory(instance).fits()
 
 
+def leanest(instance: Instance) -> tuple[Solution, int] | None:
+    """A solution that needs little memory of every device, whatever their limits, and bytes of a device that no solution is
+    below: mostly what this one needs. None where none is known."""
+    least = LeastMemory(instance.with_memory(instance.reserve_bytes)).least()
+    return None if least is None else (least[0], max(0, least[1]))
+
+
 class LeastMemory:
     """The least memory of an instance's configurations, looked for as far as it is asked for."""
 
@@ -59,7 +67,7 @@ class LeastMemory:
     def leans(self) -> dict[int, Lean]:
         """Of interleaved configurations, by their places."""
         chunked = [place for place, each in enumerate(self.instance.configurations) if each.schedule.chunks > 1]
-        return {place: leanest(self.instance, place) for place in chunked}
+        return {place: leanest_chunks(self.instance, place) for place in chunked}
 
     def fits(self) -> bool | None:
         """Whether some solution fits; None where that is not known of interleaved chunks, and they are many."""

@@ -21,5 +21,6 @@ METHODS = Methods(
     cheap_bound="trainplan.solvers.joint.quick:cheap_bound",
     first_plan="trainplan.solvers.joint.quick:first_plan",
     fits="trainplan.solvers.joint.least_memory:fits",
+    leanest="trainplan.solvers.joint.least_memory:leanest",
     evidence="trainplan.solvers.joint.evidence:evidence",
 )

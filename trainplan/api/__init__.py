@@ -64,6 +64,7 @@ _MODULES = {
             "explain",
             "PlanRequest",
             "SearchOptions",
+            "fit",
             "partition",
             "place",
             "plan",

@@ -22,6 +22,7 @@ from trainplan.execution.run.settings import check_seconds
 from trainplan.execution.training.settings import training_of
 from trainplan.execution.training.texts import tokenize
 from trainplan.explaining import differences, explain
+from trainplan.fitting import Fit, fitted
 from trainplan.formulations.parameters import flag_of
 from trainplan.formulations.pipeline.batches import LARGEST_BATCH, MOST_MICRO_BATCHES, BatchInstances
 from trainplan.formulations.plan import Plan, load_plan
@@ -71,6 +72,7 @@ __all__ = [
     "compare_plans",
     "differences",
     "explain",
+    "fit",
     "partition",
     "place",
     "plan",
@@ -161,17 +163,7 @@ def plan(
     """
     asked: dict[str, Any] = {"model": model, "cluster": cluster, "batch": batch, "memory": memory, "reserve": reserve}
     asked |= {"sequence": sequence, "dtype": dtype, "profile": profile, "measure": measure, "measuring": measuring}
-    fixed: dict[str, Any] = {name: value for name, value in choices.items() if value is not None}
-    instead = refused_by_default(fixed, method) if like is None else None
-    chosen = preset(like or (OTHERWISE if instead else DEFAULT))
-    if like is None:
-        fixed = choices_of(chosen, fixed, instead)
-    made = _request(chosen, method, asked, fixed)
-    if like is None and instead is None and (instead := chosen.problem.unsuited(made)) is not None:
-        mixed = made.cluster is not None and len(made.cluster.used_kinds) > 1
-        chosen = preset(MIXED if mixed else OTHERWISE)
-        fixed = choices_of(chosen, fixed, instead)
-        made = _request(chosen, method, asked, fixed)
+    chosen, made, fixed, instead = _chosen(like, method, asked, dict(choices))
     limits: dict[str, Any] = {"gap": gap, "seed": seed, "progress": progress, "cold": cold, "solver_memory": solver_memory}
     settings = {name: value for name, value in fixed.items() if name not in {each.name for each in chosen.parameters}}
     if jobs is not None:
@@ -188,6 +180,25 @@ def plan(
     searching = {name: limits[name] for name in ("gap", "seed", "cold", "solver_memory")} | settings
     left = None if time_limit is None else time_limit - took
     return priced(best, relaxed, method, took, left, progress=progress, **searching)
+
+
+def _chosen(
+    like: str | None, method: str, asked: Mapping[str, Any], choices: Mapping[str, Any]
+) -> tuple[Preset, Request, dict[str, Any], str | None]:
+    """The preset that plans what is asked for, the request, the choices that it takes, and, where no preset was named, why it
+    is not the default one. Raises InputError."""
+    choices = {name: value for name, value in choices.items() if value is not None}
+    instead = refused_by_default(choices, method) if like is None else None
+    chosen = preset(like or (OTHERWISE if instead else DEFAULT))
+    if like is None:
+        choices = choices_of(chosen, choices, instead)
+    made = _request(chosen, method, asked, choices)
+    if like is None and instead is None and (instead := chosen.problem.unsuited(made)) is not None:
+        mixed = made.cluster is not None and len(made.cluster.used_kinds) > 1
+        chosen = preset(MIXED if mixed else OTHERWISE)
+        choices = choices_of(chosen, choices, instead)
+        made = _request(chosen, method, asked, choices)
+    return chosen, made, choices, instead
 
 
 def _processes(chosen: Preset, method: str, jobs: int) -> dict[str, int]:
@@ -235,6 +246,51 @@ def _request(chosen: Preset, method: str, asked: Mapping[str, Any], choices: Map
 def method_options(chosen: Preset, method: str) -> list[str]:
     """The names of the options of a method of the preset's problem."""
     return [option.name for option in method_named(chosen.problem_name, method).options]
+
+
+def fit(
+    *,
+    like: str | None = None,
+    model: FilePath | Model | None = None,
+    cluster: FilePath | Cluster | None = None,
+    batch: int | None = None,
+    memory: str | int | None = None,
+    reserve: str | int | None = None,
+    sequence: int | None = None,
+    dtype: str | None = None,
+    profile: FilePath | Profile | None = None,
+    progress: Callable[[Any], None] | None = None,
+    **choices: Any,
+) -> Fit:
+    """Whether a model fits on a cluster, and the least memory of a GPU that a plan needs, without a search for speed.
+
+    Args:
+        like: as of `plan`.
+        model: a name, a config.json or a Model.
+        cluster: a name, a file or a Cluster.
+        batch: samples of one step, over all devices (default: one for each device).
+        memory: as of `plan`.
+        reserve: as of `plan`.
+        sequence: as of `plan`.
+        dtype: as of `plan`.
+        profile: as of `plan`.
+        progress: as of `plan`.
+        **choices: as of `plan`; with for_, memory is that of the runtime.
+
+    Returns:
+        The answer. `fits` is True where a plan is known that fits, False where it is proven that none does; `peak_bytes` is the
+            peak of the plan of the least memory, `leanest`; no plan's programs need less than `bound_bytes`. Where nothing
+            fits, `answer` says what would do.
+
+    Raises:
+        InputError: as of `plan`.
+    """
+    asked: dict[str, Any] = {"model": model, "cluster": cluster, "batch": batch, "memory": memory, "reserve": reserve}
+    asked |= {"sequence": sequence, "dtype": dtype, "profile": profile, "measure": False, "measuring": None}
+    chosen, made, _, instead = _chosen(like, "exact", asked, choices)
+    request = made if batch is not None else replace(made, batch=made.origin.devices)
+    found = fitted(request, chosen, progress)
+    return replace(found, answer=replace(found.answer, instead=instead))
 
 
 def place(request: PlanRequest | None = None, *, search: SearchOptions | None = None, **keywords: Any) -> Planned:

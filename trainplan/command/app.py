@@ -29,6 +29,7 @@ HELP = (
 TASKS = {
     "Plan": {
         "plan": ("planning", "Find the best plan for a model on a cluster, with its prediction and its claim."),
+        "fit": ("fitting", "Say whether a model fits on a cluster, and the least memory that it needs."),
         "place": ("planning", "plan --like amp: degrees, placement and shares on a cluster of mixed devices."),
         "partition": ("planning", "plan --like autopipe: a pipeline cut at sub-layers, with sliced micro-batches."),
         "switch": ("planning", "plan --like h3t: what every sub-layer recomputes, offloads and prefetches."),

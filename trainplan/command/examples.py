@@ -7,6 +7,7 @@ BUILT = "trainplan build layer-strategies --model gpt2 --cluster cpu-4 --batch 8
 ESTIMATED = "trainplan profile estimate --model gpt2 --cluster cpu-4 -o profile.json\n"
 EXAMPLES = {
     "plan": "trainplan plan gpt2 cpu-4 --batch 8 --memory 2GiB \\\n  -o plan.json --picture plan.png",
+    "fit": "trainplan fit llama-3.1-70b h100:8x8 --seq 8k --for megatron",
     "place": "trainplan place --model amp-gpt2 --cluster amp-heterogeneous-16 --batch 32 \\\n"
     "  --dtype float16 --uneven-shares -o plan.json --picture placement.png",
     "partition": "trainplan partition --model gpt2-345m --cluster autopipe-3090-16 --batch 128 \\\n"
@@ -27,8 +28,7 @@ EXAMPLES = {
     "import-run": "trainplan plan gpt2 h100:2x1 --batch 8 --for megatron \\\n  -o plan.json\n"
     "trainplan export plan.json --to megatron -o run\n"
     "trainplan import-run run/launch.sh --model gpt2 --cluster h100:2x1",
-    "compare": PLANNED + "trainplan plan gpt2 cpu-4 --batch 8 --tp 1 -o other.json\n"
-    "trainplan compare plan.json other.json",
+    "compare": PLANNED + "trainplan plan gpt2 cpu-4 --batch 8 --tp 1 -o other.json\ntrainplan compare plan.json other.json",
     "compare-planners": "trainplan compare-planners gpt2 cpu-4 --batch 8 --sequence 64",
     "compare-methods": BUILT + "trainplan compare-methods instance.json --method exact --method galvatron-dp",
     "validate": """echo '[{"id": "mine", "model": "llama3-8b", "gpu": "H100", "gpus": 64, \\\n"""

@@ -27,7 +27,7 @@ from trainplan.profiling.clusters.recipes import RECIPES
 from trainplan.profiling.models.model import Model
 from trainplan.profiling.summary import reached
 from trainplan.rivals import Rivals
-from trainplan.screen import screen
+from trainplan.screen import Row, screen
 from trainplan.solvers.core.entries import Entry
 from trainplan.solvers.core.result import Result, peak_text
 from trainplan.tabular import cell_text
@@ -179,7 +179,12 @@ def plan_facts(plan: Plan) -> None:
 
 def answered(answer: Planned, plan_file: Path | None) -> None:
     """The screen of a planned request; in a pipe as wide as a usual terminal."""
-    for label, lines in screen(answer, plan_file):
+    rows(screen(answer, plan_file))
+
+
+def rows(screen_rows: Sequence[Row]) -> None:
+    """The rows of a screen."""
+    for label, lines in screen_rows:
         for number, pieces in enumerate(lines):
             wrapped("" if number else label, pieces, whole=label == "NEXT")
 

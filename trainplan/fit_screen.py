@@ -1,0 +1,53 @@
+"""The answer to whether something fits, on one screen: yes or no, the least memory and its plan, and what to do next."""
+
+from __future__ import annotations
+
+from trainplan.fitting import Fit
+from trainplan.formulations.joint.runtimes import FOR
+from trainplan.profiling.base.quantities import plural
+from trainplan.screen import NAMES, Row, assumed, gib, most_held, nothing, run_words
+from trainplan.validation.predict import GIB
+
+
+def fit_screen(fit: Fit, batch_said: bool, command: str) -> list[Row]:
+    """The rows of the screen, in order. batch_said: whether the batch was given; command: `plan` and what was asked for, for
+    the command that comes next."""
+    answer, peak, limit = fit.answer, fit.peak_bytes, fit.limit_bytes
+    first: list[Row] = []
+    if answer.plan is not None and peak is not None:
+        first = [("FITS", [[f"yes: {gib(peak)} of {gib(limit)} GiB a GPU at the least ({(limit - peak) / GIB:.2g} free)"]])]
+    elif answer.plan is None:
+        first = nothing(answer)
+    taken = assumed(answer)
+    if not batch_said:
+        taken += [[f"a batch of {plural(answer.request.samples, 'sample')}, one for each GPU (--batch)"]]
+        command += f" --batch {answer.request.samples}"
+    goes_on = answer.plan is not None or answer.needed_devices is not None
+    command += "" if answer.plan is not None else " --devices any"
+    rows = [
+        *first[:1],
+        ("LEAST", _least(fit)),
+        *first[1:],
+        ("ASSUMED", taken),
+        ("NEXT", [[command]] * goes_on),
+    ]
+    return [(label, kept) for label, lines in rows if (kept := [line for line in lines if line])]
+
+
+def _least(fit: Fit) -> list[list[str]]:
+    """The plan of the least memory that is known, its peak, and what is proven of all plans."""
+    made = fit.leanest
+    if made is None or made.plan is None or fit.peak_bytes is None:
+        return [["no plan of little memory is known"]]
+    runtime = made.request.options.get(FOR.name)
+    lines = [run_words(made.plan), [f"{gib(fit.peak_bytes)} GiB{most_held(made)}"]]
+    if fit.bound_bytes is None:
+        return [*lines, ["not proven to be the least of all plans"]]
+    of = "no plan" + (f" for {NAMES.get(runtime, runtime)}" if runtime else "")
+    if fit.bound_bytes <= fit.peak_bytes:
+        return [*lines, [f"{of} needs less than {gib(fit.bound_bytes)} GiB (proven)"]]
+    # The runtime holds less than trainplan's own programs of the same plan, of which the proof is.
+    return [
+        *lines,
+        [f"{of} is known to need less; by trainplan's own programs none needs less than {gib(fit.bound_bytes)} GiB"],
+    ]
