@@ -12,7 +12,7 @@ first search. If no plan fits even so, the answer names a memory with which ther
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from math import inf
@@ -36,6 +36,7 @@ from trainplan.presets import Preset
 from trainplan.profiling.base.errors import InputError, one_of, shown
 from trainplan.profiling.base.plugins import attribute
 from trainplan.profiling.base.quantities import plural
+from trainplan.profiling.clusters.cluster import Cluster
 from trainplan.solvers.core.answer import Answer, best_answer, with_solution
 from trainplan.solvers.core.clock import Clock, Overrun, ended_after, grace_seconds
 from trainplan.solvers.core.limits import GAP, TIME_LIMIT_S
@@ -410,25 +411,34 @@ class Way:
         cluster = self.request.cluster
         if cluster is None or self.fits(self.request) is not False:
             return None, None
-        count, too_few = cluster.nodes[0].count, cluster.devices
+        count = cluster.nodes[0].count
         self.begin("looking for the fewest devices")
-        until = self.elapsed() + min(self.remaining(), max(DEVICE_SECONDS, self.elapsed()))
+        larger = (cluster.with_nodes(more) for more in range(count + 1, MOST_NODES * count + 1))
+        found, unknown = self.fewest(larger, cluster.devices, max(DEVICE_SECONDS, self.elapsed()))
+        if found is None and unknown is None:
+            unknown = f"more than {MOST_NODES} times as many"
+        return None if found is None else found.devices, unknown
+
+    def fewest(self, clusters: Iterator[Cluster], too_few: int, seconds: float) -> tuple[Cluster | None, str | None]:
+        """The first of some clusters, smaller ones first, on which something fits, each before it proven too small, or of a
+        size that the request does not suit; and where that is not known, why.
+
+        too_few: devices that are; seconds: until it is given up.
+        """
+        until = self.elapsed() + min(self.remaining(), seconds)
         with suppress(Overrun), ended_after(lambda: until - self.elapsed()):
-            for more in range(count + 1, MOST_NODES * count + 1):
-                if self.elapsed() >= until:
-                    break
+            while self.elapsed() < until:
                 try:
-                    larger = cluster.with_nodes(more)
+                    if (larger := next(clusters, None)) is None:
+                        return None, None
                     fits = self.fits(replace(self.request, cluster=larger, obtained=[]))
                 except InputError as error:
                     if error.where == "cluster":
                         return None, f"not known: the cluster {error.problem}"
                     continue  # numbers of devices that the batch, the depth or the islands do not suit
                 if fits is not False:
-                    return (larger.devices, None) if fits else (None, "not known")
+                    return (larger, None) if fits else (None, "not known")
                 too_few = larger.devices
-            else:
-                return None, f"more than {MOST_NODES} times as many"
         return None, f"more than {too_few}; the time was up"
 
     def fits(self, request: Request) -> bool | None:

@@ -154,7 +154,7 @@ def _speed(answer: Planned) -> list[str]:
     assert step_ns is not None
     words = [f"{format_time(step_ns)} a step"]
     if done is not None:
-        words.append(f"{_tokens(done.tokens_per_s_per_device)} tokens/s a GPU")
+        words.append(f"{tokens(done.tokens_per_s_per_device)} tokens/s a GPU")
         words += [] if done.mfu is None else [f"MFU {done.mfu:.0%}".replace("%", " %")]
     if (likely := likely_ns(answer)) is not None:
         words[-1] += f" (likely {_rounded(likely[0])} to {_rounded(likely[1])})"
@@ -313,7 +313,7 @@ def gib(size: float) -> str:
     return f"{size / GIB:.3g}" if size < 100 * GIB else f"{size / GIB:.0f}"
 
 
-def _tokens(rate: float) -> str:
+def tokens(rate: float) -> str:
     """`1,022`, `33.6`: whole from a hundred on."""
     return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
 

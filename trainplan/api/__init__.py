@@ -68,12 +68,13 @@ _MODULES = {
             "partition",
             "place",
             "plan",
+            "plan_sizes",
             "plans",
             "run",
             "simulate",
             "switch",
         ),
-        *("throughput", "tokenize", "trial"),
+        *("throughput", "tokenize", "trial", "what_if"),
     ),
 }
 # Of each picture the module that draws it, with matplotlib.

@@ -54,12 +54,14 @@ from trainplan.profiling.models.model import Model, load_model
 from trainplan.profiling.profiles import Profile
 from trainplan.rivals import ALIKE, Rivals, rivals
 from trainplan.simulating import simulate
+from trainplan.sizing import Sizes, sized
 from trainplan.solvers.core.clock import Clock
 from trainplan.solvers.core.limits import GAP, TIME_LIMIT_S
 from trainplan.solvers.core.registry import method as method_named
 from trainplan.throughputs import search_throughput
 from trainplan.trace import chrome_trace
 from trainplan.trials import Trials, best_plans, runnable, try_plans
+from trainplan.variations import what_if
 
 STEP_S = 600.0  # that a step of a run may take, as an example
 
@@ -76,6 +78,7 @@ __all__ = [
     "partition",
     "place",
     "plan",
+    "plan_sizes",
     "plans",
     "run",
     "simulate",
@@ -83,6 +86,7 @@ __all__ = [
     "throughput",
     "tokenize",
     "trial",
+    "what_if",
 ]
 
 
@@ -291,6 +295,53 @@ def fit(
     request = made if batch is not None else replace(made, batch=made.origin.devices)
     found = fitted(request, chosen, progress)
     return replace(found, answer=replace(found.answer, instead=instead))
+
+
+def plan_sizes(
+    *,
+    cluster: str | Cluster,
+    devices: str = "any",
+    progress: Callable[[Any], None] | None = None,
+    like: str | None = None,
+    **request: Any,
+) -> Sizes:
+    """The plan on the fewest devices of a kind on which something fits, and, made quickly, on twice and four times as many.
+
+    Tried are parts of a node in powers of two, then whole nodes, each proven too small before the next one.
+
+    Args:
+        cluster: a kind such as "h100", or nodes of it such as "h100:8", of which only what a node is counts.
+        devices: "any", or a range such as "16-512".
+        progress: as of `plan`.
+        like: as of `plan`.
+        **request: as of `plan`, but for cluster.
+
+    Returns:
+        The answer.
+
+    Raises:
+        InputError: as of `plan`, and for a range of devices that is none.
+    """
+    check_arguments(plan, request)
+    names = ("model", "batch", "memory", "reserve", "sequence", "dtype", "profile")
+    method = request.get("method", "exact")
+    asked = {name: request.get(name) for name in names} | {"measure": False, "measuring": None}
+    if request.get("profile") is not None or request.get("measure"):
+        problem = "needs numbers of any number of devices, and a profile is of those that it was made for"
+        raise InputError("command line", "--devices", problem, "leave out --profile and --measure")
+    choices = {name: value for name, value in request.items() if name not in signature(unwrap(plan)).parameters}
+
+    def request_on(each: Cluster) -> tuple[Request, Preset]:
+        chosen, made, _, _ = _chosen(like, method, {**asked, "cluster": each}, choices)
+        return made, chosen
+
+    return sized(
+        request_on,
+        lambda each: plan(like=like, cluster=each, progress=progress, **request),
+        cluster,
+        devices,
+        progress=progress,
+    )
 
 
 def place(request: PlanRequest | None = None, *, search: SearchOptions | None = None, **keywords: Any) -> Planned:

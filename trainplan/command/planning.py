@@ -9,13 +9,14 @@ from typing import Any
 
 from trainplan import api
 from trainplan.certifying import with_evidence
-from trainplan.command import bars, options, render
+from trainplan.command import bars, nearby, options, render
 from trainplan.command.options import Command, Outcome, exit_code, flag, flags_of, output, panel, takes, value_of
 from trainplan.formulations.plan import plan_text
 from trainplan.pictures import drawn
 from trainplan.planned import Planned
 from trainplan.presets import DEFAULT, MIXED, OTHERWISE, PRESETS, Preset, default_parameters, preset
 from trainplan.profiling.base.errors import InputError
+from trainplan.screen import screen
 
 ALL = "all"
 LIKE_HELP = (
@@ -61,17 +62,23 @@ def command(name: str, words: Sequence[str]) -> Command:
 def _plan(chosen: Preset | None, verb: str) -> Command:
     like = panel(options.SUBJECT, [flag("like", str | None, LIKE_HELP)]) if verb == "plan" else []
 
-    def plan(output: Path | None = None, details: bool = False, **values: Any) -> Outcome:
+    def plan(
+        output: Path | None = None, details: bool = False, devices: str | None = None, what_if: str | None = None, **values: Any
+    ) -> Outcome:
         values = options.from_words(values) | {"like": None if chosen is None else chosen.name}
         with bars.planning() as progress:
-            answer = api.plan(progress=progress, measuring=progress, **values)
-            answer = answer if output is None else _certified(answer, progress)
+            near = nearby.Near.of(devices, what_if, values, progress)
+            if near.answer is None:
+                return near.outcome()
+            answer = near.answer if output is None else _certified(near.answer, progress)
         code = exit_code(answer.result) if answer.needed_bytes is None else options.INFEASIBLE
-        return Outcome(answer.to_dict(), _shown(answer, output, details or verb != "plan"), _files(answer), code)
+        show = _shown(answer, output, near) if not details and verb == "plan" else partial(render.planned, answer)
+        return Outcome(answer.to_dict() | near.to_dict(), show, _files(answer), code)
 
     plan.__doc__ = f"{(chosen or preset(DEFAULT)).about}\n\n{ABOUT}"
     parameters = default_parameters() if chosen is None else chosen.parameters
-    return takes(options.WORDS, like, options.REQUEST, flags_of(parameters), options.SEARCH, BACKEND, OUTPUTS)(plan)
+    around = nearby.OPTIONS if verb == "plan" else []
+    return takes(options.WORDS, like, options.REQUEST, around, flags_of(parameters), options.SEARCH, BACKEND, OUTPUTS)(plan)
 
 
 def _plans() -> Command:
@@ -95,9 +102,9 @@ def _plans() -> Command:
     return plan
 
 
-def _shown(answer: Planned, output: Path | None, details: bool) -> Callable[[], None]:
-    """What prints an answer: its screen, or, where they are asked for, all details."""
-    return partial(render.planned, answer) if details else partial(render.answered, answer, output)
+def _shown(answer: Planned, output: Path | None, near: nearby.Near) -> Callable[[], None]:
+    """What prints the screen of an answer, with what is near its request."""
+    return lambda: render.rows(near.rows(screen(answer, output)))
 
 
 def _certified(answer: Planned, progress: Callable[[Any], None]) -> Planned:

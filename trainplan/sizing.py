@@ -1,0 +1,150 @@
+"""How many devices of a kind a model needs: the fewest on which something fits, its plan, and plans on more of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from trainplan.planned import Planned
+from trainplan.planning import Way, planned
+from trainplan.presets import Preset
+from trainplan.profiling.base.errors import COMMAND_LINE, InputError, shown
+from trainplan.profiling.clusters.cluster import Cluster, load_cluster
+from trainplan.profiling.clusters.nodes import cluster_of_nodes, names_nodes, node_of
+from trainplan.profiling.clusters.sheets import kind_named
+
+FLAG = "--devices"
+ANY = "any"
+MOST = 2**17  # devices that are tried
+SECONDS = 60.0  # of looking for the fewest
+TIMES = (2, 4)  # as many devices, on which is planned, too
+GAP, LEAST_SECONDS = 0.02, 2.0  # of these plans, which get as long as the first one took
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Plans on several numbers of devices of one kind.
+
+    first: the plan on the fewest devices on which something fits, None where they are not known, or none of those asked for do;
+    then `unknown` says why. tried: numbers of devices that are proven too few. larger: plans on more of them, quickly made.
+    """
+
+    first: Planned | None
+    tried: tuple[int, ...]
+    unknown: str | None
+    larger: tuple[Planned, ...] = ()
+    proven: bool = True  # of `unknown`: that none of them would do
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it as plain values: the first plan as of `plan`."""
+        rows = [
+            {
+                "devices": each.request.origin.devices,
+                "step_ns": each.step_ns,
+                "tokens_per_s_per_device": None if each.performance is None else each.performance.tokens_per_s_per_device,
+                "unfinished": each.result.stopped is not None,
+            }
+            for each in self.larger
+        ]
+        found = None if self.first is None else self.first.request.origin.devices
+        return {"fewest_devices": found, "too_few": list(self.tried), "unknown": self.unknown, "larger": rows}
+
+
+def numbers_of(text: str) -> tuple[int, int]:
+    """The least and the most devices that `any`, a number such as 64, or a range such as 16-512, says. Raises InputError."""
+    if text.strip().lower() == ANY:
+        return 1, MOST
+    match = re.fullmatch(r"\s*([0-9]{1,6})\s*(?:(?:-|\.\.)\s*([0-9]{1,6})\s*)?", text, re.ASCII)
+    low, high = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
+    if not 1 <= low <= high <= MOST:
+        raise InputError(COMMAND_LINE, FLAG, f"is {shown(text)}", f"give any, a number, or a range such as 16-512, to {MOST}")
+    return low, high
+
+
+def a_node(cluster: str | Cluster) -> Cluster:
+    """One node of what a cluster is made of; of a kind alone, such as h100, a usual one. Raises InputError."""
+    if isinstance(cluster, str) and re.fullmatch(r"[\w .+-]+", cluster) and not re.search(r"\.(ya?ml|json)$", cluster):
+        try:
+            return node_of(kind_named(cluster, "--cluster"))
+        except InputError:
+            pass  # a shipped cluster or a file
+    loaded = cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
+    counted, *settings = loaded.name.split(",")
+    if names_nodes(loaded.name):
+        return cluster_of_nodes(",".join([re.sub(r"[xX][0-9]+$", "", counted), *settings]))
+    return loaded.with_nodes(1) if len(loaded.nodes) == 1 and loaded.nodes[0].count == 1 else loaded
+
+
+def sized(
+    request_on: Callable[[Cluster], tuple[Any, Preset]],
+    plan_on: Callable[[Cluster], Planned],
+    cluster: str | Cluster,
+    devices: str,
+    *,
+    progress: Callable[[Any], None] | None = None,
+) -> Sizes:
+    """Plans on the fewest devices of a kind on which something fits, and on more.
+
+    request_on: the request on a cluster, and the preset that plans it; plan_on: its plan there. cluster: a kind, or nodes of
+    it, of which only what a node is counts. devices: see `numbers_of`. progress: called with a text that names what is begun.
+    Raises InputError.
+    """
+    (least, most), node, seen = numbers_of(devices), a_node(cluster), list[int]()
+    if (smallest := next(clusters(node, least, most), None)) is None:
+        size = node.nodes[0].devices
+        raise InputError(COMMAND_LINE, FLAG, f"is {devices}, without whole nodes of {size}", f"give a multiple of {size}")
+    request, preset = request_on(smallest)
+    way = Way(request, preset, "exact", None, {"gap": 0.0, "seed": 0, "progress": progress})
+    sizes = _noting(clusters(node, least, most), seen)
+    while True:
+        way.begin("looking for the fewest devices")
+        found, unknown = way.fewest(sizes, 0, SECONDS)
+        if found is None:
+            none = f"none of {least} to {most} would do (proven)" if unknown is None else unknown
+            return Sizes(None, tuple(seen[:-1] if unknown else seen), none, proven=unknown is None)
+        began = way.elapsed()
+        made = plan_on(found)
+        if made.plan is not None or made.interrupted:
+            break  # else no programs fit, though the solver's count does
+    took = max(LEAST_SECONDS, way.elapsed() - began)
+    larger = [] if made.interrupted else _larger(made, node, most, took, progress)
+    return Sizes(made, tuple(seen[:-1]), None, tuple(larger))
+
+
+def _noting(sizes: Iterator[Cluster], seen: list[int]) -> Iterator[Cluster]:
+    for each in sizes:
+        seen.append(each.devices)
+        yield each
+
+
+def clusters(node: Cluster, least: int, most: int) -> Iterator[Cluster]:
+    """Parts of a node in powers of two, where it is named by its kind, and whole nodes, from the fewest devices on."""
+    size = node.nodes[0].devices
+    counted, *settings = node.name.split(",")
+    if names_nodes(node.name):
+        kind = counted.partition(":")[0]
+        part = 1
+        while part < size:
+            if least <= part <= most:
+                yield cluster_of_nodes(",".join([f"{kind}:{part}", *settings]))
+            part *= 2
+    for count in range(max(1, -(-least // size)), most // size + 1):
+        yield node if count == node.nodes[0].count else node.with_nodes(count)
+
+
+def _larger(
+    made: Planned, node: Cluster, most: int, seconds: float, progress: Callable[[Any], None] | None
+) -> Iterator[Planned]:
+    """Plans on more devices, each made in so many seconds."""
+    for times in TIMES:
+        wanted = made.request.origin.devices * times
+        cluster = next(clusters(node, wanted, most), None)
+        if cluster is None:
+            return
+        try:
+            request = replace(made.request, cluster=cluster, obtained=[])
+            yield planned(request, made.preset, gap=GAP, time_limit=seconds, progress=progress, beside=False)
+        except InputError:
+            continue  # a number of devices that the batch does not suit
