@@ -150,7 +150,7 @@ def locate(kind: Shipped, name: str, option: str, otherwise: str) -> Any:
         fix = f"download its config.json: `hf download {name} config.json --local-dir {hub[1]}`, and give {hub[1]}/config.json"
         raise InputError(COMMAND_LINE, option, f"is {name!r}, an id of the Hugging Face hub", fix)
     if kind == "clusters" and (device := named(name, _files("devices"))):
-        fix = f"say how many in a node, and how many nodes: {device}:8 or {device}:8x16"
+        fix = f"say how many in a node, and how many nodes: {device}:8 or {device}:8x16; `plan --devices any` finds how many"
         raise InputError(COMMAND_LINE, option, f"is {name!r}, a kind of device", fix)
     names = sorted([*files, *(sized_names() if kind == "models" else ())])
     raise InputError(COMMAND_LINE, option, f"is {name!r}", f"{one_of(name, names, listing)}; or give {otherwise}")

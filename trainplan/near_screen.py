@@ -57,5 +57,5 @@ def what_if_rows(told: WhatIf) -> list[Row]:
 
 def batch_rows(found: BetterBatch) -> list[Row]:
     """A batch that would be faster for each sample."""
-    text = f"batch {found.batch} would take {100 * found.gain:.2g} % less for each sample ({format_time(found.step_ns)} a step)"
+    text = f"batch {found.batch} would take {100 * found.gain:.2g} % less time a sample ({format_time(found.step_ns)} a step)"
     return [("BATCH", [[text, *[UNFINISHED] * found.stopped]])]

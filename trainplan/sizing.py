@@ -102,7 +102,13 @@ def sized(
         way.begin("looking for the fewest devices")
         found, unknown = way.fewest(sizes, 0, SECONDS)
         if found is None:
-            none = f"none of {least} to {most} would do (proven)" if unknown is None else unknown
+            none = (
+                f"none of {least} to {most} GPUs would do (proven)"
+                if most > least
+                else f"{least} would not do (proven)"
+                if unknown is None
+                else unknown
+            )
             return Sizes(None, tuple(seen[:-1] if unknown else seen), none, proven=unknown is None)
         began = way.elapsed()
         made = plan_on(found)
