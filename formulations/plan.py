@@ -123,7 +123,8 @@ class Claim(Record):
 
     cost_model: whose costs and objective. bound_ns: no solution of the problem is below it; gap: (objective - bound) /
     objective. bound_source: how it was obtained. versions: of what may have had a part in the answer. evidence: by which the
-    claim can be checked without trusting the solver.
+    claim can be checked without trusting the solver. stopped: what ended the search before it was done, such as an interrupt;
+    None where nothing did.
     """
 
     problem: str
@@ -136,6 +137,7 @@ class Claim(Record):
     bound_source: str | None = None
     versions: Annotated[dict[str, str], Field(default_factory=dict)]
     evidence: PlanEvidence | None = None
+    stopped: str | None = None
 
 
 class Version1Prediction(Record):

@@ -38,7 +38,13 @@ class Comparison(Tabular, _Pair):
             rows.append({"instance": self.instance, "method": result.method, **result.row(), "above": above})
         return rows
 
+    @property
+    def unfinished(self) -> list[str]:
+        """The methods that an interrupt ended; the methods after these were not run."""
+        return [result.method for result in self.results if result.stopped == "interrupt"]
+
     def notes(self) -> list[str]:
-        """Why nothing fits, and what contradicts."""
+        """Why nothing fits, what an interrupt ended, and what contradicts."""
         reasons = [str(result.reason) for result in self.results if result.reason]
-        return [*reasons[:1], *(f"contradiction: {text}" for text in self.contradictions)]
+        ended = [f"{name} was interrupted; methods after it were not run" for name in self.unfinished]
+        return [*reasons[:1], *ended, *(f"contradiction: {text}" for text in self.contradictions)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -10,6 +10,7 @@ from trainplan.asking import LARGEST_MEMORY
 from trainplan.formulations.problem import InstanceLike, problem_of
 from trainplan.profiling.base.display import in_one_line
 from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.base.quantities import format_bytes, plural
 from trainplan.solvers.core.limits import GAP, TIME_LIMIT_S
 from trainplan.solvers.core.registry import method as method_named
 from trainplan.solvers.core.registry import methods as methods_of
@@ -48,6 +49,23 @@ class Frontier(Tabular, list[FrontierPoint]):
         "seconds": "seconds",
     }
     drawn_by = "trainplan.pictures.lanes:draw_frontier"
+
+    def __init__(self, points: Iterable[FrontierPoint] = (), untried: Iterable[tuple[str, int]] = ()) -> None:
+        """untried: the methods and limits that were not come to, since an interrupt ended it."""
+        super().__init__(points)
+        self.untried = list(untried)
+
+    def to_list(self) -> list[dict[str, Any]]:
+        """A dict for each point, and for each that was not come to, with no result."""
+        missing = {"result": None, "unfinished": "interrupt"}
+        untried = [{"method": method, "memory_bytes": limit, **missing} for method, limit in self.untried]
+        return [*(point.to_dict() for point in self), *untried]
+
+    def notes(self) -> list[str]:
+        """What an interrupt left unfinished."""
+        stopped = [point for point in self if point.result.stopped == "interrupt"]
+        texts = [f"{each.result.method} at {format_bytes(each.memory_bytes)} was interrupted" for each in stopped]
+        return texts + [f"interrupted: {plural(len(self.untried), 'point')} not tried"] * bool(self.untried)
 
     def rows(self) -> list[dict[str, Any]]:
         """A dict for each point: the instance's name, method, memory_bytes, status, time_ns, bound_ns, gap, peak_bytes,
@@ -96,7 +114,8 @@ def frontier(
             raise InputError("limits", "", f"hold {limit}", "give bytes of one device, above 0")
     problem, points = problem_of(instance), Frontier()
     points.instance = instance.name
-    for name in entries if methods is None else methods:
+    names = entries if methods is None else list(methods)
+    for name in names:
         row: list[FrontierPoint] = []
         for limit in limits:
             result = solve(problem.with_memory(instance, limit), name, time_limit=time_limit, gap=gap, seed=seed)
@@ -107,6 +126,9 @@ def frontier(
                 break
         points += _falling(row) if method_named(instance.problem, name).proves else row
         if row[-1].result.stopped == "interrupt":
+            done = {(point.result.method, point.memory_bytes) for point in points} | {(name, row[-1].memory_bytes)}
+            named = [(method_named(instance.problem, each).name, limit) for each in names for limit in limits]
+            points.untried = [each for each in named if each not in done]
             break
     return points
 

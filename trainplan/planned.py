@@ -300,6 +300,7 @@ class Planned:
             "instead": self.instead,
             "plan": None if self.plan is None else self.plan.model_dump(),
             "result": self.result.to_dict(),
+            "unfinished": self.result.stopped,
             "alternatives": list(self.answer.alternatives),
             "walk_bytes": list(self.walk_bytes),
             "margin_bytes": self.margin_bytes,

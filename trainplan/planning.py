@@ -278,6 +278,7 @@ class Way:
             method=answer.result.method,
             bound_source=answer.result.bound_source,
             versions=versions(),
+            stopped=answer.result.stopped,
         )
 
     def excess_bytes(self, tried: Planned) -> int:

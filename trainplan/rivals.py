@@ -32,7 +32,7 @@ class Rival:
     above: how much longer its step takes than the joint optimum's, as a share of that; bound_ns, gap: what the joint problem
     proves of any plan, and how far this one is from it (None for plans that the joint problem does not contain: `outside` says
     what). seconds: from the request to the plan; of the optimum that begins from the planners' plans, whole_seconds are these
-    and those of the planners whose plans it began from.
+    and those of the planners whose plans it began from. stopped: what ended its search before it was done.
     """
 
     planner: str
@@ -46,6 +46,7 @@ class Rival:
     outside: str | None = None
     why: str | None = None
     whole_seconds: float | None = None
+    stopped: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """All of it as plain values."""
@@ -119,7 +120,8 @@ def rivals(
         if len(answers) > 1 and answer.plan is not None and rows[-1].step_ns is not None and rows[-1].outside is None:
             incumbents.append(answer.plan)
         if answer.interrupted:
-            return rows, answers[0]
+            left = published[published.index(each) + 1 :]
+            return Rivals([*rows, *(_none(other.label, "not planned: interrupted", 0.0) for other in left)]), answers[0]
     label = f"{published[0].label}, {BEGUN}"
     if not incumbents:
         return Rivals([*rows, _none(label, "none of their plans is one of this problem", 0.0)]), answers[0]
@@ -158,7 +160,7 @@ def _row(planner: str, answer: Planned, optimum: Planned, seconds: float, withou
     if plan is None or plan.predicted is None:
         reason = answer.result.reason or answer.result.message or answer.result.status
         why = f"plans of {plan.planned_model().family} are no programs yet" if plan is not None else str(reason)
-        return _none(planner, why, seconds)
+        return replace(_none(planner, why, seconds), stopped=answer.result.stopped)
     outside = f"planned without {', '.join(without)}" if without else None
     if answer.preset.name != optimum.preset.name:
         outside = "states or hidden states on the host" if plan.uses_host else outside
@@ -174,4 +176,6 @@ def _row(planner: str, answer: Planned, optimum: Planned, seconds: float, withou
         gap=None if bound_ns is None or outside else 1 - bound_ns / step_ns,
         seconds=seconds,
         outside=outside,
+        stopped=answer.result.stopped,
+        why="interrupted: this is the best known until then" if answer.interrupted else None,
     )

@@ -39,6 +39,7 @@ def screen(answer: Planned, plan_file: Path | None = None) -> list[Row]:
         ("SPEED", [_speed(answer)]),
         ("BEST?", [*_proof(answer), others.faster]),
         ("WHY NOT", [others.why_not]),
+        ("STOPPED", unfinished(answer)),
         ("ASSUMED", assumed(answer)),
         ("NEXT", _next(answer, plan_file)),
     ]
@@ -188,9 +189,7 @@ def _proof(answer: Planned) -> list[list[str]]:
         if claim.evidence is not None:
             text += f" / {_share(1 - claim.evidence.bound_ns / claim.objective_ns)} (independent check)"
         text += f" of {of}"
-    words = [text, *["interrupted: the search was not done"] * answer.interrupted]
-    words += ["the time limit ended the search (--time-limit)"] * (answer.result.stopped == "time limit")
-    return [words, *(line for price in answer.prices if (line := _priced(price, answer)))]
+    return [[text], *(line for price in answer.prices if (line := _priced(price, answer)))]
 
 
 def _priced(price: Price, answer: Planned) -> list[str]:
@@ -260,6 +259,15 @@ def _has(name: str, words: Iterable[str]) -> bool:
     return any(re.fullmatch(rf"{name}\d+", word) for word in words)
 
 
+def unfinished(answer: Planned) -> list[list[str]]:
+    """What ended the search before it was done."""
+    stopped = answer.result.stopped
+    article = "an" if stopped == "interrupt" else "the"
+    return (
+        [] if stopped is None else [[f"by {article} {stopped}, before the search was done: this is the best known until then"]]
+    )
+
+
 def assumed(answer: Planned) -> list[list[str]]:
     """What the request leaves unsaid and the answer depends on, as it was taken."""
     request, lines = answer.request, list[str]()
@@ -295,7 +303,8 @@ def nothing(answer: Planned) -> list[Row]:
         ways.append(f"{answer.needed_devices} GPUs (with fewer nothing fits, proven)")
     if result.status != "infeasible":
         why = result.message or f"{result.method} found no plan, and has not proven that there is none"
-        return [("OPEN", [[why]])] + ([("NEEDS", [[" or ".join(ways)]])] if ways else [])
+        stopped = [("STOPPED", lines)] if (lines := unfinished(answer)) else []
+        return [("OPEN", [[why]]), *stopped] + ([("NEEDS", [[" or ".join(ways)]])] if ways else [])
     limit = answer.request.with_margin(0).limit_bytes
     rows: list[Row] = [("FITS NOT", [[f"no plan fits into {gib(limit)} GiB a GPU (proven)"]])]
     rows += [("NEEDS", [[" or ".join(ways)]])] if ways else []

@@ -51,6 +51,11 @@ class Throughput:
         return max(fitting, key=lambda point: point.throughput, default=None)
 
     @property
+    def interrupted(self) -> bool:
+        """Whether an interrupt ended it before all batch sizes were tried."""
+        return any(point.result.stopped == "interrupt" for point in self.points)
+
+    @property
     def seconds(self) -> float:
         """Seconds of all searches."""
         return sum(point.result.build_seconds + point.result.solve_seconds for point in self.points)
@@ -61,12 +66,13 @@ class Throughput:
             {"batch": p.batch, "throughput_samples_per_s": p.throughput, "result": p.result.to_dict()} for p in self.points
         ]
         best = None if self.best is None else self.best.batch
-        return {"planner": asdict(self.planner), "best_batch": best, "points": points}
+        return {"planner": asdict(self.planner), "best_batch": best, "points": points, "unfinished": self.interrupted}
 
     def __str__(self) -> str:
+        ended = " (interrupted: larger batches were not tried)" * self.interrupted
         if self.best is None:
-            return f"{self.planner.label}: out of memory"
-        return f"{self.planner.label}: {self.best.throughput:.2f} samples/s at batch {self.best.batch}"
+            return f"{self.planner.label}: out of memory{ended}"
+        return f"{self.planner.label}: {self.best.throughput:.2f} samples/s at batch {self.best.batch}{ended}"
 
 
 def search_throughput(

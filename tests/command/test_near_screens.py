@@ -1,5 +1,5 @@
-"""Screens of what fits, of the fewest devices and of other numbers of a cluster, as printed at 80, 100 and 160 columns; run as a
-module, this writes them anew."""
+"""Screens of what fits, of the fewest devices and of other numbers of a cluster, at 80, 100 and 160 columns; run as a module,
+this writes them anew."""
 
 from __future__ import annotations
 

@@ -63,13 +63,16 @@ def test_solve_writes_the_incumbent_and_exits_with_3(
     assert json.loads(target.read_text()) == {"choice": list(first_plan(paper_instance()) or ())}
 
 
-def test_plan_writes_the_incumbent_and_exits_with_3(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_plan_writes_the_incumbent_and_exits_with_3(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     stopped_by(monkeypatch, interrupt)
     monkeypatch.setattr("trainplan.solvers.core.solve.cheap_bound", lambda instance: None)  # which proves this first plan
     target = tmp_path / "plan.json"
     assert call(monkeypatch, "plan", *REQUEST, "-o", target) == 3
+    assert "STOPPED by an interrupt, before the search was done" in " ".join(capsys.readouterr().out.split())
     plan = json.loads(target.read_text())
-    assert plan["claim"]["status"] == "feasible"
+    assert plan["claim"]["status"] == "feasible" and plan["claim"]["stopped"] == "interrupt"
     assert plan["predicted"]["step_ns"] > 0
 
 
@@ -78,7 +81,48 @@ def test_compare_ends_with_the_method_that_was_interrupted(
 ) -> None:
     stopped_by(monkeypatch, interrupt)
     assert call(monkeypatch, "compare-methods", instance, "--method", "exact", "--method", "milp", "--json") == 3
-    assert [result["method"] for result in json.loads(capsys.readouterr().out)["results"]] == ["label-setting"]
+    told = json.loads(capsys.readouterr().out)
+    assert [result["method"] for result in told["results"]] == told["unfinished"] == ["label-setting"]
+    assert call(monkeypatch, "compare-methods", instance, "--method", "exact", "--method", "milp") == 3
+    assert "label-setting was interrupted; methods after it were not run" in capsys.readouterr().out
+
+
+def test_frontier_names_the_points_that_were_not_tried(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], instance: Path
+) -> None:
+    words = ("frontier", instance, "--from", "4GiB", "--to", "8GiB", "--points", "3", "--method", "exact", "--method", "milp")
+    stopped_by(monkeypatch, interrupt)
+    assert call(monkeypatch, *words, "--json") == 3
+    first, *rest = json.loads(capsys.readouterr().out)
+    assert first["result"]["stopped"] == "interrupt"
+    assert [(each["method"], each["result"], each["unfinished"]) for each in rest] == [
+        *[("label-setting", None, "interrupt")] * 2,
+        *[("milp", None, "interrupt")] * 3,
+    ]
+    assert call(monkeypatch, *words) == 3
+    shown = capsys.readouterr().out
+    assert "label-setting at 4 GiB was interrupted" in shown and "5 points not tried" in shown
+
+
+def test_throughput_ends_with_the_planner_that_was_interrupted(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("throughput", "--model", "bert-large", "--cluster", "rtx-titan-8", "--step", "64", "--planner", "galvatron-bmw")
+    stopped_by(monkeypatch, interrupt)
+    assert call(monkeypatch, *words, "--planner", "optimum", "--json") == 3
+    [only] = json.loads(capsys.readouterr().out)
+    assert only["unfinished"] and len(only["points"]) == 1
+    assert call(monkeypatch, *words, "--planner", "optimum") == 3
+    assert "was interrupted: larger batches, and planners after it, were not tried" in capsys.readouterr().out
+
+
+def test_planners_that_were_not_come_to_are_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    stopped_by(monkeypatch, interrupt)
+    monkeypatch.setattr("trainplan.solvers.core.solve.cheap_bound", lambda instance: None)
+    assert call(monkeypatch, "compare-planners", *REQUEST, "--json") == 3
+    first, *rest = json.loads(capsys.readouterr().out)
+    assert first["stopped"] == "interrupt" and rest
+    assert {each["why"] for each in rest} == {"not planned: interrupted"}
 
 
 @pytest.mark.parametrize("memory", ["12", "much", "1MiB"])

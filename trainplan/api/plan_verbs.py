@@ -612,6 +612,8 @@ def throughput(
         notify = (lambda point, chosen=chosen: progress(chosen, point)) if progress else None
         limits: dict[str, Any] = {"largest_batch": largest_batch, "time_limit": time_limit, "gap": gap}
         searches.append(search_throughput(batches, chosen, memory_bytes, **limits, progress=notify))
+        if searches[-1].interrupted:
+            break
     return searches
 
 

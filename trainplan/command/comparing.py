@@ -66,4 +66,5 @@ def compare_planners(**values: Any) -> Outcome:
     with bars.planning() as progress:
         rivals = api.compare_planners(**asked, progress=progress)
     code = options.FINE if any(each.step_ns is not None for each in rivals) else options.INFEASIBLE
+    code = options.STOPPED if any(each.stopped == "interrupt" for each in rivals) else code
     return Outcome([each.to_dict() for each in rivals], partial(render.rivals, rivals), {}, code)

@@ -113,7 +113,7 @@ def frontier(instance: Path, least: str | None, most: str | None, points: int, *
     stopped = any(point.result.stopped == "interrupt" for point in solved)
     files = {"picture": partial(api.draw_frontier, solved)}
     show = partial(render.frontier, solved)
-    return Outcome([point.to_dict() for point in solved], show, files, options.STOPPED if stopped else options.FINE)
+    return Outcome(solved.to_list(), show, files, options.STOPPED if stopped else options.FINE)
 
 
 CHECKED = word("source", Path, "A plan file, or an instance file.")
@@ -149,6 +149,7 @@ def compare_methods(instance: Path, method: list[str] | None, **values: Any) -> 
     if contradictions or any(result.status == "infeasible" for result in results):
         code = options.INFEASIBLE
     content = {"results": [result.to_dict() for result in results], "contradictions": contradictions}
+    content["unfinished"] = compared.unfinished
     return Outcome(content, partial(render.comparison, compared), {}, code)
 
 

@@ -54,13 +54,16 @@ def comparison(compared: Comparison) -> None:
     """What several methods gave, and what contradicts."""
     table(tuple(compared.headings.values()), compared.cells())
     reasons = [result.reason.command_text for result in compared.results if result.reason]
-    for text in [*reasons[:1], *(f"contradiction: {text}" for text in compared.contradictions)]:
+    ended = [f"{name} was interrupted; methods after it were not run" for name in compared.unfinished]
+    for text in [*reasons[:1], *ended, *(f"contradiction: {text}" for text in compared.contradictions)]:
         line(text)
 
 
 def frontier(points: Frontier) -> None:
     """What methods found under each memory limit."""
     table(tuple(points.headings.values()), points.cells())
+    for text in points.notes():
+        line(text)
 
 
 def lifted(layers: Mapping[str, Sequence[int]]) -> str:
@@ -267,6 +270,7 @@ def plans(answers: Sequence[Any]) -> None:
         for answer in made
         if not answer.plan
     ]
+    rows += [(answer.preset.name, "interrupted: presets after it were not planned") for answer in made if answer.interrupted]
     pairs([*rows, *(("not suited", answer.command_text) for answer in answers if not isinstance(answer, Planned))])
 
 

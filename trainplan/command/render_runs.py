@@ -7,7 +7,7 @@ from itertools import groupby
 from statistics import median
 from typing import Any, cast
 
-from trainplan.command.printing import pairs, table
+from trainplan.command.printing import line, pairs, table
 from trainplan.command.render import plan_table
 from trainplan.execution.walk.time import LANE_OF, Lanes
 from trainplan.formulations.plan import Plan
@@ -111,6 +111,9 @@ def throughputs(planners: Sequence[Throughput]) -> None:
         rows.append([each.planner.label, *numbers, layers, each.best.result.status, *tries])
     names = ("samples/s", "batch", "pipeline", "micro-batches", "layers of stages", "status", "tried", "seconds")
     table(("planner", *names), rows)
+    for each in planners:
+        if each.interrupted:
+            line(f"{each.planner.label} was interrupted: larger batches, and planners after it, were not tried")
 
 
 def run_report(plan: Plan, report: Any, scale_down: int) -> None:

@@ -304,5 +304,6 @@ def throughput(plans: list[Path] | None, planner: list[str] | None, **values: An
     with bars.trying() as progress:
         searches = api.throughput(planners=planner, progress=progress, **values)
     code = options.FINE if any(each.best for each in searches) else options.INFEASIBLE
+    code = options.STOPPED if any(each.interrupted for each in searches) else code
     files = {"picture": partial(api.draw_throughput, searches)}
     return Outcome([each.to_dict() for each in searches], partial(render_runs.throughputs, searches), files, code)
