@@ -153,5 +153,5 @@ def _refused(way: Way, instances: Sequence[Any]) -> Planned:
 def _result(instance: Any) -> Result:
     """A result of no search yet."""
     numbers: dict[str, Any] = {"objective": None, "bound": None, "gap": None, "solution": None, "seed": 0, "history": ()}
-    seconds = {"build_seconds": 0.0, "solve_seconds": 0.0}
-    return Result(instance.problem, METHOD, "unknown", **numbers, **seconds, versions=versions(), instance_hash=instance.digest)
+    numbers |= {"build_seconds": 0.0, "solve_seconds": 0.0, "versions": versions(), "instance_hash": instance.digest}
+    return Result(instance.problem, METHOD, "unknown", **numbers)
