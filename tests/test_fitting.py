@@ -9,6 +9,7 @@ import pytest
 
 import trainplan as tp
 from tests.command.calls import call
+from trainplan.fit_screen import fit_screen
 
 REQUEST: dict[str, Any] = {"model": "gpt2", "cluster": "cpu-4", "batch": 8, "sequence": 64}
 WORDS = ("gpt2", "cpu-4", "--batch", "8", "--seq", "64")
@@ -57,3 +58,11 @@ def test_without_a_batch_there_is_a_sample_for_each_gpu_and_it_is_said() -> None
 def test_mixed_devices_are_answered_too() -> None:
     found = tp.fit(model="amp-gpt2", cluster="amp-heterogeneous-16", batch=32, dtype="float16")
     assert found.fits and found.answer.preset.name == "amp"
+
+
+def test_a_number_of_gpus_that_was_not_found_in_the_time_is_said_to_be_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainplan.planning.Way.devices", lambda way: (None, "more than 88; the time was up"))
+    found = tp.fit(**REQUEST, memory="300MiB")
+    rows = dict(fit_screen(found, True, "trainplan plan gpt2 cpu-4"))
+    assert "or more than 88 GPUs (the time was up)" in rows["NEEDS"][0][0]
+    assert rows["NEXT"] == [["trainplan plan gpt2 cpu-4 --devices any"]]

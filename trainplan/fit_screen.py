@@ -22,7 +22,8 @@ def fit_screen(fit: Fit, batch_said: bool, command: str) -> list[Row]:
     if not batch_said:
         taken += [[f"a batch of {plural(answer.request.samples, 'sample')}, one for each GPU (--batch)"]]
         command += f" --batch {answer.request.samples}"
-    goes_on = answer.plan is not None or answer.needed_devices is not None
+    more = answer.needed_devices is not None or (answer.needed_devices_unknown or "").endswith("the time was up")
+    goes_on = answer.plan is not None or more
     command += "" if answer.plan is not None else " --devices any"
     rows = [
         *first[:1],

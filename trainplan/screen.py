@@ -301,6 +301,8 @@ def nothing(answer: Planned) -> list[Row]:
         ways.append(f"{gib(answer.needed_bytes)} GiB a GPU")
     if answer.needed_devices is not None:
         ways.append(f"{answer.needed_devices} GPUs (with fewer nothing fits, proven)")
+    elif (unknown := answer.needed_devices_unknown) is not None and unknown.startswith("more than"):
+        ways.append(f"{unknown.replace('; ', ' GPUs (')})" if "; " in unknown else f"{unknown} GPUs")
     if result.status != "infeasible":
         why = result.message or f"{result.method} found no plan, and has not proven that there is none"
         stopped = [("STOPPED", lines)] if (lines := unfinished(answer)) else []
