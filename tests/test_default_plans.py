@@ -47,7 +47,6 @@ def test_equal_devices_are_planned_jointly() -> None:
     [
         ({"space": "no-ckpt"}, "--space is no option of joint"),
         ({"takeaway3": False}, "--takeaway3 is no option of joint"),
-        ({"method": "galvatron-bmw"}, "--method galvatron-bmw is one of galvatron-bmw"),
     ],
 )
 def test_what_joint_does_not_take_is_planned_as_before_and_says_why(asked: dict[str, Any], why: str) -> None:
@@ -57,6 +56,30 @@ def test_what_joint_does_not_take_is_planned_as_before_and_says_why(asked: dict[
     alike = tp.plan(like=OTHERWISE, **given)
     assert alike.instead is None and alike.plan is not None and answer.plan is not None
     assert alike.plan.content == answer.plan.content
+
+
+@pytest.mark.parametrize("method", ["milp", "cpsat", "decomposition", "exact"])
+def test_a_method_plans_the_same_problem_as_without_it(method: str) -> None:
+    tiny: dict[str, Any] = {"model": small(1), "cluster": "cpu-4", "batch": 2}
+    answer, without = tp.plan(**tiny, method=method), tp.plan(**tiny)
+    assert (answer.preset.name, answer.instead) == ("joint", None)
+    assert answer.instance.digest == without.instance.digest
+    assert answer.answer.status == "optimal" and answer.answer.objective_ns == without.answer.objective_ns
+
+
+@pytest.mark.parametrize(("method", "like"), [("galvatron-bmw", "galvatron-bmw"), ("amp", "amp"), ("h3t-dp", "h3t")])
+def test_a_method_of_another_problem_is_refused_with_what_would_work(method: str, like: str) -> None:
+    with pytest.raises(InputError, match=f"give like {like} method {method}, or one of exact, decomposition"):
+        tp.plan(**REQUEST, method=method)
+    assert call("plan", "gpt2", "cpu-4", "--batch", "8", "--method", method).returncode == 2
+    assert tp.plan(model=small(2), cluster="cpu-4", batch=8, like=like, method=method).preset.name == like
+
+
+@pytest.mark.parametrize("method", ["milp", "cpsat"])
+def test_a_problem_too_large_for_a_method_is_refused(method: str) -> None:
+    large: dict[str, Any] = {"model": "llama3-8b", "cluster": "h100:8x8", "batch": 512, "sequence": 8192}
+    with pytest.raises(InputError, match="of at most 100,000; give exact"):
+        tp.plan(**large, method=method, time_limit=5)
 
 
 def test_devices_of_several_kinds_are_placed_as_amp_does() -> None:

@@ -122,21 +122,28 @@ def choices_of(chosen: Preset, choices: Mapping[str, Any], instead: str | None) 
     return kept
 
 
-def refused_by_default(choices: Mapping[str, Any], method: str) -> str | None:
-    """Why DEFAULT does not take what is asked for, though OTHERWISE may; None where it does.
-
-    A method of both (a MILP) is OTHERWISE's: it takes larger instances of that.
-    """
+def refused_by_default(choices: Mapping[str, Any]) -> str | None:
+    """Why DEFAULT does not take what is asked for, though OTHERWISE may; None where it does."""
     first, other = PRESETS[DEFAULT], PRESETS[OTHERWISE]
     names = {parameter.name for parameter in first.parameters}
     for parameter in other.parameters:
         asked = choices.get(parameter.name)
         if parameter.name not in names and asked not in (None, parameter.default):
             return f"{parameter.flag} is no option of {first.name}"
-    apart = {each.name for each in methods(first.problem_name)} - {each.name for each in methods(other.problem_name)}
-    if method != "exact" and method not in apart:
-        return f"--method {method} is one of {other.name}"
     return None
+
+
+def check_method(chosen: Preset, method: str) -> None:
+    """Raises InputError for a method that does not solve the problem of a preset that the user did not name: a method never
+    changes the problem."""
+    own = ["exact", *(each.name for each in methods(chosen.problem_name))]
+    if named(method, own) is not None:
+        return
+    owners = [each.name for each in PRESETS.values() if named(method, [entry.name for entry in methods(each.problem_name)])]
+    if owners:
+        problem = f"is {method!r}, which does not solve the problem that is planned here ({chosen.name})"
+        ways = [f"--like {name} --method {method}" for name in owners]
+        raise InputError("command line", "--method", problem, f"give {' or '.join(ways)}, or one of {', '.join(own)}")
 
 
 def preset(name: str) -> Preset:

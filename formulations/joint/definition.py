@@ -29,7 +29,7 @@ from trainplan.formulations.joint.closed_form import closed_form_ns
 from trainplan.formulations.joint.constraints import CONSTRAINTS, OF_CONFIGURATIONS, PRICED, WIDEST, narrowed, restrictions
 from trainplan.formulations.joint.costs import JointCosts, tp_degrees
 from trainplan.formulations.joint.easing import eased
-from trainplan.formulations.joint.enumeration import improving, solution_count
+from trainplan.formulations.joint.enumeration import binary_variables, improving, solution_count
 from trainplan.formulations.joint.evaluation import table_once
 from trainplan.formulations.joint.evidence import Evidence
 from trainplan.formulations.joint.first_layers import RECOMPUTE_FIRST, whole_layers, with_first_layers
@@ -48,10 +48,12 @@ from trainplan.formulations.request import Request
 from trainplan.formulations.runs import runs
 from trainplan.formulations.strategies import HEADS_WORD
 from trainplan.formulations.work.primitives import host_costs
-from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.base.errors import InputError, Unsuited
 from trainplan.profiling.base.quantities import divisors, format_bytes, format_time, plural, span
 from trainplan.profiling.clusters.cluster import Cluster
 from trainplan.profiling.models.sublayers import LAYERED
+
+MOST_VARIABLES = 100_000  # binary ones, of the models of all configurations; a search of more ends with hardly any bound
 
 
 class Joint(Problem):
@@ -285,7 +287,7 @@ class Joint(Problem):
     # Models
 
     def parts(self, instance: Instance, out_of_time: Callable[[], bool]) -> list[Part]:
-        """One for each configuration."""
+        """One for each configuration. Raises Unsuited where models of all of them are too large to be solved."""
 
         def lift(place: int) -> Callable[[Solution], Solution]:
             return lambda solution: replace(solution, configuration=place)
@@ -294,6 +296,12 @@ class Joint(Problem):
             return lambda solution: replace(solution, configuration=0) if solution.configuration == place else None
 
         places = range(len(instance.configurations))
+        if (variables := binary_variables(instance)) > MOST_VARIABLES:
+            problem = f"builds models of {variables:,} binary variables here, of at most {MOST_VARIABLES:,}"
+            fix = (
+                "give exact, which proves the same problem, or --like galvatron-bmw with this method, whose models are smaller"
+            )
+            raise Unsuited("command line", "--method", problem, fix)
         return [Part(part := instance.only([place]), least_ns(part), lift(place), lower(place)) for place in places]
 
     def start(self, instance: Instance, solution: Solution) -> set[str]:

@@ -16,6 +16,16 @@ EVERY = 512  # solutions between two moments to look at the clock
 LOT = 4096  # choices that are looked at together
 
 
+def binary_variables(instance: Instance) -> int:
+    """How many binary variables models of all configurations have together: one for each unit, stage and option."""
+    count = 0
+    for configuration in instance.configurations:
+        stages = 1 if configuration.cuts is not None else configuration.stages  # fixed cuts leave each unit its stage
+        tables = [instance.table(configuration, x, l) for x in range(stages) for l in range(instance.length)]
+        count += sum(len(table.options) for table in tables)
+    return count
+
+
 def solution_count(instance: Instance) -> int:
     """The number of cuts and choices in all configurations, whatever memory they need."""
     return sum(_count(instance, configuration) for configuration in instance.configurations)

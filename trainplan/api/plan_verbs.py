@@ -39,6 +39,7 @@ from trainplan.presets import (
     PLANNERS,
     PRESETS,
     Preset,
+    check_method,
     choices_of,
     planner,
     preset,
@@ -139,7 +140,7 @@ def plan(
         dtype: of the model, such as "bf16" (default: the config's, else half precision).
         profile: numbers made earlier, which may stand in for model and cluster.
         measure: measure the model on this machine, rather than estimate it from shapes.
-        method: a name of `methods`; `exact` is the best proven one.
+        method: a name of `methods` of the planned problem, which it never changes; `exact` is the best proven one.
         backend: of `run`, on which the plan must fit, too.
         time_limit: seconds until searches end.
         gap: relative gap at which to stop.
@@ -192,14 +193,16 @@ def _chosen(
     """The preset that plans what is asked for, the request, the choices that it takes, and, where no preset was named, why it
     is not the default one. Raises InputError."""
     choices = {name: value for name, value in choices.items() if value is not None}
-    instead = refused_by_default(choices, method) if like is None else None
+    instead = refused_by_default(choices) if like is None else None
     chosen = preset(like or (OTHERWISE if instead else DEFAULT))
     if like is None:
+        check_method(chosen, method)
         choices = choices_of(chosen, choices, instead)
     made = _request(chosen, method, asked, choices)
     if like is None and instead is None and (instead := chosen.problem.unsuited(made)) is not None:
         mixed = made.cluster is not None and len(made.cluster.used_kinds) > 1
         chosen = preset(MIXED if mixed else OTHERWISE)
+        check_method(chosen, method)
         choices = choices_of(chosen, choices, instead)
         made = _request(chosen, method, asked, choices)
     return chosen, made, choices, instead
