@@ -377,6 +377,18 @@ def problem(name: str) -> Problem:
     return stated
 
 
+def constraints_of(stated: Problem, options: Mapping[str, Any]) -> dict[str, str]:
+    """The constraints that options set on the plans of a problem, by argument, as the command's options say them."""
+    texts = {}
+    for parameter in stated.constraints:
+        neutral = (None, parameter.default, stated.widest.get(parameter.name))
+        if (value := options.get(parameter.name)) not in neutral:
+            many = [value] if isinstance(value, str) else value
+            words = ",".join(many) if parameter.many else value
+            texts[parameter.name] = parameter.flag if value is True else f"{parameter.flag} {words}"
+    return texts
+
+
 def problem_of(instance: Any) -> Problem:
     """The problem that an instance is of."""
     return problem(instance.problem)

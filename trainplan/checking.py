@@ -16,7 +16,7 @@ from trainplan.formulations.request import Request
 from trainplan.profiling.base.display import in_one_line
 from trainplan.profiling.base.errors import InputError, one_of, shown
 from trainplan.profiling.base.files import Source, name_of_source, read_data
-from trainplan.profiling.base.quantities import format_bytes
+from trainplan.profiling.base.quantities import format_bytes, format_gap
 from trainplan.profiling.clusters.cluster import Cluster
 from trainplan.profiling.profiles import Profile
 from trainplan.solvers.core.result import Result, relative_gap
@@ -75,10 +75,10 @@ class CheckedClaim:
             return f"not checked: {self.unchecked}"
         if self.faults or self.objective_ns is None or self.bound_ns is None:
             return "refuted"
-        gap = 1 - self.bound_ns / self.objective_ns
+        gap = format_gap(1 - self.bound_ns / self.objective_ns)
         under = f" under {', '.join(self.restrictions)}" if self.restrictions else ""
         within = f" within {format_bytes(self.memory_bytes)} a device" if self.memory_bytes else ""
-        return f"no plan of the problem{under}{within} is more than {gap:.4%} faster, checked without any solver"
+        return f"no plan of the problem{under}{within} is more than {gap} faster, checked without any solver"
 
 
 @in_one_line

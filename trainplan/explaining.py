@@ -12,8 +12,8 @@ from trainplan.checking import request_of_claim
 from trainplan.configurations.judging import neighbour_runs
 from trainplan.formulations.joint.asked import with_tables
 from trainplan.formulations.joint.runtimes import FOR
-from trainplan.formulations.plan import Plan, load_plan
-from trainplan.formulations.problem import problem
+from trainplan.formulations.plan import Plan, PlanEvidence, load_plan
+from trainplan.formulations.problem import Problem, problem
 from trainplan.formulations.request import Request
 from trainplan.formulations.runs import runs
 from trainplan.performance import stage_shares
@@ -60,7 +60,8 @@ class Explained:
     """Why a plan is as it is.
 
     step_ns: predicted, as `software` overlaps, where that is not trainplan's own runtime; objective_ns, bound_ns: what is
-    claimed of the walks over its programs. changes: for each run of equal units what the first of
+    claimed of the walks over its programs; checked_ns: the bound that the claim's evidence proves, followed without any
+    solver, None where it proves nothing. changes: for each run of equal units what the first of
     them could have instead, with the claim's costs (see `formulations.joint.changes`); complete: whether all were tried.
     neighbours: of a plan for another runtime, plans with one decision changed, the shortest step first. run: how the plan runs,
     in words; units: how many it has; limit_bytes: the memory of each device.
@@ -70,6 +71,7 @@ class Explained:
     step_ns: int
     objective_ns: int
     bound_ns: int | None
+    checked_ns: int | None
     one_strategy: str | None
     stages: tuple[ExplainedStage, ...]
     changes: tuple[Any, ...]
@@ -171,6 +173,7 @@ def explain(
         step_ns=simulation.step_ns,
         objective_ns=objective_ns,
         bound_ns=claim.bound_ns,
+        checked_ns=_followed_ns(stated, request, claim.evidence),
         one_strategy=made.one_strategy,
         stages=tuple(_stages(made, simulation, {each.stage for each in changes if each.prevented is not None})),
         changes=changes,
@@ -189,6 +192,14 @@ def _neighbours(plan: Plan, request: Request) -> tuple[Neighbour, ...]:
         return ()
     runs_of_others = neighbour_runs(runtime, plan, request)
     return tuple(Neighbour(what, round(step_ns), round(peak_bytes)) for what, _, step_ns, peak_bytes in runs_of_others)
+
+
+def _followed_ns(stated: Problem, request: Request, evidence: PlanEvidence) -> int | None:
+    """The bound that evidence proves; None where it is damaged, or of another instance."""
+    try:
+        return stated.checked_bound_ns(stated.instance(request), evidence.proof)
+    except (ValueError, LookupError, TypeError, AttributeError, OverflowError):
+        return None
 
 
 def _stages(plan: Plan, simulation: Simulation, bound: set[int]) -> list[ExplainedStage]:

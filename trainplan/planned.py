@@ -23,6 +23,7 @@ from trainplan.profiling.base.errors import InputError, as_arguments
 from trainplan.profiling.base.files import check_writable, write_whole
 from trainplan.profiling.base.plugins import attribute
 from trainplan.profiling.base.quantities import format_bytes, format_time, plural, span
+from trainplan.proof import proof_of, status_text
 from trainplan.solvers.core.answer import Answer
 from trainplan.solvers.core.result import Result
 from trainplan.tabular import frame_of
@@ -123,7 +124,7 @@ class Planned:
 
     def __repr__(self) -> str:
         step = "no plan" if self.performance is None else f"{format_time(self.performance.step_ns)} a step"
-        return f"<Planned {self.subject}, like {self.preset.name}: {step}, {self.answer.status}>"
+        return f"<Planned {self.subject}, like {self.preset.name}: {step}, {status_text(self.answer.status, self.answer.gap)}>"
 
     def __rich__(self) -> Any:
         return rich_table(self.summary())
@@ -393,9 +394,9 @@ class Planned:
                 f"{format_time(claim.objective_ns)} ({claim.problem}, costs {claim.cost_model}){self._as_walked()}",
             ),
             *([("cost model", why)] if (why := self.problem.plainer_costs(self.request)) is not None else []),
-            ("status", claim.status + (f" (gap asked for: {self.result.tolerance:.2g})" if self.result.tolerance else "")),
+            ("status", status_text(claim.status, claim.gap)),
             ("proven lower bound", bound),
-            ("gap", "unknown" if claim.gap is None else f"{claim.gap:.4%}{self._gap_parts(claim)}"),
+            ("proof", proof_of(claim)),
             *self._evidence(claim),
             *self._any_schedule(claim.objective_ns),
             *([("search space", under if flags else as_arguments(under))] if under and claim.bound_ns is not None else []),
@@ -419,23 +420,15 @@ class Planned:
         software = "" if self.plan is None or self.plan.predicted is None else self.plan.predicted.software
         return f": of the plan's programs, by which it is chosen; {software} overlaps otherwise" if software else ""
 
-    def _gap_parts(self, claim: Claim) -> str:
-        """Of what the gap consists, where the method says so: of this claim, not of one that has been bettered since."""
-        parts = {name: ns for name, ns in self.result.statistics.get("gap_ns", {}).items() if ns}
-        if not parts or claim.bound_ns is None or sum(parts.values()) != claim.objective_ns - claim.bound_ns:
-            return ""
-        return ": " + ", ".join(f"{name} {ns / claim.objective_ns:.4%}" for name, ns in parts.items())
-
     def _evidence(self, claim: Claim) -> list[tuple[str, str]]:
         """What of the claim can be checked without any solver."""
         if (evidence := claim.evidence) is None or not claim.objective_ns:
             return []
-        gap = 1 - evidence.bound_ns / claim.objective_ns
         how = "by evidence that is checked" if evidence.proof is not None else "in closed form,"
         own = {**self.request.options, MEMORY_TABLES.name: "least"}  # with which every plan that fits is within the bound
         asked = {name: value for name, value in evidence.options.items() if value != own.get(name)}
         part = "".join(f", of {flag_of(name)} {value} alone" for name, value in asked.items())
-        return [("certificate", f"{format_time(evidence.bound_ns)}, {how} without any solver: gap {gap:.4%}{part}")]
+        return [("certificate", f"{format_time(evidence.bound_ns)}, {how} without any solver{part}")]
 
     def _any_schedule(self, objective_ns: int) -> list[tuple[str, str]]:
         """How much another order of passes could gain."""

@@ -13,12 +13,15 @@ from trainplan.configurations.judging import neighbour_runs
 from trainplan.execution.standing_in import recipe_of
 from trainplan.formulations.joint.runtimes import FOR
 from trainplan.formulations.plan import Plan
+from trainplan.formulations.problem import constraints_of
 from trainplan.formulations.runs import runs
 from trainplan.formulations.strategies import Strategy, parse_strategy
 from trainplan.performance import PARTS
 from trainplan.planned import Planned, Price
+from trainplan.presets import DEFAULT
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.quantities import format_time, plural
+from trainplan.proof import how_to_check, proof_of
 from trainplan.validation.predict import GIB
 
 Row = tuple[str, list[list[str]]]  # a label and its lines, each of pieces that stand between dots
@@ -181,15 +184,24 @@ def _proof(answer: Planned) -> list[list[str]]:
     claim = None if answer.plan is None else answer.plan.claim
     if claim is None:
         return []
-    runtime = answer.request.options.get(FOR.name)
-    of = "any plan" + (f" for {NAMES.get(runtime, runtime)}" if runtime else "")
-    text = "no lower bound is known"
-    if claim.bound_ns:
-        text = f"within {_share(1 - claim.bound_ns / claim.objective_ns)} (solver)"
-        if claim.evidence is not None:
-            text += f" / {_share(1 - claim.evidence.bound_ns / claim.objective_ns)} (independent check)"
-        text += f" of {of}"
-    return [[text], *(line for price in answer.prices if (line := _priced(price, answer)))]
+    return [[proof_of(claim, compared_with(answer))], [how_to_check(claim)] * bool(how_to_check(claim)), *_prices(answer)]
+
+
+def compared_with(answer: Planned) -> str:
+    """Which plans an answer is proven against: those of the problem that was solved, for the runtime and under the constraints
+    that were asked for; and by what, where the prediction is another."""
+    runtime, words = answer.request.options.get(FOR.name), ["any plan"]
+    if answer.preset.name != DEFAULT:
+        words.append(f"like {answer.preset.name}")
+    words += [f"for {NAMES.get(runtime, runtime)}"] * bool(runtime)
+    constraints = [text for name, text in constraints_of(answer.problem, answer.request.options).items() if name != FOR.name]
+    words += [f"with {' '.join(constraints)}"] * bool(constraints)
+    software = answer.plan is not None and answer.plan.predicted is not None and answer.plan.predicted.software
+    return " ".join(words) + ", by the solver's step model" * bool(software)
+
+
+def _prices(answer: Planned) -> list[list[str]]:
+    return [line for price in answer.prices if (line := _priced(price, answer))]
 
 
 def _priced(price: Price, answer: Planned) -> list[str]:
@@ -336,6 +348,5 @@ def _rounded(time_ns: float) -> str:
 
 
 def _share(share: float) -> str:
-    """`0.1 %`, `12 %`: two digits, never 0 for what is more."""
-    percent = 100 * max(0.0, share)
-    return "0 %" if percent == 0 else "0.01 %" if percent < 0.01 else f"{percent:.2g} %"
+    """`0.1 %`, `12 %`: two digits."""
+    return f"{100 * share:.2g} %"

@@ -11,12 +11,12 @@ from typing import Any, ClassVar
 from trainplan.profiling.base.display import LEFT
 from trainplan.profiling.base.errors import InputError, MissingExtra, printable
 from trainplan.profiling.base.plugins import attribute
-from trainplan.profiling.base.quantities import format_bytes, format_count, format_time, plural
+from trainplan.profiling.base.quantities import format_bytes, format_count, format_gap, format_time, plural
 
 FORMATS: dict[str, Callable[[Any], str]] = {
     "_ns": format_time,
     "_bytes": format_bytes,
-    "gap": "{:.3%}".format,
+    "gap": format_gap,
     "above": "{:+.3%}".format,
     "error": "{:+.1%}".format,
     "saves": "{:+.1%}".format,

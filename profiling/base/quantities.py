@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from fractions import Fraction
+from math import ceil
 
 from trainplan.profiling.base.errors import COMMAND_LINE, InputError, shown
 
@@ -48,6 +49,13 @@ def parse_rate(text: str, field: str) -> float:
 def format_bytes(count: int) -> str:
     """``8 GiB``, ``1.25 GiB``, ``640 KiB``: four digits at most, binary units."""
     return _in_steps(count, 1024, (" B", " KiB", " MiB", " GiB", " TiB"))
+
+
+def format_gap(gap: float) -> str:
+    """A share that something is at most away from the optimum, in percent and rounded up: `0.1 %` for anything up to that,
+    `12 %`; `0 %` only where it is none."""
+    tenths = max(1, ceil(1000 * gap - 1e-9)) if gap > 0 else 0
+    return f"{tenths / 10:g} %" if tenths < 100 else f"{ceil(tenths / 10)} %"
 
 
 def format_time(time_ns: float) -> str:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from trainplan.profiling.base.display import html_table, in_one_line, rich_table
 from trainplan.profiling.base.errors import as_arguments
-from trainplan.profiling.base.quantities import format_bytes, format_time, plural
+from trainplan.profiling.base.quantities import format_bytes, format_gap, format_time, plural
 
 Status = Literal["optimal", "feasible", "infeasible", "unknown", "failed"]
 Stop = Literal["time limit", "memory limit", "model size", "interrupt"]
@@ -155,7 +155,8 @@ class Result:
         if self.bound is not None:
             rows.append(("lower bound", f"{format_time(self.bound)}, by {self.bound_source}"))
         if self.gap is not None:
-            rows.append(("gap", f"{self.gap:.4%}" + (f" (asked for: {self.tolerance:.2g})" if self.tolerance else "")))
+            asked = f" (asked for: {format_gap(self.tolerance)})" if self.tolerance else ""
+            rows.append(("gap", f"{format_gap(self.gap)}{asked}"))
         if (costs := self.evaluation) and "peak_bytes" in costs:
             rows.append(("peak memory", peak_text(costs["peak_bytes"], costs.get("peak_layer_name"), costs.get("peak_ns"))))
         rows += self.run_rows()

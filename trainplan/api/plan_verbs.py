@@ -26,6 +26,7 @@ from trainplan.fitting import Fit, fitted
 from trainplan.formulations.parameters import flag_of
 from trainplan.formulations.pipeline.batches import LARGEST_BATCH, MOST_MICRO_BATCHES, BatchInstances
 from trainplan.formulations.plan import Plan, load_plan
+from trainplan.formulations.problem import constraints_of
 from trainplan.formulations.request import Request
 from trainplan.formulations.step.schedules import Schedule
 from trainplan.planned import Planned, plan_row, row_rank
@@ -222,13 +223,7 @@ def _processes(chosen: Preset, method: str, jobs: int) -> dict[str, int]:
 
 def _constraints(chosen: Preset, asked: Mapping[str, Any], choices: Mapping[str, Any]) -> dict[str, str]:
     """The constraints that a request sets, by argument, as the command's options say them."""
-    texts = {}
-    for parameter in chosen.problem.constraints:
-        neutral = (None, parameter.default, chosen.problem.widest.get(parameter.name))
-        if (value := choices.get(parameter.name)) not in neutral:
-            many = [value] if isinstance(value, str) else value
-            words = ",".join(many) if parameter.many else value
-            texts[parameter.name] = parameter.flag if value is True else f"{parameter.flag} {words}"
+    texts = constraints_of(chosen.problem, choices)
     if chosen.problem.constraints and asked["reserve"] is not None:
         texts["reserve"] = f"--reserve {asked['reserve']}"
     return texts

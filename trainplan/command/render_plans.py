@@ -8,7 +8,8 @@ from typing import Any
 
 from trainplan.command.printing import line, table, wrapped
 from trainplan.explaining import Difference, Explained
-from trainplan.profiling.base.quantities import format_bytes, format_time, plural
+from trainplan.profiling.base.quantities import format_bytes, format_gap, format_time, plural
+from trainplan.proof import proof
 from trainplan.screen import strategy_words
 from trainplan.tabular import cell_text
 
@@ -61,7 +62,7 @@ def _facts(row: dict[str, Any]) -> dict[str, str]:
         "recomputed": run[-1].replace(" recomputed", "").replace(" units", ""),
         PEAK: cell_text("_bytes", row["peak_bytes"]),
         RATE: cell_text("tokens_per_s_per_device", row["tokens_per_s_per_device"]),
-        "gap": "-" if gap is None else f"{100 * gap:.2g} %",
+        "gap": "-" if gap is None else format_gap(gap),
     }
 
 
@@ -106,8 +107,8 @@ def explained(plan: Explained) -> None:
     wrapped("RUN", plan.run)
     whose = f", as {plan.software} overlaps" if plan.software else ""
     solver = f"solver's objective {format_time(plan.objective_ns)}"
-    bound = [] if plan.bound_ns is None else [f"proven lower bound of it {format_time(plan.bound_ns)}"]
-    wrapped("STEP", [f"{format_time(plan.step_ns)}{whose}", solver, *bound])
+    wrapped("STEP", [f"{format_time(plan.step_ns)}{whose}", solver])
+    wrapped("PROOF", [proof(plan.objective_ns, plan.bound_ns, plan.checked_ns)])
     wrapped("MEMORY", [f"{format_bytes(plan.limit_bytes)} a device"])
     rows = []
     for stage in plan.stages:

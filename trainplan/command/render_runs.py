@@ -12,6 +12,7 @@ from trainplan.command.render import plan_table
 from trainplan.execution.walk.time import LANE_OF, Lanes
 from trainplan.formulations.plan import Plan
 from trainplan.profiling.base.quantities import format_bytes, format_count, format_time, plural
+from trainplan.proof import proof_of
 from trainplan.simulating import Simulation
 from trainplan.throughputs import Throughput
 from trainplan.trials import Trials
@@ -129,8 +130,8 @@ def run_report(plan: Plan, report: Any, scale_down: int) -> None:
             rows.append(("", f"on the lanes of {plan.predicted.backend}; this run's back-end is {report.backend}"))
         rows.append(("predicted memory", f"{format_bytes(plan.predicted.most_bytes)} peak{scaled}"))
     if (claim := plan.claim) is not None and claim.bound_ns is not None and claim.gap is not None:
-        text = f"{format_time(claim.objective_ns)} of {claim.problem}, costs {claim.cost_model}, at least"
-        rows.append(("claim", f"{text} {format_time(claim.bound_ns)}, gap {claim.gap:.4%} ({claim.status}, {claim.method})"))
+        text = f"{format_time(claim.objective_ns)} ({claim.problem}, costs {claim.cost_model}, {claim.method})"
+        rows.append(("solver's objective", f"{text}: {proof_of(claim)}"))
     by = "torch" if report.runtime == "torch" else f"its program, {report.backend} back-end"
     rows.append(("ran", f"{report.model} in {report.dtype} on {report.world} processes, by {by}, {report.device}"))
     if report.why_program is not None:

@@ -14,7 +14,7 @@ from markupsafe import Markup
 
 from trainplan.checking import CheckedClaim, check_claim
 from trainplan.explaining import Explained, explain
-from trainplan.formulations.plan import Plan
+from trainplan.formulations.plan import Claim, Plan
 from trainplan.formulations.runs import runs
 from trainplan.formulations.step.schedules import SCHEDULE_NAMES
 from trainplan.performance import PARTS, Performance, performance, stage_shares
@@ -24,6 +24,7 @@ from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.quantities import format_bytes, format_time, plural, span
 from trainplan.profiling.clusters.cluster import Cluster
 from trainplan.profiling.profiles import Profile
+from trainplan.proof import proof, status_text
 from trainplan.reports.memory import COLUMNS, HIGH, stage_curves
 from trainplan.reports.steps import drawn_step
 from trainplan.rivals import Rival
@@ -87,7 +88,7 @@ def page(
         evidence=evidence,
         checked=checked,
         compared=compared,
-        certified=None if evidence is None or not plan.claim else 1 - evidence.bound_ns / max(1, plan.claim.objective_ns),
+        proven="" if plan.claim is None else _proof(plan.claim, checked),
     )
 
 
@@ -110,8 +111,8 @@ def following(plan: Plan, plan_file: str) -> list[tuple[str, str]]:
 
 def _environment() -> Environment:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters.update(time=format_time, bytes=format_bytes, share="{:.1%}".format, gap="{:.4%}".format)
-    environment.filters.update(excess="{:+.2%}".format)
+    environment.filters.update(time=format_time, bytes=format_bytes, share="{:.1%}".format)
+    environment.filters.update(excess="{:+.2%}".format, status=status_text)
     return environment
 
 
@@ -157,9 +158,14 @@ def _head(
         drawn = "step and memory are drawn as the walks over the plan's programs say, with which bounds compare"
         facts.append(("predicted", f"as {simulation.software} overlaps; {drawn}"))
     if claim is not None:
-        bound = "none" if claim.bound_ns is None else f"{format_time(claim.bound_ns)}, gap {_gap(claim.gap)}"
-        facts.append(("proven lower bound", bound))
+        facts.append(("proof", _proof(claim, checked)))
     return [*facts, ("certificate", _certificate(checked))]
+
+
+def _proof(claim: Claim, checked: CheckedClaim | None) -> str:
+    """How good the plan is proven to be; by the solver's step model, where the prediction is of another."""
+    followed = None if checked is None or checked.faults or checked.unchecked is not None else checked.bound_ns
+    return proof(claim.objective_ns, claim.bound_ns, followed)
 
 
 def _certificate(checked: CheckedClaim | None) -> str:
@@ -168,11 +174,7 @@ def _certificate(checked: CheckedClaim | None) -> str:
         return "none in the plan, so nothing was checked"
     if checked.unchecked is not None or checked.faults or not checked.objective_ns or checked.bound_ns is None:
         return checked.verdict
-    return f"checked now, without any solver: gap {_gap(1 - checked.bound_ns / checked.objective_ns)}"
-
-
-def _gap(gap: float | None) -> str:
-    return "unknown" if gap is None else f"{gap:.4%}"
+    return "checked now, without any solver"
 
 
 def _strategies(plan: Plan) -> dict[str, Mapping[str, Any]]:
