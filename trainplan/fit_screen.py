@@ -5,7 +5,7 @@ from __future__ import annotations
 from trainplan.fitting import Fit
 from trainplan.formulations.joint.runtimes import FOR
 from trainplan.profiling.base.quantities import plural
-from trainplan.screen import NAMES, Row, assumed, gib, most_held, nothing, run_words
+from trainplan.screen import NAMES, Row, assumed, gib, most_held, nothing, parts_of, run_words
 from trainplan.validation.predict import GIB
 
 
@@ -41,7 +41,7 @@ def _least(fit: Fit) -> list[list[str]]:
     if made is None or made.plan is None or fit.peak_bytes is None:
         return [["no plan of little memory is known"]]
     runtime = made.request.options.get(FOR.name)
-    lines = [run_words(made.plan), [f"{gib(fit.peak_bytes)} GiB{most_held(made)}"]]
+    lines = [run_words(made.plan), [f"{gib(fit.peak_bytes)} GiB{most_held(made.plan, parts_of(made.run, made.performance))}"]]
     if fit.bound_bytes is None:
         return [*lines, ["not proven to be the least of all plans"]]
     of = "no plan" + (f" for {NAMES.get(runtime, runtime)}" if runtime else "")

@@ -4,29 +4,28 @@ and what to do next. Everything else of an answer is in `Planned.summary`."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainplan.configurations.judging import neighbour_runs
+from trainplan.configurations.judging import LEAST_GAIN, neighbour_runs
 from trainplan.execution.standing_in import recipe_of
 from trainplan.formulations.joint.runtimes import FOR
 from trainplan.formulations.plan import Plan
 from trainplan.formulations.problem import constraints_of
 from trainplan.formulations.runs import runs
 from trainplan.formulations.strategies import Strategy, parse_strategy
-from trainplan.performance import PARTS
+from trainplan.performance import PARTS, Performance
 from trainplan.planned import Planned, Price
 from trainplan.presets import DEFAULT
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.quantities import format_time, plural
 from trainplan.proof import how_to_check, proof_of
-from trainplan.validation.predict import GIB
+from trainplan.validation.predict import GIB, Prediction
 
 Row = tuple[str, list[list[str]]]  # a label and its lines, each of pieces that stand between dots
 NAMES = {"megatron": "Megatron", "megatron-bridge": "Megatron", "deepspeed": "DeepSpeed", "accelerate": "Accelerate"}
-LEAST_GAIN = 0.001  # of a step, that is worth a word
 MOST_LAYOUTS, MOST_OTHERS = 4, 3  # that are written out: of a plan whose units differ; of other plans that fit
 CAUSES = {"optimizer": "optimizer states", "states": "model states", "states with gathered blocks": "model states"}
 
@@ -37,9 +36,9 @@ def screen(answer: Planned, plan_file: Path | None = None) -> list[Row]:
         return nothing(answer)
     others = _others(answer)
     rows: list[Row] = [
-        ("FITS", [_memory(answer)]),
-        ("RUN", [run_words(answer.plan), *_layouts(answer.plan)]),
-        ("SPEED", [_speed(answer)]),
+        ("FITS", [memory_words(answer.plan, parts_of(answer.run, answer.performance))]),
+        ("RUN", [run_words(answer.plan), *layouts(answer.plan)]),
+        ("SPEED", [speed_words(answer.step_ns, answer.performance, likely_ns(answer))]),
         ("BEST?", [*_proof(answer), others.faster]),
         ("WHY NOT", [others.why_not]),
         ("STOPPED", unfinished(answer)),
@@ -106,7 +105,7 @@ def _recomputed(plan: Plan) -> str:
     return ", ".join(texts)
 
 
-def _layouts(plan: Plan) -> list[list[str]]:
+def layouts(plan: Plan) -> list[list[str]]:
     """A line for each run of units of one layout, where units differ in it."""
     layouts = [_bare(unit.strategy) for unit in plan.units]
     if len(set(layouts)) == 1:
@@ -117,50 +116,47 @@ def _layouts(plan: Plan) -> list[list[str]]:
     return lines + [[f"and {len(rows) - MOST_LAYOUTS} more runs of layouts (--details)"]] * (len(rows) > MOST_LAYOUTS)
 
 
-def _memory(answer: Planned) -> list[str]:
-    """The peak, the limit, where, and what it is of."""
-    plan = answer.plan
-    assert plan is not None
+def memory_words(plan: Plan, parts: Mapping[str, float]) -> list[str]:
+    """The peak, the limit, where, and what it is of. parts: bytes of it by what they are."""
     if plan.predicted is None:
         return ["by the solver's count; no prediction: plans of this model are no programs yet"]
-    peaks, limit = plan.predicted.peak_bytes, plan.memory_bytes
-    most = max(peaks)
-    return [f"{gib(most)} of {gib(limit)} GiB ({(limit - most) / GIB:.2g} free){most_held(answer)}"]
+    most, limit = max(plan.predicted.peak_bytes), plan.memory_bytes
+    left = f"{(limit - most) / GIB:.2g} free" if most <= limit else f"{gib(most - limit)} too much"
+    return [f"{gib(most)} of {gib(limit)} GiB ({left}){most_held(plan, parts)}"]
 
 
-def most_held(answer: Planned) -> str:
-    """Where a plan's peak is, and what most of it is; empty of plans without a prediction."""
-    plan, text = answer.plan, ""
-    if plan is None or plan.predicted is None:
-        return text
-    peaks = plan.predicted.peak_bytes
+def most_held(plan: Plan, parts: Mapping[str, float]) -> str:
+    """Where a plan's peak is, and what most of it is, to follow its size; empty of plans without a prediction. parts: bytes of
+    it by what they are."""
+    if plan.predicted is None:
+        return ""
+    peaks, text = plan.predicted.peak_bytes, ""
     rank = peaks.index(max(peaks))
     if plan.depth > 1:
         text += f" on stage {next(number for number, stage in enumerate(plan.stages) if rank in stage.ranks)}"
-    if parts := _parts(answer):
+    if parts:
         name = max(parts, key=lambda each: parts[each])
         text += f", most of it {name} ({gib(parts[name])} GiB)"
     return text
 
 
-def _parts(answer: Planned) -> dict[str, float]:
-    """Of what the peak of the fullest device is, in bytes."""
-    if answer.run is not None and answer.run.memory is not None:
-        return {CAUSES.get(name, name): size for name, size in answer.run.memory.parts.items()}
-    if answer.performance is None:
+def parts_of(run: Prediction | None, done: Performance | None) -> dict[str, float]:
+    """Of what the peak of the fullest device is, in bytes: by the runtime's prediction, else by the walks."""
+    if run is not None and run.memory is not None:
+        return {CAUSES.get(name, name): size for name, size in run.memory.parts.items()}
+    if done is None:
         return {}
-    stage = max(answer.performance.stages, key=lambda each: each.peak_bytes)
+    stage = max(done.stages, key=lambda each: each.peak_bytes)
     return {CAUSES.get(name, name): getattr(stage, f"{name}_bytes") for name in PARTS}
 
 
-def _speed(answer: Planned) -> list[str]:
-    step_ns, done = answer.step_ns, answer.performance
-    assert step_ns is not None
+def speed_words(step_ns: int, done: Performance | None, likely: tuple[float, float] | None) -> list[str]:
+    """The step, the tokens, what of the peak is reached, and between what a measured step lies, in ns."""
     words = [f"{format_time(step_ns)} a step"]
     if done is not None:
         words.append(f"{tokens(done.tokens_per_s_per_device)} tokens/s a GPU")
         words += [] if done.mfu is None else [f"MFU {done.mfu:.0%}".replace("%", " %")]
-    if (likely := likely_ns(answer)) is not None:
+    if likely is not None:
         words[-1] += f" (likely {_rounded(likely[0])} to {_rounded(likely[1])})"
     return words
 
@@ -217,7 +213,7 @@ def _priced(price: Price, answer: Planned) -> list[str]:
         return [f"{without}: not known in the time"]
     if most is not None and most < LEAST_GAIN:
         return [f"{without}: at most 0.1 % faster"]
-    shares = [_share(1 - 1 / (1 + each)) for each in (least, most) if each is not None and each >= LEAST_GAIN]
+    shares = [share_words(1 - 1 / (1 + each)) for each in (least, most) if each is not None and each >= LEAST_GAIN]
     return [f"{without} {format_time(best)} a step or less, {' to '.join(dict.fromkeys(shares))} faster"]
 
 
@@ -244,7 +240,7 @@ def _others(answer: Planned) -> _Others:
     own, seen, faster = run_words(plan), set[str](), list[str]()
     fitting, short = list[str](), list[str]()
     for _, other, step_ns, peak_bytes in neighbour_runs(runtime, plan, answer.request):
-        name = _difference(own, run_words(other))
+        name = difference(own, run_words(other))
         if not name or name in seen:
             continue
         seen.add(name)
@@ -257,7 +253,7 @@ def _others(answer: Planned) -> _Others:
     return _Others(faster[:1], [*alike, *short[:1], *fitting[:MOST_OTHERS]])
 
 
-def _difference(own: Sequence[str], words: Sequence[str]) -> str:
+def difference(own: Sequence[str], words: Sequence[str]) -> str:
     """What another plan has that this one has not, without what follows from the rest."""
     new = [word for word in words if word not in own]
     lost = [f"{name}1" for name in ("TP", "PP", "CP") if _has(name, own) and not _has(name, words)]
@@ -347,6 +343,6 @@ def _rounded(time_ns: float) -> str:
     return f"{float(value):.0f} {unit}" if float(value) >= 10 else f"{float(value):.2g} {unit}"
 
 
-def _share(share: float) -> str:
+def share_words(share: float) -> str:
     """`0.1 %`, `12 %`: two digits."""
     return f"{100 * share:.2g} %"

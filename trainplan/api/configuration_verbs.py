@@ -10,8 +10,9 @@ from typing import Any
 
 from trainplan.api.plan_verbs import plan
 from trainplan.asking import FilePath, cluster_of, compiles, memory_of
+from trainplan.certifying import certify
 from trainplan.configurations.configuration import Configuration, Said, with_given
-from trainplan.configurations.judging import JudgedRun, changes, priced_as
+from trainplan.configurations.judging import JudgedRun, changes, losing, priced_as
 from trainplan.configurations.long_samples import with_positions
 from trainplan.configurations.planned import (
     model_of,
@@ -26,6 +27,7 @@ from trainplan.configurations.planned import (
 from trainplan.formulations.joint.runtimes import RUNTIMES
 from trainplan.formulations.plan import Plan, RunBy, load_plan
 from trainplan.formulations.request import Request
+from trainplan.performance import performance
 from trainplan.planned import Planned
 from trainplan.predicting import predicted_as_known
 from trainplan.presets import DEFAULT
@@ -39,6 +41,7 @@ from trainplan.validation.logs import LoggedRun, beside, read_log
 from trainplan.validation.plans import as_run
 
 __all__ = ["compare_log", "import_run"]
+CHECK_SECONDS = 5.0  # for evidence of the bound
 
 
 def import_run(
@@ -137,9 +140,11 @@ def import_run(
     measured, why = _measured(configuration, made)
     configuration = replace(configuration, notes=(*configuration.notes, *why))
     if not search:
-        return JudgedRun(configuration, made, judged, framework, None, None, (), measured, machine.whose_numbers)
+        said = JudgedRun(configuration, made, judged, framework, None, None, (), measured, machine.whose_numbers)
+        return replace(said, performance=performance(made, judged, machine))
     asked = _asked(configuration, made) | {"memory": memory, "gap": gap, "time_limit": time_limit, "progress": progress}
     best = _best(made, machine, asked)
+    best = best if best.interrupted else certify(best, CHECK_SECONDS, progress)
     within = None
     runs = RUNTIMES.get(configuration.runtime)
     if runs is not None and runs.lacks(the_model) is None and configuration.recipe in (None, *runs.recipes):
@@ -147,7 +152,28 @@ def import_run(
         if within.plan is not None:
             within = replace(within, plan=as_run(within.plan.changed(runs_by=_by_layers(made.runs_by)), machine)[0])
     changed = changes(configuration, made, request, judged.step_ns)
-    return JudgedRun(configuration, made, judged, framework, best, within, changed, measured, machine.whose_numbers)
+    proven = {
+        "objective_ns": _objective_ns(made, best),
+        "checked_ns": _checked_ns(best),
+    }
+    said = JudgedRun(configuration, made, judged, framework, best, within, changed, measured, machine.whose_numbers, **proven)
+    return replace(said, performance=performance(made, judged, machine), others=losing(configuration, made, request))
+
+
+def _objective_ns(made: Plan, best: Planned) -> int | None:
+    """A plan's step by the step model of a search; None where it is none of the plans that were searched."""
+    for instance in [each for each, _ in best.answer.tried] or [best.instance]:
+        solution = best.problem.incumbent_of(instance, made.in_model_dtype())
+        if solution is not None:
+            return int(best.problem.evaluate(instance, solution).objective)
+    return None
+
+
+def _checked_ns(best: Planned) -> int | None:
+    """The bound of a search as evidence shows it, where that is of all that was searched."""
+    claim = None if best.plan is None else best.plan.claim
+    whole = len(best.answer.tried) <= 1
+    return claim.evidence.bound_ns if whole and claim is not None and claim.evidence is not None else None
 
 
 def _standard_input() -> str:
@@ -210,4 +236,9 @@ def _best(made: Plan, machine: Cluster, asked: dict[str, Any], runtime: str | No
     """The joint optimum for a plan's model, devices and batch, begun from the plan where it is one of the space's."""
     given: dict[str, Any] = {"model": made.planned_model(), "cluster": machine, "batch": made.batch.global_samples}
     given |= {**asked, **priced_as(made)}
+    try:
+        return plan(like=DEFAULT, beside=False, for_=runtime, incumbents=(made.in_model_dtype(),), **given)
+    except InputError as error:
+        if error.command_field != "--incumbents":
+            raise
     return plan(like=DEFAULT, beside=False, for_=runtime, **given)

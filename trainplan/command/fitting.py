@@ -33,7 +33,7 @@ def command(name: str, words: Sequence[str]) -> Command:
             found = api.fit(progress=progress, **values)
         code = {True: options.FINE, False: options.INFEASIBLE, None: options.STOPPED}[found.fits]
         rows = fit_screen(found, values["batch"] is not None, _plan_command(words))
-        return Outcome(found.to_dict(), lambda: render.rows(rows), {}, code)
+        return Outcome(found.to_dict(), lambda: render.rows_of_screen(rows), {}, code)
 
     return fit
 

@@ -16,9 +16,12 @@ from trainplan.command.printing import pairs, table
 from trainplan.configurations.configuration import Taken
 from trainplan.configurations.judging import Change, JudgedRun
 from trainplan.configurations.planned import RUNTIMES
+from trainplan.formulations.plan import Plan
+from trainplan.judged_screen import judged_screen
 from trainplan.planned import Planned
 from trainplan.profiling.base.errors import COMMAND_LINE, InputError
 from trainplan.profiling.base.quantities import format_bytes, format_time, parse_tokens, plural
+from trainplan.proof import proof, status_text
 from trainplan.validation.alongside import HELD
 from trainplan.validation.logs import LoggedRun, RanOut
 from trainplan.validation.predict import Prediction
@@ -88,10 +91,13 @@ def command(name: str, words: Sequence[str]) -> Command:
     [
         output("Write the plan that the file runs here."),
         flag("values", bool, "Print every value that was taken, and where it comes from.", False),
+        flag("details", bool, "Print everything that is known of the run, in place of the screen.", False),
         flag("best_output", Path | None, "Write the plan of the best change here."),
     ],
 )
-def import_run(file: Path | None, settings: list[str] | None, ignored: list[str] | None, values: bool, **given: Any) -> Outcome:
+def import_run(
+    file: Path | None, settings: list[str] | None, ignored: list[str] | None, values: bool, details: bool, **given: Any
+) -> Outcome:
     """How good is what I run now? A configuration becomes a plan, with its predicted step and the memory of each rank; beside
     it the bound of the joint problem, the best plan with and without the runtime's limits, and what to change first.
     """
@@ -102,7 +108,8 @@ def import_run(file: Path | None, settings: list[str] | None, ignored: list[str]
     files = {"output": lambda: judged.plan.model_dump_json(indent=2) + "\n"}
     if judged.changes:
         files["best_output"] = lambda: judged.changes[0].plan.model_dump_json(indent=2) + "\n"
-    return Outcome(judged.to_dict(), partial(_show, judged, values), files, options.FINE if judged.fits else options.INFEASIBLE)
+    show = partial(_show if details else _screen, judged, values)
+    return Outcome(judged.to_dict(), show, files, options.FINE if judged.fits else options.INFEASIBLE)
 
 
 def _variables(settings: Sequence[str]) -> dict[str, str]:
@@ -119,6 +126,16 @@ def _variables(settings: Sequence[str]) -> dict[str, str]:
             )
         made[name] = value
     return made
+
+
+def _screen(judged: JudgedRun, values: bool) -> None:
+    """The first screen; behind it, where they are asked for, the values that were taken."""
+    measured = [] if judged.logged is None else [text for _, text in _measured(judged.logged)]
+    if judged.configuration.ran_out is not None:
+        measured.append(f"out of memory: {_ran_out(judged.configuration.ran_out, judged)}")
+    render.rows_of_screen(judged_screen(judged, measured))
+    if values:
+        _show_values(judged.configuration.taken)
 
 
 def _show(judged: JudgedRun, values: bool) -> None:
@@ -188,28 +205,36 @@ def _of_memory(framework: Prediction) -> list[tuple[str, str]]:
 
 
 def _searches(judged: JudgedRun) -> list[tuple[str, str]]:
-    """What searches found: the best plan of all and the bound, by the walks, as shares of this plan's; the best of the runtime,
-    as this one is predicted."""
-    best, rows = judged.best, list[tuple[str, str]]()
+    """What searches found: the best plan of all by the walks, as a share of this one's; the best of the runtime, as this one is
+    predicted; and how far from the best this one is proven to be."""
+    best, found, rows = judged.best, judged.found, list[tuple[str, str]]()
+    if best is None:
+        return []
     alone = isinstance(judged.framework, str)
-    if best is not None:
+    if judged.best_walk_ns == judged.judged.step_ns:
+        rows.append(("best plan", "what runs: no plan is known whose walk takes less"))
+    else:
         rows.append(_searched("best plan", best, judged.judged.step_ns, "" if alone else "by the walks over both"))
-    if judged.within is not None:
-        label, text = _searched(f"best in {judged.configuration.runtime}", judged.within, judged.step_ns, "")
-        worse = not alone and judged.fits and (judged.within.step_ns or 0) >= judged.step_ns
-        rows.append((label, f"what runs; the optimum of the walks takes {text}" if worse else text))
-    bound, gap = ("bound", "gap") if alone else ("bound of walks", "gap of walks")
+    label = f"best in {judged.configuration.runtime}"
+    if found is None:
+        rows.append((label, "none is known that fits"))
+    elif found.source == "run":
+        rows.append((label, "what runs: no plan is known that is predicted to take less"))
+    else:
+        step = f"{format_time(found.step_ns)} a step ({found.step_ns / judged.step_ns - 1:+.2%})"
+        rows.append((label, f"{step}: {_shape(found.plan)}"))
     if judged.no_gap:
-        return [*rows, (gap, f"none: {judged.no_gap}")]
-    if best is None or judged.gap is None or judged.bound_ns is None:
+        return [*rows, ("proof", f"none: {judged.no_gap}")]
+    if judged.bound_ns is None:
         return rows
+    text = proof(judged.measured_ns, judged.bound_ns, judged.checked_ns)
     source = best.result.bound_source or "the search"
     if alone:
-        rows.append((bound, f"{format_time(judged.bound_ns)}, by {source}"))
-        return [*rows, (gap, f"{judged.gap:.2%}: no plan takes less than the bound; proven under {_under(best)}")]
-    rows.append((bound, f"no plan's walk takes less than {1 - judged.gap:.2%} of this one's, by {source}"))
-    whose = f"not of the predicted time: {judged.configuration.software} overlaps otherwise than walks do"
-    return [*rows, (gap, f"{judged.gap:.2%}, {whose}; proven under {_under(best)}")]
+        rows.append(("proven lower bound", f"{format_time(judged.bound_ns)}, by {source}"))
+    else:
+        why = f"no bound is of the predicted time, since {judged.configuration.software} overlaps otherwise"
+        text += f", by the solver's step model; {why}"
+    return [*rows, ("proof", text), ("search space", _under(best))]
 
 
 def _grouped(keys: Sequence[str]) -> str:
@@ -270,14 +295,16 @@ def _searched(label: str, answer: Planned, step_ns: int, how: str) -> tuple[str,
     the share alone is said then."""
     if answer.plan is None or answer.step_ns is None:
         return label, f"none: {answer.result.status}"
-    plan = answer.plan
-    shape = f"{plural(plan.depth, 'stage')}, {plural(plan.batch.micro_batches, 'micro-batch')}, {_strategies(plan)}"
     share = f"{answer.step_ns / step_ns - 1:+.2%}"
     step = f"{share} a step, {how}" if how else f"{format_time(answer.step_ns)} a step ({share})"
-    return label, f"{step}: {shape}; {answer.answer.status}"
+    return label, f"{step}: {_shape(answer.plan)}; {status_text(answer.answer.status, answer.answer.gap)}"
 
 
-def _strategies(plan: Any) -> str:
+def _shape(plan: Plan) -> str:
+    return f"{plural(plan.depth, 'stage')}, {plural(plan.batch.micro_batches, 'micro-batch')}, {_strategies(plan)}"
+
+
+def _strategies(plan: Plan) -> str:
     names = list(dict.fromkeys(str(unit) for unit in plan.units))
     return names[0] if len(names) == 1 else f"{len(names)} strategies, such as {names[len(names) // 2]}"
 

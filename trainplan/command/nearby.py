@@ -72,7 +72,7 @@ class Near:
         assert self.sizes is not None
         rows, proven = sizes_rows(self.sizes)[0], self.sizes.proven
         code = options.INFEASIBLE if proven else options.STOPPED
-        return Outcome(self.to_dict(), lambda: render.rows(rows), {}, code)
+        return Outcome(self.to_dict(), lambda: render.rows_of_screen(rows), {}, code)
 
     def rows(self, screen: list[Row]) -> list[Row]:
         """The rows of the plan's screen with what is near it."""

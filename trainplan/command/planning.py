@@ -104,7 +104,7 @@ def _plans() -> Command:
 
 def _shown(answer: Planned, output: Path | None, near: nearby.Near) -> Callable[[], None]:
     """What prints the screen of an answer, with what is near its request."""
-    return lambda: render.rows(near.rows(screen(answer, output)))
+    return lambda: render.rows_of_screen(near.rows(screen(answer, output)))
 
 
 def _certified(answer: Planned, progress: Callable[[Any], None]) -> Planned:

@@ -183,12 +183,12 @@ def plan_facts(plan: Plan) -> None:
 
 def answered(answer: Planned, plan_file: Path | None) -> None:
     """The screen of a planned request; in a pipe as wide as a usual terminal."""
-    rows(screen(answer, plan_file))
+    rows_of_screen(screen(answer, plan_file))
 
 
-def rows(screen_rows: Sequence[Row]) -> None:
-    """The rows of a screen."""
-    for label, lines in screen_rows:
+def rows_of_screen(rows: Sequence[Row]) -> None:
+    """Rows of a screen, as wide as the terminal."""
+    for label, lines in rows:
         for number, pieces in enumerate(lines):
             wrapped("" if number else label, pieces, whole=label == "NEXT")
 

@@ -2,15 +2,15 @@
 
 Changes are all plans that differ in one decision and that the same runtime runs: micro-batches, recomputation, ZeRO's stage,
 tensor and context parallelism, what context-parallel ranks exchange, pipeline stages, schedule, sharing of tokens. The batch
-and the micro-batch's samples on a rank stay. They are priced by the joint problem's tables, which give the step that the walks
-do; the best are walked.
+and the micro-batch's samples on a rank stay. All that is offered gains by the prediction of the run itself: its runtime's, or,
+where that is not known, the walks over both.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from trainplan.configurations.configuration import Configuration
 from trainplan.execution.exports.common import ENDS
@@ -27,6 +27,7 @@ from trainplan.formulations.parameters import chosen
 from trainplan.formulations.plan import Plan, Stage
 from trainplan.formulations.request import Request
 from trainplan.formulations.strategies import Exchange, Strategy
+from trainplan.performance import Performance
 from trainplan.planned import Planned
 from trainplan.predicting import predicted_as_known, predicted_plan
 from trainplan.profiling.base.display import in_one_line
@@ -42,14 +43,16 @@ from trainplan.validation.predict import GIB, Prediction
 
 WALKED = 3  # of the best changes
 WALKS = "walks"  # by which plans of trainplan's own runtime are predicted
+TRIED = 8  # that are walked at most, where walks are the prediction, until so many gain
+LEAST_GAIN = 0.001  # of a step, that is worth a word
 
 
 @in_one_line
 @dataclass(frozen=True)
 class Change:
-    """A plan that differs in one decision. what: it, in words. share: of the step that it saves, at most 1, by the runtime's
-    prediction of both, where there is one; walked: whether by the walks over its programs, else by the joint problem's
-    tables. peak_bytes: of its fullest device by the runtime's prediction, where there is one.
+    """A plan that differs in one decision, and fits. what: it, in words. share: of the step that it saves, at most 1, by the
+    runtime's prediction of both, else, `walked`, by the walks over both. peak_bytes: of its fullest device by the runtime's
+    prediction, where there is one.
     """
 
     what: str
@@ -57,6 +60,16 @@ class Change:
     share: float
     walked: bool = False
     peak_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class Found:
+    """The best plan known that the run's runtime runs, as the run is predicted. source: run, where nothing better is known
+    than what runs; change, one of the changes; search, the search within the runtime."""
+
+    source: Literal["run", "change", "search"]
+    plan: Plan
+    step_ns: int
 
 
 @dataclass(frozen=True)
@@ -68,7 +81,10 @@ class JudgedRun(Tabular):
     would run it: bounds and the best plan of all are of these. best: the joint problem's answer for the same model, devices
     and batch; within: the same of what the runtime runs, predicted as the plan is; None where no search was asked for.
     changes: the best first. logged: what the run measured, where the file is its log.
-    numbers: whose the cluster's are, where they are not of data sheets.
+    numbers: whose the cluster's are, where they are not of data sheets. objective_ns: the run's step by the step model of the
+    search of all plans, where that has the run among its plans; checked_ns: the bound of that search, as it is followed
+    without any solver, where it was. performance: of the plan, in an engineer's units. others: single changes that do not
+    gain by the runtime's prediction, or do not fit, the shortest step first.
     """
 
     configuration: Configuration
@@ -80,6 +96,10 @@ class JudgedRun(Tabular):
     changes: tuple[Change, ...]
     logged: LoggedRun | None = None
     numbers: str = ""
+    objective_ns: int | None = None
+    checked_ns: int | None = None
+    performance: Performance | None = None
+    others: tuple[Change, ...] = ()
 
     headings: ClassVar = {
         "plan": "plan",
@@ -159,7 +179,12 @@ class JudgedRun(Tabular):
             return "what runs does not fit, and the bound is of plans that do"
         if max(self.judged.peak_bytes) > self.plan.memory_bytes:
             return "by its walk what runs does not fit, and the bound is of plans whose walks do"
-        return "what runs is none of the plans that the bound is of" if bound > self.judged.step_ns else ""
+        return "what runs is none of the plans that the bound is of" if bound > self.measured_ns else ""
+
+    @property
+    def measured_ns(self) -> int:
+        """The run's step in kind with the bound: by the step model of the search, else by its walk."""
+        return self.judged.step_ns if self.objective_ns is None else min(self.objective_ns, self.judged.step_ns)
 
     @property
     def bound_ns(self) -> int | None:
@@ -172,11 +197,29 @@ class JudgedRun(Tabular):
         both; None without a bound of this run."""
         return None if not self.bound_ns else 1 - self.bound_ns / self.judged.step_ns
 
+    @property
+    def best_walk_ns(self) -> int | None:
+        """The shortest walk known of any plan that fits by its walk, what runs among them; None where none is known."""
+        walks = [] if self.best is None or self.best.plan is None else [self.best.walked_ns]
+        walks += [self.judged.step_ns] * (max(self.judged.peak_bytes) <= self.plan.memory_bytes)
+        return min(walks, default=None)
+
+    @property
+    def found(self) -> Found | None:
+        """The best plan known that the runtime runs and that fits, by the prediction of this run; None where none is known. It
+        is never slower than what runs, where that fits, nor than any of the changes."""
+        known = [Found("run", self.plan, self.step_ns)] if self.fits else []
+        known += [Found("change", each.plan, each.plan.predicted.step_ns) for each in self.changes[:1] if each.plan.predicted]
+        within = None if self.within is None else self.within.plan
+        if within is not None and within.predicted is not None and within.predicted.most_bytes <= within.memory_bytes:
+            known.append(Found("search", within, within.predicted.step_ns))
+        return min(known, key=lambda each: each.step_ns, default=None)
+
     def to_dict(self) -> dict[str, Any]:
         """All of it as plain values."""
         framework = self.framework.to_dict() if isinstance(self.framework, Prediction) else {"cannot": self.framework}
-        searches = {"best": self.best, "within": self.within}
-        bounded = {"bound_ns": self.bound_ns, "gap": self.gap}  # of walks alone
+        bounded = {"bound_ns": self.bound_ns, "checked_ns": self.checked_ns if self.bound_ns else None, "gap": self.gap}
+        found = self.found
         return {
             "runtime": self.configuration.runtime,
             "plan": self.plan.model_dump(),
@@ -187,7 +230,8 @@ class JudgedRun(Tabular):
             "walk": {"step_ns": self.judged.step_ns, "peak_bytes": max(self.judged.peak_bytes), **bounded},
             "framework": framework,
             "gap": self.gap if isinstance(self.framework, str) else None,
-            **{name: None if each is None else _searched(each) for name, each in searches.items()},
+            "best": None if self.best is None else {"walk_ns": self.best_walk_ns},
+            "within": None if found is None or self.best is None else {"step_ns": found.step_ns, "source": found.source},
             "changes": [{"what": each.what, "share": each.share, "walked": each.walked} for each in self.changes],
             "measured": None if self.logged is None else self.logged.to_dict(),
             "ran_out": None if self.configuration.ran_out is None else asdict(self.configuration.ran_out),
@@ -198,16 +242,10 @@ class JudgedRun(Tabular):
         }
 
 
-def _searched(answer: Planned) -> dict[str, Any]:
-    """A search's plan as plain values: its step as it is predicted, as that of what runs is, and by its walk."""
-    walked = answer.step_ns if answer.judged is None else answer.judged.step_ns
-    return {"step_ns": answer.step_ns, "walk_ns": walked}
-
-
 def changes(configuration: Configuration, plan: Plan, request: Request, step_ns: int) -> tuple[Change, ...]:
     """What to change first: plans that fit and take less time than this one, or, where this one does not fit, that fit; the
-    shortest step first. By the prediction of the runtime, where there is one; else by the joint problem's tables, the first
-    few of them walked. step_ns: of the plan, by the walks."""
+    shortest step first. By the prediction of the runtime, where there is one; else by the walks over those that the joint
+    problem's tables have first. step_ns: of the plan, by the walks."""
     if (predicted := _predicted(plan, request)) is not None:
         return _predicted_changes(configuration, plan, request, *predicted)
     now = _priced(plan, request)
@@ -219,12 +257,13 @@ def changes(configuration: Configuration, plan: Plan, request: Request, step_ns:
             rows.append(Change(what, other, 1 - price[0] / now[0]))
     rows.sort(key=lambda change: -change.share)
     walked = list[Change]()
-    while rows and len(walked) < WALKED:
-        change = rows.pop(0)
+    for change in rows[:TRIED]:
         made, judged = predicted_as_known(change.plan, request)
-        if max(judged.peak_bytes) <= plan.memory_bytes and (judged.step_ns < step_ns or not fits):
+        if max(judged.peak_bytes) <= plan.memory_bytes and (judged.step_ns < (1 - LEAST_GAIN) * step_ns or not fits):
             walked.append(Change(change.what, made, 1 - judged.step_ns / step_ns, True))
-    return (*sorted(walked, key=lambda change: -change.share), *rows)
+        if len(walked) == WALKED:
+            break
+    return tuple(sorted(walked, key=lambda change: -change.share))
 
 
 def _predicted(plan: Plan, request: Request) -> tuple[float, float] | None:
@@ -243,9 +282,19 @@ def _predicted_changes(
     rows = [
         Change(what, other, 1 - other_ns / step_ns, peak_bytes=round(other_bytes))
         for what, other, other_ns, other_bytes in neighbour_runs(configuration.runtime, plan, request)
-        if other_bytes <= plan.memory_bytes and (other_ns < step_ns or not fits)
+        if other_bytes <= plan.memory_bytes and (other_ns < (1 - LEAST_GAIN) * step_ns or not fits)
     ]
     return (*(replace(change, plan=_as_run(change.plan, request)) for change in rows[:WALKED]), *rows[WALKED:])
+
+
+def losing(configuration: Configuration, plan: Plan, request: Request) -> tuple[Change, ...]:
+    """Plans with one decision changed that take longer by the runtime's prediction, or do not fit, the shortest step first;
+    none where that prediction is not known."""
+    if (own := _predicted(plan, request)) is None:
+        return ()
+    runs = neighbour_runs(configuration.runtime, plan, request)
+    rows = (Change(what, other, 1 - step_ns / own[0], peak_bytes=round(peak)) for what, other, step_ns, peak in runs)
+    return tuple(each for each in rows if each.share < 0 or (each.peak_bytes or 0) > plan.memory_bytes)
 
 
 def _as_run(plan: Plan, request: Request) -> Plan:
@@ -302,7 +351,7 @@ def neighbour_runs(runtime: str, plan: Plan, request: Request) -> list[tuple[str
 
 def neighbours(runtime: str, plan: Plan) -> Iterator[tuple[str, Plan]]:
     """All plans with one decision changed that the runtime runs, and what is changed."""
-    rules, strategy = RUNTIMES[runtime], plan.units[0].strategy
+    rules, strategy, model = RUNTIMES[runtime], plan.units[0].strategy, plan.planned_model()
     for what, other in (
         *_other_micro_batches(plan),
         *_other_recomputation(plan, tuple(rules.modules)),
@@ -311,7 +360,7 @@ def neighbours(runtime: str, plan: Plan) -> Iterator[tuple[str, Plan]]:
         *_other_schedules(plan, rules.schedules),
         *_other_residence(plan),
     ):
-        if all(rules.carries(unit.strategy) for unit in other.units):
+        if all(rules.carries(unit.strategy, model) for unit in other.units):
             yield what, other
 
 
