@@ -71,7 +71,9 @@ def _proof(judged: JudgedRun) -> list[str]:
     if judged.no_gap:
         return [f"no bound: {judged.no_gap}"]
     own = "" if isinstance(judged.framework, str) else ", by the solver's step model"
-    return [f"{proof(judged.measured_ns, judged.bound_ns, judged.checked_ns, 'any plan')}{own}"]
+    how = "independent check: trainplan plan ... -o plan.json, then trainplan check plan.json"
+    unchecked = judged.bound_ns is not None and judged.checked_ns is None
+    return [f"{proof(judged.measured_ns, judged.bound_ns, judged.checked_ns, 'any plan')}{own}", *[how] * unchecked]
 
 
 def _found(judged: JudgedRun) -> list[list[str]]:
@@ -137,5 +139,6 @@ def _next(judged: JudgedRun) -> list[list[str]]:
     more = "--details says more"
     if judged.best is None:
         return [["leave --no-search out for bound, best plan and changes", more]]
-    first = "--best-output best.json keeps the first change" if judged.changes else "-o plan.json keeps the run as a plan"
+    better = judged.found is not None and judged.found.source != "run"
+    first = "--best-output best.json keeps the best plan known" if better else "-o plan.json keeps the run as a plan"
     return [[f"import-run ... {first}"], [more, "--values says where each value comes from"]]

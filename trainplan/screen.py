@@ -20,7 +20,7 @@ from trainplan.performance import PARTS, Performance
 from trainplan.planned import Planned, Price
 from trainplan.presets import DEFAULT
 from trainplan.profiling.base.errors import InputError
-from trainplan.profiling.base.quantities import format_time, plural
+from trainplan.profiling.base.quantities import format_gap, format_time, plural
 from trainplan.proof import how_to_check, proof_of
 from trainplan.validation.predict import GIB, Prediction
 
@@ -202,19 +202,22 @@ def _prices(answer: Planned) -> list[list[str]]:
 
 def _priced(price: Price, answer: Planned) -> list[str]:
     """What there is without a constraint of the request."""
-    _, best = price.steps_ns
+    bound, best = price.steps_ns
+    own = answer.answer.objective_ns
     runtime = f"{FOR.flag} {answer.request.options.get(FOR.name)}"
     without = "in any runtime" if price.constraint == runtime else f"without {price.constraint}"
-    share = price.share(answer.answer)
-    if best is None or share is None:
+    if best is None or not own:
         return [f"{without}: not known in the time"] if price.without is None else []
-    least, most = share
-    if most is None and not least:
-        return [f"{without}: not known in the time"]
+    known, most = 1 - best / own, None if bound is None else 1 - bound / own
     if most is not None and most < LEAST_GAIN:
-        return [f"{without}: at most 0.1 % faster"]
-    shares = [share_words(1 - 1 / (1 + each)) for each in (least, most) if each is not None and each >= LEAST_GAIN]
-    return [f"{without} {format_time(best)} a step or less, {' to '.join(dict.fromkeys(shares))} faster"]
+        return [f"{without}: at most 0.1 % faster, proven"]
+    limit = "" if most is None else f"at most {format_gap(most)}"
+    if known < LEAST_GAIN:
+        return [f"{without}: nothing faster is known" + f" ({limit} is possible)" * bool(limit)]
+    within = f" ({limit})" * (bool(limit) and best != bound)
+    software = answer.plan is not None and answer.plan.predicted is not None and answer.plan.predicted.software
+    step = "" if software else f" {format_time(best)} a step:"  # of a prediction that is another, the share alone compares
+    return [f"{without}{step} {share_words(known)} faster{within}"]
 
 
 @dataclass(frozen=True)

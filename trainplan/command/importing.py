@@ -92,7 +92,11 @@ def command(name: str, words: Sequence[str]) -> Command:
         output("Write the plan that the file runs here."),
         flag("values", bool, "Print every value that was taken, and where it comes from.", False),
         flag("details", bool, "Print everything that is known of the run, in place of the screen.", False),
-        flag("best_output", Path | None, "Write the plan of the best change here."),
+        flag(
+            "best_output",
+            Path | None,
+            "Write the best plan known for the runtime here, if it is better than the run.",
+        ),
     ],
 )
 def import_run(
@@ -106,8 +110,8 @@ def import_run(
     for key in judged.configuration.unknown:
         tell(f"trainplan: warning: {judged.configuration.where}: {key} is no key that is documented; it is left out")
     files = {"output": lambda: judged.plan.model_dump_json(indent=2) + "\n"}
-    if judged.changes:
-        files["best_output"] = lambda: judged.changes[0].plan.model_dump_json(indent=2) + "\n"
+    if (found := judged.found) is not None and judged.best is not None and found.source != "run":
+        files["best_output"] = lambda: found.plan.model_dump_json(indent=2) + "\n"
     show = partial(_show if details else _screen, judged, values)
     return Outcome(judged.to_dict(), show, files, options.FINE if judged.fits else options.INFEASIBLE)
 

@@ -377,7 +377,7 @@ def _made(what: str, plan: Plan, **fields: Any) -> Iterator[tuple[str, Plan]]:
 def _other_micro_batches(plan: Plan) -> Iterator[tuple[str, Plan]]:
     data, samples = plan.units[0].strategy.data_degree, plan.batch.global_samples
     for count in divisors(samples // data):
-        what = f"micro-batches of {samples // data // count} samples on a rank, {count} a step"
+        what = f"micro-batches of {plural(samples // data // count, 'sample')} on a rank, {count} a step"
         yield from _made(what, plan, batch=plan.batch.changed(micro_batches=count))
 
 
