@@ -22,7 +22,7 @@ from trainplan.profiling.base.display import html_table, rich_table
 from trainplan.profiling.base.errors import InputError, as_arguments
 from trainplan.profiling.base.files import check_writable, write_whole
 from trainplan.profiling.base.plugins import attribute
-from trainplan.profiling.base.quantities import format_bytes, format_time, plural, span
+from trainplan.profiling.base.quantities import format_bytes, format_gap, format_time, plural, span
 from trainplan.proof import proof_of, status_text
 from trainplan.solvers.core.answer import Answer
 from trainplan.solvers.core.result import Result
@@ -396,7 +396,7 @@ class Planned:
             *([("cost model", why)] if (why := self.problem.plainer_costs(self.request)) is not None else []),
             ("status", status_text(claim.status, claim.gap)),
             ("proven lower bound", bound),
-            ("proof", proof_of(claim)),
+            ("proof", proof_of(claim, whole=not self.evidence_of)),
             *self._evidence(claim),
             *self._any_schedule(claim.objective_ns),
             *([("search space", under if flags else as_arguments(under))] if under and claim.bound_ns is not None else []),
@@ -413,21 +413,27 @@ class Planned:
         """How much shorter the walk of any plan that fits could be, where claims are at most walks."""
         if self.judged is None or claim.bound_ns is None or not self.problem.on_lanes(self.instance):
             return ""
-        return f"; no plan that fits has a walk more than {1 - claim.bound_ns / self.judged.step_ns:.3%} shorter"
+        return f"; no plan that fits has a walk more than {format_gap(1 - claim.bound_ns / self.judged.step_ns)} shorter"
 
     def _as_walked(self) -> str:
         """Of what the claim and its bound are, where the prediction is of another runtime."""
         software = "" if self.plan is None or self.plan.predicted is None else self.plan.predicted.software
         return f": of the plan's programs, by which it is chosen; {software} overlaps otherwise" if software else ""
 
+    @property
+    def evidence_of(self) -> list[str]:
+        """Of what part of the request the claim's evidence is, as the command's options say it; nothing where it is of all."""
+        evidence = None if self.plan is None or self.plan.claim is None else self.plan.claim.evidence
+        own = {**self.request.options, MEMORY_TABLES.name: "least"}  # with which every plan that fits is within the bound
+        options = {} if evidence is None else evidence.options
+        return [f"{flag_of(name)} {value}" for name, value in options.items() if value != own.get(name)]
+
     def _evidence(self, claim: Claim) -> list[tuple[str, str]]:
         """What of the claim can be checked without any solver."""
         if (evidence := claim.evidence) is None or not claim.objective_ns:
             return []
         how = "by evidence that is checked" if evidence.proof is not None else "in closed form,"
-        own = {**self.request.options, MEMORY_TABLES.name: "least"}  # with which every plan that fits is within the bound
-        asked = {name: value for name, value in evidence.options.items() if value != own.get(name)}
-        part = "".join(f", of {flag_of(name)} {value} alone" for name, value in asked.items())
+        part = "".join(f", of {each} alone" for each in self.evidence_of)
         return [("certificate", f"{format_time(evidence.bound_ns)}, {how} without any solver{part}")]
 
     def _any_schedule(self, objective_ns: int) -> list[tuple[str, str]]:
@@ -439,7 +445,7 @@ class Planned:
             return [("any schedule", f"not bounded under streams: {why}")]
         if (bound := self.any_schedule_ns) is None or not objective_ns or not serial:
             return []
-        gain = f"reordering passes gains at most {1 - bound / objective_ns:.3%}"
+        gain = f"reordering passes gains at most {format_gap(1 - bound / objective_ns)}"
         return [("any schedule", f"{gain}: with these stages no order takes less than {format_time(bound)}")]
 
 

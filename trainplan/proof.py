@@ -25,11 +25,11 @@ def proof(objective_ns: int, bound_ns: int | None, checked_ns: int | None, of: s
     return f"{solver} (solver) / {check} (independent check)" + f" of {of}" * bool(of)
 
 
-def proof_of(claim: Claim | None, of: str = "") -> str:
-    """The same of what a plan claims."""
+def proof_of(claim: Claim | None, of: str = "", *, whole: bool = True) -> str:
+    """The same of what a plan claims. whole: whether its evidence is of all plans that it is compared with, not of some."""
     if claim is None:
         return "no lower bound is known"
-    checked_ns = None if claim.evidence is None else claim.evidence.bound_ns
+    checked_ns = None if claim.evidence is None or not whole else claim.evidence.bound_ns
     return proof(claim.objective_ns, claim.bound_ns, checked_ns, of)
 
 

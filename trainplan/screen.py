@@ -180,7 +180,8 @@ def _proof(answer: Planned) -> list[list[str]]:
     claim = None if answer.plan is None else answer.plan.claim
     if claim is None:
         return []
-    return [[proof_of(claim, compared_with(answer))], [how_to_check(claim)] * bool(how_to_check(claim)), *_prices(answer)]
+    words = [proof_of(claim, compared_with(answer), whole=not answer.evidence_of)]
+    return [words, [how_to_check(claim)] * bool(how_to_check(claim)), *_prices(answer)]
 
 
 def compared_with(answer: Planned) -> str:
@@ -189,7 +190,7 @@ def compared_with(answer: Planned) -> str:
     runtime, words = answer.request.options.get(FOR.name), ["any plan"]
     if answer.preset.name != DEFAULT:
         words.append(f"like {answer.preset.name}")
-    words += [f"for {NAMES.get(runtime, runtime)}"] * bool(runtime)
+    words += [] if runtime is None else [f"for {NAMES.get(runtime, runtime)}"]
     constraints = [text for name, text in constraints_of(answer.problem, answer.request.options).items() if name != FOR.name]
     words += [f"with {' '.join(constraints)}"] * bool(constraints)
     software = answer.plan is not None and answer.plan.predicted is not None and answer.plan.predicted.software

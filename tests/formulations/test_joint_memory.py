@@ -15,6 +15,7 @@ from trainplan.execution.streams import judge_streams
 from trainplan.formulations.joint.problem import Instance, Solution
 from trainplan.formulations.problem import problem
 from trainplan.formulations.request import Request
+from trainplan.profiling.base.quantities import format_gap
 from trainplan.profiling.models.model import Model, load_model, model_from_config
 
 import trainplan as tp
@@ -206,7 +207,7 @@ def test_a_plan_that_tables_at_most_leave_out_is_found() -> None:
     assert answer.answer.bound_ns is not None and answer.answer.bound_ns <= answer.judged.step_ns
     shorter = 1 - answer.answer.bound_ns / answer.judged.step_ns  # which is more than the claim's gap
     said = dict(answer.summary())["prediction against objective"]
-    assert said.endswith(f"; no plan that fits has a walk more than {shorter:.3%} shorter")
+    assert said.endswith(f"; no plan that fits has a walk more than {format_gap(shorter)} shorter")
 
 
 def test_a_certificate_is_of_the_space_of_all_that_fits() -> None:

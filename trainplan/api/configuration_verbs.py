@@ -140,8 +140,8 @@ def import_run(
     measured, why = _measured(configuration, made)
     configuration = replace(configuration, notes=(*configuration.notes, *why))
     if not search:
-        said = JudgedRun(configuration, made, judged, framework, None, None, (), measured, machine.whose_numbers)
-        return replace(said, performance=performance(made, judged, machine))
+        run = JudgedRun(configuration, made, judged, framework, None, None, (), measured, machine.whose_numbers)
+        return replace(run, performance=performance(made, judged, machine))
     asked = _asked(configuration, made) | {"memory": memory, "gap": gap, "time_limit": time_limit, "progress": progress}
     best = _best(made, machine, asked)
     best = best if best.interrupted else certify(best, CHECK_SECONDS, progress)
@@ -152,12 +152,14 @@ def import_run(
         if within.plan is not None:
             within = replace(within, plan=as_run(within.plan.changed(runs_by=_by_layers(made.runs_by)), machine)[0])
     changed = changes(configuration, made, request, judged.step_ns)
-    proven = {
-        "objective_ns": _objective_ns(made, best),
-        "checked_ns": _checked_ns(best),
-    }
-    said = JudgedRun(configuration, made, judged, framework, best, within, changed, measured, machine.whose_numbers, **proven)
-    return replace(said, performance=performance(made, judged, machine), others=losing(configuration, made, request))
+    run = JudgedRun(configuration, made, judged, framework, best, within, changed, measured, machine.whose_numbers)
+    return replace(
+        run,
+        objective_ns=_objective_ns(made, best),
+        checked_ns=_checked_ns(best),
+        performance=performance(made, judged, machine),
+        others=losing(configuration, made, request),
+    )
 
 
 def _objective_ns(made: Plan, best: Planned) -> int | None:
@@ -172,8 +174,7 @@ def _objective_ns(made: Plan, best: Planned) -> int | None:
 def _checked_ns(best: Planned) -> int | None:
     """The bound of a search as evidence shows it, where that is of all that was searched."""
     claim = None if best.plan is None else best.plan.claim
-    whole = len(best.answer.tried) <= 1
-    return claim.evidence.bound_ns if whole and claim is not None and claim.evidence is not None else None
+    return None if claim is None or claim.evidence is None or best.evidence_of else claim.evidence.bound_ns
 
 
 def _standard_input() -> str:
