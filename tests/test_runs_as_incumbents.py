@@ -38,7 +38,7 @@ def judged(seed: int, folder: Path) -> tuple[JudgedRun, dict[str, Any]]:
     plan = plan_of(
         model, [f"sdp{world}{'-zero1' * to.startswith('megatron')}"] * len(model.units), world, 64, rng.choice([1, 4])
     )
-    plan = plan.changed(precision={"master": "float32"}, memory_bytes=2**36)
+    plan = plan.changed(precision={"master": "float32"}, memory_bytes=2**47)  # so that what does not fit is exported, too
     for _ in range(rng.randrange(4)):
         plan = rng.choice([other for _, other in neighbours(to, plan)] or [plan])
     made = tp.export(plan, to)
