@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainplan.execution.judge import Judged, judge_carried
 from trainplan.execution.walk.time import OTHERS
@@ -28,6 +29,9 @@ from trainplan.solvers.core.answer import Answer
 from trainplan.solvers.core.result import Result
 from trainplan.tabular import frame_of
 from trainplan.validation.predict import Prediction
+
+if TYPE_CHECKING:
+    from trainplan.by_runtime import RuntimePlan
 
 
 @dataclass(frozen=True)
@@ -105,6 +109,7 @@ class Planned:
     problem does not say how, or the time was up). instead: where no preset was named, why the default one did not plan it.
     prices: what constraints of the request cost, one by one. spent: the time that all of it took, but for prices. run: the
     prediction of the runtime that the request names, of whose step and memory the plan's are; None of trainplan's own.
+    searched: the method, its options and the limits but for time, with which other requests are searched alike.
     """
 
     request: Request
@@ -121,6 +126,7 @@ class Planned:
     prices: tuple[Price, ...] = ()
     spent: Spent | None = None
     run: Prediction | None = None
+    searched: Mapping[str, Any] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         step = "no plan" if self.performance is None else f"{format_time(self.performance.step_ns)} a step"
@@ -257,6 +263,18 @@ class Planned:
     def walked_ns(self) -> int:
         """The step by the walks; where there are none, as it is claimed."""
         return self.judged.step_ns if self.judged is not None else self.answer.objective_ns or 0
+
+    def by_runtime(self, time_limit: float = 20.0, progress: Callable[[Any], None] | None = None) -> tuple[RuntimePlan, ...]:
+        """The best plan of every runtime for this request, the shortest predicted step first, those without a plan last.
+
+        Empty where the request names a runtime, a preset or a profile, where its devices are of several kinds or of one without
+        a data sheet, and where nothing was planned. Nothing is searched until this is called; each call searches anew.
+
+        time_limit: seconds for all of them together; rows that it leaves open say so in `stopped`. progress: as of `plan`.
+        """
+        from trainplan.by_runtime import by_runtime  # which plans, and so has to import this
+
+        return by_runtime(self, time_limit, progress)
 
     def as_interrupted(self) -> Planned:
         """The same, as what was known when the search was interrupted."""

@@ -69,6 +69,7 @@ def planned(
     progress: Callable[[Point | str], None] | None = None,
     beside: bool = True,
     incumbents: Sequence[Plan] = (),
+    alone: bool = False,
     **options: Any,
 ) -> Planned:
     """The best plan for a request, as a preset plans.
@@ -76,21 +77,25 @@ def planned(
     backend: of `run`, on which the plan must fit, too (default: the one that the programs are made for). time_limit: seconds of
     all searches; the last plan is compiled and walked even after it. progress: called with a text that names what is begun, and
     with a Point of each better plan or bound. beside: look for the best plan with one strategy, too. incumbents: plans that the
-    search begins from. gap, seed, options: of the method. Raises InputError, where no incumbent is a plan of the problem, too.
+    search begins from. alone: leave out what changes neither the plan nor its prediction: the last check of its programs and,
+    where nothing fits, the search for the fewest devices. gap, seed, options: of the method. Raises InputError, where no
+    incumbent is a plan of the problem, too.
     """
     check_arguments(time_limit, gap, seed)
     if backend is not None and backend not in BACKENDS:
         raise InputError("command line", "--backend", f"is {shown(backend)}", one_of(backend, BACKENDS))
     preset.check(request)
     arguments = {"gap": gap, "seed": seed, "progress": progress, **options}
-    way = Way(request, preset, method, backend, arguments, time_limit, tuple(incumbents))
+    way = Way(request, preset, method, backend, arguments, time_limit, tuple(incumbents), alone=alone)
     best = _planned(way, beside)
-    searched = way.elapsed()
-    if best.judged is not None:
+    until = way.elapsed()
+    if best.judged is not None and not alone:
         way.begin("checking the plan's programs")
-    best = _as_run(_checked(best))
-    walking = sum(way.walk_seconds) + way.elapsed() - searched
-    return replace(best, spent=Spent(way.elapsed(), walking, len(way.walk_seconds)))
+        best = _checked(best)
+    best = _as_run(best)
+    walking = sum(way.walk_seconds) + way.elapsed() - until
+    searched = {"method": method, "backend": backend, "gap": gap, "seed": seed, **options}
+    return replace(best, spent=Spent(way.elapsed(), walking, len(way.walk_seconds)), searched=searched)
 
 
 def _planned(way: Way, beside: bool) -> Planned:
@@ -135,6 +140,7 @@ class Way:
     arguments: dict[str, Any]
     time_limit: float | None = None
     incumbents: tuple[Plan, ...] = ()
+    alone: bool = False
     clock: Clock = field(default_factory=Clock)
     started: float = field(init=False)
     walk_seconds: list[float] = field(default_factory=list)  # of each plan that has been compiled and walked
@@ -403,7 +409,7 @@ class Way:
             advice=(*advice, *reason.advice[1:]),
         )
         answer = replace(first.answer, result=replace(first.result, reason=reason))
-        devices, unknown = self.devices()
+        devices, unknown = (None, None) if self.alone else self.devices()
         return replace(first, answer=answer, needed_bytes=needed, needed_devices=devices, needed_devices_unknown=unknown)
 
     def devices(self) -> tuple[int | None, str | None]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trainplan.by_runtime import NAMES, RuntimePlan
 from trainplan.configurations.judging import LEAST_GAIN, neighbour_runs
 from trainplan.execution.standing_in import recipe_of
 from trainplan.formulations.joint.runtimes import FOR
@@ -25,7 +26,7 @@ from trainplan.proof import how_to_check, proof_of
 from trainplan.validation.predict import GIB, Prediction
 
 Row = tuple[str, list[list[str]]]  # a label and its lines, each of pieces that stand between dots
-NAMES = {"megatron": "Megatron", "megatron-bridge": "Megatron", "deepspeed": "DeepSpeed", "accelerate": "Accelerate"}
+NOTHING_AGAIN = "nothing recomputed"
 MOST_LAYOUTS, MOST_OTHERS = 4, 3  # that are written out: of a plan whose units differ; of other plans that fit
 CAUSES = {"optimizer": "optimizer states", "states": "model states", "states with gathered blocks": "model states"}
 
@@ -46,6 +47,37 @@ def screen(answer: Planned, plan_file: Path | None = None) -> list[Row]:
         ("NEXT", _next(answer, plan_file)),
     ]
     return [(label, kept) for label, lines in rows if (kept := [line for line in lines if line])]
+
+
+def runtime_cells(rows: Sequence[RuntimePlan]) -> list[tuple[list[str], list[str]]]:
+    """Of each runtime that has a plan its name, step, MFU, peak in GiB and how far the plan may be from the runtime's best, and
+    the words of how it runs; headings come first."""
+    cells = [(["runtime", "step", "MFU", "peak", "within"], ["layout"])]
+    for row in rows:
+        if row.answer is None or row.answer.plan is None or row.step_ns is None:
+            continue
+        done = row.answer.performance
+        mfu = "" if done is None or done.mfu is None else f"{done.mfu:.0%}".replace("%", " %")
+        peak = "" if row.peak_bytes is None else gib(row.peak_bytes)
+        within = "open" if row.gap is None else f"open: {format_gap(row.gap)}" if row.stopped else format_gap(row.gap)
+        words = [word for word in run_words(row.answer.plan) if word != NOTHING_AGAIN]
+        cells.append(([row.name, format_time(row.step_ns), mfu, peak, within], words))
+    return cells
+
+
+def runtime_notes(rows: Sequence[RuntimePlan], seconds: float) -> list[list[str]]:
+    """What the cells mean, why runtimes have no plan, and what is open. seconds: that the searches had."""
+    limit = next(
+        (gib(row.answer.plan.memory_bytes) for row in rows if row.answer is not None and row.answer.plan is not None), ""
+    )
+    notes = [[f"peak: of {limit} GiB a GPU", "within: of the runtime's best plan (solver)"]]
+    notes += [[f"{row.name}: {row.why}"] for row in rows if not row.found and row.stopped is None]
+    left = [row for row in rows if row.stopped is not None]
+    if left:
+        names = ", ".join(f"{row.name} ({row.why})" if row.why else row.name for row in left)
+        timed = f"{seconds:.2g} s were up: give a longer --time-limit, or {FOR.flag} {left[-1].runtime}"
+        notes.append([f"open: {names}", timed if any(row.stopped == "time limit" for row in left) else "interrupted"])
+    return notes
 
 
 def run_words(plan: Plan) -> list[str]:
@@ -98,7 +130,7 @@ def _recomputed(plan: Plan) -> str:
     whole = sum(unit.strategy.ckpt for unit in plan.units)
     parts = {name for unit in plan.units for name in unit.strategy.modules}
     if not whole and not parts:
-        return "nothing recomputed"
+        return NOTHING_AGAIN
     texts = [f"{whole} of {len(plan.units)} units recomputed"] if whole else []
     some = sum(bool(unit.strategy.modules) for unit in plan.units)
     texts += [f"{' and '.join(sorted(parts))} recomputed in {some} of {len(plan.units)}"] if parts else []

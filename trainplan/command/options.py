@@ -42,8 +42,8 @@ MOST_DIGITS = 1000  # of a method's option that is read as a number; Python read
 class Outcome(NamedTuple):
     """What a command has for its user.
 
-    content: all of it, for `--json`. show: what prints it for people. files: by the option that names the file, what makes its
-    text or its matplotlib Figure. code: the exit code.
+    content: all of it, for `--json`, or what makes it. show: what prints it for people. files: by the option that names the
+    file, what makes its text or its matplotlib Figure. code: the exit code.
     """
 
     content: Any
@@ -118,7 +118,7 @@ def takes(*groups: Iterable[Argument]) -> Callable[[Callable[..., Outcome]], Com
             for target, make in written.items():
                 write(target, make())
             if as_json:
-                print(json.dumps(outcome.content, indent=2))
+                print(json.dumps(outcome.content() if callable(outcome.content) else outcome.content, indent=2))
             else:
                 outcome.show()
                 render.pairs([("written", str(target)) for target in written])

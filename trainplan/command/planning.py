@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 from trainplan import api
+from trainplan.by_runtime import SECONDS, RuntimePlan
 from trainplan.certifying import with_evidence
 from trainplan.command import bars, nearby, options, render
 from trainplan.command.options import Command, Outcome, exit_code, flag, flags_of, output, panel, takes, value_of
@@ -17,6 +19,7 @@ from trainplan.planned import Planned
 from trainplan.presets import DEFAULT, MIXED, OTHERWISE, PRESETS, Preset, default_parameters, preset
 from trainplan.profiling.base.errors import InputError
 from trainplan.screen import screen
+from trainplan.solvers.core.limits import TIME_LIMIT_S
 
 ALL = "all"
 LIKE_HELP = (
@@ -65,15 +68,16 @@ def _plan(chosen: Preset | None, verb: str) -> Command:
     def plan(
         output: Path | None = None, details: bool = False, devices: str | None = None, what_if: str | None = None, **values: Any
     ) -> Outcome:
-        values = options.from_words(values) | {"like": None if chosen is None else chosen.name}
+        values, began = options.from_words(values) | {"like": None if chosen is None else chosen.name}, perf_counter()
         with bars.planning() as progress:
             near = nearby.Near.of(devices, what_if, values, progress)
             if near.answer is None:
                 return near.outcome()
             answer = near.answer if output is None else _certified(near.answer, progress)
         code = exit_code(answer.result) if answer.needed_bytes is None else options.INFEASIBLE
-        show = _shown(answer, output, near) if not details and verb == "plan" else partial(render.planned, answer)
-        return Outcome(answer.to_dict() | near.to_dict(), show, _files(answer), code)
+        left = partial(_seconds_left, values.get("time_limit"), began)
+        show = partial(render.planned, answer) if details or verb != "plan" else partial(_shown, answer, near, output, left)
+        return Outcome(partial(_content, answer, near, left), show, _files(answer), code)
 
     plan.__doc__ = f"{(chosen or preset(DEFAULT)).about}\n\n{ABOUT}"
     parameters = default_parameters() if chosen is None else chosen.parameters
@@ -102,9 +106,27 @@ def _plans() -> Command:
     return plan
 
 
-def _shown(answer: Planned, output: Path | None, near: nearby.Near) -> Callable[[], None]:
-    """What prints the screen of an answer, with what is near its request."""
-    return lambda: render.rows_of_screen(near.rows(screen(answer, output)))
+def _seconds_left(limit: float | None, began: float) -> float:
+    """Seconds for the plans of all runtimes, once the request's own is made: what is left of the limit, where one was given."""
+    return SECONDS if limit in (None, TIME_LIMIT_S) else max(0.0, limit - (perf_counter() - began))
+
+
+def _shown(answer: Planned, near: nearby.Near, plan_file: Path | None, left: Callable[[], float]) -> None:
+    """The screen of an answer at once, with what is near its request; and then, where nothing near it was asked for, the best
+    plan of every runtime, once they are found or the time is up."""
+    render.rows_of_screen(near.rows(screen(answer, plan_file)))
+    if near.sizes is None and near.told is None:
+        render.runtimes(_by_runtime(answer, seconds := left()), seconds)
+
+
+def _content(answer: Planned, near: nearby.Near, left: Callable[[], float]) -> dict[str, Any]:
+    """All of an answer, what is near its request, and the best plan of every runtime."""
+    return {**answer.to_dict(), **near.to_dict(), "runtimes": [row.to_dict() for row in _by_runtime(answer, left())]}
+
+
+def _by_runtime(answer: Planned, seconds: float) -> Sequence[RuntimePlan]:
+    with bars.planning() as progress:
+        return answer.by_runtime(seconds, progress)
 
 
 def _certified(answer: Planned, progress: Callable[[Any], None]) -> Planned:

@@ -60,17 +60,38 @@ def line(text: str, margin: str = "") -> None:
 def wrapped(label: str, pieces: Sequence[str], *, whole: bool = False) -> None:
     """A label and pieces of text with dots between, broken between pieces, or else between words, at the width of the terminal;
     in a pipe at 80 columns, unless COLUMNS says otherwise. whole: pieces are commands, which are copied, and stay whole."""
-    width = out.width if out.is_terminal or os.environ.get("COLUMNS", "").isdecimal() else SCREEN_WIDTH
-    rows, room = [""], width - LABEL_WIDTH
+    for number, text in enumerate(_broken(pieces, _screen_width() - LABEL_WIDTH, whole)):
+        out.print(Text(f"{'' if number else label:<{LABEL_WIDTH}}{text}"))
+
+
+def aligned(label: str, rows: Sequence[tuple[Sequence[str], Sequence[str]]]) -> None:
+    """A label and rows of cells in columns, the first to the left, the others to the right; each row ends with pieces of text,
+    broken in the width that is left as those of `wrapped` are."""
+    cells = [[printable(text, LONGEST_CELL) for text in row] for row, _ in rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    room = _screen_width() - LABEL_WIDTH - sum(widths) - 2 * len(widths)
+    for number, (row, (_, pieces)) in enumerate(zip(cells, rows, strict=True)):
+        padded = [f"{row[0]:<{widths[0]}}", *(f"{text:>{width}}" for text, width in zip(row[1:], widths[1:], strict=True))]
+        head = f"{'' if number else label:<{LABEL_WIDTH}}{'  '.join(padded)}  "
+        for place, text in enumerate(_broken(pieces, room, whole=False)):
+            out.print(Text(f"{'' if place else head:<{len(head)}}{text}"))
+
+
+def _screen_width() -> int:
+    return out.width if out.is_terminal or os.environ.get("COLUMNS", "").isdecimal() else SCREEN_WIDTH
+
+
+def _broken(pieces: Sequence[str], room: int, whole: bool) -> list[str]:
+    """Lines of so many letters at most, with dots between pieces; longer pieces are broken between words unless they are
+    whole."""
+    rows = [""]
     for piece in (printable(text, LONGEST_LINE) for text in pieces):
         joined = f"{rows[-1]} · {piece}" if rows[-1] else piece
         rows = [*rows[:-1], joined] if len(joined) <= room or not rows[-1] else [*rows, piece]
     width = max(LEAST_WIDTH, room)
-    texts = (
+    return (
         rows if whole else [text for row in rows for text in wrap(row, width, break_long_words=False, break_on_hyphens=False)]
     )
-    for number, text in enumerate(texts):
-        out.print(Text(f"{'' if number else label:<{LABEL_WIDTH}}{text}"))
 
 
 def pairs(rows: Sequence[tuple[str, str]]) -> None:

@@ -7,8 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from trainplan.by_runtime import RuntimePlan
 from trainplan.checking import Checked, CheckedClaim, CheckedPlan
-from trainplan.command.printing import line, pairs, table, wrapped
+from trainplan.command.printing import aligned, line, pairs, table, wrapped
 from trainplan.command.render_plans import side_by_side
 from trainplan.comparing import Comparison
 from trainplan.execution.standing_in import recipe_of
@@ -28,7 +29,7 @@ from trainplan.profiling.models.model import Model
 from trainplan.profiling.summary import reached
 from trainplan.proof import proof
 from trainplan.rivals import Rivals
-from trainplan.screen import Row, screen
+from trainplan.screen import Row, runtime_cells, runtime_notes, screen
 from trainplan.solvers.core.entries import Entry
 from trainplan.solvers.core.result import Result, peak_text
 from trainplan.tabular import cell_text
@@ -191,6 +192,14 @@ def rows_of_screen(rows: Sequence[Row]) -> None:
     for label, lines in rows:
         for number, pieces in enumerate(lines):
             wrapped("" if number else label, pieces, whole=label == "NEXT")
+
+
+def runtimes(rows: Sequence[RuntimePlan], seconds: float) -> None:
+    """The best plan of every runtime, below a screen. seconds: that were there to look for them."""
+    if rows:
+        aligned("RUNTIMES", runtime_cells(rows))
+        for note in runtime_notes(rows, seconds):
+            wrapped("", note)
 
 
 def planned(answer: Planned) -> None:

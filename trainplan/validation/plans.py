@@ -78,15 +78,10 @@ def predict_plan(plan: Plan, cluster: Cluster) -> Prediction | str:
     by, model, strategy = plan.runs_by, plan.planned_model(), plan.units[0].strategy
     if by is None:
         return "the plan is for trainplan's own runtime"
-    if len(cluster.used_kinds) > 1 or cluster.matrix is not None or len({node.devices for node in cluster.nodes}) > 1:
-        return "nodes or devices are unlike"
-    kind = next((name for name in sheets() if sheet(name).name == cluster.used_kinds[0].name), None)
-    if kind is None:
-        return f"there is no data sheet of {cluster.used_kinds[0].name}"
-    if not cluster.used_kinds[0].efficiencies:
-        return f"what kernels of {cluster.used_kinds[0].name} reach is not known by their classes" + (
-            f", {cluster.whose_numbers}" if cluster.paper else ""
-        )
+    if (why := unpredicted(cluster)) is not None:
+        return why
+    kind = _kind(cluster)
+    assert kind is not None
     if len({replace(unit.strategy, ckpt=False, modules=()) for unit in plan.units}) > 1 or plan.batch.shares is not None:
         return "units are laid out unlike"
     zero = strategy.zero_stage if by.zero is None else by.zero
@@ -123,6 +118,24 @@ def predict_plan(plan: Plan, cluster: Cluster) -> Prediction | str:
     links = _links(cluster, kind, laid.sheet)
     held = {name: text for name, text in assumed.items() if name in HELD}
     return predict_laid(replace(laid, layout=layout, links=links, assumed=held), shipped_efficiencies())
+
+
+def unpredicted(cluster: Cluster) -> str | None:
+    """Why no runtime's prediction is known on a cluster; None where they are."""
+    if len(cluster.used_kinds) > 1 or cluster.matrix is not None or len({node.devices for node in cluster.nodes}) > 1:
+        return "nodes or devices are unlike"
+    if _kind(cluster) is None:
+        return f"there is no data sheet of {cluster.used_kinds[0].name}"
+    if not cluster.used_kinds[0].efficiencies:
+        return f"what kernels of {cluster.used_kinds[0].name} reach is not known by their classes" + (
+            f", {cluster.whose_numbers}" if cluster.paper else ""
+        )
+    return None
+
+
+def _kind(cluster: Cluster) -> str | None:
+    """The data sheet of a cluster's devices; None where there is none."""
+    return next((name for name in sheets() if sheet(name).name == cluster.used_kinds[0].name), None)
 
 
 def _with_states(framework: Framework, plan: Plan) -> Framework:

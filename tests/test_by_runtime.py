@@ -1,0 +1,127 @@
+"""The best plan of every runtime: each is what `plan --for` it gives, and what time left open is marked."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from io import StringIO
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+import trainplan as tp
+from tests.clock import count_the_clock
+from tests.command.calls import call
+from trainplan.by_runtime import COMPARED, OWN, RuntimePlan, by_runtime
+from trainplan.command import printing, render
+from trainplan.planned import Planned
+from trainplan.screen import runtime_notes
+
+REQUEST: dict[str, Any] = {"model": "qwen3-0.6b", "cluster": "h100:4", "batch": 8, "sequence": 4096}
+LIMITLESS = 1e6
+
+
+@cache
+def answer(**more: Any) -> Planned:
+    return tp.plan(**REQUEST, **more)
+
+
+@cache
+def rows() -> dict[str, RuntimePlan]:
+    return {row.runtime: row for row in answer().by_runtime(LIMITLESS)}
+
+
+def printed(table: tuple[RuntimePlan, ...], seconds: float, width: int = 80) -> str:
+    text = StringIO()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(printing, "out", Console(file=text, width=width, highlight=False, soft_wrap=True, emoji=False))
+        patch.setenv("COLUMNS", str(width))
+        render.runtimes(table, seconds)
+    return text.getvalue()
+
+
+@pytest.mark.parametrize("runtime", [each for each in (*COMPARED, OWN) if each != "torchtitan"])
+def test_each_row_is_what_planning_for_the_runtime_gives(runtime: str) -> None:
+    row, alone = rows()[runtime], answer(for_=runtime)
+    assert alone.plan is not None and alone.plan.predicted is not None
+    assert row.step_ns == alone.step_ns
+    assert row.peak_bytes == alone.plan.predicted.most_bytes
+    assert row.stopped is None and row.gap == alone.plan.claim.gap  # type: ignore[union-attr]
+
+
+def test_the_row_of_trainplan_is_the_plan_itself() -> None:
+    assert rows()[OWN].answer is answer()
+
+
+def test_rows_are_in_the_order_of_their_steps_and_those_without_a_plan_last() -> None:
+    steps = [row.step_ns for row in rows().values()]
+    known = [step for step in steps if step is not None]
+    assert known == sorted(known) and steps[len(known) :] == [None]
+
+
+def test_a_runtime_that_does_not_have_the_model_says_what_it_lacks() -> None:
+    row = rows()["torchtitan"]
+    assert row.answer is None and row.why == "has no heads tied to the embedding" and row.stopped is None
+    text = " ".join(printed(tuple(rows().values()), 20.0).split())
+    assert "torchtitan: has no heads tied to the embedding" in text and "open" not in text
+
+
+def test_without_time_all_other_rows_are_open() -> None:
+    """And the screen says how much time there was, and how to give more."""
+    table = answer().by_runtime(0.0)
+    assert [row.runtime for row in table if row.found] == [OWN]
+    assert {row.runtime for row in table if row.stopped == "time limit"} == set(COMPARED) - {"torchtitan"}
+    text = " ".join(printed(table, 0.0).split())
+    assert "open: Megatron (not searched)" in text and "--time-limit" in text
+
+
+def test_rows_whose_turn_comes_too_late_are_open() -> None:
+    """By a clock that goes on when it is looked at: what was begun in time is searched to its end on any machine."""
+    ticks = count()
+    with pytest.MonkeyPatch.context() as patch:
+        count_the_clock(patch, 1e-9)
+        table = {row.runtime: row for row in by_runtime(answer(), 1e6, clock=lambda: 3e5 * next(ticks))}
+    assert [name for name in COMPARED if table[name].stopped] == ["accelerate", "torch"]
+    assert table["megatron"].step_ns == rows()["megatron"].step_ns
+
+
+def test_a_search_that_time_ended_says_its_gap(monkeypatch: pytest.MonkeyPatch) -> None:
+    best = answer()
+    count_the_clock(monkeypatch, 1.0)
+    table = by_runtime(best, 3.0, clock=lambda: 0.0)
+    ended = next(row for row in table if row.found and row.stopped == "time limit")
+    assert ended.gap is None or ended.gap > 0
+    text = printed(table, 3.0)
+    line = next(line for line in text.splitlines() if f" {ended.name} " in line)
+    assert "open" in line and ended.name in " ".join(runtime_notes(table, 3.0)[-1])
+
+
+@pytest.mark.parametrize("more", [{"for_": "torch"}, {"like": "galvatron-bmw"}, {"cluster": "cpu-4"}], ids=str)
+def test_there_is_no_table_of_a_request_with_a_runtime_or_a_preset_or_of_other_devices(more: dict[str, Any]) -> None:
+    """CPUs have no data sheet, by which runtimes are predicted."""
+    assert tp.plan(**{**REQUEST, "model": "gpt2", "sequence": 64, "beside": False, **more}).by_runtime(LIMITLESS) == ()
+
+
+def test_what_is_fixed_is_fixed_in_all_rows() -> None:
+    """And a runtime that does not have it says so."""
+    table = {row.runtime: row for row in answer(tp=2).by_runtime(LIMITLESS)}
+    for name in (OWN, "megatron", "torch"):
+        made = table[name].answer
+        assert made is not None and made.plan is not None
+        assert {unit.strategy.degree("tp") for unit in made.plan.units} == {2}
+    for name in ("deepspeed", "accelerate"):
+        assert table[name].answer is None and "--tp is 2" in table[name].why
+
+
+def test_the_command_prints_the_table_below_the_screen_and_has_it_in_json(tmp_path: Path) -> None:
+    words = ("plan", "qwen3-0.6b", "h100:4", "--batch", "8", "--seq", "4k", "--time-limit", "100000")
+    shown = call(*words).stdout
+    assert shown.index("SPEED") < shown.index("RUNTIMES") < shown.index("Megatron")
+    speed = next(line for line in shown.splitlines() if line.startswith("SPEED")).split(" a step")[0].split(maxsplit=1)[1]
+    assert speed in next(line for line in shown.split("RUNTIMES")[1].splitlines() if " trainplan " in line)
+    table = json.loads(call(*words, "--json").stdout)["runtimes"]
+    assert [each["step_ns"] for each in table] == [row.step_ns for row in rows().values()]
+    assert "RUNTIMES" not in call(*words, "--for", "torch").stdout

@@ -1,0 +1,166 @@
+"""The best plan of every runtime for one request, beside a plan that was made for none: each is what `plan --for` it gives.
+
+The request's own plan is trainplan's row. All other rows are searched one after the other, as the request was, until the time
+is up; a row says then how far its plan may be from the best, or that its search has not begun.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from trainplan.formulations.joint.runtimes import FOR, RUNTIMES
+from trainplan.planned import Planned
+from trainplan.planning import planned
+from trainplan.presets import DEFAULT
+from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.base.quantities import format_time
+from trainplan.solvers.core.clock import Clock
+from trainplan.validation.plans import unpredicted
+
+SECONDS = 20.0
+OWN = "trainplan"
+NAMES = {"megatron": "Megatron", "megatron-bridge": "Megatron", "deepspeed": "DeepSpeed", "accelerate": "Accelerate"}
+COMPARED = ("megatron", "torchtitan", "deepspeed", "accelerate", "torch")  # Megatron-Bridge runs what Megatron does
+
+
+@dataclass(frozen=True)
+class RuntimePlan:
+    """The best plan of a runtime. runtime: as `--for` has it. answer: None where the runtime has something less than is asked
+    for, or its search has not begun. why: why there is no plan. stopped: what ended its search early; None where it is done."""
+
+    runtime: str
+    answer: Planned | None = None
+    why: str = ""
+    stopped: str | None = None
+
+    @property
+    def name(self) -> str:
+        """The runtime as people write it."""
+        return NAMES.get(self.runtime, self.runtime)
+
+    @property
+    def found(self) -> bool:
+        """Whether there is a plan."""
+        return self.answer is not None and self.answer.step_ns is not None
+
+    @property
+    def step_ns(self) -> int | None:
+        """The predicted step: the runtime's."""
+        return None if self.answer is None else self.answer.step_ns
+
+    @property
+    def peak_bytes(self) -> int | None:
+        """What the fullest device holds, as is predicted of the runtime."""
+        plan = None if self.answer is None else self.answer.plan
+        return None if plan is None or plan.predicted is None else plan.predicted.most_bytes
+
+    @property
+    def gap(self) -> float | None:
+        """By what share of its step, as the solver counts it, the plan may be slower than the best; None without a bound."""
+        plan = None if self.answer is None else self.answer.plan
+        return None if plan is None or plan.claim is None or not plan.claim.bound_ns else plan.claim.gap
+
+    def to_dict(self) -> dict[str, Any]:
+        """The row as plain values."""
+        answer = self.answer
+        done = None if answer is None else answer.performance
+        return {
+            "runtime": self.runtime,
+            "step_ns": self.step_ns,
+            "tokens_per_s_per_device": None if done is None else done.tokens_per_s_per_device,
+            "mfu": None if done is None else done.mfu,
+            "peak_bytes": self.peak_bytes,
+            "gap": self.gap,
+            "stopped": self.stopped,
+            "why": self.why or None,
+            "plan": None if answer is None or answer.plan is None else answer.plan.model_dump(),
+        }
+
+
+def compares(answer: Planned) -> bool:
+    """Whether there is more than one runtime to plan for: a plan of the default preset for none, on devices of which the
+    prediction of every runtime is known."""
+    request = answer.request
+    if answer.preset.name != DEFAULT or answer.instead is not None or answer.interrupted or answer.step_ns is None:
+        return False
+    if request.options.get(FOR.name) is not None or request.cluster is None or request.profile is not None or request.measured:
+        return False
+    return unpredicted(request.cluster) is None
+
+
+def by_runtime(
+    answer: Planned,
+    time_limit: float = SECONDS,
+    progress: Callable[[Any], None] | None = None,
+    clock: Callable[[], float] | None = None,
+) -> tuple[RuntimePlan, ...]:
+    """See `Planned.by_runtime`. clock: gives seconds; tests count calls instead."""
+    if not compares(answer):
+        return ()
+    clock = clock or Clock()
+    began, rows, interrupted = clock(), [RuntimePlan(OWN, answer, stopped=answer.result.stopped)], False
+    for name in COMPARED:
+        left = time_limit - (clock() - began)
+        if (lacks := _lacks(name, answer)) is not None:
+            rows.append(RuntimePlan(name, why=lacks))
+        elif interrupted or left <= 0:
+            rows.append(RuntimePlan(name, why="not searched", stopped="interrupt" if interrupted else "time limit"))
+        else:
+            rows.append(_row(name, answer, left, _telling(rows, name, progress)))
+            interrupted = rows[-1].stopped == "interrupt"
+    return tuple(sorted(rows, key=lambda row: (not row.found, row.step_ns or 0)))
+
+
+def _lacks(name: str, answer: Planned) -> str | None:
+    """What a runtime does not have of the model, or of what is asked for; None where it has all."""
+    request, problem = answer.request, answer.problem
+    missing = None if request.model is None else RUNTIMES[name].lacks(request.model)
+    if missing is not None:
+        return f"has no {missing}"
+    try:
+        problem.within(_request(name, answer))
+    except InputError as error:
+        return f"{error.command_field} {error.problem}: {error.fix}"
+    return None
+
+
+def _request(name: str, answer: Planned) -> Any:
+    """The same request for a runtime."""
+    request = answer.request
+    return replace(request, options={**request.options, FOR.name: name}, obtained=[])
+
+
+def _row(name: str, answer: Planned, seconds: float, progress: Callable[[Any], None] | None) -> RuntimePlan:
+    """The best plan of a runtime, or why there is none."""
+    try:
+        made = planned(
+            _request(name, answer), answer.preset, **answer.searched, time_limit=seconds, progress=progress, alone=True
+        )
+    except InputError as error:
+        return RuntimePlan(name, why=f"{error.command_field} {error.problem}: {error.fix}")
+    except KeyboardInterrupt:
+        return RuntimePlan(name, why="not searched", stopped="interrupt")
+    stopped = made.result.stopped
+    if made.plan is not None:
+        return RuntimePlan(name, made, stopped=stopped)
+    if stopped is not None:
+        return RuntimePlan(name, made, why="no plan found yet", stopped=stopped)
+    limit = made.request.with_margin(0).limit_bytes
+    proven = "no plan fits (proven)" if made.result.status == "infeasible" else "no plan found that fits"
+    needed = made.needed_bytes or 0
+    needs = f", needs {needed / 2**30:.4g} GiB a GPU" if needed > limit else ""
+    return RuntimePlan(name, made, why=proven + needs)
+
+
+def _telling(rows: list[RuntimePlan], name: str, progress: Callable[[Any], None] | None) -> Callable[[Any], None] | None:
+    """The progress of one runtime's search, behind the steps that are known."""
+    if progress is None:
+        return None
+    known = ", ".join(f"{row.name} {format_time(row.step_ns)}" for row in rows if row.found and row.step_ns)
+
+    def told(event: Any) -> None:
+        progress(f"{known}; {NAMES.get(name, name)}: {event}" if isinstance(event, str) else event)
+
+    return told
