@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from trainplan.profiling.base.quantities import format_time
 
 import trainplan as tp
 from tests.clock import count_the_clock
@@ -18,7 +19,7 @@ from tests.command.calls import call
 from trainplan.by_runtime import COMPARED, OWN, RuntimePlan, by_runtime
 from trainplan.command import printing, render
 from trainplan.planned import Planned
-from trainplan.screen import runtime_notes
+from trainplan.screen import runtime_notes, screen
 
 REQUEST: dict[str, Any] = {"model": "qwen3-0.6b", "cluster": "h100:4", "batch": 8, "sequence": 4096}
 LIMITLESS = 1e6
@@ -54,6 +55,17 @@ def test_each_row_is_what_planning_for_the_runtime_gives(runtime: str) -> None:
 
 def test_the_row_of_trainplan_is_the_plan_itself() -> None:
     assert rows()[OWN].answer is answer()
+
+
+def test_the_best_in_any_runtime_of_a_screen_is_the_first_row() -> None:
+    """In the same digits."""
+    best = next(iter(rows().values()))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("trainplan.pricing.RUNTIME_SECONDS", LIMITLESS)
+        alone = tp.plan(**REQUEST, for_="megatron")
+    assert best.step_ns is not None and alone.prices[0].predicted_ns == best.step_ns
+    said = next(text for _, lines in screen(alone) for pieces in lines for text in pieces if "any runtime" in text)
+    assert f"in any runtime {format_time(best.step_ns)} a step or less" in said
 
 
 def test_rows_are_in_the_order_of_their_steps_and_those_without_a_plan_last() -> None:

@@ -37,10 +37,12 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Price:
     """What a constraint of a request costs. constraint: as the command's options say it. without: the answer to the request
-    without it, with no larger step than with it; None where the time was up."""
+    without it, with no larger step than with it; None where the time was up. predicted_ns: of the constraint to a runtime, the
+    predicted step of that answer's plan, which is the one that `plan` without the constraint says of it."""
 
     constraint: str
     without: Answer | None
+    predicted_ns: int | None = None
 
     @property
     def steps_ns(self) -> tuple[int | None, int | None]:
@@ -81,7 +83,8 @@ class Price:
     def to_dict(self, constrained: Answer) -> dict[str, Any]:
         """The price as plain values. constrained: the answer with the constraint."""
         bound, best = self.steps_ns
-        return {"constraint": self.constraint, "bound_ns": bound, "step_ns": best, "share": self.share(constrained)}
+        known = {"constraint": self.constraint, "bound_ns": bound, "step_ns": best, "share": self.share(constrained)}
+        return {**known, "predicted_ns": self.predicted_ns}
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """What each constraint of a request costs: between what the least step without it lies, beside the step with it.
 
 All numbers are the problem's own, under its costs and the memory asked for: plans without a constraint are neither compiled nor
-walked. A plan with the constraint is one without it, too, so the search without it looks for nothing but what is better; where
+walked, but for the one in any runtime, which is predicted, since runtimes run the same plan in other steps.
+A plan with the constraint is one without it, too, so the search without it looks for nothing but what is better; where
 the constraint leaves out whole parts of the instance, only these are searched, and what is proven of the others holds. All
 searches have a share of the time that the plan took: what they prove until then makes the prices, intervals where an optimum is
 not known.
@@ -14,8 +15,10 @@ from dataclasses import replace
 from typing import Any
 
 from trainplan.formulations.joint.asked import with_tables
+from trainplan.formulations.joint.runtimes import FOR
 from trainplan.formulations.request import Request
 from trainplan.planned import Planned, Price
+from trainplan.planning import planned
 from trainplan.profiling.base.plugins import attribute
 from trainplan.solvers.core.answer import Answer
 from trainplan.solvers.core.clock import Clock
@@ -24,6 +27,7 @@ from trainplan.solvers.core.search import CUTOFF
 
 SHARE = 0.5  # of the seconds that the plan took, for all prices together
 LEAST_SECONDS = 1.0
+RUNTIME_SECONDS = 4.0  # at least, for the plan in any runtime
 LEAST_SEARCH_SECONDS = 0.01  # once a request is made
 
 
@@ -56,6 +60,11 @@ def priced(
             progress(f"looking for the price of {name}")
         ends = clock() + remaining / (len(without) - place)
         request = relaxed()
+        if parameter == FOR.name:
+            limit = max(ends - clock(), RUNTIME_SECONDS if left is None else min(left, RUNTIME_SECONDS))
+            prices.append(_in_any_runtime(name, best, request, method, limit, **arguments))
+            stopped = prices[-1].without is None
+            continue
         instances, sure = (best.problem.instances(with_tables(request, tables)) for tables in ("least", "most"))
         answer = _answer(
             best, parameter, instances, sure, method, time_limit=max(LEAST_SEARCH_SECONDS, ends - clock()), **arguments
@@ -63,6 +72,21 @@ def priced(
         stopped = answer.result.stopped == "interrupt"
         prices.append(Price(name, answer))
     return replace(best, prices=tuple(prices))
+
+
+def _in_any_runtime(name: str, best: Planned, request: Request, method: str, seconds: float, **arguments: Any) -> Price:
+    """The price of a runtime: the plan that `plan` gives without it, with its prediction; the best one until the time is up.
+    name: of the constraint."""
+    known = best.answer
+    try:
+        made = planned(request, best.preset, method, time_limit=max(LEAST_SEARCH_SECONDS, seconds), alone=True, **arguments)
+    except KeyboardInterrupt:
+        return Price(name, None)
+    answer = made.answer
+    if known.objective_ns is not None and (answer.objective_ns is None or answer.objective_ns > known.objective_ns):
+        bound = answer.bound_ns if answer.result.status != "infeasible" else known.bound_ns
+        answer = replace(known, bound_ns=None if bound is None else min(bound, known.objective_ns))
+    return Price(name, answer, made.step_ns)
 
 
 def _answer(

@@ -238,7 +238,9 @@ def _priced(price: Price, answer: Planned) -> list[str]:
     bound, best = price.steps_ns
     own = answer.answer.objective_ns
     runtime = f"{FOR.flag} {answer.request.options.get(FOR.name)}"
-    without = "in any runtime" if price.constraint == runtime else f"without {price.constraint}"
+    if price.constraint == runtime:
+        return _in_any_runtime(price, answer)
+    without = f"without {price.constraint}"
     if best is None or not own:
         return [f"{without}: not known in the time"] if price.without is None else []
     known, most = 1 - best / own, None if bound is None else 1 - bound / own
@@ -251,6 +253,18 @@ def _priced(price: Price, answer: Planned) -> list[str]:
     software = answer.plan is not None and answer.plan.predicted is not None and answer.plan.predicted.software
     step = "" if software else f" {format_time(best)} a step:"  # of a prediction that is another, the share alone compares
     return [f"{without}{step} {share_words(known)} faster{within}"]
+
+
+def _in_any_runtime(price: Price, answer: Planned) -> list[str]:
+    """The best plan of all runtimes that is known, by its prediction beside this one's."""
+    assert answer.step_ns is not None
+    words, best = "in any runtime", price.predicted_ns
+    if best is None:
+        return [f"{words}: not known in the time"]
+    gain = 1 - best / answer.step_ns
+    if gain < LEAST_GAIN:
+        return [f"{words}: nothing faster is known"]
+    return [f"{words} {format_time(best)} a step or less, {share_words(gain)} faster"]
 
 
 @dataclass(frozen=True)
