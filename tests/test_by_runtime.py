@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from functools import cache
 from io import StringIO
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -91,13 +90,25 @@ def test_without_time_all_other_rows_are_open() -> None:
 
 
 def test_rows_whose_turn_comes_too_late_are_open() -> None:
-    """By a clock that goes on when it is looked at: what was begun in time is searched to its end on any machine."""
-    ticks = count()
-    with pytest.MonkeyPatch.context() as patch:
-        count_the_clock(patch, 1e-9)
-        table = {row.runtime: row for row in by_runtime(answer(), 1e6, clock=lambda: 3e5 * next(ticks))}
+    """By a clock that stands still for the first two searches and then is past the limit."""
+    looks = iter([0.0, 0.0, 0.0])
+    table = {row.runtime: row for row in by_runtime(answer(), LIMITLESS, clock=lambda: next(looks, 2 * LIMITLESS))}
     assert [name for name in COMPARED if table[name].stopped] == ["accelerate", "torch"]
     assert table["megatron"].step_ns == rows()["megatron"].step_ns
+
+
+def test_a_row_that_had_too_little_gets_the_time_that_others_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = list[tuple[str, float]]()
+
+    def searched(name: str, best: Planned, seconds: float, progress: Any) -> RuntimePlan:
+        asked.append((name, seconds))
+        done = name != "megatron" or seconds > 3
+        return RuntimePlan(name, best, stopped=None if done else "time limit", seconds=seconds)
+
+    monkeypatch.setattr("trainplan.by_runtime._row", searched)
+    table = {row.runtime: row for row in by_runtime(answer(), 8.0, clock=lambda: 0.0)}
+    assert asked == [("megatron", 2.0), ("deepspeed", 8 / 3), ("accelerate", 4.0), ("torch", 8.0), ("megatron", 8.0)]
+    assert table["megatron"].stopped is None
 
 
 def test_a_search_that_time_ended_says_its_gap(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,12 +1,12 @@
 """The best plan of every runtime for one request, beside a plan that was made for none: each is what `plan --for` it gives.
 
-The request's own plan is trainplan's row. All other rows are searched one after the other, as the request was, until the time
-is up; a row says then how far its plan may be from the best, or that its search has not begun.
+The request's own plan is trainplan's row. All other rows are searched one after the other, as the request was, each in a share
+of the time that is left; a row whose search had too little says how far its plan may be from the best.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,6 +20,8 @@ from trainplan.solvers.core.clock import Clock
 from trainplan.validation.plans import unpredicted
 
 SECONDS = 20.0
+ROUNDS = 2  # in which searches share the time; the second has what runtimes that were done early have left
+NOT_SEARCHED = "not searched"
 OWN = "trainplan"
 NAMES = {"megatron": "Megatron", "megatron-bridge": "Megatron", "deepspeed": "DeepSpeed", "accelerate": "Accelerate"}
 COMPARED = ("megatron", "torchtitan", "deepspeed", "accelerate", "torch")  # Megatron-Bridge runs what Megatron does
@@ -28,12 +30,14 @@ COMPARED = ("megatron", "torchtitan", "deepspeed", "accelerate", "torch")  # Meg
 @dataclass(frozen=True)
 class RuntimePlan:
     """The best plan of a runtime. runtime: as `--for` has it. answer: None where the runtime has something less than is asked
-    for, or its search has not begun. why: why there is no plan. stopped: what ended its search early; None where it is done."""
+    for, or its search has not begun. why: why there is no plan. stopped: what ended its search early; None where it is done.
+    seconds: that the search had."""
 
     runtime: str
     answer: Planned | None = None
     why: str = ""
     stopped: str | None = None
+    seconds: float = 0.0
 
     @property
     def name(self) -> str:
@@ -100,17 +104,33 @@ def by_runtime(
     if not compares(answer):
         return ()
     clock = clock or Clock()
-    began, rows, interrupted = clock(), [RuntimePlan(OWN, answer, stopped=answer.result.stopped)], False
+    until, rows = clock() + time_limit, {OWN: RuntimePlan(OWN, answer, stopped=answer.result.stopped)}
     for name in COMPARED:
-        left = time_limit - (clock() - began)
-        if (lacks := _lacks(name, answer)) is not None:
-            rows.append(RuntimePlan(name, why=lacks))
-        elif interrupted or left <= 0:
-            rows.append(RuntimePlan(name, why="not searched", stopped="interrupt" if interrupted else "time limit"))
-        else:
-            rows.append(_row(name, answer, left, _telling(rows, name, progress)))
-            interrupted = rows[-1].stopped == "interrupt"
+        lacks = _lacks(name, answer)
+        rows[name] = (
+            RuntimePlan(name, why=NOT_SEARCHED, stopped="time limit") if lacks is None else RuntimePlan(name, why=lacks)
+        )
+    for _ in range(ROUNDS):
+        waiting = [name for name in COMPARED if rows[name].stopped == "time limit"]
+        for place, name in enumerate(waiting):
+            share = (until - clock()) / (len(waiting) - place)
+            if share <= rows[name].seconds:
+                continue
+            made = _row(name, answer, share, _telling(rows.values(), name, progress))
+            if made.stopped == "interrupt":
+                rows |= {each: replace(rows[each], stopped="interrupt") for each in waiting[place:]}
+                return _in_order(rows.values())
+            rows[name] = min(made, rows[name], key=_rank)
+    return _in_order(rows.values())
+
+
+def _in_order(rows: Iterable[RuntimePlan]) -> tuple[RuntimePlan, ...]:
     return tuple(sorted(rows, key=lambda row: (not row.found, row.step_ns or 0)))
+
+
+def _rank(row: RuntimePlan) -> tuple[bool, bool, float]:
+    """Of rows of one runtime, a search that is done first, then the shorter step."""
+    return row.stopped is not None, not row.found, row.step_ns or 0
 
 
 def _lacks(name: str, answer: Planned) -> str | None:
@@ -141,12 +161,12 @@ def _row(name: str, answer: Planned, seconds: float, progress: Callable[[Any], N
     except InputError as error:
         return RuntimePlan(name, why=f"{error.command_field} {error.problem}: {error.fix}")
     except KeyboardInterrupt:
-        return RuntimePlan(name, why="not searched", stopped="interrupt")
+        return RuntimePlan(name, why=NOT_SEARCHED, stopped="interrupt")
     stopped = made.result.stopped
     if made.plan is not None:
-        return RuntimePlan(name, made, stopped=stopped)
+        return RuntimePlan(name, made, stopped=stopped, seconds=seconds)
     if stopped is not None:
-        return RuntimePlan(name, made, why="no plan found yet", stopped=stopped)
+        return RuntimePlan(name, made, why="no plan found yet", stopped=stopped, seconds=seconds)
     limit = made.request.with_margin(0).limit_bytes
     proven = "no plan fits (proven)" if made.result.status == "infeasible" else "no plan found that fits"
     needed = made.needed_bytes or 0
@@ -154,7 +174,7 @@ def _row(name: str, answer: Planned, seconds: float, progress: Callable[[Any], N
     return RuntimePlan(name, made, why=proven + needs)
 
 
-def _telling(rows: list[RuntimePlan], name: str, progress: Callable[[Any], None] | None) -> Callable[[Any], None] | None:
+def _telling(rows: Iterable[RuntimePlan], name: str, progress: Callable[[Any], None] | None) -> Callable[[Any], None] | None:
     """The progress of one runtime's search, behind the steps that are known."""
     if progress is None:
         return None
