@@ -75,9 +75,9 @@ def test_rows_are_in_the_order_of_their_steps_and_those_without_a_plan_last() ->
 
 def test_a_runtime_that_does_not_have_the_model_says_what_it_lacks() -> None:
     row = rows()["torchtitan"]
-    assert row.answer is None and row.why == "has no heads tied to the embedding" and row.stopped is None
+    assert row.answer is None and row.why == "no heads tied to the embedding" and row.stopped is None
     text = " ".join(printed(tuple(rows().values()), 20.0).split())
-    assert "torchtitan: has no heads tied to the embedding" in text and "open" not in text
+    assert "torchtitan: no heads tied to the embedding" in text and "open" not in text
 
 
 def test_without_time_all_other_rows_are_open() -> None:

@@ -87,7 +87,7 @@ def compares(answer: Planned) -> bool:
     """Whether there is more than one runtime to plan for: a plan of the default preset for none, on devices of which the
     prediction of every runtime is known."""
     request = answer.request
-    if answer.preset.name != DEFAULT or answer.instead is not None or answer.interrupted or answer.step_ns is None:
+    if answer.preset.name != DEFAULT or answer.instead is not None or answer.interrupted or answer.judged is None:
         return False
     if request.options.get(FOR.name) is not None or request.cluster is None or request.profile is not None or request.measured:
         return False
@@ -138,7 +138,7 @@ def _lacks(name: str, answer: Planned) -> str | None:
     request, problem = answer.request, answer.problem
     missing = None if request.model is None else RUNTIMES[name].lacks(request.model)
     if missing is not None:
-        return f"has no {missing}"
+        return f"no {missing}"
     try:
         problem.within(_request(name, answer))
     except InputError as error:

@@ -61,7 +61,9 @@ def runtime_cells(rows: Sequence[RuntimePlan]) -> list[tuple[list[str], list[str
         peak = "" if row.peak_bytes is None else gib(row.peak_bytes)
         within = "open" if row.gap is None else f"open: {format_gap(row.gap)}" if row.stopped else format_gap(row.gap)
         words = [word for word in run_words(row.answer.plan) if word != NOTHING_AGAIN]
-        cells.append(([row.name, format_time(row.step_ns), mfu, peak, within], words))
+        first = next(place for place, word in enumerate(words) if "micro-batch" in word)
+        layout = [" ".join(words[:first])] * (first > 0) + words[first:]
+        cells.append(([row.name, format_time(row.step_ns), mfu, peak, within], layout))
     return cells
 
 
@@ -71,7 +73,9 @@ def runtime_notes(rows: Sequence[RuntimePlan], seconds: float) -> list[list[str]
         (gib(row.answer.plan.memory_bytes) for row in rows if row.answer is not None and row.answer.plan is not None), ""
     )
     notes = [[f"peak: of {limit} GiB a GPU", "within: of the runtime's best plan (solver)"]]
-    notes += [[f"{row.name}: {row.why}"] for row in rows if not row.found and row.stopped is None]
+    lacking = [row for row in rows if not row.found and row.stopped is None]
+    for why in dict.fromkeys(row.why for row in lacking):
+        notes.append([f"{', '.join(row.name for row in lacking if row.why == why)}: {why}"])
     left = [row for row in rows if row.stopped is not None]
     if left:
         names = ", ".join(f"{row.name} ({row.why})" if row.why else row.name for row in left)

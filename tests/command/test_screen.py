@@ -14,6 +14,7 @@ from rich.console import Console
 
 import trainplan as tp
 from tests.command.calls import call
+from trainplan.by_runtime import SECONDS, RuntimePlan
 from trainplan.command import printing, render
 from trainplan.planned import Planned
 from trainplan.screen import screen
@@ -30,6 +31,7 @@ QUICK: dict[str, dict[str, Any]] = {
 LLAMA = {"model": "llama-3.1-8b", "sequence": 8192, "batch": 64}
 LONG: dict[str, dict[str, Any]] = {
     "megatron-70b": {"model": "llama-3.1-70b", "cluster": "h100:8x8", "batch": 512, "sequence": 8192, "for_": "megatron"},
+    "runtimes-70b": {"model": "llama-3.1-70b", "cluster": "h100:8x8", "batch": 512, "sequence": 8192},
     "torchtitan-8b": {**LLAMA, "cluster": "8xH100", "for_": "torchtitan"},
     "deepspeed-8b": {**LLAMA, "cluster": "8xH200", "for_": "deepspeed"},
     "accelerate-8b": {"model": "qwen3-8b", "cluster": "8xH200", "batch": 64, "sequence": 4096, "for_": "accelerate"},
@@ -37,6 +39,7 @@ LONG: dict[str, dict[str, Any]] = {
     "405b-does-not-fit": {"model": "llama-3.1-405b", "cluster": "h100:8x4", "batch": 64, "sequence": 8192},
     "mixed-devices": {"like": "amp", "model": "amp-gpt2", "cluster": "amp-p3-16", "batch": 32, "dtype": "float16"},
 }
+LIMITLESS = 1e6
 TIMED = ("in any runtime", "without --")  # what is found of prices depends on the machine's speed
 
 
@@ -46,6 +49,12 @@ def answer(name: str) -> Planned:
     return tp.plan(**{"time_limit": None, **(QUICK | LONG)[name]})  # which a slow machine would reach
 
 
+@cache
+def runtimes(name: str) -> tuple[RuntimePlan, ...]:
+    """The best plans of all runtimes for a request, however long they take."""
+    return answer(name).by_runtime(LIMITLESS)
+
+
 def printed(name: str, width: int) -> str:
     """The screen of a request as wide as a terminal, without what depends on the machine's speed."""
     text = StringIO()
@@ -53,6 +62,7 @@ def printed(name: str, width: int) -> str:
         patch.setattr(printing, "out", Console(file=text, width=width, highlight=False, soft_wrap=True, emoji=False))
         patch.setenv("COLUMNS", str(width))
         render.answered(answer(name), Path("plan.json"))
+        render.runtimes(runtimes(name), SECONDS)
     lines = text.getvalue().splitlines()
     return "".join(f"{line.rstrip()}\n" for line in lines if not line.strip().startswith(TIMED))
 
