@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import cache
 from io import StringIO
 from pathlib import Path
@@ -15,9 +16,9 @@ from trainplan.profiling.base.quantities import format_time
 import trainplan as tp
 from tests.clock import count_the_clock
 from tests.command.calls import call
-from trainplan.by_runtime import COMPARED, OWN, RuntimePlan, by_runtime
+from trainplan.by_runtime import COMPARED, OWN, RuntimePlan, _row, by_runtime
 from trainplan.command import printing, render
-from trainplan.planned import Planned
+from trainplan.planned import Planned, Spent
 from trainplan.screen import runtime_notes, screen
 
 REQUEST: dict[str, Any] = {"model": "qwen3-0.6b", "cluster": "h100:4", "batch": 8, "sequence": 4096}
@@ -109,6 +110,32 @@ def test_a_row_that_had_too_little_gets_the_time_that_others_left(monkeypatch: p
     table = {row.runtime: row for row in by_runtime(answer(), 8.0, clock=lambda: 0.0)}
     assert asked == [("megatron", 2.0), ("deepspeed", 8 / 3), ("accelerate", 4.0), ("torch", 8.0), ("megatron", 8.0)]
     assert table["megatron"].stopped is None
+
+
+def test_after_an_interrupt_nothing_more_is_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is known is shown, and the rest is said to be interrupted."""
+    best, tried = answer(), list[str]()
+
+    def interrupted(request: Any, *_: Any, **__: Any) -> Planned:
+        tried.append(request.options["for_"])
+        if len(tried) == 2:
+            raise KeyboardInterrupt
+        return best
+
+    monkeypatch.setattr("trainplan.by_runtime.planned", interrupted)
+    table = by_runtime(best, LIMITLESS)
+    assert tried == ["megatron", "deepspeed"]
+    assert {row.runtime for row in table if row.found} == {OWN, "megatron"}
+    assert {row.runtime for row in table if row.stopped == "interrupt"} == {"deepspeed", "accelerate", "torch"}
+    assert printed(table, 20.0).rstrip().endswith("interrupted")
+
+
+@pytest.mark.parametrize(("spent", "stopped"), [(Spent(1.0, 0.5, 1), None), (Spent(4.0, 0.5, 1), "time limit")], ids=str)
+def test_planning_that_had_hardly_time_left_is_open(spent: Spent, stopped: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its search may be done, and yet walks of other plans may not have been."""
+    best = answer()
+    monkeypatch.setattr("trainplan.by_runtime.planned", lambda *_, **__: replace(best, spent=spent))
+    assert _row("torch", best, 5.0, None).stopped == stopped
 
 
 def test_a_search_that_time_ended_says_its_gap(monkeypatch: pytest.MonkeyPatch) -> None:

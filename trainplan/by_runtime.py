@@ -12,14 +12,14 @@ from typing import Any
 
 from trainplan.formulations.joint.runtimes import FOR, RUNTIMES
 from trainplan.planned import Planned
-from trainplan.planning import planned
+from trainplan.planning import WALKS, planned
 from trainplan.presets import DEFAULT
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.quantities import format_time
 from trainplan.solvers.core.clock import Clock
 from trainplan.validation.plans import unpredicted
 
-SECONDS = 20.0
+SECONDS = 30.0
 ROUNDS = 2  # in which searches share the time; the second has what runtimes that were done early have left
 NOT_SEARCHED = "not searched"
 OWN = "trainplan"
@@ -162,7 +162,7 @@ def _row(name: str, answer: Planned, seconds: float, progress: Callable[[Any], N
         return RuntimePlan(name, why=f"{error.command_field} {error.problem}: {error.fix}")
     except KeyboardInterrupt:
         return RuntimePlan(name, why=NOT_SEARCHED, stopped="interrupt")
-    stopped = made.result.stopped
+    stopped = made.result.stopped or ("time limit" if _cut(made, seconds) else None)
     if made.plan is not None:
         return RuntimePlan(name, made, stopped=stopped, seconds=seconds)
     if stopped is not None:
@@ -172,6 +172,12 @@ def _row(name: str, answer: Planned, seconds: float, progress: Callable[[Any], N
     needed = made.needed_bytes or 0
     needs = f", needs {needed / 2**30:.4g} GiB a GPU" if needed > limit else ""
     return RuntimePlan(name, made, why=proven + needs)
+
+
+def _cut(made: Planned, seconds: float) -> bool:
+    """Whether planning came so near to its limit that it may have left out a plan, which takes a walk to try."""
+    spent = made.spent
+    return spent is not None and spent.seconds + WALKS * spent.walk_seconds / max(1, spent.walks) >= seconds
 
 
 def _telling(rows: Iterable[RuntimePlan], name: str, progress: Callable[[Any], None] | None) -> Callable[[Any], None] | None:

@@ -267,7 +267,7 @@ class Planned:
         """The step by the walks; where there are none, as it is claimed."""
         return self.judged.step_ns if self.judged is not None else self.answer.objective_ns or 0
 
-    def by_runtime(self, time_limit: float = 20.0, progress: Callable[[Any], None] | None = None) -> tuple[RuntimePlan, ...]:
+    def by_runtime(self, time_limit: float = 30.0, progress: Callable[[Any], None] | None = None) -> tuple[RuntimePlan, ...]:
         """The best plan of every runtime for this request, the shortest predicted step first, those without a plan last.
 
         Empty where the request names a runtime, a preset or a profile, where its devices are of several kinds or of one without

@@ -59,7 +59,11 @@ def runtime_cells(rows: Sequence[RuntimePlan]) -> list[tuple[list[str], list[str
         done = row.answer.performance
         mfu = "" if done is None or done.mfu is None else f"{done.mfu:.0%}".replace("%", " %")
         peak = "" if row.peak_bytes is None else gib(row.peak_bytes)
-        within = "open" if row.gap is None else f"open: {format_gap(row.gap)}" if row.stopped else format_gap(row.gap)
+        within = (
+            "open"
+            if not row.gap and (row.stopped or row.gap is None)
+            else "open: " * bool(row.stopped) + format_gap(row.gap or 0)
+        )
         words = [word for word in run_words(row.answer.plan) if word != NOTHING_AGAIN]
         first = next(place for place, word in enumerate(words) if "micro-batch" in word)
         layout = [" ".join(words[:first])] * (first > 0) + words[first:]

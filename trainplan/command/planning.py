@@ -43,6 +43,8 @@ with one strategy for all units, and what that costs.
 MFU is model FLOPs / (step time x peak FLOP/s of all devices in the model's dtype); model FLOPs are those of three forward
 passes, recomputation left out. The bubble is the share of the devices' time in which nothing of theirs runs; communication is
 exposed where nothing computes beside it."""
+EVERY_RUNTIME = f"""Without --for and --like, the best plan of every runtime follows: the searches for these have
+{SECONDS:.0f} s together, or what is left of --time-limit, and what they leave open is marked."""
 BACKEND = panel(
     options.SEARCHING,
     [
@@ -79,7 +81,8 @@ def _plan(chosen: Preset | None, verb: str) -> Command:
         show = partial(render.planned, answer) if details or verb != "plan" else partial(_shown, answer, near, output, left)
         return Outcome(partial(_content, answer, near, left), show, _files(answer), code)
 
-    plan.__doc__ = f"{(chosen or preset(DEFAULT)).about}\n\n{ABOUT}"
+    after = f"\n\n{EVERY_RUNTIME}" if chosen is None else ""
+    plan.__doc__ = f"{(chosen or preset(DEFAULT)).about}\n\n{ABOUT}{after}"
     parameters = default_parameters() if chosen is None else chosen.parameters
     around = nearby.OPTIONS if verb == "plan" else []
     return takes(options.WORDS, like, options.REQUEST, around, flags_of(parameters), options.SEARCH, BACKEND, OUTPUTS)(plan)
