@@ -71,7 +71,7 @@ class Request:
             usual = self.profile.precision
         else:
             usual = PLAIN if self.model is None else usual_precision(self.model.element_bytes)
-        if self.options.get("gradients", "model") == "model":
+        if self.options.get("gradients") in (None, "model"):
             return usual
         if (model := self.described_model) is not None and model.dtype == "float32":
             return usual

@@ -56,7 +56,11 @@ PRECISION = Parameter(
     ("model", *RECIPES),
 )
 GRADIENTS = Parameter(
-    "gradients", str, "dtype that gradients are added up and reduced in: the model's, or float32", "model", ("model", "float32")
+    "gradients",
+    str,
+    "dtype that gradients are added up and reduced in: the model's, or float32. [default: the runtime's own; the model's]",
+    None,
+    ("model", "float32"),
 )
 OPTIMIZER = Parameter(
     "optimizer",

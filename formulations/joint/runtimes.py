@@ -54,9 +54,9 @@ class Runtime:
     copies_keys: whether ranks that exchange heads may have copies of keys; cut_families: the models that have that, all where
     it is None; by_torch: whether it is DTensor and FSDP2, of models as transformers builds them (see `_under_fsdp`). families:
     of the models that it has, all of them where it is None; tied: whether their head may be the embedding's matrix;
-    first_layers: whether stages can recompute their first layers alone; wide_gradients: whether gradients are in float32
-    wherever masters are. muon: the ZeRO stages in which it has Muon, none where it does not. recipes: of products in fewer
-    bits."""
+    first_layers: whether stages can recompute their first layers alone; wide_gradients: of models in which dtypes gradients are
+    in float32 unless it is told otherwise, narrow_gradients: whether it can be told so. muon: the ZeRO stages in which it has
+    Muon, none where it does not. recipes: of products in fewer bits."""
 
     schedules: tuple[str, ...]
     zero: tuple[int, ...]
@@ -76,7 +76,8 @@ class Runtime:
     families: Collection[str] | None = None
     tied: bool = True
     first_layers: bool = False
-    wide_gradients: bool = False
+    wide_gradients: Collection[str] = ()
+    narrow_gradients: bool = True
     muon: tuple[int, ...] = ()
     recipes: Collection[str] = ()
 
@@ -103,6 +104,7 @@ class Runtime:
 
 
 DECODERS = ("gpt2", "llama", "mistral", "qwen2", "qwen3", "phi3", "glm", "nemotron")
+# Gradients: megatron/training/arguments.py adds them up in float32 for bfloat16 models unless --grad-reduce-in-bf16 is given.
 MEGATRON = Runtime(
     ("1f1b", "interleaved"),
     (0, 1),
@@ -112,6 +114,7 @@ MEGATRON = Runtime(
     cut_families=DECODERS,
     families=(*DECODERS, "bert"),
     first_layers=True,
+    wide_gradients=("bfloat16",),
     muon=(0, 1),
     recipes=tuple(RECIPES),
 )
@@ -125,7 +128,8 @@ RUNTIMES = {
         exchanges=("keys",),
         families=("llama", "qwen3"),
         tied=False,
-        wide_gradients=True,
+        wide_gradients=("bfloat16", "float16"),
+        narrow_gradients=False,
         recipes=("fp8-current", "mxfp8"),
     ),
     "deepspeed": Runtime(
@@ -159,9 +163,12 @@ FOR = Parameter("for_", str, "plan within what a runtime runs, for `export --to`
 
 
 def with_gradients(request: Request) -> Request:
-    """The request with gradients in the dtype in which its runtime keeps them."""
-    name = request.options.get(FOR.name)
-    if name is None or not RUNTIMES[name].wide_gradients or request.precision.master is None:
+    """The request with gradients in the dtype in which its runtime keeps them, unless another is asked for that it takes."""
+    name, model = request.options.get(FOR.name), request.described_model
+    if name is None or model is None or request.precision.master is None:
+        return request
+    runtime, asked = RUNTIMES[name], request.options.get(GRADIENTS.name)
+    if model.dtype not in runtime.wide_gradients or (asked is not None and runtime.narrow_gradients):
         return request
     return replace(request, options={**request.options, GRADIENTS.name: "float32"})
 

@@ -8,14 +8,17 @@ import pytest
 from trainplan.execution.exports.common import ENDS
 from trainplan.execution.judge import judge_carried
 from trainplan.execution.streams import judge_streams, layout_of
+from trainplan.formulations.joint.runtimes import with_gradients
 from trainplan.formulations.plan import Plan, load_plan
 from trainplan.formulations.problem import problem
+from trainplan.formulations.request import Request
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.clusters.cluster import load_cluster
 from trainplan.profiling.clusters.recipes import RECIPES
 from trainplan.profiling.models.model import load_model
 
 import trainplan as tp
+from trainplan.api import plan_verbs
 
 SMALL: dict[str, Any] = {"num_hidden_layers": 4, "hidden_size": 512, "intermediate_size": 1024, "vocab_size": 4096}
 LLAMA = load_model("llama3-8b", 256, "bfloat16").with_fields(**SMALL, num_attention_heads=8, num_key_value_heads=4, head_dim=64)
@@ -149,3 +152,41 @@ def test_files_that_say_fp8_are_read() -> None:
     plan["units"][1]["precision"] = "fp7"
     with pytest.raises(InputError, match=r"units\[1\]\.precision is 'fp7'.*mxfp8"):
         load_plan(plan)
+
+
+@pytest.mark.parametrize(
+    ("runtime", "dtype", "asked", "gradients"),
+    [
+        ("megatron", "bfloat16", None, "float32"),  # megatron/training/arguments.py: unless --grad-reduce-in-bf16 is given
+        ("megatron", "bfloat16", "model", "model"),
+        ("megatron", "float16", None, "model"),
+        ("megatron", "float16", "float32", "float32"),
+        ("megatron", "float32", None, "model"),
+        ("megatron-bridge", "bfloat16", None, "float32"),  # MixedPrecisionConfig.grad_reduce_in_fp32
+        ("torchtitan", "bfloat16", "model", "float32"),  # mixed_precision_reduce takes nothing else
+        ("accelerate", "bfloat16", None, "model"),
+        (None, "bfloat16", None, "model"),
+    ],
+)
+def test_gradients_are_in_the_dtype_of_the_runtime(runtime: str | None, dtype: str, asked: str | None, gradients: str) -> None:
+    model = load_model("llama3-8b", 256, dtype).with_fields(**SMALL, num_attention_heads=8, num_key_value_heads=4, head_dim=64)
+    request = Request(model, CLUSTER, 32, options={"for_": runtime, "gradients": asked})
+    assert with_gradients(request).precision.gradients == gradients
+
+
+def test_without_its_runtime_a_plan_is_priced_with_the_same_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the runtime would seem to cost what the wider gradients do."""
+    seen = list[Request]()
+    monkeypatch.setattr(plan_verbs, "priced", lambda best, relaxed, *_, **__: seen.append(relaxed["for_"][1]()) or best)
+    answer = tp.plan(model=LLAMA, cluster=CLUSTER, batch=32, for_="megatron", pipeline=1, gap=0.5)
+    assert answer.plan is not None and answer.plan.precision.gradients == "float32"
+    assert [(each.options["for_"], each.options["gradients"]) for each in seen] == [(None, "float32")]
+
+
+def test_megatrons_export_holds_and_says_the_gradients_of_its_plan() -> None:
+    for asked, flag in ((None, "--accumulate-allreduce-grads-in-fp32"), ("model", "--grad-reduce-in-bf16")):
+        answer = tp.plan(model=LLAMA, cluster=CLUSTER, batch=32, for_="megatron", gradients=asked, gap=0.5, beside=False)
+        assert answer.plan is not None and answer.plan.predicted is not None
+        exported = tp.export(answer.plan, "megatron")
+        assert flag in exported.settings["precision"]
+        assert exported.settings["peak_bytes"] == answer.plan.predicted.most_bytes

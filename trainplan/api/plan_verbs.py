@@ -23,6 +23,8 @@ from trainplan.execution.training.settings import training_of
 from trainplan.execution.training.texts import tokenize
 from trainplan.explaining import differences, explain
 from trainplan.fitting import Fit, fitted
+from trainplan.formulations.joint.asked import GRADIENTS
+from trainplan.formulations.joint.runtimes import FOR, with_gradients
 from trainplan.formulations.parameters import flag_of
 from trainplan.formulations.pipeline.batches import LARGEST_BATCH, MOST_MICRO_BATCHES, BatchInstances
 from trainplan.formulations.plan import Plan, load_plan
@@ -230,8 +232,13 @@ def _constraints(chosen: Preset, asked: Mapping[str, Any], choices: Mapping[str,
 
 
 def _without(name: str, chosen: Preset, method: str, asked: Mapping[str, Any], choices: Mapping[str, Any]) -> Request:
-    """What is asked of a preset, one argument left out, or at the value that leaves nothing out. Raises InputError."""
+    """What is asked of a preset, one argument left out, or at the value that leaves nothing out. Raises InputError.
+
+    Without its runtime, gradients keep the dtype that they have in it: what is computed stays the same.
+    """
     kept = [{key: value for key, value in each.items() if key != name} for each in (asked, choices)]
+    if name == FOR.name:
+        kept[1][GRADIENTS.name] = with_gradients(_request(chosen, method, asked, choices)).precision.gradients
     if name in chosen.problem.widest:
         kept[1][name] = chosen.problem.widest[name]
     return _request(chosen, method, *kept)
