@@ -13,8 +13,10 @@ from pathlib import Path
 import numpy as np
 import torch
 import transformers
-from accelerate import Accelerator
+from accelerate import Accelerator, init_empty_weights
 from accelerate.utils import DistributedType
+from safetensors import safe_open
+from torch.distributed.tensor import distribute_tensor
 
 HERE = Path(__file__).parent
 parser = argparse.ArgumentParser()
@@ -27,17 +29,49 @@ asked = parser.parse_args()
 run = json.loads((HERE / "run.json").read_text())
 
 accelerator = Accelerator(gradient_accumulation_steps=run["micro_batches"])
-rank, world = accelerator.process_index, accelerator.num_processes
+rank, world, device = accelerator.process_index, accelerator.num_processes, accelerator.device
+sharded = accelerator.distributed_type == DistributedType.FSDP
 torch.manual_seed(0)
 config = transformers.AutoConfig.for_model(**run["model"], use_cache=False)
-if asked.weights:
-    model = transformers.AutoModelForCausalLM.from_pretrained(asked.weights, dtype=torch.float32)
+
+
+def filled(model):
+    """Give memory to this rank's shards, and the stored values or those that the model begins with: no rank ever has all."""
+    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    model.to_empty(device=device)
+    model.tie_weights()  # where the head is the embedding's, `to_empty` gave it a matrix of its own
+    for name, buffer in model.named_buffers():
+        buffer.copy_(buffers[name])
+    if not asked.weights:
+        for module in model.modules():
+            module._is_hf_initialized = False
+        model.init_weights()
+        return
+    files = [safe_open(path, "pt") for path in Path(asked.weights).glob("*.safetensors")]
+    stored = {name.removeprefix("transformer."): (file, name) for file in files for name in file.keys()}  # noqa: SIM118
+    for name, parameter in model.named_parameters():
+        file, key = stored[name.replace("_checkpoint_wrapped_module.", "").removeprefix("transformer.")]
+        value = file.get_tensor(key).to(device, parameter.dtype)
+        with torch.no_grad():  # every rank reads, and keeps its part
+            parameter.copy_(distribute_tensor(value, parameter.device_mesh, parameter.placements, src_data_rank=None))
+
+
+if sharded:
+    with init_empty_weights():  # on no device: hosts would have to hold a whole model for each of their ranks
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+elif asked.weights:
+    model = transformers.AutoModelForCausalLM.from_pretrained(asked.weights, dtype=torch.float32, device_map=device)
 else:
-    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-if run["recompute"] and accelerator.distributed_type != DistributedType.FSDP:  # whose own is in accelerate.yaml
+    with device:
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+if run["recompute"] and not sharded:  # FSDP's own is in accelerate.yaml
     model.gradient_checkpointing_enable({"use_reentrant": False})
 optimizer = torch.optim.AdamW(model.parameters(), lr=asked.lr, betas=(0.9, 0.95), weight_decay=0.1)
 model, optimizer = accelerator.prepare(model, optimizer)
+if sharded:
+    filled(model)
+    # `prepare` tells parameters apart by their addresses, and without memory they have none.
+    optimizer.param_groups[0]["params"] = list(model.parameters())
 
 length, rows, vocabulary = run["sequence"], run["micro_batch_samples"], run["model"]["vocab_size"]
 tokens = np.memmap(asked.data, np.uint16 if vocabulary <= 2**16 else np.uint32, "r") if asked.data else None
@@ -50,7 +84,7 @@ for step in range(asked.steps):
         else:
             places = [(first + row) * length % (len(tokens) - length) for row in range(rows)]
             batch = torch.from_numpy(np.stack([tokens[place : place + length].astype(np.int64) for place in places]))
-        batch = batch.to(accelerator.device)
+        batch = batch.to(device)
         with accelerator.accumulate(model):
             loss = model(input_ids=batch, labels=batch).loss
             accelerator.backward(loss)
