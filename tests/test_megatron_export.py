@@ -56,7 +56,7 @@ CHOICES = {
     "muon-scale-mode": ["spectral", "unit_rms_norm", "shape_scaling"],
     "muon-tp-mode": ["blockwise", "duplicated", "distributed"],
 }
-TEXT = "pipeline-model-parallel-layout window-size save tokenizer-model data-path hybrid-layer-pattern"
+TEXT = "pipeline-model-parallel-layout window-size save load tokenizer-model data-path hybrid-layer-pattern"
 
 
 def parser() -> argparse.ArgumentParser:
@@ -74,14 +74,23 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def read_back(folder: Path) -> argparse.Namespace:
-    """What the training script is started with: launch.sh runs with a torchrun that writes its arguments down."""
-    (folder / "torchrun").write_text('#!/usr/bin/env bash\nprintf "%s\\0" "$@" > arguments\n')
+def started(folder: Path, place: Path | None = None, **given: str) -> tuple[list[str], dict[str, str]]:
+    """The words and the environment that launch.sh starts torchrun with. place: the folder that it is started from; given:
+    further variables."""
+    stub = '#!/usr/bin/env bash\nprintf "%s\\0" "$@" > "$(dirname "$0")/arguments"\nenv -0 > "$(dirname "$0")/environment"\n'
+    (folder / "torchrun").write_text(stub)
     (folder / "torchrun").chmod(0o755)
-    environment = {"PATH": f"{folder}:/usr/bin:/bin", "MEGATRON": "/megatron"}
-    done = subprocess.run(["bash", folder / "launch.sh"], env=environment, capture_output=True, text=True, check=False)
+    environment = {"PATH": f"{folder}:/usr/bin:/bin", "MEGATRON": "/megatron", **given}
+    command = ["bash", folder / "launch.sh"]
+    done = subprocess.run(command, env=environment, cwd=place, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    words = (folder / "arguments").read_text().split("\0")[:-1]
+    words, variables = ((folder / name).read_text().split("\0")[:-1] for name in ("arguments", "environment"))
+    return words, dict(each.partition("=")[::2] for each in variables)
+
+
+def read_back(folder: Path, place: Path | None = None, **given: str) -> argparse.Namespace:
+    """What the training script is started with."""
+    words, _ = started(folder, place, **given)
     script = next(place for place, word in enumerate(words) if word.startswith("/megatron/"))
     return parser().parse_args(words[script + 1 :])
 
@@ -170,6 +179,53 @@ def test_numbers_are_the_users_by_the_environment(tmp_path: Path) -> None:
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["--data-path", "/d", "--tokenizer-type", "HuggingFaceTokenizer", "--tokenizer-model", "/t"]
     assert "## Left out" in files["README.md"] and "predicted memory, as exported" in files["README.md"]
+
+
+def laid_out(text: str, dtype: str = "bfloat16") -> Plan:
+    """A plan of Llama-3 8B on eight devices."""
+    model = load_model("llama3-8b", 1024, dtype)
+    plan = plan_of(model, [text] * len(model.units), 8, 16, 2)
+    return plan.changed(memory_bytes=2**47, precision={"master": "float32"})
+
+
+@pytest.mark.parametrize("target", ["megatron", "megatron-bridge"])
+@pytest.mark.parametrize(
+    ("text", "connections"), [("sdp4-tp2-zero1-sp", "1"), ("sdp4-cp2-zero1", "1"), ("sdp8-zero1", None), ("dp8", None)]
+)
+def test_a_start_has_one_connection_where_ranks_share_layers(
+    tmp_path: Path, target: str, text: str, connections: str | None
+) -> None:
+    """Megatron-LM's `validate_args` asserts it before Blackwell, whatever the shell had."""
+    write_export(tp.export(laid_out(text), target), tmp_path)
+    for given in ({}, {"CUDA_DEVICE_MAX_CONNECTIONS": "8"}):
+        _, environment = started(tmp_path, **given)
+        wanted = connections or given.get("CUDA_DEVICE_MAX_CONNECTIONS")
+        assert environment.get("CUDA_DEVICE_MAX_CONNECTIONS") == wanted
+        assert environment["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
+    _, environment = started(tmp_path, PYTORCH_CUDA_ALLOC_CONF="backend:native")
+    assert environment["PYTORCH_CUDA_ALLOC_CONF"] == "backend:native"
+
+
+@pytest.mark.parametrize(("cluster", "connections"), [("b200:8", None), ("h100:8", "1")])
+def test_blackwell_needs_no_single_connection(tmp_path: Path, cluster: str, connections: str | None) -> None:
+    asked: dict[str, Any] = {"model": "llama3-8b", "batch": 16, "sequence": 2048, "for_": "megatron", "dtype": "bfloat16"}
+    plan = tp.certify(tp.plan(**asked, cluster=cluster, tp=2, zero="1", pipeline=1, gap=0.5, beside=False)).plan
+    assert plan is not None and plan.strategies()[0].degree("tp") == 2
+    write_export(tp.export(plan, "megatron"), tmp_path)
+    assert started(tmp_path)[1].get("CUDA_DEVICE_MAX_CONNECTIONS") == connections
+
+
+def test_a_restart_goes_on_from_the_checkpoints_that_are_saved(tmp_path: Path) -> None:
+    """By default beside the script, wherever it is started from; a path of the user's is one of the folder of the start."""
+    folder, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    write_export(tp.export(laid_out("sdp8-zero1"), "megatron"), folder)
+    got = read_back(folder, elsewhere)
+    assert got.save == got.load == f"{folder}/checkpoints"
+    got = read_back(folder, elsewhere, SAVE="kept", DATA_PATH="data/text_document", TOKENIZER="meta-llama/Llama-3.1-8B")
+    assert got.save == got.load == f"{elsewhere}/kept" and got.data_path == f"{elsewhere}/data/text_document"
+    got = read_back(folder, elsewhere, SAVE="/kept", DATA_PATH="/data/text", TOKENIZER="name")
+    assert got.save == got.load == "/kept" and got.data_path == "/data/text"
 
 
 def test_gpipe_and_host_copies_are_refused() -> None:

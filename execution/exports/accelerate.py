@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 from trainplan.execution.exports.common import Export, as_exported, fitting_bytes
-from trainplan.execution.exports.launching import accelerate_launch, page, slurm
+from trainplan.execution.exports.launching import accelerate_launch, here, page, slurm
 from trainplan.execution.exports.sharded import left_out, one_stage, run_file, script
 from trainplan.formulations.plan import Plan
 from trainplan.profiling.base.errors import InputError
@@ -85,7 +85,7 @@ def export(plan: Plan, where: str) -> Export:
         "accelerate.yaml": f"# For {VERSION}.\n{yaml.safe_dump(settings, sort_keys=False)}",
         "run.json": run_file(plan, strategy),
         "train.py": script("accelerate_script.py"),
-        "launch.sh": accelerate_launch(plan.world, "accelerate.yaml", 'train.py "$@"'),
+        "launch.sh": accelerate_launch(plan.world, "accelerate.yaml", f'{here("train.py")} "$@"'),
         "slurm.sh": slurm(plan.world),
         "README.md": page(plan, RUNTIME, VERSION, peak_bytes, said, DECIDES),
     }

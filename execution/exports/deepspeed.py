@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from trainplan.execution.exports.common import Export, as_exported, fitting_bytes, micro_batch_samples
-from trainplan.execution.exports.launching import page, slurm, torchrun
+from trainplan.execution.exports.launching import here, page, slurm, torchrun
 from trainplan.execution.exports.sharded import left_out, one_stage, run_file, script
 from trainplan.formulations.plan import Plan
 from trainplan.formulations.strategies import Strategy
@@ -69,7 +69,7 @@ def export(plan: Plan, where: str) -> Export:
         "ds_config.json": json.dumps(config, indent=1) + "\n",
         "run.json": run_file(plan, strategy),
         "train.py": script("deepspeed_script.py"),
-        "launch.sh": torchrun(plan.world, 'train.py "$@"'),
+        "launch.sh": torchrun(plan.world, f'{here("train.py")} "$@"'),
         "slurm.sh": slurm(plan.world),
         "README.md": page(plan, RUNTIME, VERSION, peak_bytes, said, DECIDES),
     }

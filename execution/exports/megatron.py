@@ -56,13 +56,14 @@ from trainplan.execution.exports.common import (
     recomputed_modules,
     refuse_half_cut,
 )
-from trainplan.execution.exports.launching import page, slurm, torchrun
+from trainplan.execution.exports.launching import here, page, slurm, torchrun
 from trainplan.execution.exports.megatron_model import model_arguments
 from trainplan.execution.features import products_by
 from trainplan.formulations.joint.runtimes import DECODERS, RUNTIMES, copies_keys
 from trainplan.formulations.plan import Plan
 from trainplan.formulations.strategies import Module, Strategy
 from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.clusters.cluster import Cluster
 from trainplan.profiling.clusters.recipes import Recipe
 from trainplan.profiling.models.model import Model
 from trainplan.profiling.models.optimizers import ITERATIONS
@@ -99,16 +100,20 @@ SCALINGS = {  # of recipes
 }
 DATA = """# Yours: TOKENIZER (a Hugging Face folder or name) and DATA_PATH (of preprocess_data.py, without .bin or .idx).
 if [ -n "${DATA_PATH:-}" ]; then
+    [[ "$DATA_PATH" == /* ]] || DATA_PATH="$PWD/$DATA_PATH"
     DATA_ARGS=(--data-path "$DATA_PATH" --tokenizer-type HuggingFaceTokenizer --tokenizer-model "${TOKENIZER:?is not set}")
 else
     DATA_ARGS=(--mock-data --tokenizer-type NullTokenizer --vocab-size %d)
 fi
 """
-TRAINING = """# Yours: how long, and how fast to learn.
+TRAINING = """# Yours: how long, how fast to learn, and where checkpoints are: a start goes on from the last one there.
+SAVE="${SAVE:-${HERE:-$PWD}/checkpoints}"
+[[ "$SAVE" == /* ]] || SAVE="$PWD/$SAVE"
 TRAINING_ARGS=(
     --train-iters "${TRAIN_ITERS:-100}" --lr "${LR:-3e-4}" --min-lr "${MIN_LR:-3e-5}" --lr-decay-style cosine
     --lr-warmup-iters "${WARMUP_ITERS:-0}" --weight-decay 0.1 --adam-beta1 0.9 --adam-beta2 0.95 --clip-grad 1.0
-    --log-interval 1 --log-throughput --eval-iters 0 --save "${SAVE:-checkpoints}" --save-interval "${SAVE_INTERVAL:-1000}"
+    --log-interval 1 --log-throughput --eval-iters 0 --save "$SAVE" --load "$SAVE"
+    --save-interval "${SAVE_INTERVAL:-1000}"
 )
 """
 DECIDES = (
@@ -242,7 +247,8 @@ def export(plan: Plan, where: str) -> Export:
     lines += ["", TRAINING + DATA % (plan.planned_model().vocabulary - 1)]  # its null tokenizer adds a token
     arrays = ["MODEL", "PIPELINE", "PRECISION", *["OPTIMIZER"] * bool(told.optimizer), "TRAINING", "DATA"]
     every = " ".join(f'"${{{name}_ARGS[@]}}"' for name in arrays)
-    before = ["source megatron_args.sh", f'MEGATRON="${{MEGATRON:?is not set: the folder of {RUNTIME}, with {told.script}}}"']
+    before = [*connections(plan), f"source {here('megatron_args.sh')}"]
+    before += [f'MEGATRON="${{MEGATRON:?is not set: the folder of {RUNTIME}, with {told.script}}}"']
     files = {
         "megatron_args.sh": "\n".join(lines),
         "launch.sh": torchrun(plan.world, f'"$MEGATRON/{told.script}" {every} "$@"', before),
@@ -250,6 +256,20 @@ def export(plan: Plan, where: str) -> Export:
         "README.md": page(plan, RUNTIME, version, told.peak_bytes, told.left_out, (*decides(plan, DECIDES), *told.gathered)),
     }
     return Export("megatron", settings, files, tuple(told.left_out), told.plan)
+
+
+def connections(plan: Plan) -> list[str]:
+    """The line of bash without which Megatron-LM does not start where ranks of tensor or context parallelism share a layer
+    (`validate_args` of megatron/training/arguments.py): kernels of passes begin in the order in which they are issued. From
+    Blackwell on, whose devices have MXFP8, that is so without it, and copies and collectives want more connections."""
+    strategy, evidence = plan.strategies()[0], None if plan.claim is None else plan.claim.evidence
+    if strategy.degree("tp") * strategy.degree("cp") == 1:
+        return []
+    if evidence is not None and evidence.cluster is not None:
+        cluster = Cluster.model_validate(evidence.cluster)
+        if all("mxfp8" in kind.recipes for kind in cluster.used_kinds):
+            return []
+    return ["export CUDA_DEVICE_MAX_CONNECTIONS=1  # of GPUs before Blackwell; unset it on others"]
 
 
 def decides(plan: Plan, usual: tuple[str, ...]) -> tuple[str, ...]:

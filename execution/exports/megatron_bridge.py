@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 from trainplan.execution.exports import megatron
 from trainplan.execution.exports.common import Export, refuse_half_cut
-from trainplan.execution.exports.launching import page, slurm, torchrun
+from trainplan.execution.exports.launching import here, page, slurm, torchrun
 from trainplan.execution.exports.sharded import script
 from trainplan.formulations.joint.runtimes import DECODERS
 from trainplan.formulations.plan import Plan
@@ -113,7 +113,7 @@ def export(plan: Plan, where: str) -> Export:
     files = {
         FILE: f"# For {VERSION}.\n{yaml.safe_dump(sections, sort_keys=False)}",
         "train.py": script("megatron_bridge_script.py"),
-        "launch.sh": torchrun(plan.world, 'train.py "$@"'),
+        "launch.sh": torchrun(plan.world, f'{here("train.py")} "$@"', megatron.connections(plan)),
         "slurm.sh": slurm(plan.world),
         "README.md": page(
             plan, RUNTIME, VERSION, told.peak_bytes, left_out, (*megatron.decides(plan, DECIDES), *told.gathered)

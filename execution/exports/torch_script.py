@@ -26,7 +26,7 @@ from trainplan.execution.exports.common import (
     micro_batch_samples,
     modules_kept,
 )
-from trainplan.execution.exports.launching import PER_NODE, page, slurm, torchrun
+from trainplan.execution.exports.launching import PER_NODE, here, page, slurm, torchrun
 from trainplan.execution.exports.torch_words import (
     MIDDLES,
     TORCH_DTYPES,
@@ -75,7 +75,7 @@ def export(plan: Plan, where: str) -> Export:
     texts = {
         "train.py": script,
         "config.json": json.dumps(config, indent=1) + "\n",
-        "launch.sh": torchrun(plan.world, 'train.py "$@"'),
+        "launch.sh": torchrun(plan.world, f'{here("train.py")} "$@"'),
         "slurm.sh": slurm(plan.world),
         "README.md": page(plan, RUNTIME, VERSION, peak_bytes, left_out, decides),
     }

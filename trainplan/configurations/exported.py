@@ -32,7 +32,7 @@ def of_command(command: Command, where: str, said: Said, folder: Path) -> Config
     with script.open(errors="replace") as file:
         begins = file.read(MOST)
     if BY_TORCH.match(begins):
-        problem = f"starts {command.program} ({command.where}), an export to torch, which has its layout in its code"
+        problem = f"starts {script.name} ({command.where}), an export to torch, which has its layout in its code"
         raise InputError(where, "", problem, "give the plan that it was exported from to `trainplan simulate`")
     found = BESIDE.match(begins)
     if found is None or found[1] not in READERS:
@@ -40,7 +40,7 @@ def of_command(command: Command, where: str, said: Said, folder: Path) -> Config
     layout, run = script.with_name(found[1]), script.with_name("run.json")
     for each in (layout, *[run] * bool(found[2])):
         if not each.is_file():
-            problem = f"starts {command.program}, which reads {each.name}, and that is not there"
+            problem = f"starts {script.name}, which reads {each.name}, and that is not there"
             raise InputError(where, "", problem, "export the plan again, or give all files of the export")
     if not found[2]:
         return replace(READERS[found[1]](layout, said), devices=command.devices)
