@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from torch.distributed.pipelining import schedules as torchs
-from trainplan.execution.exports.common import pass_names
+from trainplan.execution.exports.common import pass_names, write_export
 from trainplan.formulations.plan import Plan, load_plan
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.models.model import load_model, model_from_config
@@ -171,7 +171,65 @@ def test_torchtitan(monkeypatch: pytest.MonkeyPatch) -> None:
     config = titan_apply(found.files["torchtitan_config.py"], monkeypatch)
     renamed = [[{"output": "lm_head"}.get(name, name) for name in part] for part in parts]
     assert vars(config.parallelism) == {**parallel, "module_fqns_per_model_part": renamed}
-    assert vars(config.training) == training and config.activation_checkpoint == "full"
+    yours = ("dataset", "steps")
+    ours = {name: value for name, value in training.items() if name not in yours}
+    assert vars(config.training) == {**ours, "disable_cuda_graphs": True} and config.activation_checkpoint == "full"
+
+
+def test_torchtitan_says_what_no_plan_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own defaults are a tokenizer and texts of its tests, 10,000 steps, and a rate of 8e-4: none is left to them."""
+    plan = plan_of("llama3-8b", [0, 31], size=2, strategies="sdp2", memory_bytes=2**40)
+    left = tp.export(plan, "torchtitan")
+    toml = tomllib.loads(left.files["torchtitan.toml"])
+    assert toml["model"]["hf_assets_path"].startswith("FILL-IN") and "dataset_path" not in toml["training"]
+    said = (
+        toml["training"]["dataset"],
+        toml["training"]["steps"],
+        toml["optimizer"]["lr"],
+        toml["lr_scheduler"]["warmup_steps"],
+    )
+    assert said == ("c4", 100, 3e-4, 10)
+    for name in ("hf_assets_path", "dataset", "steps", "lr", "warmup_steps"):
+        assert re.search(rf"^{name} = .*# yours: ", left.files["torchtitan.toml"], re.MULTILINE)
+    assert "to be filled in, in the lines that say so: tokenizer, data, steps, learning rate" in left.files["README.md"]
+    monkeypatch.chdir(tmp_path)
+    saved = tmp_path / "plan.json"
+    saved.write_text(plan.model_dump_json())
+    asked = ("--tokenizer", "llama", "--data", "/texts", "--steps", "5000", "--learning-rate", "1e-4")
+    assert call(saved, "--to", "torchtitan", *asked, "-o", tmp_path / "run").returncode == 0
+    toml, page = tomllib.loads((tmp_path / "run/torchtitan.toml").read_text()), (tmp_path / "run/README.md").read_text()
+    assert (toml["model"]["hf_assets_path"], toml["training"]["dataset_path"]) == (f"{Path.cwd()}/llama", "/texts")
+    assert (toml["training"]["steps"], toml["optimizer"]["lr"], toml["lr_scheduler"]["warmup_steps"]) == (5000, 1e-4, 500)
+    assert "to be filled in" not in page
+    script = (tmp_path / "run/torchtitan_config.py").read_text()
+    for line in (f'TOKENIZER = "{Path.cwd()}/llama"', 'DATASET_PATH = "/texts"', "STEPS = 5000", "LEARNING_RATE = 0.0001"):
+        assert line in script
+    for option, said in (("--steps", "0"), ("--learning-rate", "0")):
+        assert call(saved, "--to", "torchtitan", option, said).returncode == 2
+    refused = call(saved, "--to", "megatron", "--steps", "5")
+    assert refused.returncode == 2 and "--steps is given with --to megatron; leave it out" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("version", "words"), [(None, "--job.config_file {}/torchtitan.toml"), ("0.3", "--module torchtitan_config")]
+)
+def test_torchtitan_starts_from_anywhere_in_both_versions(tmp_path: Path, version: str | None, words: str) -> None:
+    """With its order of passes by its whole path: stages of fewer micro-batches than there are."""
+    folder = tmp_path / "run"
+    write_export(
+        tp.export(plan_of("llama3-8b", [0, 31, 63], 2, size=2, strategies="sdp2", memory_bytes=2**40), "torchtitan"), folder
+    )
+    (tmp_path / "torchrun").write_text('#!/usr/bin/env bash\necho "$@" PYTHONPATH="${PYTHONPATH:-}"\n')
+    (tmp_path / "torchrun").chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", **({"TORCHTITAN": version} if version else {})}
+    done = subprocess.run(
+        ["bash", folder / "launch.sh"], env=environment, cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert words.format(folder) in done.stdout
+    assert (f"schedule_csv {folder}/schedule.csv" in done.stdout) == (version is None)
+    assert (f"PYTHONPATH={folder}" in done.stdout) == (version is not None)
+    script = (folder / "torchtitan_config.py").read_text()
+    assert "disable_cuda_graphs = True" in script and 'with_name("schedule.csv")' in script
 
 
 def test_torchtitan_schedules_and_sharding() -> None:

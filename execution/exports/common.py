@@ -30,6 +30,20 @@ LETTERS = {"embedding": "E", "attention": "a", "ffn": "f", "head": "L"}
 
 @in_one_line
 @dataclass(frozen=True)
+class Training:
+    """What a run needs that no plan says; None where it is not said. tokenizer: of Hugging Face, a folder; data: a folder;
+    steps; learning_rate: the largest."""
+
+    tokenizer: str | None = None
+    data: str | None = None
+    steps: int | None = None
+    learning_rate: float | None = None
+
+
+UNSAID = Training()
+
+
+@dataclass(frozen=True)
 class Export:
     """A plan for another runtime.
 

@@ -27,7 +27,9 @@ from dataclasses import replace
 from typing import Any
 
 from trainplan.execution.exports.common import (
+    UNSAID,
     Export,
+    Training,
     as_exported,
     check_pipeline,
     common_recipe,
@@ -42,7 +44,7 @@ from trainplan.execution.exports.common import (
     recomputation,
     refuse_half_cut,
 )
-from trainplan.execution.exports.launching import page, slurm, torchrun
+from trainplan.execution.exports.launching import here, page, slurm, torchrun
 from trainplan.execution.features import products_by
 from trainplan.formulations.joint.runtimes import RUNTIMES
 from trainplan.formulations.plan import Plan
@@ -72,7 +74,32 @@ CONVERTERS = {  # of torchtitan 0.2, and the recipe of torchao that each is told
 }
 MXFP8 = """    converter = MXFP8LinearConverter.Config(fqns=["layers"], model_compile_enabled=%s).build()
     config.model_spec = replace(config.model_spec, model=converter.convert(config.model_spec.model))"""
+# What no plan says: the names of lines in torchtitan_config.py, with what is to be known, and their keys in torchtitan.toml.
+YOURS = {
+    "TOKENIZER": "a folder with tokenizer.json, as of Hugging Face",
+    "DATASET": "c4, which is streamed from Hugging Face, or c4_test, which reads any data set of theirs with a field text",
+    "DATASET_PATH": "a folder of that data set",
+    "STEPS": "of training",
+    "LEARNING_RATE": "the largest of AdamW",
+    "WARMUP_STEPS": "over which the learning rate rises to it",
+}
+KEYS = (
+    ("model", "hf_assets_path"), ("training", "dataset"), ("training", "dataset_path"), ("training", "steps"),
+    ("optimizer", "lr"), ("lr_scheduler", "warmup_steps"),
+)  # fmt: skip
+PYTHON = (
+    '    export PYTHONPATH="$HERE${PYTHONPATH:+:$PYTHONPATH}"',
+    "    CONFIG=(--module torchtitan_config --config planned)",
+    "fi",
+)
+NO_TOKENIZER, LOCAL = "FILL-IN-a-folder-with-tokenizer.json", "c4_test"  # the loader of that name reads any
+STEPS, RATE = 100, 3e-4
 REGISTERED = ("llama3_8b", "llama3_70b", "llama3_405b", "qwen3_14b", "qwen3_32b")  # configurations of 0.3
+
+
+def warmup_of(steps: int) -> int:
+    """A tenth of the steps: of torchtitan's 200 a short run would never end."""
+    return max(1, steps // 10)
 
 
 def modules(plan: Plan, head: str) -> list[list[str]]:
@@ -86,10 +113,11 @@ def modules(plan: Plan, head: str) -> list[list[str]]:
     return stages
 
 
-def export(plan: Plan, where: str) -> Export:
+def export(plan: Plan, where: str, training: Training = UNSAID) -> Export:
     """Files torchtitan.toml and torchtitan_config.py, and schedule.csv where no schedule of torchtitan's is the plan's.
 
-    Raises InputError.
+    training: what the plan does not say; of what is left out torchtitan has defaults of its own (a tokenizer and a data set of
+    its tests, 10,000 steps, a rate of 8e-4), so that the files have a line for each, to be filled in. Raises InputError.
     """
     check_pipeline(plan, FAMILIES, RUNTIME, where, able=ABLE, one_stage=True)
     refuse_half_cut(plan, RUNTIME, "export it --to torch or megatron", where)
@@ -151,9 +179,15 @@ def export(plan: Plan, where: str) -> Export:
             left_out.append("casts fused by torch.compile: with MXFP8 torchtitan 0.2 compiles no tensor parallelism; more time")
         if recipe.name == "fp8-current":
             left_out.append("torchtitan_config.py: torchtitan 0.3 scales rows, not tensors; torchtitan.toml is for 0.2")
+    described["hf_assets_path"], steps = training.tokenizer or NO_TOKENIZER, training.steps or STEPS
+    read: dict[str, Any] = {"dataset": "c4"} if training.data is None else {"dataset": LOCAL, "dataset_path": training.data}
     toml: dict[str, dict[str, Any]] = {
-        **({"model": described} if described else {}),
+        "model": described,
+        "optimizer": {"lr": training.learning_rate or RATE},
+        "lr_scheduler": {"warmup_steps": warmup_of(steps)},
         "training": {
+            **read,
+            "steps": steps,
             "local_batch_size": samples * parts if stages > 1 else samples,  # of one stage gradients are accumulated
             "global_batch_size": plan.batch.global_samples,
             "seq_len": model.tokens,
@@ -168,37 +202,69 @@ def export(plan: Plan, where: str) -> Export:
         **converters,
     }
     python: dict[str, Any] = {name: toml[name] for name in ("training", "parallelism")}
+    python["training"] = {name: value for name, value in toml["training"].items() if name not in (*read, "steps")}
     if stages > 1:
+        python["training"]["disable_cuda_graphs"] = True  # `Trainer.Config` of 0.3 refuses these with a pipeline
         renamed = {"module_fqns_per_model_part": modules(plan, "lm_head")}
         python["parallelism"] = {**python["parallelism"], **renamed}
-    command = '-m torchtitan.train --job.config_file torchtitan.toml "$@"'
+    toml_args = [f"--job.config_file {here('torchtitan.toml')}"]
+    if CSV in files:
+        toml_args.append(f"--parallelism.pipeline_parallel_schedule_csv {here(CSV)}")
+    before = [f"CONFIG=({' '.join(toml_args)})"]
+    values = (described["hf_assets_path"], read["dataset"], training.data, steps, toml["optimizer"]["lr"], warmup_of(steps))
     if recipe is None or recipe.name == "mxfp8":
         files = {
-            "torchtitan_config.py": _script(python, again, FLAVOURS.get(model.name), None if recipe is None else compiled),
+            "torchtitan_config.py": _script(
+                python,
+                again,
+                FLAVOURS.get(model.name),
+                None if recipe is None else compiled,
+                dict(zip(YOURS, values, strict=True)),
+            ),
             **files,
         }
+    if "def planned" in files.get("torchtitan_config.py", ""):
+        before += ['if [ "${TORCHTITAN:-0.2}" = 0.3 ]; then  # TORCHTITAN=0.3 bash launch.sh for that version', *PYTHON]
     files = {
         "torchtitan.toml": _toml(toml),
         **files,
-        "launch.sh": torchrun(plan.world, command),
+        "launch.sh": torchrun(plan.world, '-m torchtitan.train "${CONFIG[@]}" "$@"', before),
         "slurm.sh": slurm(plan.world),
-        "README.md": page(plan, RUNTIME, VERSION, peak_bytes, left_out, DECIDES),
+        "README.md": page(plan, RUNTIME, VERSION, peak_bytes, left_out, (*_to_fill_in(training), *DECIDES)),
     }
     settings = {"toml": toml, "python": python, "peak_bytes": peak_bytes}
     return Export("torchtitan", settings, files, tuple(left_out), exported)
 
 
 def _toml(sections: dict[str, dict[str, Any]]) -> str:
-    """JSON spells these values as TOML does."""
+    """JSON spells these values as TOML does. What no plan says is marked as the user's."""
+    about = {f"{section}.{key}": text for (section, key), text in zip(KEYS, YOURS.values(), strict=True)}
+
+    def line(section: str, key: str, value: Any) -> str:
+        text = about.get(f"{section}.{key}")
+        return f"{key} = {json.dumps(value)}" + (f"  # yours: {text}" if text else "") + "\n"
+
     return "\n".join(
-        f"[{name}]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in fields.items())
-        for name, fields in sections.items()
+        f"[{name}]\n" + "".join(line(name, key, value) for key, value in fields.items()) for name, fields in sections.items()
     )
 
 
-def _script(python: dict[str, dict[str, Any]], again: bool, flavour: tuple[str, str] | None, mxfp8: bool | None = None) -> str:
+def _to_fill_in(training: Training) -> list[str]:
+    """What the files have a placeholder or a usual number for, as nothing was given."""
+    given = (training.tokenizer, training.data, training.steps, training.learning_rate)
+    names = [name for name, value in zip(("tokenizer", "data", "steps", "learning rate"), given, strict=True) if value is None]
+    return [f"to be filled in, in the lines that say so: {', '.join(names)}"] if names else []
+
+
+def _script(
+    python: dict[str, dict[str, Any]],
+    again: bool,
+    flavour: tuple[str, str] | None,
+    mxfp8: bool | None,
+    yours: dict[str, Any],
+) -> str:
     """A module with `apply`, and with `planned` where torchtitan has a configuration of the model's flavour. mxfp8: whether
-    products in MXFP8 are compiled; None without any."""
+    products in MXFP8 are compiled; None without any; yours: values of the names of YOURS."""
     registered = "_".join(flavour).lower() if flavour else ""
     name = registered if registered in REGISTERED else ""
     starts = "python -m torchtitan.train --module torchtitan_config --config planned"
@@ -209,6 +275,14 @@ def _script(python: dict[str, dict[str, Any]], again: bool, flavour: tuple[str, 
         "def apply(config):",
         '    """Set the fields that the plan decides, and return the configuration."""',
     ]
+    if name:
+        lines[1:1] = [
+            "",
+            *(
+                f"{key} = {'None' if value is None else json.dumps(value)}  # yours: {YOURS[key]}"
+                for key, value in yours.items()
+            ),
+        ]
     imports = ["    from torchtitan.distributed.activation_checkpoint import FullAC"] if again else []
     if mxfp8 is not None:
         imports = [
@@ -220,16 +294,28 @@ def _script(python: dict[str, dict[str, Any]], again: bool, flavour: tuple[str, 
     lines += [*imports, ""] if imports else []
     for section, fields in python.items():
         for key, value in fields.items():
-            if key == "module_fqns_per_model_part":
+            if key == "pipeline_parallel_schedule_csv":
+                lines += ["    from pathlib import Path", "", f"    beside = Path(__file__).with_name({json.dumps(value)})"]
+                lines += [f"    config.{section}.{key} = str(beside)"]
+            elif key == "module_fqns_per_model_part":
                 lines += [f"    config.{section}.{key} = ["]
                 lines += [*(f"        {json.dumps(part)}," for part in value), "    ]"]
             else:
-                lines.append(f"    config.{section}.{key} = {json.dumps(value)}")
+                lines.append(
+                    f"    config.{section}.{key} = {value!r}"
+                    if value is True
+                    else f"    config.{section}.{key} = {json.dumps(value)}"
+                )
     lines += [f"    config.activation_checkpoint = {'FullAC.Config()' if again else 'None'}"]
     if mxfp8 is not None:
         lines += ["    config.compile.enable = True"] * mxfp8 + [MXFP8 % mxfp8]
     lines += ["    return config"]
     if name and flavour:
         lines += ["", "", "def planned():", f'    """The configuration of {flavour[0]} {flavour[1]}, as planned."""']
-        lines += [f"    from torchtitan.models.{flavour[0]}.config_registry import {name}", "", f"    return apply({name}())"]
+        lines += ["    from torchtitan.components.optimizer import default_adamw"]
+        lines += [f"    from torchtitan.models.{flavour[0]}.config_registry import {name}", "", f"    config = apply({name}())"]
+        lines += ["    config.hf_assets_path, config.training.steps = TOKENIZER, STEPS"]
+        lines += ["    config.dataloader.dataset, config.dataloader.dataset_path = DATASET, DATASET_PATH"]
+        lines += ["    config.optimizer = default_adamw(lr=LEARNING_RATE)"]
+        lines += ["    config.lr_scheduler.warmup_steps = WARMUP_STEPS", "    return config"]
     return "\n".join(lines) + "\n"

@@ -2,26 +2,40 @@
 
 from __future__ import annotations
 
+from functools import partial
+from math import inf
+from pathlib import Path
 from typing import Any
 
 from trainplan.api.plan_verbs import plan
-from trainplan.asking import made_for
-from trainplan.execution.exports.common import Export
+from trainplan.asking import FilePath, made_for
+from trainplan.execution.exports.common import UNSAID, Export, Training
 from trainplan.execution.exports.registry import exporter
 from trainplan.execution.standing_in import recipe_of
 from trainplan.formulations.joint.runtimes import RUNTIMES
+from trainplan.formulations.parameters import flag_of
 from trainplan.formulations.plan import Plan, load_plan
 from trainplan.planned import Planned
-from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.base.errors import COMMAND_LINE, InputError
 from trainplan.profiling.base.files import Source, name_of_source
 from trainplan.profiling.base.quantities import format_time, plural
 from trainplan.solvers.core.limits import TIME_LIMIT_S
 
 __all__ = ["export", "nearest_plan"]
+TOLD = ("torchtitan",)  # exports that say in their files what else is told at their start
 SECONDS, GAP = 10.0, 0.01  # for the search of the nearest plan
 
 
-def export(source: Plan | Source, to: str, *, nearest: bool = False) -> Export:
+def export(
+    source: Plan | Source,
+    to: str,
+    *,
+    nearest: bool = False,
+    tokenizer: FilePath | None = None,
+    data: FilePath | None = None,
+    steps: int | None = None,
+    learning_rate: float | None = None,
+) -> Export:
     """A plan in the words of another runtime.
 
     What the runtime cannot say is refused where it would change what is computed, or where work lies; where it costs time or
@@ -32,6 +46,10 @@ def export(source: Plan | Source, to: str, *, nearest: bool = False) -> Export:
         to: the runtime: megatron, megatron-bridge, torchtitan, deepspeed, accelerate or torch.
         nearest: in place of a plan that the runtime refuses, export the one of `nearest_plan`; without it the refusal says
             what that one takes.
+        tokenizer: what torchtitan's files say of it; other runtimes are told at their start. A path, made absolute.
+        data: the same of the data.
+        steps: the same of the number of steps.
+        learning_rate: the same of the largest learning rate.
 
     Returns:
         The files' texts by name, settings as data, and what is left out.
@@ -40,6 +58,13 @@ def export(source: Plan | Source, to: str, *, nearest: bool = False) -> Export:
         InputError: for a plan that the runtime does not run.
     """
     given, written, where = load_plan(source), exporter(to), name_of_source(source, "plan")
+    training = _training(tokenizer, data, steps, learning_rate)
+    if training != UNSAID:
+        if to not in TOLD:
+            name = next(name for name, value in vars(training).items() if value is not None)
+            fix = f"leave it out: exports to {to} take it at their start, as their files say"
+            raise InputError(COMMAND_LINE, flag_of(name), f"is given with --to {to}", fix)
+        written = partial(written, training=training)  # type: ignore[call-arg]
     try:
         return written(given, where)
     except InputError as refused:
@@ -50,6 +75,16 @@ def export(source: Plan | Source, to: str, *, nearest: bool = False) -> Export:
             return written(found.plan, where)
         fix = f"{refused.fix}; {_said(given, found)}"
         raise InputError(refused.where, refused.command_field, refused.problem, fix) from None
+
+
+def _training(tokenizer: FilePath | None, data: FilePath | None, steps: int | None, learning_rate: float | None) -> Training:
+    """What is said of a training. Raises InputError."""
+    if steps is not None and steps < 1:
+        raise InputError(COMMAND_LINE, "--steps", f"is {steps}", "give at least 1")
+    if learning_rate is not None and not 0 < learning_rate < inf:
+        raise InputError(COMMAND_LINE, "--learning-rate", f"is {learning_rate}", "give more than 0, such as 3e-4")
+    folders = [None if path is None else str(Path(path).expanduser().absolute()) for path in (tokenizer, data)]
+    return Training(*folders, steps, learning_rate)
 
 
 def nearest_plan(source: Plan | Source, to: str, time_limit: float | None = TIME_LIMIT_S) -> Planned | None:

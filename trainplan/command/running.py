@@ -225,10 +225,14 @@ def _trial(words: Sequence[str]) -> Command:
         word("plan", Path, "A plan file."),
         flag("to", str, f"The runtime: {', '.join(export_names())}.", options.REQUIRED),
         flag("nearest", bool, "Where the runtime refuses the plan, export the fastest one that it runs.", False),
+        flag("tokenizer", Path | None, "Of torchtitan: a folder with tokenizer.json. [default: a line to be filled in]"),
+        flag("data", Path | None, "Of torchtitan: a folder of a data set. [default: c4]"),
+        flag("steps", int | None, "Of torchtitan: steps of training. [default: 100]"),
+        flag("learning_rate", float | None, "Of torchtitan: the largest of AdamW. [default: 0.0003]"),
         output("Write here: a folder, or a file if there is but one. [default: standard output]", "target"),
     ]
 )
-def export(plan: Path, to: str, nearest: bool, target: Path | None) -> Outcome:
+def export(plan: Path, to: str, nearest: bool, target: Path | None, **training: Any) -> Outcome:
     """Write a plan's pipeline for another runtime.
 
     torch (GPT-2, Llama, Mistral, Qwen, Phi-3, GLM, Nemotron): a training script of torch and transformers alone, with what the
@@ -254,7 +258,7 @@ def export(plan: Path, to: str, nearest: bool, target: Path | None) -> Outcome:
     All refuse units with different strategies and uneven shares. What costs only time or memory is left out, and named: sliced
     forward passes, data that would be sharded or recomputed otherwise, the order of ranks, and the devices' placement.
     """
-    exported = api.export(plan, to, nearest=nearest)
+    exported = api.export(plan, to, nearest=nearest, **training)
     written = [str(path) for path in write_export(exported, target)] if target else []
 
     def show() -> None:
