@@ -45,6 +45,7 @@ from trainplan.formulations.step.schedules import in_flight, orders
 from trainplan.formulations.strategies import Strategy
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.quantities import format_bytes, plural
+from trainplan.profiling.models.sublayers import Attention
 
 RUNTIME, VERSION = "torch", "torch 2.13 and transformers 5 (2026)"
 ABLE = COMPILED - {"Muon", "states on the host"}
@@ -93,6 +94,11 @@ def _carried(plan: Plan, where: str) -> Strategy:
     if strategy.degree("tp") > 1 and (reason := why_not_split(model)):
         field = f"units[0].{plan.units[0].field}"
         raise InputError(where, field, f"is {str(plan.units[0].strategy)!r}, and {reason}", "plan with --for torch")
+    if model.dtype == "float16":
+        problem = "is 'float16', which needs a loss that is scaled"
+        raise InputError(
+            where, "model.dtype", problem, "plan in bfloat16 or float32, or export it --to accelerate or deepspeed"
+        )
     if model.dtype not in TORCH_DTYPES:
         raise InputError(where, "model.dtype", f"is {model.dtype!r}", f"plan in one of {', '.join(TORCH_DTYPES)}")
     for position, unit in enumerate(plan.units[1:-1], 1):
@@ -190,7 +196,13 @@ def _script(plan: Plan, strategy: Strategy) -> str:
     mesh, ranks = mesh_of(strategy, stages=plan.depth, sharded=sharded)
     said = f"{plural(stages, 'stage')} ({plan.schedule}), {strategy}" if stages > 1 else str(strategy)
     tied = None if not model.tied else "table" if stages == 1 else "ends"
+    windows = {
+        n: part.sliding for n, part in enumerate(sublayers) if isinstance(part, Attention) and 0 < part.sliding < part.tokens
+    }
+    attentions = [n for n, part in enumerate(sublayers) if isinstance(part, Attention)]
     context: dict[str, Any] = {
+        "window": max(windows.values(), default=0),
+        "slid": None if list(windows) == attentions else numbers(list(windows)),
         "model": model.name,
         "layout": f"{said}, {plural(parts, 'micro-batch')} of {plan.batch.global_samples // parts} samples",
         "world": plan.world,

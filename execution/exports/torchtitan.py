@@ -122,6 +122,10 @@ def export(plan: Plan, where: str, training: Training = UNSAID) -> Export:
     check_pipeline(plan, FAMILIES, RUNTIME, where, able=ABLE, one_stage=True)
     refuse_half_cut(plan, RUNTIME, "export it --to torch or megatron", where)
     model, strategy = plan.planned_model(), common_strategy(plan, RUNTIME, where)
+    if model.dtype not in ("bfloat16", "float32"):
+        raise InputError(
+            where, "model.dtype", f"is {model.dtype!r}", "plan in bfloat16 or float32: torchtitan trains in no other"
+        )
     if model.tied:
         fix = "plan a model with an output matrix of its own: torchtitan ties none across stages"
         raise InputError(where, "model.config.tie_word_embeddings", "is true", fix)

@@ -57,6 +57,7 @@ def run_plans(
     checkpoints: Checkpoints | None = None,
     training: Training | None = None,
     step_timeout: float | None = None,
+    force: bool = False,
 ) -> list[RunReport]:
     """Run plans of one world size one after the other, all in one start of its processes.
 
@@ -71,7 +72,8 @@ def run_plans(
     plan, and gets these times. where: what errors and warnings call the plans,
     which need more memory than they were made for, or than there is. timeout: seconds for all of it; stall_timeout: seconds
     after which a rank that is stopped, or all that stand still, are ended (see `profiling.base.watchdog`). Raises InputError
-    for bad arguments and where a device has less memory than a rank needs, WorkerError when a process fails.
+    for bad arguments and, unless it is to be forced, where a device has less memory than a rank needs, WorkerError when a
+    process fails.
     """
     check_settings(plans, steps, backend, device, seed, stall_timeout, transport)
     for plan in plans:
@@ -93,7 +95,7 @@ def run_plans(
     walks = [[memory_walk(program, backend) for program in job["programs"]] for job in jobs]
     peaks = [[walk.peak_bytes for walk in walked] for walked in walks]
     for plan, walked, peak_bytes in zip(plans, walks, peaks, strict=True):
-        if place is None:
+        if place is None and not force:
             check_memory(where, plan, walked, gpus(plan, device, transport))
         else:
             check_peaks(where, plan, peak_bytes)

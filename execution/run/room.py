@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import ceil, log2
 
 from trainplan.execution.walk.memory import Walk
 from trainplan.formulations.plan import Plan
 from trainplan.profiling.base.errors import InputError, caution
+from trainplan.profiling.base.launched import Launched
 from trainplan.profiling.base.quantities import format_bytes, plural
 from trainplan.profiling.clusters.detect.cpu import available_bytes
 from trainplan.profiling.clusters.detect.system import read_text
@@ -21,8 +23,22 @@ def check_memory(where: str, plan: Plan, walks: Sequence[Walk], gpus: Sequence[i
     if gpus is None:
         _check_machine(where, sum(walk.peak_bytes + walk.host_bytes for walk in walks), plan.world)
     else:
-        _check_gpus(where, walks, gpus)
+        _check_gpus(where, [walk.peak_bytes for walk in walks], gpus)
     check_peaks(where, plan, [walk.peak_bytes for walk in walks])
+
+
+def check_predicted(where: str, plan: Plan, gpus: Sequence[int] | None, place: Launched | None = None) -> None:
+    """Raises InputError where this machine has less than the plan's own prediction of its ranks, which is known before any
+    program is made. gpus: as of `check_memory`; place: this process among those of torchrun, where that started it."""
+    if plan.predicted is None:
+        return
+    peaks = plan.predicted.peak_bytes
+    peaks = peaks if len(peaks) == plan.world else [max(peaks)] * plan.world
+    if gpus is None:
+        first, count = (0, plan.world) if place is None else (place.rank - place.local_rank, place.local_world)
+        _check_machine(where, sum(peaks[first : first + count]), count)
+    elif place is None:
+        _check_gpus(where, peaks, gpus)
 
 
 def check_peaks(where: str, plan: Plan, peak_bytes: Sequence[int]) -> None:
@@ -41,19 +57,24 @@ def check_peaks(where: str, plan: Plan, peak_bytes: Sequence[int]) -> None:
 def _check_machine(where: str, needed: int, processes: int) -> None:
     if needed > (there := available_bytes(read_text)):
         problem = f"needs {needed} bytes ({format_bytes(needed)}) for {plural(processes, 'rank')}"
-        fix = f"this machine has {format_bytes(there)}: run it on a larger one, or with a larger --scale-down"
+        fix = f"this machine has {format_bytes(there)}: run it on a larger one, {_smaller(needed, there)}"
         raise InputError(where, "", problem, fix)
 
 
-def _check_gpus(where: str, walks: Sequence[Walk], gpus: Sequence[int]) -> None:
+def _smaller(needed: int, there: int) -> str:
+    """What to give: a model so much smaller that it takes about half of the memory, or that it is run at one's own risk."""
+    return f"or give a larger --scale-down, such as {2 ** ceil(log2(2 * needed / max(there, 1)))}, or --force"
+
+
+def _check_gpus(where: str, peaks: Sequence[int], gpus: Sequence[int]) -> None:
     import torch
 
     for gpu in dict.fromkeys(gpus):
         there = torch.cuda.get_device_properties(gpu).total_memory
         ranks = [rank for rank, other in enumerate(gpus) if other == gpu]
-        needed = sum(walks[rank].peak_bytes for rank in ranks)
+        needed = sum(peaks[rank] for rank in ranks)
         if needed > there:
             on = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))} together"
             problem = f"needs {needed} bytes ({format_bytes(needed)}) on {on}"
-            fix = f"GPU {gpu} has {format_bytes(there)}: plan again with --memory {there}B, or give a larger --scale-down"
+            fix = f"GPU {gpu} has {format_bytes(there)}: plan again with --memory {there}B, {_smaller(needed, there)}"
             raise InputError(where, "", problem, fix)

@@ -8,9 +8,12 @@ from trainplan.execution.run.processes import sound_programs
 from trainplan.execution.walk.memory import Walk, memory_walk
 from trainplan.formulations.plan import Plan, Predicted
 from trainplan.profiling.base.errors import InputError, InputWarning
+from trainplan.profiling.base.launched import Launched
 from trainplan.profiling.base.quantities import parse_bytes
 
+import trainplan as tp
 from tests.execution.plans import GPT2, plan_of
+from trainplan.api import plan_verbs
 
 
 def walked(memory_bytes: int | None = None) -> tuple[Plan, list[Walk]]:
@@ -52,6 +55,42 @@ def test_a_machine_with_less_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(room, "available_bytes", lambda read: needed - 1)
     with pytest.raises(InputError, match=rf"plan.json: needs {needed} bytes .* for 4 ranks; this machine has"):
         room.check_memory("plan.json", plan, walks, None)
+
+
+def test_a_plan_that_this_machine_cannot_hold_is_refused_before_it_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its own prediction, in a moment; a smaller model, or force, goes on."""
+    peaks = [2**40, 2**39]
+    predicted = Predicted(step_ns=1, peak_bytes=peaks, cost_model="executed", backend="serial", profile_origin="estimated")
+    plan = plan_of(GPT2, ["single"] * len(GPT2.units), 2, 8, 2, cuts=(3,)).changed(predicted=predicted)
+    monkeypatch.setattr(room, "available_bytes", lambda read: sum(peaks) - 1)
+    compiled: list[bool] = []
+
+    def stop(plans: list[Plan], *, force: bool, **_: object) -> None:
+        compiled.append(force)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(plan_verbs, "run_plans", stop)
+    said = rf"plan: needs {sum(peaks)} bytes \(1.5 TiB\) for 2 ranks; .*scale_down, such as 4, or force"
+    with pytest.raises(InputError, match=said):
+        tp.run(plan)
+    assert not compiled
+    for more in ({"scale_down": 4}, {"force": True}):
+        with pytest.raises(KeyboardInterrupt):
+            tp.run(plan, **more)
+    assert compiled == [False, True]
+    monkeypatch.setattr(room, "available_bytes", lambda read: sum(peaks))
+    with pytest.raises(KeyboardInterrupt):
+        tp.run(plan)
+
+
+def test_ranks_of_other_machines_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    peaks = [2**40, 2**39]
+    predicted = Predicted(step_ns=1, peak_bytes=peaks, cost_model="executed", backend="serial", profile_origin="estimated")
+    plan = plan_of(GPT2, ["single"] * len(GPT2.units), 2, 8, 2, cuts=(3,)).changed(predicted=predicted)
+    monkeypatch.setattr(room, "available_bytes", lambda read: 2**39)
+    room.check_predicted("plan", plan, None, Launched(1, 2, 0, 1))
+    with pytest.raises(InputError, match="for 1 rank;"):
+        room.check_predicted("plan", plan, None, Launched(0, 2, 0, 1))
 
 
 def test_a_gpu_with_less_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

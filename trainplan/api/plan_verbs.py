@@ -18,7 +18,8 @@ from trainplan.execution.lowering.checkpoints import checkpoints_of
 from trainplan.execution.lowering.choice import runtime_of
 from trainplan.execution.run.processes import run_plans
 from trainplan.execution.run.report import RunReport
-from trainplan.execution.run.settings import check_seconds
+from trainplan.execution.run.room import check_predicted
+from trainplan.execution.run.settings import check_seconds, check_settings, gpus
 from trainplan.execution.training.settings import training_of
 from trainplan.execution.training.texts import tokenize
 from trainplan.explaining import differences, explain
@@ -52,6 +53,7 @@ from trainplan.pricing import priced
 from trainplan.profiling.base.arguments import check_arguments, checked
 from trainplan.profiling.base.errors import InputError, MissingExtra
 from trainplan.profiling.base.files import Source, name_of_source
+from trainplan.profiling.base.launched import launched
 from trainplan.profiling.base.watchdog import STALL_S
 from trainplan.profiling.clusters.cluster import Cluster
 from trainplan.profiling.models.model import Model, load_model
@@ -659,9 +661,12 @@ def run(
     weights: FilePath | None = None,
     save_weights: FilePath | None = None,
     step_timeout: float | None = None,
+    force: bool = False,
     progress: Callable[[dict[str, Any]], None] | None = None,
 ) -> RunReport:
     """Run a plan on local processes; warns where it needs more memory than it was made for.
+
+    What this machine cannot hold is refused before anything is made, by the plan's own prediction of all ranks.
 
     Started by torchrun, on one node or several, the process is one rank of its group, and starts none. Arguments of training,
     from `data` to `save_weights`, are of torch, not of programs.
@@ -709,6 +714,7 @@ def run(
         weights: a folder of Hugging Face's (safetensors) that has the first values of the parameters.
         save_weights: a new folder for the last ones, with their `config.json`.
         step_timeout: seconds after which a rank that is in one step still, evaluation and checkpoint included, ends.
+        force: run what this machine is not predicted to hold all the same.
         progress: called with a dict for each step, such as {"step": 1, "steps": 3, "loss": 10.8}.
 
     Returns:
@@ -749,6 +755,9 @@ def run(
         problem_text = f"is {the_model.digest!r}, but {os.fspath(model)} has {other.digest!r}"
         raise InputError(where, "model_digest", problem_text, fix)
     run_model = runnable(the_model, dtype, where).scaled(scale_down)
+    check_settings([the_plan], steps, backend, device, seed, stall_timeout, transport)
+    if not force and scale_down == 1 and run_model.dtype == the_model.dtype:
+        check_predicted(where, the_plan, gpus(the_plan, device, transport), launched())
     base = None
     if cluster is not None or profile is not None:
         base = _profile_to_measure(the_plan, run_model, measure, cluster, profile)
@@ -764,7 +773,7 @@ def run(
         if step_timeout is not None:
             check_seconds("--step-timeout", step_timeout, STEP_S)
         options |= {"training": training, "checkpoints": checkpoints, "step_timeout": step_timeout}
-    report = run_plans([the_plan], model=run_model, where=where, profile=base, **options)[0]
+    report = run_plans([the_plan], model=run_model, where=where, profile=base, force=force, **options)[0]
     return replace(report, why_program=choice.why)
 
 

@@ -98,6 +98,7 @@ def simulate(source: Path, **values: Any) -> Outcome:
         options.RUN_DEVICE,
         options.TRANSPORT,
         options.STALL_TIMEOUT,
+        flag("force", bool, "Start even where this machine has less memory than is predicted of all ranks.", False),
         flag("seed", int, "Seed of parameters and samples.", 0),
         output("With --measure: write the profile with the measured times here."),
     ],
