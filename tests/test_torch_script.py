@@ -18,6 +18,7 @@ import torch
 from trainplan.execution.exports.common import write_export
 from trainplan.execution.exports.torch_words import numbers
 from trainplan.formulations.plan import Plan, load_plan
+from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.models.model import model_from_config
 
 import trainplan as tp
@@ -35,6 +36,8 @@ TINY: dict[str, dict[str, Any]] = {
     "qwen3": {"model_type": "qwen3", **LLAMA, "head_dim": 6, "tie_word_embeddings": True},
     **{family: {"model_type": family, **LLAMA} for family in ("mistral", "qwen2", "phi3", "nemotron")},
     "glm": {"model_type": "glm", **LLAMA, "head_dim": 4},
+    "windows": {"model_type": "mistral", **LLAMA, "sliding_window": 3},
+    "some windows": {"model_type": "qwen2", **LLAMA, "use_sliding_window": True, "sliding_window": 3, "max_window_layers": 1},
 }
 
 
@@ -80,6 +83,8 @@ MASTERS = {"dtype": "bfloat16", "precision": {"master": "float32"}}
 QUICK = {
     "dp2": plan_of("gpt2", "dp2", 2, 2),
     "two stages, recomputation": plan_of("gpt2", "single", 2, 4, [4], again=(1, 2, 5)),
+    "tied table, two stages, tp2": plan_of("tied", "tp2", 4, 2, [4]),
+    "windows": plan_of("windows", "sdp2", 2, 2),
 }
 OTHERS = {
     "one": plan_of("tied", "single", 1, 2),
@@ -94,6 +99,9 @@ OTHERS = {
     "dp2-tp2": plan_of("llama", "dp2-tp2", 4, 2),
     "sdp2-tp2": plan_of("tied", "sdp2-tp2", 4, 2),
     "tp2-sdp2-zero2-sp": plan_of("llama", "tp2-sdp2-zero2-sp", 4, 2),
+    "tied table, two stages, dp2-tp2-sp": plan_of("tied", "dp2-tp2-sp", 8, 2, [4]),
+    "windows, tp2-sp": plan_of("windows", "tp2-sp", 2, modules="attention"),
+    "some windows": plan_of("some windows", "single", 2, 2, [4], again=(1, 3)),
     "gpipe": plan_of("llama", "sdp2", 4, 4, [4], again=range(1, 7), schedule="gpipe"),
     "interleaved": plan_of("gpt2", "dp2", 4, 4, [2, 4, 6], chunks=2),
     "fewer micro-batches than stages": plan_of("gpt2", "single", 4, 2, [2, 4, 6]),
@@ -171,6 +179,12 @@ def check_losses(plans: dict[str, Plan], where: Path, largest: float) -> None:
 
 def test_scripts_train_as_one_process_does(tmp_path: Path) -> None:
     check_losses(QUICK, tmp_path, 1e-8)  # as many digits as they print
+
+
+@pytest.mark.parametrize("target", ["torch", "torchtitan"])
+def test_float16_is_refused_where_no_loss_is_scaled(target: str) -> None:
+    with pytest.raises(InputError, match=r"model.dtype is 'float16'.*; plan in bfloat16 or float32"):
+        tp.export(plan_of("llama", "sdp2", 2, dtype="float16"), target)
 
 
 @pytest.mark.long
