@@ -1,0 +1,45 @@
+"""Prints what torchtitan's own manager and `Trainer.Config` make of an exported torchtitan_config.py, as JSON.
+
+    python torchtitan_configuration.py FOLDER
+
+Triton, which kernels for GPUs alone are written in, may be missing: a module that has everything stands in for it.
+"""
+
+import importlib.machinery
+import importlib.util
+import json
+import sys
+import types
+from unittest.mock import MagicMock
+
+import torch._dynamo
+import torch._inductor.compile_fx
+
+
+class Anything(types.ModuleType):
+    """A module with every name."""
+
+    __path__ = ()
+
+    def __getattr__(self, name: str) -> object:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return MagicMock()
+
+
+if importlib.util.find_spec("triton") is None:
+    for name in ("triton", "triton.language"):
+        sys.modules[name] = Anything(name)
+        sys.modules[name].__spec__ = importlib.machinery.ModuleSpec(name, None)
+sys.path.insert(0, sys.argv[1])
+from torchtitan.config.manager import ConfigManager  # noqa: E402
+
+config = ConfigManager().parse_args(["--module", "torchtitan_config", "--config", "planned"])
+config._validate_cuda_graphs()
+said = {
+    "stages": config.parallelism.pipeline_parallel_degree,
+    "steps": config.training.steps,
+    "tokenizer": config.hf_assets_path,
+}
+said |= {"dataset": config.dataloader.dataset, "rate": config.optimizer.param_groups[0].optimizer_kwargs["lr"]}
+print(json.dumps(said))
