@@ -39,7 +39,6 @@ def filled(model):
     """Give memory to this rank's shards, and the stored values or those that the model begins with: no rank ever has all."""
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
     model.to_empty(device=device)
-    model.tie_weights()  # where the head is the embedding's, `to_empty` gave it a matrix of its own
     for name, buffer in model.named_buffers():
         buffer.copy_(buffers[name])
     if not asked.weights:
@@ -56,19 +55,21 @@ def filled(model):
             parameter.copy_(distribute_tensor(value, parameter.device_mesh, parameter.placements, src_data_rank=None))
 
 
-if sharded:
+bare = sharded and not config.tie_word_embeddings  # a tied matrix trains otherwise once it is filled anew
+if bare:
     with init_empty_weights():  # on no device: hosts would have to hold a whole model for each of their ranks
         model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
 elif asked.weights:
-    model = transformers.AutoModelForCausalLM.from_pretrained(asked.weights, dtype=torch.float32, device_map=device)
+    place = {} if sharded else {"device_map": device}
+    model = transformers.AutoModelForCausalLM.from_pretrained(asked.weights, dtype=torch.float32, **place)
 else:
-    with device:
+    with torch.device("cpu") if sharded else device:
         model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
 if run["recompute"] and not sharded:  # FSDP's own is in accelerate.yaml
     model.gradient_checkpointing_enable({"use_reentrant": False})
 optimizer = torch.optim.AdamW(model.parameters(), lr=asked.lr, betas=(0.9, 0.95), weight_decay=0.1)
 model, optimizer = accelerator.prepare(model, optimizer)
-if sharded:
+if bare:
     filled(model)
     # `prepare` tells parameters apart by their addresses, and without memory they have none.
     optimizer.param_groups[0]["params"] = list(model.parameters())
