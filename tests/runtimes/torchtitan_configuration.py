@@ -12,9 +12,6 @@ import sys
 import types
 from unittest.mock import MagicMock
 
-import torch._dynamo
-import torch._inductor.compile_fx
-
 
 class Anything(types.ModuleType):
     """A module with every name."""

@@ -50,6 +50,7 @@ TASKS = {
         "compare": ("comparing", "Hold plans side by side, or a plan beside the log of its run."),
         "compare-planners": ("comparing", "Say what each paper's planner loses on a model and a cluster."),
         "validate": ("validating", "Hold predictions of runs against what they measured."),
+        "mcp": ("serving", "Serve plan, fit, explain, import-run and export to an assistant (MCP)."),
     },
     "Problems by themselves": {
         "build": ("problems", "Make an instance of a problem from a model and a cluster, or from a profile."),

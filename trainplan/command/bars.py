@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -13,6 +14,8 @@ from trainplan.profiling.base.errors import printable
 from trainplan.profiling.base.quantities import format_bytes
 from trainplan.solvers.core.result import Point
 from trainplan.tabular import cell_text
+
+HEARD: ContextVar[Callable[[str], object]] = ContextVar("HEARD", default=lambda text: None)  # is told of progress, too
 
 
 def searching(text: str) -> AbstractContextManager[Any]:
@@ -97,7 +100,13 @@ def _live(text: str, shown: Callable[..., dict[str, Any]]) -> Iterator[Any]:
     columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
         task = progress.add_task(text, total=None)
-        yield lambda *event: progress.update(task, **_printable(shown(*event)))
+
+        def update(*event: Any) -> None:
+            changes = _printable(shown(*event))
+            progress.update(task, **changes)
+            HEARD.get()(changes.get("description", text))
+
+        yield update
 
 
 def _printable(changes: dict[str, Any]) -> dict[str, Any]:

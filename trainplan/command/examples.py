@@ -34,6 +34,7 @@ EXAMPLES = {
     "validate": """echo '[{"id": "mine", "model": "llama3-8b", "gpu": "H100", "gpus": 64, \\\n"""
     """  "seq": 8192, "gbs": 128, "tp": 2, "zero": 1, "step_s": 5.2}]' > runs.json\n"""
     "trainplan validate runs.json --assumptions --picture errors.png",
+    "mcp": "trainplan mcp --folder .",
     "build": BUILT.rstrip(),
     "solve": BUILT + "trainplan solve instance.json --method milp --time-limit 10 -o solution.json",
     "frontier": BUILT + "trainplan frontier instance.json --points 5 --method exact --picture f.png",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
+from contextvars import ContextVar
 from copy import copy
 from functools import partial, wraps
 from inspect import Parameter as Argument
@@ -52,6 +53,21 @@ class Outcome(NamedTuple):
     code: int = FINE
 
 
+def printed(outcome: Outcome, written: list[Path], as_json: bool) -> None:
+    """An outcome on standard output, and which files were written."""
+    if as_json:
+        print(json.dumps(content_of(outcome), indent=2))
+        return
+    outcome.show()
+    render.pairs([("written", str(target)) for target in written])
+
+
+def content_of(outcome: Outcome) -> Any:
+    """An outcome as plain values."""
+    return outcome.content() if callable(outcome.content) else outcome.content
+
+
+PRESENT: ContextVar[Callable[[Outcome, list[Path], bool], None]] = ContextVar("PRESENT", default=printed)
 Command = Callable[..., None]
 SUBJECT, CHOICES, SEARCHING, OUTPUT = "What to plan for", "What is chosen, or fixed", "Search", "Output"
 
@@ -117,11 +133,7 @@ def takes(*groups: Iterable[Argument]) -> Callable[[Callable[..., Outcome]], Com
             written = {target: make for name, make in outcome.files.items() if (target := targets[name])}
             for target, make in written.items():
                 write(target, make())
-            if as_json:
-                print(json.dumps(outcome.content() if callable(outcome.content) else outcome.content, indent=2))
-            else:
-                outcome.show()
-                render.pairs([("written", str(target)) for target in written])
+            PRESENT.get()(outcome, [*written], as_json)
             raise Exit(outcome.code)
 
         del command.__wrapped__  # whose annotations typer would read

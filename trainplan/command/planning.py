@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -22,6 +22,7 @@ from trainplan.screen import screen
 from trainplan.solvers.core.limits import TIME_LIMIT_S
 
 ALL = "all"
+Table = Callable[[], tuple[Sequence[RuntimePlan], float]]
 LIKE_HELP = (
     f"A preset ({', '.join(PRESETS)}), a problem, or '{ALL}' to hold all presets side by side. "
     f"[default: {DEFAULT}; where it does not take what is asked for, {OTHERWISE}, on devices of several kinds {MIXED}, and the "
@@ -77,9 +78,9 @@ def _plan(chosen: Preset | None, verb: str) -> Command:
                 return near.outcome()
             answer = near.answer if output is None else _certified(near.answer, progress)
         code = exit_code(answer.result) if answer.needed_bytes is None else options.INFEASIBLE
-        left = partial(_seconds_left, values.get("time_limit"), began)
-        show = partial(render.planned, answer) if details or verb != "plan" else partial(_shown, answer, near, output, left)
-        return Outcome(partial(_content, answer, near, left), show, _files(answer), code)
+        table = cache(partial(_by_runtime, answer, values.get("time_limit"), began))
+        show = partial(render.planned, answer) if details or verb != "plan" else partial(_shown, answer, near, output, table)
+        return Outcome(partial(_content, answer, near, table), show, _files(answer), code)
 
     after = f"\n\n{EVERY_RUNTIME}" if chosen is None else ""
     plan.__doc__ = f"{(chosen or preset(DEFAULT)).about}\n\n{ABOUT}{after}"
@@ -109,27 +110,24 @@ def _plans() -> Command:
     return plan
 
 
-def _seconds_left(limit: float | None, began: float) -> float:
-    """Seconds for the plans of all runtimes, once the request's own is made: what is left of the limit, where one was given."""
-    return SECONDS if limit in (None, TIME_LIMIT_S) else max(0.0, limit - (perf_counter() - began))
+def _by_runtime(answer: Planned, limit: float | None, began: float) -> tuple[Sequence[RuntimePlan], float]:
+    """The best plan of every runtime, and the seconds that were left for them: of the time limit, where one was given."""
+    seconds = SECONDS if limit in (None, TIME_LIMIT_S) else max(0.0, limit - (perf_counter() - began))
+    with bars.planning() as progress:
+        return answer.by_runtime(seconds, progress), seconds
 
 
-def _shown(answer: Planned, near: nearby.Near, plan_file: Path | None, left: Callable[[], float]) -> None:
+def _shown(answer: Planned, near: nearby.Near, plan_file: Path | None, table: Table) -> None:
     """The screen of an answer at once, with what is near its request; and then, where nothing near it was asked for, the best
     plan of every runtime, once they are found or the time is up."""
     render.rows_of_screen(near.rows(screen(answer, plan_file)))
     if near.sizes is None and near.told is None:
-        render.runtimes(_by_runtime(answer, seconds := left()), seconds)
+        render.runtimes(*table())
 
 
-def _content(answer: Planned, near: nearby.Near, left: Callable[[], float]) -> dict[str, Any]:
+def _content(answer: Planned, near: nearby.Near, table: Table) -> dict[str, Any]:
     """All of an answer, what is near its request, and the best plan of every runtime."""
-    return {**answer.to_dict(), **near.to_dict(), "runtimes": [row.to_dict() for row in _by_runtime(answer, left())]}
-
-
-def _by_runtime(answer: Planned, seconds: float) -> Sequence[RuntimePlan]:
-    with bars.planning() as progress:
-        return answer.by_runtime(seconds, progress)
+    return {**answer.to_dict(), **near.to_dict(), "runtimes": [row.to_dict() for row in table()[0]]}
 
 
 def _certified(answer: Planned, progress: Callable[[Any], None]) -> Planned:

@@ -1,0 +1,179 @@
+"""What assistants may ask for: each tool's arguments as a model, from which its JSON Schema is made, and the words of the
+command that answers it. Files are named in one folder, and none outside of it is read or written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from trainplan.command.app import COMMANDS
+from trainplan.execution.exports.registry import export_names
+from trainplan.formulations.joint.runtimes import RUNTIMES
+from trainplan.profiling.base.errors import InputError, shown
+
+SUFFIXES = (".json", ".yaml", ".yml")  # of files that may stand where a name may, too
+MOST_ITEMS, MOST_LETTERS = 24, 2000  # of a list and of a text that an answer repeats; files have all of them
+LEFT_OUT = {"history", "solution", "evidence", "versions", "durations"}  # of an answer, which plan files have
+
+Seconds = Annotated[float, Field(gt=0, le=3600, description="Seconds until the search ends; the best until then is given.")]
+Tokens = int | str
+MODEL = "A name such as 'llama-3.1-70b', 'Qwen/Qwen3-32B' or 'gpt2', or a Hugging Face config.json in the folder."
+CLUSTER = "GPUs: nodes of a kind such as '64xH100', 'h100:8x8' (8 nodes of 8) or '8xA100', or a file in the folder."
+SEQUENCE = "Tokens of a sample, such as 8192 or '8k'; without it the most that the model allows."
+MEMORY = "Memory of each device to plan with, such as '74GiB'; without it what is usable of the device's."
+
+
+class Tool(BaseModel):
+    """Arguments of a tool; a subclass says which command they are of.
+
+    command: its name. paths: arguments that name files or folders; names: those that may be a shipped name instead.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+    command: ClassVar[str]
+    paths: ClassVar[tuple[str, ...]] = ()
+    names: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def seconds(self) -> float:
+        """How long the command may search."""
+        return float(getattr(self, "time_limit", 60.0))
+
+    def words(self, folder: Path) -> list[str]:
+        """The command with its arguments, called in a folder. Raises InputError where a file is not inside of that."""
+        whole = folder.resolve()
+        for name in (*self.paths, *self.names):
+            text = getattr(self, name)
+            if text is None or (name in self.names and "/" not in text and not text.endswith(SUFFIXES)):
+                continue
+            if not (folder / text).resolve().is_relative_to(whole):
+                problem = f"is {shown(text)}, outside the folder of this server"
+                raise InputError("arguments", name, problem, f"give a path inside {whole}")
+        return [self.command, *self._words()]
+
+    def _words(self) -> list[str]:
+        raise NotImplementedError
+
+
+class PlanTool(Tool):
+    """Find the fastest way to train a Transformer on a cluster that fits its memory: parallelism degrees, pipeline stages,
+    micro-batches, ZeRO stage and recomputation, with the predicted step time, tokens/s, MFU and memory, and a proof of how far
+    from the best possible the plan is. Writes the plan to a file, for explain and export."""
+
+    command, paths, names = "plan", ("plan_file",), ("model", "cluster")
+    model: str = Field(description=MODEL)
+    cluster: str = Field(description=CLUSTER)
+    batch: int = Field(gt=0, description="Samples of one step, over all devices (the global batch).")
+    sequence: Tokens | None = Field(None, description=SEQUENCE)
+    runtime: Literal[tuple(RUNTIMES)] | None = Field(None, description="Plan within what this framework runs.")  # type: ignore[valid-type]
+    memory: str | None = Field(None, description=MEMORY)
+    tp: int | None = Field(None, gt=0, description="Fix the tensor-parallel degree.")
+    pipeline: int | None = Field(None, gt=0, description="Fix the number of pipeline stages.")
+    micro_batches: int | None = Field(None, gt=0, description="Fix the number of micro-batches of a step.")
+    cp: str | None = Field(None, description="Degrees of context parallelism to choose from, such as '1,2,4'; without it 1.")
+    precision: str | None = Field(
+        None, description="Of matrix multiplications: 'model' or a recipe in fewer bits, such as 'fp8'."
+    )
+    gap: float = Field(1e-3, ge=0, description="Stop the search once the plan is proven to be within this share of the best.")
+    time_limit: Seconds = 60.0
+    plan_file: str = Field("plan.json", description="Where to write the plan, in the folder.")
+
+    def _words(self) -> list[str]:
+        fixed = {"seq": self.sequence, "for": self.runtime, "memory": self.memory, "tp": self.tp, "pipeline": self.pipeline}
+        fixed |= {"micro-batches": self.micro_batches, "cp": self.cp, "precision": self.precision}
+        search = {"gap": self.gap, "time-limit": self.time_limit, "output": self.plan_file}
+        return [*options({"model": self.model, "cluster": self.cluster, "batch": self.batch, **fixed, **search})]
+
+
+class FitTool(Tool):
+    """Say in about a second whether a model can be trained on a cluster at all, and the least memory that it takes. Quicker
+    than plan, which says how fast, too."""
+
+    command, names = "fit", ("model", "cluster")
+    model: str = Field(description=MODEL)
+    cluster: str = Field(description=CLUSTER)
+    batch: int | None = Field(None, gt=0, description="Samples of one step, over all devices.")
+    sequence: Tokens | None = Field(None, description=SEQUENCE)
+    memory: str | None = Field(None, description=MEMORY)
+
+    def _words(self) -> list[str]:
+        given = {"batch": self.batch, "seq": self.sequence, "memory": self.memory}
+        return [*options(given), "--", self.model, self.cluster]
+
+
+class ExplainTool(Tool):
+    """Say why a plan is as it is: where each stage's time and memory go, what each part could have instead and what that would
+    cost; or, of two plans of one model, what they differ in."""
+
+    command, paths = "explain", ("plan_file", "other_file")
+    plan_file: str = Field("plan.json", description="A plan in the folder, as the tool plan writes it.")
+    other_file: str | None = Field(None, description="Another plan of the same model, to be compared with the first.")
+    time_limit: Seconds = 30.0
+
+    def _words(self) -> list[str]:
+        if self.other_file is not None:
+            return ["--", self.plan_file, self.other_file]
+        return [*options({"time-limit": self.time_limit}), "--", self.plan_file]
+
+
+class ImportRunTool(Tool):
+    """Judge a training run from its launch script or configuration (Megatron-LM, Megatron-Bridge, NeMo, torchtitan, DeepSpeed,
+    Accelerate, axolotl, LLaMA-Factory, transformers) or its log: the predicted step time and memory, whether it fits, how far
+    from the best possible it is, and what to change first."""
+
+    command, paths, names = "import-run", ("file", "output"), ("model", "cluster")
+    file: str = Field(description="The script, configuration or log, in the folder.")
+    cluster: str = Field(description=CLUSTER)
+    model: str | None = Field(None, description=f"{MODEL} Without it the file's.")
+    batch: int | None = Field(None, gt=0, description="Samples of one step over all devices, where the file does not say it.")
+    micro_batch: int | None = Field(
+        None, gt=0, description="Samples of one micro-batch on one rank, where the file does not say it."
+    )
+    sequence: Tokens | None = Field(None, description="Tokens of a sample, where the file does not say it.")
+    settings: dict[str, str] = Field(
+        {}, description="Variables of a script, or keys of a configuration, that are set from outside."
+    )
+    search: bool = Field(True, description="Look for better plans and a bound, too; without it only the prediction.")
+    time_limit: Seconds = 60.0
+    output: str | None = Field(None, description="Write the plan that the file runs here, in the folder.")
+
+    def _words(self) -> list[str]:
+        given = {"cluster": self.cluster, "model": self.model, "batch": self.batch, "micro-batch": self.micro_batch}
+        given |= {"seq": self.sequence, "output": self.output, "time-limit": self.time_limit / 2}  # of each of two searches
+        sets = [f"--set={name}={value}" for name, value in self.settings.items()]
+        return [*options(given), *sets, *["--no-search"] * (not self.search), "--", self.file]
+
+
+class ExportTool(Tool):
+    """Write the files that start a plan in a framework: arguments or configuration, scripts for torchrun and Slurm, and a page
+    on what the framework cannot say of the plan."""
+
+    command, paths = "export", ("plan_file", "output")
+    plan_file: str = Field("plan.json", description="A plan in the folder, as the tool plan writes it.")
+    to: Literal[tuple(export_names())] = Field(description="The framework.")  # type: ignore[valid-type]
+    output: str = Field("run", description="The folder, or of one file its name, to write to, in the server's folder.")
+    nearest: bool = Field(False, description="Where the framework cannot run the plan, export the fastest one that it can run.")
+
+    def _words(self) -> list[str]:
+        return [*options({"to": self.to, "output": self.output}), *["--nearest"] * self.nearest, "--", self.plan_file]
+
+
+TOOLS: dict[str, type[Tool]] = {
+    tool.command: tool for tool in (PlanTool, FitTool, ExplainTool, ImportRunTool, ExportTool) if tool.command in COMMANDS
+}
+
+
+def options(given: dict[str, Any]) -> list[str]:
+    """Options of a command from their values, those that are None left out; a value is never taken for another option."""
+    return [f"--{name}={value}" for name, value in given.items() if value is not None]
+
+
+def brief(value: Any) -> Any:
+    """An answer's figures without its long lists and texts, which files have: their lengths stand in their place."""
+    if isinstance(value, dict):
+        return {name: brief(each) for name, each in value.items() if name not in LEFT_OUT}
+    if isinstance(value, list | tuple):
+        return [brief(each) for each in value] if len(value) <= MOST_ITEMS else f"{len(value)} items"
+    return f"{len(value)} letters" if isinstance(value, str) and len(value) > MOST_LETTERS else value
