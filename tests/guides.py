@@ -1,0 +1,91 @@
+"""Real output under the commands of the pages: `python -m tests.guides` runs them and writes what they print, and the pictures.
+
+In a page, a block of `sh` may have a block of `text` behind it: what its commands of trainplan print. All commands of a page run
+in one folder, in their order. `python -m tests.guides PAGE...` writes some pages alone.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+ROOT = Path(__file__).parents[1]
+GUIDES = sorted((ROOT / "docs" / "guides").glob("*.md"))
+PAGES = [ROOT / "README.md", ROOT / "docs" / "index.md", *GUIDES]
+PICTURES = {"guides/engineer.md": {"plan.png": "plan.png", "step.png": "step.png"}}  # in docs/pictures, of a page's files
+MOST_LINES = 40  # of an output that is shown
+COLUMNS = "80"
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "COLUMNS": COLUMNS}
+LINES = r"(?:(?!```)[^\n]*\n)*"
+BLOCKS = re.compile(rf"^```sh\n(?P<commands>{LINES})```\n(?:{LINES}```text\n(?P<output>{LINES})```\n)?", re.MULTILINE)
+# What depends on the machine and its load: lines about what was found in some seconds, and times that were measured.
+TIMED = re.compile(r"in any runtime|without --|planning |price of|not known in the time|interrupted")
+MEASURED = re.compile(r"measured|median|seconds|took|elapsed|best until|wall|slower|faster than predicted")
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block of commands in a page. commands: the words of each one of trainplan; output: what the page shows below, or None;
+    place: where that stands in the page's text."""
+
+    commands: list[list[str]]
+    output: str | None
+    place: tuple[int, int]
+
+
+def blocks(text: str) -> Iterator[Block]:
+    """The blocks of commands in a page's text."""
+    for found in BLOCKS.finditer(text):
+        lines = found["commands"].replace("\\\n", " ").splitlines()
+        words = [shlex.split(line, comments=True) for line in lines]
+        yield Block([each[1:] for each in words if each[:1] == ["trainplan"]], found["output"], found.span("output"))
+
+
+def printed(block: Block, folder: Path) -> str:
+    """What a block's commands print, run in a folder; the end of what is long is left out, and said so."""
+    texts = []
+    for words in block.commands:
+        command = [sys.executable, "-m", "trainplan", *words]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=folder, env=ENVIRONMENT, check=False)
+        assert done.returncode == 0, (words, done.stderr)
+        texts.append(done.stdout)
+    lines = [line.rstrip() for line in "".join(texts).strip("\n").splitlines()]
+    if len(lines) > MOST_LINES:
+        lines = [*lines[: MOST_LINES - 1], f"... {len(lines) - MOST_LINES + 1} more lines"]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def comparable(text: str) -> list[str]:
+    """The lines of an output that are the same on every machine, measured numbers masked."""
+    kept = [line.rstrip() for line in text.splitlines() if not TIMED.search(line)]
+    return [re.sub(r"\d[\d.,]*", "N", line) if MEASURED.search(line) else line for line in kept]
+
+
+def written(page: Path) -> str:
+    """The page's text with what its commands print now; its pictures are written."""
+    text, made, end = page.read_text(), [], 0
+    with TemporaryDirectory() as folder:
+        for block in blocks(text):
+            output = printed(block, Path(folder))
+            if block.output is not None:
+                made += [text[end : block.place[0]], output]
+                end = block.place[1]
+        for name, picture in PICTURES.get(
+            page.relative_to(ROOT / "docs").as_posix() if "docs" in page.parts else "", {}
+        ).items():
+            shutil.copy(Path(folder, name), ROOT / "docs" / "pictures" / picture)
+    return "".join([*made, text[end:]])
+
+
+if __name__ == "__main__":
+    for each in [Path(name).resolve() for name in sys.argv[1:]] or PAGES:
+        print(each.relative_to(ROOT), flush=True)
+        each.write_text(written(each))
