@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test test-long lint docs benchmark calibrate study random-plans lowered training predictions against-torch fuzz mutations faults clean against-papers what-to-run
+.PHONY: demo test test-long lint docs outputs benchmark calibrate study random-plans lowered training predictions against-torch fuzz mutations faults clean against-papers what-to-run
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -42,6 +42,10 @@ docs: $(INSTALLED)  # into build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@! grep -rnoE '<(script|img|iframe|source)[^>]* src="?(https?:)?//[^">]*|<link[^>]* rel="?(stylesheet|icon|preconnect|preload)[^>]*href="?(https?:)?//[^">]*|url\(["'"'"']?(https?:)?//[^)]*|@import[^;]*//[^;]*' \
 		--include='*.html' --include='*.css' build/site || { echo 'the site loads what is not in it'; false; }
+
+outputs: $(INSTALLED)  # what the pages show of commands, their pictures, and the notebooks, as they are printed now
+	$(BIN)/python -m tests.guides
+	$(BIN)/jupytext --to ipynb --update --execute notebooks/*.py
 
 benchmark: $(INSTALLED)
 	$(BIN)/python benchmarks/profiles.py
