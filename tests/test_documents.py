@@ -120,6 +120,8 @@ def test_outputs_are_alike_but_for_times() -> None:
     assert guides.comparable("step 1  loss 2, 3.4 s measured\nplanning 3 s") == guides.comparable(
         "step 1  loss 2, 9 s measured"
     )
+    assert guides.comparable("step 1  loss 9.8e-16, 3.4 s") == guides.comparable("step 1  loss 9.7e-16, 12 s")
+    assert guides.comparable("  label-setting  1.182 s  0.117") == guides.comparable("  label-setting  1.182 s  2.5")
     assert guides.comparable("FITS 3 GiB") != guides.comparable("FITS 4 GiB")
 
 

@@ -90,6 +90,9 @@ def test_a_plan_is_made_explained_and_exported(tmp_path: Path) -> None:
             "import-run", {"file": "run/launch.sh", "cluster": "h100:2x1", "model": "gpt2", "search": False}
         )
         assert "predicted time" in text(judged)
+        if "fit" in TOOLS:
+            fits = await client.call_tool("fit", {name: SMALL[name] for name in ("model", "cluster", "batch", "sequence")})
+            assert not fits.is_error and fits.structured_content["found"], text(fits)
         short = await client.call_tool("plan", {**SMALL, "memory": "100MiB", "plan_file": "other.json"})
         assert not short.is_error and short.structured_content["found"] is False and not (tmp_path / "other.json").exists()
 

@@ -41,7 +41,8 @@ def main() -> None:
 
     options.PRESENT.set(present)
     bars.HEARD.set(lambda text: say({"progress": text}))
-    sys.addaudithook(_only_here([Path.cwd(), tempfile.gettempdir(), sys.prefix, sys.base_prefix, *_package(), *SYSTEM]))
+    places = [Path.cwd(), tempfile.gettempdir(), sys.prefix, sys.base_prefix, *filter(None, sys.path), *_package(), *SYSTEM]
+    sys.addaudithook(_only_here(places))
     shown, told = StringIO(), StringIO()
     code: Any = 0
     try:
@@ -69,8 +70,8 @@ def _only_here(folders: list[Any]) -> Any:
     roots = [Path(folder).resolve() for folder in folders]
 
     def look(event: str, values: tuple[Any, ...]) -> None:
-        if event != "open" or not isinstance(values[0], str | bytes):
-            return
+        if event != "open" or not isinstance(values[0], str | bytes | os.PathLike):
+            return  # a descriptor is of a file that was opened before
         path = Path(os.path.realpath(os.fsdecode(values[0])))
         if not any(path.is_relative_to(root) for root in roots):
             raise PermissionError(13, "is outside the folder of this server", str(path))

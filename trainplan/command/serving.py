@@ -15,6 +15,7 @@ from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from time import monotonic
 from typing import Any
 
 from pydantic import ValidationError
@@ -27,6 +28,7 @@ from trainplan.profiling.base.files import as_input_error
 
 COLUMNS = "100"  # of the text of an answer
 SPARE_SECONDS = 120.0  # beyond the time limit, for what comes after a search; what takes longer is ended
+PAUSE_SECONDS = 0.2  # between two reports of progress
 INSTRUCTIONS = (
     "trainplan plans the distributed training of Transformers: which parallelism, how fast, how much memory, how far from the "
     "best possible. Call fit to learn whether a model fits, plan for the best plan, explain for why, export for the files that "
@@ -83,12 +85,13 @@ async def _serve(folder: Path) -> None:
         return types.ListToolsResult(tools=[_described(types, name, tool) for name, tool in TOOLS.items()])
 
     async def call_tool(context: Any, asked: types.CallToolRequestParams) -> types.CallToolResult:
-        count = 0
+        count, told_s = 0, -PAUSE_SECONDS
 
         async def progress(text: str) -> None:
-            nonlocal count
-            count += 1
-            await context.session.report_progress(count, None, text)
+            nonlocal count, told_s
+            if monotonic() - told_s >= PAUSE_SECONDS:
+                count, told_s = count + 1, monotonic()
+                await context.session.report_progress(count, None, text)
 
         try:
             answer = await _answer(asked.name, asked.arguments or {}, folder, progress)

@@ -84,7 +84,7 @@ class PlanTool(Tool):
         fixed = {"seq": self.sequence, "for": self.runtime, "memory": self.memory, "tp": self.tp, "pipeline": self.pipeline}
         fixed |= {"micro-batches": self.micro_batches, "cp": self.cp, "precision": self.precision}
         search = {"gap": self.gap, "time-limit": self.time_limit, "output": self.plan_file}
-        return [*options({"model": self.model, "cluster": self.cluster, "batch": self.batch, **fixed, **search})]
+        return options({"model": self.model, "cluster": self.cluster, "batch": self.batch, **fixed, **search})
 
 
 class FitTool(Tool):
@@ -96,11 +96,12 @@ class FitTool(Tool):
     cluster: str = Field(description=CLUSTER)
     batch: int | None = Field(None, gt=0, description="Samples of one step, over all devices.")
     sequence: Tokens | None = Field(None, description=SEQUENCE)
+    runtime: Literal[tuple(RUNTIMES)] | None = Field(None, description="As this framework holds it.")  # type: ignore[valid-type]
     memory: str | None = Field(None, description=MEMORY)
 
     def _words(self) -> list[str]:
-        given = {"batch": self.batch, "seq": self.sequence, "memory": self.memory}
-        return [*options(given), "--", self.model, self.cluster]
+        given = {"model": self.model, "cluster": self.cluster, "batch": self.batch, "seq": self.sequence}
+        return options(given | {"for": self.runtime, "memory": self.memory})
 
 
 class ExplainTool(Tool):
