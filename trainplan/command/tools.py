@@ -141,7 +141,12 @@ class ImportRunTool(Tool):
     output: str | None = Field(None, description="Write the plan that the file runs here, in the folder.")
 
     def _words(self) -> list[str]:
-        given = {"cluster": self.cluster, "model": self.model, "batch": self.batch, "micro-batch": self.micro_batch}
+        given: dict[str, Any] = {
+            "cluster": self.cluster,
+            "model": self.model,
+            "batch": self.batch,
+            "micro-batch": self.micro_batch,
+        }
         given |= {"seq": self.sequence, "output": self.output, "time-limit": self.time_limit / 2}  # of each of two searches
         sets = [f"--set={name}={value}" for name, value in self.settings.items()]
         return [*options(given), *sets, *["--no-search"] * (not self.search), "--", self.file]
