@@ -8,7 +8,6 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from trainplan.command.app import COMMANDS
 from trainplan.execution.exports.registry import export_names
 from trainplan.formulations.joint.runtimes import RUNTIMES
 from trainplan.profiling.base.errors import InputError, shown
@@ -76,6 +75,8 @@ class PlanTool(Tool):
     precision: str | None = Field(
         None, description="Of matrix multiplications: 'model' or a recipe in fewer bits, such as 'fp8'."
     )
+    devices: str | None = Field(None, description="Plan on the fewest devices that do: 'any', or a range such as '16-512'.")
+    what_if: str | None = Field(None, description="Say what other numbers would change, such as 'network=1.2' for 20 % more.")
     gap: float = Field(1e-3, ge=0, description="Stop the search once the plan is proven to be within this share of the best.")
     time_limit: Seconds = 60.0
     plan_file: str = Field("plan.json", description="Where to write the plan, in the folder.")
@@ -83,6 +84,7 @@ class PlanTool(Tool):
     def _words(self) -> list[str]:
         fixed = {"seq": self.sequence, "for": self.runtime, "memory": self.memory, "tp": self.tp, "pipeline": self.pipeline}
         fixed |= {"micro-batches": self.micro_batches, "cp": self.cp, "precision": self.precision}
+        fixed |= {"devices": self.devices, "what-if": self.what_if}
         search = {"gap": self.gap, "time-limit": self.time_limit, "output": self.plan_file}
         return options({"model": self.model, "cluster": self.cluster, "batch": self.batch, **fixed, **search})
 
@@ -166,9 +168,7 @@ class ExportTool(Tool):
         return [*options({"to": self.to, "output": self.output}), *["--nearest"] * self.nearest, "--", self.plan_file]
 
 
-TOOLS: dict[str, type[Tool]] = {
-    tool.command: tool for tool in (PlanTool, FitTool, ExplainTool, ImportRunTool, ExportTool) if tool.command in COMMANDS
-}
+TOOLS: dict[str, type[Tool]] = {tool.command: tool for tool in (PlanTool, FitTool, ExplainTool, ImportRunTool, ExportTool)}
 
 
 def options(given: dict[str, Any]) -> list[str]:
