@@ -94,7 +94,7 @@ def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 120
 
 
-def test_the_repository_has_no_name_of_a_placeholder() -> None:
+def test_the_first_screens_have_no_placeholder() -> None:
     """What is copied from the first screens runs, once REPOSITORY is set."""
     for page in (ROOT / "README.md", ROOT / "docs" / "index.md"):
         assert not re.search(r"<[a-z-]+>|example\.(com|org)|YOUR_|your-", page.read_text())

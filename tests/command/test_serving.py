@@ -102,7 +102,9 @@ BAD = {
     "no-batch": ("plan", {"model": "gpt2", "cluster": "h100:2"}, "batch"),
     "unknown-argument": ("plan", {**SMALL, "bacth": 3}, "bacth"),
     "not-a-number": ("plan", {**SMALL, "batch": "many"}, "batch"),
-    "an-option-in-a-value": ("plan", {**SMALL, "model": "--help"}, "--help"),
+    "an-option-in-a-value": ("plan", {**SMALL, "model": "--help"}, "model is"),
+    "not-tokens": ("plan", {**SMALL, "sequence": "64q"}, "sequence is '64q'"),
+    "not-dense": ("plan", {**SMALL, "model": "mixtral-8x7b"}, "mixture of experts"),
     "no-such-runtime": ("plan", {**SMALL, "runtime": "fairseq"}, "runtime"),
     "absolute-path": ("explain", {"plan_file": "/etc/passwd"}, "outside"),
     "path-upwards": ("export", {"to": "megatron", "output": "../run"}, "outside"),
@@ -124,6 +126,7 @@ def test_bad_input_is_an_error_of_the_tool_in_one_line(tmp_path: Path) -> None:
             result = await client.call_tool(tool, arguments)
             assert result.is_error and said in text(result), (tool, arguments, text(result))
             assert "\n" not in text(result) and "Traceback" not in text(result)
+            assert "--" not in text(result) and "command line" not in text(result)
 
     served(folder, use)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "here"]

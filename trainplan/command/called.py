@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import tempfile
 from contextlib import redirect_stderr, redirect_stdout
@@ -19,6 +20,7 @@ from typing import Any
 from trainplan.command import bars, options
 from trainplan.command.app import run
 from trainplan.command.render import pairs
+from trainplan.profiling.base.errors import COMMAND_LINE, as_arguments
 
 SYSTEM = ("/proc", "/sys", "/dev", "/usr")
 
@@ -55,7 +57,13 @@ def main() -> None:
         text = "\n".join(filter(None, (shown.getvalue().rstrip(), notes)))
         say({"text": text, **given, "code": code})
     else:
-        say({"error": notes.splitlines()[-1].removeprefix("trainplan: ") if notes else "ended without an answer", "code": code})
+        say({"error": _as_of_arguments(notes.splitlines()[-1]) if notes else "ended without an answer", "code": code})
+
+
+def _as_of_arguments(line: str) -> str:
+    """An error's line without what only a command line has: options are arguments here, and there is no --help."""
+    text = line.removeprefix("trainplan: ").removeprefix(f"{COMMAND_LINE}: ")
+    return as_arguments(re.sub(r" See `[^`]*--help`\.?$", "", text))
 
 
 def _package() -> list[Path]:
