@@ -1,4 +1,4 @@
-"""Real output under the commands of pages: `python -m tests.guides` runs them and writes what they print, and their pictures.
+"""Real output under the commands of the pages: `python -m tests.guides` runs them, and writes what they print, and pictures.
 
 In a page, a block of `sh` may be followed by a block of `text`: what its commands of trainplan print. All commands of a page
 run in one folder, in their order. `python -m tests.guides PAGE...` writes some pages alone.
