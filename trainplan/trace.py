@@ -71,9 +71,9 @@ def operations_trace(walk: TimeWalk, places: Sequence[int], *, name: str, units:
         number = len([lane for lane in lanes if lane[0] == operation.rank]) + 1
         tid = lanes.setdefault((operation.rank, operation.lane), 10 * operation.rank + number)
         instruction = operation.instruction
-        about = {"micro_batch": instruction.micro_batch, "bytes": instruction.message_bytes or None}
-        about["unit"] = None if instruction.unit is None else units[instruction.unit]
-        about = {key: value for key, value in about.items() if value is not None}
+        unit = None if instruction.unit is None else units[instruction.unit]
+        facts = {"unit": unit, "micro_batch": instruction.micro_batch, "bytes": instruction.message_bytes or None}
+        about = {key: value for key, value in facts.items() if value is not None}
         done = _slice(str(instruction.op), operation.lane, tid, operation.start_ns, operation.end_ns, about)
         events.append(done | {"pid": operation.rank + PROCESS})
     for (rank, lane), tid in lanes.items():

@@ -35,7 +35,7 @@ torch.manual_seed(0)
 config = transformers.AutoConfig.for_model(**run["model"], use_cache=False)
 
 
-def filled(model):
+def filled(model: torch.nn.Module) -> None:
     """Give memory to this rank's shards, and the stored values or those that the model begins with: no rank ever has all."""
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
     model.to_empty(device=device)

@@ -28,11 +28,11 @@ def check_seconds(flag: str, seconds: float, usual: float) -> None:
 def check_settings(
     plans: Sequence[Plan],
     steps: int,
-    backend: Backend,
-    device: Device,
+    backend: str,
+    device: str,
     seed: int,
     stall_timeout: float,
-    transport: TransportName = "direct",
+    transport: str = "direct",
 ) -> None:
     """What every run of plans needs. Raises InputError."""
     world = plans[0].world
@@ -85,7 +85,7 @@ def _check_gpus(needed: int, world: int) -> None:
         raise InputError("command line", "--device", problem, fix)
 
 
-def gpus(plan: Plan, device: Device, transport: TransportName = "direct") -> tuple[int, ...] | None:
+def gpus(plan: Plan, device: str, transport: str = "direct") -> tuple[int, ...] | None:
     """The GPU of each rank, where plans run on these. (Of a rank that torchrun has started, its own place on its machine; a
     placement is then for whoever orders the machines.)"""
     if device == "cpu":

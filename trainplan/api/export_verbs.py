@@ -83,8 +83,8 @@ def _training(tokenizer: FilePath | None, data: FilePath | None, steps: int | No
         raise InputError(COMMAND_LINE, "--steps", f"is {steps}", "give at least 1")
     if learning_rate is not None and not 0 < learning_rate < inf:
         raise InputError(COMMAND_LINE, "--learning-rate", f"is {learning_rate}", "give more than 0, such as 3e-4")
-    folders = [None if path is None else str(Path(path).expanduser().absolute()) for path in (tokenizer, data)]
-    return Training(*folders, steps, learning_rate)
+    where, source = (None if path is None else str(Path(path).expanduser().absolute()) for path in (tokenizer, data))
+    return Training(where, source, steps, learning_rate)
 
 
 def nearest_plan(source: Plan | Source, to: str, time_limit: float | None = TIME_LIMIT_S) -> Planned | None:
