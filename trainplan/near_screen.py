@@ -24,6 +24,7 @@ def sizes_rows(sizes: Sizes) -> tuple[list[Row], list[Row]]:
     found = sizes.first.request.origin.devices
     text = f"{plural(found, 'GPU')} ({sizes.first.request.cluster_name})"
     proof = f"with fewer nothing fits, proven of {_listed(sizes.tried)}" if sizes.tried else "the fewest asked for"
+    proof += f"; no plan was found on {_listed(sizes.missed)}" if sizes.missed else ""
     more = [[f"{each.request.origin.devices} GPUs: {_speed(each)}"] for each in sizes.larger]
     return [("DEVICES", [[text, proof]])], [("MORE", more)] if more else []
 

@@ -11,6 +11,7 @@ from trainplan.planned import Planned
 from trainplan.planning import Way, planned
 from trainplan.presets import Preset
 from trainplan.profiling.base.errors import COMMAND_LINE, InputError, shown
+from trainplan.profiling.base.quantities import plural
 from trainplan.profiling.clusters.cluster import Cluster, load_cluster
 from trainplan.profiling.clusters.nodes import cluster_of_nodes, names_nodes, node_of
 from trainplan.profiling.clusters.sheets import kind_named
@@ -20,15 +21,16 @@ ANY = "any"
 MOST = 2**17  # devices that are tried
 SECONDS = 60.0  # of looking for the fewest
 TIMES = (2, 4)  # as many devices, on which is planned, too
-GAP, LEAST_SECONDS = 0.02, 2.0  # of these plans, which get as long as the first one took
+GAP, LEAST_SECONDS, MOST_SECONDS = 0.02, 2.0, 10.0  # of these plans, which get as long as the first one took
 
 
 @dataclass(frozen=True)
 class Sizes:
     """Plans on several numbers of devices of one kind.
 
-    first: the plan on the fewest devices on which something fits, None where they are not known, or none of those asked for do;
-    then `unknown` says why. tried: numbers of devices that are proven too few. larger: plans on more of them, quickly made.
+    first: the plan on the fewest devices on which a plan was found, None where there is none; then `unknown` says why. tried:
+    numbers of devices that are proven too few. larger: plans on more of them, quickly made. missed: numbers of devices below
+    those of `first` on which no plan was found, and none is proven impossible.
     """
 
     first: Planned | None
@@ -36,6 +38,7 @@ class Sizes:
     unknown: str | None
     larger: tuple[Planned, ...] = ()
     proven: bool = True  # of `unknown`: that none of them would do
+    missed: tuple[int, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """All of it as plain values: the first plan as of `plan`."""
@@ -49,7 +52,13 @@ class Sizes:
             for each in self.larger
         ]
         found = None if self.first is None else self.first.request.origin.devices
-        return {"fewest_devices": found, "too_few": list(self.tried), "unknown": self.unknown, "larger": rows}
+        return {
+            "fewest_devices": found,
+            "too_few": list(self.tried),
+            "no_plan_found": list(self.missed),
+            "unknown": self.unknown,
+            "larger": rows,
+        }
 
 
 def numbers_of(text: str) -> tuple[int, int]:
@@ -91,38 +100,43 @@ def sized(
     it, of which only what a node is counts. devices: see `numbers_of`. progress: called with a text that names what is begun.
     Raises InputError.
     """
-    (least, most), node, seen = numbers_of(devices), a_node(cluster), list[int]()
+    (least, most), node = numbers_of(devices), a_node(cluster)
     if (smallest := next(clusters(node, least, most), None)) is None:
         size = node.nodes[0].devices
         raise InputError(COMMAND_LINE, FLAG, f"is {devices}, without whole nodes of {size}", f"give a multiple of {size}")
     request, preset = request_on(smallest)
     way = Way(request, preset, "exact", None, {"gap": 0.0, "seed": 0, "progress": progress})
-    sizes = _noting(clusters(node, least, most), seen)
-    while True:
-        way.begin("looking for the fewest devices")
-        found, unknown = way.fewest(sizes, 0, SECONDS)
-        if found is None:
-            none = (
-                f"none of {least} to {most} GPUs would do (proven)"
-                if most > least
-                else f"{least} would not do (proven)"
-                if unknown is None
-                else unknown
-            )
-            return Sizes(None, tuple(seen[:-1] if unknown else seen), none, proven=unknown is None)
-        began = way.elapsed()
-        made = plan_on(found)
+    too_few, missed, made, began = list[int](), list[int](), None, 0.0
+    way.begin("looking for the fewest devices")
+    for on in clusters(node, least, most):
+        if way.elapsed() > SECONDS:
+            unknown = f"more than {_last(too_few, missed)} GPUs; the time was up"
+            return Sizes(None, tuple(too_few), unknown, proven=False, missed=tuple(missed))
+        try:
+            if way.fits(replace(request, cluster=on, obtained=[])) is False:
+                too_few.append(on.devices)
+                continue
+            began = way.elapsed()
+            made = plan_on(on)
+        except InputError as error:
+            if error.where == "cluster":
+                unknown = f"more than {_last(too_few, missed)} GPUs are not known: the cluster {error.problem}"
+                return Sizes(None, tuple(too_few), unknown, proven=False, missed=tuple(missed))
+            continue  # a number of devices that the batch, the depth or the islands do not suit
         if made.plan is not None or made.interrupted:
-            break  # else no programs fit, though the solver's count does
-    took = max(LEAST_SECONDS, way.elapsed() - began)
+            break
+        (too_few if made.result.status == "infeasible" else missed).append(on.devices)
+    if made is None or (made.plan is None and not made.interrupted):
+        numbers = f"{least} to {most} GPUs" if most > least else plural(least, "GPU")
+        unknown = f"no plan was found on {numbers}" if missed else f"none fits on {numbers} (proven)"
+        return Sizes(None, tuple(too_few), unknown, proven=not missed, missed=tuple(missed))
+    took = min(MOST_SECONDS, max(LEAST_SECONDS, way.elapsed() - began))
     larger = [] if made.interrupted else _larger(made, node, most, took, progress)
-    return Sizes(made, tuple(seen[:-1]), None, tuple(larger))
+    return Sizes(made, tuple(too_few), None, tuple(larger), missed=tuple(missed))
 
 
-def _noting(sizes: Iterator[Cluster], seen: list[int]) -> Iterator[Cluster]:
-    for each in sizes:
-        seen.append(each.devices)
-        yield each
+def _last(*numbers: list[int]) -> int:
+    return max((max(each) for each in numbers if each), default=0)
 
 
 def clusters(node: Cluster, least: int, most: int) -> Iterator[Cluster]:
