@@ -32,7 +32,7 @@ def answer(**more: Any) -> Planned:
 
 @cache
 def rows() -> dict[str, RuntimePlan]:
-    return {row.runtime: row for row in answer().by_runtime(LIMITLESS)}
+    return {row.runtime: row for row in by_runtime(answer(), LIMITLESS)}
 
 
 def printed(table: tuple[RuntimePlan, ...], seconds: float, width: int = 80) -> str:
@@ -83,7 +83,7 @@ def test_a_runtime_that_does_not_have_the_model_says_what_it_lacks() -> None:
 
 def test_without_time_all_other_rows_are_open() -> None:
     """And the screen says how much time there was, and how to give more."""
-    table = answer().by_runtime(0.0)
+    table = by_runtime(answer(), 0.0)
     assert [row.runtime for row in table if row.found] == [OWN]
     assert {row.runtime for row in table if row.stopped == "time limit"} == set(COMPARED) - {"torchtitan"}
     text = " ".join(printed(table, 0.0).split())
@@ -152,12 +152,12 @@ def test_a_search_that_time_ended_says_its_gap(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize("more", [{"for_": "torch"}, {"like": "galvatron-bmw"}, {"cluster": "cpu-4"}], ids=str)
 def test_there_is_no_table_of_a_request_with_a_runtime_or_a_preset_or_of_other_devices(more: dict[str, Any]) -> None:
     """CPUs have no data sheet, by which runtimes are predicted."""
-    assert tp.plan(**{**REQUEST, "model": "gpt2", "sequence": 64, "beside": False, **more}).by_runtime(LIMITLESS) == ()
+    assert by_runtime(tp.plan(**{**REQUEST, "model": "gpt2", "sequence": 64, "beside": False, **more}), LIMITLESS) == ()
 
 
 def test_what_is_fixed_is_fixed_in_all_rows() -> None:
     """And a runtime that does not have it says so."""
-    table = {row.runtime: row for row in answer(tp=2).by_runtime(LIMITLESS)}
+    table = {row.runtime: row for row in by_runtime(answer(tp=2), LIMITLESS)}
     for name in (OWN, "megatron", "torch"):
         made = table[name].answer
         assert made is not None and made.plan is not None

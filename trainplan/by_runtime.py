@@ -100,7 +100,21 @@ def by_runtime(
     progress: Callable[[Any], None] | None = None,
     clock: Callable[[], float] | None = None,
 ) -> tuple[RuntimePlan, ...]:
-    """See `Planned.by_runtime`. clock: gives seconds; tests count calls instead."""
+    """The best plan of every runtime for a request, the shortest predicted step first, those without a plan last.
+
+    Args:
+        answer: of `plan`, without a runtime.
+        time_limit: seconds for all of them together; rows that it leaves open say so in `stopped`.
+        progress: as of `plan`.
+        clock: gives seconds from a fixed moment on (default: the processor's and the wall's, see `solvers.core.clock`).
+
+    Returns:
+        A row for each runtime; none where the request names a runtime, a preset or a profile, where its devices are of several
+            kinds or of one without a data sheet, and where nothing was planned.
+
+    Raises:
+        InputError: as of `plan`.
+    """
     if not compares(answer):
         return ()
     clock = clock or Clock()

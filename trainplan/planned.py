@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trainplan.execution.judge import Judged, judge_carried
 from trainplan.execution.walk.time import OTHERS
@@ -29,9 +29,6 @@ from trainplan.solvers.core.answer import Answer
 from trainplan.solvers.core.result import Result
 from trainplan.tabular import frame_of
 from trainplan.validation.predict import Prediction
-
-if TYPE_CHECKING:
-    from trainplan.by_runtime import RuntimePlan
 
 
 @dataclass(frozen=True)
@@ -266,18 +263,6 @@ class Planned:
     def walked_ns(self) -> int:
         """The step by the walks; where there are none, as it is claimed."""
         return self.judged.step_ns if self.judged is not None else self.answer.objective_ns or 0
-
-    def by_runtime(self, time_limit: float = 30.0, progress: Callable[[Any], None] | None = None) -> tuple[RuntimePlan, ...]:
-        """The best plan of every runtime for this request, the shortest predicted step first, those without a plan last.
-
-        Empty where the request names a runtime, a preset or a profile, where its devices are of several kinds or of one without
-        a data sheet, and where nothing was planned. Nothing is searched until this is called; each call searches anew.
-
-        time_limit: seconds for all of them together; rows that it leaves open say so in `stopped`. progress: as of `plan`.
-        """
-        from trainplan.by_runtime import by_runtime  # which plans, and so has to import this
-
-        return by_runtime(self, time_limit, progress)
 
     def as_interrupted(self) -> Planned:
         """The same, as what was known when the search was interrupted."""

@@ -14,7 +14,7 @@ from rich.console import Console
 
 import trainplan as tp
 from tests.command.calls import call
-from trainplan.by_runtime import SECONDS, RuntimePlan
+from trainplan.by_runtime import SECONDS, RuntimePlan, by_runtime
 from trainplan.command import printing, render
 from trainplan.planned import Planned
 from trainplan.screen import screen
@@ -52,7 +52,7 @@ def answer(name: str) -> Planned:
 @cache
 def runtimes(name: str) -> tuple[RuntimePlan, ...]:
     """The best plans of all runtimes for a request, however long they take."""
-    return answer(name).by_runtime(LIMITLESS)
+    return by_runtime(answer(name), LIMITLESS)
 
 
 def printed(name: str, width: int) -> str:

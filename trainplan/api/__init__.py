@@ -56,6 +56,7 @@ _MODULES = {
     "number_verbs": ("detect", "import_profile", "profile", "validate"),
     "plan_verbs": (
         *(
+            "by_runtime",
             "certify",
             "chrome_trace",
             "compare_planners",

@@ -114,7 +114,7 @@ def _by_runtime(answer: Planned, limit: float | None, began: float) -> tuple[Seq
     """The best plan of every runtime, and the seconds that were left for them: of the time limit, where one was given."""
     seconds = SECONDS if limit in (None, TIME_LIMIT_S) else max(0.0, limit - (perf_counter() - began))
     with bars.planning() as progress:
-        return answer.by_runtime(seconds, progress), seconds
+        return api.by_runtime(answer, seconds, progress), seconds
 
 
 def _shown(answer: Planned, near: nearby.Near, plan_file: Path | None, table: Table) -> None:
