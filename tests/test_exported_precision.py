@@ -100,11 +100,11 @@ def test_bridge_is_told_of_both(tmp_path: Path) -> None:
     said = yaml.safe_load(
         exported(planned("megatron-bridge", precision="mxfp8", zero="1"), "megatron-bridge", tmp_path).read_text()
     )
-    about = {"bf16": True, "fp8": "e4m3", "fp8_recipe": "mxfp8", "fp8_param_gather": True, "grad_reduce_in_fp32": False}
+    about = {"bf16": True, "fp8": "e4m3", "fp8_recipe": "mxfp8", "fp8_param_gather": True, "grad_reduce_in_fp32": True}
     assert about.items() <= said["mixed_precision"].items()
-    wide = planned("megatron-bridge", precision="nvfp4", gradients="float32", zero="1")
+    wide = planned("megatron-bridge", precision="nvfp4", gradients="model", zero="1")
     said = tp.export(wide, "megatron-bridge").settings["config"]["mixed_precision"]
-    assert {"fp4": "e2m1", "fp4_recipe": "nvfp4", "grad_reduce_in_fp32": True}.items() <= said.items() and "fp8" not in said
+    assert {"fp4": "e2m1", "fp4_recipe": "nvfp4", "grad_reduce_in_fp32": False}.items() <= said.items() and "fp8" not in said
 
 
 def test_torchtitan_is_told_by_its_converters() -> None:

@@ -20,7 +20,7 @@ from trainplan.performance import stage_shares
 from trainplan.profiling.base.display import in_one_line
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.files import Source
-from trainplan.profiling.base.quantities import span
+from trainplan.profiling.base.quantities import format_time, plural, span
 from trainplan.profiling.profiles import Profile
 from trainplan.screen import run_words
 from trainplan.simulating import Simulation, simulate
@@ -81,6 +81,10 @@ class Explained:
     run: tuple[str, ...] = ()
     units: int = 0
     limit_bytes: int = 0
+
+    def __repr__(self) -> str:
+        text = f"{format_time(self.step_ns)} a step, {plural(len(self.stages), 'stage')}"
+        return f"<Explained {self.model}: {text}, {plural(len(self.changes), 'run')} of equal units>"
 
     def lacking_bytes(self, change: Any) -> int:
         """What a device lacks under a change of one unit, from the free memory that is predicted of its stage and from what the

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainplan.by_runtime import NAMES, RuntimePlan
 from trainplan.configurations.judging import LEAST_GAIN, neighbour_runs
+from trainplan.every_runtime import NAMES, RuntimePlan
 from trainplan.execution.standing_in import recipe_of
 from trainplan.formulations.joint.runtimes import FOR
 from trainplan.formulations.plan import Plan
@@ -266,7 +266,8 @@ def _priced(price: Price, answer: Planned) -> list[str]:
 def _in_any_runtime(price: Price, answer: Planned) -> list[str]:
     """The best plan of all runtimes that is known, by its prediction beside this one's."""
     assert answer.step_ns is not None
-    words, best = "in any runtime", price.predicted_ns
+    wide = answer.plan is not None and answer.plan.precision.gradients == "float32"  # in which it was searched, too
+    words, best = "in any runtime" + " with float32 gradients" * wide, price.predicted_ns
     if best is None:
         return [f"{words}: not known in the time"]
     gain = 1 - best / answer.step_ns

@@ -13,6 +13,7 @@ from trainplan.planning import planned
 from trainplan.profiling.base.errors import COMMAND_LINE, InputError, one_of, shown
 from trainplan.profiling.clusters.cluster import Cluster
 from trainplan.profiling.clusters.network import Island
+from trainplan.solvers.core.limits import TIME_LIMIT_S
 
 FLAG = "--what-if"
 LARGEST_FACTOR = 1000.0
@@ -151,12 +152,26 @@ class WhatIf:
 
 
 def what_if(
-    before: Planned, factors: str | Factors, *, time_limit: float | None = None, progress: Callable[[Any], None] | None = None
+    before: Planned,
+    factors: str | Factors,
+    *,
+    time_limit: float | None = TIME_LIMIT_S,
+    progress: Callable[[Any], None] | None = None,
 ) -> WhatIf:
     """What a request that has been planned would be planned as, if numbers of its cluster were multiplied.
 
-    factors: of `network` (bandwidth between nodes), `nvlink` (within a node), `flops` (of matrix products) and `memory` (of
-    each device), such as "network=1.2" or {"network": 1.2}. time_limit: seconds of the search. Raises InputError.
+    Args:
+        before: of `plan`.
+        factors: of `network` (bandwidth between nodes), `nvlink` (within a node), `flops` (of matrix multiplications) and
+            `memory` (of each device), such as "network=1.2" or {"network": 1.2}.
+        time_limit: seconds of the search.
+        progress: as of `plan`.
+
+    Returns:
+        The plan before and after, and by what share the step changes.
+
+    Raises:
+        InputError: for other names, and for requests that are planned from a profile.
     """
     chosen, request = factors_of(factors), before.request
     check_what_if(request.cluster, request.profile is not None or request.measured)

@@ -57,6 +57,9 @@ class Export:
     left_out: tuple[str, ...]
     plan: Plan | None = None
 
+    def __repr__(self) -> str:
+        return f"<Export to {self.target}: {', '.join(self.files)}; left out: {len(self.left_out)}>"
+
     def to_dict(self) -> dict[str, Any]:
         """The export as data, for JSON."""
         return {

@@ -62,7 +62,7 @@ def printed(name: str, width: int) -> str:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(printing, "out", Console(file=text, width=width, highlight=False, soft_wrap=True, emoji=False))
         patch.setenv("COLUMNS", str(width))
-        render.rows(rows(name))
+        render.rows_of_screen(rows(name))
     return "".join(f"{line.rstrip()}\n" for line in text.getvalue().splitlines())
 
 

@@ -14,8 +14,8 @@ from rich.console import Console
 
 import trainplan as tp
 from tests.command.calls import call
-from trainplan.by_runtime import SECONDS, RuntimePlan, by_runtime
 from trainplan.command import printing, render
+from trainplan.every_runtime import SECONDS, RuntimePlan, by_runtime
 from trainplan.planned import Planned
 from trainplan.screen import screen
 
@@ -95,8 +95,8 @@ def test_the_screen_is_as_it_was(name: str) -> None:
 def test_a_search_that_its_time_limit_ended_says_so() -> None:
     made = answer("gpt2")
     stopped = replace(made, answer=replace(made.answer, result=replace(made.result, stopped="time limit")))
-    shown = [dict(screen(each))["BEST?"][0] for each in (made, stopped)]
-    assert ["the time limit ended the search (--time-limit)" in pieces for pieces in shown] == [False, True]
+    shown = [dict(screen(each)).get("STOPPED") for each in (made, stopped)]
+    assert shown == [None, [["by the time limit, before the search was done: this is the best known until then"]]]
 
 
 def test_the_screen_says_what_simulate_says(tmp_path: Path) -> None:

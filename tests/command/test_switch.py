@@ -233,5 +233,5 @@ def test_all_planners_take_the_options_that_every_plan_takes(words: list[str]) -
     done = call("plan", "--like", "all", *words, "--sequence", "16", "--details")
     assert done.returncode == 0 and "--option" not in done.stdout, done.stdout
     assert {"joint", "galvatron-bmw", "amp", "autopipe", "h3t"} <= {
-        line.split()[0] for line in done.stdout.splitlines() if line
+        line.split()[0] for line in done.stdout.splitlines() if line.strip()
     }

@@ -13,8 +13,8 @@ from typing import Any, Unpack
 from trainplan.api.listed import ComparedPlans, Plans, Throughputs
 from trainplan.api.requests import Keywords, PlanRequest, SearchOptions, asked_at_once, keywords_of
 from trainplan.asking import FilePath, check_spelling, cluster_of, memory_of, model_of, profile_of, request_of
-from trainplan.by_runtime import by_runtime
 from trainplan.certifying import certify
+from trainplan.every_runtime import by_runtime
 from trainplan.execution.lowering.checkpoints import checkpoints_of
 from trainplan.execution.lowering.choice import runtime_of
 from trainplan.execution.run.processes import run_plans

@@ -63,7 +63,7 @@ def main() -> None:
 def _as_of_arguments(line: str) -> str:
     """An error's line without what only a command line has: options are arguments here, and there is no --help."""
     text = line.removeprefix("trainplan: ").removeprefix(f"{COMMAND_LINE}: ")
-    return as_arguments(re.sub(r" See `[^`]*--help`\.?$", "", text))
+    return as_arguments(re.sub(r" See `[^`]*--help(-all)?`\.?$", "", text))
 
 
 def _package() -> list[Path]:

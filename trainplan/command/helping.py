@@ -17,7 +17,8 @@ LIMITS = ("time_limit", "gap")
 REQUEST = ("model", "cluster", "batch", "sequence", "memory", "dtype")
 # By command: the options that its short help shows, in this order; a command that is not here shows all of its options.
 COMMON: dict[str, tuple[str, ...]] = {
-    "plan": ("batch", "sequence", "for_", "memory", "dtype", "precision", *LIMITS, "output", "details"),
+    "plan": ("batch", "sequence", "for_", "memory", "precision", "devices", "what_if", "time_limit", "output", "details"),
+    "fit": ("batch", "sequence", "for_", "memory", "reserve", "dtype", "precision", "zero", "host"),
     "place": (*REQUEST, "uneven_shares", *LIMITS, "output"),
     "partition": (*REQUEST, "pipeline", "micro_batches", "time_limit", "output"),
     "switch": (*REQUEST, *LIMITS, "output", "picture"),

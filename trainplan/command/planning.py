@@ -9,10 +9,10 @@ from time import perf_counter
 from typing import Any
 
 from trainplan import api
-from trainplan.by_runtime import SECONDS, RuntimePlan
 from trainplan.certifying import with_evidence
 from trainplan.command import bars, nearby, options, render
 from trainplan.command.options import Command, Outcome, exit_code, flag, flags_of, output, panel, takes, value_of
+from trainplan.every_runtime import SECONDS, RuntimePlan
 from trainplan.formulations.plan import plan_text
 from trainplan.pictures import drawn
 from trainplan.planned import Planned

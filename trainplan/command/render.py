@@ -7,11 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from trainplan.by_runtime import RuntimePlan
 from trainplan.checking import Checked, CheckedClaim, CheckedPlan
 from trainplan.command.printing import aligned, line, pairs, table, wrapped
 from trainplan.command.render_plans import side_by_side
 from trainplan.comparing import Comparison
+from trainplan.every_runtime import RuntimePlan
 from trainplan.execution.standing_in import recipe_of
 from trainplan.formulations.plan import Plan
 from trainplan.formulations.plan_units import PlannedUnit

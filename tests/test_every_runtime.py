@@ -16,8 +16,8 @@ from trainplan.profiling.base.quantities import format_time
 import trainplan as tp
 from tests.clock import count_the_clock
 from tests.command.calls import call
-from trainplan.by_runtime import COMPARED, OWN, RuntimePlan, _row, by_runtime
 from trainplan.command import printing, render
+from trainplan.every_runtime import COMPARED, OWN, RuntimePlan, _row, by_runtime
 from trainplan.planned import Planned, Spent
 from trainplan.screen import runtime_notes, screen
 
@@ -57,15 +57,15 @@ def test_the_row_of_trainplan_is_the_plan_itself() -> None:
     assert rows()[OWN].answer is answer()
 
 
-def test_the_best_in_any_runtime_of_a_screen_is_the_first_row() -> None:
+def test_the_best_in_any_runtime_of_a_screen_is_the_plan_with_the_gradients_of_its_runtime() -> None:
     """In the same digits."""
-    best = next(iter(rows().values()))
+    best = tp.plan(**REQUEST, gradients="float32", beside=False)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("trainplan.pricing.RUNTIME_SECONDS", LIMITLESS)
         alone = tp.plan(**REQUEST, for_="megatron")
     assert best.step_ns is not None and alone.prices[0].predicted_ns == best.step_ns
     said = next(text for _, lines in screen(alone) for pieces in lines for text in pieces if "any runtime" in text)
-    assert f"in any runtime {format_time(best.step_ns)} a step or less" in said
+    assert f"in any runtime with float32 gradients {format_time(best.step_ns)} a step or less" in said
 
 
 def test_rows_are_in_the_order_of_their_steps_and_those_without_a_plan_last() -> None:
@@ -106,7 +106,7 @@ def test_a_row_that_had_too_little_gets_the_time_that_others_left(monkeypatch: p
         done = name != "megatron" or seconds > 3
         return RuntimePlan(name, best, stopped=None if done else "time limit", seconds=seconds)
 
-    monkeypatch.setattr("trainplan.by_runtime._row", searched)
+    monkeypatch.setattr("trainplan.every_runtime._row", searched)
     table = {row.runtime: row for row in by_runtime(answer(), 8.0, clock=lambda: 0.0)}
     assert asked == [("megatron", 2.0), ("deepspeed", 8 / 3), ("accelerate", 4.0), ("torch", 8.0), ("megatron", 8.0)]
     assert table["megatron"].stopped is None
@@ -122,7 +122,7 @@ def test_after_an_interrupt_nothing_more_is_searched(monkeypatch: pytest.MonkeyP
             raise KeyboardInterrupt
         return best
 
-    monkeypatch.setattr("trainplan.by_runtime.planned", interrupted)
+    monkeypatch.setattr("trainplan.every_runtime.planned", interrupted)
     table = by_runtime(best, LIMITLESS)
     assert tried == ["megatron", "deepspeed"]
     assert {row.runtime for row in table if row.found} == {OWN, "megatron"}
@@ -134,7 +134,7 @@ def test_after_an_interrupt_nothing_more_is_searched(monkeypatch: pytest.MonkeyP
 def test_planning_that_had_hardly_time_left_is_open(spent: Spent, stopped: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its search may be done, and yet walks of other plans may not have been."""
     best = answer()
-    monkeypatch.setattr("trainplan.by_runtime.planned", lambda *_, **__: replace(best, spent=spent))
+    monkeypatch.setattr("trainplan.every_runtime.planned", lambda *_, **__: replace(best, spent=spent))
     assert _row("torch", best, 5.0, None).stopped == stopped
 
 
