@@ -69,7 +69,7 @@ def features(plan: Plan) -> Iterator[Feature]:
 
 def products_by(recipe: str) -> str:
     """The name of the feature of products by a recipe."""
-    return f"products in {recipe}"
+    return f"matrix multiplications in {recipe}"
 
 
 def refuse_others(plan: Plan, able: Collection[str], who: str, where: str = "plan") -> None:

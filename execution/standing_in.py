@@ -42,7 +42,7 @@ def standing_in(plan: Plan) -> Plan:
 def stood_in_for(plan: Plan) -> tuple[str, ...]:
     """What of a plan no program carries out, in words, so that others stand for its own; nothing of most plans."""
     recipe = recipe_of(plan)
-    named = () if recipe is None else (f"products in {recipe.name}",)
+    named = () if recipe is None else (f"matrix multiplications in {recipe.name}",)
     return (*named, "context parallelism of layers whose samples programs cannot cut") if _uncut(plan) else named
 
 

@@ -25,7 +25,7 @@ def check_plan(plan: Plan) -> None:
         fix = f"the model given here is {model.digest!r}: plan for it"
         raise InputError("", "model_digest", f"is {plan.model_digest!r}", fix)
     names = [unit.name for unit in model.units]
-    check_length("units", plan.units, len(names), "the units of the model", "items")
+    check_length("units", plan.units, len(names), "the sub-layers of the model", "items")
     _check_stages(plan, len(names))
     if plan.schedule == "interleaved-1f1b":
         _check_interleaved(plan)
@@ -124,7 +124,7 @@ def _check_host(plan: Plan) -> None:
     """Residences that programs have: the optimizer's with all that it works on; inputs of units that are recomputed; orders of
     copies where these go segment by segment."""
     if not plan.uses_host and plan.nvlink is not None:
-        fix = "leave it out: no unit has states or hidden states on the host"
+        fix = "leave it out: no sub-layer has states or hidden states on the host"
         raise InputError("", "nvlink", f"is {str(plan.nvlink).lower()}", fix)
     if plan.uses_host and plan.nvlink is None:
         raise InputError("", "nvlink", "is missing", "give true or false, with states or hidden states on the host")
@@ -141,12 +141,12 @@ def _check_host(plan: Plan) -> None:
                 fix = f"give 'device', or optimizer and gradients 'host': the optimizer {works}"
                 raise InputError("", f"{field}.states.{name}", "is 'host'", fix)
         if unit.activations.hidden == "host" and not unit.strategy.ckpt:
-            fix = f"give 'device', or recompute 'full' ({replace(unit.strategy, ckpt=True)}): a graph holds the unit's input"
+            fix = f"give 'device', or recompute 'full' ({replace(unit.strategy, ckpt=True)}): a graph holds its input"
             raise InputError("", f"{field}.activations.hidden", "is 'host'", fix)
     for position, unit in enumerate(plan.units if plan.switches() is None else ()):
         for name in () if unit.order is None else ("eco_forward", "eco_backward", "synchronised"):
             if getattr(unit.order, name):
-                fix = "leave it out: only one stage, one micro-batch, and all units sdp with states on the host go by segments"
+                fix = "leave it out: only one stage, one micro-batch, and sharded states on the host go by segments"
                 raise InputError("", f"units[{position}].order.{name}", "is true", fix)
 
 
@@ -187,7 +187,7 @@ def _check_stages(plan: Plan, units: int) -> None:
     """Units are covered in order, and every rank is in one stage."""
     count, begin = len(plan.stages), 0
     if count > units:
-        raise InputError("", "stages", f"are {count}", f"give at most {units}: every stage needs a unit")
+        raise InputError("", "stages", f"are {count}", f"give at most {units}: every stage needs a sub-layer")
     stage_of: dict[int, int] = {}
     depth = plan.depth
     for index, stage in enumerate(plan.stages):
@@ -203,7 +203,7 @@ def _check_stages(plan: Plan, units: int) -> None:
         if stage.ranks != sorted(stage.ranks):
             raise InputError("", f"{field}.ranks", f"is {shown(stage.ranks)}", f"give {shown(sorted(stage.ranks))}")
         if stage.first_unit != begin:
-            raise InputError("", f"{field}.first_unit", f"is {stage.first_unit}", f"give {begin}, the first unit left")
+            raise InputError("", f"{field}.first_unit", f"is {stage.first_unit}", f"give {begin}, the first sub-layer left")
         end = units - (count - index)  # the stages after this one need a unit each
         if not begin <= stage.last_unit <= end or (index == count - 1 and stage.last_unit != end):
             fix = f"give {end}" if index == count - 1 else f"give {begin} to {end}"

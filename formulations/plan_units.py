@@ -163,7 +163,7 @@ class PlannedUnit(Brief):
             if self.order is None:
                 problem, fix = "is missing, with states or hidden states on the host", "give an object, such as {}"
             else:
-                problem, fix = "is there", "leave it out: nothing of the unit is on the host"
+                problem, fix = "is there", "leave it out: nothing of the sub-layer is on the host"
             raise InputError("", "order", problem, fix)
         return self
 
@@ -243,7 +243,7 @@ def _records(value: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a unit whose file says `strategy`, and may say `switches`."""
     rest = {name: field for name, field in value.items() if name not in ("strategy", "switches")}
     if twice := [name for name in ("layout", "states", "activations", "order") if name in rest]:
-        problem = f"is {shown(value['strategy'])}, beside {twice[0]}"
+        problem = f"is {shown(value['strategy'])}, with {twice[0]}"
         raise InputError("", "strategy", problem, f"leave strategy or {twice[0]} out")
     if not isinstance(value["strategy"], str):
         raise InputError("", "strategy", f"is {shown(value['strategy'])}", "give a text in quotes, such as 'dp2-tp4'")

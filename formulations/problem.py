@@ -155,7 +155,7 @@ class Problem(ABC):
 
     def layouts(self, instance: Any) -> Sequence[str]:
         """Under `streams`, the layout that all units have in each configuration of an instance."""
-        raise NotImplementedError(f"{self.name} has no layouts of all units")
+        raise NotImplementedError(f"{self.name} has no layouts of all sub-layers")
 
     def shapes(self, instance: Any) -> Sequence[str]:
         """The schedule and the numbers of stages and micro-batches of each configuration of an instance."""

@@ -19,7 +19,7 @@ def uneven_splits(part: Sublayer, strategy: Strategy) -> Iterator[tuple[str, str
     if tp == 1:
         return
     if part.sandwich:
-        yield f"is {str(strategy)!r}, of a unit with a norm behind its matrices", "give no tp level"
+        yield f"is {str(strategy)!r}, of a sub-layer with a norm after its matrices", "give no tp level"
     for parameter in part.parameters():
         if parameter.split is None or parameter.name == "logits.bias":
             continue

@@ -196,7 +196,7 @@ def parse_strategy(text: str, where: str = "strategy", field: str = "", group: i
             raise InputError(where, field, f"is {text!r}", fix)
         if level[3]:
             if level[1] != "cp":
-                raise InputError(where, field, f"is {text!r}", f"write {HEADS_WORD} behind a cp level alone, such as cp4h")
+                raise InputError(where, field, f"is {text!r}", f"write {HEADS_WORD} after a cp level alone, such as cp4h")
             exchange = "heads"
         degree = int(level[2])
         if degree < 2:

@@ -17,8 +17,8 @@ planned = tp.plan(**asked, for_="megatron", gap=1e-3)
 planned
 
 # %% [markdown]
-# This is the best plan that Megatron-LM can run (`for_`). Read it from above: the *predicted time* is a walk over the programs
-# that would run, and everything printed as predicted comes from it. The *claim* is what the solver minimised; its *bound* is
+# This is the best plan that Megatron-LM can run (`for_`). Read it from above: the *predicted time* simulates the programs that
+# would run, and everything printed as predicted comes from it. The *solver's objective* is what was minimised; its *bound* is
 # proven: no plan of this problem is below it. The *price of for megatron* says how much a plan free of Megatron-LM's limits
 # could save. *One strategy* is the best plan that treats all layers alike, the usual recipe.
 
@@ -42,7 +42,7 @@ stages = pd.DataFrame([vars(stage) for stage in told.stages]).set_index("stage")
 (stages / 2**30).round(2).rename(columns=lambda name: name.replace("_bytes", "_gib"))
 
 # %% [markdown]
-# ## One strategy for all, beside the optimum
+# ## One strategy for all, next to the optimum
 #
 # Here the best plan has one strategy itself. With slow links, little memory and sub-layers that differ, it does not: for GPT-2
 # 345M on 16 RTX 3090, stages and sub-layers differ, and the usual recipe takes the share longer that `above` gives.

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # The joint problem: everything chosen together, with proof
 #
-# Galvatron-BMW fixes where stages may be cut, AMP gives all units one layout, AutoPipe cuts what has one strategy, and H3T has
+# Galvatron-BMW fixes where stages may be cut, AMP gives all layers one layout, AutoPipe cuts what has one strategy, and H3T has
 # one stage. The joint problem decides all of it at once on equal devices: the number of stages $P$, cuts at any sub-layer,
 # micro-batches $m$, and the strategy $s_l$ of every sub-layer, for the least *simulated* step:
 #
@@ -10,8 +10,8 @@
 # \mathrm{kept}_k + \mathrm{work}_l \Big) \le E$$
 #
 # where $\mathrm{end}_x$ is when stage $x$ ends its last backward pass, $g_x$ reduces gradients, $o_x$ is the optimizer, and
-# $n_x$ micro-batches are in flight. That is what the time walk says of the plan's programs, so all planners' plans can be
-# judged alike: by the walk, not by what each of them minimises.
+# $n_x$ micro-batches are in flight. That is the predicted step of the plan's programs, so all planners' plans can be
+# judged alike: by the prediction, not by what they minimise.
 
 # %%
 # %matplotlib inline

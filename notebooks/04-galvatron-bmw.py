@@ -2,7 +2,7 @@
 # # Galvatron-BMW's tables, predicted
 #
 # Tables II, III and V of Galvatron-BMW compare eleven planners by the throughput that they reach within a memory budget. Here
-# every cell is predicted from the model and the cluster by name, and set beside the printed number. The cells are in
+# every cell is predicted from the model and the cluster by name, and set next to the printed number. The cells are in
 # `tests/papers/study.json`; `make study` computes them again.
 
 # %%
@@ -23,7 +23,7 @@ scores = {table: study.score(found, table) for table in ("II", "III", "V")}
 # %% [markdown]
 # ## Agreement
 #
-# The rank correlation is Spearman's over the planners of a column (a model under a memory budget); beside it that of the order
+# The rank correlation is Spearman's over the planners of a column (a model under a memory budget); next to it that of the order
 # of the tables' rows, which knows nothing of costs: most of the correlation is that order. Ratios are ours over the printed,
 # geometric means. Cells used for calibration are left out.
 

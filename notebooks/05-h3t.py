@@ -3,7 +3,7 @@
 #
 # Every layer has seven switches (H3T, Section 3.2): recompute what its backward pass needs (`ckpt`), move its input to the host
 # (`offload_hidden`), gather its parameters a second time (`partition`), keep no shard of them on the device (`lazy_prefetch`),
-# two economical orders of its copies (`eco_forward`, `eco_backward`), and wait for all lanes (`segment_sync`). Each trades
+# two economical orders of its copies (`eco_forward`, `eco_backward`), and wait for all streams (`segment_sync`). Each trades
 # memory against time. The paper solves it by dynamic programming on a grid of $m$ memory levels; the same chain can be solved
 # in whole bytes, with proof.
 
@@ -46,9 +46,9 @@ frame["memory_gib"] = (frame["memory_bytes"] / 2**30).round(2)
 (frame.pivot_table(index="method", columns="memory_gib", values="time_ns", sort=False) / 1e6).round(1)
 
 # %% [markdown]
-# ## The lanes of one step
+# ## The streams of one step
 #
-# The optimum and the paper's DP under one limit: operations on the lanes, the memory that the device holds with its limit
+# The optimum and the paper's DP under one limit: operations on the streams, the memory that the device holds with its limit
 # dashed, and the switches of each layer. The DP rounds memory up to the next of 128 levels in every layer, so it leaves memory
 # unused; the optimum fills it with layers that are not recomputed.
 
@@ -69,7 +69,7 @@ pd.DataFrame({name: {"unused_mib": (limit - one["peak_bytes"]) / 2**20, **one["l
 # ## Without forced synchronisation
 #
 # Without `segment_sync` in every layer, segments run into each other, and no dynamic program over layers sees the step's time.
-# The search walks over the whole simulated step; its answer is no slower than the synchronised one.
+# The search simulates the whole step; its answer is no slower than the synchronised one.
 
 # %%
 chain = tp.build("memory-switches", model="bert-1.8b", cluster="h3t-a100-8", batch=8, dtype="float16").part(0, 5)

@@ -24,7 +24,7 @@ assert compared.contradictions == []
 compared
 
 # %% [markdown]
-# GPT-2 with 24 layers on four nodes of four T4 each (Section 4.3). Beside equal devices little is left to gain. On three nodes
+# GPT-2 with 24 layers on four nodes of four T4 each (Section 4.3). Next to equal devices little is left to gain. On three nodes
 # of V100 and one of T4 there is more:
 
 # %%

@@ -62,7 +62,7 @@ pd.DataFrame(depths).rename_axis(columns="stages").style.format("{:.2%}")
 # ## Slicing micro-batches
 #
 # The slicer cuts the forward passes of the first micro-batches in two, so that the last stage begins after halves. How many
-# have to be cut? Start-up needs one. The step gains most if the whole micro-batch behind the halves comes in time, too.
+# have to be cut? Start-up needs one. The step gains most if the whole micro-batch after the halves comes in time, too.
 
 # %%
 sliced = [tp.simulate(instance, solution=compared.results[0].solution, sliced=count).timeline for count in range(4)]

@@ -2,7 +2,7 @@
 # # Profile your own machine: measure, plan, run, compare
 #
 # So far costs were estimated from data sheets. Here they are measured: a small GPT-2 on processes of this machine. The plan is
-# made from the measured times, then run, and its prediction stands beside what its steps took. All numbers below are of the
+# made from the measured times, then run, and its prediction is compared with what its steps took. All numbers below are of the
 # machine on which the notebook last ran; on yours they are others.
 
 # %%

@@ -11,6 +11,7 @@ from trainplan.formulations.joint.definition import PROBLEM
 from trainplan.formulations.plan import Plan
 from trainplan.formulations.request import Request
 from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.base.quantities import format_share
 from trainplan.profiling.clusters.cluster import load_cluster
 from trainplan.profiling.models.model import load_model
 
@@ -108,12 +109,15 @@ def test_tensor_parallelism_stays_inside_nodes() -> None:
         ),
         ({"dp": 5}, "dp is 5; give one of: 1, 2, 4, 8"),
         ({"forbid": ["tpx"]}, "forbid is 'tpx'; give a strategy such as dp2-tp4-ckpt, or a word of one"),
-        ({"cuts": ["nothing"]}, "cuts has 'nothing'; give names of units, such as block2"),
+        ({"cuts": ["nothing"]}, "cuts has 'nothing'; give names of sub-layers, such as block2"),
         ({"cuts": ["block2.ffn", "block1.ffn"]}, "cuts are block2.ffn, block1.ffn; give them in order"),
         ({"cuts": ["block1.ffn", "block2.ffn"]}, "cuts begin 3 stages"),
         ({"cuts": ["block1.ffn"], "pipeline": 4}, "cuts begin 2 stages"),
         ({"cuts": ["block1.ffn"], "by_unit": False}, "leave by_unit=False out"),
-        ({"dp": 2, "sdp": 2}, "sdp is 2 beside dp 2, and units have copies or shards, not copies of shards; give hybrid, too"),
+        (
+            {"dp": 2, "sdp": 2},
+            "sdp is 2 with dp 2, and sub-layers have copies or shards, not both; give hybrid, too",
+        ),
         ({"schedule": "interleaved", "pipeline": 1}, "give 1f1b, or pipeline of at least 2 and micro_batches a multiple of it"),
         ({"schedule": "interleaved", "pipeline": 4, "micro_batches": 2}, "give 1f1b, or pipeline of at least 2"),
         ({"schedule": "interleaved", "pipeline": 8}, "give 1f1b: no chunks make stages of as many layers each"),
@@ -180,14 +184,14 @@ def test_prices_are_exact_only_where_both_steps_are_proven() -> None:
     (price,) = exact.prices
     share = price.share(exact.answer)
     assert share is not None and share[0] == share[1] == exact.answer.objective_ns / made()[0].answer.objective_ns - 1  # type: ignore[operator]
-    assert dict(exact.summary(flags=True))["price of --pipeline 2"].endswith(f"a step without it, {share[0]:+.3%} with it")
+    assert dict(exact.summary(flags=True))["price of --pipeline 2"].startswith(f"{format_share(share[0])}: ")
     rough, _ = made(pipeline=2, gap=0.3)
     (price,) = rough.prices
     between = price.share(rough.answer)
     assert between is not None and between[1] is not None and between[0] <= share[0] <= between[1] and between[0] < between[1]
     text = dict(rough.summary(flags=True))["price of --pipeline 2"]
     assert (
-        f"{between[0]:+.3%} to {between[1]:+.3%} with it, by the bounds of both" in text and " to " in text.split("a step")[0]
+        f"{format_share(between[1])}: " in text and text.endswith("by the bounds of both") and " to " in text.split("a step")[0]
     )
     assert rough.to_dict()["prices"][0]["share"] == between
     unbounded = replace(rough.answer, bound_ns=None)
@@ -243,4 +247,4 @@ def test_what_is_proven_says_under_which_restrictions() -> None:
     told = answer.problem.restrictions(replace(answer.request, options=wide), "executed")
     assert told == ["--pipeline 1", "--sliced 1", "--host none", "--forbid sdp,tp4", "--chunks 2"]
     of_streams = tp.plan(model="llama3-8b", cluster="h100:8", batch=16, sequence=1024, gap=1e-2)
-    assert of_streams.restrictions[-2:] == ["one layout for all units", "in pipelines ZeRO 0 and 1"]
+    assert of_streams.restrictions[-2:] == ["one strategy for all sub-layers", "in pipelines ZeRO 0 and 1"]

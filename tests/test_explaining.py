@@ -67,8 +67,8 @@ def test_a_plan_at_its_limit_says_what_keeps_it_from_a_shorter_step(tmp_path: Pa
     assert " over" in shown and "changing one unit only" in shown and "1 of " in shown
 
     assert call("plan", *REQUEST, "--memory", "4GiB", "-o", free).returncode == 0
-    assert "units that the plans treat differently" in call("explain", path, free).stdout
-    assert "all units are in the same stages" in call("explain", path, path).stdout
+    assert "sub-layers that the plans treat differently" in call("explain", path, free).stdout
+    assert "all sub-layers are in the same stages" in call("explain", path, path).stdout
 
 
 def test_a_plan_without_evidence_is_refused_in_one_line() -> None:

@@ -140,7 +140,7 @@ def test_runtimes_refuse_recipes_by_name(runtime: str, recipe: str, said: str) -
 
 def test_exports_refuse_recipes_by_name() -> None:
     plan = planned("megatron", precision="nvfp4", zero="0", tp=1)
-    with pytest.raises(InputError, match="the export to torchtitan cannot do products in nvfp4 yet"):
+    with pytest.raises(InputError, match="the export to torchtitan cannot do matrix multiplications in nvfp4 yet"):
         tp.export(plan, "torchtitan")
     mixed = plan.changed(units=[*plan.units[:1], plan.units[1].changed(precision="mxfp8"), *plan.units[2:]])
     with pytest.raises(
@@ -178,7 +178,7 @@ def test_arguments_are_read(words: str, recipe: str | None, noted: str, tmp_path
             "--fp8-format hybrid --fp8-recipe custom",
             "fp8_recipe is 'custom'; give one of: tensorwise, delayed, mxfp8, blockwise",
         ),
-        ("--fp8-format hybrid --fp4-format e2m1", "fp4_format is 'e2m1', beside fp8_format; give one of the two"),
+        ("--fp8-format hybrid --fp4-format e2m1", "fp4_format is 'e2m1', with fp8_format; give one of the two"),
     ],
 )
 def test_arguments_that_no_plan_has_are_refused(words: str, said: str, tmp_path: Path) -> None:

@@ -272,7 +272,7 @@ def test_muon_comes_back(tmp_path: Path, strategy: str, name: str) -> None:
     plan = muon_plan(strategy)
     for target, file in (("megatron", "launch.sh"), ("megatron-bridge", "bridge.yaml")):
         made = tp.export(plan, target)
-        assert made.left_out == ("Muon: Megatron-Core reduces no gradients beside the backward pass with it; more time",)
+        assert made.left_out == ("Muon: Megatron-Core reduces no gradients during the backward pass with it; more time",)
         assert "megatron-core 0.16 or later" in made.files["README.md"] and "--overlap" not in made.files["README.md"]
         write_export(made, tmp_path / target)
         run = tp.import_run(tmp_path / target / file, cluster="h100:8", search=False, memory=2**47)

@@ -366,14 +366,14 @@ def test_every_page_of_a_plan_says_its_runtime_s_step_and_memory(tmp_path: Path)
         0.1,
     )
     planned = call("plan", *asked, "--details", "-o", saved)
-    assert planned.returncode == 0 and "by the bounds of both, of walks over their programs" in planned.stdout
+    assert planned.returncode == 0 and "by the bounds of both, simulated by their own programs" in planned.stdout
     plan = load_plan(saved)
     assert plan.predicted is not None
     step, memory = format_time(plan.predicted.step_ns), format_bytes(plan.predicted.most_bytes)
     walk = tp.simulate(plan, cluster="h100:8").judged
     assert walk is not None and memory != format_bytes(max(walk.peak_bytes)), "the walks say another"
     page = tp.export(plan, "megatron").files["README.md"]
-    assert f"{step} (cost model streams, as megatron-core overlaps)" in page and f"memory, as exported | {memory}" in page
+    assert f"{step} (with overlap, as megatron-core overlaps)" in page and f"memory, as exported | {memory}" in page
     explained = tp.explain(plan, time_limit=1.0)
     assert explained.step_ns == plan.predicted.step_ns and explained.software == "megatron-core"
     assert max(stage.peak_bytes for stage in explained.stages) == plan.predicted.most_bytes

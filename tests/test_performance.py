@@ -12,6 +12,7 @@ import pytest
 from trainplan.execution.judge import judge_by
 from trainplan.execution.walk.memory import memory_walk, peak_buffers
 from trainplan.formulations.problem import problem_of
+from trainplan.formulations.strategy_words import in_words
 from trainplan.profiling.clusters.cluster import load_cluster
 from trainplan.profiling.models.model import load_model
 from trainplan.solvers.core.answer import best_answer
@@ -158,7 +159,7 @@ def test_the_best_plan_with_one_strategy_stands_beside_the_optimum() -> None:
     assert other.plan.claim.bound_ns == found.plan.claim.bound_ns  # type: ignore[union-attr]
     assert found.uniform_excess == other.plan.predicted.step_ns / found.plan.predicted.step_ns - 1
     (text,) = (text for label, text in found.summary() if label == "one strategy")
-    assert other.plan.one_strategy in text and f"{found.uniform_excess:+.2%}" in text
+    assert in_words(other.plan.one_strategy) in text and f"{found.uniform_excess:+.2%}" in text
     told = found.to_dict()
     assert told["uniform"]["units"] == [unit.model_dump() for unit in other.plan.units] and told["performance"]["step_ns"] > 0
 
@@ -203,7 +204,7 @@ def test_progress_names_what_is_begun() -> None:
     events: list[Any] = []
     tp.plan(model=SMALL, cluster="cpu-4", batch=8, progress=events.append)
     texts = [event for event in events if isinstance(event, str)]
-    assert texts[:3] == ["estimating", "solving (exact)", "compiling and walking the plan's programs"]
+    assert texts[:3] == ["estimating", "solving (exact)", "compiling and simulating the plan's programs"]
     assert not any("measuring" in text for text in texts)
     assert any(not isinstance(event, str) and event.objective for event in events)
 

@@ -40,7 +40,7 @@ MISTAKES: list[tuple[str, ...]] = [
     # numbers
     (f"plan {GPT2} --batch 0", "--batch is 0", "give 1 to"),
     (f"plan {GPT2} --batch -8", "--batch is -8", "give 1 to"),
-    (f"plan {GPT2} --batch eight", "--batch is 'eight'", "give a valid integer"),
+    (f"plan {GPT2} --batch eight", "--batch is 'eight'", "give a whole number"),
     (f"plan {GPT2} --sequence 4096", "--sequence is 4096", "give 1 to 1024"),
     (f"plan {GPT2} --sequence 0", "--sequence is 0", "give 1 to 1024"),
     ("plan --model vit-base --cluster cpu-4 --batch 8 --sequence 128", "--sequence is 128", "leave it out"),
@@ -66,7 +66,7 @@ MISTAKES: list[tuple[str, ...]] = [
     ("solve instance.json --option time_limt=2", "--option time_limt is", "did you mean --time-limit?"),
     (f"plan {GPT2} --option gap=0.1", "--option is 'gap=0.1'", "--gap"),
     (f"plan {GPT2} --uneven-shares", "No such option: --uneven-shares", "--help"),
-    (f"partition {GPT2} --sliced all", "--sliced is 'all'", "give a valid integer"),
+    (f"partition {GPT2} --sliced all", "--sliced is 'all'", "give a whole number"),
     (f"partition {GPT2} --objective fastest", "--objective is 'fastest'", "iteration"),
     (f"switch {GPT2} --synchronisation off", "--synchronisation is 'off'", "forced, free"),
     ("switch --model vit-base --cluster cpu-4 --batch 8", "--model is 'vit-base' (vit)", "gpt2, bert, llama"),

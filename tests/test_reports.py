@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from trainplan.execution.walk.memory import held_parts, memory_walk
 from trainplan.formulations.plan import Plan
+from trainplan.formulations.strategy_words import in_words
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.quantities import format_bytes, format_time
 
@@ -92,7 +93,7 @@ def test_the_page_says_what_the_walks_say() -> None:
         assert f'<td class="number">{format_bytes(stage.peak_bytes)}</td>' in page
     assert "checked without any solver" in page and proof_of(made().claim) in page
     for unit in made().units:
-        assert str(unit) in page
+        assert in_words(str(unit)) in page
     looked = _Outside()
     looked.feed(page)
     assert all(source.startswith("#") or source == "data:," for source in looked.sources)
@@ -165,7 +166,7 @@ def test_the_command_writes_the_page(tmp_path: Path) -> None:
     missing = call("report", path)
     assert missing.returncode == 2 and "--output is missing" in missing.stderr
     bare = made().changed(claim=None)
-    assert "no claim" in tp.report(bare)
+    assert "No solver has said how good this plan is" in tp.report(bare)
     with pytest.raises(InputError, match="evidence"):
         tp.report(bare, compare=True)
 
@@ -199,7 +200,10 @@ def test_the_comparison_has_one_strategy_and_the_papers_planners() -> None:
     ).plan
     assert uniform is not None and uniform.predicted is not None
     assert f'<td>one strategy</td><td class="number">{format_time(uniform.predicted.step_ns)}</td>' in table
-    assert all(name in table for name in ("AutoPipe", "AMP", "Galvatron-BMW", "H3T", f"{uniform.one_strategy} for all units"))
+    assert all(
+        name in table
+        for name in ("AutoPipe", "AMP", "Galvatron-BMW", "H3T", f"{in_words(uniform.one_strategy)} for all sub-layers")
+    )
 
 
 def _browser(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:

@@ -22,6 +22,7 @@ from trainplan.formulations.parameters import chosen
 from trainplan.formulations.plan import Plan, load_plan
 from trainplan.formulations.request import Request
 from trainplan.profiling.base.errors import InputError, MissingExtra
+from trainplan.profiling.base.quantities import enough_bytes, format_bytes, parse_bytes
 from trainplan.profiling.clusters.cluster import Cluster, load_cluster
 from trainplan.profiling.costs import collective_ns
 from trainplan.profiling.models.model import Model, load_model
@@ -333,7 +334,8 @@ def test_what_programs_need_beside_is_kept_free(model: Model, made: tuple[Instan
     assert (short.plan, short.result.status, short.result.solution, short.result.objective) == (None, "unknown", None, None)
     assert short.needed_bytes == low + more and short.result.bound is not None
     assert short.result.message == (
-        f"the compiled programs are {more - more // 2} bytes short; give --memory of at least {low + more}B"
+        f"the compiled programs are {format_bytes(more - more // 2)} short; "
+        f"give --memory of at least {enough_bytes(low + more)}"
     )
     assert switch(model, CLUSTER, 8, memory_bytes=low + more).plan is not None
 
@@ -349,11 +351,11 @@ def test_the_memory_that_is_named_does(tmp_path: Path, fields: Any, batch: int, 
     assert none.plan is None and none.result.status == "infeasible" and reason is not None and needed is not None
     assert (reason.memory_bytes, reason.least_memory_bytes) == (1000, needed)
     assert reason.state_bytes + reason.activation_bytes == needed
-    assert reason.advice[0] == f"give --memory of at least {needed}B" and "memory_bytes" not in str(reason)
-    other = re.findall(r"backend serial, whose programs need (\d+) bytes", str(reason))
+    assert reason.advice[0] == f"give --memory of at least {enough_bytes(needed)}" and "memory_bytes" not in str(reason)
+    other = re.findall(r"backend serial, whose programs need ([\d.]+[KMG]?i?B)", str(reason))
     if backend == "serial":
         assert not other
-    for size in map(int, other):
+    for size in map(parse_bytes, other):
         assert size < needed and switch(model, CLUSTER, batch, memory_bytes=size, backend="serial").plan is not None
     enough = switch(model, CLUSTER, batch, memory_bytes=needed, backend=backend)
     assert enough.plan is not None and max(enough.walk_bytes) <= needed and enough.needed_bytes is None
@@ -371,7 +373,7 @@ def test_every_preset_names_the_memory_that_does(model: Model, like: str) -> Non
     none = planned(1000)
     needed, reason = none.needed_bytes, none.result.reason
     assert none.plan is None and needed is not None and reason is not None
-    assert reason.advice[0] == f"give --memory of at least {needed}B" and reason.least_memory_bytes == needed
+    assert reason.advice[0] == f"give --memory of at least {enough_bytes(needed)}" and reason.least_memory_bytes == needed
     enough, less = planned(needed), planned(needed - 1)
     assert enough.plan is not None and max(enough.walk_bytes) <= needed
     if less.plan is None:
@@ -411,7 +413,7 @@ def test_a_later_round_that_finds_nothing_says_so(model: Model, made: Any, monke
     least = step_peak(made[0], ALL_ON)
     assert rounds == ([limit, least] if late else [limit, limit - 7, least]), "at last the least that any step needs"
     assert (found.plan, found.needed_bytes, found.result.status) == (None, None, "unknown")
-    told = "the compiled programs are 7 bytes short, and label-setting found nothing that needs less"
+    told = "the compiled programs are 7 B short, and label-setting found nothing that needs less"
     assert found.result.message == told + (" before time ran out" if late else "")
 
 

@@ -114,7 +114,7 @@ def test_what_was_found_until_an_interrupt_is_the_answer_with_its_bound() -> Non
 
 
 AGAIN = "solving again, with what programs hold beyond the tables"
-WALKING = "compiling and walking the plan's programs"
+WALKING = "compiling and simulating the plan's programs"
 
 
 @pytest.mark.parametrize("pair", [(0, 0), (5000, 0), (0, 7000), (5000, 7000)])

@@ -49,7 +49,7 @@ def certify(
     request, memory_bytes = answer.request, answer.request.with_margin(0).limit_bytes
     instance = problem.with_memory(answer.instance, problem.within(request.with_margin(0)).limit_bytes)
     begin = progress or (lambda _: None)
-    begin("gathering evidence of the claim")
+    begin("gathering evidence of the proven lower bound")
     search = Search(judge(instance), time_limit, progress=progress, objective=objective_ns)
     gathered = attribute(evidence)(instance, objective_ns, search).to_dict()
     begin("checking the evidence")

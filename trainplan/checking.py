@@ -235,7 +235,7 @@ def check_claim(plan: Plan, profile: Profile | None = None) -> CheckedClaim | No
         restrictions = tuple(stated.restrictions(request, claim.cost_model))
         instance = stated.instance(request)
         if claim.cost_model != (costs := stated.cost_model(instance)):
-            faults.append(f"the claim is of the costs {claim.cost_model!r}, and its evidence of {costs!r}")
+            faults.append(f"the plan's bound is of the cost model {claim.cost_model!r}, and its evidence of {costs!r}")
         bound = weak = stated.checked_bound_ns(instance, None)
         solution = stated.load_solution(evidence.solution)
         faults += stated.violations(instance, solution)
@@ -262,12 +262,12 @@ def contradictions(plan: Plan, request: Request) -> list[str]:
     claim, faults = plan.claim, list[str]()
     assert claim is not None
     if claim.bound_ns is not None and claim.bound_ns > claim.objective_ns:
-        faults.append(f"the claimed bound of {claim.bound_ns} ns is above the plan's own objective of {claim.objective_ns} ns")
+        faults.append(f"the lower bound of {claim.bound_ns} ns is above the plan's own objective of {claim.objective_ns} ns")
     gap = relative_gap(claim.objective_ns, claim.bound_ns)
     if (gap is None) != (claim.gap is None) or abs((gap or 0.0) - (claim.gap or 0.0)) > GAP_ROUNDING:
-        faults.append(f"the claimed gap is {claim.gap}, and the claimed bound makes it {gap}")
+        faults.append(f"the gap is written as {claim.gap}, and by its own bound it is {gap}")
     if claim.status not in SOLVED:
-        faults.append(f"the claimed status is {claim.status!r}, and there is a plan")
+        faults.append(f"the status is {claim.status!r}, and there is a plan")
     if plan.memory_bytes != (limit := request.with_margin(0).limit_bytes):
         faults.append(f"the plan is for {plan.memory_bytes} bytes of each device, and the evidence for {limit}")
     known = {parameter.name for parameter in problem(claim.problem).parameters}

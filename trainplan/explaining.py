@@ -237,7 +237,7 @@ def differences(first: Plan | Source, second: Plan | Source) -> Differences:
     """
     plans = [load_plan(each) for each in (first, second)]
     if len(plans[0].units) != len(plans[1].units):
-        sizes = f"has {len(plans[1].units)} units, and the other {len(plans[0].units)}"
+        sizes = f"has {len(plans[1].units)} sub-layers, and the other {len(plans[0].units)}"
         raise InputError("plan", "units", sizes, "give two plans of one model")
     placed = [_placed(plan) for plan in plans]
     labels = [f"{a}\n{b}" if a != b else "" for a, b in zip(*placed, strict=True)]

@@ -4,9 +4,9 @@ best, what to change, what was assumed, and what to do next."""
 from __future__ import annotations
 
 from trainplan.configurations.judging import LEAST_GAIN, Change, JudgedRun
-from trainplan.profiling.base.quantities import format_time, plural
+from trainplan.profiling.base.quantities import format_share, format_time, plural
 from trainplan.proof import proof
-from trainplan.screen import Row, difference, gib, layouts, memory_words, parts_of, run_words, share_words, speed_words
+from trainplan.screen import Row, difference, gib, layouts, memory_words, parts_of, run_words, speed_words
 from trainplan.validation.predict import Prediction
 
 MOST_CHANGES, MOST_OTHERS = 4, 3
@@ -86,11 +86,11 @@ def _found(judged: JudgedRun) -> list[list[str]]:
     elif found.source == "run":
         lines.append([f"no faster plan for {runtime} is known, by the prediction of this run"])
     else:
-        gain = f" ({share_words(1 - found.step_ns / judged.step_ns)} faster)" if judged.fits else ", which fits"
+        gain = f" ({format_share(1 - found.step_ns / judged.step_ns)} faster)" if judged.fits else ", which fits"
         lines.append([f"best known for {runtime}: {format_time(found.step_ns)}{gain}", *run_words(found.plan)])
     walk_ns = judged.best_walk_ns
     if walk_ns is not None and not judged.no_gap and walk_ns < (1 - LEAST_GAIN) * judged.judged.step_ns:
-        share = share_words(1 - walk_ns / judged.judged.step_ns)
+        share = format_share(1 - walk_ns / judged.judged.step_ns)
         lines.append([f"best known in any runtime: {share} faster, by the solver's step model"])
     return lines
 
@@ -105,7 +105,7 @@ def _changes(judged: JudgedRun) -> list[str]:
 
 def _step(change: Change, judged: JudgedRun) -> str:
     step_ns = judged.step_ns * (1 - change.share)
-    return format_time(step_ns) + f" ({share_words(change.share)} faster)" * judged.fits
+    return format_time(step_ns) + f" ({format_share(change.share)} faster)" * judged.fits
 
 
 def _others(judged: JudgedRun) -> list[str]:

@@ -32,7 +32,7 @@ LAYOUTS, SHAPES, EVEN = 4, 4, 2  # that are walked at most, the first two of eit
 HIDDEN = 0.002  # of the least claim that is left: by how much the best walk may be longer before others are walked, too
 FAR = 0.02  # the same, before other numbers of stages and micro-batches, and even stages, are tried
 SECONDS = 10.0  # for all shapes, and for even stages; as many as passed before, where these are more
-SOURCE = "the least walk of several plans"
+SOURCE = "the least predicted step of several plans"
 
 
 @dataclass
@@ -225,7 +225,8 @@ class OtherWalks:
         self.walked.append((part.whole, solution))
         first, problem, beyond = self.first.answer, self.problem, self.way.beyond
         answer = replace(first, instance=part.whole, result=stopped_with(part.result, [first.result]))
-        message = f"another plan is claimed at {format_time(first.objective_ns or 0)}; its walk is longer than this one's"
+        least = format_time(first.objective_ns or 0)
+        message = f"another plan has the objective {least}; its predicted step is longer than this one's"
         name = part.names[solution.configuration]
         places = [place for place in part.places if part.names[place] == name]
         for _ in range(LESS_ROUNDS):

@@ -40,6 +40,7 @@ HOLDS = {
     "copies": "parameters",
     "gradient": "gradients",
     "moments": "optimizer",
+    "master": "optimizer",
     "hidden": "activations",
     "input": "activations",
     "prefetched": "activations",
@@ -60,7 +61,8 @@ def part_of(name: str) -> str:
 class StageMemory:
     """Bytes of the device that is fullest in a stage, at its peak, by what holds them; peak_bytes is their sum.
 
-    optimizer: its moments. activations: what forward passes keep for backward passes. buffers: whatever lives for less.
+    optimizer: its moments and master copies. activations: what forward passes keep for backward passes. buffers: whatever
+    lives for less.
     """
 
     stage: int
@@ -110,7 +112,7 @@ class Performance:
         rows += (
             [] if self.mfu is None else [("MFU", f"{self.mfu:.1%} ({self._of_peak}model FLOPs, without what is recomputed)")]
         )
-        whose = "" if not self.software else ", by the walks over the plan's programs"
+        whose = "" if not self.software else ", simulated by the plan's own programs"
         return [*rows, ("device time", ", ".join(f"{name} {share:.1%}" for name, share in shares) + whose)]
 
     @property

@@ -11,19 +11,20 @@ from typing import Any
 
 from trainplan.execution.judge import Judged, judge_carried
 from trainplan.execution.walk.time import OTHERS
-from trainplan.formulations.joint.asked import MEMORY_TABLES
+from trainplan.formulations.joint.asked import MEMORY_TABLES, cost_words
 from trainplan.formulations.parameters import flag_of
 from trainplan.formulations.plan import Claim, Plan, plan_text
 from trainplan.formulations.problem import Problem
 from trainplan.formulations.request import Request
 from trainplan.formulations.runs import runs
+from trainplan.formulations.strategy_words import in_words
 from trainplan.performance import Performance, performance
 from trainplan.presets import Preset
 from trainplan.profiling.base.display import html_table, rich_table
 from trainplan.profiling.base.errors import InputError, as_arguments
 from trainplan.profiling.base.files import check_writable, write_whole
 from trainplan.profiling.base.plugins import attribute
-from trainplan.profiling.base.quantities import format_bytes, format_gap, format_time, plural, span
+from trainplan.profiling.base.quantities import format_bytes, format_gap, format_share, format_time, plural, span
 from trainplan.proof import proof_of, status_text
 from trainplan.solvers.core.answer import Answer
 from trainplan.solvers.core.result import Result
@@ -73,9 +74,11 @@ class Price:
         if most is None and not least:
             return f"at most {format_time(best)} a step without it; nothing more was proven in the time for prices"
         if least == most:
-            return f"{without}, {least:+.3%} with it"
-        between = f"at least {least:+.3%}" if most is None else f"{least:+.3%} to {most:+.3%}"
-        return f"{without}, {between} with it, by the bounds of both"
+            return f"{format_share(least)}: {without}"
+        if most is None:
+            return f"at least {format_share(least)}: {without}, by the bounds of both"
+        between = f"{format_share(least)} to {format_share(most)}" if least else f"up to {format_share(most)}"
+        return f"{between}: {without}, by the bounds of both"
 
     def to_dict(self, constrained: Answer) -> dict[str, Any]:
         """The price as plain values. constrained: the answer with the constraint."""
@@ -93,7 +96,7 @@ class Spent:
     walks: int
 
     def __str__(self) -> str:
-        walks = f"; {self.walk_seconds:.3f} s of it to compile, check and walk {plural(self.walks, 'plan')}"
+        walks = f"; {self.walk_seconds:.3f} s of it to compile, check and simulate {plural(self.walks, 'plan')}"
         return f"{self.seconds:.3f} s, without constraint prices" + walks * (self.walks > 0)
 
 
@@ -326,7 +329,7 @@ class Planned:
         """Label and text of each line that people want to see, beside tables. flags: name the command's options."""
         result = self.result
         if self.plan is None:
-            needed = [] if self.needed_bytes is None else [("memory needed", f"{self.needed_bytes} bytes")]
+            needed = [] if self.needed_bytes is None else [("memory needed", format_bytes(self.needed_bytes))]
             if (devices := self.needed_devices) is not None:
                 needed.append(("devices needed", f"{devices}, in whole nodes: with fewer nothing fits, proven"))
             elif self.needed_devices_unknown is not None:
@@ -367,24 +370,24 @@ class Planned:
         label, plan = "one strategy", self.plan
         assert plan is not None
         if plan.one_strategy is not None:
-            return [(label, f"this plan has {plan.one_strategy} for all units")]
+            return [(label, f"this plan has {in_words(plan.one_strategy)} for all sub-layers")]
         if self.uniform is None:
-            return [(label, "none was looked for: the time was up, the problem does not say how, or units may not be alike")]
+            return [(label, "none was looked for: the time was up, the problem does not say how, or none may be")]
         if (other := self.uniform.plan) is None:
-            return [(label, f"no plan with one strategy for all units: {self.uniform.result.status}")]
+            return [(label, f"no plan with one strategy for all sub-layers: {self.uniform.result.status}")]
         shape = f"{plural(len(other.stages), 'stage')}, {plural(other.batch.micro_batches, 'micro-batch')}"
-        text = f"{other.one_strategy} for all units, {shape}"
+        text = f"{in_words(other.one_strategy or '')} for all sub-layers; {shape}"
         if self.uniform_excess is not None and other.predicted is not None:
             text += f": {format_time(other.predicted.step_ns)} a step, {self.uniform_excess:+.2%}"
-            text += ", faster by the walks than the optimum of the problem's costs" * (self.uniform_excess < 0)
+            text += ", faster as predicted than the optimum of the solver's objective" * (self.uniform_excess < 0)
         elif plan.claim is not None and other.claim is not None and plan.claim.objective_ns:
             ratio = other.claim.objective_ns / plan.claim.objective_ns - 1
-            text += f": {format_time(other.claim.objective_ns)} claimed, {ratio:+.2%}"
+            text += f": solver's objective {format_time(other.claim.objective_ns)}, {ratio:+.2%}"
         return [(label, text)]
 
     def _prices(self, flags: bool) -> list[tuple[str, str]]:
         """What each constraint costs; said as of walks where the prediction is of another runtime."""
-        whose = ", of walks over their programs" * bool(self._as_walked())
+        whose = ", simulated by their own programs" * bool(self._as_walked())
         names = [price.constraint if flags else as_arguments(price.constraint) for price in self.prices]
         return [(f"price of {name}", price.text(self.answer) + whose) for name, price in zip(names, self.prices, strict=True)]
 
@@ -394,10 +397,11 @@ class Planned:
         bound, source, under = "none", self.result.bound_source, ", ".join(self.restrictions)
         if claim.bound_ns is not None:
             bound = format_time(claim.bound_ns) + (f", by {source}" if source else "")
+        costs = cost_words(claim.cost_model)
         rows = [
             (
                 "solver's objective",
-                f"{format_time(claim.objective_ns)} ({claim.problem}, costs {claim.cost_model}){self._as_walked()}",
+                f"{format_time(claim.objective_ns)} ({claim.problem}, {costs}){self._as_walked()}",
             ),
             *([("cost model", why)] if (why := self.problem.plainer_costs(self.request)) is not None else []),
             ("status", status_text(claim.status, claim.gap)),
@@ -409,7 +413,7 @@ class Planned:
             ("method", claim.method),
         ]
         if self.excess is not None and self.excess != 0:
-            which = "step of the walks" if self._as_walked() else "predicted step"
+            which = "simulated step" if self._as_walked() else "predicted step"
             rows.append(
                 ("prediction against objective", f"the {which} is {self.excess:+.3%} from the objective{self._walk_gap(claim)}")
             )
@@ -419,7 +423,7 @@ class Planned:
         """How much shorter the walk of any plan that fits could be, where claims are at most walks."""
         if self.judged is None or claim.bound_ns is None or not self.problem.on_lanes(self.instance):
             return ""
-        return f"; no plan that fits has a walk more than {format_gap(1 - claim.bound_ns / self.judged.step_ns)} shorter"
+        return f"; no plan that fits is predicted more than {format_gap(1 - claim.bound_ns / self.judged.step_ns)} faster"
 
     def _as_walked(self) -> str:
         """Of what the claim and its bound are, where the prediction is of another runtime."""
@@ -447,8 +451,8 @@ class Planned:
         predicted = None if self.plan is None else self.plan.predicted
         serial = predicted is not None and predicted.backend == "serial"  # what runs beside something else is not bounded
         if self.plan is not None and self.plan.depth > 1 and self.problem.on_lanes(self.instance):
-            why = "what lanes hide depends on the order of passes; --cost-model executed has a bound"
-            return [("any schedule", f"not bounded under streams: {why}")]
+            why = "what overlaps depends on the order of passes; --cost-model executed has a bound"
+            return [("any schedule", f"not bounded with overlap: {why}")]
         if (bound := self.any_schedule_ns) is None or not objective_ns or not serial:
             return []
         gain = f"reordering passes gains at most {format_gap(1 - bound / objective_ns)}"

@@ -35,7 +35,7 @@ from trainplan.predicting import predicted_on_lanes, predicted_plan
 from trainplan.presets import Preset
 from trainplan.profiling.base.errors import InputError, one_of, shown
 from trainplan.profiling.base.plugins import attribute
-from trainplan.profiling.base.quantities import plural
+from trainplan.profiling.base.quantities import enough_bytes, format_bytes, plural
 from trainplan.profiling.clusters.cluster import Cluster
 from trainplan.solvers.core.answer import Answer, best_answer, with_solution
 from trainplan.solvers.core.clock import Clock, Overrun, ended_after, grace_seconds
@@ -263,7 +263,7 @@ class Way:
         if answer.solution is None:
             return Planned(self.request, self.preset, answer, None, margin_bytes=margin)
         problem, began = self.preset.problem, self.clock()
-        self.begin("compiling and walking the plan's programs")
+        self.begin("compiling and simulating the plan's programs")
         plan = problem.plan(answer.instance, answer.solution, self.request)
         plan = plan if self.backend is None else plan.changed(backend=self.backend)
         plan, judged = _judged(plan, self.request, streams=problem.on_lanes(answer.instance))
@@ -388,9 +388,11 @@ class Way:
         limit = self.request.with_margin(least.margin_bytes).limit_bytes
         programs = max(limit, *least.walk_bytes, 0)
         needed = max([programs, *(max(each, default=0) for each in self.held_bytes(least))])
-        advice = [f"give --memory of at least {needed}B"]
+        advice = [f"give --memory of at least {enough_bytes(needed)}"]
         serial = needed if least.judged is None else max(limit, least.judged.serial_bytes)
-        return needed, advice + [f"--backend serial, whose programs need {serial} bytes"] * (serial < programs == needed)
+        return needed, advice + [f"--backend serial, whose programs need {enough_bytes(serial)}"] * (
+            serial < programs == needed
+        )
 
     def explained(self, first: Planned, least: Planned | None = None) -> Planned:
         """Where no solution fits: why, and the memory that does, of its programs, too. least: a plan of little memory; it is
@@ -466,7 +468,7 @@ class Way:
         if (over := self.excess_bytes(best)) <= 0:
             return self.restated(first, best) if self.told_apart and first.plan is not None else best
         whose = "what the runtime holds is" if self.request.options.get(FOR.name) else "the compiled programs are"
-        message, needed = f"{whose} {plural(over, 'byte')} short", None
+        message, needed = f"{whose} {format_bytes(over)} short", None
         if least is not None and least.plan is not None:
             needed, advice = self.needed(least)
             message = f"{message}; {' or '.join(advice)}"

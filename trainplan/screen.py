@@ -16,19 +16,19 @@ from trainplan.formulations.joint.runtimes import FOR
 from trainplan.formulations.plan import Plan
 from trainplan.formulations.problem import constraints_of
 from trainplan.formulations.runs import runs
-from trainplan.formulations.strategies import Strategy, parse_strategy
+from trainplan.formulations.strategies import Strategy
+from trainplan.formulations.strategy_words import degree_words
 from trainplan.performance import PARTS, Performance
 from trainplan.planned import Planned, Price
 from trainplan.presets import DEFAULT
-from trainplan.profiling.base.errors import InputError
-from trainplan.profiling.base.quantities import format_gap, format_time, plural
+from trainplan.profiling.base.quantities import format_gap, format_share, format_time, plural
 from trainplan.proof import how_to_check, proof_of
 from trainplan.validation.predict import GIB, Prediction
 
 Row = tuple[str, list[list[str]]]  # a label and its lines, each of pieces that stand between dots
 NOTHING_AGAIN = "nothing recomputed"
 MOST_LAYOUTS, MOST_OTHERS = 4, 3  # that are written out: of a plan whose units differ; of other plans that fit
-CAUSES = {"optimizer": "optimizer states", "states": "model states", "states with gathered blocks": "model states"}
+CAUSES = {"optimizer": "optimizer states"}
 
 
 def screen(answer: Planned, plan_file: Path | None = None) -> list[Row]:
@@ -107,29 +107,6 @@ def run_words(plan: Plan) -> list[str]:
     return [*words, _recomputed(plan)]
 
 
-def degree_words(strategy: Strategy) -> list[str]:
-    """A strategy as people write it, such as TP4, DP4, ZeRO-1, SP; recomputation apart."""
-    tp, cp, data, sdp = strategy.degree("tp"), strategy.degree("cp"), strategy.data_degree, strategy.degree("sdp")
-    words = [f"TP{tp}"] * (tp > 1) + [f"CP{cp}"] * (cp > 1) + [f"DP{data}"] * (data > 1)
-    if sdp > 1:
-        words.append(f"ZeRO-{strategy.zero_stage}" + f" over {sdp}" * (sdp < data))
-    words += ["SP"] * strategy.sequence_parallel + ["CP by heads"] * strategy.exchanges_heads
-    return words or ["1 GPU a stage"]
-
-
-def strategy_words(text: str) -> str:
-    """A unit's strategy as people write it, with what it recomputes. text: as plans and tables have it, such as
-    `sdp4-tp4-zero1-sp-ckpt`; what follows after a comma stays."""
-    name, comma, rest = text.partition(",")
-    try:
-        strategy = parse_strategy(name)
-    except InputError:
-        return text
-    words = [*degree_words(strategy), *["recomputed"] * strategy.ckpt]
-    words += [f"{' and '.join(sorted(strategy.modules))} recomputed"] if strategy.modules else []
-    return ", ".join(words) + comma + rest
-
-
 def _bare(strategy: Strategy) -> tuple[object, ...]:
     return strategy.levels, strategy.zero, strategy.sequence_parallel, strategy.exchange
 
@@ -139,7 +116,7 @@ def _recomputed(plan: Plan) -> str:
     parts = {name for unit in plan.units for name in unit.strategy.modules}
     if not whole and not parts:
         return NOTHING_AGAIN
-    texts = [f"{whole} of {len(plan.units)} units recomputed"] if whole else []
+    texts = [f"{whole} of {len(plan.units)} sub-layers recomputed"] if whole else []
     some = sum(bool(unit.strategy.modules) for unit in plan.units)
     texts += [f"{' and '.join(sorted(parts))} recomputed in {some} of {len(plan.units)}"] if parts else []
     return ", ".join(texts)
@@ -152,14 +129,14 @@ def layouts(plan: Plan) -> list[list[str]]:
         return []
     texts = [", ".join(degree_words(unit.strategy)) for unit in plan.units]
     rows = [(names, count, text) for _, names, count, text in runs([unit.name for unit in plan.units], texts)]
-    lines = [[f"{text}: {plural(count, 'unit')}, {names}"] for names, count, text in rows[:MOST_LAYOUTS]]
+    lines = [[f"{text}: {plural(count, 'sub-layer')}, {names}"] for names, count, text in rows[:MOST_LAYOUTS]]
     return lines + [[f"and {len(rows) - MOST_LAYOUTS} more runs of layouts (--details)"]] * (len(rows) > MOST_LAYOUTS)
 
 
 def memory_words(plan: Plan, parts: Mapping[str, float]) -> list[str]:
     """The peak, the limit, where, and what it is of. parts: bytes of it by what they are."""
     if plan.predicted is None:
-        return ["by the solver's count; no prediction: plans of this model are no programs yet"]
+        return ["by the solver's count; no prediction: trainplan cannot run plans of this model yet"]
     most, limit = max(plan.predicted.peak_bytes), plan.memory_bytes
     left = f"{(limit - most) / GIB:.2g} free" if most <= limit else f"{gib(most - limit)} too much"
     return [f"{gib(most)} of {gib(limit)} GiB ({left}){most_held(plan, parts)}"]
@@ -260,7 +237,7 @@ def _priced(price: Price, answer: Planned) -> list[str]:
     within = f" ({limit})" * (bool(limit) and best != bound)
     software = answer.plan is not None and answer.plan.predicted is not None and answer.plan.predicted.software
     step = "" if software else f" {format_time(best)} a step:"  # of a prediction that is another, the share alone compares
-    return [f"{without}{step} {share_words(known)} faster{within}"]
+    return [f"{without}{step} {format_share(known)} faster{within}"]
 
 
 def _in_any_runtime(price: Price, answer: Planned) -> list[str]:
@@ -273,7 +250,7 @@ def _in_any_runtime(price: Price, answer: Planned) -> list[str]:
     gain = 1 - best / answer.step_ns
     if gain < LEAST_GAIN:
         return [f"{words}: nothing faster is known"]
-    return [f"{words} {format_time(best)} a step or less, {share_words(gain)} faster"]
+    return [f"{words} {format_time(best)} a step or less, {format_share(gain)} faster"]
 
 
 @dataclass(frozen=True)
@@ -400,8 +377,3 @@ def _rounded(time_ns: float) -> str:
     """A time of two or three digits."""
     value, unit = format_time(time_ns).split()
     return f"{float(value):.0f} {unit}" if float(value) >= 10 else f"{float(value):.2g} {unit}"
-
-
-def share_words(share: float) -> str:
-    """`0.1 %`, `12 %`: two digits."""
-    return f"{100 * share:.2g} %"

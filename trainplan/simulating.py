@@ -267,7 +267,7 @@ def _simulated_streams(subject: Any, cluster: FilePath | Cluster | None) -> Simu
         raise InputError("plan", "model.config.model_type", f"is {model.family!r}", fix)
     judged = judge_streams(subject, machine)
     names = tuple(span(model.units[stage.first_unit].name, model.units[stage.last_unit].name) for stage in subject.stages)
-    about = f"{model.name} on {machine.name}, cost model streams"
+    about = f"{model.name} on {machine.name}, with overlap"
     batch = subject.batch.micro_batches
     return Simulation(about, subject.schedule, batch, 0, subject.chunks, names, None, (), subject, judged, machine).walked()
 

@@ -162,7 +162,7 @@ def check_request(problem: Problem, request: Request) -> Plan | None:
     if type(problem).plan is Problem.plan:
         return None
     plan = problem.plan(instances[0], _good_solution(problem, instances[0]), request)
-    assert plan.predicted is None, "prediction and claim are added by who plans"
+    assert plan.predicted is None, "predictions are added by who plans"
     assert plan.batch.global_samples == request.batch
     assert Plan.model_validate(json.loads(plan.model_dump_json())) == plan
     programs = compile_plan(plan)

@@ -11,6 +11,7 @@ from trainplan.asking import runs
 from trainplan.execution.run.executed import EXECUTED_DTYPES, EXECUTED_FAMILIES, UNEXECUTED
 from trainplan.execution.run.trials import Trial, fastest, run_trials
 from trainplan.formulations.plan import Plan
+from trainplan.formulations.strategy_words import strategy_words
 from trainplan.planned import Planned
 from trainplan.planning import plan_answer
 from trainplan.profiling.base.dtypes import parse_dtype
@@ -56,7 +57,7 @@ class Trials(Tabular):
         rows = []
         for trial in self.trials:
             plan = self.plans[trial.place]
-            names = ", ".join(dict.fromkeys(str(strategy) for strategy in plan.strategies()))
+            names = ", ".join(dict.fromkeys(map(strategy_words, plan.strategies())))
             layout = {"plan": trial.place, "stages": len(plan.stages), "strategies": names}
             steps = {"predicted_step_ns": trial.predicted_step_ns, "step_ns": trial.step_ns}
             rows.append({**layout, **steps, "spread": trial.spread, "status": trial.status})

@@ -39,7 +39,7 @@ def _refused(plan: Plan, model: Model, pieces: int) -> Iterator[InputError]:
         field, problem = f"units[{place}].{unit.field}", f"is {str(unit.strategy)!r}"
         if (unit.strategy.levels, unit.strategy.exchange) != (first.levels, first.exchange):
             levels = Strategy(first.levels, exchange=first.exchange)
-            yield InputError("plan", field, problem, f"give levels {levels}: with cp all units have the same ones")
+            yield InputError("plan", field, problem, f"give levels {levels}: with cp all sub-layers have the same ones")
         axes = [paradigm for paradigm, _ in unit.strategy.levels]
         if axes != [paradigm for paradigm in ORDER if paradigm in axes]:
             yield InputError("plan", field, problem, f"give levels in the order {', '.join(ORDER)}")

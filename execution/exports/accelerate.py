@@ -31,7 +31,7 @@ LAYERS = {  # the classes of layers that are wrapped, in transformers 5
     "nemotron": "NemotronDecoderLayer",
 }
 DECIDES = (
-    "FSDP2 gathers parameters ahead and reduces gradients behind the backward pass: hidden in plans under streams",
+    "FSDP2 gathers parameters ahead and reduces gradients during the backward pass: hidden in plans with overlap",
     "a layer is gathered, and recomputed, as one: attention and feed-forward network together",
     "parameters are kept in float32, as masters, and computed with in the precision of the file",
     "the optimizer's numbers are in train.py: yours to change",

@@ -1,4 +1,4 @@
-"""Train a Hugging Face model with Accelerate as accelerate.yaml and run.json beside this file say.
+"""Train a Hugging Face model with Accelerate as accelerate.yaml and run.json next to this file say.
 
     accelerate launch --config_file accelerate.yaml train.py [--steps 100] [--data tokens.bin] [--weights FOLDER]
 

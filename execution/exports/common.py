@@ -20,6 +20,7 @@ from trainplan.formulations.strategies import Module, Strategy
 from trainplan.profiling.base.display import in_one_line
 from trainplan.profiling.base.errors import InputError, shown
 from trainplan.profiling.base.files import check_writable, unwritable, write_whole
+from trainplan.profiling.base.quantities import format_bytes
 from trainplan.profiling.clusters.recipes import Recipe
 from trainplan.profiling.models.sublayers import modules_of
 
@@ -130,7 +131,7 @@ def fitting_bytes(plan: Plan, exported: Plan, where: str, runtime: str, beside: 
         _, walks = memory_of(exported)
         peak_bytes = max(walk.peak_bytes for walk in walks) + beside
     if peak_bytes > plan.memory_bytes:
-        problem = f"is {plan.memory_bytes} bytes; as {runtime} runs it the plan takes {peak_bytes}"
+        problem = f"is {format_bytes(plan.memory_bytes)}; as {runtime} runs it the plan takes {format_bytes(peak_bytes)}"
         raise InputError(where, "memory_bytes", problem, "plan with --for, or more --reserve, so that nothing is left out")
     return peak_bytes
 
@@ -177,7 +178,7 @@ def common_strategy(plan: Plan, runtime: str, where: str) -> Strategy:
     for position, strategy in enumerate(others, 1):
         if strategy != first:
             problem = f"is {str(plan.units[position].strategy)!r}, where units[0] has {str(plan.units[0].strategy)!r}"
-            fix = f"plan with --one-strategy: {runtime} changes no layout between units"
+            fix = f"plan with --one-strategy: {runtime} changes no layout between layers"
             raise InputError(where, f"units[{position}].{plan.units[position].field}", problem, fix)
     return first
 
@@ -205,7 +206,7 @@ def recomputation(plan: Plan) -> tuple[bool, list[str]]:
     ends = [s.ckpt for unit, s in zip(plan.units, plan.strategies(), strict=True) if unit.name in ENDS]
     kept = "recomputation of embedding and head: here what they compute is kept; less time"
     inner = [s.ckpt for unit, s in zip(plan.units, plan.strategies(), strict=True) if unit.name not in ENDS]
-    some = f"recomputation of single units: the plan has {sum(inner)} of {len(inner)}, here all layers are; more time"
+    some = f"recomputation of single sub-layers: the plan has {sum(inner)} of {len(inner)}, here all layers are; more time"
     return any(inner), [some] * (any(inner) and not all(inner)) + [kept] * any(ends)
 
 
@@ -239,7 +240,7 @@ def recomputed_modules(plan: Plan, names: Mapping[str, str], runtime: str) -> tu
     modules = sorted({module for each in by_unit for module in each})
     lines = modules_kept((module for module in modules if module not in names), runtime)
     if len(by_unit) > 1 and modules:
-        lines.append("recomputation of modules of single units: here all layers have the same; more time or memory")
+        lines.append("recomputation of modules of single sub-layers: here all layers have the same; more time or memory")
     return [names[module] for module in modules if module in names], lines
 
 

@@ -21,9 +21,9 @@ from trainplan.profiling.base.errors import InputError
 
 RUNTIME, VERSION = "DeepSpeed", "DeepSpeed 0.19 (2026)"
 DECIDES = (
-    "gradients are reduced in buckets behind the backward pass (overlap_comm): hidden in plans under streams",
+    "gradients are reduced in buckets during the backward pass (overlap_comm): hidden in plans with overlap",
     "stage 3 gathers parameters ahead, as many as stage3_prefetch_bucket_size has, and keeps small ones whole",
-    "buckets for reductions and gathering take memory beside the plan's (reduce_bucket_size, allgather_bucket_size)",
+    "buckets for reductions and gathering take memory that the plan does not count (reduce_bucket_size, allgather_bucket_size)",
     "the optimizer's numbers are in ds_config.json: yours to change",
 )
 GRADIENTS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
@@ -82,7 +82,7 @@ def _offload(plan: Plan, where: str) -> dict[str, Any]:
     for position, unit in enumerate(plan.units):
         states = unit.states
         if (states.optimizer, states.parameters) != (first.optimizer, first.parameters):
-            fix = "plan with --one-strategy: DeepSpeed keeps all units' states in one place"
+            fix = "plan with --one-strategy: DeepSpeed keeps all layers' states in one place"
             raise InputError(where, f"units[{position}].states", f"are on the {states.optimizer}, unlike units[0]'s", fix)
         if unit.activations.hidden == "host":
             fix = "plan with --host optimizer: DeepSpeed keeps inputs of layers on the device here"

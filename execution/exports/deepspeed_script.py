@@ -1,4 +1,4 @@
-"""Train a Hugging Face model with DeepSpeed as ds_config.json and run.json beside this file say.
+"""Train a Hugging Face model with DeepSpeed as ds_config.json and run.json next to this file say.
 
     torchrun --nproc-per-node GPUS train.py [--steps 100] [--data tokens.bin] [--weights FOLDER]
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from trainplan.formulations.joint.asked import cost_words
 from trainplan.formulations.plan import Plan
 from trainplan.profiling.base.quantities import format_bytes, format_time, plural
 
@@ -91,8 +92,9 @@ def page(plan: Plan, runtime: str, version: str, peak_bytes: int, left_out: Sequ
     ]
     if predicted is not None:
         step, back_end = format_time(predicted.step_ns), predicted.backend
-        how = f"as {predicted.software} overlaps" if predicted.software else f"lanes of {back_end}"
-        lines.append(f"| predicted step of the plan | {step} (cost model {predicted.cost_model}, {how}) |")
+        how = f"as {predicted.software} overlaps" if predicted.software else f"simulated by {back_end}"
+        costs = cost_words(predicted.cost_model)
+        lines.append(f"| predicted step of the plan | {step} ({costs}, {how}) |")
     lines += [
         f"| predicted memory, as exported | {format_bytes(peak_bytes)} of {format_bytes(plan.memory_bytes)} on a device |",
         "",

@@ -83,7 +83,7 @@ MUON = (
     *("--muon-momentum", "0.95", "--muon-use-nesterov", "--muon-num-ns-steps", str(ITERATIONS)),
     *("--muon-scale-mode", "spectral", "--muon-extra-scale-factor", "0.2", "--muon-tp-mode", "blockwise"),
 )
-NOT_BESIDE = "Muon: Megatron-Core reduces no gradients beside the backward pass with it; more time"
+NOT_BESIDE = "Muon: Megatron-Core reduces no gradients during the backward pass with it; more time"
 MUON_DECIDES = (
     "Muon is of megatron-core 0.16 or later, with the package emerging_optimizers",
     "up-projection and gate of a layer are one matrix to its Muon",
@@ -117,7 +117,7 @@ TRAINING_ARGS=(
 )
 """
 DECIDES = (
-    "gradients are reduced behind backward passes, parameters gathered ahead (--overlap-*): hidden in plans under streams",
+    "gradients are reduced during backward passes, parameters gathered ahead (--overlap-*): hidden in plans with overlap",
     "attention, norms, activations and the loss run in its own kernels, which keep other activations",
     "gradients are kept in one buffer",
     "the vocabulary is padded to a multiple of the tensor-parallel degree",
@@ -292,7 +292,7 @@ def _parallel(plan: Plan, model: Model, strategy: Strategy) -> tuple[list[str], 
         arguments.append("--overlap-grad-reduce")
     left_out = left_out_order(strategy)
     if "all_gather" in arguments:
-        left_out.append(f"{strategy}: keys and values are gathered before attention, not sent around beside it; more time")
+        left_out.append(f"{strategy}: keys and values are gathered before attention, not sent around a ring; more time")
     if strategy.zero_stage and plan.optimizer == "adamw":
         arguments += ["--use-distributed-optimizer", "--overlap-param-gather"]
         if strategy.degree("dp") > 1:

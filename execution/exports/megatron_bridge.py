@@ -93,7 +93,7 @@ IMPLIED = (
 ACTIVATIONS = {"--swiglu": "silu", "--squared-relu": "squared_relu"}  # by argument; gelu without
 OPTIMIZER = {"optimizer": "adam", "lr": 3e-4, "min_lr": 3e-5, "weight_decay": 0.1, "adam_beta1": 0.9, "adam_beta2": 0.95}
 DECIDES = (
-    "gradients are reduced behind the backward pass, and parameters gathered ahead (ddp.overlap_*): faster than predicted",
+    "gradients are reduced during the backward pass, and parameters gathered ahead (ddp.overlap_*): faster than predicted",
     megatron.DECIDES[1],
     "gradients are kept in one buffer",
     "the vocabulary is padded to a multiple of the tensor-parallel degree, as model.vocab_size says",

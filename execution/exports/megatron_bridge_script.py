@@ -1,4 +1,4 @@
-"""Train a model with Megatron-Bridge as bridge.yaml beside this file says: the sections and fields of its ConfigContainer.
+"""Train a model with Megatron-Bridge as bridge.yaml next to this file says: the sections and fields of its ConfigContainer.
 
     torchrun --nproc-per-node GPUS train.py [--steps 100] [--data PREFIX --tokenizer NAME] [--weights FOLDER] [--save FOLDER]
 

@@ -84,7 +84,7 @@ def _refuse_odd(
     scaling, width = attention.scaling, attention.rotary_width or attention.width
     odd = [
         *((part.unexecuted, bool(part.unexecuted)) for part in (embedding, attention, ffn, head)),
-        ("norms behind the sub-layers", attention.post_norm or ffn.post_norm),
+        ("norms after the sub-layers", attention.post_norm or ffn.post_norm),
         ("norms on both sides of the sub-layers", attention.sandwich or ffn.sandwich),
         ("norms without bias", embedding.norm == "layer" and not embedding.norm_bias),
         ("scaled embeddings", embedding.scale != 1),

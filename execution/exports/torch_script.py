@@ -51,8 +51,8 @@ RUNTIME, VERSION = "torch", "torch 2.13 and transformers 5 (2026)"
 ABLE = COMPILED - {"Muon", "states on the host"}
 SCHEDULES = {"1f1b": "Schedule1F1B", "gpipe": "ScheduleGPipe", "interleaved-1f1b": "ScheduleInterleaved1F1B"}
 DECIDES = (
-    "tokens are read in order, one sample behind the other, whatever ranks there are; the optimizer's numbers are in train.py",
-    "FSDP2 gathers parameters a unit ahead and reduces gradients behind the backward pass: faster than one thing at a time",
+    "tokens are read in order, one sample after the other, whatever ranks there are; the optimizer's numbers are in train.py",
+    "FSDP2 gathers parameters one layer ahead and reduces gradients during the backward pass: faster than without overlap",
     "the script keeps no checkpoints: add torch.distributed.checkpoint where it prints",
 )
 
@@ -127,8 +127,8 @@ def _as_exported(plan: Plan) -> Plan:
 def held_alongside(plan: Plan) -> dict[str, int]:
     """Bytes that the script holds on the fullest rank alongside what the plan's own programs do, by what they are."""
     return {
-        "gradients of shards are in float32, as FSDP2 has them beside float32 parameters": _widened_bytes(plan),
-        "a rank has its shard of the parameters beside all of them": _doubled_bytes(plan),
+        "gradients of shards are in float32, as FSDP2 has them with float32 parameters": _widened_bytes(plan),
+        "a rank has its shard of the parameters and, for a while, all of them": _doubled_bytes(plan),
         "tokens that ranks gather in front of matrices are kept for the backward pass": _gathered_bytes(plan),
     }
 

@@ -65,7 +65,7 @@ FLAVOURS = {  # of its models, by shipped name
 }
 DECIDES = (
     "the model is the flavour that [model] names; the tokenizer is yours, as model.hf_assets_path",
-    "parameters are gathered ahead and gradients reduced behind the backward pass: hidden in plans under streams",
+    "parameters are gathered ahead and gradients reduced during the backward pass: hidden in plans with overlap",
     "the vocabulary is split over tensor-parallel ranks in the loss, too (loss parallel)",
 )
 CONVERTERS = {  # of torchtitan 0.2, and the recipe of torchao that each is told

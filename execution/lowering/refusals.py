@@ -71,7 +71,7 @@ def _of_stages(plan: Plan) -> Iterator[Refusal]:
             return
     for number, (before, after) in enumerate(pairwise(own), 1):
         if any(one > other for one, other in zip(before.ranks, after.ranks, strict=True)):
-            problem = f"are {shown(after.ranks)}, behind {shown(before.ranks)}"
+            problem = f"are {shown(after.ranks)}, after {shown(before.ranks)}"
             fix = "give each place's ranks in the order of stages: torch numbers the ranks of a group so"
             yield Refusal(f"stages[{number}].ranks", problem, fix)
 
@@ -97,7 +97,7 @@ def _of_units(plan: Plan, model: Model) -> Iterator[Refusal]:
         for problem, fix in uneven_splits(part, strategy):
             yield Refusal(f"{where}.layout", problem, fix)
         if position and _unlike_digits(strategies[position - 1], strategy):
-            problem = f"is {str(strategy)!r}, behind {str(strategies[position - 1])!r}"
+            problem = f"is {str(strategy)!r}, after {str(strategies[position - 1])!r}"
             fix = "give degrees that cut the ranks at common places, such as powers of two: DTensor re-lays along dimensions"
             yield Refusal(f"{where}.layout", problem, fix)
 

@@ -79,7 +79,9 @@ def run_plans(
     for plan in plans:
         refuse_others(plan, RUN, "the executor", where)
     if measure and backend != "serial":
-        raise InputError("command line", "--measure", f"goes with {backend!r}", "give --backend serial: lanes hide who waits")
+        raise InputError(
+            "command line", "--measure", f"goes with {backend!r}", "give --backend serial: overlap hides who waits"
+        )
     if measure_memory and backend not in MEASURED_BACKENDS:
         raise InputError(
             "command line", "--measure-memory", f"goes with {backend!r}", "give --backend serial: one thread is seen"

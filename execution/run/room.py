@@ -47,16 +47,17 @@ def check_peaks(where: str, plan: Plan, peak_bytes: Sequence[int]) -> None:
     predicted = [] if plan.predicted is None else plan.predicted.peak_bytes
     peaks = peak_bytes if max(peak_bytes) > plan.memory_bytes else predicted
     if (needed := max(peaks, default=0)) > plan.memory_bytes:
-        rank = f"rank {list(peaks).index(needed)} needs {needed} bytes ({format_bytes(needed)})"
+        rank = f"rank {list(peaks).index(needed)} needs {format_bytes(needed)}"
         as_planned = " as it is planned" if peaks is predicted else ""
-        fix = f"run it where every device has that, or plan again with --memory {plan.memory_bytes}B"
+        limit = format_bytes(plan.memory_bytes).replace(" ", "")
+        fix = f"run it where every device has that, or plan again with --memory {limit}"
         problem = f"is {plan.memory_bytes} ({format_bytes(plan.memory_bytes)}), but {rank}{as_planned}"
         caution(where, "memory_bytes", problem, fix)
 
 
 def _check_machine(where: str, needed: int, processes: int) -> None:
     if needed > (there := available_bytes(read_text)):
-        problem = f"needs {needed} bytes ({format_bytes(needed)}) for {plural(processes, 'rank')}"
+        problem = f"needs {format_bytes(needed)} for {plural(processes, 'rank')}"
         fix = f"this machine has {format_bytes(there)}: run it on a larger one, {_smaller(needed, there)}"
         raise InputError(where, "", problem, fix)
 
@@ -75,6 +76,6 @@ def _check_gpus(where: str, peaks: Sequence[int], gpus: Sequence[int]) -> None:
         needed = sum(peaks[rank] for rank in ranks)
         if needed > there:
             on = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))} together"
-            problem = f"needs {needed} bytes ({format_bytes(needed)}) on {on}"
-            fix = f"GPU {gpu} has {format_bytes(there)}: plan again with --memory {there}B, {_smaller(needed, there)}"
+            problem = f"needs {format_bytes(needed)} on {on}"
+            fix = f"GPU {gpu} has {format_bytes(there)}: plan again with --memory {there >> 20}MiB, {_smaller(needed, there)}"
             raise InputError(where, "", problem, fix)

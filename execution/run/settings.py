@@ -70,9 +70,7 @@ def _check_norms(plan: Plan) -> None:
     """Refuse tensor parallelism of units whose sum over the ranks is normed: programs have no such step yet."""
     for unit, strategy, planned in zip(plan.planned_model().units, plan.strategies(), plan.units, strict=True):
         if unit.sublayer.sandwich and strategy.degree("tp") > 1:
-            problem = (
-                f"is {str(strategy)!r}, and {unit.name} has a norm behind its matrices, which is planned, but does not run"
-            )
+            problem = f"is {str(strategy)!r}, and {unit.name} has a norm after its matrices, which is planned, but does not run"
             raise InputError("plan", f"units.{planned.name}.strategy", problem, "plan it with --space dp+pp, or without tp")
 
 

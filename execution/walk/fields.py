@@ -59,12 +59,15 @@ _INSTRUCTION: dict[str, tuple[Test, str]] = {
         lambda value: value == () or (type(value) is tuple and set(map(type, value)) == {Instruction}),
         "a tuple of instructions",
     ),
-    "lane": (lambda value: value is None or value in STREAMS, "a lane"),
+    "lane": (lambda value: value is None or value in STREAMS, "a stream"),
 }
 _PROGRAM: dict[str, tuple[Test, str]] = {
     **dict.fromkeys(("rank", "place"), (_is_number, "a rank")),
     **dict.fromkeys(("world", "samples", "micro_batches"), (lambda value: _is_number(value) and value > 0, "a number above 0")),
-    "stages": (lambda value: type(value) is tuple and len(value) > 0 and all(map(_units, value)), "a tuple of ranges of units"),
+    "stages": (
+        lambda value: type(value) is tuple and len(value) > 0 and all(map(_units, value)),
+        "ranges of sub-layers",
+    ),
     "groups": (lambda value: _blocks(value) and len(value) > 0 and all(value), "a tuple of tuples of ranks"),
     "units": (lambda value: _units(value) or (_numbers(value) and len(value) > 0), "units"),
     "model": (lambda value: isinstance(value, Model), "a model"),

@@ -216,7 +216,7 @@ def operands(program: Program) -> list[str]:
     for copies, which in ((COPIES_OUT, "copies to the host"), (COPIES - COPIES_OUT, "copies to the device")):
         copying = {i.stream for i in program.instructions if i.op in copies}
         if len(copying) > 1:
-            faults.append(f"rank {program.rank}: {which} are on the lanes {' and '.join(sorted(copying))}, not on one")
+            faults.append(f"rank {program.rank}: {which} are on the streams {' and '.join(sorted(copying))}, not on one")
     layouts = [layout_of(program, unit) for unit in range(len(program.strategies))]
     for instruction in program.instructions:
         if (fault := _misused(program, instruction, layouts)) is not None:
@@ -240,7 +240,7 @@ def layout_of(program: Program, unit: int) -> str:
 
 def _misused(program: Program, i: Instruction, layouts: list[str]) -> str | None:
     if i.lane is not None and i.lane not in LANES_OF_COPIES.get(i.op, ()):
-        return f"is on the lane {i.lane}, not on {LANES[i.op]}, as all of its kind are"
+        return f"is on the stream {i.lane}, not on {LANES[i.op]}, as all of its kind are"
     if not all(name.startswith(MARK) for name in (*i.after, *i.marks)):
         return f"comes after {_names(i.after)} and sets {_names(i.marks)}: not marks alone"
     if i.op is Op.SEND_RECEIVE or (i.grouped and i.op in POINT_TO_POINT):

@@ -87,7 +87,7 @@ def sizes(program: Program) -> list[str]:
                 faults += _another_size(program, expected, name, count)
             needed = (_moved(expected, i), _workspace(expected, i, rows))
             if not faults and (i.message_bytes, i.workspace_bytes) != needed:
-                numbers = f"{i.message_bytes} bytes and takes {i.workspace_bytes} beside them"
+                numbers = f"{i.message_bytes} bytes and takes {i.workspace_bytes} of workspace"
                 faults.append(f"rank {program.rank}: {i} moves {numbers}, not {needed[0]} and {needed[1]}")
     unused = program.buffers.keys() - rows.keys() - program.persistent
     return faults + [f"rank {program.rank}: nothing writes {name}" for name in sorted(unused)]

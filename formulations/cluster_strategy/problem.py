@@ -99,7 +99,7 @@ class InstanceRecord(InstanceFile):
     network: Network
     reductions: Annotated[list[Whole], Field(description="all-reduces of a layer over its tmp devices, both passes")]
     reduced_bytes: Annotated[list[Whole], Field(description="all of them together, of one sample")]
-    boundary_bytes: Annotated[list[Whole], Field(description="v: what crosses each cut, of one sample, one way")]
+    boundary_bytes: Annotated[list[Whole], Field(description="v: bytes across the cut, of one sample, one way")]
     shards: Annotated[list[ShardRecord], Field(min_length=1)]
     tables: Annotated[list[TableRecord], Field(min_length=1)]
     uneven_shares: bool = False

@@ -22,24 +22,27 @@ CHUNKS = Parameter("chunks", int, "stages that the interleaved schedule may have
 BY_UNIT = replace(parameters.BY_UNIT, about="choose for every sub-layer, not for every layer", default=True)
 ZERO = Parameter("zero", str, "ZeRO stages to choose from, 0 for copies (dp), such as 0,3", ",".join(map(str, ZERO_STAGES)))
 HYBRID = Parameter("hybrid", bool, "allow HSDP: shards within groups of ranks, copies between them (dp outside sdp)", False)
-SEQUENCE_PARALLEL = Parameter("sequence_parallel", bool, "let tensor-parallel ranks share the tokens, too", True)
-MODULES = Parameter("modules", bool, "let modules be recomputed by themselves, too: attention, activation, norms, loss", False)
+SEQUENCE_PARALLEL = Parameter(
+    "sequence_parallel", bool, "allow sequence parallelism: tensor-parallel ranks split the tokens between matrices", True
+)
+MODULES = Parameter("modules", bool, "allow recomputing single modules: attention, activation, norms, loss", False)
 HOST = Parameter(
     "host",
     str,
-    "what units may keep on the host, of optimizer,parameters,hidden (inputs of recomputed units, the one that the cost model "
-    "streams has); all, or none",
+    "what may be kept on the host, of optimizer,parameters,hidden (inputs of recomputed sub-layers, the one that the cost "
+    "model streams has); all, or none",
     "none",
 )
 COST_MODEL = Parameter(
     "cost_model",
     str,
-    "executed: one thing after the other, as trainplan's programs do; streams: lanes with the overlap of frameworks, of one "
-    "layout for all units; auto: streams on nodes of a kind such as h100:8x16, where it takes what is asked for",
+    "executed: without overlap, as trainplan's programs run; streams: with the overlap of frameworks, of one strategy for "
+    "all sub-layers; auto: streams on nodes of a kind such as h100:8x16, where it takes what is asked for",
     "auto",
     ("auto", "streams", "executed"),
 )
-CP = Parameter("cp", str, "context-parallel degrees to choose from, of the cost model streams, such as 1,2,4", "1")
+COSTS = {"streams": "with overlap", "executed": "without overlap"}  # in words
+CP = Parameter("cp", str, "context-parallel degrees to choose from, with overlap (streams), such as 1,2,4", "1")
 CP_EXCHANGE = Parameter(
     "cp_exchange",
     str,
@@ -65,14 +68,14 @@ GRADIENTS = Parameter(
 OPTIMIZER = Parameter(
     "optimizer",
     str,
-    "what steps the parameters: adamw, or muon, with one momentum for each matrix of the layers, in ZeRO 0 and 1",
+    "the optimizer: adamw, or muon, with one momentum for each matrix of the layers, in ZeRO 0 and 1",
     "adamw",
     OPTIMIZERS,
 )
 MEMORY_TABLES = Parameter(
     "memory_tables",
     str,
-    "what tables have of what programs hold: at most, or at least, so that a bound holds for every plan that fits",
+    "memory that the search counts: most, with which plans fit; least, with which the bound holds for every plan that fits",
     "most",
     ("most", "least"),
 )
@@ -80,6 +83,12 @@ PARAMETERS = (
     PIPELINE, MICRO_BATCHES, SCHEDULE, SLICED, CHUNKS, BY_UNIT, ZERO, HYBRID, SEQUENCE_PARALLEL, MODULES, HOST,
     COST_MODEL, CP, CP_EXCHANGE, PRECISION, GRADIENTS, OPTIMIZER, MEMORY_TABLES,
 )  # fmt: skip
+
+
+def cost_words(cost_model: str) -> str:
+    """A cost model in words, with what its name says further."""
+    name, comma, rest = cost_model.partition(",")
+    return COSTS.get(name, name) + comma + rest
 
 
 def space_of(options: Mapping[str, Any]) -> Space:
@@ -157,7 +166,7 @@ def within_optimizer(request: Request) -> Request:
     options, optimizer = request.options, request.options[OPTIMIZER.name]
     if optimizer == "adamw":
         return request
-    beside = f"beside {OPTIMIZER.flag} {optimizer}"
+    beside = f"with {OPTIMIZER.flag} {optimizer}"
     if request.described_model is None:
         problem = f"is {optimizer}, of a profile without a described model"
         raise InputError(COMMAND_LINE, OPTIMIZER.flag, problem, "leave it out, or give --model")

@@ -20,15 +20,15 @@ from trainplan.profiling.base.errors import InputError, shown
 from trainplan.profiling.base.quantities import divisors, plural
 from trainplan.profiling.models.sublayers import attention_of
 
-TP = Parameter("tp", int, "tensor-parallel degree of every unit", least=1)
-DP = Parameter("dp", int, "copies of every unit's states in a stage (dp)", least=1)
-SDP = Parameter("sdp", int, "ranks in a stage that share every unit's states (sdp)", least=1)
+TP = Parameter("tp", int, "tensor-parallel degree of every sub-layer", least=1)
+DP = Parameter("dp", int, "data-parallel degree: copies of every sub-layer's states in a stage", least=1)
+SDP = Parameter("sdp", int, "ranks in a stage that shard every sub-layer's states (ZeRO, FSDP)", least=1)
 FORBID = Parameter(
-    "forbid", str, "strategies that no unit has, whole or by a word of them: ckpt, tp8, sdp; may be repeated", many=True
+    "forbid", str, "strategies that no sub-layer has, whole or by a word of them: ckpt, tp8, sdp; may be repeated", many=True
 )
-ONE_STRATEGY = Parameter("one_strategy", bool, "one strategy for all units", False)
+ONE_STRATEGY = Parameter("one_strategy", bool, "one strategy for all sub-layers", False)
 TP_IN_NODE = Parameter("tp_in_node", bool, "tensor parallelism inside a node only", False)
-CUTS = Parameter("cuts", str, "the units that begin the stages after the first, by name; may be repeated", many=True)
+CUTS = Parameter("cuts", str, "the sub-layers that begin the stages after the first, by name; may be repeated", many=True)
 CONSTRAINTS = (TP, DP, SDP, FORBID, ONE_STRATEGY, TP_IN_NODE, CUTS, RECOMPUTE_FIRST, FOR)
 PRICED = (PIPELINE, MICRO_BATCHES, SCHEDULE, ZERO, *CONSTRAINTS)
 OF_CONFIGURATIONS = {each.name for each in (PIPELINE, MICRO_BATCHES, SCHEDULE)}  # which leave their options as they are
@@ -38,7 +38,7 @@ WORD = re.compile(r"(dp|sdp|tp|cp|ep)(\d*)|single|sp|ckpt(:[a-z+]+)?|zero[12]")
 
 
 def narrowed(space: Space, request: Request) -> Space:
-    """The space under the constraints of a request; that of one strategy for all units aside. Raises InputError."""
+    """The space under the constraints of a request; that of one strategy for all sub-layers aside. Raises InputError."""
     options = request.options
     filters = [space.strategies, *_filters(request, options)]
     cuts = space.cuts
@@ -73,7 +73,7 @@ def restrictions(options: Mapping[str, Any]) -> list[str]:
 def _filters(request: Request, options: Mapping[str, Any]) -> Iterator[Filter]:
     copies, shares = options["dp"] or 1, options["sdp"] or 1
     if copies > 1 and shares > 1 and not options["hybrid"]:
-        problem = f"is {shares} beside --dp {copies}, and units have copies or shards, not copies of shards"
+        problem = f"is {shares} with --dp {copies}, and sub-layers have copies or shards, not both"
         raise InputError("command line", "--sdp", problem, "give --hybrid, too, or one of the two")
     for paradigm in ("tp", "dp", "sdp"):
         if (degree := options[paradigm]) is not None:
@@ -114,9 +114,7 @@ def _check_together(request: Request, options: Mapping[str, Any]) -> None:
     if len(fixed) > 1 and request.origin.devices % (together := prod(fixed.values())):
         (flag, degree), *others = reversed(fixed.items())
         beside = ", ".join(f"{other} {value}" for other, value in reversed(others))
-        problem = (
-            f"is {degree} beside {beside}: {together} devices for each copy of all, and there are {request.origin.devices}"
-        )
+        problem = f"is {degree} with {beside}: {together} devices for each copy of all, and there are {request.origin.devices}"
         raise InputError("command line", flag, problem, f"give degrees whose product divides {request.origin.devices}")
 
 
@@ -188,10 +186,10 @@ def _first_units(request: Request, names: Sequence[str], by_unit: bool) -> tuple
     if -1 in places:
         wrong = wanted[places.index(-1)]
         raise InputError(
-            "command line", "--cuts", f"has {shown(wrong)}", f"give names of units, such as {units[len(units) // 2]}"
+            "command line", "--cuts", f"has {shown(wrong)}", f"give names of sub-layers, such as {units[len(units) // 2]}"
         )
     if places != sorted(set(places)) or places[0] == 0:
         raise InputError(
-            "command line", "--cuts", f"are {', '.join(wanted)}", "give them in order, each once, none the first unit"
+            "command line", "--cuts", f"are {', '.join(wanted)}", "give them in order, each once, none the first sub-layer"
         )
     return tuple(places)

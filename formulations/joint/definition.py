@@ -47,6 +47,7 @@ from trainplan.formulations.problem import Part, Problem, Table
 from trainplan.formulations.request import Request
 from trainplan.formulations.runs import runs
 from trainplan.formulations.strategies import HEADS_WORD
+from trainplan.formulations.strategy_words import in_words
 from trainplan.formulations.work.primitives import host_costs
 from trainplan.profiling.base.errors import InputError, Unsuited
 from trainplan.profiling.base.quantities import divisors, format_bytes, format_time, plural, span
@@ -339,12 +340,12 @@ class Joint(Problem):
             places = range(stage.first, stage.last + 1)
             chosen = [instance.table(configuration, x, l).options[solution.choice[l]].name for l in places]
             for _, units, count, name in runs([instance.units[l].name for l in places], chosen):
-                rows.append((cells[0], units, str(count), name, *cells[1:]))
+                rows.append((cells[0], units, str(count), in_words(name), *cells[1:]))
                 cells = ("",) * len(cells)
         title = f"{plural(configuration.stages, 'stage')}, {plural(configuration.micro_batches, 'micro-batch')}"
         title += f", {configuration.schedule}" if configuration.stages > 1 else ""
         memory = "memory at least" if instance.provenance.get(MEMORY_TABLES.name) == "least" else "memory (solver)"
-        columns = ("stage", "units", "count", "strategy", "ranks", "in flight", "forward", "backward", memory)
+        columns = ("stage", "sub-layers", "count", "strategy", "ranks", "in flight", "forward", "backward", memory)
         return [Table(title, columns, tuple(rows))]
 
 

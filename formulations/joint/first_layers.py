@@ -31,8 +31,8 @@ from trainplan.profiling.models.model import Model
 RECOMPUTE_FIRST = Parameter(
     "recompute_first",
     str,
-    "recompute whole layers, the first n of each stage, and nothing else: n, several such as 0,4,8, or any; one layout for all "
-    "units, stages of as many layers each",
+    "recompute whole layers, the first n of each stage, and nothing else: n, several such as 0,4,8, or any; one strategy for "
+    "all sub-layers, stages of as many layers each",
 )
 ANY = "any"
 ENDS = ("embedding", "head")
@@ -43,7 +43,7 @@ def whole_layers(options: Mapping[str, Any]) -> dict[str, Any]:
     InputError where one of the latter is asked for by name."""
     for name, without in (("host", ("none", "all")), ("sliced", (0,))):
         if options[name] not in without:
-            problem, fix = f"is {options[name]}, beside {RECOMPUTE_FIRST.flag}", f"leave it or {RECOMPUTE_FIRST.flag} out"
+            problem, fix = f"is {options[name]}, with {RECOMPUTE_FIRST.flag}", f"leave it or {RECOMPUTE_FIRST.flag} out"
             raise InputError(COMMAND_LINE, f"--{name}", problem, fix)
     return {**options, "modules": False, "sliced": 0, "host": "none"}
 
@@ -61,7 +61,10 @@ def with_first_layers(instance: Instance, model: Model, asked: str) -> Instance:
             if (one := _in_layout(instance, configuration, layout, places, of_stages)) is not None:
                 configurations.append(one)
     if not configurations:
-        problem, fix = f"is {asked}, of which no unit may be", "allow recomputation, and layouts that all units can have"
+        problem, fix = (
+            f"is {asked}, of which no sub-layer may be",
+            "allow recomputation, and strategies that all sub-layers can have",
+        )
         raise InputError(COMMAND_LINE, RECOMPUTE_FIRST.flag, problem, fix)
     own = tuple(replace(unit, kind=l) for l, unit in enumerate(instance.units))
     provenance = {**instance.provenance, RECOMPUTE_FIRST.name: asked}
@@ -87,7 +90,7 @@ def _places(layers: Sequence[int | None], cuts: Sequence[int]) -> list[int | Non
         if l in cuts:
             before = {}
             if layer is not None and layer == layers[l - 1]:
-                problem, fix = "begin a stage within a layer", "give units that begin layers, which are recomputed whole"
+                problem, fix = "begin a stage within a layer", "give sub-layers that begin layers, which are recomputed whole"
                 raise InputError(COMMAND_LINE, "--cuts", problem, fix)
         places.append(None if layer is None else before.setdefault(layer, len(before)))
     return places

@@ -158,7 +158,7 @@ class InstanceRecord(InstanceFile):
         name, stages, units = f"ties[{record.tied}]", len(record.sites) * record.schedule.chunks, len(self.units)
         if stages > 1 or units < 2:
             problem = f"is {record.tied}, with `once`, of {plural(stages, 'stage')} and {plural(units, 'unit')}"
-            raise InputError("", f"{where}.tied", problem, "give one without `once`: only one stage of several units has it")
+            raise InputError("", f"{where}.tied", problem, "give one without `once`: one stage of several sub-layers has it")
         tables = self.tables[record.tables[record.sites[0].kind]]
         first, last = (tables.units[self.units[l].kind] for l in (0, -1))
         check_length(f"{name}.once.options", tied.once.options, len(last.options), "as many as the last unit has")
@@ -178,7 +178,7 @@ class InstanceRecord(InstanceFile):
             raise InputError("", f"{where}.chunks", f"is {schedule.chunks}", f"give 1: {name} has one")
         if schedule.beside and schedule.chunks == 1:
             raise InputError(
-                "", f"{where}.beside", "is true", "give false: only messages of interleaved stages travel beside passes"
+                "", f"{where}.beside", "is true", "give false: only messages of interleaved stages travel during passes"
             )
         most = most_sliced(sites, m) if name == "1f1b" else 0
         if schedule.sliced > most:

@@ -249,7 +249,10 @@ def _under_fsdp(request: Request) -> Request:
         return request
     zero = ",".join(word for word in options["zero"].split(",") if word in ("0", "3"))
     if not zero:
-        problem, fix = f"is {options['zero']} without master weights", "give 0,3: torch keeps shards beside whole parameters"
+        problem, fix = (
+            f"is {options['zero']} without master weights",
+            "give 0,3: torch keeps shards and whole parameters",
+        )
         raise InputError(COMMAND_LINE, "--zero", problem, fix)
     return replace(request, options={**options, "zero": zero})
 

@@ -56,7 +56,7 @@ from trainplan.profiling.models.sublayers import (
 from trainplan.profiling.profiles import Profile
 
 COST_MODEL = "streams"
-LEFT_OUT = ("one layout for all units", "in pipelines ZeRO 0 and 1")  # the cost model's own restrictions, beside options
+LEFT_OUT = ("one strategy for all sub-layers", "in pipelines ZeRO 0 and 1")  # the cost model's own restrictions, beside options
 
 
 class OneLayout(Borders):
@@ -73,7 +73,7 @@ class OneLayout(Borders):
         self, size: int, strategies: Sequence[Strategy], group: int, samples: int, sliced: bool, chunks: int = 1
     ) -> Boundary:
         """As of `Borders`, of one interface state."""
-        assert not sliced, "halves of micro-batches have no walk on these lanes"
+        assert not sliced, "halves of micro-batches have no simulation with overlap"
         (layout,) = map(layout_of, strategies)
         sent, none = message_bytes(layout, samples, size), np.zeros((1, 1), np.int64)
         prices = self.costs.prices(layout, Setting(group, samples, chunks=chunks, layout=layout))
@@ -175,7 +175,7 @@ class StreamedCosts(JointCosts):
         except InputError:
             if self.recipe is None or not self.unsuited:
                 raise
-        problem = f"is {self.recipe.name}, whose products have sizes of multiples of {self.recipe.multiple}"
+        problem = f"is {self.recipe.name}, whose matrix multiplications have sizes of multiples of {self.recipe.multiple}"
         raise InputError("command line", "--precision", problem, "give model, or another --tp or --micro-batches")
 
     # Numbers

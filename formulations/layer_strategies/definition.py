@@ -15,6 +15,7 @@ from trainplan.formulations.plan import Batch, Plan, staged_plan
 from trainplan.formulations.problem import Problem, Table
 from trainplan.formulations.request import Request
 from trainplan.formulations.runs import runs
+from trainplan.formulations.strategy_words import in_words
 from trainplan.formulations.work.models import COST_MODELS
 from trainplan.profiling.base.errors import InputError
 
@@ -115,7 +116,7 @@ class LayerStrategies(Problem):
 
 def strategy_runs(names: Sequence[str], strategies: Sequence[str]) -> list[tuple[str, str, str]]:
     """Rows of (layers, count, strategy), as of `runs`. names: of the layers."""
-    return [(layers, str(count), strategy) for _, layers, count, strategy in runs(names, strategies)]
+    return [(layers, str(count), in_words(strategy)) for _, layers, count, strategy in runs(names, strategies)]
 
 
 PROBLEM = LayerStrategies()

@@ -84,7 +84,7 @@ class InstanceRecord(InstanceFile):
         if layer.options is None and layer.like is None:
             raise InputError("", f"{where}.options", "is missing", "add it (see `trainplan schema`)")
         if layer.options is not None and layer.like is not None:
-            raise InputError("", f"{where}.like", "is given beside options", "give one of them")
+            raise InputError("", f"{where}.like", "is given with options", "give one of them")
         if layer.like is not None and (layer.like >= place or self.layers[layer.like].options is None):
             raise InputError("", f"{where}.like", f"is {layer.like}", "give a layer before it that has options of its own")
 

@@ -67,7 +67,7 @@ class InstanceRecord(InstanceFile):
     """The file format of a memory-switches instance, version 1."""
 
     problem: Literal["memory-switches"]
-    nvlink: Annotated[bool, Field(description="whether collectives have a lane of their own, beside the copies to the host")]
+    nvlink: Annotated[bool, Field(description="whether collectives have a stream of their own, apart from copies to the host")]
     synchronisation: Annotated[Synchronisation, Field(description="of segments: forced in every layer, or free")] = "forced"
     offload_needs_ckpt: Annotated[
         bool, Field(description="offload_hidden only with ckpt, as in the published code; false: the paper's 128 combinations")

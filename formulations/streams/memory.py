@@ -70,10 +70,10 @@ class RunMemory:
     def parts(self) -> dict[str, float]:
         """Of what the most is, in bytes."""
         if self.passes_bytes < self.stepping_bytes:
-            return {"states": self.standing_bytes, "copies of gradients and buckets": self.copies_bytes}
-        states = {"states with gathered blocks": self.states_bytes, "activations": self.activation_bytes}
+            return {"model states": self.standing_bytes, "copies of gradients and buckets": self.copies_bytes}
+        states = {"model states": self.states_bytes, "activations": self.activation_bytes}
         states |= {"whole gradients": self.unreduced_bytes}
-        return states | {"the loss or a layer": self.workspace_bytes, "buckets": self.buffers_bytes}
+        return states | {"loss or one layer": self.workspace_bytes, "gradient buckets": self.buffers_bytes}
 
 
 def run_memory(model: Model, layout: RunLayout) -> list[RunMemory]:

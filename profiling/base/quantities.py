@@ -58,6 +58,20 @@ def format_gap(gap: float) -> str:
     return f"{tenths / 10:g} %" if tenths < 100 else f"{ceil(tenths / 10)} %"
 
 
+def format_share(share: float) -> str:
+    """`0.1 %`, `12 %`, `0.0004 %`: two digits below 10 %, else three; 0 only for nothing."""
+    percent = 100 * share
+    return f"{percent:.2g} %" if abs(percent) < 10 else f"{percent:.3g} %" if abs(percent) < 1000 else f"{percent:.0f} %"
+
+
+def enough_bytes(count: int) -> str:
+    """`102.4GiB`: a size to give for so many bytes, four digits, rounded up."""
+    power = max(each for each in range(5) if count >= 1024**each or not each)
+    digits = max(0, 4 - len(str(count // 1024**power))) if power else 0
+    value = -(-count * 10**digits // 1024**power)
+    return f"{value / 10**digits:g}{('B', 'KiB', 'MiB', 'GiB', 'TiB')[power]}"
+
+
 def format_time(time_ns: float) -> str:
     """``1.234 ms``: four digits, the largest fitting unit."""
     for unit, factor in (("s", 1e9), ("ms", 1e6), ("us", 1e3)):

@@ -119,7 +119,7 @@ class Cluster(Record):
             raise InputError("", "nodes", f"have {self.devices} devices", f"give at most {2**20}")
         if self.matrix is not None:
             if self.islands or any(node.islands for node in self.nodes):
-                raise InputError("", "matrix", "is given beside islands", "give one of them")
+                raise InputError("", "matrix", "is given with islands", "give one of them")
             if (rows := len(self.matrix.bandwidth_bytes_per_s)) != self.devices:
                 raise InputError("", "matrix.bandwidth_bytes_per_s", f"has {rows} rows", f"give {self.devices}, one a device")
             return self

@@ -132,10 +132,10 @@ def computed_dtype(stated: str | None, where: str, half: str, stored: Sequence[s
     """The dtype that a model is said to have, or `half` where none is; where devices have no such products, or none that are
     faster than float32's, `half`, too, with a warning. stored: dtypes that say in what weights are stored, not a run's."""
     if stated in stored and half == "float16" != stated:
-        problem = f"is {stated!r}, in which the devices have no products"
+        problem = f"is {stated!r}, in which the devices cannot compute"
         fix = "it is planned in float16 with float32 masters; give --dtype for another one"
     elif stated in stored and half == "float32" != stated:
-        problem = f"is {stated!r}, in which products are no faster on these devices"
+        problem = f"is {stated!r}, which is no faster on these devices"
         fix = f"it is planned in float32; give --dtype {stated} for a run in that"
     else:
         return stated or half

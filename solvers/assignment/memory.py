@@ -10,6 +10,7 @@ import numpy as np
 from trainplan.formulations.pipeline_partition.problem import Instance as PartitionInstance
 from trainplan.formulations.stage_assignment.problem import Instance as AssignmentInstance
 from trainplan.formulations.step.stage_memory import Memory
+from trainplan.profiling.base.quantities import enough_bytes
 from trainplan.solvers.assignment.sweep import assign
 from trainplan.solvers.core.result import Infeasibility
 
@@ -33,7 +34,7 @@ def explain(instance: AssignmentInstance | PartitionInstance) -> Infeasibility |
     (first, end), peak, limit, many = spans[worst], peaks[worst], int(limits[worst]), in_flight[worst]
     states = int(memory.state_bytes[first:end].sum())
     alike = bool((limits == limits[0]).all())
-    advice = [f"give every stage {peak} bytes or more" if alike else f"give every stage {more} bytes more"]
+    advice = [f"give every stage {enough_bytes(peak)} or more" if alike else f"give every stage {enough_bytes(more)} more"]
     if many > 1 and states <= limit:
         advice.append(f"take smaller micro-batches: stage {worst} holds {many} at once")
     if len(spans) < layers:

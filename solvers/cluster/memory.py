@@ -20,7 +20,7 @@ import numpy as np
 from trainplan.formulations.cluster_strategy.makes import Case
 from trainplan.formulations.cluster_strategy.problem import Instance, Solution, evaluate
 from trainplan.profiling.base.errors import InputError
-from trainplan.profiling.base.quantities import format_bytes, plural
+from trainplan.profiling.base.quantities import enough_bytes, plural
 from trainplan.solvers.core.result import Infeasibility
 
 Spans = list[tuple[int, int]]
@@ -165,7 +165,7 @@ def _reason(instance: Instance, packing: _Packing, excess: int) -> Infeasibility
     assert worst.peak_bytes - worst.limit_bytes == excess
     shard = instance.shards[solution.degrees.tmp]
     states = int(shard.state_bytes[worst.first : worst.last + 1].sum())
-    advice = [f"give the smallest device of that stage {excess} bytes ({format_bytes(excess)}) more"]
+    advice = [f"give the smallest device of that stage {enough_bytes(excess)} more"]
     if states > worst.limit_bytes:
         advice.append("use a --cluster of more devices: the model states alone do not fit")
     else:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from trainplan.profiling.base.display import html_table, in_one_line, rich_table
 from trainplan.profiling.base.errors import as_arguments
-from trainplan.profiling.base.quantities import format_bytes, format_gap, format_time, plural
+from trainplan.profiling.base.quantities import enough_bytes, format_bytes, format_gap, format_time
 
 Status = Literal["optimal", "feasible", "infeasible", "unknown", "failed"]
 Stop = Literal["time limit", "memory limit", "model size", "interrupt"]
@@ -51,10 +51,10 @@ class Infeasibility:
         states, others = self.parts
         least = "the least that would do is"
         if self.bound_bytes is not None:
-            least = f"each needs at least {self.bound_bytes} bytes ({format_bytes(self.bound_bytes)}), and one needs"
+            least = f"each needs at least {format_bytes(self.bound_bytes)}, and one needs"
         return (
             f"no choice fits into {format_bytes(self.memory_bytes)}: {least} "
-            f"{self.least_memory_bytes} bytes ({format_bytes(self.least_memory_bytes)}), at the {self.peak_pass} pass of "
+            f"{format_bytes(self.least_memory_bytes)}, at the {self.peak_pass} pass of "
             f"{self.peak_layer_name} ({format_bytes(self.state_bytes)} {states}, "
             f"{format_bytes(self.activation_bytes)} {others}); " + "; or ".join(self.advice)
         )
@@ -70,9 +70,13 @@ def short_of_memory(
     bound_bytes: int | None = None,
 ) -> Infeasibility:
     """Why nothing fits into one limit of all devices. advice: what to change beside the limit; bound_bytes: see there."""
-    texts, over = [f"give --memory of at least {least_bytes}B (the instance's memory_bytes)", advice], least_bytes - limit_bytes
+    more, over = (
+        f"give --memory of at least {enough_bytes(least_bytes)} (the instance's memory_bytes)",
+        least_bytes - limit_bytes,
+    )
+    texts = [more, advice]
     if over * 20 < limit_bytes:
-        texts.append(f"free {plural(over, 'byte')} elsewhere on the device")
+        texts.append(f"free {format_bytes(over)} elsewhere on the device")
     activations = least_bytes - state_bytes
     parts = state_bytes, activations, tuple(texts)
     return Infeasibility(limit_bytes, least_bytes, layer, layer_name, *parts, bound_bytes=bound_bytes)

@@ -227,17 +227,17 @@ class _Run:
         if outcome.failed:
             status = "failed"
         elif outcome.infeasible and choice is not None:
-            status, message = "failed", f"{name} claims that nothing fits, but a choice within the memory exists"
+            status, message = "failed", f"{name} says that nothing fits, but a choice within the memory exists"
         elif fits is False:
             status, message = "infeasible", _joined(message if outcome.infeasible else None, unexplained)
         elif outcome.infeasible and fits:
-            status, message = "failed", f"{name} claims that nothing fits, but a choice within the memory exists"
+            status, message = "failed", f"{name} says that nothing fits, but a choice within the memory exists"
         elif broken and fits:
             status, message = "failed", f"{name} gave a choice that breaks the constraints"
         elif objective is None:
             status, message = "unknown", _joined(message, unexplained)
         elif bound is not None and bound > objective:
-            status, message = "failed", f"{source} claims a bound of {bound} above the objective {objective} of {name}"
+            status, message = "failed", f"{source} gave a bound of {bound} above the objective {objective} of {name}"
         else:
             status = "optimal" if bound is not None and search.closed(bound) else "feasible"
         bound, source = (None, None) if status == "failed" else (bound, source)

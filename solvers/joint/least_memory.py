@@ -183,7 +183,7 @@ def reason(instance: Instance, solution: Solution, evaluation: Evaluation, bound
         strategy = options[solution.choice[worst.peak_unit]].strategy
         advice = f"{_smaller(instance, configuration, strategy, worst.in_flight)}, or a --cluster of more devices"
         if _may_offload(instance, configuration):
-            advice = f"keep inputs of units on the host (--host hidden); or {advice}"
+            advice = f"keep inputs of sub-layers on the host (--host hidden); or {advice}"
     name = f"{instance.units[worst.peak_unit].name} in stage {x} ({configuration})"
     least = None if bound == -min(spare) else limit + bound
     return short_of_memory(limit, worst.peak_bytes, worst.peak_unit, name, state_bytes, advice, least)

@@ -17,7 +17,7 @@ from trainplan.solvers.joint.closed_form import holds_states, least_u_ns, quick_
 from trainplan.solvers.joint.pipelines import Passes, steps_ns
 from trainplan.solvers.joint.stage_tables import Floats, KindOptions, StageTables, stage_tables
 
-SOURCE = "every unit at its cheapest, stages as even as they can be"
+SOURCE = "every sub-layer at its cheapest, stages as even as they can be"
 PRICES = (0.0, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 1e9)  # of memory, in proportion to what it costs in the mean
 ENOUGH = 3  # configurations with a plan that fits
 FINER = 3  # configurations of the best rough plans

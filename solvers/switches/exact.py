@@ -18,6 +18,7 @@ from trainplan.formulations.memory_switches import enumeration
 from trainplan.formulations.memory_switches.columns import Columns, undominated
 from trainplan.formulations.memory_switches.problem import Instance, Solution, evaluate
 from trainplan.formulations.memory_switches.segments import segments
+from trainplan.profiling.base.quantities import enough_bytes, format_bytes
 from trainplan.solvers.chain.chain import Link, MemoryChain
 from trainplan.solvers.chain.label_setting import label_setting as shortest_chain
 from trainplan.solvers.chain.least_memory import least_memory
@@ -83,10 +84,10 @@ def explain(instance: Instance) -> Infeasibility | None:
     running = [o for o in result.timeline if o.lane == "compute" and o.start_ns <= result.peak_ns]
     latest = max(running, key=lambda o: o.start_ns, default=None)
     layer, forward = (latest.layer, latest.what == "forward") if latest else (0, True)
-    advice = [f"give --memory of at least {least}B (the instance's memory_bytes)"]
+    advice = [f"give --memory of at least {enough_bytes(least)} (the instance's memory_bytes)"]
     whole = int(instance["gathered_parameter_bytes"][layer] + instance["gathered_gradient_bytes"][layer])
     if 2 * whole >= least:
-        advice.append(f"split the layer: its whole parameters and gradients take {whole} bytes, the larger part")
+        advice.append(f"split the layer: its whole parameters and gradients take {format_bytes(whole)}, the larger part")
     else:
         batch: Any = instance.provenance.get("batch")
         smaller = f" than {batch}" if isinstance(batch, int) else ""

@@ -7,7 +7,7 @@ from trainplan.formulations.memory_switches.problem import Instance, Solution, m
 from trainplan.formulations.memory_switches.segments import kept_bytes
 from trainplan.formulations.memory_switches.switches import ALL_ON, Switches, SwitchName
 
-SOURCE = "the lanes' least work, one after the other"
+SOURCE = "the streams' least work, one after the other"
 SETTINGS: tuple[tuple[SwitchName, ...], ...] = (
     (),
     ("partition",),

@@ -15,7 +15,7 @@ from rich.console import Console
 from trainplan.formulations.plan import load_plan
 from trainplan.profiling.base.dtypes import parse_dtype
 from trainplan.profiling.base.errors import InputError, as_arguments, named, one_of
-from trainplan.profiling.base.quantities import parse_bytes, parse_tokens
+from trainplan.profiling.base.quantities import enough_bytes, parse_bytes, parse_tokens
 from trainplan.profiling.models.model import load_model
 from trainplan.solvers.core.result import Point
 from typer import Exit
@@ -61,7 +61,7 @@ def test_a_model_and_a_cluster_by_place() -> None:
     told(call("plan", "gpt22", "cpu-4", *words[:4]), "--model is 'gpt22'; did you mean 'gpt2'")
     told(
         call("plan", "gpt2", *CLUSTER, *MODEL, *words[:4]),
-        "--model is 'gpt2', and 'gpt2' is given by place; give one of the two",
+        "--model is 'gpt2', and 'gpt2' is given by position; give one of the two",
     )
 
 
@@ -110,8 +110,8 @@ def test_python_names_arguments_and_the_command_flags() -> None:
     with pytest.raises(InputError, match=r"^micro_batches is 0; give at least 1$"):
         tp.plan(model="gpt2", cluster="cpu-4", batch=8, micro_batches=0)
     short = tp.plan(model="gpt2", cluster="cpu-4", batch=8, sequence=32, memory="1MiB", pipeline=1)
-    assert f"give memory of at least {short.needed_bytes}B" in str(short.result.reason)
-    assert f"give --memory of at least {short.needed_bytes}B" in dict(short.summary(flags=True))["reason"]
+    assert f"give memory of at least {enough_bytes(short.needed_bytes or 0)}" in str(short.result.reason)
+    assert f"give --memory of at least {enough_bytes(short.needed_bytes or 0)}" in dict(short.summary(flags=True))["reason"]
     assert "--" not in short._repr_html_()
     assert as_arguments("give --no-by-unit, `plan --like amp` or a--b") == "give by_unit=False, `plan --like amp` or a--b"
 

@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 from trainplan.execution.run.report import RunReport
 from trainplan.formulations.plan import load_plan
-from trainplan.profiling.base.quantities import format_time
+from trainplan.profiling.base.quantities import enough_bytes, format_time
 
 import trainplan as tp
 from tests.command.calls import call
@@ -122,7 +122,7 @@ def test_the_plan_is_valid_and_proven(plan: Path, words: list[str], instance: Pa
 def test_the_plan_runs(plan: Path) -> None:
     done = call("run", plan, "--steps", "1", "--dtype", "float64")
     assert done.returncode == 0, done.stderr
-    for text in ("segment_sync", "4 processes", "gradients", "memory walk"):
+    for text in ("segment_sync", "4 processes", "gradients", "prediction"):
         assert text in done.stdout
     step = json.loads(plan.read_text())["predicted"]["step_ns"]
     assert json.loads(call("simulate", plan, "--json").stdout)["step_ns"] == step
@@ -145,7 +145,7 @@ def test_files_of_the_published_code(folder: Path) -> None:
     assert "lifted" not in done.stdout
     low = published(folder, backward_peak=60)
     arguments = ("build", "memory-switches", "--profile", low, "--memory", "1KB", "-o", made)
-    assert "backward_peak_bytes of 2 layers, from below to what the layer leaves behind" in call(*arguments).stdout
+    assert "backward_peak_bytes of 2 layers, raised to what the layer keeps" in call(*arguments).stdout
     assert json.loads(call(*arguments, "--json").stdout)["lifted"] == {"backward_peak_bytes": [1, 2]}
     told(call("build", "memory-switches", "--profile", path, "--memory", "1KB", "--batch", "8"), "--batch is 8", "leave it out")
     told(call("build", "layer-strategies", "--profile", path, "--memory", "1KB"), f"{path}: name is missing")
@@ -163,7 +163,7 @@ def test_what_does_not_fit_says_what_would_do(words: list[str]) -> None:
     assert short.returncode == 1 and short.stderr == ""
     found = json.loads(short.stdout)
     assert (found["plan"], found["needed_bytes"]) == (None, least)
-    told = f"the compiled programs are 1 byte short; give --memory of at least {least}B"
+    told = f"the compiled programs are 1 B short; give --memory of at least {enough_bytes(least)}"
     assert found["result"]["message"] == told
 
 
@@ -193,7 +193,7 @@ def test_a_run_is_held_against_its_plan(plan: Path, capsys: pytest.CaptureFixtur
         )
         return capsys.readouterr().out
 
-    told, beside = "2 times the predicted time (profile estimated)", "on the lanes of streams; this run's back-end is serial"
+    told, beside = "2 times the predicted time (profile estimated)", "of the back-end streams; this run's back-end is serial"
     assert told in shown() and beside in shown()
     assert told in shown(backend="threads") and beside not in shown(backend="threads")
     for other in (shown(scale_down=8), shown(dtype="float64")):

@@ -175,7 +175,7 @@ def test_accelerate_fills_in_what_deepspeeds_file_leaves_open(tmp_path: Path) ->
     assert read(written({}, zero)).dtype == "bfloat16"
     with pytest.raises(InputError, match=r"bf16.enabled is true, and mixed_precision .* has false"):
         read(written({"mixed_precision": "fp16"}, {**zero, "bf16": {"enabled": True}}))
-    with pytest.raises(InputError, match=r"'gone.json', which is not there; put it beside a.yaml"):
+    with pytest.raises(InputError, match=r"'gone.json', which is not there; put it next to a.yaml"):
         read(written({"deepspeed_config": {"deepspeed_config_file": "gone.json"}}))
     with pytest.raises(InputError, match=r"deepspeed_config.zero_stage is 2; leave it out: Accelerate takes it from"):
         read(written({"deepspeed_config": {"deepspeed_config_file": "ds.json", "zero_stage": 2}}))
@@ -657,7 +657,7 @@ def test_masters_are_what_is_loaded_or_what_fsdp_widens(keys: Any, launched: Any
     [
         ({"fp16": True}, "fp16 is true, and so is bf16; give one of them"),
         ({"max_seq_length": 4096}, "max_seq_length is 4096, and max_length is 2048; give one of them"),
-        ({"bf16": False, "tf32": True}, "tf32 is true; leave it out, or give false: products in TF32"),
+        ({"bf16": False, "tf32": True}, "tf32 is true; leave it out, or give false: matrix multiplications in TF32"),
     ],
 )
 def test_arguments_that_deny_one_another_are_refused(keys: dict[str, Any], said: str, tmp_path: Path) -> None:

@@ -219,10 +219,10 @@ PARTS = {
     "megatron-bridge": {"bridge.yaml": "", "train.py": "give that file, where it is one of YAML"},
     "torchtitan": {"torchtitan.toml": "", "launch.sh": "", "torchtitan_config.py": "or the TOML"},
     "deepspeed": {
-        "ds_config.json": "", "run.json": "give ds_config.json, beside it, with --model and --sequence 1024",
+        "ds_config.json": "", "run.json": "give ds_config.json, next to it, with --model and --sequence 1024",
         "train.py": "is a Python file of transformers",
     },
-    "accelerate": {"accelerate.yaml": "", "run.json": "give accelerate.yaml, beside it", "train.py": "of transformers"},
+    "accelerate": {"accelerate.yaml": "", "run.json": "give accelerate.yaml, next to it", "train.py": "of transformers"},
     "torch": {"train.py": "is a Python file of transformers", "config.json": "describes a model, and no run"},
 }  # fmt: skip
 LAYOUTS = {"deepspeed": "sdp4-zero2", "accelerate": "sdp4", "torchtitan": "sdp2-tp2-zero2-sp"}

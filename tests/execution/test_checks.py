@@ -321,7 +321,7 @@ def test_operations_stay_on_their_lanes() -> None:
     for op in (Op.ALL_REDUCE, Op.FORWARD, Op.ALL_REDUCE_GRADIENTS, Op.REDUCE_LOSS):
         for lane in ("compute", "copy", "host"):
             if LANES[op] != lane:
-                assert f"is on the lane {lane}, not on {LANES[op]}" in _faulty(programs, op, lane=lane)
+                assert f"is on the stream {lane}, not on {LANES[op]}" in _faulty(programs, op, lane=lane)
     message = compile_plan(pipeline(GPT2, 2, 2))[0].instructions[-3]
     assert "has messages of its own" in _faulty(programs, Op.ALL_REDUCE, grouped=(message,))
 
@@ -335,7 +335,7 @@ def test_bytes_that_do_not_agree_with_buffers_are_seen() -> None:
     assert ops >= {Op.GATHER_UPDATED, Op.ALL_REDUCE_GRADIENTS}
     for op in sorted(ops):
         assert "moves 12345 bytes" in _faulty(programs, op, message_bytes=12345)
-        assert "takes 12345 beside" in _faulty(programs, op, workspace_bytes=12345)
+        assert "takes 12345 of workspace" in _faulty(programs, op, workspace_bytes=12345)
     for name, size in programs[0].buffers.items():
         changed = [replace(program, buffers={**program.buffers, name: size + 8}) for program in programs]
         assert any(f"{name} has {size + 8} bytes, not {size}" in fault for fault in check(changed)), name

@@ -187,7 +187,7 @@ def test_plans_are_folded_to_ranks_that_share_heads(name: str, heads: int) -> No
 
 def test_heads_and_keys_do_not_mix() -> None:
     names = [f"cp2{'h' * (place % 2)}" for place in range(len(GROUPED.units))]
-    with pytest.raises(InputError, match=r"is 'cp2h'; give levels cp2: with cp all units have the same ones"):
+    with pytest.raises(InputError, match=r"is 'cp2h'; give levels cp2: with cp all sub-layers have the same ones"):
         compile_plan(plan_of(GROUPED, names, 2, 8, 2, []))
 
 
@@ -217,7 +217,7 @@ def test_a_plan_with_context_parallelism_is_checked_and_walked(exchange: str) ->
 @pytest.mark.parametrize(
     ("model", "more", "said"),
     [
-        ("llama3.2-1b", {"precision": "fp8"}, ("products in fp8",)),
+        ("llama3.2-1b", {"precision": "fp8"}, ("matrix multiplications in fp8",)),
         ("gpt-neox-20b", {"cp": "2"}, ("context parallelism of layers whose samples programs cannot cut",)),
     ],
 )

@@ -58,6 +58,6 @@ def test_gradients_of_every_family_on_4_processes(rounds: int) -> None:
 def test_tensor_parallelism_of_norms_behind_matrices_is_refused() -> None:
     model = MODELS["gemma2"]
     with pytest.raises(
-        InputError, match=r"block0\.attention has a norm behind its matrices, which is planned, but does not run"
+        InputError, match=r"block0\.attention has a norm after its matrices, which is planned, but does not run"
     ):
         run_plans([plan_of(model, ["tp2"] * len(model.units), 2)])

@@ -21,7 +21,7 @@ UNITS = len(GPT2.units)
         (
             "dp2",
             {"precision": "fp8"},
-            r"units\[0\].precision is 'fp8'; give 'model': the compiler cannot do products in fp8 yet",
+            r"units\[0\].precision is 'fp8'; give 'model': the compiler cannot do matrix multiplications in fp8 yet",
         ),
     ],
 )

@@ -95,12 +95,12 @@ def test_no_switch_on_is_another_thing_than_no_switches() -> None:
         ),
         (_printed(strategy="tp2"), r"units\[2\].activations.hidden is 'host'; give 'device', or recompute 'full' \(tp2-ckpt\)"),
         (_printed(strategy=2), r"units\[2\].strategy is 2; give a text in quotes"),
-        (_printed(states={}), r"units\[2\].strategy is 'sdp2-ckpt', beside states; leave strategy or states out"),
+        (_printed(states={}), r"units\[2\].strategy is 'sdp2-ckpt', with states; leave strategy or states out"),
         (_printed(switches=None), r"units\[0\].order.synchronised is true; leave it out: only one stage"),
         (_printed(0, switches=None), r"units\[1\].order.synchronised is true; leave it out: only one stage"),
         (_content(nvlink=None), "nvlink is missing; give true or false, with states or hidden states on the host"),
         (_content(batch={"global_samples": 4, "micro_batches": 2}), r"units\[0\].order.synchronised is true; leave it out"),
-        ({**plan_of(GPT2, ["sdp2"] * UNITS, 2).model_dump(), "nvlink": True}, "nvlink is true; leave it out: no unit"),
+        ({**plan_of(GPT2, ["sdp2"] * UNITS, 2).model_dump(), "nvlink": True}, "nvlink is true; leave it out: no sub-layer"),
     ],
 )
 def test_bad_switches_get_one_line(content: dict[str, Any], message: str) -> None:

@@ -176,7 +176,7 @@ def test_faults_of_the_new_instructions_are_seen(strategy: str) -> None:
         (Op.GATHER_UPDATED, lambda i: [i.changed(op=Op.ALL_REDUCE_GRADIENTS)], "not what its operation does"),
         (Op.GATHER_UPDATED, lambda i: [i.changed(op=Op.GATHER_PARAMETERS, micro_batch=0)], "of a unit of ZeRO stage"),
         (Op.GATHER_UPDATED, lambda i: [i.changed(group=i.group[:1])], "is over ranks"),
-        (Op.GATHER_UPDATED, lambda i: [i.changed(message_bytes=i.message_bytes // 2)], "bytes and takes 0 beside them"),
+        (Op.GATHER_UPDATED, lambda i: [i.changed(message_bytes=i.message_bytes // 2)], "bytes and takes 0 of workspace"),
         (Op.GATHER_UPDATED, lambda i: [i.changed(micro_batch=0)], "is of micro-batch 0"),
         (Op.GATHER_UPDATED, lambda i: [i.changed(unit=2)], "not what its operation does"),
         (Op.REDUCE_SCATTER_GRADIENTS, lambda i: [i, i], ""),

@@ -98,11 +98,11 @@ def test_the_bound_is_at_most_every_walk() -> None:
     [
         ({"recompute_first": "99"}, "is '99'; give numbers of layers, 0 to 24, such as 4 or 0,4,8, or any"),
         ({"recompute_first": "some"}, "is 'some'; give numbers of layers"),
-        ({"recompute_first": "4", "host": "hidden"}, "host is hidden, beside recompute_first; leave it or recompute_first out"),
+        ({"recompute_first": "4", "host": "hidden"}, "host is hidden, with recompute_first; leave it or recompute_first out"),
         ({"recompute_first": "4", "for_": "torch"}, "is 4, which torch does not run; leave it out"),
         (
             {"recompute_first": "4", "cuts": ["block3.ffn"], "pipeline": 2},
-            "begin a stage within a layer; give units that begin layers",
+            "begin a stage within a layer; give sub-layers that begin layers",
         ),
     ],
 )

@@ -207,7 +207,7 @@ def test_a_plan_that_tables_at_most_leave_out_is_found() -> None:
     assert answer.answer.bound_ns is not None and answer.answer.bound_ns <= answer.judged.step_ns
     shorter = 1 - answer.answer.bound_ns / answer.judged.step_ns  # which is more than the claim's gap
     said = dict(answer.summary())["prediction against objective"]
-    assert said.endswith(f"; no plan that fits has a walk more than {format_gap(shorter)} shorter")
+    assert said.endswith(f"; no plan that fits is predicted more than {format_gap(shorter)} faster")
 
 
 def test_a_certificate_is_of_the_space_of_all_that_fits() -> None:

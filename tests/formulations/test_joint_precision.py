@@ -130,7 +130,7 @@ def test_products_that_a_recipe_cannot_cut_into_blocks_are_left_out() -> None:
         degrees[name] = {option.strategy.degree("tp") for option in options if option.strategy is not None}
     assert degrees == {"mxfp8": {1, 2, 4}, "fp8-blockwise": {1, 2}}
     with pytest.raises(
-        InputError, match="precision is fp8-blockwise, whose products have sizes of multiples of 128; give model"
+        InputError, match="precision is fp8-blockwise, whose matrix multiplications have sizes of multiples of 128; give model"
     ):
         tp.plan(**asked, precision="fp8-blockwise", tp=4)
 

@@ -70,9 +70,9 @@ def test_only_muon_waits_for_new_parameters() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"zero": "3"}, "zero is 3, beside optimizer muon; give 0 or 1: no rank has the gradient of a whole matrix in others"),
-        ({"host": "optimizer"}, "host is optimizer, beside optimizer muon; give none: matrices are stepped on the device"),
-        ({"hybrid": True}, "hybrid is given, beside optimizer muon; leave it out"),
+        ({"zero": "3"}, "zero is 3, with optimizer muon; give 0 or 1: no rank has the gradient of a whole matrix in others"),
+        ({"host": "optimizer"}, "host is optimizer, with optimizer muon; give none: matrices are stepped on the device"),
+        ({"hybrid": True}, "hybrid is given, with optimizer muon; leave it out"),
         ({"for_": "torchtitan"}, "optimizer is muon, which torchtitan does not run; leave it out, or give for megatron"),
         ({"for_": "trainplan", "zero": "1"}, "zero is 1; give some of 0: trainplan runs no other"),
         ({"optimizer": "lion"}, "optimizer is 'lion'; give one of: adamw, muon"),

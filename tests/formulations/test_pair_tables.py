@@ -78,7 +78,7 @@ def test_layers_without_options_and_with_both_are_named() -> None:
         with pytest.raises(InputError) as error:
             tp.load({**record, "layers": [layer, *record["layers"][1:]]})
         assert expected in str(error.value)
-    with pytest.raises(InputError, match=r"layers\[0\].like is given beside options"):
+    with pytest.raises(InputError, match=r"layers\[0\].like is given with options"):
         tp.load({**record, "layers": [{**record["layers"][0], "like": 0}, *record["layers"][1:]]})
 
 

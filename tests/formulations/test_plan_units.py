@@ -58,7 +58,7 @@ def test_a_unit_comes_back_from_its_file(strategy: Strategy, switches: Any) -> N
         ({"states": {"zero": 4}}, "states.zero is 4; give 0, 1, 2 or 3"),
         ({"activations": {"recompute": []}}, "activations.recompute is \\[\\]; give 'none'"),
         ({"activations": {"recompute": ["norms", "loss"]}}, r"activations.recompute is .*; give \['loss', 'norms'\]"),
-        ({"order": {}}, "order is there; leave it out: nothing of the unit is on the host"),
+        ({"order": {}}, "order is there; leave it out: nothing of the sub-layer is on the host"),
         ({"strategy": "dp2-zero1"}, "strategy is 'dp2-zero1'; leave zero1 out, or give an sdp level"),
         ({"strategy": "sdp2-sp"}, "strategy is 'sdp2-sp'; leave sp out, or give a tp level"),
         ({"strategy": "sdp2-ckpt:softmax"}, "which recomputes 'softmax'; name some of activation, attention, loss, norms"),

@@ -46,6 +46,7 @@ else:
 """
 PLANNED = """
 import trainplan as tp
+from trainplan.profiling.base.quantities import enough_bytes
 
 found = tp.solve(instance, "brute-force")
 assert (found.status, found.objective) == ("optimal", instance.candidates[0].time_ns)
@@ -55,7 +56,7 @@ claim = planned.plan.claim
 assert (claim.problem, claim.status) == (toy.name, "optimal")
 assert claim.objective_ns == claim.bound_ns == found.objective
 short = tp.plan(like=toy.name, model=model, cluster="cpu-4", batch=16, memory=1000)
-assert short.plan is None and short.result.reason.advice[0] == f"give --memory of at least {short.needed_bytes}B"
+assert short.plan is None and short.result.reason.advice[0] == f"give --memory of at least {enough_bytes(short.needed_bytes)}"
 assert tp.plan(like=toy.name, model=model, cluster="cpu-4", batch=16, memory=short.needed_bytes).plan is not None
 """
 

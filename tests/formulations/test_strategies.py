@@ -60,7 +60,7 @@ def test_an_exchange_of_heads_is_written_behind_its_level() -> None:
     assert str(heads) == "sdp2-cp4h-tp2-zero1-sp-ckpt" and heads == replace(keys, exchange="heads") != keys
     assert heads.exchanges_heads and not keys.exchanges_heads and not without_cp(heads).exchanges_heads
     assert without_cp(heads) == without_cp(keys), "what lies among the same ranks is the same"
-    with pytest.raises(InputError, match="is 'tp2h'; write h behind a cp level alone, such as cp4h"):
+    with pytest.raises(InputError, match="is 'tp2h'; write h after a cp level alone, such as cp4h"):
         parse_strategy("tp2h")
 
 

@@ -188,7 +188,7 @@ FAULTS: list[tuple[dict[str, Any], str, str]] = [
     (with_matrix(12), "matrix.bandwidth_bytes_per_s has 12 rows", "give 16"),
     (with_matrix(latencies_ns=[[0] * 16] * 15), "matrix.latencies_ns has 15 rows", "give 16"),
     (with_matrix(bandwidth_bytes_per_s=[[0.0] * 16] * 16), "matrix.bandwidth_bytes_per_s[0][1] is 0.0", "at least 1 byte"),
-    (with_matrix() | {"islands": MIXED["islands"]}, "matrix is given beside islands", "give one of them"),
+    (with_matrix() | {"islands": MIXED["islands"]}, "matrix is given with islands", "give one of them"),
 ]
 
 

@@ -462,7 +462,7 @@ def test_models_in_half_precision_are_planned_in_float32_where_devices_are_no_fa
     path = tmp_path / "config.json"
     for says in ("bfloat16", "float16"):
         path.write_text(json.dumps(small("llama", torch_dtype=says)))
-        with pytest.warns(InputWarning, match=f"is '{says}', in which products are no faster on these devices; it is planned"):
+        with pytest.warns(InputWarning, match=f"is '{says}', which is no faster on these devices; it is planned"):
             assert load_model(path, half=load_cluster("cpu-4").training_dtype).dtype == "float32"
         assert load_model(path, dtype=says, half="float32").dtype == says
     with pytest.warns(InputWarning, match="no faster on these devices"):
@@ -473,7 +473,7 @@ def test_models_in_half_precision_are_planned_in_float32_where_devices_are_no_fa
 @pytest.mark.parametrize("name", ["llama3-8b", "qwen2.5-7b"])
 def test_models_in_bfloat16_are_planned_in_float16_where_devices_have_no_other_half(name: str) -> None:
     half = load_cluster("v100:8").training_dtype
-    with pytest.warns(InputWarning, match="the devices have no products; it is planned in float16"):
+    with pytest.warns(InputWarning, match="the devices cannot compute; it is planned in float16"):
         assert load_model(name, 128, half=half).dtype == half == "float16"
     with warnings.catch_warnings():
         warnings.simplefilter("error")

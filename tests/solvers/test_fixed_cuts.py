@@ -17,6 +17,7 @@ from trainplan.formulations.joint.evaluation import evaluate, malformed, violati
 from trainplan.formulations.joint.problem import Configuration, DeviceClass, Instance, Schedule, ScheduleName, Site, Solution
 from trainplan.formulations.joint.simulation import StageTimes, step_ns
 from trainplan.formulations.joint.tables import Boundary, Tied
+from trainplan.profiling.base.quantities import format_bytes
 from trainplan.profiling.models.model import load_model
 from trainplan.solvers.core.search import Search, judge
 from trainplan.solvers.joint import least_memory
@@ -146,7 +147,7 @@ def test_what_no_enumeration_settles_is_said_with_its_bound(monkeypatch: pytest.
         few, some = (PROBLEM.with_memory(instance, limit + lean.bound_bytes + more) for more in (-1, 0))
         reason, result = explain(few), tp.solve(few, "cpsat", cold=True, workers=1)
         assert reason is not None and (reason.bound_bytes, result.status) == (limit + lean.bound_bytes, "infeasible"), seed
-        assert f"each needs at least {reason.bound_bytes} bytes" in str(reason)
+        assert f"each needs at least {format_bytes(reason.bound_bytes)}" in str(reason)
         assert reason.least_memory_bytes == limit + lean.excess_bytes
         assert explain(some) is None and fits(some) is None
         assert fits(PROBLEM.with_memory(instance, reason.least_memory_bytes)) is True

@@ -10,6 +10,7 @@ import pytest
 from trainplan.formulations.memory_switches.problem import Instance, Solution, evaluate, load_solution, violations
 from trainplan.formulations.memory_switches.simulation import simulate
 from trainplan.formulations.memory_switches.switches import ALL_ON
+from trainplan.profiling.base.quantities import enough_bytes
 from trainplan.solvers.core.solve import solve
 from trainplan.solvers.switches.exact import explain
 
@@ -104,7 +105,7 @@ def test_the_reason_names_layer_and_pass() -> None:
     assert reason is not None
     assert f"at the backward pass of {reason.peak_layer_name}" in str(reason)
     assert reason.state_bytes + reason.activation_bytes == reason.least_memory_bytes > 10**9
-    assert f"at least {reason.least_memory_bytes}" in reason.advice[0]
+    assert f"at least {enough_bytes(reason.least_memory_bytes)}" in reason.advice[0]
 
 
 @pytest.mark.parametrize("seed", range(12))

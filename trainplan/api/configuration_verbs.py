@@ -113,7 +113,7 @@ def import_run(
     half = "float16" if machine.training_dtype == "float16" else "bfloat16"
     said = Said(variables or {}, recompute, named, frozenset(ignored), None if dtype is None else parse_dtype(dtype), half)
     if (file is None) == (line is None):
-        problem = "is missing" if file is None else "is given beside --command"
+        problem = "is missing" if file is None else "is given with --command"
         raise InputError(COMMAND_LINE, "file", problem, "give a file, or a command line by --command")
     path = None if file is None or str(file) == "-" else Path(file)
     if path is None:

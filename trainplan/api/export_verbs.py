@@ -15,6 +15,7 @@ from trainplan.execution.standing_in import recipe_of
 from trainplan.formulations.joint.runtimes import RUNTIMES
 from trainplan.formulations.parameters import flag_of
 from trainplan.formulations.plan import Plan, load_plan
+from trainplan.formulations.strategy_words import in_words
 from trainplan.planned import Planned
 from trainplan.profiling.base.errors import COMMAND_LINE, InputError
 from trainplan.profiling.base.files import Source, name_of_source
@@ -119,12 +120,12 @@ def _said(given: Plan, found: Planned) -> str:
     """The nearest plan in words, and what it costs."""
     nearest, step_ns = found.plan, found.step_ns
     assert nearest is not None and nearest.predicted is not None and step_ns is not None
-    layout = f"{nearest.one_strategy or 'several strategies'}, {plural(len(nearest.stages), 'stage')}"
+    layout = f"{in_words(nearest.one_strategy or 'several strategies')}; {plural(len(nearest.stages), 'stage')}"
     text = f"the nearest plan that it runs has {layout}, {plural(nearest.batch.micro_batches, 'micro-batch')}"
     if recipe_of(given) is not None and recipe_of(nearest) is None:
-        text += f", products in {nearest.planned_model().dtype}"
+        text += f", matrix multiplications in {nearest.planned_model().dtype}"
     text += f" and takes {format_time(step_ns)} a step"
     alike = given.predicted is not None and given.predicted.cost_model == nearest.predicted.cost_model
     if given.predicted is not None and alike and found.judged is not None and not given.predicted.software:
-        text += f", {found.judged.step_ns / given.predicted.step_ns - 1:+.1%} by the walks of both"
+        text += f", {found.judged.step_ns / given.predicted.step_ns - 1:+.1%} by simulating both"
     return f"{text}: add --nearest to export that one"

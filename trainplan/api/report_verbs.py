@@ -10,6 +10,7 @@ from typing import Any
 from trainplan.api.plan_verbs import compare_planners, plan
 from trainplan.asking import FilePath, made_for, profile_of
 from trainplan.formulations.plan import Plan, load_plan
+from trainplan.formulations.strategy_words import in_words
 from trainplan.planned import Planned
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.files import Source
@@ -79,6 +80,7 @@ def _compared(made: Plan, time_limit: float | None, progress: Callable[[str], No
         None if not rows[0].step_ns else step_ns / rows[0].step_ns - 1,
         None,
         0.0,
-        outside=f"{uniform.one_strategy} for all units{'' if answer.answer.status == 'optimal' else ', when the time was up'}",
+        outside=f"{in_words(uniform.one_strategy or '')} for all sub-layers"
+        + ", when the time was up" * (answer.answer.status != "optimal"),
     )
     return [rows[0], found, *rows[1:]]

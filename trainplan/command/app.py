@@ -28,7 +28,7 @@ HELP = (
 # By task: a command's name, the module of this package that has it, and what it does.
 TASKS = {
     "Plan": {
-        "plan": ("planning", "Find the best plan for a model on a cluster, with its prediction and its claim."),
+        "plan": ("planning", "Find the best plan for a model on a cluster, with its prediction and a proof of how good it is."),
         "fit": ("fitting", "Say whether a model fits on a cluster, and the least memory that it needs."),
         "place": ("planning", "plan --like amp: degrees, placement and shares on a cluster of mixed devices."),
         "partition": ("planning", "plan --like autopipe: a pipeline cut at sub-layers, with sliced micro-batches."),
@@ -45,18 +45,18 @@ TASKS = {
         "report": ("reporting", "Write a plan's report: one page with its timeline, memory, bound and comparison."),
         "import-run": (
             "importing",
-            "Judge what another runtime runs now: its prediction, the bound, and what to change first.",
+            "Judge what another runtime runs now: its prediction, how good it is, and what to change first.",
         ),
-        "compare": ("comparing", "Hold plans side by side, or a plan beside the log of its run."),
+        "compare": ("comparing", "Compare plans, or a plan with the log of its run."),
         "compare-planners": ("comparing", "Say what each paper's planner loses on a model and a cluster."),
-        "validate": ("validating", "Hold predictions of runs against what they measured."),
+        "validate": ("validating", "Compare predictions of runs with what was measured."),
         "mcp": ("serving", "Serve plan, fit, explain, import-run and export to an assistant (MCP)."),
     },
     "Problems by themselves": {
         "build": ("problems", "Make an instance of a problem from a model and a cluster, or from a profile."),
-        "solve": ("problems", "Solve an instance with one method; the answer is checked and its bound named."),
+        "solve": ("problems", "Solve an instance with one method; the answer is checked."),
         "compare-methods": ("problems", "Solve an instance with several methods, each checking the others."),
-        "frontier": ("problems", "Solve an instance under a row of memory limits: time against memory."),
+        "frontier": ("problems", "Solve an instance under several memory limits: time against memory."),
         "check": ("problems", "Check the programs of a plan, or a solution against an instance."),
         "methods": ("problems", "List the methods for a problem."),
         "schema": ("problems", "Print the JSON Schema of a file format."),
@@ -151,7 +151,7 @@ def _refused(error: Any) -> tuple[str, dict[str, str]]:
     refused: list[Any] = getattr(error.__cause__, "errors", list)()
     if refused and param is not None:
         told = refused[0].get("ctx", {}).get("error")  # of a parser of ours
-        problem, fix = f"is {refused[0]['input']!r}", refused[0]["msg"].replace("Input should be", "give")
+        problem, fix = f"is {refused[0]['input']!r}", _asked_for(refused[0]["msg"])
         problem, fix = (told.problem, told.fix) if isinstance(told, InputError) else (problem, fix)
         text = f"{name} {problem}; {fix}."
     else:
@@ -159,6 +159,12 @@ def _refused(error: Any) -> tuple[str, dict[str, str]]:
         problem = text
     fields = {"where": COMMAND_LINE, "field": name, "problem": problem, "fix": fix or helping}
     return text and f"{text} {helping}", fields
+
+
+def _asked_for(message: str) -> str:
+    """What to give, of a message about a value of another type."""
+    text = message.replace("Input should be", "give").partition(", unable to")[0]
+    return text.replace("a valid integer", "a whole number").replace("a valid number", "a number")
 
 
 def _words() -> list[str]:

@@ -22,17 +22,17 @@ def command(name: str, words: Sequence[str]) -> Command:
 @takes(
     [
         word("plan", Path, "A plan file, as `plan -o` writes it."),
-        word("other", Path | None, "Another plan of the same model, to be told apart from the first.", None),
+        word("other", Path | None, "Another plan of the same model, to compare with the first.", None),
         flag("profile", Path | None, "The profile that the plan was made from, if it was."),
-        flag("time_limit", float | None, f"Seconds for trying what units could have instead. [default: {TIME_LIMIT_S}]"),
+        flag("time_limit", float | None, f"Seconds to try other strategies of single sub-layers. [default: {TIME_LIMIT_S}]"),
     ]
 )
 def explain(plan: Path, other: Path | None, profile: Path | None, time_limit: float | None) -> Outcome:
-    """Say where a plan's time and memory go, what every sub-layer could have in place of what it has, and what keeps it from
-    that; or, of two plans, their steps and what they differ in."""
+    """Say where a plan's time and memory go, what changing a single sub-layer would gain or lose, and what prevents it;
+    or, of two plans, their steps and what they differ in."""
     if other is not None:
         if profile is not None or time_limit is not None:
-            raise InputError("command line", "other", "is given", "leave out --profile and --time-limit beside two plans")
+            raise InputError("command line", "other", "is given", "leave out --profile and --time-limit with two plans")
         rows, parted = api.compare_plans([plan, other]), api.differences(plan, other)
         content = {"plans": rows, "differences": [asdict(each) for each in parted]}
         return Outcome(content, partial(render_plans.two_plans, rows, parted, (str(plan), str(other))))

@@ -17,6 +17,7 @@ from trainplan.configurations.configuration import Taken
 from trainplan.configurations.judging import Change, JudgedRun
 from trainplan.configurations.planned import RUNTIMES
 from trainplan.formulations.plan import Plan
+from trainplan.formulations.strategy_words import in_words
 from trainplan.judged_screen import judged_screen
 from trainplan.planned import Planned
 from trainplan.profiling.base.errors import COMMAND_LINE, InputError
@@ -29,7 +30,7 @@ from trainplan.validation.predict import Prediction
 SMALLER = 0.9  # of the memory of a device of the same kind, at least
 MOST_CHANGES, MOST_RANKS, MOST_KEYS, DEFAULT = 8, 16, 4, "default of"
 FRAGMENTATION = (
-    "of the caching allocator: not counted, but for 2 % that the default reserve has for it; "
+    "of the caching allocator: not counted, except for 2 % that the default reserve has for it; "
     "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True makes it less"
 )
 
@@ -82,7 +83,11 @@ def command(name: str, words: Sequence[str]) -> Command:
         options.SEARCHING,
         [
             flag(
-                "search", bool, "Look for the bound, the best plans and what to change.", True, names=("--search/--no-search",)
+                "search",
+                bool,
+                "Look for the lower bound, the best plans and changes.",
+                True,
+                names=("--search/--no-search",),
             ),
             options.GAP,
             options.EACH_LIMIT,
@@ -102,8 +107,8 @@ def command(name: str, words: Sequence[str]) -> Command:
 def import_run(
     file: Path | None, settings: list[str] | None, ignored: list[str] | None, values: bool, details: bool, **given: Any
 ) -> Outcome:
-    """How good is what I run now? A configuration becomes a plan, with its predicted step and the memory of each rank; beside
-    it the bound of the joint problem, the best plan with and without the runtime's limits, and what to change first.
+    """How good is what I run now? A configuration becomes a plan, with its predicted step and the memory of each rank; with
+    it come the lower bound of the joint problem, the best plan with and without the runtime's limits, and what to change first.
     """
     with bars.planning() as progress:
         judged = api.import_run(file, variables=_variables(settings or []), ignored=ignored or (), progress=progress, **given)
@@ -165,7 +170,7 @@ def _show(judged: JudgedRun, values: bool) -> None:
         rows.append(("out of memory", _ran_out(configuration.ran_out, judged)))
     rows += _searches(judged)
     rows += [("taken otherwise", text) for text in configuration.notes]
-    rows += [("ignored (no effect)", _grouped(configuration.unread))] * bool(configuration.unread)
+    rows += [("ignored (no effect on speed)", _grouped(configuration.unread))] * bool(configuration.unread)
     rows += [("unknown key", text) for text in configuration.unknown]
     pairs([row for row in rows if row[1]])
     if values:
@@ -192,8 +197,8 @@ def _step(judged: JudgedRun) -> str:
     framework, step = judged.framework, f"{format_time(judged.step_ns)} a step"
     if isinstance(framework, str):
         lanes = judged.plan.predicted is not None and judged.plan.predicted.cost_model == "streams"
-        how = "on lanes, as plans are priced under streams" if lanes else "over its programs: one lane a device, no overlap"
-        return f"{step}, by the walk {how}; not as {judged.configuration.software} overlaps: {framework}"
+        how = "with overlap (cost model streams)" if lanes else "without overlap"
+        return f"{step}, predicted {how}; not as {judged.configuration.software} overlaps: {framework}"
     between = f"{framework.step_low_s:.4g} to {framework.step_high_s:.4g} s"
     return f"{step} ({between}), as {judged.configuration.software} overlaps"
 
@@ -216,9 +221,9 @@ def _searches(judged: JudgedRun) -> list[tuple[str, str]]:
         return []
     alone = isinstance(judged.framework, str)
     if judged.best_walk_ns == judged.judged.step_ns:
-        rows.append(("best plan", "what runs: no plan is known whose walk takes less"))
+        rows.append(("best plan", "what runs: no plan is known that takes less, simulated alike"))
     else:
-        rows.append(_searched("best plan", best, judged.judged.step_ns, "" if alone else "by the walks over both"))
+        rows.append(_searched("best plan", best, judged.judged.step_ns, "" if alone else "both simulated alike"))
     label = f"best in {judged.configuration.runtime}"
     if found is None:
         rows.append((label, "none is known that fits"))
@@ -309,7 +314,7 @@ def _shape(plan: Plan) -> str:
 
 
 def _strategies(plan: Plan) -> str:
-    names = list(dict.fromkeys(str(unit) for unit in plan.units))
+    names = list(dict.fromkeys(in_words(str(unit)) for unit in plan.units))
     return names[0] if len(names) == 1 else f"{len(names)} strategies, such as {names[len(names) // 2]}"
 
 

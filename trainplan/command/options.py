@@ -211,7 +211,7 @@ def from_words(values: dict[str, Any]) -> dict[str, Any]:
     named = {name: values.pop(f"{name}_word") for name in ("model", "cluster")}
     for name, value in named.items():
         if value is not None and values[name] is not None:
-            problem = f"is {values[name]!r}, and {value!r} is given by place"
+            problem = f"is {values[name]!r}, and {value!r} is given by position"
             raise InputError("command line", flag_of(name), problem, "give one of the two")
     return values | {name: value for name, value in named.items() if value is not None}
 
@@ -236,8 +236,8 @@ ALL = Argument(
     annotation=Annotated[bool, Option(HELP_ALL, is_eager=True, callback=show_all, help="Show every option and exit.")],
 )
 BACKEND_HELP = (
-    "serial; on CPUs also fused (all but compute in one FIFO beside it) or threads (one for each lane, pausing at random); on "
-    "GPUs also streams (one for each lane)."
+    "serial; on CPUs also fused (all but compute in one queue alongside it) or threads (one for each stream, pausing at "
+    "random); on GPUs also streams (compute, communication and copies at once)."
 )
 RUN_BACKEND = flag("backend", str, BACKEND_HELP, "serial")
 STALL_HELP = (

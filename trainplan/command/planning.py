@@ -24,7 +24,7 @@ from trainplan.solvers.core.limits import TIME_LIMIT_S
 ALL = "all"
 Table = Callable[[], tuple[Sequence[RuntimePlan], float]]
 LIKE_HELP = (
-    f"A preset ({', '.join(PRESETS)}), a problem, or '{ALL}' to hold all presets side by side. "
+    f"A preset ({', '.join(PRESETS)}), a problem, or '{ALL}' to compare all presets. "
     f"[default: {DEFAULT}; where it does not take what is asked for, {OTHERWISE}, on devices of several kinds {MIXED}, and the "
     "answer says why]"
 )
@@ -32,18 +32,18 @@ OUTPUTS = panel(
     options.OUTPUT,
     [
         output("Write the plan here."),
-        flag("uniform_output", Path | None, "Write the best plan with one strategy for all units here."),
+        flag("uniform_output", Path | None, "Write the best plan with one strategy for all sub-layers here."),
         flag("save_profile", Path | None, "Write the profile used here."),
         options.PICTURE,
         flag("details", bool, "Print everything that is known of the plan, in place of the screen.", False),
     ],
 )
-ABOUT = """The plan is compiled, checked and walked for time and memory before it is written. Beside it stands the best plan
-with one strategy for all units, and what that costs.
+ABOUT = """The plan is compiled, checked and simulated for time and memory before it is written. --details also gives the
+best plan with one strategy for all sub-layers, and how much slower that is.
 
 MFU is model FLOPs / (step time x peak FLOP/s of all devices in the model's dtype); model FLOPs are those of three forward
 passes, recomputation left out. The bubble is the share of the devices' time in which nothing of theirs runs; communication is
-exposed where nothing computes beside it."""
+exposed where no computation hides it."""
 EVERY_RUNTIME = f"""Without --for and --like, the best plan of every runtime follows: the searches for these have
 {SECONDS:.0f} s together, or what is left of --time-limit, and what they leave open is marked."""
 BACKEND = panel(

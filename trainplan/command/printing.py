@@ -23,7 +23,7 @@ LEFT |= {
     "ranks",
     "holds",
     "sub-layers",
-    "units of stages",
+    "sub-layers of stages",
     "layers of stages",
     "like",
     "stages",

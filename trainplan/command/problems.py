@@ -123,11 +123,11 @@ CHECKED = word("source", Path, "A plan file, or an instance file.")
     [
         CHECKED,
         word("solution", Path | None, "Of an instance: a solution file.", None),
-        flag("profile", Path | None, "Of a plan: the profile that it was made from, if it was, to check its claim with."),
+        flag("profile", Path | None, "Of a plan: the profile that it was made from, if it was, to check its lower bound with."),
     ]
 )
 def check(**values: Any) -> Outcome:
-    """Check the programs of a plan, the memory that they need, and what its claim's evidence proves; or a solution against an
+    """Check the programs of a plan, the memory that they need, and what proves its lower bound; or a solution against an
     instance: its time, its peak memory, and what it violates.
     """
     checked = api.check(**values)

@@ -20,6 +20,7 @@ from trainplan.formulations.problem import problem_of
 from trainplan.formulations.request import Request
 from trainplan.formulations.runs import runs
 from trainplan.formulations.step.schedules import SCHEDULE_NAMES
+from trainplan.formulations.strategy_words import in_words
 from trainplan.frontiers import Frontier
 from trainplan.performance import PARTS, Performance
 from trainplan.planned import Planned
@@ -71,7 +72,7 @@ def frontier(points: Frontier) -> None:
 def lifted(layers: Mapping[str, Sequence[int]]) -> str:
     """The peaks that a profile has below what its layers leave behind. layers: by peak, those where it is so."""
     peaks = ", ".join(f"{name} of {plural(len(places), 'layer')}" for name, places in layers.items())
-    return f"{peaks}, from below to what the layer leaves behind"
+    return f"{peaks}, raised to what the layer keeps"
 
 
 def methods(problem: str, entries: Sequence[Entry]) -> None:
@@ -122,10 +123,10 @@ def _programs(check: CheckedPlan) -> list[tuple[str, str]]:
 
 def _claim(claim: CheckedClaim) -> list[tuple[str, str]]:
     """What a claim says, and what of it was checked."""
-    said = "none" if claim.claimed_bound_ns is None else f"{format_time(claim.claimed_bound_ns)}, by {claim.claimed_source}"
+    said = "none" if claim.claimed_bound_ns is None else format_time(claim.claimed_bound_ns)
     rows = [("proven lower bound", f"{said} (said by the solver, not checked)")]
     if claim.objective_ns is not None:
-        rows.append(("claimed step", f"{format_time(claim.objective_ns)} of {claim.problem}, evaluated again"))
+        rows.append(("solver's objective", f"{format_time(claim.objective_ns)} ({claim.problem}), evaluated again"))
     if claim.bound_ns is not None and claim.objective_ns:
         followed = "by prices of memory and weighted paths, followed in whole numbers"
         how = followed if claim.evidence else "in closed form, without evidence"
@@ -144,7 +145,7 @@ def plan_table(plan: Plan) -> None:
         ranks = f"{stage.ranks[0]} .. {stage.ranks[-1]}" if len(stage.ranks) > 1 else str(stage.ranks[0])
         for first, names, count, strategy in runs([unit.name for unit in units], [_as_it_runs(plan, unit) for unit in units]):
             rows.append([*(["", ""] if first else [str(number), ranks]), names, str(count), strategy])
-    table(("stage", "ranks", "units", "count", "strategy"), rows)
+    table(("stage", "ranks", "sub-layers", "count", "strategy"), rows)
     plan_facts(plan)
 
 
@@ -152,8 +153,9 @@ def _as_it_runs(plan: Plan, unit: PlannedUnit) -> str:
     """A unit's strategy in a word, with the ZeRO stage of the runtime where the plan's states stand in for those."""
     zero = None if plan.runs_by is None else plan.runs_by.zero
     if zero is None:
-        return str(unit)
-    return str(unit).replace(str(unit.strategy), str(replace(unit.strategy, zero=zero)), 1)  # type: ignore[arg-type]
+        return in_words(str(unit))
+    as_run = str(replace(unit.strategy, zero=zero))  # type: ignore[arg-type]
+    return in_words(str(unit).replace(str(unit.strategy), as_run, 1))
 
 
 def _on_host(plan: Plan) -> list[str]:
@@ -172,7 +174,7 @@ def plan_facts(plan: Plan) -> None:
         counts = f"{', '.join(map(str, batch.shares))} micro-batches of the pipelines"
     facts = [("step", f"{batch.global_samples} samples in {counts}, {stages}")]
     if (recipe := recipe_of(plan)) is not None:
-        facts.append(("products", f"of layers in {recipe.name}: {recipe.about}"))
+        facts.append(("precision", f"matrix multiplications of layers in {recipe.name}: {recipe.about}"))
     if host := _on_host(plan):
         facts.append(("on the host", ", ".join(host)))
     if plan.precision.gradients != "model":
@@ -312,6 +314,6 @@ def rivals(compared: Rivals) -> None:
     for each, cells in zip(compared, compared.cells(), strict=True):
         theirs = "" if each.whole_seconds is None else f", with theirs {each.whole_seconds:.2f}"
         rows.append([*cells[:-1], f"{each.seconds:.2f}{theirs}"])
-    title = "steps by the walks, one lane a device; above the joint optimum, and above its bound"
+    title = "predicted steps, without overlap; above the joint optimum, and above its lower bound"
     table(tuple(compared.headings.values()), rows, title)
     pairs([(each.planner, each.why or f"no gap to the bound: {each.outside}") for each in compared if each.why or each.outside])

@@ -8,9 +8,9 @@ from typing import Any
 
 from trainplan.command.printing import line, table, wrapped
 from trainplan.explaining import Difference, Explained
+from trainplan.formulations.strategy_words import in_words
 from trainplan.profiling.base.quantities import format_bytes, format_gap, format_time, plural
 from trainplan.proof import proof
-from trainplan.screen import strategy_words
 from trainplan.tabular import cell_text
 
 MOST_NEIGHBOURS = 5  # that fit, and as many that do not
@@ -132,7 +132,7 @@ def _changes(plan: Explained) -> None:
     for each in plan.changes:
         for change in (each.next_best, each.prevented):
             if change is not None:
-                now, other = strategy_words(each.option), strategy_words(change.option)
+                now, other = in_words(each.option), in_words(change.option)
                 step = _change(change.step_ns, plan.objective_ns)
                 rows.append([str(each.stage), each.units, f"1 of {each.count}", now, other, step, _fits(plan, change)])
     if not rows:
@@ -181,7 +181,7 @@ def two_plans(rows: Sequence[dict[str, Any]], parted: Sequence[Difference], name
     staged = any(each.first_stage or each.second_stage for each in parted)
 
     def said(stage: int, text: str) -> str:
-        return f"stage {stage}: {strategy_words(text)}" if staged else strategy_words(text)
+        return f"stage {stage}: {in_words(text)}" if staged else in_words(text)
 
     cells = [
         [each.units, str(each.count), said(each.first_stage, each.first), said(each.second_stage, each.second)]

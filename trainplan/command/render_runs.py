@@ -11,6 +11,7 @@ from trainplan.command.printing import line, pairs, table
 from trainplan.command.render import plan_table
 from trainplan.execution.walk.time import LANE_OF, Lanes
 from trainplan.formulations.plan import Plan
+from trainplan.formulations.strategy_words import strategy_words
 from trainplan.profiling.base.quantities import format_bytes, format_count, format_time, plural
 from trainplan.proof import proof_of
 from trainplan.simulating import Simulation
@@ -50,7 +51,7 @@ def simulated(simulation: Simulation) -> None:
     if last or simulation.judged is not None:
         step = f"{format_time(simulation.step_ns)}, gradients and optimizer included"
         if simulation.software:
-            step += f", as {simulation.software} overlaps; passes and iteration are of the walk over the plan's programs"
+            step += f", as {simulation.software} overlaps; passes and iteration are simulated by the plan's own programs"
         lines.insert(2, ("step", step))
     pairs([*lines, *_facts(simulation), *_performance(simulation)])
 
@@ -63,7 +64,7 @@ def _facts(simulation: Simulation) -> list[tuple[str, str]]:
     if not simulation.software or simulation.plan is None:
         return rows
     whole = format_bytes(simulation.plan.memory_bytes)
-    return [*rows, ("memory", f"{format_bytes(max(simulation.peak_bytes))} at most on any rank, of {whole}")]
+    return [*rows, ("memory", f"peak {format_bytes(max(simulation.peak_bytes))} of {whole}")]
 
 
 def _performance(simulation: Simulation) -> list[tuple[str, str]]:
@@ -87,10 +88,10 @@ def tried(trials: Trials, scale_down: int) -> None:
         count = plural(shares[0], "micro-batch") if len(shares) == 1 else f"{'/'.join(map(str, shares))} micro-batches"
         times = ("-", "-") if trial.step_ns is None else (format_time(trial.step_ns), f"{trial.spread:.1%}")
         mark = " <- fastest" if trial.place == trials.best else ""
-        strategy = f"{len(plan.stages)} x {plan.units[0].strategy}, {count}"
+        strategy = f"{plural(len(plan.stages), 'stage')} of {strategy_words(plan.units[0].strategy)}; {count}"
         step = "-" if plan.predicted is None else format_time(plan.predicted.step_ns)
         rows.append([str(trial.place + 1), strategy, units, step, *times, trial.status + mark])
-    table(("rank", "strategy", "units of stages", "predicted", "measured", "spread", "status"), rows)
+    table(("rank", "strategy", "sub-layers of stages", "predicted", "measured", "spread", "status"), rows)
     scaled = f"for the whole model; what ran is about {scale_down} times smaller, so that another may be its fastest"
     pairs([("predicted", scaled)] if scale_down > 1 else [])
     pairs([(f"rank {trial.place + 1}", trial.message) for trial in trials.trials if trial.message])
@@ -127,7 +128,7 @@ def run_report(plan: Plan, report: Any, scale_down: int) -> None:
         whose = f", as {software} overlaps, which does not run here" if software else ""
         rows.append(("predicted time", f"{format_time(plan.predicted.step_ns)} a step{scaled}{whose}"))
         if report.runtime == "program" and LANE_OF[cast(Lanes, plan.predicted.backend)] is not LANE_OF[report.backend]:
-            rows.append(("", f"on the lanes of {plan.predicted.backend}; this run's back-end is {report.backend}"))
+            rows.append(("", f"of the back-end {plan.predicted.backend}; this run's back-end is {report.backend}"))
         rows.append(("predicted memory", f"{format_bytes(plan.predicted.most_bytes)} peak{scaled}"))
     if (claim := plan.claim) is not None and claim.bound_ns is not None and claim.gap is not None:
         text = f"{format_time(claim.objective_ns)} ({claim.problem}, costs {claim.cost_model}, {claim.method})"
@@ -137,14 +138,15 @@ def run_report(plan: Plan, report: Any, scale_down: int) -> None:
     if report.why_program is not None:
         rows.append(("", f"not by torch: {report.why_program}"))
     of_this = report.runtime == "program" or report.predicted_by == "dry run"
+    named = "prediction" if report.predicted_by == "memory walk" else report.predicted_by
     for name, peaks, about in (
-        (report.predicted_by, report.predicted_peak_bytes, "of this run" if of_this else "of its program"),
+        (named, report.predicted_peak_bytes, "of this run" if of_this else "of its program"),
         ("allocated", report.peak_bytes, "measured"),
     ):
         if peaks:
             over = max(peaks) > plan.memory_bytes
             fits = f", more than the plan's limit of {format_bytes(plan.memory_bytes)}" if over else ""
-            rows.append((name, f"{format_bytes(max(peaks))} at most on any rank, {about}{fits}"))
+            rows.append((name, f"peak {format_bytes(max(peaks))}, {about}{fits}"))
     steps = list(enumerate(zip(report.losses, report.step_seconds, strict=True), start=report.first_step))
     for number, (loss, seconds) in steps if len(steps) <= MOST_STEPS else [steps[0], *steps[1 - MOST_STEPS :]]:
         rows.append((f"step {number}", f"loss {loss:.9f}, {seconds:.3f} s"))

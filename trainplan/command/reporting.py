@@ -25,7 +25,7 @@ def command(name: str, words: Sequence[str]) -> Command:
         output("Write the page here, such as report.html."),
         flag("profile", Path | None, "The profile that the plan was made from, if it was."),
         flag("compare", bool, "Search for the best plan with one strategy and by each paper's planner, too.", False),
-        flag("time_limit", float, "Seconds for what units could have, and for each planner.", TIME_LIMIT_S),
+        flag("time_limit", float, "Seconds to try other strategies, and for each planner.", TIME_LIMIT_S),
     ]
 )
 def report(plan: Path, output: Path | None, profile: Path | None, compare: bool, time_limit: float) -> Outcome:

@@ -42,7 +42,9 @@ def command(name: str, words: Sequence[str]) -> Command:
         flag("sliced", str | None, "Micro-batches cut in two: a number, least, or algorithm-2. [default: the plan's; none]"),
         flag("cluster", str | None, "Of a plan: times estimated anew on this cluster. [default: the plan's own]"),
         flag(
-            "cost_model", str | None, "Of a plan on a --cluster: executed, or streams (overlap on lanes). [default: executed]"
+            "cost_model",
+            str | None,
+            "Of a plan on a --cluster: executed, or streams (with overlap). [default: executed]",
         ),
         flag("for_", str | None, "Of a plan on a --cluster: the runtime that runs it. [default: the plan's]", names=("--for",)),
         flag("profile", Path | None, "Of a plan: a profile with its times."),
@@ -57,7 +59,7 @@ def command(name: str, words: Sequence[str]) -> Command:
 def simulate(source: Path, **values: Any) -> Outcome:
     """Simulate one training step pass by pass: its time, start-up, bubble, critical path and master stage.
 
-    A plan's step is that of the runtime that it is for (--for), or what the time walk over its programs says; of data-parallel
+    A plan's step is that of the runtime that it is for (--for), or else as its programs are simulated; of data-parallel
     pipelines one is drawn.
     """
     with bars.measuring(values["measure"]) as values["measuring"]:
@@ -72,7 +74,7 @@ def simulate(source: Path, **values: Any) -> Outcome:
         word("plan", Path, "A plan file."),
         flag("model", str | None, "A config.json that the plan must be for."),
         flag("steps", int, "Training steps.", 3),
-        flag("scale_down", int, "Run the same chain about this many times smaller.", 1),
+        flag("scale_down", int, "Run a model of the same kind about this many times smaller.", 1),
         flag("dtype", str | None, "float32, float64 or bfloat16. [default: the plan's]"),
         flag(
             "by",
@@ -92,7 +94,7 @@ def simulate(source: Path, **values: Any) -> Outcome:
             names=("--compare/--no-compare",),
         ),
         flag("measure_memory", bool, "Measure what each rank allocates in a step.", False),
-        flag("measure", bool, "Measure what instructions take, beside what is predicted of them.", False),
+        flag("measure", bool, "Measure how long instructions take, next to the predictions.", False),
         flag("cluster", str | None, "With --measure: predict by an estimate on this cluster. [default: as planned]"),
         flag("profile", Path | None, "With --measure: predict by this profile."),
         options.RUN_DEVICE,
@@ -124,7 +126,7 @@ def simulate(source: Path, **values: Any) -> Outcome:
                 "memory_bytes, evaluation_loss.",
             ),
             flag("weights", Path | None, "Begin with the safetensors of this Hugging Face folder. [default: by the seed]"),
-            flag("save_weights", Path | None, "Write such a folder behind the last step: safetensors and config.json."),
+            flag("save_weights", Path | None, "Write such a folder after the last step: safetensors and config.json."),
             flag("step_timeout", float | None, "End a rank that is in one step for more seconds than these. [default: never]"),
         ],
     ),
@@ -135,7 +137,7 @@ def run(plan: Path, output: Path | None, **values: Any) -> Outcome:
     By torch the plan becomes a model under fully_shard, parallelize_module, checkpoint and torch.distributed.pipelining; by
     program its own instructions run. --measure, --measure-memory, --backend and --transport are of programs.
 
-    With --checkpoint, SIGTERM ends the run behind its step, with a checkpoint of it, and the exit code is 4; a second SIGTERM
+    With --checkpoint, SIGTERM ends the run after its step, with a checkpoint of it, and the exit code is 4; a second SIGTERM
     ends it at once. `torchrun --nproc-per-node 4 -m trainplan run plan.json ...`, on one node or several, runs its processes as
     the plan's ranks; only rank 0 prints.
 
@@ -168,7 +170,7 @@ def run(plan: Path, output: Path | None, **values: Any) -> Outcome:
     ]
 )
 def data(texts: list[Path], tokenizer: str, output: Path) -> Outcome:
-    """Write a file of tokens for `run --data` from texts, and beside it, as JSON, what it is.
+    """Write a file of tokens for `run --data` from texts, and a JSON file that describes it.
 
     Tokens are numbers of 16 or 32 bits, as many ids need; each text ends with the tokenizer's end of text.
     """
@@ -191,7 +193,7 @@ def _trial(words: Sequence[str]) -> Command:
             flag("top", int, "Plans to run: the best predicted ones.", 5),
             flag("steps", int, "Timed training steps of each.", 10),
             flag("warmup", int, "Steps before those that are timed.", 3),
-            flag("scale_down", int, "Run the same chain about this many times smaller.", 1),
+            flag("scale_down", int, "Run a model of the same kind about this many times smaller.", 1),
             flag("run_dtype", str | None, "float32, float64 or bfloat16. [default: that of --dtype]"),
             options.RUN_BACKEND,
             options.RUN_DEVICE,
@@ -301,7 +303,7 @@ PLANNER_HELP = f"{', '.join([*PLANNERS, OPTIMUM])}; may be repeated. [default: a
 def throughput(plans: list[Path] | None, planner: list[str] | None, **values: Any) -> Outcome:
     """Find the batch size with the largest throughput, for the paper's planners and for the proven optimum; or that of plans.
 
-    Planners have the paper's costs, from estimates; plans have what the time walk predicts.
+    Planners have the paper's costs, from estimates; plans have their predicted step.
     """
     if plans:
         rows = api.compare_plans(plans)

@@ -138,7 +138,7 @@ def kinds(nodes: Mapping[str, Cluster]) -> None:
     if out.width < WIDE:
         shown = [place for place, name in enumerate(names) if name not in ("links", "port", "power")]
         names, rows = [names[place] for place in shown], [[row[place] for place in shown] for row in rows]
-    table(names, rows, "one node of each kind; dense peaks of matrix products in TFLOP/s", left=("kind", "links"))
+    table(names, rows, "one node of each kind; dense peaks of matrix multiplications in TFLOP/s", left=("kind", "links"))
 
 
 def _teraflops(kind: DeviceKind, precisions: Sequence[Precision]) -> str:

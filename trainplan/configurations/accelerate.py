@@ -186,9 +186,7 @@ def _dtype(keys: Keys, precision: str, said: Said, notes: list[str]) -> tuple[st
         notes.append(FLOAT32)
     backend = keys.text("fp8_config.backend", "TE", ("TE", "AO", "MSAMP"))
     if precision == "fp8" and backend == "MSAMP":
-        raise keys.error(
-            "fp8_config.backend", "is 'MSAMP'", "give TE or AO: states of optimizers in 8 bits are no part of plans"
-        )
+        raise keys.error("fp8_config.backend", "is 'MSAMP'", "give TE or AO: states of optimizers in 8 bits are not planned")
     return dtype, None if precision != "fp8" else "fp8-current" if backend == "AO" else "fp8"
 
 
@@ -208,7 +206,7 @@ def _deepspeed(
     inner = inner or {}
     keys.refuse("deepspeed_config.deepspeed_moe_layer_cls_names", [""], "mixtures of experts are not planned")
     if precision == "fp8":
-        raise keys.error("mixed_precision", "is 'fp8'", "give bf16: plans for DeepSpeed have no products in FP8")
+        raise keys.error("mixed_precision", "is 'fp8'", "give bf16: plans for DeepSpeed have no matrix multiplications in FP8")
     for key in inner:
         if key in DEEPSPEED or key in LAUNCHING:
             keys.get(f"deepspeed_config.{key}")
@@ -262,5 +260,5 @@ def beside(path: Path, name: str, keys: Keys, key: str) -> Path:
     except (OSError, ValueError):  # a name that no file can have
         found = None
     if found is None:
-        raise keys.error(key, f"is {shown(name)}, which is not there", f"put it beside {path.name}, or give where it is")
+        raise keys.error(key, f"is {shown(name)}, which is not there", f"put it next to {path.name}, or give where it is")
     return found

@@ -34,22 +34,22 @@ REFUSED = {
     "reward_model": "models with other heads are not planned",
     "process_reward_model": "models with other heads are not planned",
     "num_labels": "models with other heads are not planned",
-    "qat": "products of fake-quantized weights are no part of plans",
-    "use_pose": "positions that skip are no part of plans",
+    "qat": "matrix multiplications of fake-quantized weights are not planned",
+    "use_pose": "positions that skip are not planned",
     "auto_find_batch_size": "give micro_batch_size: what is found is not known before the run",
-    "layer_offloading": "layers that move to the host are no part of plans",
+    "layer_offloading": "layers that move to the host are not planned",
     "selective_checkpointing": "plans compute whole layers again, or none",
     "expert_parallel_size": "mixtures of experts are not planned",
     "overrides_of_model_config": "give the model that runs as --model",
     "overrides_of_model_kwargs": "give the model that runs as --model",
     "rope_scaling": "give the model that runs as --model",
     "s2_attention": "plans have no shifted attention",
-    "device_map": "layers on several devices of one process are no part of plans",
-    "max_memory": "layers on several devices of one process are no part of plans",
-    "gpu_memory_limit": "layers on several devices of one process are no part of plans",
+    "device_map": "layers on several devices of one process are not planned",
+    "max_memory": "layers on several devices of one process are not planned",
+    "gpu_memory_limit": "layers on several devices of one process are not planned",
     "trainer_cls": "steps of other trainers are not known",
     "diffusion": "plans train next-token prediction",
-    "llmcompressor": "compressed layers are no part of plans",
+    "llmcompressor": "compressed layers are not planned",
 }  # fmt: skip
 ATTENTION = {
     "xformers_attention": "xformers", "sage_attention": "sage", "flex_attention": "flex", "flash_attention": "flash",
@@ -79,7 +79,7 @@ def read(path: Path, said: Said) -> Configuration:
     fp8 = keys.flag("fp8")
     if fp8 and dtype == "float32":
         dtype = "bfloat16"
-        keys.take("bf16", dtype, "products of Accelerate's fp8 leave the others in bfloat16")
+        keys.take("bf16", dtype, "matrix multiplications of Accelerate's fp8 leave the others in bfloat16")
     cp = keys.whole("context_parallel_size") or keys.whole("sequence_parallel_degree", 1) or 1
     if not any([keys.flag("sample_packing"), keys.flag("pad_to_sequence_len"), keys.get("pretraining_dataset")]):
         notes.append("samples are padded to the longest of each batch: the plan's all have sequence_len tokens; more time")

@@ -119,7 +119,7 @@ def base_of(values: Mapping[str, Any], where: str, said: Said, recipe: str | Non
         model = sized(said.model)
         alike = [each for each in recipes() if model is not None and sized(table["recipes"][each]["model"])[:2] == model[:2]]  # type: ignore[index]
         name = min(alike, key=len) if alike else None
-        what = f"the recipe {name}" if name else "what all recipes of pre-training have, but for sequence and batch"
+        what = f"the recipe {name}" if name else "what all recipes of pre-training have, except for sequence and batch"
         notes.append(f"what the file leaves to its recipe is taken from {what}; another one: --set recipe=NAME")
         unknown = not name
     own = table["recipes"][name] if name else {}

@@ -57,18 +57,18 @@ WIDTHS = {
 OPTIMIZERS: dict[str, OptimizerName] = {"adam": "adamw", "adamw": "adamw", "lamb": "adamw", "muon": "muon"}
 # What runs that no plan has, by the key that switches it on.
 REFUSED = {
-    "amp.enabled": "products by apex's amp are no part of plans: give bf16 or fp16",
+    "amp.enabled": "matrix multiplications by apex's amp are not planned: give bf16 or fp16",
     "elasticity.enabled": "the batch would be chosen by the number of devices: give train_batch_size instead",
     "expert_parallel.enabled": "mixtures of experts are not planned",
     "hybrid_engine.enabled": "steps that generate texts are not planned",
     "progressive_layer_drop.enabled": "plans run every layer in every step",
     "curriculum_learning.enabled": "sequences would grow from step to step, and plans have one length",
     "data_efficiency.enabled": "plans run all tokens through every layer",
-    "quantize_training.enabled": "products of quantized weights are no part of plans",
-    "msamp.enabled": "products by MS-AMP are no part of plans",
+    "quantize_training.enabled": "matrix multiplications of quantized weights are not planned",
+    "msamp.enabled": "matrix multiplications by MS-AMP are not planned",
     "autotuning.enabled": "trials choose the stage and the micro-batch: give the file that they write, ds_config_optimal.json",
     **{
-        f"compile.{name}": "what DeepCompile moves to the host and back is no part of plans"
+        f"compile.{name}": "what DeepCompile moves to the host and back is not planned"
         for name in ("offload_parameters", "offload_opt_states", "offload_activation")
     },
     f"{ZERO}.zero_quantized_nontrainable_weights": "plans train all weights",
@@ -77,8 +77,8 @@ REFUSED = {
 }
 REFUSED_TABLES = {
     "sparse_attention": "plans have dense attention",
-    "compression_training": "compressed layers are no part of plans",
-    "weight_quantization": "products of quantized weights are no part of plans",
+    "compression_training": "compressed layers are not planned",
+    "weight_quantization": "matrix multiplications of quantized weights are not planned",
 }
 # What is in fewer bits on its way, which plans do not have.
 QUANTIZED = {"weights": "parameters are gathered in 8 bits", "gradients": "gradients are reduced in 4 bits"}
@@ -143,7 +143,7 @@ def of_values(
         notes.append("checkpoints on the host (cpu_checkpointing): the plan keeps them on the device; more memory")
     notes += _otherwise(keys)
     if any(key.startswith(f"{ZERO}.zenflow.") for key in keys.values):
-        notes.append("updates behind the steps that follow (zenflow): the plan waits for them; more time")
+        notes.append("updates during the steps that follow (zenflow): the plan waits for them; more time")
     recompute = said.recompute
     if recompute is None:
         keys.take("gradient_checkpointing", False, "default of transformers' Trainer")
@@ -228,7 +228,7 @@ def _precision(keys: Keys, stage: int, said: Said, notes: list[str]) -> tuple[st
             fix = "give bf16 or fp16 in its place, or stage 3: plans keep no whole parameters in float32 alongside copies"
             raise keys.error("torch_autocast.enabled", f"is true, in stage {stage}", fix)
         dtype = _width(keys, "torch_autocast.dtype") or "bfloat16"
-        notes.append("products by torch_autocast: the plan keeps a copy in half precision alongside float32 parameters")
+        notes.append("matrix multiplications by torch_autocast: the plan keeps half-precision copies of float32 parameters")
     elif dtype is None and open_:
         dtype = said.dtype or (said.half if said.half in open_ else open_[0])
         flag = {"bfloat16": "--bf16", "float16": "--fp16"}.get(dtype, "neither --bf16 nor --fp16")
@@ -318,7 +318,7 @@ def _buffers(keys: Keys, stage: int, half: bool, copies: bool) -> Buffers:
     if half and _width(keys, "communication_data_type") == "float32":
         buckets = 2 if stage == 3 else buckets + 2
     if stage == 3 and (size["stage3_param_persistence_threshold"] or 0) > MOST_PERSISTENT:
-        fix = f"give at most {MOST_PERSISTENT}: matrices that stay whole on all ranks are no part of plans"
+        fix = f"give at most {MOST_PERSISTENT}: matrices that stay whole on all ranks are not planned"
         raise keys.error(f"{ZERO}.stage3_param_persistence_threshold", f"is {size['stage3_param_persistence_threshold']}", fix)
     ahead, live = size["stage3_prefetch_bucket_size"], size["stage3_max_live_parameters"] or 0
     by_hidden = {
@@ -366,7 +366,7 @@ def _host(keys: Keys, stage: int, notes: list[str]) -> list[Host]:
             f"{ZERO}.offload_optimizer.ratio", f"is {ratio:g}", "give 1: plans keep all of the optimizer there, or none"
         )
     if keys.flag(f"{ZERO}.offload_optimizer.super_offload"):
-        notes.append("updates on the host behind the steps that follow (super_offload): the plan waits for them; more time")
+        notes.append("updates on the host during the steps that follow (super_offload): the plan waits for them; more time")
     for name, place in (("optimizer", optimizer), ("param", parameters)):
         if place == "nvme":
             notes.append(f"offload_{name} to NVMe is taken for the host's memory; less time")

@@ -189,10 +189,10 @@ def reader_of(path: Path, data: Any) -> str:
     if tool is None:
         raise InputError(str(path), "", f"has no key of a tool that is read ({listed(data)})", OF_THESE)
     if tool == "a model (config.json)":
-        raise InputError(str(path), "", "describes a model, and no run", "give it as --model, beside the file of a run")
+        raise InputError(str(path), "", "describes a model, and no run", "give it as --model, with the file of a run")
     if tool == MARKS[0].tool:
         file = next((name for name in EXPORTED if (path.parent / name).is_file()), f"one of {', '.join(EXPORTED)}")
-        fix = f"give {file}, beside it, with --model and --sequence {data.get('sequence')}"
+        fix = f"give {file}, next to it, with --model and --sequence {data.get('sequence')}"
         raise InputError(str(path), "", f"is a file of {tool}, which says no layout", fix)
     if tool == FSDP:
         fix = "give the file or the command of the trainer that names it, or write it into the file as fsdp_config"

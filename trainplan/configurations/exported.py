@@ -18,7 +18,7 @@ from trainplan.profiling.base.errors import InputError, shown
 
 READERS = {"bridge.yaml": megatron_bridge.read, "ds_config.json": deepspeed.read, "accelerate.yaml": accelerate.read}
 # How the docstrings of these scripts begin.
-BESIDE = re.compile(r'"""Train .* as (\S+)(?: and (run\.json))? beside this file says?\b')
+BESIDE = re.compile(r'"""Train .* as (\S+)(?: and (run\.json))? (?:beside|next to) this file says?\b')
 BY_TORCH = re.compile(r'"""Train .* on \d+ ranks: .*\n\n    torchrun ')
 MOST = 500  # characters that they begin in
 

@@ -178,7 +178,7 @@ class JudgedRun(Tabular):
         if not self.fits:
             return "what runs does not fit, and the bound is of plans that do"
         if max(self.judged.peak_bytes) > self.plan.memory_bytes:
-            return "by its walk what runs does not fit, and the bound is of plans whose walks do"
+            return "simulated, what runs does not fit, and the bound is of plans that do"
         return "what runs is none of the plans that the bound is of" if bound > self.measured_ns else ""
 
     @property

@@ -171,8 +171,8 @@ def _model(keys: Keys, layers: int, said: Said, notes: list[str]) -> dict[str, A
     normed = keys.flag("--embed-layernorm")
     if normed != (fields is not None and fields.get("model_type") == "bloom"):
         notes.append(
-            "a norm behind the embedding (--embed-layernorm): the plan has none" if normed else
-            "no norm behind the embedding (--embed-layernorm is not given): the plan's BLOOM has one"
+            "a norm after the embedding (--embed-layernorm): the plan has none" if normed else
+            "no norm after the embedding (--embed-layernorm is not given): the plan's BLOOM has one"
         )  # fmt: skip
     if said.model is not None:
         notes += apart(keys, layers, said.model, fields)
@@ -189,7 +189,7 @@ def _recipe(keys: Keys, dtype: str, shared: bool, notes: list[str]) -> RecipeNam
     if eight is None and four is None:
         return None
     if eight is not None and four is not None:
-        raise keys.error("--fp4-format", f"is {shown(four)}, beside --fp8-format", "give one of the two")
+        raise keys.error("--fp4-format", f"is {shown(four)}, with --fp8-format", "give one of the two")
     if ends:
         text = f"first and last layers in {dtype} (--first-last-layers-bf16): the plan has all layers alike; less time"
         notes.append(text)
@@ -209,7 +209,7 @@ def _exchange(keys: Keys, cp: int, notes: list[str]) -> Exchange:
         raise keys.error(name, f"is {shown(' '.join(said))}", fix)
     (word,) = words
     if word == "allgather":
-        notes.append("keys and values gathered before attention: predicted as sent around beside it; less time")
+        notes.append("keys and values gathered before attention: predicted as sent around a ring during attention; less time")
     return EXCHANGE[word]
 
 

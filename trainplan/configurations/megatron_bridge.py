@@ -110,7 +110,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     "model.experimental_attention_variant": (NONE, "plans have full attention, or windows"),
     "model.linear_attention_freq": (NONE, "plans have full attention, or windows"),
     "model.window_attn_skip_freq": (NONE, "plans have layers all alike"),
-    "model.attention_output_gate": (OFF, "plans have no such product"),
+    "model.attention_output_gate": (OFF, "plans have no such matrix multiplication"),
     "model.fine_grained_activation_offloading": (OFF, "plans keep activations on the device"),
     "model.distribute_saved_activations": (OFF, "plans keep activations as layers leave them"),
     "model.num_microbatches_with_partial_activation_checkpoints": (NONE, "plans treat micro-batches alike"),

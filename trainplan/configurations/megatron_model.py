@@ -170,7 +170,7 @@ def _window(keys: Keys) -> int | None:
         return sliding
     number = before.strip("()").split(",")[0].strip()
     if not number.isdecimal():
-        raise keys.error("--window-size", f"is {shown(before)}", "give how many positions before and behind, such as 4095,0")
+        raise keys.error("--window-size", f"is {shown(before)}", "give how many positions before and after, such as 4095,0")
     return int(number) + 1
 
 

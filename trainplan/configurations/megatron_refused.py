@@ -38,14 +38,14 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     "--megatron-fsdp-main-params-dtype": (WIDE, WHOLE_STATES),
     "--muon-scalar-optimizer": (("adam",), "plans step by AdamW what Muon does not"),
     "--te-precision-config-file": (NONE, "plans have layers all of one precision"),
-    "--kitchen-config-file": (NONE, "plans have no such products"),
-    "--kitchen-recipe-number": (NONE, "plans have no such products"),
-    "--use-kitchen": (OFF, "plans have no such products"),
-    "--quant-recipe": (NONE, "plans have no such products"),
-    "--enable-autocast": (OFF, "plans have weights in the dtype of products"),
+    "--kitchen-config-file": (NONE, "plans have no such matrix multiplications"),
+    "--kitchen-recipe-number": (NONE, "plans have no such matrix multiplications"),
+    "--use-kitchen": (OFF, "plans have no such matrix multiplications"),
+    "--quant-recipe": (NONE, "plans have no such matrix multiplications"),
+    "--enable-autocast": (OFF, "plans have weights in the dtype of matrix multiplications"),
     "--mlp-chunks-for-training": (("1",), "plans pass feed-forward networks in one piece"),
     "--enable-mhc-connections": (OFF, "plans have one residual stream"),
-    "--quick-geglu": (OFF, "plans have SwiGLU, or one product before the activation"),
+    "--quick-geglu": (OFF, "plans have SwiGLU, or one matrix multiplication before the activation"),
     "--logits-load-dir": (NONE, "plans have no distillation"),
     "--logits-save-dir": (NONE, "plans have no distillation"),
     "--data-efficiency-curriculum-learning": (OFF, "plans have samples of one length"),
@@ -74,8 +74,8 @@ NOTED = {
 }
 # The same where there are several tensor-parallel ranks.
 TENSOR_NOTED = {
-    "--no-async-tensor-model-parallel-allreduce": "tensor-parallel collectives before the products that they could run "
-    "alongside: the plan has them alongside; it has less time",
+    "--no-async-tensor-model-parallel-allreduce": "tensor-parallel collectives before the matrix multiplications that could "
+    "hide them: the plan has them alongside; it has less time",
 }
 # The same with Megatron's FSDP, which buffers that are registered with NCCL make it keep (`nccl_ub`).
 REGISTERED = (

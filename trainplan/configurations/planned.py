@@ -257,7 +257,7 @@ def with_recipe(configuration: Configuration, request: Request) -> Configuration
         return configuration
     kind = request.cluster.used_kinds[0]
     if (why := streams_refusal(replace(request, options=options))) is not None:
-        note = f"products in {name}: the plan's are in {request.model.dtype}, which takes longer, since {why}"
+        note = f"matrix multiplications in {name}: the plan's are in {request.model.dtype}, which takes longer, since {why}"
         return replace(configuration, recipe=None, notes=(*configuration.notes, note))
     if name not in kind.recipes:
         fix = f"take devices that have it, or one of these: {', '.join(kind.recipes) or 'none'}"

@@ -32,7 +32,7 @@ def refuse_what_devices_lack(configuration: Configuration, cluster: Cluster) -> 
     if other is not None and configuration.runtime == "megatron-bridge":
         other += "_mixed"
     fix = f"write {other or 'float32'}, or give devices that have it"
-    raise InputError(configuration.where, key, f"asks for {dtype}, and {lacking.name} has no products in it", fix)
+    raise InputError(configuration.where, key, f"asks for {dtype}, and {lacking.name} has no matrix multiplications in it", fix)
 
 
 def _refuse_kernels(configuration: Configuration, cluster: Cluster) -> None:

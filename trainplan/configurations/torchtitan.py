@@ -186,7 +186,11 @@ def _refuse(keys: Keys) -> None:
     keys.refuse("experimental.torch_spmd", ["false"], "plans shard as FSDP2 does")
     keys.refuse("training.enable_selective_ac", ["false"], "say by [activation_checkpoint] what is recomputed")
     keys.refuse("model.norm_type", NORMS, "plans of its models have RMSNorm")
-    keys.refuse("quantize.linear.float8.emulate", ["false"], "products that only look like 8 bits are in the model's dtype")
+    keys.refuse(
+        "quantize.linear.float8.emulate",
+        ["false"],
+        "emulated matrix multiplications are in the model's dtype",
+    )
     keys.refuse("optimizer.name", ["AdamW", "Adam"], "plans for torchtitan step by AdamW")
 
 
@@ -235,7 +239,9 @@ def _recipe(keys: Keys, notes: list[str]) -> RecipeName | None:
     if kind == "float8" and gathered:
         notes.append("parameters gathered in 8 bits: predicted as gathered in the model's dtype; less time")
     if more := [each for each in left_out if each not in HEADS]:
-        notes.append(f"products left out of {recipe} ({', '.join(more)}): the plan has all of a layer in it; more time")
+        notes.append(
+            f"matrix multiplications left out of {recipe} ({', '.join(more)}): the plan has all layers in it; more time"
+        )
     return recipe
 
 
@@ -347,7 +353,7 @@ def _recomputed(keys: Keys, notes: list[str]) -> Recomputed:
     if option == "op":
         notes.append(
             "selective recomputation by operations: the plan recomputes norms and activations; torchtitan, and so the "
-            "prediction, every second product, too"
+            "prediction, every second matrix multiplication, too"
         )
         return Recomputed("modules", ("activation", "norms"))
     if not option.isdecimal() or not int(option):

@@ -36,8 +36,8 @@ FLASH = ("sdpa", "fa2", "fa3", "flash", "flex", "xformers", "sage")  # how the n
 LAUNCHED = "give --set accelerate=FILE, what `accelerate launch` reads, or --set accelerate=none: every device has copies"
 SYNCED = "accelerator_config.gradient_accumulation_kwargs.sync_each_batch"  # gradients are reduced in every micro-batch
 NOT_WRAPPED = (
-    "fsdp has no auto_wrap: transformers 5 wraps layers by itself, as is planned; before 5 the whole model is one unit: more "
-    "memory by far"
+    "fsdp has no auto_wrap: transformers 5 wraps layers by itself, as is planned; before 5 the whole model is wrapped as "
+    "one: more memory by far"
 )
 FSDP_WORDS = ("full_shard", "shard_grad_op", "no_shard", "hybrid_shard", "hybrid_shard_zero2", "auto_wrap", "offload")
 
@@ -142,7 +142,7 @@ def half_of(keys: Keys, bf16: tuple[str, ...], fp16: tuple[str, ...], said: Said
             raise InputError(COMMAND_LINE, "--dtype", f"is missing, and {keys.where} says no precision", fix)
         keys.take(bf16[0], missing)
         return missing
-    keys.refuse("tf32", ("false", "auto"), "products in TF32 are no part of plans, which have float32 or half precision")
+    keys.refuse("tf32", ("false", "auto"), "matrix multiplications in TF32 are not planned: plans have float32 or half")
     return "float32"
 
 

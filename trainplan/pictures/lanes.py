@@ -50,7 +50,7 @@ def draw_switches(
     title: str | None = None,
     window_ns: tuple[int, int] | None = None,
 ) -> Any:
-    """A matplotlib Figure: every lane of the step, its operations numbered by layer where there is space; the bytes held over
+    """A matplotlib Figure: every stream of the step, its operations numbered by layer where there is space; the bytes held over
     time, with limit and peak; and every layer's switches.
 
     Args:

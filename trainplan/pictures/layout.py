@@ -9,6 +9,7 @@ from typing import Any
 from trainplan.asking import compiles
 from trainplan.formulations.plan import Plan, Stage
 from trainplan.formulations.step.schedules import SCHEDULE_NAMES
+from trainplan.formulations.strategy_words import in_words
 from trainplan.performance import PARTS, Performance
 from trainplan.pictures.palette import BLUE, GREEN, LIGHTER, PURPLE, SERIES, VERMILION
 from trainplan.pictures.timeline import CHARACTER, PATH
@@ -27,7 +28,7 @@ SIZES = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "B"))
 
 def draw_plan(plan: Plan, performance: Performance | None = None) -> Any:
     """A matplotlib Figure of a plan: a row for each stage with its ranks or devices, its units coloured by their strategy, and
-    alongside it what holds the memory of its fullest device at the peak, against the limit.
+    next to it what holds the memory of its fullest device at the peak, against the limit.
 
     Args:
         plan: the plan; one without a prediction has no memory drawn.
@@ -75,7 +76,7 @@ def _title(plan: Plan, performance: Performance | None) -> str:
 def _draw_units(axes: Any, plan: Plan) -> None:
     from matplotlib.patches import Patch
 
-    names = [str(unit) for unit in plan.units]
+    names = [in_words(str(unit)) for unit in plan.units]
     distinct = list(dict.fromkeys(names))
     colours = {name: STRATEGIES[place % len(STRATEGIES)] for place, name in enumerate(distinct)}
     widest = max(stage.last_unit - stage.first_unit + 1 for stage in plan.stages)
@@ -97,11 +98,9 @@ def _draw_units(axes: Any, plan: Plan) -> None:
     labels = [f"stage {number}, {_devices(plan, stage)}" for number, stage in enumerate(plan.stages)]
     axes.set_yticks(range(len(labels)), labels)
     axes.tick_params(axis="y", length=0)
-    axes.set(xlim=(0, widest), xlabel="units of the stage, in order")
+    axes.set(xlim=(0, widest), xlabel="sub-layers of the stage, in order")
     patches = [Patch(facecolor=colours[name], label=name) for name in distinct]
-    axes.figure.legend(
-        handles=patches, title="strategy of units", loc="outside lower left", ncols=min(4, len(patches)), **LEGEND
-    )
+    axes.figure.legend(handles=patches, title="strategy", loc="outside lower left", ncols=min(4, len(patches)), **LEGEND)
 
 
 def _devices(plan: Plan, stage: Stage) -> str:

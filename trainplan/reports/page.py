@@ -14,9 +14,11 @@ from markupsafe import Markup
 
 from trainplan.checking import CheckedClaim, check_claim
 from trainplan.explaining import Explained, explain
+from trainplan.formulations.joint.asked import cost_words
 from trainplan.formulations.plan import Claim, Plan
 from trainplan.formulations.runs import runs
 from trainplan.formulations.step.schedules import SCHEDULE_NAMES
+from trainplan.formulations.strategy_words import in_words
 from trainplan.performance import PARTS, Performance, performance, stage_shares
 from trainplan.pictures.layout import DARK, HOLDS, STRATEGIES
 from trainplan.pictures.plans import KINDS
@@ -85,6 +87,7 @@ def page(
         explained=explained,
         unexplained=unexplained,
         claim=plan.claim,
+        costs=None if plan.claim is None else cost_words(plan.claim.cost_model),
         evidence=evidence,
         checked=checked,
         compared=compared,
@@ -112,7 +115,7 @@ def following(plan: Plan, plan_file: str) -> list[tuple[str, str]]:
 def _environment() -> Environment:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters.update(time=format_time, bytes=format_bytes, share="{:.1%}".format)
-    environment.filters.update(excess="{:+.2%}".format, status=status_text)
+    environment.filters.update(excess="{:+.2%}".format, status=status_text, words=in_words)
     return environment
 
 
@@ -155,7 +158,7 @@ def _head(
         ),
     ]
     if simulation.software:
-        drawn = "step and memory are drawn as the walks over the plan's programs say, with which bounds compare"
+        drawn = "step and memory are drawn as simulated by the plan's own programs, with which bounds compare"
         facts.append(("predicted", f"as {simulation.software} overlaps; {drawn}"))
     if claim is not None:
         facts.append(("proof", _proof(claim, checked)))
@@ -179,7 +182,7 @@ def _certificate(checked: CheckedClaim | None) -> str:
 
 def _strategies(plan: Plan) -> dict[str, Mapping[str, Any]]:
     """Letter, colour and number of units of each strategy, in the order in which units have them first."""
-    names = [str(unit) for unit in plan.units]
+    names = [in_words(str(unit)) for unit in plan.units]
     made: dict[str, Mapping[str, Any]] = {}
     for place, name in enumerate(dict.fromkeys(names)):
         colour = STRATEGIES[place % len(STRATEGIES)]
@@ -199,7 +202,7 @@ def _stages(plan: Plan) -> list[dict[str, Any]]:
     made = []
     for number, stage in enumerate(plan.stages):
         units = plan.units[stage.first_unit : stage.last_unit + 1]
-        names, labels = [unit.name for unit in units], [str(unit) for unit in units]
+        names, labels = [unit.name for unit in units], [in_words(str(unit)) for unit in units]
         pieces: list[dict[str, Any]] = []
         for name, label in zip(names, labels, strict=True):
             if not pieces or pieces[-1]["strategy"] != label:

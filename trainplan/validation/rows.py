@@ -88,7 +88,7 @@ class Run(Record):
 
 # Fields that change no prediction, and why.
 NAMES = "names the row"
-MEASURED = "is measured: predictions are held against it"
+MEASURED = "is measured: predictions are compared with it"
 UNMOVED = {
     **dict.fromkeys(("id", "source", "file"), NAMES),
     **dict.fromkeys((*MEASURES, "oom"), MEASURED),

@@ -212,7 +212,7 @@ def exchange(run: Run, framework: Framework, assumed: Assumed) -> Exchange:
     if (heads := flag(text, HEADS)) is not None:
         return "heads" if heads else "keys"
     if GATHERED.search(text):
-        assumed[EXCHANGED] = "keys and values are sent around beside attention, not gathered before it"
+        assumed[EXCHANGED] = "keys and values are sent around a ring during attention, not gathered before it"
     elif not KEYS.search(text):
         assumed[EXCHANGED] = "exchanges heads" if framework.name == EXCHANGING_HEADS else "exchanges keys"
         return "heads" if framework.name == EXCHANGING_HEADS else "keys"

@@ -28,7 +28,7 @@ class TokenEmbedding(Sublayer):
     @property
     def unexecuted(self) -> str:
         """As of all sub-layers; or its norm."""
-        return "a norm behind the embedding" if self.normed else super().unexecuted
+        return "a norm after the embedding" if self.normed else super().unexecuted
 
     def parameters(self) -> tuple[Parameter, ...]:
         """The table of tokens, split over the vocabulary; tables of positions and token types."""

@@ -25,7 +25,7 @@ def why_not_shared(part: Sublayer, tp: int) -> str | None:
     if not isinstance(part, Attention | FeedForward | LanguageHead | TokenEmbedding) or part.carried_tokens:
         return f"a sub-layer of this {part.kind} kind cannot share its tokens"
     if part.sandwich:
-        return "it has a norm behind its matrices"
+        return "it has a norm after its matrices"
     if part.tokens % tp:
         return f"{tp} does not divide its {part.tokens} tokens"
     return None
