@@ -14,7 +14,7 @@ from trainplan.solvers.core.search import Search, judge
 from trainplan.solvers.core.solve import check_arguments
 
 LEAST_SECONDS = 2.0  # for evidence of a claim, which is looked for no longer than the plan was
-EVIDENCE = "the claim's evidence, checked without any solver"
+EVIDENCE = "evidence of the bound, checked without any solver"
 
 
 def with_evidence(answer: Planned, progress: Callable[[Point | str], None] | None = None) -> Planned:
@@ -27,8 +27,8 @@ def with_evidence(answer: Planned, progress: Callable[[Point | str], None] | Non
 def certify(
     answer: Planned, time_limit: float | None = TIME_LIMIT_S, progress: Callable[[Point | str], None] | None = None
 ) -> Planned:
-    """The answer with evidence in its plan's claim, which `check` follows. Where the evidence proves more than the search did,
-    its bound becomes the claim's.
+    """The answer with evidence of its bound, which `check` follows. Where the evidence proves more than the search did,
+    its bound becomes the plan's.
 
     Args:
         answer: of `plan`.

@@ -163,15 +163,15 @@ def check(
     *,
     profile: FilePath | Profile | None = None,
 ) -> Checked | CheckedPlan:
-    """Check a plan's programs and its claim, or a solution against an instance.
+    """Check a plan's programs and its lower bound, or a solution against an instance.
 
-    A plan's programs are compiled, checked, and walked for memory; the evidence of its claim is followed in whole numbers,
+    A plan's programs are compiled, checked, and simulated for memory; the evidence of its bound is followed in whole numbers,
     without any solver.
 
     Args:
         source: a plan or an instance: a file, a dict or the object.
         solution: of an instance: a file, a dict, or a Result's.
-        profile: that the plan was made from, which a claim is checked with.
+        profile: that the plan was made from, which its bound is checked with.
 
     Returns:
         What is wrong, if anything, and what the plan or the solution needs and takes.

@@ -17,12 +17,12 @@ from trainplan.formulations.problem import Problem, problem
 from trainplan.formulations.request import Request
 from trainplan.formulations.runs import runs
 from trainplan.performance import stage_shares
+from trainplan.plan_words import run_words
 from trainplan.profiling.base.display import in_one_line
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.files import Source
 from trainplan.profiling.base.quantities import format_time, plural, span
 from trainplan.profiling.profiles import Profile
-from trainplan.screen import run_words
 from trainplan.simulating import Simulation, simulate
 from trainplan.solvers.core.limits import TIME_LIMIT_S
 from trainplan.tabular import Tabular
@@ -111,7 +111,7 @@ class Difference:
 
 
 class Differences(Tabular, list[Difference]):
-    """Runs of units that two plans treat differently, in the order of the units."""
+    """Runs of sub-layers that two plans treat differently, in the order of the sub-layers."""
 
     headings: ClassVar = {
         "units": "units",
@@ -137,7 +137,7 @@ def explain(
     """Where a plan's time and memory go, and what each of its units could have in place of what it has.
 
     Args:
-        plan: with the evidence of its claim, as `plan -o`, `planned.save` and `certify` give it.
+        plan: with the evidence of its bound, as `plan -o`, `planned.save` and `certify` give it.
         profile: that the plan was made from, where it was.
         time_limit: seconds for trying what units could have; what they do not allow is left out.
         simulation: of the plan, where there is one already.
@@ -223,14 +223,14 @@ def _stages(plan: Plan, simulation: Simulation, bound: set[int]) -> list[Explain
 
 
 def differences(first: Plan | Source, second: Plan | Source) -> Differences:
-    """Runs of units that two plans of one model treat differently.
+    """Runs of sub-layers that two plans of one model treat differently.
 
     Args:
         first: a plan, its file, or a dict.
         second: the other one.
 
     Returns:
-        A list of them, in the order of the units, with `frame()`.
+        A list of them, in the order of the sub-layers, with `frame()`.
 
     Raises:
         InputError: for plans of several models.

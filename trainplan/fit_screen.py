@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from trainplan.fitting import Fit
 from trainplan.formulations.joint.runtimes import FOR
+from trainplan.plan_words import run_words
 from trainplan.profiling.base.quantities import plural
-from trainplan.screen import NAMES, Row, assumed, gib, most_held, nothing, parts_of, run_words
+from trainplan.screen import NAMES, Row, assumed, gib, most_held, nothing, parts_of
 from trainplan.validation.predict import GIB
 
 
@@ -45,9 +46,9 @@ def _least(fit: Fit) -> list[list[str]]:
     if fit.bound_bytes is None:
         return [*lines, ["not proven to be the least of all plans"]]
     of = "no plan" + (f" for {NAMES.get(runtime, runtime)}" if runtime else "")
-    if fit.bound_bytes <= fit.peak_bytes:
+    if runtime in (None, "trainplan"):
         return [*lines, [f"{of} needs less than {gib(fit.bound_bytes)} GiB (proven)"]]
-    # The runtime holds less than trainplan's own programs of the same plan, of which the proof is.
+    # What the runtime holds is bounded by nothing: the proof is of trainplan's own programs.
     return [
         *lines,
         [f"{of} is known to need less; by trainplan's own programs none needs less than {gib(fit.bound_bytes)} GiB"],

@@ -4,9 +4,10 @@ best, what to change, what was assumed, and what to do next."""
 from __future__ import annotations
 
 from trainplan.configurations.judging import LEAST_GAIN, Change, JudgedRun
+from trainplan.plan_words import layouts, run_words
 from trainplan.profiling.base.quantities import format_share, format_time, plural
 from trainplan.proof import proof
-from trainplan.screen import Row, difference, gib, layouts, memory_words, parts_of, run_words, speed_words
+from trainplan.screen import Row, difference, gib, memory_words, parts_of, speed_words
 from trainplan.validation.predict import Prediction
 
 MOST_CHANGES, MOST_OTHERS = 4, 3

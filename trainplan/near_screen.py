@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from trainplan.plan_words import run_words
 from trainplan.planned import Planned
 from trainplan.profiling.base.quantities import format_time, plural
-from trainplan.screen import Row, nothing, run_words, tokens
+from trainplan.screen import Row, nothing, proven, tokens
 from trainplan.sizing import Sizes
 from trainplan.variations import BetterBatch, WhatIf
 
@@ -23,7 +24,8 @@ def sizes_rows(sizes: Sizes) -> tuple[list[Row], list[Row]]:
         return [("DEVICES", [[str(sizes.unknown)]])], []
     found = sizes.first.request.origin.devices
     text = f"{plural(found, 'GPU')} ({sizes.first.request.cluster_name})"
-    proof = f"with fewer nothing fits, proven of {_listed(sizes.tried)}" if sizes.tried else "the fewest asked for"
+    how = proven(sizes.first.request)
+    proof = f"with {_listed(sizes.tried)} nothing fits ({how})" if sizes.tried else "the fewest asked for"
     proof += f"; no plan was found on {_listed(sizes.missed)}" if sizes.missed else ""
     more = [[f"{each.request.origin.devices} GPUs: {_speed(each)}"] for each in sizes.larger]
     return [("DEVICES", [[text, proof]])], [("MORE", more)] if more else []

@@ -19,6 +19,7 @@ from trainplan.formulations.request import Request
 from trainplan.formulations.runs import runs
 from trainplan.formulations.strategy_words import in_words
 from trainplan.performance import Performance, performance
+from trainplan.plan_words import run_words
 from trainplan.presets import Preset
 from trainplan.profiling.base.display import html_table, rich_table
 from trainplan.profiling.base.errors import InputError, as_arguments
@@ -475,8 +476,6 @@ def plan_row(name: str, plan: Plan) -> dict[str, Any]:
         if predicted.software or not alike:
             lanes_ns = judge_carried(plan, predicted.durations, None if alike else "streams").step_ns
     samples_per_s = 0.0 if predicted is None else plan.batch.global_samples / predicted.step_ns * 1e9
-    from trainplan.screen import run_words  # which is of answers, and imports this module
-
     return {
         "name": name,
         "model": plan.planned_model().name,

@@ -15,19 +15,17 @@ from trainplan.execution.standing_in import recipe_of
 from trainplan.formulations.joint.runtimes import FOR
 from trainplan.formulations.plan import Plan
 from trainplan.formulations.problem import constraints_of
-from trainplan.formulations.runs import runs
-from trainplan.formulations.strategies import Strategy
-from trainplan.formulations.strategy_words import degree_words
+from trainplan.formulations.request import Request
 from trainplan.performance import PARTS, Performance
+from trainplan.plan_words import NOTHING_AGAIN, layouts, run_words
 from trainplan.planned import Planned, Price
 from trainplan.presets import DEFAULT
-from trainplan.profiling.base.quantities import format_gap, format_share, format_time, plural
+from trainplan.profiling.base.quantities import format_gap, format_share, format_time
 from trainplan.proof import how_to_check, proof_of
 from trainplan.validation.predict import GIB, Prediction
 
 Row = tuple[str, list[list[str]]]  # a label and its lines, each of pieces that stand between dots
-NOTHING_AGAIN = "nothing recomputed"
-MOST_LAYOUTS, MOST_OTHERS = 4, 3  # that are written out: of a plan whose units differ; of other plans that fit
+MOST_OTHERS = 3  # other plans that fit, which are written out
 CAUSES = {"optimizer": "optimizer states"}
 
 
@@ -86,51 +84,6 @@ def runtime_notes(rows: Sequence[RuntimePlan], seconds: float) -> list[list[str]
         timed = f"{seconds:.2g} s were up: give a longer --time-limit, or {FOR.flag} {left[-1].runtime}"
         notes.append([f"open: {names}", timed if any(row.stopped == "time limit" for row in left) else "interrupted"])
     return notes
-
-
-def run_words(plan: Plan) -> list[str]:
-    """How a plan runs, in the words of the field: degrees, ZeRO's stage, micro-batches, schedule, what is recomputed; of a plan
-    whose units differ, what they share."""
-    first = plan.units[0].strategy
-    alike = all(_bare(unit.strategy) == _bare(first) for unit in plan.units)
-    degrees, leading = (degree_words(first), first.degree("tp") > 1) if alike else ([], False)
-    pipeline = [f"PP{plan.depth}"] * (plan.depth > 1) + [f"VPP{plan.chunks}"] * (plan.chunks > 1)
-    words = [*degrees[:leading], *pipeline, *degrees[leading:]]
-    shares = plan.batch.shares
-    counted = plural(plan.batch.micro_batches, "micro-batch")
-    words.append(counted if shares is None else f"{'/'.join(map(str, shares))} micro-batches of the pipelines")
-    words += ["GPipe"] * (plan.depth > 1 and plan.schedule == "gpipe")
-    words += [f"{plan.sliced} sliced"] * bool(plan.sliced)
-    recipe = recipe_of(plan)
-    words += [] if recipe is None else [recipe.name.upper()]
-    words += ["Muon"] * (plan.optimizer == "muon") + ["states on the host"] * plan.uses_host
-    return [*words, _recomputed(plan)]
-
-
-def _bare(strategy: Strategy) -> tuple[object, ...]:
-    return strategy.levels, strategy.zero, strategy.sequence_parallel, strategy.exchange
-
-
-def _recomputed(plan: Plan) -> str:
-    whole = sum(unit.strategy.ckpt for unit in plan.units)
-    parts = {name for unit in plan.units for name in unit.strategy.modules}
-    if not whole and not parts:
-        return NOTHING_AGAIN
-    texts = [f"{whole} of {len(plan.units)} sub-layers recomputed"] if whole else []
-    some = sum(bool(unit.strategy.modules) for unit in plan.units)
-    texts += [f"{' and '.join(sorted(parts))} recomputed in {some} of {len(plan.units)}"] if parts else []
-    return ", ".join(texts)
-
-
-def layouts(plan: Plan) -> list[list[str]]:
-    """A line for each run of units of one layout, where units differ in it."""
-    layouts = [_bare(unit.strategy) for unit in plan.units]
-    if len(set(layouts)) == 1:
-        return []
-    texts = [", ".join(degree_words(unit.strategy)) for unit in plan.units]
-    rows = [(names, count, text) for _, names, count, text in runs([unit.name for unit in plan.units], texts)]
-    lines = [[f"{text}: {plural(count, 'sub-layer')}, {names}"] for names, count, text in rows[:MOST_LAYOUTS]]
-    return lines + [[f"and {len(rows) - MOST_LAYOUTS} more runs of layouts (--details)"]] * (len(rows) > MOST_LAYOUTS)
 
 
 def memory_words(plan: Plan, parts: Mapping[str, float]) -> list[str]:
@@ -337,6 +290,11 @@ def _next(answer: Planned, plan_file: Path | None) -> list[list[str]]:
     return [[first], [f"trainplan explain {plan_file}", f"report {plan_file} -o report.html", "plan ... --details"]]
 
 
+def proven(request: Request) -> str:
+    """Of what a proof is that nothing fits: it counts what trainplan's own programs hold, whichever runtime a plan is for."""
+    return "proven" if request.options.get(FOR.name) in (None, "trainplan") else "proven, by what trainplan's own programs hold"
+
+
 def nothing(answer: Planned) -> list[Row]:
     """Why there is no plan, and ways out."""
     result, reason = answer.result, answer.result.reason
@@ -344,7 +302,7 @@ def nothing(answer: Planned) -> list[Row]:
     if answer.needed_bytes is not None:
         ways.append(f"{gib(answer.needed_bytes)} GiB a GPU")
     if answer.needed_devices is not None:
-        ways.append(f"{answer.needed_devices} GPUs (with fewer nothing fits, proven)")
+        ways.append(f"{answer.needed_devices} GPUs (with fewer nothing fits, {proven(answer.request)})")
     elif (unknown := answer.needed_devices_unknown) is not None and unknown.startswith("more than"):
         ways.append(f"{unknown.replace('; ', ' GPUs (')})" if "; " in unknown else f"{unknown} GPUs")
     if result.status != "infeasible":
@@ -352,7 +310,7 @@ def nothing(answer: Planned) -> list[Row]:
         stopped = [("STOPPED", lines)] if (lines := unfinished(answer)) else []
         return [("OPEN", [[why]]), *stopped] + ([("NEEDS", [[" or ".join(ways)]])] if ways else [])
     limit = answer.request.with_margin(0).limit_bytes
-    rows: list[Row] = [("FITS NOT", [[f"no plan fits into {gib(limit)} GiB a GPU (proven)"]])]
+    rows: list[Row] = [("FITS NOT", [[f"no plan fits into {gib(limit)} GiB a GPU ({proven(answer.request)})"]])]
     rows += [("NEEDS", [[" or ".join(ways)]])] if ways else []
     if reason is None:
         return rows

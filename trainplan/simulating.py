@@ -190,7 +190,7 @@ def simulate(
 ) -> Simulation:
     """A step of any plan, or of a partition of a pipeline-partition instance, with its timeline and critical path.
 
-    A plan's step is that of the runtime that it is for, or what the time walk over its programs says.
+    A plan's step is that of the runtime that it is for, or that of its programs, simulated.
 
     Args:
         source: a plan or an instance: a file, a dict or the object.
@@ -204,7 +204,7 @@ def simulate(
         solution: cuts of an instance (default: those that `method` finds).
         chunks: stages on each of an instance's devices, for interleaved-1f1b.
         method: that finds an instance's cuts.
-        cost_model: executed (the default), or streams, for a plan with one layout on a cluster of one kind: overlap on lanes,
+        cost_model: executed (the default), or streams, for a plan with one layout on a cluster of one kind: overlap on streams,
             and links and kernels by what measured runs reach.
         for_: another runtime, of those of `plan(for_=)`, on a cluster.
         **options: of the method, as of `solve`.

@@ -177,7 +177,7 @@ def what_if(
     check_what_if(request.cluster, request.profile is not None or request.measured)
     assert request.cluster is not None
     if "memory" in chosen and request.memory_bytes is not None:
-        raise InputError(COMMAND_LINE, f"{FLAG} memory", "is given beside --memory", "give one of the two")
+        raise InputError(COMMAND_LINE, f"{FLAG} memory", "is given with --memory", "give one of the two")
     cluster = changed_cluster(request.cluster, chosen)
     return WhatIf(chosen, before, _replanned(before, time_limit, before.result.tolerance, progress, cluster=cluster))
 

@@ -299,8 +299,8 @@ def _script(
     for section, fields in python.items():
         for key, value in fields.items():
             if key == "pipeline_parallel_schedule_csv":
-                lines += ["    from pathlib import Path", "", f"    beside = Path(__file__).with_name({json.dumps(value)})"]
-                lines += [f"    config.{section}.{key} = str(beside)"]
+                lines += ["    from pathlib import Path", "", f"    next_to = Path(__file__).with_name({json.dumps(value)})"]
+                lines += [f"    config.{section}.{key} = str(next_to)"]
             elif key == "module_fqns_per_model_part":
                 lines += [f"    config.{section}.{key} = ["]
                 lines += [*(f"        {json.dumps(part)}," for part in value), "    ]"]

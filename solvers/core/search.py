@@ -154,7 +154,7 @@ def judge(instance: Any) -> Callable[[Any], int | None]:
 
 @dataclass
 class Outcome:
-    """What a method claims, beyond the solutions that it reported.
+    """What a method says, beyond the solutions that it reported.
 
     Attributes:
         choice: its answer, where it is not simply the best one reported; unchecked as yet.

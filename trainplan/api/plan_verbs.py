@@ -131,11 +131,11 @@ def plan(
     """The best plan for a request, with its prediction and the solver's objective and proof.
 
     Where no preset is named, the joint problem is solved; what that does not take is planned as galvatron-bmw, on devices of
-    several kinds as amp, and `instead` of the answer says why. The best plan with one strategy for all units is in `uniform`,
-    what constraints cost in `prices`; tokens/s, MFU, bubble and memory are in `performance`.
+    several kinds as amp, and `instead` of the answer says why. The best plan with one strategy for all sub-layers is in
+    `uniform`, what constraints cost in `prices`; tokens/s, MFU, bubble and memory are in `performance`.
 
     Args:
-        request: what to plan for, as one object; keywords beside it take the place of its fields.
+        request: what to plan for, as one object; keywords given with it take the place of its fields.
         search: how to search, likewise.
         like: a preset (joint, galvatron-bmw, amp, autopipe, h3t) or a problem (default: see above).
         model: a name, a config.json or a Model.
@@ -323,7 +323,7 @@ def plan_sizes(
         devices: "any", or a range such as "16-512".
         progress: as of `plan`.
         like: as of `plan`.
-        **request: as of `plan`, but for cluster.
+        **request: as of `plan`, without cluster.
 
     Returns:
         The answer.
@@ -412,7 +412,7 @@ def plans(
     search: SearchOptions | None = None,
     **keywords: Any,
 ) -> Plans:
-    """The plans of several presets for one request, the shortest step first, all on the lanes of `streams`.
+    """The plans of several presets for one request, the shortest step first, all with overlap.
 
     Args:
         like: names of presets (default: all).
@@ -476,15 +476,15 @@ def compare_planners(
 ) -> Rivals:
     """What each paper's planner loses on a model and a cluster against the joint optimum.
 
-    All plans are judged by the walks on the serial back-end, whose step the joint problem minimises. Of the choices, a planner
-    gets those of its own among pipeline, micro_batches, dp and tp, and its row says what it was planned without.
+    All plans are predicted alike, without overlap, which is the step that the joint problem minimises. Of the choices, a
+    planner gets those of its own among pipeline, micro_batches, dp and tp, and its row says what it was planned without.
 
     Args:
         request: as of `plan`, with the choices of joint, such as host or schedule; not like, which is each planner's own.
         gap: relative gap at which the joint problem may stop.
         time_limit: seconds for each planner.
         progress: called with the name of each planner.
-        **keywords: as of `plan`, but for like, method, backend, beside and incumbents.
+        **keywords: as of `plan`, without like, method, backend, `beside` and incumbents.
 
     Returns:
         A list of planners, with `frame()` and `picture()`: the joint optimum first, and last once more, begun from their

@@ -38,7 +38,7 @@ def report(
         source: a plan, an answer of `plan`, a file, or a dict.
         profile: that the plan was made from, where it was.
         compare: also plan with one strategy, and with each paper's planner, and show what they lose.
-        time_limit: seconds for what units could have instead, and for each planner.
+        time_limit: seconds to try other strategies of sub-layers, and for each planner.
         progress: called with the name of each planner.
 
     Returns:

@@ -133,8 +133,8 @@ class PlanRequest:
         cost_model: auto, streams or executed.
         memory_tables: what tables count of what programs hold: most or least.
         by_unit: choose for every sub-layer, not for every layer.
-        one_strategy: one strategy for all units.
-        forbid: strategies that no unit may have.
+        one_strategy: one strategy for all sub-layers.
+        forbid: strategies that no sub-layer may have.
         tp_in_node: keep tensor-parallel groups within a node.
         cuts: the units that stages begin with.
         space: strategies to choose from (galvatron-bmw).

@@ -37,7 +37,7 @@ def command(name: str, words: Sequence[str]) -> Command:
     ]
 )
 def compare(plans: list[Path], log: Path | None) -> Outcome:
-    """Hold plans side by side: the steps and the memory that are predicted of them, and what they differ in; or a plan beside
+    """Hold plans side by side: the steps and the memory that are predicted of them, and what they differ in; or a plan with
     the log of its run.
     """
     if log is not None:
@@ -60,7 +60,7 @@ ASKED = [*options.REQUEST[:-1], *flags_of(PRESETS[DEFAULT].parameters)]
 def compare_planners(**values: Any) -> Outcome:
     """Say what each paper's planner loses on a model and a cluster against the joint optimum.
 
-    All plans are judged by the walks on the serial back-end, whose step the joint problem minimises.
+    All plans are predicted alike, without overlap, which is the step that the joint problem minimises.
     """
     asked = {name: value for name, value in options.from_words(values).items() if value not in (None, [])}
     with bars.planning() as progress:

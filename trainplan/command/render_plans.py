@@ -136,8 +136,8 @@ def _changes(plan: Explained) -> None:
                 step = _change(change.step_ns, plan.objective_ns)
                 rows.append([str(each.stage), each.units, f"1 of {each.count}", now, other, step, _fits(plan, change)])
     if not rows:
-        whole = "no unit can be changed by itself: the search is of one layout for all units"
-        line(whole if plan.complete else "no change of one unit was tried in the time")
+        whole = "no sub-layer can be changed by itself: the search is of one layout for all sub-layers"
+        line(whole if plan.complete else "no change of one sub-layer was tried in the time")
         return
     columns = ("stage", "units", "changed", "now", "instead", "step", "fits")
     title = "changing one unit only: the solver's objective, and whether it fits"
@@ -176,7 +176,7 @@ def two_plans(rows: Sequence[dict[str, Any]], parted: Sequence[Difference], name
     """Two plans side by side, and the units that they treat differently."""
     side_by_side(rows)
     if not parted:
-        line("all units are in the same stages, with the same strategies")
+        line("all sub-layers are in the same stages, with the same strategies")
         return
     staged = any(each.first_stage or each.second_stage for each in parted)
 

@@ -52,9 +52,9 @@ def kind_of(op: Op) -> str:
 
 def draw_simulation(simulation: Simulation) -> Any:
     """A matplotlib Figure of a simulated step: its timeline, pass by pass; of a plan with switches, or of unlike or interleaved
-    stages, the lanes of one rank of each stage.
+    stages, the streams of one rank of each stage.
 
-    Of a step with many operations the lanes of the whole step show which share of the time each kind of work takes, and below
+    Of a step with many operations the streams of the whole step show which share of the time each kind of work takes, and below
     stand its beginning and its end, operation by operation.
 
     Args:

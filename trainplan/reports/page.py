@@ -106,7 +106,7 @@ def following(plan: Plan, plan_file: str) -> list[tuple[str, str]]:
     return [
         (f"trainplan export {name} --to {target} -o run", f"the files that start it with {target}"),
         *([small] if plan.runs_by is None and plan.world <= MOST_PROCESSES else []),
-        (f"trainplan explain {name}", "where time and memory go, and what each unit could have instead"),
+        (f"trainplan explain {name}", "where time and memory go, and what changing one sub-layer would do"),
         (f"trainplan check {name}", "follows the proof of the lower bound again, without a solver"),
         (f"trainplan simulate {name} --trace trace.json", "a trace of the step for https://ui.perfetto.dev"),
     ]
