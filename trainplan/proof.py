@@ -10,7 +10,7 @@ HOW = "give -o plan.json, then trainplan check plan.json"
 
 
 def proof(objective_ns: int, bound_ns: int | None, checked_ns: int | None, of: str = "") -> str:
-    """How far a plan is at most from the best one, such as "within 0.1 % (solver) / 1.4 % (independent check) of any plan".
+    """How far a plan is at most from the best one, such as "within 0.1 % (solver) / 1.4 % (independent check), of any plan".
 
     objective_ns: its step by the solver's step model; bound_ns: what the solver proves that no plan takes less than, by the
     same model; checked_ns: what is proven of that without a solver. None of either where nothing is known. of: what the plans
@@ -18,11 +18,12 @@ def proof(objective_ns: int, bound_ns: int | None, checked_ns: int | None, of: s
     """
     if bound_ns is None or not objective_ns:
         return "no lower bound is known"
-    words = [None if ns is None else format_gap(1 - ns / objective_ns) for ns in (bound_ns, checked_ns)]
-    solver, check = (f"within {word}" if word != "0 %" else "optimal, proven" for word in map(str, words))
-    check = "not done" if checked_ns is None else check
-    check = check if solver.startswith("optimal") else check.removeprefix("within ")
-    return f"{solver} (solver) / {check} (independent check)" + f" of {of}" * bool(of)
+    within = None if bound_ns >= objective_ns else format_gap(1 - bound_ns / objective_ns)
+    text = "optimal (solver)" if within is None else f"within {within} (solver)"
+    if checked_ns is not None:
+        check = "optimal" if checked_ns >= objective_ns else format_gap(1 - checked_ns / objective_ns)
+        text += f" / {'within ' * (within is None and check != 'optimal')}{check} (independent check)"
+    return text + f", of {of}" * bool(of)
 
 
 def proof_of(claim: Claim | None, of: str = "", *, whole: bool = True) -> str:

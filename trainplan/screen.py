@@ -197,13 +197,13 @@ def _in_any_runtime(price: Price, answer: Planned) -> list[str]:
     """The best plan of all runtimes that is known, by its prediction beside this one's."""
     assert answer.step_ns is not None
     wide = answer.plan is not None and answer.plan.precision.gradients == "float32"  # in which it was searched, too
-    words, best = "in any runtime" + " with float32 gradients" * wide, price.predicted_ns
+    words, best = "in any runtime" + " (float32 gradients)" * wide, price.predicted_ns
     if best is None:
         return [f"{words}: not known in the time"]
     gain = 1 - best / answer.step_ns
     if gain < LEAST_GAIN:
         return [f"{words}: nothing faster is known"]
-    return [f"{words} {format_time(best)} a step or less, {format_share(gain)} faster"]
+    return [f"{words} {format_time(best)} or less, {format_share(gain)} faster"]
 
 
 @dataclass(frozen=True)

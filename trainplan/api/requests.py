@@ -136,7 +136,7 @@ class PlanRequest:
         one_strategy: one strategy for all sub-layers.
         forbid: strategies that no sub-layer may have.
         tp_in_node: keep tensor-parallel groups within a node.
-        cuts: the units that stages begin with.
+        cuts: the sub-layers that stages begin with.
         space: strategies to choose from (galvatron-bmw).
         takeaway3: shortcut of its search (galvatron-bmw).
         uneven_shares: pipelines may get unlike numbers of micro-batches (amp).

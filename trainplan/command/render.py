@@ -96,7 +96,7 @@ def checked(check: Checked | CheckedPlan) -> None:
     if check.peak_bytes is not None:
         rows.append(("peak memory", peak_text(check.peak_bytes, check.peak_layer_name, check.peak_ns)))
     if check.memory_bytes is not None:
-        rows.append(("memory limit", f"{format_bytes(check.memory_bytes)} ({check.memory_bytes} bytes)"))
+        rows.append(("memory limit", f"{format_bytes(check.memory_bytes)}"))
     pairs([*rows, *_violations(check.violations)])
 
 
@@ -114,10 +114,10 @@ def _programs(check: CheckedPlan) -> list[tuple[str, str]]:
     if check.stood_in_for:
         rows.append(("stand for", f"{' and '.join(check.stood_in_for)}, which programs do not carry out yet"))
     if check.peak_bytes is not None:
-        rows.append(("peak memory", f"{format_bytes(check.peak_bytes)} ({check.peak_bytes} bytes) on rank {check.peak_rank}"))
+        rows.append(("peak memory", f"{format_bytes(check.peak_bytes)} on rank {check.peak_rank}"))
     if check.host_bytes:
-        rows.append(("on the host", f"{format_bytes(check.host_bytes)} ({check.host_bytes} bytes)"))
-    rows.append(("memory limit", f"{format_bytes(check.memory_bytes)} ({check.memory_bytes} bytes)"))
+        rows.append(("on the host", f"{format_bytes(check.host_bytes)}"))
+    rows.append(("memory limit", f"{format_bytes(check.memory_bytes)}"))
     return [*rows, *([] if check.claim is None else _claim(check.claim))]
 
 

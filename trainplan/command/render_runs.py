@@ -10,6 +10,7 @@ from typing import Any, cast
 from trainplan.command.printing import line, pairs, table
 from trainplan.command.render import plan_table
 from trainplan.execution.walk.time import LANE_OF, Lanes
+from trainplan.formulations.joint.asked import cost_words
 from trainplan.formulations.plan import Plan
 from trainplan.formulations.strategy_words import strategy_words
 from trainplan.profiling.base.quantities import format_bytes, format_count, format_time, plural
@@ -131,7 +132,7 @@ def run_report(plan: Plan, report: Any, scale_down: int) -> None:
             rows.append(("", f"of the back-end {plan.predicted.backend}; this run's back-end is {report.backend}"))
         rows.append(("predicted memory", f"{format_bytes(plan.predicted.most_bytes)} peak{scaled}"))
     if (claim := plan.claim) is not None and claim.bound_ns is not None and claim.gap is not None:
-        text = f"{format_time(claim.objective_ns)} ({claim.problem}, costs {claim.cost_model}, {claim.method})"
+        text = f"{format_time(claim.objective_ns)} ({claim.problem}, {cost_words(claim.cost_model)}, {claim.method})"
         rows.append(("solver's objective", f"{text}: {proof_of(claim)}"))
     by = "torch" if report.runtime == "torch" else f"its program, {report.backend} back-end"
     rows.append(("ran", f"{report.model} in {report.dtype} on {report.world} processes, by {by}, {report.device}"))
