@@ -12,7 +12,7 @@ import typer
 import yaml
 
 import trainplan as tp
-from mkdocs_pages import notebook_page
+from docs.pages import notebook_page
 from tests import guides
 from trainplan.command.app import application
 

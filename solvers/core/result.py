@@ -85,7 +85,7 @@ def short_of_memory(
 def peak_text(peak_bytes: int, layer: str | None, peak_ns: int | None) -> str:
     """The peak and its place: the layer in whose backward pass it is, or when in the step, whichever the problem tells."""
     moment = "" if peak_ns is None else f"{format_time(peak_ns)} into the step"
-    return f"{format_bytes(peak_bytes)} ({peak_bytes} bytes), " + (f"backward pass of {layer}" if layer else moment)
+    return f"{format_bytes(peak_bytes)}, " + (f"backward pass of {layer}" if layer else moment)
 
 
 def relative_gap(objective: int | None, bound: int | None) -> float | None:

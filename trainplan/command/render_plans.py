@@ -139,10 +139,11 @@ def _changes(plan: Explained) -> None:
         whole = "no sub-layer can be changed by itself: the search is of one layout for all sub-layers"
         line(whole if plan.complete else "no change of one sub-layer was tried in the time")
         return
-    columns = ("stage", "units", "changed", "now", "instead", "step", "fits")
-    title = "changing one unit only: the solver's objective, and whether it fits"
+    columns = ("stage", "sub-layers", "changed", "now", "instead", "step", "fits")
+    title = "changing one sub-layer only: the solver's objective, and whether it fits"
     shown = range(len(columns)) if len(plan.stages) > 1 else range(1, len(columns))
-    table([columns[x] for x in shown], [[row[x] for x in shown] for row in rows], title, ("units", "now", "instead", "fits"))
+    left = ("sub-layers", "now", "instead", "fits")
+    table([columns[x] for x in shown], [[row[x] for x in shown] for row in rows], title, left)
 
 
 def _fits(plan: Explained, change: Any) -> str:
@@ -189,4 +190,4 @@ def two_plans(rows: Sequence[dict[str, Any]], parted: Sequence[Difference], name
     ]
     title = f"{plural(sum(each.count for each in parted), 'unit')} that the plans treat differently"
     short = _names([{"name": name} for name in names])
-    table(("units", "count", *short), cells, title, ("units", *short))
+    table(("sub-layers", "count", *short), cells, title, ("sub-layers", *short))

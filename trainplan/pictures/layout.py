@@ -124,6 +124,8 @@ def _numbers(noun: str, numbers: Sequence[int]) -> str:
 
 
 def _draw_memory(axes: Any, plan: Plan, performance: Performance) -> None:
+    software = plan.predicted is not None and plan.predicted.software
+    own = "\nby trainplan's own programs of the plan" * bool(software)  # the prediction is of the runtime's
     limit, peak = plan.memory_bytes, max(stage.peak_bytes for stage in performance.stages)
     scale, unit = next((size, name) for size, name in SIZES if max(limit, peak) >= size)
     places = range(len(performance.stages))
@@ -141,7 +143,7 @@ def _draw_memory(axes: Any, plan: Plan, performance: Performance) -> None:
     axes.axvline(limit / scale, color=PATH, lw=1.2, ls="--", gid="limit")
     label = f"limit {format_bytes(limit)} "
     axes.text(limit / scale, -0.5, label, fontsize=8, color=PATH, ha="right", va="bottom", clip_on=False)
-    axes.set(xlim=(0, widest), xlabel=f"{unit} of the fullest device, at its peak")
+    axes.set(xlim=(0, widest), xlabel=f"{unit} of the fullest device, at its peak{own}")
     axes.tick_params(axis="y", length=0)
     handles, labels = axes.get_legend_handles_labels()
     axes.figure.legend(handles, labels, title="what holds memory", loc="outside lower right", ncols=3, **LEGEND)

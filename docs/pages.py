@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parent
+ROOT = Path(__file__).parent.parent
 INDEX, ALL = "llms.txt", "llms-full.txt"
 
 
