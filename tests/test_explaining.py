@@ -64,7 +64,7 @@ def test_a_plan_at_its_limit_says_what_keeps_it_from_a_shorter_step(tmp_path: Pa
     for stage in explained["stages"]:
         assert stage["compute"] + stage["communication"] + stage["waiting"] == pytest.approx(1)
     shown = call("explain", path).stdout
-    assert " over" in shown and "changing one unit only" in shown and "1 of " in shown
+    assert " over" in shown and "changing one sub-layer only" in shown and "1 of " in shown
 
     assert call("plan", *REQUEST, "--memory", "4GiB", "-o", free).returncode == 0
     assert "sub-layers that the plans treat differently" in call("explain", path, free).stdout

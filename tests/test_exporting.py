@@ -129,7 +129,7 @@ def test_what_the_script_for_torch_cannot_carry_is_refused() -> None:
     refused(plan_of(TINY["llama"], [0], size=2, strategies=units), "torch", "units[3].strategy", "'tp2'", "'dp2'")
     some = ["single", "single-ckpt:activation", *["single"] * 6]
     refused(plan_of(TINY["llama"], [0], strategies=some), "torch", "units[3].activations.recompute", "units[1]")
-    refused(plan_of("gpt2", [0], memory_bytes=2**20), "torch", "memory_bytes is 1048576 bytes; as torch runs it")
+    refused(plan_of("gpt2", [0], memory_bytes=2**20), "torch", "memory_bytes is 1 MiB; as torch runs it")
     shares = {"global_samples": 12, "micro_batches": 2, "shares": [2, 1]}
     uneven = plan_of("gpt2", [0, 10], size=2, strategies="dp2", batch=shares)
     for to in ("torch", "megatron"):
@@ -364,7 +364,7 @@ def test_megatron_half_layers() -> None:
 
 def test_megatron_degrees_and_left_out() -> None:
     plan = plan_of("llama2-7b", [0, 17], 8, size=8, strategies="tp2-sdp4-ckpt", samples=64)
-    refused(plan, "megatron", "memory_bytes is 17179869184 bytes; as Megatron-LM runs it the plan takes ", "plan with for")
+    refused(plan, "megatron", "memory_bytes is 16 GiB; as Megatron-LM runs it the plan takes ", "plan with for")
     plan = plan.changed(memory_bytes=2**36)
     found = tp.export(plan, "megatron")
     assert plan.memory_bytes > found.settings["peak_bytes"] > 2**34
@@ -378,7 +378,7 @@ def test_megatron_degrees_and_left_out() -> None:
     assert [line.split(":")[0] for line in found.left_out] == ["order of tp2-sdp4", "tp2-sdp4", ENDS_KEPT]
     some = plan_of(TINY["llama"], [0, 3], strategies=["single", "single-ckpt", *["single"] * 6], sliced=1)
     left = tp.export(some, "megatron").left_out
-    assert [line.split(":")[0] for line in left] == ["sliced", "recomputation of single units"] and "1 of 6" in left[1]
+    assert [line.split(":")[0] for line in left] == ["sliced", "recomputation of single sub-layers"] and "1 of 6" in left[1]
     bert = tp.export(plan_of("bert-large", [0, 23]), "megatron")
     assert bert.settings["script"] == "pretrain_bert.py"
     assert checked_layout(dict(pairwise(bert.settings["arguments"]))["--pipeline-model-parallel-layout"], 2, 24) == [11, 13]

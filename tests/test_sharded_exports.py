@@ -169,7 +169,7 @@ def test_what_they_cannot_run_is_refused_with_what_they_can() -> None:
         (tensor, "accelerate", "is 'dp2-tp2'; plan with --for accelerate"),
         (first, "accelerate", "ZeRO stage 1"),
         (hybrid, "deepspeed", "plan without --hybrid"),
-        (hybrid.changed(memory_bytes=2**30), "accelerate", "memory_bytes is 1073741824 bytes; as Accelerate runs it"),
+        (hybrid.changed(memory_bytes=2**30), "accelerate", "memory_bytes is 1 GiB; as Accelerate runs it"),
     ]
     for plan, runtime, said in cases:
         with pytest.raises(InputError) as error:

@@ -17,6 +17,7 @@ from trainplan.presets import DEFAULT
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.quantities import format_time
 from trainplan.solvers.core.clock import Clock
+from trainplan.solvers.core.limits import TIME_LIMIT_S
 from trainplan.validation.plans import unpredicted
 
 SECONDS = 30.0
@@ -96,7 +97,7 @@ def compares(answer: Planned) -> bool:
 
 def by_runtime(
     answer: Planned,
-    time_limit: float = SECONDS,
+    time_limit: float = TIME_LIMIT_S,
     progress: Callable[[Any], None] | None = None,
     clock: Callable[[], float] | None = None,
 ) -> tuple[RuntimePlan, ...]:

@@ -47,11 +47,13 @@ def check_peaks(where: str, plan: Plan, peak_bytes: Sequence[int]) -> None:
     predicted = [] if plan.predicted is None else plan.predicted.peak_bytes
     peaks = peak_bytes if max(peak_bytes) > plan.memory_bytes else predicted
     if (needed := max(peaks, default=0)) > plan.memory_bytes:
-        rank = f"rank {list(peaks).index(needed)} needs {format_bytes(needed)}"
+        texts = [format_bytes(plan.memory_bytes), format_bytes(needed)]
+        texts = texts if texts[0] != texts[1] else [f"{plan.memory_bytes} bytes", f"{needed} bytes"]
+        rank = f"rank {list(peaks).index(needed)} needs {texts[1]}"
         as_planned = " as it is planned" if peaks is predicted else ""
-        limit = format_bytes(plan.memory_bytes).replace(" ", "")
+        limit = f"{plan.memory_bytes >> 20}MiB" if plan.memory_bytes >> 20 else f"{plan.memory_bytes}B"
         fix = f"run it where every device has that, or plan again with --memory {limit}"
-        problem = f"is {plan.memory_bytes} ({format_bytes(plan.memory_bytes)}), but {rank}{as_planned}"
+        problem = f"is {texts[0]}, but {rank}{as_planned}"
         caution(where, "memory_bytes", problem, fix)
 
 
@@ -76,6 +78,6 @@ def _check_gpus(where: str, peaks: Sequence[int], gpus: Sequence[int]) -> None:
         needed = sum(peaks[rank] for rank in ranks)
         if needed > there:
             on = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))} together"
-            problem = f"needs {format_bytes(needed)} on {on}"
-            fix = f"GPU {gpu} has {format_bytes(there)}: plan again with --memory {there >> 20}MiB, {_smaller(needed, there)}"
+            problem, most = f"needs {format_bytes(needed)} on {on}", f"{there >> 20}MiB" if there >> 20 else f"{there}B"
+            fix = f"GPU {gpu} has {format_bytes(there)}: plan again with --memory {most}, {_smaller(needed, there)}"
             raise InputError(where, "", problem, fix)

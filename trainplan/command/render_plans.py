@@ -136,7 +136,7 @@ def _changes(plan: Explained) -> None:
                 step = _change(change.step_ns, plan.objective_ns)
                 rows.append([str(each.stage), each.units, f"1 of {each.count}", now, other, step, _fits(plan, change)])
     if not rows:
-        whole = "no sub-layer can be changed by itself: the search is of one layout for all sub-layers"
+        whole = "no sub-layer changes alone: the search is of one layout for all of them"
         line(whole if plan.complete else "no change of one sub-layer was tried in the time")
         return
     columns = ("stage", "sub-layers", "changed", "now", "instead", "step", "fits")
@@ -188,6 +188,6 @@ def two_plans(rows: Sequence[dict[str, Any]], parted: Sequence[Difference], name
         [each.units, str(each.count), said(each.first_stage, each.first), said(each.second_stage, each.second)]
         for each in parted
     ]
-    title = f"{plural(sum(each.count for each in parted), 'unit')} that the plans treat differently"
+    title = f"{plural(sum(each.count for each in parted), 'sub-layer')} that the plans treat differently"
     short = _names([{"name": name} for name in names])
     table(("sub-layers", "count", *short), cells, title, ("sub-layers", *short))
