@@ -118,3 +118,10 @@ def test_the_screen_and_json_say_what_is_near() -> None:
     assert told["what_if"]["factors"] == {"memory": 0.9, "network": 1.2} and told["better_batch"]["batch"] == 64
     sized = call("plan", "gpt2", "h100", "--devices", "1-2", "--batch", "16", "--seq", "1k", "--json", "--gap", "0.1")
     assert json.loads(sized.stdout)["devices"]["fewest_devices"] == 1
+
+
+def test_nodes_of_a_kind_need_no_quotes() -> None:
+    answers = [
+        json.loads(call("fit", "gpt2", *words, "--seq", "1k", "--json").stdout) for words in (("2x2", "h100"), ("h100:2x2",))
+    ]
+    assert answers[0]["peak_bytes"] == answers[1]["peak_bytes"] and answers[0]["fits"] is True

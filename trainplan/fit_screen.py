@@ -6,8 +6,7 @@ from trainplan.fitting import Fit
 from trainplan.formulations.joint.runtimes import FOR
 from trainplan.plan_words import run_words
 from trainplan.profiling.base.quantities import plural
-from trainplan.screen import NAMES, Row, assumed, gib, most_held, nothing, parts_of
-from trainplan.validation.predict import GIB
+from trainplan.screen import NAMES, Row, assumed, free_words, gib, most_held, nothing, parts_of
 
 
 def fit_screen(fit: Fit, batch_said: bool, command: str) -> list[Row]:
@@ -16,7 +15,7 @@ def fit_screen(fit: Fit, batch_said: bool, command: str) -> list[Row]:
     answer, peak, limit = fit.answer, fit.peak_bytes, fit.limit_bytes
     first: list[Row] = []
     if answer.plan is not None and peak is not None:
-        first = [("FITS", [[f"yes: {gib(peak)} of {gib(limit)} GiB a GPU at the least ({(limit - peak) / GIB:.2g} free)"]])]
+        first = [("FITS", [[f"yes: {gib(peak)} of {gib(limit)} GiB a GPU at the least ({free_words(limit - peak)})"]])]
     elif answer.plan is None:
         first = nothing(answer)
     taken = assumed(answer)

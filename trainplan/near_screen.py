@@ -50,7 +50,7 @@ def what_if_rows(told: WhatIf) -> list[Row]:
     before, after = told.before, told.after
     if after.plan is None or after.step_ns is None:
         return [("WHAT IF", [[f"{name}: {' '.join(nothing(after)[0][1][0])}"]])]
-    share = "" if told.share is None else f" ({100 * told.share:+.1f} %)"
+    share = "" if told.share is None else f" ({100 * told.share:+.1f} %)" if abs(told.share) >= 5e-4 else " (no change)"
     text = f"{name}: {format_time(after.step_ns)} a step{share}"
     words = run_words(after.plan)
     same = before.plan is not None and words == run_words(before.plan)

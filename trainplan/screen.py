@@ -91,7 +91,7 @@ def memory_words(plan: Plan, parts: Mapping[str, float]) -> list[str]:
     if plan.predicted is None:
         return ["by the solver's count; no prediction: trainplan cannot run plans of this model yet"]
     most, limit = max(plan.predicted.peak_bytes), plan.memory_bytes
-    left = f"{(limit - most) / GIB:.2g} free" if most <= limit else f"{gib(most - limit)} too much"
+    left = free_words(limit - most) if most <= limit else f"{gib(most - limit)} too much"
     return [f"{gib(most)} of {gib(limit)} GiB ({left}){most_held(plan, parts)}"]
 
 
@@ -319,6 +319,11 @@ def nothing(answer: Planned) -> list[Row]:
     rows.append(("WHY", [[f"the leanest plan has {what} at the {reason.peak_pass} pass of {reason.peak_layer_name}"]]))
     others = [text for text in reason.advice if not text.startswith(("give --memory", "free "))]
     return rows + [("WAYS OUT", [[text] for text in others])] * bool(others)
+
+
+def free_words(size: float) -> str:
+    """`2.3 free`, `102 free`: of GiB."""
+    return f"{size / GIB:.2g} free" if size < 99.5 * GIB else f"{size / GIB:.0f} free"
 
 
 def gib(size: float) -> str:

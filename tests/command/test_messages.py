@@ -173,7 +173,14 @@ def test_help_is_by_task_and_plan_comes_first() -> None:
     )
     assert all((f"│ {name} " in text) == (name not in ALIASES) for name in (*COMMANDS, *GROUPS))
     of_plan = call("plan", "--help-all").stdout
-    for part in ("What to plan for", options.CHOICES, "Search", "Output", "trainplan plan gpt2 cpu-4", "[default: estimate]"):
+    for part in (
+        "What to plan for",
+        options.CHOICES,
+        "Search",
+        "Output",
+        "trainplan plan qwen3-8b h100:8",
+        "[default: estimate]",
+    ):
         assert part in of_plan
     bare = call()
     assert bare.returncode == 2 and "Usage: trainplan" in bare.stdout and bare.stderr == ""

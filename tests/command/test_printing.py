@@ -85,3 +85,12 @@ def test_columns_say_how_wide_tables_are() -> None:
         shown = subprocess.run(words, env={**os.environ, "COLUMNS": columns}, capture_output=True, text=True, check=True).stdout
         rules = [len(line.rstrip()) for line in shown.splitlines() if "──" in line]
         assert all(length <= int(columns) for length in rules)
+
+
+def test_numbers_stay_with_their_units(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setattr(printing.out, "width", 40)
+    printing.wrapped("FITS", ["72.4 of 74 GiB on stage 0, most of it 37 GiB of activations, 5 %"])
+    lines = capsys.readouterr().out.splitlines()
+    assert " ".join(line[printing.LABEL_WIDTH :].strip() for line in lines).startswith("72.4 of 74 GiB on stage 0")
+    assert not any(line.strip().startswith(("GiB", "%")) for line in lines) and max(map(len, lines)) <= 40

@@ -6,7 +6,7 @@ PLANNED = "trainplan plan gpt2 cpu-4 --batch 8 -o plan.json\n"
 BUILT = "trainplan build layer-strategies --model gpt2 --cluster cpu-4 --batch 8 \\\n  --memory 2GiB -o instance.json\n"
 ESTIMATED = "trainplan profile estimate --model gpt2 --cluster cpu-4 -o profile.json\n"
 EXAMPLES = {
-    "plan": "trainplan plan gpt2 cpu-4 --batch 8 --memory 2GiB \\\n  -o plan.json --picture plan.png",
+    "plan": "trainplan plan qwen3-8b h100:8 --batch 64 --seq 4k --for megatron \\\n  -o plan.json --picture plan.png",
     "fit": "trainplan fit llama-3.1-70b h100:8x8 --seq 8k --for megatron",
     "place": "trainplan place --model amp-gpt2 --cluster amp-heterogeneous-16 --batch 32 \\\n"
     "  --dtype float16 --uneven-shares -o plan.json --picture placement.png",

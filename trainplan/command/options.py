@@ -174,7 +174,7 @@ CLUSTER_HELP = "A YAML or JSON file, a name from `trainplan cluster list`, or no
 OR_PROFILE = " A --profile may stand in for it."
 WORDS = [
     word("model_word", str | None, MODEL_HELP + " Also as --model.", None, "MODEL"),
-    word("cluster_word", str | None, CLUSTER_HELP + " Also as --cluster.", None, "CLUSTER"),
+    word("cluster_word", list[str] | None, CLUSTER_HELP + " Also as --cluster.", None, "CLUSTER"),  # such as 8x8 h100
 ]
 MEMORY_HELP = "Memory of each device to plan with, such as 8GiB. [default: the device's less its reserve]"
 MEMORY = flag("memory", str | None, MEMORY_HELP)
@@ -208,7 +208,7 @@ REQUEST = panel(
 def from_words(values: dict[str, Any]) -> dict[str, Any]:
     """The values of a command that takes WORDS, with `model` and `cluster` from them.
     Raises InputError where both are given."""
-    named = {name: values.pop(f"{name}_word") for name in ("model", "cluster")}
+    named = {"model": values.pop("model_word"), "cluster": " ".join(values.pop("cluster_word") or []) or None}
     for name, value in named.items():
         if value is not None and values[name] is not None:
             problem = f"is {values[name]!r}, and {value!r} is given by position"

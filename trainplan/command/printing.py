@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Container, Iterable, Sequence
 from textwrap import wrap
 
@@ -14,6 +15,7 @@ from rich.text import Text
 from trainplan.profiling.base.errors import printable
 
 LONGEST_LINE, LONGEST_LABEL, LONGEST_CELL = 2000, 60, 300  # letters
+UNIT = re.compile(r"(?<=\d) (?=(?:[KMGT]iB|[mun]?s|%)\b|%)")  # between a number and its unit, where no line ends
 LEAST_WIDTH = 20  # of a text beside its label
 PIPE_WIDTH = 160
 SCREEN_WIDTH, LABEL_WIDTH = 80, 11  # of the first screen, and of its labels
@@ -85,13 +87,18 @@ def _broken(pieces: Sequence[str], room: int, whole: bool) -> list[str]:
     """Lines of so many letters at most, with dots between pieces; longer pieces are broken between words unless they are
     whole."""
     rows = [""]
-    for piece in (printable(text, LONGEST_LINE) for text in pieces):
+    for piece in (UNIT.sub("\u00a0", printable(text, LONGEST_LINE)) for text in pieces):
         joined = f"{rows[-1]} · {piece}" if rows[-1] else piece
         rows = [*rows[:-1], joined] if len(joined) <= room or not rows[-1] else [*rows, piece]
     width = max(LEAST_WIDTH, room)
-    return (
-        rows if whole else [text for row in rows for text in wrap(row, width, break_long_words=False, break_on_hyphens=False)]
-    )
+    lines = rows if whole else [text for row in rows for text in _filled(row, width)]
+    return [text.replace("\u00a0", " ") for text in lines]
+
+
+def _filled(text: str, width: int) -> list[str]:
+    """Lines of a text, in which numbers stay with their units."""
+    kept = wrap(text, width, break_long_words=False, break_on_hyphens=False)
+    return kept if max(map(len, kept), default=0) <= width else wrap(text.replace("\u00a0", " "), width)
 
 
 def pairs(rows: Sequence[tuple[str, str]]) -> None:

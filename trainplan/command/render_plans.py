@@ -34,15 +34,18 @@ def side_by_side(rows: Sequence[dict[str, Any]]) -> None:
     wrapped("ALL PLANS" if len(rows) > 1 else "PLAN", [text for name in shared if (text := _said(name, facts[0][name]))])
     if {"GPUs", "samples", "tokens"} <= {*shared}:  # then the rate says what the step says
         shared.append(RATE)
-    columns = ["plan", "step", *[ALL_OVERLAP] * (rank == "lanes_ns"), *["against the best"] * (len(rows) > 1)]
+    compared = {"model", "samples", "tokens"} <= {*shared}
+    columns = ["plan", "step", *[ALL_OVERLAP] * (rank == "lanes_ns"), *["against the best"] * (len(rows) > 1 and compared)]
     differing = [name for name in facts[0] if name not in shared or (len(rows) == 1 and name in MEASURES)]
     cells = []
     for name, row, own in zip(_names(rows), rows, facts, strict=True):
         times = [cell_text("_ns", row["step_ns"]), *[cell_text("_ns", row["lanes_ns"])] * (rank == "lanes_ns")]
-        above = [_above(row[rank], best)] * (len(rows) > 1)
+        above = [_above(row[rank], best)] * (len(rows) > 1 and compared)
         cells.append([name, *times, *above, *(own[each] for each in differing)])
     table((*columns, *differing), cells, left=("plan", "model", "layout", "recomputed", "back-end"))
-    if rank == "lanes_ns":
+    if not compared:
+        line("of different models, batches or sequences: their steps do not compare")
+    elif rank == "lanes_ns":
         line("in the order of steps with overlap, which are predicted alike for all; a plan's step is that on its own back-end")
 
 
@@ -59,7 +62,7 @@ def _facts(row: dict[str, Any]) -> dict[str, str]:
         "back-end": row["backend"] or "-",
         "layout": " ".join(word for word in run[:-1] if word != counted) or "1 GPU",
         "micro-batches": counted.split()[0],
-        "recomputed": run[-1].replace(" recomputed", "").replace(" units", ""),
+        "recomputed": run[-1].replace(" recomputed", "").replace(" sub-layers", ""),
         PEAK: cell_text("_bytes", row["peak_bytes"]),
         RATE: cell_text("tokens_per_s_per_device", row["tokens_per_s_per_device"]),
         "gap": "-" if gap is None else format_gap(gap),
