@@ -75,7 +75,7 @@ def reached(profile: Profile, products: Precision | None = None) -> list[str]:
     the precision of the layers' products, where it is another one."""
     if "estimated" not in profile.origin:
         return []
-    in_few = f"matrix multiplications in {products}" if products else "products"
+    in_few = f"matrix multiplications in {products}" if products else "matrix multiplications"
     kernels: tuple[tuple[str, Kernel, Precision], ...] = (
         (in_few, "matrix-product", products or profile.dtype),
         ("attention", "attention", profile.dtype),

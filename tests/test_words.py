@@ -28,7 +28,7 @@ BETTER = {  # what is not written, as a pattern: what is, in its place
     r"\bmemory claimed\b": "memory (solver)",
     r"\b(could|can) have instead\b": "changing one sub-layer only",
     r"\b(no|all|every|which|several|of|the) units\b(?!\[)|\b(no|every|which|the) unit\b(?!\[)": "sub-layers",
-    r"\bproducts (of|in|by)\b|\bmatrix products\b": "matrix multiplications",
+    r"\bproducts (of|in|by|take|reach|\d)|\bmatrix products\b": "matrix multiplications",
     r"\bno part of a? ?plans?\b": "ignored (no effect on speed); not planned",
     r"\bWhole steps do not tell\b": "step times cannot calibrate kernels",
     r"\bA cluster, a model, a start\b": "Plan and launch",

@@ -19,7 +19,7 @@ from trainplan.presets import PRESETS
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("trainplan", "profiling", "formulations", "solvers", "execution")
 CODE = re.compile(r"`[^`\n]*`|\$[^$\n]*\$|\]\([^)\n]*\)|https?://\S+")  # names of code, formulas and targets of links
-OLD_OUTPUT = re.compile(r"^```console\n.*?^```$", re.M | re.S)  # what older revisions printed, of which a page tells
+OLD_OUTPUT = re.compile(r"^```console\n.*?^```$", re.M | re.S)  # what older revisions printed, on the page that tells of it
 CALLED: list[list[str]] = [
     [],
     *([name] for name in (*COMMANDS, *GROUPS)),
@@ -49,7 +49,9 @@ def pages() -> Iterator[Text]:
     """The paragraphs of documentation, without names of code and formulas, and the stored screens."""
     for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
         line = 1
-        shown = OLD_OUTPUT.sub(lambda block: "\n" * block[0].count("\n"), path.read_text())
+        shown = path.read_text()
+        if path.name == "before-and-after.md":
+            shown = OLD_OUTPUT.sub(lambda block: "\n" * block[0].count("\n"), shown)
         for text in CODE.sub("``", shown).split("\n\n"):
             yield f"{path.relative_to(ROOT)}:{line}", " ".join(text.split())
             line += text.count("\n") + 2

@@ -144,7 +144,9 @@ def test_nodes_of_a_kind_stand_for_a_cluster(tmp_path: Path) -> None:
     assert planned.returncode == 0, planned.stderr
     reached = next(line for line in planned.stdout.splitlines() if line.startswith("reached"))
     assert (
-        "of the peak of H200-SXM5 141 GB: products " in reached and ", of H100-SXM5 80 GB)" in reached and "time ±" in reached
+        "of the peak of H200-SXM5 141 GB: matrix multiplications " in reached
+        and ", of H100-SXM5 80 GB)" in reached
+        and "time ±" in reached
     )
     assert "8 devices of 141 GiB, 133 GiB usable each" in planned.stdout
     assert "reached" in call("profile", "estimate", *words).stdout
