@@ -34,6 +34,7 @@ BLOCKS = re.compile(rf"^```sh\n(?P<commands>{LINES})```\n(?:{LINES}```text\n(?P<
 # another processor rounds otherwise, and the seconds at the end of a row of a table.
 TIMED = re.compile(r"in any runtime|without --|planning |price of|not known in the time|interrupted|^ *(milp|cpsat) ")
 MEASURED = re.compile(r"measured|median|seconds|took|loss|largest")
+PROVEN = re.compile(r"^BEST\?.*\n(?: {11}.*\n)*", re.M)  # within a limit of time, a bound is as good as the machine is fast
 SECONDS = re.compile(r"\d+\.\d+(, with theirs \d+\.\d+)?$")
 
 
@@ -72,7 +73,7 @@ def printed(block: Block, folder: Path) -> str:
 
 def comparable(text: str) -> list[str]:
     """The lines of an output that are the same on every machine, measured numbers masked."""
-    kept = [line.rstrip() for line in text.splitlines() if not TIMED.search(line)]
+    kept = [line.rstrip() for line in PROVEN.sub("", text).splitlines() if not TIMED.search(line)]
     return [re.sub(r"\d[\d.,e+-]*", "N", line) if MEASURED.search(line) else SECONDS.sub("N", line) for line in kept]
 
 
