@@ -6,7 +6,7 @@ from trainplan.fitting import Fit
 from trainplan.formulations.joint.runtimes import FOR
 from trainplan.plan_words import run_words
 from trainplan.profiling.base.quantities import plural
-from trainplan.screen import NAMES, Row, assumed, free_words, gib, most_held, nothing, parts_of
+from trainplan.screen import NAMES, Row, assumed, free_words, gib, most_held, nothing, other_runtime, parts_of
 
 
 def fit_screen(fit: Fit, batch_said: bool, command: str) -> list[Row]:
@@ -45,10 +45,8 @@ def _least(fit: Fit) -> list[list[str]]:
     if fit.bound_bytes is None:
         return [*lines, ["not proven to be the least of all plans"]]
     of = "no plan" + (f" for {NAMES.get(runtime, runtime)}" if runtime else "")
-    if runtime in (None, "trainplan"):
+    if other_runtime(made.request) is None:
         return [*lines, [f"{of} needs less than {gib(fit.bound_bytes)} GiB (proven)"]]
     # What the runtime holds is bounded by nothing: the proof is of trainplan's own programs.
-    return [
-        *lines,
-        [f"{of} is known to need less; by trainplan's own programs none needs less than {gib(fit.bound_bytes)} GiB"],
-    ]
+    text = f"{of} is known to need less; by trainplan's own programs none needs less than {gib(fit.bound_bytes)} GiB"
+    return [*lines, [text]]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from trainplan.configurations.judging import LEAST_GAIN, neighbour_runs
-from trainplan.every_runtime import NAMES, RuntimePlan
+from trainplan.every_runtime import NAMES, OWN, RuntimePlan
 from trainplan.execution.standing_in import recipe_of
 from trainplan.formulations.joint.runtimes import FOR
 from trainplan.formulations.plan import Plan
@@ -290,9 +290,15 @@ def _next(answer: Planned, plan_file: Path | None) -> list[list[str]]:
     return [[first], [f"trainplan explain {plan_file}", f"report {plan_file} -o report.html", "plan ... --details"]]
 
 
+def other_runtime(request: Request) -> str | None:
+    """The runtime that plans are asked for; None where that is trainplan's own."""
+    runtime = request.options.get(FOR.name)
+    return None if runtime in (None, OWN) else str(runtime)
+
+
 def proven(request: Request) -> str:
     """Of what a proof is that nothing fits: it counts what trainplan's own programs hold, whichever runtime a plan is for."""
-    return "proven" if request.options.get(FOR.name) in (None, "trainplan") else "proven, by what trainplan's own programs hold"
+    return "proven" + ", by what trainplan's own programs hold" * (other_runtime(request) is not None)
 
 
 def nothing(answer: Planned) -> list[Row]:

@@ -68,8 +68,7 @@ def operations_trace(walk: TimeWalk, places: Sequence[int], *, name: str, units:
     for operation in walk.operations():
         if operation.rank not in stages:
             continue
-        number = len([lane for lane in lanes if lane[0] == operation.rank]) + 1
-        tid = lanes.setdefault((operation.rank, operation.lane), 10 * operation.rank + number)
+        tid = lanes.setdefault((operation.rank, operation.lane), len(lanes) + 1)
         instruction = operation.instruction
         unit = None if instruction.unit is None else units[instruction.unit]
         facts = {"unit": unit, "micro_batch": instruction.micro_batch, "bytes": instruction.message_bytes or None}
