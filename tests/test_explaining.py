@@ -9,9 +9,9 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
-from trainplan.formulations.joint.changes import Change, changes
 from trainplan.formulations.joint.enumeration import solutions
 from trainplan.formulations.joint.evaluation import evaluate, malformed, over_memory, violations
+from trainplan.formulations.joint.unit_alternatives import Change, changes
 from trainplan.profiling.base.errors import InputError
 
 import trainplan as tp

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 from trainplan.execution.exports.common import write_export
-from trainplan.formulations.joint.runtimes import RUNTIMES
+from trainplan.formulations.joint.runtime_capabilities import RUNTIMES
 from trainplan.formulations.plan import Plan
 from trainplan.profiling.base.errors import InputError
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from trainplan.formulations.joint.runtimes import FOR, RUNTIMES
+from trainplan.formulations.joint.runtime_capabilities import FOR, RUNTIMES
 from trainplan.planned import Planned
 from trainplan.planning import WALKS, planned
 from trainplan.presets import DEFAULT

@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 from trainplan.asking import FilePath, profile_of
 from trainplan.checking import request_of_claim
 from trainplan.configurations.judging import neighbour_runs
-from trainplan.formulations.joint.asked import with_tables
-from trainplan.formulations.joint.runtimes import FOR
+from trainplan.formulations.joint.options import with_tables
+from trainplan.formulations.joint.runtime_capabilities import FOR
 from trainplan.formulations.plan import Plan, PlanEvidence, load_plan
 from trainplan.formulations.problem import Problem, problem
 from trainplan.formulations.request import Request

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trainplan.fitting import Fit
-from trainplan.formulations.joint.runtimes import FOR
+from trainplan.formulations.joint.runtime_capabilities import FOR
 from trainplan.plan_words import run_words
 from trainplan.profiling.base.quantities import plural
 from trainplan.screen import NAMES, Row, assumed, free_words, gib, most_held, nothing, other_runtime, parts_of

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from trainplan.formulations.joint.asked import with_tables
-from trainplan.formulations.joint.runtimes import FOR
+from trainplan.formulations.joint.options import with_tables
+from trainplan.formulations.joint.runtime_capabilities import FOR
 from trainplan.formulations.problem import problem_of
 from trainplan.formulations.request import Request
 from trainplan.planned import Planned

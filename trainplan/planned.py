@@ -11,7 +11,7 @@ from typing import Any
 
 from trainplan.execution.judge import Judged, judge_carried
 from trainplan.execution.walk.time import OTHERS
-from trainplan.formulations.joint.asked import MEMORY_TABLES, cost_words
+from trainplan.formulations.joint.options import MEMORY_TABLES, cost_words
 from trainplan.formulations.parameters import flag_of
 from trainplan.formulations.plan import Claim, Plan, plan_text
 from trainplan.formulations.problem import Problem

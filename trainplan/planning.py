@@ -24,8 +24,8 @@ from trainplan.execution.exports.torch_script import held_alongside
 from trainplan.execution.judge import Judged
 from trainplan.execution.streams import judge_streams
 from trainplan.execution.walk.memory import BACKENDS
-from trainplan.formulations.joint.asked import MEMORY_TABLES, with_tables
-from trainplan.formulations.joint.runtimes import FOR
+from trainplan.formulations.joint.options import MEMORY_TABLES, with_tables
+from trainplan.formulations.joint.runtime_capabilities import FOR
 from trainplan.formulations.plan import Claim, Plan
 from trainplan.formulations.problem import problem_of
 from trainplan.formulations.request import Request

@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from trainplan.formulations.joint.asked import with_tables
-from trainplan.formulations.joint.runtimes import FOR
+from trainplan.formulations.joint.options import with_tables
+from trainplan.formulations.joint.runtime_capabilities import FOR
 from trainplan.formulations.request import Request
 from trainplan.planned import Planned, Price
 from trainplan.planning import planned

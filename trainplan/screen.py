@@ -12,7 +12,7 @@ from typing import Any
 from trainplan.configurations.judging import LEAST_GAIN, neighbour_runs
 from trainplan.every_runtime import NAMES, OWN, RuntimePlan
 from trainplan.execution.standing_in import recipe_of
-from trainplan.formulations.joint.runtimes import FOR
+from trainplan.formulations.joint.runtime_capabilities import FOR
 from trainplan.formulations.plan import Plan
 from trainplan.formulations.problem import constraints_of
 from trainplan.formulations.request import Request

@@ -17,7 +17,7 @@ from trainplan.execution.judge import Judged, judge, judge_carried
 from trainplan.execution.run.room import check_peaks
 from trainplan.execution.standing_in import recipe_of
 from trainplan.execution.streams import judge_streams
-from trainplan.formulations.joint.runtimes import RUNTIMES
+from trainplan.formulations.joint.runtime_capabilities import RUNTIMES
 from trainplan.formulations.pipeline_partition.problem import Instance, Solution
 from trainplan.formulations.plan import Plan, Predicted, StageTimes
 from trainplan.formulations.problem import InstanceLike, problem_of

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trainplan.formulations.joint.asked import cost_words
+from trainplan.formulations.joint.options import cost_words
 from trainplan.formulations.plan import Plan
 from trainplan.profiling.base.quantities import format_bytes, format_time, plural
 

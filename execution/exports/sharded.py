@@ -19,7 +19,7 @@ from trainplan.execution.exports.common import (
     modules_kept,
     recomputation,
 )
-from trainplan.formulations.joint.runtimes import DECODERS
+from trainplan.formulations.joint.runtime_capabilities import DECODERS
 from trainplan.formulations.plan import Plan
 from trainplan.formulations.strategies import Strategy
 from trainplan.profiling.base.errors import InputError

@@ -38,7 +38,7 @@ from trainplan.execution.exports.torch_words import (
 )
 from trainplan.execution.features import COMPILED
 from trainplan.execution.lowering.refusals import refusals
-from trainplan.formulations.joint.runtimes import RUNTIMES
+from trainplan.formulations.joint.runtime_capabilities import RUNTIMES
 from trainplan.formulations.plan import Plan
 from trainplan.formulations.splits import why_not_split
 from trainplan.formulations.step.schedules import in_flight, orders

@@ -17,11 +17,11 @@ from typing import Any
 
 from ortools.sat.python import cp_model
 from trainplan.formulations.cpsat import Terms, weighted_sum
-from trainplan.formulations.joint.memory import moments_of
+from trainplan.formulations.joint.integer_model import Place, Places, check_suited
 from trainplan.formulations.joint.moments import Sum, moments
-from trainplan.formulations.joint.places import Place, Places, check_suited
 from trainplan.formulations.joint.problem import Instance, Solution
 from trainplan.formulations.joint.simulation import Symbol
+from trainplan.formulations.joint.stage_memory import moments_of
 
 Variables = dict[Place, cp_model.IntVar]
 

@@ -8,7 +8,15 @@ from typing import Any
 
 from trainplan.formulations.joint import home
 from trainplan.formulations.joint.any_schedule import any_schedule_ns
-from trainplan.formulations.joint.asked import (
+from trainplan.formulations.joint.bounds import least_ns
+from trainplan.formulations.joint.certificates.check import checked_bound_ns
+from trainplan.formulations.joint.certificates.file import Evidence
+from trainplan.formulations.joint.cost_tables import JointCosts, tp_degrees
+from trainplan.formulations.joint.enumeration import binary_variables, improving, solution_count
+from trainplan.formulations.joint.evaluation import table_once
+from trainplan.formulations.joint.instance_file import InstanceRecord, SolutionRecord
+from trainplan.formulations.joint.lower_bounds import closed_form_ns
+from trainplan.formulations.joint.options import (
     CP,
     CP_EXCHANGE,
     GRADIENTS,
@@ -22,25 +30,17 @@ from trainplan.formulations.joint.asked import (
     space_of,
     within_optimizer,
 )
-from trainplan.formulations.joint.bounds import least_ns
-from trainplan.formulations.joint.certificate import checked_bound_ns
-from trainplan.formulations.joint.changes import UnitChanges, changes
-from trainplan.formulations.joint.closed_form import closed_form_ns
-from trainplan.formulations.joint.constraints import CONSTRAINTS, OF_CONFIGURATIONS, PRICED, WIDEST, narrowed, restrictions
-from trainplan.formulations.joint.costs import JointCosts, tp_degrees
-from trainplan.formulations.joint.easing import eased
-from trainplan.formulations.joint.enumeration import binary_variables, improving, solution_count
-from trainplan.formulations.joint.evaluation import table_once
-from trainplan.formulations.joint.evidence import Evidence
-from trainplan.formulations.joint.first_layers import RECOMPUTE_FIRST, whole_layers, with_first_layers
-from trainplan.formulations.joint.of_plan import incumbent_of
+from trainplan.formulations.joint.overlap_cost_tables import COST_MODEL, LEFT_OUT, streamed_costs
+from trainplan.formulations.joint.plan_to_solution import incumbent_of
 from trainplan.formulations.joint.problem import NAME, Configuration, Instance, Solution
-from trainplan.formulations.joint.records import InstanceRecord, SolutionRecord
-from trainplan.formulations.joint.runtimes import with_gradients, within_runtime
-from trainplan.formulations.joint.space import Space
-from trainplan.formulations.joint.streamed import COST_MODEL, LEFT_OUT, streamed_costs
+from trainplan.formulations.joint.recompute_first import RECOMPUTE_FIRST, whole_layers, with_first_layers
+from trainplan.formulations.joint.reduce_recomputation import eased
+from trainplan.formulations.joint.runtime_capabilities import with_gradients, within_runtime
+from trainplan.formulations.joint.search_space import Space
 from trainplan.formulations.joint.suits import unlike_links, unsuited
 from trainplan.formulations.joint.tables import Option, OptionTable
+from trainplan.formulations.joint.unit_alternatives import UnitChanges, changes
+from trainplan.formulations.joint.user_constraints import CONSTRAINTS, OF_CONFIGURATIONS, PRICED, WIDEST, narrowed, restrictions
 from trainplan.formulations.plan import Batch, Plan, Stage
 from trainplan.formulations.plan_units import Order, PlannedUnit, planned_unit
 from trainplan.formulations.problem import Part, Problem, Table

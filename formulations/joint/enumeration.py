@@ -8,8 +8,8 @@ from itertools import combinations, pairwise, product
 from math import comb, prod
 
 import numpy as np
+from trainplan.formulations.joint.batch_evaluation import Lot, takes
 from trainplan.formulations.joint.evaluation import evaluate, malformed, over_memory
-from trainplan.formulations.joint.lots import Lot, takes
 from trainplan.formulations.joint.problem import Configuration, Instance, Solution
 
 EVERY = 512  # solutions between two moments to look at the clock

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 from trainplan.formulations.instances import Timed
-from trainplan.formulations.joint.memory import StageBytes, most_in_flight, peaks
 from trainplan.formulations.joint.problem import Configuration, Instance, Solution, Step
 from trainplan.formulations.joint.simulation import StageTimes, step_ns
+from trainplan.formulations.joint.stage_memory import StageBytes, most_in_flight, peaks
 from trainplan.formulations.joint.tables import FORBIDDEN, OptionTable
 from trainplan.profiling.base.quantities import format_bytes
 

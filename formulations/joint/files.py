@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 from trainplan.formulations.instances import Integers
+from trainplan.formulations.joint.instance_file import InstanceRecord, SolutionRecord
 from trainplan.formulations.joint.problem import Configuration, DeviceClass, Instance, Reduction, Schedule, Site, Solution, Unit
-from trainplan.formulations.joint.records import InstanceRecord, SolutionRecord
 from trainplan.formulations.joint.table_records import MATRICES, MESSAGES, BoundaryRecord, TableRecord, TablesRecord, TiedRecord
 from trainplan.formulations.joint.tables import COLUMNS, Boundary, Halved, Option, OptionTable, Tables, Tied
 from trainplan.formulations.strategies import parse_strategy

@@ -38,11 +38,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pyomo.environ as pyo
-from trainplan.formulations.joint.memory import moments_of
+from trainplan.formulations.joint.integer_model import Crossing, Place, Places, check_suited
 from trainplan.formulations.joint.moments import Sum, moments
-from trainplan.formulations.joint.places import Crossing, Place, Places, check_suited
 from trainplan.formulations.joint.problem import Instance, Solution
 from trainplan.formulations.joint.simulation import Symbol
+from trainplan.formulations.joint.stage_memory import moments_of
 from trainplan.formulations.milp import unit
 
 

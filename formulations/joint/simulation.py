@@ -25,7 +25,7 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 from trainplan.formulations.joint.problem import Configuration, Schedule
-from trainplan.formulations.joint.recurring import Recurring, recurring
+from trainplan.formulations.joint.recurring_rounds import Recurring, recurring
 from trainplan.formulations.step.arrays import gpipe_ends_ns, one_f_one_b_ends_ns
 from trainplan.formulations.step.messages import Item, with_messages
 from trainplan.formulations.step.repeats import TooManyRounds

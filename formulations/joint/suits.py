@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainplan.formulations.joint.sites import groups_alike, stages_alike
+from trainplan.formulations.joint.cluster_symmetry import groups_alike, stages_alike
 from trainplan.formulations.request import Request
 from trainplan.formulations.strategies import decision_tree
 from trainplan.profiling.base.quantities import divisors

@@ -8,8 +8,8 @@ from dataclasses import astuple
 
 import numpy as np
 from trainplan.formulations.joint.evaluation import evaluate, over_memory, stage_bytes, stage_times, table_once, tables_of
-from trainplan.formulations.joint.memory import peaks
 from trainplan.formulations.joint.problem import Configuration, Instance, Solution
+from trainplan.formulations.joint.stage_memory import peaks
 from trainplan.formulations.joint.tables import FORBIDDEN
 from trainplan.solvers.core.search import Search
 

@@ -17,10 +17,10 @@ import heapq
 from collections.abc import Callable
 from dataclasses import replace
 
-from trainplan.formulations.joint.closed_form import closed_form_ns
-from trainplan.formulations.joint.evidence import SCALE, ConfigurationEvidence, Evidence
-from trainplan.formulations.joint.first_spans import least_single_ns
-from trainplan.formulations.joint.price_check import PriceCheck, TooLarge
+from trainplan.formulations.joint.certificates.file import SCALE, ConfigurationEvidence, Evidence
+from trainplan.formulations.joint.certificates.first_spans import least_single_ns
+from trainplan.formulations.joint.certificates.price_bound import PriceCheck, TooLarge
+from trainplan.formulations.joint.lower_bounds import closed_form_ns
 from trainplan.formulations.joint.problem import Configuration, Instance
 from trainplan.solvers.core.search import Search
 from trainplan.solvers.joint.path_evidence import by_paths

@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from trainplan.formulations.instances import Integers
 from trainplan.formulations.joint.evaluation import bytes_of_stages
-from trainplan.formulations.joint.memory import peaks
 from trainplan.formulations.joint.problem import Configuration, Instance, Solution
+from trainplan.formulations.joint.stage_memory import peaks
 from trainplan.formulations.joint.tables import FORBIDDEN, Boundary, OptionTable
 
 LARGEST = 1 << 60

@@ -12,8 +12,8 @@ from functools import cached_property
 
 from trainplan.formulations.joint.enumeration import improving, solution_count, solutions
 from trainplan.formulations.joint.evaluation import Evaluation, evaluate, over_memory, site_state_bytes
-from trainplan.formulations.joint.first_layers import RECOMPUTE_FIRST
 from trainplan.formulations.joint.problem import Configuration, Instance, Schedule, Solution
+from trainplan.formulations.joint.recompute_first import RECOMPUTE_FIRST
 from trainplan.formulations.strategies import Strategy
 from trainplan.solvers.core.result import Infeasibility, short_of_memory
 from trainplan.solvers.joint.chunk_memory import Lean

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from trainplan.formulations.joint.evidence import ConfigurationEvidence, WeightedPath
-from trainplan.formulations.joint.path_check import least_by_paths_ns
+from trainplan.formulations.joint.certificates.file import ConfigurationEvidence, WeightedPath
+from trainplan.formulations.joint.certificates.path_bound import least_by_paths_ns
 from trainplan.formulations.joint.problem import Instance
 from trainplan.solvers.core.search import Search
 from trainplan.solvers.joint.free_cuts import FreeCuts, Point

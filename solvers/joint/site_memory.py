@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 from trainplan.formulations.instances import Integers
-from trainplan.formulations.joint.memory import Moment, moments_of
 from trainplan.formulations.joint.problem import Configuration
+from trainplan.formulations.joint.stage_memory import Moment, moments_of
 from trainplan.solvers.joint.priced_chain import Chain, Choice
 from trainplan.solvers.joint.stage_tables import Floats, Places
 

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from trainplan.execution import compiled
 from trainplan.execution.judge import judge
-from trainplan.formulations.joint.costs import JointCosts
+from trainplan.formulations.joint.cost_tables import JointCosts
 from trainplan.formulations.joint.definition import PROBLEM
 from trainplan.formulations.joint.enumeration import cuts_of
 from trainplan.formulations.joint.evaluation import evaluate, malformed
 from trainplan.formulations.joint.problem import Configuration, Instance, Schedule, ScheduleName, Site, Solution
+from trainplan.formulations.joint.search_space import Space
 from trainplan.formulations.joint.simulation import StageTimes, Symbol, ends, ends_ns
-from trainplan.formulations.joint.space import Space
 from trainplan.formulations.joint.tables import HostPart
 from trainplan.formulations.request import Request
 from trainplan.profiling.base.quantities import divisors

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from trainplan.formulations.joint.easing import eased
 from trainplan.formulations.joint.evaluation import evaluate, violations
 from trainplan.formulations.joint.problem import Instance, Solution
+from trainplan.formulations.joint.reduce_recomputation import eased
 
 import trainplan as tp
 from tests.sizes import first_and_others

@@ -8,7 +8,7 @@ import pytest
 from trainplan.execution.exports.common import ENDS
 from trainplan.execution.judge import judge_carried
 from trainplan.execution.streams import judge_streams, layout_of
-from trainplan.formulations.joint.runtimes import with_gradients
+from trainplan.formulations.joint.runtime_capabilities import with_gradients
 from trainplan.formulations.plan import Plan, load_plan
 from trainplan.formulations.problem import problem
 from trainplan.formulations.request import Request

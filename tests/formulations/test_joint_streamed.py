@@ -10,7 +10,7 @@ import pytest
 from trainplan.execution.judge import judge_by
 from trainplan.execution.streams import judge_streams, layout_of
 from trainplan.execution.walk.stream_costs import StreamsCosts
-from trainplan.formulations.joint import lanes
+from trainplan.formulations.joint import overlap_lower_bounds
 from trainplan.formulations.joint.problem import Instance, Solution
 from trainplan.formulations.problem import problem
 from trainplan.formulations.request import Request
@@ -187,7 +187,7 @@ def test_each_configuration_has_one_layout_and_pipelines_gather_nothing_in_passe
     for configuration in instance.configurations:
         tables = configuration.tables[0]
         strategies = [option.strategy for table in tables.units for option in table.options if option.strategy is not None]
-        (layout,) = {lanes.layout_of(strategy) for strategy in strategies}
+        (layout,) = {overlap_lower_bounds.layout_of(strategy) for strategy in strategies}
         assert tables.states == (str(layout),) and {strategy.ckpt for strategy in strategies} == {False, True}
         assert layout.zero_stage in ({0, 1} if configuration.stages > 1 else {0, 1, 2, 3})
         seen.add((configuration.stages, configuration.micro_batches, layout))

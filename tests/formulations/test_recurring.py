@@ -6,7 +6,7 @@ import random
 
 import numpy as np
 import pytest
-from trainplan.formulations.joint import memory
+from trainplan.formulations.joint import stage_memory
 from trainplan.formulations.joint.problem import Configuration, Schedule, Site
 from trainplan.formulations.joint.simulation import FEW, StageTimes, ends, ends_ns
 from trainplan.formulations.step import arrays
@@ -63,7 +63,7 @@ def test_blocks_that_move_all_ends_alike_need_not_be_followed(monkeypatch: pytes
 def test_a_million_micro_batches_are_not_followed_one_by_one(schedule: Schedule) -> None:
     configuration = configured(schedule, 4, 2**20)
     busy = max(ends_ns(configuration, [StageTimes(10, 20, 0, 0, 0, 0, 0)] * (4 * schedule.chunks)))
-    memory.moments_of(configuration)
+    stage_memory.moments_of(configuration)
     assert busy >= 2**20 * 30 * schedule.chunks
 
 
@@ -71,5 +71,8 @@ def test_a_million_micro_batches_are_not_followed_one_by_one(schedule: Schedule)
 @pytest.mark.parametrize("chunks", [2, 3])
 def test_interleaved_stages_have_no_other_moments_with_more_micro_batches(sites: int, chunks: int) -> None:
     schedule = Schedule("interleaved", chunks=chunks)
-    few, many = (memory._interleaved(schedule, sites * chunks, sites * rounds) for rounds in (memory.FULL, 3 * memory.FULL))
+    few, many = (
+        stage_memory._interleaved(schedule, sites * chunks, sites * rounds)
+        for rounds in (stage_memory.FULL, 3 * stage_memory.FULL)
+    )
     assert few == many

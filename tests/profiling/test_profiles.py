@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from trainplan.formulations.joint.asked import with_tables
+from trainplan.formulations.joint.options import with_tables
 from trainplan.formulations.layer_strategies.costs import build
 from trainplan.formulations.strategies import decision_tree, parse_strategy
 from trainplan.formulations.work.models import COST_MODELS, layer_costs, unit_costs

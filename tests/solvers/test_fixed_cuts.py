@@ -10,10 +10,10 @@ from math import inf
 
 import numpy as np
 import pytest
-from trainplan.formulations.joint.closed_form import closed_form_ns
 from trainplan.formulations.joint.definition import PROBLEM
 from trainplan.formulations.joint.enumeration import solutions as enumerated
 from trainplan.formulations.joint.evaluation import evaluate, malformed, violations
+from trainplan.formulations.joint.lower_bounds import closed_form_ns
 from trainplan.formulations.joint.problem import Configuration, DeviceClass, Instance, Schedule, ScheduleName, Site, Solution
 from trainplan.formulations.joint.simulation import StageTimes, step_ns
 from trainplan.formulations.joint.tables import Boundary, Tied

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 from trainplan.formulations.joint.any_schedule import any_schedule_ns
-from trainplan.formulations.joint.certificate import checked_bound_ns, possible
-from trainplan.formulations.joint.closed_form import closed_form_ns
+from trainplan.formulations.joint.certificates.check import checked_bound_ns, possible
+from trainplan.formulations.joint.certificates.file import ConfigurationEvidence, Evidence, WeightedPath
+from trainplan.formulations.joint.certificates.path_bound import least_by_paths_ns, path_counts
 from trainplan.formulations.joint.evaluation import evaluate
-from trainplan.formulations.joint.evidence import ConfigurationEvidence, Evidence, WeightedPath
-from trainplan.formulations.joint.path_check import least_by_paths_ns, path_counts
+from trainplan.formulations.joint.lower_bounds import closed_form_ns
 from trainplan.formulations.joint.problem import Configuration, Instance
 from trainplan.formulations.joint.tables import OptionTable
 from trainplan.formulations.step.schedules import Pass

@@ -8,11 +8,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from trainplan.formulations.joint.costs import JointCosts
+from trainplan.formulations.joint.cost_tables import JointCosts
 from trainplan.formulations.joint.enumeration import solution_count, solutions
 from trainplan.formulations.joint.evaluation import evaluate, violations
 from trainplan.formulations.joint.problem import Configuration, Instance
-from trainplan.formulations.joint.space import Space
+from trainplan.formulations.joint.search_space import Space
 from trainplan.formulations.joint.tables import OptionTable, Tables, Tied
 from trainplan.profiling.base.quantities import divisors
 from trainplan.profiling.clusters.cluster import load_cluster

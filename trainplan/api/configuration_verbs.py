@@ -24,7 +24,7 @@ from trainplan.configurations.planned import (
     with_options,
     with_recipe,
 )
-from trainplan.formulations.joint.runtimes import RUNTIMES
+from trainplan.formulations.joint.runtime_capabilities import RUNTIMES
 from trainplan.formulations.plan import Plan, RunBy, load_plan
 from trainplan.formulations.request import Request
 from trainplan.performance import performance

@@ -12,7 +12,7 @@ from trainplan.asking import FilePath, made_for
 from trainplan.execution.exports.common import UNSAID, Export, Training
 from trainplan.execution.exports.registry import exporter
 from trainplan.execution.standing_in import recipe_of
-from trainplan.formulations.joint.runtimes import RUNTIMES
+from trainplan.formulations.joint.runtime_capabilities import RUNTIMES
 from trainplan.formulations.parameters import flag_of
 from trainplan.formulations.plan import Plan, load_plan
 from trainplan.formulations.strategy_words import in_words

@@ -25,8 +25,8 @@ from trainplan.execution.training.settings import training_of
 from trainplan.execution.training.texts import tokenize
 from trainplan.explaining import differences, explain
 from trainplan.fitting import Fit, fitted
-from trainplan.formulations.joint.asked import GRADIENTS
-from trainplan.formulations.joint.runtimes import FOR, with_gradients
+from trainplan.formulations.joint.options import GRADIENTS
+from trainplan.formulations.joint.runtime_capabilities import FOR, with_gradients
 from trainplan.formulations.parameters import flag_of
 from trainplan.formulations.pipeline.batches import LARGEST_BATCH, MOST_MICRO_BATCHES, BatchInstances
 from trainplan.formulations.plan import Plan, load_plan

@@ -16,13 +16,13 @@ from trainplan.configurations.configuration import Configuration
 from trainplan.execution.exports.common import ENDS
 from trainplan.execution.judge import Judged
 from trainplan.execution.standing_in import recipe_of
-from trainplan.formulations.joint.asked import CP, CP_EXCHANGE, OPTIMIZER, PARAMETERS
 from trainplan.formulations.joint.definition import build
 from trainplan.formulations.joint.home import evaluate, violations
-from trainplan.formulations.joint.of_plan import incumbent_of
+from trainplan.formulations.joint.options import CP, CP_EXCHANGE, OPTIMIZER, PARAMETERS
+from trainplan.formulations.joint.plan_to_solution import incumbent_of
 from trainplan.formulations.joint.problem import NAME
-from trainplan.formulations.joint.runtimes import RUNTIMES
-from trainplan.formulations.joint.space import SCHEDULES, Space
+from trainplan.formulations.joint.runtime_capabilities import RUNTIMES
+from trainplan.formulations.joint.search_space import SCHEDULES, Space
 from trainplan.formulations.parameters import chosen
 from trainplan.formulations.plan import Plan, Stage
 from trainplan.formulations.request import Request

@@ -30,7 +30,7 @@ from trainplan.configurations.settings import ACCELERATE
 from trainplan.configurations.shell import command_of_text
 from trainplan.configurations.supported import refuse_what_devices_lack
 from trainplan.execution.exports.common import ENDS
-from trainplan.formulations.joint.asked import streams_refusal
+from trainplan.formulations.joint.options import streams_refusal
 from trainplan.formulations.plan import Batch, Plan, RunBy, Stage
 from trainplan.formulations.plan_units import Order, PlannedUnit, planned_unit
 from trainplan.formulations.request import MOST_SAMPLES, Request

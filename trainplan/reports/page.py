@@ -14,7 +14,7 @@ from markupsafe import Markup
 
 from trainplan.checking import CheckedClaim, check_claim
 from trainplan.explaining import Explained, explain
-from trainplan.formulations.joint.asked import cost_words
+from trainplan.formulations.joint.options import cost_words
 from trainplan.formulations.plan import Claim, Plan
 from trainplan.formulations.runs import runs
 from trainplan.formulations.step.schedules import SCHEDULE_NAMES

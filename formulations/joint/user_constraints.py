@@ -8,11 +8,11 @@ from dataclasses import replace
 from math import lcm, prod
 from typing import Any
 
-from trainplan.formulations.joint.asked import CHUNKS, CP, CP_EXCHANGE, MEMORY_TABLES, PARAMETERS, SCHEDULE, SLICED, ZERO
-from trainplan.formulations.joint.costs import tp_degrees
-from trainplan.formulations.joint.first_layers import RECOMPUTE_FIRST
-from trainplan.formulations.joint.runtimes import FOR, RUNTIMES
-from trainplan.formulations.joint.space import Filter, Space
+from trainplan.formulations.joint.cost_tables import tp_degrees
+from trainplan.formulations.joint.options import CHUNKS, CP, CP_EXCHANGE, MEMORY_TABLES, PARAMETERS, SCHEDULE, SLICED, ZERO
+from trainplan.formulations.joint.recompute_first import RECOMPUTE_FIRST
+from trainplan.formulations.joint.runtime_capabilities import FOR, RUNTIMES
+from trainplan.formulations.joint.search_space import Filter, Space
 from trainplan.formulations.parameters import MICRO_BATCHES, PIPELINE, Parameter
 from trainplan.formulations.request import Request
 from trainplan.formulations.strategies import Strategy, parse_strategy

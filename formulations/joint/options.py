@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from trainplan.formulations import parameters
-from trainplan.formulations.joint.space import SCHEDULES, ZERO_STAGES, Space, ZeroStage
+from trainplan.formulations.joint.search_space import SCHEDULES, ZERO_STAGES, Space, ZeroStage
 from trainplan.formulations.joint.tables import HOST_PARTS, HostPart
 from trainplan.formulations.parameters import MICRO_BATCHES, PIPELINE, Parameter
 from trainplan.formulations.request import Request

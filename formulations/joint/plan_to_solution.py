@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import accumulate
 
-from trainplan.formulations.joint.asked import OPTIMIZER
+from trainplan.formulations.joint.options import OPTIMIZER
 from trainplan.formulations.joint.problem import Configuration, Instance, Solution
 from trainplan.formulations.plan import Plan
 

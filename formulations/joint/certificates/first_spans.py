@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trainplan.formulations.joint.evidence import FAR, SCALE
+from trainplan.formulations.joint.certificates.file import FAR, SCALE
 from trainplan.formulations.joint.problem import Configuration, Instance
 from trainplan.formulations.joint.tables import FORBIDDEN, Boundary
 

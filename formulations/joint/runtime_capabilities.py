@@ -30,9 +30,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from trainplan.formulations.joint.asked import CP, CP_EXCHANGE, GRADIENTS, OPTIMIZER, PRECISION
-from trainplan.formulations.joint.first_layers import RECOMPUTE_FIRST
-from trainplan.formulations.joint.space import SCHEDULES, ZERO_STAGES
+from trainplan.formulations.joint.options import CP, CP_EXCHANGE, GRADIENTS, OPTIMIZER, PRECISION
+from trainplan.formulations.joint.recompute_first import RECOMPUTE_FIRST
+from trainplan.formulations.joint.search_space import SCHEDULES, ZERO_STAGES
 from trainplan.formulations.joint.tables import HOST_PARTS
 from trainplan.formulations.parameters import Parameter
 from trainplan.formulations.request import Request

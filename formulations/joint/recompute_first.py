@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 from trainplan.formulations.instances import Integers
-from trainplan.formulations.joint.lanes import layout_of
+from trainplan.formulations.joint.overlap_lower_bounds import layout_of
 from trainplan.formulations.joint.problem import Configuration, Instance
 from trainplan.formulations.joint.restriction import made
 from trainplan.formulations.joint.tables import FORBIDDEN, Boundary, Option, OptionTable, Tables

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from trainplan.formulations.digits import common_digits
 from trainplan.formulations.instances import Integers
-from trainplan.formulations.joint.sites import Pairs, stage_links, stage_pairs
+from trainplan.formulations.joint.cluster_symmetry import Pairs, stage_links, stage_pairs
 from trainplan.formulations.joint.tables import FORBIDDEN, Boundary
 from trainplan.formulations.strategies import Digit, Strategy
 from trainplan.formulations.work.moves import gather_tokens_ns, slice_gather_ns, slowest_message_ns

@@ -22,16 +22,16 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from trainplan.formulations.joint.asked import CP, CP_EXCHANGE, PRECISION
-from trainplan.formulations.joint.borders import Borders, message_bytes
-from trainplan.formulations.joint.constraints import TP
-from trainplan.formulations.joint.costs import NAMES, JointCosts, Setting, strategy_of
-from trainplan.formulations.joint.hosts import input_bytes, with_input_away
-from trainplan.formulations.joint.lanes import LaneTimes, layout_of
+from trainplan.formulations.joint.boundaries import Borders, message_bytes
+from trainplan.formulations.joint.cost_tables import NAMES, JointCosts, Setting, strategy_of
+from trainplan.formulations.joint.host_offload import input_bytes, with_input_away
+from trainplan.formulations.joint.options import CP, CP_EXCHANGE, PRECISION
+from trainplan.formulations.joint.overlap_lower_bounds import LaneTimes, layout_of
+from trainplan.formulations.joint.overlap_memory import Rooms
 from trainplan.formulations.joint.problem import Configuration, Schedule
-from trainplan.formulations.joint.rooms import Rooms
-from trainplan.formulations.joint.space import Space
+from trainplan.formulations.joint.search_space import Space
 from trainplan.formulations.joint.tables import Boundary, Option, Tied
+from trainplan.formulations.joint.user_constraints import TP
 from trainplan.formulations.request import Request
 from trainplan.formulations.strategies import TREE, Exchange, Paradigm, Strategy, without_cp
 from trainplan.formulations.streams.frameworks import planned_framework

@@ -16,12 +16,12 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
-from trainplan.formulations.joint.borders import Borders
+from trainplan.formulations.joint.boundaries import Borders
+from trainplan.formulations.joint.cluster_symmetry import groups_alike, stages_alike
 from trainplan.formulations.joint.halves import halved_passes
-from trainplan.formulations.joint.hosts import with_host
+from trainplan.formulations.joint.host_offload import with_host
 from trainplan.formulations.joint.problem import Configuration, DeviceClass, Instance, Schedule, Site, Unit
-from trainplan.formulations.joint.sites import groups_alike, stages_alike
-from trainplan.formulations.joint.space import Space, every_strategy, options
+from trainplan.formulations.joint.search_space import Space, every_strategy, options
 from trainplan.formulations.joint.tables import Boundary, Halved, Option, OptionTable, Tables, Tied
 from trainplan.formulations.request import Request
 from trainplan.formulations.step.chunks import even_chunks

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from functools import cache
 from math import ceil
 
-from trainplan.formulations.joint.costs import Setting
-from trainplan.formulations.joint.hosts import input_bytes
-from trainplan.formulations.joint.lanes import LaneTimes, layout_of
+from trainplan.formulations.joint.cost_tables import Setting
+from trainplan.formulations.joint.host_offload import input_bytes
+from trainplan.formulations.joint.overlap_lower_bounds import LaneTimes, layout_of
 from trainplan.formulations.strategies import Module, Strategy
 from trainplan.formulations.streams.memory import copied_bytes
 from trainplan.formulations.work.moves import moved_bytes

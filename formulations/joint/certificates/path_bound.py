@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 from trainplan.formulations.instances import Integers
-from trainplan.formulations.joint.evidence import ConfigurationEvidence, WeightedPath
+from trainplan.formulations.joint.certificates.file import ConfigurationEvidence, WeightedPath
 from trainplan.formulations.joint.problem import Configuration, Instance
 from trainplan.formulations.joint.simulation import Symbol, ends
 from trainplan.formulations.joint.tables import FORBIDDEN, Boundary

@@ -38,7 +38,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Literal, NamedTuple
 
-from trainplan.formulations.joint.costs import Setting
+from trainplan.formulations.joint.cost_tables import Setting
 from trainplan.formulations.strategies import Strategy, without_cp
 from trainplan.formulations.streams.prices import Prices
 from trainplan.formulations.streams.step import LEAST_BUCKETS, gathered_behind_ns

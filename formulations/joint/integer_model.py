@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from trainplan.formulations.instances import Integers
-from trainplan.formulations.joint.memory import Message
 from trainplan.formulations.joint.problem import Configuration, Instance, Solution
 from trainplan.formulations.joint.simulation import Symbol
+from trainplan.formulations.joint.stage_memory import Message
 from trainplan.formulations.joint.tables import COLUMNS, FORBIDDEN, TIMES, Boundary, OptionTable
 from trainplan.profiling.base.errors import Unsuited
 
