@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from trainplan.formulations.joint.lower_bounds import closed_form_ns, whole_ns
 from trainplan.formulations.joint.problem import Configuration, Instance
-from trainplan.solvers.joint.stage_tables import Floats
+from trainplan.solvers.joint.stages.option_tables import Floats
 
 
 def least_u_ns(instance: Instance, configuration: Configuration) -> Floats:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from trainplan.formulations.joint.evaluation import evaluate
 from trainplan.formulations.joint.problem import Instance, Solution
-from trainplan.solvers.joint.path_bounds import gpipe_ns, one_f_one_b_ns
+from trainplan.solvers.joint.free_cuts.critical_path_bounds import gpipe_ns, one_f_one_b_ns
 
 
 def gap_parts(instance: Instance, solution: Solution, gap_ns: int, loosest: float) -> dict[str, int]:

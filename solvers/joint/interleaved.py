@@ -12,9 +12,9 @@ import numpy as np
 from trainplan.formulations.joint.enumeration import improving, solution_count
 from trainplan.formulations.joint.problem import Instance, Solution
 from trainplan.solvers.core.search import Search
-from trainplan.solvers.joint.chunk_memory import leanest
-from trainplan.solvers.joint.fixed_cuts import fixed_cuts
-from trainplan.solvers.joint.quick import even_plans
+from trainplan.solvers.joint.fixed_cuts.search import fixed_cuts
+from trainplan.solvers.joint.heuristics import even_plans
+from trainplan.solvers.joint.memory_feasibility.interleaved_memory import leanest
 
 TINY = 20_000  # solutions that are all looked at
 MOST_PASSES = 20_000  # of a pipeline that is simulated pass by pass

@@ -8,8 +8,8 @@ from trainplan.formulations.joint.certificates.file import ConfigurationEvidence
 from trainplan.formulations.joint.certificates.path_bound import least_by_paths_ns
 from trainplan.formulations.joint.problem import Instance
 from trainplan.solvers.core.search import Search
-from trainplan.solvers.joint.free_cuts import FreeCuts, Point
-from trainplan.solvers.joint.longest_paths import Path
+from trainplan.solvers.joint.fixed_cuts.critical_path import Path
+from trainplan.solvers.joint.free_cuts.lp_bound import FreeCuts, Point
 
 WHOLE = 2**20  # of which weights are parts
 LEAST_WHOLE = 2**8

@@ -14,7 +14,7 @@ from trainplan.formulations.joint.evaluation import evaluate, violations
 from trainplan.formulations.joint.problem import STEPS, Configuration, Instance, Schedule, Site
 from trainplan.formulations.joint.tables import Boundary, Tables
 from trainplan.solvers.core.solve import solve
-from trainplan.solvers.joint.least_memory import LeastMemory, explain
+from trainplan.solvers.joint.memory_feasibility.minimum_memory import LeastMemory, explain
 
 from tests.solvers.joint_instances import random_instance
 

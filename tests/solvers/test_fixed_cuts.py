@@ -20,17 +20,17 @@ from trainplan.formulations.joint.tables import Boundary, Tied
 from trainplan.profiling.base.quantities import format_bytes
 from trainplan.profiling.models.model import load_model
 from trainplan.solvers.core.search import Search, judge
-from trainplan.solvers.joint import least_memory
-from trainplan.solvers.joint.chunk_memory import leanest
+from trainplan.solvers.joint.branch_and_bound import MEMORY
 from trainplan.solvers.joint.closed_form import least_u_ns, quick_bound_ns
-from trainplan.solvers.joint.exact import MEMORY
-from trainplan.solvers.joint.filling import excess_bytes
-from trainplan.solvers.joint.fixed_cuts import fixed_cuts
+from trainplan.solvers.joint.fixed_cuts.critical_path import longest_path
+from trainplan.solvers.joint.fixed_cuts.lp_bound import Relaxation
+from trainplan.solvers.joint.fixed_cuts.priced_chain import NAMES, OF_UNITS, Prices
+from trainplan.solvers.joint.fixed_cuts.search import fixed_cuts
 from trainplan.solvers.joint.interleaved import interleaved
-from trainplan.solvers.joint.least_memory import LeastMemory, explain, fits
-from trainplan.solvers.joint.longest_paths import longest_path
-from trainplan.solvers.joint.priced_chain import NAMES, OF_UNITS, Prices
-from trainplan.solvers.joint.relaxation import Relaxation
+from trainplan.solvers.joint.memory_feasibility import minimum_memory
+from trainplan.solvers.joint.memory_feasibility.greedy_fill import excess_bytes
+from trainplan.solvers.joint.memory_feasibility.interleaved_memory import leanest
+from trainplan.solvers.joint.memory_feasibility.minimum_memory import LeastMemory, explain, fits
 
 import trainplan as tp
 from tests.sizes import some_and_all
@@ -136,7 +136,7 @@ def test_no_choice_needs_less_than_the_bound_on_memory_and_one_needs_what_is_sai
 
 def test_what_no_enumeration_settles_is_said_with_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing fits by the bound; the reason names it beside what some choice needs."""
-    monkeypatch.setattr(least_memory, "MOST_ENUMERATED", 0)
+    monkeypatch.setattr(minimum_memory, "MOST_ENUMERATED", 0)
     bounded = 0
     for seed in range(160):
         instance = with_messages(chunked(seed), seed)

@@ -12,11 +12,11 @@ from trainplan.formulations.joint.evaluation import evaluate, violations
 from trainplan.formulations.joint.problem import Instance, Solution
 from trainplan.formulations.joint.tables import Tied
 from trainplan.solvers.core.search import Search, judge
-from trainplan.solvers.joint.candidate import Candidate
-from trainplan.solvers.joint.free_chain import FreeChain, FreePrices
-from trainplan.solvers.joint.free_cuts import FreeCuts
-from trainplan.solvers.joint.fronts import Front, front
-from trainplan.solvers.joint.priced_chain import NAMES
+from trainplan.solvers.joint.fixed_cuts.priced_chain import NAMES
+from trainplan.solvers.joint.free_cuts.configuration_search import Candidate
+from trainplan.solvers.joint.free_cuts.lp_bound import FreeCuts
+from trainplan.solvers.joint.free_cuts.pareto_fronts import Front, front
+from trainplan.solvers.joint.free_cuts.priced_chain import FreeChain, FreePrices
 
 import trainplan as tp
 from tests.sizes import some_and_all

@@ -21,10 +21,10 @@ from trainplan.formulations.joint.problem import Configuration, Instance
 from trainplan.formulations.joint.tables import OptionTable
 from trainplan.formulations.step.schedules import Pass
 from trainplan.solvers.core.search import Search
-from trainplan.solvers.joint.evidence import evidence
-from trainplan.solvers.joint.longest_paths import longest_path
+from trainplan.solvers.joint.certificate_search import evidence
+from trainplan.solvers.joint.fixed_cuts.critical_path import longest_path
+from trainplan.solvers.joint.fixed_cuts.priced_chain import NAMES
 from trainplan.solvers.joint.path_evidence import by_paths, weighted
-from trainplan.solvers.joint.priced_chain import NAMES
 
 import trainplan as tp
 from tests.solvers.test_joint import least_step_ns, some_solutions, tiny_instance

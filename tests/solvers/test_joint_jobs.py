@@ -17,8 +17,8 @@ from trainplan.formulations.joint.problem import Solution
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.models.model import load_model
 from trainplan.solvers.core.search import Search, judge
-from trainplan.solvers.joint import exact
-from trainplan.solvers.joint.exact import decomposition
+from trainplan.solvers.joint import branch_and_bound
+from trainplan.solvers.joint.branch_and_bound import decomposition
 
 import trainplan as tp
 from tests.solvers.joint_instances import random_instance
@@ -83,7 +83,7 @@ def test_any_number_of_processes_gives_the_same_answer(gap: float, memory: str) 
 
 def test_a_limit_ends_the_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     instance = tp.build("joint", **REQUEST)
-    monkeypatch.setattr(exact._Run, "advanced", lambda run, bound, entry: time.sleep(1000))
+    monkeypatch.setattr(branch_and_bound._Run, "advanced", lambda run, bound, entry: time.sleep(1000))
     result = tp.solve(instance, time_limit=0.5, jobs=2)
     assert result.stopped == "time limit" and result.objective is not None
 
@@ -92,11 +92,11 @@ def test_an_error_in_a_process_is_the_search_s_own(monkeypatch: pytest.MonkeyPat
     def broken(run: Any, bound: float, entry: Any) -> float:
         raise ArithmeticError("no such bound")
 
-    monkeypatch.setattr(exact._Run, "advanced", broken)
+    monkeypatch.setattr(branch_and_bound._Run, "advanced", broken)
     result = tp.solve(tp.build("joint", **REQUEST), jobs=2)
     assert result.status == "failed" and result.message == "ArithmeticError: no such bound"
 
-    monkeypatch.setattr(exact._Run, "advanced", lambda run, bound, entry: os._exit(1))
+    monkeypatch.setattr(branch_and_bound._Run, "advanced", lambda run, bound, entry: os._exit(1))
     result = tp.solve(tp.build("joint", **REQUEST), jobs=2)
     assert result.status == "failed" and "broke off" in str(result.message)
 

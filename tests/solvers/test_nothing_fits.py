@@ -15,7 +15,7 @@ from trainplan.profiling.base.errors import InputError, Unsuited
 from trainplan.solvers.core.answer import best_answer, rank
 from trainplan.solvers.core.entries import Entry
 from trainplan.solvers.core.search import Outcome
-from trainplan.solvers.joint import least_memory
+from trainplan.solvers.joint.memory_feasibility import minimum_memory
 
 import trainplan as tp
 from tests.assignments import random_assignment_dict
@@ -96,7 +96,7 @@ def test_nothing_fits_by_every_method_exactly_where_nothing_does(problem: str, c
 @pytest.mark.parametrize("method", ["decomposition", "brute-force"])
 def test_a_methods_own_proof_counts_where_nothing_else_knows(monkeypatch: pytest.MonkeyPatch, method: str) -> None:
     """Interleaved chunks too many to look at all of them beside the method."""
-    monkeypatch.setattr(least_memory, "MOST_ENUMERATED", 0)
+    monkeypatch.setattr(minimum_memory, "MOST_ENUMERATED", 0)
     alone = 0
     for seed in range(60):
         instance = any_form(seed)
@@ -118,7 +118,7 @@ def test_options_that_never_agree_are_told_from_too_little_memory() -> None:
         [devices] = instance.classes
         if result.reason is None:
             roomy = replace(devices, memory_bytes=2**50, host_bytes=None)
-        elif result.reason.parts == least_memory.HOST_PARTS:
+        elif result.reason.parts == minimum_memory.HOST_PARTS:
             roomy = replace(devices, memory_bytes=2**50, host_bytes=result.reason.least_memory_bytes)
         else:
             roomy = replace(devices, memory_bytes=result.reason.least_memory_bytes)

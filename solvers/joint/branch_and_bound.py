@@ -30,18 +30,18 @@ from trainplan.formulations.joint.problem import Instance, uncounted
 from trainplan.profiling.base.errors import Unsuited
 from trainplan.solvers.core.incumbents import FIRST_PLAN
 from trainplan.solvers.core.search import CUTOFF, Outcome, Search
-from trainplan.solvers.joint.agreeing import agreeing_choices, best_agreeing
-from trainplan.solvers.joint.ahead import JOBS, Ahead, ahead
-from trainplan.solvers.joint.candidate import Candidate
-from trainplan.solvers.joint.candidate_bounds import EXACT_FLOATS, GROUPS
 from trainplan.solvers.joint.closed_form import holds_states, quick_bound_ns
-from trainplan.solvers.joint.fixed_cuts import fixed_cuts
-from trainplan.solvers.joint.fronts import TooMany
+from trainplan.solvers.joint.fixed_cuts.search import fixed_cuts
+from trainplan.solvers.joint.fixed_cuts.uniform_choices import agreeing_choices, best_agreeing
+from trainplan.solvers.joint.free_cuts.configuration_bounds import EXACT_FLOATS, GROUPS
+from trainplan.solvers.joint.free_cuts.configuration_search import Candidate
+from trainplan.solvers.joint.free_cuts.pareto_fronts import TooMany
+from trainplan.solvers.joint.free_cuts.path_relaxation import Step
 from trainplan.solvers.joint.gaps import gap_parts
+from trainplan.solvers.joint.heuristics import best_quick_plan, first_plan
 from trainplan.solvers.joint.interleaved import interleaved
-from trainplan.solvers.joint.quick import best_quick_plan, first_plan
-from trainplan.solvers.joint.single import Single
-from trainplan.solvers.joint.whole_paths import Step
+from trainplan.solvers.joint.speculative_workers import JOBS, Ahead, ahead
+from trainplan.solvers.joint.stages.single_stage import Single
 
 SOURCE = "bounds on all spans, a master over suffixes, exact on the stages used"
 SEARCHED = "bounds on all spans, exact on the stages used, the rest simulated"

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 import numpy as np
 from trainplan.formulations.joint.tables import FORBIDDEN
-from trainplan.solvers.joint.free_chain import COLUMNS
-from trainplan.solvers.joint.guides import Guides, loosened
-from trainplan.solvers.joint.pipelines import Passes
-from trainplan.solvers.joint.relaxation import EXACT
-from trainplan.solvers.joint.stage_tables import Floats, Places
-from trainplan.solvers.joint.suffixes import Pool
+from trainplan.solvers.joint.fixed_cuts.lp_bound import EXACT
+from trainplan.solvers.joint.free_cuts.pipeline_columns import Passes
+from trainplan.solvers.joint.free_cuts.priced_chain import COLUMNS
+from trainplan.solvers.joint.free_cuts.reduced_cost_pruning import Guides, loosened
+from trainplan.solvers.joint.free_cuts.suffix_enumeration import Pool
+from trainplan.solvers.joint.stages.option_tables import Floats, Places
 
 ROUNDS = 3
 

@@ -16,9 +16,9 @@ from trainplan.formulations.joint.problem import Configuration, Instance, Schedu
 from trainplan.formulations.joint.recompute_first import RECOMPUTE_FIRST
 from trainplan.formulations.strategies import Strategy
 from trainplan.solvers.core.result import Infeasibility, short_of_memory
-from trainplan.solvers.joint.chunk_memory import Lean
-from trainplan.solvers.joint.chunk_memory import leanest as leanest_chunks
-from trainplan.solvers.joint.filling import LARGEST, Way, excess_bytes, over_hosts, ways
+from trainplan.solvers.joint.memory_feasibility.greedy_fill import LARGEST, Way, excess_bytes, over_hosts, ways
+from trainplan.solvers.joint.memory_feasibility.interleaved_memory import Lean
+from trainplan.solvers.joint.memory_feasibility.interleaved_memory import leanest as leanest_chunks
 
 MOST_ENUMERATED = 20_000
 COARSE = (4, 32)  # parts of a device's memory by which configurations beat each other at first

@@ -15,11 +15,11 @@ from typing import overload
 import numpy as np
 from trainplan.formulations.instances import Integers
 from trainplan.solvers.chain.dominance import undominated
-from trainplan.solvers.joint.guides import Guide
-from trainplan.solvers.joint.pipelines import Passes
-from trainplan.solvers.joint.stage_tables import Floats, KindOptions, Places
-from trainplan.solvers.joint.stages import Column, Stages
-from trainplan.solvers.joint.suffixes import Pool
+from trainplan.solvers.joint.free_cuts.pipeline_columns import Passes
+from trainplan.solvers.joint.free_cuts.reduced_cost_pruning import Guide
+from trainplan.solvers.joint.free_cuts.suffix_enumeration import Pool
+from trainplan.solvers.joint.stages.label_setting import Column, Stages
+from trainplan.solvers.joint.stages.option_tables import Floats, KindOptions, Places
 
 RAW, MOST_RAW = 40, 2**21  # times as many labels, and so many, before those are dropped that others do for
 AT_ONCE = 2**18  # labels that are made before those are dropped that cannot matter

@@ -24,8 +24,8 @@ from trainplan.formulations.joint.lower_bounds import closed_form_ns
 from trainplan.formulations.joint.problem import Configuration, Instance
 from trainplan.solvers.core.search import Search
 from trainplan.solvers.joint.path_evidence import by_paths
-from trainplan.solvers.joint.span_bounds import prices_of
-from trainplan.solvers.joint.stage_tables import stage_tables
+from trainplan.solvers.joint.stages.option_tables import stage_tables
+from trainplan.solvers.joint.stages.span_bounds import prices_of
 
 ROUGH, FINE = 1e-2, 1e-4  # of a step, to which the largest claim that the check follows is sought
 GRID = 1.25  # between neighbouring numbers of micro-batches in flight

@@ -15,8 +15,8 @@ from trainplan.formulations.instances import Integers
 from trainplan.formulations.joint.problem import Configuration, Schedule
 from trainplan.formulations.step.arrays import gpipe_ends_ns, one_f_one_b_ends_ns
 from trainplan.formulations.step.schedules import is_sliced
-from trainplan.solvers.joint.stage_tables import StageTables
-from trainplan.solvers.joint.stages import Column
+from trainplan.solvers.joint.stages.label_setting import Column
+from trainplan.solvers.joint.stages.option_tables import StageTables
 
 
 @dataclass(frozen=True, eq=False)

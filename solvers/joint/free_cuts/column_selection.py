@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from trainplan.formulations.joint.problem import Configuration
-from trainplan.solvers.joint.pipelines import agree, passes_of, steps_ns
-from trainplan.solvers.joint.stage_tables import StageTables
-from trainplan.solvers.joint.stages import Column
+from trainplan.solvers.joint.free_cuts.pipeline_columns import agree, passes_of, steps_ns
+from trainplan.solvers.joint.stages.label_setting import Column
+from trainplan.solvers.joint.stages.option_tables import StageTables
 
 
 @dataclass(frozen=True, eq=False)

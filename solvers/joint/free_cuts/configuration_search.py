@@ -9,19 +9,19 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 from trainplan.formulations.joint.problem import Solution
-from trainplan.solvers.joint.candidate_bounds import CandidateBounds
-from trainplan.solvers.joint.fixed_cuts import fixed_cuts
-from trainplan.solvers.joint.free_cuts import FreeCuts
-from trainplan.solvers.joint.fronts import Front, front
-from trainplan.solvers.joint.guides import Guides
-from trainplan.solvers.joint.master import Mask
-from trainplan.solvers.joint.picked_pipelines import Pipelines
-from trainplan.solvers.joint.pool_bounds import bounded
-from trainplan.solvers.joint.span_bounds import Weight
-from trainplan.solvers.joint.stage_tables import Floats
-from trainplan.solvers.joint.stages import Column
-from trainplan.solvers.joint.suffixes import Enumeration, Pool, Suffixes
-from trainplan.solvers.joint.whole_paths import Step
+from trainplan.solvers.joint.fixed_cuts.search import fixed_cuts
+from trainplan.solvers.joint.free_cuts.column_pruning import bounded
+from trainplan.solvers.joint.free_cuts.column_selection import Pipelines
+from trainplan.solvers.joint.free_cuts.configuration_bounds import CandidateBounds
+from trainplan.solvers.joint.free_cuts.lp_bound import FreeCuts
+from trainplan.solvers.joint.free_cuts.pareto_fronts import Front, front
+from trainplan.solvers.joint.free_cuts.path_bound_search import Mask
+from trainplan.solvers.joint.free_cuts.path_relaxation import Step
+from trainplan.solvers.joint.free_cuts.reduced_cost_pruning import Guides
+from trainplan.solvers.joint.free_cuts.suffix_enumeration import Enumeration, Pool, Suffixes
+from trainplan.solvers.joint.stages.label_setting import Column
+from trainplan.solvers.joint.stages.option_tables import Floats
+from trainplan.solvers.joint.stages.span_bounds import Weight
 
 LIKELY, MOST_PASSES = 4, 512  # of the likeliest cuts, with which plans are tried; of pipelines that are worth it
 

@@ -14,8 +14,8 @@ import numpy as np
 from trainplan.formulations.instances import Integers
 from trainplan.formulations.joint.problem import Configuration
 from trainplan.formulations.joint.simulation import Symbol, ends
-from trainplan.solvers.joint.priced_chain import BACK, BACKWARD, FORWARD, INTO, LAST, NAMES, OPTIMIZER, REDUCE
-from trainplan.solvers.joint.stage_tables import Floats
+from trainplan.solvers.joint.fixed_cuts.priced_chain import BACK, BACKWARD, FORWARD, INTO, LAST, NAMES, OPTIMIZER, REDUCE
+from trainplan.solvers.joint.stages.option_tables import Floats
 
 Times = Mapping[str, Floats] | Mapping[str, Integers]
 

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from trainplan.formulations.instances import Integers
 from trainplan.formulations.joint.problem import Instance
 from trainplan.formulations.joint.tables import FORBIDDEN
-from trainplan.solvers.joint.priced_chain import BACK, BACKWARD, FORWARD, INTO, LAST, NAMES, OPTIMIZER, REDUCE
-from trainplan.solvers.joint.stage_tables import Floats, Places, stage_tables
+from trainplan.solvers.joint.fixed_cuts.priced_chain import BACK, BACKWARD, FORWARD, INTO, LAST, NAMES, OPTIMIZER, REDUCE
+from trainplan.solvers.joint.stages.option_tables import Floats, Places, stage_tables
 
 Booleans = NDArray[np.bool_]
 COLUMNS = (FORWARD, BACKWARD, LAST, REDUCE, OPTIMIZER)

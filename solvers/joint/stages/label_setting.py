@@ -17,8 +17,8 @@ from trainplan.solvers.chain.bounds import Cap
 from trainplan.solvers.chain.chain import Link, MemoryChain, cost_table
 from trainplan.solvers.chain.label_setting import WORTH, label_setting
 from trainplan.solvers.core.search import Search
-from trainplan.solvers.joint.span_bounds import Exit, Weight
-from trainplan.solvers.joint.stage_tables import CutClasses, Floats, StageTables
+from trainplan.solvers.joint.stages.option_tables import CutClasses, Floats, StageTables
+from trainplan.solvers.joint.stages.span_bounds import Exit, Weight
 
 
 @dataclass(frozen=True)

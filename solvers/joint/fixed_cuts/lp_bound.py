@@ -22,10 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 from trainplan.formulations.instances import Integers
 from trainplan.formulations.joint.problem import Instance, Solution
-from trainplan.solvers.joint.longest_paths import Path, Times, longest_path
-from trainplan.solvers.joint.priced_chain import NAMES, Chain, Choice, Prices
-from trainplan.solvers.joint.site_memory import COLUMNS, HOST, Row, Sizes, host_row, site_memories
-from trainplan.solvers.joint.stage_tables import Floats
+from trainplan.solvers.joint.fixed_cuts.critical_path import Path, Times, longest_path
+from trainplan.solvers.joint.fixed_cuts.priced_chain import NAMES, Chain, Choice, Prices
+from trainplan.solvers.joint.fixed_cuts.site_memory import COLUMNS, HOST, Row, Sizes, host_row, site_memories
+from trainplan.solvers.joint.stages.option_tables import Floats
 
 OVER = 1e3  # steps that all of the memory once more costs in the linear program
 EXACT = 1e-12  # by which sums of floats may be off, in proportion

@@ -12,10 +12,10 @@ import numpy as np
 from trainplan.formulations.instances import Integers
 from trainplan.formulations.joint.bounds import least_ns
 from trainplan.formulations.joint.problem import Configuration, Instance, Solution
-from trainplan.solvers.joint.agreeing import agreeing_choices, best_agreeing
 from trainplan.solvers.joint.closed_form import holds_states, least_u_ns, quick_bound_ns
-from trainplan.solvers.joint.pipelines import Passes, steps_ns
-from trainplan.solvers.joint.stage_tables import Floats, KindOptions, StageTables, stage_tables
+from trainplan.solvers.joint.fixed_cuts.uniform_choices import agreeing_choices, best_agreeing
+from trainplan.solvers.joint.free_cuts.pipeline_columns import Passes, steps_ns
+from trainplan.solvers.joint.stages.option_tables import Floats, KindOptions, StageTables, stage_tables
 
 SOURCE = "every sub-layer at its cheapest, stages as even as they can be"
 PRICES = (0.0, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 1e9)  # of memory, in proportion to what it costs in the mean

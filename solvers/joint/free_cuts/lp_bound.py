@@ -19,11 +19,11 @@ from math import inf
 import numpy as np
 from trainplan.formulations.instances import Integers
 from trainplan.formulations.joint.problem import Instance
-from trainplan.solvers.joint.free_chain import Booleans, FreeChain, FreePrices, Pipeline
-from trainplan.solvers.joint.longest_paths import Path, Times, longest_path
-from trainplan.solvers.joint.priced_chain import BACK, BACKWARD, FORWARD, INTO, NAMES
-from trainplan.solvers.joint.relaxation import EXACT, OVER, PathKey, solve_program
-from trainplan.solvers.joint.stage_tables import Floats
+from trainplan.solvers.joint.fixed_cuts.critical_path import Path, Times, longest_path
+from trainplan.solvers.joint.fixed_cuts.lp_bound import EXACT, OVER, PathKey, solve_program
+from trainplan.solvers.joint.fixed_cuts.priced_chain import BACK, BACKWARD, FORWARD, INTO, NAMES
+from trainplan.solvers.joint.free_cuts.priced_chain import Booleans, FreeChain, FreePrices, Pipeline
+from trainplan.solvers.joint.stages.option_tables import Floats
 
 ROUNDS, SETTLED = 80, 1e-5  # of the linear program; how near its value the bound is to come, in proportion
 FIRST = (0.0, 0.1, 0.3, 1.0, 3.0, 10.0, 1e9)  # prices of memory, in proportion to what it costs in the mean

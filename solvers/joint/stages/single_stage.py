@@ -15,8 +15,8 @@ from trainplan.formulations.instances import Integers
 from trainplan.formulations.joint.problem import Configuration, Instance, Solution
 from trainplan.formulations.joint.tables import OptionTable, Tables
 from trainplan.solvers.core.search import Search
-from trainplan.solvers.joint.stage_tables import cut_classes, stage_tables
-from trainplan.solvers.joint.stages import Stages
+from trainplan.solvers.joint.stages.label_setting import Stages
+from trainplan.solvers.joint.stages.option_tables import cut_classes, stage_tables
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from trainplan.formulations.instances import Integers
 from trainplan.formulations.joint.problem import Configuration
 from trainplan.formulations.joint.stage_memory import Moment, moments_of
-from trainplan.solvers.joint.priced_chain import Chain, Choice
-from trainplan.solvers.joint.stage_tables import Floats, Places
+from trainplan.solvers.joint.fixed_cuts.priced_chain import Chain, Choice
+from trainplan.solvers.joint.stages.option_tables import Floats, Places
 
 COLUMNS = ("state_bytes", "held_bytes", "kept_bytes", "work_bytes", "host_bytes")
 STATE, HELD, KEPT, WORK, HOST = COLUMNS

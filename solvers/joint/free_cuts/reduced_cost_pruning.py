@@ -13,12 +13,12 @@ from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
-from trainplan.solvers.joint.free_chain import COLUMNS, Before, Behind, Booleans, FreeChain, FreePrices, stacked
-from trainplan.solvers.joint.free_cuts import FreeCuts, Point
-from trainplan.solvers.joint.longest_paths import longest_path
-from trainplan.solvers.joint.priced_chain import BACKWARD, NAMES
-from trainplan.solvers.joint.relaxation import EXACT
-from trainplan.solvers.joint.stage_tables import Floats, Places
+from trainplan.solvers.joint.fixed_cuts.critical_path import longest_path
+from trainplan.solvers.joint.fixed_cuts.lp_bound import EXACT
+from trainplan.solvers.joint.fixed_cuts.priced_chain import BACKWARD, NAMES
+from trainplan.solvers.joint.free_cuts.lp_bound import FreeCuts, Point
+from trainplan.solvers.joint.free_cuts.priced_chain import COLUMNS, Before, Behind, Booleans, FreeChain, FreePrices, stacked
+from trainplan.solvers.joint.stages.option_tables import Floats, Places
 
 MOST_SETS, LARGEST = 36, 4_000_000  # sets of weights; floats of all of them, by unit, stage and state
 TOWARDS = (0.15, 0.5, 1.0)  # how far sets go towards single paths

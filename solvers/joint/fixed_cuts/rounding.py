@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import numpy as np
-from trainplan.solvers.joint.priced_chain import BACK, BACKWARD, FORWARD, INTO, NAMES, OF_UNITS, Choice
-from trainplan.solvers.joint.relaxation import PathKey, Relaxation, priced
-from trainplan.solvers.joint.site_memory import HELD, KEPT, STATE, WORK
-from trainplan.solvers.joint.stage_tables import Floats
+from trainplan.solvers.joint.fixed_cuts.lp_bound import PathKey, Relaxation, priced
+from trainplan.solvers.joint.fixed_cuts.priced_chain import BACK, BACKWARD, FORWARD, INTO, NAMES, OF_UNITS, Choice
+from trainplan.solvers.joint.fixed_cuts.site_memory import HELD, KEPT, STATE, WORK
+from trainplan.solvers.joint.stages.option_tables import Floats
 
 HALVINGS = 16  # of each site's price of memory
 LOWEST, HIGHEST = -30.0, 15.0  # exponents of 2 of prices, in proportion to what memory costs in the mean

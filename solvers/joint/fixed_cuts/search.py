@@ -14,8 +14,8 @@ from typing import TypeVar
 import numpy as np
 from trainplan.formulations.joint.problem import Instance
 from trainplan.solvers.core.search import Search
-from trainplan.solvers.joint.fitting import at_prices, even_weights, fitted, mean_price
-from trainplan.solvers.joint.relaxation import PathKey, Relaxation, RowKey
+from trainplan.solvers.joint.fixed_cuts.lp_bound import PathKey, Relaxation, RowKey
+from trainplan.solvers.joint.fixed_cuts.rounding import at_prices, even_weights, fitted, mean_price
 
 ROUNDS = 60  # of the linear program
 LOOK_BACK, RISE = 5, 2e-4  # rounds in which the bound has to rise by so much, in proportion

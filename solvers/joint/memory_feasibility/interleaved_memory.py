@@ -17,10 +17,10 @@ from trainplan.formulations.joint.evaluation import malformed, table_once
 from trainplan.formulations.joint.problem import Configuration, Instance, Solution, Unit
 from trainplan.formulations.joint.tables import OptionTable
 from trainplan.solvers.joint.closed_form import least_states
-from trainplan.solvers.joint.filling import LARGEST, excess_bytes, over_hosts
-from trainplan.solvers.joint.priced_chain import Chain
-from trainplan.solvers.joint.site_memory import SiteMemory, Sizes, site_memories
-from trainplan.solvers.joint.stage_tables import Places
+from trainplan.solvers.joint.fixed_cuts.priced_chain import Chain
+from trainplan.solvers.joint.fixed_cuts.site_memory import SiteMemory, Sizes, site_memories
+from trainplan.solvers.joint.memory_feasibility.greedy_fill import LARGEST, excess_bytes, over_hosts
+from trainplan.solvers.joint.stages.option_tables import Places
 
 
 @dataclass(frozen=True)

@@ -20,9 +20,9 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
-from trainplan.solvers.joint.path_bounds import gpipe_ns, one_f_one_b_ns, sliced_ns, slope
-from trainplan.solvers.joint.stage_tables import Floats
-from trainplan.solvers.joint.whole_paths import Step, whole_path
+from trainplan.solvers.joint.free_cuts.critical_path_bounds import gpipe_ns, one_f_one_b_ns, sliced_ns, slope
+from trainplan.solvers.joint.free_cuts.path_relaxation import Step, whole_path
+from trainplan.solvers.joint.stages.option_tables import Floats
 
 Booleans = NDArray[np.bool_]
 Mask = tuple[int, Booleans]  # of one stage: its least first unit, and the arcs from there on, as of `StageArcs.u_ns`

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, overload
 import numpy as np
 from trainplan.formulations.instances import Integers
 from trainplan.formulations.joint.problem import Configuration
-from trainplan.solvers.joint.pipelines import Passes, pass_ends_ns
-from trainplan.solvers.joint.stage_tables import Floats, Places, StageTables
-from trainplan.solvers.joint.stages import Column
+from trainplan.solvers.joint.free_cuts.pipeline_columns import Passes, pass_ends_ns
+from trainplan.solvers.joint.stages.label_setting import Column
+from trainplan.solvers.joint.stages.option_tables import Floats, Places, StageTables
 
 if TYPE_CHECKING:
-    from trainplan.solvers.joint.pool_bounds import PoolBounds
+    from trainplan.solvers.joint.free_cuts.column_pruning import PoolBounds
 
 CHUNK = 2048
 PASSES = 2**23  # of all pipelines that are simulated at once

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from trainplan.formulations.instances import Integers
 from trainplan.formulations.joint.problem import Instance
 from trainplan.formulations.joint.tables import FORBIDDEN, TIMES, Boundary, OptionTable
-from trainplan.solvers.joint.stage_tables import Floats, Places, undominated_options
+from trainplan.solvers.joint.stages.option_tables import Floats, Places, undominated_options
 
 # Times of a stage, by the names of `StageTimes`: those of units, and those of boundaries.
 FORWARD, BACKWARD, LAST, REDUCE, OPTIMIZER = "forward_ns", "backward_ns", "last_ns", "reduce_ns", "optimizer_ns"

@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 from trainplan.solvers.chain.dominance import undominated
-from trainplan.solvers.joint.stage_tables import Floats, Places
+from trainplan.solvers.joint.stages.option_tables import Floats, Places
 
 if TYPE_CHECKING:
-    from trainplan.solvers.joint.master import Mask, Master
+    from trainplan.solvers.joint.free_cuts.path_bound_search import Mask, Master
 
 Step = tuple[int, int, int, int]  # a stage: first and last unit, the classes of the cuts before and after it
 MANY, MOST = 20_000, 1_000_000  # labels of one stage from which they are rounded; pairs of arcs and labels at once

@@ -9,12 +9,12 @@ from trainplan.formulations.joint.problem import Configuration, Instance
 from trainplan.profiling.base.errors import Unsuited
 from trainplan.solvers.core.search import Search
 from trainplan.solvers.joint.closed_form import least_u_ns
-from trainplan.solvers.joint.guides import Guides
-from trainplan.solvers.joint.master import Arcs, Master, StageArcs
-from trainplan.solvers.joint.path_bounds import slope
-from trainplan.solvers.joint.span_bounds import Exit, Weight, prices_of, span_bounds
-from trainplan.solvers.joint.stage_tables import Floats, Places, StageTables, cut_classes, stage_tables
-from trainplan.solvers.joint.stages import Column, Entry, Stages
+from trainplan.solvers.joint.free_cuts.critical_path_bounds import slope
+from trainplan.solvers.joint.free_cuts.path_bound_search import Arcs, Master, StageArcs
+from trainplan.solvers.joint.free_cuts.reduced_cost_pruning import Guides
+from trainplan.solvers.joint.stages.label_setting import Column, Entry, Stages
+from trainplan.solvers.joint.stages.option_tables import Floats, Places, StageTables, cut_classes, stage_tables
+from trainplan.solvers.joint.stages.span_bounds import Exit, Weight, prices_of, span_bounds
 from trainplan.solvers.pipeline.spans import spans_of
 
 GRID = 1.15  # between numbers of micro-batches in flight that have bounds of their own
