@@ -29,8 +29,8 @@ from uuid import uuid4
 from rich.console import Console
 from rich.table import Table
 from trainplan.execution.ahead import programs_of
-from trainplan.formulations.memory_switches.switches import ALL_ON
-from trainplan.formulations.plan import Plan
+from trainplan.formulations.plan.plan import Plan
+from trainplan.formulations.plan.switches import ALL_ON
 
 from benchmarks.faulty_ranks import FAULT, STALL_S, TOKEN
 from tests.execution.plans import BERT, GPT2, LLAMA, pipeline, plan_of

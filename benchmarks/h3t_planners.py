@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 from trainplan.formulations.memory_switches.problem import Instance, Solution, evaluate
-from trainplan.formulations.memory_switches.switches import ALL_ON
+from trainplan.formulations.plan.switches import ALL_ON
 from trainplan.solvers.core.solve import solve
 
 from tests.switch_instances import bert_instance

@@ -28,7 +28,7 @@ from rich.table import Table
 from trainplan.execution.lowering.refusals import refusals
 from trainplan.execution.run.processes import run_plans, sound_programs
 from trainplan.execution.run.ranks import make_executor, start_rank
-from trainplan.formulations.plan import Plan
+from trainplan.formulations.plan.plan import Plan
 from trainplan.profiling.base.processes import Report, run_workers
 from trainplan.profiling.models.model import Model
 

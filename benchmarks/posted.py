@@ -26,7 +26,7 @@ from trainplan.execution.compile.compiler import compile_plan
 from trainplan.execution.program import Op, Program
 from trainplan.execution.run import ranks
 from trainplan.execution.walk.memory import Backend
-from trainplan.formulations.plan import Plan
+from trainplan.formulations.plan.plan import Plan
 from trainplan.profiling.base.processes import Report, run_workers
 
 from benchmarks.against_torch import interval

@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.table import Table
 from trainplan.execution.judge import judge
 from trainplan.execution.run.processes import run_plans
-from trainplan.formulations.plan import Plan, load_plan
+from trainplan.formulations.plan.plan import Plan, load_plan
 from trainplan.profiling.clusters.cluster import Cluster, load_cluster
 from trainplan.profiling.models.model import load_model
 from trainplan.profiling.profiles import Profile

@@ -26,7 +26,7 @@ from trainplan.execution.walk.class_checks import check_classes
 from trainplan.execution.walk.costs import ProfiledCosts
 from trainplan.execution.walk.memory import memory_walk
 from trainplan.execution.walk.time import time_walk
-from trainplan.formulations.plan import Plan, load_plan
+from trainplan.formulations.plan.plan import Plan, load_plan
 from trainplan.profiling.clusters.cluster import load_cluster
 from trainplan.profiling.models.model import load_model
 from trainplan.profiling.obtain import obtain_profile

@@ -29,7 +29,7 @@ from trainplan.execution.run import ranks
 from trainplan.execution.walk.checks import check
 from trainplan.execution.walk.memory import Backend, memory_walk
 from trainplan.execution.walk.time import time_walk
-from trainplan.formulations.plan import Plan
+from trainplan.formulations.plan.plan import Plan
 from trainplan.profiling.base.processes import Report, run_workers
 
 from benchmarks.mutations import predictions

@@ -36,7 +36,7 @@ from typing import Any
 from trainplan.execution.exports.common import Export, layers_of, write_export
 from trainplan.execution.exports.megatron_bridge import argument_values, sections_of
 from trainplan.formulations.joint.runtime_capabilities import RUNTIMES
-from trainplan.formulations.plan import Plan
+from trainplan.formulations.plan.plan import Plan
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.models.sublayers import Attention
 

@@ -32,7 +32,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
-from trainplan.formulations.plan import Plan
+from trainplan.formulations.plan.plan import Plan
 from trainplan.profiling.models.model import Model
 
 from benchmarks.training_runs import (

@@ -13,9 +13,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from trainplan.formulations.plan import Batch, Plan, Stage
-from trainplan.formulations.plan_units import planned_unit
-from trainplan.formulations.strategies import parse_strategy
+from trainplan.formulations.plan.plan import Batch, Plan, Stage
+from trainplan.formulations.plan.strategy import parse_strategy
+from trainplan.formulations.plan.unit import planned_unit
 from trainplan.profiling.models.model import Model, model_from_config
 from trainplan.profiling.models.precision import MASTERS, PLAIN
 

@@ -13,7 +13,7 @@ from trainplan.execution.compile.classes import RankClass, compile_classes
 from trainplan.execution.compile.compiler import compile_plan
 from trainplan.execution.program import Program
 from trainplan.execution.walk.memory import Backend, memory_walk
-from trainplan.formulations.plan import Plan
+from trainplan.formulations.plan.plan import Plan
 from trainplan.profiling.models.model import Model
 
 

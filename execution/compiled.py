@@ -20,7 +20,7 @@ from trainplan.execution.run.executed import MOST_PROCESSES
 from trainplan.execution.walk.checks import check
 from trainplan.execution.walk.class_checks import check_classes
 from trainplan.execution.walk.memory import Backend, Walk, memory_walk
-from trainplan.formulations.plan import Plan
+from trainplan.formulations.plan.plan import Plan
 
 FEW_RANKS, FEW_MICRO_BATCHES = 8, 16
 INSTRUCTIONS, MOST_INSTRUCTIONS = 4, 2**23  # about how many a unit has for each micro-batch; of all ranks' programs

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
-from trainplan.formulations.plan import Plan
+from trainplan.formulations.plan.plan import Plan
 from trainplan.profiling.base.errors import InputError
 
 COMPILED = frozenset(  # what trainplan's own programs do

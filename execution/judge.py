@@ -16,7 +16,7 @@ from trainplan.execution.uncollected import uncollected
 from trainplan.execution.walk.costs import Carried, CarriedCosts, ProfiledCosts, carried
 from trainplan.execution.walk.memory import Backend, Walk, memory_walk
 from trainplan.execution.walk.time import OTHERS, Durations, Overlap, TimeWalk, time_walk
-from trainplan.formulations.plan import Plan
+from trainplan.formulations.plan.plan import Plan
 from trainplan.profiling.base.display import html_table
 from trainplan.profiling.base.quantities import format_bytes, format_time
 from trainplan.profiling.profiles import Profile

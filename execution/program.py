@@ -34,8 +34,8 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Any, Literal, NamedTuple, get_args
 
-from trainplan.formulations.strategies import Strategy
-from trainplan.formulations.work.moves import table_once
+from trainplan.formulations.costs.sequential.communication import table_once
+from trainplan.formulations.plan.strategy import Strategy
 from trainplan.profiling.models.model import Model
 from trainplan.profiling.models.optimizers import OptimizerName, step_workspace_bytes, stepped_by_muon
 from trainplan.profiling.models.precision import PLAIN, Precision

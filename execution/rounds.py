@@ -20,7 +20,7 @@ from typing import Any
 
 from trainplan.execution.program import UNIT_BUFFERS, Instruction, Op, Program
 from trainplan.execution.uncollected import uncollected
-from trainplan.formulations.plan import Plan
+from trainplan.formulations.plan.plan import Plan
 
 STEADY = 4  # rounds of the short program beyond those in which micro-batches fill the pipeline or come in halves; the first
 # is like no other, since it writes the gradients that all others add to

@@ -19,9 +19,9 @@ from math import ceil
 
 from trainplan.execution.compiled import Compiled, compiled, default_backend
 from trainplan.execution.walk.memory import Walk
-from trainplan.formulations.plan import Plan
-from trainplan.formulations.strategies import without_cp
-from trainplan.formulations.streams.memory import copied_bytes
+from trainplan.formulations.costs.overlapped.analytic_memory import copied_bytes
+from trainplan.formulations.plan.plan import Plan
+from trainplan.formulations.plan.strategy import without_cp
 from trainplan.profiling.clusters.recipes import RECIPES, Recipe
 from trainplan.profiling.models.sublayers import why_not_cut
 

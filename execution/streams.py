@@ -14,10 +14,10 @@ from trainplan.execution.compile.pieces import ORDER
 from trainplan.execution.judge import Judged, issued_as, judge_by
 from trainplan.execution.standing_in import recipe_of, standing_in, weight_copies
 from trainplan.execution.walk.stream_costs import StreamsCosts
-from trainplan.formulations.plan import Plan
-from trainplan.formulations.streams.frameworks import planned_framework
-from trainplan.formulations.streams.layout import RunLayout, recompute_of
-from trainplan.formulations.streams.links import Links
+from trainplan.formulations.costs.overlapped.frameworks import planned_framework
+from trainplan.formulations.costs.overlapped.layout import RunLayout, recompute_of
+from trainplan.formulations.costs.overlapped.links import Links
+from trainplan.formulations.plan.plan import Plan
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.clusters.cluster import Cluster
 from trainplan.profiling.models.sublayers import LAYERED

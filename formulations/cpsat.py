@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from ortools.sat.python import cp_model
-from trainplan.formulations.step.chains import Chain
+from trainplan.formulations.schedule.chains import Chain
 
 Terms = list[tuple[cp_model.IntVar, int]]
 Begun = dict[tuple[int, int], cp_model.IntVar]

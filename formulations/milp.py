@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pyomo.environ as pyo
-from trainplan.formulations.step.chains import Chain
+from trainplan.formulations.schedule.chains import Chain
 
 SIGNIFICANT_BITS = 20
 

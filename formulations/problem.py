@@ -17,8 +17,8 @@ from types import ModuleType
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from trainplan.formulations.parameters import Parameter
-from trainplan.formulations.plan import Plan
-from trainplan.formulations.request import Request
+from trainplan.formulations.plan.plan import Plan
+from trainplan.formulations.plan.request import Request
 from trainplan.profiling.base.errors import InputError, one_of
 from trainplan.profiling.base.files import Record, Source
 from trainplan.profiling.base.plugins import attribute, load_named, names

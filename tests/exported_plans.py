@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from trainplan.formulations.plan import Plan
+from trainplan.formulations.plan.plan import Plan
 from trainplan.profiling.models.model import load_model
 
 from tests.execution.plans import plan_of

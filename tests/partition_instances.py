@@ -6,7 +6,7 @@ import random
 from typing import Any
 
 from trainplan.formulations.pipeline_partition.problem import Instance, load
-from trainplan.formulations.step.timeline import Work
+from trainplan.formulations.schedule.simulate import Work
 
 
 def random_partition_dict(

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 from trainplan.formulations.memory_switches.problem import COLUMNS, Instance, Solution, evaluate, load
-from trainplan.formulations.memory_switches.switches import ALL_ON
+from trainplan.formulations.plan.switches import ALL_ON
 
 
 def random_instance(rng: np.random.Generator, layers: int, scale: int = 100, **fields: Any) -> Instance:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from trainplan.formulations.plan import Plan, load_plan
+from trainplan.formulations.plan.plan import Plan, load_plan
 from trainplan.profiling.base.quantities import format_bytes
 from trainplan.solvers.core.result import Point
 

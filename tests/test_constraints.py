@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from trainplan.formulations.joint.definition import PROBLEM
-from trainplan.formulations.plan import Plan
-from trainplan.formulations.request import Request
+from trainplan.formulations.plan.plan import Plan
+from trainplan.formulations.plan.request import Request
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.quantities import format_share
 from trainplan.profiling.clusters.cluster import load_cluster

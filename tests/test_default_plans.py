@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from trainplan.execution.compiled import compiled
-from trainplan.formulations.request import Request
+from trainplan.formulations.plan.request import Request
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.clusters.cluster import Cluster, load_cluster
 from trainplan.profiling.clusters.network import Matrix

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from trainplan.execution.exports.common import write_export
 from trainplan.formulations.joint.runtime_capabilities import RUNTIMES
-from trainplan.formulations.plan import Plan
+from trainplan.formulations.plan.plan import Plan
 from trainplan.profiling.base.errors import InputError
 
 import trainplan as tp

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from trainplan.execution.exports.common import write_export
-from trainplan.formulations.plan import Plan
+from trainplan.formulations.plan.plan import Plan
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.models.model import load_model
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from torch.distributed.pipelining import schedules as torchs
 from trainplan.execution.exports.common import pass_names, write_export
-from trainplan.formulations.plan import Plan, load_plan
+from trainplan.formulations.plan.plan import Plan, load_plan
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.models.model import load_model, model_from_config
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 from trainplan.execution.exports.common import write_export
-from trainplan.formulations.plan import Plan
+from trainplan.formulations.plan.plan import Plan
 from trainplan.profiling.models.model import load_model
 
 import trainplan as tp

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from trainplan.execution.exports.common import write_export
 from trainplan.execution.streams import judge_streams
-from trainplan.formulations.plan import Plan
-from trainplan.formulations.request import Request
-from trainplan.formulations.strategies import parse_strategy
+from trainplan.formulations.plan.plan import Plan
+from trainplan.formulations.plan.request import Request
+from trainplan.formulations.plan.strategy import parse_strategy
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.clusters.cluster import load_cluster
 from trainplan.profiling.models.model import load_model

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 from trainplan.execution.exports.common import write_export
-from trainplan.formulations.plan import Plan
+from trainplan.formulations.plan.plan import Plan
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.models.model import load_model
 from trainplan.profiling.models.sublayers import Attention

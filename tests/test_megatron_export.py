@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from trainplan.execution.exports.common import write_export
-from trainplan.formulations.plan import Plan, Stage
+from trainplan.formulations.plan.plan import Plan, Stage
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.models.model import load_model
 from trainplan.profiling.models.sublayers import Attention, FeedForward

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from trainplan.formulations.plan import Plan
-from trainplan.formulations.request import MOST_SAMPLES
+from trainplan.formulations.plan.plan import Plan
+from trainplan.formulations.plan.request import MOST_SAMPLES
 from trainplan.profiling.base.errors import InputError
 
 import trainplan as tp

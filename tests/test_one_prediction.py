@@ -11,8 +11,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from trainplan.formulations.plan import load_plan
-from trainplan.formulations.request import Request
+from trainplan.formulations.plan.plan import load_plan
+from trainplan.formulations.plan.request import Request
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.quantities import format_bytes, format_time
 from trainplan.profiling.clusters.cluster import load_cluster

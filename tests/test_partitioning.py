@@ -7,13 +7,13 @@ from itertools import combinations
 from typing import Any
 
 import pytest
+from trainplan.formulations.costs.sequential.communication import table_once
+from trainplan.formulations.costs.sequential.cost_models import COST_MODELS, unit_costs
+from trainplan.formulations.costs.sequential.stage_work import planned_work, samples_of
 from trainplan.formulations.pipeline_partition.degrees import PipelineDegrees, degrees_of, possible_degrees
 from trainplan.formulations.pipeline_partition.problem import Solution, evaluate, load_solution, violations
-from trainplan.formulations.plan import Plan, load_plan
-from trainplan.formulations.strategies import Strategy
-from trainplan.formulations.work.models import COST_MODELS, unit_costs
-from trainplan.formulations.work.moves import table_once
-from trainplan.formulations.work.planned import planned_work, samples_of
+from trainplan.formulations.plan.plan import Plan, load_plan
+from trainplan.formulations.plan.strategy import Strategy
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.clusters.cluster import load_cluster
 from trainplan.profiling.costs import collective_ns

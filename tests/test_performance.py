@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from trainplan.execution.judge import judge_by
 from trainplan.execution.walk.memory import memory_walk, peak_buffers
+from trainplan.formulations.plan.strategy_words import in_words
 from trainplan.formulations.problem import problem_of
-from trainplan.formulations.strategy_words import in_words
 from trainplan.profiling.clusters.cluster import load_cluster
 from trainplan.profiling.models.model import load_model
 from trainplan.solvers.core.answer import best_answer

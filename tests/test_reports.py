@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 from trainplan.execution.walk.memory import held_parts, memory_walk
-from trainplan.formulations.plan import Plan
-from trainplan.formulations.strategy_words import in_words
+from trainplan.formulations.plan.plan import Plan
+from trainplan.formulations.plan.strategy_words import in_words
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.quantities import format_bytes, format_time
 

@@ -17,10 +17,10 @@ from trainplan.execution.walk.memory import memory_walk
 from trainplan.formulations.memory_switches import costs
 from trainplan.formulations.memory_switches.definition import PROBLEM
 from trainplan.formulations.memory_switches.problem import Instance, Solution, evaluate, load_solution, violations
-from trainplan.formulations.memory_switches.switches import ALL_ON, Switches
 from trainplan.formulations.parameters import chosen
-from trainplan.formulations.plan import Plan, load_plan
-from trainplan.formulations.request import Request
+from trainplan.formulations.plan.plan import Plan, load_plan
+from trainplan.formulations.plan.request import Request
+from trainplan.formulations.plan.switches import ALL_ON, Switches
 from trainplan.profiling.base.errors import InputError, MissingExtra
 from trainplan.profiling.base.quantities import enough_bytes, format_bytes, parse_bytes
 from trainplan.profiling.clusters.cluster import Cluster, load_cluster

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from trainplan.execution.streams import judge_streams
 from trainplan.formulations.joint.problem import Instance, Solution
+from trainplan.formulations.plan.request import Request
 from trainplan.formulations.problem import problem
-from trainplan.formulations.request import Request
 from trainplan.profiling.models.model import Model, load_model
 
 import trainplan as tp

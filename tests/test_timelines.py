@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 from matplotlib.colors import to_hex
-from trainplan.formulations.step.critical import critical_path
-from trainplan.formulations.step.schedules import gpipe, interleaved, most_sliced, one_f_one_b
-from trainplan.formulations.step.timeline import Timeline, Work, simulate
+from trainplan.formulations.schedule.critical_path import critical_path
+from trainplan.formulations.schedule.orders import gpipe, interleaved, most_sliced, one_f_one_b
+from trainplan.formulations.schedule.simulate import Timeline, Work, simulate
 from trainplan.profiling.base.errors import InputError, MissingExtra
 from trainplan.profiling.base.quantities import format_time
 

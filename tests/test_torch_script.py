@@ -17,7 +17,7 @@ import pytest
 import torch
 from trainplan.execution.exports.common import write_export
 from trainplan.execution.exports.torch_words import numbers
-from trainplan.formulations.plan import Plan, load_plan
+from trainplan.formulations.plan.plan import Plan, load_plan
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.models.model import model_from_config
 

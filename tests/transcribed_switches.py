@@ -11,7 +11,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 
 from trainplan.formulations.memory_switches.problem import Instance, Solution
-from trainplan.formulations.memory_switches.switches import Switches
+from trainplan.formulations.plan.switches import Switches
 
 Point = tuple[int, int]
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from trainplan.execution.run.executed import EXECUTED_DTYPES, EXECUTED_FAMILIES, WALKED_FAMILIES
 from trainplan.formulations.parameters import Parameter, chosen
-from trainplan.formulations.plan import Plan
-from trainplan.formulations.request import Request
+from trainplan.formulations.plan.plan import Plan
+from trainplan.formulations.plan.request import Request
 from trainplan.profiling.base.dtypes import parse_dtype
 from trainplan.profiling.base.errors import COMMAND_LINE, InputError, caution
 from trainplan.profiling.base.processes import Report

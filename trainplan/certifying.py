@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from trainplan.formulations.plan import PlanEvidence
+from trainplan.formulations.plan.plan import PlanEvidence
 from trainplan.planned import Planned
 from trainplan.profiling.base.plugins import attribute
 from trainplan.solvers.core.limits import TIME_LIMIT_S

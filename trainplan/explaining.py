@@ -12,10 +12,10 @@ from trainplan.checking import request_of_claim
 from trainplan.configurations.judging import neighbour_runs
 from trainplan.formulations.joint.options import with_tables
 from trainplan.formulations.joint.runtime_capabilities import FOR
-from trainplan.formulations.plan import Plan, PlanEvidence, load_plan
+from trainplan.formulations.plan.plan import Plan, PlanEvidence, load_plan
+from trainplan.formulations.plan.request import Request
+from trainplan.formulations.plan.run_length import runs
 from trainplan.formulations.problem import Problem, problem
-from trainplan.formulations.request import Request
-from trainplan.formulations.runs import runs
 from trainplan.performance import stage_shares
 from trainplan.plan_words import run_words
 from trainplan.profiling.base.display import in_one_line

@@ -14,8 +14,8 @@ from typing import Any
 
 from trainplan.formulations.joint.options import with_tables
 from trainplan.formulations.joint.runtime_capabilities import FOR
+from trainplan.formulations.plan.request import Request
 from trainplan.formulations.problem import problem_of
-from trainplan.formulations.request import Request
 from trainplan.planned import Planned
 from trainplan.planning import Way, plan_answer, planned
 from trainplan.presets import Preset

@@ -21,7 +21,7 @@ from trainplan.execution.judge import Judged
 from trainplan.execution.program import Stream
 from trainplan.execution.walk.memory import peak_buffers
 from trainplan.execution.walk.time import TimeWalk
-from trainplan.formulations.plan import Plan
+from trainplan.formulations.plan.plan import Plan
 from trainplan.profiling.base.display import in_one_line
 from trainplan.profiling.base.quantities import format_bytes, format_count
 from trainplan.profiling.clusters.cluster import Cluster

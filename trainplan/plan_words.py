@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from trainplan.execution.standing_in import recipe_of
-from trainplan.formulations.plan import Plan
-from trainplan.formulations.runs import runs
-from trainplan.formulations.strategies import Strategy
-from trainplan.formulations.strategy_words import degree_words
+from trainplan.formulations.plan.plan import Plan
+from trainplan.formulations.plan.run_length import runs
+from trainplan.formulations.plan.strategy import Strategy
+from trainplan.formulations.plan.strategy_words import degree_words
 from trainplan.profiling.base.quantities import plural
 
 NOTHING_AGAIN = "nothing recomputed"

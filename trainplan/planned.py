@@ -13,11 +13,11 @@ from trainplan.execution.judge import Judged, judge_carried
 from trainplan.execution.walk.time import OTHERS
 from trainplan.formulations.joint.options import MEMORY_TABLES, cost_words
 from trainplan.formulations.parameters import flag_of
-from trainplan.formulations.plan import Claim, Plan, plan_text
+from trainplan.formulations.plan.plan import Claim, Plan, plan_text
+from trainplan.formulations.plan.request import Request
+from trainplan.formulations.plan.run_length import runs
+from trainplan.formulations.plan.strategy_words import in_words
 from trainplan.formulations.problem import Problem
-from trainplan.formulations.request import Request
-from trainplan.formulations.runs import runs
-from trainplan.formulations.strategy_words import in_words
 from trainplan.performance import Performance, performance
 from trainplan.plan_words import run_words
 from trainplan.presets import Preset

@@ -26,9 +26,9 @@ from trainplan.execution.streams import judge_streams
 from trainplan.execution.walk.memory import BACKENDS
 from trainplan.formulations.joint.options import MEMORY_TABLES, with_tables
 from trainplan.formulations.joint.runtime_capabilities import FOR
-from trainplan.formulations.plan import Claim, Plan
+from trainplan.formulations.plan.plan import Claim, Plan
+from trainplan.formulations.plan.request import Request
 from trainplan.formulations.problem import problem_of
-from trainplan.formulations.request import Request
 from trainplan.other_walks import OtherWalks
 from trainplan.planned import Planned, Spent
 from trainplan.predicting import predicted_on_lanes, predicted_plan

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from trainplan.execution.judge import Judged, judge
 from trainplan.execution.standing_in import recipe_of
 from trainplan.execution.streams import judge_streams
-from trainplan.formulations.plan import Plan, Predicted, Stage, StageTimes
-from trainplan.formulations.request import Request
-from trainplan.formulations.work.planned import PlannedWork, planned_work, samples_of
+from trainplan.formulations.costs.sequential.stage_work import PlannedWork, planned_work, samples_of
+from trainplan.formulations.plan.plan import Plan, Predicted, Stage, StageTimes
+from trainplan.formulations.plan.request import Request
 from trainplan.profiling.clusters.cluster import Cluster
 from trainplan.profiling.profiles import Profile
 

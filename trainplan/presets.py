@@ -15,9 +15,9 @@ from typing import Any
 from trainplan.asking import compiles
 from trainplan.execution.run.executed import EXECUTED_FAMILIES
 from trainplan.formulations.parameters import Parameter
+from trainplan.formulations.plan.request import Request
 from trainplan.formulations.problem import Problem, problem, problem_names
-from trainplan.formulations.request import Request
-from trainplan.formulations.step.schedules import Schedule
+from trainplan.formulations.schedule.orders import Schedule
 from trainplan.profiling.base.errors import InputError, named, one_of, shown
 from trainplan.solvers.core.registry import methods
 

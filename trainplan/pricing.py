@@ -16,7 +16,7 @@ from typing import Any
 
 from trainplan.formulations.joint.options import with_tables
 from trainplan.formulations.joint.runtime_capabilities import FOR
-from trainplan.formulations.request import Request
+from trainplan.formulations.plan.request import Request
 from trainplan.planned import Planned, Price
 from trainplan.planning import planned
 from trainplan.profiling.base.plugins import attribute

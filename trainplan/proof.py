@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainplan.formulations.plan import Claim
+from trainplan.formulations.plan.plan import Claim
 from trainplan.formulations.problem import problem
 from trainplan.profiling.base.quantities import format_gap
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar
 
-from trainplan.formulations.plan import Plan
+from trainplan.formulations.plan.plan import Plan
 from trainplan.planned import Planned
 from trainplan.presets import DEFAULT, PAPERS, Published, preset
 from trainplan.profiling.base.errors import InputError

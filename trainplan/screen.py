@@ -13,9 +13,9 @@ from trainplan.configurations.judging import LEAST_GAIN, neighbour_runs
 from trainplan.every_runtime import NAMES, OWN, RuntimePlan
 from trainplan.execution.standing_in import recipe_of
 from trainplan.formulations.joint.runtime_capabilities import FOR
-from trainplan.formulations.plan import Plan
+from trainplan.formulations.plan.plan import Plan
+from trainplan.formulations.plan.request import Request
 from trainplan.formulations.problem import constraints_of
-from trainplan.formulations.request import Request
 from trainplan.performance import PARTS, Performance
 from trainplan.plan_words import NOTHING_AGAIN, layouts, run_words
 from trainplan.planned import Planned, Price

@@ -19,13 +19,13 @@ from trainplan.execution.standing_in import recipe_of
 from trainplan.execution.streams import judge_streams
 from trainplan.formulations.joint.runtime_capabilities import RUNTIMES
 from trainplan.formulations.pipeline_partition.problem import Instance, Solution
-from trainplan.formulations.plan import Plan, Predicted, StageTimes
+from trainplan.formulations.plan.plan import Plan, Predicted, StageTimes
+from trainplan.formulations.plan.request import Request
 from trainplan.formulations.problem import InstanceLike, problem_of
-from trainplan.formulations.request import Request
-from trainplan.formulations.step.critical import Critical, critical_path
-from trainplan.formulations.step.schedules import Pass, in_flight, interleaved, most_sliced, orders
-from trainplan.formulations.step.timeline import Timeline, Work
-from trainplan.formulations.step.timeline import simulate as simulate_passes
+from trainplan.formulations.schedule.critical_path import Critical, critical_path
+from trainplan.formulations.schedule.orders import Pass, in_flight, interleaved, most_sliced, orders
+from trainplan.formulations.schedule.simulate import Timeline, Work
+from trainplan.formulations.schedule.simulate import simulate as simulate_passes
 from trainplan.performance import Performance, first_places, performance
 from trainplan.predicting import plan_profile, stage_times
 from trainplan.profiling.base.display import in_one_line

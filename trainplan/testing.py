@@ -16,10 +16,10 @@ from typing import Any
 from trainplan.execution.compile.compiler import compile_plan
 from trainplan.execution.walk.checks import check
 from trainplan.formulations.parameters import chosen
-from trainplan.formulations.plan import Plan
+from trainplan.formulations.plan.plan import Plan
+from trainplan.formulations.plan.request import Request
 from trainplan.formulations.problem import Part, Problem, Table
 from trainplan.formulations.problem import problem as problem_named
-from trainplan.formulations.request import Request
 from trainplan.profiling.base.errors import InputError, Unsuited
 from trainplan.profiling.base.files import Record
 from trainplan.solvers.core.result import Result

@@ -18,9 +18,9 @@ from math import inf, nextafter
 from typing import Any
 
 from trainplan.execution.walk.time import TimeWalk
-from trainplan.formulations.step.critical import critical_path
-from trainplan.formulations.step.schedules import Pass
-from trainplan.formulations.step.timeline import Event, Timeline, source_of
+from trainplan.formulations.schedule.critical_path import critical_path
+from trainplan.formulations.schedule.orders import Pass
+from trainplan.formulations.schedule.simulate import Event, Timeline, source_of
 
 PROCESS = 1
 

@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 from trainplan.asking import runs
 from trainplan.execution.run.executed import EXECUTED_DTYPES, EXECUTED_FAMILIES, UNEXECUTED
 from trainplan.execution.run.trials import Trial, fastest, run_trials
-from trainplan.formulations.plan import Plan
-from trainplan.formulations.strategy_words import strategy_words
+from trainplan.formulations.plan.plan import Plan
+from trainplan.formulations.plan.strategy_words import strategy_words
 from trainplan.planned import Planned
 from trainplan.planning import plan_answer
 from trainplan.profiling.base.dtypes import parse_dtype

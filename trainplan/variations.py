@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from math import gcd, isfinite
 from typing import Any
 
-from trainplan.formulations.request import MOST_SAMPLES
+from trainplan.formulations.plan.request import MOST_SAMPLES
 from trainplan.planned import Planned
 from trainplan.planning import planned
 from trainplan.profiling.base.errors import COMMAND_LINE, InputError, one_of, shown

@@ -12,7 +12,7 @@ from trainplan.execution.compile.compiler import compile_plan
 from trainplan.execution.compile.ranks import by_kind, planned_ranks
 from trainplan.execution.program import Program
 from trainplan.execution.rounds import Rounds, few_micro_batches, in_rounds, micro_batches_of_round
-from trainplan.formulations.plan import Plan
+from trainplan.formulations.plan.plan import Plan
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.models.model import Model
 

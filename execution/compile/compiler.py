@@ -25,9 +25,9 @@ from trainplan.execution.compile.switch_passes import SwitchCompiler
 from trainplan.execution.features import COMPILED, refuse_others
 from trainplan.execution.program import FROM, POINT_TO_POINT, Instruction, Op, Part, Program, grouped
 from trainplan.execution.uncollected import uncollected
-from trainplan.formulations.plan import Plan
-from trainplan.formulations.step.messages import Item, with_messages
-from trainplan.formulations.step.schedules import Pass, orders
+from trainplan.formulations.plan.plan import Plan
+from trainplan.formulations.schedule.message_order import Item, with_messages
+from trainplan.formulations.schedule.orders import Pass, orders
 from trainplan.profiling.models.model import Model
 
 

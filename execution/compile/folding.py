@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from trainplan.execution.rounds import few_micro_batches
-from trainplan.formulations.digits import Digits
-from trainplan.formulations.plan import Plan
-from trainplan.formulations.strategies import Strategy, gather_ranks
+from trainplan.formulations.plan.plan import Plan
+from trainplan.formulations.plan.rank_grid import Digits
+from trainplan.formulations.plan.strategy import Strategy, gather_ranks
 from trainplan.profiling.models.model import Model
 from trainplan.profiling.models.sublayers import Sublayer, why_no_head_share
 

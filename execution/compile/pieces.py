@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from trainplan.formulations.plan import Batch, Plan
-from trainplan.formulations.strategies import Strategy, without_cp
+from trainplan.formulations.plan.plan import Batch, Plan
+from trainplan.formulations.plan.strategy import Strategy, without_cp
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.models.model import Model
 from trainplan.profiling.models.sublayers import why_not_cut

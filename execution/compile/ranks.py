@@ -9,12 +9,12 @@ from typing import Any
 
 from trainplan.execution.compile.pieces import in_pieces
 from trainplan.execution.program import AGAIN, DRAWING, Instruction, Op, Part, Program, draws, key_share, laid_as, token_share
-from trainplan.formulations.digits import Digits
-from trainplan.formulations.plan import Batch, Plan
-from trainplan.formulations.plan_units import PlannedUnit
-from trainplan.formulations.step.schedules import is_sliced
-from trainplan.formulations.strategies import Paradigm, Strategy, gather_ranks, piece_peers, rows_of
-from trainplan.formulations.work.moves import table_once
+from trainplan.formulations.costs.sequential.communication import table_once
+from trainplan.formulations.plan.plan import Batch, Plan
+from trainplan.formulations.plan.rank_grid import Digits
+from trainplan.formulations.plan.strategy import Paradigm, Strategy, gather_ranks, piece_peers, rows_of
+from trainplan.formulations.plan.unit import PlannedUnit
+from trainplan.formulations.schedule.orders import is_sliced
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.models.model import Model
 from trainplan.profiling.models.optimizers import OptimizerName, states_sharing, step_workspace_bytes, stepped_by_muon

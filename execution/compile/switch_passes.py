@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 
 from trainplan.execution.compile.residences import Residences
 from trainplan.execution.program import MARK, STREAMS, Op, Part, Program, Stream
-from trainplan.formulations.memory_switches.switches import Switches
+from trainplan.formulations.plan.switches import Switches
 
 STEP = Part(0)
 BESIDE: tuple[Stream, ...] = ("communication", "copy")

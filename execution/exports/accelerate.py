@@ -14,7 +14,7 @@ import yaml
 from trainplan.execution.exports.common import Export, as_exported, fitting_bytes
 from trainplan.execution.exports.launching import accelerate_launch, here, page, slurm
 from trainplan.execution.exports.sharded import left_out, one_stage, run_file, script
-from trainplan.formulations.plan import Plan
+from trainplan.formulations.plan.plan import Plan
 from trainplan.profiling.base.errors import InputError
 
 RUNTIME, VERSION = "Accelerate", "Accelerate 1.15 (2026)"

@@ -14,9 +14,9 @@ from typing import Any
 
 from trainplan.execution.features import refuse_others
 from trainplan.execution.standing_in import memory_of, recipe_of
-from trainplan.formulations.plan import Plan
-from trainplan.formulations.step.schedules import orders
-from trainplan.formulations.strategies import Module, Strategy
+from trainplan.formulations.plan.plan import Plan
+from trainplan.formulations.plan.strategy import Module, Strategy
+from trainplan.formulations.schedule.orders import orders
 from trainplan.profiling.base.display import in_one_line
 from trainplan.profiling.base.errors import InputError, shown
 from trainplan.profiling.base.files import check_writable, unwritable, write_whole

@@ -15,8 +15,8 @@ from typing import Any
 from trainplan.execution.exports.common import Export, as_exported, fitting_bytes, micro_batch_samples
 from trainplan.execution.exports.launching import here, page, slurm, torchrun
 from trainplan.execution.exports.sharded import left_out, one_stage, run_file, script
-from trainplan.formulations.plan import Plan
-from trainplan.formulations.strategies import Strategy
+from trainplan.formulations.plan.plan import Plan
+from trainplan.formulations.plan.strategy import Strategy
 from trainplan.profiling.base.errors import InputError
 
 RUNTIME, VERSION = "DeepSpeed", "DeepSpeed 0.19 (2026)"

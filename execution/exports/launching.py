@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from trainplan.formulations.joint.options import cost_words
-from trainplan.formulations.plan import Plan
+from trainplan.formulations.plan.plan import Plan
 from trainplan.profiling.base.quantities import format_bytes, format_time, plural
 
 PER_NODE = 8  # devices of a node where there are as many

@@ -60,8 +60,8 @@ from trainplan.execution.exports.launching import here, page, slurm, torchrun
 from trainplan.execution.exports.megatron_model import model_arguments
 from trainplan.execution.features import products_by
 from trainplan.formulations.joint.runtime_capabilities import DECODERS, RUNTIMES, copies_keys
-from trainplan.formulations.plan import Plan
-from trainplan.formulations.strategies import Module, Strategy
+from trainplan.formulations.plan.plan import Plan
+from trainplan.formulations.plan.strategy import Module, Strategy
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.clusters.cluster import Cluster
 from trainplan.profiling.clusters.recipes import Recipe

@@ -17,7 +17,7 @@ from trainplan.execution.exports.common import Export, refuse_half_cut
 from trainplan.execution.exports.launching import here, page, slurm, torchrun
 from trainplan.execution.exports.sharded import script
 from trainplan.formulations.joint.runtime_capabilities import DECODERS
-from trainplan.formulations.plan import Plan
+from trainplan.formulations.plan.plan import Plan
 from trainplan.profiling.models.model import Model
 from trainplan.profiling.models.sublayers import TokenEmbedding
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from trainplan.execution.exports.common import Export
-from trainplan.formulations.plan import Plan
+from trainplan.formulations.plan.plan import Plan
 from trainplan.profiling.base.errors import InputError, named, one_of
 from trainplan.profiling.base.plugins import load_named, names
 

@@ -20,8 +20,8 @@ from trainplan.execution.exports.common import (
     recomputation,
 )
 from trainplan.formulations.joint.runtime_capabilities import DECODERS
-from trainplan.formulations.plan import Plan
-from trainplan.formulations.strategies import Strategy
+from trainplan.formulations.plan.plan import Plan
+from trainplan.formulations.plan.strategy import Strategy
 from trainplan.profiling.base.errors import InputError
 
 FAMILIES = DECODERS

@@ -39,10 +39,10 @@ from trainplan.execution.exports.torch_words import (
 from trainplan.execution.features import COMPILED
 from trainplan.execution.lowering.refusals import refusals
 from trainplan.formulations.joint.runtime_capabilities import RUNTIMES
-from trainplan.formulations.plan import Plan
-from trainplan.formulations.splits import why_not_split
-from trainplan.formulations.step.schedules import in_flight, orders
-from trainplan.formulations.strategies import Strategy
+from trainplan.formulations.plan.plan import Plan
+from trainplan.formulations.plan.strategy import Strategy
+from trainplan.formulations.plan.torch_sharding import why_not_split
+from trainplan.formulations.schedule.orders import in_flight, orders
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.quantities import format_bytes, plural
 from trainplan.profiling.models.sublayers import Attention

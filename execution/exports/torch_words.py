@@ -7,8 +7,8 @@ from math import prod
 from typing import Any, NamedTuple
 
 from trainplan.execution.exports.common import pass_names
-from trainplan.formulations.plan import Plan
-from trainplan.formulations.strategies import Strategy
+from trainplan.formulations.plan.plan import Plan
+from trainplan.formulations.plan.strategy import Strategy
 
 WIDTH = 100  # of a list on one line
 TORCH_DTYPES = {name: f"torch.{name}" for name in ("bfloat16", "float16", "float32", "float64")}

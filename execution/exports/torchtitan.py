@@ -47,8 +47,8 @@ from trainplan.execution.exports.common import (
 from trainplan.execution.exports.launching import here, page, slurm, torchrun
 from trainplan.execution.features import products_by
 from trainplan.formulations.joint.runtime_capabilities import RUNTIMES
-from trainplan.formulations.plan import Plan
-from trainplan.formulations.strategies import Paradigm
+from trainplan.formulations.plan.plan import Plan
+from trainplan.formulations.plan.strategy import Paradigm
 from trainplan.profiling.base.errors import InputError
 
 RUNTIME, FAMILIES = "torchtitan", ("llama", "qwen3")

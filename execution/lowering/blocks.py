@@ -22,7 +22,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.checkpoint import checkpoint
-from trainplan.formulations.strategies import Strategy
+from trainplan.formulations.plan.strategy import Strategy
 from trainplan.profiling.models import torch_units
 from trainplan.profiling.models.dropout import Draw, drop
 from trainplan.profiling.models.fused import rms_norm

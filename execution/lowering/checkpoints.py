@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from trainplan.execution.training.tokens import TokenFile
-from trainplan.formulations.plan import Plan
+from trainplan.formulations.plan.plan import Plan
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.files import check_writable, read_data
 from trainplan.profiling.models.model import Model

@@ -22,7 +22,7 @@ from torch.distributed.pipelining.stage import InferenceMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._pytree import tree_leaves
 from trainplan.execution.lowering.trainer import Trainer
-from trainplan.formulations.plan import Plan
+from trainplan.formulations.plan.plan import Plan
 from trainplan.profiling.base.processes import Report, run_workers
 from trainplan.profiling.models.model import Model
 

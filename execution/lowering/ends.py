@@ -19,7 +19,7 @@ from trainplan.execution.lowering.blocks import (
     gathering,
     norm_of,
 )
-from trainplan.formulations.strategies import Strategy
+from trainplan.formulations.plan.strategy import Strategy
 from trainplan.profiling.models import torch_units
 from trainplan.profiling.models.dropout import Draw
 from trainplan.profiling.models.sublayers import (

@@ -17,9 +17,9 @@ from itertools import pairwise
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Placement, Replicate, Shard
-from trainplan.formulations.digits import Digits, common_digits
-from trainplan.formulations.plan import Plan
-from trainplan.formulations.strategies import DATA, Strategy
+from trainplan.formulations.plan.plan import Plan
+from trainplan.formulations.plan.rank_grid import Digits, common_digits
+from trainplan.formulations.plan.strategy import DATA, Strategy
 
 Ranks = tuple[tuple[int, ...], ...]  # of each stage that has ranks of its own
 AXES = ("dp", "sdp", "tp")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from trainplan.formulations.strategies import Strategy
+from trainplan.formulations.plan.strategy import Strategy
 
 if TYPE_CHECKING:
     from trainplan.execution.lowering.trainer import Trainer

@@ -38,7 +38,7 @@ from trainplan.execution.lowering.blocks import Place, Unit
 from trainplan.execution.lowering.ends import EmbeddingUnit
 from trainplan.execution.lowering.meshes import Ranks, level_mesh
 from trainplan.execution.lowering.weights import INTO
-from trainplan.formulations.strategies import Strategy
+from trainplan.formulations.plan.strategy import Strategy
 from trainplan.profiling.models import torch_units
 from trainplan.profiling.models.precision import Precision
 

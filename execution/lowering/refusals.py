@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import NamedTuple
 
-from trainplan.formulations.digits import common_digits
-from trainplan.formulations.plan import Plan
-from trainplan.formulations.splits import uneven_splits
-from trainplan.formulations.strategies import Strategy
+from trainplan.formulations.plan.plan import Plan
+from trainplan.formulations.plan.rank_grid import common_digits
+from trainplan.formulations.plan.strategy import Strategy
+from trainplan.formulations.plan.torch_sharding import uneven_splits
 from trainplan.profiling.base.errors import shown
 from trainplan.profiling.models.model import Model
 from trainplan.profiling.models.sublayers import (

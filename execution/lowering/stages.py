@@ -38,11 +38,11 @@ from trainplan.execution.lowering.parallel import (
     sums,
 )
 from trainplan.execution.lowering.weights import fill
-from trainplan.formulations.digits import common_digits
-from trainplan.formulations.plan import Plan
-from trainplan.formulations.step.schedules import orders
-from trainplan.formulations.strategies import Strategy, rows_of
-from trainplan.formulations.work.moves import table_once
+from trainplan.formulations.costs.sequential.communication import table_once
+from trainplan.formulations.plan.plan import Plan
+from trainplan.formulations.plan.rank_grid import common_digits
+from trainplan.formulations.plan.strategy import Strategy, rows_of
+from trainplan.formulations.schedule.orders import orders
 from trainplan.profiling.models import torch_units
 from trainplan.profiling.models.dropout import Draw
 from trainplan.profiling.models.model import Model

@@ -21,9 +21,9 @@ from trainplan.execution.lowering.stages import Chain, make_schedule, make_stage
 from trainplan.execution.training.batches import Batches
 from trainplan.execution.training.optimizer import Optimizer
 from trainplan.execution.training.settings import PLAINLY, Training
-from trainplan.formulations.plan import Plan
-from trainplan.formulations.strategies import rows_of
-from trainplan.formulations.work.moves import table_once
+from trainplan.formulations.costs.sequential.communication import table_once
+from trainplan.formulations.plan.plan import Plan
+from trainplan.formulations.plan.strategy import rows_of
 from trainplan.profiling.models.model import Model
 
 

@@ -22,7 +22,7 @@ from trainplan.execution.walk.measured import MeasuredCosts, Span, times_by_kind
 from trainplan.execution.walk.measured_profile import with_measured_times
 from trainplan.execution.walk.memory import Backend, memory_walk
 from trainplan.execution.walk.time import Durations, time_walk
-from trainplan.formulations.plan import Plan
+from trainplan.formulations.plan.plan import Plan
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.launched import launched, run_launched
 from trainplan.profiling.base.processes import Report, run_workers

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import ceil, log2
 
 from trainplan.execution.walk.memory import Walk
-from trainplan.formulations.plan import Plan
+from trainplan.formulations.plan.plan import Plan
 from trainplan.profiling.base.errors import InputError, caution
 from trainplan.profiling.base.launched import Launched
 from trainplan.profiling.base.quantities import format_bytes, plural

@@ -7,7 +7,7 @@ from typing import Literal, get_args
 
 from trainplan.execution.run.executed import MOST_PROCESSES
 from trainplan.execution.walk.memory import BACKENDS, Backend
-from trainplan.formulations.plan import Plan
+from trainplan.formulations.plan.plan import Plan
 from trainplan.profiling.base.errors import InputError, one_of
 from trainplan.profiling.base.launched import launched
 from trainplan.profiling.base.watchdog import STALL_S

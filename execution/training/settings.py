@@ -10,7 +10,7 @@ from typing import Any
 from trainplan.execution.training.batches import Batches, InOrder
 from trainplan.execution.training.optimizer import PLAIN, SCHEDULES, Optimizer
 from trainplan.execution.training.tokens import TokenFile, token_file
-from trainplan.formulations.plan import Plan
+from trainplan.formulations.plan.plan import Plan
 from trainplan.profiling.base.errors import InputError, one_of
 from trainplan.profiling.base.files import check_writable
 from trainplan.profiling.models.model import Model

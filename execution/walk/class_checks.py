@@ -21,7 +21,7 @@ from trainplan.execution.uncollected import uncollected
 from trainplan.execution.walk.checks import faults_of_each
 from trainplan.execution.walk.fields import misplaced
 from trainplan.execution.walk.meanings import meanings
-from trainplan.formulations.digits import Digits
+from trainplan.formulations.plan.rank_grid import Digits
 
 
 @uncollected()

@@ -23,10 +23,10 @@ from functools import cache
 from typing import Any
 
 from trainplan.execution.program import AGAIN, Instruction, Op, Program, handles_all
-from trainplan.formulations.plan import Plan
-from trainplan.formulations.work.planned import samples_of
-from trainplan.formulations.work.primitives import Way, collective, device_step, host_copy, host_step
-from trainplan.formulations.work.units import UnitWork, muon_part, unit_work
+from trainplan.formulations.costs.sequential.primitives import Way, collective, device_step, host_copy, host_step
+from trainplan.formulations.costs.sequential.stage_work import samples_of
+from trainplan.formulations.costs.sequential.sublayer_time import UnitWork, muon_part, unit_work
+from trainplan.formulations.plan.plan import Plan
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.clusters.network import Operation
 from trainplan.profiling.models.optimizers import ADAMW_MOMENTS

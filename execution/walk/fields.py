@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from trainplan.execution.program import AGAIN, STREAMS, Instruction, Op, Program, draws
-from trainplan.formulations.strategies import Strategy
+from trainplan.formulations.plan.strategy import Strategy
 from trainplan.profiling.models.model import Model
 from trainplan.profiling.models.optimizers import OPTIMIZERS
 from trainplan.profiling.models.precision import Precision

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trainplan.execution.program import HEADS_EXCHANGED, OF_WHOLE_KEYS, Instruction, Op, Program, laid_as
-from trainplan.formulations.strategies import Paradigm, gather_ranks, piece_peers
+from trainplan.formulations.plan.strategy import Paradigm, gather_ranks, piece_peers
 
 ALONG: dict[Op, Paradigm] = {  # those that differ along one level of the unit's strategy
     Op.ALL_REDUCE: "tp",

@@ -18,8 +18,8 @@ from typing import NamedTuple
 from trainplan.execution.program import Instruction, Op, Program
 from trainplan.execution.walk.costs import COPIED, TRANSFERS, ProfiledCosts, stepped_parameters
 from trainplan.execution.walk.time import Durations
-from trainplan.formulations.plan import Plan
-from trainplan.formulations.work.planned import samples_of
+from trainplan.formulations.costs.sequential.stage_work import samples_of
+from trainplan.formulations.plan.plan import Plan
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.clusters.network import Island, Network, Operation
 from trainplan.profiling.profiles import Number, Profile, Rate, UnitCost

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from trainplan.execution.program import Instruction, Op, Program
 from trainplan.execution.walk.costs import SUMS, is_backward, stepped_parameters
-from trainplan.formulations.streams.layout import RunLayout
-from trainplan.formulations.streams.links import Links
-from trainplan.formulations.streams.prices import Prices, SublayerTimes
-from trainplan.formulations.streams.step import gathered_behind_ns
+from trainplan.formulations.costs.overlapped.analytic_step import gathered_behind_ns
+from trainplan.formulations.costs.overlapped.instruction_costs import Prices, SublayerTimes
+from trainplan.formulations.costs.overlapped.layout import RunLayout
+from trainplan.formulations.costs.overlapped.links import Links
 from trainplan.profiling.clusters.cluster import DeviceKind
 from trainplan.profiling.models.model import Model
 

@@ -43,8 +43,8 @@ from trainplan.execution.program import (
 from trainplan.execution.rounds import Rounds
 from trainplan.execution.walk.leaps import FOLLOWED, leapt
 from trainplan.execution.walk.memory import Backend
-from trainplan.formulations.step.schedules import Pass
-from trainplan.formulations.step.timeline import Event, Stuck
+from trainplan.formulations.schedule.orders import Pass
+from trainplan.formulations.schedule.simulate import Event, Stuck
 from trainplan.profiling.base.display import in_one_line
 from trainplan.profiling.base.errors import InputError
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 from trainplan.formulations.cluster_strategy.problem import NAME, Instance, Kind, LayerTable, Shard
-from trainplan.formulations.strategies import Strategy
-from trainplan.formulations.work.memory import LOSS_BYTES
-from trainplan.formulations.work.models import COST_MODELS, layer_costs, unit_costs
-from trainplan.formulations.work.moves import moved_bytes
-from trainplan.formulations.work.units import grouped_units, layer_name, reductions, unit_work
+from trainplan.formulations.costs.sequential.communication import moved_bytes
+from trainplan.formulations.costs.sequential.cost_models import COST_MODELS, layer_costs, unit_costs
+from trainplan.formulations.costs.sequential.sublayer_memory import LOSS_BYTES
+from trainplan.formulations.costs.sequential.sublayer_time import grouped_units, layer_name, reductions, unit_work
+from trainplan.formulations.plan.strategy import Strategy
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.quantities import divisors
 from trainplan.profiling.clusters.cluster import Cluster

@@ -36,7 +36,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ortools.sat.python import cp_model
-from trainplan.formulations.cluster_strategy.makes import Case
+from trainplan.formulations.cluster_strategy.group_compositions import Case
 from trainplan.formulations.cluster_strategy.problem import Solution
 from trainplan.formulations.cpsat import weighted_sum
 

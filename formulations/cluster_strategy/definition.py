@@ -9,11 +9,11 @@ from typing import Any
 from trainplan.formulations.cluster_strategy import costs, enumeration, problem, rows
 from trainplan.formulations.cluster_strategy.problem import NAME, Instance, InstanceRecord, Solution, SolutionRecord, shares_of
 from trainplan.formulations.parameters import BY_UNIT, IGNORE_MEMORY, RECOMPUTE, Parameter
-from trainplan.formulations.pipeline.spaces import stage_sizes
-from trainplan.formulations.plan import Batch, Plan, staged_plan
+from trainplan.formulations.plan.plan import Batch, Plan, staged_plan
+from trainplan.formulations.plan.request import Request
+from trainplan.formulations.plan.strategy import Strategy
 from trainplan.formulations.problem import Part, Problem, Table
-from trainplan.formulations.request import Request
-from trainplan.formulations.strategies import Strategy
+from trainplan.formulations.strategy_spaces import stage_sizes
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.plugins import attribute
 from trainplan.profiling.base.quantities import divisors

@@ -44,7 +44,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyomo.environ as pyo
-from trainplan.formulations.cluster_strategy.makes import Case, Make
+from trainplan.formulations.cluster_strategy.group_compositions import Case, Make
 from trainplan.formulations.cluster_strategy.problem import Solution
 from trainplan.formulations.milp import unit
 

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from trainplan.formulations.instances import Integers
+from trainplan.formulations.instance import Integers
 from trainplan.formulations.joint.problem import Configuration, Instance
 from trainplan.formulations.joint.tables import FORBIDDEN, OptionTable
-from trainplan.formulations.step.arrays import gpipe_ends_ns, one_f_one_b_ends_ns
-from trainplan.formulations.step.stage_memory import stage_peak
+from trainplan.formulations.schedule.stage_memory import stage_peak
+from trainplan.formulations.schedule.vectorised import gpipe_ends_ns, one_f_one_b_ends_ns
 
 SUMMED = ("forward_ns", "backward_ns", "last_ns", "reduce_ns", "optimizer_ns")
 

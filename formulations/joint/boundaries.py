@@ -14,12 +14,12 @@ from functools import cache, partial
 from typing import Any
 
 import numpy as np
-from trainplan.formulations.digits import common_digits
-from trainplan.formulations.instances import Integers
+from trainplan.formulations.costs.sequential.communication import gather_tokens_ns, slice_gather_ns, slowest_message_ns
+from trainplan.formulations.instance import Integers
 from trainplan.formulations.joint.cluster_symmetry import Pairs, stage_links, stage_pairs
 from trainplan.formulations.joint.tables import FORBIDDEN, Boundary
-from trainplan.formulations.strategies import Digit, Strategy
-from trainplan.formulations.work.moves import gather_tokens_ns, slice_gather_ns, slowest_message_ns
+from trainplan.formulations.plan.rank_grid import common_digits
+from trainplan.formulations.plan.strategy import Digit, Strategy
 from trainplan.profiling.profiles import Profile
 
 State = tuple[tuple[Digit, ...], Digit | None]

@@ -21,9 +21,9 @@ from trainplan.formulations.joint.restriction import Restriction, free_boundary,
 from trainplan.formulations.joint.tables import Option, OptionTable, Tables, Tied
 from trainplan.formulations.pipeline_partition.problem import Instance as PartitionInstance
 from trainplan.formulations.pipeline_partition.problem import Solution as PartitionSolution
+from trainplan.formulations.schedule.chains import Chain
 from trainplan.formulations.stage_assignment.problem import Instance as AssignmentInstance
 from trainplan.formulations.stage_assignment.problem import Solution as AssignmentSolution
-from trainplan.formulations.step.chains import Chain
 from trainplan.profiling.base.errors import Unsuited
 
 NO_LIMIT = 2**48

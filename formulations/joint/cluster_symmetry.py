@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainplan.formulations.digits import alike_over
-from trainplan.formulations.strategies import Strategy
+from trainplan.formulations.plan.rank_grid import alike_over
+from trainplan.formulations.plan.strategy import Strategy
 from trainplan.profiling.clusters.network import Network
 from trainplan.profiling.profiles import Profile
 

@@ -16,6 +16,10 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
+from trainplan.formulations.costs.sequential.communication import moved_bytes, tied_ns
+from trainplan.formulations.costs.sequential.cost_models import times_of
+from trainplan.formulations.costs.sequential.sublayer_memory import unit_bytes
+from trainplan.formulations.costs.sequential.sublayer_time import grouped_units, layer_name
 from trainplan.formulations.joint.boundaries import Borders
 from trainplan.formulations.joint.cluster_symmetry import groups_alike, stages_alike
 from trainplan.formulations.joint.halves import halved_passes
@@ -23,13 +27,9 @@ from trainplan.formulations.joint.host_offload import with_host
 from trainplan.formulations.joint.problem import Configuration, DeviceClass, Instance, Schedule, Site, Unit
 from trainplan.formulations.joint.search_space import Space, every_strategy, options
 from trainplan.formulations.joint.tables import Boundary, Halved, Option, OptionTable, Tables, Tied
-from trainplan.formulations.request import Request
-from trainplan.formulations.step.chunks import even_chunks
-from trainplan.formulations.strategies import Strategy
-from trainplan.formulations.work.memory import unit_bytes
-from trainplan.formulations.work.models import times_of
-from trainplan.formulations.work.moves import moved_bytes, tied_ns
-from trainplan.formulations.work.units import grouped_units, layer_name
+from trainplan.formulations.plan.request import Request
+from trainplan.formulations.plan.strategy import Strategy
+from trainplan.formulations.schedule.even_chunks import even_chunks
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.quantities import divisors
 from trainplan.profiling.models.precision import PLAIN, Precision

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from trainplan.formulations.costs.sequential.primitives import host_costs
 from trainplan.formulations.joint import home
 from trainplan.formulations.joint.any_schedule import any_schedule_ns
 from trainplan.formulations.joint.bounds import least_ns
@@ -41,14 +42,13 @@ from trainplan.formulations.joint.suits import unlike_links, unsuited
 from trainplan.formulations.joint.tables import Option, OptionTable
 from trainplan.formulations.joint.unit_alternatives import UnitChanges, changes
 from trainplan.formulations.joint.user_constraints import CONSTRAINTS, OF_CONFIGURATIONS, PRICED, WIDEST, narrowed, restrictions
-from trainplan.formulations.plan import Batch, Plan, Stage
-from trainplan.formulations.plan_units import Order, PlannedUnit, planned_unit
+from trainplan.formulations.plan.plan import Batch, Plan, Stage
+from trainplan.formulations.plan.request import Request
+from trainplan.formulations.plan.run_length import runs
+from trainplan.formulations.plan.strategy import HEADS_WORD
+from trainplan.formulations.plan.strategy_words import in_words
+from trainplan.formulations.plan.unit import Order, PlannedUnit, planned_unit
 from trainplan.formulations.problem import Part, Problem, Table
-from trainplan.formulations.request import Request
-from trainplan.formulations.runs import runs
-from trainplan.formulations.strategies import HEADS_WORD
-from trainplan.formulations.strategy_words import in_words
-from trainplan.formulations.work.primitives import host_costs
 from trainplan.profiling.base.errors import InputError, Unsuited
 from trainplan.profiling.base.quantities import divisors, format_bytes, format_time, plural, span
 from trainplan.profiling.clusters.cluster import Cluster

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from trainplan.formulations.instances import Timed
+from trainplan.formulations.instance import Timed
 from trainplan.formulations.joint.problem import Configuration, Instance, Solution, Step
 from trainplan.formulations.joint.simulation import StageTimes, step_ns
 from trainplan.formulations.joint.stage_memory import StageBytes, most_in_flight, peaks

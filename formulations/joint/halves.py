@@ -7,9 +7,9 @@ gradients of each half by itself.
 
 from __future__ import annotations
 
-from trainplan.formulations.strategies import Strategy
-from trainplan.formulations.work.models import times_of
-from trainplan.formulations.work.units import partial_sums_ns, unit_work
+from trainplan.formulations.costs.sequential.cost_models import times_of
+from trainplan.formulations.costs.sequential.sublayer_time import partial_sums_ns, unit_work
+from trainplan.formulations.plan.strategy import Strategy
 from trainplan.profiling.models.precision import Precision
 from trainplan.profiling.profiles import Profile
 

@@ -11,10 +11,10 @@ Copies follow computations one by one, as on one lane; lanes beside each other s
 
 from __future__ import annotations
 
+from trainplan.formulations.costs.sequential.primitives import host_copy, host_step
+from trainplan.formulations.costs.sequential.sublayer_memory import LOSS_BYTES
 from trainplan.formulations.joint.tables import Option
-from trainplan.formulations.strategies import Strategy
-from trainplan.formulations.work.memory import LOSS_BYTES
-from trainplan.formulations.work.primitives import host_copy, host_step
+from trainplan.formulations.plan.strategy import Strategy
 from trainplan.profiling.profiles import Profile
 
 

@@ -10,8 +10,8 @@ from trainplan.formulations import parameters
 from trainplan.formulations.joint.search_space import SCHEDULES, ZERO_STAGES, Space, ZeroStage
 from trainplan.formulations.joint.tables import HOST_PARTS, HostPart
 from trainplan.formulations.parameters import MICRO_BATCHES, PIPELINE, Parameter
-from trainplan.formulations.request import Request
-from trainplan.formulations.strategies import EXCHANGES, Exchange
+from trainplan.formulations.plan.request import Request
+from trainplan.formulations.plan.strategy import EXCHANGES, Exchange
 from trainplan.profiling.base.errors import COMMAND_LINE, InputError, shown
 from trainplan.profiling.clusters.recipes import RECIPES
 from trainplan.profiling.models.optimizers import MUON_ZERO, OPTIMIZERS

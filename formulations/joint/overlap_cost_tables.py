@@ -22,6 +22,13 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+from trainplan.formulations.costs.overlapped.frameworks import planned_framework
+from trainplan.formulations.costs.overlapped.instruction_costs import Prices, SublayerTimes
+from trainplan.formulations.costs.overlapped.layout import Recompute, RunLayout
+from trainplan.formulations.costs.overlapped.links import Links
+from trainplan.formulations.costs.overlapped.sublayer_time import suits_recipe
+from trainplan.formulations.costs.sequential.communication import moved_bytes
+from trainplan.formulations.costs.sequential.sublayer_memory import unit_bytes
 from trainplan.formulations.joint.boundaries import Borders, message_bytes
 from trainplan.formulations.joint.cost_tables import NAMES, JointCosts, Setting, strategy_of
 from trainplan.formulations.joint.host_offload import input_bytes, with_input_away
@@ -32,15 +39,8 @@ from trainplan.formulations.joint.problem import Configuration, Schedule
 from trainplan.formulations.joint.search_space import Space
 from trainplan.formulations.joint.tables import Boundary, Option, Tied
 from trainplan.formulations.joint.user_constraints import TP
-from trainplan.formulations.request import Request
-from trainplan.formulations.strategies import TREE, Exchange, Paradigm, Strategy, without_cp
-from trainplan.formulations.streams.frameworks import planned_framework
-from trainplan.formulations.streams.layout import Recompute, RunLayout
-from trainplan.formulations.streams.links import Links
-from trainplan.formulations.streams.prices import Prices, SublayerTimes
-from trainplan.formulations.streams.units import suits_recipe
-from trainplan.formulations.work.memory import unit_bytes
-from trainplan.formulations.work.moves import moved_bytes
+from trainplan.formulations.plan.request import Request
+from trainplan.formulations.plan.strategy import TREE, Exchange, Paradigm, Strategy, without_cp
 from trainplan.profiling.base.dtypes import DTYPE_BYTES
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.clusters.cluster import Cluster

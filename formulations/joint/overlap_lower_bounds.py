@@ -38,10 +38,10 @@ from dataclasses import replace
 from functools import cache
 from typing import Literal, NamedTuple
 
+from trainplan.formulations.costs.overlapped.analytic_step import LEAST_BUCKETS, gathered_behind_ns
+from trainplan.formulations.costs.overlapped.instruction_costs import Prices
 from trainplan.formulations.joint.cost_tables import Setting
-from trainplan.formulations.strategies import Strategy, without_cp
-from trainplan.formulations.streams.prices import Prices
-from trainplan.formulations.streams.step import LEAST_BUCKETS, gathered_behind_ns
+from trainplan.formulations.plan.strategy import Strategy, without_cp
 from trainplan.profiling.profiles import Profile
 
 MIXED = 0.01  # of the bound, that a mean of both lanes may cost it

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from functools import cache
 from math import ceil
 
+from trainplan.formulations.costs.overlapped.analytic_memory import copied_bytes
+from trainplan.formulations.costs.sequential.communication import moved_bytes
 from trainplan.formulations.joint.cost_tables import Setting
 from trainplan.formulations.joint.host_offload import input_bytes
 from trainplan.formulations.joint.overlap_lower_bounds import LaneTimes, layout_of
-from trainplan.formulations.strategies import Module, Strategy
-from trainplan.formulations.streams.memory import copied_bytes
-from trainplan.formulations.work.moves import moved_bytes
+from trainplan.formulations.plan.strategy import Module, Strategy
 from trainplan.profiling.clusters.recipes import Recipe
 from trainplan.profiling.models.sublayers import LAYERED, Attention, HeadPieces, KeyShare
 

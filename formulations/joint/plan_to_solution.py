@@ -6,7 +6,7 @@ from itertools import accumulate
 
 from trainplan.formulations.joint.options import OPTIMIZER
 from trainplan.formulations.joint.problem import Configuration, Instance, Solution
-from trainplan.formulations.plan import Plan
+from trainplan.formulations.plan.plan import Plan
 
 
 def incumbent_of(instance: Instance, plan: Plan) -> Solution | None:

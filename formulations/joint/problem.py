@@ -48,10 +48,10 @@ from functools import cached_property, partial
 from itertools import pairwise
 from typing import Any, ClassVar, Literal, Self, get_args
 
-from trainplan.formulations.instances import ProblemInstance
+from trainplan.formulations.instance import ProblemInstance
 from trainplan.formulations.joint.tables import Boundary, OptionTable, Tables, Tied, update
-from trainplan.formulations.step import schedules
-from trainplan.formulations.step.schedules import Pass, PlanSchedule
+from trainplan.formulations.schedule import orders as schedules
+from trainplan.formulations.schedule.orders import Pass, PlanSchedule
 from trainplan.profiling.base.quantities import plural
 from trainplan.profiling.clusters.network import Network
 from trainplan.profiling.costs import collective_ns

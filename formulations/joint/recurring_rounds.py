@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from trainplan.formulations.step.repeats import after_rounds
+from trainplan.formulations.schedule.repeats import after_rounds
 
 Symbols = TypeVar("Symbols")
 Recorded = tuple[list[tuple[tuple[int, ...], Symbols]], list[int]]  # ends by the places of those before them; each site's last

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
-from trainplan.formulations.instances import Integers
+from trainplan.formulations.instance import Integers
 from trainplan.formulations.joint.problem import (
     Configuration,
     DeviceClass,

@@ -35,9 +35,9 @@ from trainplan.formulations.joint.recompute_first import RECOMPUTE_FIRST
 from trainplan.formulations.joint.search_space import SCHEDULES, ZERO_STAGES
 from trainplan.formulations.joint.tables import HOST_PARTS
 from trainplan.formulations.parameters import Parameter
-from trainplan.formulations.request import Request
-from trainplan.formulations.splits import split_by_torch
-from trainplan.formulations.strategies import EXCHANGES, MODULES, Exchange, Strategy
+from trainplan.formulations.plan.request import Request
+from trainplan.formulations.plan.strategy import EXCHANGES, MODULES, Exchange, Strategy
+from trainplan.formulations.plan.torch_sharding import split_by_torch
 from trainplan.profiling.base.errors import COMMAND_LINE, InputError
 from trainplan.profiling.clusters.recipes import RECIPES
 from trainplan.profiling.models.model import Model

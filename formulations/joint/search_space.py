@@ -9,8 +9,8 @@ from typing import Literal, get_args
 
 from trainplan.formulations.joint.problem import Schedule, ScheduleName, Step
 from trainplan.formulations.joint.tables import HostPart, Option
-from trainplan.formulations.step.schedules import most_sliced
-from trainplan.formulations.strategies import MODULES, TREE, Module, Paradigm, Strategy
+from trainplan.formulations.plan.strategy import MODULES, TREE, Module, Paradigm, Strategy
+from trainplan.formulations.schedule.orders import most_sliced
 from trainplan.profiling.base.quantities import divisors
 from trainplan.profiling.models.optimizers import OptimizerName
 from trainplan.profiling.models.sublayers import Sublayer, modules_of, why_not_shared

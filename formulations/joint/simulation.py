@@ -26,10 +26,10 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from trainplan.formulations.joint.problem import Configuration, Schedule
 from trainplan.formulations.joint.recurring_rounds import Recurring, recurring
-from trainplan.formulations.step.arrays import gpipe_ends_ns, one_f_one_b_ends_ns
-from trainplan.formulations.step.messages import Item, with_messages
-from trainplan.formulations.step.repeats import TooManyRounds
-from trainplan.formulations.step.schedules import Pass, in_turn, is_sliced
+from trainplan.formulations.schedule.message_order import Item, with_messages
+from trainplan.formulations.schedule.orders import Pass, in_turn, is_sliced
+from trainplan.formulations.schedule.repeats import TooManyRounds
+from trainplan.formulations.schedule.vectorised import gpipe_ends_ns, one_f_one_b_ends_ns
 
 End = TypeVar("End")
 Symbol = tuple[str, int]  # a time of `StageTimes` by its name, and the stage

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-from trainplan.formulations.instances import Integers
+from trainplan.formulations.instance import Integers
 from trainplan.formulations.joint.problem import Configuration, Schedule
 from trainplan.formulations.joint.simulation import RECORDED, operations
-from trainplan.formulations.step.messages import Item, with_messages
-from trainplan.formulations.step.schedules import Kind, Pass
-from trainplan.formulations.step.stage_memory import stage_peak
+from trainplan.formulations.schedule.message_order import Item, with_messages
+from trainplan.formulations.schedule.orders import Kind, Pass
+from trainplan.formulations.schedule.stage_memory import stage_peak
 
 FULL = 6  # times as many micro-batches as sites, beyond which interleaved stages have no other moments
 Message = tuple[Kind, int]  # forward into a stage, or the gradients that it sends back

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from trainplan.formulations.joint.cluster_symmetry import groups_alike, stages_alike
-from trainplan.formulations.request import Request
-from trainplan.formulations.strategies import decision_tree
+from trainplan.formulations.plan.request import Request
+from trainplan.formulations.plan.strategy import decision_tree
 from trainplan.profiling.base.quantities import divisors
 from trainplan.profiling.clusters.network import Network
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Annotated
 
 from pydantic import Field, model_validator
-from trainplan.formulations.instances import check_length
+from trainplan.formulations.instance import check_length
 from trainplan.formulations.joint.tables import COLUMNS, FORBIDDEN, HostPart
-from trainplan.formulations.strategies import parse_strategy
+from trainplan.formulations.plan.strategy import parse_strategy
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.files import Record
 

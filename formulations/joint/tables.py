@@ -16,8 +16,8 @@ from functools import cached_property
 from typing import Any, Literal, get_args
 
 import numpy as np
-from trainplan.formulations.instances import Integers
-from trainplan.formulations.strategies import Strategy
+from trainplan.formulations.instance import Integers
+from trainplan.formulations.plan.strategy import Strategy
 
 FORBIDDEN = 1 << 53
 """The time of a link between interface states that do not agree: no solution has it."""

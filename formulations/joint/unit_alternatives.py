@@ -9,7 +9,7 @@ from operator import attrgetter
 import numpy as np
 from trainplan.formulations.joint.evaluation import Evaluation, evaluate
 from trainplan.formulations.joint.problem import Instance, Solution
-from trainplan.formulations.runs import runs
+from trainplan.formulations.plan.run_length import runs
 
 TRIED = 16  # options of each unit, those of the least work of their own; more only until one fits
 

@@ -14,8 +14,8 @@ from trainplan.formulations.joint.recompute_first import RECOMPUTE_FIRST
 from trainplan.formulations.joint.runtime_capabilities import FOR, RUNTIMES
 from trainplan.formulations.joint.search_space import Filter, Space
 from trainplan.formulations.parameters import MICRO_BATCHES, PIPELINE, Parameter
-from trainplan.formulations.request import Request
-from trainplan.formulations.strategies import Strategy, parse_strategy
+from trainplan.formulations.plan.request import Request
+from trainplan.formulations.plan.strategy import Strategy, parse_strategy
 from trainplan.profiling.base.errors import InputError, shown
 from trainplan.profiling.base.quantities import divisors, plural
 from trainplan.profiling.models.sublayers import attention_of

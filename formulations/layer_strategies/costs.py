@@ -8,11 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from trainplan.formulations.costs.sequential.cost_models import COST_MODELS, CostModel
 from trainplan.formulations.layer_strategies.problem import Instance, load
 from trainplan.formulations.pipeline.costs import PipelineCosts
-from trainplan.formulations.pipeline.spaces import SPACES, micro_batch_counts
-from trainplan.formulations.step.schedules import most_in_flight
-from trainplan.formulations.work.models import COST_MODELS, CostModel
+from trainplan.formulations.schedule.orders import most_in_flight
+from trainplan.formulations.strategy_spaces import SPACES, micro_batch_counts
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.profiles import Profile
 

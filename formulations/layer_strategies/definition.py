@@ -6,17 +6,17 @@ from collections.abc import Iterator, Sequence
 from itertools import product
 from math import prod
 
+from trainplan.formulations.costs.sequential.cost_models import COST_MODELS
 from trainplan.formulations.layer_strategies import problem
 from trainplan.formulations.layer_strategies.costs import EvenStage, build
 from trainplan.formulations.layer_strategies.problem import Instance, InstanceRecord, SolutionRecord
 from trainplan.formulations.parameters import BY_UNIT, MICRO_BATCHES, PIPELINE, Parameter
-from trainplan.formulations.pipeline.spaces import stage_counts
-from trainplan.formulations.plan import Batch, Plan, staged_plan
+from trainplan.formulations.plan.plan import Batch, Plan, staged_plan
+from trainplan.formulations.plan.request import Request
+from trainplan.formulations.plan.run_length import runs
+from trainplan.formulations.plan.strategy_words import in_words
 from trainplan.formulations.problem import Problem, Table
-from trainplan.formulations.request import Request
-from trainplan.formulations.runs import runs
-from trainplan.formulations.strategy_words import in_words
-from trainplan.formulations.work.models import COST_MODELS
+from trainplan.formulations.strategy_spaces import stage_counts
 from trainplan.profiling.base.errors import InputError
 
 EVERY = 4096  # choices between two moments to look at the clock

@@ -19,9 +19,9 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import Field, model_validator
-from trainplan.formulations.instances import Bytes, InstanceFile, Integers, ProblemInstance, Timed, TimeNs, check_length
+from trainplan.formulations.instance import Bytes, InstanceFile, Integers, ProblemInstance, Timed, TimeNs, check_length
 from trainplan.formulations.pair_tables import PairTable, arrays_of, check_tables, tables_in_file
-from trainplan.formulations.strategies import parse_strategy
+from trainplan.formulations.plan.strategy import parse_strategy
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.files import Record, Source, parse
 from trainplan.profiling.base.quantities import format_bytes

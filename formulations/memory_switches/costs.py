@@ -25,11 +25,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from trainplan.formulations.costs.sequential.communication import moved_bytes
+from trainplan.formulations.costs.sequential.primitives import collective, host_copy, host_costs, host_step
+from trainplan.formulations.costs.sequential.sublayer_time import grouped_units, layer_name, unit_work
 from trainplan.formulations.memory_switches.problem import NAME, Instance, Synchronisation, load
-from trainplan.formulations.strategies import Strategy
-from trainplan.formulations.work.moves import moved_bytes
-from trainplan.formulations.work.primitives import collective, host_copy, host_costs, host_step
-from trainplan.formulations.work.units import grouped_units, layer_name, unit_work
+from trainplan.formulations.plan.strategy import Strategy
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.profiles import Profile
 

@@ -10,10 +10,10 @@ from trainplan.formulations.memory_switches import costs, enumeration, problem, 
 from trainplan.formulations.memory_switches.problem import Instance, Solution, Synchronisation, matrix
 from trainplan.formulations.memory_switches.segments import shared_switches
 from trainplan.formulations.parameters import BY_UNIT, Parameter
-from trainplan.formulations.plan import Batch, Plan, staged_plan
+from trainplan.formulations.plan.plan import Batch, Plan, staged_plan
+from trainplan.formulations.plan.request import Request
+from trainplan.formulations.plan.strategy import Strategy
 from trainplan.formulations.problem import Part, Problem, Table
-from trainplan.formulations.request import Request
-from trainplan.formulations.strategies import Strategy
 from trainplan.profiling.base.errors import InputError, Unsuited
 
 SYNCHRONISATION = Parameter(

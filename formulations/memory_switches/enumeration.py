@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from trainplan.formulations.instances import Integers
+from trainplan.formulations.instance import Integers
 from trainplan.formulations.memory_switches.problem import Instance, Solution, evaluate, matrix
 from trainplan.formulations.memory_switches.segments import segments
 from trainplan.formulations.memory_switches.simulation import simulate

@@ -26,8 +26,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import pyomo.environ as pyo
-from trainplan.formulations.memory_switches.columns import undominated, within
 from trainplan.formulations.memory_switches.problem import Instance, Solution
+from trainplan.formulations.memory_switches.segment_columns import undominated, within
 from trainplan.formulations.memory_switches.segments import segments
 from trainplan.formulations.milp import unit
 

@@ -35,8 +35,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from trainplan.formulations.instances import Integers, Timed
-from trainplan.formulations.memory_switches.switches import SWITCHES, SwitchName
+from trainplan.formulations.instance import Integers, Timed
+from trainplan.formulations.plan.switches import SWITCHES, SwitchName
 
 LANES = ("compute", "communication", "copy", "host")
 Booleans = NDArray[np.bool_]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from trainplan.formulations.memory_switches.problem import Instance, Solution, describe
-from trainplan.formulations.memory_switches.switches import SWITCHES, Switches
+from trainplan.formulations.plan.switches import SWITCHES, Switches
 from trainplan.formulations.problem import Table
 from trainplan.profiling.base.quantities import format_bytes, format_time, span
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from trainplan.formulations.pipeline.costs import PipelineCosts
 from trainplan.formulations.pipeline.problem import Instance, Schedule
-from trainplan.formulations.pipeline.spaces import space, stage_sizes
+from trainplan.formulations.strategy_spaces import space, stage_sizes
 from trainplan.profiling.base.quantities import divisors
 from trainplan.profiling.clusters.cluster import Cluster
 from trainplan.profiling.estimate import estimate_shapes

@@ -12,13 +12,13 @@ from functools import cache, cached_property, partial
 from typing import Any
 
 import numpy as np
-from trainplan.formulations.instances import Integers
+from trainplan.formulations.costs.sequential.communication import moved_bytes
+from trainplan.formulations.costs.sequential.cost_models import COST_MODELS, CostModel, layer_costs, transition_ns, unit_costs
+from trainplan.formulations.costs.sequential.sublayer_time import grouped_units, layer_name
+from trainplan.formulations.instance import Integers
 from trainplan.formulations.pipeline.problem import COLUMNS, Configuration, Instance, Schedule, Tables
-from trainplan.formulations.pipeline.spaces import SPACES, Space, stage_depths
-from trainplan.formulations.strategies import Strategy
-from trainplan.formulations.work.models import COST_MODELS, CostModel, layer_costs, transition_ns, unit_costs
-from trainplan.formulations.work.moves import moved_bytes
-from trainplan.formulations.work.units import grouped_units, layer_name
+from trainplan.formulations.plan.strategy import Strategy
+from trainplan.formulations.strategy_spaces import SPACES, Space, stage_depths
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.quantities import divisors
 from trainplan.profiling.costs import collective_ns

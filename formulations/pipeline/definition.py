@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+from trainplan.formulations.costs.sequential.cost_models import COST_MODELS
 from trainplan.formulations.layer_strategies.definition import COST_MODEL, TAKEAWAY3, strategy_runs
 from trainplan.formulations.parameters import BY_UNIT, MICRO_BATCHES, PIPELINE, Parameter
 from trainplan.formulations.pipeline import problem
@@ -12,12 +13,11 @@ from trainplan.formulations.pipeline.costs import PipelineCosts
 from trainplan.formulations.pipeline.enumeration import plan_count, plans
 from trainplan.formulations.pipeline.layouts import least_ns, parts
 from trainplan.formulations.pipeline.problem import SCHEDULES, Instance, InstanceRecord, Solution, SolutionRecord
-from trainplan.formulations.pipeline.spaces import SPACES, micro_batch_counts, space, stage_counts
-from trainplan.formulations.plan import Batch, Plan, staged_plan
+from trainplan.formulations.plan.plan import Batch, Plan, staged_plan
+from trainplan.formulations.plan.request import Request
 from trainplan.formulations.problem import Part, Problem, Table
-from trainplan.formulations.request import Request
-from trainplan.formulations.step.schedules import SCHEDULE_NAMES
-from trainplan.formulations.work.models import COST_MODELS
+from trainplan.formulations.schedule.orders import SCHEDULE_NAMES
+from trainplan.formulations.strategy_spaces import SPACES, micro_batch_counts, space, stage_counts
 from trainplan.profiling.base.quantities import format_bytes, format_time, plural
 
 SCHEDULE = Parameter("schedule", str, "order of forward and backward passes", "1f1b", SCHEDULES)

@@ -26,13 +26,13 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 
 import numpy as np
 from pydantic import Field, model_validator
-from trainplan.formulations.instances import InstanceFile, Integers, ProblemInstance, Timed, TimeNs, check_length, check_sums
+from trainplan.formulations.instance import InstanceFile, Integers, ProblemInstance, Timed, TimeNs, check_length, check_sums
 from trainplan.formulations.layer_strategies.problem import Instance as StageInstance
 from trainplan.formulations.layer_strategies.problem import OptionRecord
 from trainplan.formulations.pair_tables import PairTable, arrays_of, check_tables, costs_of, tables_in_file
-from trainplan.formulations.step.schedules import Schedule, most_in_flight
-from trainplan.formulations.step.stage_memory import stage_peak
-from trainplan.formulations.strategies import parse_strategy
+from trainplan.formulations.plan.strategy import parse_strategy
+from trainplan.formulations.schedule.orders import Schedule, most_in_flight
+from trainplan.formulations.schedule.stage_memory import stage_peak
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.files import Record, Source, parse
 from trainplan.profiling.base.quantities import format_bytes

@@ -19,12 +19,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from trainplan.formulations.costs.sequential.communication import moved_bytes, slowest_message_ns, tied_ns
+from trainplan.formulations.costs.sequential.cost_models import times_of
+from trainplan.formulations.costs.sequential.sublayer_memory import unit_bytes
+from trainplan.formulations.costs.sequential.sublayer_time import layer_name
 from trainplan.formulations.pipeline_partition.degrees import PipelineDegrees
 from trainplan.formulations.pipeline_partition.problem import NAME, Instance, load
-from trainplan.formulations.work.memory import unit_bytes
-from trainplan.formulations.work.models import times_of
-from trainplan.formulations.work.moves import moved_bytes, slowest_message_ns, tied_ns
-from trainplan.formulations.work.units import layer_name
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.profiles import Profile
 

@@ -6,17 +6,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from trainplan.formulations import parameters
+from trainplan.formulations.chain_problem import Cutting
 from trainplan.formulations.parameters import DP, IGNORE_MEMORY, MICRO_BATCHES, PIPELINE, RECOMPUTE, TP, Parameter
 from trainplan.formulations.pipeline_partition import problem
 from trainplan.formulations.pipeline_partition.costs import build
 from trainplan.formulations.pipeline_partition.degrees import PipelineDegrees, degrees_of, possible_degrees
 from trainplan.formulations.pipeline_partition.problem import Instance, Solution
 from trainplan.formulations.pipeline_partition.tables import stage_tables
-from trainplan.formulations.plan import Batch, Plan, staged_plan
+from trainplan.formulations.plan.plan import Batch, Plan, staged_plan
+from trainplan.formulations.plan.request import Request
 from trainplan.formulations.problem import Table
-from trainplan.formulations.request import Request
-from trainplan.formulations.step.cutting import Cutting
-from trainplan.formulations.step.schedules import most_sliced
+from trainplan.formulations.schedule.orders import most_sliced
 from trainplan.profiling.base.errors import InputError
 
 BY_UNIT = replace(parameters.BY_UNIT, about="cut between any two sub-layers, not between layers only", default=True)

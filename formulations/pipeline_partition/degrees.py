@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from trainplan.formulations.pipeline_partition.problem import LARGEST_STEP
-from trainplan.formulations.strategies import Strategy
+from trainplan.formulations.plan.strategy import Strategy
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.quantities import divisors, plural
 

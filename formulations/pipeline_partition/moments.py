@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from trainplan.formulations.step.schedules import Pass, one_f_one_b
-from trainplan.formulations.step.timeline import source_of
+from trainplan.formulations.schedule.orders import Pass, one_f_one_b
+from trainplan.formulations.schedule.simulate import source_of
 
 
 class Sum(NamedTuple):

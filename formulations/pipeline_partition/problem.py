@@ -28,12 +28,12 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import Field, model_validator
-from trainplan.formulations.instances import Integers, OneOrEach, TimeNs, check_length
-from trainplan.formulations.step.chains import Chain, ChainFile, Cuts
-from trainplan.formulations.step.critical import Critical, critical_path
-from trainplan.formulations.step.recurrences import iteration_ns
-from trainplan.formulations.step.schedules import most_sliced, one_f_one_b
-from trainplan.formulations.step.timeline import Timeline, Work, simulate
+from trainplan.formulations.instance import Integers, OneOrEach, TimeNs, check_length
+from trainplan.formulations.schedule.autopipe_recurrences import iteration_ns
+from trainplan.formulations.schedule.chains import Chain, ChainFile, Cuts
+from trainplan.formulations.schedule.critical_path import Critical, critical_path
+from trainplan.formulations.schedule.orders import most_sliced, one_f_one_b
+from trainplan.formulations.schedule.simulate import Timeline, Work, simulate
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.files import Record, Source, parse
 from trainplan.profiling.base.quantities import span

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from trainplan.formulations.chain_problem import Cutting
 from trainplan.formulations.cluster_strategy.definition import layout, strategy_instance
 from trainplan.formulations.cluster_strategy.problem import Degrees
 from trainplan.formulations.cluster_strategy.problem import Instance as StrategyInstance
 from trainplan.formulations.cluster_strategy.problem import Solution as Strategy
 from trainplan.formulations.parameters import BY_UNIT, IGNORE_MEMORY, MICRO_BATCHES, PIPELINE, RECOMPUTE, TP
-from trainplan.formulations.plan import Plan
+from trainplan.formulations.plan.plan import Plan
+from trainplan.formulations.plan.request import Request
 from trainplan.formulations.problem import Table
-from trainplan.formulations.request import Request
 from trainplan.formulations.stage_assignment import problem
 from trainplan.formulations.stage_assignment.problem import NAME, Instance, InstanceRecord, Solution, SolutionRecord
-from trainplan.formulations.step.cutting import Cutting
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.quantities import divisors, format_bytes, format_time
 

@@ -8,8 +8,8 @@ from itertools import pairwise
 
 import numpy as np
 from trainplan.formulations.pipeline_partition.problem import Instance as PartitionInstance
+from trainplan.formulations.schedule.stage_memory import Memory
 from trainplan.formulations.stage_assignment.problem import Instance as AssignmentInstance
-from trainplan.formulations.step.stage_memory import Memory
 from trainplan.profiling.base.quantities import enough_bytes
 from trainplan.solvers.assignment.sweep import assign
 from trainplan.solvers.core.result import Infeasibility

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 from trainplan.formulations.layer_strategies.problem import Instance, Integers
-from trainplan.formulations.step.stage_memory import stage_peak
+from trainplan.formulations.schedule.stage_memory import stage_peak
 
 Floats = NDArray[np.float64]
 Places = NDArray[np.intp]

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from trainplan.formulations.cluster_strategy.makes import Case
+from trainplan.formulations.cluster_strategy.group_compositions import Case
 from trainplan.solvers.cluster.one_pipeline import Path, PipelineSearch
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from trainplan.formulations.cluster_strategy.makes import Case
+from trainplan.formulations.cluster_strategy.group_compositions import Case
 from trainplan.formulations.cluster_strategy.problem import Instance, Solution
 from trainplan.solvers.cluster.placements import node_order
 from trainplan.solvers.cluster.starts import best_cuts, shared

@@ -22,7 +22,7 @@ from heapq import heapify, heappop, heappush
 from math import inf
 from typing import Any
 
-from trainplan.formulations.cluster_strategy.makes import Case
+from trainplan.formulations.cluster_strategy.group_compositions import Case
 from trainplan.formulations.cluster_strategy.problem import Instance
 from trainplan.solvers.adapters.cpsat import solve_one
 from trainplan.solvers.adapters.parts import Part, by_parts

@@ -27,8 +27,8 @@ from functools import cached_property
 from itertools import product
 
 import numpy as np
-from trainplan.formulations.cluster_strategy.makes import Case, orbits
-from trainplan.formulations.cluster_strategy.placed import Integers
+from trainplan.formulations.cluster_strategy.group_compositions import Case, orbits
+from trainplan.formulations.cluster_strategy.placement_costs import Integers
 
 MOST_PAIRS = 40_000  # of groups that a pipeline may come from and go to; beyond, no pipeline is followed
 MOST_HOMED = 3_000  # nodes of a graph whose walks end where they begin; beyond, all walks count as if they did

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from functools import cache
 
 import numpy as np
-from trainplan.formulations.cluster_strategy.makes import Case
+from trainplan.formulations.cluster_strategy.group_compositions import Case
 from trainplan.formulations.cluster_strategy.problem import Instance, Solution, evaluate
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.quantities import enough_bytes, plural

@@ -19,9 +19,9 @@ from heapq import heappop, heappush
 from itertools import count
 
 import numpy as np
-from trainplan.formulations.cluster_strategy.makes import Case
-from trainplan.formulations.cluster_strategy.placed import Integers
-from trainplan.formulations.step.schedules import most_in_flight
+from trainplan.formulations.cluster_strategy.group_compositions import Case
+from trainplan.formulations.cluster_strategy.placement_costs import Integers
+from trainplan.formulations.schedule.orders import most_in_flight
 from trainplan.profiling.base.errors import InputError
 from trainplan.solvers.cluster.group_graph import GroupGraph, TooLong, graphs
 

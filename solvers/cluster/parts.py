@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from trainplan.formulations.cluster_strategy.makes import Case, cases
+from trainplan.formulations.cluster_strategy.group_compositions import Case, cases
 from trainplan.formulations.cluster_strategy.problem import Instance
 from trainplan.formulations.problem import Part
 from trainplan.profiling.base.errors import TooLarge

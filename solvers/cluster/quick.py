@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-from trainplan.formulations.cluster_strategy.makes import Case, on_one_link
-from trainplan.formulations.cluster_strategy.placed import end_ranks, group_sync_ns
+from trainplan.formulations.cluster_strategy.group_compositions import Case, on_one_link
+from trainplan.formulations.cluster_strategy.placement_costs import end_ranks, group_sync_ns
 from trainplan.formulations.cluster_strategy.problem import Degrees, Instance, Solution
 from trainplan.solvers.assignment.even_stages import balanced_cuts
 from trainplan.solvers.cluster.bounds import even_stages_ns

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, islice, permutations
 
 import numpy as np
-from trainplan.formulations.cluster_strategy.makes import Case, orbits
-from trainplan.formulations.cluster_strategy.placed import Integers, Placed
+from trainplan.formulations.cluster_strategy.group_compositions import Case, orbits
+from trainplan.formulations.cluster_strategy.placement_costs import Integers, Placed
 from trainplan.formulations.cluster_strategy.problem import Instance, Solution
 from trainplan.solvers.assignment.sweep import assign
 from trainplan.solvers.cluster.one_pipeline import Path

@@ -10,7 +10,7 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from trainplan.formulations.plan import Plan
+from trainplan.formulations.plan.plan import Plan
 from trainplan.formulations.problem import problem_of
 from trainplan.profiling.base.arguments import checked
 from trainplan.profiling.base.errors import InputError, shown

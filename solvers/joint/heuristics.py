@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-from trainplan.formulations.instances import Integers
+from trainplan.formulations.instance import Integers
 from trainplan.formulations.joint.bounds import least_ns
 from trainplan.formulations.joint.problem import Configuration, Instance, Solution
 from trainplan.solvers.joint.closed_form import holds_states, least_u_ns, quick_bound_ns

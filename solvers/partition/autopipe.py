@@ -41,8 +41,8 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate, pairwise
 
 from trainplan.formulations.pipeline_partition.problem import Instance, Solution
-from trainplan.formulations.step.recurrences import pass_ends
-from trainplan.formulations.step.timeline import Work
+from trainplan.formulations.schedule.autopipe_recurrences import pass_ends
+from trainplan.formulations.schedule.simulate import Work
 from trainplan.solvers.core.search import Outcome, Search, first_fitting
 
 Cuts = tuple[int, ...]

@@ -35,8 +35,8 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from functools import cache
 
-from trainplan.formulations.step.schedules import most_sliced, one_f_one_b
-from trainplan.formulations.step.timeline import Timeline, Work, simulate
+from trainplan.formulations.schedule.orders import most_sliced, one_f_one_b
+from trainplan.formulations.schedule.simulate import Timeline, Work, simulate
 
 
 def sliced_timeline(work: Work, micro_batches: int, count: int) -> Timeline:

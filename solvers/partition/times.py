@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from trainplan.formulations.layer_strategies.problem import Integers
 from trainplan.formulations.pipeline_partition.problem import Instance
-from trainplan.formulations.step.arrays import one_f_one_b_ends_ns
+from trainplan.formulations.schedule.vectorised import one_f_one_b_ends_ns
 
 SHIFTS = (-3, -2, -1, 1, 2, 3)
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 from trainplan.formulations.memory_switches import enumeration
-from trainplan.formulations.memory_switches.columns import Columns, undominated
 from trainplan.formulations.memory_switches.problem import Instance, Solution, evaluate
+from trainplan.formulations.memory_switches.segment_columns import Columns, undominated
 from trainplan.formulations.memory_switches.segments import segments
 from trainplan.profiling.base.quantities import enough_bytes, format_bytes
 from trainplan.solvers.chain.chain import Link, MemoryChain

@@ -13,7 +13,7 @@ import numpy as np
 from trainplan.formulations.layer_strategies.problem import Integers
 from trainplan.formulations.memory_switches.problem import Instance
 from trainplan.formulations.memory_switches.simulation import Booleans
-from trainplan.formulations.memory_switches.switches import SWITCHES, SwitchName
+from trainplan.formulations.plan.switches import SWITCHES, SwitchName
 
 READY, COMMUNICATION, COPY = range(3)  # the moments between segments, see `free_segments`
 

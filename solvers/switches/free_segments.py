@@ -25,11 +25,11 @@ from dataclasses import dataclass
 
 import numpy as np
 from trainplan.formulations.layer_strategies.problem import Integers
-from trainplan.formulations.memory_switches.columns import Columns, undominated
 from trainplan.formulations.memory_switches.problem import Instance, Solution, matrix
+from trainplan.formulations.memory_switches.segment_columns import Columns, undominated
 from trainplan.formulations.memory_switches.segments import NEIGHBOURS, Segments, alike_layers, kept_bytes, shared_switches
 from trainplan.formulations.memory_switches.simulation import Booleans, SimulatedStep
-from trainplan.formulations.memory_switches.switches import SWITCHES, Switches, combinations
+from trainplan.formulations.plan.switches import SWITCHES, Switches, combinations
 from trainplan.solvers.switches.free_memory import COMMUNICATION, READY, CertainBytes
 
 FAR = 2**60  # after every moment of a step

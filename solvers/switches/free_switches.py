@@ -28,7 +28,7 @@ import numpy as np
 from trainplan.formulations.layer_strategies.problem import Integers
 from trainplan.formulations.memory_switches.problem import Instance, Solution, matrix
 from trainplan.formulations.memory_switches.simulation import simulate
-from trainplan.formulations.memory_switches.switches import ALL_ON, SWITCHES
+from trainplan.formulations.plan.switches import ALL_ON, SWITCHES
 from trainplan.solvers.core.brute_force import brute_force
 from trainplan.solvers.core.search import Outcome, Search
 from trainplan.solvers.switches.exact import synchronised

@@ -20,7 +20,7 @@ import numpy as np
 from trainplan.formulations.layer_strategies.problem import Integers
 from trainplan.formulations.memory_switches.problem import Instance, Solution, matrix, violations
 from trainplan.formulations.memory_switches.simulation import simulate
-from trainplan.formulations.memory_switches.switches import ALL_ON, Switches
+from trainplan.formulations.plan.switches import ALL_ON, Switches
 from trainplan.solvers.core.quick import first_plan
 from trainplan.solvers.core.search import Outcome, Search
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from trainplan.formulations.memory_switches.problem import Instance, Solution, matrix, violations
 from trainplan.formulations.memory_switches.segments import kept_bytes
-from trainplan.formulations.memory_switches.switches import ALL_ON, Switches, SwitchName
+from trainplan.formulations.plan.switches import ALL_ON, Switches, SwitchName
 
 SOURCE = "the streams' least work, one after the other"
 SETTINGS: tuple[tuple[SwitchName, ...], ...] = (

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from trainplan.formulations.plan import load_plan
+from trainplan.formulations.plan.plan import load_plan
 from trainplan.profiling.base.dtypes import parse_dtype
 from trainplan.profiling.base.errors import InputError, as_arguments, named, one_of
 from trainplan.profiling.base.quantities import enough_bytes, parse_bytes, parse_tokens

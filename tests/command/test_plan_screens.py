@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from trainplan.formulations.plan import Plan
+from trainplan.formulations.plan.plan import Plan
 
 import trainplan as tp
 from trainplan.command import printing, render_plans

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from trainplan.formulations.streams.layout import Recompute
+from trainplan.formulations.costs.overlapped.layout import Recompute
 from trainplan.profiling.base.errors import InputError
 
 import trainplan as tp

@@ -157,7 +157,7 @@ def test_a_pipeline_that_runs_empty_within_a_step_is_refused() -> None:
 
 def plan_on(configuration: Configuration, cluster: str) -> Any:
     """The plan of a configuration on devices."""
-    from trainplan.formulations.request import Request
+    from trainplan.formulations.plan.request import Request
 
     from trainplan.asking import cluster_of, memory_of
     from trainplan.configurations.planned import model_of as model_that_runs

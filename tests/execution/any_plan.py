@@ -10,9 +10,9 @@ from typing import Any
 
 from trainplan.execution.compile.compiler import compile_plan
 from trainplan.execution.features import COMPILED
-from trainplan.formulations.plan import Plan
-from trainplan.formulations.plan_units import PlannedUnit
-from trainplan.formulations.strategies import MODULES, Strategy
+from trainplan.formulations.plan.plan import Plan
+from trainplan.formulations.plan.strategy import MODULES, Strategy
+from trainplan.formulations.plan.unit import PlannedUnit
 from trainplan.profiling.base.errors import InputError
 
 from tests.execution.plans import (

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 from trainplan.execution.compile.compiler import compile_plan
 from trainplan.execution.program import AGAIN, POINT_TO_POINT, STREAMS, Instruction, Op, Program, with_waits
-from trainplan.formulations.plan import Plan
-from trainplan.formulations.strategies import parse_strategy
+from trainplan.formulations.plan.plan import Plan
+from trainplan.formulations.plan.strategy import parse_strategy
 from trainplan.profiling.models.optimizers import OPTIMIZERS
 
 from tests.execution.plans import (

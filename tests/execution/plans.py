@@ -9,9 +9,9 @@ from itertools import pairwise, permutations, product
 from math import lcm, prod
 from typing import Any
 
-from trainplan.formulations.plan import Plan, load_plan
-from trainplan.formulations.step.schedules import PlanSchedule, Schedule, most_sliced
-from trainplan.formulations.strategies import MODULES, Module, decision_tree, parse_strategy
+from trainplan.formulations.plan.plan import Plan, load_plan
+from trainplan.formulations.plan.strategy import MODULES, Module, decision_tree, parse_strategy
+from trainplan.formulations.schedule.orders import PlanSchedule, Schedule, most_sliced
 from trainplan.profiling.models.model import Model, load_model
 from trainplan.profiling.models.precision import Precision
 from trainplan.profiling.models.sublayers import why_not_shared

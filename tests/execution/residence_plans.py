@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from trainplan.formulations.plan import Plan, load_plan
+from trainplan.formulations.plan.plan import Plan, load_plan
 
 from tests.execution.plans import (
     random_interleaved_plan,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from trainplan.formulations.memory_switches.switches import Switches, combinations
-from trainplan.formulations.plan import Plan, load_plan
-from trainplan.formulations.plan_units import planned_unit
-from trainplan.formulations.strategies import parse_strategy
+from trainplan.formulations.plan.plan import Plan, load_plan
+from trainplan.formulations.plan.strategy import parse_strategy
+from trainplan.formulations.plan.switches import Switches, combinations
+from trainplan.formulations.plan.unit import planned_unit
 from trainplan.profiling.models.model import Model
 
 from tests.execution.plans import BERT, GPT2, LLAMA, UNTIED, plan_of

@@ -14,7 +14,7 @@ from trainplan.execution.walk.class_checks import check_classes
 from trainplan.execution.walk.costs import ProfiledCosts
 from trainplan.execution.walk.memory import Backend, memory_walk
 from trainplan.execution.walk.time import time_walk
-from trainplan.formulations.plan import Plan
+from trainplan.formulations.plan.plan import Plan
 
 from tests.execution.plans import BERT, GPT2, plan_of, random_plan, random_sliced_plan
 from tests.execution.switch_plans import random_switch_plan

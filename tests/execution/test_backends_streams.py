@@ -18,7 +18,7 @@ from trainplan.execution.walk import frees
 from trainplan.execution.walk.checks import races
 from trainplan.execution.walk.frees import LAG, Frees, deferred_frees
 from trainplan.execution.walk.memory import Backend, memory_walk, peak_buffers
-from trainplan.formulations.memory_switches.switches import Switches
+from trainplan.formulations.plan.switches import Switches
 from trainplan.profiling.base.processes import run_workers
 
 from tests.execution.fake_cuda import FakeCuda, Machine

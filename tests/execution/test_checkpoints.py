@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from trainplan.execution.run.report import RunReport
-from trainplan.formulations.plan import Plan
+from trainplan.formulations.plan.plan import Plan
 from trainplan.profiling.base.errors import InputError
 
 import trainplan as tp

@@ -10,8 +10,8 @@ from trainplan.execution.compile.compiler import compile_plan
 from trainplan.execution.program import LANES, POINT_TO_POINT, Instruction, Op, Program, handles_all
 from trainplan.execution.walk.checks import check, lifetimes, meanings, races
 from trainplan.execution.walk.memory import memory_walk
-from trainplan.formulations.step.schedules import Schedule
-from trainplan.formulations.strategies import decision_tree
+from trainplan.formulations.plan.strategy import decision_tree
+from trainplan.formulations.schedule.orders import Schedule
 
 from tests.execution.mutations import KINDS, OF_ORDER, mutants
 from tests.execution.plans import GPT2, SCHEDULES, pipeline, plan_of, random_plan, with_zero

@@ -13,9 +13,9 @@ from trainplan.execution.walk.checks import check
 from trainplan.execution.walk.class_checks import check_classes
 from trainplan.execution.walk.memory import Backend, memory_walk
 from trainplan.execution.walk.time import time_walk
-from trainplan.formulations.digits import Digits, common_digits
-from trainplan.formulations.plan import Plan
-from trainplan.formulations.strategies import decision_tree, parse_strategy
+from trainplan.formulations.plan.plan import Plan
+from trainplan.formulations.plan.rank_grid import Digits, common_digits
+from trainplan.formulations.plan.strategy import decision_tree, parse_strategy
 from trainplan.profiling.models.model import Model
 
 from tests.execution.plans import (

@@ -14,8 +14,8 @@ from trainplan.execution.run.processes import run_plans
 from trainplan.execution.walk.checks import check
 from trainplan.execution.walk.class_checks import check_classes
 from trainplan.execution.walk.memory import memory_walk
-from trainplan.formulations.plan import Plan
-from trainplan.formulations.strategies import parse_strategy
+from trainplan.formulations.plan.plan import Plan
+from trainplan.formulations.plan.strategy import parse_strategy
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.models.model import Model, load_model
 from trainplan.profiling.models.sublayers import Attention, HeadShare, halves

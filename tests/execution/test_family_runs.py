@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from trainplan.execution.run.executed import EXECUTED_FAMILIES
 from trainplan.execution.run.processes import run_plans
-from trainplan.formulations.plan import Plan
+from trainplan.formulations.plan.plan import Plan
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.models.model import Model, model_from_config
 

@@ -12,10 +12,10 @@ from trainplan.execution.run.processes import run_plans
 from trainplan.execution.walk.checks import check
 from trainplan.execution.walk.memory import BACKENDS
 from trainplan.execution.walk.time import time_walk
-from trainplan.formulations.plan import load_plan
-from trainplan.formulations.step.messages import TIMES, with_messages
-from trainplan.formulations.step.schedules import interleaved
-from trainplan.formulations.step.timeline import Event, Work, simulate
+from trainplan.formulations.plan.plan import load_plan
+from trainplan.formulations.schedule.message_order import TIMES, with_messages
+from trainplan.formulations.schedule.orders import interleaved
+from trainplan.formulations.schedule.simulate import Event, Work, simulate
 from trainplan.profiling.base.errors import InputError
 
 import trainplan as tp

@@ -10,7 +10,7 @@ from trainplan.execution.compile.classes import compile_classes
 from trainplan.execution.rounds import Rounds
 from trainplan.execution.walk import leaps
 from trainplan.execution.walk.time import Lanes, TimeWalk, time_walk
-from trainplan.formulations.plan import Plan
+from trainplan.formulations.plan.plan import Plan
 from trainplan.profiling.base.errors import InputError
 
 from tests.execution.plans import random_plan, random_regular_interleaved_plan, random_sliced_plan

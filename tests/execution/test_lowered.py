@@ -11,7 +11,7 @@ from trainplan.execution.lowering.choice import runtime_of
 from trainplan.execution.lowering.refusals import refusals
 from trainplan.execution.run import processes
 from trainplan.execution.run.processes import run_plans
-from trainplan.formulations.plan import Plan, load_plan
+from trainplan.formulations.plan.plan import Plan, load_plan
 from trainplan.profiling.base.errors import InputError
 
 from benchmarks.lowered import LARGEST_DIFFERENCE, NAMES, WORLDS, lowered_plan, ran
@@ -138,7 +138,7 @@ def test_layouts_that_do_not_nest_are_refused() -> None:
 
 
 def _alternating(plan: Plan) -> list[Any]:
-    from trainplan.formulations.strategies import parse_strategy
+    from trainplan.formulations.plan.strategy import parse_strategy
 
     return [parse_strategy("dp2-tp3") if place == 2 else unit.strategy for place, unit in enumerate(plan.units)]
 

@@ -12,7 +12,7 @@ from trainplan.execution.run.processes import run_plans
 from trainplan.execution.walk.costs import FREE, ProfiledCosts
 from trainplan.execution.walk.measured import MeasuredCosts, times_by_kind
 from trainplan.execution.walk.measured_profile import with_measured_times
-from trainplan.formulations.plan import Plan
+from trainplan.formulations.plan.plan import Plan
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.clusters.cluster import load_cluster
 from trainplan.profiling.estimate import estimate_shapes

@@ -20,12 +20,12 @@ from trainplan.execution.run.unit_state import make_unit
 from trainplan.execution.training.muon import MuonWithAdamW
 from trainplan.execution.walk.checks import check
 from trainplan.execution.walk.memory import memory_walk
-from trainplan.formulations.plan import Plan
-from trainplan.formulations.step.stage_memory import stage_peak
-from trainplan.formulations.strategies import Paradigm, Strategy
-from trainplan.formulations.work.memory import unit_bytes
-from trainplan.formulations.work.moves import table_once
-from trainplan.formulations.work.planned import samples_of
+from trainplan.formulations.costs.sequential.communication import table_once
+from trainplan.formulations.costs.sequential.stage_work import samples_of
+from trainplan.formulations.costs.sequential.sublayer_memory import unit_bytes
+from trainplan.formulations.plan.plan import Plan
+from trainplan.formulations.plan.strategy import Paradigm, Strategy
+from trainplan.formulations.schedule.stage_memory import stage_peak
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.models import torch_units
 from trainplan.profiling.models.model import Model

@@ -16,7 +16,7 @@ from trainplan.execution.run.processes import run_plans
 from trainplan.execution.run.settings import TransportName
 from trainplan.execution.walk.checks import check
 from trainplan.execution.walk.memory import Backend, memory_walk
-from trainplan.formulations.plan import Plan, load_plan
+from trainplan.formulations.plan.plan import Plan, load_plan
 from trainplan.profiling.base.processes import run_workers
 
 from tests.execution.plans import (

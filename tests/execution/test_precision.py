@@ -13,11 +13,11 @@ from trainplan.execution.run.processes import run_plans
 from trainplan.execution.run.reference import Reference, batch_tokens
 from trainplan.execution.walk.checks import check
 from trainplan.execution.walk.memory import Backend, memory_walk
-from trainplan.formulations.plan import Plan, load_plan
-from trainplan.formulations.step.stage_memory import stage_peak
-from trainplan.formulations.work.memory import unit_bytes
-from trainplan.formulations.work.moves import table_once
-from trainplan.formulations.work.planned import samples_of
+from trainplan.formulations.costs.sequential.communication import table_once
+from trainplan.formulations.costs.sequential.stage_work import samples_of
+from trainplan.formulations.costs.sequential.sublayer_memory import unit_bytes
+from trainplan.formulations.plan.plan import Plan, load_plan
+from trainplan.formulations.schedule.stage_memory import stage_peak
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.processes import run_workers
 from trainplan.profiling.clusters.cluster import load_cluster
@@ -174,7 +174,7 @@ def test_steps_are_those_of_the_simulated_pipeline() -> None:
 
 
 def test_one_stage_takes_the_sum_of_its_work_tied_or_not() -> None:
-    from trainplan.formulations.work.planned import planned_work
+    from trainplan.formulations.costs.sequential.stage_work import planned_work
 
     rng = random.Random(8)
     for _ in range(20):

@@ -5,7 +5,7 @@ import random
 import pytest
 from trainplan.execution.run.processes import run_plans
 from trainplan.execution.walk.memory import Backend
-from trainplan.formulations.plan import Plan
+from trainplan.formulations.plan.plan import Plan
 
 from tests.execution.measured import memory_follows_the_walk
 from tests.execution.plans import DROPPING, random_plan, random_unlike_plan

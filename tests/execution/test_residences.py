@@ -12,7 +12,7 @@ from trainplan.execution.program import COPIES, COPIES_OUT, Instruction, Op, Pro
 from trainplan.execution.walk.checks import check, lifetimes, meanings, races
 from trainplan.execution.walk.host_slots import host_slots
 from trainplan.execution.walk.memory import BACKENDS, memory_walk
-from trainplan.formulations.plan import load_plan
+from trainplan.formulations.plan.plan import load_plan
 
 from tests.execution.plans import GPT2, UNTIED, pipeline, plan_of, random_unlike_plan
 from tests.execution.residence_plans import ON_HOST, random_residence_plan, resident

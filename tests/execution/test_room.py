@@ -8,7 +8,7 @@ import pytest
 from trainplan.execution.run import room
 from trainplan.execution.run.processes import sound_programs
 from trainplan.execution.walk.memory import Walk, memory_walk
-from trainplan.formulations.plan import Plan, Predicted
+from trainplan.formulations.plan.plan import Plan, Predicted
 from trainplan.profiling.base.errors import InputError, InputWarning
 from trainplan.profiling.base.launched import Launched
 from trainplan.profiling.base.quantities import format_bytes, parse_bytes

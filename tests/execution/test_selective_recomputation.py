@@ -12,13 +12,13 @@ from trainplan.execution.run.processes import run_plans
 from trainplan.execution.run.report import RunReport
 from trainplan.execution.walk.checks import check
 from trainplan.execution.walk.memory import memory_walk
-from trainplan.formulations.plan import Plan
-from trainplan.formulations.step.stage_memory import stage_peak
-from trainplan.formulations.strategies import MODULES, parse_strategy
-from trainplan.formulations.work.memory import unit_bytes
-from trainplan.formulations.work.models import COST_MODELS, unit_costs
-from trainplan.formulations.work.moves import table_once
-from trainplan.formulations.work.planned import planned_work
+from trainplan.formulations.costs.sequential.communication import table_once
+from trainplan.formulations.costs.sequential.cost_models import COST_MODELS, unit_costs
+from trainplan.formulations.costs.sequential.stage_work import planned_work
+from trainplan.formulations.costs.sequential.sublayer_memory import unit_bytes
+from trainplan.formulations.plan.plan import Plan
+from trainplan.formulations.plan.strategy import MODULES, parse_strategy
+from trainplan.formulations.schedule.stage_memory import stage_peak
 from trainplan.profiling.measure.tasks import input_of
 from trainplan.profiling.models import torch_units
 from trainplan.profiling.models.dropout import Draw

@@ -11,14 +11,14 @@ from trainplan.execution.judge import judge, judge_carried
 from trainplan.execution.walk.checks import check
 from trainplan.execution.walk.class_checks import check_classes
 from trainplan.execution.walk.memory import memory_walk
-from trainplan.formulations.plan import Plan
-from trainplan.formulations.step.stage_memory import stage_peak
-from trainplan.formulations.strategies import parse_strategy
-from trainplan.formulations.work.memory import unit_bytes
-from trainplan.formulations.work.models import COST_MODELS, transition_ns, unit_costs
-from trainplan.formulations.work.moves import moved_bytes, table_once
-from trainplan.formulations.work.planned import planned_work, samples_of
-from trainplan.formulations.work.primitives import collective
+from trainplan.formulations.costs.sequential.communication import moved_bytes, table_once
+from trainplan.formulations.costs.sequential.cost_models import COST_MODELS, transition_ns, unit_costs
+from trainplan.formulations.costs.sequential.primitives import collective
+from trainplan.formulations.costs.sequential.stage_work import planned_work, samples_of
+from trainplan.formulations.costs.sequential.sublayer_memory import unit_bytes
+from trainplan.formulations.plan.plan import Plan
+from trainplan.formulations.plan.strategy import parse_strategy
+from trainplan.formulations.schedule.stage_memory import stage_peak
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.models.sublayers import TokenShare
 from trainplan.profiling.ways import cost_of_pieces, shared_operators

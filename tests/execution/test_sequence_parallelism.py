@@ -10,7 +10,7 @@ from trainplan.execution.run.processes import run_plans
 from trainplan.execution.run.report import RunReport
 from trainplan.execution.walk.checks import check
 from trainplan.execution.walk.memory import BACKENDS, memory_walk
-from trainplan.formulations.plan import Plan, load_plan
+from trainplan.formulations.plan.plan import Plan, load_plan
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.models.model import Model, load_model
 

@@ -11,7 +11,7 @@ from trainplan.execution.program import Instruction, Op, Program
 from trainplan.execution.run.processes import run_plans
 from trainplan.execution.walk.checks import check, lifetimes, meanings
 from trainplan.execution.walk.memory import memory_walk
-from trainplan.formulations.plan import load_plan
+from trainplan.formulations.plan.plan import load_plan
 from trainplan.profiling.base.errors import InputError
 
 from tests.execution.measured import memory_follows_the_walk

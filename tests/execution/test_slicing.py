@@ -12,8 +12,8 @@ from trainplan.execution.program import Instruction, Op, Program
 from trainplan.execution.run.processes import run_plans
 from trainplan.execution.walk.checks import check, lifetimes, meanings, races
 from trainplan.execution.walk.memory import Backend, memory_walk
-from trainplan.formulations.plan import Plan, load_plan
-from trainplan.formulations.step.schedules import is_sliced, most_sliced
+from trainplan.formulations.plan.plan import Plan, load_plan
+from trainplan.formulations.schedule.orders import is_sliced, most_sliced
 from trainplan.profiling.base.errors import InputError
 
 from tests.execution.measured import memory_follows_the_walk

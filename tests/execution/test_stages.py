@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from trainplan.execution.compile.compiler import compile_plan
-from trainplan.formulations.plan import load_plan
+from trainplan.formulations.plan.plan import load_plan
 from trainplan.profiling.base.errors import InputError
 
 from tests.execution.plans import GPT2, plan_of

@@ -15,15 +15,15 @@ from trainplan.execution.streams import judge_streams
 from trainplan.execution.streams import layout_of as layout_of_plan
 from trainplan.execution.walk.stream_costs import StreamsCosts
 from trainplan.execution.walk.time import time_walk
-from trainplan.formulations.plan import Plan, load_plan
-from trainplan.formulations.streams.layout import Framework, Recompute, RunLayout
-from trainplan.formulations.streams.links import Links
-from trainplan.formulations.streams.memory import exchanged_bytes, run_memory
-from trainplan.formulations.streams.pipeline import pipeline_ns
-from trainplan.formulations.streams.prices import Prices, SublayerTimes
-from trainplan.formulations.streams.sharded import Block, sharded_ns
-from trainplan.formulations.streams.step import chunks_of, streams_step
-from trainplan.formulations.streams.units import _on_share, unit_times
+from trainplan.formulations.costs.overlapped.analytic_fsdp import Block, sharded_ns
+from trainplan.formulations.costs.overlapped.analytic_memory import exchanged_bytes, run_memory
+from trainplan.formulations.costs.overlapped.analytic_pipeline import pipeline_ns
+from trainplan.formulations.costs.overlapped.analytic_step import chunks_of, streams_step
+from trainplan.formulations.costs.overlapped.instruction_costs import Prices, SublayerTimes
+from trainplan.formulations.costs.overlapped.layout import Framework, Recompute, RunLayout
+from trainplan.formulations.costs.overlapped.links import Links
+from trainplan.formulations.costs.overlapped.sublayer_time import _on_share, unit_times
+from trainplan.formulations.plan.plan import Plan, load_plan
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.clusters.cluster import DeviceKind, load_cluster
 from trainplan.profiling.clusters.efficiencies import shipped_efficiencies

@@ -8,7 +8,7 @@ import pytest
 from trainplan.execution.compile.compiler import compile_plan
 from trainplan.execution.program import Instruction, Op, Program, with_waits
 from trainplan.execution.walk.checks import check, lifetimes, meanings, races
-from trainplan.formulations.memory_switches.switches import ALL_ON, Switches
+from trainplan.formulations.plan.switches import ALL_ON, Switches
 
 from tests.execution.plans import GPT2, UNTIED
 from tests.execution.switch_plans import random_switch_plan, switch_plan

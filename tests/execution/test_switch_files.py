@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 from trainplan.execution.compile.compiler import compile_plan
-from trainplan.formulations.memory_switches.switches import Switches, SwitchName
-from trainplan.formulations.plan import Plan, load_plan
-from trainplan.formulations.plan_units import planned_unit
+from trainplan.formulations.plan.plan import Plan, load_plan
+from trainplan.formulations.plan.switches import Switches, SwitchName
+from trainplan.formulations.plan.unit import planned_unit
 from trainplan.profiling.base.errors import InputError
 
 from tests.execution.plans import GPT2, plan_of

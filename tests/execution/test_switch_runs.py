@@ -9,8 +9,8 @@ from trainplan.execution.program import Op, with_waits
 from trainplan.execution.run import processes as run
 from trainplan.execution.run.processes import run_plans
 from trainplan.execution.walk.memory import Backend
-from trainplan.formulations.memory_switches.switches import ALL_ON, Switches
-from trainplan.formulations.plan import Plan
+from trainplan.formulations.plan.plan import Plan
+from trainplan.formulations.plan.switches import ALL_ON, Switches
 
 from tests.execution.measured import memory_follows_the_walk
 from tests.execution.plans import UNTIED

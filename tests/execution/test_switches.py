@@ -10,7 +10,7 @@ from trainplan.execution.program import COPIES, Op, Program
 from trainplan.execution.walk.checks import check
 from trainplan.execution.walk.memory import memory_walk
 from trainplan.formulations.memory_switches.problem import LayerRecord, Solution, evaluate, load
-from trainplan.formulations.memory_switches.switches import ALL_ON, Switches, SwitchName
+from trainplan.formulations.plan.switches import ALL_ON, Switches, SwitchName
 
 from tests.execution.plans import GPT2, UNTIED, plan_of
 from tests.execution.switch_plans import FREE, LARGER, random_switch_plan, switch_plan

@@ -9,8 +9,8 @@ from trainplan.execution.program import Instruction, Op, Program
 from trainplan.execution.run.processes import run_plans
 from trainplan.execution.walk.checks import check, meanings
 from trainplan.execution.walk.memory import Backend, memory_walk
-from trainplan.formulations.plan import Plan
-from trainplan.formulations.strategies import decision_tree
+from trainplan.formulations.plan.plan import Plan
+from trainplan.formulations.plan.strategy import decision_tree
 from trainplan.profiling.models.model import Model, load_model
 
 from tests.execution.plans import BERT, GPT2, UNTIED, plan_of

@@ -17,16 +17,16 @@ from trainplan.execution.walk.costs import ProfiledCosts
 from trainplan.execution.walk.measured import MeasuredCosts
 from trainplan.execution.walk.memory import BACKENDS
 from trainplan.execution.walk.time import time_walk
+from trainplan.formulations.costs.sequential.stage_work import planned_work
+from trainplan.formulations.costs.sequential.sublayer_time import unit_work
 from trainplan.formulations.memory_switches import costs as switch_costs
 from trainplan.formulations.memory_switches.problem import Solution, evaluate
 from trainplan.formulations.memory_switches.problem import load as load_switches
-from trainplan.formulations.plan import Plan, load_plan
-from trainplan.formulations.step import timeline
-from trainplan.formulations.step.schedules import Pass, gpipe, most_sliced, one_f_one_b
-from trainplan.formulations.step.timeline import Stuck, Timeline
-from trainplan.formulations.strategies import decision_tree
-from trainplan.formulations.work.planned import planned_work
-from trainplan.formulations.work.units import unit_work
+from trainplan.formulations.plan.plan import Plan, load_plan
+from trainplan.formulations.plan.strategy import decision_tree
+from trainplan.formulations.schedule import simulate
+from trainplan.formulations.schedule.orders import Pass, gpipe, most_sliced, one_f_one_b
+from trainplan.formulations.schedule.simulate import Stuck, Timeline
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.clusters.cluster import load_cluster
 from trainplan.profiling.clusters.network import Island, Network
@@ -84,7 +84,7 @@ def simulated(plan: Plan, profile: Profile) -> tuple[Timeline, int]:
     """The timeline of the plan's stage times, and the step: reductions and optimizers behind each stage's last pass."""
     planned, m, count = planned_work(plan, [profile] * len(plan.stages)), plan.batch.micro_batches, len(plan.stages)
     orders = gpipe(count, m) if plan.schedule == "gpipe" else one_f_one_b(count, m, plan.sliced)
-    result = timeline.simulate(planned.work, orders)
+    result = simulate.simulate(planned.work, orders)
     return result, result.step_ns(planned.syncs_ns)
 
 

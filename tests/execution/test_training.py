@@ -18,7 +18,7 @@ from trainplan.execution.training.batches import Batches, permuted
 from trainplan.execution.training.optimizer import Optimizer
 from trainplan.execution.training.settings import Training
 from trainplan.execution.training.tokens import token_file
-from trainplan.formulations.plan import Plan
+from trainplan.formulations.plan.plan import Plan
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.models.precision import MASTERS
 

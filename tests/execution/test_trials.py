@@ -9,7 +9,7 @@ from trainplan.execution.run import trials
 from trainplan.execution.run.processes import run_plans
 from trainplan.execution.run.settings import gpus
 from trainplan.execution.run.trials import Trial, fastest, run_trials
-from trainplan.formulations.plan import Plan, Predicted
+from trainplan.formulations.plan.plan import Plan, Predicted
 from trainplan.profiling.base.errors import InputError
 
 from tests.execution.faulty import FULL, HANGING, KILLED, RAISING, SPOILED

@@ -15,12 +15,12 @@ from trainplan.execution.run.processes import run_plans
 from trainplan.execution.walk.checks import check
 from trainplan.execution.walk.class_checks import check_classes
 from trainplan.execution.walk.memory import Backend, memory_walk
-from trainplan.formulations.plan import Plan
-from trainplan.formulations.step.stage_memory import stage_peak
-from trainplan.formulations.strategies import parse_strategy
-from trainplan.formulations.work.memory import unit_bytes
-from trainplan.formulations.work.moves import table_once
-from trainplan.formulations.work.planned import samples_of
+from trainplan.formulations.costs.sequential.communication import table_once
+from trainplan.formulations.costs.sequential.stage_work import samples_of
+from trainplan.formulations.costs.sequential.sublayer_memory import unit_bytes
+from trainplan.formulations.plan.plan import Plan
+from trainplan.formulations.plan.strategy import parse_strategy
+from trainplan.formulations.schedule.stage_memory import stage_peak
 
 from tests.execution.measured import memory_follows_the_walk
 from tests.execution.plans import BERT, GPT2, LLAMA, UNTIED, plan_of, random_plan, random_zero_plan, with_zero

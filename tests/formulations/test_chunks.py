@@ -1,7 +1,7 @@
 """Cuts of interleaved stages with as many layers each."""
 
 import pytest
-from trainplan.formulations.step.chunks import even_chunks
+from trainplan.formulations.schedule.even_chunks import even_chunks
 
 
 def layers(blocks: int, each: int = 2) -> list[int]:

@@ -11,10 +11,10 @@ import pytest
 from trainplan.execution.compile.compiler import compile_plan
 from trainplan.execution.walk.memory import memory_walk
 from trainplan.formulations.cluster_strategy.definition import PROBLEM, layout
-from trainplan.formulations.cluster_strategy.makes import makes
+from trainplan.formulations.cluster_strategy.group_compositions import makes
 from trainplan.formulations.cluster_strategy.problem import Instance, Solution, evaluate, shares_of, violations
 from trainplan.formulations.parameters import chosen
-from trainplan.formulations.request import Request
+from trainplan.formulations.plan.request import Request
 from trainplan.formulations.stage_assignment.definition import PROBLEM as ASSIGNMENT
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.clusters.cluster import load_cluster

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 from trainplan.formulations.parameters import chosen
+from trainplan.formulations.plan.request import Request
 from trainplan.formulations.problem import Problem, problem, problem_names
-from trainplan.formulations.request import Request
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.clusters.cluster import load_cluster
 from trainplan.profiling.models.model import load_model

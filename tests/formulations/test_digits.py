@@ -7,8 +7,8 @@ from itertools import pairwise
 from math import prod
 
 import pytest
-from trainplan.formulations.digits import Digits, alike_over, common_digits
-from trainplan.formulations.strategies import Strategy, gather_ranks
+from trainplan.formulations.plan.rank_grid import Digits, alike_over, common_digits
+from trainplan.formulations.plan.strategy import Strategy, gather_ranks
 from trainplan.profiling.clusters.network import Island, Network
 
 from tests.execution.plans import all_strategies, parse_strategy

@@ -8,7 +8,7 @@ import pytest
 from trainplan.execution.exports.common import first_recomputed
 from trainplan.formulations.joint.evaluation import evaluate, violations
 from trainplan.formulations.joint.problem import Configuration, Instance, Solution
-from trainplan.formulations.strategies import Strategy
+from trainplan.formulations.plan.strategy import Strategy
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.models.model import load_model
 

@@ -18,7 +18,7 @@ from trainplan.formulations.joint.problem import Configuration, Instance, Schedu
 from trainplan.formulations.joint.search_space import Space
 from trainplan.formulations.joint.simulation import StageTimes, Symbol, ends, ends_ns
 from trainplan.formulations.joint.tables import HostPart
-from trainplan.formulations.request import Request
+from trainplan.formulations.plan.request import Request
 from trainplan.profiling.base.quantities import divisors
 from trainplan.profiling.clusters.cluster import load_cluster
 from trainplan.profiling.clusters.network import Island, Network

@@ -13,8 +13,8 @@ import pytest
 from trainplan.execution.judge import Judged
 from trainplan.execution.streams import judge_streams
 from trainplan.formulations.joint.problem import Instance, Solution
+from trainplan.formulations.plan.request import Request
 from trainplan.formulations.problem import problem
-from trainplan.formulations.request import Request
 from trainplan.profiling.base.quantities import format_gap
 from trainplan.profiling.models.model import Model, load_model, model_from_config
 

@@ -9,9 +9,9 @@ from trainplan.execution.exports.common import ENDS
 from trainplan.execution.judge import judge_carried
 from trainplan.execution.streams import judge_streams, layout_of
 from trainplan.formulations.joint.runtime_capabilities import with_gradients
-from trainplan.formulations.plan import Plan, load_plan
+from trainplan.formulations.plan.plan import Plan, load_plan
+from trainplan.formulations.plan.request import Request
 from trainplan.formulations.problem import problem
-from trainplan.formulations.request import Request
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.clusters.cluster import load_cluster
 from trainplan.profiling.clusters.recipes import RECIPES

@@ -10,12 +10,12 @@ import pytest
 from trainplan.execution.judge import judge_by
 from trainplan.execution.streams import judge_streams, layout_of
 from trainplan.execution.walk.stream_costs import StreamsCosts
+from trainplan.formulations.costs.overlapped.analytic_step import streams_step
+from trainplan.formulations.costs.overlapped.links import Links
 from trainplan.formulations.joint import overlap_lower_bounds
 from trainplan.formulations.joint.problem import Instance, Solution
+from trainplan.formulations.plan.request import Request
 from trainplan.formulations.problem import problem
-from trainplan.formulations.request import Request
-from trainplan.formulations.streams.links import Links
-from trainplan.formulations.streams.step import streams_step
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.clusters.cluster import load_cluster
 from trainplan.profiling.models.model import Model, load_model

@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyomo.contrib.solver.common.factory import SolverFactory
 from trainplan.formulations.memory_switches import milp
-from trainplan.formulations.memory_switches.columns import STATES, undominated, within
 from trainplan.formulations.memory_switches.problem import (
     Instance,
     Solution,
@@ -25,9 +24,10 @@ from trainplan.formulations.memory_switches.problem import (
     solution_dict,
     violations,
 )
+from trainplan.formulations.memory_switches.segment_columns import STATES, undominated, within
 from trainplan.formulations.memory_switches.segments import Segments, alike_layers, segments
 from trainplan.formulations.memory_switches.simulation import Evaluation, simulate
-from trainplan.formulations.memory_switches.switches import ALL_ON, SWITCHES, Switches, combinations
+from trainplan.formulations.plan.switches import ALL_ON, SWITCHES, Switches, combinations
 from trainplan.profiling.base.errors import InputError
 
 from tests.switch_instances import bert_instance, random_instance

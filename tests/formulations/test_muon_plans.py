@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from trainplan.formulations.costs.overlapped.frameworks import planned_framework
 from trainplan.formulations.joint.plan_to_solution import incumbent_of
-from trainplan.formulations.streams.frameworks import planned_framework
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.models.model import load_model
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from trainplan.formulations.pipeline_partition.moments import Sum, moments
-from trainplan.formulations.step.critical import critical_path
-from trainplan.formulations.step.recurrences import iteration_ns, pass_ends
-from trainplan.formulations.step.schedules import Pass, gpipe, interleaved, most_sliced, one_f_one_b
-from trainplan.formulations.step.timeline import Event, Stuck, Timeline, Work, simulate
+from trainplan.formulations.schedule.autopipe_recurrences import iteration_ns, pass_ends
+from trainplan.formulations.schedule.critical_path import critical_path
+from trainplan.formulations.schedule.orders import Pass, gpipe, interleaved, most_sliced, one_f_one_b
+from trainplan.formulations.schedule.simulate import Event, Stuck, Timeline, Work, simulate
 
 from tests.partition_instances import random_work
 

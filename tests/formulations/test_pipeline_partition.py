@@ -23,8 +23,8 @@ from trainplan.formulations.pipeline_partition.problem import (
     solution_dict,
     violations,
 )
-from trainplan.formulations.step.schedules import one_f_one_b
-from trainplan.formulations.step.timeline import Work, simulate
+from trainplan.formulations.schedule.orders import one_f_one_b
+from trainplan.formulations.schedule.simulate import Work, simulate
 from trainplan.profiling.base.errors import InputError
 
 from tests.partition_instances import random_partition, random_partition_dict

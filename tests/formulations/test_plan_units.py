@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from trainplan.formulations.memory_switches.switches import combinations
-from trainplan.formulations.plan_units import UNIT_SWITCHES, PlannedUnit, planned_unit
-from trainplan.formulations.strategies import MODULES, PARADIGMS, Strategy, parse_strategy
+from trainplan.formulations.plan.strategy import MODULES, PARADIGMS, Strategy, parse_strategy
+from trainplan.formulations.plan.switches import combinations
+from trainplan.formulations.plan.unit import UNIT_SWITCHES, PlannedUnit, planned_unit
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.files import parse
 

@@ -14,7 +14,7 @@ PACKAGE = Path(__file__).parent.parent / "plugin"
 BEGIN = """
 from trainplan.formulations.parameters import chosen
 from trainplan.formulations.problem import problem, problem_names
-from trainplan.formulations.request import Request
+from trainplan.formulations.plan.request import Request
 from trainplan.profiling.clusters.cluster import load_cluster
 from trainplan.profiling.models.model import load_model
 from trainplan.testing import check_problem, check_request, enumerated, optimum

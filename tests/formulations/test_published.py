@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from trainplan.formulations.pipeline import problem as pipeline
 from trainplan.formulations.pipeline.problem import Solution
-from trainplan.formulations.strategies import parse_strategy
+from trainplan.formulations.plan.strategy import parse_strategy
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.imports.galvatron_memory import Ends
 

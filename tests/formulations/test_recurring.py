@@ -9,8 +9,8 @@ import pytest
 from trainplan.formulations.joint import stage_memory
 from trainplan.formulations.joint.problem import Configuration, Schedule, Site
 from trainplan.formulations.joint.simulation import FEW, StageTimes, ends, ends_ns
-from trainplan.formulations.step import arrays
-from trainplan.formulations.step.arrays import one_f_one_b_ends_ns
+from trainplan.formulations.schedule import vectorised
+from trainplan.formulations.schedule.vectorised import one_f_one_b_ends_ns
 
 from tests.sizes import some_and_all
 
@@ -53,7 +53,7 @@ def test_blocks_that_move_all_ends_alike_need_not_be_followed(monkeypatch: pytes
         micro_batches = int(rng.choice((1, 2, 70, 150, 400)))
         found = one_f_one_b_ends_ns(forward, backward, micro_batches, last)
         with monkeypatch.context() as patch:
-            patch.setattr(arrays, "LONG", 10**9)
+            patch.setattr(vectorised, "LONG", 10**9)
             assert (found == one_f_one_b_ends_ns(forward, backward, micro_batches, last)).all(), seed
 
 

@@ -2,7 +2,7 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
-from trainplan.formulations.runs import runs
+from trainplan.formulations.plan.run_length import runs
 
 
 def units(blocks: int) -> list[str]:

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from trainplan.formulations.step.schedules import (
+from trainplan.formulations.schedule.orders import (
     Pass,
     gpipe,
     in_flight,

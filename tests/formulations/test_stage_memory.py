@@ -6,10 +6,10 @@ import random
 from itertools import combinations, pairwise
 
 import numpy as np
-from trainplan.formulations.cluster_strategy.makes import cases
+from trainplan.formulations.cluster_strategy.group_compositions import cases
 from trainplan.formulations.layer_strategies import problem as layer_strategies
-from trainplan.formulations.step.schedules import one_f_one_b
-from trainplan.formulations.step.stage_memory import Memory, stage_peak
+from trainplan.formulations.schedule.orders import one_f_one_b
+from trainplan.formulations.schedule.stage_memory import Memory, stage_peak
 
 from tests.formulations.test_conformance import TINY
 

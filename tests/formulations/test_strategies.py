@@ -6,7 +6,7 @@ from itertools import permutations, product
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from trainplan.formulations.strategies import (
+from trainplan.formulations.plan.strategy import (
     Strategy,
     decision_tree,
     gather_groups,

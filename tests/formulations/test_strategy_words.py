@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from trainplan.formulations.strategies import Strategy, decision_tree, parse_strategy
-from trainplan.formulations.strategy_words import in_words, strategy_words
+from trainplan.formulations.plan.strategy import Strategy, decision_tree, parse_strategy
+from trainplan.formulations.plan.strategy_words import in_words, strategy_words
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from trainplan.formulations.streams.frameworks import MEGATRON
-from trainplan.formulations.streams.layout import Recompute, RunLayout
-from trainplan.formulations.streams.memory import kept_bytes
+from trainplan.formulations.costs.overlapped.analytic_memory import kept_bytes
+from trainplan.formulations.costs.overlapped.frameworks import MEGATRON
+from trainplan.formulations.costs.overlapped.layout import Recompute, RunLayout
 from trainplan.profiling.models.model import load_model
 from trainplan.profiling.models.sublayers import TokenShare, why_not_shared
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 from trainplan.formulations.cluster_strategy import costs as cluster_costs
+from trainplan.formulations.costs.sequential.communication import moved_bytes, slice_gather_ns, tied_ns
+from trainplan.formulations.costs.sequential.cost_models import COST_MODELS, times_of, transition_ns, unit_costs
+from trainplan.formulations.costs.sequential.primitives import collective, device_step, host_copy, host_step
+from trainplan.formulations.costs.sequential.sublayer_time import reductions, unit_work
 from trainplan.formulations.memory_switches import costs as switch_costs
-from trainplan.formulations.strategies import Strategy, decision_tree, gather_groups, parse_strategy
-from trainplan.formulations.work.models import COST_MODELS, times_of, transition_ns, unit_costs
-from trainplan.formulations.work.moves import moved_bytes, slice_gather_ns, tied_ns
-from trainplan.formulations.work.primitives import collective, device_step, host_copy, host_step
-from trainplan.formulations.work.units import reductions, unit_work
+from trainplan.formulations.plan.strategy import Strategy, decision_tree, gather_groups, parse_strategy
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.clusters.cluster import load_cluster
 from trainplan.profiling.clusters.network import Island, Network

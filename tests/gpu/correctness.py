@@ -22,7 +22,7 @@ import torch
 from trainplan.execution.run.executor import Executor
 from trainplan.execution.run.processes import run_plans
 from trainplan.execution.walk.memory import Backend
-from trainplan.formulations.plan import Plan
+from trainplan.formulations.plan.plan import Plan
 
 from tests.execution.plans import GPT2, LLAMA, plan_of, random_plan
 from tests.execution.residence_plans import random_residence_plan

@@ -21,7 +21,7 @@ from trainplan.execution.run.processes import sound_programs
 from trainplan.execution.run.ranks import make_executor
 from trainplan.execution.run.settings import Device
 from trainplan.execution.walk.memory import Backend
-from trainplan.formulations.plan import Plan
+from trainplan.formulations.plan.plan import Plan
 
 STORED = Path(__file__).with_name("measured")
 BUDGET_S = 520.0  # of a command, whose limit is nine minutes

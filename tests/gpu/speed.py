@@ -27,7 +27,7 @@ from trainplan.execution.run.processes import run_plans
 from trainplan.execution.run.reference import LEARNING_RATE, Reference, batch_tokens
 from trainplan.execution.run.transport import Direct
 from trainplan.execution.walk.memory import Backend
-from trainplan.formulations.plan import Plan
+from trainplan.formulations.plan.plan import Plan
 from trainplan.profiling.base.processes import run_workers
 from trainplan.profiling.models.model import Model, load_model
 

@@ -10,8 +10,8 @@ from typing import NamedTuple
 import torch
 from trainplan.formulations.memory_switches import costs
 from trainplan.formulations.memory_switches.problem import Instance, Solution, evaluate
-from trainplan.formulations.memory_switches.switches import ALL_ON, Switches, combinations
-from trainplan.formulations.plan import Plan
+from trainplan.formulations.plan.plan import Plan
+from trainplan.formulations.plan.switches import ALL_ON, Switches, combinations
 from trainplan.profiling.clusters.cluster import Cluster, DeviceKind, Host, Nodes
 from trainplan.profiling.clusters.network import Link
 from trainplan.profiling.measure.measure import measure

@@ -31,9 +31,9 @@ import numpy as np
 from trainplan.formulations.pipeline_partition.costs import build
 from trainplan.formulations.pipeline_partition.degrees import PipelineDegrees
 from trainplan.formulations.pipeline_partition.problem import Instance, Solution, evaluate
-from trainplan.formulations.step.schedules import interleaved, one_f_one_b
-from trainplan.formulations.step.stage_memory import COLUMNS
-from trainplan.formulations.step.timeline import simulate
+from trainplan.formulations.schedule.orders import interleaved, one_f_one_b
+from trainplan.formulations.schedule.simulate import simulate
+from trainplan.formulations.schedule.stage_memory import COLUMNS
 from trainplan.profiling.clusters.cluster import load_cluster
 from trainplan.profiling.costs import collective_ns
 from trainplan.profiling.estimate import estimate_shapes

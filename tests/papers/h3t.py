@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trainplan.formulations.memory_switches.switches import SwitchName
+from trainplan.formulations.plan.switches import SwitchName
 
 GB = 10**9
 SEQUENCE = 512

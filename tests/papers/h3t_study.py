@@ -31,11 +31,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from trainplan.formulations.memory_switches.columns import undominated
 from trainplan.formulations.memory_switches.costs import build
 from trainplan.formulations.memory_switches.problem import Instance, Solution, evaluate, load_solution
+from trainplan.formulations.memory_switches.segment_columns import undominated
 from trainplan.formulations.memory_switches.segments import segments
-from trainplan.formulations.memory_switches.switches import ALL_ON, SWITCHES, Switches, SwitchName
+from trainplan.formulations.plan.switches import ALL_ON, SWITCHES, Switches, SwitchName
 from trainplan.profiling.clusters.cluster import load_cluster
 from trainplan.profiling.estimate import estimate_shapes
 from trainplan.profiling.imports.source import Source

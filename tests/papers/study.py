@@ -27,7 +27,7 @@ import numpy as np
 from trainplan.formulations.pipeline.batches import LARGEST_BATCH, BatchInstances
 from trainplan.formulations.pipeline.costs import PipelineCosts
 from trainplan.formulations.pipeline.problem import SCHEDULES, Evaluation, Instance, Schedule, Solution, evaluate
-from trainplan.formulations.pipeline.spaces import SPACES
+from trainplan.formulations.strategy_spaces import SPACES
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.clusters.cluster import Cluster, load_cluster
 from trainplan.profiling.estimate import estimate_shapes

@@ -40,7 +40,7 @@ from statistics import mean, median
 import pytest
 from trainplan.formulations.memory_switches.problem import Solution, evaluate, load_solution, matrix
 from trainplan.formulations.memory_switches.simulation import simulate
-from trainplan.formulations.memory_switches.switches import SWITCHES
+from trainplan.formulations.plan.switches import SWITCHES
 from trainplan.profiling.models.model import load_model
 
 from tests.papers import h3t_study as study

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from trainplan.formulations.costs.sequential.cost_models import COST_MODELS, unit_costs
 from trainplan.formulations.layer_strategies.costs import build
-from trainplan.formulations.strategies import parse_strategy
-from trainplan.formulations.work.models import COST_MODELS, unit_costs
+from trainplan.formulations.plan.strategy import parse_strategy
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.files import parse
 from trainplan.profiling.clusters.cluster import load_cluster

@@ -7,9 +7,9 @@ from math import prod
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from trainplan.formulations.strategies import parse_strategy
-from trainplan.formulations.work.memory import unit_bytes
-from trainplan.formulations.work.units import unit_work
+from trainplan.formulations.costs.sequential.sublayer_memory import unit_bytes
+from trainplan.formulations.costs.sequential.sublayer_time import unit_work
+from trainplan.formulations.plan.strategy import parse_strategy
 from trainplan.profiling.clusters.cluster import load_cluster
 from trainplan.profiling.estimate import estimate_shapes, orthogonal_ns
 from trainplan.profiling.models.model import load_model

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from trainplan.formulations.costs.sequential.cost_models import COST_MODELS, layer_costs, unit_costs
 from trainplan.formulations.joint.options import with_tables
 from trainplan.formulations.layer_strategies.costs import build
-from trainplan.formulations.strategies import decision_tree, parse_strategy
-from trainplan.formulations.work.models import COST_MODELS, layer_costs, unit_costs
+from trainplan.formulations.plan.strategy import decision_tree, parse_strategy
 from trainplan.profiling.base.dtypes import DTYPE_BYTES
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.files import parse

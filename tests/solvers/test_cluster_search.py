@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from trainplan.formulations.cluster_strategy.definition import PROBLEM
-from trainplan.formulations.cluster_strategy.makes import Case, orbits
+from trainplan.formulations.cluster_strategy.group_compositions import Case, orbits
 from trainplan.formulations.cluster_strategy.problem import (
     Degrees,
     Instance,
@@ -20,7 +20,7 @@ from trainplan.formulations.cluster_strategy.problem import (
     load,
     violations,
 )
-from trainplan.formulations.request import Request
+from trainplan.formulations.plan.request import Request
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.clusters.cluster import load_cluster
 from trainplan.profiling.clusters.network import Matrix, Network

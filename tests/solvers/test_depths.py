@@ -11,7 +11,7 @@ import pytest
 from trainplan.formulations.parameters import chosen
 from trainplan.formulations.pipeline_partition.definition import PROBLEM
 from trainplan.formulations.pipeline_partition.problem import Instance, Solution, evaluate, load_solution, violations
-from trainplan.formulations.request import Request
+from trainplan.formulations.plan.request import Request
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.clusters.cluster import load_cluster
 from trainplan.profiling.models.model import load_model

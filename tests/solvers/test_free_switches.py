@@ -11,7 +11,7 @@ import pytest
 from trainplan.formulations.layer_strategies.problem import Integers
 from trainplan.formulations.memory_switches.problem import Instance, Solution, evaluate, matrix, violations
 from trainplan.formulations.memory_switches.simulation import Booleans, SimulatedStep, simulate
-from trainplan.formulations.memory_switches.switches import ALL_ON, SWITCHES, Switches
+from trainplan.formulations.plan.switches import ALL_ON, SWITCHES, Switches
 from trainplan.solvers.core.search import Search
 from trainplan.solvers.core.solve import solve
 from trainplan.solvers.switches import free_switches

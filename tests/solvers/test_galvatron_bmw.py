@@ -15,8 +15,8 @@ from trainplan.formulations.layer_strategies import problem as layers
 from trainplan.formulations.pipeline.batches import micro_batch_rule
 from trainplan.formulations.pipeline.costs import PipelineCosts
 from trainplan.formulations.pipeline.problem import Instance, Solution, evaluate, load, violations
-from trainplan.formulations.pipeline.spaces import SPACES
-from trainplan.formulations.strategies import decision_tree
+from trainplan.formulations.plan.strategy import decision_tree
+from trainplan.formulations.strategy_spaces import SPACES
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.clusters.cluster import load_cluster
 from trainplan.profiling.estimate import estimate_shapes

@@ -10,7 +10,7 @@ import pytest
 from trainplan.formulations.memory_switches.problem import Instance, Solution, evaluate, load_solution, matrix, violations
 from trainplan.formulations.memory_switches.segments import Segments, segments
 from trainplan.formulations.memory_switches.simulation import simulate
-from trainplan.formulations.memory_switches.switches import ALL_ON
+from trainplan.formulations.plan.switches import ALL_ON
 from trainplan.solvers.core.result import Result
 from trainplan.solvers.core.search import Unsuited
 from trainplan.solvers.core.solve import solve

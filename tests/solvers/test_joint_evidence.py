@@ -19,7 +19,7 @@ from trainplan.formulations.joint.evaluation import evaluate
 from trainplan.formulations.joint.lower_bounds import closed_form_ns
 from trainplan.formulations.joint.problem import Configuration, Instance
 from trainplan.formulations.joint.tables import OptionTable
-from trainplan.formulations.step.schedules import Pass
+from trainplan.formulations.schedule.orders import Pass
 from trainplan.solvers.core.search import Search
 from trainplan.solvers.joint.certificate_search import evidence
 from trainplan.solvers.joint.fixed_cuts.critical_path import longest_path

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from trainplan.formulations.memory_switches.problem import Instance, Solution, evaluate, load_solution, violations
 from trainplan.formulations.memory_switches.simulation import simulate
-from trainplan.formulations.memory_switches.switches import ALL_ON
+from trainplan.formulations.plan.switches import ALL_ON
 from trainplan.profiling.base.quantities import enough_bytes
 from trainplan.solvers.core.solve import solve
 from trainplan.solvers.switches.exact import explain

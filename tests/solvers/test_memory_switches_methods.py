@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from trainplan.formulations.memory_switches import enumeration
 from trainplan.formulations.memory_switches.problem import Instance, Solution, evaluate, load_solution, violations
-from trainplan.formulations.memory_switches.switches import ALL_ON
+from trainplan.formulations.plan.switches import ALL_ON
 from trainplan.solvers.core.incumbents import FIRST_PLAN
 from trainplan.solvers.core.quick import cheap_bound
 from trainplan.solvers.core.registry import methods

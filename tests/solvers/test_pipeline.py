@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from trainplan.formulations.pipeline.costs import PipelineCosts
 from trainplan.formulations.pipeline.problem import Instance, evaluate, evaluate_stage, load, load_solution
-from trainplan.formulations.pipeline.spaces import SPACES
-from trainplan.formulations.strategies import parse_strategy
+from trainplan.formulations.plan.strategy import parse_strategy
+from trainplan.formulations.strategy_spaces import SPACES
 from trainplan.profiling.base.quantities import format_bytes
 from trainplan.profiling.clusters.cluster import load_cluster
 from trainplan.profiling.estimate import estimate_shapes

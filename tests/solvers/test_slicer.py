@@ -4,8 +4,8 @@ import random
 from math import ceil
 
 import pytest
-from trainplan.formulations.step.schedules import most_sliced
-from trainplan.formulations.step.timeline import Work
+from trainplan.formulations.schedule.orders import most_sliced
+from trainplan.formulations.schedule.simulate import Work
 from trainplan.solvers.partition.slicer import algorithm_2, least_sliced, sliced_timeline
 
 from tests.partition_instances import random_work

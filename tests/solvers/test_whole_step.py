@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from trainplan.formulations.pipeline_partition.problem import Instance, Solution, load, violations
 from trainplan.formulations.pipeline_partition.step_bound import least_step_ns
-from trainplan.formulations.step.schedules import most_sliced, one_f_one_b
-from trainplan.formulations.step.timeline import simulate
+from trainplan.formulations.schedule.orders import most_sliced, one_f_one_b
+from trainplan.formulations.schedule.simulate import simulate
 from trainplan.solvers.core.solve import solve
 from trainplan.solvers.partition.slicer import least_sliced, sliced_timeline
 from trainplan.solvers.partition.times import SublayerChain

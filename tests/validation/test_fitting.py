@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from trainplan.formulations.streams.layout import Recompute
+from trainplan.formulations.costs.overlapped.layout import Recompute
 
 from tests.validation.test_words import laid, predicted
 

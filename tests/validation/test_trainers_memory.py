@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from trainplan.formulations.streams.layout import Framework, Held, Recompute, RunLayout
-from trainplan.formulations.streams.memory import kept_bytes, loss_bytes, returned_bytes
+from trainplan.formulations.costs.overlapped.analytic_memory import kept_bytes, loss_bytes, returned_bytes
+from trainplan.formulations.costs.overlapped.layout import Framework, Held, Recompute, RunLayout
 from trainplan.profiling.models.model import Model, model_from_config
 
 from tests.validation.test_words import laid, predicted

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from trainplan.formulations.streams.memory import RunMemory
-from trainplan.formulations.streams.sharded import Block, sharded_ns
+from trainplan.formulations.costs.overlapped.analytic_fsdp import Block, sharded_ns
+from trainplan.formulations.costs.overlapped.analytic_memory import RunMemory
 
 import trainplan as tp
 from tests.validation.test_words import predicted

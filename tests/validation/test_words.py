@@ -6,8 +6,8 @@ import warnings
 from typing import Any
 
 import pytest
-from trainplan.formulations.streams import units
-from trainplan.formulations.streams.layout import Recompute
+from trainplan.formulations.costs.overlapped import sublayer_time
+from trainplan.formulations.costs.overlapped.layout import Recompute
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.clusters.efficiencies import shipped_efficiencies
 from trainplan.profiling.clusters.recipes import RECIPES
@@ -546,8 +546,8 @@ def test_adapters_take_time_beside_frozen_weights(monkeypatch: pytest.MonkeyPatc
         return step.computing_ns
 
     beside = {precision: computed_ns(precision) for precision in ("bf16", "FP8")}
-    monkeypatch.setattr(units, "ADAPTER_READS", 0)
-    monkeypatch.setattr(units, "ADAPTER_WRITES", 0)
+    monkeypatch.setattr(sublayer_time, "ADAPTER_READS", 0)
+    monkeypatch.setattr(sublayer_time, "ADAPTER_WRITES", 0)
     more = {precision: time_ns / computed_ns(precision) for precision, time_ns in beside.items()}
     assert 1.04 < more["bf16"] < more["FP8"] < 1.12
 

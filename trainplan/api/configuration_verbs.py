@@ -25,8 +25,8 @@ from trainplan.configurations.planned import (
     with_recipe,
 )
 from trainplan.formulations.joint.runtime_capabilities import RUNTIMES
-from trainplan.formulations.plan import Plan, RunBy, load_plan
-from trainplan.formulations.request import Request
+from trainplan.formulations.plan.plan import Plan, RunBy, load_plan
+from trainplan.formulations.plan.request import Request
 from trainplan.performance import performance
 from trainplan.planned import Planned
 from trainplan.predicting import predicted_as_known

@@ -14,8 +14,8 @@ from trainplan.execution.exports.registry import exporter
 from trainplan.execution.standing_in import recipe_of
 from trainplan.formulations.joint.runtime_capabilities import RUNTIMES
 from trainplan.formulations.parameters import flag_of
-from trainplan.formulations.plan import Plan, load_plan
-from trainplan.formulations.strategy_words import in_words
+from trainplan.formulations.plan.plan import Plan, load_plan
+from trainplan.formulations.plan.strategy_words import in_words
 from trainplan.planned import Planned
 from trainplan.profiling.base.errors import COMMAND_LINE, InputError
 from trainplan.profiling.base.files import Source, name_of_source

@@ -29,10 +29,10 @@ from trainplan.formulations.joint.options import GRADIENTS
 from trainplan.formulations.joint.runtime_capabilities import FOR, with_gradients
 from trainplan.formulations.parameters import flag_of
 from trainplan.formulations.pipeline.batches import LARGEST_BATCH, MOST_MICRO_BATCHES, BatchInstances
-from trainplan.formulations.plan import Plan, load_plan
+from trainplan.formulations.plan.plan import Plan, load_plan
+from trainplan.formulations.plan.request import Request
 from trainplan.formulations.problem import constraints_of
-from trainplan.formulations.request import Request
-from trainplan.formulations.step.schedules import Schedule
+from trainplan.formulations.schedule.orders import Schedule
 from trainplan.planned import Planned, plan_row, row_rank
 from trainplan.planning import planned
 from trainplan.predicting import plan_profile

@@ -10,7 +10,7 @@ from trainplan.api.listed import Methods
 from trainplan.asking import FilePath, check_spelling, request_of
 from trainplan.checking import check, load
 from trainplan.comparing import Comparison
-from trainplan.formulations.plan import Plan
+from trainplan.formulations.plan.plan import Plan
 from trainplan.formulations.problem import InstanceLike, problem, problem_names
 from trainplan.frontiers import frontier
 from trainplan.papers import FILES

@@ -9,8 +9,8 @@ from typing import Any
 
 from trainplan.api.plan_verbs import compare_planners, plan
 from trainplan.asking import FilePath, made_for, profile_of
-from trainplan.formulations.plan import Plan, load_plan
-from trainplan.formulations.strategy_words import in_words
+from trainplan.formulations.plan.plan import Plan, load_plan
+from trainplan.formulations.plan.strategy_words import in_words
 from trainplan.planned import Planned
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.files import Source

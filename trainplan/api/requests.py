@@ -16,7 +16,7 @@ from inspect import Parameter, signature
 from typing import Any, ParamSpec, TypedDict, TypeVar, cast
 
 from trainplan.asking import FilePath
-from trainplan.formulations.plan import Plan
+from trainplan.formulations.plan.plan import Plan
 from trainplan.profiling.base.arguments import check_value
 from trainplan.profiling.base.display import in_one_line
 from trainplan.profiling.clusters.cluster import Cluster

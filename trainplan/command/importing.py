@@ -16,8 +16,8 @@ from trainplan.command.printing import pairs, table
 from trainplan.configurations.configuration import Taken
 from trainplan.configurations.judging import Change, JudgedRun
 from trainplan.configurations.planned import RUNTIMES
-from trainplan.formulations.plan import Plan
-from trainplan.formulations.strategy_words import in_words
+from trainplan.formulations.plan.plan import Plan
+from trainplan.formulations.plan.strategy_words import in_words
 from trainplan.judged_screen import judged_screen
 from trainplan.planned import Planned
 from trainplan.profiling.base.errors import COMMAND_LINE, InputError

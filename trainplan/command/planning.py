@@ -13,7 +13,7 @@ from trainplan.certifying import with_evidence
 from trainplan.command import bars, nearby, options, render
 from trainplan.command.options import Command, Outcome, exit_code, flag, flags_of, output, panel, takes, value_of
 from trainplan.every_runtime import SECONDS, RuntimePlan
-from trainplan.formulations.plan import plan_text
+from trainplan.formulations.plan.plan import plan_text
 from trainplan.pictures import drawn
 from trainplan.planned import Planned
 from trainplan.presets import DEFAULT, MIXED, OTHERWISE, PRESETS, Preset, default_parameters, preset

@@ -13,14 +13,14 @@ from trainplan.command.render_plans import side_by_side
 from trainplan.comparing import Comparison
 from trainplan.every_runtime import RuntimePlan
 from trainplan.execution.standing_in import recipe_of
-from trainplan.formulations.plan import Plan
-from trainplan.formulations.plan_units import PlannedUnit
+from trainplan.formulations.plan.plan import Plan
+from trainplan.formulations.plan.request import Request
+from trainplan.formulations.plan.run_length import runs
+from trainplan.formulations.plan.strategy_words import in_words
+from trainplan.formulations.plan.unit import PlannedUnit
 from trainplan.formulations.problem import Table as Rows
 from trainplan.formulations.problem import problem_of
-from trainplan.formulations.request import Request
-from trainplan.formulations.runs import runs
-from trainplan.formulations.step.schedules import SCHEDULE_NAMES
-from trainplan.formulations.strategy_words import in_words
+from trainplan.formulations.schedule.orders import SCHEDULE_NAMES
 from trainplan.frontiers import Frontier
 from trainplan.performance import PARTS, Performance
 from trainplan.planned import Planned

@@ -8,7 +8,7 @@ from typing import Any
 
 from trainplan.command.printing import line, table, wrapped
 from trainplan.explaining import Difference, Explained
-from trainplan.formulations.strategy_words import in_words
+from trainplan.formulations.plan.strategy_words import in_words
 from trainplan.profiling.base.quantities import format_bytes, format_gap, format_time, plural
 from trainplan.proof import proof
 from trainplan.tabular import cell_text

@@ -11,8 +11,8 @@ from trainplan.command.printing import line, pairs, table
 from trainplan.command.render import plan_table
 from trainplan.execution.walk.time import LANE_OF, Lanes
 from trainplan.formulations.joint.options import cost_words
-from trainplan.formulations.plan import Plan
-from trainplan.formulations.strategy_words import strategy_words
+from trainplan.formulations.plan.plan import Plan
+from trainplan.formulations.plan.strategy_words import strategy_words
 from trainplan.profiling.base.quantities import format_bytes, format_count, format_time, plural
 from trainplan.proof import proof_of
 from trainplan.simulating import Simulation

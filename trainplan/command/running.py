@@ -18,7 +18,7 @@ from trainplan.command.options import Command, Outcome, exit_code, flag, flags_o
 from trainplan.execution.exports.common import write_export
 from trainplan.execution.exports.registry import export_names
 from trainplan.formulations.pipeline.batches import LARGEST_BATCH, MOST_MICRO_BATCHES
-from trainplan.formulations.plan import load_plan
+from trainplan.formulations.plan.plan import load_plan
 from trainplan.presets import OPTIMUM, PLANNERS, preset
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.launched import launched

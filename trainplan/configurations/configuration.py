@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from typing import Any, Literal
 
-from trainplan.formulations.step.schedules import PlanSchedule
-from trainplan.formulations.strategies import Exchange, Module
+from trainplan.formulations.plan.strategy import Exchange, Module
+from trainplan.formulations.schedule.orders import PlanSchedule
 from trainplan.profiling.base.display import in_one_line
 from trainplan.profiling.base.errors import COMMAND_LINE, InputError, one_of, shown
 from trainplan.profiling.clusters.recipes import RecipeName

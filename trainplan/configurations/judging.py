@@ -24,9 +24,9 @@ from trainplan.formulations.joint.problem import NAME
 from trainplan.formulations.joint.runtime_capabilities import RUNTIMES
 from trainplan.formulations.joint.search_space import SCHEDULES, Space
 from trainplan.formulations.parameters import chosen
-from trainplan.formulations.plan import Plan, Stage
-from trainplan.formulations.request import Request
-from trainplan.formulations.strategies import Exchange, Strategy
+from trainplan.formulations.plan.plan import Plan, Stage
+from trainplan.formulations.plan.request import Request
+from trainplan.formulations.plan.strategy import Exchange, Strategy
 from trainplan.performance import Performance
 from trainplan.planned import Planned
 from trainplan.predicting import predicted_as_known, predicted_plan

@@ -23,7 +23,7 @@ from trainplan.configurations.megatron_older import CORE, agreed, buffers_of, en
 from trainplan.configurations.megatron_programs import refuse_others
 from trainplan.configurations.megatron_refused import noted, refuse, refuse_mapping
 from trainplan.configurations.shell import Command, command_of, values_of
-from trainplan.formulations.strategies import Exchange, Module
+from trainplan.formulations.plan.strategy import Exchange, Module
 from trainplan.profiling.base.errors import InputError, shown
 from trainplan.profiling.clusters.recipes import RECIPES, RecipeName
 from trainplan.profiling.models.model import load_model

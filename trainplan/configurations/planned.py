@@ -31,10 +31,10 @@ from trainplan.configurations.shell import command_of_text
 from trainplan.configurations.supported import refuse_what_devices_lack
 from trainplan.execution.exports.common import ENDS
 from trainplan.formulations.joint.options import streams_refusal
-from trainplan.formulations.plan import Batch, Plan, RunBy, Stage
-from trainplan.formulations.plan_units import Order, PlannedUnit, planned_unit
-from trainplan.formulations.request import MOST_SAMPLES, Request
-from trainplan.formulations.strategies import Strategy
+from trainplan.formulations.plan.plan import Batch, Plan, RunBy, Stage
+from trainplan.formulations.plan.request import MOST_SAMPLES, Request
+from trainplan.formulations.plan.strategy import Strategy
+from trainplan.formulations.plan.unit import Order, PlannedUnit, planned_unit
 from trainplan.profiling.base.dtypes import parse_dtype
 from trainplan.profiling.base.errors import COMMAND_LINE, InputError, one_of
 from trainplan.profiling.clusters.cluster import Cluster

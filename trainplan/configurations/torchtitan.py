@@ -25,7 +25,7 @@ from trainplan.configurations.torchtitan_versions import (
     model_of,
     version_of,
 )
-from trainplan.formulations.step.schedules import PlanSchedule
+from trainplan.formulations.schedule.orders import PlanSchedule
 from trainplan.profiling.base.errors import InputError, one_of, shown
 from trainplan.profiling.clusters.recipes import RecipeName
 from trainplan.profiling.models.model import load_model

@@ -34,10 +34,10 @@ import numpy as np
 
 from trainplan.formulations.layer_strategies.problem import Integers
 from trainplan.formulations.pipeline_partition.problem import Instance, Solution, violations
-from trainplan.formulations.step.recurrences import pass_ends
-from trainplan.formulations.step.schedules import most_in_flight
-from trainplan.formulations.step.stage_memory import Memory
-from trainplan.formulations.step.timeline import Work
+from trainplan.formulations.schedule.autopipe_recurrences import pass_ends
+from trainplan.formulations.schedule.orders import most_in_flight
+from trainplan.formulations.schedule.simulate import Work
+from trainplan.formulations.schedule.stage_memory import Memory
 from trainplan.solvers.partition.autopipe import Planner
 
 FAR = np.int64(2**60)  # more than any time

@@ -10,7 +10,7 @@ import numpy as np
 
 from trainplan.formulations.memory_switches.problem import Instance, Solution, evaluate, load_solution, matrix, violations
 from trainplan.formulations.memory_switches.simulation import LANES, Evaluation, Operation
-from trainplan.formulations.memory_switches.switches import SWITCHES
+from trainplan.formulations.plan.switches import SWITCHES
 from trainplan.frontiers import FrontierPoint
 from trainplan.pictures.palette import BEST, GREEN, GRID, PINK, PURPLE, series
 from trainplan.pictures.timeline import AROUND, BACKWARD, CHARACTER, FORWARD, IDLE, LATER_FORWARD, PATH, bars

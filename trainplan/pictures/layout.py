@@ -7,9 +7,9 @@ from itertools import groupby
 from typing import Any
 
 from trainplan.asking import compiles
-from trainplan.formulations.plan import Plan, Stage
-from trainplan.formulations.step.schedules import SCHEDULE_NAMES
-from trainplan.formulations.strategy_words import in_words
+from trainplan.formulations.plan.plan import Plan, Stage
+from trainplan.formulations.plan.strategy_words import in_words
+from trainplan.formulations.schedule.orders import SCHEDULE_NAMES
 from trainplan.performance import PARTS, Performance
 from trainplan.pictures.palette import BLUE, GREEN, LIGHTER, PURPLE, SERIES, VERMILION
 from trainplan.pictures.timeline import CHARACTER, PATH

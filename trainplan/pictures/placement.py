@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from trainplan.formulations.cluster_strategy.placed import Placed
+from trainplan.formulations.cluster_strategy.placement_costs import Placed
 from trainplan.formulations.cluster_strategy.problem import (
     Evaluation,
     Instance,

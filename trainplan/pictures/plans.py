@@ -9,7 +9,7 @@ import numpy as np
 
 from trainplan.execution.program import COLLECTIVES, COPIES, POINT_TO_POINT, Op
 from trainplan.execution.walk.time import Operation
-from trainplan.formulations.plan import Plan
+from trainplan.formulations.plan.plan import Plan
 from trainplan.performance import first_places
 from trainplan.pictures.palette import GREEN, PINK, SKY
 from trainplan.pictures.timeline import BACKWARD, FORWARD, IDLE, MESSAGE, bars, draw_timeline

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from trainplan.formulations.pipeline_partition.problem import Instance, Solution
-from trainplan.formulations.step.critical import Critical, critical_path
-from trainplan.formulations.step.schedules import one_f_one_b
-from trainplan.formulations.step.timeline import Event, Timeline, simulate
+from trainplan.formulations.schedule.critical_path import Critical, critical_path
+from trainplan.formulations.schedule.orders import one_f_one_b
+from trainplan.formulations.schedule.simulate import Event, Timeline, simulate
 from trainplan.pictures.palette import BLUE, ORANGE, SKY
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.quantities import format_time

@@ -8,7 +8,7 @@ from itertools import accumulate
 
 from trainplan.execution.judge import Judged
 from trainplan.execution.walk.memory import held_parts
-from trainplan.formulations.plan import Plan
+from trainplan.formulations.plan.plan import Plan
 from trainplan.performance import PARTS, fullest_places, part_of
 
 COLUMNS = 240  # moments at which a stage's memory is drawn, at most

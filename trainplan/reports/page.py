@@ -15,10 +15,10 @@ from markupsafe import Markup
 from trainplan.checking import CheckedClaim, check_claim
 from trainplan.explaining import Explained, explain
 from trainplan.formulations.joint.options import cost_words
-from trainplan.formulations.plan import Claim, Plan
-from trainplan.formulations.runs import runs
-from trainplan.formulations.step.schedules import SCHEDULE_NAMES
-from trainplan.formulations.strategy_words import in_words
+from trainplan.formulations.plan.plan import Claim, Plan
+from trainplan.formulations.plan.run_length import runs
+from trainplan.formulations.plan.strategy_words import in_words
+from trainplan.formulations.schedule.orders import SCHEDULE_NAMES
 from trainplan.performance import PARTS, Performance, performance, stage_shares
 from trainplan.pictures.layout import DARK, HOLDS, STRATEGIES
 from trainplan.pictures.plans import KINDS

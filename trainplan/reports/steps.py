@@ -15,7 +15,7 @@ from trainplan.execution.judge import Judged
 from trainplan.execution.program import Instruction, Op
 from trainplan.execution.rounds import Rounds
 from trainplan.execution.walk.time import lane_of
-from trainplan.formulations.plan import Plan
+from trainplan.formulations.plan.plan import Plan
 from trainplan.performance import first_places
 from trainplan.pictures.plans import KINDS, kind_of
 

@@ -27,7 +27,7 @@ import re
 from dataclasses import replace
 from typing import Literal
 
-from trainplan.formulations.streams.layout import Framework, Held, RunLayout
+from trainplan.formulations.costs.overlapped.layout import Framework, Held, RunLayout
 from trainplan.profiling.base.dtypes import DTYPE_BYTES
 from trainplan.profiling.clusters.sheets import DeviceSheet
 from trainplan.profiling.models.model import Model

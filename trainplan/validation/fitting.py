@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from trainplan.formulations.streams.layout import Held, Recompute, RunLayout
-from trainplan.formulations.streams.memory import run_memory
+from trainplan.formulations.costs.overlapped.analytic_memory import run_memory
+from trainplan.formulations.costs.overlapped.layout import Held, Recompute, RunLayout
 from trainplan.profiling.clusters.kinds import reserve_bytes
 from trainplan.profiling.clusters.sheets import DeviceSheet
 from trainplan.profiling.models.model import Model

@@ -15,8 +15,8 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from trainplan.formulations.streams.frameworks import MEGATRON, OVERLAPPED
-from trainplan.formulations.streams.layout import Framework
+from trainplan.formulations.costs.overlapped.frameworks import MEGATRON, OVERLAPPED
+from trainplan.formulations.costs.overlapped.layout import Framework
 from trainplan.validation.rows import Run
 from trainplan.validation.words import FUNCTIONAL_TEST, flag, optimizer_of, stage_said
 

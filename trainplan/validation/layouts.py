@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from trainplan.formulations.strategies import Exchange
-from trainplan.formulations.streams.layout import Framework, RunLayout
-from trainplan.formulations.streams.links import Links
-from trainplan.formulations.streams.units import splittable
+from trainplan.formulations.costs.overlapped.layout import Framework, RunLayout
+from trainplan.formulations.costs.overlapped.links import Links
+from trainplan.formulations.costs.overlapped.sublayer_time import splittable
+from trainplan.formulations.plan.strategy import Exchange
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.clusters.efficiencies import Precision
 from trainplan.profiling.clusters.sheets import DeviceSheet, likely_kind, sheet

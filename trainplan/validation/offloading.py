@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from trainplan.formulations.streams.layout import Hosted
+from trainplan.formulations.costs.overlapped.layout import Hosted
 from trainplan.validation.rows import Run
 from trainplan.validation.words import Assumed
 

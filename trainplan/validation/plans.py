@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from trainplan.formulations.plan import Plan, RunBy
-from trainplan.formulations.plan_units import PlannedUnit
-from trainplan.formulations.streams.layout import Framework, Hosted, Recompute, recompute_of
-from trainplan.formulations.streams.links import Links
-from trainplan.formulations.streams.memory import COPY_BYTES, run_memory
-from trainplan.formulations.streams.step import Chunk
+from trainplan.formulations.costs.overlapped.analytic_memory import COPY_BYTES, run_memory
+from trainplan.formulations.costs.overlapped.analytic_step import Chunk
+from trainplan.formulations.costs.overlapped.layout import Framework, Hosted, Recompute, recompute_of
+from trainplan.formulations.costs.overlapped.links import Links
+from trainplan.formulations.plan.plan import Plan, RunBy
+from trainplan.formulations.plan.unit import PlannedUnit
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.clusters.cluster import Cluster
 from trainplan.profiling.clusters.efficiencies import shipped_efficiencies

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from math import hypot, sqrt
 from typing import Any, ClassVar
 
-from trainplan.formulations.strategies import HEADS_WORD
-from trainplan.formulations.streams.host import with_host
-from trainplan.formulations.streams.links import Links
-from trainplan.formulations.streams.memory import RunMemory, run_memory
-from trainplan.formulations.streams.step import StreamsStep, streams_step
+from trainplan.formulations.costs.overlapped.analytic_memory import RunMemory, run_memory
+from trainplan.formulations.costs.overlapped.analytic_offload import with_host
+from trainplan.formulations.costs.overlapped.analytic_step import StreamsStep, streams_step
+from trainplan.formulations.costs.overlapped.links import Links
+from trainplan.formulations.plan.strategy import HEADS_WORD
 from trainplan.profiling.base.display import in_one_line
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.clusters.efficiencies import EfficiencyTable, shipped_efficiencies

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from trainplan.formulations.streams.layout import Recompute
+from trainplan.formulations.costs.overlapped.layout import Recompute
 from trainplan.validation.rows import Run
 from trainplan.validation.words import SEQUENCE, Assumed, denied, unknown
 

@@ -14,7 +14,7 @@ from itertools import product
 from math import log
 from typing import Any
 
-from trainplan.formulations.streams.layout import Framework
+from trainplan.formulations.costs.overlapped.layout import Framework
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.files import read_data
 from trainplan.profiling.models.families import sized_config

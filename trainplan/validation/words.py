@@ -10,8 +10,8 @@ from __future__ import annotations
 import re
 from math import gcd, prod
 
-from trainplan.formulations.strategies import Exchange
-from trainplan.formulations.streams.layout import Framework, Schedule
+from trainplan.formulations.costs.overlapped.layout import Framework, Schedule
+from trainplan.formulations.plan.strategy import Exchange
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.clusters.efficiencies import Precision
 from trainplan.profiling.clusters.recipes import RECIPES, Recipe

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from trainplan.formulations.instances import Integers
+from trainplan.formulations.instance import Integers
 from trainplan.formulations.joint.certificates.file import ConfigurationEvidence, WeightedPath
 from trainplan.formulations.joint.problem import Configuration, Instance
 from trainplan.formulations.joint.simulation import Symbol, ends

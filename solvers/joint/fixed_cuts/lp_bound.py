@@ -20,7 +20,7 @@ from math import inf
 import highspy
 import numpy as np
 from numpy.typing import NDArray
-from trainplan.formulations.instances import Integers
+from trainplan.formulations.instance import Integers
 from trainplan.formulations.joint.problem import Instance, Solution
 from trainplan.solvers.joint.fixed_cuts.critical_path import Path, Times, longest_path
 from trainplan.solvers.joint.fixed_cuts.priced_chain import NAMES, Chain, Choice, Prices

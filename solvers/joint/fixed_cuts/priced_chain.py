@@ -12,7 +12,7 @@ from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
-from trainplan.formulations.instances import Integers
+from trainplan.formulations.instance import Integers
 from trainplan.formulations.joint.problem import Instance
 from trainplan.formulations.joint.tables import FORBIDDEN, TIMES, Boundary, OptionTable
 from trainplan.solvers.joint.stages.option_tables import Floats, Places, undominated_options

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-from trainplan.formulations.instances import Integers
+from trainplan.formulations.instance import Integers
 from trainplan.formulations.joint.problem import Configuration, Schedule
-from trainplan.formulations.step.arrays import gpipe_ends_ns, one_f_one_b_ends_ns
-from trainplan.formulations.step.schedules import is_sliced
+from trainplan.formulations.schedule.orders import is_sliced
+from trainplan.formulations.schedule.vectorised import gpipe_ends_ns, one_f_one_b_ends_ns
 from trainplan.solvers.joint.stages.label_setting import Column
 from trainplan.solvers.joint.stages.option_tables import StageTables
 

@@ -13,7 +13,7 @@ from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
-from trainplan.formulations.instances import Integers
+from trainplan.formulations.instance import Integers
 from trainplan.formulations.joint.problem import Instance
 from trainplan.formulations.joint.tables import FORBIDDEN
 from trainplan.solvers.joint.fixed_cuts.priced_chain import BACK, BACKWARD, FORWARD, INTO, LAST, NAMES, OPTIMIZER, REDUCE

@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, overload
 
 import numpy as np
-from trainplan.formulations.instances import Integers
+from trainplan.formulations.instance import Integers
 from trainplan.formulations.joint.problem import Configuration
 from trainplan.solvers.joint.free_cuts.pipeline_columns import Passes, pass_ends_ns
 from trainplan.solvers.joint.stages.label_setting import Column

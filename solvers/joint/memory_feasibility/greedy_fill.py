@@ -20,7 +20,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
-from trainplan.formulations.instances import Integers
+from trainplan.formulations.instance import Integers
 from trainplan.formulations.joint.evaluation import bytes_of_stages
 from trainplan.formulations.joint.problem import Configuration, Instance, Solution
 from trainplan.formulations.joint.stage_memory import peaks

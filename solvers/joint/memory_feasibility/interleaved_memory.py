@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 import numpy as np
-from trainplan.formulations.instances import Integers
+from trainplan.formulations.instance import Integers
 from trainplan.formulations.joint.evaluation import malformed, table_once
 from trainplan.formulations.joint.problem import Configuration, Instance, Solution, Unit
 from trainplan.formulations.joint.tables import OptionTable

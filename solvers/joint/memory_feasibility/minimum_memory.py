@@ -14,7 +14,7 @@ from trainplan.formulations.joint.enumeration import improving, solution_count, 
 from trainplan.formulations.joint.evaluation import Evaluation, evaluate, over_memory, site_state_bytes
 from trainplan.formulations.joint.problem import Configuration, Instance, Schedule, Solution
 from trainplan.formulations.joint.recompute_first import RECOMPUTE_FIRST
-from trainplan.formulations.strategies import Strategy
+from trainplan.formulations.plan.strategy import Strategy
 from trainplan.solvers.core.result import Infeasibility, short_of_memory
 from trainplan.solvers.joint.memory_feasibility.greedy_fill import LARGEST, Way, excess_bytes, over_hosts, ways
 from trainplan.solvers.joint.memory_feasibility.interleaved_memory import Lean

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from trainplan.formulations.instances import Integers
-from trainplan.formulations.step.stage_memory import stage_peak
+from trainplan.formulations.instance import Integers
+from trainplan.formulations.schedule.stage_memory import stage_peak
 from trainplan.solvers.chain.bounds import Cap
 from trainplan.solvers.chain.chain import Link, MemoryChain, cost_table
 from trainplan.solvers.chain.label_setting import WORTH, label_setting

@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
-from trainplan.formulations.instances import Integers
+from trainplan.formulations.instance import Integers
 from trainplan.formulations.joint.tables import BYTES, FORBIDDEN, TIMES, Boundary, OptionTable, Tables
 
 Floats = NDArray[np.float64]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
-from trainplan.formulations.instances import Integers
+from trainplan.formulations.instance import Integers
 from trainplan.formulations.joint.problem import Configuration, Instance, Solution
 from trainplan.formulations.joint.tables import OptionTable, Tables
 from trainplan.solvers.core.search import Search

@@ -17,11 +17,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 from trainplan.formulations.parameters import Parameter
-from trainplan.formulations.plan import Batch, Plan, Stage
-from trainplan.formulations.plan_units import planned_unit
+from trainplan.formulations.plan.plan import Batch, Plan, Stage
+from trainplan.formulations.plan.request import Request
+from trainplan.formulations.plan.strategy import Strategy
+from trainplan.formulations.plan.unit import planned_unit
 from trainplan.formulations.problem import Problem, Table
-from trainplan.formulations.request import Request
-from trainplan.formulations.strategies import Strategy
 from trainplan.profiling.base.files import Record, Source, parse
 from trainplan.profiling.base.quantities import divisors, format_bytes, format_time
 from trainplan.solvers.core.result import Infeasibility

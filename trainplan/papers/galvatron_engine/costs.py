@@ -20,7 +20,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil
 
-from trainplan.formulations.strategies import Strategy
+from trainplan.formulations.plan.strategy import Strategy
 from trainplan.papers.galvatron_engine.profile import EngineProfile, Line
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.costs import overlapped_ns

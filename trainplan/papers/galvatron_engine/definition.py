@@ -15,7 +15,7 @@ from trainplan.formulations.parameters import Parameter
 from trainplan.formulations.pipeline.definition import StagedProblem
 from trainplan.formulations.pipeline.enumeration import plan_count, plans
 from trainplan.formulations.pipeline.problem import Solution, SolutionRecord
-from trainplan.formulations.request import Request
+from trainplan.formulations.plan.request import Request
 from trainplan.papers.galvatron_engine import instances, problem
 from trainplan.papers.galvatron_engine.costs import EngineOptions
 from trainplan.papers.galvatron_engine.plans import read_plan

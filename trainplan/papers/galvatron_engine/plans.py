@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import Field
 
 from trainplan.formulations.pipeline.problem import Solution
-from trainplan.formulations.strategies import Strategy
+from trainplan.formulations.plan.strategy import Strategy
 from trainplan.papers.galvatron_engine.problem import Instance, even_partition, violations
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.files import Source, name_of_source, parse

@@ -1,0 +1,181 @@
+"""What follows from a placement: times of every layer, transfer and synchronisation in every pipeline, and limits of memory.
+
+Groups of devices of the same classes (see `classes`) cost the same. So each such group is looked up once, for all placements of
+an instance: where a placement differs from an earlier one in two devices, only the groups of these two may be new.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+from trainplan.formulations.instance import Integers
+from trainplan.formulations.schedule.orders import most_in_flight
+from trainplan.profiling.costs import collective_ns
+
+if TYPE_CHECKING:
+    from trainplan.formulations.cluster_strategy.problem import Degrees, Instance
+
+
+@dataclass(frozen=True, eq=False)
+class Placed:
+    """A placement of P = pp stages, d = dp pipelines and tmp ranks. placement: the device of every rank."""
+
+    instance: Instance
+    degrees: Degrees
+    placement: Integers
+
+    @cached_property
+    def grid(self) -> Integers:
+        """Devices by stage, pipeline and tensor-parallel rank: (P, d, tmp)."""
+        return self.placement.reshape(self.degrees.pp, self.degrees.dp, self.degrees.tmp)
+
+    @cached_property
+    def layer_ns(self) -> Integers:
+        """Time of a layer in stage j of pipeline i: (P, d, L)."""
+        return self._by_group(self.grid, group_layer_ns, self.instance.layers)
+
+    @cached_property
+    def transfer_ns(self) -> Integers:
+        """e: from stage j to the next one, if the cut comes after layer l: (P-1, d, L-1)."""
+        pairs = np.stack([self.grid[:-1], self.grid[1:]], axis=-1)
+        return self._by_group(pairs, pair_transfer_ns, self.instance.layers - 1).max(axis=2)
+
+    @cached_property
+    def limits_bytes(self) -> Integers:
+        """Memory of the smallest device in every group: (P, d)."""
+        return np.array([kind.memory_bytes for kind in self.instance.kinds], np.int64)[self.kinds].min(axis=2)
+
+    @cached_property
+    def _sums_ns(self) -> Integers:
+        """Time of all layers before each in stage j of pipeline i: (P, d, L + 1)."""
+        return np.pad(self.layer_ns.cumsum(axis=2), ((0, 0), (0, 0), (1, 0)))
+
+    @property
+    def kinds(self) -> Integers:
+        """Kind of every device, as in `grid`: (P, d, tmp)."""
+        return np.array(self.instance.device_kinds)[self.grid]
+
+    def stage_ns(self, cuts: Sequence[int]) -> Integers:
+        """t of every stage in every pipeline: (P, d)."""
+        stages, borders = np.arange(self.degrees.pp), np.array([0, *cuts, self.instance.layers])
+        return self._sums_ns[stages, :, borders[1:]] - self._sums_ns[stages, :, borders[:-1]]
+
+    def sent_ns(self, cuts: Sequence[int]) -> Integers:
+        """e of every stage but the last in every pipeline: (P-1, d)."""
+        return self.transfer_ns[range(self.degrees.pp - 1), :, [cut - 1 for cut in cuts]]
+
+    def pipelines_ns(self, cuts: Sequence[int], shares: Sequence[int]) -> Integers:
+        """T_i of every pipeline by Eq. 5: (d,)."""
+        times = self.stage_ns(cuts)
+        return (np.array(shares) - 1) * times.max(axis=0) + times.sum(axis=0) + self.sent_ns(cuts).sum(axis=0)
+
+    @cached_property
+    def tied_ns(self) -> int:
+        """R: the reduction of a tied table over all devices of the first and the last stage."""
+        size = self.instance.tied_bytes
+        if not size:
+            return 0
+        devices = self.grid[sorted({0, self.degrees.pp - 1})].ravel()
+        classes = tuple(np.sort(self.instance.classes[devices]).tolist())
+        return self._group_sync_ns(size, classes, tuple(devices.tolist()))
+
+    def sync_ns(self, stage: int, first: int, last: int) -> int:
+        """D of a stage with these layers: the slowest of the all-reduces of its gradients, and R on the first and last one."""
+        sums = self.instance.shards[self.degrees.tmp].gradient_sums
+        size = int(sums[last + 1] - sums[first])
+        slowest = max(self._group_sync_ns(size, *group) for group in self._sync_groups[stage])
+        return slowest + (self.tied_ns if stage in (0, self.degrees.pp - 1) else 0)
+
+    def syncs_ns(self, cuts: Sequence[int]) -> list[int]:
+        """D of every stage."""
+        spans = pairwise((0, *cuts, self.instance.layers))
+        return [self.sync_ns(stage, first, end - 1) for stage, (first, end) in enumerate(spans)]
+
+    def time_ns(self, cuts: Sequence[int], shares: Sequence[int]) -> int:
+        """T of Eq. 4."""
+        return int(self.pipelines_ns(cuts, shares).max()) + max(self.syncs_ns(cuts))
+
+    def peak_bytes(self, cuts: Sequence[int], shares: Sequence[int]) -> Integers:
+        """Of every stage in every pipeline under 1F1B: (P, d). By sums over all stages at once; a test asserts that they are
+        `Memory.stage_peak`."""
+        degrees, starts = self.degrees, [0, *cuts]
+        table, shard = self.instance.tables[degrees.tmp, degrees.mbs], self.instance.shards[degrees.tmp]
+        states, kept = (np.add.reduceat(column, starts) for column in (shard.state_bytes, table.kept_bytes))
+        workspace = np.maximum.reduceat(table.workspace_bytes, starts)
+        return (states + workspace)[:, None] + _in_flight(degrees.pp, tuple(shares)) * kept[:, None]
+
+    @cached_property
+    def _sync_groups(self) -> list[list[tuple[tuple[int, ...], tuple[int, ...]]]]:
+        """For every stage its data-parallel groups, one of those of the same classes: classes, ascending, and devices."""
+        groups = self.grid.transpose(0, 2, 1)
+        classes = np.sort(self.instance.classes[groups], axis=2)
+        return [
+            list({tuple(key): tuple(devices) for key, devices in zip(*stage, strict=True)}.items())
+            for stage in zip(classes.tolist(), groups.tolist(), strict=True)
+        ]
+
+    def _group_sync_ns(self, size: int, classes: tuple[int, ...], devices: tuple[int, ...]) -> int:
+        costs = self.instance.group_costs
+        if (size, classes) not in costs:
+            costs[size, classes] = group_sync_ns(self.instance, devices, size)
+        return costs[size, classes]
+
+    def _by_group(
+        self, groups: Integers, cost: Callable[[Instance, Degrees, Sequence[int]], Integers], columns: int
+    ) -> Integers:
+        """The cost of every group of devices along the last axis, in the groups' shape: (..., columns)."""
+        flat, costs, rows = groups.reshape(-1, groups.shape[-1]), self.instance.group_costs, []
+        shape = cost.__name__, self.degrees.tmp, self.degrees.mbs
+        for classes, devices in zip(np.sort(self.instance.classes[flat], axis=1).tolist(), flat.tolist(), strict=True):
+            key = (*shape, *classes)
+            if key not in costs:
+                costs[key] = cost(self.instance, self.degrees, devices)
+            rows.append(costs[key])
+        return np.array(rows, np.int64).reshape(*groups.shape[:-1], columns)
+
+
+def end_ranks(degrees: Degrees) -> int:
+    """The number of ranks in the first and the last stage together."""
+    return min(2, degrees.pp) * degrees.dp * degrees.tmp
+
+
+@lru_cache(maxsize=256)
+def _in_flight(stages: int, shares: tuple[int, ...]) -> Integers:
+    """Micro-batches in flight on every stage of every pipeline: (P, d)."""
+    return np.array([[most_in_flight("1f1b", stages, share, stage) for share in shares] for stage in range(stages)])
+
+
+def group_layer_ns(instance: Instance, degrees: Degrees, devices: Sequence[int]) -> Integers:
+    """Every layer in a group of tmp devices: the slowest of them, and the all-reduces at their slowest link: (L,).
+
+    A layer that each device computes all of has no all-reduces.
+    """
+    table = instance.tables[degrees.tmp, degrees.mbs]
+    kinds = sorted({instance.device_kinds[device] for device in devices})
+    time = table.layer_ns[kinds].max(axis=0)
+    if len(devices) == 1:
+        return time
+    made: dict[tuple[int, int], int] = {}
+    for count, size in set(zip(instance.reductions.tolist(), instance.reduced_bytes.tolist(), strict=True)):
+        message = size * degrees.mbs / max(1, count)
+        made[count, size] = round(count * collective_ns(instance.network, "all-reduce", message, tuple(devices)))
+    each = np.array([made[key] for key in zip(instance.reductions.tolist(), instance.reduced_bytes.tolist(), strict=True)])
+    each[list(instance.shards[degrees.tmp].whole)] = 0
+    return time + each
+
+
+def pair_transfer_ns(instance: Instance, degrees: Degrees, devices: Sequence[int]) -> Integers:
+    """An activation and its gradient between two devices, for a cut after each layer: (L-1,)."""
+    sizes = instance.boundary_bytes.tolist()
+    made = {size: round(2 * collective_ns(instance.network, "p2p", size * degrees.mbs, tuple(devices))) for size in set(sizes)}
+    return np.array([made[size] for size in sizes], np.int64)
+
+
+def group_sync_ns(instance: Instance, devices: Sequence[int], gradient_bytes: int) -> int:
+    """The all-reduce of gradients over a data-parallel group."""
+    return round(collective_ns(instance.network, "all-reduce", gradient_bytes, tuple(devices)))

@@ -1,0 +1,382 @@
+"""What a run keeps on each device, from its layout: model states as frameworks hold them, activations of the micro-batches in
+flight, the logits with their loss, and what trainers hold alongside: buckets in the passes, copies in the optimizer's step.
+
+Of each unit the graph keeps what fused kernels of today's frameworks do: a norm's input and result, the inputs of products, one
+number for each query and head of a fused attention core, and what the activation and the gate need. What trainplan's programs
+keep is within a few percent of it (tests/formulations/test_streams_memory.py). Products in few bits keep their operands in
+these, and their weights in both orientations. Where context-parallel ranks exchange heads, an attention keeps queries, keys
+with their copies, values and results of its heads, and beside these the results of its tokens; of a core that is computed
+again, its inputs before they are exchanged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from trainplan.formulations.costs.overlapped.analytic_step import (
+    Chunk,
+    chunks_of,
+    muon_parameters,
+    parameters_of,
+    stepped_parameters,
+)
+from trainplan.formulations.costs.overlapped.layout import RunLayout
+from trainplan.formulations.costs.overlapped.sublayer_time import splittable
+from trainplan.profiling.base.dtypes import DTYPE_BYTES
+from trainplan.profiling.clusters.recipes import Recipe
+from trainplan.profiling.models.model import Model, Unit
+from trainplan.profiling.models.sublayers import LAYERED, Attention, FeedForward, HeadShare, Sublayer, attention_of
+from trainplan.profiling.models.sublayers.parallel import ParallelBlock
+
+# Of what a layer keeps, where every second product's result, the attention's and the layer's input are kept: of a layer
+# of Llama-3 8B 59 of 131 KB for each token.
+OPERATIONS_KEPT = 0.45
+MOMENT_BYTES = 4
+COPY_BYTES = 4  # of a copy in fp32
+
+
+@dataclass(frozen=True)
+class RunMemory:
+    """Bytes of one device. In the passes: model states with gathered blocks, activations of micro-batches in flight, what there
+    is for a while beside them, buffers of the trainer, and what whole gradients take beside shards of them, where they are
+    reduced behind the last micro-batch. In the optimizer's step, when no activations are left:
+    standing_bytes, of the states without gathered blocks, and copies_bytes, of what the step makes beside them."""
+
+    states_bytes: float
+    activation_bytes: float
+    workspace_bytes: float
+    buffers_bytes: float = 0.0
+    standing_bytes: float = 0.0
+    copies_bytes: float = 0.0
+    unreduced_bytes: float = 0.0
+
+    @property
+    def passes_bytes(self) -> float:
+        """All of the passes."""
+        held = self.states_bytes + self.activation_bytes + self.buffers_bytes + self.unreduced_bytes
+        return held + self.workspace_bytes
+
+    @property
+    def stepping_bytes(self) -> float:
+        """All of the optimizer's step."""
+        return self.standing_bytes + self.copies_bytes
+
+    @property
+    def peak_bytes(self) -> float:
+        """The most at any moment."""
+        return max(self.passes_bytes, self.stepping_bytes)
+
+    @property
+    def moment(self) -> str:
+        """When that is."""
+        return "the passes" if self.passes_bytes >= self.stepping_bytes else "the optimizer's step"
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """Of what the most is, in bytes."""
+        if self.passes_bytes < self.stepping_bytes:
+            return {"model states": self.standing_bytes, "copies of gradients and buckets": self.copies_bytes}
+        states = {"model states": self.states_bytes, "activations": self.activation_bytes}
+        states |= {"whole gradients": self.unreduced_bytes}
+        return states | {"loss or one layer": self.workspace_bytes, "gradient buckets": self.buffers_bytes}
+
+
+def run_memory(model: Model, layout: RunLayout) -> list[RunMemory]:
+    """Of a device of each pipeline rank, in order."""
+    chunks = chunks_of(model, layout)
+    return [_of_rank(model, layout, chunks[rank :: layout.pp], rank) for rank in range(layout.pp)]
+
+
+def states_bytes(
+    parameters: float, layout: RunLayout, largest: float = 0.0, stepped_parameters: float | None = None, by_muon: float = 0.0
+) -> float:
+    """Model states of so many parameters of a rank. largest: of its blocks, which ZeRO-3 gathers one ahead. stepped_parameters:
+    those whose master copy and moments it has in ZeRO's stage 1, where that is not an equal share; by_muon: of these, what Muon
+    steps, with one moment."""
+    element, gradient, sharing = DTYPE_BYTES[layout.base], layout.framework.gradient_bytes, layout.sharing
+    framework = layout.framework
+    stepped = framework.master_bytes + framework.moments_bytes + framework.copied_bytes
+    if "optimizer" in layout.on_host or "parameters" in layout.on_host:
+        return _beside_host_bytes(parameters, layout, largest)
+    if layout.frozen:
+        gathered = _gathered(parameters, largest, layout) * (layout.zero == 3)
+        return (parameters / (sharing if layout.zero == 3 else 1) + gathered) * element
+    if layout.zero == 3 and sharing > 1:
+        gathered = _gathered(parameters, largest, layout) * element + largest * gradient
+        own = element * (framework.shards_halves or not framework.master_bytes)  # else the optimizer's copy is the only one
+        return parameters * (stepped + own + gradient) / sharing + gathered
+    if layout.zero == 2 and sharing > 1:
+        return parameters * element + parameters * (stepped + gradient) / sharing + largest * gradient
+    kept = parameters / sharing if stepped_parameters is None else stepped_parameters
+    return parameters * (element + gradient) + kept * stepped - by_muon * MOMENT_BYTES
+
+
+def _gathered(parameters: float, largest: float, layout: RunLayout) -> float:
+    """Of so many parameters those that are gathered at once: the largest block and the next one, or as the trainer keeps them.
+    largest: of its blocks; 0 where none is gathered."""
+    held = layout.held
+    if not largest or held.ahead_elements is None:
+        return 2 * largest
+    return min(parameters, max(largest, held.live_elements) + held.ahead_elements)
+
+
+def _beside_host_bytes(parameters: float, layout: RunLayout, largest: float) -> float:
+    """Model states on a device beside those on its host: its parameters, or two gathered blocks; and its gradients,
+    or those of a block where they leave as they are made. Parameters that are on the host and in stage 2 not freed behind their
+    forward pass are all there when the backward pass begins."""
+    element = DTYPE_BYTES[layout.base]
+    hosted = "parameters" in layout.on_host
+    if hosted and layout.zero == 2 and layout.sharing > 1:
+        held = parameters * element * (largest > 0)
+    else:
+        held = 0.0 if hosted else parameters * element / (layout.sharing if layout.zero == 3 else 1)
+        held += _gathered(parameters, largest, layout) * element * (layout.zero == 3 or hosted)
+    leave = layout.zero >= 2 or "parameters" in layout.on_host
+    gradients = largest * element if leave else parameters * layout.framework.gradient_bytes
+    return held + gradients * (not layout.frozen)
+
+
+def copied_bytes(weights: Sequence[float], recipe: Recipe | None, element_bytes: int, zero: int) -> float:
+    """Copies of weights in few bits beside those in the model's dtype. weights: numbers of a rank's, by layer or unit, which
+    ZeRO-3 gathers one ahead, so that it has copies of two."""
+    if recipe is None or not weights:
+        return 0.0
+    held = sum(weights) if zero < 3 else sum(sorted(weights)[-2:])
+    return held * recipe.copied_bytes(element_bytes, in_place=zero > 0)
+
+
+def kept_bytes(unit: Unit, layout: RunLayout) -> float:
+    """What a unit keeps of a micro-batch besides what is recomputed, its input included."""
+    part, element = splittable(unit.sublayer, layout.tp), DTYPE_BYTES[layout.base]
+    tokens = layout.micro * part.tokens / layout.cp
+    own = tokens / layout.tp if layout.sequence_parallel else tokens
+    hidden = own * part.hidden * element
+    normed = (
+        own * part.hidden * (operand_bytes(layout) + _apart_bytes(part, layout)) * (not layout.recompute.norms) * part.pre_norm
+    )
+    entered = hidden + normed + own * part.hidden * _cast_bytes(part, layout)  # a norm's input, and its result
+    behind = part.sandwich * (hidden + own * part.hidden * _apart_bytes(part, layout))
+    if isinstance(part, ParallelBlock):
+        entered += normed * (not part.shared_norm)
+        inner = _attention_bytes(part.attention, tokens, layout) + _network_bytes(part.feed_forward, tokens, layout)
+        return entered + inner
+    if isinstance(part, Attention):
+        return entered + behind + _attention_bytes(part, tokens, layout) + _masks_bytes(part, own)
+    if isinstance(part, FeedForward):
+        return entered + behind + _network_bytes(part, tokens, layout) + _masks_bytes(part, own)
+    if part.kind == "embedding":
+        return hidden + _masks_bytes(part, own)
+    return 2 * hidden + own * part.hidden * (_apart_bytes(part, layout) + _cast_bytes(part, layout))
+
+
+def _cast_bytes(part: Sublayer, layout: RunLayout) -> int:
+    """Of a number of a hidden state before products under autocast: what it is wider, and the copies of the products but one,
+    of queries, keys and values, or of both up-projections."""
+    if not layout.held.autocast:
+        return 0
+    element = DTYPE_BYTES[layout.base]
+    products = 3 if isinstance(part, Attention) else 2 if isinstance(part, FeedForward) and part.gated else 1
+    return COPY_BYTES - element + element * (products - 1)
+
+
+def _apart_bytes(part: Sublayer, layout: RunLayout) -> int:
+    """Of a number of an RMS norm of several kernels: its copy in fp32, in place of the input, and the result before the
+    weights."""
+    return COPY_BYTES * (layout.framework.composed and part.norm == "rms")
+
+
+def operand_bytes(layout: RunLayout) -> float:
+    """Of a number that is kept as the operand of a product, for the gradient of its weights: of few bits as it was multiplied;
+    none where the weights are frozen."""
+    if layout.frozen:
+        return 0.0
+    return DTYPE_BYTES[layout.base] if layout.recipe is None else layout.recipe.operand_bytes
+
+
+def _masks_bytes(part: object, own: float) -> float:
+    return own * part.hidden * (part.dropout > 0)  # type: ignore[attr-defined]
+
+
+def _attention_bytes(part: Attention, tokens: float, layout: RunLayout) -> float:
+    """Queries, keys and values, and the result; queries and keys before their norm, if they have one; of unfused cores,
+    probabilities, and where these are dropped their mask and what is left."""
+    element, tp = DTYPE_BYTES[layout.base], layout.tp
+    query, key = part.heads // tp * part.width, max(1, part.kv_heads // tp) * part.width
+    normed = (element + COPY_BYTES * layout.framework.composed) * part.normed_heads
+    eager = layout.framework.composed and part.keeps_scores  # which has keys and values of all heads
+    size = tokens * ((2 * query + 2 * (query if eager else key)) * element + (query + key) * normed)
+    size += tokens * part.heads // tp * 4 * (not eager)
+    if layout.exchanges_heads and not layout.recompute.attention:
+        copied = HeadShare(part, tp, layout.cp).copies * part.width
+        size += tokens * (query + 2 * copied) * element
+    if part.keeps_scores and not layout.recompute.attention:
+        dropped = part.attention_dropout > 0
+        apart = COPY_BYTES * (eager and element < COPY_BYTES)  # the softmax's result
+        size += tokens * part.keys * (part.heads // tp) * (element + apart + dropped * (1 + (0 if apart else element)))
+    return size
+
+
+def returned_bytes(unit: Unit, layout: RunLayout) -> float:
+    """What the gradient of an attention's scores makes for a while beside what is kept, where its kernels are torch's single
+    ones: the gradients of its softmax's results in both dtypes; in place of those the widest where they were dropped."""
+    attention = attention_of(splittable(unit.sublayer, layout.tp))
+    if attention is None or not attention.keeps_scores or not layout.framework.composed:
+        return 0.0
+    tokens, element = layout.micro * attention.tokens / layout.cp, DTYPE_BYTES[layout.base]
+    made = COPY_BYTES + element * (attention.attention_dropout == 0)
+    return tokens * attention.keys * (attention.heads // layout.tp) * made
+
+
+def exchanged_bytes(unit: Unit, layout: RunLayout) -> int:
+    """What an all-to-all of heads needs for a while beside what is sent: that of a micro-batch by rank, and as it comes."""
+    attention = attention_of(splittable(unit.sublayer, layout.tp))
+    if not layout.exchanges_heads or attention is None:
+        return 0
+    return 2 * HeadShare(attention, layout.tp, layout.cp).entering_bytes(layout.micro, DTYPE_BYTES[layout.base])
+
+
+def _network_bytes(part: FeedForward, tokens: float, layout: RunLayout) -> float:
+    """What the activation and the gate work on, and what the second product does; a relu keeps its result alone. Nothing of a
+    network that is computed again whole."""
+    return 0.0 if layout.recompute.network else _inner_bytes(part, tokens, layout)
+
+
+def _inner_bytes(part: FeedForward, tokens: float, layout: RunLayout) -> float:
+    products = 2 if part.gated else 0 if part.activation == "relu" and not layout.recompute.activation else 1
+    products += part.gated and layout.framework.composed and not layout.recompute.activation  # the activation's result
+    copies = products * DTYPE_BYTES[layout.base] + operand_bytes(layout) * (not layout.recompute.activation)
+    return tokens * (part.inner // layout.tp) * copies
+
+
+def _network_again_bytes(unit: Unit, layout: RunLayout) -> float:
+    """What a feed-forward network that is computed again whole keeps for its own backward pass alone."""
+    part = splittable(unit.sublayer, layout.tp)
+    network = part.feed_forward if isinstance(part, ParallelBlock) else part
+    if not layout.recompute.network or not isinstance(network, FeedForward):
+        return 0.0
+    return _inner_bytes(network, layout.micro * part.tokens / layout.cp, layout)
+
+
+def _layer_bytes(chunk: Chunk, layout: RunLayout) -> tuple[float, float]:
+    """Activations of a micro-batch in a chunk, and the most of a layer, or a group of them, while it is computed again."""
+    layers: dict[int, list[Unit]] = {}
+    for unit in chunk.units:
+        layers.setdefault(unit.layer, []).append(unit)
+    total = again = 0.0
+    groups: dict[int, float] = {}
+    for units in layers.values():
+        kept = sum(kept_bytes(unit, layout) for unit in units)
+        if units[0].kind in ("embedding", "head"):
+            total += kept
+            continue
+        part = units[0].sublayer
+        tokens = layout.micro * part.tokens / layout.cp / (layout.tp if layout.sequence_parallel else 1)
+        entry = tokens * part.hidden * (COPY_BYTES if layout.held.autocast else DTYPE_BYTES[layout.base])
+        place = units[0].layer - chunk.first_layer
+        share, group = layout.recompute.share(place), layout.recompute.group
+        if layout.recompute.operations:
+            kept *= OPERATIONS_KEPT
+        total += (1 - share) * kept + share * entry * (place % group == 0)
+        groups[place // group] = groups.get(place // group, 0.0) + kept * (share > 0)
+        again = max(again, groups[place // group], *(_network_again_bytes(unit, layout) for unit in units))
+    return total, again
+
+
+def kept_on_host_bytes(chunk: Chunk, layout: RunLayout) -> float:
+    """Activations of a micro-batch in a chunk that are on the host between its passes."""
+    return _layer_bytes(chunk, layout)[0]
+
+
+def _of_rank(model: Model, layout: RunLayout, chunks: list[Chunk], rank: int) -> RunMemory:
+    parameters = sum(parameters_of(model, chunk, layout) for chunk in chunks)
+    flights = _in_flight(layout, rank)
+    kept = [_layer_bytes(chunk, layout) for chunk in chunks]
+    activations = sum(flight * size for flight, (size, _) in zip(flights, kept, strict=True))
+    if "activations" in layout.on_host:  # all but those of two layers, one that is computed and one that is copied
+        activations = max(2 * size / max(1, chunk.layers) for chunk, (size, _) in zip(chunks, kept, strict=True))
+    again = max(most for _, most in kept)
+    layers: dict[int, list[Unit]] = {}
+    for chunk in chunks:
+        for unit in chunk.units:
+            layers.setdefault(unit.layer, []).append(unit)
+    blocks = {layer: parameters_of(model, Chunk(tuple(units)), layout) for layer, units in layers.items()}
+    largest = max(blocks.values())
+    inner = [blocks[layer] for layer, units in layers.items() if units[0].kind in LAYERED]
+    units = [unit for chunk in chunks for unit in chunk.units]
+    workspace = again + max(max(exchanged_bytes(unit, layout), returned_bytes(unit, layout)) for unit in units)
+    head = chunks[-1].units[-1]
+    if head.kind == "head":
+        workspace = max(workspace, loss_bytes(model, head, layout))
+    by_muon = sum(muon_parameters(unit.sublayer, layout) for chunk in chunks for unit in chunk.units)
+    stepped = stepped_parameters(model, chunks, layout)
+    copies = copied_bytes(inner, layout.recipe, DTYPE_BYTES[layout.base], layout.zero)
+    fixed = layout.framework.fixed_bytes
+    states = states_bytes(parameters, layout, largest, stepped, by_muon) + copies + fixed
+    standing = states_bytes(parameters, layout, 0.0, stepped, by_muon) + fixed
+    buffers, made = _buffers_bytes(parameters, layout), _step_bytes(stepped, layout)
+    return RunMemory(states, activations, workspace, buffers, standing, made, _unreduced_bytes(parameters, layout))
+
+
+def loss_bytes(model: Model, head: Unit, layout: RunLayout) -> float:
+    """Logits of a micro-batch, whole or in chunks of tokens, with the loss's copies and gradients of them. Where the loss makes
+    nothing more than logits, gradients of the hidden states and of the table are made with it (Liger Kernel)."""
+    held, element, vocabulary = layout.held, DTYPE_BYTES[layout.base], (model.vocabulary or 1) / layout.tp
+    tokens = layout.micro * model.tokens / layout.cp
+    at_once = min(tokens if held.chunk_tokens is None else held.chunk_tokens, tokens / held.chunks)
+    if not held.in_place:
+        capped = element * (getattr(head.sublayer, "softcap", 0.0) > 0)  # the result of its tanh
+        return at_once * vocabulary * (layout.framework.logit_bytes + capped)
+    hidden = head.sublayer.hidden
+    return (at_once * vocabulary + tokens * hidden + vocabulary * hidden * (not layout.frozen)) * element
+
+
+def _buffers_bytes(parameters: float, layout: RunLayout) -> float:
+    """Of the trainer during the passes: its buckets, and the gradients of one micro-batch beside their sum."""
+    held = layout.held
+    buckets = held.bucket_elements * DTYPE_BYTES[layout.base]
+    apart = held.accumulates_apart and layout.zero == 2 and layout.micro_batches > 1 and not layout.frozen
+    on_device = not layout.on_host & {"optimizer", "parameters"}
+    return buckets + parameters / layout.sharing * layout.framework.gradient_bytes * (apart and on_device)
+
+
+def _unreduced_bytes(parameters: float, layout: RunLayout) -> float:
+    """Of whole gradients in the model's dtype, as the backward pass makes them, what they take beside the shards that are
+    counted with the states; those on the host are not. While the last micro-batch's are reduced, their sum only falls."""
+    if not layout.reduces_last:
+        return 0.0
+    on_device = not layout.on_host & {"optimizer", "parameters"}
+    shards = parameters / layout.sharing * layout.framework.gradient_bytes * on_device
+    return max(0.0, parameters * DTYPE_BYTES[layout.base] - shards)
+
+
+def _step_bytes(stepped: float, layout: RunLayout) -> float:
+    """What the optimizer's step makes beside the states, of the parameters that it steps at once: their gradients as one tensor
+    and its copy in fp32; then what its kernels hold beside that copy, when under stages 1 and 2 the summed gradients are
+    freed."""
+    held, gradient = layout.held, layout.framework.gradient_bytes
+    standing = held.standing_elements * DTYPE_BYTES[layout.base]
+    if layout.frozen or layout.on_host & {"optimizer", "parameters"}:
+        return standing
+    at_once = stepped if held.stepped_elements is None else min(stepped, held.stepped_elements)
+    kernels = held.temporaries * (COPY_BYTES if layout.framework.master_bytes else DTYPE_BYTES[layout.base])
+    if not held.flattens:
+        return standing + at_once * kernels
+    copy = COPY_BYTES if gradient < COPY_BYTES else 0
+    freed = gradient * (layout.zero < 3)
+    return standing + at_once * max(gradient + copy, (copy or gradient) + kernels - freed)
+
+
+def _in_flight(layout: RunLayout, rank: int) -> list[float]:
+    """Micro-batches in flight on each of a device's chunks when most are (Megatron-LM's schedules; all of
+    them in GPipe; those without bubbles have as many as 1F1B)."""
+    micro = layout.micro_batches
+    if layout.schedule == "gpipe":
+        return [float(micro)] * layout.chunks
+    if layout.chunks == 1:
+        return [min(micro, layout.pp - rank)]
+    passes = min(micro * layout.chunks, 2 * (layout.pp - rank - 1) + (layout.chunks - 1) * layout.pp + 1)
+    flights = [0] * layout.chunks
+    for number in range(passes):
+        flights[number // layout.pp % layout.chunks] += 1
+    return [float(each) for each in flights]

@@ -1,0 +1,269 @@
+"""The step of a run under the cost model `streams`, from its layout: no program is compiled, so that every layout has a step.
+
+It goes pass by pass: chunks of layers through an interleaved or plain 1F1B pipeline, or blocks through both lanes of fully
+sharded data parallelism; behind it what of the gradients' reduction, the optimizer and the gathering of parameters no pass
+hides. Where trainplan compiles such a plan, its time walk with the same times says the same (tests/execution/test_streams.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from math import log2
+
+from trainplan.formulations.costs.overlapped.analytic_fsdp import Block, sharded_ns
+from trainplan.formulations.costs.overlapped.analytic_pipeline import pipeline_ns
+from trainplan.formulations.costs.overlapped.layout import Framework, RunLayout
+from trainplan.formulations.costs.overlapped.links import Links
+from trainplan.formulations.costs.overlapped.sublayer_time import UnitTimes, unit_times
+from trainplan.profiling.base.dtypes import DTYPE_BYTES
+from trainplan.profiling.clusters.cluster import DeviceKind
+from trainplan.profiling.estimate import orthogonal_ns
+from trainplan.profiling.models.model import Model, Unit
+from trainplan.profiling.models.optimizers import muon_matrices, stepped_by_muon
+from trainplan.profiling.models.sublayers import LAYERED, Sublayer
+
+OPTIMIZER_BYTES = 36  # read and written for each parameter by AdamW with fp32 copies: gradients twice, for their norm, too
+FULL = Framework("AdamW in fp32")  # whose step that is
+MOMENT_TRAFFIC_BYTES = 8  # of these, a moment in and out
+BACKWARD_ISSUE = 1.5  # what the host takes to issue a backward pass, over its forward pass
+BUCKET, BUCKET_OF_A_RANK = 40e6, 1e6  # parameters
+LEAST_BUCKETS = 8  # that gradients are reduced in, and parameters gathered
+BUBBLES = {"zb-h1": 1 / 3, "zero-bubble": 0.1}  # over that of 1F1B; 0 by the paper's unit times, which no model has
+JITTER = 0.004  # of the step, for each doubling of the devices beyond one node, assumed
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A stage's units, as places in the chain."""
+
+    units: tuple[Unit, ...]
+
+    @cached_property
+    def layers(self) -> int:
+        """Transformer layers."""
+        return len({unit.layer for unit in self.units if unit.kind not in ("embedding", "head")})
+
+    @cached_property
+    def first_layer(self) -> int:
+        """The number of its first transformer layer; 0 where it has none."""
+        return min((unit.layer for unit in self.units if unit.kind not in ("embedding", "head")), default=0)
+
+
+def chunks_of(model: Model, layout: RunLayout) -> list[Chunk]:
+    """The chain cut into the stages that the layout names, or into stages of equal numbers of layers, the first and the last
+    one with embedding and head; `reserved`: these count as a layer each. What cannot be equal differs by one, the more in
+    front."""
+    count, places = layout.pp * layout.chunks, model.layers + 2 * layout.reserved
+    sizes = layout.stage_layers or [places // count + (stage < places % count) for stage in range(count)]
+    ends = [0, *accumulate(sizes)]
+    shift = 0 if layout.stage_layers else layout.reserved
+    cuts = [max(0, min(model.layers, end - shift)) for end in ends]
+    cuts[0], cuts[-1] = 0, model.layers
+    by_layer: dict[int, list[Unit]] = {}
+    for unit in model.units:
+        by_layer.setdefault(unit.layer, []).append(unit)
+    chunks = []
+    for stage in range(count):
+        low, high = cuts[stage] + (stage > 0), cuts[stage + 1] + (stage == count - 1)
+        chunks.append(Chunk(tuple(unit for layer in range(low, high + 1) for unit in by_layer[layer])))
+    return chunks
+
+
+@dataclass(frozen=True)
+class StreamsStep:
+    """A step, in ns: passes is until the last backward pass of any rank, the others what is behind it or nothing hides;
+    computing_ns: of the kernels of the busiest rank; copies_ns: to the host and back."""
+
+    passes_ns: float
+    computing_ns: float
+    reduce_ns: float
+    optimizer_ns: float
+    gather_ns: float
+    beside_ns: float
+    jitter: float
+    copies_ns: float = 0.0
+
+    @property
+    def step_ns(self) -> float:
+        """All of it."""
+        parts = self.passes_ns + self.reduce_ns + self.optimizer_ns + self.gather_ns + self.beside_ns + self.copies_ns
+        return parts * self.jitter
+
+
+def streams_step(model: Model, layout: RunLayout, kind: DeviceKind, links: Links) -> StreamsStep:
+    """The step of a run. Raises KeyError for a precision that the kind of device has no rate for."""
+    times = {name: unit_times(part, layout, kind, links) for name, part in model.sublayers.items()}
+    chunks = chunks_of(model, layout)
+    element = DTYPE_BYTES[layout.base]
+    jitter = jitter_of(layout, links)
+    passes = [_chunk_ns(model, chunk, layout, times) for chunk in chunks]
+    devices = [sum(parameters_of(model, chunk, layout) for chunk in chunks[rank :: layout.pp]) for rank in range(layout.pp)]
+    by_muon = {name: muon_part(part, layout, kind) for name, part in model.sublayers.items()}
+    optimizer = 0.0
+    for rank in range(0 if layout.frozen else layout.pp):
+        stepped, units = stepped_parameters(model, chunks[rank :: layout.pp], layout), _units(chunks[rank :: layout.pp])
+        mine = optimizer_ns(stepped, layout, kind, *_sums(by_muon[model.key_of(unit)] for unit in units))
+        optimizer = max(optimizer, mine)
+    micro, ends = layout.micro_batches, float(layout.framework.ends_ns)
+    computing = max(
+        sum(passes[stage][0] + passes[stage][1] for stage in range(rank, len(chunks), layout.pp)) * micro
+        for rank in range(layout.pp)
+    )
+    if layout.zero >= 2 and layout.sharing > 1 and layout.pp == 1:
+        blocks = _blocks(model, layout, links, times, element)
+        end = sharded_ns(blocks, micro, layout.zero == 3, reduces_last=layout.reduces_last)
+        return StreamsStep(end, computing, 0.0, optimizer, 0.0, ends, jitter)
+    hidden = layout.micro * model.tokens * model.units[-1].sublayer.hidden * element / layout.cp / layout.tp
+    transfer = links.message_ns(hidden, layout.dp * layout.tp * layout.cp) if layout.pp > 1 else 0.0
+    whole = -(-micro // layout.pp) * layout.pp if layout.chunks > 1 else micro
+    forward, backward = [round(each[0]) for each in passes], [round(each[1]) for each in passes]
+    beside = layout.framework.messages_behind and layout.chunks > 1
+    ended = pipeline_ns(forward, backward, round(transfer), whole, layout.chunks, beside)
+    late = max(ended) - (whole - micro) * computing / micro
+    late = computing + BUBBLES.get(layout.schedule, 1.0) * (late - computing)
+    reduce, gather = zip(
+        *(_data_ns(devices[rank], rank, passes, layout, links, element) for rank in range(layout.pp)), strict=True
+    )
+    behind = max(end + each for end, each in zip(ended, reduce, strict=True)) - max(ended)
+    return StreamsStep(late, computing, behind, optimizer, max(gather), ends, jitter)
+
+
+def buckets_of(parameters: float, layout: RunLayout) -> float:
+    """In how many buckets so many parameters of a device are reduced and gathered, of Megatron-Core's size: a million for each
+    data-parallel rank, so that latency stays a small part, and BUCKET at least."""
+    return parameters / max(BUCKET, BUCKET_OF_A_RANK * layout.dp * layout.cp)
+
+
+def jitter_of(layout: RunLayout, links: Links) -> float:
+    """By how much a step on several nodes takes longer than its parts do."""
+    return 1 + JITTER * max(0.0, log2(layout.devices / links.node)) if layout.devices > links.node else 1.0
+
+
+def gathered_behind_ns(gather_ns: float, forward_ns: Sequence[float], layout: RunLayout) -> float:
+    """What of the gathering of updated parameters no forward pass of the next step hides, the first bucket at least.
+    forward_ns: of a micro-batch through each of the device's stages."""
+    if not layout.framework.parameters_ahead:
+        return gather_ns
+    room = sum(forward_ns[:-1]) * layout.pp if len(forward_ns) > 1 else forward_ns[0]
+    return max(gather_ns / max(len(forward_ns), LEAST_BUCKETS), gather_ns - room)
+
+
+def optimizer_ns(
+    parameters: float, layout: RunLayout, kind: DeviceKind, by_muon: float = 0.0, orthogonal_ns: float = 0.0
+) -> float:
+    """The optimizer's step on so many parameters of a device. by_muon: of these, those that Muon steps; orthogonal_ns: to make
+    their momentum orthogonal."""
+    reached = kind.reached("memory", layout.base)
+    bytes_per_s = kind.memory_bytes_per_s * (reached.value if reached else 1.0)
+    framework, master = layout.framework, layout.framework.master_bytes or DTYPE_BYTES[layout.base]
+    fewer = 2 * (FULL.master_bytes - master) + 2 * (FULL.moments_bytes - framework.moments_bytes)
+    touched = parameters * (OPTIMIZER_BYTES - fewer) - by_muon * MOMENT_TRAFFIC_BYTES
+    return touched * framework.memory_passes / bytes_per_s * 1e9 + orthogonal_ns
+
+
+def muon_parameters(part: Sublayer, layout: RunLayout) -> int:
+    """Parameters of a sub-layer that a rank steps by Muon: its share of the matrices of all ranks that share states, as if
+    these were many and dealt evenly."""
+    return stepped_by_muon(layout.optimizer, part, part.degree(layout.tp), sharing=layout.sharing)
+
+
+def muon_part(part: Sublayer, layout: RunLayout, kind: DeviceKind) -> tuple[int, float]:
+    """The same, and what making their momentum orthogonal takes, in ns."""
+    if not (count := muon_parameters(part, layout)):
+        return 0, 0.0
+    return count, orthogonal_ns(muon_matrices(part, part.degree(layout.tp)), kind, layout.base) / layout.sharing
+
+
+def parameters_of(model: Model, chunk: Chunk, layout: RunLayout) -> int:
+    """Parameters of a rank's tensor-parallel part of a chunk. Embedding and head both have a copy of a tied table where they
+    are on different devices."""
+    count = 0
+    for unit in chunk.units:
+        split = unit.sublayer.degree(layout.tp)
+        count += unit.sublayer.parameter_count(split)
+    kinds = {unit.kind for unit in chunk.units}
+    if model.tied and {"embedding", "head"} <= kinds:
+        count -= model.tied_elements // layout.tp
+    return count
+
+
+def _units(chunks: Sequence[Chunk]) -> list[Unit]:
+    return [unit for chunk in chunks for unit in chunk.units]
+
+
+def _sums(pairs: Iterable[tuple[float, float]]) -> tuple[float, float]:
+    listed = list(pairs)
+    return sum(first for first, _ in listed), sum(second for _, second in listed)
+
+
+def stepped_parameters(model: Model, chunks: Sequence[Chunk], layout: RunLayout) -> float:
+    """Parameters of chunks whose master copy and moments a rank has."""
+    whole = sum(parameters_of(model, chunk, layout) for chunk in chunks)
+    if layout.optimizer == "adamw":
+        return whole / layout.sharing
+    outside = [Chunk(tuple(unit for unit in chunk.units if unit.kind not in LAYERED)) for chunk in chunks]
+    tables = sum(parameters_of(model, chunk, layout) for chunk in outside)
+    return (whole - tables) / layout.sharing + tables
+
+
+def _chunk_ns(
+    model: Model, chunk: Chunk, layout: RunLayout, times: dict[str, UnitTimes], first_layer: int | None = None
+) -> tuple[float, float]:
+    """Forward and backward pass of one micro-batch through a chunk. first_layer: of its stage, unless that is the chunk."""
+    forward = backward = 0.0
+    first = chunk.first_layer if first_layer is None else first_layer
+    for unit in chunk.units:
+        each = times[model.key_of(unit)]
+        share = layout.recompute.share(unit.layer - first) if unit.kind not in ("embedding", "head") else 0.0
+        forward += each.ahead_ns
+        backward += each.backward_ns + each.backward_gathered_ns + share * each.ahead_ns + (1 - share) * each.again_ns
+    issued = chunk.layers * layout.framework.issue_ns
+    return max(forward, issued), max(backward, BACKWARD_ISSUE * issued)
+
+
+def _data_ns(
+    parameters: int, rank: int, passes: list[tuple[float, float]], layout: RunLayout, links: Links, element: int
+) -> tuple[float, float]:
+    """What of the gradients' reduction no backward pass hides, and of the gathering of parameters no forward pass."""
+    if layout.frozen:
+        return 0.0, 0.0
+    stride, ranks = layout.tp, layout.dp * layout.cp
+    sharing = layout.sharing
+    size, numbers = parameters * layout.framework.gradient_bytes, parameters * element
+    reduce = gather = 0.0
+    times = max(1.0, buckets_of(parameters, layout))
+    if layout.zero:
+        gather = links.collective_ns(1, numbers, sharing, stride, times) + sharing * layout.framework.broadcast_ns
+    if layout.sums_gradients:
+        reduce = links.collective_ns(2, size, ranks, stride, times)
+    else:
+        reduce = links.collective_ns(1, size, sharing, stride, times)
+        reduce += links.collective_ns(2, size / sharing, layout.copies, stride * sharing, times)
+    mine = passes[rank :: layout.pp]
+    buckets = max(len(mine), LEAST_BUCKETS)
+    if layout.framework.gradients_behind:
+        room = sum(each[1] for each in mine[1:]) * layout.pp if len(mine) > 1 else mine[0][1]
+        reduce = max(reduce / buckets, reduce - room)
+    return reduce, gathered_behind_ns(gather, [each[0] for each in mine], layout)
+
+
+def _blocks(model: Model, layout: RunLayout, links: Links, times: dict[str, UnitTimes], element: int) -> list[Block]:
+    """The chain's blocks, whose parameters are gathered and whose gradients are reduced together."""
+    blocks: list[Block] = []
+    by_layer: dict[int, list[Unit]] = {}
+    for unit in model.units:
+        by_layer.setdefault(unit.layer, []).append(unit)
+    first = Chunk(tuple(model.units)).first_layer
+    for units in by_layer.values():
+        chunk = Chunk(tuple(units))
+        forward, backward = _chunk_ns(model, chunk, layout, times, first)
+        parameters = parameters_of(model, chunk, layout)
+        gather = links.collective_ns(1, parameters * element, layout.sharing, layout.tp)
+        size = 0 if layout.frozen else parameters * layout.framework.gradient_bytes
+        reduce = links.collective_ns(1, size, layout.sharing, layout.tp)
+        copies = links.collective_ns(2, size / layout.sharing, layout.copies, layout.tp * layout.sharing)
+        blocks.append(Block(forward, backward, gather, reduce, copies))
+    return blocks

@@ -1,0 +1,19 @@
+"""Frameworks as plans are priced: what they overlap where nobody says otherwise."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from trainplan.formulations.costs.overlapped.layout import Framework
+from trainplan.profiling.models.optimizers import OptimizerName
+
+MEGATRON = Framework("Megatron-Core", messages_behind=True, tensor_backward=True, pads=128, logit_bytes=6, loss_passes=3.0)
+# Its flags --overlap-grad-reduce and --overlap-param-gather set, as recipes have them.
+OVERLAPPED = replace(MEGATRON, gradients_behind=True, parameters_ahead=True)
+# With Muon, Megatron-Core gathers updated parameters behind its step (`LayerWiseDistributedOptimizer`, core 0.16, 2026).
+MUON = replace(OVERLAPPED, parameters_ahead=False)
+
+
+def planned_framework(optimizer: OptimizerName, gradient_bytes: int) -> Framework:
+    """The one that plans with an optimizer are priced for, with numbers of gradients of so many bytes, as a plan says."""
+    return replace(MUON if optimizer == "muon" else OVERLAPPED, gradient_bytes=gradient_bytes)

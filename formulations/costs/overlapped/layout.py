@@ -1,0 +1,217 @@
+"""What a run does beside its model and devices: degrees, recomputation, precision, and what its framework overlaps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import ceil
+from typing import Literal
+
+from trainplan.formulations.plan.strategy import Exchange
+from trainplan.profiling.clusters.efficiencies import Precision
+from trainplan.profiling.clusters.recipes import Recipe
+from trainplan.profiling.models.optimizers import OptimizerName
+
+Schedule = Literal["1f1b", "gpipe", "zb-h1", "zero-bubble"]  # the order of a pipeline's passes
+Hosted = Literal["optimizer", "parameters", "activations"]  # what may be on the host
+
+
+@dataclass(frozen=True)
+class Recompute:
+    """What the backward pass computes again.
+
+    layers: the share of transformer layers that is computed again whole; first: instead, the first ones of each stage, of each
+    chunk where stages are interleaved. group: consecutive layers of a stage that are computed again together, of which only the
+    first one's input is kept. attention: their core, from queries, keys and values. operations: everything but the
+    attention core and every second matrix product. norms: before matrices. activation: of the feed-forward network, with its
+    gate; network: instead the feed-forward network whole, behind its norm. loss: logits and the loss.
+    """
+
+    layers: float = 0.0
+    first: int | None = None
+    group: int = 1
+    attention: bool = False
+    operations: bool = False
+    norms: bool = False
+    activation: bool = False
+    network: bool = False
+    loss: bool = False
+
+    def share(self, place: int) -> float:
+        """What of a transformer layer is computed again whole. place: how many layers its stage has before it."""
+        return self.layers if self.first is None else float(place < self.first)
+
+
+def recompute_of(modules: Iterable[str]) -> Recompute:
+    """What the backward pass computes again where a strategy names these modules."""
+    names = set(modules)
+    return Recompute(attention="attention" in names, norms="norms" in names, activation="activation" in names)
+
+
+@dataclass(frozen=True)
+class Framework:
+    """What a training framework does by itself.
+
+    gradients_behind: gradients are reduced beside the backward passes; parameters_ahead: gathered beside the forward passes.
+    messages_behind: messages of interleaved stages travel beside passes. tensor_beside: the share of the tensor-parallel
+    collectives that runs beside the products that need them, piece by piece. tensor_backward: whether those of backward passes
+    run beside the weights' gradients, as in Megatron-LM. broadcast_ns: where each rank in turn sends its updated shard of the
+    parameters to all, what that takes beside the bytes.
+
+    memory_passes: how often kernels that are not fused touch memory, over those that are; loss_passes: the same of the loss's.
+    fused_attention: whether scores never are in memory. drops: whether the configuration's dropout is on. pads: vocabularies
+    are padded to a multiple of so many numbers on each tensor-parallel rank. gradient_bytes: of a gradient that is summed;
+    copied_bytes: of the optimizer's own copy of it. master_bytes: of the optimizer's copy of a parameter, 0 where there is none
+    beside the model's; moments_bytes: of all its moments of a parameter.
+    logit_bytes: of a logit at the peak of the loss. shards_halves: under ZeRO's stage 3 a rank has its shard in the model's
+    dtype beside the optimizer's copy of it. composed: norms and gates are of several kernels, each of which keeps what it works
+    on: of a norm a copy in fp32 and the result before its weights, of a gate the activation's result, of an attention that
+    keeps its scores these in fp32, too. fixed_bytes: of libraries' workspaces and of buffers for reductions.
+    ends_ns: what a step takes beside: data, logs, the norm of gradients on the host. issue_ns: what the host takes to issue a
+    transformer layer's forward pass, half as long again for its backward pass; a pass of kernels that are shorter takes that.
+    """
+
+    name: str
+    gradients_behind: bool = False
+    parameters_ahead: bool = False
+    messages_behind: bool = False
+    tensor_beside: float = 0.0
+    tensor_backward: bool = False
+    memory_passes: float = 1.0
+    loss_passes: float = 2.5
+    fused_attention: bool = True
+    pads: int = 1
+    broadcast_ns: int = 0
+    gradient_bytes: int = 4
+    copied_bytes: int = 0
+    master_bytes: int = 4
+    moments_bytes: int = 8
+    logit_bytes: int = 8
+    shards_halves: bool = False
+    composed: bool = False
+    drops: bool = False
+    fixed_bytes: int = 80 * 2**20
+    ends_ns: int = 5_000_000
+    issue_ns: int = 0
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a trainer holds alongside states and activations.
+
+    bucket_elements: numbers of the model's dtype in the buffers that gradients are reduced in, during the passes;
+    standing_elements: of these, in those that are never freed. live_elements: parameters that ZeRO's stage 3 keeps gathered,
+    where these are more than the largest block's; ahead_elements: those that it gathers ahead (None: the largest block once
+    more). accumulates_apart: under stage 2 a micro-batch's own gradients stand beside their sum. reduces_last: gradients are
+    summed whole on each rank, in the model's dtype, and reduced behind the last micro-batch alone. stepped_elements: of a shard
+    that the optimizer steps at once (None: all). flattens: their gradients are laid out as one tensor, then copied to fp32
+    where they are not. temporaries: numbers, as wide as what is stepped, that the optimizer's kernels hold of each
+    parameter while they step it.
+
+    autocast: parameters are in fp32, as are hidden states and results of norms, of which each product has its own copies in the
+    model's dtype.
+
+    chunk_tokens: those whose logits are held at once (None: all), by the same kernels; chunks: the least of such parts that
+    they are cut into. in_place: no kernel of the loss makes more than the logits themselves, and the gradients of hidden states
+    and table are made with them.
+    """
+
+    bucket_elements: int = 0
+    standing_elements: int = 0
+    live_elements: int = 0
+    ahead_elements: int | None = None
+    accumulates_apart: bool = False
+    reduces_last: bool = False
+    stepped_elements: int | None = None
+    flattens: bool = False
+    temporaries: int = 0
+    autocast: bool = False
+    chunk_tokens: int | None = None
+    chunks: int = 1
+    in_place: bool = False
+
+
+NOTHING_HELD = Held()
+
+
+@dataclass(frozen=True)
+class RunLayout:
+    """How a run lies on its devices.
+
+    Ranks are numbered tensor-parallel first, then context-, data- and pipeline-parallel, as in Megatron-LM. zero: ZeRO's stage.
+    shard: data-parallel ranks that share model states; further ones hold copies. sequence_parallel: tensor-parallel ranks share
+    the tokens between matrices. chunks: stages on each device. micro: samples of a micro-batch on one rank; batch: of a step.
+    precision: of the products of transformer layers, where no recipe has them in fewer bits; all else is in `base`. reserved:
+    layers' places in the pipeline that embedding and head take, one each. stage_layers: transformer layers of each stage, in
+    the order of the chain; None where all stages have as many. frozen: adapters alone are trained: no gradients of the weights,
+    no states of theirs. exchange: what context-parallel ranks exchange for attention's core: keys, around a ring,
+    or heads, by all-to-alls. optimizer: what steps the parameters. recipe: of the products of transformer layers; None where
+    they are in `precision`. on_host: what devices copy to their host and back. held: what the trainer holds alongside.
+    schedule: of a pipeline; `zb-h1` and `zero-bubble` (Qi et al., 2023) have a third of 1F1B's bubble, and nearly none.
+    """
+
+    dp: int
+    tp: int
+    pp: int
+    cp: int
+    chunks: int
+    zero: int
+    shard: int
+    sequence_parallel: bool
+    recompute: Recompute
+    base: Precision
+    precision: Precision
+    micro: int
+    batch: int
+    framework: Framework
+    reserved: bool = False
+    stage_layers: tuple[int, ...] | None = None
+    frozen: bool = False
+    exchange: Exchange = "keys"
+    optimizer: OptimizerName = "adamw"
+    recipe: Recipe | None = None
+    on_host: frozenset[Hosted] = frozenset()
+    held: Held = NOTHING_HELD
+    schedule: Schedule = "1f1b"
+
+    @property
+    def rate(self) -> Precision:
+        """The precision whose rate the products of transformer layers have."""
+        return self.precision if self.recipe is None else self.recipe.precision
+
+    @property
+    def devices(self) -> int:
+        """All of them."""
+        return self.dp * self.tp * self.pp * self.cp
+
+    @property
+    def micro_batches(self) -> int:
+        """Those of each data-parallel rank in a step."""
+        return max(1, ceil(self.batch / (self.dp * self.micro)))
+
+    @property
+    def exchanges_heads(self) -> bool:
+        """Whether context-parallel ranks get all tokens of their part of the heads for attention's core."""
+        return self.exchange == "heads" and self.cp > 1
+
+    @property
+    def sharing(self) -> int:
+        """The ranks that share states under ZeRO: context-parallel ones, too."""
+        return self.shard * self.cp if self.zero else 1
+
+    @property
+    def sums_gradients(self) -> bool:
+        """Whether all ranks sum whole gradients: where states are copies, or matrices are dealt whole to the ranks that share
+        states (see `profiling.models.optimizers`); else each gets its shard of the sum."""
+        return not self.zero or self.optimizer == "muon"
+
+    @property
+    def reduces_last(self) -> bool:
+        """Whether each rank has whole gradients, not its shard of them, until the last of several micro-batches."""
+        several = self.micro_batches > 1 and self.pp == 1 and self.sharing > 1
+        return self.held.reduces_last and several and self.zero >= 2 and not self.frozen
+
+    @property
+    def copies(self) -> int:
+        """The groups of ranks that share states, each with a copy of them."""
+        return self.dp * self.cp // self.sharing

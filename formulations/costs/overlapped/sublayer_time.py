@@ -1,0 +1,234 @@
+"""What one micro-batch takes on one rank in each unit of a model: kernels by the roofline of `profiling.estimate`, and the
+tensor- and context-parallel collectives that no kernel runs beside.
+
+Products of transformer layers are in the run's precision, all else (attention cores, head, embedding) in its base dtype. By a
+recipe of 8 or 4 bits every operand is first cast: read as often as the recipe has it, and written in few bits, once more
+transposed for the backward pass (`profiling.clusters.recipes`).
+
+Context-parallel ranks have an equal share of each sample's tokens. They send keys and values around a ring (Liu et al., 2023),
+beside the attention's cores; or exchange heads (Jacobs et al., 2023): before the core queries, keys and values by an
+all-to-all, behind it the results by another one, and backward the gradients of both, which no kernel runs beside. Each
+all-to-all reads and writes all numbers once before it, by rank, and once behind it, in order. Where the core is computed again
+by itself, heads are exchanged again, too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from trainplan.formulations.costs.overlapped.layout import RunLayout
+from trainplan.formulations.costs.overlapped.links import Links
+from trainplan.profiling.base.dtypes import DTYPE_BYTES
+from trainplan.profiling.clusters.cluster import DeviceKind
+from trainplan.profiling.clusters.efficiencies import Precision
+from trainplan.profiling.estimate import operator_ns
+from trainplan.profiling.models.sublayers import (
+    LAYERED,
+    Attention,
+    FeedForward,
+    HeadShare,
+    Operator,
+    Sublayer,
+    TokenShare,
+    attention_of,
+    why_not_shared,
+)
+from trainplan.profiling.models.sublayers.parallel import ParallelBlock
+from trainplan.profiling.ways import shared_operators
+
+# Of an adapter beside a product, of either pass: its input is read, its result written and added, in kernels of their own. Its
+# products have so few columns that they take what memory does. Assumed.
+ADAPTER_READS, ADAPTER_WRITES = 1, 2
+CONTENTION = 0.25  # of a collective's time by which the kernels beside it take longer, assumed; 0.13 to 0.3 by Galvatron-BMW
+
+
+@dataclass(frozen=True)
+class UnitTimes:
+    """Of one micro-batch, in ns: kernels of both passes, those that are computed again, and collectives that nothing hides.
+
+    gathered_ns: the collectives of a forward pass, which are done again where all of it is computed again.
+    """
+
+    forward_ns: float
+    backward_ns: float
+    again_ns: float
+    gathered_ns: float
+    backward_gathered_ns: float
+
+    @property
+    def ahead_ns(self) -> float:
+        """The forward pass."""
+        return self.forward_ns + self.gathered_ns
+
+
+def splittable(part: Sublayer, tp: int) -> Sublayer:
+    """The sub-layer as `tp` ranks run it: with fewer heads of keys than ranks, these have copies."""
+    if isinstance(part, Attention) and part.kv_heads < tp:
+        return replace(part, kv_heads=tp)
+    if isinstance(part, ParallelBlock) and part.attention.kv_heads < tp:
+        return replace(part, attention=replace(part.attention, kv_heads=tp))
+    return part
+
+
+def unit_times(part: Sublayer, layout: RunLayout, kind: DeviceKind, links: Links) -> UnitTimes:
+    """The times of one unit. Raises KeyError for a precision that the kind has no rate for."""
+    part, shared = splittable(part, layout.tp), _shares_tokens(part, layout)
+    work = _kernels(part, layout)
+    layered = part.kind in LAYERED
+    forward = sum(_kernel_ns(each, layout, kind, layered, False) for each in work)
+    backward = sum(_kernel_ns(each, layout, kind, layered, True) for each in work)
+    gradients = sum(_kernel_ns(each, layout, kind, layered, True) for each in work if each.m and not each.core) / 2
+    products = sum(_kernel_ns(each, layout, kind, layered, False) for each in work if each.m and not each.core)
+    core = sum(_kernel_ns(each, layout, kind, layered, False) for each in _cores(part, layout))
+    again = _again_ns(part, layout, kind, work, core)
+    gathered, behind = _tensor_ns(part, layout, links, shared)
+    gathered -= min(gathered, products) * layout.framework.tensor_beside
+    back, beside = behind
+    if layout.framework.tensor_backward:
+        beside = max(0.0, beside - gradients) + CONTENTION * min(beside, gradients)
+    back -= min(back, gradients) * layout.framework.tensor_beside
+    if isinstance(part, FeedForward) and layout.recompute.network:
+        again += gathered
+    around, exchanged = _around_ns(part, layout, links), _exchanged_ns(part, layout, kind, links)
+    again += exchanged * (layout.recompute.attention and not layout.recompute.operations)
+    return UnitTimes(
+        forward + exchanged + max(0.0, around - core),
+        backward + exchanged + max(0.0, 2 * around - 2.5 * core),
+        again,
+        gathered,
+        back + beside,
+    )
+
+
+def suits_recipe(part: Sublayer, layout: RunLayout) -> bool:
+    """Whether all products of a sub-layer have sizes that the layout's recipe takes."""
+    if layout.recipe is None or part.kind not in LAYERED:
+        return True
+    products = [each for each in _kernels(splittable(part, layout.tp), layout) if each.m and not each.core]
+    return all(size % layout.recipe.multiple == 0 for each in products for size in (each.m, each.n, each.k))
+
+
+def _shares_tokens(part: Sublayer, layout: RunLayout) -> bool:
+    return layout.sequence_parallel and layout.tp > 1 and why_not_shared(part, layout.tp) is None
+
+
+def _kernels(part: Sublayer, layout: RunLayout) -> list[Operator]:
+    """Those of a forward pass on one rank, of a sub-layer that its ranks can split."""
+    tp, micro = layout.tp, layout.micro
+    operators = shared_operators(TokenShare(part, tp), micro) if _shares_tokens(part, layout) else part.operators(micro, tp)
+    return [_on_share(operator, layout) for operator in operators]
+
+
+def _on_share(operator: Operator, layout: RunLayout) -> Operator:
+    """A kernel on the tokens of one context-parallel rank; a core on its heads where these are exchanged."""
+    if layout.cp == 1:
+        return operator
+    if operator.core and layout.exchanges_heads:
+        return replace(operator, count=operator.count // layout.cp)
+    return replace(operator, m=-(-operator.m // layout.cp), touched_bytes=operator.touched_bytes // layout.cp)
+
+
+def _kernel_ns(operator: Operator, layout: RunLayout, kind: DeviceKind, layered: bool, backward: bool) -> float:
+    base = layout.base
+    if not operator.m:
+        passes = layout.framework.memory_passes if layered else layout.framework.loss_passes
+        return operator_ns(replace(operator, touched_bytes=int(operator.touched_bytes * passes)), kind, base, 2, backward)
+    if layout.frozen and layered and not operator.core:
+        numbers = operator.m * operator.count * (ADAPTER_READS * operator.k + ADAPTER_WRITES * operator.n)
+        beside = operator_ns(Operator(touched_bytes=numbers * DTYPE_BYTES[base]), kind, base, DTYPE_BYTES[base])
+        return beside + _product_ns(operator, layout, kind, layered, backward)
+    return _product_ns(operator, layout, kind, layered, backward)
+
+
+def _product_ns(operator: Operator, layout: RunLayout, kind: DeviceKind, layered: bool, backward: bool) -> float:
+    """A matrix product, or a core, with casts of its operands."""
+    base, recipe = layout.base, layout.recipe
+    if backward and layout.frozen and not operator.core:
+        operator = replace(operator, backward=operator.backward / 2)  # no gradients of weights
+    if operator.core or not layered or recipe is None:
+        precision: Precision = layout.precision if (layered and not operator.core) or layout.precision == "tfloat32" else base
+        return operator_ns(operator, kind, precision, DTYPE_BYTES[base], backward)
+    written = operator.m * (operator.n if backward else operator.k) * operator.count
+    streaming = Operator(touched_bytes=round(written * recipe.cast_bytes(DTYPE_BYTES[base])))
+    product = operator_ns(operator, kind, recipe.precision, recipe.operand_bytes, backward)
+    return product + operator_ns(streaming, kind, base, DTYPE_BYTES[base])
+
+
+def _cores(part: Sublayer, layout: RunLayout) -> list[Operator]:
+    if (attention := attention_of(part)) is None:
+        return []
+    return [_on_share(each, layout) for each in attention.core_operators(layout.micro, layout.tp)]
+
+
+def _again_ns(part: Sublayer, layout: RunLayout, kind: DeviceKind, work: list[Operator], core_ns: float) -> float:
+    """What a backward pass computes again of kernels, where not all of it."""
+    recompute = layout.recompute
+    if part.kind not in LAYERED:
+        behind = work[getattr(part, "operators_before", 0) :] if recompute.loss and part.kind == "head" else []
+        return sum(_kernel_ns(each, layout, kind, False, False) for each in behind)
+    streaming = sum(_kernel_ns(each, layout, kind, True, False) for each in work if not each.m)
+    again = 0.0
+    if recompute.operations:
+        products = sum(_kernel_ns(each, layout, kind, True, False) for each in work if each.m and not each.core)
+        again += streaming + products / 2
+    if not recompute.operations:
+        again += sum(_kernel_ns(each, layout, kind, True, False) for each in _modules_again(part, layout, work))
+    if recompute.attention and not recompute.operations:
+        again += core_ns
+    return again
+
+
+def _modules_again(part: Sublayer, layout: RunLayout, work: list[Operator]) -> list[Operator]:
+    """Kernels of norms and of the feed-forward network that are computed again. work: all of a forward pass."""
+    recompute, again = layout.recompute, list[Operator]()
+    network = part.feed_forward if isinstance(part, ParallelBlock) else part
+    if recompute.norms:
+        before = part.attention if isinstance(part, ParallelBlock) else part
+        twice = isinstance(part, ParallelBlock) and not part.shared_norm
+        again += work[: getattr(before, "operators_before", 0)] * (1 + twice)
+    if isinstance(network, FeedForward) and (recompute.network or recompute.activation):
+        inner = network.activation_operators(layout.micro, layout.tp)
+        if recompute.network:
+            inner = inner + [each for each in network.operators(layout.micro, layout.tp) if each.m]
+        again += [_on_share(each, layout) for each in inner]
+    return again
+
+
+def _tensor_ns(part: Sublayer, layout: RunLayout, links: Links, shared: bool) -> tuple[float, tuple[float, float]]:
+    """Collectives of tensor-parallel ranks: forward; backward, those before any gradient, and those that gradients of weights
+    may run beside."""
+    if layout.tp == 1:
+        return 0.0, (0.0, 0.0)
+    hidden = (
+        part.output_bytes(layout.micro, 1) / layout.cp if part.kind != "head" else part.input_bytes(layout.micro) / layout.cp
+    )
+    one = links.collective_ns(1, hidden, layout.tp, 1)
+    both = links.collective_ns(2, hidden, layout.tp, 1)
+    if part.kind == "embedding":
+        return (one, (one, 0.0)) if shared else (both, (0.0, 0.0))
+    if part.kind == "head":
+        return (one, (0.0, 2 * one)) if shared else (0.0, (0.0, both))
+    return (2 * one, (one, 2 * one)) if shared else (both, (0.0, both))
+
+
+def _around_ns(part: Sublayer, layout: RunLayout, links: Links) -> float:
+    """Keys and values around the ring of context-parallel ranks."""
+    attention = attention_of(part)
+    if layout.cp == 1 or layout.exchanges_heads or attention is None:
+        return 0.0
+    width = 2 * attention.kv_heads // min(layout.tp, attention.kv_heads) * attention.width
+    size = layout.micro * attention.tokens * width * DTYPE_BYTES[layout.base]
+    return links.collective_ns(1, size, layout.cp, layout.tp)
+
+
+def _exchanged_ns(part: Sublayer, layout: RunLayout, kind: DeviceKind, links: Links) -> float:
+    """The all-to-alls of heads of one pass, with the kernels that put numbers by rank and in order."""
+    attention = attention_of(part)
+    if not layout.exchanges_heads or attention is None:
+        return 0.0
+    share, element_bytes = HeadShare(attention, layout.tp, layout.cp), DTYPE_BYTES[layout.base]
+    total = 0.0
+    for size in (share.entering_bytes(layout.micro, element_bytes), share.leaving_bytes(layout.micro, element_bytes)):
+        moving = operator_ns(Operator(touched_bytes=2 * size), kind, layout.base, element_bytes)
+        total += links.all_to_all_ns(size, layout.cp, layout.tp) + 2 * moving
+    return total

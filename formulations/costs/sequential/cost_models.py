@@ -1,0 +1,166 @@
+"""Cost models: how the pieces of a sub-layer's work add up to its forward pass, its backward pass and the end of the step.
+
+Two models, by name:
+
+- `paper` (Galvatron-BMW, Section V): forward = compute + collectives in sequence; gradient communication of DP and SDP
+  overlaps backward compute, each slowed down as the profile says (1.3 in the paper); CKPT adds one forward pass with its
+  all-reduces. What only the last micro-batch pays, C(M, 0) of Eq. 8, is the part of its gradient communication that the
+  backward pass does not hide: taken out whole, as the text has it, earlier micro-batches would cost less than their compute.
+  (The paper's SDP is ZeRO stage 3. In stages 1 and 2 parameters are gathered once, behind that.)
+  Memory as in Section III-A: O_b = intermediates under CKPT, else 0; no temporaries, no gathered parameters.
+- `executed`: what trainplan's own programs do. Everything in sequence, as the serial back-end issues it; a recomputation
+  repeats no collective (a unit's partial output is not needed again); temporaries, gathered parameters, full gradients
+  before they are scattered, re-layout buffers, the optimizer step and the reduction of tied weights count. The time walk
+  charges the same pieces instruction by instruction (asserted in tests/execution/test_time_walk.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from trainplan.formulations.costs.sequential.communication import gather_tokens_ns, slice_gather_ns
+from trainplan.formulations.costs.sequential.sublayer_memory import unit_bytes
+from trainplan.formulations.costs.sequential.sublayer_time import UnitWork, exact_work, table_part, unit_work
+from trainplan.formulations.plan.strategy import Strategy
+from trainplan.profiling.costs import overlapped_ns
+from trainplan.profiling.models.optimizers import OptimizerName
+from trainplan.profiling.models.precision import Precision
+from trainplan.profiling.profiles import Profile
+
+
+@dataclass(frozen=True)
+class CostModel:
+    """executed: what trainplan's programs do, one thing after the other; else the paper's model, with overlap."""
+
+    name: str
+    executed: bool
+
+
+COST_MODELS = {model.name: model for model in (CostModel("paper", False), CostModel("executed", True))}
+
+
+@dataclass(frozen=True)
+class UnitCosts:
+    """One sub-layer under one strategy. forward_ns: the forward pass alone; sync_ns: the part that only the last micro-batch of
+    a step pays. Both are part of time_ns. Bytes are O_f, O_b and O_ms (see `work.memory`)."""
+
+    time_ns: float
+    forward_ns: float
+    sync_ns: float
+    forward_bytes: int
+    backward_bytes: int
+    state_bytes: int
+
+
+@dataclass(frozen=True)
+class PassTimes:
+    """One micro-batch through one sub-layer, in whole ns.
+
+    reduce_ns, step_ns: what is added behind the last micro-batch, once it has been sent on: reductions over replicas; and,
+    behind the sum of a shared table's gradients, the optimizer and the gather of what it has changed.
+    tied_ns: what an embedding adds beside, in a pipeline of one stage, for a table that it shares with the head.
+    """
+
+    forward_ns: int
+    backward_ns: int
+    reduce_ns: int
+    step_ns: int
+    tied_ns: int
+
+    @property
+    def sync_ns(self) -> int:
+        """All that is added behind the last micro-batch."""
+        return self.reduce_ns + self.step_ns
+
+
+def unit_costs(
+    profile: Profile, costs: CostModel, sublayer: str, strategy: Strategy, samples: int, table_once: bool = False
+) -> UnitCosts:
+    """Cost of one micro-batch of `samples` samples. table_once: as of `times_of`, for what is executed. Raises InputError where
+    the profile lacks the shape."""
+    if costs.executed:
+        times = times_of(profile, sublayer, strategy, samples, table_once)
+        sync: float = times.sync_ns + times.tied_ns
+        forward, backward = float(times.forward_ns), times.backward_ns + sync
+    else:
+        forward, backward, sync = _paper_ns(profile, exact_work(profile, sublayer, strategy, samples), strategy)
+    sizes = unit_bytes(profile, costs.executed, sublayer, strategy, samples, table_once)
+    return UnitCosts(forward + backward, forward, sync, *sizes)
+
+
+def times_of(
+    profile: Profile,
+    sublayer: str,
+    strategy: Strategy,
+    samples: int,
+    table_once: bool = False,
+    precision: Precision | None = None,
+    optimizer: OptimizerName = "adamw",
+) -> PassTimes:
+    """The passes of a sub-layer as trainplan's programs run them, one thing after the other: sharded gradients are scattered
+    in every micro-batch, and made whole over the tensor-parallel group before; others are reduced or scattered in the last one
+    only.
+
+    samples: of a micro-batch over all devices of the stage. table_once: whether the table that embedding and head share is one
+    parameter, the embedding's; a head then gathers and scatters all of that one's beside what is left of its own. precision: of
+    gradients; optimizer: as of `unit_work`. Raises InputError where the profile lacks the shape.
+    """
+    with_table = table_once and profile.tied_parameters > 0 and profile.shapes[sublayer].kind == "head"
+    left_out = table_part(profile, strategy.degree("tp")) if with_table else 0
+    work = unit_work(profile, sublayer, strategy, samples, left_out=left_out, precision=precision, optimizer=optimizer)
+    sharded = strategy.shares_gradients
+    gather, scatter = work.gather_ns, work.scatter_ns
+    if with_table:
+        embedding = unit_work(profile, profile.units[0].sublayer, strategy, samples, precision=precision)
+        gather, scatter = gather + embedding.gather_ns, scatter + embedding.scatter_ns
+    computed, sharing = work.recompute_ns + work.backward_ns + work.partial_back_ns, gather + scatter * sharded
+    last = (work.replicated_ns + work.scatter_ns) * (not sharded) + work.reduce_ns
+    return PassTimes(
+        forward_ns=work.forward_ns + work.partial_ns + work.forward_tokens_ns + gather,
+        backward_ns=computed + work.backward_tokens_ns + sharing + work.replicated_ns * sharded,
+        reduce_ns=last,
+        step_ns=work.optimizer_ns + work.update_ns,
+        tied_ns=0 if table_once else work.tied_ns,
+    )
+
+
+def _paper_ns(profile: Profile, work: UnitWork[float], strategy: Strategy) -> tuple[float, float, float]:
+    """Forward pass, backward pass, and what of that only the last micro-batch pays."""
+    slowdowns = profile.compute_slowdown.value, profile.communication_slowdown.value
+    summed, summed_back = work.partial_ns + work.forward_tokens_ns, work.partial_back_ns + work.backward_tokens_ns
+    compute, again = work.recompute_ns + work.backward_ns, summed if strategy.ckpt else 0
+    reduction = work.scatter_ns + work.reduce_ns
+    overlapped = overlapped_ns(compute, work.gather_ns + reduction, *slowdowns)
+    sync = min(reduction, overlapped - overlapped_ns(compute, work.gather_ns, *slowdowns))
+    backward = overlapped + summed_back + again + work.update_ns
+    return work.forward_ns + summed + work.gather_ns, backward, sync + work.update_ns
+
+
+def transition_ns(
+    profile: Profile, costs: CostModel, before: Strategy, after: Strategy, samples: int, sample_bytes: int
+) -> int:
+    """R: the Slice-Gather of the hidden states forward and of their gradients backward, rows and tokens. sample_bytes: hidden
+    states of one sample between the two layers."""
+    pieces = [
+        move(profile, *way, samples, sample_bytes)
+        for way in ((before, after), (after, before))
+        for move in (slice_gather_ns, gather_tokens_ns)
+    ]
+    return sum(map(round, pieces)) if costs.executed else round(sum(pieces))
+
+
+def layer_costs(parts: Sequence[UnitCosts]) -> UnitCosts:
+    """Consecutive units under one strategy as one layer: Eq. 2 (`stage_peak`) over the units gives the layer's O_b exactly."""
+    stacked, peak = 0, 0
+    for part in parts:
+        stacked += part.forward_bytes
+        peak = max(peak, stacked + part.backward_bytes)
+    return UnitCosts(
+        sum(part.time_ns for part in parts),
+        sum(part.forward_ns for part in parts),
+        sum(part.sync_ns for part in parts),
+        stacked,
+        peak - stacked,
+        sum(part.state_bytes for part in parts),
+    )

@@ -1,0 +1,143 @@
+"""What one sub-layer under one strategy holds, in bytes of one device: O_f, O_b and O_ms of Eq. 2 (Galvatron-BMW, III-A).
+
+O_ms: model states, 16 bytes a parameter in fp32 (parameter, gradient, AdamW's two moments). O_f: what one micro-batch keeps
+from its forward pass to its backward pass. O_b: in the paper the intermediates that CKPT rebuilds; in the cost model `executed`
+also what trainplan's programs hold while they compute: temporaries, gathered parameters, whole gradients, re-layout buffers,
+logits.
+
+Programs keep a table that embedding and head share once, where both are in one stage and have one layout. Where the strategy
+of the other one is still open, O_ms counts the table for both, and the time its reduction.
+"""
+
+from __future__ import annotations
+
+from trainplan.formulations.costs.sequential.communication import moved_bytes
+from trainplan.formulations.costs.sequential.sublayer_time import (
+    computed_cost,
+    muon_parameters,
+    sharing_of,
+    statistic_bytes,
+    table_part,
+)
+from trainplan.formulations.plan.strategy import Strategy
+from trainplan.profiling.models.optimizers import OptimizerName, step_workspace_bytes
+from trainplan.profiling.models.precision import Precision
+from trainplan.profiling.profiles import Profile
+
+LOSS_BYTES = 8  # the program's one scalar
+
+
+def unit_bytes(
+    profile: Profile,
+    executed: bool,
+    sublayer: str,
+    strategy: Strategy,
+    samples: int,
+    table_once: bool = False,
+    precision: Precision | None = None,
+    relaid: bool = True,
+    optimizer: OptimizerName = "adamw",
+    least: bool = False,
+    pieces: bool = False,
+) -> tuple[int, int, int]:
+    """O_f, O_b and O_ms of a sub-layer. samples: of a micro-batch. executed: of trainplan's programs, else the paper's.
+    table_once: whether these keep a table that embedding and head share but once, with the embedding. precision: of the states,
+    where it is not the profile's; its state_bytes_per_parameter have the rest. relaid: whether neighbours may be laid out
+    otherwise. optimizer: what steps the parameters, of a profile that describes its model where that is not AdamW. least: what
+    programs surely hold, in place of at most: at the end of the forward pass, where it is computed again, or when its input
+    has its gradient, whichever is most; without what neighbours or other lanes may hold, and without a kernel's workspace of
+    the backward pass, which may begin when some of this is gone. pieces: whether samples are those of several
+    context-parallel ranks, each of which has its pieces."""
+    precision = precision or profile.precision
+    tp, rows = strategy.degree("tp"), samples // strategy.data_degree
+    entry, shape = computed_cost(profile, sublayer, strategy, rows), profile.shapes[sublayer]
+    element, shard, parts = profile.parameter_bytes, shape.shard(tp), strategy.share(0)[1]
+    incoming = rows * shape.input_bytes // (1 if shape.kind == "embedding" else parts)
+    checkpoint = incoming if entry.checkpoint_bytes is None else entry.checkpoint_bytes.value
+    forward = checkpoint if strategy.ckpt else incoming + entry.kept_bytes.value
+    rebuilt = incoming + entry.kept_bytes.value - checkpoint if strategy.ckpt else 0
+    if not executed:
+        return forward, rebuilt, _state_bytes(profile, strategy, shard.parameters, precision)
+    left_out = table_part(profile, tp) if table_once and shape.kind == "head" else 0
+    by_muon = muon_parameters(profile, sublayer, strategy, optimizer)
+    sharing = sharing_of(profile, sublayer, strategy, optimizer)
+    usual = 4 * element if least and precision.master is None else profile.state_bytes_per_parameter
+    state = _state_bytes(profile, strategy, shard.parameters - left_out, precision, sharing, by_muon, usual)
+    # O_b of trainplan's programs, with the forward pass's peak beyond what it keeps, so that Eq. 2 covers it too.
+    degree, workspace = strategy.degree("sdp"), entry.forward_workspace_bytes.value
+    output = rows * shard.output_bytes // (1 if shape.kind == "head" else parts)
+    parameters = shard.parameters
+    if shape.kind == "head" and profile.tied_parameters:  # it may gather all of the embedding's, for the table
+        parameters += profile.shapes[profile.units[0].sublayer].shard(tp).parameters - table_part(profile, tp) + degree
+    part, of_gradient = -(-parameters // degree), precision.gradient_bytes(element)
+    gathered = part * degree * element * strategy.shares_parameters
+    gradient = part * degree * of_gradient * strategy.shares_gradients
+    # A re-layout holds the blocks it gathered beside its result; which neighbour asks for one is not known here.
+    moved = 0 if strategy.group == 1 or not relaid or least else 2 * samples * max(moved_bytes(profile, sublayer))
+    first = gathered + output + max(workspace, moved) + rebuilt
+    gradients = (0 if shape.kind == "embedding" else incoming) + gradient
+    recomputed = rebuilt + output + workspace if strategy.ckpt else 0
+    if least:
+        begun, returned = (
+            gathered + output + (rebuilt + workspace if strategy.ckpt else workspace),
+            gathered + gradients + output,
+        )
+        if strategy.modules:  # of which some is freed, and made again, between these moments
+            begun, returned = gathered + output, gathered + gradient + output
+        returned += rebuilt
+        if shape.kind == "head" and strategy.ckpt and not pieces:
+            # Logits are made again while those of the forward pass wait; the input may be on the host still.
+            returned = max(returned, gathered + 2 * output + rebuilt - incoming)
+        waiting = _loss_bytes(profile, rows * shape.tokens, tp) if "loss" in strategy.modules else output
+        waiting *= shape.kind == "head"
+        work, inputs = max(waiting, begun, returned), min(forward, checkpoint)
+        if shape.kind == "head":  # what the loss keeps of other micro-batches may be gone, or not be there yet
+            return inputs, work + forward - inputs, state
+        return forward, work, state
+    beside = _loss_bytes(profile, rows * shape.tokens, tp)
+    if shape.kind == "head":
+        # Beside the logits at the loss: targets, this shard's three statistics, and those of all shards.
+        first = max(first, output + beside)
+    backward = gathered + gradients + output + recomputed + max(entry.backward_workspace_bytes.value, moved)
+    if shape.kind == "embedding" and profile.tied_parameters:
+        backward = max(backward, profile.tied_parameters * of_gradient - incoming)
+    backward = max(first, backward, gradients + gradient // degree)  # at last its shard, to be added to the sum
+    stepping = part * degree // sharing * precision.widened_bytes(element)  # at the optimizer's step
+    if by_muon:
+        described, stepped = profile.sublayer(sublayer), precision.stepped_bytes(element)
+        stepping += step_workspace_bytes(optimizer, described, stepped, tp, tp - 1)
+    backward = max(backward, stepping - forward)
+    if shape.kind == "head":
+        # Logits wait for their backward pass, also those of other micro-batches in flight; or what makes them anew.
+        waiting = beside if "loss" in strategy.modules else output
+        forward, backward = forward + waiting, backward - waiting
+        backward = max(backward, profile.tied_parameters * of_gradient - forward)
+    return forward, backward, state + LOSS_BYTES  # the loss of any unit: each may be all that a stage has
+
+
+def _loss_bytes(profile: Profile, tokens: int, tp: int) -> int:
+    """What stands with the logits at the loss: targets, this shard's three statistics, and those of all shards."""
+    return tokens * (8 + 3 * statistic_bytes(profile) * (1 + (tp if tp > 1 else 0)))
+
+
+def _state_bytes(
+    profile: Profile,
+    strategy: Strategy,
+    parameters: int,
+    precision: Precision,
+    sharing: int | None = None,
+    by_muon: int = 0,
+    usual: int | None = None,
+) -> int:
+    """O_ms of so many parameters of a tensor-parallel rank: of what ZeRO's stage shares, the shard of one rank, its end
+    padded; of the rest the whole, as many times as long. (Profiles in half precision have a master copy beside the moments.)
+    sharing: the ranks that master copy and moments are divided among, where it is not all that share states; by_muon: those
+    that the rank steps by Muon, which have one moment less. usual: bytes of a parameter (default: the profile's)."""
+    element, degree = profile.parameter_bytes, strategy.degree("sdp")
+    part = -(-parameters // degree)
+    whole = part * degree if strategy.gathers_updates else part
+    stepped = precision.stepped_bytes(element) * (3 if precision.master is not None else 0)  # master copy and two moments
+    moments = max((usual or profile.state_bytes_per_parameter) - 2 * element, stepped)
+    gradients = (part if strategy.shares_gradients else whole) * precision.gradient_bytes(element)
+    kept = moments * (part * degree // (sharing or degree)) - by_muon * precision.stepped_bytes(element)
+    return element * whole + gradients + kept

@@ -1,0 +1,134 @@
+"""Chains of layers (or sub-layers) that cuts part into the stages of a 1F1B pipeline, and the memory of these stages."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Annotated, Any, Self
+
+import numpy as np
+from pydantic import Field
+from trainplan.formulations.instance import InstanceFile, Integers, ProblemInstance, check_sums
+from trainplan.formulations.schedule.orders import most_in_flight
+from trainplan.formulations.schedule.stage_memory import Memory, MemoryRecord
+from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.base.quantities import format_bytes
+
+MOST_LAYERS = 10_000
+
+
+class ChainFile(InstanceFile):
+    """What the file formats of chains have in common."""
+
+    stages: Annotated[int, Field(ge=1, le=MOST_LAYERS)]
+    micro_batches: Annotated[int, Field(ge=1, le=10**6, description="gas: micro-batches of one iteration")]
+    memory: MemoryRecord | None = None
+
+    def check_stages(self, name: str, count: int, noun: str) -> None:
+        """Raises InputError where the list `name` has not 1 to 10,000 entries, or where there are more stages than these."""
+        if not 1 <= count <= MOST_LAYERS:
+            raise InputError("", name, f"has {count} entries", f"give 1 to {MOST_LAYERS}, one for each {noun}")
+        if self.stages > count:
+            raise InputError("", "stages", f"is {self.stages}", f"give at most {count}: every stage needs a {noun}")
+
+    def check_totals(self, count: int, noun: str, time_ns: int) -> None:
+        """Raises InputError where the columns of memory have other lengths, or sums are too large. time_ns: the largest one."""
+        size_bytes = 0
+        if self.memory is not None:
+            self.memory.check(count, self.stages)
+            size_bytes = self.memory.most_bytes(min(self.stages, self.micro_batches))
+        check_sums("micro_batches", self.micro_batches, f"{count} {noun}s", time_ns, size_bytes)
+
+    @property
+    def common(self) -> dict[str, Any]:
+        """The fields that instances of chains have in common."""
+        memory = None if self.memory is None else Memory.of(self.memory, self.stages)
+        return {"stages": self.stages, "micro_batches": self.micro_batches, "memory": memory, **self.labels}
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Chain(ProblemInstance):
+    """An instance whose solutions are cuts: the first layer of every stage but the first. memory: what layers need."""
+
+    stages: int
+    micro_batches: int
+    memory: Memory | None = None
+
+    @property
+    @abstractmethod
+    def length(self) -> int:
+        """The number of layers, or of sub-layers."""
+
+    @abstractmethod
+    def name_of(self, layer: int) -> str:
+        """What users see of a layer."""
+
+    def in_flight(self, stage: int) -> int:
+        """Micro-batches whose activations a stage holds at once, under 1F1B."""
+        return most_in_flight("1f1b", self.stages, self.micro_batches, stage)
+
+    @property
+    def windows(self) -> Integers | None:
+        """(p, n): the least first layer with which a stage fits, by its last one, as of `Memory.first_layers`; None without
+        memory."""
+        return None if self.memory is None else self.memory.first_layers([self.in_flight(x) for x in range(self.stages)])
+
+    @property
+    def precedences(self) -> list[tuple[int, int, int]]:
+        """All (i, first, l): a stage i that holds layer l must not begin before layer `first`, see `Memory.precedences`."""
+        return [] if self.memory is None else self.memory.precedences([self.in_flight(x) for x in range(self.stages)])
+
+    def with_memory(self, memory_bytes: int) -> Self:
+        """The same instance under another limit of every device. Raises InputError where it does not say what layers need."""
+        if self.memory is None:
+            fix = "give what each layer needs, or build it without --ignore-memory"
+            raise InputError("instance", "memory", "is missing", fix)
+        return replace(self, memory=self.memory.with_limits(np.full(self.stages, memory_bytes, np.int64)))
+
+    def misplaced(self, cuts: Sequence[int]) -> list[str]:
+        """Why these are no cuts of the chain, in words; empty where they are."""
+        if len(cuts) == self.stages - 1 and all(first < end for first, end in pairwise((0, *cuts, self.length))):
+            return []
+        return [f"cuts is {list(cuts)}; give {self.stages - 1}, strictly increasing, of 1 to {self.length - 1}"]
+
+    def peaks_bytes(self, cuts: Sequence[int]) -> list[int | None]:
+        """What each stage needs; None without memory."""
+        if (memory := self.memory) is None:
+            return [None] * self.stages
+        spans = pairwise((0, *cuts, self.length))
+        return [memory.stage_peak(first, end, self.in_flight(x))[0] for x, (first, end) in enumerate(spans)]
+
+    def over_memory(self, cuts: Sequence[int]) -> list[str]:
+        """Stages that need more memory than they have, in words."""
+        if self.memory is None:
+            return []
+        spans, limits = pairwise((0, *cuts, self.length)), self.memory.limit_bytes.tolist()
+        return [
+            f"stage {x}: {self.name_of(first)} to {self.name_of(end - 1)} need {peak} bytes ({format_bytes(peak)}), "
+            f"{peak - limit} more than its limit of {limit}"
+            for x, ((first, end), peak, limit) in enumerate(zip(spans, self.peaks_bytes(cuts), limits, strict=True))
+            if peak is not None and peak > limit
+        ]
+
+    def fullest(self, cuts: Sequence[int]) -> dict[str, Any]:
+        """What users see of the fullest stage; nothing without memory."""
+        if (memory := self.memory) is None:
+            return {}
+        peaks, borders = self.peaks_bytes(cuts), (0, *cuts, self.length)
+        stage = memory.fullest_stage(peaks)
+        layer = memory.peak_layer(borders[stage], borders[stage + 1])
+        name = f"{self.name_of(layer)} in stage {stage}"
+        return {"peak_bytes": peaks[stage], "peak_stage": stage, "peak_layer": layer, "peak_layer_name": name}
+
+
+@dataclass(frozen=True)
+class Cuts:
+    """A solution of a chain. cuts: the first layer of every stage but the first."""
+
+    cuts: tuple[int, ...]
+
+    def spans(self, layers: int) -> list[tuple[int, int]]:
+        """First and last layer of every stage."""
+        return [(first, end - 1) for first, end in pairwise((0, *self.cuts, layers))]

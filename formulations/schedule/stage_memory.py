@@ -1,0 +1,168 @@
+"""Memory of pipeline stages: what consecutive layers need together, and how long a stage may be.
+
+A stage with n micro-batches in flight peaks in the backward pass of some layer l of the oldest of them: the others hold
+whatever a micro-batch holds, the oldest no longer the activations of the layers after l,
+
+    peak = sum state + n sum carried + (n - 1) sum kept + max_l ( sum_{k <= l} kept_k + work_l )              `stage_peak`
+
+over the layers (or sub-layers) of the stage, in bytes: `state`, model states; `carried` and `kept`, what a micro-batch keeps
+from its forward pass to its backward pass, `carried` for as long as it is in flight, `kept` until the layer's own backward
+pass, so that it is stacked; `work`, what the layer's own computation adds for its duration. Both columns are there because two
+models of papers are special cases of this one:
+
+    carried = 0           Galvatron's Eq. 2, of one stage alone with n = 1 (layer-strategies, pipeline)
+    kept = 0              AutoPipe's and AMP's sum and largest workspace, which `Memory` states:
+                          sum O_ms(l) + n_i sum O_f(l) + max O_w(l) <= E_i
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
+
+import numpy as np
+from pydantic import Field
+from trainplan.formulations.instance import Bytes, Integers, OneOrEach, check_length
+from trainplan.profiling.base.files import Record
+
+COLUMNS = ("state_bytes", "kept_bytes", "workspace_bytes")
+
+Limit = Annotated[int, Field(gt=0, le=2**48)]
+
+
+def stage_peak(
+    state_bytes: Integers,
+    kept_bytes: Integers,
+    work_bytes: Integers,
+    in_flight: int = 1,
+    carried_bytes: Integers | None = None,
+) -> tuple[Any, Any]:
+    """The peak of a stage, in bytes, and the first of its layers whose backward pass reaches it, counted from 0.
+
+    The columns are (.., L), of its layers in order, for as many choices as there are; their meaning, and the formula, stand at
+    the head of this file. carried_bytes: none where it is left out.
+    """
+    kept = kept_bytes.cumsum(axis=-1)
+    by_layer = kept + work_bytes
+    base = state_bytes.sum(axis=-1) + (in_flight - 1) * kept[..., -1]
+    if carried_bytes is not None:
+        base = base + in_flight * carried_bytes.sum(axis=-1)
+    return base + by_layer.max(axis=-1), by_layer.argmax(axis=-1)
+
+
+class MemoryRecord(Record):
+    """What the layers need, and what the devices have, in a file."""
+
+    limit_bytes: Annotated[OneOrEach[Limit], Field(description="E: of every stage's device, or a list with one for each stage")]
+    state_bytes: Annotated[list[Bytes], Field(description="O_ms: parameters, gradients, optimizer states of each layer")]
+    kept_bytes: Annotated[list[Bytes], Field(description="O_f: kept for one micro-batch until its backward pass")]
+    workspace_bytes: Annotated[list[Bytes], Field(description="O_w: held while the layer itself is computed")]
+
+    def check(self, layers: int, stages: int) -> None:
+        """Raises InputError where a list has another length."""
+        for name in COLUMNS:
+            check_length(f"memory.{name}", getattr(self, name), layers, "one for each layer")
+        if isinstance(self.limit_bytes, list):
+            check_length("memory.limit_bytes", self.limit_bytes, stages, "one for each stage")
+
+    def most_bytes(self, in_flight: int) -> int:
+        """No stage needs more bytes than this, with so many micro-batches in flight."""
+        state, kept, workspace = (sum(getattr(self, name)) for name in COLUMNS)
+        return state + in_flight * kept + workspace
+
+
+@dataclass(frozen=True, eq=False)
+class Memory:
+    """What stages need by sum and largest workspace: `stage_peak` where nothing is stacked.
+
+    limit_bytes: of each of the k stages. state_bytes, kept_bytes, workspace_bytes: of each of the L layers; `kept_bytes`, named
+    by the file format, is the column `carried` of the one model: what a micro-batch holds for as long as it is in flight.
+    """
+
+    limit_bytes: Integers
+    state_bytes: Integers
+    kept_bytes: Integers
+    workspace_bytes: Integers
+
+    @classmethod
+    def of(cls, record: MemoryRecord, stages: int) -> Memory:
+        """The memory of a file, whose one limit is that of all stages."""
+        limits = np.broadcast_to(np.array(record.limit_bytes, np.int64), (stages,))
+        return cls(limits, *(np.array(getattr(record, name), np.int64) for name in COLUMNS))
+
+    def with_limits(self, limit_bytes: Integers) -> Memory:
+        """The same layers under other limits, one for each stage."""
+        return replace(self, limit_bytes=limit_bytes)
+
+    def grouped(self, starts: Integers) -> Memory:
+        """The memory with one layer in place of those from each start to the next; stages need the same."""
+        states, kept = (np.add.reduceat(column, starts) for column in (self.state_bytes, self.kept_bytes))
+        return Memory(self.limit_bytes, states, kept, np.maximum.reduceat(self.workspace_bytes, starts))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The memory in its file format: one limit where all stages have the same."""
+        limits = self.limit_bytes.tolist()
+        fields: dict[str, Any] = {"limit_bytes": limits[0] if len(set(limits)) == 1 else limits}
+        return fields | {name: getattr(self, name).tolist() for name in COLUMNS}
+
+    def stage_peak(self, first: int, end: int, in_flight: int) -> tuple[int, int]:
+        """The peak of a stage with the layers first .. end - 1, in bytes, and the layer in whose backward pass it is."""
+        stage = slice(first, end)
+        carried = self.kept_bytes[stage]
+        columns = self.state_bytes[stage], np.zeros_like(carried), self.workspace_bytes[stage]
+        peak, layer = stage_peak(*columns, in_flight, carried)
+        return int(peak), first + int(layer)
+
+    def peak_bytes(self, first: int, end: int, in_flight: int) -> int:
+        """The peak of a stage with the layers first .. end - 1, in bytes."""
+        return self.stage_peak(first, end, in_flight)[0]
+
+    def fullest_stage(self, peaks_bytes: Sequence[int | None]) -> int:
+        """The first stage that comes nearest to its limit, or goes furthest past it. peaks_bytes: of every stage."""
+        spare = [int(limit) - (peak or 0) for limit, peak in zip(self.limit_bytes, peaks_bytes, strict=True)]
+        return spare.index(min(spare))
+
+    def peak_layer(self, first: int, end: int) -> int:
+        """The layer in whose backward pass a stage with the layers first .. end - 1 peaks, with any number in flight."""
+        return self.stage_peak(first, end, 1)[1]
+
+    def first_layers(self, in_flight: Sequence[int]) -> Integers:
+        """(k, L): the least first layer with which stage i fits its limit when layer l is its last; l + 1 where l alone does
+        not. in_flight: micro-batches, of every stage.
+
+        A longer stage needs no less, so stage i fits exactly where it begins at this layer or later. Found by doubling: a span
+        grows to the left by the largest power of two with which it still fits, then by smaller ones.
+        """
+        layers = len(self.state_bytes)
+        largest = [self.workspace_bytes]  # of 1, 2, 4, .. layers from each on
+        while 2 << len(largest) - 1 <= layers:
+            half = 1 << len(largest) - 1
+            largest.append(np.maximum(largest[-1][:-half], largest[-1][half:]))
+        windows = np.empty((len(in_flight), layers), np.int64)
+        stages: dict[tuple[int, int], int] = {}  # the first stage with so many in flight and that limit
+        for i, limit in enumerate(self.limit_bytes.tolist()):
+            if (same := stages.setdefault((in_flight[i], limit), i)) < i:
+                windows[i] = windows[same]
+                continue
+            sums = np.concatenate([[0], np.cumsum(self.state_bytes + in_flight[i] * self.kept_bytes)])
+            first, workspace = np.arange(1, layers + 1), np.zeros(layers, np.int64)
+            for level in reversed(range(len(largest))):
+                longer = first - (1 << level)
+                place = np.maximum(longer, 0)
+                more = np.maximum(workspace, largest[level][np.minimum(place, len(largest[level]) - 1)])
+                fits = (longer >= 0) & (sums[1:] - sums[place] + more <= limit)
+                first, workspace = np.where(fits, longer, first), np.where(fits, more, workspace)
+            windows[i] = first
+        return windows
+
+    def precedences(self, in_flight: Sequence[int]) -> list[tuple[int, int, int]]:
+        """All (i, first, l) for which a stage i that holds layer l must not begin before layer `first`, but those that follow
+        from others. The last stage holds the last layer, and the others leave one for each after them."""
+        stages, layers, rows = len(self.limit_bytes), len(self.state_bytes), []
+        for i, row in enumerate(self.first_layers(in_flight).tolist()):
+            for l in range(i, layers - stages + i + 1):
+                implied = row[l - 1] if l > i else 0
+                if row[l] > max(implied, i):
+                    rows.append((i, row[l], l))
+        return rows
