@@ -27,10 +27,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 from trainplan.execution.ahead import may_go_ahead, programs_of
+from trainplan.execution.analysis.memory.peak import Backend
 from trainplan.execution.compile.compiler import compile_plan
 from trainplan.execution.program import Program
 from trainplan.execution.run import ranks
-from trainplan.execution.walk.memory import Backend
 from trainplan.formulations.plan.plan import Plan
 from trainplan.profiling.base.processes import Report, run_workers
 from trainplan.profiling.models.model import Model, load_model

@@ -25,11 +25,11 @@ from typing import Any
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
+from trainplan.execution.analysis.memory.peak import Backend, memory_walk
+from trainplan.execution.analysis.timing.simulate import time_walk
+from trainplan.execution.analysis.verify.checks import check
 from trainplan.execution.program import Instruction, Program
 from trainplan.execution.run import ranks
-from trainplan.execution.walk.checks import check
-from trainplan.execution.walk.memory import Backend, memory_walk
-from trainplan.execution.walk.time import time_walk
 from trainplan.profiling.base.processes import Reporter, WorkerError, run_workers
 
 from tests.execution.mutations import KINDS, Mutant, mutants

@@ -18,14 +18,14 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from trainplan.execution.analysis.memory.peak import memory_walk
+from trainplan.execution.analysis.timing.profiled_costs import ProfiledCosts
+from trainplan.execution.analysis.timing.simulate import time_walk
+from trainplan.execution.analysis.verify.checks import check
+from trainplan.execution.analysis.verify.rank_class_checks import check_classes
 from trainplan.execution.compile.classes import compile_classes
 from trainplan.execution.compile.compiler import compile_plan
 from trainplan.execution.compile.folding import fold
-from trainplan.execution.walk.checks import check
-from trainplan.execution.walk.class_checks import check_classes
-from trainplan.execution.walk.costs import ProfiledCosts
-from trainplan.execution.walk.memory import memory_walk
-from trainplan.execution.walk.time import time_walk
 from trainplan.formulations.plan.plan import Plan, load_plan
 from trainplan.profiling.clusters.cluster import load_cluster
 from trainplan.profiling.models.model import load_model

@@ -24,11 +24,11 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 from trainplan.execution.ahead import programs_of
+from trainplan.execution.analysis.memory.peak import Backend, memory_walk
+from trainplan.execution.analysis.timing.simulate import time_walk
+from trainplan.execution.analysis.verify.checks import check
 from trainplan.execution.program import STREAMS, Program
 from trainplan.execution.run import ranks
-from trainplan.execution.walk.checks import check
-from trainplan.execution.walk.memory import Backend, memory_walk
-from trainplan.execution.walk.time import time_walk
 from trainplan.formulations.plan.plan import Plan
 from trainplan.profiling.base.processes import Report, run_workers
 

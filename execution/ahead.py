@@ -9,10 +9,10 @@ whole unit and no message that is not needed yet.
 
 from __future__ import annotations
 
+from trainplan.execution.analysis.memory.peak import Backend, memory_walk
 from trainplan.execution.compile.classes import RankClass, compile_classes
 from trainplan.execution.compile.compiler import compile_plan
 from trainplan.execution.program import Program
-from trainplan.execution.walk.memory import Backend, memory_walk
 from trainplan.formulations.plan.plan import Plan
 from trainplan.profiling.models.model import Model
 

@@ -13,7 +13,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from trainplan.execution.walk.memory import held_parts, memory_walk
+from trainplan.execution.analysis.memory.peak import held_parts, memory_walk
 from trainplan.formulations.plan.plan import Plan
 from trainplan.formulations.plan.strategy_words import in_words
 from trainplan.profiling.base.errors import InputError

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from trainplan.execution.analysis.memory.peak import memory_walk
 from trainplan.execution.compile.compiler import compile_plan
 from trainplan.execution.judge import Judged
-from trainplan.execution.walk.memory import memory_walk
 from trainplan.formulations.memory_switches import costs
 from trainplan.formulations.memory_switches.definition import PROBLEM
 from trainplan.formulations.memory_switches.problem import Instance, Solution, evaluate, load_solution, violations

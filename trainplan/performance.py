@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from trainplan.execution.analysis.memory.peak import peak_buffers
+from trainplan.execution.analysis.timing.simulate import TimeWalk
 from trainplan.execution.judge import Judged
 from trainplan.execution.program import Stream
-from trainplan.execution.walk.memory import peak_buffers
-from trainplan.execution.walk.time import TimeWalk
 from trainplan.formulations.plan.plan import Plan
 from trainplan.profiling.base.display import in_one_line
 from trainplan.profiling.base.quantities import format_bytes, format_count

@@ -9,8 +9,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from trainplan.execution.analysis.timing.simulate import OTHERS
 from trainplan.execution.judge import Judged, judge_carried
-from trainplan.execution.walk.time import OTHERS
 from trainplan.formulations.joint.options import MEMORY_TABLES, cost_words
 from trainplan.formulations.parameters import flag_of
 from trainplan.formulations.plan.plan import Claim, Plan, plan_text

@@ -13,8 +13,8 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from trainplan.execution.analysis.verify.checks import check
 from trainplan.execution.compile.compiler import compile_plan
-from trainplan.execution.walk.checks import check
 from trainplan.formulations.parameters import chosen
 from trainplan.formulations.plan.plan import Plan
 from trainplan.formulations.plan.request import Request

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from math import inf, nextafter
 from typing import Any
 
-from trainplan.execution.walk.time import TimeWalk
+from trainplan.execution.analysis.timing.simulate import TimeWalk
 from trainplan.formulations.schedule.critical_path import critical_path
 from trainplan.formulations.schedule.orders import Pass
 from trainplan.formulations.schedule.simulate import Event, Timeline, source_of

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from trainplan.execution.analysis.verify.buffer_sizes import zero_stage
 from trainplan.execution.lowering.checkpoints import Checkpoints
 from trainplan.execution.lowering.pretrained import load_weights, save_weights
 from trainplan.execution.lowering.running import Run
@@ -17,7 +18,6 @@ from trainplan.execution.program import Program
 from trainplan.execution.run.comparison import Differences, Outcome, compare
 from trainplan.execution.run.unit_state import flat_layout
 from trainplan.execution.training.settings import PLAINLY
-from trainplan.execution.walk.buffers import zero_stage
 from trainplan.profiling.base.processes import Reporter
 from trainplan.profiling.models import torch_units
 

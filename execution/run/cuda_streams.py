@@ -17,9 +17,9 @@ from functools import cache
 
 import torch
 from torch import cuda
+from trainplan.execution.analysis.memory.deferred_frees import deferred_frees
 from trainplan.execution.program import Instruction, Program
 from trainplan.execution.run.threads import Lanes
-from trainplan.execution.walk.frees import deferred_frees
 
 HOST, ISSUED = "host", "issued"
 

@@ -19,6 +19,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
+from trainplan.execution.analysis.memory.peak import Backend
+from trainplan.execution.analysis.timing.measured_costs import Span
 from trainplan.execution.program import POINT_TO_POINT, Instruction, Op, Program
 from trainplan.execution.run.copying import Copying
 from trainplan.execution.run.cuda_streams import CudaStreams
@@ -28,8 +30,6 @@ from trainplan.execution.run.sharding import Sharding
 from trainplan.execution.run.threads import Lanes, PausingLanes, fused_lanes
 from trainplan.execution.run.token_sharing import TokenSharing
 from trainplan.execution.run.transport import Message
-from trainplan.execution.walk.measured import Span
-from trainplan.execution.walk.memory import Backend
 from trainplan.profiling.models import torch_units
 
 

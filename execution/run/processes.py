@@ -7,6 +7,12 @@ from functools import partial
 from typing import Any
 
 from trainplan.execution.ahead import programs_of
+from trainplan.execution.analysis.memory.peak import Backend, memory_walk
+from trainplan.execution.analysis.timing.measured_costs import MeasuredCosts, Span, times_by_kind
+from trainplan.execution.analysis.timing.measured_profile import with_measured_times
+from trainplan.execution.analysis.timing.profiled_costs import CarriedCosts, ProfiledCosts
+from trainplan.execution.analysis.timing.simulate import Durations, time_walk
+from trainplan.execution.analysis.verify.checks import check
 from trainplan.execution.features import RUN, refuse_others
 from trainplan.execution.lowering.checkpoints import Checkpoints
 from trainplan.execution.lowering.choice import Runtime
@@ -16,12 +22,6 @@ from trainplan.execution.run.report import RunReport
 from trainplan.execution.run.room import check_memory, check_peaks
 from trainplan.execution.run.settings import MEASURED_BACKENDS, Device, TransportName, check_settings, communication, gpus
 from trainplan.execution.training.settings import Training
-from trainplan.execution.walk.checks import check
-from trainplan.execution.walk.costs import CarriedCosts, ProfiledCosts
-from trainplan.execution.walk.measured import MeasuredCosts, Span, times_by_kind
-from trainplan.execution.walk.measured_profile import with_measured_times
-from trainplan.execution.walk.memory import Backend, memory_walk
-from trainplan.execution.walk.time import Durations, time_walk
 from trainplan.formulations.plan.plan import Plan
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.launched import launched, run_launched

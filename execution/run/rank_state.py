@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from trainplan.execution.analysis.memory.host_slots import host_slots
 from trainplan.execution.program import Instruction, Program
 from trainplan.execution.run.row_selections import RowSelections
 from trainplan.execution.run.transport import Direct, Transport
 from trainplan.execution.run.unit_state import UnitState, empty_storage, host_tensor, make_unit
-from trainplan.execution.walk.host_slots import host_slots
 
 Groups = dict[tuple[int, ...], Any]
 

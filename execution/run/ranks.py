@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
+from trainplan.execution.analysis.memory.peak import Backend
+from trainplan.execution.analysis.timing.measured_costs import Span
 from trainplan.execution.program import Program
 from trainplan.execution.run.settings import TransportName
-from trainplan.execution.walk.measured import Span
-from trainplan.execution.walk.memory import Backend
 from trainplan.profiling.base.processes import Reporter
 from trainplan.profiling.base.watchdog import Position
 

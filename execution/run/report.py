@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from trainplan.execution.analysis.memory.peak import Backend
+from trainplan.execution.analysis.timing.measured_costs import KindTimes
 from trainplan.execution.lowering.choice import Runtime
 from trainplan.execution.run.settings import Device
-from trainplan.execution.walk.measured import KindTimes
-from trainplan.execution.walk.memory import Backend
 from trainplan.profiling.base.display import in_one_line
 from trainplan.profiling.profiles import Profile
 

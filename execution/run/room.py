@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import ceil, log2
 
-from trainplan.execution.walk.memory import Walk
+from trainplan.execution.analysis.memory.peak import Walk
 from trainplan.formulations.plan.plan import Plan
 from trainplan.profiling.base.errors import InputError, caution
 from trainplan.profiling.base.launched import Launched

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, get_args
 
+from trainplan.execution.analysis.memory.peak import BACKENDS, Backend
 from trainplan.execution.run.executed import MOST_PROCESSES
-from trainplan.execution.walk.memory import BACKENDS, Backend
 from trainplan.formulations.plan.plan import Plan
 from trainplan.profiling.base.errors import InputError, one_of
 from trainplan.profiling.base.launched import launched

@@ -25,10 +25,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from trainplan.execution.analysis.memory.peak import Backend
 from trainplan.execution.run.processes import place_in_step, sound_programs
 from trainplan.execution.run.ranks import make_executor, start_rank, steps
 from trainplan.execution.run.settings import COMMUNICATION, Device, check_settings, gpus
-from trainplan.execution.walk.memory import Backend
 from trainplan.formulations.plan.plan import Plan
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.files import write_whole

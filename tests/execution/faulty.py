@@ -9,11 +9,11 @@ import os
 import signal
 from collections.abc import Callable
 
+from trainplan.execution.analysis.memory.peak import Backend
+from trainplan.execution.analysis.timing.measured_costs import Span
 from trainplan.execution.run import trials
 from trainplan.execution.run.executor import Executor
 from trainplan.execution.run.trials import try_rank
-from trainplan.execution.walk.measured import Span
-from trainplan.execution.walk.memory import Backend
 
 __all__ = ["try_rank"]
 KILLED, RAISING, HANGING, FULL, SPOILED = 12, 20, 28, 36, 44

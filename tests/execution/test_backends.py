@@ -6,11 +6,11 @@ from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
+from trainplan.execution.analysis.verify.checks import lifetimes, races
 from trainplan.execution.program import STREAMS, Instruction, Program
 from trainplan.execution.run import threads
 from trainplan.execution.run.processes import run_plans
 from trainplan.execution.run.threads import Lanes, PausingLanes, fused_lanes
-from trainplan.execution.walk.checks import lifetimes, races
 from trainplan.profiling.base.errors import InputError
 
 from tests.execution.laned_programs import all_waits, random_program, without_wait

@@ -6,10 +6,10 @@ from dataclasses import fields as dataclass_fields
 from dataclasses import replace
 
 import pytest
+from trainplan.execution.analysis.memory.peak import memory_walk
+from trainplan.execution.analysis.verify.checks import check, lifetimes, meanings, races
 from trainplan.execution.compile.compiler import compile_plan
 from trainplan.execution.program import LANES, POINT_TO_POINT, Instruction, Op, Program, handles_all
-from trainplan.execution.walk.checks import check, lifetimes, meanings, races
-from trainplan.execution.walk.memory import memory_walk
 from trainplan.formulations.plan.strategy import decision_tree
 from trainplan.formulations.schedule.orders import Schedule
 

@@ -5,14 +5,14 @@ from dataclasses import replace
 from zlib import crc32
 
 import pytest
+from trainplan.execution.analysis.memory.peak import Backend, memory_walk
+from trainplan.execution.analysis.timing.simulate import time_walk
+from trainplan.execution.analysis.verify.checks import check
+from trainplan.execution.analysis.verify.rank_class_checks import check_classes
 from trainplan.execution.compile.classes import compile_classes
 from trainplan.execution.compile.compiler import compile_plan
 from trainplan.execution.compile.folding import faithful, fold, folded_strategy
 from trainplan.execution.program import COLLECTIVES, Instruction, Op, Program
-from trainplan.execution.walk.checks import check
-from trainplan.execution.walk.class_checks import check_classes
-from trainplan.execution.walk.memory import Backend, memory_walk
-from trainplan.execution.walk.time import time_walk
 from trainplan.formulations.plan.plan import Plan
 from trainplan.formulations.plan.rank_grid import Digits, common_digits
 from trainplan.formulations.plan.strategy import decision_tree, parse_strategy

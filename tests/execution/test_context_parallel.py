@@ -6,14 +6,14 @@ import random
 from dataclasses import replace
 
 import pytest
+from trainplan.execution.analysis.memory.peak import memory_walk
+from trainplan.execution.analysis.verify.checks import check
+from trainplan.execution.analysis.verify.rank_class_checks import check_classes
 from trainplan.execution.compile.classes import compile_classes
 from trainplan.execution.compile.compiler import compile_plan
 from trainplan.execution.compile.folding import fold
 from trainplan.execution.program import HEADS_EXCHANGED, OF_HEADS, Op, Program
 from trainplan.execution.run.processes import run_plans
-from trainplan.execution.walk.checks import check
-from trainplan.execution.walk.class_checks import check_classes
-from trainplan.execution.walk.memory import memory_walk
 from trainplan.formulations.plan.plan import Plan
 from trainplan.formulations.plan.strategy import parse_strategy
 from trainplan.profiling.base.errors import InputError

@@ -6,12 +6,12 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from trainplan.execution.analysis.memory.peak import BACKENDS
+from trainplan.execution.analysis.timing.simulate import time_walk
+from trainplan.execution.analysis.verify.checks import check
 from trainplan.execution.compile.compiler import compile_plan
 from trainplan.execution.program import Instruction, Op, Program
 from trainplan.execution.run.processes import run_plans
-from trainplan.execution.walk.checks import check
-from trainplan.execution.walk.memory import BACKENDS
-from trainplan.execution.walk.time import time_walk
 from trainplan.formulations.plan.plan import load_plan
 from trainplan.formulations.schedule.message_order import TIMES, with_messages
 from trainplan.formulations.schedule.orders import interleaved

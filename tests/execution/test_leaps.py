@@ -6,10 +6,10 @@ import random
 from typing import Any
 
 import pytest
+from trainplan.execution.analysis.timing import leaps
+from trainplan.execution.analysis.timing.simulate import Lanes, TimeWalk, time_walk
 from trainplan.execution.compile.classes import compile_classes
 from trainplan.execution.rounds import Rounds
-from trainplan.execution.walk import leaps
-from trainplan.execution.walk.time import Lanes, TimeWalk, time_walk
 from trainplan.formulations.plan.plan import Plan
 from trainplan.profiling.base.errors import InputError
 

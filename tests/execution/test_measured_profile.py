@@ -5,13 +5,13 @@ from __future__ import annotations
 import random
 
 import pytest
+from trainplan.execution.analysis.timing.measured_costs import MeasuredCosts, times_by_kind
+from trainplan.execution.analysis.timing.measured_profile import with_measured_times
+from trainplan.execution.analysis.timing.profiled_costs import FREE, ProfiledCosts
 from trainplan.execution.compile.compiler import compile_plan
 from trainplan.execution.judge import judge
 from trainplan.execution.program import Instruction, Op, Program
 from trainplan.execution.run.processes import run_plans
-from trainplan.execution.walk.costs import FREE, ProfiledCosts
-from trainplan.execution.walk.measured import MeasuredCosts, times_by_kind
-from trainplan.execution.walk.measured_profile import with_measured_times
 from trainplan.formulations.plan.plan import Plan
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.clusters.cluster import load_cluster

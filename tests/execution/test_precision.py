@@ -6,13 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from trainplan.execution.analysis.memory.peak import Backend, memory_walk
+from trainplan.execution.analysis.verify.checks import check
 from trainplan.execution.compile.compiler import compile_plan
 from trainplan.execution.judge import judge
 from trainplan.execution.program import Op, Program
 from trainplan.execution.run.processes import run_plans
 from trainplan.execution.run.reference import Reference, batch_tokens
-from trainplan.execution.walk.checks import check
-from trainplan.execution.walk.memory import Backend, memory_walk
 from trainplan.formulations.costs.sequential.communication import table_once
 from trainplan.formulations.costs.sequential.stage_work import samples_of
 from trainplan.formulations.costs.sequential.sublayer_memory import unit_bytes

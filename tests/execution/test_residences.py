@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
+from trainplan.execution.analysis.memory.host_slots import host_slots
+from trainplan.execution.analysis.memory.peak import BACKENDS, memory_walk
+from trainplan.execution.analysis.verify.checks import check, lifetimes, meanings, races
 from trainplan.execution.compile.compiler import compile_plan
 from trainplan.execution.judge import judge
 from trainplan.execution.program import COPIES, COPIES_OUT, Instruction, Op, Program, with_waits
-from trainplan.execution.walk.checks import check, lifetimes, meanings, races
-from trainplan.execution.walk.host_slots import host_slots
-from trainplan.execution.walk.memory import BACKENDS, memory_walk
 from trainplan.formulations.plan.plan import load_plan
 
 from tests.execution.plans import GPT2, UNTIED, pipeline, plan_of, random_unlike_plan

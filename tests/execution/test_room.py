@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 
 import pytest
+from trainplan.execution.analysis.memory.peak import Walk, memory_walk
 from trainplan.execution.run import room
 from trainplan.execution.run.processes import sound_programs
-from trainplan.execution.walk.memory import Walk, memory_walk
 from trainplan.formulations.plan.plan import Plan, Predicted
 from trainplan.profiling.base.errors import InputError, InputWarning
 from trainplan.profiling.base.launched import Launched

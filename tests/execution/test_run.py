@@ -5,11 +5,11 @@ from dataclasses import replace
 from itertools import product
 
 import pytest
+from trainplan.execution.analysis.verify.checks import check
 from trainplan.execution.compile.compiler import compile_plan
 from trainplan.execution.program import Op
 from trainplan.execution.run.processes import run_plans
 from trainplan.execution.run.report import RunReport
-from trainplan.execution.walk.checks import check
 from trainplan.profiling.base.errors import InputError
 
 from tests.execution.measured import memory_follows_the_walk

@@ -4,9 +4,9 @@ from collections import Counter
 from itertools import accumulate, pairwise, product
 
 import pytest
+from trainplan.execution.analysis.memory.peak import memory_walk
 from trainplan.execution.compile.compiler import compile_plan
 from trainplan.execution.program import Program
-from trainplan.execution.walk.memory import memory_walk
 from trainplan.formulations.schedule.orders import Pass, Schedule, gpipe, in_flight, one_f_one_b
 
 from tests.execution.plans import GPT2, SCHEDULES, pipeline

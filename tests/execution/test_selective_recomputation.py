@@ -5,13 +5,13 @@ import random
 import numpy as np
 import pytest
 import torch
+from trainplan.execution.analysis.memory.peak import memory_walk
+from trainplan.execution.analysis.verify.checks import check
 from trainplan.execution.compile.compiler import compile_plan
 from trainplan.execution.judge import judge
 from trainplan.execution.program import Program
 from trainplan.execution.run.processes import run_plans
 from trainplan.execution.run.report import RunReport
-from trainplan.execution.walk.checks import check
-from trainplan.execution.walk.memory import memory_walk
 from trainplan.formulations.costs.sequential.communication import table_once
 from trainplan.formulations.costs.sequential.cost_models import COST_MODELS, unit_costs
 from trainplan.formulations.costs.sequential.stage_work import planned_work

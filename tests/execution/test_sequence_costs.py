@@ -4,13 +4,13 @@ import random
 
 import numpy as np
 import pytest
+from trainplan.execution.analysis.memory.peak import memory_walk
+from trainplan.execution.analysis.verify.checks import check
+from trainplan.execution.analysis.verify.rank_class_checks import check_classes
 from trainplan.execution.compile.classes import compile_classes
 from trainplan.execution.compile.compiler import compile_plan
 from trainplan.execution.compile.folding import fold
 from trainplan.execution.judge import judge, judge_carried
-from trainplan.execution.walk.checks import check
-from trainplan.execution.walk.class_checks import check_classes
-from trainplan.execution.walk.memory import memory_walk
 from trainplan.formulations.costs.sequential.communication import moved_bytes, table_once
 from trainplan.formulations.costs.sequential.cost_models import COST_MODELS, transition_ns, unit_costs
 from trainplan.formulations.costs.sequential.primitives import collective

@@ -4,12 +4,12 @@ import random
 from collections import Counter
 
 import pytest
+from trainplan.execution.analysis.memory.peak import BACKENDS, memory_walk
+from trainplan.execution.analysis.verify.checks import check
 from trainplan.execution.compile.compiler import compile_plan
 from trainplan.execution.program import Op, Program
 from trainplan.execution.run.processes import run_plans
 from trainplan.execution.run.report import RunReport
-from trainplan.execution.walk.checks import check
-from trainplan.execution.walk.memory import BACKENDS, memory_walk
 from trainplan.formulations.plan.plan import Plan, load_plan
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.models.model import Model, load_model

@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
+from trainplan.execution.analysis.verify.checks import check, lifetimes, meanings, races
 from trainplan.execution.compile.compiler import compile_plan
 from trainplan.execution.program import Instruction, Op, Program, with_waits
-from trainplan.execution.walk.checks import check, lifetimes, meanings, races
 from trainplan.formulations.plan.switches import ALL_ON, Switches
 
 from tests.execution.plans import GPT2, UNTIED

@@ -4,11 +4,11 @@ import random
 from dataclasses import replace
 
 import pytest
+from trainplan.execution.analysis.memory.peak import Backend
 from trainplan.execution.compile.compiler import compile_plan
 from trainplan.execution.program import Op, with_waits
 from trainplan.execution.run import processes as run
 from trainplan.execution.run.processes import run_plans
-from trainplan.execution.walk.memory import Backend
 from trainplan.formulations.plan.plan import Plan
 from trainplan.formulations.plan.switches import ALL_ON, Switches
 

@@ -5,10 +5,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from trainplan.execution.analysis.memory.peak import memory_walk
+from trainplan.execution.analysis.verify.checks import check
 from trainplan.execution.compile.compiler import compile_plan
 from trainplan.execution.program import COPIES, Op, Program
-from trainplan.execution.walk.checks import check
-from trainplan.execution.walk.memory import memory_walk
 from trainplan.formulations.memory_switches.problem import LayerRecord, Solution, evaluate, load
 from trainplan.formulations.plan.switches import ALL_ON, Switches, SwitchName
 

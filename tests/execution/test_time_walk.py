@@ -10,13 +10,13 @@ from dataclasses import replace
 
 import pytest
 from trainplan.execution import compiled
+from trainplan.execution.analysis.memory.peak import BACKENDS
+from trainplan.execution.analysis.timing.measured_costs import MeasuredCosts
+from trainplan.execution.analysis.timing.profiled_costs import ProfiledCosts
+from trainplan.execution.analysis.timing.simulate import time_walk
 from trainplan.execution.compile.compiler import compile_plan
 from trainplan.execution.judge import Judged, judge, judge_by, judge_carried
 from trainplan.execution.program import POINT_TO_POINT, Instruction, Op, Program
-from trainplan.execution.walk.costs import ProfiledCosts
-from trainplan.execution.walk.measured import MeasuredCosts
-from trainplan.execution.walk.memory import BACKENDS
-from trainplan.execution.walk.time import time_walk
 from trainplan.formulations.costs.sequential.stage_work import planned_work
 from trainplan.formulations.costs.sequential.sublayer_time import unit_work
 from trainplan.formulations.memory_switches import costs as switch_costs

@@ -7,9 +7,9 @@ import random
 import pytest
 
 pytest.importorskip("torch")
+from trainplan.execution.analysis.memory.peak import Backend
 from trainplan.execution.run.processes import run_plans
 from trainplan.execution.run.settings import gpus
-from trainplan.execution.walk.memory import Backend
 from trainplan.profiling.base.errors import InputError
 
 from tests.execution.plans import GPT2, plan_of, random_interleaved_plan, random_plan, random_unlike_plan

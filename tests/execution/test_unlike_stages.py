@@ -3,14 +3,14 @@
 import random
 
 import pytest
+from trainplan.execution.analysis.memory.peak import BACKENDS
+from trainplan.execution.analysis.verify.checks import check
 from trainplan.execution.compile.compiler import compile_plan
 from trainplan.execution.compile.ranks import row_transfers
 from trainplan.execution.judge import judge, judge_carried
 from trainplan.execution.program import Op
 from trainplan.execution.run.processes import run_plans
 from trainplan.execution.run.report import RunReport
-from trainplan.execution.walk.checks import check
-from trainplan.execution.walk.memory import BACKENDS
 from trainplan.formulations.plan.plan import Plan, load_plan
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.clusters.cluster import load_cluster

@@ -8,8 +8,8 @@ from itertools import combinations, pairwise, product
 from typing import Any
 
 import pytest
+from trainplan.execution.analysis.memory.peak import memory_walk
 from trainplan.execution.compile.compiler import compile_plan
-from trainplan.execution.walk.memory import memory_walk
 from trainplan.formulations.cluster_strategy.definition import PROBLEM, layout
 from trainplan.formulations.cluster_strategy.group_compositions import makes
 from trainplan.formulations.cluster_strategy.problem import Instance, Solution, evaluate, shares_of, violations

@@ -16,11 +16,11 @@ from typing import Any, TextIO
 
 import torch
 import torch.distributed as dist
+from trainplan.execution.analysis.memory.peak import Backend
 from trainplan.execution.run.executor import Executor
 from trainplan.execution.run.processes import sound_programs
 from trainplan.execution.run.ranks import make_executor
 from trainplan.execution.run.settings import Device
-from trainplan.execution.walk.memory import Backend
 from trainplan.formulations.plan.plan import Plan
 
 STORED = Path(__file__).with_name("measured")

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
-from trainplan.execution.walk.memory import Backend, memory_walk
+from trainplan.execution.analysis.memory.peak import Backend, memory_walk
 from trainplan.formulations.plan.plan import Plan
 from trainplan.profiling.models.model import load_model
 

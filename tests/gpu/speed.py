@@ -23,10 +23,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from trainplan.execution.analysis.memory.peak import Backend
 from trainplan.execution.run.processes import run_plans
 from trainplan.execution.run.reference import LEARNING_RATE, Reference, batch_tokens
 from trainplan.execution.run.transport import Direct
-from trainplan.execution.walk.memory import Backend
 from trainplan.formulations.plan.plan import Plan
 from trainplan.profiling.base.processes import run_workers
 from trainplan.profiling.models.model import Model, load_model

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from trainplan.command.printing import line, pairs, table
 from trainplan.command.render import plan_table
-from trainplan.execution.walk.time import LANE_OF, Lanes
+from trainplan.execution.analysis.timing.simulate import LANE_OF, Lanes
 from trainplan.formulations.joint.options import cost_words
 from trainplan.formulations.plan.plan import Plan
 from trainplan.formulations.plan.strategy_words import strategy_words

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from trainplan.execution.analysis.timing.simulate import Operation
 from trainplan.execution.program import COLLECTIVES, COPIES, POINT_TO_POINT, Op
-from trainplan.execution.walk.time import Operation
 from trainplan.formulations.plan.plan import Plan
 from trainplan.performance import first_places
 from trainplan.pictures.palette import GREEN, PINK, SKY

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
+from trainplan.execution.analysis.memory.peak import held_parts
 from trainplan.execution.judge import Judged
-from trainplan.execution.walk.memory import held_parts
 from trainplan.formulations.plan.plan import Plan
 from trainplan.performance import PARTS, fullest_places, part_of
 

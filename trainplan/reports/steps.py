@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from trainplan.execution.analysis.timing.simulate import lane_of
 from trainplan.execution.judge import Judged
 from trainplan.execution.program import Instruction, Op
 from trainplan.execution.rounds import Rounds
-from trainplan.execution.walk.time import lane_of
 from trainplan.formulations.plan.plan import Plan
 from trainplan.performance import first_places
 from trainplan.pictures.plans import KINDS, kind_of

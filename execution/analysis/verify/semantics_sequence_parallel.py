@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from trainplan.execution.program import Instruction, Op, Program
-from trainplan.execution.walk.interpreter import (
+from trainplan.execution.analysis.verify.interpreter import (
     Hidden,
     Interpreter,
     JointRule,
@@ -17,6 +16,7 @@ from trainplan.execution.walk.interpreter import (
     only,
     some,
 )
+from trainplan.execution.program import Instruction, Op, Program
 from trainplan.profiling.models.sublayers import shard_bounds
 
 

@@ -29,6 +29,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, NamedTuple, get_args
 
+from trainplan.execution.analysis.memory.peak import Backend
+from trainplan.execution.analysis.timing.leaps import FOLLOWED, leapt
 from trainplan.execution.program import (
     COLLECTIVES,
     COPIES,
@@ -41,8 +43,6 @@ from trainplan.execution.program import (
     with_waits,
 )
 from trainplan.execution.rounds import Rounds
-from trainplan.execution.walk.leaps import FOLLOWED, leapt
-from trainplan.execution.walk.memory import Backend
 from trainplan.formulations.schedule.orders import Pass
 from trainplan.formulations.schedule.simulate import Event, Stuck
 from trainplan.profiling.base.display import in_one_line

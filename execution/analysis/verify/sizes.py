@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from trainplan.execution.analysis.verify.buffer_sizes import MASTER, Sizes
 from trainplan.execution.program import (
     CORES,
     DRAWING,
@@ -17,7 +18,6 @@ from trainplan.execution.program import (
     Program,
     handles_all,
 )
-from trainplan.execution.walk.buffers import MASTER, Sizes
 
 # The buffer whose bytes an operation moves: the first that it writes, or reads.
 WRITTEN = frozenset(

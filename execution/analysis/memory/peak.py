@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Literal, get_args
 
+from trainplan.execution.analysis.memory.deferred_frees import Frees, deferred_frees
+from trainplan.execution.analysis.memory.host_slots import host_bytes
 from trainplan.execution.program import Program, on_host
-from trainplan.execution.walk.frees import Frees, deferred_frees
-from trainplan.execution.walk.host_slots import host_bytes
 
 Backend = Literal["serial", "fused", "threads", "streams"]
 BACKENDS: tuple[Backend, ...] = get_args(Backend)

@@ -8,8 +8,8 @@ from functools import cache, lru_cache
 from itertools import chain
 from typing import Any, NamedTuple
 
+from trainplan.execution.analysis.verify.interpreter import Interpreter, JointRule, Rule, Weights, fault_at
 from trainplan.execution.program import Instruction, Op, Program
-from trainplan.execution.walk.interpreter import Interpreter, JointRule, Rule, Weights, fault_at
 
 
 class Sum:

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from trainplan.execution.analysis.timing.simulate import Durations
 from trainplan.execution.program import COLLECTIVES, POINT_TO_POINT, Instruction, Op, Program
-from trainplan.execution.walk.time import Durations
 
 Span = tuple[int, int]  # when an instruction began and ended, in ns
 

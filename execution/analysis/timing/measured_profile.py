@@ -15,9 +15,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import median, quantiles
 from typing import NamedTuple
 
+from trainplan.execution.analysis.timing.profiled_costs import COPIED, TRANSFERS, ProfiledCosts, stepped_parameters
+from trainplan.execution.analysis.timing.simulate import Durations
 from trainplan.execution.program import Instruction, Op, Program
-from trainplan.execution.walk.costs import COPIED, TRANSFERS, ProfiledCosts, stepped_parameters
-from trainplan.execution.walk.time import Durations
 from trainplan.formulations.costs.sequential.stage_work import samples_of
 from trainplan.formulations.plan.plan import Plan
 from trainplan.profiling.base.errors import InputError

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trainplan.execution.program import POINT_TO_POINT, Instruction, Op, Program, handles_all, sent_as
-from trainplan.execution.uncollected import uncollected
-from trainplan.execution.walk.copy_meanings import COPIED
-from trainplan.execution.walk.interpreter import (
+from trainplan.execution.analysis.verify.copy_meanings import COPIED
+from trainplan.execution.analysis.verify.interpreter import (
     Fault,
     Hidden,
     Interpreter,
@@ -19,9 +17,19 @@ from trainplan.execution.walk.interpreter import (
     only,
     some,
 )
-from trainplan.execution.walk.key_meanings import EXCHANGED, MADE, gradient_of_keys, whole_keys
-from trainplan.execution.walk.state_meanings import EMPTY, REDUCED, STEPPED, Gradient, Sum, contribute, contribution_of
-from trainplan.execution.walk.token_meanings import SHARED, SHARED_TOGETHER, enters, own_tokens
+from trainplan.execution.analysis.verify.semantics_context_parallel import EXCHANGED, MADE, gradient_of_keys, whole_keys
+from trainplan.execution.analysis.verify.semantics_optimizer_state import (
+    EMPTY,
+    REDUCED,
+    STEPPED,
+    Gradient,
+    Sum,
+    contribute,
+    contribution_of,
+)
+from trainplan.execution.analysis.verify.semantics_sequence_parallel import SHARED, SHARED_TOGETHER, enters, own_tokens
+from trainplan.execution.program import POINT_TO_POINT, Instruction, Op, Program, handles_all, sent_as
+from trainplan.execution.uncollected import uncollected
 
 
 @uncollected()

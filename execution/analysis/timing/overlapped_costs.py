@@ -11,8 +11,8 @@ cores and exchanges of heads by themselves. Inputs of units travel to the host a
 
 from __future__ import annotations
 
+from trainplan.execution.analysis.timing.profiled_costs import SUMS, is_backward, stepped_parameters
 from trainplan.execution.program import Instruction, Op, Program
-from trainplan.execution.walk.costs import SUMS, is_backward, stepped_parameters
 from trainplan.formulations.costs.overlapped.analytic_step import gathered_behind_ns
 from trainplan.formulations.costs.overlapped.instruction_costs import Prices, SublayerTimes
 from trainplan.formulations.costs.overlapped.layout import RunLayout

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from trainplan.execution.analysis.verify.interpreter import Hidden, Interpreter, Rule, fault_at
 from trainplan.execution.program import COPIES, Instruction, Op
-from trainplan.execution.walk.interpreter import Hidden, Interpreter, Rule, fault_at
 
 
 def _copy(run: Interpreter, rank: int, head: Instruction) -> None:

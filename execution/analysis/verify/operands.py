@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from functools import cache, lru_cache
 from itertools import product
 
+from trainplan.execution.analysis.verify.buffer_sizes import MASTER, parsed, zero_stage
 from trainplan.execution.program import (
     COPIES,
     COPIES_OUT,
@@ -37,7 +38,6 @@ from trainplan.execution.program import (
     laid_as,
     sent_as,
 )
-from trainplan.execution.walk.buffers import MASTER, parsed, zero_stage
 from trainplan.profiling.models.sublayers import HeadPieces
 
 ARRIVED = "hidden.u.p|input.u.p"

@@ -22,13 +22,13 @@ from collections.abc import Sequence
 from operator import attrgetter
 from typing import Any
 
+from trainplan.execution.analysis.verify.groups import groups
+from trainplan.execution.analysis.verify.operands import operands
+from trainplan.execution.analysis.verify.semantics import meanings
+from trainplan.execution.analysis.verify.sizes import sizes, states
+from trainplan.execution.analysis.verify.structure import malformed, misplaced
 from trainplan.execution.program import Clocks, Instruction, Op, Program, Stream
 from trainplan.execution.uncollected import uncollected
-from trainplan.execution.walk.fields import malformed, misplaced
-from trainplan.execution.walk.groups import groups
-from trainplan.execution.walk.meanings import meanings
-from trainplan.execution.walk.operands import operands
-from trainplan.execution.walk.sizes import sizes, states
 
 
 @uncollected()

@@ -5,10 +5,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from trainplan.execution.analysis.verify.interpreter import (
+    Hidden,
+    Interpreter,
+    JointRule,
+    Rule,
+    fault_at,
+    need_parameters,
+    only,
+    some,
+)
+from trainplan.execution.analysis.verify.semantics_optimizer_state import Sum, contribute, contribution_of
+from trainplan.execution.analysis.verify.semantics_sequence_parallel import drops_alike, enters
 from trainplan.execution.program import Instruction, Op
-from trainplan.execution.walk.interpreter import Hidden, Interpreter, JointRule, Rule, fault_at, need_parameters, only, some
-from trainplan.execution.walk.state_meanings import Sum, contribute, contribution_of
-from trainplan.execution.walk.token_meanings import drops_alike, enters
 from trainplan.profiling.models.sublayers import HeadPieces
 
 TO_HEADS = {"keys": "heads", "results-gradient": "mixed-gradient"}  # what an exchange makes of what

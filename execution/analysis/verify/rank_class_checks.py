@@ -13,14 +13,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from trainplan.execution.analysis.verify.checks import faults_of_each
+from trainplan.execution.analysis.verify.semantics import meanings
+from trainplan.execution.analysis.verify.structure import misplaced
 from trainplan.execution.compile.classes import RankClass
 from trainplan.execution.compile.compiler import compile_plan
 from trainplan.execution.compile.folding import fold
 from trainplan.execution.program import Instruction, Program
 from trainplan.execution.uncollected import uncollected
-from trainplan.execution.walk.checks import faults_of_each
-from trainplan.execution.walk.fields import misplaced
-from trainplan.execution.walk.meanings import meanings
 from trainplan.formulations.plan.rank_grid import Digits
 
 
