@@ -26,9 +26,9 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
-from trainplan.execution.ahead import may_go_ahead, programs_of
 from trainplan.execution.analysis.memory.peak import Backend
 from trainplan.execution.compile.compiler import compile_plan
+from trainplan.execution.prediction.prefetch import may_go_ahead, programs_of
 from trainplan.execution.program import Program
 from trainplan.execution.run import ranks
 from trainplan.formulations.plan.plan import Plan
@@ -81,7 +81,7 @@ def _by_hand(case: str, model: Model, tokens: Any, rank: int) -> Step:
     import torch.distributed as dist
     import transformers
     from torch.nn import functional as F
-    from trainplan.execution.run.reference import LEARNING_RATE, Reference
+    from trainplan.execution.training.single_process import LEARNING_RATE, Reference
 
     from tests.execution.huggingface import matched, same_architecture
 
@@ -123,7 +123,7 @@ def _pipeline(other: Any, inputs: Any, targets: Any, rank: int) -> Step:
     from torch import Tensor, nn
     from torch.distributed.pipelining import PipelineStage, Schedule1F1B
     from torch.nn import functional as F
-    from trainplan.execution.run.reference import LEARNING_RATE
+    from trainplan.execution.training.single_process import LEARNING_RATE
 
     body = other.transformer
     half = len(body.h) // 2

@@ -25,8 +25,8 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from trainplan.execution.launch.processes import run_plans, sound_programs
 from trainplan.execution.lowering.refusals import refusals
-from trainplan.execution.run.processes import run_plans, sound_programs
 from trainplan.execution.run.ranks import make_executor, start_rank
 from trainplan.formulations.plan.plan import Plan
 from trainplan.profiling.base.processes import Report, run_workers
@@ -72,7 +72,7 @@ def run_rank(rank: int, world: int, job: dict[str, Any], report: Report) -> list
     """Body of one rank: each plan by program, then lowered. Of each, the largest differences, from one process on rank 0."""
     from trainplan.execution.lowering.ranks import flat_values
     from trainplan.execution.lowering.trainer import Trainer
-    from trainplan.execution.run.comparison import Outcome, compare
+    from trainplan.execution.run.compare_with_single_process import Outcome, compare
 
     device, groups, everyone = start_rank(rank, world, job)
     results = []

@@ -23,8 +23,8 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
-from trainplan.execution.judge import judge
-from trainplan.execution.run.processes import run_plans
+from trainplan.execution.launch.processes import run_plans
+from trainplan.execution.prediction.evaluate_plan import judge
 from trainplan.formulations.plan.plan import Plan, load_plan
 from trainplan.profiling.clusters.cluster import Cluster, load_cluster
 from trainplan.profiling.models.model import load_model

@@ -20,8 +20,8 @@ from rich.console import Console
 from rich.table import Table
 from trainplan.profiling.clusters.cluster import Cluster, load_cluster
 from trainplan.profiling.clusters.network import Island
-from trainplan.profiling.complete import complete
 from trainplan.profiling.estimate import estimated_cost
+from trainplan.profiling.interpolate import complete
 from trainplan.profiling.measure.measure import measure
 from trainplan.profiling.models.model import Model, load_model
 from trainplan.profiling.profiles import Profile, UnitCost

@@ -25,11 +25,11 @@ from trainplan.execution.analysis.verify.checks import check
 from trainplan.execution.analysis.verify.rank_class_checks import check_classes
 from trainplan.execution.compile.classes import compile_classes
 from trainplan.execution.compile.compiler import compile_plan
-from trainplan.execution.compile.folding import fold
+from trainplan.execution.compile.reduced_plan import fold
 from trainplan.formulations.plan.plan import Plan, load_plan
 from trainplan.profiling.clusters.cluster import load_cluster
 from trainplan.profiling.models.model import load_model
-from trainplan.profiling.obtain import obtain_profile
+from trainplan.profiling.profile_sources import obtain_profile
 
 MOST_SECONDS = 10.0
 # Depth, micro-batches, strategies and chunks of plans for 1,024 devices, and for 64.

@@ -23,10 +23,10 @@ from typing import Any
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
-from trainplan.execution.ahead import programs_of
 from trainplan.execution.analysis.memory.peak import Backend, memory_walk
 from trainplan.execution.analysis.timing.simulate import time_walk
 from trainplan.execution.analysis.verify.checks import check
+from trainplan.execution.prediction.prefetch import programs_of
 from trainplan.execution.program import STREAMS, Program
 from trainplan.execution.run import ranks
 from trainplan.formulations.plan.plan import Plan
@@ -88,7 +88,7 @@ def reference_faults() -> list[str]:
     """Where the one process is not what transformers computes."""
     import torch
     import transformers
-    from trainplan.execution.run.reference import Reference, batch_tokens
+    from trainplan.execution.training.single_process import Reference, batch_tokens
 
     from tests.execution.huggingface import as_huggingface, float64_throughout
 

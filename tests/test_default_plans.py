@@ -6,7 +6,7 @@ import random
 from typing import Any
 
 import pytest
-from trainplan.execution.compiled import compiled
+from trainplan.execution.prediction.compiled_plan import compiled
 from trainplan.formulations.plan.request import Request
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.clusters.cluster import Cluster, load_cluster
@@ -208,7 +208,7 @@ def test_programs_of_the_answer_alone_are_checked(monkeypatch: pytest.MonkeyPatc
         checked.append(classes[0].plan)
         return found
 
-    monkeypatch.setattr("trainplan.execution.compiled.check_classes", check)
+    monkeypatch.setattr("trainplan.execution.prediction.compiled_plan.check_classes", check)
     request: dict[str, Any] = {"model": "llama3-8b", "cluster": "h100:8x8", "batch": 512, "sequence": 8192, "gap": 0.01}
     if found:
         with pytest.raises(AssertionError, match="rank 0: is wrong"):

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from trainplan.execution.exports.common import write_export
-from trainplan.execution.streams import judge_streams
+from trainplan.execution.prediction.overlap import judge_streams
 from trainplan.formulations.plan.plan import Plan
 from trainplan.formulations.plan.request import Request
 from trainplan.formulations.plan.strategy import parse_strategy

@@ -18,7 +18,7 @@ from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.clusters.cluster import load_cluster
 from trainplan.profiling.costs import collective_ns
 from trainplan.profiling.models.model import load_model
-from trainplan.profiling.obtain import obtain_profile
+from trainplan.profiling.profile_sources import obtain_profile
 from trainplan.profiling.profiles import Profile
 
 import trainplan as tp

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from trainplan.execution.analysis.memory.peak import memory_walk, peak_buffers
-from trainplan.execution.judge import judge_by
+from trainplan.execution.prediction.evaluate_plan import judge_by
 from trainplan.formulations.plan.strategy_words import in_words
 from trainplan.formulations.problem import problem_of
 from trainplan.profiling.clusters.cluster import load_cluster

@@ -9,7 +9,7 @@ import pytest
 from trainplan.execution.analysis.memory.peak import memory_walk
 from trainplan.execution.analysis.verify.checks import check
 from trainplan.execution.compile.compiler import compile_plan
-from trainplan.execution.run.processes import run_plans
+from trainplan.execution.launch.processes import run_plans
 from trainplan.formulations.plan.plan import load_plan
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.clusters.cluster import Cluster, load_cluster

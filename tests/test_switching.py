@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from trainplan.execution.analysis.memory.peak import memory_walk
 from trainplan.execution.compile.compiler import compile_plan
-from trainplan.execution.judge import Judged
+from trainplan.execution.prediction.evaluate_plan import Judged
 from trainplan.formulations.memory_switches import costs
 from trainplan.formulations.memory_switches.definition import PROBLEM
 from trainplan.formulations.memory_switches.problem import Instance, Solution, evaluate, load_solution, violations

@@ -54,7 +54,7 @@ def test_rivals_name_those_without_a_plan() -> None:
 
 
 def test_trials_stand_beside_their_predictions() -> None:
-    from trainplan.execution.run.trials import Trial
+    from trainplan.execution.launch.trials import Trial
 
     from trainplan.trials import Trials
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from trainplan.execution.streams import judge_streams
+from trainplan.execution.prediction.overlap import judge_streams
 from trainplan.formulations.joint.problem import Instance, Solution
 from trainplan.formulations.plan.request import Request
 from trainplan.formulations.problem import problem

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 from difflib import get_close_matches
 from typing import Any
 
-from trainplan.execution.run.executed import EXECUTED_DTYPES, EXECUTED_FAMILIES, WALKED_FAMILIES
+from trainplan.execution.executable_models import EXECUTED_DTYPES, EXECUTED_FAMILIES, WALKED_FAMILIES
 from trainplan.formulations.parameters import Parameter, chosen
 from trainplan.formulations.plan.plan import Plan
 from trainplan.formulations.plan.request import Request

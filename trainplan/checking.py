@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from trainplan.asking import FilePath, compiles, profile_of
-from trainplan.execution.run.executed import EXECUTED_FAMILIES
-from trainplan.execution.standing_in import memory_of, stood_in_for
+from trainplan.execution.executable_models import EXECUTED_FAMILIES
+from trainplan.execution.prediction.surrogate import memory_of, stood_in_for
 from trainplan.formulations.plan.plan import Plan, PlanEvidence, load_plan
 from trainplan.formulations.plan.request import Request
 from trainplan.formulations.problem import InstanceLike, Problem, problem, problem_names, problem_of

@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike
 
 from trainplan.execution.analysis.memory.peak import peak_buffers
 from trainplan.execution.analysis.timing.simulate import TimeWalk
-from trainplan.execution.judge import Judged
+from trainplan.execution.prediction.evaluate_plan import Judged
 from trainplan.execution.program import Stream
 from trainplan.formulations.plan.plan import Plan
 from trainplan.profiling.base.display import in_one_line

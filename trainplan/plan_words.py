@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainplan.execution.standing_in import recipe_of
+from trainplan.execution.prediction.surrogate import recipe_of
 from trainplan.formulations.plan.plan import Plan
 from trainplan.formulations.plan.run_length import runs
 from trainplan.formulations.plan.strategy import Strategy

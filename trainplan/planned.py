@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from trainplan.execution.analysis.timing.simulate import OTHERS
-from trainplan.execution.judge import Judged, judge_carried
+from trainplan.execution.prediction.evaluate_plan import Judged, judge_carried
 from trainplan.formulations.joint.options import MEMORY_TABLES, cost_words
 from trainplan.formulations.parameters import flag_of
 from trainplan.formulations.plan.plan import Claim, Plan, plan_text

@@ -22,8 +22,8 @@ from trainplan.asking import compiles
 from trainplan.beyond_tables import BeyondTables, Count
 from trainplan.execution.analysis.memory.peak import BACKENDS
 from trainplan.execution.exports.torch_script import held_alongside
-from trainplan.execution.judge import Judged
-from trainplan.execution.streams import judge_streams
+from trainplan.execution.prediction.evaluate_plan import Judged
+from trainplan.execution.prediction.overlap import judge_streams
 from trainplan.formulations.joint.options import MEMORY_TABLES, with_tables
 from trainplan.formulations.joint.runtime_capabilities import FOR
 from trainplan.formulations.plan.plan import Claim, Plan

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trainplan.execution.judge import Judged, judge
-from trainplan.execution.standing_in import recipe_of
-from trainplan.execution.streams import judge_streams
+from trainplan.execution.prediction.evaluate_plan import Judged, judge
+from trainplan.execution.prediction.overlap import judge_streams
+from trainplan.execution.prediction.surrogate import recipe_of
 from trainplan.formulations.costs.sequential.stage_work import PlannedWork, planned_work, samples_of
 from trainplan.formulations.plan.plan import Plan, Predicted, Stage, StageTimes
 from trainplan.formulations.plan.request import Request

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trainplan.asking import compiles
-from trainplan.execution.run.executed import EXECUTED_FAMILIES
+from trainplan.execution.executable_models import EXECUTED_FAMILIES
 from trainplan.formulations.parameters import Parameter
 from trainplan.formulations.plan.request import Request
 from trainplan.formulations.problem import Problem, problem, problem_names

@@ -11,7 +11,7 @@ from typing import Any
 
 from trainplan.configurations.judging import LEAST_GAIN, neighbour_runs
 from trainplan.every_runtime import NAMES, OWN, RuntimePlan
-from trainplan.execution.standing_in import recipe_of
+from trainplan.execution.prediction.surrogate import recipe_of
 from trainplan.formulations.joint.runtime_capabilities import FOR
 from trainplan.formulations.plan.plan import Plan
 from trainplan.formulations.plan.request import Request

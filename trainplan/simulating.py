@@ -13,10 +13,10 @@ from typing import Any
 
 from trainplan.asking import FilePath, cluster_of, compiles, profile_of
 from trainplan.checking import plan_or_instance, solution_source
-from trainplan.execution.judge import Judged, judge, judge_carried
-from trainplan.execution.run.room import check_peaks
-from trainplan.execution.standing_in import recipe_of
-from trainplan.execution.streams import judge_streams
+from trainplan.execution.launch.memory_check import check_peaks
+from trainplan.execution.prediction.evaluate_plan import Judged, judge, judge_carried
+from trainplan.execution.prediction.overlap import judge_streams
+from trainplan.execution.prediction.surrogate import recipe_of
 from trainplan.formulations.joint.runtime_capabilities import RUNTIMES
 from trainplan.formulations.pipeline_partition.problem import Instance, Solution
 from trainplan.formulations.plan.plan import Plan, Predicted, StageTimes

@@ -8,8 +8,8 @@ from importlib.util import find_spec
 from typing import Any, ClassVar
 
 from trainplan.asking import runs
-from trainplan.execution.run.executed import EXECUTED_DTYPES, EXECUTED_FAMILIES, UNEXECUTED
-from trainplan.execution.run.trials import Trial, fastest, run_trials
+from trainplan.execution.executable_models import EXECUTED_DTYPES, EXECUTED_FAMILIES, UNEXECUTED
+from trainplan.execution.launch.trials import Trial, fastest, run_trials
 from trainplan.formulations.plan.plan import Plan
 from trainplan.formulations.plan.strategy_words import strategy_words
 from trainplan.planned import Planned

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from trainplan.execution.compile.compiler import compile_plan
 from trainplan.execution.compile.ranks import by_kind, planned_ranks
 from trainplan.execution.program import Program
-from trainplan.execution.rounds import Rounds, few_micro_batches, in_rounds, micro_batches_of_round
+from trainplan.execution.steady_state import Rounds, few_micro_batches, in_rounds, micro_batches_of_round
 from trainplan.formulations.plan.plan import Plan
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.models.model import Model

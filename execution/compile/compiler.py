@@ -19,12 +19,12 @@ from dataclasses import dataclass, field
 from itertools import takewhile, zip_longest
 from typing import Any, NamedTuple
 
+from trainplan.execution.compile.host_offload import Residences
 from trainplan.execution.compile.ranks import by_kind, planned_ranks
-from trainplan.execution.compile.residences import Residences
 from trainplan.execution.compile.switch_passes import SwitchCompiler
-from trainplan.execution.features import COMPILED, refuse_others
+from trainplan.execution.gc_paused import uncollected
 from trainplan.execution.program import FROM, POINT_TO_POINT, Instruction, Op, Part, Program, grouped
-from trainplan.execution.uncollected import uncollected
+from trainplan.execution.support import COMPILED, refuse_others
 from trainplan.formulations.plan.plan import Plan
 from trainplan.formulations.schedule.message_order import Item, with_messages
 from trainplan.formulations.schedule.orders import Pass, orders

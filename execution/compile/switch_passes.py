@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from trainplan.execution.compile.residences import Residences
+from trainplan.execution.compile.host_offload import Residences
 from trainplan.execution.program import MARK, STREAMS, Op, Part, Program, Stream
 from trainplan.formulations.plan.switches import Switches
 

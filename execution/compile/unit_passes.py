@@ -17,8 +17,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from trainplan.execution.compile import key_passes, sequence_passes
-from trainplan.execution.compile.unit_borders import UnitBorders
+from trainplan.execution.compile import context_parallel_keys, sequence_parallel
+from trainplan.execution.compile.relayout import UnitBorders
 from trainplan.execution.compile.unit_states import UnitStates
 from trainplan.execution.program import Op, Part
 from trainplan.profiling.base.dtypes import STATISTIC_BYTES
@@ -42,11 +42,11 @@ class UnitPasses(UnitStates, UnitBorders):
         self._gather_ahead(unit, unit + 1, part, after=source)
         self.begin_forward(unit, part, source)
         if self.strategies[unit].sequence_parallel:
-            sequence_passes.forward(self, unit, part, source, weights, self._freed_after_use(unit, part))
+            sequence_parallel.forward(self, unit, part, source, weights, self._freed_after_use(unit, part))
             self.end_forward(unit, part, source)
             return
-        keys = key_passes.forward(self, unit, part, source, weights)
-        freed = (*self._freed_after_use(unit, part), *key_passes.done_with(self, unit, keys))
+        keys = context_parallel_keys.forward(self, unit, part, source, weights)
+        freed = (*self._freed_after_use(unit, part), *context_parallel_keys.done_with(self, unit, keys))
         result = self.compute_forward(unit, part, source, (*weights, *keys), freed)
         self.end_forward(unit, part, source)
         if tp > 1 and layer.kind != "head":
@@ -129,22 +129,22 @@ class UnitPasses(UnitStates, UnitBorders):
             freed = self._freed_after_use(unit, whole, backward=True) if final else ()
             if shared:
                 if apart or place == 0:
-                    spread = sequence_passes.incoming(self, unit, part if apart else whole, incoming)
+                    spread = sequence_parallel.incoming(self, unit, part if apart else whole, incoming)
                 done = dict.fromkeys((*incoming, *spread)) if apart or final else {}
                 freed = (*(name for name in done if self.token_share(unit).adds_residual or name in spread), *freed)
-                sequence_passes.backward(self, unit, part, incoming[0], spread, weights, adds, gradients, freed)
+                sequence_parallel.backward(self, unit, part, incoming[0], spread, weights, adds, gradients, freed)
                 continue
             freed = (*(incoming if apart or final else ()), *freed)
-            keys = key_passes.before_backward(self, unit, part, self.input_of(unit, part), weights)
+            keys = context_parallel_keys.before_backward(self, unit, part, self.input_of(unit, part), weights)
             self.recompute(unit, part, (*weights, *keys))
-            of_keys = key_passes.gradient_of(self, unit, part, keys)
+            of_keys = context_parallel_keys.gradient_of(self, unit, part, keys)
             later = (self.input_of(unit, part), *weights) if keys else ()
             reads = (*incoming, *weights, *keys, *adds)
             self.compute_backward(unit, part, reads, (*of_keys, *gradients), (*freed, *keys), later)
             if keys:
                 source, frees = later[0], (later[0], *(name for name in freed if name in later))
                 into = f"input-gradient.{unit}.{part}"
-                key_passes.behind_backward(self, unit, part, source, into, weights, gradients[-1], frees)
+                context_parallel_keys.behind_backward(self, unit, part, source, into, weights, gradients[-1], frees)
             if unit > 0 and self.strategies[unit].degree("tp") > 1:
                 self.reduce(Op.ALL_REDUCE, unit, part, f"input-gradient.{unit}.{part}", self.peers(unit, "tp"))
         if scatters:

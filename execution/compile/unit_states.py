@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from trainplan.execution.compile.issuing import Issuing
+from trainplan.execution.compile.instruction_builder import Issuing
 from trainplan.execution.program import MARK, Op, Part
 from trainplan.profiling.models.optimizers import moments_of
 

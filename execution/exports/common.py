@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from trainplan.execution.features import refuse_others
-from trainplan.execution.standing_in import memory_of, recipe_of
+from trainplan.execution.prediction.surrogate import memory_of, recipe_of
+from trainplan.execution.support import refuse_others
 from trainplan.formulations.plan.plan import Plan
 from trainplan.formulations.plan.strategy import Module, Strategy
 from trainplan.formulations.schedule.orders import orders

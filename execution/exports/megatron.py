@@ -58,7 +58,7 @@ from trainplan.execution.exports.common import (
 )
 from trainplan.execution.exports.launching import here, page, slurm, torchrun
 from trainplan.execution.exports.megatron_model import model_arguments
-from trainplan.execution.features import products_by
+from trainplan.execution.support import products_by
 from trainplan.formulations.joint.runtime_capabilities import DECODERS, RUNTIMES, copies_keys
 from trainplan.formulations.plan.plan import Plan
 from trainplan.formulations.plan.strategy import Module, Strategy

@@ -36,8 +36,8 @@ from trainplan.execution.exports.torch_words import (
     order_rows,
     part_of,
 )
-from trainplan.execution.features import COMPILED
 from trainplan.execution.lowering.refusals import refusals
+from trainplan.execution.support import COMPILED
 from trainplan.formulations.joint.runtime_capabilities import RUNTIMES
 from trainplan.formulations.plan.plan import Plan
 from trainplan.formulations.plan.strategy import Strategy

@@ -45,7 +45,7 @@ from trainplan.execution.exports.common import (
     refuse_half_cut,
 )
 from trainplan.execution.exports.launching import here, page, slurm, torchrun
-from trainplan.execution.features import products_by
+from trainplan.execution.support import products_by
 from trainplan.formulations.joint.runtime_capabilities import RUNTIMES
 from trainplan.formulations.plan.plan import Plan
 from trainplan.formulations.plan.strategy import Paradigm

@@ -35,7 +35,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 from trainplan.execution.lowering.blocks import Place, Unit
-from trainplan.execution.lowering.ends import EmbeddingUnit
+from trainplan.execution.lowering.embedding_and_head import EmbeddingUnit
 from trainplan.execution.lowering.meshes import Ranks, level_mesh
 from trainplan.execution.lowering.weights import INTO
 from trainplan.formulations.plan.strategy import Strategy

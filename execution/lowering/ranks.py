@@ -15,7 +15,7 @@ from trainplan.execution.lowering.saving import load
 from trainplan.execution.lowering.trainer import Trainer
 from trainplan.execution.lowering.weights import gathered
 from trainplan.execution.program import Program
-from trainplan.execution.run.comparison import Differences, Outcome, compare
+from trainplan.execution.run.compare_with_single_process import Differences, Outcome, compare
 from trainplan.execution.run.unit_state import flat_layout
 from trainplan.execution.training.settings import PLAINLY
 from trainplan.profiling.base.processes import Reporter

@@ -18,7 +18,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 from torch.distributed.pipelining.schedules import _Action, _ComputationType, _PipelineScheduleRuntime
 from torch.distributed.tensor import DTensor, Placement
-from trainplan.execution.lowering.ends import HeadUnit, unit_of
+from trainplan.execution.lowering.embedding_and_head import HeadUnit, unit_of
 from trainplan.execution.lowering.meshes import (
     local_shape,
     pipeline_mesh,

@@ -22,9 +22,9 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from trainplan.execution.analysis.memory.peak import Backend
 from trainplan.execution.analysis.timing.measured_costs import Span
 from trainplan.execution.program import POINT_TO_POINT, Instruction, Op, Program
-from trainplan.execution.run.copying import Copying
 from trainplan.execution.run.cuda_streams import CudaStreams
 from trainplan.execution.run.head_sharing import HeadSharing
+from trainplan.execution.run.host_copies import Copying
 from trainplan.execution.run.rank_state import Groups
 from trainplan.execution.run.sharding import Sharding
 from trainplan.execution.run.threads import Lanes, PausingLanes, fused_lanes

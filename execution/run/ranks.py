@@ -20,7 +20,7 @@ RELEASE_S = 0.004  # gloo's thread lets go of a collective's tensors well within
 
 def run_rank(rank: int, world: int, job: dict[str, Any], report: Reporter) -> list[dict[str, Any]]:
     """Body of one rank: all plans of the job, one after the other."""
-    from trainplan.execution.run.comparison import Differences, Outcome, compare
+    from trainplan.execution.run.compare_with_single_process import Differences, Outcome, compare
 
     device, groups, everyone = start_rank(rank, world, job)
     results = []
@@ -66,8 +66,8 @@ def start_rank(rank: int, world: int, job: dict[str, Any]) -> tuple[Any, Any, An
 def make_executor(program: Program, groups: Any, seed: int, device: Any, transport: TransportName = "direct") -> Any:
     """An executor that is ready for its first step."""
     from trainplan.execution.run.executor import Executor
-    from trainplan.execution.run.reference import batch_tokens
     from trainplan.execution.run.transport import TRANSPORTS
+    from trainplan.execution.training.single_process import batch_tokens
 
     executor = Executor(program, groups, seed, device, transport=TRANSPORTS[transport]())
     executor.tokens = batch_tokens(program.model.in_pieces(1), program.samples // program.model.pieces, seed).to(device)

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Literal, get_args
 
 from trainplan.execution.analysis.memory.peak import BACKENDS, Backend
-from trainplan.execution.run.executed import MOST_PROCESSES
+from trainplan.execution.executable_models import MOST_PROCESSES
 from trainplan.formulations.plan.plan import Plan
 from trainplan.profiling.base.errors import InputError, one_of
-from trainplan.profiling.base.launched import launched
+from trainplan.profiling.base.torchrun_worker import launched
 from trainplan.profiling.base.watchdog import STALL_S
 
 Device = Literal["cpu", "cuda"]

@@ -28,9 +28,9 @@ from torch import Tensor
 from trainplan.execution.analysis.verify.buffer_sizes import zero_stage
 from trainplan.execution.program import Program
 from trainplan.execution.run.flat_gradients import FlatGradients, Layout
-from trainplan.execution.run.reference import LEARNING_RATE
 from trainplan.execution.training.muon import MuonWithAdamW, Piece
 from trainplan.execution.training.optimizer import PLAIN
+from trainplan.execution.training.single_process import LEARNING_RATE
 from trainplan.profiling.models import torch_units
 from trainplan.profiling.models.optimizers import is_stepped_by_muon
 from trainplan.profiling.models.sublayers import Sublayer

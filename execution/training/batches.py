@@ -67,7 +67,7 @@ class Batches:
         """Some of the samples of a step, counted from 0: token ids (rows, sequence + 1), int64. Inputs are all but the last
         token, targets all but the first."""
         import torch
-        from trainplan.execution.run.reference import batch_tokens
+        from trainplan.execution.training.single_process import batch_tokens
 
         if self.file is None:
             return batch_tokens(self.model, self.samples, self.seed)[list(rows)]

@@ -14,7 +14,7 @@ from trainplan.profiling.base.quantities import divisors
 from trainplan.profiling.clusters.cluster import Cluster
 from trainplan.profiling.estimate import estimate_shapes
 from trainplan.profiling.models.model import Model
-from trainplan.profiling.obtain import shapes_needed
+from trainplan.profiling.profile_sources import shapes_needed
 from trainplan.profiling.profiles import Profile
 
 SAMPLES_PER_MICRO_BATCH = 4

@@ -12,7 +12,7 @@ from trainplan.profiling.base.processes import Report
 from trainplan.profiling.clusters.cluster import Cluster
 from trainplan.profiling.models.model import Model
 from trainplan.profiling.models.precision import PLAIN, Precision, usual_precision
-from trainplan.profiling.obtain import obtain_profile
+from trainplan.profiling.profile_sources import obtain_profile
 from trainplan.profiling.profiles import Profile
 
 MOST_SAMPLES = 2**20  # of a step

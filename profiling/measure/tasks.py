@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 from trainplan.profiling.base.processes import Reporter
 from trainplan.profiling.measure.allocations import PeakMemory
-from trainplan.profiling.measure.doubts import doubtful, seconds
+from trainplan.profiling.measure.outliers import doubtful, seconds
 from trainplan.profiling.measure.timing import Clock, OutOfMemory, Timed, attempted, repeat, slowest, timed
 from trainplan.profiling.models import torch_units
 from trainplan.profiling.models.dropout import Draw

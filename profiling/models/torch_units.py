@@ -21,11 +21,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention.bias import causal_lower_right
-from trainplan.profiling.models.again import again, forgetting
 from trainplan.profiling.models.blockwise import Scores, blockwise_attention
 from trainplan.profiling.models.dropout import Draw, Heads, drop, hidden_mask
 from trainplan.profiling.models.fused import gated, rms_norm
 from trainplan.profiling.models.model import Model
+from trainplan.profiling.models.recompute_on_backward import again, forgetting
 from trainplan.profiling.models.rotary import rotated
 from trainplan.profiling.models.sublayers import (
     Attention,

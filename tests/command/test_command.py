@@ -160,7 +160,7 @@ def test_check_of_a_plan(tmp_path: Path, instance: Path) -> None:
 def test_check_of_a_plan_in_python(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = pipeline(GPT2, 2, 4)
     assert tp.check(plan) == tp.check(plan.model_dump()) and tp.check(plan).violations == ()
-    monkeypatch.setattr("trainplan.execution.compiled.check", lambda programs: ["rank 0: is wrong"])
+    monkeypatch.setattr("trainplan.execution.prediction.compiled_plan.check", lambda programs: ["rank 0: is wrong"])
     checked = tp.check(plan)
     assert checked.violations == checked.faults == ("rank 0: is wrong",) and checked.peak_bytes is None
     vision = load_model("vit-huge-32")

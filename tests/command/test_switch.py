@@ -9,7 +9,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-from trainplan.execution.run.report import RunReport
+from trainplan.execution.launch.report import RunReport
 from trainplan.formulations.plan.plan import load_plan
 from trainplan.profiling.base.quantities import enough_bytes, format_time
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from trainplan.execution.compile.compiler import compile_plan
-from trainplan.execution.features import COMPILED
+from trainplan.execution.support import COMPILED
 from trainplan.formulations.plan.plan import Plan
 from trainplan.formulations.plan.strategy import MODULES, Strategy
 from trainplan.formulations.plan.unit import PlannedUnit
@@ -95,6 +95,6 @@ def _modules(rng: random.Random, strategy: Strategy) -> Strategy:
 
 def features_of(plan: Plan) -> Iterator[str]:
     """What of COMPILED a plan has, for counting."""
-    from trainplan.execution.features import features
+    from trainplan.execution.support import features
 
     yield from sorted({feature.name for feature in features(plan)} & set(COMPILED))

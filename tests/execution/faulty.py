@@ -11,9 +11,9 @@ from collections.abc import Callable
 
 from trainplan.execution.analysis.memory.peak import Backend
 from trainplan.execution.analysis.timing.measured_costs import Span
-from trainplan.execution.run import trials
+from trainplan.execution.launch import trials
+from trainplan.execution.launch.trials import try_rank
 from trainplan.execution.run.executor import Executor
-from trainplan.execution.run.trials import try_rank
 
 __all__ = ["try_rank"]
 KILLED, RAISING, HANGING, FULL, SPOILED = 12, 20, 28, 36, 44

@@ -9,9 +9,9 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor
-from trainplan.execution.run.reference import Reference
 from trainplan.execution.training.huggingface import FROM_ZERO, NORM, matches, to_theirs
 from trainplan.execution.training.huggingface_names import CLASSES
+from trainplan.execution.training.single_process import Reference
 from trainplan.profiling.models import rotary
 from trainplan.profiling.models.model import Model
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from trainplan.execution.program import Program
 from trainplan.execution.run import ranks
-from trainplan.execution.run.reference import LEARNING_RATE
+from trainplan.execution.training.single_process import LEARNING_RATE
 from trainplan.profiling.base.processes import Reporter
 
 LOSS_BYTES = 8

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from itertools import repeat
 
 import torch
+from trainplan.execution.launch.report import RunReport
 from trainplan.execution.lowering.memory import StorageTracker
-from trainplan.execution.run.report import RunReport
 from trainplan.profiling.measure.allocations import PeakMemory
 
 MEDIAN = 0.01

@@ -3,7 +3,6 @@
 import random
 
 import pytest
-from trainplan.execution.ahead import classes_of, may_go_ahead, programs_of
 from trainplan.execution.analysis.memory.peak import Backend, memory_walk
 from trainplan.execution.analysis.timing.profiled_costs import ProfiledCosts
 from trainplan.execution.analysis.timing.simulate import time_walk
@@ -11,9 +10,10 @@ from trainplan.execution.analysis.verify.checks import check
 from trainplan.execution.analysis.verify.rank_class_checks import check_classes
 from trainplan.execution.compile.classes import compile_classes
 from trainplan.execution.compile.compiler import compile_plan
-from trainplan.execution.judge import judge
+from trainplan.execution.launch.processes import run_plans
+from trainplan.execution.prediction.evaluate_plan import judge
+from trainplan.execution.prediction.prefetch import classes_of, may_go_ahead, programs_of
 from trainplan.execution.program import Op, Program
-from trainplan.execution.run.processes import run_plans
 from trainplan.formulations.plan.plan import Plan
 
 from tests.execution.plans import BERT, GPT2, plan_of, random_plan, random_sliced_plan

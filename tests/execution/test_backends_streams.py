@@ -14,10 +14,10 @@ from trainplan.execution.analysis.memory.deferred_frees import LAG, Frees, defer
 from trainplan.execution.analysis.memory.peak import Backend, memory_walk, peak_buffers
 from trainplan.execution.analysis.verify.checks import races
 from trainplan.execution.compile.compiler import compile_plan
+from trainplan.execution.launch.processes import sound_programs
 from trainplan.execution.program import Instruction, Op, Program, with_waits
 from trainplan.execution.run import cuda_streams, threads
 from trainplan.execution.run.cuda_streams import CudaStreams
-from trainplan.execution.run.processes import sound_programs
 from trainplan.formulations.plan.switches import Switches
 from trainplan.profiling.base.processes import run_workers
 

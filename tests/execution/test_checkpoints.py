@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from trainplan.execution.run.report import RunReport
+from trainplan.execution.launch.report import RunReport
 from trainplan.formulations.plan.plan import Plan
 from trainplan.profiling.base.errors import InputError
 

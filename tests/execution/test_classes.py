@@ -11,7 +11,7 @@ from trainplan.execution.analysis.verify.checks import check
 from trainplan.execution.analysis.verify.rank_class_checks import check_classes
 from trainplan.execution.compile.classes import compile_classes
 from trainplan.execution.compile.compiler import compile_plan
-from trainplan.execution.compile.folding import faithful, fold, folded_strategy
+from trainplan.execution.compile.reduced_plan import faithful, fold, folded_strategy
 from trainplan.execution.program import COLLECTIVES, Instruction, Op, Program
 from trainplan.formulations.plan.plan import Plan
 from trainplan.formulations.plan.rank_grid import Digits, common_digits

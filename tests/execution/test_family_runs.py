@@ -6,8 +6,8 @@ import random
 from typing import Any
 
 import pytest
-from trainplan.execution.run.executed import EXECUTED_FAMILIES
-from trainplan.execution.run.processes import run_plans
+from trainplan.execution.executable_models import EXECUTED_FAMILIES
+from trainplan.execution.launch.processes import run_plans
 from trainplan.formulations.plan.plan import Plan
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.models.model import Model, model_from_config

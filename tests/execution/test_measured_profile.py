@@ -9,9 +9,9 @@ from trainplan.execution.analysis.timing.measured_costs import MeasuredCosts, ti
 from trainplan.execution.analysis.timing.measured_profile import with_measured_times
 from trainplan.execution.analysis.timing.profiled_costs import FREE, ProfiledCosts
 from trainplan.execution.compile.compiler import compile_plan
-from trainplan.execution.judge import judge
+from trainplan.execution.launch.processes import run_plans
+from trainplan.execution.prediction.evaluate_plan import judge
 from trainplan.execution.program import Instruction, Op, Program
-from trainplan.execution.run.processes import run_plans
 from trainplan.formulations.plan.plan import Plan
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.clusters.cluster import load_cluster
@@ -54,7 +54,7 @@ def test_the_walk_by_the_profile_with_measured_times_is_the_measured_one(seed: i
 
 def test_what_did_not_run_follows_what_did() -> None:
     """Other rows of a sub-layer that was measured are completed from it; a link for one operation changes no other."""
-    from trainplan.profiling.complete import complete
+    from trainplan.profiling.interpolate import complete
 
     plan = plan_of(UNTIED, ["dp2"] * len(UNTIED.units), 2, 4)
     profile, programs = profile_of(plan), compile_plan(plan)

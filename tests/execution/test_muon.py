@@ -14,12 +14,12 @@ from torch.nn import functional as F
 from trainplan.execution.analysis.memory.peak import memory_walk
 from trainplan.execution.analysis.verify.checks import check
 from trainplan.execution.compile.compiler import compile_plan
+from trainplan.execution.launch.processes import run_plans
 from trainplan.execution.lowering.refusals import refusals
 from trainplan.execution.program import Op, Program
-from trainplan.execution.run.processes import run_plans
-from trainplan.execution.run.reference import Reference, batch_tokens
 from trainplan.execution.run.unit_state import make_unit
 from trainplan.execution.training.muon import MuonWithAdamW
+from trainplan.execution.training.single_process import Reference, batch_tokens
 from trainplan.formulations.costs.sequential.communication import table_once
 from trainplan.formulations.costs.sequential.stage_work import samples_of
 from trainplan.formulations.costs.sequential.sublayer_memory import unit_bytes

@@ -9,10 +9,10 @@ import torch
 from trainplan.execution.analysis.memory.peak import Backend, memory_walk
 from trainplan.execution.analysis.verify.checks import check
 from trainplan.execution.compile.compiler import compile_plan
-from trainplan.execution.judge import judge
+from trainplan.execution.launch.processes import run_plans
+from trainplan.execution.prediction.evaluate_plan import judge
 from trainplan.execution.program import Op, Program
-from trainplan.execution.run.processes import run_plans
-from trainplan.execution.run.reference import Reference, batch_tokens
+from trainplan.execution.training.single_process import Reference, batch_tokens
 from trainplan.formulations.costs.sequential.communication import table_once
 from trainplan.formulations.costs.sequential.stage_work import samples_of
 from trainplan.formulations.costs.sequential.sublayer_memory import unit_bytes
@@ -23,7 +23,7 @@ from trainplan.profiling.base.processes import run_workers
 from trainplan.profiling.clusters.cluster import load_cluster
 from trainplan.profiling.clusters.network import Island, Network
 from trainplan.profiling.models.precision import Precision
-from trainplan.profiling.obtain import obtain_profile
+from trainplan.profiling.profile_sources import obtain_profile
 from trainplan.profiling.profiles import Profile
 
 from tests.execution.mutations import KINDS, OF_ORDER, mutants

@@ -4,7 +4,7 @@ import random
 
 import pytest
 from trainplan.execution.analysis.memory.peak import Backend
-from trainplan.execution.run.processes import run_plans
+from trainplan.execution.launch.processes import run_plans
 from trainplan.formulations.plan.plan import Plan
 
 from tests.execution.measured import memory_follows_the_walk

@@ -10,7 +10,7 @@ from trainplan.execution.analysis.memory.host_slots import host_slots
 from trainplan.execution.analysis.memory.peak import BACKENDS, memory_walk
 from trainplan.execution.analysis.verify.checks import check, lifetimes, meanings, races
 from trainplan.execution.compile.compiler import compile_plan
-from trainplan.execution.judge import judge
+from trainplan.execution.prediction.evaluate_plan import judge
 from trainplan.execution.program import COPIES, COPIES_OUT, Instruction, Op, Program, with_waits
 from trainplan.formulations.plan.plan import load_plan
 

@@ -7,9 +7,9 @@ from itertools import product
 import pytest
 from trainplan.execution.analysis.verify.checks import check
 from trainplan.execution.compile.compiler import compile_plan
+from trainplan.execution.launch.processes import run_plans
+from trainplan.execution.launch.report import RunReport
 from trainplan.execution.program import Op
-from trainplan.execution.run.processes import run_plans
-from trainplan.execution.run.report import RunReport
 from trainplan.profiling.base.errors import InputError
 
 from tests.execution.measured import memory_follows_the_walk
@@ -82,7 +82,7 @@ def test_two_processes_and_one() -> None:
 
 def test_the_comparison_can_fail() -> None:
     """A gradient that is averaged, not summed, is seen: the check that all plans pass is not an empty one."""
-    from trainplan.execution.run import processes as run
+    from trainplan.execution.launch import processes as run
 
     plan = plan_of(GPT2, ["dp4"] * len(GPT2.units), 4)
     programs = []
@@ -120,7 +120,7 @@ def test_models_agree_with_transformers(model: object) -> None:
     """The reference itself: logits and gradients equal those of the Hugging Face implementation."""
     transformers = pytest.importorskip("transformers")
     import torch
-    from trainplan.execution.run.reference import Reference, batch_tokens
+    from trainplan.execution.training.single_process import Reference, batch_tokens
 
     from tests.execution.huggingface import as_huggingface
 

@@ -8,10 +8,10 @@ import torch
 from trainplan.execution.analysis.memory.peak import memory_walk
 from trainplan.execution.analysis.verify.checks import check
 from trainplan.execution.compile.compiler import compile_plan
-from trainplan.execution.judge import judge
+from trainplan.execution.launch.processes import run_plans
+from trainplan.execution.launch.report import RunReport
+from trainplan.execution.prediction.evaluate_plan import judge
 from trainplan.execution.program import Program
-from trainplan.execution.run.processes import run_plans
-from trainplan.execution.run.report import RunReport
 from trainplan.formulations.costs.sequential.communication import table_once
 from trainplan.formulations.costs.sequential.cost_models import COST_MODELS, unit_costs
 from trainplan.formulations.costs.sequential.stage_work import planned_work

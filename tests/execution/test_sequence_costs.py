@@ -9,8 +9,8 @@ from trainplan.execution.analysis.verify.checks import check
 from trainplan.execution.analysis.verify.rank_class_checks import check_classes
 from trainplan.execution.compile.classes import compile_classes
 from trainplan.execution.compile.compiler import compile_plan
-from trainplan.execution.compile.folding import fold
-from trainplan.execution.judge import judge, judge_carried
+from trainplan.execution.compile.reduced_plan import fold
+from trainplan.execution.prediction.evaluate_plan import judge, judge_carried
 from trainplan.formulations.costs.sequential.communication import moved_bytes, table_once
 from trainplan.formulations.costs.sequential.cost_models import COST_MODELS, transition_ns, unit_costs
 from trainplan.formulations.costs.sequential.primitives import collective
@@ -20,8 +20,8 @@ from trainplan.formulations.plan.plan import Plan
 from trainplan.formulations.plan.strategy import parse_strategy
 from trainplan.formulations.schedule.stage_memory import stage_peak
 from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.derived_costs import cost_of_pieces, shared_operators
 from trainplan.profiling.models.sublayers import TokenShare
-from trainplan.profiling.ways import cost_of_pieces, shared_operators
 
 from tests.execution.mutations import KINDS, OF_ORDER, mutants, sharing_programs
 from tests.execution.plans import BERT, DROPPING, GPT2, LLAMA, UNTIED, plan_of, random_plan, random_sliced_plan, sharing_tokens

@@ -7,14 +7,14 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from trainplan.execution.ahead import programs_of
 from trainplan.execution.analysis.timing.overlapped_costs import StreamsCosts
 from trainplan.execution.analysis.timing.simulate import time_walk
 from trainplan.execution.compile.compiler import compile_plan
-from trainplan.execution.judge import judge_carried
+from trainplan.execution.prediction.evaluate_plan import judge_carried
+from trainplan.execution.prediction.overlap import judge_streams
+from trainplan.execution.prediction.overlap import layout_of as layout_of_plan
+from trainplan.execution.prediction.prefetch import programs_of
 from trainplan.execution.program import POINT_TO_POINT, Instruction, Op, Program
-from trainplan.execution.streams import judge_streams
-from trainplan.execution.streams import layout_of as layout_of_plan
 from trainplan.formulations.costs.overlapped.analytic_fsdp import Block, sharded_ns
 from trainplan.formulations.costs.overlapped.analytic_memory import exchanged_bytes, run_memory
 from trainplan.formulations.costs.overlapped.analytic_pipeline import pipeline_ns

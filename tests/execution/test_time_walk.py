@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from trainplan.execution import compiled
 from trainplan.execution.analysis.memory.peak import BACKENDS
 from trainplan.execution.analysis.timing.measured_costs import MeasuredCosts
 from trainplan.execution.analysis.timing.profiled_costs import ProfiledCosts
 from trainplan.execution.analysis.timing.simulate import time_walk
 from trainplan.execution.compile.compiler import compile_plan
-from trainplan.execution.judge import Judged, judge, judge_by, judge_carried
+from trainplan.execution.prediction import compiled_plan
+from trainplan.execution.prediction.evaluate_plan import Judged, judge, judge_by, judge_carried
 from trainplan.execution.program import POINT_TO_POINT, Instruction, Op, Program
 from trainplan.formulations.costs.sequential.stage_work import planned_work
 from trainplan.formulations.costs.sequential.sublayer_time import unit_work
@@ -31,7 +31,7 @@ from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.clusters.cluster import load_cluster
 from trainplan.profiling.clusters.network import Island, Network
 from trainplan.profiling.models.model import Model
-from trainplan.profiling.obtain import obtain_profile
+from trainplan.profiling.profile_sources import obtain_profile
 from trainplan.profiling.profiles import Number, Profile
 
 from tests.execution.plans import (
@@ -222,7 +222,7 @@ def test_one_rank_of_each_stage_stands_for_all(backend: str, monkeypatch: pytest
         profile = profile_of(plan)
         judged = []
         for most in (plan.world, 0):
-            monkeypatch.setattr(compiled, "FEW_RANKS", most)
+            monkeypatch.setattr(compiled_plan, "FEW_RANKS", most)
             judged.append(judge(plan, profile, backend=backend))  # type: ignore[arg-type]
         known, few = judged
         assert len(few.time.programs) == len(plan.stages)
@@ -242,7 +242,7 @@ def test_one_rank_that_stands_for_others_takes_their_slowest_kind_and_link(monke
     ]
     mixed = profile.changed(costs=[*profile.costs, *slow], network=Network(islands=islands))
     known = judge(plan, mixed, [fast, fast, "slow", fast])
-    monkeypatch.setattr(compiled, "MOST_PROCESSES", 0)
+    monkeypatch.setattr(compiled_plan, "MOST_PROCESSES", 0)
     assert judge(plan, mixed, [fast, fast, "slow", fast]).step_ns == known.step_ns
     assert judge(plan, mixed, [fast] * 4).step_ns < known.step_ns == judge(plan, mixed, ["slow"] * 4).step_ns
 

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from trainplan.execution.run.processes import run_plans
-from trainplan.execution.run.reference import Reference
+from trainplan.execution.launch.processes import run_plans
 from trainplan.execution.training.batches import Batches, permuted
 from trainplan.execution.training.optimizer import Optimizer
 from trainplan.execution.training.settings import Training
+from trainplan.execution.training.single_process import Reference
 from trainplan.execution.training.tokens import token_file
 from trainplan.formulations.plan.plan import Plan
 from trainplan.profiling.base.errors import InputError

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("torch")
 from trainplan.execution.analysis.memory.peak import Backend
-from trainplan.execution.run.processes import run_plans
+from trainplan.execution.launch.processes import run_plans
 from trainplan.execution.run.settings import gpus
 from trainplan.profiling.base.errors import InputError
 

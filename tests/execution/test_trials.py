@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 import torch
-from trainplan.execution.run import trials
-from trainplan.execution.run.processes import run_plans
+from trainplan.execution.launch import trials
+from trainplan.execution.launch.processes import run_plans
+from trainplan.execution.launch.trials import Trial, fastest, run_trials
 from trainplan.execution.run.settings import gpus
-from trainplan.execution.run.trials import Trial, fastest, run_trials
 from trainplan.formulations.plan.plan import Plan, Predicted
 from trainplan.profiling.base.errors import InputError
 
@@ -117,7 +117,7 @@ def test_a_model_that_no_machine_holds_is_out_of_memory(starts: list[int]) -> No
 
 @pytest.mark.long
 def test_processes_that_cannot_start_fail_every_trial(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trials, "TARGET", "trainplan.execution.run.trials:no_such_function")
+    monkeypatch.setattr(trials, "TARGET", "trainplan.execution.launch.trials:no_such_function")
     found = run_trials([_plan(), _plan()], steps=1)
     assert [trial.status for trial in found] == ["failed"] * 2
     assert "no_such_function" in str(found[0].message)

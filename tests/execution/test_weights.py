@@ -18,7 +18,7 @@ from tests.execution.texts import token_bytes
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from trainplan.execution.run.reference import Reference  # noqa: E402
+from trainplan.execution.training.single_process import Reference  # noqa: E402
 from trainplan.execution.training.weight_files import WeightFiles, WeightWriter  # noqa: E402
 
 from tests.execution.huggingface import float64_throughout, same_architecture  # noqa: E402

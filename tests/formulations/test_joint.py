@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from trainplan.execution import compiled
-from trainplan.execution.judge import judge
+from trainplan.execution.prediction import compiled_plan
+from trainplan.execution.prediction.evaluate_plan import judge
 from trainplan.formulations.joint.cost_tables import JointCosts
 from trainplan.formulations.joint.definition import PROBLEM
 from trainplan.formulations.joint.enumeration import cuts_of
@@ -23,7 +23,7 @@ from trainplan.profiling.base.quantities import divisors
 from trainplan.profiling.clusters.cluster import load_cluster
 from trainplan.profiling.clusters.network import Island, Network
 from trainplan.profiling.models.model import Model
-from trainplan.profiling.obtain import obtain_profile
+from trainplan.profiling.profile_sources import obtain_profile
 from trainplan.profiling.profiles import Profile
 
 import trainplan as tp
@@ -54,7 +54,7 @@ THREES = Network(
 @pytest.fixture(autouse=True)
 def every_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     """All ranks are walked: where one stands for others, messages between shards of unequal sizes come too early in a walk."""
-    monkeypatch.setattr(compiled, "FEW_RANKS", 64)
+    monkeypatch.setattr(compiled_plan, "FEW_RANKS", 64)
 
 
 def degrees_of(model: Model, world: int) -> list[int]:

@@ -10,8 +10,8 @@ from itertools import product
 from typing import Any
 
 import pytest
-from trainplan.execution.judge import Judged
-from trainplan.execution.streams import judge_streams
+from trainplan.execution.prediction.evaluate_plan import Judged
+from trainplan.execution.prediction.overlap import judge_streams
 from trainplan.formulations.joint.problem import Instance, Solution
 from trainplan.formulations.plan.request import Request
 from trainplan.formulations.problem import problem

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 from trainplan.execution.exports.common import ENDS
-from trainplan.execution.judge import judge_carried
-from trainplan.execution.streams import judge_streams, layout_of
+from trainplan.execution.prediction.evaluate_plan import judge_carried
+from trainplan.execution.prediction.overlap import judge_streams, layout_of
 from trainplan.formulations.joint.runtime_capabilities import with_gradients
 from trainplan.formulations.plan.plan import Plan, load_plan
 from trainplan.formulations.plan.request import Request

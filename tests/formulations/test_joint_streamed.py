@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from trainplan.execution.analysis.timing.overlapped_costs import StreamsCosts
-from trainplan.execution.judge import judge_by
-from trainplan.execution.streams import judge_streams, layout_of
+from trainplan.execution.prediction.evaluate_plan import judge_by
+from trainplan.execution.prediction.overlap import judge_streams, layout_of
 from trainplan.formulations.costs.overlapped.analytic_step import streams_step
 from trainplan.formulations.costs.overlapped.links import Links
 from trainplan.formulations.joint import overlap_lower_bounds

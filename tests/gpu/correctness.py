@@ -20,8 +20,8 @@ from collections.abc import Callable, Iterator
 
 import torch
 from trainplan.execution.analysis.memory.peak import Backend
+from trainplan.execution.launch.processes import run_plans
 from trainplan.execution.run.executor import Executor
-from trainplan.execution.run.processes import run_plans
 from trainplan.formulations.plan.plan import Plan
 
 from tests.execution.plans import GPT2, LLAMA, plan_of, random_plan

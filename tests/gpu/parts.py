@@ -17,8 +17,8 @@ from typing import Any, TextIO
 import torch
 import torch.distributed as dist
 from trainplan.execution.analysis.memory.peak import Backend
+from trainplan.execution.launch.processes import sound_programs
 from trainplan.execution.run.executor import Executor
-from trainplan.execution.run.processes import sound_programs
 from trainplan.execution.run.ranks import make_executor
 from trainplan.execution.run.settings import Device
 from trainplan.formulations.plan.plan import Plan

@@ -24,9 +24,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from trainplan.execution.analysis.memory.peak import Backend
-from trainplan.execution.run.processes import run_plans
-from trainplan.execution.run.reference import LEARNING_RATE, Reference, batch_tokens
+from trainplan.execution.launch.processes import run_plans
 from trainplan.execution.run.transport import Direct
+from trainplan.execution.training.single_process import LEARNING_RATE, Reference, batch_tokens
 from trainplan.formulations.plan.plan import Plan
 from trainplan.profiling.base.processes import run_workers
 from trainplan.profiling.models.model import Model, load_model

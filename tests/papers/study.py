@@ -32,7 +32,7 @@ from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.clusters.cluster import Cluster, load_cluster
 from trainplan.profiling.estimate import estimate_shapes
 from trainplan.profiling.models.model import load_model
-from trainplan.profiling.obtain import shapes_needed
+from trainplan.profiling.profile_sources import shapes_needed
 from trainplan.solvers.chain.galvatron_dp import DEFAULT_LEVELS
 from trainplan.solvers.core.result import Result
 from trainplan.solvers.core.solve import solve

@@ -3,10 +3,10 @@
 from typing import Any
 
 from trainplan.profiling.clusters.cluster import Cluster
-from trainplan.profiling.complete import for_shapes
 from trainplan.profiling.estimate import estimate_shapes
+from trainplan.profiling.interpolate import for_shapes
 from trainplan.profiling.models.model import Model
-from trainplan.profiling.obtain import shapes_needed
+from trainplan.profiling.profile_sources import shapes_needed
 from trainplan.profiling.profiles import Profile
 
 

@@ -12,7 +12,7 @@ from trainplan.profiling.models.sublayers import DRAWN_AT_ONCE, Attention, atten
 
 torch = pytest.importorskip("torch")
 
-from trainplan.execution.run.reference import Reference  # noqa: E402
+from trainplan.execution.training.single_process import Reference  # noqa: E402
 from trainplan.profiling.models import dropout, torch_units  # noqa: E402
 from trainplan.profiling.models.blockwise import Scores, blockwise_attention  # noqa: E402
 from trainplan.profiling.models.dropout import Draw, Heads, Mask, drop, hidden_mask  # noqa: E402

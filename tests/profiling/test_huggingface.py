@@ -15,7 +15,7 @@ from trainplan.profiling.models.sublayers import Attention, Sublayer, TokenEmbed
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from trainplan.execution.run.reference import Reference  # noqa: E402
+from trainplan.execution.training.single_process import Reference  # noqa: E402
 from trainplan.profiling.models import torch_units  # noqa: E402
 from trainplan.profiling.models.torch_units import Shard  # noqa: E402
 

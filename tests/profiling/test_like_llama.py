@@ -9,7 +9,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from trainplan.execution.run.executed import EXECUTED_FAMILIES, WALKED_FAMILIES
+from trainplan.execution.executable_models import EXECUTED_FAMILIES, WALKED_FAMILIES
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.models.families import BUILT_IN
 from trainplan.profiling.models.model import Model, model_from_config, model_from_shape

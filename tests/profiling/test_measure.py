@@ -17,8 +17,8 @@ from trainplan.profiling.base.lines import fit_line
 from trainplan.profiling.clusters.cluster import Cluster, load_cluster
 from trainplan.profiling.clusters.network import Island
 from trainplan.profiling.costs import collective_ns
-from trainplan.profiling.measure.doubts import doubtful
 from trainplan.profiling.measure.measure import OPERATIONS, measure
+from trainplan.profiling.measure.outliers import doubtful
 from trainplan.profiling.measure.timing import spread
 from trainplan.profiling.models.model import Model, load_model
 from trainplan.profiling.profiles import NUMBERS, Profile

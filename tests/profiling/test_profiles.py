@@ -16,9 +16,9 @@ from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.files import parse
 from trainplan.profiling.base.quantities import parse_bytes
 from trainplan.profiling.clusters.cluster import load_cluster
-from trainplan.profiling.complete import complete
 from trainplan.profiling.costs import overlapped_ns, ring_ns
 from trainplan.profiling.estimate import estimate_shapes, sublayer_ns
+from trainplan.profiling.interpolate import complete
 from trainplan.profiling.models.model import load_model
 from trainplan.profiling.profiles import Number, Profile, Shape, load_profile
 from trainplan.profiling.shipped import shipped

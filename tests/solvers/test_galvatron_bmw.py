@@ -21,7 +21,7 @@ from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.clusters.cluster import load_cluster
 from trainplan.profiling.estimate import estimate_shapes
 from trainplan.profiling.models.model import load_model
-from trainplan.profiling.obtain import shapes_needed
+from trainplan.profiling.profile_sources import shapes_needed
 from trainplan.solvers.chain.galvatron_dp import galvatron_dp
 from trainplan.solvers.core.search import Outcome, Search
 from trainplan.solvers.core.solve import solve

@@ -16,7 +16,7 @@ from trainplan.formulations.joint.search_space import Space
 from trainplan.formulations.joint.tables import OptionTable, Tables, Tied
 from trainplan.profiling.base.quantities import divisors
 from trainplan.profiling.clusters.cluster import load_cluster
-from trainplan.profiling.obtain import obtain_profile
+from trainplan.profiling.profile_sources import obtain_profile
 from trainplan.solvers.core.solve import solve
 
 from tests.execution.plans import BERT, GPT2, LLAMA, UNTIED

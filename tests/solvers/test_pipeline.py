@@ -18,7 +18,7 @@ from trainplan.profiling.base.quantities import format_bytes
 from trainplan.profiling.clusters.cluster import load_cluster
 from trainplan.profiling.estimate import estimate_shapes
 from trainplan.profiling.models.model import load_model
-from trainplan.profiling.obtain import shapes_needed
+from trainplan.profiling.profile_sources import shapes_needed
 from trainplan.solvers.pipeline.memory import explain, least_pipeline_memory
 from trainplan.solvers.pipeline.span_costs import SolvedSpan, SpanCosts, undominated
 

@@ -12,7 +12,7 @@ from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.clusters.cluster import load_cluster
 from trainplan.profiling.estimate import estimate_shapes
 from trainplan.profiling.models.model import load_model
-from trainplan.profiling.obtain import shapes_needed
+from trainplan.profiling.profile_sources import shapes_needed
 from trainplan.solvers.adapters.cpsat import cpsat
 from trainplan.solvers.adapters.highs import milp
 from trainplan.solvers.core.brute_force import brute_force

@@ -11,7 +11,7 @@ from trainplan.api.plan_verbs import plan
 from trainplan.asking import FilePath, made_for
 from trainplan.execution.exports.common import UNSAID, Export, Training
 from trainplan.execution.exports.registry import exporter
-from trainplan.execution.standing_in import recipe_of
+from trainplan.execution.prediction.surrogate import recipe_of
 from trainplan.formulations.joint.runtime_capabilities import RUNTIMES
 from trainplan.formulations.parameters import flag_of
 from trainplan.formulations.plan.plan import Plan, load_plan

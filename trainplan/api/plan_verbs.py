@@ -15,11 +15,11 @@ from trainplan.api.requests import Keywords, PlanRequest, SearchOptions, asked_a
 from trainplan.asking import FilePath, check_spelling, cluster_of, memory_of, model_of, profile_of, request_of
 from trainplan.certifying import certify
 from trainplan.every_runtime import by_runtime
+from trainplan.execution.launch.choose_executor import runtime_of
+from trainplan.execution.launch.memory_check import check_predicted
+from trainplan.execution.launch.processes import run_plans
+from trainplan.execution.launch.report import RunReport
 from trainplan.execution.lowering.checkpoints import checkpoints_of
-from trainplan.execution.lowering.choice import runtime_of
-from trainplan.execution.run.processes import run_plans
-from trainplan.execution.run.report import RunReport
-from trainplan.execution.run.room import check_predicted
 from trainplan.execution.run.settings import check_seconds, check_settings, gpus
 from trainplan.execution.training.settings import training_of
 from trainplan.execution.training.texts import tokenize
@@ -54,7 +54,7 @@ from trainplan.pricing import priced
 from trainplan.profiling.base.arguments import check_arguments, checked
 from trainplan.profiling.base.errors import InputError, MissingExtra
 from trainplan.profiling.base.files import Source, name_of_source
-from trainplan.profiling.base.launched import launched
+from trainplan.profiling.base.torchrun_worker import launched
 from trainplan.profiling.base.watchdog import STALL_S
 from trainplan.profiling.clusters.cluster import Cluster
 from trainplan.profiling.models.model import Model, load_model

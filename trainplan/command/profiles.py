@@ -17,9 +17,9 @@ from trainplan.command.options import Outcome, flag, output, takes, word
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.quantities import parse_bytes
 from trainplan.profiling.clusters.cluster import load_cluster
-from trainplan.profiling.complete import complete
+from trainplan.profiling.interpolate import complete
+from trainplan.profiling.layer_summary import profiled_shapes, summary
 from trainplan.profiling.profiles import Profile, load_profile
-from trainplan.profiling.summary import profiled_shapes, summary
 
 app = typer.Typer(
     name="profile", help="Make and look at profiles: the times and bytes that plans are made from.", no_args_is_help=True

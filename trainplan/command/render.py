@@ -12,7 +12,7 @@ from trainplan.command.printing import aligned, line, pairs, table, wrapped
 from trainplan.command.render_plans import side_by_side
 from trainplan.comparing import Comparison
 from trainplan.every_runtime import RuntimePlan
-from trainplan.execution.standing_in import recipe_of
+from trainplan.execution.prediction.surrogate import recipe_of
 from trainplan.formulations.plan.plan import Plan
 from trainplan.formulations.plan.request import Request
 from trainplan.formulations.plan.run_length import runs
@@ -26,8 +26,8 @@ from trainplan.performance import PARTS, Performance
 from trainplan.planned import Planned
 from trainplan.profiling.base.quantities import format_bytes, format_count, format_time, plural
 from trainplan.profiling.clusters.recipes import RECIPES
+from trainplan.profiling.layer_summary import reached
 from trainplan.profiling.models.model import Model
-from trainplan.profiling.summary import reached
 from trainplan.proof import proof
 from trainplan.rivals import Rivals
 from trainplan.screen import Row, runtime_cells, runtime_notes, screen

@@ -21,7 +21,7 @@ from trainplan.formulations.pipeline.batches import LARGEST_BATCH, MOST_MICRO_BA
 from trainplan.formulations.plan.plan import load_plan
 from trainplan.presets import OPTIMUM, PLANNERS, preset
 from trainplan.profiling.base.errors import InputError
-from trainplan.profiling.base.launched import launched
+from trainplan.profiling.base.torchrun_worker import launched
 from trainplan.solvers.core.limits import TIME_LIMIT_S
 
 TRIED = "place"  # whose plans are tried where none are given

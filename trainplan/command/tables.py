@@ -12,9 +12,9 @@ from trainplan.profiling.clusters.cluster import Cluster, DeviceKind
 from trainplan.profiling.clusters.efficiencies import Precision
 from trainplan.profiling.clusters.network import Island
 from trainplan.profiling.clusters.sheets import sheet
+from trainplan.profiling.layer_summary import LayerSummary, profiled_shapes, reached, runs
 from trainplan.profiling.models.model import Model
 from trainplan.profiling.profiles import Profile, Rate
-from trainplan.profiling.summary import LayerSummary, profiled_shapes, reached, runs
 
 BAR, WIDE = 12, 130  # columns: of a bar; of a terminal that has room for all of a table of kinds
 

@@ -14,8 +14,8 @@ from typing import Any, ClassVar, Literal
 
 from trainplan.configurations.configuration import Configuration
 from trainplan.execution.exports.common import ENDS
-from trainplan.execution.judge import Judged
-from trainplan.execution.standing_in import recipe_of
+from trainplan.execution.prediction.evaluate_plan import Judged
+from trainplan.execution.prediction.surrogate import recipe_of
 from trainplan.formulations.joint.definition import build
 from trainplan.formulations.joint.home import evaluate, violations
 from trainplan.formulations.joint.options import CP, CP_EXCHANGE, OPTIMIZER, PARAMETERS

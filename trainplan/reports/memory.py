@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from trainplan.execution.analysis.memory.peak import held_parts
-from trainplan.execution.judge import Judged
+from trainplan.execution.prediction.evaluate_plan import Judged
 from trainplan.formulations.plan.plan import Plan
 from trainplan.performance import PARTS, fullest_places, part_of
 

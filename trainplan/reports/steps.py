@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trainplan.execution.analysis.timing.simulate import lane_of
-from trainplan.execution.judge import Judged
+from trainplan.execution.prediction.evaluate_plan import Judged
 from trainplan.execution.program import Instruction, Op
-from trainplan.execution.rounds import Rounds
+from trainplan.execution.steady_state import Rounds
 from trainplan.formulations.plan.plan import Plan
 from trainplan.performance import first_places
 from trainplan.pictures.plans import KINDS, kind_of

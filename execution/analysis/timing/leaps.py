@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from trainplan.execution.rounds import Rounds
+from trainplan.execution.steady_state import Rounds
 from trainplan.profiling.base.errors import InputError
 
 FOLLOWED = 4096  # rounds that are walked one by one

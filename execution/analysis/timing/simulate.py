@@ -42,7 +42,7 @@ from trainplan.execution.program import (
     handles_all,
     with_waits,
 )
-from trainplan.execution.rounds import Rounds
+from trainplan.execution.steady_state import Rounds
 from trainplan.formulations.schedule.orders import Pass
 from trainplan.formulations.schedule.simulate import Event, Stuck
 from trainplan.profiling.base.display import in_one_line

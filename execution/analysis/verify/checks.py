@@ -27,8 +27,8 @@ from trainplan.execution.analysis.verify.operands import operands
 from trainplan.execution.analysis.verify.semantics import meanings
 from trainplan.execution.analysis.verify.sizes import sizes, states
 from trainplan.execution.analysis.verify.structure import malformed, misplaced
+from trainplan.execution.gc_paused import uncollected
 from trainplan.execution.program import Clocks, Instruction, Op, Program, Stream
-from trainplan.execution.uncollected import uncollected
 
 
 @uncollected()

@@ -18,9 +18,9 @@ from trainplan.execution.analysis.verify.semantics import meanings
 from trainplan.execution.analysis.verify.structure import misplaced
 from trainplan.execution.compile.classes import RankClass
 from trainplan.execution.compile.compiler import compile_plan
-from trainplan.execution.compile.folding import fold
+from trainplan.execution.compile.reduced_plan import fold
+from trainplan.execution.gc_paused import uncollected
 from trainplan.execution.program import Instruction, Program
-from trainplan.execution.uncollected import uncollected
 from trainplan.formulations.plan.rank_grid import Digits
 
 

@@ -28,8 +28,8 @@ from trainplan.execution.analysis.verify.semantics_optimizer_state import (
     contribution_of,
 )
 from trainplan.execution.analysis.verify.semantics_sequence_parallel import SHARED, SHARED_TOGETHER, enters, own_tokens
+from trainplan.execution.gc_paused import uncollected
 from trainplan.execution.program import POINT_TO_POINT, Instruction, Op, Program, handles_all, sent_as
-from trainplan.execution.uncollected import uncollected
 
 
 @uncollected()

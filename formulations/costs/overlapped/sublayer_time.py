@@ -21,6 +21,7 @@ from trainplan.formulations.costs.overlapped.links import Links
 from trainplan.profiling.base.dtypes import DTYPE_BYTES
 from trainplan.profiling.clusters.cluster import DeviceKind
 from trainplan.profiling.clusters.efficiencies import Precision
+from trainplan.profiling.derived_costs import shared_operators
 from trainplan.profiling.estimate import operator_ns
 from trainplan.profiling.models.sublayers import (
     LAYERED,
@@ -34,7 +35,6 @@ from trainplan.profiling.models.sublayers import (
     why_not_shared,
 )
 from trainplan.profiling.models.sublayers.parallel import ParallelBlock
-from trainplan.profiling.ways import shared_operators
 
 # Of an adapter beside a product, of either pass: its input is read, its result written and added, in kernels of their own. Its
 # products have so few columns that they take what memory does. Assumed.

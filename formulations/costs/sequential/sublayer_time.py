@@ -41,11 +41,11 @@ from trainplan.formulations.plan.strategy import Paradigm, Strategy
 from trainplan.profiling.base.dtypes import DTYPE_BYTES, STATISTIC_BYTES
 from trainplan.profiling.clusters.network import Operation
 from trainplan.profiling.costs import collective_ns
+from trainplan.profiling.derived_costs import cost_of_pieces
 from trainplan.profiling.estimate import kind_of, orthogonal_ns
 from trainplan.profiling.models.optimizers import OptimizerName, muon_matrices, states_sharing, stepped_by_muon
 from trainplan.profiling.models.precision import Precision
 from trainplan.profiling.profiles import ChainUnit, Profile, SublayerShape, UnitCost
-from trainplan.profiling.ways import cost_of_pieces
 
 Ns = TypeVar("Ns", int, float)
 _WAYS: tuple[Operation, ...] = ("all-gather", "reduce-scatter")

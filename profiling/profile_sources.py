@@ -29,7 +29,7 @@ def obtain_profile(
     completed from what it has. model, cluster: None where the earlier one says all.
     """
     # Planning from a file estimates nothing, and only some requests measure: each way loads its own modules.
-    from trainplan.profiling.complete import for_shapes
+    from trainplan.profiling.interpolate import for_shapes
 
     group = max(groups)
     if earlier is not None:

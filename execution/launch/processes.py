@@ -6,26 +6,26 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from trainplan.execution.ahead import programs_of
 from trainplan.execution.analysis.memory.peak import Backend, memory_walk
 from trainplan.execution.analysis.timing.measured_costs import MeasuredCosts, Span, times_by_kind
 from trainplan.execution.analysis.timing.measured_profile import with_measured_times
 from trainplan.execution.analysis.timing.profiled_costs import CarriedCosts, ProfiledCosts
 from trainplan.execution.analysis.timing.simulate import Durations, time_walk
 from trainplan.execution.analysis.verify.checks import check
-from trainplan.execution.features import RUN, refuse_others
+from trainplan.execution.launch.choose_executor import Runtime
+from trainplan.execution.launch.memory_check import check_memory, check_peaks
+from trainplan.execution.launch.report import RunReport
 from trainplan.execution.lowering.checkpoints import Checkpoints
-from trainplan.execution.lowering.choice import Runtime
+from trainplan.execution.prediction.prefetch import programs_of
 from trainplan.execution.program import Program
 from trainplan.execution.run.ranks import AFTER
-from trainplan.execution.run.report import RunReport
-from trainplan.execution.run.room import check_memory, check_peaks
 from trainplan.execution.run.settings import MEASURED_BACKENDS, Device, TransportName, check_settings, communication, gpus
+from trainplan.execution.support import RUN, refuse_others
 from trainplan.execution.training.settings import Training
 from trainplan.formulations.plan.plan import Plan
 from trainplan.profiling.base.errors import InputError
-from trainplan.profiling.base.launched import launched, run_launched
 from trainplan.profiling.base.processes import Report, run_workers
+from trainplan.profiling.base.torchrun_worker import launched, run_launched
 from trainplan.profiling.base.watchdog import STALL_S
 from trainplan.profiling.models.model import Model
 from trainplan.profiling.profiles import Profile

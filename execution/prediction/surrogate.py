@@ -18,7 +18,7 @@ from __future__ import annotations
 from math import ceil
 
 from trainplan.execution.analysis.memory.peak import Walk
-from trainplan.execution.compiled import Compiled, compiled, default_backend
+from trainplan.execution.prediction.compiled_plan import Compiled, compiled, default_backend
 from trainplan.formulations.costs.overlapped.analytic_memory import copied_bytes
 from trainplan.formulations.plan.plan import Plan
 from trainplan.formulations.plan.strategy import without_cp

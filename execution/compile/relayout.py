@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from trainplan.execution.compile.issuing import Issuing
+from trainplan.execution.compile.instruction_builder import Issuing
 from trainplan.execution.program import AGAIN, Op, Part
 
 

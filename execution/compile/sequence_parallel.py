@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from trainplan.execution.compile import key_passes
+from trainplan.execution.compile import context_parallel_keys
 from trainplan.execution.program import Op, Part
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def forward(at: UnitPasses, unit: int, part: Part, source: str, weights: tuple[s
         entry = _enter(at, unit, part, weights, graph=not again)
         inside = _gather_entry(at, unit, part, freed=again and not share.post_norm)
         freed = (*freed, inside)
-    keys = key_passes.forward(at, unit, part, inside, weights)
+    keys = context_parallel_keys.forward(at, unit, part, inside, weights)
     after = f"{unit + 1}.{part}"
     if at.model.units[unit].kind == "head":
         result = at.buffer(f"hidden.{after}", share.part.output_bytes(rows, share.tp))
@@ -34,7 +34,7 @@ def forward(at: UnitPasses, unit: int, part: Part, source: str, weights: tuple[s
     op, writes = Op.FORWARD, tuple[str, ...]((result, graph))
     if ckpt:
         op, writes, workspace = Op.FORWARD_WITHOUT_GRAPH, (result,), workspace + share.graph_bytes(rows)
-    frees = (*freed, *key_passes.done_with(at, unit, keys))
+    frees = (*freed, *context_parallel_keys.done_with(at, unit, keys))
     at.issue(op, unit, part, reads=(inside, *weights, *keys), writes=writes, frees=frees, workspace_bytes=workspace)
     if at.model.units[unit].kind == "head":
         return
@@ -82,7 +82,7 @@ def backward(
         if ckpt or share.enters_again:
             _enter(at, unit, part, weights, graph=True)
         inside = _gather_entry(at, unit, part, freed=True, again=True)
-    keys = key_passes.before_backward(at, unit, part, inside, weights)
+    keys = context_parallel_keys.before_backward(at, unit, part, inside, weights)
     if ckpt:
         workspace = share.forward_workspace_bytes(rows)
         head = at.model.units[unit].kind == "head"
@@ -97,12 +97,12 @@ def backward(
         unit,
         part,
         reads=(graph, inside, *whole, *weights, *keys, *adds),
-        writes=(*writes, *key_passes.gradient_of(at, unit, part, keys), *gradients),
+        writes=(*writes, *context_parallel_keys.gradient_of(at, unit, part, keys), *gradients),
         frees=(graph, *(() if keys else (inside,)), *keys, *(name for name in frees if name not in later)),
         workspace_bytes=share.backward_workspace_bytes(rows),
     )
     if keys:
-        key_passes.behind_backward(at, unit, part, inside, writes[0], weights, gradients[-1], (inside,))
+        context_parallel_keys.behind_backward(at, unit, part, inside, writes[0], weights, gradients[-1], (inside,))
     if not share.enters:
         return
     entered = at.scatter_tokens(unit, part, writes[0], f"entry-gradient.{unit}.{part}")

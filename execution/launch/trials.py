@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trainplan.execution.analysis.memory.peak import Backend
-from trainplan.execution.run.processes import place_in_step, sound_programs
+from trainplan.execution.launch.processes import place_in_step, sound_programs
 from trainplan.execution.run.ranks import make_executor, start_rank, steps
 from trainplan.execution.run.settings import COMMUNICATION, Device, check_settings, gpus
 from trainplan.formulations.plan.plan import Plan
@@ -36,7 +36,7 @@ from trainplan.profiling.base.processes import Report, Reporter, WorkerError, ru
 from trainplan.profiling.base.watchdog import STALL_S
 from trainplan.profiling.models.model import Model
 
-TARGET = "trainplan.execution.run.trials:try_rank"
+TARGET = "trainplan.execution.launch.trials:try_rank"
 START_S = 600.0  # that processes may take to start and to end, whatever they run
 
 Status = Literal["ran", "failed", "out-of-memory", "timed-out"]

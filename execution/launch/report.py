@@ -7,7 +7,7 @@ from typing import Literal
 
 from trainplan.execution.analysis.memory.peak import Backend
 from trainplan.execution.analysis.timing.measured_costs import KindTimes
-from trainplan.execution.lowering.choice import Runtime
+from trainplan.execution.launch.choose_executor import Runtime
 from trainplan.execution.run.settings import Device
 from trainplan.profiling.base.display import in_one_line
 from trainplan.profiling.profiles import Profile

@@ -8,8 +8,8 @@ from math import ceil, log2
 from trainplan.execution.analysis.memory.peak import Walk
 from trainplan.formulations.plan.plan import Plan
 from trainplan.profiling.base.errors import InputError, caution
-from trainplan.profiling.base.launched import Launched
 from trainplan.profiling.base.quantities import format_bytes, plural
+from trainplan.profiling.base.torchrun_worker import Launched
 from trainplan.profiling.clusters.detect.cpu import available_bytes
 from trainplan.profiling.clusters.detect.system import read_text
 

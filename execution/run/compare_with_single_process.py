@@ -10,10 +10,10 @@ import torch.distributed as dist
 from torch import Tensor
 from trainplan.execution.analysis.verify.buffer_sizes import zero_stage
 from trainplan.execution.program import Program
-from trainplan.execution.run.reference import Reference
 from trainplan.execution.run.unit_state import flat_layout
 from trainplan.execution.training.batches import Batches
 from trainplan.execution.training.optimizer import PLAIN, Optimizer
+from trainplan.execution.training.single_process import Reference
 from trainplan.profiling.models import torch_units
 
 

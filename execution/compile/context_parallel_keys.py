@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from trainplan.execution.compile import head_passes
+from trainplan.execution.compile import context_parallel_heads
 from trainplan.execution.program import Op, Part
 from trainplan.profiling.models.sublayers import HeadPieces
 
@@ -24,9 +24,9 @@ def forward(at: UnitPasses, unit: int, part: Part, inside: str, weights: tuple[s
     if (share := at.key_share(unit)) is None:
         return ()
     if isinstance(share, HeadPieces):
-        return (head_passes.forward(at, share, unit, part, inside, weights),)
+        return (context_parallel_heads.forward(at, share, unit, part, inside, weights),)
     again = _again(at, unit)
-    head_passes.made(at, unit, part, inside, weights, graph=not again)
+    context_parallel_heads.made(at, unit, part, inside, weights, graph=not again)
     return (_gathered(at, unit, part, freed=again),)
 
 
@@ -41,9 +41,9 @@ def before_backward(at: UnitPasses, unit: int, part: Part, inside: str, weights:
     if (share := at.key_share(unit)) is None:
         return ()
     if isinstance(share, HeadPieces):
-        return (head_passes.before_backward(at, share, unit, part, inside, weights),)
+        return (context_parallel_heads.before_backward(at, share, unit, part, inside, weights),)
     if _again(at, unit):
-        head_passes.made(at, unit, part, inside, weights, graph=True)
+        context_parallel_heads.made(at, unit, part, inside, weights, graph=True)
     return (_gathered(at, unit, part, freed=True),)
 
 
@@ -69,7 +69,7 @@ def behind_backward(
     assert share is not None
     own = at.buffer(f"keys-gradient.{unit}.{part}", share.own_bytes(rows))
     if isinstance(share, HeadPieces):
-        head_passes.behind_backward(at, share, unit, part)
+        context_parallel_heads.behind_backward(at, share, unit, part)
     else:
         whole = f"keys-gradient-whole.{unit}.{part}"
         size, group = at.buffers[whole], at.piece_peers(unit)

@@ -13,9 +13,9 @@ from functools import cached_property
 from trainplan.execution.analysis.memory.peak import Backend, Walk, memory_walk
 from trainplan.execution.analysis.timing.profiled_costs import Carried, CarriedCosts, ProfiledCosts, carried
 from trainplan.execution.analysis.timing.simulate import OTHERS, Durations, Overlap, TimeWalk, time_walk
-from trainplan.execution.compiled import Classes, Compiled, compiled, default_backend
-from trainplan.execution.standing_in import standing_in, weight_copies
-from trainplan.execution.uncollected import uncollected
+from trainplan.execution.gc_paused import uncollected
+from trainplan.execution.prediction.compiled_plan import Classes, Compiled, compiled, default_backend
+from trainplan.execution.prediction.surrogate import standing_in, weight_copies
 from trainplan.formulations.plan.plan import Plan
 from trainplan.profiling.base.display import html_table
 from trainplan.profiling.base.quantities import format_bytes, format_time

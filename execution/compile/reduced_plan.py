@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from trainplan.execution.rounds import few_micro_batches
+from trainplan.execution.steady_state import few_micro_batches
 from trainplan.formulations.plan.plan import Plan
 from trainplan.formulations.plan.rank_grid import Digits
 from trainplan.formulations.plan.strategy import Strategy, gather_ranks

@@ -12,8 +12,8 @@ from typing import Any
 
 from trainplan.execution.analysis.timing.overlapped_costs import StreamsCosts
 from trainplan.execution.compile.pieces import ORDER
-from trainplan.execution.judge import Judged, issued_as, judge_by
-from trainplan.execution.standing_in import recipe_of, standing_in, weight_copies
+from trainplan.execution.prediction.evaluate_plan import Judged, issued_as, judge_by
+from trainplan.execution.prediction.surrogate import recipe_of, standing_in, weight_copies
 from trainplan.formulations.costs.overlapped.frameworks import planned_framework
 from trainplan.formulations.costs.overlapped.layout import RunLayout, recompute_of
 from trainplan.formulations.costs.overlapped.links import Links

@@ -12,14 +12,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 
-from trainplan.execution.ahead import classes_of, programs_of
 from trainplan.execution.analysis.memory.peak import Backend, Walk, memory_walk
 from trainplan.execution.analysis.verify.checks import check
 from trainplan.execution.analysis.verify.rank_class_checks import check_classes
 from trainplan.execution.compile.classes import assure_compiled
+from trainplan.execution.executable_models import MOST_PROCESSES
+from trainplan.execution.prediction.prefetch import classes_of, programs_of
 from trainplan.execution.program import Program
-from trainplan.execution.rounds import Rounds
-from trainplan.execution.run.executed import MOST_PROCESSES
+from trainplan.execution.steady_state import Rounds
 from trainplan.formulations.plan.plan import Plan
 
 FEW_RANKS, FEW_MICRO_BATCHES = 8, 16
