@@ -22,7 +22,7 @@ from trainplan.profiling.base.quantities import format_time
 from trainplan.profiling.clusters.cluster import load_cluster
 
 import trainplan as tp
-from trainplan.predicting import predicted_plan
+from trainplan.prediction.predict import predicted_plan
 
 MODELS = {"llama3-8b": 4096, "llama3-70b": 4096, "qwen3-8b": 4096, "gpt2": 1024}
 FILES = {

@@ -15,7 +15,7 @@ from trainplan.profiling.models.model import Model
 from trainplan.profiling.models.precision import usual_precision
 
 import trainplan as tp
-from trainplan.planned import Planned
+from trainplan.planning.result import Planned
 
 DOCS = Path(__file__).parent.parent / "docs"
 Row = dict[str, Any]

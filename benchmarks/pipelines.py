@@ -27,8 +27,8 @@ from trainplan.profiling.models.model import Model, load_model
 from trainplan.solvers.core.solve import solve
 
 import trainplan as tp
-from trainplan.presets import OPTIMUM, planner
-from trainplan.throughputs import search_throughput
+from trainplan.planning.presets import OPTIMUM, planner
+from trainplan.planning.throughput import search_throughput
 
 MODELS_48 = ("bert-huge-48", "vit-huge-48", "t5-large-48", "swin-huge-48")
 TABLE_I = ("bert-huge-32", "bert-huge-48", "vit-huge-32", "vit-huge-48", "t5-large-32", "t5-large-48",

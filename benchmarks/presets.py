@@ -17,7 +17,7 @@ from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.quantities import format_bytes, format_time
 
 import trainplan as tp
-from trainplan.planned import Planned
+from trainplan.planning.result import Planned
 
 REQUESTS: list[dict[str, Any]] = [
     {"model": "gpt2", "cluster": "cpu-4", "batch": 8, "sequence": 64},

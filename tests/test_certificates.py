@@ -13,8 +13,8 @@ from trainplan.solvers.core.result import Point
 
 import trainplan as tp
 from tests.command.calls import call
-from trainplan.checking import CheckedPlan
-from trainplan.planned import Planned
+from trainplan.planning.result import Planned
+from trainplan.verification import CheckedPlan
 
 REQUEST: dict[str, Any] = {"model": "bert-huge-32", "cluster": "rtx-titan-8", "batch": 32, "memory": "8GiB", "micro_batches": 8}
 

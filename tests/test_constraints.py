@@ -17,9 +17,9 @@ from trainplan.profiling.models.model import load_model
 
 import trainplan as tp
 from tests.command.calls import call
-from trainplan import pricing
 from trainplan.api import plan_verbs
-from trainplan.planned import Planned, Price
+from trainplan.planning.planner import constraint_costs
+from trainplan.planning.result import Planned, Price
 
 MODEL = load_model("gpt2", 64, "float32").with_fields(
     n_embd=128, n_head=4, n_inner=512, n_positions=64, vocab_size=1009, n_layer=4
@@ -31,7 +31,7 @@ REQUEST: dict[str, Any] = {"model": MODEL, "cluster": "rtx-titan-8", "batch": 16
 @pytest.fixture
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Searches for prices end with their proof, however slow the machine is."""
-    monkeypatch.setattr(pricing, "LEAST_SECONDS", 1e6)
+    monkeypatch.setattr(constraint_costs, "LEAST_SECONDS", 1e6)
 
 
 def made(**constraints: Any) -> tuple[Planned, Plan]:

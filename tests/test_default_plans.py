@@ -16,9 +16,9 @@ from trainplan.profiling.models.model import Model, load_model
 import trainplan as tp
 from tests.command.calls import call
 from tests.sizes import some_and_all
-from trainplan.planned import Planned
-from trainplan.planning import ONE_STRATEGY
-from trainplan.presets import MIXED, OTHERWISE, PRESETS
+from trainplan.planning.planner import ONE_STRATEGY
+from trainplan.planning.presets import MIXED, OTHERWISE, PRESETS
+from trainplan.planning.result import Planned
 
 GPT2 = {"n_embd": 128, "n_head": 4, "n_inner": 512, "n_positions": 64, "vocab_size": 1009}
 LLAMA = {"hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "intermediate_size": 352}

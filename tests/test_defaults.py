@@ -16,9 +16,9 @@ from trainplan.profiling.shipped import shipped
 import trainplan as tp
 from tests.command.calls import call
 from tests.profiling.made import SMALL
-from trainplan.asking import LONG
-from trainplan.planning import limits_bytes
-from trainplan.presets import OTHERWISE, PRESETS
+from trainplan.inputs import LONG
+from trainplan.planning.planner import limits_bytes
+from trainplan.planning.presets import OTHERWISE, PRESETS
 
 GIB = 2**30
 LLAMA = {"model_type": "llama", **SMALL["llama"], "num_hidden_layers": 2, "torch_dtype": "bfloat16"}

@@ -17,9 +17,9 @@ import trainplan as tp
 from tests.clock import count_the_clock
 from tests.command.calls import call
 from trainplan.command import printing, render
-from trainplan.every_runtime import COMPARED, OWN, RuntimePlan, _row, by_runtime
-from trainplan.planned import Planned, Spent
-from trainplan.screen import runtime_notes, screen
+from trainplan.planning.every_runtime import COMPARED, OWN, RuntimePlan, _row, by_runtime
+from trainplan.planning.result import Planned, Spent
+from trainplan.screens.plan import runtime_notes, screen
 
 REQUEST: dict[str, Any] = {"model": "qwen3-0.6b", "cluster": "h100:4", "batch": 8, "sequence": 4096}
 LIMITLESS = 1e6
@@ -61,7 +61,7 @@ def test_the_best_in_any_runtime_of_a_screen_is_the_plan_with_the_gradients_of_i
     """In the same digits."""
     best = tp.plan(**REQUEST, gradients="float32", beside=False)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("trainplan.pricing.RUNTIME_SECONDS", LIMITLESS)
+        patch.setattr("trainplan.planning.constraint_costs.RUNTIME_SECONDS", LIMITLESS)
         alone = tp.plan(**REQUEST, for_="megatron")
     assert best.step_ns is not None and alone.prices[0].predicted_ns == best.step_ns
     said = next(text for _, lines in screen(alone) for pieces in lines for text in pieces if "any runtime" in text)
@@ -106,7 +106,7 @@ def test_a_row_that_had_too_little_gets_the_time_that_others_left(monkeypatch: p
         done = name != "megatron" or seconds > 3
         return RuntimePlan(name, best, stopped=None if done else "time limit", seconds=seconds)
 
-    monkeypatch.setattr("trainplan.every_runtime._row", searched)
+    monkeypatch.setattr("trainplan.planning.every_runtime._row", searched)
     table = {row.runtime: row for row in by_runtime(answer(), 8.0, clock=lambda: 0.0)}
     assert asked == [("megatron", 2.0), ("deepspeed", 8 / 3), ("accelerate", 4.0), ("torch", 8.0), ("megatron", 8.0)]
     assert table["megatron"].stopped is None
@@ -122,7 +122,7 @@ def test_after_an_interrupt_nothing_more_is_searched(monkeypatch: pytest.MonkeyP
             raise KeyboardInterrupt
         return best
 
-    monkeypatch.setattr("trainplan.every_runtime.planned", interrupted)
+    monkeypatch.setattr("trainplan.planning.every_runtime.planned", interrupted)
     table = by_runtime(best, LIMITLESS)
     assert tried == ["megatron", "deepspeed"]
     assert {row.runtime for row in table if row.found} == {OWN, "megatron"}
@@ -134,7 +134,7 @@ def test_after_an_interrupt_nothing_more_is_searched(monkeypatch: pytest.MonkeyP
 def test_planning_that_had_hardly_time_left_is_open(spent: Spent, stopped: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its search may be done, and yet walks of other plans may not have been."""
     best = answer()
-    monkeypatch.setattr("trainplan.every_runtime.planned", lambda *_, **__: replace(best, spent=spent))
+    monkeypatch.setattr("trainplan.planning.every_runtime.planned", lambda *_, **__: replace(best, spent=spent))
     assert _row("torch", best, 5.0, None).stopped == stopped
 
 

@@ -9,7 +9,7 @@ import pytest
 
 import trainplan as tp
 from tests.command.calls import call
-from trainplan.fit_screen import fit_screen
+from trainplan.screens.fit import fit_screen
 
 REQUEST: dict[str, Any] = {"model": "gpt2", "cluster": "cpu-4", "batch": 8, "sequence": 64}
 WORDS = ("gpt2", "cpu-4", "--batch", "8", "--seq", "64")
@@ -61,7 +61,7 @@ def test_mixed_devices_are_answered_too() -> None:
 
 
 def test_a_number_of_gpus_that_was_not_found_in_the_time_is_said_to_be_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainplan.planning.Way.devices", lambda way: (None, "more than 88; the time was up"))
+    monkeypatch.setattr("trainplan.planning.planner.Way.devices", lambda way: (None, "more than 88; the time was up"))
     found = tp.fit(**REQUEST, memory="300MiB")
     rows = dict(fit_screen(found, True, "trainplan plan gpt2 cpu-4"))
     assert "or more than 88 GPUs (the time was up)" in rows["NEEDS"][0][0]

@@ -10,8 +10,8 @@ from trainplan.profiling.models.model import load_model
 import trainplan as tp
 from tests.command.calls import call
 from tests.instances import random_instance
-from trainplan.frontiers import memory_limits
 from trainplan.pictures.palette import BEST, series
+from trainplan.planning.memory_frontier import memory_limits
 
 MODEL = load_model("gpt2", 64, "float32").with_fields(
     n_embd=128, n_head=4, n_inner=512, n_positions=64, vocab_size=1009, n_layer=4

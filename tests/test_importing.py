@@ -25,7 +25,7 @@ from tests.sizes import first_and_others
 from trainplan.configurations.configuration import Said, bears
 from trainplan.configurations.judging import changes, neighbours
 from trainplan.configurations.planned import read
-from trainplan.predicting import predicted_plan
+from trainplan.prediction.predict import predicted_plan
 from trainplan.validation.predict import Prediction
 
 LLAMA = """--num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32 --group-query-attention

@@ -14,7 +14,7 @@ import pytest
 import trainplan as tp
 from tests.command.calls import call
 from tests.instances import random_instance
-from trainplan.planned import Planned
+from trainplan.planning.result import Planned
 from trainplan.validation.rows import SHIPPED_RUNS
 
 REQUEST: dict[str, Any] = {"model": "gpt2", "cluster": "cpu-4", "batch": 8, "sequence": 64, "memory": "2GiB"}

@@ -18,9 +18,9 @@ from trainplan.profiling.clusters.cluster import Cluster, load_cluster
 from trainplan.profiling.models.model import Model, load_model
 
 import trainplan as tp
-from trainplan.planned import Planned
-from trainplan.planning import limits_bytes
-from trainplan.presets import PRESETS
+from trainplan.planning.planner import limits_bytes
+from trainplan.planning.presets import PRESETS
+from trainplan.planning.result import Planned
 
 ROOT = Path(__file__).parent.parent
 GPT2 = {"n_embd": 128, "n_head": 4, "n_inner": 512, "n_positions": 64, "vocab_size": 1009}

@@ -21,9 +21,9 @@ import trainplan as tp
 from tests.execution.plans import random_plan
 from tests.instances import random_instance, random_pipeline
 from tests.switch_instances import random_instance as random_switches
-from trainplan import planning
-from trainplan.performance import PARTS, performance, union_ns
-from trainplan.planned import Planned
+from trainplan.planning.planner import planner
+from trainplan.planning.result import Planned
+from trainplan.prediction.metrics import PARTS, performance, union_ns
 
 SIZES = {"n_embd": 64, "n_head": 4, "n_inner": 256, "n_positions": 32, "n_layer": 4, "vocab_size": 301}
 SMALL = load_model("gpt2", 32, "float32").with_fields(**SIZES)
@@ -170,7 +170,7 @@ def test_one_strategy_is_looked_for_where_there_is_time_to_walk_it(
 ) -> None:
     """The time that has to be left is so many times that of the longest walk."""
     memory = max(planned().walk_bytes) * 3 // 5
-    monkeypatch.setattr(planning, "WALKS", walks)
+    monkeypatch.setattr(planner, "WALKS", walks)
     found = tp.plan(model=SMALL, cluster=CLUSTER, batch=16, memory=memory, time_limit=10_000)
     assert found.plan is not None and (found.uniform is not None) == looks
     assert looks or "none was looked for" in dict(found.summary())["one strategy"]
@@ -181,7 +181,7 @@ def test_an_interrupted_search_for_one_strategy_leaves_the_plan(monkeypatch: pyt
         raise KeyboardInterrupt
 
     memory = max(planned().walk_bytes) * 3 // 5
-    monkeypatch.setattr(planning, "best_answer", interrupted)
+    monkeypatch.setattr(planner, "best_answer", interrupted)
     found = tp.plan(model=SMALL, cluster=CLUSTER, batch=16, memory=memory)
     assert found.plan is not None and found.uniform is None
 

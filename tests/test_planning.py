@@ -18,8 +18,8 @@ from trainplan.profiling.models.model import Model, load_model
 import trainplan as tp
 from tests.execution.plans import BERT, GPT2, LLAMA, SCHEDULES, UNTIED
 from tests.sizes import first_and_others
-from trainplan.planned import Planned
-from trainplan.presets import OTHERWISE
+from trainplan.planning.presets import OTHERWISE
+from trainplan.planning.result import Planned
 
 GPT2_SIZES = {"n_embd": 256, "n_head": 4, "n_inner": 1024, "n_positions": 128, "n_layer": 5, "vocab_size": 3001}
 SIZES = {"hidden_size": 256, "num_attention_heads": 4, "num_hidden_layers": 5, "vocab_size": 3001}

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from trainplan.profiling.base.quantities import format_gap
 
 from tests.command.calls import call
-from trainplan.proof import proof, status_text
+from trainplan.planning.proof import proof, status_text
 
 
 @given(st.integers(1, 10**15), st.data())

@@ -21,12 +21,12 @@ from trainplan.profiling.base.quantities import format_bytes, format_time
 
 import trainplan as tp
 from tests.command.calls import call
-from trainplan.performance import PARTS, part_of
-from trainplan.proof import proof_of
+from trainplan.planning.proof import proof_of
+from trainplan.prediction.metrics import PARTS, part_of
+from trainplan.prediction.simulate import Simulation, simulate
 from trainplan.reports.memory import stage_curves
 from trainplan.reports.page import following
 from trainplan.reports.steps import drawn_step
-from trainplan.simulating import Simulation, simulate
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]

@@ -11,7 +11,7 @@ from trainplan.solvers.core.registry import methods
 
 import trainplan as tp
 from trainplan.api.requests import Choices, MethodOptions
-from trainplan.presets import PRESETS
+from trainplan.planning.presets import PRESETS
 
 REQUEST = tp.PlanRequest(model="gpt2", cluster="cpu-4", batch=8, sequence=64, memory="2GiB")
 QUICK = tp.SearchOptions(beside=False)

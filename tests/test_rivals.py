@@ -11,8 +11,8 @@ from trainplan.profiling.models.model import load_model
 
 import trainplan as tp
 from tests.command.calls import call
-from trainplan.presets import PAPERS
-from trainplan.rivals import BEGUN
+from trainplan.planning.compare_planners import BEGUN
+from trainplan.planning.presets import PAPERS
 
 MODEL = load_model("gpt2", 64, "float32").with_fields(
     n_embd=128, n_head=4, n_inner=512, n_positions=64, vocab_size=1009, n_layer=4
@@ -83,7 +83,7 @@ def test_the_optimum_is_planned_as_it_is_asked_for() -> None:
 
 def test_seconds_are_of_a_planner_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither the best plan with one strategy nor the prices of constraints are looked for."""
-    monkeypatch.setattr("trainplan.planning.Way.uniform", lambda *_: pytest.fail("looked for"))
+    monkeypatch.setattr("trainplan.planning.planner.Way.uniform", lambda *_: pytest.fail("looked for"))
     monkeypatch.setattr("trainplan.api.plan_verbs.priced", lambda *_, **__: pytest.fail("looked for"))
     assert tp.compare_planners(model=MODEL, cluster="cpu-4", batch=16, tp=2)[0].step_ns is not None
 

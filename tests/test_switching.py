@@ -33,13 +33,14 @@ import trainplan as tp
 from tests.clock import without_alarms
 from tests.sizes import first_and_others
 from tests.switch_instances import random_instance
-from trainplan import pictures, predicting
-from trainplan.frontiers import frontier as switch_frontier
-from trainplan.frontiers import memory_limits
+from trainplan import pictures
 from trainplan.pictures import lanes as switch_pictures
 from trainplan.pictures.lanes import draw_frontier, draw_switches
-from trainplan.planned import Planned
-from trainplan.presets import PRESETS
+from trainplan.planning.memory_frontier import frontier as switch_frontier
+from trainplan.planning.memory_frontier import memory_limits
+from trainplan.planning.presets import PRESETS
+from trainplan.planning.result import Planned
+from trainplan.prediction import predict
 
 H3T = Path(__file__).parents[2] / "shared" / "data" / "h3t"
 CLUSTER = load_cluster("cpu-4")
@@ -316,9 +317,9 @@ def test_what_programs_need_beside_is_kept_free(model: Model, made: tuple[Instan
         solution = Solution(tuple(plan.switches() or ()))
         return peaking(judged, evaluate(instance, solution).peak_bytes + more)
 
-    judge = predicting.judge
+    judge = predict.judge
     alone = switch(model, CLUSTER, 8, memory_bytes=limit)
-    monkeypatch.setattr(predicting, "judge", needing_more)
+    monkeypatch.setattr(predict, "judge", needing_more)
     found = switch(model, CLUSTER, 8, memory_bytes=limit)
     assert found.plan is not None and found.plan.claim is not None
     assert alone.plan is not None and alone.plan.claim is not None
@@ -404,10 +405,10 @@ def test_a_later_round_that_finds_nothing_says_so(model: Model, made: Any, monke
     def needing_more(*asked: Any) -> Any:
         return peaking(judge(*asked), limit + 7)
 
-    judge = predicting.judge
+    judge = predict.judge
     limit = step_peak(made[0], Switches(segment_sync=True))
     monkeypatch.setattr(answer, "solve", once)
-    monkeypatch.setattr(predicting, "judge", needing_more)
+    monkeypatch.setattr(predict, "judge", needing_more)
     without_alarms(monkeypatch)
     found = switch(model, CLUSTER, 8, memory_bytes=limit, time_limit=1e-6 if late else None)
     least = step_peak(made[0], ALL_ON)

@@ -8,7 +8,7 @@ import pytest
 
 import trainplan as tp
 from tests.instances import random_instance
-from trainplan.rivals import Rival, Rivals
+from trainplan.planning.compare_planners import Rival, Rivals
 
 
 def test_a_comparison_is_a_pair_with_a_frame() -> None:
@@ -56,7 +56,7 @@ def test_rivals_name_those_without_a_plan() -> None:
 def test_trials_stand_beside_their_predictions() -> None:
     from trainplan.execution.launch.trials import Trial
 
-    from trainplan.trials import Trials
+    from trainplan.planning.trials import Trials
 
     plan = tp.plan(model="gpt2", cluster="cpu-4", batch=8, sequence=64, beside=False, gap=0.05).plan
     trials = Trials((plan,), (Trial(0, "ran", 1_000_000, 0.1, [1.0], None, 900_000),))

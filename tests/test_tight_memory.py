@@ -12,8 +12,8 @@ from trainplan.formulations.problem import problem
 from trainplan.profiling.models.model import Model, load_model
 
 import trainplan as tp
-from trainplan.asking import request_of
-from trainplan.predicting import predicted_on_lanes
+from trainplan.inputs import request_of
+from trainplan.prediction.predict import predicted_on_lanes
 from trainplan.validation.plans import as_run, run_by
 
 JOINT = problem("joint")

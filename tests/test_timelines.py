@@ -22,7 +22,7 @@ from tests.partition_instances import random_work
 from trainplan import pictures
 from trainplan.pictures import timeline as timelines
 from trainplan.pictures.timeline import draw_timeline, draw_timelines
-from trainplan.trace import chrome_trace
+from trainplan.prediction.chrome_trace import chrome_trace
 
 
 def equal_stages(p: int, transfer: int = 10) -> Work:

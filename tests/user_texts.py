@@ -14,7 +14,7 @@ from typing import Any
 import typer
 
 from trainplan.command.app import COMMANDS, GROUPS, application
-from trainplan.presets import PRESETS
+from trainplan.planning.presets import PRESETS
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("trainplan", "profiling", "formulations", "solvers", "execution")

@@ -16,7 +16,7 @@ import trainplan as tp
 from tests.command.calls import call
 from trainplan.command import printing, render
 from trainplan.configurations.judging import JudgedRun
-from trainplan.judged_screen import judged_screen
+from trainplan.screens.run import judged_screen
 
 SCREENS, WIDTHS = Path(__file__).parent / "screens", (80, 100, 160)
 FILES = {

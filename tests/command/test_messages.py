@@ -26,7 +26,7 @@ from tests.command.test_command import COMMAND, told
 from tests.instances import paper_instance
 from trainplan.command import bars, options, printing, problems
 from trainplan.command.app import ALIASES, COMMANDS, GROUPS, TASKS
-from trainplan.presets import PRESETS, planner, preset
+from trainplan.planning.presets import PRESETS, planner, preset
 
 MODEL, CLUSTER = ("--model", "gpt2"), ("--cluster", "cpu-4")
 

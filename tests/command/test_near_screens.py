@@ -15,9 +15,9 @@ import trainplan as tp
 from tests.command.test_screen import SCREENS, WIDTHS
 from trainplan.command import printing, render
 from trainplan.command.nearby import Near
-from trainplan.fit_screen import fit_screen
-from trainplan.screen import Row, screen
-from trainplan.variations import better_batch
+from trainplan.planning.what_if import better_batch
+from trainplan.screens.fit import fit_screen
+from trainplan.screens.plan import Row, screen
 
 LLAMA: dict[str, Any] = {"model": "llama-3.1-70b", "cluster": "h100:8x8", "sequence": 8192}
 GPT2: dict[str, Any] = {"model": "gpt2", "batch": 16, "sequence": 1024}

@@ -15,9 +15,9 @@ from rich.console import Console
 import trainplan as tp
 from tests.command.calls import call
 from trainplan.command import printing, render
-from trainplan.every_runtime import SECONDS, RuntimePlan, by_runtime
-from trainplan.planned import Planned
-from trainplan.screen import screen
+from trainplan.planning.every_runtime import SECONDS, RuntimePlan, by_runtime
+from trainplan.planning.result import Planned
+from trainplan.screens.plan import screen
 
 SCREENS = Path(__file__).parent / "screens"
 WIDTHS = (80, 100, 160)

@@ -159,9 +159,9 @@ def plan_on(configuration: Configuration, cluster: str) -> Any:
     """The plan of a configuration on devices."""
     from trainplan.formulations.plan.request import Request
 
-    from trainplan.asking import cluster_of, memory_of
     from trainplan.configurations.planned import model_of as model_that_runs
     from trainplan.configurations.planned import plan_of
+    from trainplan.inputs import cluster_of, memory_of
 
     model = model_that_runs(configuration, None, None, None)
     return plan_of(configuration, model, Request(model, cluster_of(cluster, None), None, memory_of(None, None)))

@@ -25,7 +25,7 @@ from tests.execution.mutations import KINDS, OF_ORDER, cut_programs, mutants
 from tests.execution.plans import DROPPING, LLAMA, UNTIED, plan_of
 from tests.execution.residence_plans import ON_HOST, resident
 from tests.sizes import first_and_others
-from trainplan.checking import CheckedPlan
+from trainplan.verification import CheckedPlan
 
 GROUPED = LLAMA.with_fields(num_key_value_heads=2)
 LONGER = GROUPED.with_fields(sequence=16)

@@ -16,7 +16,7 @@ from trainplan.profiling.base.errors import InputError
 from tests.execution.plans import random_plan, random_regular_interleaved_plan, random_sliced_plan
 from tests.execution.test_classes import _cost, _in_sixes
 from tests.sizes import some_and_all
-from trainplan.performance import _busy_ns
+from trainplan.prediction.metrics import _busy_ns
 
 MADE: tuple[Any, ...] = (random_plan, random_sliced_plan, random_regular_interleaved_plan, _in_sixes)
 

@@ -19,7 +19,7 @@ from tests.execution.residence_plans import ON_HOST, random_residence_plan, resi
 from tests.execution.switch_plans import random_switch_plan
 from tests.execution.test_time_walk import profile_of
 from tests.sizes import first_and_others
-from trainplan.predicting import stage_times
+from trainplan.prediction.predict import stage_times
 
 UNITS = len(UNTIED.units)
 EVERYTHING = {"states": {**ON_HOST, "parameters": "host"}, "hidden": True}

@@ -31,7 +31,7 @@ from trainplan.profiling.clusters.recipes import RECIPES
 from trainplan.profiling.clusters.sheets import sheet
 from trainplan.profiling.models.model import Model, load_model
 
-from trainplan.simulating import simulate
+from trainplan.prediction.simulate import simulate
 
 KIND: DeviceKind = load_cluster("h100:8").kinds[0]
 LINKS = Links(8, 360e9, 50e9)

@@ -19,8 +19,8 @@ from trainplan.profiling.base.quantities import format_gap
 from trainplan.profiling.models.model import Model, load_model, model_from_config
 
 import trainplan as tp
-from trainplan.asking import request_of
-from trainplan.predicting import predicted_plan
+from trainplan.inputs import request_of
+from trainplan.prediction.predict import predicted_plan
 
 JOINT = problem("joint")
 SMALL: dict[str, Any] = {"num_hidden_layers": 2, "hidden_size": 512, "intermediate_size": 1024, "vocab_size": 4096}

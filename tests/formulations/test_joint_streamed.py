@@ -21,7 +21,7 @@ from trainplan.profiling.clusters.cluster import load_cluster
 from trainplan.profiling.models.model import Model, load_model
 
 import trainplan as tp
-from trainplan.asking import request_of
+from trainplan.inputs import request_of
 
 JOINT = problem("joint")
 SMALL: dict[str, Any] = {"num_hidden_layers": 2, "hidden_size": 512, "intermediate_size": 1024, "vocab_size": 4096}

@@ -41,8 +41,8 @@ from trainplan.solvers.pipeline.partitions import Partition, blocks, initial_par
 
 from tests.papers.tables import COLUMNS, PLANNERS, TABLE_IV, Column
 from tests.papers.test_galvatron_memory import GIB, OVERHEAD_BYTES
-from trainplan.presets import OPTIMUM, Planner, planner
-from trainplan.throughputs import Point, search_throughput
+from trainplan.planning.presets import OPTIMUM, Planner, planner
+from trainplan.planning.throughput import Point, search_throughput
 
 STORED = Path(__file__).with_name("study.json")
 TF32 = 156e12

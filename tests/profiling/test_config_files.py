@@ -17,8 +17,8 @@ from trainplan.profiling.models.model import load_model, model_from_config, mode
 from trainplan.profiling.shipped import shipped
 
 from tests.profiling.made import SMALL
-from trainplan.asking import request_of
-from trainplan.trials import runnable
+from trainplan.inputs import request_of
+from trainplan.planning.trials import runnable
 
 # The fields that make a model another one, of each family.
 SIZES = {

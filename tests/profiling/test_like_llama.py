@@ -15,8 +15,8 @@ from trainplan.profiling.models.families import BUILT_IN
 from trainplan.profiling.models.model import Model, model_from_config, model_from_shape
 
 from tests.profiling.like_llama import LIKE_LLAMA, RUN, WALKED
-from trainplan.asking import compiles, runs
-from trainplan.trials import runnable
+from trainplan.inputs import compiles, runs
+from trainplan.planning.trials import runnable
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

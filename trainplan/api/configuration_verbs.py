@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from trainplan.api.plan_verbs import plan
-from trainplan.asking import FilePath, cluster_of, compiles, memory_of
-from trainplan.certifying import certify
 from trainplan.configurations.configuration import Configuration, Said, with_given
 from trainplan.configurations.judging import JudgedRun, changes, losing, priced_as
 from trainplan.configurations.long_samples import with_positions
@@ -27,10 +25,12 @@ from trainplan.configurations.planned import (
 from trainplan.formulations.joint.runtime_capabilities import RUNTIMES
 from trainplan.formulations.plan.plan import Plan, RunBy, load_plan
 from trainplan.formulations.plan.request import Request
-from trainplan.performance import performance
-from trainplan.planned import Planned
-from trainplan.predicting import predicted_as_known
-from trainplan.presets import DEFAULT
+from trainplan.inputs import FilePath, cluster_of, compiles, memory_of
+from trainplan.planning.certify import certify
+from trainplan.planning.presets import DEFAULT
+from trainplan.planning.result import Planned
+from trainplan.prediction.metrics import performance
+from trainplan.prediction.predict import predicted_as_known
 from trainplan.profiling.base.dtypes import parse_dtype
 from trainplan.profiling.base.errors import COMMAND_LINE, InputError
 from trainplan.profiling.base.files import Source

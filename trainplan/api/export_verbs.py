@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from trainplan.api.plan_verbs import plan
-from trainplan.asking import FilePath, made_for
 from trainplan.execution.exports.common import UNSAID, Export, Training
 from trainplan.execution.exports.registry import exporter
 from trainplan.execution.prediction.surrogate import recipe_of
@@ -16,7 +15,8 @@ from trainplan.formulations.joint.runtime_capabilities import RUNTIMES
 from trainplan.formulations.parameters import flag_of
 from trainplan.formulations.plan.plan import Plan, load_plan
 from trainplan.formulations.plan.strategy_words import in_words
-from trainplan.planned import Planned
+from trainplan.inputs import FilePath, made_for
+from trainplan.planning.result import Planned
 from trainplan.profiling.base.errors import COMMAND_LINE, InputError
 from trainplan.profiling.base.files import Source, name_of_source
 from trainplan.profiling.base.quantities import format_time, plural

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from trainplan.planned import Planned
+from trainplan.planning.result import Planned
+from trainplan.planning.throughput import Throughput
 from trainplan.profiling.base.errors import InputError
 from trainplan.solvers.core.entries import Entry
 from trainplan.tabular import Tabular
-from trainplan.throughputs import Throughput
 
 
 class Plans(Tabular, list[Planned | InputError]):

@@ -12,9 +12,6 @@ from typing import Any, Unpack
 
 from trainplan.api.listed import ComparedPlans, Plans, Throughputs
 from trainplan.api.requests import Keywords, PlanRequest, SearchOptions, asked_at_once, keywords_of
-from trainplan.asking import FilePath, check_spelling, cluster_of, memory_of, model_of, profile_of, request_of
-from trainplan.certifying import certify
-from trainplan.every_runtime import by_runtime
 from trainplan.execution.launch.choose_executor import runtime_of
 from trainplan.execution.launch.memory_check import check_predicted
 from trainplan.execution.launch.processes import run_plans
@@ -23,8 +20,7 @@ from trainplan.execution.lowering.checkpoints import checkpoints_of
 from trainplan.execution.run.settings import check_seconds, check_settings, gpus
 from trainplan.execution.training.settings import training_of
 from trainplan.execution.training.texts import tokenize
-from trainplan.explaining import differences, explain
-from trainplan.fitting import Fit, fitted
+from trainplan.explanation import differences, explain
 from trainplan.formulations.joint.options import GRADIENTS
 from trainplan.formulations.joint.runtime_capabilities import FOR, with_gradients
 from trainplan.formulations.parameters import flag_of
@@ -33,10 +29,15 @@ from trainplan.formulations.plan.plan import Plan, load_plan
 from trainplan.formulations.plan.request import Request
 from trainplan.formulations.problem import constraints_of
 from trainplan.formulations.schedule.orders import Schedule
-from trainplan.planned import Planned, plan_row, row_rank
-from trainplan.planning import planned
-from trainplan.predicting import plan_profile
-from trainplan.presets import (
+from trainplan.inputs import FilePath, check_spelling, cluster_of, memory_of, model_of, profile_of, request_of
+from trainplan.planning.certify import certify
+from trainplan.planning.compare_planners import ALIKE, Rivals, rivals
+from trainplan.planning.constraint_costs import priced
+from trainplan.planning.every_runtime import by_runtime
+from trainplan.planning.fewest_devices import Sizes, sized
+from trainplan.planning.fit import Fit, fitted
+from trainplan.planning.planner import planned
+from trainplan.planning.presets import (
     DEFAULT,
     MIXED,
     OPTIMUM,
@@ -50,7 +51,13 @@ from trainplan.presets import (
     preset,
     refused_by_default,
 )
-from trainplan.pricing import priced
+from trainplan.planning.result import Planned, plan_row, row_rank
+from trainplan.planning.throughput import search_throughput
+from trainplan.planning.trials import Trials, best_plans, runnable, try_plans
+from trainplan.planning.what_if import what_if
+from trainplan.prediction.chrome_trace import chrome_trace
+from trainplan.prediction.predict import plan_profile
+from trainplan.prediction.simulate import simulate
 from trainplan.profiling.base.arguments import check_arguments, checked
 from trainplan.profiling.base.errors import InputError, MissingExtra
 from trainplan.profiling.base.files import Source, name_of_source
@@ -59,16 +66,9 @@ from trainplan.profiling.base.watchdog import STALL_S
 from trainplan.profiling.clusters.cluster import Cluster
 from trainplan.profiling.models.model import Model, load_model
 from trainplan.profiling.profiles import Profile
-from trainplan.rivals import ALIKE, Rivals, rivals
-from trainplan.simulating import simulate
-from trainplan.sizing import Sizes, sized
 from trainplan.solvers.core.clock import Clock
 from trainplan.solvers.core.limits import GAP, TIME_LIMIT_S
 from trainplan.solvers.core.registry import method as method_named
-from trainplan.throughputs import search_throughput
-from trainplan.trace import chrome_trace
-from trainplan.trials import Trials, best_plans, runnable, try_plans
-from trainplan.variations import what_if
 
 STEP_S = 600.0  # that a step of a run may take, as an example
 

@@ -7,13 +7,12 @@ from inspect import signature
 from typing import Any
 
 from trainplan.api.listed import Methods
-from trainplan.asking import FilePath, check_spelling, request_of
-from trainplan.checking import check, load
-from trainplan.comparing import Comparison
 from trainplan.formulations.plan.plan import Plan
 from trainplan.formulations.problem import InstanceLike, problem, problem_names
-from trainplan.frontiers import frontier
+from trainplan.inputs import FilePath, check_spelling, request_of
 from trainplan.papers import FILES
+from trainplan.planning.compare_methods import Comparison
+from trainplan.planning.memory_frontier import frontier
 from trainplan.profiling.base.errors import InputError, one_of
 from trainplan.profiling.base.files import Record, Source
 from trainplan.profiling.base.plugins import attribute
@@ -28,6 +27,7 @@ from trainplan.solvers.core.result import Point, Result
 from trainplan.solvers.core.search import Outcome, Search
 from trainplan.solvers.core.solve import compare as compare_methods
 from trainplan.solvers.core.solve import solve as solve_instance
+from trainplan.verification import check, load
 
 __all__ = [
     "Entry",

@@ -8,15 +8,15 @@ from os import PathLike
 from typing import Any
 
 from trainplan.api.plan_verbs import compare_planners, plan
-from trainplan.asking import FilePath, made_for, profile_of
 from trainplan.formulations.plan.plan import Plan, load_plan
 from trainplan.formulations.plan.strategy_words import in_words
-from trainplan.planned import Planned
+from trainplan.inputs import FilePath, made_for, profile_of
+from trainplan.planning.compare_planners import ALIKE, Rival
+from trainplan.planning.result import Planned
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.files import Source
 from trainplan.profiling.profiles import Profile
 from trainplan.reports.page import page
-from trainplan.rivals import ALIKE, Rival
 from trainplan.solvers.core.limits import TIME_LIMIT_S
 
 __all__ = ["report"]

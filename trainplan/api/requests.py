@@ -15,8 +15,8 @@ from functools import wraps
 from inspect import Parameter, signature
 from typing import Any, ParamSpec, TypedDict, TypeVar, cast
 
-from trainplan.asking import FilePath
 from trainplan.formulations.plan.plan import Plan
+from trainplan.inputs import FilePath
 from trainplan.profiling.base.arguments import check_value
 from trainplan.profiling.base.display import in_one_line
 from trainplan.profiling.clusters.cluster import Cluster

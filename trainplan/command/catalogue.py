@@ -11,10 +11,10 @@ from typing import Any
 import typer
 
 from trainplan import api
-from trainplan.asking import model_of
 from trainplan.command import tables
 from trainplan.command.helping import HelpedCommand
 from trainplan.command.options import CLUSTER_HELP, DTYPE, SEQUENCE, Outcome, flag, output, takes, word
+from trainplan.inputs import model_of
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.quantities import parse_bytes
 from trainplan.profiling.clusters.cluster import load_cluster

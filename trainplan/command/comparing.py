@@ -10,7 +10,7 @@ from typing import Any
 from trainplan import api
 from trainplan.command import bars, options, render, render_plans
 from trainplan.command.options import Command, Outcome, flag, flags_of, takes, word
-from trainplan.presets import DEFAULT, PRESETS
+from trainplan.planning.presets import DEFAULT, PRESETS
 from trainplan.profiling.base.errors import COMMAND_LINE, InputError
 from trainplan.profiling.base.files import read_data
 

@@ -10,8 +10,8 @@ from trainplan import api
 from trainplan.command import bars, options, render
 from trainplan.command.options import Command, Outcome, flag, flags_of, panel, takes
 from trainplan.command.planning import LIKE_HELP
-from trainplan.fit_screen import fit_screen
-from trainplan.presets import default_parameters
+from trainplan.planning.presets import default_parameters
+from trainplan.screens.fit import fit_screen
 
 LEFT_OUT = ("measure",)  # of the request: a model that may not fit is not measured
 

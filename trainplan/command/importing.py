@@ -18,11 +18,11 @@ from trainplan.configurations.judging import Change, JudgedRun
 from trainplan.configurations.planned import RUNTIMES
 from trainplan.formulations.plan.plan import Plan
 from trainplan.formulations.plan.strategy_words import in_words
-from trainplan.judged_screen import judged_screen
-from trainplan.planned import Planned
+from trainplan.planning.proof import proof, status_text
+from trainplan.planning.result import Planned
 from trainplan.profiling.base.errors import COMMAND_LINE, InputError
 from trainplan.profiling.base.quantities import format_bytes, format_time, parse_tokens, plural
-from trainplan.proof import proof, status_text
+from trainplan.screens.run import judged_screen
 from trainplan.validation.alongside import HELD
 from trainplan.validation.logs import LoggedRun, RanOut
 from trainplan.validation.predict import Prediction

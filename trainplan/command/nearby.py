@@ -9,12 +9,12 @@ from typing import Any
 from trainplan import api
 from trainplan.command import options, render
 from trainplan.command.options import Outcome, flag, panel
-from trainplan.near_screen import batch_rows, sizes_rows, what_if_rows, with_rows
-from trainplan.planned import Planned
+from trainplan.planning.fewest_devices import Sizes, numbers_of
+from trainplan.planning.result import Planned
+from trainplan.planning.what_if import CHANGES, BetterBatch, WhatIf, better_batch, factors_of
 from trainplan.profiling.base.errors import InputError
-from trainplan.screen import Row
-from trainplan.sizing import Sizes, numbers_of
-from trainplan.variations import CHANGES, BetterBatch, WhatIf, better_batch, factors_of
+from trainplan.screens.near import batch_rows, sizes_rows, what_if_rows, with_rows
+from trainplan.screens.plan import Row
 
 OPTIONS = panel(
     options.SUBJECT,

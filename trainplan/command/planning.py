@@ -9,16 +9,16 @@ from time import perf_counter
 from typing import Any
 
 from trainplan import api
-from trainplan.certifying import with_evidence
 from trainplan.command import bars, nearby, options, render
 from trainplan.command.options import Command, Outcome, exit_code, flag, flags_of, output, panel, takes, value_of
-from trainplan.every_runtime import SECONDS, RuntimePlan
 from trainplan.formulations.plan.plan import plan_text
 from trainplan.pictures import drawn
-from trainplan.planned import Planned
-from trainplan.presets import DEFAULT, MIXED, OTHERWISE, PRESETS, Preset, default_parameters, preset
+from trainplan.planning.certify import with_evidence
+from trainplan.planning.every_runtime import SECONDS, RuntimePlan
+from trainplan.planning.presets import DEFAULT, MIXED, OTHERWISE, PRESETS, Preset, default_parameters, preset
+from trainplan.planning.result import Planned
 from trainplan.profiling.base.errors import InputError
-from trainplan.screen import screen
+from trainplan.screens.plan import screen
 from trainplan.solvers.core.limits import TIME_LIMIT_S
 
 ALL = "all"

@@ -12,8 +12,8 @@ from trainplan import api
 from trainplan.command import bars, options, render
 from trainplan.command.options import Command, Outcome, exit_code, flag, flags_of, output, takes, word
 from trainplan.formulations.problem import problem, problem_names, problem_of
-from trainplan.frontiers import LIMITS, memory_limits
 from trainplan.pictures import drawn
+from trainplan.planning.memory_frontier import LIMITS, memory_limits
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.files import check_readable, json_text, write_whole
 from trainplan.profiling.base.quantities import parse_bytes

@@ -7,11 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from trainplan.checking import Checked, CheckedClaim, CheckedPlan
 from trainplan.command.printing import aligned, line, pairs, table, wrapped
 from trainplan.command.render_plans import side_by_side
-from trainplan.comparing import Comparison
-from trainplan.every_runtime import RuntimePlan
 from trainplan.execution.prediction.surrogate import recipe_of
 from trainplan.formulations.plan.plan import Plan
 from trainplan.formulations.plan.request import Request
@@ -21,20 +18,23 @@ from trainplan.formulations.plan.unit import PlannedUnit
 from trainplan.formulations.problem import Table as Rows
 from trainplan.formulations.problem import problem_of
 from trainplan.formulations.schedule.orders import SCHEDULE_NAMES
-from trainplan.frontiers import Frontier
-from trainplan.performance import PARTS, Performance
-from trainplan.planned import Planned
+from trainplan.planning.compare_methods import Comparison
+from trainplan.planning.compare_planners import Rivals
+from trainplan.planning.every_runtime import RuntimePlan
+from trainplan.planning.memory_frontier import Frontier
+from trainplan.planning.proof import proof
+from trainplan.planning.result import Planned
+from trainplan.prediction.metrics import PARTS, Performance
 from trainplan.profiling.base.quantities import format_bytes, format_count, format_time, plural
 from trainplan.profiling.clusters.recipes import RECIPES
 from trainplan.profiling.layer_summary import reached
 from trainplan.profiling.models.model import Model
-from trainplan.proof import proof
-from trainplan.rivals import Rivals
-from trainplan.screen import Row, runtime_cells, runtime_notes, screen
+from trainplan.screens.plan import Row, runtime_cells, runtime_notes, screen
 from trainplan.solvers.core.entries import Entry
 from trainplan.solvers.core.result import Result, peak_text
 from trainplan.tabular import cell_text
 from trainplan.validation.logs import LoggedRun
+from trainplan.verification import Checked, CheckedClaim, CheckedPlan
 
 MOST_ROWS = 12  # of a table of alternatives
 

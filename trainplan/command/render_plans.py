@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from trainplan.command.printing import line, table, wrapped
-from trainplan.explaining import Difference, Explained
+from trainplan.explanation import Difference, Explained
 from trainplan.formulations.plan.strategy_words import in_words
+from trainplan.planning.proof import proof
 from trainplan.profiling.base.quantities import format_bytes, format_gap, format_time, plural
-from trainplan.proof import proof
 from trainplan.tabular import cell_text
 
 MOST_NEIGHBOURS = 5  # that fit, and as many that do not

@@ -13,11 +13,11 @@ from trainplan.execution.analysis.timing.simulate import LANE_OF, Lanes
 from trainplan.formulations.joint.options import cost_words
 from trainplan.formulations.plan.plan import Plan
 from trainplan.formulations.plan.strategy_words import strategy_words
+from trainplan.planning.proof import proof_of
+from trainplan.planning.throughput import Throughput
+from trainplan.planning.trials import Trials
+from trainplan.prediction.simulate import Simulation
 from trainplan.profiling.base.quantities import format_bytes, format_count, format_time, plural
-from trainplan.proof import proof_of
-from trainplan.simulating import Simulation
-from trainplan.throughputs import Throughput
-from trainplan.trials import Trials
 
 MOST_STEPS = 20  # that a report prints: the first and the last of more
 

@@ -19,7 +19,7 @@ from trainplan.execution.exports.common import write_export
 from trainplan.execution.exports.registry import export_names
 from trainplan.formulations.pipeline.batches import LARGEST_BATCH, MOST_MICRO_BATCHES
 from trainplan.formulations.plan.plan import load_plan
-from trainplan.presets import OPTIMUM, PLANNERS, preset
+from trainplan.planning.presets import OPTIMUM, PLANNERS, preset
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.torchrun_worker import launched
 from trainplan.solvers.core.limits import TIME_LIMIT_S

@@ -27,14 +27,14 @@ from trainplan.formulations.parameters import chosen
 from trainplan.formulations.plan.plan import Plan, Stage
 from trainplan.formulations.plan.request import Request
 from trainplan.formulations.plan.strategy import Exchange, Strategy
-from trainplan.performance import Performance
-from trainplan.planned import Planned
-from trainplan.predicting import predicted_as_known, predicted_plan
+from trainplan.planning.compare_planners import ALIKE
+from trainplan.planning.result import Planned
+from trainplan.prediction.metrics import Performance
+from trainplan.prediction.predict import predicted_as_known, predicted_plan
 from trainplan.profiling.base.display import in_one_line
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.quantities import divisors, format_bytes, format_time, plural
 from trainplan.profiling.models.sublayers import modules_of
-from trainplan.rivals import ALIKE
 from trainplan.tabular import Tabular
 from trainplan.validation.fitting import close
 from trainplan.validation.logs import LoggedRun

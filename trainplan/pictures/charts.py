@@ -8,11 +8,11 @@ from typing import Any
 
 from trainplan.pictures.palette import BEST, GREEN, GRID, ORANGE, SKY, series
 from trainplan.pictures.timeline import BACKWARD, FORWARD
-from trainplan.presets import OPTIMUM
+from trainplan.planning.presets import OPTIMUM
+from trainplan.planning.throughput import Throughput
 from trainplan.profiling.base.quantities import plural
 from trainplan.profiling.layer_summary import summary
 from trainplan.profiling.profiles import Profile
-from trainplan.throughputs import Throughput
 
 TIME_PARTS = (("forward", "forward_ns", FORWARD), ("backward", "backward_ns", BACKWARD))
 MEMORY_PARTS = (

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trainplan.pictures.palette import BEST, BOUND, GRID, OTHER
+from trainplan.planning.compare_planners import Rival
+from trainplan.planning.trials import Trials
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.quantities import format_time
-from trainplan.rivals import Rival
 from trainplan.solvers.core.result import Result
-from trainplan.trials import Trials
 
 ROW = 0.38  # inches
 

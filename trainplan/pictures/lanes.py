@@ -11,9 +11,9 @@ import numpy as np
 from trainplan.formulations.memory_switches.problem import Instance, Solution, evaluate, load_solution, matrix, violations
 from trainplan.formulations.memory_switches.simulation import LANES, Evaluation, Operation
 from trainplan.formulations.plan.switches import SWITCHES
-from trainplan.frontiers import FrontierPoint
 from trainplan.pictures.palette import BEST, GREEN, GRID, PINK, PURPLE, series
 from trainplan.pictures.timeline import AROUND, BACKWARD, CHARACTER, FORWARD, IDLE, LATER_FORWARD, PATH, bars
+from trainplan.planning.memory_frontier import FrontierPoint
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.quantities import format_bytes, format_time
 

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
-from trainplan.asking import compiles
 from trainplan.formulations.plan.plan import Plan, Stage
 from trainplan.formulations.plan.strategy_words import in_words
 from trainplan.formulations.schedule.orders import SCHEDULE_NAMES
-from trainplan.performance import PARTS, Performance
+from trainplan.inputs import compiles
 from trainplan.pictures.palette import BLUE, GREEN, LIGHTER, PURPLE, SERIES, VERMILION
 from trainplan.pictures.timeline import CHARACTER, PATH
+from trainplan.prediction.metrics import PARTS, Performance
+from trainplan.prediction.simulate import simulate
 from trainplan.profiling.base.quantities import format_bytes, format_time, plural, span
-from trainplan.simulating import simulate
 
 STRATEGIES = (*SERIES, *LIGHTER)  # units with one strategy have one colour
 DARK = {BLUE, GREEN, VERMILION, PURPLE}

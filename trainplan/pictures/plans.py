@@ -10,11 +10,11 @@ import numpy as np
 from trainplan.execution.analysis.timing.simulate import Operation
 from trainplan.execution.program import COLLECTIVES, COPIES, POINT_TO_POINT, Op
 from trainplan.formulations.plan.plan import Plan
-from trainplan.performance import first_places
 from trainplan.pictures.palette import GREEN, PINK, SKY
 from trainplan.pictures.timeline import BACKWARD, FORWARD, IDLE, MESSAGE, bars, draw_timeline
+from trainplan.prediction.metrics import first_places
+from trainplan.prediction.simulate import Simulation
 from trainplan.profiling.base.quantities import format_time, plural
-from trainplan.simulating import Simulation
 
 COPIED = "copies"
 KINDS = {

@@ -10,9 +10,9 @@ from trainplan.formulations.schedule.critical_path import Critical, critical_pat
 from trainplan.formulations.schedule.orders import one_f_one_b
 from trainplan.formulations.schedule.simulate import Event, Timeline, simulate
 from trainplan.pictures.palette import BLUE, ORANGE, SKY
+from trainplan.prediction.chrome_trace import label
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.quantities import format_time
-from trainplan.trace import label
 
 FORWARD, BACKWARD = BLUE, ORANGE
 LATER_FORWARD, LATER_BACKWARD = SKY, "#f0d58a"  # the last of several stages on a device

@@ -9,7 +9,7 @@ from itertools import accumulate
 from trainplan.execution.analysis.memory.peak import held_parts
 from trainplan.execution.prediction.evaluate_plan import Judged
 from trainplan.formulations.plan.plan import Plan
-from trainplan.performance import PARTS, fullest_places, part_of
+from trainplan.prediction.metrics import PARTS, fullest_places, part_of
 
 COLUMNS = 240  # moments at which a stage's memory is drawn, at most
 HIGH = 100.0  # of the drawing, in its own units, at the most that is drawn

@@ -12,25 +12,25 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from trainplan.checking import CheckedClaim, check_claim
-from trainplan.explaining import Explained, explain
+from trainplan.explanation import Explained, explain
 from trainplan.formulations.joint.options import cost_words
 from trainplan.formulations.plan.plan import Claim, Plan
 from trainplan.formulations.plan.run_length import runs
 from trainplan.formulations.plan.strategy_words import in_words
 from trainplan.formulations.schedule.orders import SCHEDULE_NAMES
-from trainplan.performance import PARTS, Performance, performance, stage_shares
 from trainplan.pictures.layout import DARK, HOLDS, STRATEGIES
 from trainplan.pictures.plans import KINDS
+from trainplan.planning.compare_planners import Rival
+from trainplan.planning.proof import proof, status_text
+from trainplan.prediction.metrics import PARTS, Performance, performance, stage_shares
+from trainplan.prediction.simulate import Simulation, simulate
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.quantities import format_bytes, format_time, plural, span
 from trainplan.profiling.clusters.cluster import Cluster
 from trainplan.profiling.profiles import Profile
-from trainplan.proof import proof, status_text
 from trainplan.reports.memory import COLUMNS, HIGH, stage_curves
 from trainplan.reports.steps import drawn_step
-from trainplan.rivals import Rival
-from trainplan.simulating import Simulation, simulate
+from trainplan.verification import CheckedClaim, check_claim
 
 MOST_RUNS = 48  # of a stage, beyond which its map has no letters
 MOST_PROCESSES = 16  # ranks of a plan that a machine without GPUs runs on a smaller model

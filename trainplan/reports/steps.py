@@ -16,8 +16,8 @@ from trainplan.execution.prediction.evaluate_plan import Judged
 from trainplan.execution.program import Instruction, Op
 from trainplan.execution.steady_state import Rounds
 from trainplan.formulations.plan.plan import Plan
-from trainplan.performance import first_places
 from trainplan.pictures.plans import KINDS, kind_of
+from trainplan.prediction.metrics import first_places
 
 NAMES = tuple(KINDS)
 TURNS = frozenset({Op.RECOMPUTE, Op.BACKWARD, Op.LEAVE_BACKWARD, Op.LOSS})  # from a micro-batch's forward to its backward pass

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from trainplan.asking import LARGEST_MEMORY
 from trainplan.formulations.problem import InstanceLike, problem_of
+from trainplan.inputs import LARGEST_MEMORY
 from trainplan.profiling.base.display import in_one_line
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.quantities import format_bytes, plural

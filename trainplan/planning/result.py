@@ -18,15 +18,15 @@ from trainplan.formulations.plan.request import Request
 from trainplan.formulations.plan.run_length import runs
 from trainplan.formulations.plan.strategy_words import in_words
 from trainplan.formulations.problem import Problem
-from trainplan.performance import Performance, performance
 from trainplan.plan_words import run_words
-from trainplan.presets import Preset
+from trainplan.planning.presets import Preset
+from trainplan.planning.proof import proof_of, status_text
+from trainplan.prediction.metrics import Performance, performance
 from trainplan.profiling.base.display import html_table, rich_table
 from trainplan.profiling.base.errors import InputError, as_arguments
 from trainplan.profiling.base.files import check_writable, write_whole
 from trainplan.profiling.base.plugins import attribute
 from trainplan.profiling.base.quantities import format_bytes, format_gap, format_share, format_time, plural, span
-from trainplan.proof import proof_of, status_text
 from trainplan.solvers.core.answer import Answer
 from trainplan.solvers.core.result import Result
 from trainplan.tabular import frame_of
@@ -141,7 +141,7 @@ class Planned:
 
     def _repr_html_(self) -> str:
         """The rows of the command's screen in Python's words; `summary` has all that is known."""
-        rows = [(label, lines) for label, lines in attribute("trainplan.screen:screen")(self) if label != "NEXT"]
+        rows = [(label, lines) for label, lines in attribute("trainplan.screens.plan:screen")(self) if label != "NEXT"]
         texts = [(label, as_arguments("\n".join(" · ".join(line) for line in lines))) for label, lines in rows]
         return html_table([*texts, ("NEXT", 'save("plan.json") · frame() · summary()')] if self.plan else texts)
 
@@ -161,7 +161,7 @@ class Planned:
         if self.plan is None:
             raise InputError("plan", "", f"is missing: {self.result.status}", "give a request with a plan")
         check_writable(path)
-        write_whole(path, plan_text(attribute("trainplan.certifying:with_evidence")(self).plan))
+        write_whole(path, plan_text(attribute("trainplan.planning.certify:with_evidence")(self).plan))
         return Path(path)
 
     def frame(self, *, units: bool = False) -> Any:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from trainplan.plan_words import run_words
-from trainplan.planned import Planned
+from trainplan.planning.fewest_devices import Sizes
+from trainplan.planning.result import Planned
+from trainplan.planning.what_if import BetterBatch, WhatIf
 from trainplan.profiling.base.quantities import format_time, plural
-from trainplan.screen import Row, nothing, proven, tokens
-from trainplan.sizing import Sizes
-from trainplan.variations import BetterBatch, WhatIf
+from trainplan.screens.plan import Row, nothing, proven, tokens
 
 UNFINISHED = "search not finished"
 

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar
 
 from trainplan.formulations.plan.plan import Plan
-from trainplan.planned import Planned
-from trainplan.presets import DEFAULT, PAPERS, Published, preset
+from trainplan.planning.presets import DEFAULT, PAPERS, Published, preset
+from trainplan.planning.result import Planned
 from trainplan.profiling.base.errors import InputError
 from trainplan.solvers.core.limits import GAP, TIME_LIMIT_S
 from trainplan.tabular import Tabular

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
-from trainplan.asking import FilePath, profile_of
-from trainplan.checking import request_of_claim
 from trainplan.configurations.judging import neighbour_runs
 from trainplan.formulations.joint.options import with_tables
 from trainplan.formulations.joint.runtime_capabilities import FOR
@@ -16,16 +14,18 @@ from trainplan.formulations.plan.plan import Plan, PlanEvidence, load_plan
 from trainplan.formulations.plan.request import Request
 from trainplan.formulations.plan.run_length import runs
 from trainplan.formulations.problem import Problem, problem
-from trainplan.performance import stage_shares
+from trainplan.inputs import FilePath, profile_of
 from trainplan.plan_words import run_words
+from trainplan.prediction.metrics import stage_shares
+from trainplan.prediction.simulate import Simulation, simulate
 from trainplan.profiling.base.display import in_one_line
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.files import Source
 from trainplan.profiling.base.quantities import format_time, plural, span
 from trainplan.profiling.profiles import Profile
-from trainplan.simulating import Simulation, simulate
 from trainplan.solvers.core.limits import TIME_LIMIT_S
 from trainplan.tabular import Tabular
+from trainplan.verification import request_of_claim
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from trainplan.formulations.joint.runtime_capabilities import FOR, RUNTIMES
-from trainplan.planned import Planned
-from trainplan.planning import WALKS, planned
-from trainplan.presets import DEFAULT
+from trainplan.planning.planner import WALKS, planned
+from trainplan.planning.presets import DEFAULT
+from trainplan.planning.result import Planned
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.quantities import format_time
 from trainplan.solvers.core.clock import Clock

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from trainplan.formulations.pipeline.batches import LARGEST_BATCH, BatchInstances
-from trainplan.presets import Planner
+from trainplan.planning.presets import Planner
 from trainplan.profiling.base.errors import InputError
 from trainplan.solvers.core.limits import GAP, TIME_LIMIT_S
 from trainplan.solvers.core.result import Result

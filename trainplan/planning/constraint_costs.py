@@ -17,8 +17,8 @@ from typing import Any
 from trainplan.formulations.joint.options import with_tables
 from trainplan.formulations.joint.runtime_capabilities import FOR
 from trainplan.formulations.plan.request import Request
-from trainplan.planned import Planned, Price
-from trainplan.planning import planned
+from trainplan.planning.planner import planned
+from trainplan.planning.result import Planned, Price
 from trainplan.profiling.base.plugins import attribute
 from trainplan.solvers.core.answer import Answer
 from trainplan.solvers.core.clock import Clock

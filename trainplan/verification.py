@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from trainplan.asking import FilePath, compiles, profile_of
 from trainplan.execution.executable_models import EXECUTED_FAMILIES
 from trainplan.execution.prediction.surrogate import memory_of, stood_in_for
 from trainplan.formulations.plan.plan import Plan, PlanEvidence, load_plan
 from trainplan.formulations.plan.request import Request
 from trainplan.formulations.problem import InstanceLike, Problem, problem, problem_names, problem_of
+from trainplan.inputs import FilePath, compiles, profile_of
 from trainplan.profiling.base.display import in_one_line
 from trainplan.profiling.base.errors import InputError, one_of, shown
 from trainplan.profiling.base.files import Source, name_of_source, read_data

@@ -16,9 +16,9 @@ from trainplan.formulations.joint.options import with_tables
 from trainplan.formulations.joint.runtime_capabilities import FOR
 from trainplan.formulations.plan.request import Request
 from trainplan.formulations.problem import problem_of
-from trainplan.planned import Planned
-from trainplan.planning import Way, plan_answer, planned
-from trainplan.presets import Preset
+from trainplan.planning.planner import Way, plan_answer, planned
+from trainplan.planning.presets import Preset
+from trainplan.planning.result import Planned
 from trainplan.profiling.base.display import html_table, rich_table
 from trainplan.profiling.base.quantities import format_bytes
 from trainplan.solvers.core.answer import Answer

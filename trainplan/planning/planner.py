@@ -18,8 +18,6 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any
 
-from trainplan.asking import compiles
-from trainplan.beyond_tables import BeyondTables, Count
 from trainplan.execution.analysis.memory.peak import BACKENDS
 from trainplan.execution.exports.torch_script import held_alongside
 from trainplan.execution.prediction.evaluate_plan import Judged
@@ -29,10 +27,12 @@ from trainplan.formulations.joint.runtime_capabilities import FOR
 from trainplan.formulations.plan.plan import Claim, Plan
 from trainplan.formulations.plan.request import Request
 from trainplan.formulations.problem import problem_of
-from trainplan.other_walks import OtherWalks
-from trainplan.planned import Planned, Spent
-from trainplan.predicting import predicted_on_lanes, predicted_plan
-from trainplan.presets import Preset
+from trainplan.inputs import compiles
+from trainplan.planning.memory_beyond_tables import BeyondTables, Count
+from trainplan.planning.presets import Preset
+from trainplan.planning.result import Planned, Spent
+from trainplan.planning.walk_search import OtherWalks
+from trainplan.prediction.predict import predicted_on_lanes, predicted_plan
 from trainplan.profiling.base.errors import InputError, one_of, shown
 from trainplan.profiling.base.plugins import attribute
 from trainplan.profiling.base.quantities import enough_bytes, format_bytes, plural

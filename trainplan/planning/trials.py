@@ -7,13 +7,13 @@ from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from typing import Any, ClassVar
 
-from trainplan.asking import runs
 from trainplan.execution.executable_models import EXECUTED_DTYPES, EXECUTED_FAMILIES, UNEXECUTED
 from trainplan.execution.launch.trials import Trial, fastest, run_trials
 from trainplan.formulations.plan.plan import Plan
 from trainplan.formulations.plan.strategy_words import strategy_words
-from trainplan.planned import Planned
-from trainplan.planning import plan_answer
+from trainplan.inputs import runs
+from trainplan.planning.planner import plan_answer
+from trainplan.planning.result import Planned
 from trainplan.profiling.base.dtypes import parse_dtype
 from trainplan.profiling.base.errors import InputError, MissingExtra, shown
 from trainplan.profiling.models.model import Model

@@ -11,8 +11,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from trainplan.asking import FilePath, cluster_of, compiles, profile_of
-from trainplan.checking import plan_or_instance, solution_source
 from trainplan.execution.launch.memory_check import check_peaks
 from trainplan.execution.prediction.evaluate_plan import Judged, judge, judge_carried
 from trainplan.execution.prediction.overlap import judge_streams
@@ -26,8 +24,10 @@ from trainplan.formulations.schedule.critical_path import Critical, critical_pat
 from trainplan.formulations.schedule.orders import Pass, in_flight, interleaved, most_sliced, orders
 from trainplan.formulations.schedule.simulate import Timeline, Work
 from trainplan.formulations.schedule.simulate import simulate as simulate_passes
-from trainplan.performance import Performance, first_places, performance
-from trainplan.predicting import plan_profile, stage_times
+from trainplan.inputs import FilePath, cluster_of, compiles, profile_of
+from trainplan.prediction.chrome_trace import chrome_trace, operations_trace
+from trainplan.prediction.metrics import Performance, first_places, performance
+from trainplan.prediction.predict import plan_profile, stage_times
 from trainplan.profiling.base.display import in_one_line
 from trainplan.profiling.base.errors import InputError, one_of
 from trainplan.profiling.base.files import Source, name_of_source
@@ -39,8 +39,8 @@ from trainplan.solvers.core.limits import TIME_LIMIT_S
 from trainplan.solvers.core.result import Result
 from trainplan.solvers.core.solve import solve
 from trainplan.solvers.partition.slicer import algorithm_2, least_sliced
-from trainplan.trace import chrome_trace, operations_trace
 from trainplan.validation.plans import as_run, run_by
+from trainplan.verification import plan_or_instance, solution_source
 
 SLICERS = {"least": least_sliced, "algorithm-2": algorithm_2}
 COST_MODELS = ("executed", "streams")

@@ -8,8 +8,8 @@ from math import gcd, isfinite
 from typing import Any
 
 from trainplan.formulations.plan.request import MOST_SAMPLES
-from trainplan.planned import Planned
-from trainplan.planning import planned
+from trainplan.planning.planner import planned
+from trainplan.planning.result import Planned
 from trainplan.profiling.base.errors import COMMAND_LINE, InputError, one_of, shown
 from trainplan.profiling.clusters.cluster import Cluster
 from trainplan.profiling.clusters.network import Island

@@ -12,12 +12,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainplan.asking import compiles
 from trainplan.execution.executable_models import EXECUTED_FAMILIES
 from trainplan.formulations.parameters import Parameter
 from trainplan.formulations.plan.request import Request
 from trainplan.formulations.problem import Problem, problem, problem_names
 from trainplan.formulations.schedule.orders import Schedule
+from trainplan.inputs import compiles
 from trainplan.profiling.base.errors import InputError, named, one_of, shown
 from trainplan.solvers.core.registry import methods
 

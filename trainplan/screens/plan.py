@@ -10,18 +10,18 @@ from pathlib import Path
 from typing import Any
 
 from trainplan.configurations.judging import LEAST_GAIN, neighbour_runs
-from trainplan.every_runtime import NAMES, OWN, RuntimePlan
 from trainplan.execution.prediction.surrogate import recipe_of
 from trainplan.formulations.joint.runtime_capabilities import FOR
 from trainplan.formulations.plan.plan import Plan
 from trainplan.formulations.plan.request import Request
 from trainplan.formulations.problem import constraints_of
-from trainplan.performance import PARTS, Performance
 from trainplan.plan_words import NOTHING_AGAIN, layouts, run_words
-from trainplan.planned import Planned, Price
-from trainplan.presets import DEFAULT
+from trainplan.planning.every_runtime import NAMES, OWN, RuntimePlan
+from trainplan.planning.presets import DEFAULT
+from trainplan.planning.proof import how_to_check, proof_of
+from trainplan.planning.result import Planned, Price
+from trainplan.prediction.metrics import PARTS, Performance
 from trainplan.profiling.base.quantities import format_gap, format_share, format_time
-from trainplan.proof import how_to_check, proof_of
 from trainplan.validation.predict import GIB, Prediction
 
 Row = tuple[str, list[list[str]]]  # a label and its lines, each of pieces that stand between dots

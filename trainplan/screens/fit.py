@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from trainplan.fitting import Fit
 from trainplan.formulations.joint.runtime_capabilities import FOR
 from trainplan.plan_words import run_words
+from trainplan.planning.fit import Fit
 from trainplan.profiling.base.quantities import plural
-from trainplan.screen import NAMES, Row, assumed, free_words, gib, most_held, nothing, other_runtime, parts_of
+from trainplan.screens.plan import NAMES, Row, assumed, free_words, gib, most_held, nothing, other_runtime, parts_of
 
 
 def fit_screen(fit: Fit, batch_said: bool, command: str) -> list[Row]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from trainplan.configurations.judging import LEAST_GAIN, Change, JudgedRun
 from trainplan.plan_words import layouts, run_words
+from trainplan.planning.proof import proof
 from trainplan.profiling.base.quantities import format_share, format_time, plural
-from trainplan.proof import proof
-from trainplan.screen import Row, difference, gib, memory_words, parts_of, speed_words
+from trainplan.screens.plan import Row, difference, gib, memory_words, parts_of, speed_words
 from trainplan.validation.predict import Prediction
 
 MOST_CHANGES, MOST_OTHERS = 4, 3

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from trainplan.planned import Planned
-from trainplan.planning import Way, planned
-from trainplan.presets import Preset
+from trainplan.planning.planner import Way, planned
+from trainplan.planning.presets import Preset
+from trainplan.planning.result import Planned
 from trainplan.profiling.base.errors import COMMAND_LINE, InputError, shown
 from trainplan.profiling.base.quantities import plural
 from trainplan.profiling.clusters.cluster import Cluster, load_cluster

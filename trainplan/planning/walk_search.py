@@ -19,9 +19,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from trainplan.beyond_tables import BeyondTables
-from trainplan.planned import Planned
-from trainplan.presets import Preset
+from trainplan.planning.memory_beyond_tables import BeyondTables
+from trainplan.planning.presets import Preset
+from trainplan.planning.result import Planned
 from trainplan.profiling.base.quantities import format_time, plural
 from trainplan.solvers.core.answer import Answer, stopped_with, with_solution
 from trainplan.solvers.core.result import Result

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from trainplan.formulations.plan.plan import PlanEvidence
-from trainplan.planned import Planned
+from trainplan.planning.result import Planned
 from trainplan.profiling.base.plugins import attribute
 from trainplan.solvers.core.limits import TIME_LIMIT_S
 from trainplan.solvers.core.result import Point

@@ -18,7 +18,7 @@ from enum import IntEnum
 from typing import Any, Protocol
 
 from trainplan.formulations.problem import Problem
-from trainplan.planned import Planned
+from trainplan.planning.result import Planned
 from trainplan.solvers.core.answer import Answer
 
 ROUNDS = 40  # searches at most
