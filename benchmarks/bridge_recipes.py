@@ -19,12 +19,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from trainplan.execution.launch_files.python.objects import Made, Symbol, Unread
+from trainplan.execution.launch_files.python.program import Program
+from trainplan.execution.launch_files.run_configuration import bears
+from trainplan.execution.runtimes.megatron_bridge.reader import ARGUMENTS
 from trainplan.profiling.shipped import sized
-
-from trainplan.configurations.configuration import bears
-from trainplan.configurations.megatron_bridge import ARGUMENTS
-from trainplan.configurations.python_objects import Made, Symbol, Unread
-from trainplan.configurations.python_program import Program
 
 ROOT = "src/megatron/bridge/recipes/"
 FILES = ("llama/llama2.py", "llama/llama3.py", "qwen/qwen2.py", "qwen/qwen3.py", "gemma/gemma2.py", "gemma/gemma3.py")

@@ -15,7 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from trainplan.execution.exports.common import write_export
+from trainplan.execution.runtimes.export_common import write_export
 from trainplan.formulations.plan.request import Request
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.quantities import format_time

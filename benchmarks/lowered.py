@@ -26,8 +26,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 from trainplan.execution.launch.processes import run_plans, sound_programs
-from trainplan.execution.lowering.refusals import refusals
 from trainplan.execution.run.ranks import make_executor, start_rank
+from trainplan.execution.runtimes.torch.refusals import refusals
 from trainplan.formulations.plan.plan import Plan
 from trainplan.profiling.base.processes import Report, run_workers
 from trainplan.profiling.models.model import Model

@@ -33,8 +33,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from trainplan.execution.exports.common import Export, layers_of, write_export
-from trainplan.execution.exports.megatron_bridge import argument_values, sections_of
+from trainplan.execution.runtimes.export_common import Export, layers_of, write_export
+from trainplan.execution.runtimes.megatron_bridge.documented import SECTIONS
+from trainplan.execution.runtimes.megatron_bridge.export import argument_values, sections_of
 from trainplan.formulations.joint.runtime_capabilities import RUNTIMES
 from trainplan.formulations.plan.plan import Plan
 from trainplan.profiling.base.errors import InputError
@@ -42,8 +43,7 @@ from trainplan.profiling.models.sublayers import Attention
 
 import trainplan as tp
 from benchmarks.launch import FILES, MODELS, SAMPLES
-from trainplan.configurations.documented_bridge import SECTIONS
-from trainplan.configurations.planned import read
+from trainplan.imported_runs.to_plan import read
 
 READER = Path(__file__).with_name("target_reader.py")
 READ_BY = {  # what an export is read by

@@ -24,10 +24,10 @@ from types import ModuleType
 from typing import Any
 from unittest.mock import MagicMock
 
+from trainplan.execution.launch_files.run_configuration import Configuration
 from trainplan.profiling.base.errors import InputError
 
-from trainplan.configurations.configuration import Configuration
-from trainplan.configurations.planned import read
+from trainplan.imported_runs.to_plan import read
 
 REVERTED = "a09cde350"  # soon after, with keys that no other commit has
 DENSE = ("llama", "llama2", "llama3", "qwen3")

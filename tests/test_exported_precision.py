@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 import yaml
-from trainplan.execution.exports.common import write_export
+from trainplan.execution.runtimes.export_common import write_export
 from trainplan.formulations.joint.runtime_capabilities import RUNTIMES
 from trainplan.formulations.plan.plan import Plan
 from trainplan.profiling.base.errors import InputError
 
 import trainplan as tp
 from tests.test_megatron_export import read_back
-from trainplan.configurations.planned import read
+from trainplan.imported_runs.to_plan import read
 
 FILES = {
     "megatron": "launch.sh",

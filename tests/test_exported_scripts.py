@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from trainplan.execution.exports.common import write_export
+from trainplan.execution.runtimes.export_common import write_export
 from trainplan.formulations.plan.plan import Plan
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.models.model import load_model

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from torch.distributed.pipelining import schedules as torchs
-from trainplan.execution.exports.common import pass_names, write_export
+from trainplan.execution.runtimes.export_common import pass_names, write_export
 from trainplan.formulations.plan.plan import Plan, load_plan
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.models.model import load_model, model_from_config
@@ -435,10 +435,11 @@ def test_megatron_lays_out_decoders_alike(family: str) -> None:
 def test_exports_are_found_by_name_and_plugins_stand_behind_them(monkeypatch: pytest.MonkeyPatch) -> None:
     from importlib.metadata import EntryPoint
 
-    from trainplan.execution.exports import megatron, registry
+    from trainplan.execution.runtimes import registry
+    from trainplan.execution.runtimes.megatron import export as megatron_export
     from trainplan.profiling.base.errors import InputError
 
-    entry = EntryPoint("other", "trainplan.execution.exports.torchtitan:export", registry.GROUP)
+    entry = EntryPoint("other", "trainplan.execution.runtimes.torchtitan.export:export", registry.GROUP)
     monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [entry])
     from trainplan.profiling.base.plugins import plugins
 
@@ -446,7 +447,7 @@ def test_exports_are_found_by_name_and_plugins_stand_behind_them(monkeypatch: py
     try:
         built_in = ["torch", "torchtitan", "megatron", "megatron-bridge", "deepspeed", "accelerate"]
         assert registry.export_names() == [*built_in, "other"]
-        assert registry.exporter("megatron") is megatron.export
+        assert registry.exporter("megatron") is megatron_export.export
         assert registry.exporter("other") is registry.exporter("torchtitan")
         with pytest.raises(InputError, match="torch, torchtitan, megatron, megatron-bridge, deepspeed, accelerate, other"):
             registry.exporter("none")

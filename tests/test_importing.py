@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from trainplan.execution.exports.common import write_export
+from trainplan.execution.launch_files.run_configuration import Said, bears
 from trainplan.execution.prediction.overlap import judge_streams
+from trainplan.execution.runtimes.export_common import write_export
 from trainplan.formulations.plan.plan import Plan
 from trainplan.formulations.plan.request import Request
 from trainplan.formulations.plan.strategy import parse_strategy
@@ -22,9 +23,8 @@ from tests.command.calls import call
 from tests.execution.plans import plan_of
 from tests.exported_plans import random_exported
 from tests.sizes import first_and_others
-from trainplan.configurations.configuration import Said, bears
-from trainplan.configurations.judging import changes, neighbours
-from trainplan.configurations.planned import read
+from trainplan.imported_runs.assess import changes, neighbours
+from trainplan.imported_runs.to_plan import read
 from trainplan.prediction.predict import predicted_plan
 from trainplan.validation.predict import Prediction
 

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 import yaml
-from trainplan.execution.exports.common import write_export
+from trainplan.execution.launch_files.run_configuration import Said
+from trainplan.execution.runtimes.export_common import write_export
+from trainplan.execution.runtimes.megatron_bridge.documented import SECTIONS
 from trainplan.formulations.plan.plan import Plan
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.models.model import load_model
@@ -21,9 +23,7 @@ from tests.exported_plans import random_exported
 from tests.sizes import first_and_others
 from tests.test_exporting import refused
 from tests.test_importing import same_as
-from trainplan.configurations.configuration import Said
-from trainplan.configurations.documented_bridge import SECTIONS
-from trainplan.configurations.planned import read
+from trainplan.imported_runs.to_plan import read
 
 CONFIG = "bridge.yaml"
 

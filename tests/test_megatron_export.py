@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from trainplan.execution.exports.common import write_export
+from trainplan.execution.runtimes.export_common import write_export
 from trainplan.formulations.plan.plan import Plan, Stage
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.models.model import load_model
@@ -160,7 +160,7 @@ def test_interleaved_stages_are_laid_out_in_order_of_the_model() -> None:
     ],
 )
 def test_models_that_gptmodel_lacks_say_what_it_lacks(name: str, what: str) -> None:
-    from trainplan.execution.exports.megatron_model import model_arguments
+    from trainplan.execution.runtimes.megatron.export_model import model_arguments
 
     with pytest.raises(InputError, match=re.escape(what)):
         model_arguments(load_model(name, 2048), "Megatron-LM", "plan")

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from trainplan.execution.launch_files.run_configuration import Said
 from trainplan.formulations.plan.plan import load_plan
 from trainplan.formulations.plan.request import Request
 from trainplan.profiling.base.errors import InputError
@@ -20,8 +21,7 @@ from trainplan.profiling.clusters.cluster import load_cluster
 import trainplan as tp
 from tests.command.calls import call
 from tests.sizes import first_and_others
-from trainplan.configurations.configuration import Said
-from trainplan.configurations.planned import model_of, plan_of, read, with_options
+from trainplan.imported_runs.to_plan import model_of, plan_of, read, with_options
 from trainplan.validation.plans import predict_plan
 
 TITAN = '[model]\nname = "llama3"\nflavor = "{flavour}"\n[training]\nlocal_batch_size = {mbs}\nseq_len = {seq}\n'

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from trainplan.execution.exports.common import Export, write_export
+from trainplan.execution.runtimes.export_common import Export, write_export
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.models.model import load_model
 
@@ -23,7 +23,7 @@ from tests.execution.plans import plan_of
 from tests.exported_plans import random_exported
 from tests.test_megatron_bridge import in_bfloat16
 from tests.test_sharded_exports import random_plan
-from trainplan.configurations.planned import read
+from trainplan.imported_runs.to_plan import read
 
 TARGETS = os.environ.get("TRAINPLAN_TARGETS")  # an interpreter that has the targets, as benchmarks/read_back.py says
 STRATEGIES = {"deepspeed": "sdp4-zero2", "accelerate": "sdp4", "torchtitan": "sdp2-tp2-zero2-sp"}

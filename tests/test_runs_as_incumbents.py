@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from trainplan.execution.exports.common import write_export
+from trainplan.execution.runtimes.export_common import write_export
 from trainplan.profiling.models.model import load_model
 
 import trainplan as tp
 from tests.execution.plans import plan_of
 from tests.sizes import first_and_others
-from trainplan.configurations.judging import LEAST_GAIN, JudgedRun, neighbours
+from trainplan.imported_runs.assess import LEAST_GAIN, JudgedRun, neighbours
 
 FILES = {
     "megatron": "launch.sh",

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from trainplan.execution.exports.common import write_export
+from trainplan.execution.runtimes.export_common import write_export
 from trainplan.formulations.plan.plan import Plan, load_plan
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.models.model import load_model

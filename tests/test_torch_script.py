@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from trainplan.execution.exports.common import write_export
-from trainplan.execution.exports.torch_words import numbers
+from trainplan.execution.runtimes.export_common import write_export
+from trainplan.execution.runtimes.torch.source_text import numbers
 from trainplan.formulations.plan.plan import Plan, load_plan
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.models.model import model_from_config

@@ -121,7 +121,7 @@ def reference() -> Iterator[Text]:
 
 def exports() -> Iterator[Text]:
     """The comments and docstrings of the script of torch that exports write."""
-    path = ROOT / "execution/exports/torch_script.py.jinja"
+    path = ROOT / "execution/runtimes/torch/torch_script.py.jinja"
     for number, text in enumerate(path.read_text().splitlines(), 1):
         if "#" in text or '"""' in text:
             yield f"{path.relative_to(ROOT)}:{number}", text

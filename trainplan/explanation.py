@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
-from trainplan.configurations.judging import neighbour_runs
 from trainplan.formulations.joint.options import with_tables
 from trainplan.formulations.joint.runtime_capabilities import FOR
 from trainplan.formulations.plan.plan import Plan, PlanEvidence, load_plan
 from trainplan.formulations.plan.request import Request
 from trainplan.formulations.plan.run_length import runs
 from trainplan.formulations.problem import Problem, problem
+from trainplan.imported_runs.assess import neighbour_runs
 from trainplan.inputs import FilePath, profile_of
 from trainplan.plan_words import run_words
 from trainplan.prediction.metrics import stage_shares

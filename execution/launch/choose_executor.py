@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, NamedTuple, get_args
 
-from trainplan.execution.lowering.refusals import refusals
+from trainplan.execution.runtimes.torch.refusals import refusals
 from trainplan.formulations.plan.plan import Plan
 from trainplan.profiling.base.errors import InputError, one_of
 from trainplan.profiling.models.model import Model

@@ -15,7 +15,7 @@ from rich.console import Console
 import trainplan as tp
 from tests.command.calls import call
 from trainplan.command import printing, render
-from trainplan.configurations.judging import JudgedRun
+from trainplan.imported_runs.assess import JudgedRun
 from trainplan.screens.run import judged_screen
 
 SCREENS, WIDTHS = Path(__file__).parent / "screens", (80, 100, 160)

@@ -6,10 +6,10 @@ import re
 from pathlib import Path
 
 import pytest
+from trainplan.execution.launch_files.run_configuration import Configuration, Said
 from trainplan.profiling.base.errors import InputError
 
-from trainplan.configurations.configuration import Configuration, Said
-from trainplan.configurations.planned import read
+from trainplan.imported_runs.to_plan import read
 
 OVER = """model:
   tensor_model_parallel_size: 2

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from trainplan.execution.launch_files.run_configuration import Configuration, Said
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.models.precision import MASTERS
 
-from trainplan.configurations.configuration import Configuration, Said
-from trainplan.configurations.planned import read
+from trainplan.imported_runs.to_plan import read
 
 FILE: dict[str, Any] = {
     "train_micro_batch_size_per_gpu": 4,

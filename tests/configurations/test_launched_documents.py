@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from trainplan.execution.launch_files.run_configuration import Configuration, Said
 from trainplan.profiling.base.errors import InputError
 
 import trainplan as tp
 from tests.configurations.test_settings import LLAMA_FACTORY, folder
-from trainplan.configurations.configuration import Configuration, Said
-from trainplan.configurations.planned import read
+from trainplan.imported_runs.to_plan import read
 
 __all__ = ["folder"]
 ZERO3 = """compute_environment: LOCAL_MACHINE

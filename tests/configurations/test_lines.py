@@ -8,9 +8,8 @@ from typing import Any
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from trainplan.configurations.configuration import flattened
-from trainplan.configurations.lines import lines_of, text_lines
+from trainplan.execution.launch_files.lines import lines_of, text_lines
+from trainplan.execution.launch_files.run_configuration import flattened
 
 WORDS = st.text("abcdefgh_", min_size=1, max_size=6)
 PLAIN = st.integers() | st.booleans() | st.lists(st.integers(), max_size=3) | st.text("xyz =[]{}#:'\"", max_size=8)

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from trainplan.execution.launch_files.run_configuration import Configuration, Said
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.models.model import model_from_config
 
 import trainplan as tp
-from trainplan.configurations.configuration import Configuration, Said
-from trainplan.configurations.planned import read
+from trainplan.imported_runs.to_plan import read
 
 HERE = Path(__file__).parent / "logs"
 WORDS = """

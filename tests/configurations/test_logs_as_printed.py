@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 import yaml
+from trainplan.execution.launch_files.logs.lines import value_of
+from trainplan.execution.launch_files.logs.steps import log_of, ran_out, read_log
+from trainplan.execution.launch_files.run_configuration import Said
 from trainplan.profiling.base.errors import InputError
 
 import trainplan as tp
 from tests.command.calls import call
-from trainplan.configurations.configuration import Said
-from trainplan.configurations.logs import is_log
-from trainplan.configurations.logs.lines import value_of
-from trainplan.configurations.planned import read
-from trainplan.validation.logs import log_of, ran_out, read_log
+from trainplan.imported_runs.logs import is_log
+from trainplan.imported_runs.to_plan import read
 
 HERE = Path(__file__).parent / "logs"
 ARGUMENTS = (HERE / "megatron-2026-08.log").read_text()

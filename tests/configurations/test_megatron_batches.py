@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from trainplan.execution.launch_files.run_configuration import Configuration
 from trainplan.profiling.base.errors import InputError
 
 from tests.configurations.test_megatron_keys import BF16
-from trainplan.configurations.configuration import Configuration
-from trainplan.configurations.planned import read_text
+from trainplan.imported_runs.to_plan import read_text
 
 PLAIN = BF16.replace("--global-batch-size 64", "")
 

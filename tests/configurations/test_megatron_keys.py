@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from trainplan.execution.launch_files.run_configuration import Configuration, Said
+from trainplan.execution.runtimes.documented import MEGATRON
+from trainplan.execution.runtimes.megatron.refused import DEALT, NOTED, REFUSED, TENSOR_NOTED
 from trainplan.formulations.costs.overlapped.layout import Recompute
 from trainplan.profiling.base.errors import InputError
 
 import trainplan as tp
-from trainplan.configurations.configuration import Configuration, Said
-from trainplan.configurations.documented import MEGATRON
-from trainplan.configurations.megatron_refused import DEALT, NOTED, REFUSED, TENSOR_NOTED
-from trainplan.configurations.planned import read_text
+from trainplan.imported_runs.to_plan import read_text
 from trainplan.validation.recomputation import recompute_of_words
 from trainplan.validation.rows import Run
 

@@ -10,7 +10,7 @@ import pytest
 from trainplan.profiling.base.errors import InputError
 
 import trainplan as tp
-from trainplan.configurations.planned import read
+from trainplan.imported_runs.to_plan import read
 
 SIZES = """--num-layers 4 --hidden-size 1024 --ffn-hidden-size 4096 --num-attention-heads 16 --seq-length 1024
 --max-position-embeddings 1024 --position-embedding-type rope --swiglu --normalization RMSNorm --disable-bias-linear

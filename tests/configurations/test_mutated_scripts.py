@@ -9,13 +9,13 @@ import time
 from pathlib import Path
 
 import pytest
+from trainplan.execution.launch_files.run_configuration import Configuration, Said
+from trainplan.execution.launch_files.shell import Command, command_of, values_of
+from trainplan.execution.runtimes.documented import MEGATRON
+from trainplan.execution.runtimes.megatron.reader import of_command
 from trainplan.profiling.base.errors import InputError
 
 from tests.configurations import bash
-from trainplan.configurations.configuration import Configuration, Said
-from trainplan.configurations.documented import MEGATRON
-from trainplan.configurations.megatron import of_command
-from trainplan.configurations.shell import Command, command_of, values_of
 
 LAUNCH = Path(__file__).parent / "launch"
 NAMES = sorted(path.name for path in LAUNCH.glob("*.sh"))

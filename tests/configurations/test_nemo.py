@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import yaml
+from trainplan.execution.launch_files.run_configuration import Configuration, Said
 from trainplan.profiling.base.errors import InputError
 
 import trainplan as tp
-from trainplan.configurations.configuration import Configuration, Said
-from trainplan.configurations.planned import read
+from trainplan.imported_runs.to_plan import read
 
 MODEL = {
     "micro_batch_size": 1, "global_batch_size": 8, "num_layers": 40, "hidden_size": 2560, "ffn_hidden_size": 6912,

@@ -13,7 +13,7 @@ import pytest
 from trainplan.profiling.base.errors import InputError
 
 import trainplan as tp
-from trainplan.configurations.planned import read, read_text
+from trainplan.imported_runs.to_plan import read, read_text
 
 SIZES = (
     "--num-layers 24 --hidden-size 2048 --num-attention-heads 16 --seq-length 2048 --max-position-embeddings 2048 "

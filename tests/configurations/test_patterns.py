@@ -8,12 +8,12 @@ import subprocess
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from trainplan.execution.launch_files.shell.edits import edited
+from trainplan.execution.launch_files.shell.marks import TooMuch
+from trainplan.execution.launch_files.shell.patterns import Pattern, expression
 
 from tests.configurations import bash
 from tests.configurations.test_statuses import size, undecided
-from trainplan.configurations.shell.edits import edited
-from trainplan.configurations.shell.marks import TooMuch
-from trainplan.configurations.shell.patterns import Pattern, expression
 
 SIGNS = ("#", "##", "%", "%%", "/", "//", "/#", "/%")
 SETS = ("[ab]", "[!a]", "[^b]", "[a-b]", "[[:alpha:]]", "[]a]", "[a-]", "[[:digit:]a]")

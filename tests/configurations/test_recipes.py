@@ -17,14 +17,15 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from trainplan.execution.launch_files.python.objects import Made, Unread
+from trainplan.execution.launch_files.python.program import Program
+from trainplan.execution.launch_files.run_configuration import Configuration, Said
+from trainplan.execution.runtimes.megatron_bridge import reader as megatron_bridge_reader
+from trainplan.execution.runtimes.megatron_bridge import recipes as megatron_bridge_recipes
 from trainplan.profiling.base.errors import InputError
 
 import trainplan as tp
-from trainplan.configurations import bridge_recipes, megatron_bridge
-from trainplan.configurations.configuration import Configuration, Said
-from trainplan.configurations.planned import read
-from trainplan.configurations.python_objects import Made, Unread
-from trainplan.configurations.python_program import Program
+from trainplan.imported_runs.to_plan import read
 
 HERE = Path(__file__).parent / "torchtitan"
 OVERRIDE = """train:
@@ -131,7 +132,7 @@ def test_yaml_script_and_command_line_of_one_recipe_are_one_run(tmp_path: Path) 
     written = of(tmp_path, OVERRIDE, "override.yaml", recipe="llama32_1b")
     script = of(tmp_path, SCRIPT)
     words = ["--recipe", "llama32_1b_pretrain_config", "-tp", "2", "model.seq_length=4096", "++train.global_batch_size=16"]
-    overrides = megatron_bridge.of_overrides(words, "command", Said())
+    overrides = megatron_bridge_reader.of_overrides(words, "command", Said())
     assert fields(written) == fields(script) == fields(overrides)
     assert fields(script)["model"] == "llama3.2-1b"
     line = next(each.source for each in script.taken if each.key == "train.global_batch_size")
@@ -147,7 +148,7 @@ def test_a_recipe_is_what_its_source_sets(tmp_path: Path) -> None:
     assert "tp-comm-overlap" in made.flags and made.dtype == "bfloat16" and made.precision.gradients == "float32"
 
 
-@pytest.mark.parametrize("name", bridge_recipes.recipes())
+@pytest.mark.parametrize("name", megatron_bridge_recipes.recipes())
 def test_every_recipe_that_is_known_is_read(tmp_path: Path, name: str) -> None:
     made = of(tmp_path, f"from megatron.bridge.recipes.x import {name}\ncfg = {name}()\n")
     assert made.model is not None and made.dtype == "bfloat16" and made.samples and made.micro_samples
@@ -605,7 +606,10 @@ def test_fields_set_over_a_dictionary_are_set(tmp_path: Path) -> None:
 def test_what_a_recipe_sets_can_be_computed_with(tmp_path: Path) -> None:
     """But not where arguments may have changed it, nor where a section is another one."""
     twice = SCRIPT.replace("global_batch_size = 16", "global_batch_size *= 2")
-    assert of(tmp_path, twice).samples == 2 * bridge_recipes.usual("llama32_1b_pretrain_config")["train"]["global_batch_size"]
+    assert (
+        of(tmp_path, twice).samples
+        == 2 * megatron_bridge_recipes.usual("llama32_1b_pretrain_config")["train"]["global_batch_size"]
+    )
     argued = twice.replace("pretrain_config()\n    cfg.model", "pretrain_config(global_batch_size=8)\n    cfg.model")
     assert "train.global_batch_size" in refusal(tmp_path, argued)
     other = twice.replace("cfg.train.global", "cfg.train = TrainingConfig(micro_batch_size=1)\n    cfg.train.global")

@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
+from trainplan.execution.launch_files.run_configuration import Configuration, Said, Taken
 from trainplan.profiling.base.errors import InputError
 
-from trainplan.configurations.configuration import Configuration, Said, Taken
-from trainplan.configurations.planned import read
+from trainplan.imported_runs.to_plan import read
 
 LLAMA_FACTORY = """model_name_or_path: Qwen/Qwen2.5-7B-Instruct
 stage: sft

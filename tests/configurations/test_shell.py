@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from trainplan.execution.launch_files.run_configuration import Said
+from trainplan.execution.launch_files.shell import command_of_text, words_of_command
+from trainplan.execution.runtimes.megatron.reader import of_command, read
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.models.model import model_from_config
 
 import trainplan as tp
 from tests.configurations import bash
-from trainplan.configurations.configuration import Said
-from trainplan.configurations.megatron import of_command, read
-from trainplan.configurations.shell import command_of_text, words_of_command
 
 SIZES = (
     "--num-layers 24 --hidden-size 2048 --num-attention-heads 16 --seq-length 2048 --max-position-embeddings 2048 "

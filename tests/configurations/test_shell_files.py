@@ -6,12 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
+from trainplan.execution.launch_files.run_configuration import Said
+from trainplan.execution.launch_files.shell import command_of, values_of
 from trainplan.profiling.base.errors import InputError
 
 from tests.configurations import bash
-from trainplan.configurations.configuration import Said
-from trainplan.configurations.launched import read
-from trainplan.configurations.shell import command_of, values_of
+from trainplan.imported_runs.commands import read
 
 SIZES = "--num-layers 24 --hidden-size 2048 --num-attention-heads 16 --seq-length 2048 --max-position-embeddings 2048"
 BASE = 'TP=1\nPP=1\nLAYERS=24\nDROP="--bf16"\nSEQ=2048\n'

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from trainplan.execution.launch_files.run_configuration import Said
+from trainplan.execution.launch_files.shell import Command, command_of, command_of_text
+from trainplan.execution.runtimes.megatron.reader import of_command
 from trainplan.profiling.base.errors import InputError
 
 from tests.configurations import bash
-from trainplan.configurations.configuration import Said
-from trainplan.configurations.megatron import of_command
-from trainplan.configurations.shell import Command, command_of, command_of_text
 
 SIZES = "--num-layers 1 --hidden-size 8"
 TP = "--tensor-model-parallel-size"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from trainplan.execution.launch_files.shell import command_of_text, values_of
 
 from tests.configurations import bash
-from trainplan.configurations.shell import command_of_text, values_of
 
 
 def taken(text: str) -> dict[str, object]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
-from trainplan.configurations.shell import command_of, command_of_text
+from trainplan.execution.launch_files.shell import command_of, command_of_text
 
 SCRIPT = """#!/bin/bash
 TP=8

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from trainplan.execution.launch_files.shell import command_of_text
+from trainplan.execution.launch_files.shell.commands import Command
 
 from tests.configurations.test_shell import RUN
-from trainplan.configurations.shell import command_of_text
-from trainplan.configurations.shell.commands import Command
 
 TP = "--tensor-model-parallel-size"
 

@@ -14,16 +14,16 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from trainplan.execution.launch_files.run_configuration import Configuration, Said
+from trainplan.execution.runtimes.torchtitan.reader import of_tables
+from trainplan.execution.runtimes.torchtitan.versions import EARLIER, SIZES, model_of
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.models.model import load_model
 
 import trainplan as tp
 from benchmarks.torchtitan_history import ours
-from trainplan.configurations.configuration import Configuration, Said
-from trainplan.configurations.judging import JudgedRun
-from trainplan.configurations.planned import read
-from trainplan.configurations.torchtitan import of_tables
-from trainplan.configurations.torchtitan_versions import EARLIER, SIZES, model_of
+from trainplan.imported_runs.assess import JudgedRun
+from trainplan.imported_runs.to_plan import read
 
 HERE = Path(__file__).parent / "torchtitan"
 RESOLVED = json.loads((HERE / "resolved.json").read_text())
@@ -159,8 +159,8 @@ def plan_on(configuration: Configuration, cluster: str) -> Any:
     """The plan of a configuration on devices."""
     from trainplan.formulations.plan.request import Request
 
-    from trainplan.configurations.planned import model_of as model_that_runs
-    from trainplan.configurations.planned import plan_of
+    from trainplan.imported_runs.to_plan import model_of as model_that_runs
+    from trainplan.imported_runs.to_plan import plan_of
     from trainplan.inputs import cluster_of, memory_of
 
     model = model_that_runs(configuration, None, None, None)
@@ -227,7 +227,7 @@ def test_flavours_that_are_no_shipped_models_have_their_sizes(name: str) -> None
 
 
 def plan_model(configuration: Configuration) -> Any:
-    from trainplan.configurations.planned import model_of as model_that_runs
+    from trainplan.imported_runs.to_plan import model_of as model_that_runs
 
     return model_that_runs(configuration, None, None, None)
 

@@ -12,15 +12,18 @@ import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from trainplan.execution.launch_files.documents import read_document
+from trainplan.execution.launch_files.run_configuration import Configuration, Said
+from trainplan.execution.runtimes.accelerate import reader as accelerate_reader
+from trainplan.execution.runtimes.axolotl import reader as axolotl_reader
+from trainplan.execution.runtimes.llama_factory import reader as llama_factory_reader
+from trainplan.execution.runtimes.transformers import reader as transformers_reader
 from trainplan.profiling.base.errors import InputError
 
 import trainplan as tp
 from tests.command.calls import call
-from trainplan.configurations import accelerate, axolotl, llamafactory, transformers_arguments
-from trainplan.configurations.configuration import Configuration, Said
-from trainplan.configurations.detect import MARKS, tool_of
-from trainplan.configurations.documents import read_document
-from trainplan.configurations.planned import read
+from trainplan.imported_runs.detect import MARKS, tool_of
+from trainplan.imported_runs.to_plan import read
 
 HERE = Path(__file__).parent / "trainers"
 # Of each file: model, strategy of a layer, samples of a step on 16 devices, micro-batches, tokens, masters, host, loss.
@@ -432,10 +435,10 @@ def test_every_mark_tells_its_own_tool() -> None:
 
 
 READERS = {
-    "accelerate": accelerate.read,
-    "axolotl": axolotl.read,
-    "llama-factory": llamafactory.read,
-    "transformers": transformers_arguments.read,
+    "accelerate": accelerate_reader.read,
+    "axolotl": axolotl_reader.read,
+    "llama-factory": llama_factory_reader.read,
+    "transformers": transformers_reader.read,
 }
 BASES: dict[str, dict[str, Any]] = {
     "accelerate": {
@@ -455,17 +458,24 @@ BASES: dict[str, dict[str, Any]] = {
 }
 DEGREES = [f"parallelism_config.parallelism_config_{name}_size" for name in ("dp_shard", "dp_replicate", "tp", "cp", "sp")]
 OWN = {
-    "accelerate": [*accelerate.KINDS, "distributed_type", "num_processes", "deepspeed_config", "num_machines", *DEGREES],
+    "accelerate": [*accelerate_reader.KINDS, "distributed_type", "num_processes", "deepspeed_config", "num_machines", *DEGREES],
     "axolotl": [
-        *axolotl.REFUSED,
-        *axolotl.ATTENTION,
-        *axolotl.NAMES.values(),
+        *axolotl_reader.REFUSED,
+        *axolotl_reader.ATTENTION,
+        *axolotl_reader.NAMES.values(),
         "plugins",
         "chunked_cross_entropy",
         "batch_size",
     ],
-    "llama-factory": [*llamafactory.REFUSED, *llamafactory.NAMES.values(), "stage", "cutoff_len", "flash_attn", "pure_bf16"],
-    "transformers": [*transformers_arguments.REFUSED, *transformers_arguments.NAMES.values(), "max_length", "torch_dtype"],
+    "llama-factory": [
+        *llama_factory_reader.REFUSED,
+        *llama_factory_reader.NAMES.values(),
+        "stage",
+        "cutoff_len",
+        "flash_attn",
+        "pure_bf16",
+    ],
+    "transformers": [*transformers_reader.REFUSED, *transformers_reader.NAMES.values(), "max_length", "torch_dtype"],
 }
 SHARED = ["fsdp", "fsdp_config", "deepspeed", "fsdp_version", "gradient_checkpointing", "dp_shard_size", "attn_implementation"]
 FSDP = [
@@ -572,7 +582,7 @@ def test_commands_of_the_trainer_are_read_with_what_launches_them(tmp_path: Path
         == 2
     )
     shared = made(f"accelerate launch --config_file fsdp.yaml sft.py {COMMAND} {LENGTH}")
-    alone = accelerate.read(tmp_path / "fsdp.yaml", Said(dtype="bfloat16"))
+    alone = accelerate_reader.read(tmp_path / "fsdp.yaml", Said(dtype="bfloat16"))
     assert (shared.zero, shared.devices, shared.micro_samples) == (alone.zero, alone.devices, 2)
     assert made(f"torchrun --nproc_per_node 8 sft.py {COMMAND} {LENGTH}").zero == 0
     assert "zero" in made(f"accelerate launch sft.py {COMMAND} {LENGTH}").undecided

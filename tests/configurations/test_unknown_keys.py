@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from trainplan.execution.launch_files.run_configuration import OTHER_WORDS, WORDS, Said, bears
 from trainplan.profiling.base.errors import InputError
 
 from tests.configurations.test_megatron_keys import BF16
-from trainplan.configurations.configuration import OTHER_WORDS, WORDS, Said, bears
-from trainplan.configurations.planned import read, read_text
+from trainplan.imported_runs.to_plan import read, read_text
 
 TITAN = '[model]\nname = "llama3"\nflavor = "8B"\n[training]\nlocal_batch_size = 1\n'
 

@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from trainplan.execution.exports.common import write_export
+from trainplan.execution.launch_files.documents import read_document, uncommented
+from trainplan.execution.launch_files.lines import lines_of
+from trainplan.execution.launch_files.run_configuration import Said
+from trainplan.execution.runtimes.export_common import write_export
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.models.model import load_model
 
 import trainplan as tp
 from tests.execution.plans import plan_of
-from trainplan.configurations.configuration import Said
-from trainplan.configurations.documents import read_document, uncommented
-from trainplan.configurations.lines import lines_of
-from trainplan.configurations.planned import read
+from trainplan.imported_runs.to_plan import read
 
 COMMAND = "give the command that it runs by --command"
 

@@ -10,7 +10,7 @@ import pytest
 from trainplan.execution.launch import processes
 from trainplan.execution.launch.choose_executor import runtime_of
 from trainplan.execution.launch.processes import run_plans
-from trainplan.execution.lowering.refusals import refusals
+from trainplan.execution.runtimes.torch.refusals import refusals
 from trainplan.formulations.plan.plan import Plan, load_plan
 from trainplan.profiling.base.errors import InputError
 

@@ -15,9 +15,9 @@ from trainplan.execution.analysis.memory.peak import memory_walk
 from trainplan.execution.analysis.verify.checks import check
 from trainplan.execution.compile.compiler import compile_plan
 from trainplan.execution.launch.processes import run_plans
-from trainplan.execution.lowering.refusals import refusals
 from trainplan.execution.program import Op, Program
 from trainplan.execution.run.unit_state import make_unit
+from trainplan.execution.runtimes.torch.refusals import refusals
 from trainplan.execution.training.muon import MuonWithAdamW
 from trainplan.execution.training.single_process import Reference, batch_tokens
 from trainplan.formulations.costs.sequential.communication import table_once

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from trainplan.execution.exports.common import first_recomputed
+from trainplan.execution.runtimes.export_common import first_recomputed
 from trainplan.formulations.joint.evaluation import evaluate, violations
 from trainplan.formulations.joint.problem import Configuration, Instance, Solution
 from trainplan.formulations.plan.strategy import Strategy

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from trainplan.execution.exports.common import ENDS
 from trainplan.execution.prediction.evaluate_plan import judge_carried
 from trainplan.execution.prediction.overlap import judge_streams, layout_of
+from trainplan.execution.runtimes.export_common import ENDS
 from trainplan.formulations.joint.runtime_capabilities import with_gradients
 from trainplan.formulations.plan.plan import Plan, load_plan
 from trainplan.formulations.plan.request import Request

@@ -13,7 +13,7 @@ from trainplan.profiling.shipped import locate
 import trainplan as tp
 from tests.validation.test_trainers_memory import DENSE, ZERO_3
 from tests.validation.test_words import predicted
-from trainplan.configurations.judging import JudgedRun
+from trainplan.imported_runs.assess import JudgedRun
 from trainplan.validation.alongside import KERNELS
 from trainplan.validation.predict import Prediction
 

@@ -13,7 +13,7 @@ from trainplan.formulations.costs.overlapped.analytic_memory import RunMemory
 
 import trainplan as tp
 from tests.validation.test_words import predicted
-from trainplan.configurations.judging import JudgedRun
+from trainplan.imported_runs.assess import JudgedRun
 from trainplan.validation.alongside import LAST
 from trainplan.validation.predict import Prediction
 

@@ -9,10 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from trainplan.api.plan_verbs import plan
-from trainplan.configurations.configuration import Configuration, Said, with_given
-from trainplan.configurations.judging import JudgedRun, changes, losing, priced_as
-from trainplan.configurations.long_samples import with_positions
-from trainplan.configurations.planned import (
+from trainplan.execution.launch_files.logs.steps import LoggedRun, beside, read_log
+from trainplan.execution.launch_files.logs.text import text_of_bytes
+from trainplan.execution.launch_files.run_configuration import Configuration, Said, with_given
+from trainplan.formulations.joint.runtime_capabilities import RUNTIMES
+from trainplan.formulations.plan.plan import Plan, RunBy, load_plan
+from trainplan.formulations.plan.request import Request
+from trainplan.imported_runs.assess import JudgedRun, changes, losing, priced_as
+from trainplan.imported_runs.long_samples import with_positions
+from trainplan.imported_runs.to_plan import (
     model_of,
     plan_of,
     read,
@@ -22,9 +27,6 @@ from trainplan.configurations.planned import (
     with_options,
     with_recipe,
 )
-from trainplan.formulations.joint.runtime_capabilities import RUNTIMES
-from trainplan.formulations.plan.plan import Plan, RunBy, load_plan
-from trainplan.formulations.plan.request import Request
 from trainplan.inputs import FilePath, cluster_of, compiles, memory_of
 from trainplan.planning.certify import certify
 from trainplan.planning.presets import DEFAULT
@@ -36,8 +38,6 @@ from trainplan.profiling.base.errors import COMMAND_LINE, InputError
 from trainplan.profiling.base.files import Source
 from trainplan.profiling.clusters.cluster import Cluster
 from trainplan.solvers.core.limits import GAP, TIME_LIMIT_S
-from trainplan.validation.log_text import text_of_bytes
-from trainplan.validation.logs import LoggedRun, beside, read_log
 from trainplan.validation.plans import as_run
 
 __all__ = ["compare_log", "import_run"]

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from trainplan.api.plan_verbs import plan
-from trainplan.execution.exports.common import UNSAID, Export, Training
-from trainplan.execution.exports.registry import exporter
 from trainplan.execution.prediction.surrogate import recipe_of
+from trainplan.execution.runtimes.export_common import UNSAID, Export, Training
+from trainplan.execution.runtimes.registry import exporter
 from trainplan.formulations.joint.runtime_capabilities import RUNTIMES
 from trainplan.formulations.parameters import flag_of
 from trainplan.formulations.plan.plan import Plan, load_plan

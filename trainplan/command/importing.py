@@ -13,18 +13,18 @@ from trainplan.command import bars, options, render
 from trainplan.command.ending import tell
 from trainplan.command.options import Command, Outcome, flag, output, panel, takes, word
 from trainplan.command.printing import pairs, table
-from trainplan.configurations.configuration import Taken
-from trainplan.configurations.judging import Change, JudgedRun
-from trainplan.configurations.planned import RUNTIMES
+from trainplan.execution.launch_files.logs.steps import LoggedRun, RanOut
+from trainplan.execution.launch_files.run_configuration import Taken
 from trainplan.formulations.plan.plan import Plan
 from trainplan.formulations.plan.strategy_words import in_words
+from trainplan.imported_runs.assess import Change, JudgedRun
+from trainplan.imported_runs.to_plan import RUNTIMES
 from trainplan.planning.proof import proof, status_text
 from trainplan.planning.result import Planned
 from trainplan.profiling.base.errors import COMMAND_LINE, InputError
 from trainplan.profiling.base.quantities import format_bytes, format_time, parse_tokens, plural
 from trainplan.screens.run import judged_screen
 from trainplan.validation.alongside import HELD
-from trainplan.validation.logs import LoggedRun, RanOut
 from trainplan.validation.predict import Prediction
 
 SMALLER = 0.9  # of the memory of a device of the same kind, at least

@@ -9,6 +9,7 @@ from typing import Any
 
 from trainplan.command.printing import aligned, line, pairs, table, wrapped
 from trainplan.command.render_plans import side_by_side
+from trainplan.execution.launch_files.logs.steps import LoggedRun
 from trainplan.execution.prediction.surrogate import recipe_of
 from trainplan.formulations.plan.plan import Plan
 from trainplan.formulations.plan.request import Request
@@ -33,7 +34,6 @@ from trainplan.screens.plan import Row, runtime_cells, runtime_notes, screen
 from trainplan.solvers.core.entries import Entry
 from trainplan.solvers.core.result import Result, peak_text
 from trainplan.tabular import cell_text
-from trainplan.validation.logs import LoggedRun
 from trainplan.verification import Checked, CheckedClaim, CheckedPlan
 
 MOST_ROWS = 12  # of a table of alternatives

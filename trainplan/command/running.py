@@ -15,8 +15,8 @@ from trainplan import api
 from trainplan.command import bars, options, render, render_plans, render_runs
 from trainplan.command.ending import tell
 from trainplan.command.options import Command, Outcome, exit_code, flag, flags_of, output, takes, value_of, word
-from trainplan.execution.exports.common import write_export
-from trainplan.execution.exports.registry import export_names
+from trainplan.execution.runtimes.export_common import write_export
+from trainplan.execution.runtimes.registry import export_names
 from trainplan.formulations.pipeline.batches import LARGEST_BATCH, MOST_MICRO_BATCHES
 from trainplan.formulations.plan.plan import load_plan
 from trainplan.planning.presets import OPTIMUM, PLANNERS, preset

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from trainplan.execution.exports.registry import export_names
+from trainplan.execution.runtimes.registry import export_names
 from trainplan.formulations.joint.runtime_capabilities import RUNTIMES
 from trainplan.profiling.base.errors import InputError, shown
 

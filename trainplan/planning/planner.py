@@ -19,9 +19,9 @@ from math import inf
 from typing import Any
 
 from trainplan.execution.analysis.memory.peak import BACKENDS
-from trainplan.execution.exports.torch_script import held_alongside
 from trainplan.execution.prediction.evaluate_plan import Judged
 from trainplan.execution.prediction.overlap import judge_streams
+from trainplan.execution.runtimes.torch.export import held_alongside
 from trainplan.formulations.joint.options import MEMORY_TABLES, with_tables
 from trainplan.formulations.joint.runtime_capabilities import FOR
 from trainplan.formulations.plan.plan import Claim, Plan

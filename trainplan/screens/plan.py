@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainplan.configurations.judging import LEAST_GAIN, neighbour_runs
 from trainplan.execution.prediction.surrogate import recipe_of
 from trainplan.formulations.joint.runtime_capabilities import FOR
 from trainplan.formulations.plan.plan import Plan
 from trainplan.formulations.plan.request import Request
 from trainplan.formulations.problem import constraints_of
+from trainplan.imported_runs.assess import LEAST_GAIN, neighbour_runs
 from trainplan.plan_words import NOTHING_AGAIN, layouts, run_words
 from trainplan.planning.every_runtime import NAMES, OWN, RuntimePlan
 from trainplan.planning.presets import DEFAULT

@@ -3,7 +3,7 @@ best, what to change, what was assumed, and what to do next."""
 
 from __future__ import annotations
 
-from trainplan.configurations.judging import LEAST_GAIN, Change, JudgedRun
+from trainplan.imported_runs.assess import LEAST_GAIN, Change, JudgedRun
 from trainplan.plan_words import layouts, run_words
 from trainplan.planning.proof import proof
 from trainplan.profiling.base.quantities import format_share, format_time, plural

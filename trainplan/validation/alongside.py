@@ -27,11 +27,11 @@ import re
 from dataclasses import replace
 from typing import Literal
 
+from trainplan.execution.launch_files.trainer_buffers import Buffers
 from trainplan.formulations.costs.overlapped.layout import Framework, Held, RunLayout
 from trainplan.profiling.base.dtypes import DTYPE_BYTES
 from trainplan.profiling.clusters.sheets import DeviceSheet
 from trainplan.profiling.models.model import Model
-from trainplan.validation.buffers import Buffers
 from trainplan.validation.frameworks import KERNELS as KERNELS_OF_LIGER
 from trainplan.validation.frameworks import year_of
 from trainplan.validation.rows import Run

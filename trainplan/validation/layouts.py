@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from trainplan.execution.launch_files.trainer_buffers import Buffers
 from trainplan.formulations.costs.overlapped.layout import Framework, RunLayout
 from trainplan.formulations.costs.overlapped.links import Links
 from trainplan.formulations.costs.overlapped.sublayer_time import splittable
@@ -18,7 +19,6 @@ from trainplan.profiling.models.model import Model
 from trainplan.profiling.models.optimizers import MUON_ZERO
 from trainplan.profiling.models.sublayers import why_no_head_share
 from trainplan.validation.alongside import held_by, with_attention, words_of
-from trainplan.validation.buffers import Buffers
 from trainplan.validation.fitting import fitted, in_words
 from trainplan.validation.frameworks import attention_said, framework_of
 from trainplan.validation.offloading import hosted

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from trainplan.execution.launch_files.trainer_buffers import Buffers
 from trainplan.formulations.costs.overlapped.analytic_memory import COPY_BYTES, run_memory
 from trainplan.formulations.costs.overlapped.analytic_step import Chunk
 from trainplan.formulations.costs.overlapped.layout import Framework, Hosted, Recompute, recompute_of
@@ -24,7 +25,6 @@ from trainplan.profiling.clusters.recipes import RECIPES
 from trainplan.profiling.clusters.sheets import DeviceSheet, sheet, sheets
 from trainplan.profiling.models.model import Unit
 from trainplan.validation.alongside import BUCKET, HELD, with_attention
-from trainplan.validation.buffers import Buffers
 from trainplan.validation.frameworks import framework_of
 from trainplan.validation.layouts import laid_out
 from trainplan.validation.predict import Prediction, predict_laid

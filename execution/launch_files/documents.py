@@ -1,0 +1,137 @@
+"""YAML and JSON as the tools that train read them: PyYAML's YAML 1.1, in which `no` is false and `8_192` a number, with
+anchors; and JSON with comments and commas at ends, as DeepSpeed reads it (by hjson)."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.base.files import json_value, read_data, read_text
+
+MOST_VALUES, DEEPEST, MOST_BYTES = 100_000, 100, 4 * 2**20  # of one file
+
+
+_SAFE: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+class _Loader(_SAFE):
+    """PyYAML's, to which a tag of a tool's own, such as `!include`, leaves what it stands before."""
+
+
+def _tagged(loader: Any, _: str, node: yaml.Node) -> Any:
+    if isinstance(node, yaml.MappingNode):
+        return loader.construct_mapping(node)
+    return loader.construct_sequence(node) if isinstance(node, yaml.SequenceNode) else loader.construct_scalar(node)
+
+
+_Loader.add_multi_constructor("!", _tagged)
+# Strings, which stay as they are; comments; commas before the end of a table or a list.
+COMMENTED = re.compile(r'("(?:\\.|[^"\\])*")|//[^\n]*|#[^\n]*|/\*.*?\*/', re.DOTALL)
+# A name in the place of a value, which a script replaces.
+NAME = re.compile(r'"(?:\\.|[^"\\])*"|[:\[,]\s*(\$?\{*[A-Z][A-Z0-9_]+\}*)(?=\s*[,\]}])')
+LAST_COMMA = re.compile(r'("(?:\\.|[^"\\])*")|,(?=\s*[}\]])')
+
+
+def read_document(path: Path, text: str | None = None) -> Any:
+    """The value in a YAML or JSON file of another tool, with texts as keys. text: what it holds, where that is not to be read.
+    Raises InputError."""
+    where, in_yaml = str(path), path.suffix.lower() in (".yaml", ".yml")
+    if text is None and path.is_file() and (size := path.stat().st_size) > MOST_BYTES:
+        raise InputError(where, "", f"has {size:,} bytes", "give the configuration of a run, which is smaller")
+    try:
+        if text is None and not in_yaml:
+            return _plain(_json(path), 0, [0])
+        text = read_text(path) if text is None else text
+        return _plain(_yaml(text if in_yaml else uncommented(text), where), 0, [0])  # JSON is YAML
+    except InputError:
+        raise
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        place = f"line {mark.line + 1} column {mark.column + 1}" if mark else ""
+        reason = " ".join(str(error.problem or error.context).split())
+        raise InputError(where, place, f"is not YAML ({reason})", "mend the YAML there") from None
+    except yaml.YAMLError as error:
+        reason = str(error).splitlines()[0]
+        raise InputError(where, "", f"is not YAML ({reason})", "give one document, without control characters") from None
+    except RecursionError:
+        problem = f"is nested more than {DEEPEST} deep, or has more than {MOST_VALUES:,} values"
+        raise InputError(where, "", problem, "give the configuration of a run") from None
+    except (ValueError, OverflowError) as error:
+        raise InputError(where, "", f"holds a value that is none ({error})", "quote dates and long numbers") from None
+
+
+def _json(path: Path) -> Any:
+    """The value in a file of JSON, which may have comments. Raises InputError."""
+    try:
+        return read_data(path)
+    except InputError:
+        text = read_text(path)
+        plain = uncommented(text)
+        if name := next(filter(None, (found[1] for found in NAME.finditer(plain))), None):
+            problem = f"has {name} in the place of a value: a template, which a script fills in"
+            raise InputError(str(path), "", problem, "give the file that the script writes of it") from None
+        if plain == text:
+            raise
+        return json_value(plain, str(path))
+
+
+def uncommented(text: str) -> str:
+    """A text of JSON without comments and commas at ends, as many lines and with as many letters in each."""
+    for pattern in (COMMENTED, LAST_COMMA):
+        text = pattern.sub(lambda found: found[1] or re.sub(r"[^\n]", " ", found[0]), text)
+    return text
+
+
+def _yaml(text: str, where: str) -> Any:
+    """The value of a text of YAML. Raises InputError where a key is given twice, unlike: PyYAML takes the last."""
+    loader = _Loader(text)
+    try:
+        node = loader.get_single_node()
+        rest, seen = [node], set[int]()
+        while rest:
+            each = rest.pop()
+            if id(each) in seen:
+                continue
+            seen.add(id(each))
+            if isinstance(each, yaml.SequenceNode):
+                rest += each.value
+            elif isinstance(each, yaml.MappingNode):
+                _refuse_twice(each, where)
+                rest += [value for _, value in each.value]
+        return None if node is None else loader.construct_document(node)
+    finally:
+        loader.dispose()
+
+
+def _refuse_twice(node: yaml.MappingNode, where: str) -> None:
+    first: dict[str, yaml.Node] = {}
+    for key, value in node.value:
+        if not isinstance(key, yaml.ScalarNode) or key.tag.endswith(":merge"):
+            continue
+        other = first.setdefault(key.value, value)
+        if other is not value and not (isinstance(value, yaml.ScalarNode) and value.value == other.value):
+            lines = f"in lines {other.start_mark.line + 1} and {value.start_mark.line + 1}"
+            raise InputError(where, key.value, f"is given twice, unlike, {lines}", "give it once: tools take the last")
+
+
+def _plain(value: Any, depth: int, seen: list[int]) -> Any:
+    """The value with texts as keys. seen: how many values there were. Raises RecursionError where there are too many."""
+    seen[0] += 1
+    if depth > DEEPEST or seen[0] > MOST_VALUES:
+        raise RecursionError
+    if isinstance(value, dict):
+        return {str(key): _plain(each, depth + 1, seen) for key, each in value.items()}
+    if isinstance(value, list | tuple | set):
+        return [_plain(each, depth + 1, seen) for each in value]
+    return value
+
+
+def written(text: Any) -> Any:
+    """A value as YAML spells it, of a text from a command line; anything else as it is."""
+    try:
+        return yaml.safe_load(text) if isinstance(text, str) else text
+    except (yaml.YAMLError, ValueError, RecursionError):
+        return text

@@ -1,0 +1,101 @@
+"""Lines of keys in YAML, JSON and TOML files, so that values that are taken can be traced to where they stand."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from trainplan.execution.launch_files.documents import uncommented
+
+MOST_KEYS, DEEPEST = 100_000, 100  # of a file whose keys are looked for
+
+
+def lines_of(path: Path) -> dict[str, int]:
+    """The line of every key, from 1 on, by the key's name with those around it, joined by dots; items of lists are numbered,
+    as in ``layers[0].name``. Of keys that are given twice, the last. Empty where the file cannot be read or parsed."""
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return {}
+    suffix = path.suffix.lower()
+    return text_lines(uncommented(text) if suffix == ".json" else text, toml=suffix == ".toml")
+
+
+def sources_of(path: Path) -> dict[str, str]:
+    """The same as ``file:line``, as sources of values are written."""
+    return {key: f"{path}:{line}" for key, line in lines_of(path).items()}
+
+
+def text_sources(text: str, where: str) -> dict[str, str]:
+    """The same of a text of YAML or JSON. where: the name of its file."""
+    return {key: f"{where}:{line}" for key, line in text_lines(text).items()}
+
+
+def text_lines(text: str, *, toml: bool = False) -> dict[str, int]:
+    """The lines of the keys of a text of YAML or JSON, or of TOML."""
+    if toml:
+        return dict(_toml(text))
+    try:
+        node = yaml.compose(text.replace("\t", " "), yaml.SafeLoader)  # JSON is YAML, but for tabs
+    except (yaml.YAMLError, ValueError, RecursionError):
+        return {}
+    made: dict[str, int] = {}
+    for name, line in _nodes(node, "", ()):
+        made[name] = line
+        if len(made) > MOST_KEYS:
+            return {}
+    return made
+
+
+def _nodes(node: yaml.Node | None, name: str, above: tuple[int, ...]) -> Iterator[tuple[str, int]]:
+    """Keys below a node, and their lines. above: the nodes around it, which an alias may name again."""
+    if id(node) in above or len(above) > DEEPEST:
+        return
+    inner = (*above, id(node))
+    if isinstance(node, yaml.SequenceNode):
+        for place, item in enumerate(node.value):
+            yield f"{name}[{place}]", item.start_mark.line + 1
+            yield from _nodes(item, f"{name}[{place}]", inner)
+    elif isinstance(node, yaml.MappingNode):
+        merged = [value for key, value in node.value if key.tag == "tag:yaml.org,2002:merge"]
+        for value in merged:  # keys of their own come after, since they win
+            for each in value.value if isinstance(value, yaml.SequenceNode) else [value]:
+                yield from _nodes(each, name, inner)
+        for key, value in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
+                dotted = f"{name}.{key.value}" if name else key.value
+                yield dotted, key.start_mark.line + 1
+                yield from _nodes(value, dotted, inner)
+
+
+def _toml(text: str) -> Iterator[tuple[str, int]]:
+    """Keys of a text of TOML, and their lines: statement by statement, each as long as it takes until it can be parsed."""
+    table, statement, begin = "", "", 1
+    counts: dict[str, int] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        begin = begin if statement else number
+        statement += line + "\n"
+        try:
+            value = tomllib.loads(statement)
+        except (tomllib.TOMLDecodeError, RecursionError):
+            continue
+        header, statement = statement.lstrip().startswith("["), ""
+        if header:
+            table, last = list(_named(value, ""))[-1]
+            if isinstance(last, list):
+                counts[table] = counts.get(table, -1) + 1
+                table += f"[{counts[table]}]"
+            yield table, begin
+        else:
+            yield from ((name, begin) for name, _ in _named(value, f"{table}." if table else ""))
+
+
+def _named(value: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    """Keys of nested tables, joined by dots, with their values."""
+    for key, each in value.items():
+        yield f"{prefix}{key}", each
+        if isinstance(each, Mapping):
+            yield from _named(each, f"{prefix}{key}.")

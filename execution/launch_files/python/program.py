@@ -1,0 +1,223 @@
+"""A Python file, followed from its first statement to the last without running it: what its objects are at the end."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from trainplan.execution.launch_files.python.objects import Made, Symbol
+from trainplan.execution.launch_files.python.values import OUTER, Expressions, Scope, loaded, unread
+from trainplan.profiling.base.errors import InputError
+
+# Decorators that leave what a function gives back as it is.
+DECORATORS = ("cache", "lru_cache", "staticmethod", "factory", "record", "main", "no_grad", "inference_mode", "override")
+MOST_BYTES, MOST_STEPS, DEEPEST, MOST_ITEMS = 2**20, 20_000, 20, 100
+
+
+class _Returned(Exception):
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+class Program(Expressions):
+    """A file, followed from its first statement to the last. variables: values by name, in place of the file's own."""
+
+    def __init__(self, path: Path, variables: Mapping[str, str]) -> None:
+        """Raises InputError where the file is none of Python."""
+        super().__init__(str(path), variables)
+        self._steps = self._depth = 0
+        self._outer: dict[str, Scope | None] = {}
+        try:
+            if path.stat().st_size > MOST_BYTES:
+                raise InputError(self.where, "", "is larger than 1 MiB", "give the file that configures the run")
+            self.tree = ast.parse(path.read_text())
+        except (OSError, UnicodeDecodeError, SyntaxError, ValueError, RecursionError, MemoryError) as error:
+            raise InputError(self.where, "", f"is no Python that can be read ({error})", "give a Python file") from None
+        self.functions |= {node.name: node for node in self.tree.body if isinstance(node, ast.FunctionDef)}
+        self._guarded(lambda: self._block(self.tree.body, self.values))
+
+    def call(self, name: str) -> Any:
+        """What a function of the file gives back, called without arguments."""
+        return self._guarded(lambda: self.enter(self.functions[name], Made(name, 0), self.functions[name]))
+
+    def _guarded(self, what: Any) -> Any:
+        try:
+            return what()
+        except _Returned as returned:
+            return returned.value
+        except RecursionError:
+            raise InputError(self.where, "", "is nested too deeply", "give a plainer file") from None
+
+    def _block(self, body: Sequence[ast.stmt], scope: Scope) -> None:
+        for statement in body:
+            self._statement(statement, scope)
+
+    def _statement(self, node: ast.stmt, scope: Scope) -> None:
+        self._steps += 1
+        if self._steps > MOST_STEPS:
+            raise InputError(self.where, "", f"takes more than {MOST_STEPS} steps", "give a plainer file")
+        match node:
+            case ast.Assign():
+                value = self.value(node.value, scope)
+                for target in node.targets:
+                    self.assign(target, value, scope)
+            case ast.AnnAssign(value=given) if given is not None:
+                self.assign(node.target, self.value(given, scope), scope)
+            case ast.AugAssign():
+                read = ast.copy_location(ast.BinOp(loaded(node.target), node.op, node.value), node)
+                self.assign(node.target, self.value(read, scope), scope)
+            case ast.Expr():
+                self.value(node.value, scope)
+            case ast.Return():
+                raise _Returned(None if node.value is None else self.value(node.value, scope))
+            case ast.If():
+                truth = self.truth(self.value(node.test, scope))
+                if truth is None:
+                    self._blur([*node.body, *node.orelse], scope, node.test)
+                else:
+                    self._block(node.body if truth else node.orelse, scope)
+            case ast.For():
+                items = self.value(node.iter, scope)
+                items = list(items) if isinstance(items, dict) else items
+                breaks = any(isinstance(each, ast.Break | ast.Continue) for each in ast.walk(node))
+                if isinstance(items, list | tuple | range) and len(items) <= MOST_ITEMS and not breaks and not node.orelse:
+                    for item in items:
+                        self.assign(node.target, item, scope)
+                        self._block(node.body, scope)
+                else:
+                    self._blur([node], scope, node.iter)
+            case ast.With():
+                for each in node.items:
+                    made = self.value(each.context_expr, scope)
+                    if each.optional_vars is not None:
+                        self.assign(each.optional_vars, made, scope)
+                self._block(node.body, scope)
+            case ast.Try():
+                plain = all(isinstance(each, ast.Import | ast.ImportFrom | ast.Pass) for each in node.body)
+                if plain or not node.handlers:
+                    self._block([*node.body, *node.orelse], scope)
+                else:
+                    self._blur([*node.body, *node.orelse], scope, node)
+                for handler in node.handlers:
+                    self._blur(handler.body, scope, node)
+                self._block(node.finalbody, scope)
+            case ast.FunctionDef():
+                self.functions[node.name] = node
+                scope.pop(node.name, None)
+                self._outer[node.name] = None if scope is self.values else scope
+            case ast.ClassDef():
+                self.classes.add(node.name)
+                scope.pop(node.name, None)
+            case ast.Import():
+                for alias in node.names:
+                    first = alias.name.split(".")[0]
+                    scope[alias.asname or first] = Symbol(alias.name if alias.asname else first)
+            case ast.ImportFrom():
+                for alias in node.names:
+                    scope[alias.asname or alias.name] = Symbol(f"{'.' * node.level}{node.module or ''}.{alias.name}")
+            case ast.Global() | ast.Nonlocal():
+                place: Scope | None = scope
+                for name in node.names:
+                    self.values[name] = unread(node)
+                while place is not None:
+                    place |= {name: unread(node) for name in node.names if name in place or place is scope}
+                    place = place.get(OUTER)
+            case ast.Delete():
+                for target in node.targets:
+                    self.assign(target, unread(node), scope)
+            case ast.Pass() | ast.Assert() | ast.Raise() | ast.AnnAssign():
+                pass
+            case _:
+                self._blur([node], scope, node)
+
+    def _blur(self, body: Sequence[ast.stmt], scope: Scope, why: ast.AST) -> None:
+        """Statements that may or may not be run, or several times: all that they assign is unread, all that they call may have
+        been called."""
+        held = {id(each): each for statement in body for each in self.held(statement, scope)}
+        open_, returns = replace(unread(why), held=tuple(held.values())), False
+        for statement in body:
+            for node in ast.walk(statement):
+                match node:
+                    case ast.Assign():
+                        for target in node.targets:
+                            self.assign(target, open_, scope)
+                    case ast.AnnAssign() | ast.AugAssign() | ast.NamedExpr() | ast.For():
+                        self.assign(node.target, open_, scope)
+                    case ast.Call():
+                        self.change(list(self.held(node, scope)), node)
+                    case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                        scope[node.name] = open_
+                    case ast.Return() | ast.Global() | ast.Nonlocal():
+                        returns = returns or isinstance(node, ast.Return)
+                        for name in () if isinstance(node, ast.Return) else node.names:
+                            scope[name] = self.values[name] = open_
+        if returns:
+            raise _Returned(open_)
+
+    def assign(self, target: ast.AST, value: Any, scope: Scope) -> None:
+        """Makes a target of an assignment stand for a value."""
+        match target:
+            case ast.Name():
+                scope[target.id] = self.variables.get(target.id, value)
+            case ast.Attribute():
+                base = self.value(target.value, scope)
+                if isinstance(base, Made):
+                    base.fields[target.attr], base.lines[target.attr] = value, target.lineno
+                else:
+                    self.change([base], target)
+            case ast.Subscript():
+                base, key = self.value(target.value, scope), self.value(target.slice, scope)
+                if isinstance(base, dict) and isinstance(key, str | int):
+                    base[key] = value
+                elif isinstance(base, Made) and isinstance(key, str):
+                    base.fields[key], base.lines[key] = value, target.lineno
+                else:
+                    self.change([base], target)
+            case ast.Starred():
+                self.assign(target.value, unread(target), scope)
+            case ast.Tuple() | ast.List():
+                stars = any(isinstance(each, ast.Starred) for each in target.elts)
+                several = isinstance(value, list | tuple) and len(value) == len(target.elts) and not stars
+                for place, each in enumerate(target.elts):
+                    part: Any = value[place] if several else replace(unread(target), held=self.held_in(value))
+                    if isinstance(value, Made):
+                        part = Made(f"{value.name}[{place}]", target.lineno)
+                    self.assign(each, part, scope)
+
+    def enter(self, function: ast.FunctionDef, given: Made, node: ast.AST) -> Any:
+        """What a function of the file gives back for arguments."""
+        spec, scope = function.args, Scope({OUTER: self._outer.get(function.name)})
+        names = [each.arg for each in (*spec.posonlyargs, *spec.args)]
+        defaults = dict(zip(reversed(names), reversed(spec.defaults), strict=False))
+        defaults |= {
+            each.arg: value for each, value in zip(spec.kwonlyargs, spec.kw_defaults, strict=True) if value is not None
+        }
+        for place, name in enumerate([*names, *(each.arg for each in spec.kwonlyargs)]):
+            if name in given.fields or str(place) in given.fields:
+                scope[name] = given.fields.get(name, given.fields.get(str(place)))
+            elif "**" in given.fields:
+                scope[name] = given.fields["**"]
+            else:
+                scope[name] = self.value(defaults[name], self.values) if name in defaults else unread(node)
+            scope[name] = self.variables.get(name, scope[name])
+        if spec.kwarg is not None:
+            rest = {key: value for key, value in given.fields.items() if key not in names and not key.isdecimal()}
+            scope[spec.kwarg.arg] = unread(node) if "**" in rest else rest
+        odd = [
+            each for each in function.decorator_list if ast.unparse(each).partition("(")[0].rpartition(".")[2] not in DECORATORS
+        ]
+        inner = (each for each in ast.walk(function) if isinstance(each, ast.Yield | ast.YieldFrom))
+        if self._depth >= DEEPEST or odd or any(inner):
+            self.change(given.passed, node, "a function")
+            return replace(unread(node), held=self.held(function, scope))
+        self._depth += 1
+        try:
+            self._block(function.body, scope)
+            return None
+        except _Returned as returned:
+            return returned.value
+        finally:
+            self._depth -= 1

@@ -1,0 +1,389 @@
+"""Values that a Python file writes out, found in its syntax tree; nothing of the file is ever run or imported.
+
+    cfg = llama3_8b_pretrain_config()            Made("..llama3_8b_pretrain_config")
+    cfg.model.tensor_model_parallel_size = 2     its field model, of which tensor_model_parallel_size is 2, at line 2
+    cfg.train.global_batch_size = 8 * nodes      Unread("8 * nodes"), where `nodes` has no value
+
+Literals, names, arithmetic, comparisons, `if` with a known condition, loops over known values, functions of the file itself,
+the defaults of argparse and of `os.environ.get` are followed. A call of anything else is an object of the call's name with the
+arguments as fields. All else is Unread, and so is all that an undecided condition or loop would assign.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+from collections.abc import Mapping, Sequence
+from copy import copy, deepcopy
+from dataclasses import replace
+from typing import Any
+
+from trainplan.execution.launch_files.python.objects import Made, Symbol, Unread
+from trainplan.profiling.base.errors import InputError, shown
+from trainplan.profiling.models.families.fields import names
+
+LONGEST = 10_000
+BINARY: dict[type, Any] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv,
+    ast.Div: operator.truediv, ast.Mod: operator.mod,
+}  # fmt: skip
+COMPARED: dict[type, Any] = {
+    ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt,
+    ast.GtE: operator.ge, ast.Is: operator.is_, ast.IsNot: operator.is_not,
+}  # fmt: skip
+PLAIN = (int, float, str, bool, type(None), list, tuple, dict)
+BUILTINS = {each.__name__: each for each in (int, float, str, bool, len, max, min, list, tuple)}
+# What may be called with an object and leaves it as it is, by the last part of its name.
+HARMLESS = names(
+    """
+    print pprint len isinstance hasattr repr str type dir id deepcopy asdict validate print_yaml to_yaml to_dict info debug
+    warning pretrain finetune train run main launch exit decoder_vocab_size to_megatron_provider finalize
+    """
+)
+UNCHANGING = ("keys", "values", "items", "copy", "index", "count", "format", "join")  # of plain values
+VIEWS: dict[str, Any] = {"keys": dict.keys, "values": dict.values, "items": dict.items}
+COPIES = ("copy.deepcopy", "deepcopy")
+
+
+HIDING = ("exec", "eval", "globals", "locals")
+OUTER = "<outer>"  # of a scope: that of the function around
+# Expressions all of whose parts are followed.
+FOLLOWED = (
+    ast.Constant, ast.Name, ast.Attribute, ast.Call, ast.BinOp, ast.UnaryOp, ast.Subscript, ast.JoinedStr, ast.List, ast.Tuple,
+    ast.Set, ast.NamedExpr,
+)  # fmt: skip
+Scope = dict[str, Any]
+
+
+class Expressions:
+    """What expressions of a file stand for. where: the file; variables: values by name, in place of the file's own; functions:
+    those that it defines; classes: names of those; values: of names at its end; made: all objects, in the order of their
+    calls."""
+
+    def __init__(self, where: str, variables: Mapping[str, str]) -> None:
+        self.where, self.variables = where, {name: literal(text) for name, text in variables.items()}
+        self.functions: dict[str, ast.FunctionDef] = {}
+        self.classes: set[str] = set()
+        self.values: Scope = {"__name__": "__main__"}
+        self.made: list[Made] = []
+
+    def usual(self, name: str) -> Mapping[str, Any]:
+        """Values that an object of a call without arguments has where nothing sets them, by section and field. name: of what is
+        called."""
+        return {}
+
+    def assign(self, target: ast.AST, value: Any, scope: Scope) -> None:
+        """Makes a target of an assignment stand for a value."""
+        raise NotImplementedError
+
+    def enter(self, function: ast.FunctionDef, given: Made, node: ast.AST) -> Any:
+        """What a function of the file gives back for arguments."""
+        raise NotImplementedError
+
+    def value(self, node: ast.AST, scope: Scope) -> Any:
+        """What an expression stands for: a literal, a Symbol, an object, or Unread."""
+        value = self._value(node, scope)
+        if isinstance(value, Unread) and not isinstance(node, FOLLOWED):
+            self.maybe_called(node, scope)
+        if not isinstance(value, Unread) or value.held or value.plain:
+            return value
+        return replace(value, held=self.held(node, scope))
+
+    def held(self, node: ast.AST, scope: Scope) -> tuple[Made, ...]:
+        """The objects that names of an expression or a statement stand for, or may stand for."""
+        names = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+        return self.held_in([self.look(name, scope) for name in names])
+
+    def held_in(self, value: Any) -> tuple[Made, ...]:
+        """The objects that a value is, or may be, or has in it."""
+        values = [value]
+        for value in values:
+            if isinstance(value, list | tuple | dict) and len(values) < LONGEST:
+                values += value.values() if isinstance(value, dict) else value
+        held = [each for value in values for each in (value.held if isinstance(value, Unread) else (value,))]
+        return tuple({id(each): each for each in held if isinstance(each, Made)}.values())
+
+    def look(self, name: str, scope: Scope, otherwise: Any = None) -> Any:
+        """What a name stands for: in a function, in those around it, or in the file."""
+        place: Scope | None = scope
+        while place is not None:
+            if name in place:
+                return place[name]
+            place = place.get(OUTER)
+        return self.values.get(name, otherwise)
+
+    def maybe_called(self, node: ast.AST, scope: Scope) -> None:
+        """Notes the calls of a part of a file that may or may not be run."""
+        for each in ast.walk(node):
+            if isinstance(each, ast.Call):
+                self.change(list(self.held(each, scope)), each)
+
+    def _value(self, node: ast.AST, scope: Scope) -> Any:
+        match node:
+            case ast.Constant():
+                return node.value if isinstance(node.value, PLAIN) else unread(node)
+            case ast.Name():
+                return self._name(node, scope)
+            case ast.Attribute():
+                return self._attribute(node, scope)
+            case ast.List() | ast.Tuple() | ast.Set():
+                items = [self.value(each, scope) for each in node.elts]
+                return tuple(items) if isinstance(node, ast.Tuple) else items
+            case ast.Dict():
+                if all(isinstance(key, ast.Constant) for key in node.keys):
+                    return {key.value: self.value(value, scope) for key, value in zip(node.keys, node.values, strict=True)}  # type: ignore[union-attr]
+                return unread(node)
+            case ast.UnaryOp(op=ast.USub()):
+                value = self.value(node.operand, scope)
+                return -value if isinstance(value, int | float) else unread(node)
+            case ast.UnaryOp(op=ast.Not()):
+                truth = self.truth(self.value(node.operand, scope))
+                return unread(node) if truth is None else not truth
+            case ast.BinOp():
+                return self._computed(node, scope)
+            case ast.BoolOp():
+                return self._either(node, scope)
+            case ast.Compare() if len(node.ops) == 1:
+                return self._compared(node, scope)
+            case ast.IfExp():
+                truth = self.truth(self.value(node.test, scope))
+                return unread(node) if truth is None else self.value(node.body if truth else node.orelse, scope)
+            case ast.JoinedStr():
+                parts = [
+                    self.value(each.value if isinstance(each, ast.FormattedValue) else each, scope) for each in node.values
+                ]
+                known = all(isinstance(part, str | int | float) for part in parts)
+                return "".join(map(str, parts)) if known else unread(node)
+            case ast.Subscript():
+                base, key = self.value(node.value, scope), self.value(node.slice, scope)
+                if isinstance(base, Symbol) and base == "os.environ" and isinstance(key, str):
+                    return self.variables.get(key, unread(node))
+                try:
+                    return base[key] if isinstance(base, dict | list | tuple) else unread(node)
+                except (LookupError, TypeError):
+                    return unread(node)
+            case ast.NamedExpr():
+                value = self.value(node.value, scope)
+                self.assign(node.target, value, scope)
+                return value
+            case ast.Call():
+                return self._called(node, scope)
+            case _:
+                return unread(node)
+
+    def _name(self, node: ast.Name, scope: Scope) -> Any:
+        found = self.look(node.id, scope, self)
+        if found is not self:
+            return found
+        if node.id in self.functions or node.id in BUILTINS or node.id in self.classes:
+            return Symbol(node.id)
+        return self.variables.get(node.id, unread(node))
+
+    def _attribute(self, node: ast.Attribute, scope: Scope) -> Any:
+        base = self.value(node.value, scope)
+        if isinstance(base, Symbol):
+            return Symbol(f"{base}.{node.attr}")
+        if not isinstance(base, Made):
+            return unread(node)
+        return self.part(base, node.attr, node.lineno)
+
+    def part(self, of: Made, name: str, line: int) -> Any:
+        """A field of an object; one that nothing set is an object of its own."""
+        if name.startswith("__"):
+            of.changed.append(Unread(name, line))
+        if name not in of.fields:
+            usual = of.usual.get(name, {})
+            if not isinstance(usual, Mapping):
+                return usual
+            of.fields[name], of.lines[name] = Made("", line, implied=True, usual=usual), line
+        return of.fields[name]
+
+    def _computed(self, node: ast.BinOp, scope: Scope) -> Any:
+        left, right = self.value(node.left, scope), self.value(node.right, scope)
+        numbers = all(isinstance(each, int | float) and abs(each) < 2**63 for each in (left, right))
+        lists = all(isinstance(each, list) for each in (left, right)) or all(type(each) is str for each in (left, right))
+        if type(node.op) not in BINARY or not (numbers or (lists and isinstance(node.op, ast.Add))):
+            power = isinstance(node.op, ast.Pow) and numbers and abs(right) <= 64 and abs(left) <= 1024
+            return left**right if power and left else unread(node)
+        try:
+            made = BINARY[type(node.op)](left, right)
+        except (ArithmeticError, ValueError):
+            return unread(node)
+        return made if numbers or len(made) <= LONGEST else unread(node)
+
+    def _either(self, node: ast.BoolOp, scope: Scope) -> Any:
+        for each in node.values:
+            value = self.value(each, scope)
+            truth = self.truth(value)
+            if truth is None or truth is isinstance(node.op, ast.Or):
+                return unread(node) if truth is None else value
+        return value
+
+    def _compared(self, node: ast.Compare, scope: Scope) -> Any:
+        left, right, kind = self.value(node.left, scope), self.value(node.comparators[0], scope), type(node.ops[0])
+        if not all(isinstance(each, PLAIN) for each in (left, right)):
+            made = [isinstance(each, Made) and not each.implied for each in (left, right)]
+            if any(made) and None in (left, right) and kind in (ast.Is, ast.IsNot):
+                return kind is ast.IsNot
+            return unread(node)
+        try:
+            if kind in COMPARED:
+                return bool(COMPARED[kind](left, right))
+            return (left in right) is (kind is ast.In)
+        except TypeError:
+            return unread(node)
+
+    def truth(self, value: Any) -> bool | None:
+        """Whether a value counts as true; None where it is not known."""
+        if isinstance(value, Symbol) or not isinstance(value, PLAIN):
+            return True if isinstance(value, Made) and not value.implied and not value.fields else None
+        return bool(value)
+
+    def _called(self, node: ast.Call, scope: Scope) -> Any:
+        function = self._method(node, scope) if isinstance(node.func, ast.Attribute) else self.value(node.func, scope)
+        if isinstance(node.func, ast.Name) and isinstance(function, Unread) and node.func.id not in scope:
+            function = Symbol(node.func.id)  # of an import of everything
+        if not isinstance(function, Symbol) and isinstance(node.func, ast.Attribute):
+            return function
+        given = self._arguments(node, scope)
+        if not isinstance(function, Symbol):  # which may be a lambda, with objects of its own
+            self.change([function, *given.passed], node, "a function")
+            return unread(node)
+        if function in HIDING:
+            raise InputError(f"{self.where}:{node.lineno}", "", f"calls {function}", "give a file that writes its values out")
+        plain: list[Any] = [
+            value for value in given.fields.values() if isinstance(value, PLAIN) and not isinstance(value, Symbol)
+        ]
+        name, known = function.rpartition(".")[2], len(plain) == len(given.fields)
+        if function in ("os.environ.get", "os.getenv") and isinstance(key := given.fields.get("0"), str):
+            return self.variables.get(key, given.fields.get("1", given.fields.get("default", unread(node))))
+        if function == "range" and known and all(isinstance(each, int) for each in plain) and 1 <= len(plain) <= 3:
+            return range(*plain) if 0 not in plain[2:] else unread(node)
+        if function == "dict" and "**" not in given.fields and "0" not in given.fields:
+            return dict(given.fields)
+        if function in BUILTINS and function not in self.functions:
+            number = function in ("int", "float", "str", "bool", "len")
+            try:
+                return BUILTINS[function](*plain) if known else replace(unread(node), plain=number)
+            except (TypeError, ValueError, OverflowError):
+                return replace(unread(node), plain=number)
+        if name == "cast" and len(given.fields) == 2:
+            return given.fields.get("1", unread(node))
+        if function in COPIES and isinstance(first := given.fields.get("0"), Made):
+            self.made.append(deepcopy(first))
+            return self.made[-1]
+        of, part = given.fields.get("0"), given.fields.get("1")
+        if function in ("getattr", "setattr") and isinstance(of, Made) and type(part) is str:
+            if function == "getattr":
+                return self.part(of, part, node.lineno)
+            of.fields[part], of.lines[part] = given.fields.get("2", unread(node)), node.lineno
+            return None
+        if function in self.functions:
+            return self.enter(self.functions[function], given, node)
+        wraps = name == "partial" or (name in ("Partial", "Config") and function.split(".")[0] in ("run", "nemo_run"))
+        if wraps and isinstance(first := given.fields.get("0"), Symbol):
+            function = first
+            del given.fields["0"]
+        self.change(given.passed, node, name)
+        given.name = str(function)
+        if not given.fields:
+            given.usual = self.usual(name)
+        self.made.append(given)
+        return given
+
+    def _method(self, node: ast.Call, scope: Scope) -> Any:
+        """What is called: a Symbol; of an object, what its method gives back."""
+        assert isinstance(node.func, ast.Attribute)
+        base, name = self.value(node.func.value, scope), node.func.attr
+        if isinstance(base, Symbol):
+            return Symbol(f"{base}.{name}")
+        if isinstance(base, Made) and name == "add_argument":
+            given = self._arguments(node, scope)
+            flags = [value for key, value in given.fields.items() if key.isdecimal() and isinstance(value, str)]
+            names = [flag.lstrip("-").replace("-", "_") for flag in flags if flag.startswith("--") or not flag.startswith("-")]
+            if names:
+                default = given.fields.get("default", False if "store_true" in given.fields.values() else unread(node))
+                place = str(given.fields.get("dest", names[0]))
+                base.fields.setdefault("arguments", {})[place] = self.variables.get(place, default)
+            return None
+        if isinstance(base, Made) and name in ("parse_args", "parse_known_args"):
+            arguments = Made(name, node.lineno, dict(base.fields.get("arguments", {})))
+            return arguments if name == "parse_args" else (arguments, unread(node))
+        given = self._arguments(node, scope)
+        if isinstance(base, dict) and name == "get" and isinstance(key := given.fields.get("0"), str | int):
+            return base.get(key, given.fields.get("1"))
+        if isinstance(base, dict) and name == "update" and list(given.fields) == ["0"] and isinstance(given.fields["0"], dict):
+            base |= given.fields["0"]
+            return None
+        if isinstance(base, list) and name == "append" and len(base) < LONGEST:
+            base += list(given.fields.values())
+            return None
+        if isinstance(base, dict) and name in VIEWS and not node.args and "**" not in base:
+            return list(VIEWS[name](base))
+        if isinstance(base, dict | list | str) and name in UNCHANGING:
+            return unread(node)
+        self.change([base, *given.passed], node, name)
+        if isinstance(base, Made):
+            given.name = f"{base.name}.{name}"
+            given.fields["of"] = base
+            self.made.append(given)
+            return given
+        return unread(node)
+
+    def _arguments(self, node: ast.Call, scope: Scope) -> Made:
+        given = Made("", node.lineno)
+
+        def take(name: str, value: Any, line: int) -> None:
+            given.passed.append(value)
+            given.fields[name], given.lines[name] = (copy(value) if isinstance(value, list | dict) else value), line
+
+        for place, each in enumerate(node.args):
+            take("**" if isinstance(each, ast.Starred) else str(place), self.value(each, scope), each.lineno)
+        for pair in node.keywords:
+            value, line = self.value(pair.value, scope), pair.value.lineno
+            if pair.arg is not None:
+                take(pair.arg, value, line)
+            elif isinstance(value, dict) and all(isinstance(key, str) for key in value):
+                for key, inner in value.items():
+                    take(key, inner, line)
+            else:
+                take("**", unread(pair.value), line)
+        return given
+
+    def change(self, values: Sequence[Any], node: ast.AST, name: str = "") -> None:
+        """Notes that objects are given to a call that may change them."""
+        called = name or (ast.unparse(node.func).rpartition(".")[2] if isinstance(node, ast.Call) else "")
+        own = called in self.classes or any(isinstance(each, Made) and each.name in self.classes for each in values)
+        holds = called[:1].isupper() or called.endswith("_pretrain_config")  # a class or a recipe, whose object holds them
+        if not own and (called in HARMLESS or holds):
+            return
+        for value in values:
+            for each in value.held if isinstance(value, Unread) else (value,):
+                if isinstance(each, Made):
+                    each.changed.append(unread(node))
+            if isinstance(value, Made | Unread):
+                continue
+            if isinstance(value, dict):
+                value |= dict.fromkeys(value, unread(node)) | {"**": unread(node)}
+            elif isinstance(value, list):
+                value[:] = [unread(node)]
+
+
+def unread(node: ast.AST) -> Unread:
+    """A part of a file as a value that is not known."""
+    text = ast.unparse(node) if not isinstance(node, ast.Try) else "an exception"
+    return Unread(shown(text.split("\n")[0]).strip("'\""), getattr(node, "lineno", 0))
+
+
+def loaded(target: ast.AST) -> ast.expr:
+    """A target of an assignment as an expression that reads it."""
+    made = ast.parse(ast.unparse(target), mode="eval").body
+    return ast.copy_location(made, target)
+
+
+def literal(text: str) -> Any:
+    """What a text of `--set` stands for: a literal of Python where it is one."""
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return text

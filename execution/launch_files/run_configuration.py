@@ -1,0 +1,375 @@
+"""What a configuration of any runtime says, in one form; and the reader of its keys, which knows what was read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
+from typing import Any, Literal
+
+from trainplan.execution.launch_files.logs.steps import Log, RanOut
+from trainplan.execution.launch_files.trainer_buffers import NO_BUFFERS, Buffers
+from trainplan.formulations.plan.strategy import Exchange, Module
+from trainplan.formulations.schedule.orders import PlanSchedule
+from trainplan.profiling.base.display import in_one_line
+from trainplan.profiling.base.errors import COMMAND_LINE, InputError, one_of, shown
+from trainplan.profiling.clusters.recipes import RecipeName
+from trainplan.profiling.models.optimizers import OptimizerName
+from trainplan.profiling.models.precision import PLAIN, Precision
+
+Host = Literal["optimizer", "parameters"]
+SET = "--set"  # the source of values that the user sets in place of the file's
+
+# Parts of the names of keys that bear on the model, on parallelism, on memory or on precision: where such a key is not read,
+# what runs is not known.
+BEARING = re.compile(
+    r"(?:^|[-_.])(?:\w*parallel\w*|[tpcde]p|vpp|cp|degree|\w*shard\w*|zero|stages?|experts?|moe|\w*layers?|hidden\w*|heads?|ffn|inner"
+    r"|vocab\w*|groups?|swiglu|rope|rotary|norm\w*|bias\w*|tie\w*|untie\w*|lora\w*|adapter|peft|quanti\w*|fp\d+\w*|bf16|float\d+"
+    r"|int8|\w*bit|dtypes?|\w*precision\w*|amp|\w*recomput\w*|checkpoint-activations|activations?|remat\w*|\w*offload\w*|swap"
+    r"|\w*batch\w*|micro\w*|accum\w*|seq\w*|packing|optimizer|muon|fsdp\d*|megatron-fsdp|flash\w*|attn|attention|mla|mtp|sliding|window"
+    r"|pipeline|split-list|spec|chunks?|freeze\w*|heterogeneous|teacher|distill\w*)(?:$|[-_.])"
+)
+# Whole words of this kind, of which others are misspellings; and words that only look like one of them.
+WORDS = (
+    "accumulation", "activation", "activations", "attention", "batch", "checkpointing", "context", "degree", "experts",
+    "hidden", "layers", "micro", "microbatch", "offload", "offloading", "optimizer", "parallel", "parallelism", "pipeline",
+    "precision", "recompute", "replicate", "sequence", "sharding", "shard", "tensor", "vocab", "vocabulary",
+)  # fmt: skip
+OTHER_WORDS = {"shared", "sharing", "players", "content", "optimize", "optimized"}
+# Those that bear on it whatever else the name says, as that of a file with other layers.
+DECISIVE = re.compile(r"(?:^|[-_.])(?:freeze\w*|heterogeneous|teacher|distill\w*|spec|layers?-config)(?:$|[-_.])")
+# Parts of such names that bear on nothing of the kind: where files are kept and how often something is printed.
+HARMLESS = re.compile(r"(?:^|[-_.])(?:path|dir|file|log|logging|interval|save|name|port|url|seed|wandb|tensorboard)(?:$|[-_.])")
+
+
+# Values of a right kind, by parts of the names of arguments, for advice.
+EXAMPLES = {
+    "virtual": "1",
+    "max-position|seq": "4096", "vocab": "128256", "ffn": "14336", "hidden-size": "4096", "num-layers|attention-heads": "32",
+    "groups": "8", "kv-channels": "128", "pipeline": "4", "context|ulysses": "2", "micro-batch": "1", "batch": "256",
+    "zero-stage": "1", "rotary-base": "500000", "lr": "3e-4", "dropout": "0.0", "norm-epsilon": "1e-5", "iters|samples": "1000",
+    "normalization": "RMSNorm", "recompute-granularity": "full", "recompute-method": "uniform", "recompute-num-layers": "1",
+    "fp8-format": "hybrid", "position-embedding-type": "rope", "path|save|load|dir": "/path",
+    "tokenizer-type": "HuggingFaceTokenizer",
+}  # fmt: skip
+
+
+# The same, by parts of the names of variables.
+VARIABLES = {"GPU|NPROC|DEVICE|RANKS": "8", "NODES|WORLD_SIZE": "2", "SEQ": "4096", "MBS|MICRO": "1", "GBS|GLOBAL_BATCH": "256"}
+
+
+def example_of(key: str, variable: str = "") -> str:
+    """A value that an argument may have, or a variable that it hangs on."""
+    named = next((text for parts, text in VARIABLES.items() if re.search(parts, variable.upper())), None)
+    found = next((text for parts, text in EXAMPLES.items() if re.search(rf"(?:{parts})", key)), "8")
+    return named or EXAMPLES.get(key.lstrip("-")) or found
+
+
+def bears(key: str) -> bool:
+    """Whether a key, by the words of its name, bears on the model, on parallelism, on memory or on precision."""
+    name = re.sub(r"(?<=[a-z\d])(?=[A-Z])", "-", key).lower()
+    return bool(DECISIVE.search(name) or ((BEARING.search(name) or _misspelt(name)) and not HARMLESS.search(name)))
+
+
+def _misspelt(name: str) -> bool:
+    """Whether a word of a name is one of those that bear, with a letter more or less, or with two in the wrong order."""
+    words = [word for word in re.split(r"[-_.\d]+", name) if len(word) > 3 and word not in OTHER_WORDS]
+    turned = {"".join(sorted(word)) for word in WORDS}
+    return any("".join(sorted(word)) in turned or get_close_matches(word, WORDS, n=1, cutoff=0.86) for word in words)
+
+
+@dataclass(frozen=True)
+class Said:
+    """What is said of a file apart from it: on the command line, or as arguments of `import_run`.
+
+    variables: of a script's environment, and its positional parameters by number; of other files, values of keys in place of
+    theirs. sources: where these are written, where that is not --set. recompute: full or none, where the file
+    leaves it to the model's code. model: the name or file of the model, where one is given. ignored: keys that bear on nothing,
+    as the user says. dtype: of the model, where one is given. half: the half precision that the devices have. launched: of
+    Accelerate's file, values by key that options of its launcher say instead, with where they stand."""
+
+    variables: Mapping[str, str] = field(default_factory=dict)
+    recompute: str | None = None
+    model: str | None = None
+    ignored: frozenset[str] = frozenset()
+    dtype: str | None = None
+    half: str = "bfloat16"
+    launched: Mapping[str, tuple[Any, str]] = field(default_factory=dict)
+    sources: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Open:
+    """A value that nobody has said. problem: what is known of it; name: the variable that decides it (empty: none); example: a
+    value of that variable, where a script compares it with one."""
+
+    problem: str
+    name: str
+    example: str = ""
+
+
+@dataclass(frozen=True)
+class Taken:
+    """A value that was taken for a key, and where it comes from: a file and its line, an option, or a tool's default."""
+
+    key: str
+    value: Any
+    source: str
+
+
+@dataclass(frozen=True)
+class Recomputed:
+    """What layers compute again in their backward passes. of: every layer whole (full), none, or some modules of each (then in
+    `modules`). every: each such layer alone, such as 2 for every second; first: the first ones of each stage alone. group:
+    consecutive layers of a stage that are computed again together."""
+
+    of: Literal["none", "full", "modules"] = "none"
+    modules: tuple[Module, ...] = ()
+    every: int = 1
+    first: int | None = None
+    group: int = 1
+
+
+@in_one_line
+@dataclass(frozen=True, kw_only=True)
+class Configuration:
+    """What a file says of a run. Where a field is None, the file leaves it open.
+
+    runtime: as exports are called; tool: whose file it is, where that is another; software: whose defaults hold, as rows of
+    measured runs name it; flags: words of a row's note that say what it overlaps and steps by. model: a shipped name; config:
+    fields of a Hugging Face configuration, where the file describes the model. vocabulary_multiple: what the vocabulary is
+    padded to. devices, nodes: of the whole run. micro_samples: of one micro-batch on one rank; accumulation: micro-batches of a
+    step; samples: of a step. copies, shard: data-parallel ranks with copies of states, and those that share them;
+    within_nodes: the latter are those of a node; zero: ZeRO's stage among these. exchange: what context-parallel ranks
+    exchange. cuts: first unit of each stage after the first; layers_apart: layers that the first and the last stage have less
+    where cuts are left open.
+    recipe: of the products of layers in fewer bits than dtype. host: states kept there. buffers: what the trainer holds
+    alongside. optimizer: what steps the parameters. flushed: micro-batches after which a pipeline runs empty, where a step may
+    have more; alone: what is otherwise where no data-parallel ranks are left, so that such a run is refused. keys: the key of
+    the file that says a field, for errors. notes: what is taken otherwise than the file says it. unread: keys that change no
+    plan; unknown: keys that nobody knows. undecided: fields that the file leaves to what else starts the run, and by what name
+    that has them. taken: every value that was taken, with its source. log, ran_out: what the run measured, and how it
+    ended without memory, where the file is its log.
+    """
+
+    where: str
+    runtime: str
+    software: str
+    tool: str = ""
+    flags: str = ""
+    model: str | None = None
+    config: Mapping[str, Any] | None = None
+    vocabulary_multiple: int = 1
+    dtype: str | None = None
+    precision: Precision = PLAIN
+    recipe: RecipeName | None = None
+    sequence: int | None = None
+    devices: int | None = None
+    nodes: int | None = None
+    samples: int | None = None
+    micro_samples: int | None = None
+    accumulation: int | None = None
+    tp: int = 1
+    cp: int = 1
+    exchange: Exchange = "keys"
+    pp: int = 1
+    chunks: int = 1
+    copies: int | None = None
+    shard: int | None = None
+    within_nodes: bool = False
+    zero: Literal[0, 1, 2, 3] = 0
+    sequence_parallel: bool = False
+    schedule: PlanSchedule = "1f1b"
+    cuts: tuple[int, ...] | None = None
+    layers_apart: tuple[int, int] = (0, 0)
+    recomputed: Recomputed = Recomputed()
+    host: tuple[Host, ...] = ()
+    buffers: Buffers = NO_BUFFERS
+    optimizer: OptimizerName = "adamw"
+    flushed: int | None = None
+    alone: str = ""
+    keys: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    unread: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
+    undecided: Mapping[str, str] = field(default_factory=dict)
+    taken: tuple[Taken, ...] = ()
+    log: Log | None = None
+    ran_out: RanOut | None = None
+
+    def error(self, name: str, problem: str, fix: str) -> InputError:
+        """An error of a field, by the key that says it."""
+        return InputError(self.where, self.keys.get(name, name), problem, fix)
+
+
+def with_given(configuration: Configuration, options: Mapping[str, Any]) -> Configuration:
+    """The configuration, with what options say among the values that were taken, where that is not there yet. options: their
+    values by name, None where one is not given."""
+    told = tuple(each.source.split(" ")[0] for each in configuration.taken)
+    named = {f"--{name.replace('_', '-')}": (name, value) for name, value in options.items() if value is not None}
+    more = (Taken(name, value, option) for option, (name, value) in named.items() if option not in told)
+    return replace(configuration, taken=(*more, *configuration.taken))
+
+
+class Keys:
+    """The keys of a file and their values, which of them have been read, and what was taken for each. Numbers may be written as
+    texts, as arguments of commands are. automatic: values that leave a key open. sources: file and line of keys (default: the
+    file). defaults: whose defaults are taken for keys that are not there. ignored: keys that bear on nothing, as the user
+    says. called: what the file calls keys, where they are read under other names. opened: keys that hang on what nobody has
+    said; no such key can be read."""
+
+    def __init__(
+        self,
+        where: str,
+        values: Mapping[str, Any],
+        automatic: Collection[Any] = (None,),
+        sources: Mapping[str, str] | None = None,
+        defaults: str = "the default",
+        ignored: Collection[str] = (),
+        called: Mapping[str, str] | None = None,
+        opened: Mapping[str, Open] | None = None,
+    ) -> None:
+        self.where, self.values, self.automatic = where, dict(values), tuple(automatic)
+        self.sources, self.defaults, self.ignored = sources or {}, defaults, frozenset(ignored)
+        self.called = called or {}
+        self.opened = opened or {}
+        self.read: set[str] = set()
+        self._taken: dict[str, Taken] = {}
+
+    def error(self, key: str, problem: str, fix: str) -> InputError:
+        """An error of a key."""
+        return InputError(self.where, self.called.get(key, key), problem, fix)
+
+    def source(self, key: str) -> str:
+        """The file and line of a key."""
+        return self.sources.get(key, self.where)
+
+    def fill(self, key: str, value: Any, source: str) -> None:
+        """Takes a value for a key that the file leaves open."""
+        self.values[key], self.sources = value, {**self.sources, key: source}
+
+    def get(self, key: str) -> Any:
+        """The value, or None where the key is not there or left open. Raises InputError where nobody has said it."""
+        self.read.add(key)
+        if (opened := self.opened.get(key)) is not None:
+            example = opened.example or example_of(key, opened.name)
+            fix = f"say what the variable is: --set {opened.name}={example}" if opened.name else "give the command by --command"
+            if opened.name and "not given" in opened.problem:
+                fix += f", or --set {opened.name}= where it is empty"
+            raise self.error(key, opened.problem, fix)
+        value = self.values.get(key)
+        if any(value is open_ or value == open_ for open_ in self.automatic if type(value) is type(open_)):
+            return None
+        self.take(key, value, self.source(key))
+        return value
+
+    def take(self, key: str, value: Any, source: str | None = None) -> None:
+        """Notes what is taken for a key, and from where (default: the default of the tool)."""
+        self._taken[key] = Taken(key, value, source or self.defaults)
+
+    @property
+    def taken(self) -> tuple[Taken, ...]:
+        """Every value that was taken, in the order in which keys were first read."""
+        return tuple(self._taken.values())
+
+    def _default(self, key: str, value: Any) -> Any:
+        if value is not None and key not in self._taken:
+            self.take(key, value)
+        return value
+
+    def whole(self, key: str, default: int | None = None, least: int = 1) -> int | None:
+        """A whole number. Raises InputError."""
+        value = self.get(key)
+        if value is None:
+            return self._default(key, default)
+        if isinstance(value, str) and re.fullmatch(r"[+-]?\d{1,18}|\d{1,4}(_\d{1,4}){1,5}", value):
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise self.error(key, f"is {shown(value)}", f"give a whole number of at least {least}{_unset(key, value)}")
+        return value
+
+    def number(self, key: str, default: float) -> float:
+        """A number. Raises InputError."""
+        value = self.get(key)
+        try:
+            return self._default(key, default) if value is None else float(value)
+        except (TypeError, ValueError):
+            raise self.error(key, f"is {shown(value)}", f"give a number, such as {default:g}{_unset(key, value)}") from None
+
+    def flag(self, key: str, default: bool = False) -> bool:
+        """Whether it is set; arguments that stand alone are. Raises InputError."""
+        value = self.get(key)
+        if value is None:
+            return self._default(key, default)
+        if isinstance(value, bool):
+            return value
+        if isinstance(value, str) and value.lower() in ("true", "yes", "1", "", "false", "no", "0"):
+            return value.lower() in ("true", "yes", "1", "")
+        raise self.error(key, f"is {shown(value)}", "give true or false")
+
+    def text(self, key: str, default: str, choices: Collection[str] = ()) -> str:
+        """A text, one of the choices where there are some. Raises InputError."""
+        value = self.get(key)
+        if value is None:
+            return self._default(key, default)
+        if not isinstance(value, str) or (choices and value not in choices):
+            fix = one_of(value, choices) if choices else f"give a text, such as {default!r}"
+            raise self.error(key, f"is {shown(value)}", fix)
+        return value
+
+    def refuse(self, key: str, neutral: Collection[Any], why: str) -> None:
+        """Raises InputError where a key asks for what no plan has."""
+        value = None if key in self.ignored else self.get(key)
+        if value is None or str(value).lower() in {str(each).lower() for each in neutral}:
+            return
+        raise self.error(key, f"is {shown(value)}", f"leave it out, or give {next(iter(neutral))}: {why}")
+
+    def left(self, documented: Collection[str], known_starts: Collection[str] = ()) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Of the keys that were not read, those that are documented, and change no plan; and those that nobody knows, with
+        what each may have meant. Raises InputError for a key that nobody knows and that bears on what runs, or that is set on
+        the command line."""
+        rest = [key for key in self.values if key not in self.read and key not in self.ignored]
+        fine = [key for key in rest if key in documented or key.startswith(tuple(known_starts) or ("\0",))]
+        every = {*documented, *self.read}
+        unknown = []
+        for key in rest:
+            if self.source(key) == SET and key not in documented:
+                self._refuse_set(key, every, key in fine)
+            if key not in fine:
+                near = get_close_matches(key, every, n=1, cutoff=0.8)
+                if (bears(key) or (near and bears(near[0]))) and self.values[key] not in (None, False):
+                    fix = f"say that it changes nothing by --ignore {key}" + (f", or write {near[0]}" if near else "")
+                    problem = f"is {shown(self.values[key])}, and no key that is read: what runs is not known"
+                    raise self.error(key, problem, fix)
+                unknown.append(key + (f" (did you mean {near[0]}?)" if near else ""))
+        return (*fine, *sorted(self.ignored & set(self.values))), tuple(unknown)
+
+    def _refuse_set(self, key: str, every: Collection[str], harmless: bool) -> None:
+        """Raises InputError for a key that is set and that nobody knows. harmless: whether all of its table changes nothing, so
+        that it is refused only where it is near to one that is read."""
+        written = {self.called.get(each, each) for each in every}
+        name = self.called.get(key, key)
+        same = sorted(each for each in written if each.rpartition(".")[2] == name.rpartition(".")[2])
+        near = list(dict.fromkeys((*same, *get_close_matches(name, written, n=3, cutoff=0.7))))[:4]
+        if harmless and not any(each in self.read for each in get_close_matches(key, every, n=1, cutoff=0.8)):
+            return
+        fix = f"did you mean {' or '.join(near)}?" if near else f"give a key of it, such as {', '.join(sorted(self.read)[:4])}"
+        raise InputError(COMMAND_LINE, SET, f"is {name}, and no key of {self.where} that is read", fix)
+
+
+def _unset(key: str, value: Any) -> str:
+    """What to do about a variable that a script does not set."""
+    name = re.search(r"\$\{?(\w+)", value) if isinstance(value, str) else None
+    return f", or say what the variable is: --set {name[1]}={example_of(key, name[1])}" if name else ""
+
+
+def flattened(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested tables as one, keys joined by dots; empty tables are left out."""
+    flat: dict[str, Any] = {}
+    for key, each in value.items():
+        if isinstance(each, Mapping):
+            flat |= flattened(each, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = each
+    return flat

@@ -1,0 +1,52 @@
+"""What `--set KEY=VALUE` says of the keys of a document, in YAML, JSON or TOML: it stands in place of what the file says."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from trainplan.execution.launch_files.documents import read_document, written
+from trainplan.execution.launch_files.lines import sources_of
+from trainplan.execution.launch_files.run_configuration import SET, Said, flattened
+from trainplan.profiling.base.errors import COMMAND_LINE, InputError, shown
+
+ACCELERATE = "accelerate"  # the file that the program is launched with, or none
+WRITTEN = "accelerate, as written"  # what that file holds, where a script writes it
+LAUNCHED_BY = (ACCELERATE, WRITTEN)  # among variables, what is no key of a trainer's file
+
+
+def read_with_settings(
+    path: Path, said: Said, own: Collection[str] = (), text: str | None = None
+) -> tuple[Any, dict[str, str]]:
+    """The value in a file with what is set in it, and where each of its keys is written. own: names that may be set and are no
+    keys of the file. text: what it holds, where that is not to be read. Raises InputError."""
+    return with_settings(read_document(path, text), str(path), said, sources_of(path) if text is None else {}, own)
+
+
+def with_settings(
+    data: Any, where: str, said: Said, sources: Mapping[str, str], own: Collection[str] = ()
+) -> tuple[Any, dict[str, str]]:
+    """The same of a value that has been read. Raises InputError for a key within what is no table."""
+    sources = dict(sources)
+    for key, text in said.variables.items():
+        if key in own or not isinstance(data, Mapping):
+            continue
+        value, source = written(text), said.sources.get(key, SET)
+        data = _set(data, key.split("."), value, key, where)
+        sources = {name: line for name, line in sources.items() if name != key and not name.startswith((f"{key}.", f"{key}["))}
+        sources |= dict.fromkeys((key, *(flattened(value, f"{key}.") if isinstance(value, Mapping) else ())), source)
+    return data, sources
+
+
+def _set(data: Mapping[str, Any], names: list[str], value: Any, key: str, where: str) -> dict[str, Any]:
+    """The table with a value in place of what stands under some names. Raises InputError."""
+    first, *rest = names
+    if not rest:
+        return {**data, first: value}
+    inner = data.get(first)
+    if not isinstance(inner, Mapping | None):
+        table = key.removesuffix(f".{'.'.join(rest)}")
+        problem = f"is {key}, and {table} is {shown(inner)} in {where}, which is no table"
+        raise InputError(COMMAND_LINE, SET, problem, f"give {table} as a whole, or change the file that it names")
+    return {**data, first: _set(inner or {}, rest, value, key, where)}

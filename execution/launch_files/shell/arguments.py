@@ -1,0 +1,83 @@
+"""Words of a command as arguments by name, with those that are undecided."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from trainplan.execution.launch_files.shell.marks import MARK, Marks, Unknown
+from trainplan.profiling.models.families.fields import names
+
+# Arguments of Megatron-LM that take several words, and some that take none: an open word behind these may be more arguments.
+SEVERAL = names(
+    """
+    --data-path --train-data-path --valid-data-path --test-data-path --rampup-batch-size --cp-comm-type
+    --recompute-modules --profile-ranks --blend --data-args --vision-pattern --load
+    --encoder-tensor-model-parallel-size --train-weighted-split-paths --valid-weighted-split-paths
+    --test-weighted-split-paths --moe-layer-freq --window-size --attention-types
+    """
+)
+ALONE = names(
+    """
+    --bf16 --fp16 --sequence-parallel --use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather
+    --swiglu --disable-bias-linear --untie-embeddings-and-output-weights --group-query-attention
+    --use-flash-attn --use-mcore-models --no-masked-softmax-fusion --no-bias-gelu-fusion
+    --no-bias-dropout-fusion --no-gradient-accumulation-fusion --no-load-optim --no-load-rng --no-save-optim
+    --no-save-rng --exit-on-missing-checkpoint --deepspeed --recompute-activations --checkpoint-activations
+    --deepspeed-activation-checkpointing --mock-data --no-rope-fusion --use-rotary-position-embeddings
+    --log-throughput --log-params-norm --tp-comm-overlap --manual-gc --add-qkv-bias --qk-layernorm
+    --squared-relu --use-cpu-initialization --no-query-key-layer-scaling --attention-softmax-in-fp32
+    --accumulate-allreduce-grads-in-fp32 --no-pipeline-parallel --no-async-tensor-model-parallel-allreduce
+    --use-torch-fsdp2 --fp8-param-gather --override-opt_param-scheduler --finetune
+    """
+)
+DOTTED = re.compile(r"\+{0,2}[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+")  # names of fields, as Hydra has them
+HOLDS = re.compile(r"(?:ARG|OPT|FLAG|EXTRA|PARAM|CMD|COMMAND|CONFIG|SETTINGS|@)", re.IGNORECASE)
+
+
+def values_of(words: Sequence[str]) -> dict[str, Any]:
+    """What each argument is given: a text, several joined by blanks, or True where it stands alone; and each field that is set
+    in front of them, as in ``model.seq_length=4096``."""
+    values: dict[str, Any] = {}
+    place = 0
+    while place < len(words):
+        name, sign, joined = words[place].partition("=")
+        place += 1
+        if not name.startswith("--"):  # what stands in front
+            behind = any(word.endswith((".yaml", ".yml", ".json")) for word in words[: place - 1])  # the file that it overrides
+            if sign and (DOTTED.fullmatch(name) or (behind and name.isidentifier())):
+                values[name.lstrip("+")] = joined
+            continue
+        given = [joined] if sign else []
+        while place < len(words) and not words[place].startswith("--"):
+            given.append(words[place])
+            place += 1
+        values["--" + name[2:].replace("_", "-")] = " ".join(given) if given else True
+    return values
+
+
+def loose(words: Sequence[str], marks: Marks) -> Unknown | None:
+    """The first word that is undecided and may be an argument, or several: not one that stands where a value does."""
+    key, taken = "", 0
+    for word in words:
+        mark = MARK.match(word)
+        if word.startswith("--"):
+            name, sign, _ = word.partition("=")
+            key, taken = "--" + name[2:].replace("_", "-"), int(bool(sign))
+            if MARK.search(name):
+                return marks.cause(name)
+            continue
+        if mark is not None:
+            entry = marks.entry(mark[0])
+            name = entry.name if isinstance(entry, Unknown) else ""
+            value = bool(key) and key not in ALONE and (taken == 0 or key in SEVERAL)
+            if not value or (
+                len(word) == 1
+                and ord(word) % 2 == 1
+                and HOLDS.search(name)
+                and not key.endswith(("-path", "-config", "_config"))
+            ):
+                return marks.cause(word)
+        taken += 1
+    return None

@@ -1,0 +1,352 @@
+"""Loops, `case`, `if`, and commands joined by `&&` and `||`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from trainplan.execution.launch_files.shell.conditions import Conditions
+from trainplan.execution.launch_files.shell.marks import MARK, TooMuch
+from trainplan.execution.launch_files.shell.patterns import Pattern
+from trainplan.execution.launch_files.shell.scan import Unclosed, split
+from trainplan.execution.launch_files.shell.state import Array, State, Truth
+from tree_sitter import Node
+
+if TYPE_CHECKING:
+    from trainplan.execution.launch_files.shell.evaluate import Evaluator, Outcomes, Source
+
+MOST_ROUNDS, FOREVER = 1000, 8
+
+
+def run(shell: Evaluator, node: Node, state: State, source: Source) -> Outcomes:
+    """Evaluates a loop or a `case`."""
+    if node.type == "case_statement":
+        return _case(shell, node, state, source)
+    if node.type == "for_statement":
+        return _for(shell, node, state, source)
+    if node.type == "while_statement":
+        return _while(shell, node, state, source)
+    return _counted(shell, node, state, source)
+
+
+def _round(shell: Evaluator, body: Callable[[State], Outcomes], state: State, done: Outcomes, where: str) -> State | None:
+    """One round; the state that goes on to the next one, and what leaves the loop in `done`."""
+    going: list[tuple[State, str]] = []
+    for each, flow in body(state):
+        kind, _, count = flow.partition(" ")
+        if not flow or (kind == "continue" and count == "1"):
+            going.append((each, ""))
+        elif kind == "break" and count == "1":
+            done.append((each, ""))
+        elif kind in ("break", "continue"):
+            done.append((each, f"{kind} {int(count) - 1}"))
+        else:
+            done.append((each, flow))
+    return shell.collapsed(going, where)[0][0] if going else None
+
+
+def _for(shell: Evaluator, node: Node, state: State, source: Source) -> Outcomes:
+    where = source.where(node)
+    variable = node.child_by_field_name("variable")
+    name = source.of(variable) if variable is not None else ""
+    words = shell.words(state, where)
+    if any(child.type == "in" for child in node.children):
+        values = [word for child in node.children_by_field_name("value") for word in words.fields(source.of(child))]
+    else:
+        values = shell.arguments(state)
+    if node.children[0].type == "select":
+        values = [shell.marks.unknown(name, where, "is chosen when it runs")]
+    if name in shell.given:
+        values = [shell.given[name]]
+    return _each(shell, name, values, node, state, source)
+
+
+def _each(shell: Evaluator, name: str, values: list[str], node: Node, state: State, source: Source) -> Outcomes:
+    where = source.where(node)
+    choice = shell.marks.choice_in(" ".join(value for value in values if MARK.search(value)))
+    if choice is not None:
+        sides = [shell.marks.picked_words(values, {choice.decision.number: side}) for side in (True, False)]
+        return shell.fork(
+            state,
+            (choice.decision, True),
+            lambda each: _each(shell, name, sides[0], node, each, source),
+            lambda each: _each(shell, name, sides[1], node, each, source),
+            where,
+        )
+    body = node.child_by_field_name("body")
+    done: Outcomes = []
+    going: State | None = state
+    if len(values) > MOST_ROUNDS:
+        raise TooMuch
+    for value in values:
+        if going is None:
+            break
+        shell.assign(going, name, value, where)
+        going = _round(shell, lambda each: _body(shell, body, each, source), going, done, where)
+    return shell.collapsed([*done, (going, "")] if going is not None else done, where)
+
+
+def _body(shell: Evaluator, body: Node | None, state: State, source: Source) -> Outcomes:
+    return [(state, "")] if body is None else shell.statement(body, state, source)
+
+
+def _while(shell: Evaluator, node: Node, state: State, source: Source) -> Outcomes:
+    until = node.children[0].type == "until"
+    conditions = [each for each in node.children_by_field_name("condition") if each.is_named]
+    body = node.child_by_field_name("body")
+    return _rounds(
+        shell,
+        lambda each: shell.tested(lambda inner: shell.block(conditions, inner, source), each),
+        lambda each: _body(shell, body, each, source),
+        state,
+        source.where(node),
+        until,
+        not until and [source.of(each).strip() for each in conditions] in (["true"], [":"], ["[ 1 ]"], ["((1))"]),
+    )
+
+
+def _counted(shell: Evaluator, node: Node, state: State, source: Source) -> Outcomes:
+    """`for ((a; b; c))`."""
+    text, where = source.of(node), source.where(node)
+    begin, end = text.index("((") + 2, text.index("))")
+    body = node.child_by_field_name("body")
+    if body is not None:
+        end = text.rfind("))", 0, len(text) - (node.end_byte - body.start_byte))
+    parts = text[begin:end].split(";")
+    if len(parts) != 3:
+        raise shell.unreadable(node, source)
+    shell.words(state, where).number(parts[0])
+
+    def condition(each: State) -> Outcomes:
+        return shell.arithmetic(parts[1] if parts[1].strip() else "1", each, where)
+
+    def both(each: State) -> Outcomes:
+        outcomes = _body(shell, body, each, source)
+        for inner, flow in outcomes:
+            if not flow or flow == "continue 1":
+                shell.words(inner, where).number(parts[2])
+        return outcomes
+
+    return _rounds(shell, lambda each: shell.tested(condition, each), both, state, where, False, not parts[1].strip())
+
+
+def _rounds(
+    shell: Evaluator,
+    condition: Callable[[State], Outcomes],
+    body: Callable[[State], Outcomes],
+    state: State,
+    where: str,
+    until: bool,
+    forever: bool = False,
+) -> Outcomes:
+    """forever: whether the condition always holds, as in loops that start a run again and again: a few rounds are enough."""
+    done: Outcomes = []
+    going: State | None = state
+    begun = len(state.commands)
+    for number in range(MOST_ROUNDS):
+        assert going is not None
+        if forever and number == FOREVER and len(going.commands) > begun:
+            return shell.collapsed([*done, (going, "exit")], where)
+        outcomes = condition(going)
+        done += [(each, flow) for each, flow in outcomes if flow]
+        state = next((each for each, flow in outcomes if not flow), None)  # type: ignore[assignment]
+        if state is None:
+            return shell.collapsed(done, where)
+        truth: Truth = state.status
+        if not isinstance(truth, bool) and (known := state.known().get(truth[0].number)) is not None:
+            truth = known == truth[1]
+        if isinstance(truth, bool):
+            if truth == until:
+                state.status = True
+                return shell.collapsed([*done, (state, "")], where)
+            before = dict(state.variables) if forever else {}
+            guards, leaving = state.guards, len(done)
+            going = _round(shell, body, state, done, where)
+            if going is None:
+                return shell.collapsed(done, where)
+            if forever and len(done) > leaving and going.guards != guards:  # it ends, nobody knows in which round
+                for each, _ in done[leaving:]:
+                    _unknown(
+                        shell, each, [name for name in going.variables if going.variables[name] != before.get(name)], where
+                    )
+                return shell.collapsed([*done, (going, "exit")] if len(going.commands) > begun else done, where)
+            continue
+        cause = truth[0].cause
+        if cause.name.isdecimal() and state.arguments is None and not state.closed:
+            return shell.collapsed([*done, (state, "")], where)  # no words are given, so none are read
+        return shell.collapsed([*done, *_perhaps(shell, body, state, truth, where, until)], where)
+    raise TooMuch
+
+
+def _unknown(shell: Evaluator, state: State, changed: list[str], where: str) -> None:
+    """Leaves undecided what a loop of an unknown number of rounds changes."""
+    for name in changed:
+        unknown = shell.marks.unknown(name, where, "is changed by a loop, nobody knows how often")
+        if isinstance(state.variables.get(name), Array):
+            shell.assign_list(state, name, [unknown])
+        else:
+            state.variables[name] = unknown
+
+
+def _perhaps(
+    shell: Evaluator, body: Callable[[State], Outcomes], state: State, truth: Truth, where: str, until: bool
+) -> Outcomes:
+    """A loop of an unknown number of rounds: what it changes is unknown behind it."""
+    assert not isinstance(truth, bool)
+    cause, before = truth[0].cause, state.copy()
+
+    def once(each: State) -> Outcomes:
+        done: Outcomes = []
+        going = _round(shell, body, each, done, where)
+        outcomes = [*done, (going, "")] if going is not None else done
+        for inner, _ in outcomes:
+            for name, value in list(inner.variables.items()):
+                if before.variables.get(name) != value or name not in before.variables:
+                    unknown = shell.marks.unknown(name, cause.where, f"hangs on {cause.name or 'a loop'}, which {cause.why}")
+                    if isinstance(value, Array):
+                        shell.assign_list(inner, name, [unknown])
+                    else:
+                        inner.variables[name] = unknown
+        return outcomes
+
+    stay: Callable[[State], Outcomes] = lambda each: [(each, "")]  # noqa: E731
+    return shell.fork(state, truth, stay if until else once, once if until else stay, where)
+
+
+def _case(shell: Evaluator, node: Node, state: State, source: Source) -> Outcomes:
+    where = source.where(node)
+    value = node.child_by_field_name("value")
+    text = "" if value is None else shell.words(state, where).text(source.of(value))
+    items = [child for child in node.named_children if child.type == "case_item"]
+    return _items(shell, text, items, state, source)
+
+
+def _items(shell: Evaluator, text: str, items: list[Node], state: State, source: Source, falls: bool = False) -> Outcomes:
+    if not items:
+        state.status = True
+        return [(state, "")]
+    item, where = items[0], source.where(items[0])
+    ending = next((child.type for child in reversed(item.children) if child.type in (";&", ";;&")), ";;")
+    close = next(place for place, child in enumerate(item.children) if child.type == ")")
+    body = [child for child in item.children[close + 1 :] if child.is_named]
+    begin = item.start_byte + (source.text[item.start_byte : item.start_byte + 1] == "(")
+    raw = source.text[begin : item.children[close].start_byte]
+
+    def matched(each: State) -> Outcomes:
+        outcomes = shell.block(body, each, source)
+        if ending == ";;" or len(items) == 1:
+            return outcomes
+        made: Outcomes = []
+        for inner, flow in outcomes:
+            made += [(inner, flow)] if flow else _items(shell, text, items[1:], inner, source, ending == ";&")
+        return made
+
+    if falls:
+        return matched(state)
+    truth = _matches(shell, text, raw, state, where)
+    return shell.fork(state, truth, matched, lambda each: _items(shell, text, items[1:], each, source), where)
+
+
+def _matches(shell: Evaluator, text: str, raw: str, state: State, where: str) -> Truth:
+    conditions, words = Conditions(shell, state, where), shell.words(state, where)
+    truth: Truth = False
+    try:
+        alternatives = [[each.text for each in split(part)] for part in _alternatives(raw)]
+    except Unclosed:
+        return conditions.undecided("", why="is no pattern that can be read")
+    for part in alternatives:
+        pattern = words.pattern("".join(part))
+        joined = "".join(each for each, _ in pattern)
+
+        def one(known: list[str], pattern: list[tuple[str, bool]] = pattern, joined: str = joined) -> Truth:
+            value = " ".join(known)
+            if joined == "*":
+                return True
+            if MARK.search(joined):
+                return conditions.undecided(joined)
+            if MARK.search(value):
+                if re.search(r"[*?\[(]", "".join(each for each, literal in pattern if not literal)):
+                    return conditions.undecided(f"{value} matches {joined}", re.sub(r"[*?\[\]()]", "", joined))
+                return conditions.binary(value, "=", joined)
+            return Pattern(pattern).whole(value)
+
+        other = conditions.lifted([text], one) if text else one([""])
+        truth = conditions.both(truth, other, False)
+    return truth
+
+
+def _alternatives(raw: str) -> list[str]:
+    from trainplan.execution.launch_files.shell.scan import end_of
+
+    parts, place, begin, depth = list[str](), 0, 0, 0
+    while place < len(raw):
+        depth += (raw[place] == "(") - (raw[place] == ")")
+        if raw[place] == "|" and depth == 0:
+            parts.append(raw[begin:place])
+            begin = place + 1
+        place = end_of(raw, place)
+    return [*parts, raw[begin:]]
+
+
+def branches(shell: Evaluator, node: Node, state: State, source: Source) -> Outcomes:
+    """`if`, its `elif` and its `else`."""
+    parts: list[tuple[list[Node], list[Node]]] = [([], [])]
+    rest: list[Node] = []
+    condition = True
+    for child in node.children:
+        if child.type == "then":
+            condition = False
+        elif child.type in ("elif_clause", "else_clause"):
+            rest.append(child)
+        elif child.is_named:
+            parts[0][0 if condition else 1].append(child)
+    for clause in rest:
+        if clause.type == "else_clause":
+            parts.append(([], clause.named_children))
+            continue
+        then = next(place for place, child in enumerate(clause.children) if child.type == "then")
+        parts.append(([c for c in clause.children[:then] if c.is_named], [c for c in clause.children[then:] if c.is_named]))
+    return chain(shell, parts, state, source, source.where(node))
+
+
+def chain(shell: Evaluator, parts: list[tuple[list[Node], list[Node]]], state: State, source: Source, where: str) -> Outcomes:
+    """The first branch whose condition holds."""
+    if not parts:
+        state.status = True
+        return [(state, "")]
+    condition, body = parts[0]
+    if not condition:
+        return shell.block(body, state, source)
+    made: Outcomes = []
+    for each, flow in shell.tested(lambda inner: shell.block(condition, inner, source), state):
+        if flow:
+            made.append((each, flow))
+            continue
+        made += shell.fork(
+            each,
+            each.status,
+            lambda inner: shell.block(body, inner, source),
+            lambda inner: chain(shell, parts[1:], inner, source, where),
+            where,
+        )
+    return shell.collapsed(made, where)
+
+
+def listed(shell: Evaluator, node: Node, state: State, source: Source) -> Outcomes:
+    """`a && b`, `a || b`."""
+    left, right = node.named_children[0], node.named_children[-1]
+    every = any(child.type == "&&" for child in node.children)
+    made: Outcomes = []
+    for each, flow in shell.tested(lambda inner: shell.statement(left, inner, source), state):
+        if flow:
+            made.append((each, flow))
+            continue
+        run = lambda inner: shell.statement(right, inner, source)  # noqa: E731
+
+        def kept(inner: State) -> Outcomes:
+            inner.status = not every
+            return [(inner, "")]
+
+        made += shell.fork(each, each.status, run if every else kept, kept if every else run, source.where(node))
+    return shell.collapsed(made, source.where(node))

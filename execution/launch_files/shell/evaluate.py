@@ -1,0 +1,403 @@
+"""Evaluates the tree of a script, statement by statement, and runs nothing.
+
+The tree is that of tree-sitter's grammar of bash. Where a condition cannot be decided, both of its sides are evaluated, and
+their ends become one state, whose values the condition chooses; sides that only leave the script are passed over, since what is
+asked for is a run that starts. What is not followed is bounded: steps, rounds of loops, depth, the length of texts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from trainplan.execution.launch_files.shell import builtins, compounds, redirections
+from trainplan.execution.launch_files.shell.conditions import Conditions
+from trainplan.execution.launch_files.shell.marks import FAILS, MARK, Decision, TooMuch, Unknown
+from trainplan.execution.launch_files.shell.mask import parsed
+from trainplan.execution.launch_files.shell.scan import Raw, Unclosed, split
+from trainplan.execution.launch_files.shell.state import Found, State, Truth, Value, merged
+from trainplan.execution.launch_files.shell.variables import ARGUMENT, Variables
+from trainplan.execution.launch_files.shell.words import Words
+from trainplan.profiling.base.errors import InputError, shown
+from tree_sitter import Node
+
+META = re.compile("[]['\"\\\\`;&|<>(){}$#*?!~]")  # what a shell looks at when it reads a text again
+EVERY_PLACE = re.compile(r"\bfor[ \t]+([A-Za-z_]\w*)[ \t]+do\b")  # a loop without `in`, which the grammar does not know
+HOLDS = re.compile(r"(?:=|(?:\s|\\\n)+)[\"']?\$\{?([A-Za-z_]\w*|\d)\b")  # an argument whose value is that of a variable
+COMMENT = re.compile(r"(?m)(?:^|(?<=\s))#.*$")
+MOST_STEPS, MOST_ROUNDS, DEEPEST = 20000, 1000, 40
+FAILING = ("command", "declaration_command", "variable_assignment", "test_command", "pipeline", "subshell")
+Outcomes = list[tuple[State, str]]  # states, and where each goes on: "", exit, return, break or continue with a number
+
+
+@dataclass(frozen=True)
+class Source:
+    """A text that is evaluated, its file, and the line at which it begins there."""
+
+    text: str
+    path: str
+    line: int = 1
+
+    def of(self, node: Node) -> str:
+        """The text of a node, whose frame has a byte for each character."""
+        return self.text[node.start_byte : node.end_byte]
+
+    def at(self, node: Node) -> int:
+        """The line of a node in its file."""
+        return self.line + self.text.count("\n", 0, node.start_byte)
+
+    def where(self, node: Node) -> str:
+        """File and line of a node."""
+        return f"{self.path}:{self.at(node)}"
+
+
+class Evaluator(Variables):
+    """Evaluates scripts. given: variables and positional parameters by number. Raises InputError and TooMuch."""
+
+    def __init__(self, given: Mapping[str, str], folder: Path) -> None:
+        super().__init__(given, folder)
+        self.steps, self.depth, self.serial = 0, 0, 0
+        self.outputs = 0  # of commands that stood in $(..)
+        self.left: list[str] = []  # where the script leaves before it starts anything
+        self.texts: list[str] = []
+        self.settled: frozenset[str] = frozenset()  # arguments whose lines are known, of a text that words are put together to
+        self.absent: list[tuple[str, str]] = []  # scripts that were to be run and are not there, and where
+
+    def words(self, state: State, where: str) -> Words:
+        """What expands the words of a statement."""
+        return Words(self, state, where)
+
+    def decided(self, cause: Unknown, example: str = "", text: str = "") -> Decision:
+        """The condition that a text stands for, made once."""
+        return self.marks.decision_of(cause, example, text)
+
+    def uncertain(self, state: State, where: str, argv: Sequence[str]) -> None:
+        """Leaves it undecided whether a command succeeds."""
+        shown = self.marks.shown(" ".join(argv))
+        cause = Unknown("", where, f"hangs on whether `{shown if len(shown) <= 60 else shown[:57] + '...'}` succeeds")
+        read = "" if state.given is None else f" <<< {state.given}"
+        state.status = (self.decided(cause, "", f"$ {' '.join(argv)}{read}"), True)
+        state.code = self.marks.unknown("", where, FAILS)
+
+    def text(self, text: str, state: State, path: str, line: int = 1) -> Outcomes:
+        """Evaluates a text. Raises InputError where it is no bash that can be read."""
+        choice = self.marks.choice_in(text, META)
+        if choice is not None:
+            sides = [self.marks.picked(text, {choice.decision.number: side}) for side in (True, False)]
+            return self.fork(
+                state,
+                (choice.decision, True),
+                lambda each: self.text(sides[0], each, path, line),
+                lambda each: self.text(sides[1], each, path, line),
+                f"{path}:{line}",
+            )
+        text = EVERY_PLACE.sub(r'for \1 in "$@"; do', re.sub(r"\\\s*\Z", "", text) + "\n")
+        self.texts.append(text)
+        source = Source(text, path, line)
+        try:
+            tree, assigned = parsed(text)
+        except Unclosed:
+            fix = "mend it, or give the command itself by --command"
+            raise InputError(f"{path}:{line}", "", "has a quote or a bracket that nothing closes", fix) from None
+        root = tree.root_node
+        if root.has_error:
+            raise self.unreadable(_faulty(root), source)
+        self.owns(assigned, text)
+        return self.deeper(lambda: self.block(root.children, state, source))
+
+    def deeper(self, run: Callable[[], Outcomes]) -> Outcomes:
+        """Runs one level further down. Raises TooMuch."""
+        self.depth += 1
+        if self.depth > DEEPEST:
+            raise TooMuch
+        try:
+            return run()
+        finally:
+            self.depth -= 1
+
+    def unreadable(self, node: Node, source: Source) -> InputError:
+        """What to say of a node that is no bash."""
+        near = shown(source.of(node).strip().split("\n")[0][:60])
+        fix = "mend it, or give the command itself by --command"
+        return InputError(source.where(node), "", f"is no bash that can be read, near {near}", fix)
+
+    def fork(
+        self, state: State, truth: Truth, yes: Callable[[State], Outcomes], no: Callable[[State], Outcomes], where: str
+    ) -> Outcomes:
+        """Goes on as a condition says; where it is undecided, both ways."""
+        if not isinstance(truth, bool) and (known := state.known().get(truth[0].number)) is not None:
+            truth = known == truth[1]
+        if isinstance(truth, bool):
+            return yes(state) if truth else no(state)
+        decision, sense = truth
+        outcomes: Outcomes = []
+        for side in (True, False):
+            each = state.copy()
+            each.guards = (*each.guards, (decision.number, side))
+            outcomes += (yes if side == sense else no)(each)
+        return self.collapsed(outcomes, where)
+
+    def collapsed(self, outcomes: Outcomes, where: str) -> Outcomes:
+        """One state for each way to go on; without those that leave the script before it starts anything."""
+        if any(flow != "exit" or each.commands for each, flow in outcomes):
+            outcomes = [(each, flow) for each, flow in outcomes if flow != "exit" or each.commands]
+        made: Outcomes = []
+        for flow in dict.fromkeys(flow for _, flow in outcomes):
+            states = [each for each, other in outcomes if other == flow]
+            made.append((merged(states, self.marks, frozenset(self.given), where), flow))
+        return made
+
+    def block(self, nodes: Sequence[Node], state: State, source: Source) -> Outcomes:
+        """Statements, one after another."""
+        going: list[State] = [state]
+        done: Outcomes = []
+        for node in nodes:
+            if not node.is_named or node.type == "comment":
+                continue
+            outcomes = self.statement(node, going[0], source)
+            done += [(each, flow) for each, flow in outcomes if flow]
+            going = [each for each, flow in outcomes if not flow]
+            if not going:
+                return self.collapsed(done, source.where(node)) if len(done) > 1 else done
+            if len(going) > 1:
+                going = [merged(going, self.marks, frozenset(self.given), source.where(node))]
+        outcomes = [*done, (going[0], "")]
+        return self.collapsed(outcomes, source.path) if done else outcomes
+
+    def statement(self, node: Node, state: State, source: Source) -> Outcomes:
+        """One statement. Raises InputError where it is no bash."""
+        self.steps += 1
+        if self.steps > MOST_STEPS:
+            raise TooMuch
+        try:
+            outcomes = self._statement(node, state, source)
+        except Unclosed:
+            raise self.unreadable(node, source) from None
+        return self.failing(outcomes, node, source)
+
+    def failing(self, outcomes: Outcomes, node: Node, source: Source) -> Outcomes:
+        """What goes on behind a statement: by `set -e` no state in which it fails, unless a condition asks for that."""
+        body = node.child_by_field_name("body") if node.type == "redirected_statement" else node
+        if body is None or not (body.type in FAILING or (body.children and body.children[0].type == "((")):
+            return outcomes
+        made: Outcomes = []
+        for each, flow in outcomes:
+            ends = not flow and each.status is False and "e" in each.options and not each.tested
+            if ends and not each.commands:
+                self.left.append(source.where(node))
+            made.append((each, "exit" if ends else flow))
+        return made
+
+    def tested(self, run: Callable[[State], Outcomes], state: State) -> Outcomes:
+        """Runs what a condition asks the status of."""
+        state.tested += 1
+        outcomes = run(state)
+        for each, _ in outcomes:
+            each.tested -= 1
+        return outcomes
+
+    def _statement(self, node: Node, state: State, source: Source) -> Outcomes:
+        kind = node.type
+        if kind in ("command", "declaration_command", "unset_command", "variable_assignment", "variable_assignments"):
+            return self.simple(source.of(node), [], state, source, node)
+        if kind == "test_command":
+            return self.condition(node, state, source)
+        if kind == "compound_statement":
+            if node.children[0].type == "((":
+                return self.arithmetic(source.of(node)[2:-2], state, source.where(node))
+            return self.block(node.children, state, source)
+        if kind in ("program", "do_group"):
+            return self.block(node.children, state, source)
+        if kind == "if_statement":
+            return self.deeper(lambda: compounds.branches(self, node, state, source))
+        if kind == "list":
+            return compounds.listed(self, node, state, source)
+        if kind == "negated_command":
+            outcomes = self.tested(lambda each: self.statement(node.named_children[-1], each, source), state)
+            for each, _ in outcomes:
+                each.status = not each.status if isinstance(each.status, bool) else (each.status[0], not each.status[1])
+                each.code = "1"
+            return outcomes
+        if kind == "subshell":
+            return self.apart(state, lambda inner: self.block(node.children, inner, source), source.where(node))
+        if kind == "pipeline":
+            return self.pipeline([each for each in node.named_children if each.type != "comment"], state, source)
+        if kind == "redirected_statement":
+            return redirections.redirected(self, node, state, source)
+        if kind == "function_definition":
+            name, body = node.child_by_field_name("name"), node.child_by_field_name("body")
+            if name is not None and body is not None:
+                state.functions[source.of(name)] = (body, source)
+            return [(state, "")]
+        if kind in ("for_statement", "c_style_for_statement", "while_statement", "case_statement"):
+            return self.deeper(lambda: compounds.run(self, node, state, source))
+        raise self.unreadable(node, source)
+
+    def condition(self, node: Node, state: State, source: Source) -> Outcomes:
+        """`[ .. ]` or `[[ .. ]]`."""
+        raw, where = source.of(node), source.where(node)
+        if raw.startswith("(("):
+            return self.arithmetic(raw[2:-2], state, where)
+        conditions = Conditions(self, state, where)
+        if raw.startswith("[["):
+            state.status = conditions.double(raw[2:-2])
+        else:
+            words = self.words(state, where)
+            state.status = conditions.test([each for raw_word in self.raw(raw[1:-1]) for each in words.fields(raw_word.text)])
+        state.code = "1"
+        return [(state, "")]
+
+    def raw(self, text: str) -> list[Raw]:
+        """The words of a text as written. Raises Unclosed."""
+        return split(text)
+
+    def arithmetic(self, raw: str, state: State, where: str) -> Outcomes:
+        """`(( .. ))`."""
+        value = self.words(state, where).number(raw)
+        state.status = Conditions(self, state, where).lifted(
+            [value],
+            lambda known: Conditions(self, state, where).undecided(known[0], "1") if MARK.search(known[0]) else known[0] != "0",
+        )
+        state.code = "1"
+        return [(state, "")]
+
+    def apart(self, state: State, run: Callable[[State], Outcomes], where: str) -> Outcomes:
+        """Runs a subshell: what it prints, finds and writes stays, and so does its status."""
+        inner = state.copy()
+        outcomes = self.deeper(lambda: run(inner))
+        end = merged([each for each, _ in outcomes], self.marks, frozenset(), where)
+        state.commands, state.files, state.printed = end.commands, end.files, end.printed
+        state.status, state.code = end.status, end.code
+        state.lines |= end.lines
+        return [(state, "")]
+
+    def pipeline(self, nodes: Sequence[Node], state: State, source: Source) -> Outcomes:
+        """`a | b`: what one prints is what the next one reads."""
+        given: str | None = state.given
+        captured, before = state.captures, state.printed
+        status: Truth = True
+        for place, node in enumerate(nodes):
+            last = place == len(nodes) - 1
+            state.captures, state.printed, state.given = True, "", given
+            self.apart(state, partial(self.statement, node, source=source), source.where(node))
+            given = state.printed
+            if last and (status is True or "pipefail" not in state.options):
+                status = state.status
+            elif last or "pipefail" in state.options:
+                status = Conditions(self, state, source.where(node)).both(status, state.status, True)
+        state.captures, state.given, state.status = captured, None, status
+        state.printed = before + (given or "") if captured else before
+        return [(state, "")]
+
+    def simple(self, text: str, more: Sequence[Raw], state: State, source: Source, node: Node) -> Outcomes:
+        """A simple command: assignments, words and redirections."""
+        raws = [*self.raw(text), *more]
+        if "expand_aliases" in state.options and raws and (alias := state.aliases.get(raws[0].text)) is not None:
+            text = alias + text[raws[0].place + len(raws[0].text) :]
+            if re.search(r"[;&|\n]", alias):
+                return self.text(text, replace(state, aliases={}), source.path, source.at(node))
+            raws = [*self.raw(text), *more]
+        where, first = source.where(node), source.at(node)
+        for part in (text, *(raw.text for raw in more)):
+            self.note(part, source.path, first, state)
+        targets = [each for each in raws if each.redirects]
+        rest = [each for each in raws if not each.redirects]
+
+        def run(inner: State) -> Outcomes:
+            return builtins.run(self, rest, inner, where, source)
+
+        return redirections.streamed(self, targets, None, run, state, where) if targets else run(state)
+
+    def note(self, raw: str, path: str, line: int, state: State) -> None:
+        """Notes the line at which arguments are written."""
+        raw = COMMENT.sub(lambda found: " " * len(found[0]), raw)
+        for match in ARGUMENT.finditer(raw):
+            if match[0].replace("_", "-") in self.settled:
+                continue
+            used = HOLDS.match(raw, match.end())
+            origin = self.origin(state, used[1], path) if used else ""
+            state.lines[match[0].replace("_", "-")] = f"{path}:{line + raw.count(chr(10), 0, match.start())}{origin}"
+
+    def output(self, text: str, state: State, where: str) -> str:
+        """What stands for `$(..)`."""
+        return self.printed(text, state, where).replace("\0", "").rstrip("\n")
+
+    def printed(self, text: str, state: State, where: str) -> str:
+        """What the commands of `$(..)` or `<(..)` print."""
+        inner = state.copy()
+        inner.captures, inner.printed, inner.commands, inner.options = True, "", [], inner.options - {"e"}
+        path, _, line = where.rpartition(":")
+        outcomes = self.text(text, inner, path, int(line) if line.isdecimal() else 1)
+        end = merged([each for each, _ in outcomes], self.marks, frozenset(), where)
+        state.status, state.code = end.status, end.code
+        self.outputs += 1
+        state.commands = [*state.commands, *end.commands]
+        return end.printed
+
+    def found(self, words: Sequence[str], environment: dict[str, str], state: State, where: str) -> None:
+        """Notes a command that is reached."""
+        exported = {name: value for name in state.exported if isinstance(value := state.variables.get(name), str)}
+        lines = {**state.lines, **{name: state.origins[name] for name in exported if name in state.origins}}
+        self.serial += 1
+        state.commands.append(
+            Found(
+                tuple(self.marks.picked_words(words, state.known())), where, state.guards, lines,
+                exported | environment, dict(state.files), dict(state.batch), state.directory, self.serial,
+            )
+        )  # fmt: skip
+
+    def called(self, name: str, words: Sequence[str], state: State, where: str) -> Outcomes:
+        """Calls a function."""
+        body, source = state.functions[name]
+        saved = (state.arguments, state.shifted, state.closed)
+        state.arguments, state.shifted, state.closed = list(words), 0, True
+        state.locals.append({})
+        outcomes = self.deeper(lambda: self.statement(body, state, source))
+        for each, _ in outcomes:
+            for local, old in each.locals.pop().items():
+                each.kinds.pop(local, None)
+                self.restore(each, local, old)
+            each.arguments, each.shifted, each.closed = saved
+        return self.collapsed([(each, "" if flow.startswith("return") else flow) for each, flow in outcomes], where)
+
+    def child(
+        self, text: str, state: State, name: str, words: Sequence[str], where: str, environment: Mapping[str, Value],
+        worded: bool = False,
+    ) -> Outcomes:  # fmt: skip
+        """Evaluates a text in a shell of its own, which has what is exported. worded: one of words of the command."""
+
+        def run(inner: State) -> Outcomes:
+            inner.variables = {each: inner.variables[each] for each in inner.exported if each in inner.variables}
+            inner.variables.update(environment)
+            inner.origins = {name: where for name, where in inner.origins.items() if name not in environment}
+            inner.exported |= set(environment)
+            inner.arguments, inner.shifted, inner.closed, inner.name, inner.locals = list(words), 0, True, name, []
+            inner.functions, inner.kinds, inner.aliases, inner.options, inner.tested = {}, {}, {}, frozenset(), 0
+            if worded:
+                return self.worded(text, inner, where)
+            path, _, line = where.rpartition(":")
+            return self.text(text, inner, path, int(line) if line.isdecimal() else 1)
+
+        return self.apart(state, run, where)
+
+    def worded(self, text: str, state: State, where: str) -> Outcomes:
+        """Evaluates a text that is made of words of a command: its arguments are written where these words are."""
+        path, _, line = where.rpartition(":")
+        held, self.settled = self.settled, frozenset(state.lines)
+        try:
+            return self.text(text, state, path, int(line) if line.isdecimal() else 1)
+        finally:
+            self.settled = held
+
+
+def _faulty(node: Node) -> Node:
+    """The first node that is no bash."""
+    while True:
+        inner: Any = next((child for child in node.children if child.has_error or child.is_missing or child.is_error), None)
+        if inner is None or node.is_error:
+            return node
+        node = inner

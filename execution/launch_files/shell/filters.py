@@ -1,0 +1,257 @@
+"""What programs make of a text that they are given: head, tail, wc, grep, tr, cut, awk, sort, uniq, bc and jq."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from trainplan.execution.launch_files.shell import arithmetic, sed
+from trainplan.execution.launch_files.shell.edits import ESCAPES
+from trainplan.execution.launch_files.shell.patterns import expression
+
+VALUED = {  # letters of options that take a value
+    "head": "nc", "tail": "nc", "cut": "dfcb", "awk": "Fvf", "sed": "efl", "grep": "efmABC", "egrep": "efmABC",
+    "fgrep": "efmABC", "sort": "ktSo",
+}  # fmt: skip
+PROGRAMS = ("awk", "sed", "grep", "egrep", "fgrep", "jq")  # what takes a program or a pattern before its files
+
+
+def apart(name: str, rest: list[str]) -> tuple[list[str], list[str]]:
+    """The words of a filter, and the files among them."""
+    words, paths, place, programs = list[str](), list[str](), 0, name in PROGRAMS
+    while place < len(rest):
+        word = rest[place]
+        count = 1
+        if name == "jq" and word in ("--arg", "--argjson"):
+            count = 3
+        elif re.match(r"-.", word):
+            short = re.fullmatch(r"-\w", word[:1] + word[-1:]) if not word.startswith("--") else None
+            count += bool(short) and word[-1] in VALUED.get(name, "") and not re.match(r"-[dfFv].", word)
+            programs = programs and not (short and word[-1] in "ef") and not word.startswith(("--expression", "--regexp"))
+        elif programs:
+            programs = False
+        elif name not in ("tr", "bc"):
+            paths.append(word)
+            place += 1
+            continue
+        words += rest[place : place + count]
+        place += count
+    return words, paths
+
+
+def _head(rest: list[str], given: str) -> str | None:
+    count = re.search(r"(\d{1,6})", " ".join(rest))
+    return "".join(given.splitlines(True)[: int(count[1]) if count else 10])
+
+
+def _tail(rest: list[str], given: str) -> str | None:
+    count = re.search(r"(\d{1,6})", " ".join(rest))
+    lines = given.splitlines(True)
+    if re.search(r"\+\d", " ".join(rest)):
+        return "".join(lines[int(count[1]) - 1 :]) if count else None
+    return "".join(lines[-(int(count[1]) if count else 10) :])
+
+
+def _wc(rest: list[str], given: str) -> str | None:
+    kind = next((word for word in rest if word in ("-l", "-w", "-c")), "")
+    return {"-l": f"{given.count(chr(10))}\n", "-w": f"{len(given.split())}\n", "-c": f"{len(given.encode())}\n"}.get(kind)
+
+
+def grep(rest: list[str], given: str) -> str | None:
+    """Lines that a pattern finds, of the options that are known; None where they, or the pattern, are not."""
+    letters, words, patterns = "", list[str](), list[str]()
+    place = 0
+    while place < len(rest):
+        if re.fullmatch(r"-[vqEFciwxsheo]+", rest[place]):
+            letters += rest[place][1:]
+            if rest[place][-1] == "e":
+                place += 1
+                patterns += rest[place : place + 1]
+        elif rest[place].startswith("-"):
+            return None
+        else:
+            words.append(rest[place])
+        place += 1
+    patterns = patterns or words[:1]
+    if len(patterns) != 1:
+        return None
+    text = patterns[0]
+    if "F" in letters:
+        text = re.escape(text)
+    elif "E" not in letters:
+        try:
+            text = sed.extended(text, False)
+        except sed.Unread:
+            return None
+    text = f"^(?:{text})$" if "x" in letters else rf"\b(?:{text})\b" if "w" in letters else text
+    lines = given.split("\n")
+    pattern = expression(text, max(map(len, lines)), len(lines), re.IGNORECASE if "i" in letters else 0)
+    if pattern is None:
+        return None
+    if "o" in letters and not set(letters) & set("vc"):
+        return "".join(match[0] + "\n" for line in given.splitlines() for match in pattern.finditer(line) if match[0])
+    lines = [line for line in given.splitlines() if (pattern.search(line) is None) == ("v" in letters)]
+    return f"{len(lines)}\n" if "c" in letters else "".join(line + "\n" for line in lines)
+
+
+def _tr(rest: list[str], given: str) -> str | None:
+    sets = [re.sub(r"\\(.)", lambda m: ESCAPES.get(m[1], m[1]), word) for word in rest if not re.fullmatch(r"-[dsc]+", word)]
+    sets = [
+        re.sub(
+            r"\[:(upper|lower|digit|space):\]",
+            lambda m: {"upper": "A-Z", "lower": "a-z", "digit": "0-9"}.get(m[1], " \t\n"),
+            each,
+        )
+        for each in sets
+    ]
+    sets = [re.sub(r"(\w)-(\w)", lambda m: "".join(map(chr, range(ord(m[1]), ord(m[2]) + 1))), each) for each in sets]
+    if rest[:1] == ["-d"] and len(sets) == 1:
+        return "".join(char for char in given if char not in sets[0])
+    if len(sets) != 2 or not sets[1] or any(re.fullmatch(r"-[dsc]+", word) for word in rest):
+        return None
+    second = sets[1] + sets[1][-1] * max(0, len(sets[0]) - len(sets[1]))
+    return given.translate({ord(a): b for a, b in zip(sets[0], second, strict=False)})
+
+
+def _cut(rest: list[str], given: str) -> str | None:
+    text = "\0" + "\0".join(rest) + "\0"
+    sign, number = re.search(r"\0-d\0?([^\0])(?=\0)", text), re.search(r"\0-f\0?(\d{1,4})(-?)(?=\0)", text)
+    known = sum(len(match[0]) for match in (sign, number) if match)
+    if number is None or known + 1 != len(text):  # other options, or what cut itself refuses
+        return None
+    lines = []
+    for line in given.splitlines():
+        parts, place = line.split(sign[1] if sign else "\t"), int(number[1]) - 1
+        lines.append(
+            line if len(parts) == 1 else (sign[1] if sign else "\t").join(parts[place : None if number[2] else place + 1])
+        )
+    return "".join(line + "\n" for line in lines)
+
+
+def _awk(rest: list[str], given: str) -> str | None:
+    """What awk prints of lines that a pattern finds or a field says, a field or the whole of each."""
+    match = (
+        re.fullmatch(
+            r"(?:/((?:[^/\\]|\\.)+)/|\$(\d)\s*==\s*\"([^\"]*)\"|NR\s*==\s*(\d+))?\s*\{\s*print(?:\s+(\$?NF|\$\d|NR))?\s*;?\s*(?:exit\s*;?\s*)?\}",
+            rest[-1].strip(),
+        )
+        if rest
+        else None
+    )
+    if rest and re.fullmatch(r"\s*END\s*\{\s*print\s+NR\s*;?\s*\}\s*", rest[-1]):
+        return f"{len(given.splitlines())}\n"
+    sign = re.search(r"-F\0?([^\0]+)", "\0".join(rest[:-1]))
+    if match is None or any(not re.match(r"-F", word) for n, word in enumerate(rest[:-1]) if rest[n - 1 : n] != ["-F"]):
+        return None
+    lines = given.splitlines()
+    pattern = expression(match[1], max(map(len, lines), default=0), len(lines)) if match[1] else None
+    if match[1] and pattern is None:
+        return None
+    made = ""
+    for number, line in enumerate(lines, 1):
+        row = _columns(line, sign[1].strip("'\"") if sign else None)
+        if row is None:
+            return None
+        if (pattern is not None and not pattern.search(line)) or (match[4] and number != int(match[4])):
+            continue
+        if match[2] and (line if match[2] == "0" else "".join(row[int(match[2]) - 1 : int(match[2])])) != match[3]:
+            continue
+        counts = {"NF": str(len(row)), "NR": str(number), "$NF": row[-1] if row else "", "$0": line}
+        column = "".join(row[int(match[5][1:]) - 1 : int(match[5][1:])]) if re.fullmatch(r"\$[1-9]", match[5] or "") else ""
+        made += counts.get(match[5] or "$0", column) + "\n"
+        if "exit" in match[0]:
+            break
+    return made
+
+
+def _columns(line: str, sign: str | None) -> list[str] | None:
+    """The fields of a line; None where they are apart by a pattern that is not read."""
+    if sign is None or sign == " ":
+        return line.split()
+    if len(sign) > 1 and not re.fullmatch(r"\[[\w:=,; /-]+\]\+?", sign):
+        return None
+    return re.split(re.escape(sign) if len(sign) == 1 else sign, line)
+
+
+def _bc(rest: list[str], given: str) -> str | None:
+    try:
+        return f"{arithmetic.computed(given.strip(), lambda name: 'x x', lambda name, value: None)}\n"
+    except arithmetic.Faulty:
+        return None
+
+
+def _sort(rest: list[str], given: str) -> str | None:
+    letters = "".join(word[1:] for word in rest)
+    odd = "n" in letters and re.search(r"(?m)^(?!\d{1,9}$)", given.strip())
+    if odd or any(not re.fullmatch(r"-[unr]+", word) for word in rest):
+        return None
+    lines = given.splitlines()
+    lines = list(dict.fromkeys(lines)) if "u" in letters else lines
+    lines.sort(key=(lambda line: int(line or 0)) if "n" in letters else str, reverse="r" in letters)
+    return "".join(line + "\n" for line in lines)
+
+
+def _uniq(rest: list[str], given: str) -> str | None:
+    lines = given.splitlines()
+    return None if rest else "".join(line + "\n" for n, line in enumerate(lines) if not n or lines[n - 1] != line)
+
+
+def _jq(rest: list[str], given: str) -> str | None:
+    """What jq prints of a file of JSON: a value by its path, or the whole with values that are put in."""
+    said, words, place = dict[str, Any](), list[str](), 0
+    while place < len(rest):
+        if rest[place] in ("--arg", "--argjson") and place + 2 < len(rest):
+            name, text = rest[place + 1 : place + 3]
+            try:
+                said[name] = text if rest[place] == "--arg" else json.loads(text)
+            except ValueError:
+                return None
+            place += 2
+        elif rest[place].startswith("-") and not re.fullmatch(r"-[rMcSj]+|--raw-output|--compact-output", rest[place]):
+            return None
+        elif not rest[place].startswith("-"):
+            words.append(rest[place])
+        place += 1
+    raw = any(re.fullmatch(r"-\w*r\w*|--raw-output", word) for word in rest)
+    try:
+        value: Any = json.loads(given)
+        if len(words) != 1:
+            return None
+        for part in words[0].split("|"):
+            match = re.fullmatch(rf"\s*({PATH})\s*(?:=(?!=)\s*(.+?)\s*)?", part, re.DOTALL)
+            if match is None:
+                return None
+            keys = [int(n) if n else key or text for key, text, n in re.findall(STEP, match[1])]
+            if match[2] is None:
+                for key in keys:
+                    value = None if value is None else value.get(key) if isinstance(value, dict) else value[key]
+                continue
+            put = said[match[2][1:]] if match[2][:1] == "$" else json.loads(match[2])
+            inner = value
+            for key in keys[:-1]:
+                inner = inner.setdefault(key, {}) if isinstance(inner, dict) else inner[key]
+            inner[keys[-1]] = put
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError):
+        return None
+    return (value if raw and isinstance(value, str) else json.dumps(value, indent=2)) + "\n"
+
+
+STEP = r"\.([A-Za-z_]\w*)|\.?\[?\"([^\"]+)\"\]?|\[(\d{1,4})\]"
+PATH = rf"(?:\.|(?:{STEP})+)".replace("([A", "(?:[A").replace("([^", "(?:[^").replace(r"(\d", r"(?:\d")
+FILTERS = {
+    "sort": _sort,
+    "uniq": _uniq,
+    "jq": _jq,
+    "head": _head,
+    "tail": _tail,
+    "wc": _wc,
+    "tr": _tr,
+    "cut": _cut,
+    "awk": _awk,
+    "bc": _bc,
+    "sed": sed.edited,
+    "grep": grep,
+    "egrep": lambda rest, given: grep(["-E", *rest], given),
+    "fgrep": lambda rest, given: grep(["-F", *rest], given),
+}

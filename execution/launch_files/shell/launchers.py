@@ -1,0 +1,186 @@
+"""Commands that start other commands: shells, Slurm, MPI, containers, and the launchers of training."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from trainplan.execution.launch_files.shell import files, reading
+from trainplan.execution.launch_files.shell.batch import HEADER, batch_of, changed, counts, pbs
+from trainplan.execution.launch_files.shell.marks import MARK
+from trainplan.execution.launch_files.shell.passing import passed
+from trainplan.execution.launch_files.shell.state import State
+from trainplan.profiling.models.families.fields import names
+
+if TYPE_CHECKING:
+    from trainplan.execution.launch_files.shell.evaluate import Evaluator
+
+SHELLS = ("bash", "sh", "zsh", "dash", "ksh")
+WRAPPERS = names(
+    """
+    srun mpirun mpiexec mpiexec.hydra orterun horovodrun prun aprun jsrun ibrun env nohup time timeout numactl
+    taskset nsys ncu nvprof rocprof rocprofv3 sudo stdbuf nice ionice docker podman singularity apptainer enroot
+    shifter conda mamba micromamba poetry pipenv uv pixi setsid unbuffer tini kubectl flock perf strace py-spy
+    runai dlprof eval
+    """
+)
+REMOTE = ("ssh", "pdsh", "clush", "parallel-ssh", "rsh")
+TOOLS = (
+    "axolotl",
+    "llamafactory-cli",
+    "nemo",
+    "tune",
+    "composer",
+    "colossalai",
+    "swift",
+    "xtuner",
+    "lightning",
+    "fabric",
+    "litgpt",
+    "oumi",
+)
+STARTERS = ("torchrun", "deepspeed", "accelerate", "accelerate-launch", *TOOLS)
+# What trains, and is taken to succeed; other programs check or prepare, and may fail.
+RUNS = re.compile(rf"(?:^|[/ ])(?:{'|'.join(STARTERS)})\b|train|finetune|fine_tune|sft|run_[cm]lm|--num-layers", re.IGNORECASE)
+PYTHON = re.compile(r"(?:.*/)?(?:python|pypy)[\d.]*$")
+# Keys of Megatron-LM that no other tool has: what starts with them trains, whatever starts it.
+MEGATRON = names(
+    """
+    --num-layers --micro-batch-size --global-batch-size --seq-length --tensor-model-parallel-size --hidden-size
+    """
+)
+
+
+def looks_like_program(word: str) -> bool:
+    """Whether a word names something that a launcher starts."""
+    name = word.rsplit("/", 1)[-1]
+    if word.startswith("-") or "=" in word or ":" in word or not name:
+        return False
+    return (
+        bool(PYTHON.match(word))
+        or name in (*SHELLS, *STARTERS, *WRAPPERS, *REMOTE, "xargs")
+        or name.endswith((".py", ".sh", ".sbatch"))
+    )
+
+
+def start(shell: Evaluator, argv: Sequence[str], environment: Mapping[str, str], state: State, where: str) -> bool:
+    """Whether words start another script, or a command that trains; if so, it is evaluated or noted."""
+    name, rest = argv[0].rsplit("/", 1)[-1], list(argv[1:])
+    if name in SHELLS:
+        return _shell(shell, rest, environment, state, where)
+    if name in ("sbatch", "salloc", "qsub"):
+        return _batch(shell, name, rest, environment, state, where)
+    if name == "xargs":
+        lines = reading.started(shell, rest, state, where)
+        return [start(shell, each, environment, state, where) for each in lines] != [False]
+    if name in REMOTE:
+        place = next((n for n, word in enumerate(rest) if looks_like_program(word) or re.search(r"[ ;&]", word)), None)
+        if place is not None:
+            with _handing(name, rest[:place], environment, state) as made:
+                shell.child(" ".join(rest[place:]), state, "bash", [], where, made, worded=True)
+        return place is not None
+    if name in WRAPPERS:
+        place = next((n for n, word in enumerate(rest) if looks_like_program(word)), None)
+        if place is None:
+            return False
+        with _handing(name, rest[:place], environment, state) as made:
+            return start(shell, rest[place:], made, state, where)
+    if name.endswith((".sh", ".sbatch", ".slurm", ".bash")) and not MARK.search(argv[0]):
+        return _script(shell, argv[0], rest, environment, state, where)
+    if PYTHON.match(argv[0]) and "-c" in rest[:2]:
+        return False
+    trains = PYTHON.match(argv[0]) or name in STARTERS or name.endswith(".py")
+    if not trains:
+        trains = any(word.endswith(".py") for word in rest) or len(MEGATRON & {w.partition("=")[0] for w in rest}) > 1
+        if not trains and MARK.search(argv[0]):
+            trains = any(word.startswith("--") for word in rest)
+    if trains:
+        shell.found(argv, dict(environment), state, where)
+        if not RUNS.search(" ".join(argv)):
+            shell.uncertain(state, where, argv)
+    return bool(trains)
+
+
+@contextmanager
+def _handing(name: str, words: Sequence[str], environment: Mapping[str, str], state: State) -> Iterator[dict[str, str]]:
+    """The variables in front of what a launcher starts by its options, with what it says of nodes and tasks."""
+    handed, every = passed(name, words, state)
+    more = counts(words, name)
+    held, state.batch = state.batch, changed(state.batch, more) if more or name in ("sbatch", "salloc") else state.batch
+    exported, state.exported = state.exported, set(state.exported) if every else set(handed)
+    yield {**(environment if every else {}), **handed}
+    state.batch, state.exported = held, exported
+
+
+def _script(
+    shell: Evaluator, path: str, words: Sequence[str], environment: Mapping[str, str], state: State, where: str
+) -> bool:
+    """Evaluates another script, where it is there."""
+    written = state.files.get(shell.named(state, path)) if shell.marks.tells(path) else None
+    text = shell.text_of(state, path) if written is None else written
+    if text is None or files.undecided(text):
+        if _wraps(words):  # what is not here starts the command that stands behind it, as wrappers for affinity do
+            with _handing("", (), environment, state) as made:
+                if state.batch.get("ntasks-per-node", "1") == "1":
+                    state.batch = {**state.batch, "ntasks": "?"}  # it may start several
+                shell.found(words, made, state, where)
+            return True
+        shell.absent.append((shell.marks.shown(path), where))
+        shell.uncertain(state, where, [path, *words])
+        return True
+    held = dict(state.batch)
+    state.batch = changed(batch_of(text), state.batch) if written is None or HEADER.search(text) else state.batch
+    found = shell.on_disk(state, path)
+    shell.child(text, state, path, words, f"{found or path}:1", dict(environment))
+    state.batch = held
+    return True
+
+
+def _wraps(words: Sequence[str]) -> bool:
+    """Whether words are a whole command that trains."""
+    program = bool(words) and (words[0].endswith(".py") or PYTHON.match(words[0]) or words[0] in STARTERS)
+    return bool(program) and len(MEGATRON & {word.partition("=")[0].replace("_", "-") for word in words}) > 1
+
+
+def _shell(shell: Evaluator, rest: list[str], environment: Mapping[str, str], state: State, where: str) -> bool:
+    place, text = 0, False
+    while place < len(rest) and rest[place][:1] in "-+" and rest[place] not in ("-", "--"):
+        text = text or (rest[place][1:2] != "-" and "c" in rest[place][1:])
+        place += 2 if rest[place] in ("-o", "-O", "+o", "--rcfile", "--init-file") else 1
+    words = rest[place + (rest[place : place + 1] == ["--"]) :]
+    if text:
+        if words:
+            name = words[1] if len(words) > 1 else "bash"
+            shell.child(words[0], state, name, words[2:], where, dict(environment), worded=True)
+        return True
+    if words and words[0] != "-":
+        return _script(shell, words[0], words[1:], environment, state, where)
+    if state.given is not None:
+        given, state.given = state.given, None
+        shell.child(given, state, "bash", words[1:], where, dict(environment))
+    return True
+
+
+def _batch(shell: Evaluator, name: str, rest: list[str], environment: Mapping[str, str], state: State, where: str) -> bool:
+    """`sbatch`: a script with its options, a line, or what is given."""
+    place = 0
+    valued = ("-N", "-n", "-p", "-A", "-J", "-t", "-o", "-e", "-w", "-x", "-q", "-c", "-G", "-d", "-C", "-a", "-D", "-l", "-v")
+    while place < len(rest) and rest[place].startswith("-"):
+        long_value = rest[place].startswith("--") and "=" not in rest[place] and place + 1 < len(rest)
+        separate = long_value and not looks_like_program(rest[place + 1]) and not rest[place + 1].startswith("-")
+        place += 2 if rest[place] in valued or separate else 1
+    with _handing(name, rest[:place], environment, state) as made:
+        state.batch |= pbs(rest[:place]) if name == "qsub" else {}
+        wrapped = next((n for n, word in enumerate(rest[:place]) if word.startswith("--wrap")), None)
+        if wrapped is not None:
+            text = rest[wrapped].partition("=")[2] if "=" in rest[wrapped] else rest[wrapped + 1]
+            shell.child(text, state, "bash", [], where, made)
+        elif place < len(rest):
+            _script(shell, rest[place], rest[place + 1 :], made, state, where)
+        elif state.given is not None:
+            given, state.given = state.given, None
+            state.batch = changed(batch_of(given), state.batch)
+            shell.child(given, state, "bash", [], where, made)
+    return True

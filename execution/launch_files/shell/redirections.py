@@ -1,0 +1,103 @@
+"""Statements with files or texts in place of what they read and print."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from trainplan.execution.launch_files.shell.scan import Raw
+from trainplan.execution.launch_files.shell.state import State
+from trainplan.execution.launch_files.shell.words import Words
+from tree_sitter import Node
+
+if TYPE_CHECKING:
+    from trainplan.execution.launch_files.shell.evaluate import Evaluator, Outcomes, Source
+
+
+def redirected(shell: Evaluator, node: Node, state: State, source: Source) -> Outcomes:
+    """A statement with files or texts in place of what it reads and prints."""
+    body = node.child_by_field_name("body")
+    more: list[Raw] = []
+    targets: list[Raw] = []
+    given: str | None = None
+    piped: list[Node] = []
+    where, words = source.where(node), shell.words(state, source.where(node))
+    for child in node.children:
+        if child.type == "heredoc_redirect":
+            given = document(child, words, source)
+            for inner in child.named_children:
+                if inner.type == "pipeline" or (inner.type in ("command", "list") and inner.type != "heredoc_body"):
+                    piped.append(inner)
+                elif inner.type == "file_redirect":
+                    targets += shell.raw(source.of(inner))
+                elif inner.type not in ("heredoc_start", "heredoc_body", "heredoc_end", "file_descriptor"):
+                    more.append(Raw(source.of(inner), 0))
+        elif child.type in ("file_redirect", "herestring_redirect"):
+            targets += shell.raw(source.of(child))
+    more = [each for each in targets if not each.redirects] + more
+
+    def run(inner: State) -> Outcomes:
+        if body is None:
+            return [(inner, "")]
+        if body.type in ("command", "declaration_command", "variable_assignment", "variable_assignments"):
+            return shell.simple(source.of(body), more, inner, source, body)
+        return shell.statement(body, inner, source)
+
+    captured, before = state.captures, state.printed
+    if piped:
+        state.captures, state.printed = True, ""
+    outcomes = streamed(shell, [each for each in targets if each.redirects], given, run, state, where, body is None)
+    if piped:
+        following = [each for node in piped for each in (node.named_children if node.type == "pipeline" else [node])]
+        for each, flow in outcomes:
+            each.given, each.captures, each.printed = each.printed, captured, before
+            if not flow:
+                shell.pipeline(following, each, source)
+    return outcomes
+
+
+def document(node: Node, words: Words, source: Source) -> str:
+    """The text of a here-document."""
+    start = next((each for each in node.named_children if each.type == "heredoc_start"), None)
+    body = next((each for each in node.named_children if each.type == "heredoc_body"), None)
+    text = "" if body is None else source.of(body)
+    if any(child.type == "<<-" for child in node.children):
+        text = "\n".join(line.lstrip("\t") for line in text.split("\n"))
+    if start is not None and any(quote in source.of(start) for quote in "'\"\\"):
+        return text
+    return words._joined(words.pieces(text, True, True))
+
+
+def streamed(
+    shell: Evaluator,
+    targets: Sequence[Raw],
+    given: str | None,
+    run: Callable[[State], Outcomes],
+    state: State,
+    where: str,
+    prints: bool = False,
+) -> Outcomes:
+    """Runs what prints into files and reads from them. prints: whether what is read is printed, as `$(< file)` does."""
+    words = shell.words(state, where)
+    into: tuple[str, bool] | None = None
+    for each in targets:
+        sign = each.redirects.lstrip("0123456789")
+        if sign == "<<<":
+            given = words.text(each.text) + "\n"
+        elif sign == "<":
+            given = shell.content(state, words.text(each.text), where)
+        elif sign in (">", ">>", ">|", "&>", "&>>") and (each.redirects[0] not in "23456789"):
+            into = (words.text(each.text), sign in (">>", "&>>"))
+    state.given = given if given is not None else state.given
+    if prints and given is not None and state.captures:
+        state.printed += given
+    if into is None:
+        return run(state)
+    captured, before, state.captures, state.printed = state.captures, state.printed, True, ""
+    outcomes = run(state)
+    path, adds = into
+    for end, _ in outcomes:
+        if not path.startswith("/dev/"):
+            shell.written(end, path, end.printed, adds)
+        end.captures, end.printed = captured, before
+    return outcomes

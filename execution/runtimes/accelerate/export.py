@@ -1,0 +1,92 @@
+"""Plans for Accelerate: its YAML file with FSDP2, a script that trains with it, and what starts that.
+
+Keys as of `accelerate config` (1.15, 2026). Shards (sdp) are FSDP2's: ZeRO stage 3 reshards parameters after the forward pass,
+stage 2 does not; copies of shards (hybrid sharding) are `parallelism_config_dp_replicate_size`. Copies alone (dp) are DDP. How
+many samples a micro-batch has, and how many there are, the file cannot say: the script reads them from run.json. Refused:
+pipelines, tensor parallelism, ZeRO stage 1, units with different strategies, uneven shares, states on the host.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+from trainplan.execution.runtimes.export_common import Export, as_exported, fitting_bytes
+from trainplan.execution.runtimes.export_sharded import left_out, one_stage, run_file, script
+from trainplan.execution.runtimes.launch_scripts import accelerate_launch, here, page, slurm
+from trainplan.formulations.plan.plan import Plan
+from trainplan.profiling.base.errors import InputError
+
+RUNTIME, VERSION = "Accelerate", "Accelerate 1.15 (2026)"
+ABLE = ("master weights", "ZeRO stage 2", "recomputation of modules")
+PRECISIONS = {"bfloat16": "bf16", "float16": "fp16", "float32": "no"}
+LAYERS = {  # the classes of layers that are wrapped, in transformers 5
+    "gpt2": "GPT2Block",
+    "llama": "LlamaDecoderLayer",
+    "mistral": "MistralDecoderLayer",
+    "qwen2": "Qwen2DecoderLayer",
+    "qwen3": "Qwen3DecoderLayer",
+    "phi3": "Phi3DecoderLayer",
+    "glm": "GlmDecoderLayer",
+    "nemotron": "NemotronDecoderLayer",
+}
+DECIDES = (
+    "FSDP2 gathers parameters ahead and reduces gradients during the backward pass: hidden in plans with overlap",
+    "a layer is gathered, and recomputed, as one: attention and feed-forward network together",
+    "parameters are kept in float32, as masters, and computed with in the precision of the file",
+    "the optimizer's numbers are in train.py: yours to change",
+)
+
+
+def export(plan: Plan, where: str) -> Export:
+    """Files accelerate.yaml, run.json, train.py, launch.sh, slurm.sh and README.md. Raises InputError."""
+    strategy, model = one_stage(plan, RUNTIME, where, ABLE), plan.planned_model()
+    said, (copies, shard) = left_out(plan, RUNTIME), (strategy.degree("dp"), strategy.degree("sdp"))
+    precision = plan.precision
+    if shard == 1 and precision.master is not None and precision.gradients == "model":
+        said.append("gradients are in float32 where ranks hold copies alone (DDP); more time and memory")
+        precision = precision.changed(gradients="float32")
+    elif shard > 1 and precision.gradients == "float32":
+        said.append(f"gradients are reduced in {model.dtype} where ranks share states, and kept in float32; less time")
+    exported = as_exported(plan, strategy, precision=precision)
+    peak_bytes = fitting_bytes(plan, exported, where, RUNTIME)
+    again = any(unit.strategy.ckpt for unit in exported.units)
+    if strategy.zero_stage == 1:
+        fix = "plan with --for accelerate: FSDP2 shards gradients, too"
+        raise InputError(where, "units[0].states.zero", "is 1", fix)
+    nodes = -(-plan.world // min(8, plan.world))
+    settings: dict[str, Any] = {
+        "compute_environment": "LOCAL_MACHINE",
+        "distributed_type": "FSDP" if shard > 1 else "MULTI_GPU" if plan.world > 1 else "NO",
+        "mixed_precision": PRECISIONS[model.dtype],
+        "num_machines": nodes,
+        "num_processes": plan.world,
+        "machine_rank": 0,
+        "main_training_function": "main",
+        "rdzv_backend": "static",
+        "same_network": True,
+        "use_cpu": False,
+    }
+    if shard > 1:
+        settings["fsdp_config"] = {
+            "fsdp_version": 2,
+            "fsdp_reshard_after_forward": strategy.zero_stage == 3,
+            "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+            "fsdp_transformer_layer_cls_to_wrap": LAYERS[model.family],
+            "fsdp_activation_checkpointing": again,
+            "fsdp_cpu_ram_efficient_loading": False,
+            "fsdp_offload_params": False,
+            "fsdp_state_dict_type": "SHARDED_STATE_DICT",
+        }
+    if shard > 1 and copies > 1:
+        sizes = {"dp_replicate": copies, "dp_shard": shard, "tp": 1, "cp": 1}
+        settings["parallelism_config"] = {f"parallelism_config_{name}_size": size for name, size in sizes.items()}
+    files = {
+        "accelerate.yaml": f"# For {VERSION}.\n{yaml.safe_dump(settings, sort_keys=False)}",
+        "run.json": run_file(plan, strategy),
+        "train.py": script("accelerate_script.py"),
+        "launch.sh": accelerate_launch(plan.world, "accelerate.yaml", f'{here("train.py")} "$@"'),
+        "slurm.sh": slurm(plan.world),
+        "README.md": page(plan, RUNTIME, VERSION, peak_bytes, said, DECIDES),
+    }
+    return Export("accelerate", {"config": settings, "peak_bytes": peak_bytes}, files, tuple(said), exported)

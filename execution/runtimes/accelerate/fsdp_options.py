@@ -1,0 +1,95 @@
+"""How PyTorch's FSDP shares states, by the options that Accelerate, transformers and axolotl have for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from trainplan.execution.launch_files.run_configuration import Keys, Said
+from trainplan.profiling.base.errors import COMMAND_LINE, InputError, shown
+
+STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")  # FSDP1's, by number from 1 on
+WRAPS = ("TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP")
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """ZeRO's stage; the copies and the ranks that share states, None where they follow from the devices; whether states are on
+    the host, whether layers are computed again, and whether the ranks of a node share states, however many it has."""
+
+    zero: Literal[0, 1, 2, 3]
+    copies: int | None
+    shard: int | None
+    offloads: bool = False
+    again: bool = False
+    within_nodes: bool = False
+
+
+def fsdp(
+    keys: Keys,
+    find: Callable[[str], str],
+    sizes: Mapping[str, int],
+    node: int | None,
+    version: int,
+    notes: list[str],
+    wrapped: str,
+) -> Sharding:
+    """What the keys of FSDP say. find: the key of an option, such as fsdp_config.fsdp_version of `version`. sizes: of
+    `dp_replicate` and `dp_shard`, where they are given. node: devices of a node, None where nothing says it. version: of FSDP
+    where none is given. wrapped: the policy, of WRAPS, where none is given. Raises InputError."""
+    shared = _shared(keys, find, sizes, node, keys.whole(find("version"), version) or version, notes)
+    key = find("auto_wrap_policy")
+    wrap = keys.text(key, wrapped, (*WRAPS, *(name.lower() for name in WRAPS))).upper()
+    if wrap == "NO_WRAP" and shared.zero:
+        problem = "is 'NO_WRAP'" if keys.values.get(key) else f"is missing, which is NO_WRAP ({keys.defaults})"
+        fix = "give TRANSFORMER_BASED_WRAP: plans gather layer by layer, and this gathers the whole model"
+        raise keys.error(key, problem, fix)
+    if wrap == "SIZE_BASED_WRAP":
+        notes.append("modules are wrapped by size: the plan gathers layer by layer")
+    return shared
+
+
+def _shared(
+    keys: Keys, find: Callable[[str], str], sizes: Mapping[str, int], node: int | None, version: int, notes: list[str]
+) -> Sharding:
+    """The same, whatever is gathered at once."""
+    strategy, reshard = keys.get(find("sharding_strategy")), keys.get(find("reshard_after_forward"))
+    offloads = keys.flag(find("offload_params")) or keys.flag(find("cpu_offload"))
+    again = keys.flag(find("activation_checkpointing"))
+    keys.refuse(find("ignored_modules"), [""], "plans share the states of all modules")
+    if keys.flag(find("activation_checkpointing_offload")):
+        notes.append("checkpoints on the host (their offload is asked for): the plan keeps them on the device; more memory")
+    copies: int | None = sizes.get("dp_replicate", 1)
+    shard = sizes["dp_shard"] if sizes.get("dp_shard", 1) > 1 else None
+    if version == 2:
+        whole = keys.flag(find("reshard_after_forward"), True)
+        return Sharding(3 if whole else 2, copies, shard, offloads, again)
+    key = find("sharding_strategy" if strategy is not None else "reshard_after_forward")
+    name = _strategy(keys, key, strategy if strategy is not None else reshard)
+    within = name.startswith("HYBRID") and shard is None
+    if within:
+        copies, shard = None, node
+    elif copies == 1:
+        copies = None
+    zero: Any = 0 if name == "NO_SHARD" else 2 if name in ("SHARD_GRAD_OP", "HYBRID_SHARD_ZERO2") else 3
+    return Sharding(zero, copies, shard, offloads, again, within and node is None)
+
+
+def refuse_denied(again: bool, said: Said, where: str) -> None:
+    """Raises InputError where FSDP computes layers again (`activation_checkpointing`) and --recompute denies it."""
+    if again and said.recompute == "none":
+        problem = f"is none, and {where} has activation_checkpointing: true"
+        raise InputError(COMMAND_LINE, "--recompute", problem, "leave it out, or change the file")
+
+
+def _strategy(keys: Keys, key: str, value: Any) -> str:
+    """FSDP1's strategy by name or number; a true or false of FSDP2 is none of it. Raises InputError."""
+    if value is None:
+        keys.take(key, STRATEGIES[0])
+        return STRATEGIES[0]
+    name = STRATEGIES[int(value) - 1] if str(value) in set("12345") else str(value).upper()
+    if isinstance(value, bool) or name not in STRATEGIES:
+        fix = f"give one of {', '.join(STRATEGIES)}" + (", or fsdp_version: 2" if isinstance(value, bool) else "")
+        raise keys.error(key, f"is {shown(value)}", fix)
+    return name

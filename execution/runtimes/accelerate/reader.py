@@ -1,0 +1,264 @@
+"""Accelerate: the file of `accelerate config`, with its FSDP, DeepSpeed and plain data-parallel parts (1.15, 2026)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from trainplan.execution.launch_files.lines import text_sources
+from trainplan.execution.launch_files.run_configuration import Configuration, Host, Keys, Recomputed, Said, flattened
+from trainplan.execution.launch_files.settings import read_with_settings
+from trainplan.execution.runtimes.accelerate.fsdp_options import Sharding, fsdp, refuse_denied
+from trainplan.execution.runtimes.deepspeed import reader as deepspeed_reader
+from trainplan.execution.runtimes.documented import ACCELERATE, ACCELERATE_TABLES
+from trainplan.profiling.base.errors import COMMAND_LINE, InputError, shown
+from trainplan.profiling.clusters.recipes import RecipeName
+from trainplan.profiling.models.precision import MASTERS, PLAIN
+
+KINDS = ("NO", "MULTI_GPU", "FSDP", "DEEPSPEED")
+PARTS = ("fsdp", "deepspeed", "megatron_lm")  # whose tables are read where they are the kind
+DTYPES = {"no": "float32", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp8": "bfloat16"}
+ZERO_STAGE = "zero_optimization.stage"
+DEEPSPEED = {  # of the YAML's own keys, what DeepSpeed's file calls them
+    "zero_stage": ZERO_STAGE,
+    "gradient_accumulation_steps": "gradient_accumulation_steps",
+    "gradient_clipping": "gradient_clipping",
+    "offload_optimizer_device": "zero_optimization.offload_optimizer.device",
+    "offload_param_device": "zero_optimization.offload_param.device",
+    "offload_optimizer_nvme_path": "zero_optimization.offload_optimizer.nvme_path",
+    "offload_param_nvme_path": "zero_optimization.offload_param.nvme_path",
+    "zero3_save_16bit_model": "zero_optimization.stage3_gather_16bit_weights_on_model_save",
+}
+LAUNCHING = {
+    "zero3_init_flag",
+    "deepspeed_multinode_launcher",
+    "deepspeed_hostfile",
+    "deepspeed_exclusion_filter",
+    "deepspeed_inclusion_filter",
+    "deepspeed_config_file",
+    "seq_parallel_communication_data_type",
+}
+COUNTS = ("num_processes", "num_machines")
+KIND_OPTIONS = {"multi_gpu": "MULTI_GPU", "use_fsdp": "FSDP", "use_deepspeed": "DEEPSPEED", "use_megatron_lm": "MEGATRON_LM"}
+DEGREE = "parallelism_config.parallelism_config_"
+DEFAULTS = "default of Accelerate 1.15"
+FLOAT32 = (
+    "mixed_precision: no is float32 throughout; where the program has its own --bf16, as transformers' Trainer has, "
+    "give --dtype bfloat16"
+)
+ON_HOST = "master weights on the host: the plan's states there are in the model's dtype; less memory and time"
+
+
+def read(
+    path: Path, said: Said, brought: Mapping[str, tuple[Any, str]] | None = None, text: str | None = None
+) -> Configuration:
+    """The configuration of a YAML or JSON file. brought: what the program says for DeepSpeed, as of `deepspeed.of_values`.
+    text: what the file holds, where a script writes it. Raises InputError."""
+    data, sources = read_with_settings(path, said, (), text)
+    where = str(path)
+    if not isinstance(data, Mapping):
+        raise InputError(where, "", f"holds {shown(data)}", "give a mapping, as `accelerate config` writes it")
+    no = {"mixed_precision": "no", "distributed_type": "NO"}  # which YAML takes for false
+    own = {key: no.get(key, value) if value is False else value for key, value in flattened(data).items()}
+    if own.pop("fp16", None) is True and own.get("mixed_precision") is None:  # of before 0.12
+        own["mixed_precision"] = "fp16"
+    called = {_whole_key(key): key for key in own}
+    values = {key: own[old] for key, old in called.items()}
+    values |= {key: value for key, (value, _) in said.launched.items()}
+    lines = sources if text is None else text_sources(text, str(path))
+    sources = {key: lines[old] for key, old in called.items() if old in lines}
+    sources |= {key: source for key, (_, source) in said.launched.items()}
+    keys = Keys(where, values, (None, "null"), sources, DEFAULTS, said.ignored, called)
+    kind = _kind(keys)
+    devices = keys.whole("num_processes", 1 if kind == "NO" else None)
+    precision = keys.text("mixed_precision", "", DTYPES)
+    if kind == "DEEPSPEED":
+        return _deepspeed(keys, _with_options(data, said), path, devices, precision, said, brought or {})
+    notes = list[str]()
+    dtype, recipe = _dtype(keys, precision, said, notes)
+    sizes = {name: keys.whole(f"{DEGREE}{name}_size", 1) or 1 for name in ("dp_replicate", "dp_shard", "tp", "cp", "sp")}
+    if sizes["sp"] > 1:
+        raise keys.error(
+            f"{DEGREE}sp_size", f"is {sizes['sp']}", "give 1, or distributed_type: DEEPSPEED: sequences are cut by DeepSpeed"
+        )
+    machines = keys.whole("num_machines")
+    node = None if None in (devices, machines) else max(1, (devices or 1) // (machines or 1))
+    shared = Sharding(0, None, None)
+    if kind == "FSDP":
+        shared = fsdp(keys, _fsdp_key, sizes, node, 1, notes, "NO_WRAP")
+    if brought is None:
+        refuse_denied(shared.again, said, where)
+    again = shared.again or said.recompute == "full"
+    host: tuple[Host, ...] = ("optimizer", "parameters") if shared.offloads else ()
+    if host and dtype != "float32":
+        notes.append(ON_HOST)
+    accumulation = keys.whole("gradient_accumulation_steps")
+    compiled = str(keys.get("dynamo_config.dynamo_backend") or keys.get("dynamo_backend") or "no").upper() == "INDUCTOR"
+    unread, unknown = keys.left(
+        ACCELERATE, (*ACCELERATE_TABLES, *(f"{name}_config." for name in PARTS if name != kind.lower()))
+    )
+    names = {"recipe": "mixed_precision", "devices": "num_processes", "accumulation": "gradient_accumulation_steps"}
+    names |= {"dtype": "mixed_precision"}
+    names |= {
+        name: f"{DEGREE}{key}_size"
+        for name, key in (("shard", "dp_shard"), ("copies", "dp_replicate"), ("tp", "tp"), ("cp", "cp"))
+    }
+    if kind == "NO" and devices != 1:
+        notes.append(f"distributed_type: NO starts one process, whatever num_processes ({devices}) is: on one device")
+        devices = 1
+    return Configuration(
+        where=where, runtime="accelerate", software="PyTorch FSDP (Accelerate)", dtype=dtype, devices=devices,
+        flags="compile" * compiled,
+        precision=PLAIN if dtype == "float32" or host else MASTERS, accumulation=accumulation, tp=sizes["tp"], cp=sizes["cp"],
+        copies=shared.copies, shard=shared.shard, within_nodes=shared.within_nodes,
+        zero=shared.zero, recomputed=Recomputed("full" if again else "none"), cuts=(),
+        host=host, keys=names, notes=tuple(notes), unread=unread, unknown=unknown, recipe=recipe, taken=keys.taken,
+    )  # fmt: skip
+
+
+def _whole_key(key: str) -> str:
+    """A key as `accelerate config` writes it: names within tables may lack what `accelerate launch` puts in front of them."""
+    table, dot, name = key.partition(".")
+    prefix = {"fsdp_config": "fsdp", "dynamo_config": "dynamo_"}.get(table)
+    if prefix is not None and dot and not name.startswith(prefix):
+        return f"{table}.{prefix.rstrip('_')}_{name}"
+    return f"fp8_config.{name.removeprefix('fp8_')}" if table == "fp8_config" and dot else key
+
+
+def key_of_option(name: str) -> str | None:
+    """The file's key that an option of `accelerate launch` says instead, by its name with underscores; None of one that
+    bears on no plan. Options win over the file (`commands/launch.py`, `_validate_launch_command`)."""
+    if name in (*COUNTS, "mixed_precision", "use_cpu"):
+        return name
+    if name in KIND_OPTIONS:
+        return "distributed_type"
+    if name in DEEPSPEED or name in LAUNCHING:
+        return f"deepspeed_config.{name}"
+    tables = {"fsdp_": "fsdp_config.", "dynamo_": "dynamo_config.", "fp8_": "fp8_config."}
+    tables |= {"parallelism_config_": "parallelism_config."}
+    table = next((table for start, table in tables.items() if name.startswith(start)), None)
+    return None if table is None else _whole_key(table + name)
+
+
+def _with_options(data: Mapping[str, Any], said: Said) -> dict[str, Any]:
+    """The file's tables with what options of the launcher say of DeepSpeed."""
+    inner = data.get("deepspeed_config")
+    start = "deepspeed_config."
+    given = {key.removeprefix(start): value for key, (value, _) in said.launched.items() if key.startswith(start)}
+    if not given or not (inner is None or isinstance(inner, Mapping)):
+        return dict(data)
+    return {**data, "deepspeed_config": {**(inner or {}), **given}}
+
+
+def _fsdp_key(name: str) -> str:
+    return f"fsdp_config.fsdp_{name}"
+
+
+def _kind(keys: Keys) -> str:
+    """How devices work together. Raises InputError for what no plan has."""
+    kind = keys.get("distributed_type")
+    if kind == "MEGATRON_LM":
+        fix = "give the script with Megatron-LM's own arguments: its part of Accelerate's file is not read"
+        raise keys.error("distributed_type", "is 'MEGATRON_LM'", fix)
+    keys.refuse("compute_environment", ["LOCAL_MACHINE"], "runs in SageMaker are not read")
+    keys.refuse("use_cpu", ["false"], "plans are for accelerators")
+    keys.refuse("tpu_use_cluster", ["false"], "plans are for GPUs")
+    if kind is None:
+        fix = f"give one of {', '.join(KINDS)}: Accelerate takes no file without it"
+        raise keys.error("distributed_type", "is missing", fix)
+    if isinstance(kind, str) and (kind.startswith("MULTI_") or kind in ("TPU", "XLA")) and kind not in KINDS:
+        raise keys.error("distributed_type", f"is {shown(kind)}", "give MULTI_GPU, FSDP or DEEPSPEED: plans are for GPUs")
+    return keys.text("distributed_type", "", KINDS)
+
+
+def _dtype(keys: Keys, precision: str, said: Said, notes: list[str]) -> tuple[str, RecipeName | None]:
+    """The dtype of products, and their recipe in fewer bits. A trainer's --bf16 wins over `no`. Raises InputError."""
+    if not precision and said.dtype is None:
+        fix = f"give it, such as {said.half}, or mixed_precision in the file"
+        raise InputError(COMMAND_LINE, "--dtype", f"is missing, and {keys.where} has no mixed_precision", fix)
+    dtype = DTYPES.get(precision, "float32")
+    if dtype == "float32" and said.dtype not in (None, "float32"):
+        keys.take("mixed_precision", said.dtype, "--dtype")
+        dtype = str(said.dtype)
+    elif dtype == "float32" and said.dtype is None:
+        notes.append(FLOAT32)
+    backend = keys.text("fp8_config.backend", "TE", ("TE", "AO", "MSAMP"))
+    if precision == "fp8" and backend == "MSAMP":
+        raise keys.error("fp8_config.backend", "is 'MSAMP'", "give TE or AO: states of optimizers in 8 bits are not planned")
+    return dtype, None if precision != "fp8" else "fp8-current" if backend == "AO" else "fp8"
+
+
+def _deepspeed(
+    keys: Keys,
+    data: Mapping[str, Any],
+    path: Path,
+    devices: int | None,
+    precision: str,
+    said: Said,
+    brought: Mapping[str, tuple[Any, str]],
+) -> Configuration:
+    """The DeepSpeed part, by its own file where one is named. What it leaves open, Accelerate fills in, or the program."""
+    inner = data.get("deepspeed_config")
+    if inner is not None and not isinstance(inner, Mapping):
+        raise keys.error("deepspeed_config", f"is {shown(inner)}", "give a mapping, such as zero_stage: 3")
+    inner = inner or {}
+    keys.refuse("deepspeed_config.deepspeed_moe_layer_cls_names", [""], "mixtures of experts are not planned")
+    if precision == "fp8":
+        raise keys.error("mixed_precision", "is 'fp8'", "give bf16: plans for DeepSpeed have no matrix multiplications in FP8")
+    for key in inner:
+        if key in DEEPSPEED or key in LAUNCHING:
+            keys.get(f"deepspeed_config.{key}")
+    given, source = dict(brought), f"mixed_precision ({keys.source('mixed_precision')})"
+    if precision in ("bf16", "fp16"):
+        given |= {f"{name}.enabled": (name == precision, source) for name in ("bf16", "fp16")}
+    elif precision and said.dtype is None:  # Accelerate fills in false for both
+        given |= {f"{name}.enabled": (False, source) for name in ("bf16", "fp16")}
+    named = inner.get("deepspeed_config_file")
+    if named is not None:
+        for key in DEEPSPEED:
+            if inner.get(key) is not None:
+                fix = "leave it out: Accelerate takes it from deepspeed_config_file, and refuses both"
+                raise keys.error(f"deepspeed_config.{key}", f"is {shown(inner[key])}", fix)
+        file = beside(path, str(named), keys, "deepspeed_config.deepspeed_config_file")
+        made = deepspeed_reader.read_filled(file, replace(said, variables={}), given | {"stage": (2, DEFAULTS)})
+    else:
+        values: dict[str, Any] = {"train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto", ZERO_STAGE: 2}
+        values |= {DEEPSPEED[key]: value for key, value in inner.items() if key in DEEPSPEED}
+        sources = {DEEPSPEED[key]: keys.source(f"deepspeed_config.{key}") for key in inner if key in DEEPSPEED}
+        sources = {ZERO_STAGE: DEFAULTS} | sources
+        called = {key: f"deepspeed_config.{name}" for name, key in DEEPSPEED.items()}
+        made = deepspeed_reader.of_values(values, str(path), said, sources, called, given)
+    sizes = {name: keys.whole(f"{DEGREE}{name}_size", 1) or 1 for name in ("dp_replicate", "dp_shard", "tp", "cp", "sp")}
+    for name in ("dp_replicate", "tp", "cp"):
+        keys.refuse(f"{DEGREE}{name}_size", ["1"], "give DeepSpeed's own keys for it")
+    if sizes["dp_shard"] > 1 and devices not in (None, sizes["dp_shard"] * sizes["sp"]):
+        fix = f"give it and parallelism_config_sp_size a product of {devices} devices"
+        raise keys.error(f"{DEGREE}dp_shard_size", f"is {sizes['dp_shard']}", fix)
+    if sizes["sp"] > 1:
+        made = replace(made, cp=sizes["sp"], exchange="heads", keys={**made.keys, "cp": f"{DEGREE}sp_size"})
+    if precision == "no" and made.dtype == "float32":
+        made = replace(made, notes=(FLOAT32, *made.notes))
+    unread, others = keys.left(ACCELERATE, (*ACCELERATE_TABLES, *(f"{name}_config." for name in PARTS if name != "deepspeed")))
+    return replace(
+        made,
+        where=str(path),
+        devices=devices,
+        unread=(*unread, *made.unread),
+        unknown=(*others, *made.unknown),
+        taken=(*keys.taken, *made.taken),
+    )
+
+
+def beside(path: Path, name: str, keys: Keys, key: str) -> Path:
+    """A file that another one names: as it stands, or from the folder of that file or one above it, since tools take it from
+    where they are started. Raises InputError."""
+    folders = (Path(), *path.resolve().parents)
+    try:
+        found = next((folder / name for folder in folders if (folder / name).is_file()), None)
+    except (OSError, ValueError):  # a name that no file can have
+        found = None
+    if found is None:
+        raise keys.error(key, f"is {shown(name)}, which is not there", f"put it next to {path.name}, or give where it is")
+    return found

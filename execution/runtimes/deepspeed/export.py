@@ -1,0 +1,95 @@
+"""Plans for DeepSpeed: its JSON configuration, a script that trains with it, and what starts that.
+
+Keys as of DeepSpeed 0.19 (2026; its page on the JSON configuration, `runtime/zero/config.py`). ZeRO stages 1 to 3 are its own;
+copies alone (dp) are stage 0 in float32, and stage 1 in half precision: from there on DeepSpeed takes gradients in float32.
+States on the host are `offload_optimizer` and, in stage 3, `offload_param`. Refused: pipelines, tensor parallelism, units with
+different strategies, copies of shards (hybrid sharding), uneven shares, hidden states on the host.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+from trainplan.execution.runtimes.export_common import Export, as_exported, fitting_bytes, micro_batch_samples
+from trainplan.execution.runtimes.export_sharded import left_out, one_stage, run_file, script
+from trainplan.execution.runtimes.launch_scripts import here, page, slurm, torchrun
+from trainplan.formulations.plan.plan import Plan
+from trainplan.formulations.plan.strategy import Strategy
+from trainplan.profiling.base.errors import InputError
+
+RUNTIME, VERSION = "DeepSpeed", "DeepSpeed 0.19 (2026)"
+DECIDES = (
+    "gradients are reduced in buckets during the backward pass (overlap_comm): hidden in plans with overlap",
+    "stage 3 gathers parameters ahead, as many as stage3_prefetch_bucket_size has, and keeps small ones whole",
+    "buckets for reductions and gathering take memory that the plan does not count (reduce_bucket_size, allgather_bucket_size)",
+    "the optimizer's numbers are in ds_config.json: yours to change",
+)
+GRADIENTS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+
+
+def export(plan: Plan, where: str) -> Export:
+    """Files ds_config.json, run.json, train.py, launch.sh, slurm.sh and README.md. Raises InputError."""
+    strategy, model = one_stage(plan, RUNTIME, where), plan.planned_model()
+    if strategy.degree("dp") > 1 and strategy.degree("sdp") > 1:
+        fix = "plan without --hybrid: DeepSpeed shards over all data-parallel ranks"
+        raise InputError(where, f"units[0].{plan.units[0].field}", f"is {str(plan.units[0].strategy)!r}", fix)
+    offload = _offload(plan, where)
+    said, precision = left_out(plan, RUNTIME), plan.precision
+    stage = strategy.zero_stage
+    if offload and stage < 3 and strategy.degree("dp") > 1:
+        stage = 2
+        said.append(f"{strategy}: gradients and the optimizer's states are sharded between hosts' parts; less memory and time")
+    elif offload and stage == 0:
+        stage = 2
+    if stage == 0 and precision.master is not None:  # `_do_optimizer_sanity_check`: no float32 gradients of half precision
+        stage = 1
+        if strategy.degree("dp") > 1:
+            said.append(f"{strategy}: the optimizer's states are sharded (stage 1); less memory, and as much is exchanged")
+            strategy = replace(Strategy.of(("sdp", strategy.degree("dp"))), zero=1)
+    exported = as_exported(plan, strategy)
+    peak_bytes = fitting_bytes(plan, exported, where, RUNTIME)
+    dtype = GRADIENTS[model.dtype if precision.gradients == "model" else "float32"]
+    config: dict[str, Any] = {
+        "train_batch_size": plan.batch.global_samples,
+        "train_micro_batch_size_per_gpu": micro_batch_samples(plan, strategy.data_degree),
+        "gradient_accumulation_steps": plan.batch.micro_batches,
+        "zero_optimization": {"stage": stage, "overlap_comm": True, **offload},
+        "bf16": {"enabled": model.dtype == "bfloat16"},
+        "fp16": {"enabled": model.dtype == "float16"},
+        "data_types": {"grad_accum_dtype": dtype},
+        **({"communication_data_type": dtype} if precision.gradients == "float32" else {}),  # else it is the model's
+        "optimizer": {"type": "AdamW", "params": {"lr": 3e-4, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1}},
+        "gradient_clipping": 1.0,
+        "steps_per_print": 1,
+        "wall_clock_breakdown": False,
+    }
+    files = {
+        "ds_config.json": json.dumps(config, indent=1) + "\n",
+        "run.json": run_file(plan, strategy),
+        "train.py": script("deepspeed_script.py"),
+        "launch.sh": torchrun(plan.world, f'{here("train.py")} "$@"'),
+        "slurm.sh": slurm(plan.world),
+        "README.md": page(plan, RUNTIME, VERSION, peak_bytes, said, DECIDES),
+    }
+    return Export("deepspeed", {"config": config, "peak_bytes": peak_bytes}, files, tuple(said), exported)
+
+
+def _offload(plan: Plan, where: str) -> dict[str, Any]:
+    """What is kept on the host, the same of all units. Raises InputError."""
+    first = plan.units[0].states
+    for position, unit in enumerate(plan.units):
+        states = unit.states
+        if (states.optimizer, states.parameters) != (first.optimizer, first.parameters):
+            fix = "plan with --one-strategy: DeepSpeed keeps all layers' states in one place"
+            raise InputError(where, f"units[{position}].states", f"are on the {states.optimizer}, unlike units[0]'s", fix)
+        if unit.activations.hidden == "host":
+            fix = "plan with --host optimizer: DeepSpeed keeps inputs of layers on the device here"
+            raise InputError(where, f"units[{position}].activations.hidden", "is 'host'", fix)
+    if first.parameters == "host" and plan.units[0].strategy.zero_stage < 3:
+        fix = "plan with --host optimizer: DeepSpeed has parameters on the host in stage 3 alone"
+        raise InputError(where, "units[0].states.parameters", "is 'host'", fix)
+    host: dict[str, Any] = {"device": "cpu", "pin_memory": True}
+    offload = {"offload_optimizer": host} if first.optimizer == "host" else {}
+    return {**offload, "offload_param": host} if first.parameters == "host" else offload

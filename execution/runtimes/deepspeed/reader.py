@@ -1,0 +1,383 @@
+"""DeepSpeed: its JSON configuration, with keys and defaults as of its code (0.19, 2026).
+
+A value of "auto" is none of DeepSpeed's: transformers' Trainer or Accelerate fills it in before DeepSpeed sees it
+(`transformers/integrations/deepspeed.py`, 5.x; `accelerate/utils/dataclasses.py`, 1.15). Where it depends on the command of the
+trainer, such as --bf16, what is taken is among the values that were taken, with that source; where the file alone cannot say
+it, it is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from trainplan.execution.launch_files.run_configuration import Configuration, Host, Keys, Recomputed, Said, flattened
+from trainplan.execution.launch_files.settings import read_with_settings
+from trainplan.execution.launch_files.trainer_buffers import Buffers
+from trainplan.execution.runtimes.documented import DEEPSPEED, DEEPSPEED_TABLES
+from trainplan.profiling.base.errors import COMMAND_LINE, InputError, shown
+from trainplan.profiling.models.optimizers import OptimizerName
+from trainplan.profiling.models.precision import PLAIN, Precision
+
+ZERO = "zero_optimization"
+DEFAULTS = "default of DeepSpeed 0.19"
+TRAINER = "transformers' Trainer fills in 'auto'"
+BROUGHT = "adamw_torch_fused"  # by a program without an optimizer of its own, and whose default that is
+BROUGHT_BY = "default of transformers 5 with torch 2.8 or later (--optim)"
+# Keys whose "auto" is filled in, and by what where the file alone says it; others stay open, to be given.
+FILLED: dict[str, Any] = {
+    "train_batch_size": None,
+    "train_micro_batch_size_per_gpu": None,
+    "gradient_accumulation_steps": None,
+    "gradient_clipping": 1.0,
+    "bf16.enabled": None,
+    "bfloat16.enabled": None,
+    "fp16.enabled": None,
+    f"{ZERO}.stage": None,
+    f"{ZERO}.offload_optimizer.device": "none",
+    f"{ZERO}.offload_param.device": "none",
+    f"{ZERO}.offload_optimizer.nvme_path": None,
+    f"{ZERO}.offload_param.nvme_path": None,
+    f"{ZERO}.stage3_gather_16bit_weights_on_model_save": False,
+    f"{ZERO}.reduce_bucket_size": None,
+    f"{ZERO}.stage3_prefetch_bucket_size": None,
+    f"{ZERO}.stage3_param_persistence_threshold": None,
+}
+TABLES = (ZERO, "bf16", "bfloat16", "fp16", "optimizer", "scheduler", "data_types", "tensor_parallel", "pipeline")
+WIDTHS = {
+    name: width
+    for width, names in {
+        "float32": ("fp32", "float32", "float", "torch.float32"),
+        "float16": ("fp16", "float16", "half", "torch.float16"),
+        "bfloat16": ("bf16", "bfloat16", "torch.bfloat16"),
+    }.items()
+    for name in names
+}
+OPTIMIZERS: dict[str, OptimizerName] = {"adam": "adamw", "adamw": "adamw", "lamb": "adamw", "muon": "muon"}
+# What runs that no plan has, by the key that switches it on.
+REFUSED = {
+    "amp.enabled": "matrix multiplications by apex's amp are not planned: give bf16 or fp16",
+    "elasticity.enabled": "the batch would be chosen by the number of devices: give train_batch_size instead",
+    "expert_parallel.enabled": "mixtures of experts are not planned",
+    "hybrid_engine.enabled": "steps that generate texts are not planned",
+    "progressive_layer_drop.enabled": "plans run every layer in every step",
+    "curriculum_learning.enabled": "sequences would grow from step to step, and plans have one length",
+    "data_efficiency.enabled": "plans run all tokens through every layer",
+    "quantize_training.enabled": "matrix multiplications of quantized weights are not planned",
+    "msamp.enabled": "matrix multiplications by MS-AMP are not planned",
+    "autotuning.enabled": "trials choose the stage and the micro-batch: give the file that they write, ds_config_optimal.json",
+    **{
+        f"compile.{name}": "what DeepCompile moves to the host and back is not planned"
+        for name in ("offload_parameters", "offload_opt_states", "offload_activation")
+    },
+    f"{ZERO}.zero_quantized_nontrainable_weights": "plans train all weights",
+    "bf16.bf16_master_weights_and_grads": "master copies of plans are in float32",
+    "bf16.bf16_optimizer_states": "moments of plans are in float32",
+}
+REFUSED_TABLES = {
+    "sparse_attention": "plans have dense attention",
+    "compression_training": "compressed layers are not planned",
+    "weight_quantization": "matrix multiplications of quantized weights are not planned",
+}
+# What is in fewer bits on its way, which plans do not have.
+QUANTIZED = {"weights": "parameters are gathered in 8 bits", "gradients": "gradients are reduced in 4 bits"}
+MOST_PERSISTENT = 1_000_000  # elements of a parameter that is whole on all ranks: of norms, and of no matrix
+RECOMPUTED = "whether layers are recomputed is said by the model's own code: taken as none; --recompute full changes it"
+NO_STAGE = "write 0, 1, 2 or 3, or give the Accelerate file that names this one: transformers' Trainer fills in no stage"
+HIDDEN = {"reduce_bucket_size": "reduce_elements", "stage3_prefetch_bucket_size": "prefetch_elements"}
+
+
+def read(path: Path, said: Said) -> Configuration:
+    """The configuration of a JSON file. Raises InputError."""
+    return read_filled(path, said, {})
+
+
+def read_filled(path: Path, said: Said, given: Mapping[str, tuple[Any, str]]) -> Configuration:
+    """The same with what a trainer fills in, as of `of_values`. Raises InputError."""
+    data, sources = read_with_settings(path, said)
+    if not isinstance(data, Mapping):
+        raise InputError(str(path), "", f"holds {shown(data)}", "give an object, as DeepSpeed's configurations are")
+    return of_values(data, str(path), said, sources, given=given)
+
+
+def of_values(
+    data: Mapping[str, Any],
+    where: str,
+    said: Said,
+    sources: Mapping[str, str] | None = None,
+    called: Mapping[str, str] | None = None,
+    given: Mapping[str, tuple[Any, str]] | None = None,
+) -> Configuration:
+    """The configuration of a table of keys. sources: file and line of keys. called: other names of keys, which the file
+    has for them. given: what a trainer fills in for keys that are "auto", and the source of that; `optim` is what it steps by
+    where the file has no optimizer, `stage` the stage where the file has "auto" alone. Raises InputError."""
+    keys = Keys(where, _flat(data, where), (None, "auto"), sources, DEFAULTS, said.ignored, called)
+    filled = dict(given or {})
+    brought = filled.pop("optim", (BROUGHT, BROUGHT_BY))
+    stage_filled = filled.pop("stage", None)
+    _fill(keys, filled)
+    _refuse(keys)
+    if keys.values.get(f"{ZERO}.stage") == "auto":
+        if stage_filled is None:
+            raise keys.error(f"{ZERO}.stage", "is 'auto'", NO_STAGE)
+        keys.fill(f"{ZERO}.stage", *stage_filled)
+    stage: Any = keys.whole(f"{ZERO}.stage", 0, least=0)
+    if stage > 3:
+        raise keys.error(f"{ZERO}.stage", f"is {stage}", "give 0, 1, 2 or 3")
+    notes, shard = list[str](), None
+    if (mics := keys.whole(f"{ZERO}.mics_shard_size", -1, least=-1)) not in (None, -1):
+        stage, shard = 3, mics
+    keys.refuse(f"{ZERO}.zero_hpz_partition_size", ["1", "0"], "plans keep no second shards of parameters, which take memory")
+    for name, what in QUANTIZED.items():
+        if keys.flag(f"{ZERO}.zero_quantized_{name}") and stage == 3:
+            notes.append(f"{what} (zero_quantized_{name}): the plan's in the model's dtype; more time")
+    host = tuple(_host(keys, stage, notes))
+    dtype, precision = _precision(keys, stage, said, notes)
+    half = dtype != "float32"
+    if half and host:
+        precision = PLAIN
+        notes.append("master weights on the host: the plan's states there are in the model's dtype; less memory and time")
+    tp, cp = _parallel(keys)
+    if keys.get("activation_checkpointing.cpu_checkpointing"):
+        notes.append("checkpoints on the host (cpu_checkpointing): the plan keeps them on the device; more memory")
+    notes += _otherwise(keys)
+    if any(key.startswith(f"{ZERO}.zenflow.") for key in keys.values):
+        notes.append("updates during the steps that follow (zenflow): the plan waits for them; more time")
+    recompute = said.recompute
+    if recompute is None:
+        keys.take("gradient_checkpointing", False, "default of transformers' Trainer")
+        notes.append(RECOMPUTED)
+    names = {"samples": "train_batch_size", "micro_samples": "train_micro_batch_size_per_gpu"}
+    names |= {"accumulation": "gradient_accumulation_steps", "shard": f"{ZERO}.mics_shard_size"}
+    names |= {"tp": "tensor_parallel.autotp_size", "cp": "sequence_parallel_size", "dtype": "bf16.enabled"}
+    batch: dict[str, Any] = {name: keys.whole(names[name]) for name in ("samples", "micro_samples", "accumulation")}
+    undecided = {}
+    if batch["micro_samples"] is None and any(keys.values.get(names[name]) == "auto" for name in batch):
+        undecided["micro_samples"] = "per_device_train_batch_size of transformers' Trainer"
+    optimizer, kernels = _optimizer(keys, stage, brought, notes)
+    buffers = _buffers(keys, stage, half, half and not host and precision.gradients == "model")
+    unread, unknown = keys.left(DEEPSPEED, DEEPSPEED_TABLES)
+    return Configuration(
+        where=where, runtime="deepspeed", software="deepspeed", flags=kernels, dtype=dtype, precision=precision, tp=tp, cp=cp,
+        exchange="heads" if cp > 1 else "keys", shard=shard, zero=stage, host=host, cuts=(), notes=tuple(notes),
+        recomputed=Recomputed("full" if recompute == "full" else "none"), buffers=buffers, optimizer=optimizer,
+        keys={name: keys.called.get(key, key) for name, key in names.items()}, unread=unread, unknown=unknown,
+        undecided=undecided, taken=keys.taken, **batch,
+    )  # fmt: skip
+
+
+def _flat(data: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The keys of all tables. Raises InputError where a table is none."""
+    data = dict(data)
+    if isinstance(data.get(ZERO), bool):
+        data[ZERO] = {"stage": int(data[ZERO])}  # as DeepSpeed reads its oldest files
+    for name in TABLES:
+        value = data.get(name)
+        if value is not None and not isinstance(value, Mapping):
+            example = '{"stage": 3}' if name == ZERO else '{"enabled": true}' if "16" in name else "an object"
+            raise InputError(where, name, f"is {shown(value)}", f"give {example}")
+    return flattened(data)
+
+
+def _otherwise(keys: Keys) -> Iterator[str]:
+    """What takes more or less time than the plan, and is taken as the plan has it."""
+    if keys.flag("compile.deepcompile"):
+        yield "gathers and reductions placed by DeepCompile: predicted as DeepSpeed places them; less time"
+    if keys.flag("fp32_allreduce"):
+        yield "gradients are reduced in float32 (fp32_allreduce): the plan's in the model's dtype; more time"
+
+
+def _fill(keys: Keys, given: Mapping[str, tuple[Any, str]]) -> None:
+    """Takes what is filled in for "auto". Raises InputError where nobody fills it in, or the trainer says another value."""
+    for key, (value, source) in given.items():
+        written = keys.values.get(key)
+        if written in (None, "auto"):
+            keys.fill(key, value, source)
+        elif written != value:
+            raise keys.error(key, f"is {shown(written)}, and {source} has {shown(value)}", 'give "auto", or the same')
+    for key in [key for key, value in keys.values.items() if value == "auto"]:
+        if key not in FILLED and (key.startswith(f"{ZERO}.") or key in REFUSED):
+            raise keys.error(key, "is 'auto'", "give a value: neither transformers' Trainer nor Accelerate fills it in")
+        if FILLED.get(key) is not None:
+            keys.fill(key, FILLED[key], f"{TRAINER} ({keys.source(key)})")
+
+
+def _refuse(keys: Keys) -> None:
+    """Raises InputError for what runs that no plan has."""
+    for key, why in REFUSED.items():
+        keys.refuse(key, ("false", "0"), why)
+    for key, value in keys.values.items():
+        table = key.split(".")[0]
+        if table in REFUSED_TABLES and (table == "sparse_attention" or (key.endswith("enabled") and value is True)):
+            keys.refuse(key, ("false",), REFUSED_TABLES[table])
+
+
+def _precision(keys: Keys, stage: int, said: Said, notes: list[str]) -> tuple[str, Precision]:
+    """The dtype of products, and what the optimizer works on. Raises InputError where nobody says it."""
+    name = "bf16.enabled" if "bf16.enabled" in keys.values else "bfloat16.enabled"
+    values = {"bfloat16": keys.values.get(name), "float16": keys.values.get("fp16.enabled")}
+    bf16, fp16 = keys.flag(name), keys.flag("fp16.enabled")
+    if bf16 and fp16:
+        raise keys.error("fp16.enabled", f"is true, and so is {name}", "give one of them: DeepSpeed takes no two")
+    autocast = keys.flag("torch_autocast.enabled")
+    open_ = [dtype for dtype, value in values.items() if value == "auto"]
+    dtype = "bfloat16" if bf16 else "float16" if fp16 else None
+    if autocast:
+        if stage < 3:  # where parameters are whole, in float32
+            fix = "give bf16 or fp16 in its place, or stage 3: plans keep no whole parameters in float32 alongside copies"
+            raise keys.error("torch_autocast.enabled", f"is true, in stage {stage}", fix)
+        dtype = _width(keys, "torch_autocast.dtype") or "bfloat16"
+        notes.append("matrix multiplications by torch_autocast: the plan keeps half-precision copies of float32 parameters")
+    elif dtype is None and open_:
+        dtype = said.dtype or (said.half if said.half in open_ else open_[0])
+        flag = {"bfloat16": "--bf16", "float16": "--fp16"}.get(dtype, "neither --bf16 nor --fp16")
+        source = "--dtype" if said.dtype else f"{TRAINER} from its command; taken as {flag}"
+        keys.take(name if dtype == "bfloat16" else "fp16.enabled", dtype, f"{source} ({keys.source(name)})")
+    elif dtype is None and values["bfloat16"] is False and values["float16"] is False:
+        dtype = "float32"
+    elif dtype is None and said.dtype is None:
+        flag = "--bf16" if said.half == "bfloat16" else "--fp16"
+        fix = f"give {said.half} ({flag} of transformers' Trainer: fp32 masters) or float32 (DeepSpeed alone)"
+        raise InputError(
+            COMMAND_LINE, "--dtype", f"is missing, and {keys.where} says no precision", f"{fix}, or {flag[2:]} in it"
+        )
+    elif dtype is None:
+        dtype = str(said.dtype)
+        keys.take("dtype", dtype, "--dtype")
+    width = _width(keys, "data_types.grad_accum_dtype")
+    keys.get("data_types.param_dtype")
+    keys.refuse("fp16.fp16_master_weights_and_grads", ("false",), "master copies of plans are in float32")
+    reduced = _width(keys, "communication_data_type")
+    if dtype == "float32":
+        return dtype, PLAIN
+    if reduced == "float32" and width != "float32":
+        notes.append("gradients are reduced in float32 (communication_data_type): the plan's in the model's dtype; more time")
+    return dtype, Precision(master="float32", gradients="float32" if width == "float32" else "model")
+
+
+def _width(keys: Keys, key: str) -> str | None:
+    """A dtype by any of DeepSpeed's spellings. Raises InputError."""
+    value = keys.get(key)
+    if value is None:
+        return None
+    if str(value).lower() not in WIDTHS:
+        raise keys.error(key, f"is {shown(value)}", "give fp32, bf16 or fp16")
+    return WIDTHS[str(value).lower()]
+
+
+def _parallel(keys: Keys) -> tuple[int, int]:
+    """Degrees of tensor parallelism, and of sequence parallelism, whose ranks exchange heads. Raises InputError."""
+    pipeline = keys.get("pipeline.stages")
+    if pipeline not in (None, 1, "auto"):
+        fix = "leave it out: stages are said by the program (PipelineModule), and plans for DeepSpeed have one"
+        raise keys.error("pipeline.stages", f"is {shown(pipeline)}", fix)
+    tp = keys.whole("tensor_parallel.autotp_size", 0, least=0) or 1
+    inner = keys.whole("tensor_parallel.tp.tp_size", 1) or 1
+    return max(tp, inner), keys.whole("sequence_parallel_size", 1) or 1
+
+
+def _optimizer(keys: Keys, stage: int, brought: tuple[Any, str], notes: list[str]) -> tuple[OptimizerName, str]:
+    """What steps the parameters, and by which kernels, as notes of rows say it. DeepSpeed steps by its own FusedAdam, or by
+    torch's AdamW where `torch_adam` is set (`_configure_basic_optimizer`). brought: by the program, where the file has none,
+    with its source. Raises InputError for an optimizer with other states."""
+    name = keys.get("optimizer.type")
+    if name is None:
+        keys.take("optimizer.type", *brought)
+        return "adamw", str(brought[0])
+    chosen = OPTIMIZERS.get(str(name).lower())
+    if chosen is None:
+        raise keys.error("optimizer.type", f"is {shown(name)}", "give AdamW, Adam, Lamb or Muon: plans have no other states")
+    if chosen == "muon" and stage > 1:
+        raise keys.error("optimizer.type", f"is {shown(name)}, in stage {stage}", "give stage 0 or 1, or AdamW")
+    if str(name).lower() == "lamb":
+        notes.append("norms of layers in Lamb's step: the plan steps by AdamW, which has as many states; more time")
+    return chosen, "multi-tensor AdamW" if keys.flag("optimizer.params.torch_adam") else "FusedAdam"
+
+
+def _buffers(keys: Keys, stage: int, half: bool, copies: bool) -> Buffers:
+    """What is held alongside, by the sizes of the file and DeepSpeed's defaults. Gradients are reduced from one bucket, and in
+    stages 1 and 2 from two where that overlaps with computation. Where they are reduced in float32, stage 3 has buckets of it,
+    others a copy of the one that is reduced. Parameters stay gathered whose next use is within `max_reuse_distance`, whatever
+    `max_live_parameters` is, which bounds what is gathered ahead (`partitioned_param_coordinator.py`). half: whether the model
+    is in half precision. copies: whether the step copies gradients to float32."""
+    size = {
+        name: _elements(keys, f"{ZERO}.{name}", default)
+        for name, default in {
+            "reduce_bucket_size": 500_000_000,
+            "allgather_bucket_size": 500_000_000,
+            "stage3_prefetch_bucket_size": 50_000_000,
+            "stage3_max_live_parameters": 1_000_000_000,
+            "stage3_max_reuse_distance": 1_000_000_000,
+            "stage3_param_persistence_threshold": 100_000,
+            "sub_group_size": 1_000_000_000,
+        }.items()
+    }
+    overlaps = keys.flag(f"{ZERO}.overlap_comm", stage == 3)
+    buckets = 2 if overlaps and stage in (1, 2) and keys.flag(f"{ZERO}.contiguous_gradients", True) else 1
+    if half and _width(keys, "communication_data_type") == "float32":
+        buckets = 2 if stage == 3 else buckets + 2
+    if stage == 3 and (size["stage3_param_persistence_threshold"] or 0) > MOST_PERSISTENT:
+        fix = f"give at most {MOST_PERSISTENT}: matrices that stay whole on all ranks are not planned"
+        raise keys.error(f"{ZERO}.stage3_param_persistence_threshold", f"is {size['stage3_param_persistence_threshold']}", fix)
+    ahead, live = size["stage3_prefetch_bucket_size"], size["stage3_max_live_parameters"] or 0
+    by_hidden = {
+        HIDDEN[name]: count
+        for name, count in {"reduce_bucket_size": buckets, "stage3_prefetch_bucket_size": 0.9}.items()
+        if size[name] is None and (stage == 3 or name == "reduce_bucket_size")
+    }
+    reduce_elements = size["reduce_bucket_size"]
+    return Buffers(
+        reduce_elements=None if reduce_elements is None else buckets * reduce_elements,
+        gather_elements=size["allgather_bucket_size"] if stage in (1, 2) else None,
+        prefetch_elements=None if ahead is None or stage < 3 else min(ahead, live),
+        live_elements=size["stage3_max_reuse_distance"] if stage == 3 else None,
+        step_elements=size["sub_group_size"] if stage == 3 else None,
+        copies_gradients=copies,
+        by_hidden=tuple(by_hidden.items()),
+    )
+
+
+def _elements(keys: Keys, key: str, default: int) -> int | None:
+    """A number of elements, which files often write as 5e8; None where the model's hidden size says it. Raises InputError."""
+    short = key.replace("stage3_", "")
+    key = short if short in keys.values and key not in keys.values else key
+    if keys.values.get(key) == "auto":
+        keys.read.add(key)
+        return None
+    value = keys.number(key, default)
+    if value < 0 or not value < 2**62 or value != int(value) or isinstance(keys.values.get(key), bool):
+        raise keys.error(key, f"is {shown(keys.values.get(key))}", f"give a number of elements, such as {default}")
+    return int(value)
+
+
+def _host(keys: Keys, stage: int, notes: list[str]) -> list[Host]:
+    """What is kept on the host; NVMe is taken for it. Raises InputError."""
+    places = ("none", "cpu", "nvme")
+    optimizer = keys.text(f"{ZERO}.offload_optimizer.device", "none", places)
+    parameters = keys.text(f"{ZERO}.offload_param.device", "none", places)
+    if keys.flag(f"{ZERO}.cpu_offload"):
+        optimizer = "cpu"
+    if keys.flag(f"{ZERO}.cpu_offload_param"):
+        parameters = "cpu"
+    ratio = keys.number(f"{ZERO}.offload_optimizer.ratio", 1.0)
+    if optimizer != "none" and ratio != 1:
+        raise keys.error(
+            f"{ZERO}.offload_optimizer.ratio", f"is {ratio:g}", "give 1: plans keep all of the optimizer there, or none"
+        )
+    if keys.flag(f"{ZERO}.offload_optimizer.super_offload"):
+        notes.append("updates on the host during the steps that follow (super_offload): the plan waits for them; more time")
+    for name, place in (("optimizer", optimizer), ("param", parameters)):
+        if place == "nvme":
+            notes.append(f"offload_{name} to NVMe is taken for the host's memory; less time")
+    if parameters != "none" and stage < 3:
+        raise keys.error(f"{ZERO}.offload_param.device", f"is {shown(parameters)}, in stage {stage}", "give stage 3, or none")
+    if optimizer != "none" and stage == 0:
+        raise keys.error(
+            f"{ZERO}.offload_optimizer.device", f"is {shown(optimizer)}, in stage 0", "give stage 1, 2 or 3, or none"
+        )
+    if parameters != "none" and optimizer == "none":
+        fix = "give offload_optimizer the same device: plans keep parameters on the host with the optimizer's states"
+        raise keys.error(f"{ZERO}.offload_param.device", f"is {shown(parameters)}, and the optimizer is on the device", fix)
+    host: list[Host] = ["optimizer"] if optimizer != "none" else []
+    return [*host, "parameters"] if parameters != "none" else host

@@ -1,0 +1,373 @@
+"""Plans for Megatron-LM: all arguments of its training scripts, and what starts them.
+
+Arguments as of `megatron/training/arguments.py` (core 0.15, 2025): those of the model (see `megatron_model`), of the plan, of
+precision; data and the optimizer's numbers are the user's, from the environment, with defaults on which it starts (made-up
+data). Cuts between layers: `--pipeline-model-parallel-layout` (megatron/core/transformer/pipeline_parallel_layer_layout.py):
+stages in a string with `|` between them, `E` embedding, `t` layer, `L` final norm, head and loss; `t*3` is `ttt`. Where the
+middle stages are equal, `--decoder-first-pipeline-num-layers` and `--decoder-last-pipeline-num-layers` say the same to
+versions before it. Of interleaved stages the layout has all chunks in order. Cuts within a layer: HybridModel's
+`--hybrid-layer-pattern` (megatron/core/models/hybrid/hybrid_layer_allocation.py, 2026), where `*` is an attention layer, `-` a
+feed-forward layer and `|` the end of a stage; the embedding is on the first stage, the head on the last. It is another model
+class: checkpoints of GPTModel are converted (tools/checkpoint/gpt_hybrid_conversion.py).
+
+Recomputation is of all layers (`--recompute-method uniform`), or of the first n of every stage, of each chunk where stages are
+interleaved (`block`; TransformerBlock counts the layers of its own chunk, and one with fewer recomputes them all). Plans that
+recompute others are exported with all layers recomputed, and it is said.
+
+Context-parallel ranks are right outside tensor-parallel ones, and share the optimizer's states with data-parallel ones, as in
+plans. `--cp-comm-type` says what they exchange: `p2p` keys and values around a ring, `all_gather` the same at once, which
+Transformer Engine has for sliding windows where it has no ring, `a2a` heads; it has no copies of keys for `a2a`. BERT's script
+cuts no samples.
+
+Gradients are added up and reduced as the plan says: in bf16 by `--grad-reduce-in-bf16`, in fp32 by
+`--accumulate-allreduce-grads-in-fp32`. Products in fewer bits are Transformer Engine's, by `--fp8-recipe` and `--fp4-recipe`,
+per tensor with gradients in E5M2 (hybrid), as are its defaults. Where the distributed optimizer gathers parameters, these are
+kept in 8 bits (`--fp8-param-gather`) as in Megatron-Bridge's recipes, in blocks of 128 numbers and in FP4 not.
+
+Data-parallel ranks are those that are left. Its distributed optimizer is ZeRO stage 1, with
+`--num-distributed-optimizer-instances` copies under hybrid sharding; stages 2 and 3 become stage 1, if that still fits. Muon is
+`--optimizer muon`, in stage 1 `dist_muon`, which takes neither that nor `--overlap-*` (core 0.16, 2026).
+Refused: GPipe, units with different strategies, uneven shares, cuts within BERT's layers, states on the host. Left out: sliced
+forward passes, recomputation of single units, the order of levels, placement.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from trainplan.execution.runtimes.export_common import (
+    Export,
+    as_exported,
+    check_pipeline,
+    common_recipe,
+    common_strategy,
+    first_recomputed,
+    fitting_bytes,
+    half_cut,
+    layers_of,
+    left_out_of_all,
+    left_out_order,
+    letters,
+    micro_batch_samples,
+    recomputation,
+    recomputed_modules,
+    refuse_half_cut,
+)
+from trainplan.execution.runtimes.launch_scripts import here, page, slurm, torchrun
+from trainplan.execution.runtimes.megatron.export_model import model_arguments
+from trainplan.execution.support import products_by
+from trainplan.formulations.joint.runtime_capabilities import DECODERS, RUNTIMES, copies_keys
+from trainplan.formulations.plan.plan import Plan
+from trainplan.formulations.plan.strategy import Module, Strategy
+from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.clusters.cluster import Cluster
+from trainplan.profiling.clusters.recipes import Recipe
+from trainplan.profiling.models.model import Model
+from trainplan.profiling.models.optimizers import ITERATIONS
+from trainplan.profiling.models.sublayers import Attention
+
+RUNTIME, VERSION = "Megatron-LM", "Megatron-LM with megatron-core 0.15 (2025)"
+VERSION_OF_MUON = "Megatron-LM with megatron-core 0.16 (2026)"
+FAMILIES = (*DECODERS, "bert")  # those of GPTModel and BertModel
+ABLE = (
+    *("master weights", "ZeRO stage 1", "ZeRO stage 2", "sequence parallelism", "recomputation of modules"),
+    *map(products_by, RUNTIMES["megatron"].recipes),
+    *("context parallelism", "exchange of heads"),
+    *("Muon", "Muon in ZeRO stage 1"),
+)
+# As torch's Muon that matches AdamW's updates (Liu et al., 2025), each rank of tensor parallelism on its own part.
+MUON = (
+    *("--muon-momentum", "0.95", "--muon-use-nesterov", "--muon-num-ns-steps", str(ITERATIONS)),
+    *("--muon-scale-mode", "spectral", "--muon-extra-scale-factor", "0.2", "--muon-tp-mode", "blockwise"),
+)
+NOT_BESIDE = "Muon: Megatron-Core reduces no gradients during the backward pass with it; more time"
+MUON_DECIDES = (
+    "Muon is of megatron-core 0.16 or later, with the package emerging_optimizers",
+    "up-projection and gate of a layer are one matrix to its Muon",
+)
+HYBRID_SPEC = "megatron.core.models.hybrid.hybrid_layer_specs"
+MODULES = {"attention": "core_attn", "norms": "layernorm"}  # that can be recomputed by themselves
+PRECISIONS = {"bfloat16": ["--bf16"], "float16": ["--fp16"], "float32": []}
+SCALINGS = {  # of recipes
+    "fp8": ["--fp8-format", "hybrid", "--fp8-recipe", "delayed"],
+    "fp8-current": ["--fp8-format", "hybrid", "--fp8-recipe", "tensorwise"],
+    "fp8-blockwise": ["--fp8-format", "e4m3", "--fp8-recipe", "blockwise"],
+    "mxfp8": ["--fp8-format", "e4m3", "--fp8-recipe", "mxfp8"],
+    "nvfp4": ["--fp4-format", "e2m1", "--fp4-recipe", "nvfp4"],
+}
+DATA = """# Yours: TOKENIZER (a Hugging Face folder or name) and DATA_PATH (of preprocess_data.py, without .bin or .idx).
+if [ -n "${DATA_PATH:-}" ]; then
+    [[ "$DATA_PATH" == /* ]] || DATA_PATH="$PWD/$DATA_PATH"
+    DATA_ARGS=(--data-path "$DATA_PATH" --tokenizer-type HuggingFaceTokenizer --tokenizer-model "${TOKENIZER:?is not set}")
+else
+    DATA_ARGS=(--mock-data --tokenizer-type NullTokenizer --vocab-size %d)
+fi
+"""
+TRAINING = """# Yours: how long, how fast to learn, and where checkpoints are: a start goes on from the last one there.
+SAVE="${SAVE:-${HERE:-$PWD}/checkpoints}"
+[[ "$SAVE" == /* ]] || SAVE="$PWD/$SAVE"
+TRAINING_ARGS=(
+    --train-iters "${TRAIN_ITERS:-100}" --lr "${LR:-3e-4}" --min-lr "${MIN_LR:-3e-5}" --lr-decay-style cosine
+    --lr-warmup-iters "${WARMUP_ITERS:-0}" --weight-decay 0.1 --adam-beta1 0.9 --adam-beta2 0.95 --clip-grad 1.0
+    --log-interval 1 --log-throughput --eval-iters 0 --save "$SAVE" --load "$SAVE"
+    --save-interval "${SAVE_INTERVAL:-1000}"
+)
+"""
+DECIDES = (
+    "gradients are reduced during backward passes, parameters gathered ahead (--overlap-*): hidden in plans with overlap",
+    "attention, norms, activations and the loss run in its own kernels, which keep other activations",
+    "gradients are kept in one buffer",
+    "the vocabulary is padded to a multiple of the tensor-parallel degree",
+)
+GATHERED = ("parameters are kept and gathered in 8 bits: faster than predicted",)  # where that is asked for
+
+
+def layout(plan: Plan) -> str:
+    """Stages of whole layers as `--pipeline-model-parallel-layout`."""
+    return re.sub(r"t{3,}", lambda run: f"t*{len(run[0])}", "|".join(layers_of(plan)))
+
+
+def hybrid_pattern(plan: Plan) -> str:
+    """Stages of sub-layers as `--hybrid-layer-pattern`."""
+    return "|".join(letters(plan)).translate({ord("E"): None, ord("L"): None, ord("a"): "*", ord("f"): "-"})
+
+
+def end_counts(plan: Plan) -> list[str] | None:
+    """The same cuts by the layers of the first and last stage, with as few arguments as say it; None where none do."""
+    counts = [stage.count("t") for stage in layers_of(plan)]
+    if min(counts) == 0:
+        return None
+    first = ["--decoder-first-pipeline-num-layers", str(counts[0])]
+    last = ["--decoder-last-pipeline-num-layers", str(counts[-1])]
+    for arguments, rest in (([], counts), (first, counts[1:]), (last, counts[:-1]), (first + last, counts[1:-1])):
+        if all(one == other for one, other in pairwise(rest)):
+            return arguments
+    return None
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """What a training script of Megatron-LM is told of a plan.
+
+    model: its own arguments; parallel: degrees, batch, recomputation and stages; precision; optimizer, where it is not AdamW;
+    same: parallel with the stages by numbers of layers, where they can be said so. left_out: as of `Export`; plan: as it is
+    run, without that; peak_bytes: the most that any device holds of it.
+    """
+
+    script: str
+    model: list[str]
+    parallel: list[str]
+    precision: list[str]
+    optimizer: list[str]
+    same: list[str] | None
+    left_out: list[str]
+    plan: Plan
+    peak_bytes: int
+
+    @property
+    def gathered(self) -> tuple[str, ...]:
+        """What is to be said of parameters that are gathered in 8 bits."""
+        return GATHERED if "--fp8-param-gather" in self.precision else ()
+
+
+def arguments_of(plan: Plan, where: str, runtime: str = RUNTIME, families: tuple[str, ...] = FAMILIES) -> Arguments:
+    """All arguments of a plan, and what they leave out. runtime: what runs GPTModel, for messages; families: those that it has.
+    Raises InputError."""
+    check_pipeline(plan, families, runtime, where, able=ABLE, interleaved=True, one_stage=True)
+    if plan.schedule not in ("1f1b", "interleaved-1f1b"):
+        raise InputError(where, "schedule", f"is {plan.schedule!r}", f"plan with --schedule 1f1b: {runtime} runs no other")
+    model, strategy = plan.planned_model(), common_strategy(plan, runtime, where)
+    recipe = common_recipe(plan, runtime, where)
+    if model.dtype not in PRECISIONS:
+        raise InputError(where, "model.dtype", f"is {model.dtype!r}", f"plan in one of {', '.join(PRECISIONS)}")
+    if model.family == "bert":
+        refuse_half_cut(plan, f"{runtime}'s BertModel", "run it by trainplan", where)
+    if strategy.degree("cp") > 1:
+        _refuse_uncut(plan, model, strategy, runtime, where)
+    if plan.chunks > 1:
+        refuse_half_cut(plan, f"{runtime}'s interleaved schedule", "plan with --schedule 1f1b", where)
+    parallel, left_out = _parallel(plan, model, strategy)
+    optimizer = _optimizer(plan, strategy, runtime, where)
+    left_out += [NOT_BESIDE] if optimizer and strategy.data_degree > 1 else []
+    (again, partly), first = recomputation(plan), first_recomputed(plan)
+    modules, others = recomputed_modules(plan, MODULES, runtime)
+    left_out = [*left_out_of_all(plan, runtime), *left_out, *(partly if first is None else []), *others]
+    recompute = []
+    if again:
+        group = 1 if plan.runs_by is None else plan.runs_by.group
+        method = ["uniform", str(group)] if first is None else ["block", str(first)]
+        recompute = ["--recompute-granularity", "full", "--recompute-method", method[0], "--recompute-num-layers", method[1]]
+    elif modules:
+        recompute = ["--recompute-granularity", "selective", "--recompute-modules", *modules]
+    stages, script, same = _stages(plan, model)
+    head = [*parallel, *recompute]
+    described = [] if model.family == "bert" else model_arguments(model, runtime, where)
+    if model.family == "bert":
+        left_out.append("the model's own arguments: give pretrain_bert.py those of BERT")
+    if "--hybrid-layer-pattern" in stages:  # it counts the layers itself
+        described = described[2:]
+    kept: set[Module] = {module for each in plan.strategies() for module in each.modules if module in MODULES}
+    exported = as_exported(plan, replace(strategy, zero=1) if strategy.zero_stage > 1 else strategy, kept, first)
+    return Arguments(
+        script=script,
+        model=described,
+        parallel=[*head, *stages],
+        precision=_precision(plan, exported.strategies()[0], recipe),
+        optimizer=optimizer,
+        same=None if same is None else [*head, *same],
+        left_out=left_out,
+        plan=exported,
+        peak_bytes=fitting_bytes(plan, exported, where, runtime),
+    )
+
+
+def export(plan: Plan, where: str) -> Export:
+    """Files megatron_args.sh, with all arguments as bash arrays, launch.sh and slurm.sh, which start it, and README.md. Raises
+    InputError."""
+    told, version = arguments_of(plan, where), VERSION_OF_MUON if plan.optimizer == "muon" else VERSION
+    settings = {
+        "script": told.script,
+        "model": told.model,
+        "arguments": told.parallel,
+        "precision": told.precision,
+        "optimizer": told.optimizer,
+        "world": plan.world,
+        "without_layout": told.same,
+        "peak_bytes": told.peak_bytes,
+    }
+    lines = [f"# All arguments of {told.script} on {plan.world} ranks, for {version}: launch.sh reads this file."]
+    lines += _array("MODEL_ARGS", told.model) + _array("PIPELINE_ARGS", told.parallel)
+    lines += _array("PRECISION_ARGS", told.precision) + (_array("OPTIMIZER_ARGS", told.optimizer) if told.optimizer else [])
+    if told.same is not None:
+        lines += ["", "# The same stages for versions without --pipeline-model-parallel-layout, in place of PIPELINE_ARGS."]
+        lines += _array("END_COUNT_ARGS", told.same)
+    lines += ["", TRAINING + DATA % (plan.planned_model().vocabulary - 1)]  # its null tokenizer adds a token
+    arrays = ["MODEL", "PIPELINE", "PRECISION", *["OPTIMIZER"] * bool(told.optimizer), "TRAINING", "DATA"]
+    every = " ".join(f'"${{{name}_ARGS[@]}}"' for name in arrays)
+    before = [*connections(plan), f"source {here('megatron_args.sh')}"]
+    before += [f'MEGATRON="${{MEGATRON:?is not set: the folder of {RUNTIME}, with {told.script}}}"']
+    files = {
+        "megatron_args.sh": "\n".join(lines),
+        "launch.sh": torchrun(plan.world, f'"$MEGATRON/{told.script}" {every} "$@"', before),
+        "slurm.sh": slurm(plan.world),
+        "README.md": page(plan, RUNTIME, version, told.peak_bytes, told.left_out, (*decides(plan, DECIDES), *told.gathered)),
+    }
+    return Export("megatron", settings, files, tuple(told.left_out), told.plan)
+
+
+def connections(plan: Plan) -> list[str]:
+    """The line of bash without which Megatron-LM does not start where ranks of tensor or context parallelism share a layer
+    (`validate_args` of megatron/training/arguments.py): kernels of passes begin in the order in which they are issued. From
+    Blackwell on, whose devices have MXFP8, that is so without it, and copies and collectives want more connections."""
+    strategy, evidence = plan.strategies()[0], None if plan.claim is None else plan.claim.evidence
+    if strategy.degree("tp") * strategy.degree("cp") == 1:
+        return []
+    if evidence is not None and evidence.cluster is not None:
+        cluster = Cluster.model_validate(evidence.cluster)
+        if all("mxfp8" in kind.recipes for kind in cluster.used_kinds):
+            return []
+    return ["export CUDA_DEVICE_MAX_CONNECTIONS=1  # of GPUs before Blackwell; unset it on others"]
+
+
+def decides(plan: Plan, usual: tuple[str, ...]) -> tuple[str, ...]:
+    """What the runtime decides of a plan. usual: with AdamW, the first of it what runs beside passes."""
+    return usual if plan.optimizer == "adamw" else (*MUON_DECIDES, *usual[1:])
+
+
+def _parallel(plan: Plan, model: Model, strategy: Strategy) -> tuple[list[str], list[str]]:
+    """The arguments of degrees and batch, and what they leave out."""
+    arguments = [
+        *("--pipeline-model-parallel-size", str(plan.depth)),
+        *("--tensor-model-parallel-size", str(strategy.degree("tp"))),
+        *("--micro-batch-size", str(micro_batch_samples(plan, strategy.data_degree))),
+        *("--global-batch-size", str(plan.batch.global_samples)),
+        *("--make-vocab-size-divisible-by", "1"),
+    ]
+    if (cp := strategy.degree("cp")) > 1:
+        arguments += ["--context-parallel-size", str(cp), "--cp-comm-type", _exchange(strategy, model)]
+    if strategy.data_degree * cp > 1 and plan.optimizer == "adamw":
+        arguments.append("--overlap-grad-reduce")
+    left_out = left_out_order(strategy)
+    if "all_gather" in arguments:
+        left_out.append(f"{strategy}: keys and values are gathered before attention, not sent around a ring; more time")
+    if strategy.zero_stage and plan.optimizer == "adamw":
+        arguments += ["--use-distributed-optimizer", "--overlap-param-gather"]
+        if strategy.degree("dp") > 1:
+            arguments += ["--num-distributed-optimizer-instances", str(strategy.degree("dp"))]
+    if strategy.zero_stage > 1:
+        what = "gradients are" if strategy.zero_stage == 2 else "parameters and gradients are"
+        left_out.append(f"{strategy}: {what} not sharded, the optimizer's state is; more memory")
+    if strategy.sequence_parallel:
+        arguments.append("--sequence-parallel")
+    return arguments, left_out
+
+
+def _exchange(strategy: Strategy, model: Model) -> str:
+    """How context-parallel ranks communicate: by the names of `--cp-comm-type`."""
+    slides = any(isinstance(part, Attention) and 0 < part.sliding < part.tokens for part in model.sublayers.values())
+    return "a2a" if strategy.exchanges_heads else "all_gather" if slides else "p2p"
+
+
+def _refuse_uncut(plan: Plan, model: Model, strategy: Strategy, runtime: str, where: str) -> None:
+    """Raises InputError where samples are not cut so, or keys are copied."""
+    field, problem = f"units[0].{plan.units[0].field}", f"is {str(strategy)!r}"
+    if model.family == "bert":
+        raise InputError(where, field, problem, f"give levels of dp, sdp and tp: {runtime}'s BertModel cuts no samples")
+    if copies_keys(strategy, model):
+        keys = replace(strategy, exchange="keys")
+        fix = f"give {str(keys)!r}, or fewer ranks: {runtime} has no copies of keys where ranks exchange heads"
+        raise InputError(where, field, problem, fix)
+
+
+def _optimizer(plan: Plan, strategy: Strategy, runtime: str, where: str) -> list[str]:
+    """The arguments of Muon, none of AdamW. Raises InputError for what its Muon does not take."""
+    if plan.optimizer == "adamw":
+        return []
+    if plan.planned_model().dtype == "float16":
+        raise InputError(
+            where, "model.dtype", "is 'float16', with Muon", f"plan in bfloat16: {runtime}'s Muon takes no float16"
+        )
+    return ["--optimizer", "dist_muon" if strategy.zero_stage else "muon", *MUON]
+
+
+def _precision(plan: Plan, strategy: Strategy, recipe: Recipe | None) -> list[str]:
+    """The arguments of dtypes. strategy: of all units, as exported."""
+    dtype, arguments = plan.planned_model().dtype, []
+    if plan.precision.gradients == "float32":
+        arguments = ["--accumulate-allreduce-grads-in-fp32"]
+    elif dtype == "bfloat16":
+        arguments = ["--grad-reduce-in-bf16"]
+    arguments = [*PRECISIONS[dtype], *arguments]
+    if recipe is None:
+        return arguments
+    arguments += SCALINGS[recipe.name]
+    if strategy.zero_stage and not recipe.beside:
+        arguments += ["--fp8-param-gather", *["--reuse-grad-buf-for-mxfp8-param-ag"] * (recipe.name == "mxfp8")]
+    return arguments
+
+
+def _stages(plan: Plan, model: Model) -> tuple[list[str], str, list[str] | None]:
+    """The arguments that say what each stage has; the script that takes them; and the same by numbers of layers, if it can be
+    said so."""
+    if half_cut(plan) is not None:
+        arguments = ["--spec", HYBRID_SPEC, "hybrid_stack_spec", "--hybrid-layer-pattern", hybrid_pattern(plan)]
+        return arguments, "pretrain_hybrid.py", None
+    script = "pretrain_bert.py" if model.family == "bert" else "pretrain_gpt.py"
+    layers = [] if model.family != "bert" else ["--num-layers", str(len(plan.units) // 2 - 1)]
+    if len(plan.stages) == 1:
+        return layers, script, None
+    same = end_counts(plan) if plan.chunks == 1 else None
+    split = [*layers, "--pipeline-model-parallel-layout", layout(plan)]
+    return split, script, None if same is None else [*layers, *same]
+
+
+def _array(name: str, arguments: list[str]) -> list[str]:
+    rows: list[list[str]] = []
+    for argument in arguments:
+        if argument.startswith("--") or not rows:
+            rows.append([])
+        rows[-1].append(shlex.quote(argument))
+    return [f"{name}=(", *(f"    {' '.join(row)}" for row in rows), ")"]

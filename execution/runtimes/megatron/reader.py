@@ -1,0 +1,372 @@
+"""Megatron-LM: the arguments of its training scripts, of a script that starts one or of a plain list.
+
+Names and defaults as of `megatron/training/arguments.py` (core 0.15, 2025; of Muon core 0.16, 2026). Ranks are numbered
+tensor-parallel first, then context-parallel, data-parallel and pipeline-parallel; copies of the distributed optimizer are
+outside its shards.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, Literal
+
+from trainplan.execution.launch_files.foreign import foreign, shares_keys
+from trainplan.execution.launch_files.run_configuration import Configuration, Keys, Open, Recomputed, Said
+from trainplan.execution.launch_files.shell import Command, command_of, values_of
+from trainplan.execution.runtimes.documented import MEGATRON
+from trainplan.execution.runtimes.megatron.environment import HARMLESS
+from trainplan.execution.runtimes.megatron.older_versions import CORE, agreed, buffers_of, engine_of, stage_of, todays, tool_of
+from trainplan.execution.runtimes.megatron.programs import refuse_others
+from trainplan.execution.runtimes.megatron.read_batch import batch_of
+from trainplan.execution.runtimes.megatron.read_model import Unlike, apart, model_fields, vocabulary, with_tokenizer
+from trainplan.execution.runtimes.megatron.refused import noted, refuse, refuse_mapping
+from trainplan.formulations.plan.strategy import Exchange, Module
+from trainplan.profiling.base.errors import InputError, shown
+from trainplan.profiling.clusters.recipes import RECIPES, RecipeName
+from trainplan.profiling.models.model import load_model
+from trainplan.profiling.models.optimizers import ITERATIONS, OptimizerName
+from trainplan.profiling.models.precision import PLAIN, Precision
+
+MODULES: dict[str, Module] = {"core_attn": "attention", "layernorm": "norms"}
+OF_EXPERTS = ("moe", "moe_act", "shared_experts", "mla_up_proj", "gdn_norm_out", "gdp_in_proj", "gdp_qkv", "mhc")
+MUON, TP_MODES = ("muon", "dist_muon"), ("blockwise", "duplicated", "distributed")
+SCALINGS: dict[str, RecipeName] = {
+    "tensorwise": "fp8-current",
+    "delayed": "fp8",
+    "mxfp8": "mxfp8",
+    "blockwise": "fp8-blockwise",
+}
+SHARDED_STAGES: tuple[Literal[0, 1, 2, 3], ...] = (0, 1, 2, 3)
+SHARDED: dict[str, Literal[0, 1, 2, 3]] = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
+EXCHANGE: dict[str, Exchange] = {"p2p": "keys", "allgather": "keys", "a2a": "heads"}
+DEALT = "--decoder-pipeline-manual-split-list"  # of Primus
+OVERLAPS = ("--overlap-grad-reduce", "--overlap-param-gather", "--tp-comm-overlap", "--untie-embeddings-and-output-weights")
+
+
+def read(path: Path, said: Said) -> Configuration:
+    """The configuration of a script or a list of arguments. Raises InputError."""
+    return of_command(command_of(path, said.variables), str(path), said)
+
+
+def of_command(command: Command, where: str, said: Said) -> Configuration:
+    """The configuration that a command of a script stands for. Raises InputError."""
+    if command.tool not in ("megatron", ""):
+        raise foreign(command, where)
+    refuse_others(command.program, command.values, where, command.open)
+    if command.program and not command.tool and not shares_keys(command):
+        raise foreign(command, where)
+    engine = engine_of(command, where, said)
+    values, sources = with_tokenizer(command.program, command.values, command.sources)
+    return of_values(values, where, said, command.devices, sources, command.open, engine)
+
+
+def of_arguments(words: Sequence[str], where: str, said: Said, devices: int | None = None) -> Configuration:
+    """The configuration that the words of a command stand for. devices: as the launcher says. Raises InputError."""
+    return of_values(values_of(words), where, said, devices)
+
+
+def of_values(
+    values: Mapping[str, Any],
+    where: str,
+    said: Said,
+    devices: int | None = None,
+    sources: Mapping[str, str] | None = None,
+    opened: Mapping[str, Open] | None = None,
+    engine: Configuration | None = None,
+) -> Configuration:
+    """The configuration that arguments stand for, by name: a text, several joined by blanks, or True where one stands alone.
+    devices: as the launcher says. sources: where each argument is written. opened: those that are undecided. engine: what
+    DeepSpeed's file says, of Megatron-DeepSpeed. Raises InputError."""
+    tool = tool_of(values)
+    values, sources, opened = todays(values, sources or {}, opened or {})
+    keys = Keys(where, values, sources=sources, defaults=f"default of {tool}", ignored=said.ignored, opened=opened)
+    refuse(keys)
+    keys.flag("--no-pipeline-parallel")
+    tp, pp = (keys.whole(f"--{name}-model-parallel-size", 1) or 1 for name in ("tensor", "pipeline"))
+    notes = noted(keys, tp)
+    copies = keys.whole("--num-distributed-optimizer-instances", 1) or 1
+    distributed = keys.flag("--use-distributed-optimizer")
+    zero: Literal[0, 1, 2, 3] = 0
+    sharded = SHARDED[keys.text("--data-parallel-sharding-strategy", "no_shard", SHARDED)]  # of Megatron's FSDP alone
+    reshards = not keys.flag("--torch-fsdp2-no-reshard-after-forward")
+    if keys.flag("--use-torch-fsdp2"):
+        zero = 3 if reshards else 2
+    elif keys.flag("--use-megatron-fsdp") or keys.flag("--use-custom-fsdp"):
+        zero = sharded
+    elif distributed:
+        zero = 1
+    staged = stage_of(keys, engine, notes)
+    if staged is not None:
+        zero = SHARDED_STAGES[staged]
+    cp = keys.whole("--context-parallel-size", 1) or 1
+    exchange = _exchange(keys, cp, notes)
+    optimizer, dealt = _optimizer(keys, notes)
+    if dealt:
+        zero = max(zero, 1)
+    if optimizer == "muon" and copies > 1:
+        fix = "leave it out: Muon's tensors are dealt to all data-parallel ranks"
+        raise keys.error("--num-distributed-optimizer-instances", f"is {copies}, with Muon", fix)
+    if optimizer == "muon" and zero > 1:
+        raise keys.error(
+            "--optimizer", f"is {shown(keys.get('--optimizer'))}, with sharded gradients", "leave FSDP out, or give adam"
+        )
+    layers = _layers(keys, said.model)
+    cuts, chunks = _stages(keys, layers, pp)
+    refuse_mapping(keys, tp, pp, chunks)
+    model = _model(keys, layers, said, notes)
+    multiple = (keys.whole("--make-vocab-size-divisible-by", 128) or 128) * tp
+    dtype = "bfloat16" if keys.flag("--bf16") else "float16" if keys.flag("--fp16") else "float32"
+    reduced = keys.flag("--grad-reduce-in-bf16") or dtype == "float16"
+    if keys.flag("--accumulate-allreduce-grads-in-fp32"):
+        reduced = False
+    precision = PLAIN if dtype == "float32" else Precision(master="float32", gradients="model" if reduced else "float32")
+    recipe = _recipe(keys, dtype, zero > 0, notes)
+    shared = keys.flag("--sequence-parallel") and tp > 1
+    recomputed = _recomputed(keys, notes)
+    flags = " ".join([*(flag.removeprefix("--") for flag in OVERLAPS if keys.flag(flag)), optimizer])
+    keyed = {"tp": "--tensor-model-parallel-size", "pp": "--pipeline-model-parallel-size", "samples": "--global-batch-size"}
+    keyed |= {"recipe": "--fp4-recipe" if recipe == "nvfp4" else "--fp8-recipe"}
+    keyed |= {"micro_samples": "--micro-batch-size", "copies": "--num-distributed-optimizer-instances", "model": "--num-layers"}
+    keyed |= {"cp": "--context-parallel-size", "exchange": "--cp-comm-type", "group": "--recompute-num-layers"}
+    keyed |= {"sequence": "--seq-length"}
+    keyed |= {"dtype": "--bf16" if dtype == "bfloat16" else "--fp16"}
+    fields: dict[str, Any] = {
+        "sequence": keys.whole("--seq-length"),
+        "samples": batch_of(keys, notes),
+        "micro_samples": keys.whole("--micro-batch-size", 1),
+        "config": None if model is None else {**model, **vocabulary(keys)},
+    }
+    buffers = buffers_of(keys, engine, tool != CORE)
+    software = "megatron-core" if staged is None else "megatron-deepspeed"
+    if engine is not None:
+        agreed(keys, engine, {**fields, "dtype": dtype})
+        fields |= {"host": engine.host}
+        notes += engine.notes
+    unread, unknown = keys.left(MEGATRON | HARMLESS)
+    return Configuration(
+        where=where, runtime="megatron", software=software, flags=flags, vocabulary_multiple=multiple, dtype=dtype,
+        precision=precision, optimizer=optimizer, devices=devices, tp=tp, pp=pp, chunks=chunks,
+        copies=copies if zero else None, zero=zero, cp=cp, exchange=exchange, sequence_parallel=shared,
+        schedule="interleaved-1f1b" if chunks > 1 else "1f1b", cuts=cuts, recomputed=recomputed, keys=keyed,
+        notes=tuple(notes), unread=unread, unknown=unknown, recipe=recipe,
+        buffers=buffers, taken=(*keys.taken, *(() if engine is None else engine.taken)), **fields,
+    )  # fmt: skip
+
+
+def _model(keys: Keys, layers: int, said: Said, notes: list[str]) -> dict[str, Any] | None:
+    """The fields of the model that the arguments describe; where --model says which it is, what differs is noted. Raises
+    InputError where it is another one."""
+    try:
+        fields = model_fields(keys, layers)
+    except Unlike as error:
+        if said.model is None:
+            raise
+        fields = {"num_hidden_layers": layers}
+        biased = error.field == "--disable-bias-linear"
+        what = "linear layers with biases (--disable-bias-linear is not given)" if biased else f"{error.field} {error.problem}"
+        notes.append(f"{what}: the plan's layers are those of {said.model}" + ", without biases" * biased)
+    normed = keys.flag("--embed-layernorm")
+    if normed != (fields is not None and fields.get("model_type") == "bloom"):
+        notes.append(
+            "a norm after the embedding (--embed-layernorm): the plan has none" if normed else
+            "no norm after the embedding (--embed-layernorm is not given): the plan's BLOOM has one"
+        )  # fmt: skip
+    if said.model is not None:
+        notes += apart(keys, layers, said.model, fields)
+    return fields
+
+
+def _recipe(keys: Keys, dtype: str, shared: bool, notes: list[str]) -> RecipeName | None:
+    """The recipe of products in fewer bits. shared: whether data-parallel ranks share states. Raises InputError."""
+    eight, four = keys.get("--fp8-format"), keys.get("--fp4-format")
+    scaling = SCALINGS[keys.text("--fp8-recipe", "delayed", SCALINGS)]
+    keys.text("--fp4-recipe", "nvfp4", ("nvfp4",))
+    gathered = keys.flag("--fp8-param-gather")
+    ends = keys.flag("--first-last-layers-bf16")
+    if eight is None and four is None:
+        return None
+    if eight is not None and four is not None:
+        raise keys.error("--fp4-format", f"is {shown(four)}, with --fp8-format", "give one of the two")
+    if ends:
+        text = f"first and last layers in {dtype} (--first-last-layers-bf16): the plan has all layers alike; less time"
+        notes.append(text)
+    if eight is not None and shared and not gathered and not RECIPES[scaling].beside:
+        notes.append(f"weights in {dtype}, too, without --fp8-param-gather: the plan has those in 8 bits alone; less memory")
+    return "nvfp4" if four is not None else scaling
+
+
+def _exchange(keys: Keys, cp: int, notes: list[str]) -> Exchange:
+    """What context-parallel ranks exchange. Raises InputError for what differs by layer, and for both at once."""
+    name, said = "--cp-comm-type", str(keys.get("--cp-comm-type") or "p2p").split()
+    words = {word.replace("_", "") for word in said}
+    if cp == 1:
+        return "keys"
+    if len(words) > 1 or not words <= set(EXCHANGE):
+        fix = f"give one of {', '.join(EXCHANGE)} for all layers: plans have no other exchange"
+        raise keys.error(name, f"is {shown(' '.join(said))}", fix)
+    (word,) = words
+    if word == "allgather":
+        notes.append("keys and values gathered before attention: predicted as sent around a ring during attention; less time")
+    return EXCHANGE[word]
+
+
+def _layers(keys: Keys, model: str | None) -> int:
+    """Transformer layers, by their number or the pattern, else those of the model that --model names. Raises InputError."""
+    if (pattern := keys.get("--hybrid-layer-pattern")) is not None:
+        odd = set(str(pattern)) - set("*-|")
+        if odd or str(pattern).count("*") != str(pattern).count("-"):
+            fix = "give as many * (attention) as - (feed-forward), in turn: other layers have no programs"
+            raise keys.error("--hybrid-layer-pattern", f"is {shown(pattern)}", fix)
+        return str(pattern).count("*")
+    layers = keys.whole("--num-layers")
+    if layers is None and model is not None:
+        layers = load_model(model).layers
+        keys.take("--num-layers", layers, f"--model {model}")
+    if layers is None:
+        fix = "give it: how many transformer layers the model has, or say which model it is by --model"
+        raise keys.error("--num-layers", "is missing", fix)
+    return layers
+
+
+def _stages(keys: Keys, layers: int, pp: int) -> tuple[tuple[int, ...] | None, int]:
+    """The first units of the stages after the first, and the stages of each rank. Raises InputError."""
+    pattern, layout = keys.get("--hybrid-layer-pattern"), keys.get("--pipeline-model-parallel-layout")
+    dealt = keys.get(DEALT)
+    per_chunk, virtual = (
+        keys.whole("--num-layers-per-virtual-pipeline-stage"),
+        keys.whole("--num-virtual-stages-per-pipeline-rank"),
+    )
+    first, last = (keys.whole(f"--decoder-{end}-pipeline-num-layers") for end in ("first", "last"))
+    ends = [keys.flag(f"--account-for-{end}-in-pipeline-split") for end in ("embedding", "loss")]
+    ends = _partitioned(keys) or ends
+    if pattern is not None:
+        counts = [len(stage) for stage in str(pattern).split("|")]
+        counts[0] += 1
+        counts[-1] += 1
+        return _cuts(keys, "--hybrid-layer-pattern", counts, pp, 2 * layers + 2)
+    if layout is not None:
+        return _cuts(keys, "--pipeline-model-parallel-layout", _layout(keys, str(layout)), pp, 2 * layers + 2)
+    if pp == 1:
+        return (), 1
+    if dealt is not None:
+        return _cuts(keys, DEALT, _dealt(keys, str(dealt), pp), pp, 2 * layers + 2)
+    chunks = virtual or (1 if per_chunk is None else layers // (pp * per_chunk))
+    if per_chunk is not None and layers % (pp * per_chunk):
+        fix = f"give a divisor of {layers // pp}: {layers} layers on {pp} stages"
+        raise keys.error("--num-layers-per-virtual-pipeline-stage", f"is {per_chunk}", fix)
+    count, less = pp * chunks, [int(each) for each in ends]
+    if first is not None or last is not None:
+        rest, others = layers - (first or 0) - (last or 0), count - (first is not None) - (last is not None)
+        if chunks > 1 or others < 1 or rest % others or rest < others:
+            name = "--decoder-first-pipeline-num-layers" if first is not None else "--decoder-last-pipeline-num-layers"
+            fix = f"leave a multiple of {max(1, others)} layers for the other stages, or give --pipeline-model-parallel-layout"
+            raise keys.error(name, f"is {first if first is not None else last}, of {layers} layers", fix)
+        each = [rest // others] * others
+        each = ([first] if first is not None else []) + each + ([last] if last is not None else [])
+    else:
+        if (layers + sum(less)) % count:
+            fix = f"give a multiple of {count} stages, or --pipeline-model-parallel-layout"
+            raise keys.error("--num-layers", f"is {layers}", fix)
+        each = [(layers + sum(less)) // count] * count
+        each[0] -= less[0]
+        each[-1] -= less[1]
+    counts = [2 * size for size in each]
+    counts[0] += 1
+    counts[-1] += 1
+    return _cuts(keys, "--pipeline-model-parallel-size", counts, pp, 2 * layers + 2)
+
+
+def _partitioned(keys: Keys) -> list[bool] | None:
+    """Whether the embedding and the head count as layers when DeepSpeed deals these to stages; None where nothing says so."""
+    name = "--pp-partition-method"
+    method = keys.get(name)
+    if method is None:
+        return None
+    counted = set(str(method).strip("'\"").lower().removeprefix("type:").split("|"))
+    if not str(method).strip("'\"").lower().startswith("type:") or not {"transformer"} <= counted <= {
+        "transformer",
+        "embedding",
+    }:
+        fix = "give type:transformer, or type:transformer|embedding"
+        raise keys.error(name, f"is {shown(method)}: stages by another measure than layers", fix)
+    return ["embedding" in counted] * 2
+
+
+def _layout(keys: Keys, layout: str) -> list[int]:
+    """Units of each stage of a layout such as `Et*3|(tt|)*2tL`. Raises InputError."""
+    name, text = "--pipeline-model-parallel-layout", layout.replace(",", "")
+    text = re.sub(r"\(([^()]*)\)\*(\d{1,4})", lambda match: match[1] * int(match[2]), text)
+    text = re.sub(r"([EtL|])\*(\d{1,4})", lambda match: match[1] * int(match[2]), text)
+    if re.search(r"[^EtL|]", text) or text.count("E") != 1 or text.count("L") != 1 or text[0] != "E" or text[-1] != "L":
+        fix = "give E, then layers t with | between stages, then L, such as Ettt|ttttL"
+        raise keys.error(name, f"is {shown(layout)}", fix)
+    return [stage.count("E") + 2 * stage.count("t") + stage.count("L") for stage in text.split("|")]
+
+
+def _dealt(keys: Keys, text: str, pp: int) -> list[int]:
+    """Units of each stage of a list such as `[2,3,2,2]`: layers of the first rank's stages, then of the next one's. Raises
+    InputError."""
+    sizes = [int(each) for each in re.findall(r"\d{1,6}", text)]
+    if re.search(r"[^\d\[\],\s]", text) or not sizes or len(sizes) % pp:
+        raise keys.error(
+            DEALT, f"is {shown(text)}", f"give layers of each stage, a multiple of {pp} of them, such as [2,3,2,2]"
+        )
+    chunks = len(sizes) // pp
+    counts = [2 * sizes[rank * chunks + chunk] for chunk in range(chunks) for rank in range(pp)]
+    counts[0] += 1
+    counts[-1] += 1
+    return counts
+
+
+def _cuts(keys: Keys, name: str, counts: Sequence[int], pp: int, units: int) -> tuple[tuple[int, ...], int]:
+    if len(counts) % pp or min(counts) < 1 or sum(counts) != units:
+        problem = f"has {len(counts)} stages of {shown(list(counts))} sub-layers"
+        fix = f"give a multiple of {pp} stages, none of them empty, with {units} sub-layers in all, embedding and head counted"
+        raise keys.error(name, problem, fix)
+    return tuple(accumulate(counts[:-1])), len(counts) // pp
+
+
+def _optimizer(keys: Keys, notes: list[str]) -> tuple[OptimizerName, bool]:
+    """What steps the parameters, and whether whole tensors are dealt to data-parallel ranks."""
+    name = keys.text("--optimizer", "adam")
+    if name not in MUON:
+        if name not in ("adam", "adamw"):
+            fix = "give adam, or one of " + ", ".join(MUON) + ": plans have no other states"
+            raise keys.error("--optimizer", f"is {shown(name)}", fix)
+        return "adamw", False
+    mode, steps = keys.text("--muon-tp-mode", "blockwise", TP_MODES), keys.whole("--muon-num-ns-steps", ITERATIONS)
+    if mode != "blockwise":
+        notes.append(f"Muon's {mode} matrices: the plan's ranks of tp make their own parts orthogonal; less time")
+    if steps != ITERATIONS:
+        notes.append(f"{steps} iterations of Newton and Schulz: the plan has {ITERATIONS}")
+    return "muon", name == "dist_muon"
+
+
+def _recomputed(keys: Keys, notes: list[str]) -> Recomputed:
+    granularity = keys.text("--recompute-granularity", "none", ("none", "full", "selective"))
+    if keys.flag("--recompute-activations") and granularity == "none":
+        granularity = "selective"
+    method, count = keys.text("--recompute-method", "uniform", ("uniform", "block")), keys.whole("--recompute-num-layers", 1)
+    names = str(keys.get("--recompute-modules") or "core_attn").replace(",", " ").split()
+    if granularity == "none":
+        return Recomputed()
+    if granularity == "full":
+        return Recomputed("full", first=count) if method == "block" else Recomputed("full", group=count or 1)
+    for name in names:
+        if name not in (*MODULES, *OF_EXPERTS):
+            fix = f"give some of {', '.join(MODULES)}, or --recompute-granularity full: plans keep what other modules make"
+            raise keys.error("--recompute-modules", f"has {shown(name)}", fix)
+    notes += [f"recomputation of {name}: the plan's model has no such module" for name in names if name in OF_EXPERTS]
+    modules = tuple(sorted(MODULES[name] for name in names if name in MODULES))
+    return Recomputed("modules", modules) if modules else Recomputed()
+
+
+def in_fields(error: InputError, fields: Mapping[str, str]) -> InputError:
+    """An error of arguments for a tool whose fields say the same: with arguments called as the fields are."""
+    fix = error.fix
+    for name in sorted(fields, key=len, reverse=True):
+        fix = fix.replace(name, fields[name])
+    return InputError(error.where, fields.get(error.command_field, error.command_field), error.problem, fix)

@@ -1,0 +1,182 @@
+"""Plans for Megatron-Bridge: the sections of its ConfigContainer, a script that trains with them, and what starts that.
+
+Fields as of megatron-bridge 0.3.1 on megatron-core 0.16.1 (2026): `GPTModelProvider` (section model), `TrainingConfig` (train),
+`DistributedDataParallelConfig` (ddp), `OptimizerConfig`, `MixedPrecisionConfig` (mixed_precision), `TokenizerConfig` and
+`GPTDatasetConfig` (dataset). They say what Megatron-LM's arguments say, so that they are made from these (see `megatron`), each
+by its line of FIELDS; the same is refused and left out. Beyond that: cuts within a layer and BERT are refused, which
+GPTModelProvider does not have; a model with learned positions has as many as the sequence has tokens.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+from trainplan.execution.runtimes.export_common import Export, refuse_half_cut
+from trainplan.execution.runtimes.export_sharded import script
+from trainplan.execution.runtimes.launch_scripts import here, page, slurm, torchrun
+from trainplan.execution.runtimes.megatron import export as megatron_export
+from trainplan.formulations.joint.runtime_capabilities import DECODERS
+from trainplan.formulations.plan.plan import Plan
+from trainplan.profiling.models.model import Model
+from trainplan.profiling.models.sublayers import TokenEmbedding
+
+RUNTIME, VERSION = "Megatron-Bridge", "Megatron-Bridge 0.3.1 with megatron-core 0.16.1 (2026)"
+FILE = "bridge.yaml"
+# The field, with its section, that says what an argument of Megatron-LM says; or several that say it.
+FIELDS: dict[str, tuple[str, ...]] = {
+    "--num-layers": ("model.num_layers",),
+    "--hidden-size": ("model.hidden_size",),
+    "--ffn-hidden-size": ("model.ffn_hidden_size",),
+    "--num-attention-heads": ("model.num_attention_heads",),
+    "--kv-channels": ("model.kv_channels",),
+    "--num-query-groups": ("model.num_query_groups",),
+    "--seq-length": ("model.seq_length", "dataset.seq_length"),
+    "--normalization": ("model.normalization",),
+    "--norm-epsilon": ("model.layernorm_epsilon",),
+    "--attention-dropout": ("model.attention_dropout",),
+    "--hidden-dropout": ("model.hidden_dropout",),
+    "--position-embedding-type": ("model.position_embedding_type",),
+    "--rotary-base": ("model.rotary_base",),
+    "--rotary-percent": ("model.rotary_percent",),
+    "--rotary-interleaved": ("model.rotary_interleaved",),
+    "--use-rope-scaling": ("model.rope_scaling",),
+    "--rope-scaling-factor": ("model.rope_scaling_factor",),
+    "--swiglu": ("model.gated_linear_unit",),
+    "--add-qkv-bias": ("model.add_qkv_bias",),
+    "--qk-layernorm": ("model.qk_layernorm",),
+    "--window-size": ("model.window_size",),
+    "--make-vocab-size-divisible-by": ("model.make_vocab_size_divisible_by",),
+    "--tensor-model-parallel-size": ("model.tensor_model_parallel_size",),
+    "--pipeline-model-parallel-size": ("model.pipeline_model_parallel_size",),
+    "--pipeline-model-parallel-layout": ("model.pipeline_model_parallel_layout",),
+    "--num-virtual-stages-per-pipeline-rank": ("model.virtual_pipeline_model_parallel_size",),
+    "--sequence-parallel": ("model.sequence_parallel",),
+    "--context-parallel-size": ("model.context_parallel_size",),
+    "--cp-comm-type": ("model.cp_comm_type",),
+    "--recompute-granularity": ("model.recompute_granularity",),
+    "--recompute-method": ("model.recompute_method",),
+    "--recompute-num-layers": ("model.recompute_num_layers",),
+    "--recompute-modules": ("model.recompute_modules",),
+    "--micro-batch-size": ("train.micro_batch_size",),
+    "--global-batch-size": ("train.global_batch_size",),
+    "--overlap-grad-reduce": ("ddp.overlap_grad_reduce",),
+    "--overlap-param-gather": ("ddp.overlap_param_gather",),
+    "--use-distributed-optimizer": ("ddp.use_distributed_optimizer", "optimizer.use_distributed_optimizer"),
+    "--optimizer": ("optimizer.optimizer",),
+    "--muon-momentum": ("optimizer.muon_momentum",),
+    "--muon-use-nesterov": ("optimizer.muon_use_nesterov",),
+    "--muon-num-ns-steps": ("optimizer.muon_num_ns_steps",),
+    "--muon-scale-mode": ("optimizer.muon_scale_mode",),
+    "--muon-extra-scale-factor": ("optimizer.muon_extra_scale_factor",),
+    "--muon-tp-mode": ("optimizer.muon_tp_mode",),
+    "--num-distributed-optimizer-instances": ("ddp.num_distributed_optimizer_instances",),
+    "--bf16": ("mixed_precision.bf16",),
+    "--fp16": ("mixed_precision.fp16",),
+    "--fp8-format": ("mixed_precision.fp8",),
+    "--fp8-recipe": ("mixed_precision.fp8_recipe",),
+    "--fp8-param-gather": ("mixed_precision.fp8_param_gather",),
+    "--reuse-grad-buf-for-mxfp8-param-ag": ("mixed_precision.reuse_grad_buf_for_mxfp8_param_ag",),
+    "--fp4-format": ("mixed_precision.fp4",),
+    "--fp4-recipe": ("mixed_precision.fp4_recipe",),
+}
+# Arguments that a field says by its contrary.
+CONTRARY = {
+    "--disable-bias-linear": "model.add_bias_linear",
+    "--untie-embeddings-and-output-weights": "model.share_embeddings_and_output_weights",
+}
+# Those that have none, since other fields imply them.
+IMPLIED = (
+    *("--group-query-attention", "--squared-relu", "--max-position-embeddings"),
+    *("--grad-reduce-in-bf16", "--accumulate-allreduce-grads-in-fp32"),
+)
+ACTIVATIONS = {"--swiglu": "silu", "--squared-relu": "squared_relu"}  # by argument; gelu without
+OPTIMIZER = {"optimizer": "adam", "lr": 3e-4, "min_lr": 3e-5, "weight_decay": 0.1, "adam_beta1": 0.9, "adam_beta2": 0.95}
+DECIDES = (
+    "gradients are reduced during the backward pass, and parameters gathered ahead (ddp.overlap_*): faster than predicted",
+    megatron_export.DECIDES[1],
+    "gradients are kept in one buffer",
+    "the vocabulary is padded to a multiple of the tensor-parallel degree, as model.vocab_size says",
+    "the optimizer's numbers are in bridge.yaml: yours to change",
+)
+
+
+def export(plan: Plan, where: str) -> Export:
+    """Files bridge.yaml, train.py, launch.sh, slurm.sh and README.md. Raises InputError."""
+    told = megatron_export.arguments_of(plan, where, RUNTIME, DECODERS)
+    refuse_half_cut(plan, RUNTIME, "export it --to megatron", where)
+    model, left_out = plan.planned_model(), list(told.left_out)
+    sections = sections_of(model, argument_values([*told.model, *told.parallel, *told.precision, *told.optimizer]), plan.chunks)
+    embedding = next(part for part in model.sublayers.values() if isinstance(part, TokenEmbedding))
+    if (positions := embedding.positions) not in (0, model.tokens):
+        left_out.append(f"learned positions: {model.tokens} of them, as tokens (model.seq_length), not {positions}")
+    files = {
+        FILE: f"# For {VERSION}.\n{yaml.safe_dump(sections, sort_keys=False)}",
+        "train.py": script("megatron_bridge_script.py"),
+        "launch.sh": torchrun(plan.world, f'{here("train.py")} "$@"', megatron_export.connections(plan)),
+        "slurm.sh": slurm(plan.world),
+        "README.md": page(
+            plan, RUNTIME, VERSION, told.peak_bytes, left_out, (*megatron_export.decides(plan, DECIDES), *told.gathered)
+        ),
+    }
+    settings = {"config": sections, "peak_bytes": told.peak_bytes}
+    return Export("megatron-bridge", settings, files, tuple(left_out), told.plan)
+
+
+def argument_values(arguments: list[str]) -> dict[str, Any]:
+    """What each argument is given: a number, a text, several of them, or True where it stands alone."""
+    values: dict[str, Any] = {}
+    name = ""
+    for word in arguments:
+        if word.startswith("--"):
+            name = word
+            values[name] = []
+        else:
+            values[name].append(word)
+    for name, words in values.items():
+        parsed = [int(word) for word in words[0].split(",")] if name == "--window-size" else [_parsed(word) for word in words]
+        several = name in ("--recompute-modules", "--window-size")
+        values[name] = parsed if several else parsed[0] if parsed else True
+    return values
+
+
+def _parsed(word: str) -> int | float | str:
+    for kind in (int, float):
+        try:
+            return kind(word)
+        except ValueError:
+            continue
+    return word
+
+
+def sections_of(model: Model, values: dict[str, Any], chunks: int) -> dict[str, dict[str, Any]]:
+    """The sections of a ConfigContainer. values: by argument; chunks: stages of each rank."""
+    sections: dict[str, dict[str, Any]] = {name: {} for name in ("model", "train", "ddp", "optimizer", "mixed_precision")}
+    for name, value in values.items():
+        for field in FIELDS.get(name, ()):
+            section, _, key = field.partition(".")
+            sections.setdefault(section, {})[key] = value
+    for name, field in CONTRARY.items():
+        section, _, key = field.partition(".")
+        sections[section][key] = name not in values
+    described, tp = sections["model"], values["--tensor-model-parallel-size"]
+    activation = next((word for name, word in ACTIVATIONS.items() if name in values), "gelu")
+    described |= {"activation_func": activation, "vocab_size": -(-model.vocabulary // tp) * tp}
+    # Megatron-LM's scripts fuse these by default; GPTModelProvider fuses them where it is told to.
+    fused = activation == "silu" or (activation == "gelu" and described["add_bias_linear"])
+    described |= {"bias_activation_fusion": fused, "bias_dropout_fusion": True}
+    described["apply_rope_fusion"] = described["position_embedding_type"] == "rope"
+    if chunks > 1:
+        described["virtual_pipeline_model_parallel_size"] = chunks
+    half = model.dtype in ("bfloat16", "float16")
+    precision = sections["mixed_precision"]
+    precision |= {"params_dtype": model.dtype, "pipeline_dtype": model.dtype, "autocast_enabled": False}
+    precision["grad_reduce_in_fp32"] = "--accumulate-allreduce-grads-in-fp32" in values
+    if not half:
+        del sections["mixed_precision"]
+    if "--optimizer" in values:  # Muon, beside which the distributed optimizer is off
+        for name in ("ddp", "optimizer"):
+            sections[name]["use_distributed_optimizer"] = False
+    sections["optimizer"] |= {name: value for name, value in OPTIMIZER.items() if name not in sections["optimizer"]}
+    sections["tokenizer"] = {"tokenizer_type": "NullTokenizer", "vocab_size": model.vocabulary - 1}  # it adds a token
+    return sections

@@ -1,0 +1,336 @@
+"""Megatron-Bridge: a YAML file with the sections of its ConfigContainer, as `export --to megatron-bridge` and its own
+`--config-file` have them.
+
+Fields as of megatron-bridge 0.3.1 (2026). They say what Megatron-LM's arguments say (`FIELDS` of the export), so that a file is
+read as these; where the defaults of its classes are others, they are written out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from trainplan.execution.launch_files.documents import written
+from trainplan.execution.launch_files.lines import sources_of
+from trainplan.execution.launch_files.run_configuration import Configuration, Keys, Said, flattened
+from trainplan.execution.launch_files.settings import with_settings
+from trainplan.execution.runtimes.megatron import reader as megatron_reader
+from trainplan.execution.runtimes.megatron.read_model import NULL
+from trainplan.execution.runtimes.megatron_bridge.documented import SECTIONS, TABLES
+from trainplan.execution.runtimes.megatron_bridge.export import FIELDS
+from trainplan.execution.runtimes.megatron_bridge.recipes import ARGUMENTS as OF_RECIPES
+from trainplan.execution.runtimes.megatron_bridge.recipes import BATCH, base_of
+from trainplan.profiling.base.errors import InputError, shown
+from trainplan.profiling.base.files import read_data
+from trainplan.profiling.models.families.fields import names
+
+# Of fields that no export has, what Megatron-LM calls them.
+OTHERS = {
+    "--decoder-first-pipeline-num-layers": "model.num_layers_in_first_pipeline_stage",
+    "--decoder-last-pipeline-num-layers": "model.num_layers_in_last_pipeline_stage",
+    "--account-for-embedding-in-pipeline-split": "model.account_for_embedding_in_pipeline_split",
+    "--account-for-loss-in-pipeline-split": "model.account_for_loss_in_pipeline_split",
+    "--expert-model-parallel-size": "model.expert_model_parallel_size",
+    "--num-experts": "model.num_moe_experts",
+    "--mtp-num-layers": "model.mtp_num_layers",
+    "--multi-latent-attention": "model.multi_latent_attention",
+    "--cpu-offloading": "model.cpu_offloading",
+    "--rampup-batch-size": "train.rampup_batch_size",
+    "--use-megatron-fsdp": "ddp.use_megatron_fsdp",
+    "--use-custom-fsdp": "ddp.use_custom_fsdp",
+    "--use-torch-fsdp2": "dist.use_torch_fsdp2",
+    "--optimizer-cpu-offload": "optimizer.optimizer_cpu_offload",
+    "--data-parallel-sharding-strategy": "ddp.data_parallel_sharding_strategy",
+    "--tp-comm-overlap": "comm_overlap.tp_comm_overlap",
+    "--first-last-layers-bf16": "mixed_precision.first_last_layers_bf16",
+}
+ARGUMENTS = {**{name: fields[0] for name, fields in FIELDS.items()}, **OTHERS}
+DEFAULTS: dict[str, Any] = {  # where Megatron-LM's arguments have others
+    "model.seq_length": 1024,
+    "model.rope_scaling_factor": 1.0,
+    "mixed_precision.grad_reduce_in_fp32": True,
+    "mixed_precision.fp8_recipe": "tensorwise",
+}
+# Recipes of precisions by name (megatron/bridge/training/mixed_precision.py), and what each sets.
+NAMED = re.compile(r"(nemotron_h_|nanov2_)?(bf16|fp16)(?:_with_(\w+))?_mixed")
+SCALINGS: dict[str, dict[str, Any]] = {
+    "": {},
+    "fp8_delayed_scaling": {"fp8": "hybrid", "fp8_recipe": "delayed", "fp8_param_gather": True},
+    "fp8_current_scaling": {
+        "fp8": "hybrid",
+        "fp8_recipe": "tensorwise",
+        "fp8_param_gather": True,
+        "first_last_layers_bf16": True,
+    },
+    "fp8_subchannel_scaling": {"fp8": "hybrid", "fp8_recipe": "blockwise"},
+    "mxfp8": {"fp8": "e4m3", "fp8_recipe": "mxfp8", "fp8_param_gather": True},
+    "nvfp4": {"fp4": "e2m1", "fp4_recipe": "nvfp4"},
+}
+# Options of its scripts (scripts/training/run_recipe.py) and the fields that they set; others are called as recipes' arguments.
+OPTIONS = {
+    "tp": "model.tensor_model_parallel_size", "pp": "model.pipeline_model_parallel_size", "cp": "model.context_parallel_size",
+    "vp": "model.virtual_pipeline_model_parallel_size", "gb": "train.global_batch_size", "mb": "train.micro_batch_size",
+    "sl": "model.seq_length", "ms": "train.train_iters", "max_steps": "train.train_iters", "lr": "optimizer.lr",
+    "min_lr": "optimizer.min_lr", "warmup_iters": "scheduler.lr_warmup_iters", "save_dir": "checkpoint.save",
+    "load_dir": "checkpoint.load", "save_interval": "checkpoint.save_interval", "step_func": "logger.step_func",
+    "dataset": "dataset.blend", "pretrained_checkpoint": "checkpoint.pretrained_checkpoint",
+    "ep": "model.expert_model_parallel_size",
+}  # fmt: skip
+NOTHING: Mapping[str, Any] = {}
+OURS, GRADIENTS = "default of Megatron-Bridge 0.3", "grad_reduce_in_fp32"
+PARTS = frozenset(
+    f"model.{name}"
+    for name in names(
+        """
+        gated_linear_unit add_bias_linear share_embeddings_and_output_weights normalization layernorm_epsilon rotary_base
+        position_embedding_type rotary_percent rotary_interleaved rope_scaling rope_scaling_factor add_qkv_bias qk_layernorm
+        window_size attention_dropout hidden_dropout make_vocab_size_divisible_by
+        """
+    )
+)
+WHICH = "its recipe, and no known one is of this model (or name one by --set recipe=NAME)"
+MARKS = ("mixed_precision", "validation", "_target_")  # names beside those of sections
+OVERLAPPED = ("overlap_grad_reduce", "overlap_param_gather")
+# Of two fields either turns on what the other one does.
+EITHER = {  # each of which turns the other on (`ConfigContainer.validate`)
+    "dist.use_megatron_fsdp": "ddp.use_megatron_fsdp", "model.tp_comm_overlap": "comm_overlap.tp_comm_overlap",
+    "optimizer.use_distributed_optimizer": "ddp.use_distributed_optimizer",
+    "optimizer.overlap_param_gather": "ddp.overlap_param_gather",
+}  # fmt: skip
+WIDE = ("torch.float32", "float32", "fp32")
+# Fields that bear on the run, values of them that plans have, and why no others.
+NONE, OFF = ("none", "null"), ("false",)
+REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
+    "model.expert_tensor_parallel_size": (("1",), "plans have dense models"),
+    "model.is_hybrid_model": (OFF, "plans have layers of attention and feed-forward alone"),
+    "model.heterogeneous_block_specs": (OFF, "plans have layers all alike"),
+    "model.experimental_attention_variant": (NONE, "plans have full attention, or windows"),
+    "model.linear_attention_freq": (NONE, "plans have full attention, or windows"),
+    "model.window_attn_skip_freq": (NONE, "plans have layers all alike"),
+    "model.attention_output_gate": (OFF, "plans have no such matrix multiplication"),
+    "model.fine_grained_activation_offloading": (OFF, "plans keep activations on the device"),
+    "model.distribute_saved_activations": (OFF, "plans keep activations as layers leave them"),
+    "model.num_microbatches_with_partial_activation_checkpoints": (NONE, "plans treat micro-batches alike"),
+    "model.hybrid_context_parallel": (OFF, "plans exchange in one way"),
+    "model.hierarchical_context_parallel_sizes": (NONE, "plans exchange in one way"),
+    "model.fp32_residual_connection": (OFF, "plans keep the residual stream in the model's dtype"),
+    "model.mtp_standalone": (OFF, "plans have one head"),
+    "model.variable_seq_lengths": (OFF, "plans have samples of one length"),
+    "mixed_precision.fp8_dot_product_attention": (OFF, "plans compute attention in the model's dtype"),
+    "mixed_precision.fp8_multi_head_attention": (OFF, "plans compute attention in the model's dtype"),
+    "ddp.fsdp_double_buffer": (OFF, "plans gather into buffers of their own"),
+    "ddp.outer_dp_sharding_strategy": (("no_shard",), "copies are whole between groups"),
+    "dist.use_tp_pp_dp_mapping": (OFF, "ranks are numbered data-parallel before pipeline-parallel"),
+    "train.decrease_batch_size_if_needed": (OFF, "a plan is of one batch size"),
+}
+LETTERS = {"embedding": "E", "decoder": "t", "loss": "L"}
+DOCUMENTED = frozenset(f"{section}.{field}" for section, fields in SECTIONS.items() for field in fields)
+
+
+def is_one(data: Any) -> bool:
+    """Whether a file's value has the sections of a ConfigContainer, or some of them."""
+    if not isinstance(data, Mapping):
+        return False
+    has = [isinstance(data.get(name), Mapping) for name in ("model", "train")]
+    return all(has) or (any(has) and all(name in SECTIONS or f"{name}." in TABLES or name in MARKS for name in data))
+
+
+def read(path: Path, said: Said) -> Configuration:
+    """The configuration of a YAML file. Raises InputError."""
+    whole = [key for key in said.variables if "." in key]  # which may be of a section that the file has by a name
+    data, sources = with_settings(read_data(path), str(path), said, sources_of(path), ("recipe", *whole))
+    return of_sections(data, str(path), said, sources)
+
+
+def of_sections(
+    data: Any, where: str, said: Said, sources: Mapping[str, str] | None = None, recipe: str | None = None
+) -> Configuration:
+    """The configuration of a ConfigContainer's sections. sources: where each key is written. recipe: the one whose values they
+    override. Raises InputError."""
+    if not is_one(data):
+        raise InputError(where, "", f"holds {shown(data)}", "give sections such as model and train, of a ConfigContainer")
+    named = data.get("mixed_precision")
+    return of_fields({**precision_fields(named, where), **flattened(data)}, where, said, sources, recipe)
+
+
+def of_overrides(
+    words: Sequence[str],
+    where: str,
+    said: Said,
+    recipe: str | None = None,
+    below: Mapping[str, Any] = NOTHING,
+    lines: Mapping[str, str] = NOTHING,
+) -> Configuration:
+    """The configuration of overrides such as ``model.tensor_model_parallel_size=2``, in Hydra's spelling, on top of a recipe:
+    the one that is named, or `--recipe NAME` among the words. below: values that they override in turn, by section and key;
+    lines: where each of these is written. Raises InputError."""
+    values, sources, rest = dict(below), dict(lines), list(words)
+    while rest:
+        word = rest.pop(0)
+        name, sign, text = word.partition("=")
+        if name.startswith("-"):
+            key = name.lstrip("-").replace("-", "_")
+            given = text if sign else rest.pop(0) if rest and not rest[0].startswith("-") and "=" not in rest[0] else "true"
+            if key == "recipe":
+                recipe = given
+                continue
+            key, text, sign = OPTIONS.get(key, OF_RECIPES.get(key, key)), given, "="
+        key = (key if name.startswith("-") else name.lstrip("+")).strip()
+        if name.startswith("~") or not sign:
+            fix = "give overrides such as model.tensor_model_parallel_size=2"
+            raise InputError(where, word, "is no override that is read", fix)
+        values[key], sources[key] = written(text), where
+    if "mixed_precision" in values:
+        values = {**precision_fields(values["mixed_precision"], where), **values, "mixed_precision": None}
+    return of_fields(values, where, said, sources, recipe)
+
+
+def of_fields(
+    fields: Mapping[str, Any],
+    where: str,
+    said: Said,
+    sources: Mapping[str, str] | None = None,
+    recipe: str | None = None,
+    replaced: Collection[str] = (),
+) -> Configuration:
+    """The configuration of fields by section and key, as `of_sections`. recipe: empty of a whole ConfigContainer. replaced:
+    sections that stand in place of the recipe's. Raises InputError."""
+    settings = {key: written(text) for key, text in said.variables.items() if "." in key}
+    given = {**fields, **settings}
+    base = base_of(given, where, said, recipe, replaced)
+    own = any(given.get(f"mixed_precision.{name}") for name in ("bf16", "fp16"))  # a precision in place of the recipe's
+    precision = {} if own else precision_fields(base.fields.get("mixed_precision"), where)
+    based = {**precision, **base.fields, "mixed_precision": None}
+    values = {**DEFAULTS, **based, **{key: value for key, value in given.items() if value is not None or key not in based}}
+    values |= {key: None for key in given if given[key] is None and key != "mixed_precision"}
+    recipes = base.sources.get("mixed_precision", "")
+    origin = {**dict.fromkeys(DEFAULTS, OURS), **{key: recipes for key in based if key not in base.fields}, **base.sources}
+    origin |= {**(sources or {}), **dict.fromkeys(settings, "--set")}
+    for name in OVERLAPPED:  # which it sets of what it is given
+        if values.get(f"comm_overlap.{name}") is not None:
+            values[f"ddp.{name}"] = values[f"comm_overlap.{name}"]
+    turned = list[str]()
+    for one, other in EITHER.items():
+        for on, off in ((one, other), (other, one)):
+            if values.get(on) and given.get(off) is False:
+                turned.append(f"{off} is false, and {on} ({origin.get(on, OURS)}) turns it on: give false for both")
+        if values.get(one) and not values.get(other):
+            values[other], origin[other] = True, origin.get(one, OURS)
+    if not any(values.get(f"mixed_precision.{name}") for name in ("bf16", "fp16")):  # then the model says it alone
+        values |= {f"mixed_precision.{name}": values[f"model.{name}"] for name in ("bf16", "fp16") if f"model.{name}" in values}
+        values |= {f"mixed_precision.{GRADIENTS}": values[f"ddp.{GRADIENTS}"]} if f"ddp.{GRADIENTS}" in values else {}
+    keys = Keys(where, values, sources=origin, defaults=OURS, ignored=said.ignored)
+    for key in ("model.bf16", "model.fp16", f"ddp.{GRADIENTS}", *EITHER, *(f"comm_overlap.{name}" for name in OVERLAPPED)):
+        keys.get(key)  # which others override, or which override others
+    keys.get("mixed_precision")  # a name, whose fields are among the values
+    _refuse(keys)
+    words = list(_words(keys))
+    try:
+        made = megatron_reader.of_arguments(words, where, said)
+    except InputError as error:
+        raise megatron_reader.in_fields(error, ARGUMENTS) from None
+    unread, unknown = keys.left(DOCUMENTED, TABLES)
+    unknown = tuple(key for key in unknown if not key.split(" ")[0].rpartition(".")[2].startswith("_"))  # its own marks
+    keyed = {name: ARGUMENTS.get(key, key) for name, key in made.keys.items()} | {"dtype": "mixed_precision"}
+    from_file = {ARGUMENTS.get(each.key) for each in made.taken} & {each.key for each in keys.taken}
+    defaults = tuple(
+        replace(each, key=ARGUMENTS[each.key]) for each in made.taken if ARGUMENTS.get(each.key) not in (None, *from_file)
+    )
+    taken = (*keys.taken, *defaults)
+    if base.model is not None:  # whose parts are not those that defaults describe
+        taken = tuple(each for each in taken if each.key not in PARTS or not each.source.startswith("default"))
+    if base.unknown:  # which recipe has them
+        unsaid: dict[str, Any] = {field: None for key, field in BATCH.items() if values.get(key) is None}
+        made = replace(made, undecided=dict.fromkeys(unsaid, WHICH), **unsaid)
+        taken = tuple(each for each in taken if each.key not in BATCH or values[each.key] is not None)
+    return replace(
+        made, runtime="megatron-bridge", model=base.model, keys=keyed, notes=(*made.notes, *base.notes, *turned), unread=unread,
+        unknown=unknown, taken=taken,
+    )  # fmt: skip
+
+
+def _refuse(keys: Keys) -> None:
+    """Raises InputError for fields that bear on the run and that no plan has."""
+    for key in keys.values:
+        if key.partition(".")[0] == "peft" and keys.values[key] not in (None, False):
+            has = key.partition(".")[2] or shown(keys.values[key])
+            raise keys.error("peft", f"has {has}", "leave it out: adapters are not planned")
+    for key, (neutral, why) in REFUSED.items():
+        keys.refuse(key, neutral, why)
+    for name in ("fp8", "fp4"):
+        if (alone := keys.get(f"model.{name}")) not in (None, keys.get(f"mixed_precision.{name}")):
+            fix = f"give mixed_precision.{name}, which sets it"
+            raise keys.error(f"model.{name}", f"is {shown(alone)}", fix)
+    aware = keys.flag("optimizer.use_precision_aware_optimizer")
+    for name in ("main_grads_dtype", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype"):
+        if aware:
+            keys.refuse(f"optimizer.{name}", WIDE, "plans keep the optimizer's states in float32")
+        keys.get(f"optimizer.{name}")  # of no bearing without
+    tokens = keys.get("model.seq_length")
+    for key in ("dataset.seq_length", "dataset.sequence_length"):
+        if keys.values.get(key) is not None and key in keys.sources and keys.get(key) != tokens:
+            raise keys.error(key, f"is {shown(keys.get(key))}, and model.seq_length is {shown(tokens)}", "give both alike")
+
+
+def precision_fields(said: Any, where: str) -> dict[str, Any]:
+    """The fields of a recipe of precisions that is named, such as `bf16_mixed`. Raises InputError."""
+    if said is None or isinstance(said, Mapping):
+        return {}
+    match = NAMED.fullmatch(said.replace("-", "_")) if isinstance(said, str) else None
+    if match is None or (scaling := match[3] or "") not in SCALINGS:
+        fix = "give bf16_mixed, fp16_mixed, one such as bf16_with_fp8_current_scaling_mixed, or a table of fields"
+        raise InputError(where, "mixed_precision", f"is {shown(said)}", fix)
+    fields = {match[2]: True, **(SCALINGS["fp8_subchannel_scaling"] if match[1] == "nanov2_" else SCALINGS[scaling])}
+    return {"mixed_precision": None, **{f"mixed_precision.{name}": value for name, value in fields.items()}}
+
+
+def _words(keys: Keys) -> Iterator[str]:
+    """What Megatron-LM's scripts would be given. Raises InputError."""
+    yield from _model_words(keys)
+    for fields in FIELDS.values():
+        for field in fields[1:]:
+            keys.get(field)
+    for name, field in ARGUMENTS.items():
+        value = keys.get(field)
+        if name in ("--swiglu", "--vocab-size") or value is None or value is False:
+            continue
+        if isinstance(value, list) and name == "--pipeline-model-parallel-layout":
+            value = "|".join("".join(LETTERS.get(str(part), str(part)) for part in stage) for stage in value)
+        yield name
+        if isinstance(value, list):
+            yield from [",".join(map(str, value))] if name == "--window-size" else map(str, value)
+        elif value is not True:
+            yield str(value)
+
+
+def _model_words(keys: Keys) -> Iterator[str]:
+    """What other fields than its own, or contrary ones, say of an argument."""
+    gated, activation = keys.flag("model.gated_linear_unit"), keys.get("model.activation_func")
+    function = str(activation or keys.get("model.activation_func._target_") or "gelu").rpartition(".")[2]
+    if (gated, function) not in ((True, "silu"), (False, "gelu"), (False, "squared_relu")):
+        fix = "give silu where model.gated_linear_unit is true, gelu or squared_relu where it is not"
+        raise keys.error("model.activation_func", f"is {function!r}", fix)
+    if function != "gelu":
+        yield "--swiglu" if gated else "--squared-relu"
+    hidden, heads = keys.whole("model.hidden_size"), keys.whole("model.num_attention_heads")
+    if hidden is not None and keys.whole("model.ffn_hidden_size") is None:
+        yield from ("--ffn-hidden-size", str(4 * hidden))
+    if keys.whole("model.num_query_groups", heads) != heads:
+        yield "--group-query-attention"
+    for name, field in (
+        ("--disable-bias-linear", "model.add_bias_linear"),
+        ("--untie-embeddings-and-output-weights", "model.share_embeddings_and_output_weights"),
+    ):
+        if not keys.flag(field, True):
+            yield name
+    wide = keys.flag("mixed_precision.grad_reduce_in_fp32", True)
+    yield "--accumulate-allreduce-grads-in-fp32" if wide else "--grad-reduce-in-bf16"
+    made_up = keys.text("tokenizer.tokenizer_type", "") == NULL
+    size, written = keys.whole("tokenizer.vocab_size"), keys.whole("model.vocab_size")
+    if size is not None and made_up:
+        yield from ("--vocab-size", str(size), "--tokenizer-type", NULL)
+    elif written is not None:
+        yield from ("--vocab-size", str(written), "--make-vocab-size-divisible-by", "1")

@@ -1,0 +1,139 @@
+"""Megatron-Bridge's recipes for pre-training dense models: what a file that overrides one leaves to it.
+
+`trainplan/data/recipes/megatron-bridge.json` has what they set (`benchmarks/bridge_recipes.py` reads it from their source); the
+version is named there.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from trainplan.execution.launch_files.run_configuration import Said
+from trainplan.profiling.base.errors import InputError, one_of, shown
+from trainplan.profiling.models.model import load_model
+from trainplan.profiling.shipped import mixture, sized
+
+# What steps in all of them (`distributed_fused_adam_with_cosine_annealing`), beyond what that file has.
+STEPPED = {"optimizer.use_distributed_optimizer": True}
+COMMON = "_pretrain_common"  # of recipes/common.py: what all have, to which a recipe adds a model and what else it sets
+END = "_pretrain_config"
+OTHERS = ("_sft_config", "_peft_config", "_finetune_config", "_sft_common", "_peft_common")
+BATCH = {  # which each recipe has of its own, and the configuration's fields of the same
+    "model.seq_length": "sequence",
+    "train.global_batch_size": "samples",
+    "train.micro_batch_size": "micro_samples",
+}
+SIZED = ("model.num_layers", "model.hybrid_layer_pattern", "model.hybrid_override_pattern")
+# Of recipes before 0.3, whose functions took what they set: what each argument set.
+ARGUMENTS = {
+    **{
+        name: f"model.{name}"
+        for name in (
+            "tensor_model_parallel_size", "pipeline_model_parallel_size", "virtual_pipeline_model_parallel_size",
+            "context_parallel_size", "sequence_parallel", "seq_length", "pipeline_dtype",
+            "account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split", "expert_model_parallel_size",
+        )
+    },
+    **{name: f"train.{name}" for name in ("global_batch_size", "micro_batch_size", "train_iters")},
+    "use_megatron_fsdp": "ddp.use_megatron_fsdp",
+    "precision_config": "mixed_precision",
+    "mixed_precision_recipe": "mixed_precision",
+    "comm_overlap_config": "comm_overlap",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Base:
+    """What a file's own values stand on. fields: of a recipe, by section and key; sources: where each comes from. model: the
+    name of the recipe's; None where the file has its sizes. notes: what was taken for what is not said. unknown: whether there
+    is a recipe, and nobody says which."""
+
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    sources: Mapping[str, str] = field(default_factory=dict)
+    model: str | None = None
+    notes: tuple[str, ...] = ()
+    unknown: bool = False
+
+
+@cache
+def _table() -> dict[str, Any]:
+    return dict(json.loads(files("trainplan.data").joinpath("recipes", "megatron-bridge.json").read_text()))
+
+
+def recipes() -> list[str]:
+    """The names of the recipes that are known."""
+    return list(_table()["recipes"])
+
+
+def usual(name: str) -> dict[str, dict[str, Any]]:
+    """What a recipe, or what all have, sets without arguments: values by section and field; empty where it is not known."""
+    if name != COMMON and name not in recipes():
+        return {}
+    made = dict[str, dict[str, Any]]()
+    for key, value in {**_table()["common"], **_table()["recipes"].get(name, {}).get("fields", {})}.items():
+        section, dot, inner = key.partition(".")
+        if dot:
+            made.setdefault(section, {})[inner] = value
+    return made
+
+
+def known(name: str, where: str) -> str:
+    """The recipe of a name, with or without its ending. Raises InputError."""
+    last = name.rpartition(".")[2]
+    for each in (last, last + END):
+        if each in _table()["recipes"]:
+            return each
+    if (what := mixture(re.sub(r"_(pretrain|sft|peft|finetune)_.*", "", last))) is not None:
+        raise InputError(where, "recipe", f"is {shown(last)}: {what} is not planned yet", "give a recipe of a dense model")
+    if last.endswith(OTHERS):
+        fix = f"give one of pre-training, such as {recipes()[0]}: recipes of fine-tuning are not read"
+    else:
+        fix = one_of(last, recipes()) + f", of Megatron-Bridge {_table()['version']}, or a file that has all sizes"
+    raise InputError(where, "recipe", f"is {shown(last)}", fix)
+
+
+def base_of(values: Mapping[str, Any], where: str, said: Said, recipe: str | None, replaced: Collection[str] = ()) -> Base:
+    """What the values of a file stand on. recipe: the one that it calls, where it says so, and empty where it is a whole
+    ConfigContainer; else the one of `--set recipe=NAME`, and, where the file has no sizes, the one of the model that is named.
+    replaced: sections that it has in place of the recipe's. Raises InputError where no model is known."""
+    name, table = recipe if recipe is not None else said.variables.get("recipe"), _table()
+    unknown = False
+    has_sizes, notes = any(values.get(key) is not None for key in SIZED), list[str]()
+    if not name and has_sizes:
+        return Base()
+    if name is None and said.model is None:
+        fix = f"give it, or the model by --model, or the recipe whose values the file overrides: --set recipe={recipes()[0]}"
+        raise InputError(where, "model.num_layers", "is missing", fix)
+    if name == COMMON:
+        name = ""
+    elif name:
+        name = known(name, where)
+    if name is None:
+        assert said.model is not None
+        model = sized(said.model)
+        alike = [each for each in recipes() if model is not None and sized(table["recipes"][each]["model"])[:2] == model[:2]]  # type: ignore[index]
+        name = min(alike, key=len) if alike else None
+        what = f"the recipe {name}" if name else "what all recipes of pre-training have, except for sequence and batch"
+        notes.append(f"what the file leaves to its recipe is taken from {what}; another one: --set recipe=NAME")
+        unknown = not name
+    own = table["recipes"][name] if name else {}
+    every = {} if recipe == "" else {**STEPPED, **table["common"], **own.get("fields", {})}
+    fields = {key: value for key, value in every.items() if key.partition(".")[0] not in replaced}
+    if unknown:
+        fields |= dict.fromkeys(BATCH)  # to be asked for
+    source = f"recipe {name or 'of pre-training'} of Megatron-Bridge {table['version']}"
+    sources = dict.fromkeys(fields, source)
+    of_recipe = sized(own["model"]) if own else None
+    named = said.model or (of_recipe[0] if of_recipe and "model" not in replaced else "")
+    if not has_sizes and not named:
+        raise InputError(where, "model.num_layers", "is missing", "give it, or the model by --model")
+    if not has_sizes:
+        fields["model.num_layers"] = load_model(named, 128).layers
+        sources["model.num_layers"] = f"--model {named}" if said.model else source
+    return Base(fields, sources, None if has_sizes else named, tuple(notes), unknown)

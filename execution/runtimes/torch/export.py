@@ -1,0 +1,259 @@
+"""Plans as a training script of torch and transformers alone: what `execution.lowering` runs, printed for one plan.
+
+The script builds the Hugging Face model of config.json on the meta device, cuts it into the plan's stages at sub-layers, and
+has of torch what the plan uses and nothing else: `parallelize_module` for tp, with sequence parallelism or without;
+`fully_shard` for ZeRO stages 1 to 3, hybrid sharding and parameters in two precisions; hooks that sum gradients for copies
+alone (dp); checkpointing of units and of modules; a schedule of `torch.distributed.pipelining`. The template of this name is
+the script of all plans at once; `torch_words` says what its parts need of torch.
+
+Refused: what `lowering.refusals` says that torch does not carry, sliced forward passes aside, which are left out; units with
+unlike levels, ZeRO stages or sharing of tokens; tensor parallelism of models of which `splits.why_not_split` says so.
+"""
+
+from __future__ import annotations
+
+import json
+from importlib.resources import files
+from typing import Any
+
+from jinja2 import Environment, StrictUndefined
+from trainplan.execution.runtimes.export_common import (
+    Export,
+    check_pipeline,
+    common_strategy,
+    fitting_bytes,
+    left_out_of_all,
+    micro_batch_samples,
+    modules_kept,
+)
+from trainplan.execution.runtimes.launch_scripts import PER_NODE, here, page, slurm, torchrun
+from trainplan.execution.runtimes.torch.refusals import refusals
+from trainplan.execution.runtimes.torch.source_text import (
+    MIDDLES,
+    TORCH_DTYPES,
+    imports,
+    mesh_of,
+    numbers,
+    order_rows,
+    part_of,
+)
+from trainplan.execution.support import COMPILED
+from trainplan.formulations.joint.runtime_capabilities import RUNTIMES
+from trainplan.formulations.plan.plan import Plan
+from trainplan.formulations.plan.strategy import Strategy
+from trainplan.formulations.plan.torch_sharding import why_not_split
+from trainplan.formulations.schedule.orders import in_flight, orders
+from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.base.quantities import format_bytes, plural
+from trainplan.profiling.models.sublayers import Attention
+
+RUNTIME, VERSION = "torch", "torch 2.13 and transformers 5 (2026)"
+ABLE = COMPILED - {"Muon", "states on the host"}
+SCHEDULES = {"1f1b": "Schedule1F1B", "gpipe": "ScheduleGPipe", "interleaved-1f1b": "ScheduleInterleaved1F1B"}
+DECIDES = (
+    "tokens are read in order, one sample after the other, whatever ranks there are; the optimizer's numbers are in train.py",
+    "FSDP2 gathers parameters one layer ahead and reduces gradients during the backward pass: faster than without overlap",
+    "the script keeps no checkpoints: add torch.distributed.checkpoint where it prints",
+)
+
+
+def export(plan: Plan, where: str) -> Export:
+    """Files train.py, config.json, launch.sh, slurm.sh and README.md. Raises InputError."""
+    strategy = _carried(plan, where)
+    names = RUNTIMES["torch"].modules
+    dropped = {module for each in plan.strategies() for module in each.modules if module not in names}
+    left_out = [*left_out_of_all(plan, RUNTIME), *modules_kept(dropped, RUNTIME)]
+    model = plan.planned_model()
+    if "attn_implementation" in model.config:
+        left_out.append("model.config.attn_implementation: attention is fused here; faster, and less memory")
+    exported = _as_exported(plan)
+    beside = held_alongside(exported)
+    left_out += [f"{what}: {format_bytes(number)} on a rank" for what, number in beside.items() if number]
+    peak_bytes = fitting_bytes(plan, exported, where, RUNTIME, sum(beside.values()))
+    script = _script(exported, strategy)
+    config = {name: value for name, value in model.config.items() if name != "attn_implementation"}
+    decides = [line for line in DECIDES if "FSDP2" not in line or "fully_shard" in script]
+    texts = {
+        "train.py": script,
+        "config.json": json.dumps(config, indent=1) + "\n",
+        "launch.sh": torchrun(plan.world, f'{here("train.py")} "$@"'),
+        "slurm.sh": slurm(plan.world),
+        "README.md": page(plan, RUNTIME, VERSION, peak_bytes, left_out, decides),
+    }
+    settings = {"strategy": str(strategy), "schedule": plan.schedule, "config": config, "peak_bytes": peak_bytes}
+    return Export("torch", settings, texts, tuple(left_out), exported)
+
+
+def _carried(plan: Plan, where: str) -> Strategy:
+    """The strategy of all units, recomputation aside. Raises InputError for what the script cannot carry."""
+    check_pipeline(plan, tuple(MIDDLES), RUNTIME, where, able=ABLE, interleaved=True, one_stage=True)
+    strategy, model = common_strategy(plan, RUNTIME, where), plan.planned_model()
+    for refusal in refusals(plan):
+        if refusal.field != "sliced":
+            raise InputError(where, refusal.field, f"{refusal.problem}, which torch cannot carry", refusal.fix)
+    if strategy.degree("tp") > 1 and (reason := why_not_split(model)):
+        field = f"units[0].{plan.units[0].field}"
+        raise InputError(where, field, f"is {str(plan.units[0].strategy)!r}, and {reason}", "plan with --for torch")
+    if model.dtype == "float16":
+        problem = "is 'float16', which needs a loss that is scaled"
+        raise InputError(
+            where, "model.dtype", problem, "plan in bfloat16 or float32, or export it --to accelerate or deepspeed"
+        )
+    if model.dtype not in TORCH_DTYPES:
+        raise InputError(where, "model.dtype", f"is {model.dtype!r}", f"plan in one of {', '.join(TORCH_DTYPES)}")
+    for position, unit in enumerate(plan.units[1:-1], 1):
+        first = 2 - position % 2  # of its kind
+        if set(unit.strategy.modules) != set(alike := plan.units[first].strategy.modules):
+            problem = f"is {list(unit.strategy.modules)}, and {list(alike)} of units[{first}]"
+            fix = "give all layers the same modules"
+            raise InputError(where, f"units[{position}].activations.recompute", problem, fix)
+    for position, unit in enumerate(plan.units):
+        if unit.states.kept_whole != plan.units[0].states.kept_whole:
+            problem = f"is {str(unit.states.kept_whole).lower()}, unlike units[0]'s"
+            raise InputError(where, f"units[{position}].states.kept_whole", problem, "plan with --for torch")
+    return strategy
+
+
+def _as_exported(plan: Plan) -> Plan:
+    """The plan as the script runs it: whole forward passes, and modules that it cannot recompute by themselves kept."""
+    units = []
+    for unit in plan.units:
+        modules = tuple(module for module in unit.strategy.modules if module in RUNTIMES["torch"].modules)
+        recompute = unit.activations.recompute if modules == unit.strategy.modules else list(modules) or "none"
+        units.append(unit.changed(activations=unit.activations.changed(recompute=recompute)))
+    return plan.changed(units=units, sliced=0, predicted=None, claim=None)
+
+
+def held_alongside(plan: Plan) -> dict[str, int]:
+    """Bytes that the script holds on the fullest rank alongside what the plan's own programs do, by what they are."""
+    return {
+        "gradients of shards are in float32, as FSDP2 has them with float32 parameters": _widened_bytes(plan),
+        "a rank has its shard of the parameters and, for a while, all of them": _doubled_bytes(plan),
+        "tokens that ranks gather in front of matrices are kept for the backward pass": _gathered_bytes(plan),
+    }
+
+
+def _rank_parameters(plan: Plan) -> int:
+    """The most parameters that a rank has, or has a shard of with the other ranks of a group."""
+    model, strategy = plan.planned_model(), plan.units[0].strategy
+    counts = [unit.sublayer.parameter_count() for unit in model.units]
+    stages = [sum(counts[stage.first_unit : stage.last_unit + 1]) for stage in plan.stages]
+    most = max(sum(stages[place :: plan.depth]) for place in range(plan.depth))
+    return -(-most // (strategy.degree("tp") * strategy.degree("sdp")))
+
+
+def _widened_bytes(plan: Plan) -> int:
+    """What FSDP2's gradients take more than a plan's, where parameters are wider than these."""
+    model = plan.planned_model()
+    precision = plan.precision.of(model)
+    wide = precision.stepped_bytes(model.element_bytes) - precision.gradient_bytes(model.element_bytes)
+    return _rank_parameters(plan) * wide
+
+
+def _doubled_bytes(plan: Plan) -> int:
+    """What shards of parameters take that FSDP2 has beside the whole ones, and the plan's own programs do not."""
+    model = plan.planned_model()
+    kept = plan.units[0].strategy.gathers_updates and plan.precision.of(model).master is None
+    return _rank_parameters(plan) * model.element_bytes if kept else 0
+
+
+def _gathered_bytes(plan: Plan) -> int:
+    """The most that a rank keeps of tokens gathered in front of matrices, which the plan's own programs gather again."""
+    if not plan.units[0].strategy.sequence_parallel:
+        return 0
+    parts, most = plan.planned_model().units, 0
+    stages, count = len(plan.stages), plan.batch.micro_batches
+    rows = micro_batch_samples(plan, plan.units[0].strategy.data_degree)
+    tp = plan.units[0].strategy.degree("tp")
+    for device, order in enumerate(orders(plan.schedule, stages, count, chunks=plan.chunks)):
+        total = 0
+        for stage in plan.stages[device :: plan.depth]:
+            for position in range(max(1, stage.first_unit), stage.last_unit + 1):
+                if not plan.units[position].strategy.ckpt:
+                    total += parts[position].sublayer.input_bytes(rows) * (tp - 1) // tp
+        most = max(most, total * in_flight(order) // plan.chunks)
+    return most
+
+
+def _script(plan: Plan, strategy: Strategy) -> str:
+    """The text of train.py."""
+    model, stages, parts = plan.planned_model(), len(plan.stages), plan.batch.micro_batches
+    precision, dtype = plan.precision.of(model), TORCH_DTYPES[model.dtype]
+    dp, sdp, tp = (strategy.degree(axis) for axis in ("dp", "sdp", "tp"))
+    sharded = sdp > 1 or precision.master is not None
+    zero = 2 if plan.units[0].states.kept_whole and strategy.zero_stage == 3 else strategy.zero_stage
+    calls = {0: ["set_reshard_after_backward", "set_requires_gradient_sync"], 2: ["set_reshard_after_backward"], 3: []}
+    calls[1] = calls[0]
+    before = [*calls[zero], *(["set_requires_all_reduce"] if zero > 1 and dp > 1 else [])] if sharded and parts > 1 else []
+    units, inner = len(plan.units), range(1, len(plan.units) - 1)
+    again = [n for n, unit in enumerate(plan.units) if unit.strategy.ckpt or "loss" in unit.strategy.modules]
+    modules = {module for position in inner for module in plan.units[position].strategy.modules}
+    short = plan.schedule == "1f1b" and stages > 1 and parts < stages
+    sublayers = [unit.sublayer for unit in model.units]
+    dropout = [getattr(part, "dropout", 0.0) for part in sublayers]
+    embedding_dropout, residual_dropout = dropout[0] > 0, max(dropout[1:-1]) > 0
+    reduce = TORCH_DTYPES["float32" if precision.gradients == "float32" else model.dtype]
+    mesh, ranks = mesh_of(strategy, stages=plan.depth, sharded=sharded)
+    said = f"{plural(stages, 'stage')} ({plan.schedule}), {strategy}" if stages > 1 else str(strategy)
+    tied = None if not model.tied else "table" if stages == 1 else "ends"
+    windows = {
+        n: part.sliding for n, part in enumerate(sublayers) if isinstance(part, Attention) and 0 < part.sliding < part.tokens
+    }
+    attentions = [n for n, part in enumerate(sublayers) if isinstance(part, Attention)]
+    context: dict[str, Any] = {
+        "window": max(windows.values(), default=0),
+        "slid": None if list(windows) == attentions else numbers(list(windows)),
+        "model": model.name,
+        "layout": f"{said}, {plural(parts, 'micro-batch')} of {plan.batch.global_samples // parts} samples",
+        "world": plan.world,
+        "per_node": min(PER_NODE, plan.world),
+        "version": VERSION.removesuffix(" (2026)"),
+        "tokens": model.tokens,
+        "batch": plan.batch.global_samples,
+        "parts": parts,
+        "counted": parts > 1 or stages > 1,
+        "rows": micro_batch_samples(plan, strategy.data_degree),
+        "units": units,
+        "stages": stages,
+        "depth": plan.depth,
+        "chunks": plan.chunks,
+        "size": plan.stage_sizes[0],
+        "last_rank": plan.world - plan.stage_sizes[0],
+        "first_units": numbers([stage.first_unit for stage in plan.stages], "[]"),
+        "again": numbers(again) if again else None,
+        "recomputed_modules": modules,
+        "mesh": mesh,
+        "ranks": ranks,
+        "data": strategy.data_degree,
+        "part": part_of(strategy),
+        "dp": dp,
+        "sdp": sdp,
+        "tp": tp,
+        "copies": dp > 1 and not sharded,
+        "sharded": sharded,
+        "zero": zero,
+        "shard_mesh": '"dp", "sdp"' if dp > 1 else '"sdp"',
+        "policy": f"MixedPrecisionPolicy(param_dtype={dtype}, reduce_dtype={reduce})" if precision.master else None,
+        "before_backward": before,
+        "tokens_shared": strategy.sequence_parallel,
+        "outside": "Shard(1)" if strategy.sequence_parallel else "Replicate()",
+        "tied": tied,
+        "gpt2": model.family == "gpt2",
+        "family": model.family,
+        "middle": MIDDLES[model.family],
+        "into": ", ".join(f'"{name}"' for name in ("attention.q", "attention.k", "attention.v", *MIDDLES[model.family].into)),
+        "head_norms": any(getattr(part, "normed_heads", False) for part in sublayers),
+        "embedding_dropout": embedding_dropout,
+        "residual_dropout": residual_dropout and model.family == "phi3",
+        "dropout": max(dropout) > 0 or any(getattr(part, "attention_dropout", 0) for part in sublayers),
+        "dtype": dtype,
+        "kept": TORCH_DTYPES[precision.master or model.dtype],
+        "half": model.dtype in ("bfloat16", "float16"),
+        "wide": TORCH_DTYPES["float64" if model.dtype == "float64" else "float32"],
+        "narrow": model.vocabulary <= 2**16,
+        "schedule": SCHEDULES[plan.schedule],
+        "orders": order_rows(plan) if short else None,
+    }
+    template = Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
+    source = files("trainplan.execution.runtimes.torch").joinpath("torch_script.py.jinja").read_text()
+    return template.from_string(source).render(**context, imports=imports(context))

@@ -1,0 +1,152 @@
+"""Words of the script for torch: its imports, its mesh of ranks, and lists of numbers, as a formatter would have them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from math import prod
+from typing import Any, NamedTuple
+
+from trainplan.execution.runtimes.export_common import pass_names
+from trainplan.formulations.plan.plan import Plan
+from trainplan.formulations.plan.strategy import Strategy
+
+WIDTH = 100  # of a list on one line
+TORCH_DTYPES = {name: f"torch.{name}" for name in ("bfloat16", "float16", "float32", "float64")}
+
+
+class Middle(NamedTuple):
+    """A feed-forward network of transformers: what its matrices into the middle are called, what they give, by which names, and
+    what is made of that."""
+
+    into: tuple[str, ...]
+    inner: str
+    names: str
+    out: str
+
+
+GATED = Middle(
+    ("network.gate", "network.up"),
+    "network.gate_proj(y), network.up_proj(y)",
+    "gate, up",
+    "network.down_proj(network.act_fn(gate) * up)",
+)
+PACKED = Middle(
+    (),
+    "network.gate_up_proj(y).chunk(2, dim=-1)",
+    "gate, up",
+    "network.down_proj(network.activation_fn(gate) * up)",
+)
+MIDDLES = {
+    "gpt2": Middle((), "(network.c_fc(y),)", "up", "network.dropout(network.c_proj(network.act(up)))"),
+    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), GATED),
+    **dict.fromkeys(("phi3", "glm"), PACKED),
+    "nemotron": Middle(("network.up",), "(network.up_proj(y),)", "up", "network.down_proj(network.act_fn(up))"),
+}
+
+
+def numbers(values: Sequence[int], brackets: str = "{}") -> str:
+    """Rising numbers as a literal, runs of equal steps as ranges: `{1, *range(4, 20, 2)}`."""
+    pieces, rest = list[str](), list(values)
+    while rest:
+        step, count = (rest[1] - rest[0] if len(rest) > 1 else 1), 1
+        while count < len(rest) and rest[count] - rest[count - 1] == step:
+            count += 1
+        if count < 3:
+            pieces.append(str(rest.pop(0)))
+            continue
+        by = f", {step}" if step > 1 else ""
+        pieces.append(f"*range({rest[0]}, {rest[count - 1] + 1}{by})")
+        del rest[:count]
+    if len(pieces) == 1 and pieces[0].startswith("*"):
+        return pieces[0][1:]
+    text = brackets[0] + ", ".join(pieces) + brackets[1]
+    if len(text) <= WIDTH:
+        return text
+    words, lines = list(map(str, values)), [""]
+    for word in words:
+        if len(lines[-1]) + len(word) > WIDTH:
+            lines.append("")
+        lines[-1] += f"{word} "
+    kind = "set" if brackets == "{}" else "list"
+    return f'{kind}(\n    map(\n        int,\n        """\n' + "\n".join(map(str.rstrip, lines)) + '\n""".split(),\n    )\n)'
+
+
+def mesh_of(strategy: Strategy, *, stages: int, sharded: bool) -> tuple[str | None, str | None]:
+    """The mesh of all ranks: stages (pp), dp, sdp, tp, those that there are; and the ranks on it, where levels are in another
+    order. None where there are none. sharded: FSDP has a dimension of its own, of one rank where no states are shared."""
+    degrees: dict[str, int] = {"pp": stages} if stages > 1 else {}
+    degrees.update(strategy.levels)
+    degrees |= {"sdp": 1} if sharded and "sdp" not in degrees else {}
+    names = [name for name in ("pp", "dp", "sdp", "tp") if name in degrees]
+    if not names:
+        return None, None
+    quoted = ", ".join(f'"{name}"' for name in names) + "," * (len(names) == 1)
+    if [name for name in names if degrees[name] > 1] == [name for name in degrees if degrees[name] > 1]:
+        sizes = tuple(degrees[name] for name in names)
+        return f"dist.init_device_mesh(device.type, {sizes}, mesh_dim_names=({quoted}))", None
+    order = tuple(list(degrees).index(name) for name in names)
+    ranks = f"torch.arange({prod(degrees.values())}).view{tuple(degrees.values())}.permute{order}"
+    return f"dist.DeviceMesh(device.type, ranks, mesh_dim_names=({quoted}))", ranks
+
+
+def part_of(strategy: Strategy) -> str:
+    """Which part of the samples a rank has, the first level being the most significant."""
+    text = ""
+    for axis, degree in strategy.levels:
+        if axis in ("dp", "sdp"):
+            place = f'mesh.get_local_rank("{axis}")'
+            text = f"{text} * {degree} + {place}" if text else place
+    return text
+
+
+def order_rows(plan: Plan) -> str:
+    """The order of passes of each stage, a text for each."""
+    return "(\n" + "".join(f'    "{" ".join(row)}",\n' for row in pass_names(plan)) + ")"
+
+
+def imports(context: Mapping[str, Any]) -> str:
+    """The imports of what the script uses."""
+    tp, sharded, stages = context["tp"] > 1, context["sharded"], context["stages"] > 1
+    attention, activation = ("attention" in context["recomputed_modules"], "activation" in context["recomputed_modules"])
+    shared = context["tokens_shared"]
+    again = bool(context["again"] or context["recomputed_modules"])
+    tensor = tp and (not sharded or (not shared and (activation or context["tied"] == "table")))
+    names: dict[str, list[tuple[str, bool]]] = {
+        "pathlib": [("Path", True)],
+        "safetensors": [("safe_open", True)],
+        "torch": [("nn", True)],
+        "torch.distributed.checkpoint.state_dict": [("StateDictOptions", True), ("set_model_state_dict", True)],
+        "torch.distributed.fsdp": [("MixedPrecisionPolicy", bool(context["policy"])), ("fully_shard", sharded)],
+        "torch.distributed.pipelining": [
+            ("PipelineStage", stages),
+            (context["schedule"], stages and not context["orders"]),
+        ],
+        "torch.distributed.pipelining.schedules": [
+            ("_Action", bool(context["orders"])),
+            ("_PipelineScheduleRuntime", bool(context["orders"])),
+        ],
+        "torch.distributed.tensor": [("DTensor", tensor), ("Replicate", tp), ("Shard", _uses_shard(context)), ("parallel", tp)],
+        "torch.utils.checkpoint": [("checkpoint", again)],
+        "transformers": [("AttentionInterface", attention), ("AutoConfig", True), ("AutoModelForCausalLM", True)],
+        "transformers.integrations.sdpa_attention": [("sdpa_attention_forward", attention)],
+    }
+    lines: list[str | None] = ["import argparse", "import os", "import time", "import zlib"]
+    standard = ("pathlib",)
+    lines += [_line(module, names[module]) for module in standard]
+    lines += ["", "import numpy as np", "import torch", "import torch.distributed as dist"]
+    lines += [_line(module, names[module]) for module in sorted(names) if module not in standard]
+    return "\n".join(line for line in lines if line is not None)
+
+
+def _uses_shard(context: Mapping[str, Any]) -> bool:
+    tp = context["tp"] > 1
+    return tp and (context["tokens_shared"] or context["tied"] != "table" or (context["sharded"] and context["sdp"] > 1))
+
+
+def _line(module: str, names: Iterable[tuple[str, bool]]) -> str | None:
+    """An import of those names that are used; None where none is."""
+    used = [name for name, is_used in names if is_used]
+    if not used:
+        return None
+    line = f"from {module} import {', '.join(used)}"
+    return line if len(line) <= 128 else f"from {module} import (\n" + "".join(f"    {name},\n" for name in used) + ")"

@@ -1,0 +1,325 @@
+"""Plans for torchtitan: settings of its pipeline, in the words of both of its generations.
+
+torchtitan.toml has the sections and keys of `torchtitan/config/job_config.py` (0.2). torchtitan_config.py sets the same fields
+of `torchtitan/config/configs.py` (0.3, where configurations are Python); the head is `lm_head` there, not `output`, and what is
+recomputed is a class of `torchtitan/distributed/activation_checkpoint.py`. The model itself is a flavour of Llama 3 or
+Qwen3, named where one has its sizes, and the user's to choose elsewhere.
+
+Context-parallel ranks send keys and values around, and share states with data-parallel ones (its mesh dp_shard_cp), as in
+plans; it exchanges no heads.
+
+torchtitan keeps whole layers in a stage (`layers.N`), so cuts within layers are refused, as are tied heads, units with
+different strategies, and uneven shares. Left out: sliced forward passes, recomputation of single units, the order of levels,
+placement. Where units are replicated (dp alone) their parameters are sharded between steps and gathered once a step: its DDP
+does not go with pipelines in all versions, and what is computed is the same. Where they are sharded (sdp), torch's stages
+reduce gradients and let go of gathered parameters at the step's last backward pass alone (torch 2.13,
+torch/distributed/pipelining/stage.py), which is said.
+
+Products in fewer bits are torchao's, of all layers but the head: current scaling per tensor, which 0.3 has by rows alone, so
+that there is no torchtitan_config.py, and MXFP8. Their casts are fused by torch.compile, but for MXFP8 with tensor parallelism,
+which 0.2 does not compile.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+from trainplan.execution.runtimes.export_common import (
+    UNSAID,
+    Export,
+    Training,
+    as_exported,
+    check_pipeline,
+    common_recipe,
+    common_strategy,
+    fitting_bytes,
+    layers_of,
+    left_out_of_all,
+    left_out_order,
+    micro_batch_samples,
+    modules_kept,
+    pass_names,
+    recomputation,
+    refuse_half_cut,
+)
+from trainplan.execution.runtimes.launch_scripts import here, page, slurm, torchrun
+from trainplan.execution.support import products_by
+from trainplan.formulations.joint.runtime_capabilities import RUNTIMES
+from trainplan.formulations.plan.plan import Plan
+from trainplan.formulations.plan.strategy import Paradigm
+from trainplan.profiling.base.errors import InputError
+
+RUNTIME, FAMILIES = "torchtitan", ("llama", "qwen3")
+ABLE = (
+    *("master weights", "ZeRO stage 2", "sequence parallelism", "context parallelism"),
+    *map(products_by, RUNTIMES["torchtitan"].recipes),
+)
+CSV = "schedule.csv"
+VERSION = "torchtitan 0.2 (torchtitan.toml) and 0.3 (torchtitan_config.py, 2026)"
+SHARDS: dict[Paradigm, Paradigm] = {"dp": "sdp"}  # what replicated ranks become
+FLAVOURS = {  # of its models, by shipped name
+    **{f"llama{version}-{size}".lower(): ("llama3", size) for version in ("3", "3.1") for size in ("8B", "70B", "405B")},
+    **{f"qwen3-{size}".lower(): ("qwen3", size) for size in ("8B", "14B", "32B")},
+}
+DECIDES = (
+    "the model is the flavour that [model] names; the tokenizer is yours, as model.hf_assets_path",
+    "parameters are gathered ahead and gradients reduced during the backward pass: hidden in plans with overlap",
+    "the vocabulary is split over tensor-parallel ranks in the loss, too (loss parallel)",
+)
+CONVERTERS = {  # of torchtitan 0.2, and the recipe of torchao that each is told
+    "fp8-current": ("quantize.linear.float8", "tensorwise"),
+    "mxfp8": ("quantize.linear.mx", "mxfp8_cublas"),
+}
+MXFP8 = """    converter = MXFP8LinearConverter.Config(fqns=["layers"], model_compile_enabled=%s).build()
+    config.model_spec = replace(config.model_spec, model=converter.convert(config.model_spec.model))"""
+# What no plan says: the names of lines in torchtitan_config.py, with what is to be known, and their keys in torchtitan.toml.
+YOURS = {
+    "TOKENIZER": "a folder with tokenizer.json, as of Hugging Face",
+    "DATASET": "c4, which is streamed from Hugging Face, or c4_test, which reads any data set of theirs with a field text",
+    "DATASET_PATH": "a folder of that data set",
+    "STEPS": "of training",
+    "LEARNING_RATE": "the largest of AdamW",
+    "WARMUP_STEPS": "over which the learning rate rises to it",
+}
+KEYS = (
+    ("model", "hf_assets_path"), ("training", "dataset"), ("training", "dataset_path"), ("training", "steps"),
+    ("optimizer", "lr"), ("lr_scheduler", "warmup_steps"),
+)  # fmt: skip
+PYTHON = (
+    '    export PYTHONPATH="$HERE${PYTHONPATH:+:$PYTHONPATH}"',
+    "    CONFIG=(--module torchtitan_config --config planned)",
+    "fi",
+)
+NO_TOKENIZER, LOCAL = "FILL-IN-a-folder-with-tokenizer.json", "c4_test"  # the loader of that name reads any
+STEPS, RATE = 100, 3e-4
+REGISTERED = ("llama3_8b", "llama3_70b", "llama3_405b", "qwen3_14b", "qwen3_32b")  # configurations of 0.3
+
+
+def warmup_of(steps: int) -> int:
+    """A tenth of the steps: of torchtitan's 200 a short run would never end."""
+    return max(1, steps // 10)
+
+
+def modules(plan: Plan, head: str) -> list[list[str]]:
+    """Names of the modules of each stage; head: that of the output matrix."""
+    stages, layer = [], 0
+    for stage in layers_of(plan):
+        names = ["tok_embeddings"] if "E" in stage else []
+        names += [f"layers.{layer + i}" for i in range(stage.count("t"))]
+        layer += stage.count("t")
+        stages.append(names + (["norm", head] if "L" in stage else []))
+    return stages
+
+
+def export(plan: Plan, where: str, training: Training = UNSAID) -> Export:
+    """Files torchtitan.toml and torchtitan_config.py, and schedule.csv where no schedule of torchtitan's is the plan's.
+
+    training: what the plan does not say; of what is left out torchtitan has defaults of its own (a tokenizer and a data set of
+    its tests, 10,000 steps, a rate of 8e-4), so that the files have a line for each, to be filled in. Raises InputError.
+    """
+    check_pipeline(plan, FAMILIES, RUNTIME, where, able=ABLE, one_stage=True)
+    refuse_half_cut(plan, RUNTIME, "export it --to torch or megatron", where)
+    model, strategy = plan.planned_model(), common_strategy(plan, RUNTIME, where)
+    if model.dtype not in ("bfloat16", "float32"):
+        raise InputError(
+            where, "model.dtype", f"is {model.dtype!r}", "plan in bfloat16 or float32: torchtitan trains in no other"
+        )
+    if model.tied:
+        fix = "plan a model with an output matrix of its own: torchtitan ties none across stages"
+        raise InputError(where, "model.config.tie_word_embeddings", "is true", fix)
+    stages, parts, samples = len(plan.stages), plan.batch.micro_batches, micro_batch_samples(plan, strategy.data_degree)
+    dp, sdp, cp, tp = (strategy.degree(paradigm) for paradigm in ("dp", "sdp", "cp", "tp"))
+    left_out, recipe = [*left_out_of_all(plan, RUNTIME), *left_out_order(strategy)], common_recipe(plan, RUNTIME, where)
+    if dp > 1 and sdp == 1:
+        left_out.append(f"{strategy}: parameters are sharded between steps and gathered once a step; less memory, more time")
+        dp, sdp = sdp, dp
+        strategy = replace(strategy, levels=tuple((SHARDS.get(name, name), degree) for name, degree in strategy.levels), zero=2)
+    elif cp > 1 and sdp == 1:
+        left_out.append(f"{strategy}: parameters are sharded between steps among the ranks of cp; less memory, more time")
+    elif sdp > 1 and stages > 1:
+        left_out.append(f"{strategy}: gradients, and parameters once they are gathered for backward, stay whole; more memory")
+    if tp > 1 and not strategy.sequence_parallel:
+        left_out.append("tokens: tensor-parallel ranks share them here; less memory")
+    again, partly = recomputation(plan)
+    left_out += partly
+    left_out += modules_kept((module for each in plan.strategies() for module in each.modules), RUNTIME)
+    precision = plan.precision
+    if precision.master is not None and precision.gradients == "model":
+        left_out.append("gradients are reduced in float32 here, and so kept; more time and memory")
+        precision = precision.changed(gradients="float32")
+    laid = replace(strategy, sequence_parallel=tp > 1)
+    exported = as_exported(plan, laid, precision=precision)
+    peak_bytes = fitting_bytes(plan, exported, where, RUNTIME)
+    pipelined = {"pipeline_parallel_schedule": {"1f1b": "1F1B", "gpipe": "GPipe"}[plan.schedule]} if stages > 1 else {}
+    common: dict[str, Any] = {
+        "pipeline_parallel_degree": stages,
+        **pipelined,
+        "data_parallel_replicate_degree": dp,
+        "data_parallel_shard_degree": sdp,
+        "fsdp_reshard_after_forward": "always" if strategy.shares_parameters else "never",
+        "tensor_parallel_degree": tp,
+        **({"context_parallel_degree": cp} if cp > 1 else {}),
+    }
+    split = {"module_fqns_per_model_part": modules(plan, "output")}
+    dtypes = (
+        {"mixed_precision_param": model.dtype, "mixed_precision_reduce": "float32"} if plan.precision.master is not None else {}
+    )
+    files: dict[str, str] = {}
+    if (
+        plan.schedule == "1f1b" and parts < stages and stages > 1
+    ):  # torch's 1F1B wants as many micro-batches as stages; the order does not
+        common["pipeline_parallel_schedule_csv"] = CSV
+        files[CSV] = "".join(",".join(row) + "\n" for row in pass_names(plan))
+    described: dict[str, Any] = dict(zip(("name", "flavor"), FLAVOURS.get(model.name, ()), strict=False))
+    if not described:
+        left_out.append(f"the model {model.name}: name a flavour of its sizes in [model]")
+    converters, compiled = {}, recipe is not None and not (recipe.name == "mxfp8" and tp > 1)
+    if recipe is not None:
+        name, scaling = CONVERTERS[recipe.name]
+        described["converters"], converters[name] = [name], {"recipe_name": scaling, "filter_fqns": ["output"]}
+        if not compiled:
+            left_out.append("casts fused by torch.compile: with MXFP8 torchtitan 0.2 compiles no tensor parallelism; more time")
+        if recipe.name == "fp8-current":
+            left_out.append("torchtitan_config.py: torchtitan 0.3 scales rows, not tensors; torchtitan.toml is for 0.2")
+    described["hf_assets_path"], steps = training.tokenizer or NO_TOKENIZER, training.steps or STEPS
+    read: dict[str, Any] = {"dataset": "c4"} if training.data is None else {"dataset": LOCAL, "dataset_path": training.data}
+    toml: dict[str, dict[str, Any]] = {
+        "model": described,
+        "optimizer": {"lr": training.learning_rate or RATE},
+        "lr_scheduler": {"warmup_steps": warmup_of(steps)},
+        "training": {
+            **read,
+            "steps": steps,
+            "local_batch_size": samples * parts if stages > 1 else samples,  # of one stage gradients are accumulated
+            "global_batch_size": plan.batch.global_samples,
+            "seq_len": model.tokens,
+            **dtypes,
+        },
+        "parallelism": {
+            **common,
+            **({"pipeline_parallel_microbatch_size": samples, **split} if stages > 1 else {}),
+        },
+        "activation_checkpoint": {"mode": "full" if again else "none"},
+        **({"compile": {"enable": True}} if compiled else {}),
+        **converters,
+    }
+    python: dict[str, Any] = {name: toml[name] for name in ("training", "parallelism")}
+    python["training"] = {name: value for name, value in toml["training"].items() if name not in (*read, "steps")}
+    if stages > 1:
+        python["training"]["disable_cuda_graphs"] = True  # `Trainer.Config` of 0.3 refuses these with a pipeline
+        renamed = {"module_fqns_per_model_part": modules(plan, "lm_head")}
+        python["parallelism"] = {**python["parallelism"], **renamed}
+    toml_args = [f"--job.config_file {here('torchtitan.toml')}"]
+    if CSV in files:
+        toml_args.append(f"--parallelism.pipeline_parallel_schedule_csv {here(CSV)}")
+    before = [f"CONFIG=({' '.join(toml_args)})"]
+    values = (described["hf_assets_path"], read["dataset"], training.data, steps, toml["optimizer"]["lr"], warmup_of(steps))
+    if recipe is None or recipe.name == "mxfp8":
+        files = {
+            "torchtitan_config.py": _script(
+                python,
+                again,
+                FLAVOURS.get(model.name),
+                None if recipe is None else compiled,
+                dict(zip(YOURS, values, strict=True)),
+            ),
+            **files,
+        }
+    if "def planned" in files.get("torchtitan_config.py", ""):
+        before += ['if [ "${TORCHTITAN:-0.2}" = 0.3 ]; then  # TORCHTITAN=0.3 bash launch.sh for that version', *PYTHON]
+    files = {
+        "torchtitan.toml": _toml(toml),
+        **files,
+        "launch.sh": torchrun(plan.world, '-m torchtitan.train "${CONFIG[@]}" "$@"', before),
+        "slurm.sh": slurm(plan.world),
+        "README.md": page(plan, RUNTIME, VERSION, peak_bytes, left_out, (*_to_fill_in(training), *DECIDES)),
+    }
+    settings = {"toml": toml, "python": python, "peak_bytes": peak_bytes}
+    return Export("torchtitan", settings, files, tuple(left_out), exported)
+
+
+def _toml(sections: dict[str, dict[str, Any]]) -> str:
+    """JSON spells these values as TOML does. What no plan says is marked as the user's."""
+    about = {f"{section}.{key}": text for (section, key), text in zip(KEYS, YOURS.values(), strict=True)}
+
+    def line(section: str, key: str, value: Any) -> str:
+        text = about.get(f"{section}.{key}")
+        return f"{key} = {json.dumps(value)}" + (f"  # yours: {text}" if text else "") + "\n"
+
+    return "\n".join(
+        f"[{name}]\n" + "".join(line(name, key, value) for key, value in fields.items()) for name, fields in sections.items()
+    )
+
+
+def _to_fill_in(training: Training) -> list[str]:
+    """What the files have a placeholder or a usual number for, as nothing was given."""
+    given = (training.tokenizer, training.data, training.steps, training.learning_rate)
+    names = [name for name, value in zip(("tokenizer", "data", "steps", "learning rate"), given, strict=True) if value is None]
+    return [f"to be filled in, in the lines that say so: {', '.join(names)}"] if names else []
+
+
+def _script(
+    python: dict[str, dict[str, Any]],
+    again: bool,
+    flavour: tuple[str, str] | None,
+    mxfp8: bool | None,
+    yours: dict[str, Any],
+) -> str:
+    """A module with `apply`, and with `planned` where torchtitan has a configuration of the model's flavour. mxfp8: whether
+    products in MXFP8 are compiled; None without any; yours: values of the names of YOURS."""
+    registered = "_".join(flavour).lower() if flavour else ""
+    name = registered if registered in REGISTERED else ""
+    starts = "python -m torchtitan.train --module torchtitan_config --config planned"
+    lines = [
+        f'"""A plan in the fields of torchtitan 0.3: {f"`{starts}`." if name else "`apply(config)` on a Trainer.Config."}"""',
+        "",
+        "",
+        "def apply(config):",
+        '    """Set the fields that the plan decides, and return the configuration."""',
+    ]
+    if name:
+        lines[1:1] = [
+            "",
+            *(
+                f"{key} = {'None' if value is None else json.dumps(value)}  # yours: {YOURS[key]}"
+                for key, value in yours.items()
+            ),
+        ]
+    imports = ["    from torchtitan.distributed.activation_checkpoint import FullAC"] if again else []
+    if mxfp8 is not None:
+        imports = [
+            "    from dataclasses import replace",
+            "",
+            "    from torchtitan.components.quantization import MXFP8LinearConverter",
+            *imports,
+        ]
+    lines += [*imports, ""] if imports else []
+    for section, fields in python.items():
+        for key, value in fields.items():
+            if key == "pipeline_parallel_schedule_csv":
+                lines += ["    from pathlib import Path", "", f"    next_to = Path(__file__).with_name({json.dumps(value)})"]
+                lines += [f"    config.{section}.{key} = str(next_to)"]
+            elif key == "module_fqns_per_model_part":
+                lines += [f"    config.{section}.{key} = ["]
+                lines += [*(f"        {json.dumps(part)}," for part in value), "    ]"]
+            else:
+                lines.append(
+                    f"    config.{section}.{key} = {value!r}"
+                    if value is True
+                    else f"    config.{section}.{key} = {json.dumps(value)}"
+                )
+    lines += [f"    config.activation_checkpoint = {'FullAC.Config()' if again else 'None'}"]
+    if mxfp8 is not None:
+        lines += ["    config.compile.enable = True"] * mxfp8 + [MXFP8 % mxfp8]
+    lines += ["    return config"]
+    if name and flavour:
+        lines += ["", "", "def planned():", f'    """The configuration of {flavour[0]} {flavour[1]}, as planned."""']
+        lines += ["    from torchtitan.components.optimizer import default_adamw"]
+        lines += [f"    from torchtitan.models.{flavour[0]}.config_registry import {name}", "", f"    config = apply({name}())"]
+        lines += ["    config.hf_assets_path, config.training.steps = TOKENIZER, STEPS"]
+        lines += ["    config.dataloader.dataset, config.dataloader.dataset_path = DATASET, DATASET_PATH"]
+        lines += ["    config.optimizer = default_adamw(lr=LEARNING_RATE)"]
+        lines += ["    config.lr_scheduler.warmup_steps = WARMUP_STEPS", "    return config"]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,361 @@
+"""torchtitan: its TOML, with sections and keys as of `torchtitan/config/job_config.py` (0.2, 2025), and their defaults; keys of
+earlier versions are read as those of 0.2 that say the same (`torchtitan_versions`)."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from trainplan.execution.launch_files.documents import written as spelt
+from trainplan.execution.launch_files.lines import sources_of
+from trainplan.execution.launch_files.run_configuration import Configuration, Keys, Recomputed, Said, flattened
+from trainplan.execution.launch_files.settings import with_settings
+from trainplan.execution.runtimes.documented import TORCHTITAN, TORCHTITAN_TABLES
+from trainplan.execution.runtimes.torchtitan.versions import (
+    MIXTURES,
+    NORMS,
+    OTHERS,
+    as_today,
+    before_parallelism,
+    model_of,
+    version_of,
+)
+from trainplan.formulations.schedule.orders import PlanSchedule
+from trainplan.profiling.base.errors import InputError, one_of, shown
+from trainplan.profiling.clusters.recipes import RecipeName
+from trainplan.profiling.models.model import load_model
+from trainplan.profiling.models.precision import PLAIN, Precision
+
+# As torch finds them: in upper or lower case. Those with underlines are names of versions before October 2024.
+SCHEDULES: dict[str, PlanSchedule] = {
+    "1F1B": "1f1b", "GPipe": "gpipe", "Interleaved1F1B": "interleaved-1f1b", "interleaved_1f1b": "interleaved-1f1b",
+}  # fmt: skip
+CONVERTERS: dict[str, RecipeName] = {
+    **dict.fromkeys(("float8", "quantize.linear.float8", "quantize.dense.float8"), "fp8-current"),
+    **dict.fromkeys(("mx", "quantize.linear.mx", "quantize.dense.mx"), "mxfp8"),
+}
+# Of experts alone, which a dense model has none of.
+EXPERTS = tuple(f"quantize.{part}.{kind}" for part in ("grouped_mm", "moe") for kind in ("float8", "mx"))
+ROWS = ("rowwise", "rowwise_with_gw_hp")  # scalings of Float8 by rows
+BLOCKS = ("mxfp8", "mxfp8_cublas", "mxfp8_cublas_rceil")
+HEADS = {"output", "lm_head", "router.gate"}  # modules that plans compute in the model's dtype anyway, or do not have
+LAYER = re.compile(r"layers\.(\d+)")
+
+
+# Keys that no other tool's TOML has, and sections of what is no run.
+OWN = re.compile(
+    r"model\.flavor|job\.(config_file|dump_folder|description)|(parallelism|experimental)\.\w*(degree|parallel\w*)"
+    r"|training\.(seq_len|(local_|global_)?batch_size|compile|dataset|steps|dtype|mixed_precision_\w+|\w+_degree|\w*fp8_\w+"
+    r"|data_parallel_type)|activation_checkpoint\.(mode|\w+_ac_option)|quantize\..*"
+)
+NO_RUN = {"project", "build-system", "tool", "package", "workspace", "dependencies", "dependency-groups", "lint"}
+LATEST = "0.3"
+SINGLE = "mixed precision is off without data-parallel ranks that share states: torchtitan computes in training.dtype then"
+
+
+def read(path: Path, said: Said) -> Configuration:
+    """The configuration of a TOML file. Raises InputError, too, for one that is not torchtitan's."""
+    where = str(path)
+    try:
+        tables = tomllib.loads(path.read_text())
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+        raise InputError(where, "", f"cannot be read ({error})", "give a TOML file of torchtitan") from None
+    if not is_one(tables):
+        problem = f"has no key that tells torchtitan's files ({', '.join(list(tables)[:4]) or 'it is empty'})"
+        fix = "give a file of torchtitan, with keys such as training.seq_len and model.flavor, or the command by --command"
+        raise InputError(where, "", problem, fix)
+    tables, sources = with_settings(tables, where, said, sources_of(path))
+    return of_tables(tables, where, replace(said, variables={}), sources)
+
+
+def is_one(tables: Mapping[str, Any]) -> bool:
+    """Whether tables of TOML are torchtitan's: whether they have a key of its own."""
+    return NO_RUN.isdisjoint(tables) and any(OWN.fullmatch(key) for key in flattened(tables))
+
+
+def of_tables(
+    tables: Mapping[str, Any], where: str, said: Said, sources: Mapping[str, str] | None = None, latest: bool = False
+) -> Configuration:
+    """The configuration of the tables of a file, or of what a job prints of them. sources: where each key is written. latest:
+    of 0.3, not 0.2. Raises InputError."""
+    written_sources = sources or {}
+    if "model_spec" in tables:  # as 0.3 prints it, without the classes of its parts
+        problem = "is printed by torchtitan 0.3, which does not say what is recomputed, nor which converters there are"
+        raise InputError(where, "model_spec", problem, "give its config_registry.py, with --set config=NAME")
+    settings = {key: spelt(text) for key, text in said.variables.items() if "." in key}
+    written_sources = {**written_sources, **dict.fromkeys(settings, "--set")}
+    own = {**flattened(tables), **settings}
+    values, written = as_today(own, where)
+    names = {key: written.get(key, key) for key in values}
+    keys = Keys(
+        where,
+        values,
+        sources={key: written_sources[old] for key, old in names.items() if old in written_sources},
+        defaults=f"default of torchtitan {LATEST if latest else version_of(own, written)}",
+        ignored=said.ignored,
+    )
+    try:
+        made = _of_keys(keys, before_parallelism(values, written), latest)
+    except InputError as error:
+        raise InputError(error.where, names.get(error.command_field, error.command_field), error.problem, error.fix) from None
+    keyed = {name: names.get(key, key) for name, key in made.keys.items()}
+    as_written = ((each, names.get(each.key, each.key)) for each in made.taken)
+    taken = tuple(replace(each, key=old, value=own.get(old, each.value)) for each, old in as_written)
+    return replace(made, keys=keyed, taken=taken)
+
+
+def _of_keys(keys: Keys, early: bool, latest: bool) -> Configuration:
+    """The configuration of the keys of 0.2. early: of a version before April 2025; latest: of 0.3. Raises InputError."""
+    _refuse(keys)
+    cp = keys.whole("parallelism.context_parallel_degree", 1) or 1  # of either rotation keys go around
+    notes = list[str]()
+    tp, pp = (keys.whole(f"parallelism.{kind}_parallel_degree", 1) or 1 for kind in ("tensor", "pipeline"))
+    model, config = _model(keys, notes)
+    copies = keys.whole("parallelism.data_parallel_replicate_degree", 1) or 1
+    shard = keys.whole("parallelism.data_parallel_shard_degree", -1, least=-1) or -1
+    reshard = keys.text("parallelism.fsdp_reshard_after_forward", "default", ("default", "always", "never"))
+    zero: Any = 3 if reshard == "always" or (reshard == "default" and pp == 1) else 2
+    if keys.flag("optimizer.early_step_in_backward"):
+        notes.append("the optimizer steps within the backward pass: the plan keeps all gradients until its end; less memory")
+    if tp > 1 and keys.flag("parallelism.disable_loss_parallel"):
+        fix = "give false: plans share the loss between tensor-parallel ranks"
+        raise keys.error("parallelism.disable_loss_parallel", "is true", fix)
+    keys.flag("parallelism.disable_loss_parallel")
+    if keys.flag("parallelism.enable_async_tensor_parallel") and tp > 1:
+        notes.append("asynchronous tensor parallelism: predicted without; less time")
+    tokens = keys.flag("parallelism.enable_sequence_parallel", True) and tp > 1
+    reads = keys.text("parallelism.pipeline_parallel_schedule", "1F1B")
+    schedule = next((each for name, each in SCHEDULES.items() if name.lower() == reads.lower()), None)
+    if schedule is None and pp > 1:
+        fix = f"give one of {', '.join(name for name in SCHEDULES if '_' not in name)}: plans have no other order of passes"
+        raise keys.error("parallelism.pipeline_parallel_schedule", f"is {shown(reads)}", fix)
+    schedule = schedule or "1f1b"
+    if keys.get("parallelism.pipeline_parallel_schedule_csv"):
+        notes.append(f"the order of passes in the CSV file is taken for {reads}")
+    cuts, chunks, apart = _stages(keys, pp, schedule, early)
+    local, samples = keys.whole("training.local_batch_size", 8), keys.whole("training.global_batch_size", -1, least=-1)
+    assert local is not None
+    micro = _micro(keys, local, pp, chunks, early)
+    recipe = _recipe(keys, notes)
+    dtype = keys.text("training.mixed_precision_param", "bfloat16", ("bfloat16", "float32"))
+    base = keys.text("training.dtype", "float32", ("bfloat16", "float32"))
+    reduced = keys.text("training.mixed_precision_reduce", "float32", ("float32", "bfloat16"))
+    if shard == 1 and copies == cp == 1 and tp * pp > 1 and dtype != base and not latest:
+        notes.append(SINGLE)
+        dtype = base
+    precision = PLAIN
+    if dtype == "bfloat16" and base == "float32":
+        precision = Precision(master="float32", gradients="model" if reduced == "bfloat16" else "float32")
+    elif base == "bfloat16" and reduced == "float32":
+        notes.append("gradients in bfloat16 summed over ranks in float32: predicted in bfloat16; more time")
+    components = _listed(keys, "compile.components") or ["model"]
+    compiled = keys.flag("compile.enable") and "model" in components
+    recomputed = _recomputed(keys, notes)
+    sequence = keys.whole("training.seq_len", 2048)
+    unread, unknown = keys.left(TORCHTITAN, TORCHTITAN_TABLES)
+    names = {"tp": "parallelism.tensor_parallel_degree", "pp": "parallelism.pipeline_parallel_degree", "model": "model.flavor"}
+    names |= {"dtype": "training.mixed_precision_param" if dtype != base or latest else "training.dtype"}
+    names |= {"recipe": "model.converters"}
+    names |= {"samples": "training.global_batch_size", "micro_samples": "training.local_batch_size"}
+    names |= {"cp": "parallelism.context_parallel_degree", "sequence": "training.seq_len"}
+    names |= {"shard": "parallelism.data_parallel_shard_degree", "copies": "parallelism.data_parallel_replicate_degree"}
+    if shard == cp == 1 and copies > 1:  # states are shared among context-parallel ranks, too
+        zero = 0
+    return Configuration(
+        where=keys.where, runtime="torchtitan", software="torchtitan", flags="compile" if compiled else "", model=model,
+        config=config, dtype=dtype, precision=precision, sequence=sequence, samples=None if samples == -1 else samples,
+        micro_samples=micro, accumulation=None if samples != -1 else local // micro, flushed=local // micro if pp > 1 else None,
+        alone=SINGLE if dtype != base and not latest else "", tp=tp, cp=cp, pp=pp, chunks=chunks, copies=copies,
+        shard=None if shard == -1 else shard, zero=zero, sequence_parallel=tokens, schedule=schedule if pp > 1 else "1f1b",
+        cuts=cuts, layers_apart=apart, recomputed=recomputed, keys=names, notes=tuple(notes), unread=unread, unknown=unknown,
+        recipe=recipe, taken=keys.taken,
+    )  # fmt: skip
+
+
+def _refuse(keys: Keys) -> None:
+    """Raises InputError for what no plan has."""
+    for kind in ("expert_parallel", "expert_tensor_parallel"):
+        keys.refuse(f"parallelism.{kind}_degree", [1], "runs with expert parallelism are not read yet")
+    keys.refuse("training.enable_cpu_offload", ["false"], "states that FSDP2 keeps on the host are no option of plans for it")
+    keys.refuse("fault_tolerance.enable", ["false"], "replica groups that come and go are not planned")
+    keys.refuse("experimental.torch_spmd", ["false"], "plans shard as FSDP2 does")
+    keys.refuse("training.enable_selective_ac", ["false"], "say by [activation_checkpoint] what is recomputed")
+    keys.refuse("model.norm_type", NORMS, "plans of its models have RMSNorm")
+    keys.refuse(
+        "quantize.linear.float8.emulate",
+        ["false"],
+        "emulated matrix multiplications are in the model's dtype",
+    )
+    keys.refuse("optimizer.name", ["AdamW", "Adam"], "plans for torchtitan step by AdamW")
+
+
+def _micro(keys: Keys, local: int, pp: int, chunks: int, early: bool) -> int:
+    """Samples of a micro-batch on one rank. Raises InputError."""
+    size, count = "parallelism.pipeline_parallel_microbatch_size", "parallelism.pipeline_parallel_microbatches"
+    asked, number = keys.whole(size, None if early else 1), keys.whole(count)
+    if pp == 1:
+        return local
+    if early:
+        parts = number or pp * chunks
+        if local % parts:
+            said = "pipeline_parallel_microbatches" if number else "as many micro-batches as stages, by default in this version"
+            raise keys.error("training.local_batch_size", f"is {local}", f"give a multiple of {parts}: {said}")
+        return local // parts
+    if local % (asked or 1):
+        fix = f"give a multiple of pipeline_parallel_microbatch_size = {asked}"
+        raise keys.error("training.local_batch_size", f"is {local}", fix)
+    return asked or 1
+
+
+def _recipe(keys: Keys, notes: list[str]) -> RecipeName | None:
+    """The recipe of the converters of linear layers, by the names of 0.2 and of those before. Raises InputError."""
+    converters = _listed(keys, "model.converters")
+    linear = [each for each in converters if each in CONVERTERS]
+    for each in converters:
+        if each not in CONVERTERS and each not in EXPERTS:
+            raise keys.error("model.converters", f"has {shown(each)}", one_of(each, CONVERTERS))
+    kinds = {kind: f"quantize.linear.{kind}" for kind in ("float8", "mx")}
+    read = {kind: (keys.get(f"{table}.recipe_name"), _listed(keys, f"{table}.filter_fqns")) for kind, table in kinds.items()}
+    gathered = keys.flag("quantize.linear.float8.enable_fsdp_float8_all_gather")
+    if not linear:
+        return None
+    if len(linear) > 1:
+        raise keys.error("model.converters", f"is {shown(converters)}", "give one converter of linear layers")
+    recipe = CONVERTERS[linear[0]]
+    kind = "float8" if recipe == "fp8-current" else "mx"
+    scaling, left_out = read[kind]
+    name = f"{kinds[kind]}.recipe_name"
+    if kind == "float8" and scaling not in (None, "tensorwise"):
+        if scaling not in ROWS:
+            raise keys.error(name, f"is {shown(scaling)}", one_of(scaling, ("tensorwise", *ROWS)))
+        notes.append(f"rows scaled by their own maxima ({scaling}): the plan's scale whole tensors, which takes as long")
+    if kind == "mx" and scaling not in (None, *BLOCKS):
+        raise keys.error(name, f"is {shown(scaling)}", one_of(scaling, BLOCKS))
+    if kind == "float8" and gathered:
+        notes.append("parameters gathered in 8 bits: predicted as gathered in the model's dtype; less time")
+    if more := [each for each in left_out if each not in HEADS]:
+        notes.append(
+            f"matrix multiplications left out of {recipe} ({', '.join(more)}): the plan has all layers in it; more time"
+        )
+    return recipe
+
+
+def _listed(keys: Keys, key: str) -> list[str]:
+    """A list of names, which versions before April 2025 may have as one text, with commas. Raises InputError."""
+    value = keys.get(key) or []
+    if not isinstance(value, str | list | tuple):
+        raise keys.error(key, f"is {shown(value)}", "give a list of names")
+    return [str(each).strip() for each in (value.split(",") if isinstance(value, str) else value) if str(each).strip()]
+
+
+def _model(keys: Keys, notes: list[str]) -> tuple[str | None, dict[str, Any] | None]:
+    """The shipped model of the name and flavour, such as llama3 and 8B, or its configuration; neither where its sizes are not
+    known. Raises InputError for mixtures of experts."""
+    name, flavour = keys.text("model.name", "llama3"), keys.text("model.flavor", "debugmodel")
+    if keys.flag("model.use_flex_attn") and keys.text("model.attn_mask_type", "causal") != "causal":
+        notes.append("attention within documents: predicted over whole samples; less time")
+    name = "llama2" if name == "llama" else name  # of April 2024
+    if name in MIXTURES or "moe" in flavour.lower() or re.search(r"-A\d+(\.\d+)?B", flavour):
+        problem = f"is {name}, {flavour}: a mixture of experts"
+        raise keys.error("model.flavor", problem, "give a dense model: mixtures of experts are not planned yet")
+    if name in OTHERS:
+        raise keys.error("model.name", f"is {shown(name)}", "give a decoder of text, such as llama3")
+    return model_of(name, flavour)
+
+
+def _stages(keys: Keys, pp: int, schedule: PlanSchedule, early: bool) -> tuple[tuple[int, ...] | None, int, tuple[int, int]]:
+    """The first units of the stages after the first, where they are written out; the stages of each rank; and the layers that
+    the first and the last stage have less. early: of a version before April 2025. Raises InputError."""
+    lists = [keys.get(f"parallelism.{name}") for name in ("module_fqns_per_model_part",)]
+    lists += [keys.get("parallelism.pipeline_parallel_module_fqns_per_model_part")]
+    points = _listed(keys, "parallelism.pipeline_parallel_split_points")
+    per_stage = keys.whole("parallelism.pipeline_parallel_layers_per_stage")
+    weight = None if early and per_stage is None else 1  # of embedding and head
+    less = tuple(
+        keys.whole(f"parallelism.pipeline_parallel_{end}_stage_less_layers", weight, least=0) or 0 for end in ("first", "last")
+    )
+    if pp == 1:
+        return (), 1, (0, 0)
+    usual = 2 if schedule == "interleaved-1f1b" else 1
+    if (modules := next(filter(None, lists), None)) is not None:
+        return _cuts(keys, modules, pp), len(modules) // pp, (0, 0)
+    if points:
+        matches = [LAYER.fullmatch(point) for point in points]
+        if None in matches or (len(points) + 1) % pp:
+            fix = f"give names such as layers.4, of {pp * usual - 1} stages after the first"
+            raise keys.error("parallelism.pipeline_parallel_split_points", f"is {shown(points)}", fix)
+        return tuple(1 + 2 * int(match[1]) for match in matches if match), (len(points) + 1) // pp, (0, 0)
+    if per_stage is not None:
+        layers = _known_layers(keys)
+        stages = -(-(layers + sum(less)) // per_stage)
+        if stages % pp:
+            problem, fix = f"is {per_stage}, which makes {stages} stages", f"give one with a multiple of {pp} stages"
+            raise keys.error("parallelism.pipeline_parallel_layers_per_stage", problem, fix)
+        return None, stages // pp, (less[0], less[1])
+    if early:
+        if pp * usual > (layers := _known_layers(keys)):
+            fix = f"give at most {layers} stages, one for each layer"
+            raise keys.error("parallelism.pipeline_parallel_degree", f"is {pp}", fix)
+        return _early_cuts(_known_layers(keys), pp * usual), usual, (0, 0)
+    return None, usual, (less[0], less[1])
+
+
+def _early_cuts(layers: int, stages: int) -> tuple[int, ...]:
+    """The first units of the stages as dealt before April 2025 (`generate_split_points`): one layer more for the first of the
+    stages between the first and the last, as many as are left over."""
+    each, more = divmod(layers, stages)
+    counts = [each + (0 < place <= more) for place in range(stages - 1)]
+    return tuple(1 + 2 * ends for ends in accumulate(counts))
+
+
+def _known_layers(keys: Keys) -> int:
+    name, config = _model(keys, [])
+    if name is None and config is None:
+        fix = "give parallelism.module_fqns_per_model_part, or a flavour that is shipped"
+        raise keys.error("model.flavor", f"is {shown(keys.get('model.flavor'))}, of unknown depth", fix)
+    return int(config["num_hidden_layers"]) if config is not None else load_model(str(name), 128).layers
+
+
+def _cuts(keys: Keys, modules: Any, pp: int) -> tuple[int, ...]:
+    name = "parallelism.module_fqns_per_model_part"
+    if not isinstance(modules, list) or len(modules) % pp or not all(isinstance(part, list) and part for part in modules):
+        raise keys.error(name, f"is {shown(modules)}", f"give a list of a multiple of {pp} lists of module names")
+    counts, layer = [], 0
+    for part in modules:
+        count = 0
+        for module in map(str, part):
+            if LAYER.fullmatch(module):
+                if module != f"layers.{layer}":
+                    raise keys.error(name, f"has {module} in the place of layers.{layer}", "give the layers in order")
+                layer, count = layer + 1, count + 2
+            elif module in ("tok_embeddings", "norm"):
+                count += 1  # the final norm is part of the head
+            elif module not in ("output", "lm_head"):
+                raise keys.error(name, f"has {shown(module)}", "give tok_embeddings, layers.N, norm and output")
+        counts.append(count)
+    return tuple(accumulate(counts[:-1]))
+
+
+def _recomputed(keys: Keys, notes: list[str]) -> Recomputed:
+    mode = keys.text("activation_checkpoint.mode", "selective", ("none", "full", "selective", "memory_budget"))
+    option = str(keys.get("activation_checkpoint.selective_ac_option") or "2")
+    if mode == "memory_budget":
+        raise keys.error(
+            "activation_checkpoint.mode", "is 'memory_budget'", "give none, full or selective: plans say what is kept"
+        )
+    if mode != "selective":
+        return Recomputed("full" if mode == "full" else "none")
+    if option == "op":
+        notes.append(
+            "selective recomputation by operations: the plan recomputes norms and activations; torchtitan, and so the "
+            "prediction, every second matrix multiplication, too"
+        )
+        return Recomputed("modules", ("activation", "norms"))
+    if not option.isdecimal() or not int(option):
+        raise keys.error("activation_checkpoint.selective_ac_option", f"is {shown(option)}", "give a number of layers, or 'op'")
+    return Recomputed("full", every=int(option))

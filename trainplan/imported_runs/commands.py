@@ -1,0 +1,198 @@
+"""Commands of scripts that start a run: Megatron-LM's with its arguments, torchtitan's with a TOML file and what overrides it,
+Megatron-Bridge's with a recipe and what overrides it, programs of transformers' Trainer with its arguments."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from trainplan.execution.launch_files.documents import written
+from trainplan.execution.launch_files.foreign import foreign, shares_keys
+from trainplan.execution.launch_files.lines import sources_of
+from trainplan.execution.launch_files.run_configuration import Configuration, Keys, Said, example_of, flattened
+from trainplan.execution.launch_files.settings import ACCELERATE, WRITTEN
+from trainplan.execution.launch_files.shell import Command, Hangs, command_of
+from trainplan.execution.launch_files.shell.marks import MARK
+from trainplan.execution.runtimes.accelerate import reader as accelerate_reader
+from trainplan.execution.runtimes.megatron import reader as megatron_reader
+from trainplan.execution.runtimes.megatron.programs import refuse_others
+from trainplan.execution.runtimes.megatron_bridge import commands as megatron_bridge_commands
+from trainplan.execution.runtimes.torchtitan import reader as torchtitan_reader
+from trainplan.execution.runtimes.transformers import reader as transformers_reader
+from trainplan.imported_runs import deepspeed_programs, exported, trainer_commands
+from trainplan.profiling.base.errors import COMMAND_LINE, InputError
+
+FILES = ("--job.config-file", "--job.config_file", "--job.config")
+LAUNCHERS = {"accelerate", "accelerate-launch", "accelerate.commands.launch"}
+REGISTRY = ("--module", "--config")
+# What programs of TRL and others train by, where that is no next-token prediction, in their names.
+OTHER_STEPS = re.compile(r"(?:^|[_-])(dpo|kto|ppo|grpo|rloo|orpo|cpo|bco|gkd|prm|reward)(?:[_.-]|$)")
+
+
+def read(path: Path, said: Said) -> Configuration:
+    """The configuration of a script or a list of arguments. Raises InputError."""
+    try:
+        command = command_of(path, said.variables)
+    except Hangs as error:
+        refuse_others(error.program, {}, str(path), {})  # nobody is asked for values of a run that is refused
+        raise
+    return of_command(command, str(path), said, path.parent)
+
+
+def of_command(command: Command, where: str, said: Said, folder: Path) -> Configuration:
+    """The configuration that a command stands for. folder: of the script, by which paths are found. Raises InputError."""
+    try:
+        return _of_command(command, where, said, folder)
+    except InputError as error:
+        key = f"--{error.command_field.lstrip('-').replace('_', '-')}"
+        if (empty := command.blank.get(key)) is None:
+            raise
+        fix = f"say what the variable is: --set {empty.name}={example_of(key, empty.name)}"
+        raise InputError(where, key, empty.problem, fix) from None
+
+
+def _of_command(command: Command, where: str, said: Said, folder: Path) -> Configuration:
+    if (made := exported.of_command(command, where, said, folder)) is not None:
+        return made
+    if deepspeed_programs.is_one(command):
+        return deepspeed_programs.of_command(command, where, said, folder)
+    if trainer_commands.is_one(command):
+        _next_token(command, where)
+        _closed(command, where)
+        said = replace(said, launched=_launch_options(command, where))
+        return trainer_commands.of_command(command, where, said, folder, _accelerate(command, where))
+    if command.tool == "transformers":
+        return _transformers(command, where, said, folder)
+    nobodys = command.program and not command.tool and not shares_keys(command)
+    if nobodys and not megatron_bridge_commands.is_one(command):
+        refuse_others(command.program, command.values, where, command.open)
+        raise foreign(command, where)
+    if said.recompute is not None:
+        fix = f"leave it out: arguments of {command.tool or 'megatron'} say what is recomputed"
+        raise InputError(COMMAND_LINE, "--recompute", f"is {said.recompute!r}", fix)
+    if command.tool == "torchtitan":
+        return _torchtitan(command, where, said, folder)
+    if megatron_bridge_commands.is_one(command):
+        _closed(command, where)
+        return megatron_bridge_commands.of_command(command, where, said, folder)
+    return megatron_reader.of_command(command, where, said)
+
+
+def _closed(command: Command, where: str) -> None:
+    """Raises InputError where an argument is not decided."""
+    for key, open_ in command.open.items():
+        raise InputError(where, key, open_.problem, f"say it: --set {open_.name or 'NAME'}={open_.example or 'VALUE'}")
+
+
+def _next_token(command: Command, where: str) -> None:
+    """Raises InputError for programs of other steps than those of next-token prediction."""
+    if (kind := OTHER_STEPS.search(command.program.rsplit("/", 1)[-1].lower())) is not None:
+        fix = "give a run of next-token prediction: steps with other models, or that generate texts, are not planned"
+        raise InputError(where, "", f"starts {command.program} ({command.where}), a run of {kind[1].upper()}", fix)
+
+
+def _transformers(command: Command, where: str, said: Said, folder: Path) -> Configuration:
+    """The arguments of transformers' Trainer, with the file that Accelerate is launched with. Raises InputError."""
+    _next_token(command, where)
+    names = {key: key.removeprefix("--").replace("-", "_") for key in command.values}
+    values = {name: written(command.values[key]) for key, name in names.items()}
+    sources = {names[key]: each for key, each in command.sources.items() if key in names}
+    opened = {names[key]: each for key, each in command.open.items() if key in names}
+    engine = command.held(str(values.get("deepspeed")))
+    if engine is not None:
+        values["deepspeed"] = written(engine)
+    keys = Keys(where, flattened(values), (None,), sources, transformers_reader.DEFAULTS, said.ignored, opened=opened)
+    options = _launch_options(command, where)
+    said = replace(said, launched=options)
+    if ACCELERATE not in said.variables and (launched_by := _accelerate(command, where)) is not None:
+        text = command.held(launched_by)
+        said = replace(said, variables={**said.variables, ACCELERATE: launched_by} | ({} if text is None else {WRITTEN: text}))
+    made = transformers_reader.of_keys(values, keys, folder / Path(where).name, said)
+    if made.devices is not None and command.devices not in (None, made.devices):
+        raise InputError(
+            where, "", f"starts {command.devices} processes, and its file says {made.devices}", "give the same in both"
+        )
+    return replace(made, devices=made.devices or command.devices)
+
+
+def _accelerate(command: Command, where: str) -> str | None:
+    """The file that `accelerate launch` reads; none for other launchers, and nothing where it may read any. Raises InputError
+    where its options say what is shared."""
+    words = [word.rsplit("/", 1)[-1] for word in command.launcher]
+    if not LAUNCHERS & set(words):
+        return "none"
+    given = _options(command.launcher)
+    if "config_file" in given:
+        return given["config_file"]
+    shares = sorted(name for name in given if name.startswith(("use_deepspeed", "use_fsdp", "fsdp_", "zero")))
+    if shares:
+        fix = "write it into a file, and give that by --config_file: without one it may be of Accelerate's own default"
+        raise InputError(where, f"--{shares[0]}", "is given to accelerate launch", fix)
+    return None
+
+
+def _options(words: Sequence[str]) -> dict[str, str]:
+    """Options of a launcher with their values, by their names with underscores; empty of those that stand alone."""
+    given = dict[str, str]()
+    for place, word in enumerate(words):
+        name, sign, value = word.partition("=")
+        if name.startswith("--"):
+            behind = words[place + 1] if place + 1 < len(words) else ""
+            given[name[2:].replace("-", "_")] = value if sign else "" if behind.startswith("--") else behind
+    return given
+
+
+def _launch_options(command: Command, where: str) -> dict[str, tuple[Any, str]]:
+    """What options of `accelerate launch` say in place of its file, by its keys. Raises InputError for one that is not
+    decided."""
+    if not LAUNCHERS & {word.rsplit("/", 1)[-1] for word in command.launcher}:
+        return {}
+    made = dict[str, tuple[Any, str]]()
+    for name, value in _options(command.launcher).items():
+        if (key := accelerate_reader.key_of_option(name)) is None:
+            continue
+        said: Any = accelerate_reader.KIND_OPTIONS.get(name) or (
+            written(value) if key.startswith("deepspeed") else value or True
+        )
+        if MARK.search(value):
+            if name not in accelerate_reader.COUNTS:
+                fix = "say what its variable is: --set NAME=VALUE"
+                raise InputError(where, f"--{name}", "of accelerate launch is not decided", fix)
+            said = None  # those of the cluster, whatever the file counts
+        made[key] = (said, f"--{name} of accelerate launch ({command.where})")
+    return made
+
+
+def _torchtitan(command: Command, where: str, said: Said, folder: Path) -> Configuration:
+    """torchtitan's TOML file, with the arguments that override it."""
+    _closed(command, where)
+    name = next((str(command.values[key]) for key in FILES if isinstance(command.values.get(key), str)), None)
+    if name is None:
+        named = command.values.get("--config")
+        fix = "give its TOML file, or config_registry.py" + (f" with --set config={named}" if isinstance(named, str) else "")
+        raise InputError(where, "", f"starts {command.program} ({command.where}), a run of torchtitan, without a file", fix)
+    file = folder / command.directory / name
+    text = command.held(name)
+    if text is None and not file.is_file():
+        fix = "give that file, and what overrides it by --set section.key=VALUE"
+        raise InputError(where, "--job.config_file", f"is {name}, which is not there", fix)
+    try:
+        tables = tomllib.loads(file.read_text() if text is None else text)
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+        raise InputError(str(file), "", f"cannot be read ({error})", "give a TOML file of torchtitan") from None
+    sources = sources_of(file) if text is None else {}
+    for key, value in command.values.items():
+        if key in FILES or "." not in key:
+            continue
+        section, _, field = key.removeprefix("--").partition(".")
+        field = field.replace("-", "_")
+        off = field.startswith("no_")  # as tyro spells false
+        field = field.removeprefix("no_")
+        tables.setdefault(section.replace("-", "_"), {})[field] = not off if value is True else written(value)
+        sources[f"{section.replace('-', '_')}.{field}"] = command.sources.get(key, where)
+    made = torchtitan_reader.of_tables(tables, str(file) if text is None else where, said, sources)
+    return replace(made, devices=command.devices)

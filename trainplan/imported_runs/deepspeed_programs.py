@@ -1,0 +1,107 @@
+"""Programs with DeepSpeed's own arguments (`deepspeed.add_config_arguments`, 0.19): `--deepspeed` stands alone, and
+`--deepspeed_config` names the file. They are none of transformers' Trainer, whose `--deepspeed` names it: the file says the
+batch, the precision and ZeRO's stage, and arguments say the model, its samples and whether layers are computed again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from trainplan.execution.launch_files.foreign import shares_keys
+from trainplan.execution.launch_files.lines import text_sources
+from trainplan.execution.launch_files.run_configuration import Configuration, Keys, Said
+from trainplan.execution.launch_files.shell import Command
+from trainplan.execution.runtimes.accelerate.reader import beside
+from trainplan.execution.runtimes.deepspeed import reader as deepspeed_reader
+from trainplan.execution.runtimes.megatron.programs import refuse_others
+from trainplan.execution.runtimes.transformers.documented import TRAINING_ARGUMENTS, TRAINING_TABLES
+from trainplan.execution.runtimes.transformers.reader import REFUSED, SEQUENCES
+from trainplan.execution.runtimes.transformers.trainer import refuse_all
+from trainplan.profiling.base.errors import COMMAND_LINE, InputError, shown
+
+FILE = "--deepspeed-config"
+OPTIMIZER = "by the program itself, as those of DeepSpeedExamples step"
+LENGTHS = ("max_seq_len", *SEQUENCES)
+MODELS = ("model_name_or_path", "model_name")
+LOCAL = frozenset(("local_rank",))  # which DeepSpeed's launcher adds
+# Arguments that programs have for what the file says, too, and its keys.
+FILLING = {
+    "per_device_train_batch_size": "train_micro_batch_size_per_gpu",
+    "gradient_accumulation_steps": "gradient_accumulation_steps",
+    "zero_stage": "zero_optimization.stage",
+}
+
+
+def is_one(command: Command) -> bool:
+    """Whether a command starts such a program."""
+    flagged = command.values.get("--deepspeed") in (None, True, "true", "True")
+    return command.tool in ("", "transformers") and flagged and FILE in command.values and not shares_keys(command)
+
+
+def of_command(command: Command, where: str, said: Said, folder: Path) -> Configuration:
+    """The configuration that a command stands for. folder: of the script, by which paths are found. Raises InputError."""
+    refuse_others(command.program, command.values, where, command.open)
+    name_of = {key: key.removeprefix("--").replace("-", "_") for key in command.values}
+    values = {name: command.values[key] for key, name in name_of.items()}
+    sources = {name_of[key]: each for key, each in command.sources.items() if key in name_of}
+    opened = {name_of[key]: each for key, each in command.open.items() if key in name_of}
+    defaults = f"what {command.program} does without it"
+    keys = Keys(where, values, sources=sources, defaults=defaults, ignored=said.ignored, opened=opened)
+    keys.read.update(("deepspeed", *LOCAL))
+    refuse_all(keys, REFUSED)
+    again = _again(keys, said, where)
+    given: dict[str, tuple[Any, str]] = {"optim": ("FusedAdam", OPTIMIZER)}
+    for key, field in FILLING.items():
+        if (number := keys.whole(key, least=0)) is not None:
+            given[field] = (number, f"{key} ({keys.source(key)})")
+    keys.read.update(("bf16", "fp16"))
+    for key in ("bf16", "fp16"):
+        if keys.values.get(key) is not None and keys.flag(key):
+            given[f"{key}.enabled"] = (True, f"{key} ({keys.source(key)})")
+    made = _file(command, keys, folder / Path(where).name, replace(said, recompute=again, model=None), given)
+    lengths = {key: length for key in LENGTHS if (length := keys.whole(key)) is not None}
+    if len(set(lengths.values())) > 1:
+        first, other = list(lengths)[:2]
+        problem = f"is {lengths[other]}, and {first} is {lengths[first]}"
+        raise keys.error(other, problem, "give one of them: what cuts samples is not known")
+    model = next((keys.text(key, "") for key in MODELS if keys.values.get(key) is not None), None)
+    unread, unknown = keys.left(TRAINING_ARGUMENTS, TRAINING_TABLES)
+    named = {"sequence": next(iter(lengths), LENGTHS[0]), "model": MODELS[0]}
+    return replace(
+        made, where=where, tool="deepspeed", model=model, sequence=next(iter(lengths.values()), None), devices=command.devices,
+        keys={**made.keys, **named}, unread=(*unread, *made.unread), unknown=(*unknown, *made.unknown),
+        taken=(*keys.taken, *made.taken),
+    )  # fmt: skip
+
+
+def _again(keys: Keys, said: Said, where: str) -> str | None:
+    """full or none, by an argument or by what is said; None where nobody says it. Raises InputError where both do, unlike."""
+    flags = [key for key in ("gradient_checkpointing", "activation_checkpointing") if key in keys.values]
+    if not flags:
+        return said.recompute
+    again = "full" if any(list(map(keys.flag, flags))) else "none"
+    if said.recompute not in (None, again):
+        problem = f"is {said.recompute}, and {where} says otherwise"
+        raise InputError(COMMAND_LINE, "--recompute", problem, "leave it out, or change the file")
+    return again
+
+
+def _file(command: Command, keys: Keys, path: Path, said: Said, given: Mapping[str, tuple[Any, str]]) -> Configuration:
+    """What DeepSpeed's file says, one alongside the script or one that it has written. Raises InputError."""
+    name = keys.get("deepspeed_config")
+    if not isinstance(name, str):
+        raise keys.error("deepspeed_config", f"is {shown(name)}", "give the name of DeepSpeed's file, such as ds_config.json")
+    text = command.held(name)
+    if text is None:
+        return deepspeed_reader.read_filled(beside(path, name, keys, "deepspeed_config"), said, given)
+    try:
+        data = json.loads(text)
+    except ValueError:
+        raise InputError(name, "", "is no JSON", "give DeepSpeed's configuration, alongside the script") from None
+    if not isinstance(data, Mapping):
+        raise InputError(name, "", f"holds {shown(data)}", "give an object, as DeepSpeed's configurations are")
+    return deepspeed_reader.of_values(data, name, said, text_sources(text, name), given=given)

@@ -1,0 +1,47 @@
+"""What files ask of devices that these do not have: products in a dtype, and kernels of attention."""
+
+from __future__ import annotations
+
+from trainplan.execution.launch_files.run_configuration import Configuration
+from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.clusters.cluster import Cluster
+from trainplan.profiling.clusters.sheets import sheet, sheets
+from trainplan.validation.alongside import WITHOUT_FLASH
+
+FLASH = ("attn_implementation", "model_init_kwargs.attn_implementation", "use_flash_attention_2", "flash_attention")
+FLOAT16 = {  # how files say it, by the key that says bfloat16
+    "--bf16": "--fp16 in its place",
+    **dict.fromkeys(("bf16", "bfloat16", "pure_bf16"), "fp16: true in its place"),
+    **dict.fromkeys(("bf16.enabled", "bfloat16.enabled"), "fp16.enabled: true in its place"),
+    "mixed_precision": "fp16",
+    "trainer.precision": "16-mixed",
+}
+
+
+def refuse_what_devices_lack(configuration: Configuration, cluster: Cluster) -> None:
+    """Raises InputError where a file asks for products in a dtype, or kernels of attention, that the devices do not have."""
+    _refuse_kernels(configuration, cluster)
+    dtype = configuration.dtype
+    lacking = next((kind for kind in cluster.used_kinds if dtype is not None and dtype not in kind.flops_per_s), None)
+    said = any(each.value == dtype and "--dtype" in each.source for each in configuration.taken)
+    if lacking is None or said:  # of --dtype pricing tells
+        return
+    usual = configuration.keys.get("dtype", "dtype")
+    key = next((each.key for each in configuration.taken if each.key in FLOAT16 and each.value is True), usual)
+    other = FLOAT16.get(key) if dtype == "bfloat16" and "float16" in lacking.flops_per_s else None
+    if other is not None and configuration.runtime == "megatron-bridge":
+        other += "_mixed"
+    fix = f"write {other or 'float32'}, or give devices that have it"
+    raise InputError(configuration.where, key, f"asks for {dtype}, and {lacking.name} has no matrix multiplications in it", fix)
+
+
+def _refuse_kernels(configuration: Configuration, cluster: Cluster) -> None:
+    """Raises InputError where FlashAttention is asked for by name, which has no kernels before compute capability 8.0."""
+    asked = next((each for each in configuration.taken if each.key in FLASH and each.value is not False), None)
+    if asked is None or "flash" not in f"{asked.key} {asked.value}".lower():
+        return
+    lacking = {each.name for each in map(sheet, sheets()) if each.architecture in WITHOUT_FLASH}
+    for kind in cluster.used_kinds:
+        if kind.name in lacking:
+            problem = f"asks for FlashAttention, which has no kernels for {kind.name}"
+            raise InputError(configuration.where, asked.key, problem, "write sdpa or eager in its place, as the run does")

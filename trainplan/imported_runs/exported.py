@@ -1,0 +1,67 @@
+"""What `trainplan export` writes: its launch.sh and slurm.sh start a train.py, and a file beside that says the layout.
+
+Exports to Megatron-LM and torchtitan start these tools' own programs, and are read as theirs.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from trainplan.execution.launch_files.run_configuration import Configuration, Said, Taken
+from trainplan.execution.launch_files.shell import Command
+from trainplan.execution.runtimes.accelerate import reader as accelerate_reader
+from trainplan.execution.runtimes.deepspeed import reader as deepspeed_reader
+from trainplan.execution.runtimes.megatron_bridge import reader as megatron_bridge_reader
+from trainplan.profiling.base.errors import InputError, shown
+
+READERS = {
+    "bridge.yaml": megatron_bridge_reader.read,
+    "ds_config.json": deepspeed_reader.read,
+    "accelerate.yaml": accelerate_reader.read,
+}
+# How the docstrings of these scripts begin.
+BESIDE = re.compile(r'"""Train .* as (\S+)(?: and (run\.json))? (?:beside|next to) this file says?\b')
+BY_TORCH = re.compile(r'"""Train .* on \d+ ranks: .*\n\n    torchrun ')
+MOST = 500  # characters that they begin in
+
+
+def of_command(command: Command, where: str, said: Said, folder: Path) -> Configuration | None:
+    """The configuration that an exported script stands for; None for other programs. folder: of the script that starts it.
+    Raises InputError."""
+    script = folder / command.directory / command.program
+    if command.tool or script.suffix != ".py" or not script.is_file():
+        return None
+    with script.open(errors="replace") as file:
+        begins = file.read(MOST)
+    if BY_TORCH.match(begins):
+        problem = f"starts {script.name} ({command.where}), an export to torch, which has its layout in its code"
+        raise InputError(where, "", problem, "give the plan that it was exported from to `trainplan simulate`")
+    found = BESIDE.match(begins)
+    if found is None or found[1] not in READERS:
+        return None
+    layout, run = script.with_name(found[1]), script.with_name("run.json")
+    for each in (layout, *[run] * bool(found[2])):
+        if not each.is_file():
+            problem = f"starts {script.name}, which reads {each.name}, and that is not there"
+            raise InputError(where, "", problem, "export the plan again, or give all files of the export")
+    if not found[2]:
+        return replace(READERS[found[1]](layout, said), devices=command.devices)
+    try:
+        has: dict[str, Any] = json.loads(run.read_text())
+        model, sequence, samples, count, again = (
+            has[name] for name in ("model", "sequence", "micro_batch_samples", "micro_batches", "recompute")
+        )
+    except (ValueError, TypeError, KeyError) as error:
+        raise InputError(str(run), "", f"is not as it was exported ({shown(str(error))})", "export the plan again") from None
+    if said.recompute is None and (again or found[1] == "ds_config.json"):
+        said = replace(said, recompute="full" if again else "none")
+    made = READERS[found[1]](layout, said)
+    fields = {"sequence": sequence, "micro_samples": samples, "accumulation": count}
+    return replace(
+        made, devices=command.devices, config=None if said.model else model, **fields,
+        taken=(*made.taken, *(Taken(name, value, str(run)) for name, value in {**fields, "recompute": again}.items())),
+    )  # fmt: skip

@@ -1,0 +1,47 @@
+"""Models on samples longer than the positions that their configurations name: rotary positions go on, as tools compute their
+angles for the samples at hand; learned ones end with their table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from trainplan.execution.launch_files.run_configuration import Configuration
+from trainplan.profiling.base.errors import COMMAND_LINE, InputError
+from trainplan.profiling.models.families import family
+from trainplan.profiling.models.model import Model, load_model
+
+
+def on_samples(configuration: Configuration, tokens: int, load: Callable[[int | None], Model]) -> Model:
+    """The model on samples of so many tokens. load: gives it for a number of tokens, None for as many as it has positions.
+    Raises InputError, by the key of the file that says the length, where its positions do not go so far."""
+    try:
+        return load(tokens)
+    except InputError as error:
+        if error.where != COMMAND_LINE or error.command_field != "--sequence":
+            raise
+        field = positions_field(model := load(None))
+        if tokens > model.sequence_tokens and field:
+            return model.with_fields(sequence=tokens, **{field: tokens})
+        if configuration.sequence is None or "sequence" not in configuration.keys:
+            raise
+        raise configuration.error("sequence", error.problem, error.fix) from None
+
+
+def positions_field(model: Model) -> str | None:
+    """The field of a configuration with the most positions, where these are rotary alone."""
+    described = family(model.family)
+    name = described.sizes.get("positions") if described else None
+    turns = any(getattr(unit.sublayer, "rotary", 0) for unit in model.units)
+    learned = any(getattr(unit.sublayer, "positions", 0) for unit in model.units)
+    return name if turns and not learned else None
+
+
+def with_positions(configuration: Configuration, name: str | None, model: Model) -> Configuration:
+    """The configuration, with a note where samples are longer than the positions of the model that is named. name: of a model
+    or its file, in place of the configuration's."""
+    named = name or configuration.model
+    if named is None or (most := load_model(named).sequence_tokens) >= model.sequence_tokens:
+        return configuration
+    note = f"positions beyond the model's {most}: {model.name} on samples of {model.sequence_tokens} tokens, turned further"
+    return replace(configuration, notes=(*configuration.notes, note))

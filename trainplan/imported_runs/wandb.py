@@ -1,0 +1,39 @@
+"""The configuration that Weights & Biases keeps of a run (`wandb/run-.../files/config.yaml`): each key with its value, as the
+tool hands them over. Megatron-LM hands over its resolved arguments, torchtitan its tables; transformers its arguments
+and the fields of the model in one, and nothing tells which is whose: its records are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from trainplan.execution.launch_files.lines import sources_of
+from trainplan.execution.launch_files.run_configuration import Configuration, Said
+from trainplan.execution.runtimes.megatron.log import of_printed
+from trainplan.execution.runtimes.torchtitan import reader as torchtitan_reader
+from trainplan.profiling.base.errors import InputError
+
+MEGATRON = ("tensor_model_parallel_size", "num_attention_heads", "micro_batch_size")
+TITAN = ("training", "model", "parallelism")
+
+
+def is_one(data: Any) -> bool:
+    """Whether a document is such a record."""
+    return isinstance(data, Mapping) and ("wandb_version" in data or "_wandb" in data)
+
+
+def of_record(data: Mapping[str, Any], path: Path, said: Said) -> Configuration:
+    """The configuration of a record. Raises InputError where it is of a tool whose records are not read."""
+    where, lines = str(path), sources_of(path)
+    values = {key: each["value"] for key, each in data.items() if isinstance(each, Mapping) and "value" in each}
+    values.pop("_wandb", None)
+    sources = {key: lines.get(f"{key}.value", where) for key in values}
+    if set(MEGATRON) <= set(values):
+        return of_printed({key: (value, sources[key]) for key, value in values.items()}, where, said)
+    if set(TITAN) <= set(values):
+        return torchtitan_reader.of_tables(values, where, said)
+    keys = ", ".join(list(values)[:4]) or "it is empty"
+    fix = "give the log of the run, or what starts it"
+    raise InputError(where, "", f"is a record of Weights & Biases, of a tool that is not read ({keys})", fix)
