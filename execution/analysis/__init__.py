@@ -1,1 +1,1 @@
-"""Readers of programs that start no process: checks, meanings, memory, time."""
+"""Programs, read without starting a process: verification, peak memory, and the time of a step."""

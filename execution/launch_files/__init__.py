@@ -1,0 +1,1 @@
+"""What people start training with, read safely: shell scripts, Python configurations, documents and logs, of any runtime."""

@@ -1,1 +1,1 @@
-"""Plans for other runtimes: torch alone, torchtitan, Megatron-LM, DeepSpeed, Accelerate. See `common` for what is left out."""
+"""The runtimes that plans are exported to and runs are read from, one folder for each."""

@@ -1,0 +1,1 @@
+"""The plan: the contract between planners and execution, its request, units, strategies and validation."""

@@ -1,1 +1,1 @@
-"""One step of a pipeline: schedules, when each pass runs, and what a stage holds."""
+"""One step of a pipeline: the order of passes, when each pass runs, and what a stage holds."""

@@ -1,8 +1,7 @@
-"""Configurations of other runtimes, read as plans: what a user runs now, predicted, and held against what could be run.
+"""Runs of other runtimes, read as plans: what a user runs now is predicted, and held against the best that could be run.
 
-    file -> Configuration -> Plan -> walks; the joint problem's bound; what to change first
+    file -> Configuration -> Plan -> prediction; the joint problem's bound; what to change first
 
-`megatron`, `torchtitan`, `deepspeed`, `accelerate`, `axolotl`, `llamafactory` and `transformers_arguments` read their files
-into one `Configuration`; `detect` says whose a file is; `planned` makes it a plan; `judging` says how good it is. What a file
-says beyond a plan's words is named, and so are keys that nobody knows.
+The readers of `execution.runtimes` make one `Configuration` of their files; `detect` says whose file it is; `to_plan` makes a
+plan of it; `assess` says how good it is. What a file says that a plan cannot hold is named, and so are keys that nobody knows.
 """

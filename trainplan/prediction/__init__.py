@@ -1,0 +1,1 @@
+"""What a plan's programs predict, in an engineer's units: step, throughput, memory, traces."""

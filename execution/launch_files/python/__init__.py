@@ -1,0 +1,1 @@
+"""An interpreter of Python configurations that runs none of their code."""

@@ -1,0 +1,1 @@
+"""Hugging Face Accelerate: its configuration and launch options, read and written."""

@@ -1,0 +1,1 @@
+"""Axolotl: its YAML configuration, read."""

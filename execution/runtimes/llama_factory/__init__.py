@@ -1,0 +1,1 @@
+"""LLaMA-Factory: its YAML configuration, read."""

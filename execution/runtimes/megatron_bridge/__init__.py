@@ -1,0 +1,1 @@
+"""Megatron-Bridge: its configuration container, read and written."""

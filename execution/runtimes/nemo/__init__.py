@@ -1,0 +1,1 @@
+"""NeMo: its YAML configuration, read."""

@@ -1,0 +1,1 @@
+"""torch alone: a script that trains a plan with torch and transformers."""

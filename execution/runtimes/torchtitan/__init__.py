@@ -1,0 +1,1 @@
+"""torchtitan: its TOML and Python configurations, read and written."""

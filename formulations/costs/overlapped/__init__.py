@@ -1,1 +1,1 @@
-"""The cost model `streams`: steps as frameworks run them, with lanes of computation and communication beside each other."""
+"""The cost model `streams`: steps as frameworks run them, where communication overlaps computation."""

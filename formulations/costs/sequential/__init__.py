@@ -1,1 +1,1 @@
-"""Work: the one model of what sub-layers cost. Problems add its pieces up; the time walk charges instructions with them."""
+"""The cost model of work in sequence: time and memory of sub-layers. Problems add it up; the simulation charges it."""

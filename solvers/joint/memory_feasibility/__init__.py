@@ -1,0 +1,1 @@
+"""Whether any choice of the joint problem fits in memory: minimum memory of stages, and greedy filling."""
