@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import trainplan.api
 from tests.instances import random_instance
 from tests.partition_instances import random_partition
 
@@ -54,7 +55,7 @@ def test_the_wheel_holds_everything(tmp_path: Path) -> None:
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(site), str(source)]
     done = subprocess.run(pip, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    written = ("worker", "accelerate_script", "deepspeed_script", "megatron_bridge_script")  # that need another runtime
+    written = ("worker", "accelerate.script", "deepspeed.script", "megatron_bridge.script")  # that need another runtime
     code = (
         f"WRITTEN = {written}\n"
         "import importlib, pkgutil, sys; sys.path.insert(0, sys.argv[1]); import trainplan\n"
@@ -131,3 +132,9 @@ def test_the_checkout_works_as_working_directory() -> None:
     """A REPL or notebook started in the checkout finds the sub-packages beside `trainplan/`."""
     code = "import trainplan.profiling.models.model, trainplan.solvers.core.solve"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+def test_no_name_of_the_api_is_that_of_a_module() -> None:
+    """A submodule that is imported becomes an attribute of its package, and would hide the function of that name."""
+    modules = {path.stem for path in (ROOT / "trainplan").iterdir()}
+    assert not modules & set(trainplan.api.NAMES)
