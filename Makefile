@@ -44,7 +44,7 @@ docs: $(INSTALLED)  # into build/site
 		--include='*.html' --include='*.css' build/site || { echo 'the site loads what is not in it'; false; }
 
 outputs: $(INSTALLED)  # what the pages show of commands, their pictures, and the notebooks, as they are printed now
-	$(BIN)/python -m tests.guides
+	$(BIN)/python -m tests.helpers.guides
 	$(BIN)/jupytext --to ipynb --update --execute notebooks/*.py
 
 benchmark: $(INSTALLED)
@@ -66,10 +66,10 @@ against-papers: $(INSTALLED)
 	$(BIN)/python benchmarks/joint_against_papers.py
 
 study: $(INSTALLED)
-	$(BIN)/python -m tests.papers.study
-	$(BIN)/python -m tests.papers.amp_study
-	$(BIN)/python -m tests.papers.autopipe_study
-	$(BIN)/python -m tests.papers.h3t_study
+	$(BIN)/python -m benchmarks.studies.galvatron_study
+	$(BIN)/python -m benchmarks.studies.amp_study
+	$(BIN)/python -m benchmarks.studies.autopipe_study
+	$(BIN)/python -m benchmarks.studies.h3t_study
 
 random-plans: $(INSTALLED)
 	$(BIN)/python -m benchmarks.random_plans

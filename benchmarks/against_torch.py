@@ -35,7 +35,7 @@ from trainplan.formulations.plan.plan import Plan
 from trainplan.profiling.base.processes import Report, run_workers
 from trainplan.profiling.models.model import Model, load_model
 
-from tests.execution.plans import plan_of
+from tests.helpers.plans import plan_of
 
 ROOT = Path(__file__).parent.parent
 WARM_UP, RESAMPLES, AIM, LARGEST_DIFFERENCE = 3, 10_000, 1.05, 1e-4
@@ -83,7 +83,7 @@ def _by_hand(case: str, model: Model, tokens: Any, rank: int) -> Step:
     from torch.nn import functional as F
     from trainplan.execution.training.single_process import LEARNING_RATE, Reference
 
-    from tests.execution.huggingface import matched, same_architecture
+    from tests.helpers.huggingface import matched, same_architecture
 
     other = same_architecture(transformers, model)
     other.config._attn_implementation = "sdpa"  # what trainplan's units call, too

@@ -33,8 +33,8 @@ from trainplan.formulations.plan.plan import Plan
 from trainplan.formulations.plan.switches import ALL_ON
 
 from benchmarks.faulty_ranks import FAULT, STALL_S, TOKEN
-from tests.execution.plans import BERT, GPT2, LLAMA, pipeline, plan_of
-from tests.execution.switch_plans import switch_plan
+from tests.helpers.plans import BERT, GPT2, LLAMA, pipeline, plan_of
+from tests.helpers.switch_plans import switch_plan
 
 ROOT = Path(__file__).parents[1]
 STEPS, STEP = 5, 3

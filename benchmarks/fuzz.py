@@ -30,12 +30,12 @@ from trainplan.profiling.base.errors import InputError, Unsuited
 from trainplan.solvers.core.solve import solve
 
 import trainplan as tp
-from tests import degenerate_instances as degenerate
-from tests.assignments import random_assignment_dict
-from tests.cluster_instances import random_cluster_dict
-from tests.instances import random_pipeline_dict
-from tests.partition_instances import random_partition_dict
-from tests.switch_instances import random_instance as random_switches_instance
+from tests.helpers import degenerate_instances as degenerate
+from tests.helpers.assignments import random_assignment_dict
+from tests.helpers.cluster_instances import random_cluster_dict
+from tests.helpers.instances import random_pipeline_dict
+from tests.helpers.partition_instances import random_partition_dict
+from tests.helpers.switch_instances import random_instance as random_switches_instance
 
 JUDGE = "brute-force"
 SECONDS = 60.0

@@ -28,7 +28,7 @@ from trainplan.formulations.memory_switches.problem import Instance, Solution, e
 from trainplan.formulations.plan.switches import ALL_ON
 from trainplan.solvers.core.solve import solve
 
-from tests.switch_instances import bert_instance
+from tests.helpers.switch_instances import bert_instance
 
 LEVELS = (64, 128, 256, 512)
 LIMIT_SECONDS, ALLOWED_SECONDS = 30.0, 10.0

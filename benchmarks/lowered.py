@@ -32,8 +32,8 @@ from trainplan.formulations.plan.plan import Plan
 from trainplan.profiling.base.processes import Report, run_workers
 from trainplan.profiling.models.model import Model
 
-from tests.execution.any_plan import any_plan, features_of
-from tests.execution.plans import (
+from tests.helpers.any_plan import any_plan, features_of
+from tests.helpers.plans import (
     DROPPING,
     GPT2,
     UNTIED,

@@ -32,7 +32,7 @@ from trainplan.execution.program import Instruction, Program
 from trainplan.execution.run import ranks
 from trainplan.profiling.base.processes import Reporter, WorkerError, run_workers
 
-from tests.execution.mutations import KINDS, Mutant, mutants
+from tests.helpers.mutations import KINDS, Mutant, mutants
 
 ROOT = Path(__file__).parent.parent
 BACKENDS: tuple[Backend, ...] = ("serial", "threads")

@@ -30,7 +30,7 @@ from trainplan.formulations.plan.plan import Plan
 from trainplan.profiling.base.processes import Report, run_workers
 
 from benchmarks.against_torch import interval
-from tests.execution.plans import GPT2, pipeline
+from tests.helpers.plans import GPT2, pipeline
 
 ROOT = Path(__file__).parent.parent
 WARM_UP, SEED = 2, 1

@@ -31,8 +31,8 @@ from trainplan.profiling.models.model import load_model
 from trainplan.profiling.profiles import Profile
 
 import trainplan as tp
-from tests.execution.plans import plan_of
-from tests.execution.residence_plans import ON_HOST, resident
+from tests.helpers.plans import plan_of
+from tests.helpers.residence_plans import ON_HOST, resident
 
 STEPS = 6
 MODEL = load_model("gpt2", 128, "float32").with_fields(

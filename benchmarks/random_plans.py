@@ -33,8 +33,8 @@ from trainplan.formulations.plan.plan import Plan
 from trainplan.profiling.base.processes import Report, run_workers
 
 from benchmarks.mutations import predictions
-from tests.execution.any_plan import any_plan, features_of
-from tests.execution.plans import BERT, GPT2, LLAMA, UNTIED
+from tests.helpers.any_plan import any_plan, features_of
+from tests.helpers.plans import BERT, GPT2, LLAMA, UNTIED
 
 ROOT = Path(__file__).parent.parent
 WORLDS = (1, 2, 3, 4, 6, 8)
@@ -90,7 +90,7 @@ def reference_faults() -> list[str]:
     import transformers
     from trainplan.execution.training.single_process import Reference, batch_tokens
 
-    from tests.execution.huggingface import as_huggingface, float64_throughout
+    from tests.helpers.huggingface import as_huggingface, float64_throughout
 
     wrong = []
     for model in (GPT2, UNTIED, BERT, LLAMA):

@@ -57,7 +57,8 @@ def imports_rewritten(text: str, modules: dict[str, str]) -> str:
             local = a.asname or a.name
             if a.asname is None and call != a.name:
                 renamed[a.name] = call
-            new.append(f"{indent}from {package} import {name}{f' as {local}' if local != name else ''}\n")
+            apart = package.replace("trainplan", "trainplan_MOVED", 1)  # so that it is not taken for an old name
+            new.append(f"{indent}from {apart} import {name}{f' as {local}' if local != name else ''}\n")
         edits.append((node.lineno - 1, node.end_lineno or node.lineno, "".join(new)))
     for first, last, new_text in sorted(edits, reverse=True):
         lines[first:last] = [new_text]
@@ -129,7 +130,7 @@ def main() -> None:
         except UnicodeDecodeError:
             continue
         text = imports_rewritten(before, modules) if path.suffix == ".py" else before
-        text = alone.sub(lambda m: modules[m[1]], text)
+        text = alone.sub(lambda m: modules[m[1]], text).replace("trainplan_MOVED", "trainplan")
         text = paths.sub(lambda m: m[1] + moves[m[2]], text)
         if text != before:
             path.write_text(text, "utf-8")

@@ -3,7 +3,7 @@
 #
 # Tables II, III and V of Galvatron-BMW compare eleven planners by the throughput that they reach within a memory budget. Here
 # every cell is predicted from the model and the cluster by name, and set next to the printed number. The cells are in
-# `tests/papers/study.json`; `make study` computes them again.
+# `benchmarks/studies/galvatron_study.json`; `make study` computes them again.
 
 # %%
 # %matplotlib inline
@@ -14,11 +14,11 @@ import numpy as np
 import pandas as pd
 
 sys.path.insert(0, "..")
-from tests.papers import study
-from tests.papers.tables import COLUMNS, PLANNERS
+from benchmarks.studies import galvatron_study
+from tests.helpers.papers.tables import COLUMNS, PLANNERS
 
-found = study.load_study()
-scores = {table: study.score(found, table) for table in ("II", "III", "V")}
+found = galvatron_study.load_study()
+scores = {table: galvatron_study.score(found, table) for table in ("II", "III", "V")}
 
 # %% [markdown]
 # ## Agreement
@@ -79,7 +79,7 @@ gaps.nlargest(8, "gap").reset_index(drop=True)
 
 # %%
 exceptions = pd.DataFrame([{"column": key, **each} for key, given in found["columns"].items() for each in given["exceptions"]])
-print(f"{len(exceptions)} of {study.comparable(found)} pairs in which one fits")
+print(f"{len(exceptions)} of {galvatron_study.comparable(found)} pairs in which one fits")
 exceptions.groupby("cause").size().sort_values(ascending=False).to_frame("pairs")
 
 # %% [markdown]
@@ -89,8 +89,8 @@ exceptions.groupby("cause").size().sort_values(ascending=False).to_frame("pairs"
 
 # %%
 column = COLUMNS["II rtx-titan-8 16 bert-huge-48"]
-cells = {planner: study.cell(column, study.READINGS[planner]) for planner in PLANNERS}
+cells = {planner: galvatron_study.cell(column, galvatron_study.READINGS[planner]) for planner in PLANNERS}
 assert cells == {planner: found["columns"][column.key]["cells"][planner] for planner in PLANNERS}
-assert list(study.order_at(column, 16)) == []
+assert list(galvatron_study.order_at(column, 16)) == []
 ours = pd.DataFrame(cells).T[["throughput", "batch"]]
 ours.assign(printed=[column.printed[planner].throughput for planner in PLANNERS])

@@ -12,7 +12,7 @@ from trainplan.profiling.base.arguments import check_arguments
 from trainplan.profiling.base.errors import InputError
 
 import trainplan as tp
-from tests.instances import random_instance
+from tests.helpers.instances import random_instance
 from trainplan.api import NAMES
 
 REQUEST = {"model": "gpt2", "cluster": "cpu-4", "batch": 8, "sequence": 32}

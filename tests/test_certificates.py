@@ -12,7 +12,7 @@ from trainplan.profiling.base.quantities import format_bytes
 from trainplan.solvers.core.result import Point
 
 import trainplan as tp
-from tests.command.calls import call
+from tests.helpers.calls import call
 from trainplan.planning.result import Planned
 from trainplan.verification import CheckedPlan
 

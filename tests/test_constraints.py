@@ -16,9 +16,9 @@ from trainplan.profiling.clusters.cluster import load_cluster
 from trainplan.profiling.models.model import load_model
 
 import trainplan as tp
-from tests.command.calls import call
+from tests.helpers.calls import call
 from trainplan.api import plan_verbs
-from trainplan.planning.planner import constraint_costs
+from trainplan.planning import constraint_costs
 from trainplan.planning.result import Planned, Price
 
 MODEL = load_model("gpt2", 64, "float32").with_fields(

@@ -14,8 +14,8 @@ from trainplan.profiling.clusters.network import Matrix
 from trainplan.profiling.models.model import Model, load_model
 
 import trainplan as tp
-from tests.command.calls import call
-from tests.sizes import some_and_all
+from tests.helpers.calls import call
+from tests.helpers.sizes import some_and_all
 from trainplan.planning.planner import ONE_STRATEGY
 from trainplan.planning.presets import MIXED, OTHERWISE, PRESETS
 from trainplan.planning.result import Planned

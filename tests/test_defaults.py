@@ -14,8 +14,8 @@ from trainplan.profiling.models.model import Model, load_model
 from trainplan.profiling.shipped import shipped
 
 import trainplan as tp
-from tests.command.calls import call
-from tests.profiling.made import SMALL
+from tests.helpers.calls import call
+from tests.helpers.made import SMALL
 from trainplan.inputs import LONG
 from trainplan.planning.planner import limits_bytes
 from trainplan.planning.presets import OTHERWISE, PRESETS

@@ -13,7 +13,7 @@ import yaml
 
 import trainplan as tp
 from docs.pages import notebook_page
-from tests import guides
+from tests.helpers import guides
 from trainplan.command.app import application
 
 ROOT = Path(__file__).parents[1]
@@ -128,7 +128,7 @@ def test_outputs_are_alike_but_for_times() -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("path", guides.PAGES, ids=name)
 def test_pages_show_what_their_commands_print(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All commands run; after a change of what they print, `python -m tests.guides` writes the pages anew."""
+    """All commands run; after a change of what they print, `python -m tests.helpers.guides` writes the pages anew."""
     monkeypatch.setattr(guides, "PICTURES", {})
     made = guides.written(path)
     assert guides.comparable(made) == guides.comparable(path.read_text())

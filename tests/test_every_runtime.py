@@ -14,8 +14,8 @@ from rich.console import Console
 from trainplan.profiling.base.quantities import format_time
 
 import trainplan as tp
-from tests.clock import count_the_clock
-from tests.command.calls import call
+from tests.helpers.calls import call
+from tests.helpers.clock import count_the_clock
 from trainplan.command import printing, render
 from trainplan.planning.every_runtime import COMPARED, OWN, RuntimePlan, _row, by_runtime
 from trainplan.planning.result import Planned, Spent

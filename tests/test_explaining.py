@@ -15,8 +15,8 @@ from trainplan.formulations.joint.unit_alternatives import Change, changes
 from trainplan.profiling.base.errors import InputError
 
 import trainplan as tp
-from tests.command.calls import call
-from tests.solvers.joint_instances import random_instance
+from tests.helpers.calls import call
+from tests.helpers.joint_instances import random_instance
 
 REQUEST = ["--model", "gpt2", "--cluster", "cpu-4", "--batch", "8", "--sequence", "64"]
 

@@ -11,7 +11,7 @@ from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.models.model import load_model
 
 import trainplan as tp
-from tests.execution.plans import plan_of
+from tests.helpers.plans import plan_of
 
 STRATEGIES = {
     "deepspeed": ("sdp16-zero2", "sdp16-ckpt", "dp16"),

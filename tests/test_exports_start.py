@@ -20,10 +20,10 @@ from trainplan.formulations.plan.plan import Plan
 from trainplan.profiling.models.model import load_model
 
 import trainplan as tp
-from tests.execution.plans import plan_of
+from tests.helpers.plans import plan_of
 from tests.test_torch_script import plan_of as tiny
 
-SHIMS, STEPS, RATE = Path(__file__).with_name("runtimes"), 3, 3e-3  # larger ones make much of gradients near 0
+SHIMS, STEPS, RATE = Path(__file__).parent / "helpers" / "runtimes", 3, 3e-3  # larger ones make much of gradients near 0
 PYTHON = os.environ.get("TRAINPLAN_RUNTIMES", "")
 KINDS: dict[str, Plan] = {
     "ZeRO-3": tiny("llama", "sdp2", 2, 2, dtype="float32"),

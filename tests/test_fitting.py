@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import trainplan as tp
-from tests.command.calls import call
+from tests.helpers.calls import call
 from trainplan.screens.fit import fit_screen
 
 REQUEST: dict[str, Any] = {"model": "gpt2", "cluster": "cpu-4", "batch": 8, "sequence": 64}

@@ -8,8 +8,8 @@ from pathlib import Path
 from trainplan.profiling.models.model import load_model
 
 import trainplan as tp
-from tests.command.calls import call
-from tests.instances import random_instance
+from tests.helpers.calls import call
+from tests.helpers.instances import random_instance
 from trainplan.pictures.palette import BEST, series
 from trainplan.planning.memory_frontier import memory_limits
 

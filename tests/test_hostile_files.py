@@ -26,13 +26,13 @@ from trainplan.profiling.clusters.cluster import load_cluster
 from trainplan.profiling.models.model import load_model
 
 import trainplan as tp
-from tests.assignments import random_assignment_dict
-from tests.cluster_instances import random_cluster_dict
-from tests.execution.plans import GPT2, plan_of
-from tests.instances import random_pipeline_dict
-from tests.partition_instances import random_partition_dict
-from tests.profiling.made import estimate
-from tests.switch_instances import random_instance as random_switches
+from tests.helpers.assignments import random_assignment_dict
+from tests.helpers.cluster_instances import random_cluster_dict
+from tests.helpers.instances import random_pipeline_dict
+from tests.helpers.made import estimate
+from tests.helpers.partition_instances import random_partition_dict
+from tests.helpers.plans import GPT2, plan_of
+from tests.helpers.switch_instances import random_instance as random_switches
 from trainplan.command import main
 
 MOST_OF_A_KIND = 10

@@ -19,10 +19,10 @@ from trainplan.profiling.clusters.cluster import load_cluster
 from trainplan.profiling.models.model import load_model
 
 import trainplan as tp
-from tests.command.calls import call
-from tests.execution.plans import plan_of
-from tests.exported_plans import random_exported
-from tests.sizes import first_and_others
+from tests.helpers.calls import call
+from tests.helpers.exported_plans import random_exported
+from tests.helpers.plans import plan_of
+from tests.helpers.sizes import first_and_others
 from trainplan.imported_runs.assess import changes, neighbours
 from trainplan.imported_runs.to_plan import read
 from trainplan.prediction.predict import predicted_plan

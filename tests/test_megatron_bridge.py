@@ -18,9 +18,9 @@ from trainplan.profiling.models.model import load_model
 from trainplan.profiling.models.sublayers import Attention
 
 import trainplan as tp
-from tests.execution.plans import plan_of
-from tests.exported_plans import random_exported
-from tests.sizes import first_and_others
+from tests.helpers.exported_plans import random_exported
+from tests.helpers.plans import plan_of
+from tests.helpers.sizes import first_and_others
 from tests.test_exporting import refused
 from tests.test_importing import same_as
 from trainplan.imported_runs.to_plan import read

@@ -19,8 +19,8 @@ from trainplan.profiling.models.model import load_model
 from trainplan.profiling.models.sublayers import Attention, FeedForward
 
 import trainplan as tp
-from tests.execution.plans import plan_of
-from tests.exported_plans import random_exported
+from tests.helpers.exported_plans import random_exported
+from tests.helpers.plans import plan_of
 from tests.test_exporting import checked_layout, refused
 from tests.test_importing import LLAMA
 

@@ -11,7 +11,7 @@ from trainplan.profiling.clusters.cluster import load_cluster
 from trainplan.profiling.clusters.network import Island
 
 import trainplan as tp
-from tests.command.calls import call
+from tests.helpers.calls import call
 from trainplan.planning.what_if import CHANGES, better_batch, changed_cluster
 
 GPT2: dict[str, Any] = {"model": "gpt2", "batch": 16, "sequence": 1024}

@@ -12,8 +12,8 @@ import pandas as pd
 import pytest
 
 import trainplan as tp
-from tests.command.calls import call
-from tests.instances import random_instance
+from tests.helpers.calls import call
+from tests.helpers.instances import random_instance
 from trainplan.planning.result import Planned
 from trainplan.validation.rows import SHIPPED_RUNS
 

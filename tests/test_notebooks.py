@@ -7,7 +7,7 @@ import nbclient
 import nbformat
 import pytest
 
-from tests.sizes import first_and_others
+from tests.helpers.sizes import first_and_others
 
 FOLDER = Path(__file__).parent.parent / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))

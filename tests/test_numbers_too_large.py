@@ -12,7 +12,7 @@ from trainplan.formulations.plan.request import MOST_SAMPLES
 from trainplan.profiling.base.errors import InputError
 
 import trainplan as tp
-from tests.execution.plans import GPT2
+from tests.helpers.plans import GPT2
 
 BILLION = 10**9
 ROW: dict[str, Any] = {

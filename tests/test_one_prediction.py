@@ -19,8 +19,8 @@ from trainplan.profiling.base.quantities import format_bytes, format_time
 from trainplan.profiling.clusters.cluster import load_cluster
 
 import trainplan as tp
-from tests.command.calls import call
-from tests.sizes import first_and_others
+from tests.helpers.calls import call
+from tests.helpers.sizes import first_and_others
 from trainplan.imported_runs.to_plan import model_of, plan_of, read, with_options
 from trainplan.validation.plans import predict_plan
 

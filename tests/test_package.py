@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 import trainplan.api
-from tests.instances import random_instance
-from tests.partition_instances import random_partition
+from tests.helpers.instances import random_instance
+from tests.helpers.partition_instances import random_partition
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = {

@@ -18,10 +18,10 @@ from trainplan.profiling.models.model import load_model
 from trainplan.solvers.core.answer import best_answer
 
 import trainplan as tp
-from tests.execution.plans import random_plan
-from tests.instances import random_instance, random_pipeline
-from tests.switch_instances import random_instance as random_switches
-from trainplan.planning.planner import planner
+from tests.helpers.instances import random_instance, random_pipeline
+from tests.helpers.plans import random_plan
+from tests.helpers.switch_instances import random_instance as random_switches
+from trainplan.planning import planner
 from trainplan.planning.result import Planned
 from trainplan.prediction.metrics import PARTS, performance, union_ns
 

@@ -16,8 +16,8 @@ from trainplan.profiling.clusters.cluster import Cluster, load_cluster
 from trainplan.profiling.models.model import Model, load_model
 
 import trainplan as tp
-from tests.execution.plans import BERT, GPT2, LLAMA, SCHEDULES, UNTIED
-from tests.sizes import first_and_others
+from tests.helpers.plans import BERT, GPT2, LLAMA, SCHEDULES, UNTIED
+from tests.helpers.sizes import first_and_others
 from trainplan.planning.presets import OTHERWISE
 from trainplan.planning.result import Planned
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import trainplan as tp
-from tests.profiling.made import SMALL
+from tests.helpers.made import SMALL
 from trainplan.command import main
 
 GPT2 = "--model gpt2 --cluster cpu-4 --batch 8 --sequence 64"

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trainplan.profiling.base.quantities import format_gap
 
-from tests.command.calls import call
+from tests.helpers.calls import call
 from trainplan.planning.proof import proof, status_text
 
 

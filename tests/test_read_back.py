@@ -19,8 +19,8 @@ from trainplan.profiling.models.model import load_model
 import trainplan as tp
 from benchmarks.launch import FILES
 from benchmarks.read_back import READ_BY, READER, Exported, answers, differences, wanted
-from tests.execution.plans import plan_of
-from tests.exported_plans import random_exported
+from tests.helpers.exported_plans import random_exported
+from tests.helpers.plans import plan_of
 from tests.test_megatron_bridge import in_bfloat16
 from tests.test_sharded_exports import random_plan
 from trainplan.imported_runs.to_plan import read

@@ -20,7 +20,7 @@ from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.quantities import format_bytes, format_time
 
 import trainplan as tp
-from tests.command.calls import call
+from tests.helpers.calls import call
 from trainplan.planning.proof import proof_of
 from trainplan.prediction.metrics import PARTS, part_of
 from trainplan.prediction.simulate import Simulation, simulate

@@ -10,7 +10,7 @@ from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.models.model import load_model
 
 import trainplan as tp
-from tests.command.calls import call
+from tests.helpers.calls import call
 from trainplan.planning.compare_planners import BEGUN
 from trainplan.planning.presets import PAPERS
 

@@ -12,8 +12,8 @@ from trainplan.execution.runtimes.export_common import write_export
 from trainplan.profiling.models.model import load_model
 
 import trainplan as tp
-from tests.execution.plans import plan_of
-from tests.sizes import first_and_others
+from tests.helpers.plans import plan_of
+from tests.helpers.sizes import first_and_others
 from trainplan.imported_runs.assess import LEAST_GAIN, JudgedRun, neighbours
 
 FILES = {

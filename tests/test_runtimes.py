@@ -12,8 +12,8 @@ from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.quantities import format_time
 
 import trainplan as tp
-from tests.command.calls import call
-from tests.sizes import first_and_others
+from tests.helpers.calls import call
+from tests.helpers.sizes import first_and_others
 from trainplan.api import export_verbs
 
 REQUEST = {"model": "llama3-8b", "cluster": "h100:8x2", "batch": 64, "sequence": 4096}

@@ -16,8 +16,8 @@ from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.models.model import load_model
 
 import trainplan as tp
-from tests.execution.plans import plan_of
-from tests.sizes import first_and_others
+from tests.helpers.plans import plan_of
+from tests.helpers.sizes import first_and_others
 from tests.test_importing import same_as
 
 # DeepSpeed's page on the JSON configuration, and runtime/zero/config.py of 0.19: what we may write, and of which type.

@@ -30,9 +30,9 @@ from trainplan.profiling.profiles import Profile
 from trainplan.solvers.core import answer
 
 import trainplan as tp
-from tests.clock import without_alarms
-from tests.sizes import first_and_others
-from tests.switch_instances import random_instance
+from tests.helpers.clock import without_alarms
+from tests.helpers.sizes import first_and_others
+from tests.helpers.switch_instances import random_instance
 from trainplan import pictures
 from trainplan.pictures import lanes as switch_pictures
 from trainplan.pictures.lanes import draw_frontier, draw_switches

@@ -7,7 +7,7 @@ from html import escape
 import pytest
 
 import trainplan as tp
-from tests.instances import random_instance
+from tests.helpers.instances import random_instance
 from trainplan.planning.compare_planners import Rival, Rivals
 
 

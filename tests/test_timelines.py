@@ -18,7 +18,7 @@ from trainplan.profiling.base.errors import InputError, MissingExtra
 from trainplan.profiling.base.quantities import format_time
 
 import trainplan as tp
-from tests.partition_instances import random_work
+from tests.helpers.partition_instances import random_work
 from trainplan import pictures
 from trainplan.pictures import timeline as timelines
 from trainplan.pictures.timeline import draw_timeline, draw_timelines

@@ -22,8 +22,8 @@ from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.models.model import model_from_config
 
 import trainplan as tp
-from tests.sizes import some_and_all
-from tests.torch_scripts import EPSILON
+from tests.helpers.sizes import some_and_all
+from tests.helpers.torch_scripts import EPSILON
 
 STEPS, RATE, SEED = 3, 3e-2, 5
 SIZES: dict[str, Any] = {"num_hidden_layers": 3, "hidden_size": 16, "num_attention_heads": 4, "intermediate_size": 32}
@@ -150,7 +150,7 @@ def reference(folder: Path, plan: Plan, data: Path | None) -> list[float]:
 
 def ran(folders: dict[Path, tuple[int, str]]) -> dict[Path, list[float]]:
     """The losses that the scripts in these folders print on so many ranks with these arguments."""
-    command = [sys.executable, str(Path(__file__).with_name("torch_scripts.py"))]
+    command = [sys.executable, str(Path(__file__).parent / "helpers" / "torch_scripts.py")]
     for folder, (world, arguments) in folders.items():
         command += [str(folder), str(world), f"--steps {STEPS} --lr {RATE} --seed {SEED} {arguments}"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from tests.user_texts import ROOT, exports, helps, literals, notebooks, pages, reference, report_page
+from tests.helpers.user_texts import ROOT, exports, helps, literals, notebooks, pages, reference, report_page
 
 BETTER = {  # what is not written, as a pattern: what is, in its place
     r"\bbesides?\b(?!: )": "alongside, next to, with, in addition to",

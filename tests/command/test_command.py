@@ -16,9 +16,9 @@ import pytest
 from trainplan.profiling.models.model import load_model
 
 import trainplan as tp
-from tests.command.calls import call
-from tests.execution.plans import GPT2, pipeline, plan_of
-from tests.instances import paper_instance, random_dict
+from tests.helpers.calls import call
+from tests.helpers.instances import paper_instance, random_dict
+from tests.helpers.plans import GPT2, pipeline, plan_of
 
 COMMAND = [str(Path(sys.executable).parent / "trainplan")]
 

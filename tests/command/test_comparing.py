@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.command.calls import call
+from tests.helpers.calls import call
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from tempfile import mkdtemp
 import pytest
 import typer
 
-from tests.command.calls import call
 from tests.command.test_helping import helped
+from tests.helpers.calls import call
 from trainplan.command.app import COMMANDS, GROUPS, application
 from trainplan.command.examples import EXAMPLES
 from trainplan.command.helping import COMMON

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import typer
 
-from tests.command.calls import call
+from tests.helpers.calls import call
 from trainplan.command.app import ALIASES, COMMANDS, GROUPS, application
 from trainplan.command.helping import ALWAYS, COMMON, MOST
 

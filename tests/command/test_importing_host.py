@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import trainplan as tp
-from tests.command.calls import call
+from tests.helpers.calls import call
 
 ASKED = ("--cluster", "a100:8", "--model", "llama2-7b", "--sequence", 4096, "--recompute", "full", "--no-search")
 

@@ -7,7 +7,7 @@ from itertools import groupby
 
 import pytest
 
-from tests.command.calls import call
+from tests.helpers.calls import call
 
 
 def names(*words: str) -> list[str]:

@@ -21,9 +21,9 @@ from trainplan.solvers.core.result import Point
 from typer import Exit
 
 import trainplan as tp
-from tests.command.calls import call
 from tests.command.test_command import COMMAND, told
-from tests.instances import paper_instance
+from tests.helpers.calls import call
+from tests.helpers.instances import paper_instance
 from trainplan.command import bars, options, printing, problems
 from trainplan.command.app import ALIASES, COMMANDS, GROUPS, TASKS
 from trainplan.planning.presets import PRESETS, planner, preset

@@ -10,8 +10,8 @@ import pytest
 from trainplan.profiling.base.quantities import format_time
 
 import trainplan as tp
-from tests.command.calls import call
 from tests.command.test_command import told
+from tests.helpers.calls import call
 
 PAPER = ["--model", "gpt2-345m", "--dtype", "float32", "--cluster", "autopipe-3090-16"]
 FOUR = ["--pipeline", "4", "--micro-batches", "8"]

@@ -15,10 +15,10 @@ from trainplan.profiling.base.quantities import format_time
 from trainplan.profiling.models.model import load_model
 
 import trainplan as tp
-from tests.command.calls import call
 from tests.command.test_command import told
-from tests.instances import random_pipeline, random_pipeline_dict
-from tests.published import files, llama_plan
+from tests.helpers.calls import call
+from tests.helpers.instances import random_pipeline, random_pipeline_dict
+from tests.helpers.published import files, llama_plan
 from trainplan import api
 
 MODEL = ["--model", "bert-huge-32", "--cluster", "rtx-titan-8"]

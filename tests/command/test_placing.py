@@ -10,8 +10,8 @@ import pytest
 from trainplan.profiling.base.quantities import format_time
 
 import trainplan as tp
-from tests.command.calls import call
 from tests.command.test_command import told
+from tests.helpers.calls import call
 
 MIXED = ["--model", "amp-gpt2", "--cluster", "amp-heterogeneous-16", "--dtype", "float16", "--batch", "32"]
 LOCAL = ["--model", "gpt2", "--cluster", "cpu-4", "--batch", "8", "--sequence", "64"]

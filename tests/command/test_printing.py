@@ -13,8 +13,8 @@ import pytest
 from rich.console import Console
 from trainplan.profiling.base.errors import InputError, printable
 
-from tests.command.calls import call
 from tests.command.test_command import COMMAND
+from tests.helpers.calls import call
 from tests.test_hostile_files import base
 from trainplan.command import printing
 

@@ -12,8 +12,8 @@ from trainplan.profiling.clusters.cluster import load_cluster
 from trainplan.profiling.profiles import load_profile
 
 import trainplan as tp
-from tests.command.calls import call
 from tests.command.test_command import told
+from tests.helpers.calls import call
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from trainplan.profiling.profiles import load_profile
 
-from tests.execution.plans import UNTIED, plan_of
+from tests.helpers.plans import UNTIED, plan_of
 from trainplan.command import main
 
 

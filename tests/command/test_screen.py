@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 import trainplan as tp
-from tests.command.calls import call
+from tests.helpers.calls import call
 from trainplan.command import printing, render
 from trainplan.planning.every_runtime import SECONDS, RuntimePlan, by_runtime
 from trainplan.planning.result import Planned

@@ -13,7 +13,7 @@ from trainplan.solvers.core import registry
 from trainplan.solvers.core.quick import first_plan
 from trainplan.solvers.core.search import Outcome, Search
 
-from tests.instances import paper_instance
+from tests.helpers.instances import paper_instance
 from trainplan.command import main
 
 REQUEST = ("--model", "gpt2", "--cluster", "cpu-4", "--batch", "8", "--sequence", "64")

@@ -14,8 +14,8 @@ from trainplan.formulations.plan.plan import load_plan
 from trainplan.profiling.base.quantities import enough_bytes, format_time
 
 import trainplan as tp
-from tests.command.calls import call
 from tests.command.test_command import told
+from tests.helpers.calls import call
 from tests.test_switching import GPT2, published
 from trainplan.command.render_runs import run_report
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from trainplan.execution.launch_files.shell import Command, command_of
 
-from tests.configurations import bash
+from tests.helpers import bash
 
 LAUNCH = Path(__file__).parent / "launch"
 NAMES = sorted(path.name for path in LAUNCH.glob("*.sh"))

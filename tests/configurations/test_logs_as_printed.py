@@ -18,7 +18,7 @@ from trainplan.execution.launch_files.run_configuration import Said
 from trainplan.profiling.base.errors import InputError
 
 import trainplan as tp
-from tests.command.calls import call
+from tests.helpers.calls import call
 from trainplan.imported_runs.logs import is_log
 from trainplan.imported_runs.to_plan import read
 

@@ -15,7 +15,7 @@ from trainplan.execution.runtimes.documented import MEGATRON
 from trainplan.execution.runtimes.megatron.reader import of_command
 from trainplan.profiling.base.errors import InputError
 
-from tests.configurations import bash
+from tests.helpers import bash
 
 LAUNCH = Path(__file__).parent / "launch"
 NAMES = sorted(path.name for path in LAUNCH.glob("*.sh"))

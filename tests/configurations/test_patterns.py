@@ -12,8 +12,8 @@ from trainplan.execution.launch_files.shell.edits import edited
 from trainplan.execution.launch_files.shell.marks import TooMuch
 from trainplan.execution.launch_files.shell.patterns import Pattern, expression
 
-from tests.configurations import bash
 from tests.configurations.test_statuses import size, undecided
+from tests.helpers import bash
 
 SIGNS = ("#", "##", "%", "%%", "/", "//", "/#", "/%")
 SETS = ("[ab]", "[!a]", "[^b]", "[a-b]", "[[:alpha:]]", "[]a]", "[a-]", "[[:digit:]a]")

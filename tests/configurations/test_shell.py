@@ -17,7 +17,7 @@ from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.models.model import model_from_config
 
 import trainplan as tp
-from tests.configurations import bash
+from tests.helpers import bash
 
 SIZES = (
     "--num-layers 24 --hidden-size 2048 --num-attention-heads 16 --seq-length 2048 --max-position-embeddings 2048 "

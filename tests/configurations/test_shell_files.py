@@ -10,7 +10,7 @@ from trainplan.execution.launch_files.run_configuration import Said
 from trainplan.execution.launch_files.shell import command_of, values_of
 from trainplan.profiling.base.errors import InputError
 
-from tests.configurations import bash
+from tests.helpers import bash
 from trainplan.imported_runs.commands import read
 
 SIZES = "--num-layers 24 --hidden-size 2048 --num-attention-heads 16 --seq-length 2048 --max-position-embeddings 2048"

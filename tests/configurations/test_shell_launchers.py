@@ -10,7 +10,7 @@ from trainplan.execution.launch_files.shell import Command, command_of, command_
 from trainplan.execution.runtimes.megatron.reader import of_command
 from trainplan.profiling.base.errors import InputError
 
-from tests.configurations import bash
+from tests.helpers import bash
 
 SIZES = "--num-layers 1 --hidden-size 8"
 TP = "--tensor-model-parallel-size"

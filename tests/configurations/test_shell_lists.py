@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from trainplan.execution.launch_files.shell import command_of_text, values_of
 
-from tests.configurations import bash
+from tests.helpers import bash
 
 
 def taken(text: str) -> dict[str, object]:

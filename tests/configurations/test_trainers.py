@@ -21,7 +21,7 @@ from trainplan.execution.runtimes.transformers import reader as transformers_rea
 from trainplan.profiling.base.errors import InputError
 
 import trainplan as tp
-from tests.command.calls import call
+from tests.helpers.calls import call
 from trainplan.imported_runs.detect import MARKS, tool_of
 from trainplan.imported_runs.to_plan import read
 

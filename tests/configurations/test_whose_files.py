@@ -16,7 +16,7 @@ from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.models.model import load_model
 
 import trainplan as tp
-from tests.execution.plans import plan_of
+from tests.helpers.plans import plan_of
 from trainplan.imported_runs.to_plan import read
 
 COMMAND = "give the command that it runs by --command"

@@ -16,10 +16,10 @@ from trainplan.execution.prediction.prefetch import classes_of, may_go_ahead, pr
 from trainplan.execution.program import Op, Program
 from trainplan.formulations.plan.plan import Plan
 
-from tests.execution.plans import BERT, GPT2, plan_of, random_plan, random_sliced_plan
-from tests.execution.switch_plans import random_switch_plan
 from tests.execution.test_time_walk import profile_of
-from tests.sizes import first_and_others
+from tests.helpers.plans import BERT, GPT2, plan_of, random_plan, random_sliced_plan
+from tests.helpers.sizes import first_and_others
+from tests.helpers.switch_plans import random_switch_plan
 
 LANES: tuple[Backend, ...] = ("fused", "threads", "streams")
 

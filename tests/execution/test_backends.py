@@ -13,9 +13,9 @@ from trainplan.execution.run import threads
 from trainplan.execution.run.threads import Lanes, PausingLanes, fused_lanes
 from trainplan.profiling.base.errors import InputError
 
-from tests.execution.laned_programs import all_waits, random_program, without_wait
-from tests.execution.plans import DROPPING, GPT2, plan_of, random_plan, random_sliced_plan, random_uneven_plan
-from tests.execution.switch_plans import random_switch_plan
+from tests.helpers.laned_programs import all_waits, random_program, without_wait
+from tests.helpers.plans import DROPPING, GPT2, plan_of, random_plan, random_sliced_plan, random_uneven_plan
+from tests.helpers.switch_plans import random_switch_plan
 
 Run = Callable[[Instruction], None]
 

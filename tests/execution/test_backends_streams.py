@@ -21,11 +21,11 @@ from trainplan.execution.run.cuda_streams import CudaStreams
 from trainplan.formulations.plan.switches import Switches
 from trainplan.profiling.base.processes import run_workers
 
-from tests.execution.fake_cuda import FakeCuda, Machine
-from tests.execution.laned_programs import all_waits, random_program, without_wait
-from tests.execution.plans import GPT2, plan_of, random_plan, random_sliced_plan, sharing_tokens
-from tests.execution.residence_plans import random_residence_plan
-from tests.execution.switch_plans import random_switch_plan, switch_plan
+from tests.helpers.fake_cuda import FakeCuda, Machine
+from tests.helpers.laned_programs import all_waits, random_program, without_wait
+from tests.helpers.plans import GPT2, plan_of, random_plan, random_sliced_plan, sharing_tokens
+from tests.helpers.residence_plans import random_residence_plan
+from tests.helpers.switch_plans import random_switch_plan, switch_plan
 
 EAGERNESS = (0.0, 0.3, 2.0, 10.0)
 CPU = torch.device("cpu")
@@ -270,7 +270,7 @@ def test_one_process_and_the_executor_on_streams_agree(monkeypatch: pytest.Monke
         "record": False,
     }
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))  # where the ranks find `tests`
-    ranks = run_workers("tests.execution.eager_streams:run_rank", 2, job)
+    ranks = run_workers("tests.helpers.eager_streams:run_rank", 2, job)
     for found in ranks[0][: len(small)]:
         assert found["gradient_difference"] < 1e-12
         assert found["parameter_difference"] < 1e-12

@@ -16,8 +16,8 @@ from trainplan.formulations.plan.plan import Plan
 from trainplan.profiling.base.errors import InputError
 
 import trainplan as tp
-from tests.command.calls import call
-from tests.execution.plans import GPT2, UNTIED, plan_of
+from tests.helpers.calls import call
+from tests.helpers.plans import GPT2, UNTIED, plan_of
 
 pytest.importorskip("torch")
 

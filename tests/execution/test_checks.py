@@ -13,8 +13,8 @@ from trainplan.execution.program import LANES, POINT_TO_POINT, Instruction, Op, 
 from trainplan.formulations.plan.strategy import decision_tree
 from trainplan.formulations.schedule.orders import Schedule
 
-from tests.execution.mutations import KINDS, OF_ORDER, mutants
-from tests.execution.plans import GPT2, SCHEDULES, pipeline, plan_of, random_plan, with_zero
+from tests.helpers.mutations import KINDS, OF_ORDER, mutants
+from tests.helpers.plans import GPT2, SCHEDULES, pipeline, plan_of, random_plan, with_zero
 
 Mutation = Callable[[Program, int], Program | None]
 

@@ -18,7 +18,7 @@ from trainplan.formulations.plan.rank_grid import Digits, common_digits
 from trainplan.formulations.plan.strategy import decision_tree, parse_strategy
 from trainplan.profiling.models.model import Model
 
-from tests.execution.plans import (
+from tests.helpers.plans import (
     GPT2,
     pipeline,
     plan_of,
@@ -29,8 +29,8 @@ from tests.execution.plans import (
     random_uneven_plan,
     with_zero,
 )
-from tests.execution.residence_plans import random_residence_plan
-from tests.execution.switch_plans import random_switch_plan
+from tests.helpers.residence_plans import random_residence_plan
+from tests.helpers.switch_plans import random_switch_plan
 
 WIDE = GPT2.with_fields(n_head=16)
 

@@ -21,10 +21,10 @@ from trainplan.profiling.models.model import Model, load_model
 from trainplan.profiling.models.sublayers import Attention, HeadShare, halves
 
 import trainplan as tp
-from tests.execution.mutations import KINDS, OF_ORDER, cut_programs, mutants
-from tests.execution.plans import DROPPING, LLAMA, UNTIED, plan_of
-from tests.execution.residence_plans import ON_HOST, resident
-from tests.sizes import first_and_others
+from tests.helpers.mutations import KINDS, OF_ORDER, cut_programs, mutants
+from tests.helpers.plans import DROPPING, LLAMA, UNTIED, plan_of
+from tests.helpers.residence_plans import ON_HOST, resident
+from tests.helpers.sizes import first_and_others
 from trainplan.verification import CheckedPlan
 
 GROUPED = LLAMA.with_fields(num_key_value_heads=2)

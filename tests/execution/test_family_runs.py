@@ -12,8 +12,8 @@ from trainplan.formulations.plan.plan import Plan
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.models.model import Model, model_from_config
 
-from tests.execution.plans import plan_of, random_plan
-from tests.sizes import some_and_all
+from tests.helpers.plans import plan_of, random_plan
+from tests.helpers.sizes import some_and_all
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")

@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("torch")
 from benchmarks.faults import run
-from tests.sizes import first_and_others
+from tests.helpers.sizes import first_and_others
 
 
 @pytest.mark.parametrize(

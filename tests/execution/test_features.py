@@ -9,7 +9,7 @@ from trainplan.execution.compile.compiler import compile_plan
 from trainplan.formulations.plan.plan import load_plan
 from trainplan.profiling.base.errors import InputError
 
-from tests.execution.plans import GPT2, plan_of
+from tests.helpers.plans import GPT2, plan_of
 
 UNITS = len(GPT2.units)
 

@@ -19,8 +19,8 @@ from trainplan.formulations.schedule.simulate import Event, Work, simulate
 from trainplan.profiling.base.errors import InputError
 
 import trainplan as tp
-from tests.execution.plans import GPT2, all_strategies, plan_of, random_interleaved_plan
-from tests.sizes import first_and_others, some_and_all
+from tests.helpers.plans import GPT2, all_strategies, plan_of, random_interleaved_plan
+from tests.helpers.sizes import first_and_others, some_and_all
 
 
 def interleaved_dict(depth: int = 2, chunks: int = 2, micro_batches: int = 4) -> dict[str, Any]:

@@ -13,9 +13,9 @@ from trainplan.execution.steady_state import Rounds
 from trainplan.formulations.plan.plan import Plan
 from trainplan.profiling.base.errors import InputError
 
-from tests.execution.plans import random_plan, random_regular_interleaved_plan, random_sliced_plan
 from tests.execution.test_classes import _cost, _in_sixes
-from tests.sizes import some_and_all
+from tests.helpers.plans import random_plan, random_regular_interleaved_plan, random_sliced_plan
+from tests.helpers.sizes import some_and_all
 from trainplan.prediction.metrics import _busy_ns
 
 MADE: tuple[Any, ...] = (random_plan, random_sliced_plan, random_regular_interleaved_plan, _in_sixes)

@@ -15,8 +15,8 @@ from trainplan.formulations.plan.plan import Plan, load_plan
 from trainplan.profiling.base.errors import InputError
 
 from benchmarks.lowered import LARGEST_DIFFERENCE, NAMES, WORLDS, lowered_plan, ran
-from tests.execution.plans import BERT, LLAMA, UNTIED, plan_of, recomputing_modules, sharing_tokens, with_zero
-from tests.sizes import some_and_all
+from tests.helpers.plans import BERT, LLAMA, UNTIED, plan_of, recomputing_modules, sharing_tokens, with_zero
+from tests.helpers.sizes import some_and_all
 
 pytest.importorskip("torch")
 
@@ -79,7 +79,7 @@ def test_memory_is_that_of_the_dry_run() -> None:
 
 
 def test_gradients_that_are_averaged_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(processes.TARGETS, "torch", "tests.execution.lowered:run_averaging_rank")
+    monkeypatch.setitem(processes.TARGETS, "torch", "tests.helpers.lowered:run_averaging_rank")
     units = len(UNTIED.units)
     averaged, alone = run_plans([plan_of(UNTIED, [name] * units, 2) for name in ("sdp2", "tp2")], steps=1, runtime="torch")
     assert averaged.gradient_difference is not None and averaged.gradient_difference > 0.4

@@ -18,7 +18,7 @@ from trainplan.profiling.clusters.cluster import load_cluster
 from trainplan.profiling.estimate import estimate_shapes
 from trainplan.profiling.profiles import Profile
 
-from tests.execution.plans import GPT2, UNTIED, plan_of, random_plan
+from tests.helpers.plans import GPT2, UNTIED, plan_of, random_plan
 
 FACTORS = {Op.FORWARD: 2.0, Op.RECOMPUTE: 2.0, Op.FORWARD_WITHOUT_GRAPH: 3.0, Op.BACKWARD: 4.0, Op.OPTIMIZER_STEP: 5.0}
 COLLECTIVE, MESSAGE = 6.0, 7.0

@@ -31,10 +31,10 @@ from trainplan.profiling.models import torch_units
 from trainplan.profiling.models.model import Model
 from trainplan.profiling.models.precision import Precision
 
-from tests.execution.measured import kernel_bytes, memory_follows_the_walk
-from tests.execution.plans import BERT, GPT2, LLAMA, PRECISIONS, UNTIED, plan_of, random_plan, with_precision
 from tests.execution.test_precision import profile_of
-from tests.sizes import some_and_all
+from tests.helpers.measured import kernel_bytes, memory_follows_the_walk
+from tests.helpers.plans import BERT, GPT2, LLAMA, PRECISIONS, UNTIED, plan_of, random_plan, with_precision
+from tests.helpers.sizes import some_and_all
 
 # Of what decoders train, as their formats name it in this chain: matrices between embedding and head, packed ones apart.
 PACKED = {"qkv.weight": 3, "kv.weight": 2}

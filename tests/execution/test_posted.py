@@ -19,7 +19,7 @@ from trainplan.execution.run.settings import TransportName
 from trainplan.formulations.plan.plan import Plan, load_plan
 from trainplan.profiling.base.processes import run_workers
 
-from tests.execution.plans import (
+from tests.helpers.plans import (
     GPT2,
     pipeline,
     plan_of,
@@ -28,7 +28,7 @@ from tests.execution.plans import (
     random_sliced_plan,
     random_unlike_plan,
 )
-from tests.sizes import first_and_others
+from tests.helpers.sizes import first_and_others
 
 Generator = Callable[[random.Random, int], Plan]
 GENERATORS: tuple[Generator, ...] = (
@@ -130,7 +130,7 @@ def test_a_sender_does_not_wait_for_a_receiver_that_has_posted(
     plan = pipeline(GPT2, 2, 3, "gpipe")
     for ahead in (True, False):
         job = {"jobs": [{"programs": compile_plan(plan, ahead=ahead)}], "gpus": None, "transport": transport}
-        assert run_workers("tests.execution.posted_ranks:run_rank", 2, job, timeout=60.0)[1] is ahead
+        assert run_workers("tests.helpers.posted_ranks:run_rank", 2, job, timeout=60.0)[1] is ahead
 
 
 @pytest.mark.parametrize(

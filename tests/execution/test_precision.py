@@ -26,8 +26,9 @@ from trainplan.profiling.models.precision import Precision
 from trainplan.profiling.profile_sources import obtain_profile
 from trainplan.profiling.profiles import Profile
 
-from tests.execution.mutations import KINDS, OF_ORDER, mutants
-from tests.execution.plans import (
+from tests.execution.test_time_walk import layered_plan, simulated
+from tests.helpers.mutations import KINDS, OF_ORDER, mutants
+from tests.helpers.plans import (
     BERT,
     GPT2,
     LLAMA,
@@ -40,10 +41,9 @@ from tests.execution.plans import (
     with_precision,
     with_zero,
 )
-from tests.execution.residence_plans import random_residence_plan
-from tests.execution.switch_plans import random_switch_plan
-from tests.execution.test_time_walk import layered_plan, simulated
-from tests.sizes import first_and_others, some_and_all
+from tests.helpers.residence_plans import random_residence_plan
+from tests.helpers.sizes import first_and_others, some_and_all
+from tests.helpers.switch_plans import random_switch_plan
 
 PLAIN, NARROW, WIDE = PRECISIONS  # no master copies; with them, and gradients in the model's dtype; and in theirs
 UNITS = len(GPT2.units)
@@ -233,7 +233,7 @@ def test_master_copies_are_those_of_torch_s_adamw(backend: str, monkeypatch: pyt
     plans += [with_precision(random.Random(0), random_zero_plan(random.Random(n), 2), WIDE) for n in range(3)]
     jobs = [{"programs": compile_plan(plan)} for plan in plans]
     job = {"jobs": jobs, "backend": backend, "gpus": None, "seed": 0}
-    for results in run_workers("tests.execution.masters:step_beside_torch", 2, job):
+    for results in run_workers("tests.helpers.masters:step_beside_torch", 2, job):
         for plan, result in zip(plans, results, strict=True):
             assert result["equal"], plan
             assert result["held"] == result["walked"], plan

@@ -7,11 +7,11 @@ from trainplan.execution.analysis.memory.peak import Backend
 from trainplan.execution.launch.processes import run_plans
 from trainplan.formulations.plan.plan import Plan
 
-from tests.execution.measured import memory_follows_the_walk
-from tests.execution.plans import DROPPING, random_plan, random_unlike_plan
-from tests.execution.residence_plans import random_residence_plan
-from tests.execution.switch_plans import LARGER
-from tests.sizes import first_and_others, some_and_all
+from tests.helpers.measured import memory_follows_the_walk
+from tests.helpers.plans import DROPPING, random_plan, random_unlike_plan
+from tests.helpers.residence_plans import random_residence_plan
+from tests.helpers.sizes import first_and_others, some_and_all
+from tests.helpers.switch_plans import LARGER
 
 # Plans of each world and back-end, each in one start of the processes: 200.
 COUNTS: dict[tuple[int, Backend], int] = {

@@ -14,11 +14,11 @@ from trainplan.execution.prediction.evaluate_plan import judge
 from trainplan.execution.program import COPIES, COPIES_OUT, Instruction, Op, Program, with_waits
 from trainplan.formulations.plan.plan import load_plan
 
-from tests.execution.plans import GPT2, UNTIED, pipeline, plan_of, random_unlike_plan
-from tests.execution.residence_plans import ON_HOST, random_residence_plan, resident
-from tests.execution.switch_plans import random_switch_plan
 from tests.execution.test_time_walk import profile_of
-from tests.sizes import first_and_others
+from tests.helpers.plans import GPT2, UNTIED, pipeline, plan_of, random_unlike_plan
+from tests.helpers.residence_plans import ON_HOST, random_residence_plan, resident
+from tests.helpers.sizes import first_and_others
+from tests.helpers.switch_plans import random_switch_plan
 from trainplan.prediction.predict import stage_times
 
 UNITS = len(UNTIED.units)

@@ -14,7 +14,7 @@ from trainplan.profiling.base.quantities import format_bytes, parse_bytes
 from trainplan.profiling.base.torchrun_worker import Launched
 
 import trainplan as tp
-from tests.execution.plans import GPT2, plan_of
+from tests.helpers.plans import GPT2, plan_of
 from trainplan.api import plan_verbs
 
 

@@ -12,8 +12,8 @@ from trainplan.execution.launch.report import RunReport
 from trainplan.execution.program import Op
 from trainplan.profiling.base.errors import InputError
 
-from tests.execution.measured import memory_follows_the_walk
-from tests.execution.plans import (
+from tests.helpers.measured import memory_follows_the_walk
+from tests.helpers.plans import (
     BERT,
     DROPPING,
     GPT2,
@@ -22,7 +22,7 @@ from tests.execution.plans import (
     plan_of,
     random_plan,
 )
-from tests.sizes import first_and_others, some_and_all
+from tests.helpers.sizes import first_and_others, some_and_all
 
 PLANS = 24
 
@@ -122,7 +122,7 @@ def test_models_agree_with_transformers(model: object) -> None:
     import torch
     from trainplan.execution.training.single_process import Reference, batch_tokens
 
-    from tests.execution.huggingface import as_huggingface
+    from tests.helpers.huggingface import as_huggingface
 
     reference = Reference(model, seed=1)  # type: ignore[arg-type]
     other = as_huggingface(transformers, reference)

@@ -9,7 +9,7 @@ from trainplan.execution.compile.compiler import compile_plan
 from trainplan.execution.program import Program
 from trainplan.formulations.schedule.orders import Pass, Schedule, gpipe, in_flight, one_f_one_b
 
-from tests.execution.plans import GPT2, SCHEDULES, pipeline
+from tests.helpers.plans import GPT2, SCHEDULES, pipeline
 
 
 def _passes(stage: int, stages: int, micro_batches: int, schedule: Schedule, sliced: int = 0) -> list[Pass]:

@@ -25,11 +25,11 @@ from trainplan.profiling.models.dropout import Draw
 from trainplan.profiling.models.model import Model
 from trainplan.profiling.models.sublayers import Selective, Sublayer, modules_of
 
-from tests.execution.mutations import KINDS, OF_ORDER, mutants
-from tests.execution.plans import BERT, DROPPING, GPT2, LLAMA, UNTIED, plan_of, random_plan, recomputing_modules, sharing_tokens
 from tests.execution.test_sequence_parallelism import any_plan, large
 from tests.execution.test_time_walk import profile_of
-from tests.sizes import first_and_others, some_and_all
+from tests.helpers.mutations import KINDS, OF_ORDER, mutants
+from tests.helpers.plans import BERT, DROPPING, GPT2, LLAMA, UNTIED, plan_of, random_plan, recomputing_modules, sharing_tokens
+from tests.helpers.sizes import first_and_others, some_and_all
 
 INSIDE = tuple(module for module in MODULES if module != "loss")
 

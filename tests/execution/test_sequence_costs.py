@@ -23,11 +23,11 @@ from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.derived_costs import cost_of_pieces, shared_operators
 from trainplan.profiling.models.sublayers import TokenShare
 
-from tests.execution.mutations import KINDS, OF_ORDER, mutants, sharing_programs
-from tests.execution.plans import BERT, DROPPING, GPT2, LLAMA, UNTIED, plan_of, random_plan, random_sliced_plan, sharing_tokens
 from tests.execution.test_classes import WIDE
 from tests.execution.test_time_walk import layered_plan, passes_of, profile_of, simulated
-from tests.sizes import some_and_all
+from tests.helpers.mutations import KINDS, OF_ORDER, mutants, sharing_programs
+from tests.helpers.plans import BERT, DROPPING, GPT2, LLAMA, UNTIED, plan_of, random_plan, random_sliced_plan, sharing_tokens
+from tests.helpers.sizes import some_and_all
 
 
 def _alike_at_cuts(plan: Plan) -> Plan:

@@ -14,7 +14,7 @@ from trainplan.formulations.plan.plan import Plan, load_plan
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.models.model import Model, load_model
 
-from tests.execution.plans import (
+from tests.helpers.plans import (
     BERT,
     DROPPING,
     GPT2,
@@ -28,7 +28,7 @@ from tests.execution.plans import (
     random_unlike_plan,
     sharing_tokens,
 )
-from tests.sizes import first_and_others, some_and_all
+from tests.helpers.sizes import first_and_others, some_and_all
 
 MAKES = (random_plan, random_sliced_plan, random_uneven_plan, random_unlike_plan, random_interleaved_plan)
 PIECES = (

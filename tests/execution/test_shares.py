@@ -14,9 +14,9 @@ from trainplan.execution.program import Instruction, Op, Program
 from trainplan.formulations.plan.plan import load_plan
 from trainplan.profiling.base.errors import InputError
 
-from tests.execution.measured import memory_follows_the_walk
-from tests.execution.plans import GPT2, SCHEDULES, UNTIED, plan_of, random_uneven_plan, uneven_plan
-from tests.sizes import first_and_others, some_and_all
+from tests.helpers.measured import memory_follows_the_walk
+from tests.helpers.plans import GPT2, SCHEDULES, UNTIED, plan_of, random_uneven_plan, uneven_plan
+from tests.helpers.sizes import first_and_others, some_and_all
 
 UNITS = len(GPT2.units)
 

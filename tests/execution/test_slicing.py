@@ -16,8 +16,8 @@ from trainplan.formulations.plan.plan import Plan, load_plan
 from trainplan.formulations.schedule.orders import is_sliced, most_sliced
 from trainplan.profiling.base.errors import InputError
 
-from tests.execution.measured import memory_follows_the_walk
-from tests.execution.plans import (
+from tests.helpers.measured import memory_follows_the_walk
+from tests.helpers.plans import (
     BERT,
     GPT2,
     LLAMA,
@@ -29,7 +29,7 @@ from tests.execution.plans import (
     random_uneven_plan,
     uneven_plan,
 )
-from tests.sizes import first_and_others, some_and_all
+from tests.helpers.sizes import first_and_others, some_and_all
 
 UNITS = len(GPT2.units)
 MIXED = ["dp2", "tp2", "sdp2", "dp2-ckpt", "dp2", "sdp2-ckpt", "tp2", "dp2"]

@@ -10,8 +10,8 @@ from trainplan.execution.compile.compiler import compile_plan
 from trainplan.execution.program import Instruction, Op, Program, with_waits
 from trainplan.formulations.plan.switches import ALL_ON, Switches
 
-from tests.execution.plans import GPT2, UNTIED
-from tests.execution.switch_plans import random_switch_plan, switch_plan
+from tests.helpers.plans import GPT2, UNTIED
+from tests.helpers.switch_plans import random_switch_plan, switch_plan
 
 FREED = replace(ALL_ON, segment_sync=False)
 

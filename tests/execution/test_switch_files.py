@@ -9,8 +9,8 @@ from trainplan.formulations.plan.switches import Switches, SwitchName
 from trainplan.formulations.plan.unit import planned_unit
 from trainplan.profiling.base.errors import InputError
 
-from tests.execution.plans import GPT2, plan_of
-from tests.execution.switch_plans import switch_plan
+from tests.helpers.plans import GPT2, plan_of
+from tests.helpers.switch_plans import switch_plan
 
 UNITS = len(GPT2.units)
 SOME = Switches(ckpt=True, offload_hidden=True, lazy_prefetch=True, segment_sync=True)

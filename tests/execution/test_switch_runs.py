@@ -12,10 +12,10 @@ from trainplan.execution.program import Op, with_waits
 from trainplan.formulations.plan.plan import Plan
 from trainplan.formulations.plan.switches import ALL_ON, Switches
 
-from tests.execution.measured import memory_follows_the_walk
-from tests.execution.plans import UNTIED
-from tests.execution.switch_plans import FREE, LARGER, MODELS, random_switch_plan, switch_plan
-from tests.sizes import first_and_others, some_and_all
+from tests.helpers.measured import memory_follows_the_walk
+from tests.helpers.plans import UNTIED
+from tests.helpers.sizes import first_and_others, some_and_all
+from tests.helpers.switch_plans import FREE, LARGER, MODELS, random_switch_plan, switch_plan
 
 # Plans of each world and back-end, each in one start of the processes: 200.
 COUNTS: dict[tuple[int, Backend], int] = {

@@ -12,8 +12,8 @@ from trainplan.execution.program import COPIES, Op, Program
 from trainplan.formulations.memory_switches.problem import LayerRecord, Solution, evaluate, load
 from trainplan.formulations.plan.switches import ALL_ON, Switches, SwitchName
 
-from tests.execution.plans import GPT2, UNTIED, plan_of
-from tests.execution.switch_plans import FREE, LARGER, random_switch_plan, switch_plan
+from tests.helpers.plans import GPT2, UNTIED, plan_of
+from tests.helpers.switch_plans import FREE, LARGER, random_switch_plan, switch_plan
 
 UNITS = len(UNTIED.units)
 NONE = Switches()

@@ -13,9 +13,9 @@ from trainplan.formulations.plan.plan import Plan
 from trainplan.formulations.plan.strategy import decision_tree
 from trainplan.profiling.models.model import Model, load_model
 
-from tests.execution.plans import BERT, GPT2, UNTIED, plan_of
-from tests.execution.switch_plans import random_switch_plan
-from tests.sizes import first_and_others
+from tests.helpers.plans import BERT, GPT2, UNTIED, plan_of
+from tests.helpers.sizes import first_and_others
+from tests.helpers.switch_plans import random_switch_plan
 
 ALIKE = [str(strategy) for strategy in decision_tree(4, takeaway3=False)]
 

@@ -34,7 +34,7 @@ from trainplan.profiling.models.model import Model
 from trainplan.profiling.profile_sources import obtain_profile
 from trainplan.profiling.profiles import Number, Profile
 
-from tests.execution.plans import (
+from tests.helpers.plans import (
     BERT,
     GPT2,
     LLAMA,
@@ -45,8 +45,8 @@ from tests.execution.plans import (
     random_uneven_plan,
     with_zero,
 )
-from tests.execution.switch_plans import random_switch_plan
-from tests.sizes import first_and_others
+from tests.helpers.sizes import first_and_others
+from tests.helpers.switch_plans import random_switch_plan
 
 CPU = load_cluster("cpu-4")
 # Vocabularies that can be split evenly, so that all ranks of a stage have equal shards; no tied matrix, and one.

@@ -24,8 +24,8 @@ from trainplan.profiling.models.precision import MASTERS
 
 import trainplan as tp
 from benchmarks.lowered import WORLDS, lowered_plan
-from tests.execution.plans import BERT, DROPPING, GPT2, UNTIED, plan_of
-from tests.execution.texts import token_bytes
+from tests.helpers.plans import BERT, DROPPING, GPT2, UNTIED, plan_of
+from tests.helpers.texts import token_bytes
 
 torch = pytest.importorskip("torch")
 

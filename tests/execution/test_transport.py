@@ -12,8 +12,8 @@ from trainplan.execution.launch.processes import run_plans
 from trainplan.execution.run.settings import gpus
 from trainplan.profiling.base.errors import InputError
 
-from tests.execution.plans import GPT2, plan_of, random_interleaved_plan, random_plan, random_unlike_plan
-from tests.sizes import first_and_others
+from tests.helpers.plans import GPT2, plan_of, random_interleaved_plan, random_plan, random_unlike_plan
+from tests.helpers.sizes import first_and_others
 
 
 @pytest.mark.long

@@ -12,8 +12,8 @@ from trainplan.execution.run.settings import gpus
 from trainplan.formulations.plan.plan import Plan, Predicted
 from trainplan.profiling.base.errors import InputError
 
-from tests.execution.faulty import FULL, HANGING, KILLED, RAISING, SPOILED
-from tests.execution.plans import GPT2, plan_of, uneven_plan
+from tests.helpers.faulty import FULL, HANGING, KILLED, RAISING, SPOILED
+from tests.helpers.plans import GPT2, plan_of, uneven_plan
 
 ROOT = Path(__file__).parents[2]
 
@@ -68,7 +68,7 @@ def test_plans_that_run_take_one_start(starts: list[int]) -> None:
 @pytest.mark.long
 def test_a_plan_that_hangs_is_a_result(starts: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    monkeypatch.setattr(trials, "TARGET", "tests.execution.faulty:try_rank")
+    monkeypatch.setattr(trials, "TARGET", "tests.helpers.faulty:try_rank")
     found = run_trials([_plan(HANGING), _plan(4)], steps=2, warmup=0, timeout=1000)
     assert [(trial.status, trial.message) for trial in found] == [
         ("timed-out", "2 steps took longer than 1000 s"),
@@ -81,7 +81,7 @@ def test_a_plan_that_hangs_is_a_result(starts: list[int], monkeypatch: pytest.Mo
 def test_what_goes_wrong_is_a_result_and_the_others_go_on(starts: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Real processes that are killed, raise, hang or lack memory, and one that would run if none had run there before."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    monkeypatch.setattr(trials, "TARGET", "tests.execution.faulty:try_rank")
+    monkeypatch.setattr(trials, "TARGET", "tests.helpers.faulty:try_rank")
     plans = [_plan(samples) for samples in (4, KILLED, SPOILED, RAISING, FULL, 8, HANGING, 4)]
     found = run_trials(plans, steps=2, warmup=0, timeout=1000)
     expected = ["ran", "out-of-memory", "ran", "failed", "out-of-memory", "ran", "timed-out", "ran"]

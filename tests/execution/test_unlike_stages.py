@@ -17,8 +17,8 @@ from trainplan.profiling.clusters.cluster import load_cluster
 from trainplan.profiling.profile_sources import obtain_profile
 from trainplan.profiling.profiles import Profile
 
-from tests.execution.plans import GPT2, plan_of, random_unlike_plan
-from tests.sizes import first_and_others, some_and_all
+from tests.helpers.plans import GPT2, plan_of, random_unlike_plan
+from tests.helpers.sizes import first_and_others, some_and_all
 
 CPU = load_cluster("cpu-4")
 

@@ -12,8 +12,8 @@ from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.models.model import Model, model_from_config
 
 import trainplan as tp
-from tests.execution.plans import GPT2, LLAMA, plan_of
-from tests.execution.texts import token_bytes
+from tests.helpers.plans import GPT2, LLAMA, plan_of
+from tests.helpers.texts import token_bytes
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -21,7 +21,7 @@ transformers = pytest.importorskip("transformers")
 from trainplan.execution.training.single_process import Reference  # noqa: E402
 from trainplan.execution.training.weight_files import WeightFiles, WeightWriter  # noqa: E402
 
-from tests.execution.huggingface import float64_throughout, same_architecture  # noqa: E402
+from tests.helpers.huggingface import float64_throughout, same_architecture  # noqa: E402
 from tests.profiling.test_huggingface import BERT, DECODERS  # noqa: E402
 
 ALL = {"gpt2": dict(GPT2.config), "bert": BERT, **DECODERS}

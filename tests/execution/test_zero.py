@@ -22,10 +22,10 @@ from trainplan.formulations.plan.plan import Plan
 from trainplan.formulations.plan.strategy import parse_strategy
 from trainplan.formulations.schedule.stage_memory import stage_peak
 
-from tests.execution.measured import memory_follows_the_walk
-from tests.execution.plans import BERT, GPT2, LLAMA, UNTIED, plan_of, random_plan, random_zero_plan, with_zero
 from tests.execution.test_time_walk import profile_of
-from tests.sizes import first_and_others, some_and_all
+from tests.helpers.measured import memory_follows_the_walk
+from tests.helpers.plans import BERT, GPT2, LLAMA, UNTIED, plan_of, random_plan, random_zero_plan, with_zero
+from tests.helpers.sizes import first_and_others, some_and_all
 
 UNITS = len(GPT2.units)
 

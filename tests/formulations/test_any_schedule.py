@@ -14,7 +14,7 @@ from trainplan.formulations.joint.any_schedule import any_schedule_ns
 from trainplan.formulations.joint.problem import Configuration, Schedule, Site
 from trainplan.formulations.joint.simulation import StageTimes, step_ns
 
-from tests.sizes import some_and_all
+from tests.helpers.sizes import some_and_all
 
 Moments = tuple[int, ...]  # when each site is free, and then when each micro-batch's last pass so far has ended
 

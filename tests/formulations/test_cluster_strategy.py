@@ -22,7 +22,7 @@ from trainplan.profiling.models.model import Model, load_model
 from trainplan.solvers.cluster.amp import best_candidates
 from trainplan.solvers.core.solve import solve
 
-from tests.cluster_instances import random_cluster
+from tests.helpers.cluster_instances import random_cluster
 
 GPT2 = {"n_embd": 64, "n_head": 4, "n_inner": 256, "n_positions": 64, "vocab_size": 301}
 OTHERS = {"hidden_size": 64, "num_attention_heads": 4, "vocab_size": 301}

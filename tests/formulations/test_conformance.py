@@ -17,12 +17,12 @@ from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.clusters.cluster import load_cluster
 from trainplan.profiling.models.model import load_model
 
-from tests.assignments import random_assignment
-from tests.cluster_instances import random_cluster
-from tests.instances import random_instance, random_pipeline
-from tests.partition_instances import random_partition
-from tests.solvers.joint_instances import random_instance as random_joint
-from tests.switch_instances import random_instance as random_switches
+from tests.helpers.assignments import random_assignment
+from tests.helpers.cluster_instances import random_cluster
+from tests.helpers.instances import random_instance, random_pipeline
+from tests.helpers.joint_instances import random_instance as random_joint
+from tests.helpers.partition_instances import random_partition
+from tests.helpers.switch_instances import random_instance as random_switches
 from trainplan.testing import check_files, check_method, check_problem, check_request, optimum
 
 
@@ -43,7 +43,7 @@ TINY: dict[str, Callable[[int], Any]] = {
     ),
     "cluster-strategy": lambda seed: random_cluster(seed, 4, 4),
     "joint": tiny_joint,
-    "galvatron-engine": lambda seed: import_module("tests.published").as_engine(random_pipeline(seed, 3, 2)),
+    "galvatron-engine": lambda seed: import_module("tests.helpers.published").as_engine(random_pipeline(seed, 3, 2)),
 }
 FROM_FILES = ("galvatron-engine",)  # of another program, which stand in for model and cluster
 SIZES = {"n_layer": 1, "n_embd": 32, "n_head": 4, "n_positions": 16, "vocab_size": 96}

@@ -11,7 +11,7 @@ from trainplan.formulations.plan.rank_grid import Digits, alike_over, common_dig
 from trainplan.formulations.plan.strategy import Strategy, gather_ranks
 from trainplan.profiling.clusters.network import Island, Network
 
-from tests.execution.plans import all_strategies, parse_strategy
+from tests.helpers.plans import all_strategies, parse_strategy
 
 SIZES = [1, 2, 4, 6, 8, 12, 18, 24, 36]
 

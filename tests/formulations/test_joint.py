@@ -27,7 +27,7 @@ from trainplan.profiling.profile_sources import obtain_profile
 from trainplan.profiling.profiles import Profile
 
 import trainplan as tp
-from tests.execution.plans import BERT, GPT2, LLAMA, UNTIED
+from tests.helpers.plans import BERT, GPT2, LLAMA, UNTIED
 
 CPU = load_cluster("cpu-4")
 EVERY: dict[str, Any] = {"hybrid": True, "recompute": ("none", "modules", "full")}  # what spaces have on request, on devices

@@ -10,7 +10,7 @@ from trainplan.formulations.joint.problem import Instance, Solution
 from trainplan.formulations.joint.reduce_recomputation import eased
 
 import trainplan as tp
-from tests.sizes import first_and_others
+from tests.helpers.sizes import first_and_others
 
 REQUEST: dict[str, Any] = {"model": "llama3-8b", "batch": 64, "sequence": 8192, "dtype": "bfloat16", "gap": 0.02}
 

@@ -16,7 +16,7 @@ from trainplan.formulations.joint.restrictions import restrict
 from trainplan.formulations.stage_assignment.problem import load as load_chain
 from trainplan.profiling.base.errors import InputError
 
-from tests.solvers.joint_instances import random_instance
+from tests.helpers.joint_instances import random_instance
 
 CHAIN = {"problem": "stage-assignment", "version": 1, "stages": 3, "micro_batches": 4}
 TIMES = {"layer_ns": [3, 1, 4, 1], "transfer_ns": [1, 5, 9]}

@@ -16,7 +16,7 @@ from trainplan.formulations.joint.tables import Boundary, Tables
 from trainplan.solvers.core.solve import solve
 from trainplan.solvers.joint.memory_feasibility.minimum_memory import LeastMemory, explain
 
-from tests.solvers.joint_instances import random_instance
+from tests.helpers.joint_instances import random_instance
 
 MODELS: dict[str, dict[str, Any]] = {"milp": {}, "cpsat": {"workers": 1}}
 

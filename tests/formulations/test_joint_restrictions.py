@@ -21,11 +21,11 @@ from trainplan.formulations.problem import problem_of
 from trainplan.profiling.base.errors import Unsuited
 
 import trainplan as tp
-from tests.assignments import random_assignment
-from tests.cluster_instances import random_cluster_dict
-from tests.instances import random_instance, random_pipeline
-from tests.partition_instances import random_partition
-from tests.switch_instances import random_instance as random_switches
+from tests.helpers.assignments import random_assignment
+from tests.helpers.cluster_instances import random_cluster_dict
+from tests.helpers.instances import random_instance, random_pipeline
+from tests.helpers.partition_instances import random_partition
+from tests.helpers.switch_instances import random_instance as random_switches
 
 
 def compare(instance: Any, restriction: Restriction, solution: Any, peaks: bool = True) -> None:

@@ -11,7 +11,7 @@ from trainplan.formulations.layer_strategies import milp
 from trainplan.formulations.layer_strategies.problem import Instance, evaluate, load, violations
 from trainplan.formulations.layout_classes import boundaries
 
-from tests.instances import paper_instance, random_dict, random_instance
+from tests.helpers.instances import paper_instance, random_dict, random_instance
 
 
 def peak_by_hand(instance: Instance, choice: list[int]) -> int:

@@ -30,8 +30,8 @@ from trainplan.formulations.memory_switches.simulation import Evaluation, simula
 from trainplan.formulations.plan.switches import ALL_ON, SWITCHES, Switches, combinations
 from trainplan.profiling.base.errors import InputError
 
-from tests.switch_instances import bert_instance, random_instance
-from tests.transcribed_switches import transcribed
+from tests.helpers.switch_instances import bert_instance, random_instance
+from tests.helpers.transcribed_switches import transcribed
 
 LAYERS = [
     {

@@ -13,7 +13,7 @@ from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.files import LARGEST_FILE_BYTES, check_readable, json_text
 
 import trainplan as tp
-from tests.instances import paper_instance, random_dict
+from tests.helpers.instances import paper_instance, random_dict
 
 
 def in_full(record: dict[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from trainplan.formulations.schedule.critical_path import critical_path
 from trainplan.formulations.schedule.orders import Pass, gpipe, interleaved, most_sliced, one_f_one_b
 from trainplan.formulations.schedule.simulate import Event, Stuck, Timeline, Work, simulate
 
-from tests.partition_instances import random_work
+from tests.helpers.partition_instances import random_work
 
 Orders = list[list[Pass]]
 Times = dict[Pass, tuple[int, int, int]]

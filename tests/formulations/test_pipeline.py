@@ -24,7 +24,7 @@ from trainplan.formulations.pipeline.problem import (
 )
 from trainplan.profiling.base.errors import InputError
 
-from tests.instances import random_pipeline, random_pipeline_dict
+from tests.helpers.instances import random_pipeline, random_pipeline_dict
 
 
 @st.composite

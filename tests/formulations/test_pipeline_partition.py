@@ -27,7 +27,7 @@ from trainplan.formulations.schedule.orders import one_f_one_b
 from trainplan.formulations.schedule.simulate import Work, simulate
 from trainplan.profiling.base.errors import InputError
 
-from tests.partition_instances import random_partition, random_partition_dict
+from tests.helpers.partition_instances import random_partition, random_partition_dict
 
 
 @st.composite

@@ -11,7 +11,7 @@ from trainplan.formulations.plan.strategy import parse_strategy
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.imports.galvatron_memory import Ends
 
-from tests.published import GIB, MIB, NUMBERS, Json, bert, invented, large, llama, llama_plan, told
+from tests.helpers.published import GIB, MIB, NUMBERS, Json, bert, invented, large, llama, llama_plan, told
 from trainplan.papers.galvatron_engine.costs import EngineCosts, EngineOptions, LoopPass
 from trainplan.papers.galvatron_engine.instances import build, usable_bytes
 from trainplan.papers.galvatron_engine.plans import read_plan

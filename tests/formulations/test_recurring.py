@@ -12,7 +12,7 @@ from trainplan.formulations.joint.simulation import FEW, StageTimes, ends, ends_
 from trainplan.formulations.schedule import vectorised
 from trainplan.formulations.schedule.vectorised import one_f_one_b_ends_ns
 
-from tests.sizes import some_and_all
+from tests.helpers.sizes import some_and_all
 
 
 def random_times(rng: random.Random, stages: int) -> list[StageTimes]:

@@ -14,7 +14,7 @@ from trainplan.formulations.schedule import repeats
 from trainplan.formulations.schedule.repeats import TooManyRounds, after_rounds
 from trainplan.profiling.base.errors import InputError
 
-from tests.sizes import some_and_all
+from tests.helpers.sizes import some_and_all
 
 
 def followed(*arguments: object) -> list[int]:

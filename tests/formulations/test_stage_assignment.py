@@ -25,7 +25,7 @@ from trainplan.formulations.stage_assignment.problem import (
 from trainplan.profiling.base.errors import InputError
 from trainplan.solvers.assignment.sweep import assign
 
-from tests.assignments import random_assignment, random_assignment_dict
+from tests.helpers.assignments import random_assignment, random_assignment_dict
 
 
 @st.composite

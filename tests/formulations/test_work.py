@@ -17,7 +17,7 @@ from trainplan.profiling.costs import collective_ns, overlapped_ns
 from trainplan.profiling.estimate import estimate_shapes
 from trainplan.profiling.models.model import load_model
 
-from tests.profiling.made import estimate
+from tests.helpers.made import estimate
 
 CLUSTER = load_cluster("cpu-4")
 PROFILE = estimate(load_model("gpt2", 128, "float32"), CLUSTER, 4, 8)

@@ -24,10 +24,10 @@ from trainplan.execution.launch.processes import run_plans
 from trainplan.execution.run.executor import Executor
 from trainplan.formulations.plan.plan import Plan
 
-from tests.execution.plans import GPT2, LLAMA, plan_of, random_plan
-from tests.execution.residence_plans import random_residence_plan
-from tests.execution.switch_plans import random_switch_plan
 from tests.gpu.parts import Part, Result, Settings, alone, command, finish
+from tests.helpers.plans import GPT2, LLAMA, plan_of, random_plan
+from tests.helpers.residence_plans import random_residence_plan
+from tests.helpers.switch_plans import random_switch_plan
 
 KINDS: dict[str, Callable[[random.Random, int], Plan]] = {
     "plain": random_plan,

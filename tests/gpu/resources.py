@@ -24,9 +24,9 @@ from trainplan.execution.analysis.memory.peak import Backend, memory_walk
 from trainplan.formulations.plan.plan import Plan
 from trainplan.profiling.models.model import load_model
 
-from tests.execution.plans import plan_of
 from tests.gpu.parts import Part, Result, Settings, alone, command, finish
 from tests.gpu.study import instance_of, model_of, plans_of, predicted
+from tests.helpers.plans import plan_of
 
 WARM_UP, STEPS = 2, 5
 MOST_APART, MOST_SLOWER = 0.10, 0.15

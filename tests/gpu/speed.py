@@ -32,11 +32,11 @@ from trainplan.profiling.base.processes import run_workers
 from trainplan.profiling.models.model import Model, load_model
 
 from benchmarks.against_torch import interval
-from tests.execution.huggingface import matched, same_architecture
-from tests.execution.plans import GPT2, plan_of, random_interleaved_plan, random_plan, random_unlike_plan
-from tests.execution.residence_plans import random_residence_plan
 from tests.gpu.correctness import LARGEST_DIFFERENCE
 from tests.gpu.parts import SEED, Part, Result, Settings, alone, command, finish
+from tests.helpers.huggingface import matched, same_architecture
+from tests.helpers.plans import GPT2, plan_of, random_interleaved_plan, random_plan, random_unlike_plan
+from tests.helpers.residence_plans import random_residence_plan
 
 ROUNDS, WARM_UP = 20, 3
 STILL = {"embd_pdrop": 0.0, "attn_pdrop": 0.0, "resid_pdrop": 0.0}

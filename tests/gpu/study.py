@@ -17,8 +17,8 @@ from trainplan.profiling.clusters.network import Link
 from trainplan.profiling.measure.measure import measure
 from trainplan.profiling.models.model import Model, load_model
 
-from tests.execution.switch_plans import switch_plan
 from tests.gpu.parts import Settings, name_of
+from tests.helpers.switch_plans import switch_plan
 
 OFFLOADED = Switches(ckpt=True, offload_hidden=True, partition=True, lazy_prefetch=True)
 UNIFORM = {

@@ -30,8 +30,9 @@ from trainplan.solvers.cluster.amp import assigned
 from trainplan.solvers.cluster.placements import node_order
 from trainplan.solvers.core.solve import solve
 
-from tests.papers import amp_study as study
-from tests.papers.amp import (
+from benchmarks.studies import amp_study as study
+from benchmarks.studies.galvatron_study import spearman
+from tests.helpers.papers.amp import (
     BEST_AND_MEAN,
     CANDIDATES,
     OPTIMIZATION_S,
@@ -44,7 +45,6 @@ from tests.papers.amp import (
     Setting,
     candidates,
 )
-from tests.papers.study import spearman
 
 STUDY = study.load_study()
 NAMES = tuple(SETTINGS)

@@ -37,8 +37,9 @@ import pytest
 from trainplan.formulations.pipeline_partition.problem import Solution, evaluate, violations
 from trainplan.profiling.models.model import load_model
 
-from tests.papers import autopipe_study as study
-from tests.papers.autopipe import (
+from benchmarks.studies import autopipe_study as study
+from benchmarks.studies.galvatron_study import spearman
+from tests.helpers.papers.autopipe import (
     ALGORITHMS,
     AUTOPIPE_SECOND_STAGE,
     BALANCE,
@@ -58,7 +59,6 @@ from tests.papers.autopipe import (
     STARTUP,
     Setting,
 )
-from tests.papers.study import spearman
 from trainplan.papers.replicated import Replicated, autopipe_plan, dapple_plan, piper_plan
 
 STUDY = study.load_study()

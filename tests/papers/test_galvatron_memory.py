@@ -12,7 +12,7 @@ from collections.abc import Callable
 import pytest
 from trainplan.profiling.models.model import Model, load_model
 
-from tests.papers.galvatron import TABLE_I, TABLE_II_MODELS, TABLE_II_PURE
+from tests.helpers.papers.galvatron import TABLE_I, TABLE_II_MODELS, TABLE_II_PURE
 
 GIB = 2**30
 OVERHEAD_BYTES = int(1.4 * GIB)

@@ -43,10 +43,10 @@ from trainplan.formulations.memory_switches.simulation import simulate
 from trainplan.formulations.plan.switches import SWITCHES
 from trainplan.profiling.models.model import load_model
 
-from tests.papers import h3t_study as study
-from tests.papers.h3t import CASE_SWITCHES, CASES, GB, GPT3_GB, GPT3_S, MODELS, SAVED, SEARCHES, SETTINGS, SPEEDUPS
-from tests.papers.h3t_study import EVERY, LAYERS, OTHER_READINGS, SHARED, SHARINGS, SUBLAYERS, ZERO, Reading
-from tests.papers.h3t_tables import RANKS, Cell, cells, report, seconds, standing
+from benchmarks.studies import h3t_study as study
+from benchmarks.studies.h3t_study import EVERY, LAYERS, OTHER_READINGS, SHARED, SHARINGS, SUBLAYERS, ZERO, Reading
+from tests.helpers.papers.h3t import CASE_SWITCHES, CASES, GB, GPT3_GB, GPT3_S, MODELS, SAVED, SEARCHES, SETTINGS, SPEEDUPS
+from tests.helpers.papers.h3t_tables import RANKS, Cell, cells, report, seconds, standing
 
 STUDY = study.load_study()
 COMMUNICATION = ("partition", "lazy_prefetch", "offload_hidden")

@@ -11,27 +11,27 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.papers import study
-from tests.papers.tables import COLUMNS, FIGURE_4_BERT, PLANNERS, TABLE_IV
-from tests.sizes import first_and_others
+from benchmarks.studies import galvatron_study
+from tests.helpers.papers.tables import COLUMNS, FIGURE_4_BERT, PLANNERS, TABLE_IV
+from tests.helpers.sizes import first_and_others
 
-STUDY: dict[str, Any] = study.load_study()
+STUDY: dict[str, Any] = galvatron_study.load_study()
 
 
 def test_printed_numbers_keep_the_papers_order() -> None:
     """What the text says of the tables holds of the numbers as read from the scan: a check of both."""
     for column in COLUMNS.values():
-        for larger, smaller in study.ORDER:
+        for larger, smaller in galvatron_study.ORDER:
             above, below = column.printed[larger], column.printed[smaller]
             assert above is None or below is None or above.throughput >= below.throughput, (column.key, larger, smaller)
 
 
 def test_devices_in_tf32() -> None:
     """One printed throughput is above what CUDA cores can do, and below what tensor cores can."""
-    key, planner = study.TF32_CELL
-    needed = study.least_flops_per_s(COLUMNS[key], planner)
+    key, planner = galvatron_study.TF32_CELL
+    needed = galvatron_study.least_flops_per_s(COLUMNS[key], planner)
     print(f"{COLUMNS[key]}, {planner}: {needed / 1e12:.1f}e12 operations a second on a device; 19.5e12 in fp32")
-    assert 19.5e12 < needed < study.TF32
+    assert 19.5e12 < needed < galvatron_study.TF32
 
 
 RECOMPUTED = ("II rtx-titan-8 20 bert-huge-48", "III rtx-titan-16 8 bert-huge-48")
@@ -41,7 +41,7 @@ RECOMPUTED = ("II rtx-titan-8 20 bert-huge-48", "III rtx-titan-16 8 bert-huge-48
 @pytest.mark.parametrize("key", first_and_others(list(RECOMPUTED)))
 def test_stored_cells_are_those_of_today(key: str) -> None:
     column = COLUMNS[key]
-    found = {name: study.cell(column, study.READINGS[name]) for name in PLANNERS}
+    found = {name: galvatron_study.cell(column, galvatron_study.READINGS[name]) for name in PLANNERS}
     assert found == STUDY["columns"][key]["cells"], "run `make study`"
 
 
@@ -56,7 +56,7 @@ AGREEMENT: dict[str, Any] = {
 
 @pytest.mark.parametrize("table", ("II", "III", "V"))
 def test_table(table: str) -> None:
-    score = study.score(STUDY, table)
+    score = galvatron_study.score(STUDY, table)
     for key, column in COLUMNS.items():
         if column.table != table:
             continue
@@ -66,7 +66,7 @@ def test_table(table: str) -> None:
         for name in PLANNERS:
             printed, ours = column.printed[name], cells[name]
             told = "unreadable" if printed is None else f"{printed.throughput:8.2f} ({printed.batch})"
-            note = "  calibrated, not scored" if study.calibrated(column, name) else ""
+            note = "  calibrated, not scored" if galvatron_study.calibrated(column, name) else ""
             print(f"  {name:<22}{ours['throughput']:8.2f} ({ours['batch']:>4}) ours {told:>16} printed{note}")
     ranks = [value for value in score.correlations.values() if not math.isnan(value)]
     same = sum(printed in ours for _, ours, printed in score.winners)
@@ -101,11 +101,11 @@ def test_gaps_of_base_and_bmw() -> None:
 def test_exceptions_to_the_papers_order() -> None:
     """Every one has a cause by name; a larger space or a better schedule is never it."""
     count = sum(len(column["exceptions"]) for column in STUDY["columns"].values())
-    print(f"{count} of {study.comparable(STUDY)} pairs")
+    print(f"{count} of {galvatron_study.comparable(STUDY)} pairs")
     for key, column in STUDY["columns"].items():
         for found in column["exceptions"]:
             print(f"{key}: {found['larger']} is {found['ratio']:.3f} of {found['smaller']}: {found['cause']}")
-            assert found["cause"] != study.UNEXPLAINED
+            assert found["cause"] != galvatron_study.UNEXPLAINED
 
 
 ORDERED = (
@@ -120,16 +120,16 @@ ORDERED = (
 @pytest.mark.parametrize(("key", "batch"), first_and_others(list(ORDERED), 2))
 def test_optima_are_ordered(key: str, batch: int) -> None:
     """At equal batch size and micro-batches: every method against its optimum, every space against those inside it."""
-    assert list(study.order_at(COLUMNS[key], batch)) == []
+    assert list(galvatron_study.order_at(COLUMNS[key], batch)) == []
 
 
 def test_readings_of_what_the_paper_leaves_open() -> None:
     """With 8 micro-batches, GPipe is nearer than 1F1B for Galvatron, DP+PP and DeepSpeed 3D: by batch sizes at 12 GiB."""
-    apart = study.reading_distances(STUDY)
+    apart = galvatron_study.reading_distances(STUDY)
     for told, (batch, throughput) in apart.items():
         print(f"{told:<52} batch size a factor {batch:.2f} from the printed, throughput {throughput:.2f}")
     for name in ("deepspeed-3d", "galvatron-dp-pp", "galvatron"):
-        own = study.READINGS[name].schedule
+        own = galvatron_study.READINGS[name].schedule
         assert own == "gpipe"
         assert apart[f"{name}, gpipe, m <= 8, micro-batch"][0] < apart[f"{name}, 1f1b, m <= 8, micro-batch"][0]
 
@@ -158,7 +158,7 @@ def test_table_iv() -> None:
 @pytest.mark.parametrize(("model", "batch"), (("bert-huge-48", 32), ("t5-512-4-48", 64)))
 def test_figure_4(model: str, batch: int) -> None:
     """Throughput time >= optimal >= memory; balance degrees the other way round; the time-balanced one exceeds 16 GiB."""
-    found = study.figure_4(model, batch)
+    found = galvatron_study.figure_4(model, batch)
     for name, bar in found.items():
         printed = FIGURE_4_BERT.get(name) if model.startswith("bert") else None
         told = f"   printed {list(printed[0])} {printed[1]:.3f} {printed[2]:.3f} {printed[3]:.2f}" if printed else ""
@@ -175,7 +175,7 @@ def test_figure_4(model: str, batch: int) -> None:
 
 
 def test_ranks_and_correlation() -> None:
-    assert study.ranks([3.0, 1.0, 3.0]).tolist() == [1.5, 0.0, 1.5]
-    assert study.spearman([1, 2, 3], [10, 20, 30]) == pytest.approx(1)
-    assert study.spearman([1, 2, 3], [3, 2, 1]) == pytest.approx(-1)
-    assert math.isnan(study.spearman([0, 0], [1, 2]))
+    assert galvatron_study.ranks([3.0, 1.0, 3.0]).tolist() == [1.5, 0.0, 1.5]
+    assert galvatron_study.spearman([1, 2, 3], [10, 20, 30]) == pytest.approx(1)
+    assert galvatron_study.spearman([1, 2, 3], [3, 2, 1]) == pytest.approx(-1)
+    assert math.isnan(galvatron_study.spearman([0, 0], [1, 2]))

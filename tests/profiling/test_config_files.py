@@ -16,7 +16,7 @@ from trainplan.profiling.models.families.naming import COMMON
 from trainplan.profiling.models.model import load_model, model_from_config, model_from_shape
 from trainplan.profiling.shipped import shipped
 
-from tests.profiling.made import SMALL
+from tests.helpers.made import SMALL
 from trainplan.inputs import request_of
 from trainplan.planning.trials import runnable
 

@@ -18,7 +18,7 @@ from trainplan.profiling.models.blockwise import Scores, blockwise_attention  # 
 from trainplan.profiling.models.dropout import Draw, Heads, Mask, drop, hidden_mask  # noqa: E402
 from trainplan.profiling.models.torch_units import Shard  # noqa: E402
 
-from tests.execution.huggingface import float64_throughout, matched, same_architecture  # noqa: E402
+from tests.helpers.huggingface import float64_throughout, matched, same_architecture  # noqa: E402
 from tests.profiling.test_huggingface import BERT, GPT2, LLAMA  # noqa: E402
 
 DRAW = Draw(seed=3, step=5, unit=2, samples=(4, 0, 9))

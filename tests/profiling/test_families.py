@@ -13,7 +13,7 @@ from trainplan.profiling.models.families import GROUP, Family, Fields, Unit, fam
 from trainplan.profiling.models.model import load_model, model_from_config, model_from_shape
 from trainplan.profiling.models.sublayers import FeedForward, LanguageHead, TokenEmbedding
 
-from tests.profiling.made import estimate
+from tests.helpers.made import estimate
 
 
 def mixer(fields: Fields) -> tuple[list[Unit], bool]:

@@ -19,8 +19,8 @@ from trainplan.execution.training.single_process import Reference  # noqa: E402
 from trainplan.profiling.models import torch_units  # noqa: E402
 from trainplan.profiling.models.torch_units import Shard  # noqa: E402
 
-from tests.execution.huggingface import as_huggingface, float64_throughout, matched, same_architecture  # noqa: E402
-from tests.profiling.like_llama import RUN  # noqa: E402
+from tests.helpers.huggingface import as_huggingface, float64_throughout, matched, same_architecture  # noqa: E402
+from tests.helpers.like_llama import RUN  # noqa: E402
 
 torch.set_num_threads(1)  # more would wait for one another: the products are tiny
 ROWS = 2

@@ -23,7 +23,7 @@ from trainplan.profiling.imports.source import Source
 from trainplan.profiling.profiles import Profile
 from trainplan.solvers.core.solve import solve
 
-from tests.profiling.made import for_group
+from tests.helpers.made import for_group
 from trainplan.papers.galvatron_blocks import derived
 
 DATA = pathlib.Path(os.environ.get("TRAINPLAN_DATA") or pathlib.Path(__file__).parents[2].parent / "shared/data")

@@ -14,7 +14,7 @@ from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.models.families import BUILT_IN
 from trainplan.profiling.models.model import Model, model_from_config, model_from_shape
 
-from tests.profiling.like_llama import LIKE_LLAMA, RUN, WALKED
+from tests.helpers.like_llama import LIKE_LLAMA, RUN, WALKED
 from trainplan.inputs import compiles, runs
 from trainplan.planning.trials import runnable
 

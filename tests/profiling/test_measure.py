@@ -24,7 +24,7 @@ from trainplan.profiling.models.model import Model, load_model
 from trainplan.profiling.profiles import NUMBERS, Profile
 
 import trainplan as tp
-from tests.sizes import first_and_others
+from tests.helpers.sizes import first_and_others
 
 GPT2 = load_model("gpt2", 64, "float32").with_fields(n_embd=64, n_head=4, n_layer=2, vocab_size=512, n_positions=64)
 

@@ -13,8 +13,8 @@ from trainplan.profiling.models.families import BUILT_IN
 from trainplan.profiling.models.model import load_model, model_from_config, model_from_shape
 from trainplan.profiling.shipped import mixture, shipped, sized_names
 
-from tests.papers.galvatron import TABLE_I
-from tests.profiling.made import SMALL
+from tests.helpers.made import SMALL
+from tests.helpers.papers.galvatron import TABLE_I
 
 # Millions of parameters: H3T Table 2 (and its GPT-3), AutoPipe Table I, GPT-2's and Llama's own releases; and TABLE_I.
 PAPERS: dict[str, float] = {

@@ -25,8 +25,8 @@ from trainplan.profiling.shipped import shipped
 
 import trainplan as tp
 from benchmarks.calibration import Sample, calibrate
-from tests.profiling.made import estimate, for_group
-from tests.sizes import first_and_others
+from tests.helpers.made import estimate, for_group
+from tests.helpers.sizes import first_and_others
 
 
 def test_paper_costs_by_hand() -> None:

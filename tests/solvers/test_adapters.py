@@ -12,7 +12,7 @@ from trainplan.solvers.core import registry, solve
 from trainplan.solvers.core.search import Outcome, Search
 
 import trainplan as tp
-from tests.instances import paper_instance
+from tests.helpers.instances import paper_instance
 
 MODEL = """
 import pyomo.environ as pyo

@@ -26,7 +26,7 @@ from trainplan.solvers.cluster.quick import SOURCE
 from trainplan.solvers.core.search import Search
 
 import trainplan as tp
-from tests.cluster_instances import random_cluster
+from tests.helpers.cluster_instances import random_cluster
 
 SEEDS = range(60)
 METHODS = ("amp", "megatron", "simulated-annealing", "random")

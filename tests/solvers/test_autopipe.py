@@ -8,7 +8,7 @@ from trainplan.formulations.pipeline_partition.problem import Instance, Solution
 from trainplan.solvers.core.solve import solve
 from trainplan.solvers.partition.autopipe import READINGS, BalanceTable, Planner, partitioned
 
-from tests.partition_instances import random_partition
+from tests.helpers.partition_instances import random_partition
 
 
 def all_cuts(sublayers: int, stages: int) -> list[tuple[int, ...]]:

@@ -35,9 +35,9 @@ from trainplan.solvers.core.registry import method, methods
 from trainplan.solvers.core.search import Search, Unsuited, judge
 from trainplan.solvers.core.solve import solve
 
-from tests.clock import count_the_clock
-from tests.cluster_instances import random_cluster, random_cluster_dict
-from tests.sizes import first_and_others
+from tests.helpers.clock import count_the_clock
+from tests.helpers.cluster_instances import random_cluster, random_cluster_dict
+from tests.helpers.sizes import first_and_others
 
 
 def never() -> bool:

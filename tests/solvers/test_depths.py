@@ -17,7 +17,7 @@ from trainplan.profiling.clusters.cluster import load_cluster
 from trainplan.profiling.models.model import load_model
 from trainplan.solvers.partition.depths import search, step_bound_ns
 
-from tests.partition_instances import random_partition
+from tests.helpers.partition_instances import random_partition
 
 
 def requested(batch: int = 64, memory_bytes: int | None = None, **options: Any) -> Request:

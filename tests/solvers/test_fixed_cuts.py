@@ -33,8 +33,8 @@ from trainplan.solvers.joint.memory_feasibility.interleaved_memory import leanes
 from trainplan.solvers.joint.memory_feasibility.minimum_memory import LeastMemory, explain, fits
 
 import trainplan as tp
-from tests.sizes import some_and_all
-from tests.solvers.joint_instances import random_instance
+from tests.helpers.joint_instances import random_instance
+from tests.helpers.sizes import some_and_all
 
 
 def chunked(seed: int) -> Instance:

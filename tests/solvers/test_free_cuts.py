@@ -19,7 +19,7 @@ from trainplan.solvers.joint.free_cuts.pareto_fronts import Front, front
 from trainplan.solvers.joint.free_cuts.priced_chain import FreeChain, FreePrices
 
 import trainplan as tp
-from tests.sizes import some_and_all
+from tests.helpers.sizes import some_and_all
 from tests.solvers.test_joint import least_step_ns, tiny_instance
 
 

@@ -29,8 +29,8 @@ from trainplan.solvers.switches.free_bounds import (
 from trainplan.solvers.switches.free_segments import different
 from trainplan.solvers.switches.free_switches import Walks
 
-from tests.clock import count_the_clock
-from tests.switch_instances import bert_instance, random_instance
+from tests.helpers.clock import count_the_clock
+from tests.helpers.switch_instances import bert_instance, random_instance
 
 LANES = ("all_gather_ns", "reduce_scatter_ns", "prefetch_parameter_ns", "offload_gradient_ns", "offload_hidden_ns")
 

@@ -35,7 +35,7 @@ from trainplan.solvers.pipeline.galvatron_bmw import (
 )
 from trainplan.solvers.pipeline.partitions import BALANCES, blocks, initial_partition, uniform_choice
 
-from tests.instances import random_dict, random_instance
+from tests.helpers.instances import random_dict, random_instance
 
 SEEDS = st.integers(0, 10**9)
 

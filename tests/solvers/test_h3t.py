@@ -17,9 +17,9 @@ from trainplan.solvers.core.solve import solve
 from trainplan.solvers.switches import h3t_dp
 from trainplan.solvers.switches.quick import SOURCE
 
-from tests.clock import without_alarms
-from tests.sizes import first_and_others
-from tests.switch_instances import bert_instance, random_instance
+from tests.helpers.clock import without_alarms
+from tests.helpers.sizes import first_and_others
+from tests.helpers.switch_instances import bert_instance, random_instance
 
 METHODS = ("h3t-dp", "h3t-greedy", "random", "manual", "zero-2", "zero-3")
 R = range(8)

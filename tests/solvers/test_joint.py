@@ -40,7 +40,7 @@ from trainplan.solvers.joint.heuristics import cheap_bound, first_plan, quick_pl
 from trainplan.solvers.joint.stages.option_tables import stage_tables
 
 import trainplan as tp
-from tests.solvers.joint_instances import random_instance
+from tests.helpers.joint_instances import random_instance
 
 TINY = 20_000  # solutions
 

@@ -21,7 +21,7 @@ from trainplan.solvers.joint import branch_and_bound
 from trainplan.solvers.joint.branch_and_bound import decomposition
 
 import trainplan as tp
-from tests.solvers.joint_instances import random_instance
+from tests.helpers.joint_instances import random_instance
 
 MODEL = load_model("gpt2", 64, "float32").with_fields(
     n_embd=128, n_head=4, n_inner=512, n_positions=64, vocab_size=1009, n_layer=4

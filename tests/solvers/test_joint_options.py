@@ -19,7 +19,7 @@ from trainplan.profiling.clusters.cluster import load_cluster
 from trainplan.profiling.profile_sources import obtain_profile
 from trainplan.solvers.core.solve import solve
 
-from tests.execution.plans import BERT, GPT2, LLAMA, UNTIED
+from tests.helpers.plans import BERT, GPT2, LLAMA, UNTIED
 
 CPU = load_cluster("cpu-4")
 MOST = 30_000  # solutions of an instance

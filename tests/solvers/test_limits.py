@@ -20,12 +20,12 @@ from trainplan.solvers.core.result import Result
 from trainplan.solvers.core.search import Outcome, Search, judge
 from trainplan.solvers.core.solve import solve
 
-from tests.assignments import random_assignment
-from tests.cluster_instances import random_cluster
-from tests.instances import random_instance, random_pipeline
-from tests.partition_instances import random_partition
-from tests.solvers.joint_instances import random_instance as random_joint
-from tests.switch_instances import random_instance as random_switches
+from tests.helpers.assignments import random_assignment
+from tests.helpers.cluster_instances import random_cluster
+from tests.helpers.instances import random_instance, random_pipeline
+from tests.helpers.joint_instances import random_instance as random_joint
+from tests.helpers.partition_instances import random_partition
+from tests.helpers.switch_instances import random_instance as random_switches
 
 MODELS = ("milp", "cpsat")
 FIRST = (1, 2, 3, 4, 6, 9, 14, 21, 34, 55, 89)

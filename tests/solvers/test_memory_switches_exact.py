@@ -14,7 +14,7 @@ from trainplan.profiling.base.quantities import enough_bytes
 from trainplan.solvers.core.solve import solve
 from trainplan.solvers.switches.exact import explain
 
-from tests.switch_instances import bert_instance, random_instance
+from tests.helpers.switch_instances import bert_instance, random_instance
 
 
 def all_choices(instance: Instance) -> tuple[np.ndarray, np.ndarray]:

@@ -17,9 +17,9 @@ from trainplan.solvers.core.result import Result
 from trainplan.solvers.core.search import Unsuited
 from trainplan.solvers.core.solve import contradictions, solve
 
-from tests.clock import count_the_clock
-from tests.sizes import some_and_all
-from tests.switch_instances import bert_instance, random_instance
+from tests.helpers.clock import count_the_clock
+from tests.helpers.sizes import some_and_all
+from tests.helpers.switch_instances import bert_instance, random_instance
 
 METHODS = methods("memory-switches")
 PROVING = [entry.name for entry in METHODS if entry.proves]

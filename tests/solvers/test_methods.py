@@ -14,9 +14,9 @@ from trainplan.solvers.chain.least_memory import least_memory
 from trainplan.solvers.core.search import Search
 
 import trainplan as tp
-from tests.clock import without_alarms
-from tests.instances import paper_instance, random_instance
-from tests.sizes import first_and_others, some_and_all
+from tests.helpers.clock import without_alarms
+from tests.helpers.instances import paper_instance, random_instance
+from tests.helpers.sizes import first_and_others, some_and_all
 
 PROVING = {"brute-force": {}, "label-setting": {}, "milp": {}, "cpsat": {"workers": 1}}
 

@@ -18,13 +18,13 @@ from trainplan.solvers.core.search import Outcome
 from trainplan.solvers.joint.memory_feasibility import minimum_memory
 
 import trainplan as tp
-from tests.assignments import random_assignment_dict
-from tests.cluster_instances import random_cluster_dict
-from tests.instances import random_dict, random_pipeline_dict
-from tests.partition_instances import random_partition_dict
-from tests.sizes import some_and_all
-from tests.solvers.joint_instances import any_form
-from tests.switch_instances import random_instance as random_switches
+from tests.helpers.assignments import random_assignment_dict
+from tests.helpers.cluster_instances import random_cluster_dict
+from tests.helpers.instances import random_dict, random_pipeline_dict
+from tests.helpers.joint_instances import any_form
+from tests.helpers.partition_instances import random_partition_dict
+from tests.helpers.sizes import some_and_all
+from tests.helpers.switch_instances import random_instance as random_switches
 
 
 def some_switches(rng: random.Random) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from trainplan.solvers.partition.suffixes import (
     way_bound_ns,
 )
 
-from tests.partition_instances import random_partition
+from tests.helpers.partition_instances import random_partition
 
 
 class Partition(NamedTuple):

@@ -15,8 +15,8 @@ from trainplan.solvers.partition.prefixes import Prefixes
 from trainplan.solvers.partition.spans import FAR, Spans
 from trainplan.solvers.partition.suffixes import longer, no_suffix, undominated
 
-from tests.clock import count_the_clock
-from tests.partition_instances import random_partition, random_partition_dict
+from tests.helpers.clock import count_the_clock
+from tests.helpers.partition_instances import random_partition, random_partition_dict
 
 
 def all_partitions(instance: Instance) -> dict[tuple[int, ...], int]:

@@ -23,8 +23,8 @@ from trainplan.solvers.pipeline.memory import explain, least_pipeline_memory
 from trainplan.solvers.pipeline.span_costs import SolvedSpan, SpanCosts, undominated
 
 import trainplan as tp
-from tests.clock import without_alarms
-from tests.instances import NAMES, random_pipeline, random_pipeline_dict
+from tests.helpers.clock import without_alarms
+from tests.helpers.instances import NAMES, random_pipeline, random_pipeline_dict
 
 REAL = [("bert-huge-32", "8GiB"), ("swin-huge-32", "5GiB")]
 

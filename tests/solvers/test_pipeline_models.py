@@ -19,9 +19,9 @@ from trainplan.solvers.core.brute_force import brute_force
 from trainplan.solvers.core.search import Method, Outcome, Search, Unsuited
 from trainplan.solvers.core.solve import solve
 
-from tests.instances import random_pipeline
-from tests.published import as_engine
-from tests.sizes import first_and_others, some_and_all
+from tests.helpers.instances import random_pipeline
+from tests.helpers.published import as_engine
+from tests.helpers.sizes import first_and_others, some_and_all
 
 METHODS: dict[str, Method] = {"brute-force": brute_force, "milp": milp, "cpsat": cpsat}
 

@@ -10,8 +10,8 @@ from trainplan.solvers.core.result import Result
 from trainplan.solvers.core.search import Unsuited
 from trainplan.solvers.core.solve import compare, solve
 
-from tests.partition_instances import random_partition
-from tests.sizes import first_and_others
+from tests.helpers.partition_instances import random_partition
+from tests.helpers.sizes import first_and_others
 
 PROVING: dict[str, dict[str, Any]] = {"brute-force": {}, "exact": {}, "cpsat": {"workers": 1}, "milp": {}}
 

@@ -13,7 +13,7 @@ from trainplan.solvers.core.search import Unsuited
 from trainplan.solvers.core.solve import solve
 from trainplan.solvers.partition.autopipe import Planner
 
-from tests.partition_instances import random_partition
+from tests.helpers.partition_instances import random_partition
 from trainplan.papers.replicated import (
     LatencyPart,
     Replicated,

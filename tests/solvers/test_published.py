@@ -12,8 +12,8 @@ from trainplan.formulations.pipeline.problem import Solution
 from trainplan.solvers.core.search import Search
 from trainplan.solvers.core.solve import solve
 
-from tests.instances import random_pipeline
-from tests.published import GIB, MIB, NUMBERS, Json, as_engine, bert, invented, llama, told
+from tests.helpers.instances import random_pipeline
+from tests.helpers.published import GIB, MIB, NUMBERS, Json, as_engine, bert, invented, llama, told
 from trainplan.papers.galvatron_engine.costs import EngineOptions
 from trainplan.papers.galvatron_engine.instances import build, usable_bytes
 from trainplan.papers.galvatron_engine.optimum import published_optimum

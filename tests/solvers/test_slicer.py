@@ -8,7 +8,7 @@ from trainplan.formulations.schedule.orders import most_sliced
 from trainplan.formulations.schedule.simulate import Work
 from trainplan.solvers.partition.slicer import algorithm_2, least_sliced, sliced_timeline
 
-from tests.partition_instances import random_work
+from tests.helpers.partition_instances import random_work
 
 
 def test_the_least_count_is_the_first_of_the_least_time() -> None:

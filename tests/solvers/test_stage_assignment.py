@@ -15,9 +15,9 @@ from trainplan.solvers.core.result import Result
 from trainplan.solvers.core.search import Unsuited
 from trainplan.solvers.core.solve import contradictions, solve
 
-from tests.assignments import random_assignment, random_assignment_dict
-from tests.clock import without_alarms
-from tests.sizes import first_and_others
+from tests.helpers.assignments import random_assignment, random_assignment_dict
+from tests.helpers.clock import without_alarms
+from tests.helpers.sizes import first_and_others
 
 PROVING: dict[str, dict[str, Any]] = {"brute-force": {}, "sweep": {}, "milp": {}, "cpsat": {"workers": 1}}
 

@@ -14,10 +14,10 @@ from trainplan.solvers.adapters.cpsat_worker import hint
 from trainplan.solvers.adapters.formulation import formulation
 from trainplan.solvers.core.solve import solve
 
-from tests.assignments import random_assignment
-from tests.instances import random_instance, random_pipeline
-from tests.partition_instances import random_partition
-from tests.switch_instances import random_instance as random_switches
+from tests.helpers.assignments import random_assignment
+from tests.helpers.instances import random_instance, random_pipeline
+from tests.helpers.partition_instances import random_partition
+from tests.helpers.switch_instances import random_instance as random_switches
 
 INSTANCES: dict[str, Callable[[int], Any]] = {
     "layer-strategies": random_instance,

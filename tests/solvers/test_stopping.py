@@ -21,7 +21,7 @@ from trainplan.solvers.core.search import Outcome, Search
 from trainplan.solvers.core.solve import solve
 
 import trainplan as tp
-from tests.instances import paper_instance, random_instance, random_pipeline
+from tests.helpers.instances import paper_instance, random_instance, random_pipeline
 
 AMPLE = 2**45
 
@@ -269,7 +269,7 @@ def test_cold_and_warm_prove_the_same(method: str, cold: bool) -> None:
 def stubborn(monkeypatch: pytest.MonkeyPatch) -> Iterator[Worker]:
     """A process that never ends by itself."""
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent.parent.parent))
-    worker = Worker("tests.solvers.stubborn_worker")
+    worker = Worker("tests.helpers.stubborn_worker")
     yield worker
     worker.close()
 

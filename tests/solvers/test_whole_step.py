@@ -17,7 +17,7 @@ from trainplan.solvers.partition.slicer import least_sliced, sliced_timeline
 from trainplan.solvers.partition.times import SublayerChain
 from trainplan.solvers.partition.whole_step import shortest_step
 
-from tests.partition_instances import random_partition
+from tests.helpers.partition_instances import random_partition
 
 
 def step_ns(instance: Instance, cuts: tuple[int, ...]) -> int:

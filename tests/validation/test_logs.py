@@ -10,8 +10,8 @@ from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.models.model import load_model
 
 import trainplan as tp
-from tests.command.calls import call
-from tests.execution.plans import plan_of
+from tests.helpers.calls import call
+from tests.helpers.plans import plan_of
 
 MIB, GIB = 2**20, 2**30
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from trainplan.profiling.base.errors import InputWarning
 
 import trainplan as tp
-from tests.command.calls import call
+from tests.helpers.calls import call
 from trainplan.validation.predict import Prediction
 from trainplan.validation.report import by_group
 from trainplan.validation.rows import Run

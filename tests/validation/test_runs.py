@@ -14,7 +14,7 @@ from trainplan.profiling.base.errors import InputError, InputWarning
 from trainplan.profiling.clusters.efficiencies import shipped_efficiencies
 from trainplan.profiling.shipped import shipped
 
-from tests.command.calls import call
+from tests.helpers.calls import call
 from trainplan.validation.layouts import laid_run
 from trainplan.validation.predict import predict_runs, step_of
 from trainplan.validation.rows import UNMOVED, Run, load_runs

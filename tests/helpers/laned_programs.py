@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from trainplan.execution.program import STREAMS, Instruction, Op, Program, with_waits
 
-from tests.execution.plans import GPT2
+from tests.helpers.plans import GPT2
 
 
 def random_program(rng: random.Random, length: int = 60) -> Program:

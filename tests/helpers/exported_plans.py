@@ -7,7 +7,7 @@ import random
 from trainplan.formulations.plan.plan import Plan
 from trainplan.profiling.models.model import load_model
 
-from tests.execution.plans import plan_of
+from tests.helpers.plans import plan_of
 
 
 def random_exported(rng: random.Random) -> Plan:

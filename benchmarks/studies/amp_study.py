@@ -14,7 +14,7 @@ The chains are the paper's: our units in order on its layers, lambdas of no time
 Layer times are `estimated` from data sheets; `calibrated`: times one factor for each kind of device, fitted to CALIBRATION, one
 cell each, which are in no score; or `imported`: TransGAN's as the authors measured them, for tmp 1.
 
-`python -m tests.papers.amp_study` computes amp_study.json anew: what takes longer than a test should.
+`python -m benchmarks.studies.amp_study` computes amp_study.json anew: what takes longer than a test should.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from trainplan.solvers.cluster.placements import node_order
 from trainplan.solvers.core.result import Result
 from trainplan.solvers.core.solve import solve
 
-from tests.papers.amp import CANDIDATES, DEVICES, PUBLISHED_TRANSGAN_US, SETTINGS, Candidate, Setting, candidates
-from tests.papers.study import dump, spearman
+from benchmarks.studies.galvatron_study import dump, spearman
+from tests.helpers.papers.amp import CANDIDATES, DEVICES, PUBLISHED_TRANSGAN_US, SETTINGS, Candidate, Setting, candidates
 
 STORED = Path(__file__).with_name("amp_study.json")
 

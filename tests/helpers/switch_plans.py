@@ -11,7 +11,7 @@ from trainplan.formulations.plan.switches import Switches, combinations
 from trainplan.formulations.plan.unit import planned_unit
 from trainplan.profiling.models.model import Model
 
-from tests.execution.plans import BERT, GPT2, LLAMA, UNTIED, plan_of
+from tests.helpers.plans import BERT, GPT2, LLAMA, UNTIED, plan_of
 
 FREE = combinations(forced=False)
 # Chains of 4 units and of 6; tied and not.

@@ -14,7 +14,7 @@ Layer times are `estimated` from data sheets, or `calibrated`: times one factor,
 score. A plan is `planned` where our planners choose all of it; or it is `told`: the number of stages, and where the text has
 them replicas and layers, are the paper's, the rest our planners'.
 
-`python -m tests.papers.autopipe_study` computes autopipe_study.json anew.
+`python -m benchmarks.studies.autopipe_study` computes autopipe_study.json anew.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ from trainplan.profiling.profiles import Profile
 from trainplan.solvers.core.solve import solve
 from trainplan.solvers.partition.slicer import least_sliced, sliced_timeline
 
-from tests.papers.autopipe import (
+from benchmarks.studies.galvatron_study import dump
+from tests.helpers.papers.autopipe import (
     DAPPLE_SECOND_STAGE,
     GPU_BYTES,
     MODELS,
@@ -54,7 +55,6 @@ from tests.papers.autopipe import (
     STAGES_FIGURE_10,
     Setting,
 )
-from tests.papers.study import dump
 from trainplan.papers.replicated import (
     LatencyPart,
     Replicated,

@@ -1,6 +1,6 @@
 """Our cells of Galvatron-BMW's Tables II to V and Figure 4, from models and clusters by name.
 
-`make study` (python -m tests.papers.study) computes all of them into study.json; tests recompute some and compare.
+`make study` (python -m benchmarks.studies.galvatron_study) computes all of them; tests recompute some and compare.
 
 Calibrated, and on what:
 - 1.4 GiB of every device are not for model states and activations: set on Table II's DP row (test_galvatron_memory).
@@ -39,12 +39,12 @@ from trainplan.solvers.core.solve import solve
 from trainplan.solvers.pipeline.galvatron_bmw import StageSearch, adjusted, adjustments
 from trainplan.solvers.pipeline.partitions import Partition, blocks, initial_partition
 
-from tests.papers.tables import COLUMNS, PLANNERS, TABLE_IV, Column
+from tests.helpers.papers.tables import COLUMNS, PLANNERS, TABLE_IV, Column
 from tests.papers.test_galvatron_memory import GIB, OVERHEAD_BYTES
 from trainplan.planning.presets import OPTIMUM, Planner, planner
 from trainplan.planning.throughput import Point, search_throughput
 
-STORED = Path(__file__).with_name("study.json")
+STORED = Path(__file__).with_name("galvatron_study.json")
 TF32 = 156e12
 TF32_CELL = ("III a100-16 16 bert-huge-32", "galvatron-bmw")
 OPTIMUM_GAP = 1e-3

@@ -16,7 +16,7 @@ import typer
 from trainplan.command.app import COMMANDS, GROUPS, application
 from trainplan.planning.presets import PRESETS
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 PACKAGES = ("trainplan", "profiling", "formulations", "solvers", "execution")
 CODE = re.compile(r"`[^`\n]*`|\$[^$\n]*\$|\]\([^)\n]*\)|https?://\S+")  # names of code, formulas and targets of links
 OLD_OUTPUT = re.compile(r"^```console\n.*?^```$", re.M | re.S)  # what older revisions printed, on the page that tells of it

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from tests.assignments import random_assignment_dict
-from tests.cluster_instances import random_cluster_dict
-from tests.instances import random_pipeline_dict
-from tests.partition_instances import random_partition_dict
-from tests.switch_instances import random_instance as random_switches
+from tests.helpers.assignments import random_assignment_dict
+from tests.helpers.cluster_instances import random_cluster_dict
+from tests.helpers.instances import random_pipeline_dict
+from tests.helpers.partition_instances import random_partition_dict
+from tests.helpers.switch_instances import random_instance as random_switches
 
 Record = dict[str, Any]
 

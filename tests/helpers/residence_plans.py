@@ -8,7 +8,7 @@ from typing import Any
 
 from trainplan.formulations.plan.plan import Plan, load_plan
 
-from tests.execution.plans import (
+from tests.helpers.plans import (
     random_interleaved_plan,
     random_plan,
     random_sliced_plan,

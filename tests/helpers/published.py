@@ -22,7 +22,7 @@ from trainplan.papers.galvatron_engine.problem import Configuration, Instance
 from trainplan.papers.galvatron_engine.profile import EngineProfile, MessageTimes, read_engine_profile
 
 Json = dict[str, Any]
-HERE = pathlib.Path(__file__).parent
+HERE = pathlib.Path(__file__).parents[1]
 DATA = pathlib.Path(os.environ.get("TRAINPLAN_DATA") or HERE.parent.parent / "shared/data") / "galvatron"
 MIB, GIB = 2**20, 2**30
 NUMBERS: Json = json.loads((HERE / "formulations/published.json").read_text())

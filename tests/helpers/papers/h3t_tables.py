@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from tests.papers.h3t import CASE_SWITCHES, CASES, GB, GPT3_GB, SEARCHES, SETTINGS
-from tests.papers.h3t_study import EVERY, LAYERS, OTHER_READINGS, SHARED, SHARINGS, ZERO, Case
+from benchmarks.studies.h3t_study import EVERY, LAYERS, OTHER_READINGS, SHARED, SHARINGS, ZERO, Case
+from tests.helpers.papers.h3t import CASE_SWITCHES, CASES, GB, GPT3_GB, SEARCHES, SETTINGS
 
 Json = dict[str, Any]
 PAPERS = ("DP", "greedy", "manual", "random")

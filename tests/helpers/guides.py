@@ -1,7 +1,7 @@
-"""Real output under the commands of the pages: `python -m tests.guides` runs them, and writes what they print, and pictures.
+"""Real output under the commands of the pages: `python -m tests.helpers.guides` runs them and writes what they print.
 
 In a page, a block of `sh` may be followed by a block of `text`: what its commands of trainplan print. All commands of a page
-run in one folder, in their order. `python -m tests.guides PAGE...` writes some pages alone.
+run in one folder, in their order. `python -m tests.helpers.guides PAGE...` writes some pages alone.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 GUIDES = sorted((ROOT / "docs" / "guides").glob("*.md"))
 CHANGES = ROOT / "docs" / "before-and-after.md"
 PAGES = [ROOT / "README.md", ROOT / "docs" / "index.md", *GUIDES, CHANGES]

@@ -15,7 +15,7 @@ from trainplan.formulations.plan.strategy import MODULES, Strategy
 from trainplan.formulations.plan.unit import PlannedUnit
 from trainplan.profiling.base.errors import InputError
 
-from tests.execution.plans import (
+from tests.helpers.plans import (
     random_interleaved_plan,
     random_plan,
     random_regular_interleaved_plan,
@@ -23,8 +23,8 @@ from tests.execution.plans import (
     random_uneven_plan,
     random_unlike_plan,
 )
-from tests.execution.residence_plans import random_residence_plan
-from tests.execution.switch_plans import random_switch_plan
+from tests.helpers.residence_plans import random_residence_plan
+from tests.helpers.switch_plans import random_switch_plan
 
 Generator = Callable[[random.Random, int], Plan]
 

@@ -13,7 +13,7 @@ from trainplan.formulations.plan.plan import Plan
 from trainplan.formulations.plan.strategy import parse_strategy
 from trainplan.profiling.models.optimizers import OPTIMIZERS
 
-from tests.execution.plans import (
+from tests.helpers.plans import (
     LLAMA,
     PRECISIONS,
     plan_of,
@@ -25,8 +25,8 @@ from tests.execution.plans import (
     random_zero_plan,
     sharing_tokens,
 )
-from tests.execution.residence_plans import random_residence_plan
-from tests.execution.switch_plans import random_switch_plan
+from tests.helpers.residence_plans import random_residence_plan
+from tests.helpers.switch_plans import random_switch_plan
 
 Programs = list[Program]
 Change = Callable[[random.Random, Program, int], "list[Instruction] | None"]

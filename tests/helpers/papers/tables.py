@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from tests.papers.galvatron import TABLE_II_MODELS
+from tests.helpers.papers.galvatron import TABLE_II_MODELS
 
 
 class Printed(NamedTuple):

@@ -15,7 +15,7 @@ Readings, and their sources:
 Limits run from LEAST times the least memory of any choice to what the step needs with nothing on but synchronisation, in a
 geometric row: at the first hardly anything fits, from the last on nothing has to be saved.
 
-`python -m tests.papers.h3t_study` computes h3t_study.json anew and prints it (minutes; layer profiles from ../shared/data).
+`python -m benchmarks.studies.h3t_study` computes h3t_study.json anew and prints it (minutes; needs the layer profiles).
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ from trainplan.solvers.core.search import Search
 from trainplan.solvers.core.solve import solve
 from trainplan.solvers.switches.exact import chain_of_columns
 
-from tests.papers.h3t import CASE_SWITCHES, CASES, GB, SEARCHES, SEQUENCE, SETTINGS, Setting
-from tests.papers.study import dump
+from benchmarks.studies.galvatron_study import dump
+from tests.helpers.papers.h3t import CASE_SWITCHES, CASES, GB, SEARCHES, SEQUENCE, SETTINGS, Setting
 from trainplan.papers import h3t_file
 
 STORED = Path(__file__).with_name("h3t_study.json")
@@ -394,7 +394,7 @@ def compute(processes: int = 2) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    from tests.papers.h3t_tables import report
+    from tests.helpers.papers.h3t_tables import report
 
     STORED.write_text(dump(compute(int(sys.argv[1]) if len(sys.argv) > 1 else 2)))
     print(report(load_study()))
