@@ -14,7 +14,7 @@ OPTIONS = (Option("jobs", most=LARGEST_JOBS), Option(CUTOFF))
 
 METHODS = Methods(
     (
-        replace(proving("decomposition", "joint.exact", DECOMPOSED, *OPTIONS), starts=True),
+        replace(proving("decomposition", "joint.branch_and_bound", DECOMPOSED, *OPTIONS), starts=True),
         *MODELS,
     ),
     explain="trainplan.solvers.joint.memory_feasibility.minimum_memory:explain",
