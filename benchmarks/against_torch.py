@@ -201,7 +201,7 @@ def measured(
 ) -> list[dict[str, tuple[float, float]]]:
     """Of each round and side: seconds, and the loss. ends: when, by the clock, no more round begins."""
     programs = programs_by_side(case_plan(case, model, samples))
-    jobs = [{"programs": each} for each in programs.values()]
+    jobs = [{"programs": program} for program in programs.values()]
     job: dict[str, Any] = {"jobs": jobs, "sides": [*programs], "gpus": None, "case": case, "rounds": rounds}
     job |= {"ends": ends}
     ranks = run_workers("benchmarks.against_torch:run_rank", 2, job, timeout=1800.0, progress=progress)
@@ -226,7 +226,7 @@ def main() -> int:
     rng, console, right, started = random.Random(0), Console(width=120), True, time.perf_counter()
     cases = options.case or [*CASES]
     begins, share_s = time.time(), options.minutes * 60 / len(cases)
-    for place, case in enumerate(cases, 1):
+    for index, case in enumerate(cases, 1):
         chain = model.with_fields(tie_word_embeddings=False) if case == "pipelining" else model
 
         def progress(event: dict[str, Any], case: str = case) -> None:
@@ -235,7 +235,7 @@ def main() -> int:
             which = f"round {number}" if number > 0 else "warm-up"
             console.print(f"{time.perf_counter() - started:4.0f} s  {case}, {which}: {times}")
 
-        rounds = measured(case, chain, options.samples, options.rounds, begins + place * share_s, progress)[WARM_UP:]
+        rounds = measured(case, chain, options.samples, options.rounds, begins + index * share_s, progress)[WARM_UP:]
         table = Table("against", "plan", "back-end", "own", "torch", "ratio", "95 %", "losses apart")
         for side in (name for name in rounds[0] if name != "torch"):
             ratios = [each[side][0] / each["torch"][0] for each in rounds]

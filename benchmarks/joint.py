@@ -94,8 +94,10 @@ def distinct(instance: Any, seed: int = 0) -> Any:
 
         return tables
 
-    units = tuple(replace(unit, kind=place) for place, unit in enumerate(instance.units))
-    configurations = tuple(replace(each, make_tables=own(each.make_tables)) for each in instance.configurations)
+    units = tuple(replace(unit, kind=index) for index, unit in enumerate(instance.units))
+    configurations = tuple(
+        replace(configuration, make_tables=own(configuration.make_tables)) for configuration in instance.configurations
+    )
     return replace(instance, units=units, configurations=configurations)
 
 

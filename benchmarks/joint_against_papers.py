@@ -70,13 +70,13 @@ def main() -> int:
     console, numbers, wrong = Console(width=170), {}, []
     for name in options.case or CASES:
         numbers[name] = case(name, options.gap, options.seconds)
-        for place, row in enumerate(numbers[name]):
+        for index, row in enumerate(numbers[name]):
             wrong += [f"{name}, {row['planner']}"] * worse(row)
             cells = ["-" if row["step_ns"] is None else format_time(row["step_ns"])]
             cells += ["-" if row[share] is None else f"{row[share]:.3%}" for share in ("above", "gap")]
             seconds = f"{row['seconds']:.1f}" + (f" ({row['whole_seconds']:.1f})" if row["whole_seconds"] else "")
             cells += ["-" if row["peak_bytes"] is None else format_bytes(row["peak_bytes"]), seconds]
-            table.add_row("" if place else name, row["planner"], *cells, (row["why"] or row["outside"] or "")[:60])
+            table.add_row("" if index else name, row["planner"], *cells, (row["why"] or row["outside"] or "")[:60])
     console.print(table)
     if options.json:
         options.json.write_text(json.dumps(numbers, indent=1) + "\n", encoding="utf-8")

@@ -109,15 +109,15 @@ def show(made: Sequence[Mutant], refused: Sequence[bool], ran: dict[int, tuple[s
     """A row for each kind of mutation, and the survivors."""
     table = Table("mutation", "mutants", "refused", *OUTCOMES, title="what the checks refuse, and what the rest does")
     rows: dict[str, Counter[str]] = {kind: Counter() for kind in KINDS}
-    for place, mutant in enumerate(made):
-        rows[mutant.kind]["refused" if refused[place] else ran[place][0]] += 1
+    for index, mutant in enumerate(made):
+        rows[mutant.kind]["refused" if refused[index] else ran[index][0]] += 1
     for kind, row in [*rows.items(), ("all", sum(rows.values(), Counter[str]()))]:
         numbers = [row.total(), row["refused"], *(row[name] for name in OUTCOMES)]
         table.add_row(kind, *map(str, numbers), style="bold" if kind == "all" else None)
     console.print(table)
-    for place, mutant in enumerate(made):
-        if not refused[place]:
-            console.print(f"{mutant.kind}: {mutant.what}: {' '.join(ran[place])}", markup=False, soft_wrap=True)
+    for index, mutant in enumerate(made):
+        if not refused[index]:
+            console.print(f"{mutant.kind}: {mutant.what}: {' '.join(ran[index])}", markup=False, soft_wrap=True)
 
 
 def main() -> int:

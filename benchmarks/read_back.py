@@ -83,10 +83,10 @@ def exports_of(target: str, models: list[str], devices: list[int], seconds: floa
                 except InputError as error:
                     print(f"{target}: {model} on {count}: {error.command_text}", flush=True)
                     continue
-                place = folder / f"{model}-{count}-{len(shape)}"
-                write_export(made, place)
+                index = folder / f"{model}-{count}-{len(shape)}"
+                write_export(made, index)
                 label = f"{model} on {count}, {plan.one_strategy or 'several'}, {len(plan.stages)} stages"
-                found.append(Exported(label, made, place))
+                found.append(Exported(label, made, index))
     return found
 
 
@@ -99,7 +99,7 @@ def told_sections(exported: Exported) -> dict[str, dict[str, Any]]:
     environment = {"PATH": f"{folder}:/usr/bin:/bin", "MEGATRON": "/megatron"}
     subprocess.run(["bash", folder / "launch.sh"], env=environment, check=True, capture_output=True)
     words = (folder / "arguments").read_text().split("\0")[:-1]
-    script = next(place for place, word in enumerate(words) if word.startswith("/megatron/"))
+    script = next(index for index, word in enumerate(words) if word.startswith("/megatron/"))
     sections = sections_of(plan.planned_model(), argument_values(words[script + 1 :]), plan.chunks)
     fused = ("bias_activation_fusion", "bias_dropout_fusion", "apply_rope_fusion")  # which no argument says
     sections["model"] = {name: value for name, value in sections["model"].items() if name not in fused}
@@ -185,8 +185,8 @@ def wanted(reader: str, plan: Plan) -> dict[str, Any]:
 
 def answers(reader: str, python: Path, titan: Path | None, exports: list[Exported]) -> dict[str, Any]:
     """What the reader prints."""
-    folders = [f"{each.folder}:{each.made.plan.world}" for each in exports if each.made.plan is not None]
-    given = [told_sections(each) for each in exports] if reader == "megatron" else None
+    folders = [f"{export.folder}:{export.made.plan.world}" for export in exports if export.made.plan is not None]
+    given = [told_sections(export) for export in exports] if reader == "megatron" else None
     environment = {**os.environ, "DS_ACCELERATOR": "cpu", "DS_BUILD_OPS": "0"}
     if reader == "torchtitan" and titan is not None:
         environment["PYTHONPATH"] = str(titan.resolve())
@@ -250,10 +250,10 @@ def main() -> None:
                 for line in unlisted(answer.get("fields", {})):
                     failed[reader] += 1
                     print(f"{reader}: {line}", flush=True)
-                for each, one in zip(exports, answer["read"], strict=True):
-                    count, wrong = differences(reader, each, one)
+                for export, one in zip(exports, answer["read"], strict=True):
+                    count, wrong = differences(reader, export, one)
                     compared, failed[reader] = compared + count, failed[reader] + bool(wrong)
-                    print(f"{reader}: {each.label}: {'; '.join(wrong) or f'{count} values equal'}", flush=True)
+                    print(f"{reader}: {export.label}: {'; '.join(wrong) or f'{count} values equal'}", flush=True)
                 version = answer.get("version", "")
                 rows.append(f"| {reader} | {version} | {len(exports)} | {compared} | {failed[reader]} |")
     text = "\n".join([*rows, "", f"Read on {date.today()}.", ""])

@@ -102,7 +102,7 @@ def main() -> None:
     every = product(asked.devices or STEP_TOKENS, asked.tokens or TOKENS, asked.model or MODELS)
     cells = (Cell(model, tokens, devices) for devices, tokens, model in every)
     path = asked.out / "sequence-lengths.json"
-    fill(path, ((each.name, partial(made, each, asked.seconds)) for each in cells), page, asked.again)
+    fill(path, ((cell.name, partial(made, cell, asked.seconds)) for cell in cells), page, asked.again)
 
 
 if __name__ == "__main__":

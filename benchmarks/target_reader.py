@@ -56,7 +56,7 @@ def megatron(_folder: Path, _world: int, sections: dict[str, Values]) -> Values:
 def layers_of(layout: Any) -> list[int]:
     """Layers of each stage, in order of the model: its table is by rank, then by stage of the rank."""
     table, ranks = layout.layout, len(layout.layout)
-    chunks = [table[place % ranks][place // ranks] for place in range(ranks * len(table[0]))]
+    chunks = [table[index % ranks][index // ranks] for index in range(ranks * len(table[0]))]
     return [sum(part.name == "decoder" for part in chunk) for chunk in chunks]
 
 
@@ -195,7 +195,7 @@ def deepspeed(folder: Path, world: int, _: Any) -> Values:
     values = {name: getattr(made, name) for name in names}
     zero = made.zero_config
     offloads = {name: getattr(zero, f"offload_{name}") for name in ("optimizer", "param")}
-    values |= {f"offload_{name}": None if each is None else str(each.device.value) for name, each in offloads.items()}
+    values |= {f"offload_{name}": None if offload is None else str(offload.device.value) for name, offload in offloads.items()}
     dtypes = {"bf16": made.bfloat16_config.enabled, "fp16": made.float16_config.enabled}
     return values | dtypes | {"stage": int(zero.stage), "overlap_comm": zero.overlap_comm, "gradients": made.grad_accum_dtype}
 
@@ -259,10 +259,10 @@ def main() -> None:
     except ImportError as error:
         answer["absent"] = f"{type(error).__name__}: {error}"
         asked.folders = []
-    for place, folder in enumerate(asked.folders):
+    for index, folder in enumerate(asked.folders):
         name, _, world = folder.rpartition(":")
         try:
-            answer["read"].append({"values": reader(Path(name), int(world), given[place] if given else None)})
+            answer["read"].append({"values": reader(Path(name), int(world), given[index] if given else None)})
         except Exception as error:  # whatever the target's classes raise is their answer
             answer["read"].append({"error": f"{type(error).__name__}: {error}"})
     json.dump(answer, out, default=str)

@@ -135,8 +135,8 @@ def resolved(clone: Path, commit: str, path: Path) -> Any:
 def theirs(config: Any) -> dict[str, Any]:
     """Values of a resolved configuration, by our names."""
     made = dict[str, Any]()
-    for name, places in PLACES.items():
-        sections = (place.split(".") for place in places)
+    for name, indices in PLACES.items():
+        sections = (place.split(".") for place in indices)
         found = [getattr(getattr(config, first, None), second, None) for first, second in sections]
         made[name] = next((value for value in found if value is not None), DEFAULTS.get(name))
     converters = made.pop("converters") or []

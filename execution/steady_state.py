@@ -126,15 +126,15 @@ class Move:
         """The same instruction so much later."""
         i, name = instruction, self.name
         fields: dict[str, Any] = {
-            "reads": tuple([name(each, micro_batches) for each in i.reads]),
-            "writes": tuple([name(each, micro_batches) for each in i.writes]),
-            "frees": tuple([name(each, micro_batches) for each in i.frees]),
+            "reads": tuple([name(read, micro_batches) for read in i.reads]),
+            "writes": tuple([name(write, micro_batches) for write in i.writes]),
+            "frees": tuple([name(free, micro_batches) for free in i.frees]),
         }
         if i.micro_batch is not None:
             fields["micro_batch"] = i.micro_batch + micro_batches
         if i.after or i.marks:
             fields["after"] = tuple([name(each, micro_batches) for each in i.after])
-            fields["marks"] = tuple([name(each, micro_batches) for each in i.marks])
+            fields["marks"] = tuple([name(mark, micro_batches) for mark in i.marks])
         if i.waits:
             fields["waits"] = tuple([index + places for index in i.waits])
         if i.args:

@@ -52,10 +52,10 @@ def check_tables(
 
     sizes: of each table, the options before and after. meanings: of each, what its rows and its columns are, for texts.
     """
-    for place, (table, (rows, columns), (of_rows, of_columns)) in enumerate(zip(tables, sizes, meanings, strict=True)):
-        where = f"{field}[{place}]"
+    for index, (table, (rows, columns), (of_rows, of_columns)) in enumerate(zip(tables, sizes, meanings, strict=True)):
+        where = f"{field}[{index}]"
         if isinstance(table, int):
-            if table >= place or isinstance(tables[table], int):
+            if table >= index or isinstance(tables[table], int):
                 raise InputError("", where, f"is {table}", "give the place of a table that stands in full before it")
             if sizes[table] != (rows, columns):
                 problem = f"is {table}, a table of {' by '.join(map(str, sizes[table]))} options"
@@ -96,11 +96,11 @@ def tables_in_file(arrays: Sequence[Integers]) -> list[Any]:
     places: dict[tuple[Any, ...], int] = {}
     seen: dict[int, int] = {}
     written: list[Any] = []
-    for place, array in enumerate(arrays):
+    for index, array in enumerate(arrays):
         first = seen.get(id(array))
         if first is None:
-            first = seen[id(array)] = places.setdefault((array.shape, array.tobytes()), place)
-        written.append(_written(array) if first == place else first)
+            first = seen[id(array)] = places.setdefault((array.shape, array.tobytes()), index)
+        written.append(_written(array) if first == index else first)
     return written
 
 

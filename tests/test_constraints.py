@@ -68,7 +68,7 @@ def test_constraints_hold_and_cost_what_is_said(constraints: dict[str, Any]) -> 
         if paradigm in constraints:
             assert degrees(plan, paradigm) == {constraints[paradigm]}
     for word in constraints.get("forbid", ()):
-        assert not any(level.startswith(word) for each in plan.strategies() for level in str(each).split("-"))
+        assert not any(level.startswith(word) for strategy in plan.strategies() for level in str(strategy).split("-"))
     if "one_strategy" in constraints:
         assert plan.one_strategy is not None
     if "cuts" in constraints:
@@ -214,9 +214,9 @@ def test_what_a_constraint_leaves_out_is_searched_alone(fixed: dict[str, Any]) -
     rest = problem.beyond(wide, narrow, name)
     assert rest is not None and rest.configurations
     assert len(rest.configurations) + len(narrow.configurations) == len(wide.configurations)
-    for each in narrow.configurations:
-        (place,) = [place for place, other in enumerate(wide.configurations) if str(other) == str(each)]
-        assert narrow.only([narrow.configurations.index(each)]).digest == wide.only([place]).digest
+    for configuration in narrow.configurations:
+        (place,) = [place for place, other in enumerate(wide.configurations) if str(other) == str(configuration)]
+        assert narrow.only([narrow.configurations.index(configuration)]).digest == wide.only([place]).digest
     assert problem.beyond(wide, wide, name) is None and problem.beyond(wide, narrow, "tp") is wide
 
 

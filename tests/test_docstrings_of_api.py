@@ -34,7 +34,7 @@ def documented(name: str) -> str:
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_every_parameter_is_documented_in_its_order(name: str) -> None:
     function: Callable[..., Any] = unwrap(getattr(tp, name))
-    named = [STARS.get(each.kind, "") + each.name for each in signature(function).parameters.values()]
+    named = [STARS.get(parameter.kind, "") + parameter.name for parameter in signature(function).parameters.values()]
     assert list(section(documented(name), "Args")) == named
 
 

@@ -41,7 +41,7 @@ def test_changes_are_what_all_other_options_come_to() -> None:
                         continue
                     costs = evaluate(instance, other)
                     (over if over_memory(instance, other, costs) else fits).append(Change(option.name, costs.time_ns, 0))
-                least = min((each.step_ns for each in fits), default=None)
+                least = min((fit.step_ns for fit in fits), default=None)
                 assert (None if row.next_best is None else row.next_best.step_ns) == least
                 shorter = min((each.step_ns for each in over if each.step_ns < step_ns), default=None)
                 assert (None if row.prevented is None else row.prevented.step_ns) == shorter
@@ -77,4 +77,4 @@ def test_a_plan_without_evidence_is_refused_in_one_line() -> None:
     with pytest.raises(InputError, match=r"claim.evidence is missing; give a plan that"):
         tp.explain(answer.plan)
     stopped = tp.explain(tp.certify(answer, time_limit=1).plan, time_limit=0)
-    assert not stopped.complete and all(each.next_best is None for each in stopped.changes)
+    assert not stopped.complete and all(change.next_best is None for change in stopped.changes)

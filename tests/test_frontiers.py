@@ -59,5 +59,5 @@ def test_what_is_proven_alone_has_the_strongest_colour() -> None:
     colours = {line.get_label(): line.get_color() for line in points.picture().axes[0].lines}
     assert [label for label, colour in colours.items() if colour == BEST] == ["label-setting (proven)"]
     assert len(set(colours.values())) == 2
-    lines = [(series(place)["color"], series(place)["marker"]) for place in range(24)]
+    lines = [(series(index)["color"], series(index)["marker"]) for index in range(24)]
     assert len(set(lines)) == 24 and all(colour != BEST for colour, _ in lines)

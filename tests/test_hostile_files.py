@@ -111,7 +111,7 @@ def base(name: str) -> Any:
         record = random_partition_dict(rng, 6, 3, memory=True)
         length = len(record["forward_ns"])
         record["memory"]["limit_bytes"] = 2**40
-        return record | {"names": [f"unit {place}" for place in range(length)], "stages": min(2, length)}
+        return record | {"names": [f"unit {index}" for index in range(length)], "stages": min(2, length)}
     if name == "memory-switches":
         record = random_switches(np.random.default_rng(1), 2).to_dict() | {"memory_bytes": 2**40}
         record["layers"] = [{"name": "layer", **layer} for layer in record["layers"]]

@@ -85,7 +85,7 @@ def started(folder: Path, place: Path | None = None, **given: str) -> tuple[list
     done = subprocess.run(command, env=environment, cwd=place, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     words, variables = ((folder / name).read_text().split("\0")[:-1] for name in ("arguments", "environment"))
-    return words, dict(each.partition("=")[::2] for each in variables)
+    return words, dict(variable.partition("=")[::2] for variable in variables)
 
 
 def read_back(folder: Path, place: Path | None = None, **given: str) -> argparse.Namespace:
@@ -246,7 +246,7 @@ def partly_recomputed(counts: list[list[bool]]) -> Plan:
 @pytest.mark.parametrize("layers", [[16, 16], [12, 12, 5, 3], [32]])
 def test_the_first_layers_of_stages_come_back_as_blocks(tmp_path: Path, target: str, layers: list[int]) -> None:
     """Stages of fewer layers recompute all of theirs."""
-    plan = partly_recomputed([[place < 5 for place in range(count)] for count in layers])
+    plan = partly_recomputed([[index < 5 for index in range(count)] for count in layers])
     made = tp.export(plan, target)
     write_export(made, tmp_path)
     if target == "megatron":

@@ -78,10 +78,10 @@ def results() -> dict[str, Any]:
 
 
 def test_every_result_is_one_short_line() -> None:
-    for name, each in results().items():
-        text = repr(each)
+    for name, result in results().items():
+        text = repr(result)
         assert len(text) < LONGEST and "\n" not in text, (name, len(text), text[:LONGEST])
-        assert type(each).__name__ in text or text.startswith("<"), name
+        assert type(result).__name__ in text or text.startswith("<"), name
 
 
 def test_lines_of_plans_and_runs_say_what_counts() -> None:

@@ -69,11 +69,11 @@ def planned(every: int) -> list[tuple[Planned, Plan]]:
 def test_equal_plans_have_equal_predictions_whoever_made_them(every: int = EVERY) -> None:
     seen: dict[str, tuple[str, Any]] = {}
     twice = 0
-    for place, (_, each) in enumerate(answers(every)):
+    for index, (_, each) in enumerate(answers(every)):
         for answer in each:
             if answer.plan is None:
                 continue
-            key = f"{place} {json.dumps(answer.plan.content)}"
+            key = f"{index} {json.dumps(answer.plan.content)}"
             first = seen.setdefault(key, (answer.preset.name, answer.plan.predicted))
             assert answer.plan.predicted == first[1], (answer.preset.name, first[0])
             twice += first[0] != answer.preset.name

@@ -48,12 +48,12 @@ def test_sub_layers_and_their_names() -> None:
 
 def test_times_are_those_of_one_micro_batch_without_the_end_of_the_step() -> None:
     instance, profile = built(), profile_of(2)
-    for place, unit in enumerate(profile.units):
+    for index, unit in enumerate(profile.units):
         found = unit_costs(profile, COST_MODELS["executed"], unit.sublayer, Strategy((("dp", 4),)), 8)
         entry = profile.cost(unit.sublayer, 1, 2)
-        assert instance.forward_ns[place] == entry.forward_ns.value
-        assert instance.backward_ns[place] == entry.backward_ns.value
-        whole = instance.forward_ns[place] + instance.backward_ns[place]
+        assert instance.forward_ns[index] == entry.forward_ns.value
+        assert instance.backward_ns[index] == entry.backward_ns.value
+        whole = instance.forward_ns[index] + instance.backward_ns[index]
         assert whole == pytest.approx(found.time_ns - found.sync_ns, abs=2)
 
 
@@ -69,10 +69,10 @@ def test_a_message_is_one_way_over_the_slowest_link_between_stages() -> None:
 def test_recomputation_moves_time_to_the_backward_pass_and_keeps_inputs_only() -> None:
     kept, again = built(), built(recompute=True)
     profile = profile_of(2)
-    for place, unit in enumerate(profile.units):
+    for index, unit in enumerate(profile.units):
         entry = profile.cost(unit.sublayer, 1, 2)
-        assert again.forward_ns[place] == entry.forward_without_graph_ns.value
-        assert again.backward_ns[place] == kept.backward_ns[place] + entry.forward_ns.value
+        assert again.forward_ns[index] == entry.forward_without_graph_ns.value
+        assert again.backward_ns[index] == kept.backward_ns[index] + entry.forward_ns.value
     inputs = 2 * 1024 * 1024 * 4
     assert set(again.memory.kept_bytes[1:-1].tolist()) == {inputs}
     assert (kept.memory.kept_bytes[1:-1] > inputs).all()
@@ -256,7 +256,7 @@ def test_simulating_an_instance() -> None:
     assert tp.simulate(instance, solution=result, sliced=2).timeline.startup_ns < found.timeline.startup_ns
     chunked = tp.simulate(instance, schedule="interleaved-1f1b", chunks=2)
     assert chunked.timeline.work.stages == 8 and len(chunked.timeline.devices) == 4
-    assert chunked.stages == tuple(f"sub-layer {place}" for place in range(8))
+    assert chunked.stages == tuple(f"sub-layer {index}" for index in range(8))
     assert tp.simulate(instance, schedule="interleaved-1f1b").timeline.work.stages == 4
 
 

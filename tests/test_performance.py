@@ -124,8 +124,8 @@ def test_the_best_choice_for_all_layers_of_a_pipeline() -> None:
     for seed in range(40):
         instance = random_pipeline(seed)
         choices = [
-            Solution(place, sizes, (option,) * instance.layers)
-            for place, configuration in enumerate(instance.configurations)
+            Solution(index, sizes, (option,) * instance.layers)
+            for index, configuration in enumerate(instance.configurations)
             for sizes in product(range(1, instance.layers + 1), repeat=configuration.stages)
             if sum(sizes) == instance.layers
             for option in range(len(configuration.tables.strategies))

@@ -127,13 +127,13 @@ def test_targets_read_what_the_plan_says(target: str) -> None:
 def test_targets_read_random_plans(tmp_path: Path, target: str) -> None:
     """Uneven stages, recomputation of modules, copies of shards, of six models: more than the best plans have."""
     rng, exports = random.Random(0), list[Exported]()
-    for place in range(12):
+    for index in range(12):
         plan = in_bfloat16(random_exported(rng) if target.startswith("megatron") else random_plan(rng, target))
-        write_export(made := tp.export(plan, target), tmp_path / str(place))
-        exports.append(Exported(str(place), made, tmp_path / str(place)))
+        write_export(made := tp.export(plan, target), tmp_path / str(index))
+        exports.append(Exported(str(index), made, tmp_path / str(index)))
     read_by = answers(target, Path(str(TARGETS)), None, exports)
     assert "absent" not in read_by
-    found = [differences(target, each, answer) for each, answer in zip(exports, read_by["read"], strict=True)]
+    found = [differences(target, export, answer) for export, answer in zip(exports, read_by["read"], strict=True)]
     assert [wrong for _, wrong in found] == [[]] * len(exports)
 
 

@@ -39,7 +39,7 @@ def test_options_of_methods_come_in_with_the_search() -> None:
 
 def test_other_verbs_take_requests() -> None:
     assert tp.partition(replace(REQUEST, pipeline=2, micro_batches=4), search=QUICK).preset.name == "autopipe"
-    assert [each.preset.name for each in tp.plans(["joint"], REQUEST, search=QUICK)] == ["joint"]  # type: ignore[union-attr]
+    assert [plan.preset.name for plan in tp.plans(["joint"], REQUEST, search=QUICK)] == ["joint"]  # type: ignore[union-attr]
 
 
 def test_what_is_no_request_is_named() -> None:

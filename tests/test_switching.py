@@ -86,10 +86,10 @@ def test_a_layer_is_what_the_profile_says_of_its_unit(made: tuple[Instance, Prof
     assert instance.layer_names == tuple(unit.name for unit in profile.units)
     assert instance.forced and not instance.nvlink, "copies share the machine's memory with the collectives"
     assert (instance["input_bytes"][1:] == instance["output_bytes"][:-1]).all()
-    for place, unit in enumerate(profile.units):
+    for index, unit in enumerate(profile.units):
         entry, shape = profile.cost(unit.sublayer, 1, 2), profile.shapes[unit.sublayer]
         shard = -(-shape.shard(1).parameters // 4)
-        found = {name: int(column[place]) for name, column in instance.columns.items()}
+        found = {name: int(column[index]) for name, column in instance.columns.items()}
         for name in ("forward_ns", "forward_without_graph_ns", "backward_ns"):
             assert found[name] == getattr(entry, name).value
         assert found["graph_bytes"] == entry.kept_bytes.value

@@ -36,9 +36,9 @@ def instance_of(model: Model, cluster: str, batch: int, memory: int, **options: 
 def alike(instance: Instance) -> list[Solution]:
     """One solution of each configuration whose cuts are not to be chosen, with the first option of every unit."""
     return [
-        Solution(place, (), (0,) * instance.length)
-        for place, each in enumerate(instance.configurations)
-        if each.stages == 1
+        Solution(index, (), (0,) * instance.length)
+        for index, configuration in enumerate(instance.configurations)
+        if configuration.stages == 1
     ]  # fmt: skip
 
 
@@ -47,7 +47,7 @@ def test_a_plan_for_a_script_of_torch_is_not_called_impossible_for_memory_that_i
     options: dict[str, Any] = {"for_": "torch", "pipeline": 1}
     instance, asked = instance_of(LLAMA, "h100:1x2", 8, 2**20, **options)
     plans = [JOINT.plan(instance, each, asked) for each in alike(instance)]
-    peaks = [max(judge_streams(each, asked.cluster, checked=False).peak_bytes) for each in plans]
+    peaks = [max(judge_streams(plan, asked.cluster, checked=False).peak_bytes) for plan in plans]
     options |= {"like": "joint", "model": LLAMA, "cluster": "h100:1x2", "batch": 8, "beside": False, **ASKED}
     answer = tp.plan(memory=min(peaks), **options)
     assert answer.answer.status != "infeasible" and answer.plan is None  # it is the script that does not fit
@@ -121,9 +121,9 @@ WALKING = "compiling and simulating the plan's programs"
 def test_what_is_counted_beyond_tables_is_added_to_every_stage_or_to_the_last(pair: tuple[int, int]) -> None:
     instance, _ = instance_of(LLAMA, "h100:2x2", 8, 2**30)
     counted = JOINT.with_more(instance, [pair] * len(instance.configurations))
-    for place, each in enumerate(instance.configurations):
-        cuts = each.cuts if each.cuts is not None else tuple(range(1, each.stages))
-        solution = Solution(place, cuts, (0,) * instance.length)
+    for index, configuration in enumerate(instance.configurations):
+        cuts = configuration.cuts if configuration.cuts is not None else tuple(range(1, configuration.stages))
+        solution = Solution(index, cuts, (0,) * instance.length)
         before, after = (JOINT.evaluate(it, solution) for it in (instance, counted))
         assert before.time_ns == after.time_ns
         for stage, more in zip(before.stages, after.stages, strict=True):

@@ -57,7 +57,7 @@ def plan_of(
 ) -> Plan:
     """Of a tiny model. cuts: first units of stages after the first; again: units that are recomputed; modules: of layers."""
     model = model_from_config(TINY[family], "config", name=family).in_dtype(dtype)
-    texts = [strategy + "-ckpt" * (place in again) for place in range(len(model.units))]
+    texts = [strategy + "-ckpt" * (index in again) for index in range(len(model.units))]
     if modules:
         texts[1:-1] = [f"{strategy}-ckpt:{modules}"] * (len(texts) - 2)
     bounds, depth = [0, *cuts, len(model.units)], (len(cuts) + 1) // chunks
@@ -167,11 +167,11 @@ def check_losses(plans: dict[str, Plan], where: Path, largest: float) -> None:
     folders, wanted = dict[Path, tuple[int, str]](), dict[Path, list[float]]()
     data = where / "tokens.bin"
     np.random.default_rng(0).integers(40, size=STEPS * 8 * 8 + 9).astype(np.uint16).tofile(data)
-    for place, (name, plan) in enumerate(plans.items()):
+    for index, (name, plan) in enumerate(plans.items()):
         folder = where / name.replace(" ", "-")
         write_export(tp.export(plan, "torch"), folder)
-        wanted[folder] = reference(folder, plan, None if place else data)
-        folders[folder] = plan.world, f"--weights {folder / 'weights'}" + ("" if place else f" --data {data}")
+        wanted[folder] = reference(folder, plan, None if index else data)
+        folders[folder] = plan.world, f"--weights {folder / 'weights'}" + ("" if index else f" --data {data}")
     for folder, losses in ran(folders).items():
         assert losses == pytest.approx(wanted[folder], abs=largest), folder.name
         assert max(losses) - min(losses) > 0.02
@@ -252,14 +252,14 @@ def test_scripts_are_short_formatted_and_have_what_they_use_alone(tmp_path: Path
     rng = random.Random(0)
     made = [*QUICK.values(), *MIXED.values(), LARGEST, *(OTHERS.values() if count > 4 else [])]
     plans = [*made, *(random_plan(rng) for _ in range(count))]
-    for place, plan in enumerate(plans):
+    for index, plan in enumerate(plans):
         text = tp.export(plan, "torch").files["train.py"]
         assert len(text.splitlines()) <= 200, str(plan.units[0])
         assert set(re.findall(r"^(?:import|from) (\w+)", text, re.M)) <= IMPORTED
         for word, needed in USED.items():
             assert (word in text) == needed(plan), (word, str(plan.units[1]), plan)
         compile(text, "train.py", "exec")
-        (tmp_path / f"train{place}.py").write_text(text)
+        (tmp_path / f"train{index}.py").write_text(text)
     ruff = Path(sys.executable).with_name("ruff")
     if not ruff.exists():
         pytest.skip("ruff is not installed")

@@ -179,7 +179,7 @@ def explain(
         bound_ns=claim.bound_ns,
         checked_ns=_followed_ns(stated, request, claim.evidence),
         one_strategy=made.one_strategy,
-        stages=tuple(_stages(made, simulation, {each.stage for each in changes if each.prevented is not None})),
+        stages=tuple(_stages(made, simulation, {change.stage for change in changes if change.prevented is not None})),
         changes=changes,
         complete=time.monotonic() <= end,
         software=simulation.software,

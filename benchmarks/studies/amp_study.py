@@ -97,7 +97,7 @@ def readings(setting: Setting, among: Iterable[Reading] = tuple(READINGS.values(
 
 
 def block_layers(setting: Setting) -> list[int]:
-    return [first + place for first, count in setting.blocks for place in range(count)]
+    return [first + index for first, count in setting.blocks for index in range(count)]
 
 
 def layer_of(setting: Setting, unit: str) -> int:
@@ -160,7 +160,7 @@ def instance(setting: Setting, reading: Reading, within_memory: bool = False) ->
         network = network.changed(islands=[island.changed(latency_ns=0) for island in network.islands])
     return replace(
         given,
-        layer_names=tuple(f"layer{place}" for place in range(setting.layers)),
+        layer_names=tuple(f"layer{index}" for index in range(setting.layers)),
         network=network,
         reductions=total(given.reductions * split),
         reduced_bytes=total(given.reduced_bytes * split),

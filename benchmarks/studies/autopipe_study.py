@@ -354,7 +354,7 @@ def flops_share(model: str, mbs: int, step_ms: float, gpus: int, peak: float) ->
     part = load_model(model, dtype="float16").with_fields(attn_implementation="eager")
     products = {name: sum(one.flops for one in unit.operators(mbs, 1) if one.m) for name, unit in part.sublayers.items()}
     units = profile(model, mbs, ESTIMATED).units
-    done = sum((3 if place in (0, len(units) - 1) else 4) * products[unit.sublayer] for place, unit in enumerate(units))
+    done = sum((3 if index in (0, len(units) - 1) else 4) * products[unit.sublayer] for index, unit in enumerate(units))
     return done / (step_ms / 1e3 * gpus * peak)
 
 

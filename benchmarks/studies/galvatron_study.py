@@ -369,16 +369,16 @@ def refusals(memory_gib: int, model: str, plan: dict[str, Any]) -> tuple[Partiti
     column, planner = Column("IV", "a100-16", memory_gib, model, {}), READINGS["galvatron-1f1b-bi-obj"]
     given = instance(column, plan["batch"], planner.space, planner.schedule)
     numbers = [(found.stages, found.micro_batches) for found in given.configurations]
-    place = numbers.index((plan["stages"], plan["micro_batches"]))
-    stages = StageSearch(given, place, -(-given.memory_bytes // DEFAULT_LEVELS))
+    index = numbers.index((plan["stages"], plan["micro_batches"]))
+    stages = StageSearch(given, index, -(-given.memory_bytes // DEFAULT_LEVELS))
     *_, last = (step for step in adjustments(stages) if step.solution and step.evaluation)
     assert last.solution and last.evaluation
 
     def under(partition: Sequence[int]) -> Evaluation:
         assert last.solution
-        return evaluate(given, Solution(place, stages.blocks.layers_of(partition), last.solution.choice))
+        return evaluate(given, Solution(index, stages.blocks.layers_of(partition), last.solution.choice))
 
-    largest = under(initial_partition(given, place, "time")).peak_bytes
+    largest = under(initial_partition(given, index, "time")).peak_bytes
     slowest = max(stage.time_ns for stage in last.evaluation.stages)
     found = []
     for partition in adjusted(last.partition, last.evaluation):

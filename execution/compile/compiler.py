@@ -125,11 +125,11 @@ class _Compiler(Residences):
 
     def _interleave(self, items: Sequence[Item]) -> None:
         """The rank's part of the order of passes and messages of all ranks. Messages without a pass between them are one."""
-        for place, (what, (kind, micro_batch, stage, _)) in enumerate(items):
+        for index, (what, (kind, micro_batch, stage, _)) in enumerate(items):
             units, part = self.stages[stage], Part(micro_batch)
             after, first = units.stop, units.start
             if what == "pass":
-                for item in takewhile(lambda item: item.what != "pass", items[place + 1 :]):
+                for item in takewhile(lambda item: item.what != "pass", items[index + 1 :]):
                     if item.what == "receive":
                         self._post(*self._arrival_of(item))
             if what == "pass" and kind == "forward":
@@ -138,7 +138,7 @@ class _Compiler(Residences):
                 for unit in reversed(units):
                     self.backward(unit, micro_batch)
             elif what == "receive":
-                self._receive(*self._arrival_of(items[place]))
+                self._receive(*self._arrival_of(items[index]))
             elif kind == "forward":
                 self._send(f"hidden.{after}", after, part, 1)
             else:

@@ -50,7 +50,7 @@ def before_backward(at: UnitPasses, unit: int, part: Part, inside: str, weights:
 def gradient_of(at: UnitPasses, unit: int, part: Part, keys: tuple[str, ...]) -> tuple[str, ...]:
     """The buffer to which a backward computation leaves the gradient of these keys and values, or results."""
     name = "results-gradient" if isinstance(at.key_share(unit), HeadPieces) else "keys-gradient-whole"
-    return tuple(at.buffer(f"{name}.{unit}.{part}", at.buffers[each]) for each in keys)
+    return tuple(at.buffer(f"{name}.{unit}.{part}", at.buffers[key]) for key in keys)
 
 
 def behind_backward(

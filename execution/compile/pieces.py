@@ -35,8 +35,8 @@ def in_pieces(plan: Plan, model: Model) -> tuple[tuple[Strategy, ...], Batch, Mo
 
 def _refused(plan: Plan, model: Model, pieces: int) -> Iterator[InputError]:
     first = next(unit.strategy for unit in plan.units if unit.strategy.degree("cp") > 1)
-    for place, (unit, described) in enumerate(zip(plan.units, model.units, strict=True)):
-        field, problem = f"units[{place}].{unit.field}", f"is {str(unit.strategy)!r}"
+    for index, (unit, described) in enumerate(zip(plan.units, model.units, strict=True)):
+        field, problem = f"units[{index}].{unit.field}", f"is {str(unit.strategy)!r}"
         if (unit.strategy.levels, unit.strategy.exchange) != (first.levels, first.exchange):
             levels = Strategy(first.levels, exchange=first.exchange)
             yield InputError("plan", field, problem, f"give levels {levels}: with cp all sub-layers have the same ones")

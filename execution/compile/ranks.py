@@ -184,7 +184,7 @@ class PlannedRank:
     def ranks(self, places: Iterable[int]) -> tuple[int, ...]:
         """Ranks of places in this stage."""
         group = self.groups[self.stage]
-        return tuple([group[place] for place in places])
+        return tuple([group[index] for index in places])
 
     def samples_of(self, instruction: Instruction) -> dict[str, Any]:
         """The samples that an instruction speaks of, as its arguments. (Of SAMPLED alone.)
@@ -228,8 +228,8 @@ class PlannedRank:
         groups = dict[tuple[int, ...], tuple[int, ...]]()
 
         def moved(member: int) -> int:
-            place = member % digits.size
-            return member - place + digits.moved(place, program.place, self.place)
+            index = member % digits.size
+            return member - index + digits.moved(index, program.place, self.place)
 
         def translated(i: Instruction) -> Instruction:
             if not i.group and i.op not in SAMPLED:
@@ -273,8 +273,8 @@ class PlannedRank:
     def _tokens_of_peers(self, unit: int) -> tuple[tuple[int, int], ...]:
         """The tokens of each rank of a tensor-parallel group, in a unit's layout."""
         if unit not in self._gathered_tokens:
-            places = self.strategies[unit].peers(self.place, "tp")
-            self._gathered_tokens[unit] = tuple(self.tokens_at(place, unit) for place in places)
+            indices = self.strategies[unit].peers(self.place, "tp")
+            self._gathered_tokens[unit] = tuple(self.tokens_at(index, unit) for index in indices)
         return self._gathered_tokens[unit]
 
     def laid_bytes(self, boundary: int, unit: int, rows: int) -> int:
@@ -287,7 +287,7 @@ class PlannedRank:
 
     def transfers(self, before: int, after: int, part: Part) -> dict[tuple[int, int], tuple[int, ...]]:
         """The rows that places of the stage of one unit send to places of the stage of another (see `row_transfers`)."""
-        rows = ([self.rows_at(place, unit, part) for place in range(self.strategies[unit].group)] for unit in (before, after))
+        rows = ([self.rows_at(index, unit, part) for index in range(self.strategies[unit].group)] for unit in (before, after))
         return row_transfers(*rows)
 
     def neighbours(self, unit: int) -> tuple[int, ...]:
@@ -305,14 +305,14 @@ def row_transfers(before: Sequence[Sequence[int]], after: Sequence[Sequence[int]
     before, after: the rows of each place. Where several senders have a row, each serves its part of the receivers.
     """
     holders: dict[int, list[int]] = {}
-    for place, rows in enumerate(before):
+    for index, rows in enumerate(before):
         for row in rows:
-            holders.setdefault(row, []).append(place)
+            holders.setdefault(row, []).append(index)
     sent: dict[tuple[int, int], list[int]] = {}
-    for place, rows in enumerate(after):
+    for index, rows in enumerate(after):
         for row in rows:
             senders = holders[row]
-            sent.setdefault((senders[place * len(senders) // len(after)], place), []).append(row)
+            sent.setdefault((senders[index * len(senders) // len(after)], index), []).append(row)
     return {pair: tuple(rows) for pair, rows in sent.items()}
 
 
@@ -325,7 +325,7 @@ def planned_ranks(
     stages = tuple(range(stage.first_unit, stage.last_unit + 1) for stage in plan.stages)
     groups = StageGroups(tuple(stage.ranks) for stage in plan.stages)
     count = batch.global_samples // (batch.micro_batches if batch.shares is None else sum(batch.shares))
-    if (samples := count // (1 if batch.shares else min(each.data_degree for each in strategies))) > MOST_SAMPLES:
+    if (samples := count // (1 if batch.shares else min(strategy.data_degree for strategy in strategies))) > MOST_SAMPLES:
         problem, fix = f"is {batch.micro_batches}, each of {samples} samples on a rank", f"give more, of at most {MOST_SAMPLES}"
         raise InputError("plan", "batch.micro_batches", problem, fix)
     fields: dict[str, Any] = {"most_micro_batches": most_micro_batches, "planned": plan.units}

@@ -45,7 +45,7 @@ def fold(plan: Plan, model: Model) -> Folding:
         return runs and all(faithful(a, b, digits, narrow) and faithful(b, a, digits, narrow) for a, b in pairs)
 
     bits = range(1, max(digits.degrees, default=1).bit_length() + 1)
-    candidates = (Digits(tuple(min(degree, 1 << each) for degree in digits.degrees)) for each in bits)
+    candidates = (Digits(tuple(min(degree, 1 << bit) for degree in digits.degrees)) for bit in bits)
     narrow = next((candidate for candidate in candidates if stands(candidate)), digits)
     shares = plan.batch.shares
     if shares is not None:  # of the replicas, which the outermost level numbers
@@ -62,12 +62,12 @@ def _runs_on(part: Sublayer, strategy: Strategy) -> bool:
 
 def folded_strategy(strategy: Strategy, digits: Digits, narrow: Digits) -> Strategy:
     """A strategy with each level over the same digits, of other degrees."""
-    places, levels, number = list(zip(digits.degrees, narrow.degrees, strict=True)), [], 0
+    indices, levels, number = list(zip(digits.degrees, narrow.degrees, strict=True)), [], 0
     for paradigm, degree in reversed(strategy.levels):
         left, folded = degree, 1
         while left > 1:
-            left //= places[number][0]
-            folded *= places[number][1]
+            left //= indices[number][0]
+            folded *= indices[number][1]
             number += 1
         levels.append((paradigm, folded))
     return replace(strategy, levels=tuple(reversed(levels)))

@@ -34,10 +34,10 @@ class UnitBorders(Issuing):
 
     def _moved_rows(self, name: str, result: str, before: int, after: int, part: Part) -> str:
         """The buffer with a boundary's rows under the layout of unit `after`, each with all tokens."""
-        places = self.gathered_places(before, after)
-        local, boundary = len(places) == 1, min(before, after)
+        indices = self.gathered_places(before, after)
+        local, boundary = len(indices) == 1, min(before, after)
         self.buffer(result, self.boundary_bytes(boundary, len(self.rows(after, part))))
-        gathered = self.boundary_bytes(boundary, len(self.rows(before, part)) * len(places))
+        gathered = self.boundary_bytes(boundary, len(self.rows(before, part)) * len(indices))
         self.issue(
             Op.SLICE if local else Op.GATHER_SLICE,
             after,
@@ -45,7 +45,7 @@ class UnitBorders(Issuing):
             reads=(name,),
             writes=(result,),
             frees=(name,),
-            group=() if local else self.ranks(places),
+            group=() if local else self.ranks(indices),
             message_bytes=0 if local else gathered,
             workspace_bytes=0 if local else gathered,
         )

@@ -122,13 +122,13 @@ class UnitPasses(UnitStates, UnitBorders):
         gradients = tuple(self.gradient_buffer(each) for each in sources)
         shared, spread = self.strategies[unit].sequence_parallel, tuple[str, ...]()
         first = micro_batch == 0 and (unit > 0 or not self.table_once)  # else the head's part of it is there already
-        for place, part in enumerate(parts):
-            final = place == len(parts) - 1
-            incoming = arrived[place if apart else 0]
-            adds = gradients if place or not (first or scatters) else ()  # to a gradient that is there already
+        for index, part in enumerate(parts):
+            final = index == len(parts) - 1
+            incoming = arrived[index if apart else 0]
+            adds = gradients if index or not (first or scatters) else ()  # to a gradient that is there already
             freed = self._freed_after_use(unit, whole, backward=True) if final else ()
             if shared:
-                if apart or place == 0:
+                if apart or index == 0:
                     spread = sequence_parallel.incoming(self, unit, part if apart else whole, incoming)
                 done = dict.fromkeys((*incoming, *spread)) if apart or final else {}
                 freed = (*(name for name in done if self.token_share(unit).adds_residual or name in spread), *freed)
@@ -202,7 +202,7 @@ class UnitPasses(UnitStates, UnitBorders):
         self._ready = None
         if ready is not None and ready[0] == unit:
             return ready[1]
-        return tuple(self.gathered(each, part, after) for each in sources)
+        return tuple(self.gathered(source, part, after) for source in sources)
 
     def _gather_ahead(self, unit: int, following: int, part: Part, after: str) -> None:
         """Gather what the unit that comes next in a pass computes with. (Not where that is of the unit at hand, too.)"""
@@ -234,7 +234,7 @@ class UnitPasses(UnitStates, UnitBorders):
         """What goes once a unit has computed: the parameters that it was the last to use."""
         sources = (unit, 0) if self.uses_table(unit) else (unit,)
         last = backward and part.micro_batch == self.micro_batches - 1
-        return tuple(name for each in sources for name in self.freed_parameters(each, last and each == unit))
+        return tuple(name for source in sources for name in self.freed_parameters(source, last and source == unit))
 
     def _arrived(self, unit: int, part: Part) -> tuple[str, ...]:
         """What a backward pass needs of what comes behind the unit: the gradient of its output; of a head whose logits are made

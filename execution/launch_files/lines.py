@@ -56,9 +56,9 @@ def _nodes(node: yaml.Node | None, name: str, above: tuple[int, ...]) -> Iterato
         return
     inner = (*above, id(node))
     if isinstance(node, yaml.SequenceNode):
-        for place, item in enumerate(node.value):
-            yield f"{name}[{place}]", item.start_mark.line + 1
-            yield from _nodes(item, f"{name}[{place}]", inner)
+        for index, item in enumerate(node.value):
+            yield f"{name}[{index}]", item.start_mark.line + 1
+            yield from _nodes(item, f"{name}[{index}]", inner)
     elif isinstance(node, yaml.MappingNode):
         merged = [value for key, value in node.value if key.tag == "tag:yaml.org,2002:merge"]
         for value in merged:  # keys of their own come after, since they win

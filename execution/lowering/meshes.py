@@ -51,7 +51,7 @@ def relay_mesh(device: str, ranks: Ranks, digits: Digits) -> DeviceMesh:
     """All ranks, (stages, *degrees of the digits, the outermost first), on which two neighbouring units with unlike layouts can
     both be said."""
     degrees = digits.degrees[::-1]
-    names = tuple(f"d{place}" for place in range(len(degrees)))
+    names = tuple(f"d{index}" for index in range(len(degrees)))
     return DeviceMesh(device, torch.tensor(ranks).view(len(ranks), *degrees), mesh_dim_names=("stage", *names))
 
 

@@ -24,7 +24,7 @@ def counts(parameter: nn.Parameter, strategy: Strategy, place: int) -> bool:
     split = set[str]()
     if isinstance(parameter, DTensor):
         names = parameter.device_mesh.mesh_dim_names or ()
-        split = {name for name, each in zip(names, parameter.placements, strict=True) if not each.is_replicate()}
+        split = {name for name, placement in zip(names, parameter.placements, strict=True) if not placement.is_replicate()}
     return all(axis in split or strategy.index(place, axis) == 0 for axis in ("dp", "sdp", "tp"))
 
 

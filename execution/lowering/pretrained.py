@@ -24,13 +24,13 @@ def save_weights(trainer: Trainer, folder: str) -> None:
     if dist.get_rank() == 0:
         writer.begin()
     dist.barrier()
-    places: dict[str, str] = {}
+    indices: dict[str, str] = {}
     for position, unit in sorted(trainer.units.items()):
         whole: dict[str, Tensor] = dict(gathered(unit, False))
         if trainer.place == 0:
-            places |= writer.write(position, whole)
+            indices |= writer.write(position, whole)
     each: list[dict[str, str]] = [{} for _ in range(dist.get_world_size())]
-    dist.all_gather_object(each, places)
+    dist.all_gather_object(each, indices)
     if dist.get_rank() == 0:
         writer.finish({name: file for some in each for name, file in some.items()})
     dist.barrier()

@@ -107,7 +107,7 @@ class Chain(nn.Module):
                 shard(unit, ranks, kind, policy, whole)
         sharded = [unit for unit in self.units if isinstance(unit, FSDPModule)]
         if sharded:  # one root for all: it waits for all gradients at the end, and lets units gather ahead of each other
-            others = {each for unit in self.units if not isinstance(unit, FSDPModule) for each in unit.parameters()}
+            others = {parameter for unit in self.units if not isinstance(unit, FSDPModule) for parameter in unit.parameters()}
             fully_shard(self, mesh=data_mesh(sharded[0].strategy, ranks, kind), ignored_params=others)
             sums(self)
             for one, other in pairwise(sharded):
@@ -147,8 +147,8 @@ class Chain(nn.Module):
         for unit, whole in zip(self.units, self.kept_whole, strict=True):
             if isinstance(unit, FSDPModule):
                 before_backward(unit, whole, last)
-        for each in self.copies:
-            each.last = last
+        for copy in self.copies:
+            copy.last = last
 
 
 class StageModule(nn.Module):

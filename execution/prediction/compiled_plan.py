@@ -50,7 +50,7 @@ class Compiled:
     @property
     def instructions(self) -> int:
         """The number of instructions of all programs that were compiled, whole."""
-        return sum(len(each) if isinstance(each, Rounds) else len(each.instructions) for each in self.programs)
+        return sum(len(program) if isinstance(program, Rounds) else len(program.instructions) for program in self.programs)
 
     def memory(self, backend: Backend) -> tuple[Walk, ...]:
         """The walk of each program on a back-end or on the serial one, whichever needs more."""

@@ -48,8 +48,8 @@ def layout_of(plan: Plan) -> RunLayout:
     """The layout that all units of a plan have. Raises InputError naming the first unit that has another one."""
     model, first = plan.planned_model(), plan.units[0].strategy
     layered = [planned for unit, planned in zip(model.units, plan.units, strict=True) if unit.kind in LAYERED]
-    for place, unit in enumerate(plan.units):
-        strategy, field = unit.strategy, f"units[{place}].{unit.field}"
+    for index, unit in enumerate(plan.units):
+        strategy, field = unit.strategy, f"units[{index}].{unit.field}"
         if replace(strategy, ckpt=False, modules=()) != replace(first, ckpt=False, modules=()):
             raise InputError(
                 "plan", field, f"is {str(strategy)!r}", f"give {first}, as units[0] has, or leave --cost-model out"
@@ -59,9 +59,9 @@ def layout_of(plan: Plan) -> RunLayout:
         axes = [paradigm for paradigm, _ in strategy.levels]
         if axes != [paradigm for paradigm in ORDER if paradigm in axes]:
             raise InputError("plan", field, f"is {str(strategy)!r}", f"give levels in the order {', '.join(ORDER)}")
-        if model.units[place].kind in LAYERED and unit.precision != layered[0].precision:
+        if model.units[index].kind in LAYERED and unit.precision != layered[0].precision:
             fix = f"give {layered[0].precision!r}, as {layered[0].name} has"
-            raise InputError("plan", f"units[{place}].precision", f"is {unit.precision!r}", fix)
+            raise InputError("plan", f"units[{index}].precision", f"is {unit.precision!r}", fix)
     if (away := any(unit.states.on_host for unit in plan.units)) or plan.batch.shares is not None:
         problem = "has states on the host" if away else "has shares"
         raise InputError("plan", "batch.shares", problem, "leave --cost-model out")

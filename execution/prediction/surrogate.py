@@ -76,12 +76,12 @@ def weight_copies(plan: Plan) -> list[int]:
     by_rank: dict[tuple[int, ...], list[int]] = {}
     for stage in plan.stages:
         by_rank.setdefault(tuple(stage.ranks), []).extend(range(stage.first_unit, stage.last_unit + 1))
-    for ranks, places in by_rank.items():
-        units = [plan.units[place] for place in places]
+    for ranks, indices in by_rank.items():
+        units = [plan.units[index] for index in indices]
         weights = [
             part.parameter_count(part.degree(unit.strategy.degree("tp")))
-            for unit, place in zip(units, places, strict=True)
-            for part in [model.units[place].sublayer]
+            for unit, index in zip(units, indices, strict=True)
+            for part in [model.units[index].sublayer]
             if unit.precision != "model"
         ]
         size = ceil(copied_bytes(weights, recipe_of(plan), model.element_bytes, units[0].strategy.zero_stage))

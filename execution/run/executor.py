@@ -64,7 +64,7 @@ class Executor(Sharding, Copying, HeadSharing, TokenSharing):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.begins: Callable[[int], None] = _nobody  # called with the place of each instruction that begins
-        self.places = {id(instruction): place for place, instruction in enumerate(self.program.instructions)}
+        self.places = {id(instruction): index for index, instruction in enumerate(self.program.instructions)}
         self.streams: CudaStreams | None = None
         self.lanes: dict[Backend, Lanes] = {}
         messages = [message for instruction in self.program.instructions for message in instruction.messages]

@@ -50,8 +50,8 @@ class HeadSharing(KeySharing):
         del sent
         heads = self._heads_of(instruction, name)
         own = whole.new_zeros((rows, tokens // ranks, 1 + max(map(max, heads)), width))
-        for places, part in zip(heads, came, strict=True):  # what copies of keys have comes several times
-            own.index_add_(2, torch.tensor(places, device=self.device), part)
+        for indices, part in zip(heads, came, strict=True):  # what copies of keys have comes several times
+            own.index_add_(2, torch.tensor(indices, device=self.device), part)
         self.values[name] = own
 
     def _core(self, instruction: Instruction) -> None:
@@ -76,8 +76,8 @@ class HeadSharing(KeySharing):
         counts = (share.queries, share.keys, share.keys)
         parts = self.values[instruction.reads[0]].transpose(1, 2).split(counts, 1)
         leaves = [part.detach().requires_grad_() for part in parts]
-        place = unit.shard.index * share.ranks + unit.shard.piece
-        shard, draw = torch_units.Shard(unit.shard.tp * share.ranks, place), self.draw(instruction)
+        index = unit.shard.index * share.ranks + unit.shard.piece
+        shard, draw = torch_units.Shard(unit.shard.tp * share.ranks, index), self.draw(instruction)
         whole = None if draw is None else Draw(draw.seed, draw.step, draw.unit, draw.whole)
         queries, keys, values = leaves
         return torch_units.core_of_heads(share.part, queries, keys, values, shard, whole), leaves

@@ -56,11 +56,11 @@ class Lanes:
     def _work(self, places: Sequence[int], run: Callable[[int], None], progress: _Progress) -> None:
         """The instructions of a lane, until one of any lane fails."""
         try:
-            for place in places:
-                if not progress.reaches(self._waits[place]):
+            for index in places:
+                if not progress.reaches(self._waits[index]):
                     return
-                run(place)
-                progress.done(place)
+                run(index)
+                progress.done(index)
         except BaseException as error:
             progress.failed(error)
 
@@ -105,7 +105,7 @@ class _Progress:
     def reaches(self, places: Sequence[int]) -> bool:
         """Wait until all of these are done (True) or a lane has failed (False)."""
         with self._changed:
-            self._changed.wait_for(lambda: self.error is not None or all(self._done[place] for place in places))
+            self._changed.wait_for(lambda: self.error is not None or all(self._done[index] for index in places))
             return self.error is None
 
     def done(self, place: int) -> None:

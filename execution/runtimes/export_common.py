@@ -113,9 +113,9 @@ def as_exported(
     fields: others that differ."""
     again, _ = recomputation(plan)
     units = []
-    for unit, described, place in zip(plan.units, plan.planned_model().units, _layers_in_stages(plan), strict=True):
+    for unit, described, index in zip(plan.units, plan.planned_model().units, _layers_in_stages(plan), strict=True):
         inner = unit.name not in ENDS
-        ckpt = again and inner and (first is None or place < first)
+        ckpt = again and inner and (first is None or index < first)
         some = tuple(sorted(set(modules) & set(modules_of(described.sublayer)))) if inner and not again else ()
         units.append(unit.laid_out(replace(strategy, ckpt=ckpt, modules=some)))
     return plan.changed(units=units, sliced=0, predicted=None, claim=None, **fields)

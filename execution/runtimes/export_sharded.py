@@ -53,7 +53,7 @@ def one_stage(plan: Plan, runtime: str, where: str, able: Collection[str] = ABLE
 def left_out(plan: Plan, runtime: str) -> list[str]:
     """What neither of them says."""
     _, partly = recomputation(plan)
-    modules = (module for each in plan.strategies() for module in each.modules)
+    modules = (module for strategy in plan.strategies() for module in strategy.modules)
     return [*left_out_of_all(plan, runtime), *partly, *modules_kept(modules, runtime)]
 
 

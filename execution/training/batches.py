@@ -72,11 +72,11 @@ class Batches:
         if self.file is None:
             return batch_tokens(self.model, self.samples, self.seed)[list(rows)]
         count = self.file.windows
-        epochs, places = np.divmod(self.drawn(step) + np.asarray(rows, dtype=np.int64), count)
-        windows = np.empty_like(places)
+        epochs, indices = np.divmod(self.drawn(step) + np.asarray(rows, dtype=np.int64), count)
+        windows = np.empty_like(indices)
         for epoch in np.unique(epochs):
             of_epoch = epochs == epoch
-            windows[of_epoch] = permuted(places[of_epoch], count, self.seed, int(epoch))
+            windows[of_epoch] = permuted(indices[of_epoch], count, self.seed, int(epoch))
         return torch.from_numpy(self.file.read(windows))
 
     def whole(self, step: int) -> Tensor:

@@ -108,7 +108,7 @@ def _joined(model: Model, pieces: list[Tensor]) -> Tensor:
     if model.family in INTERLEAVED:
         q, (k, v) = pieces
         return torch.cat([each.unflatten(0, (_groups(model), -1)) for each in (q, k, v)], 1).flatten(0, 1)
-    split = [list(each) if each.dim() > pieces[0].dim() else [each] for each in pieces]
+    split = [list(piece) if piece.dim() > pieces[0].dim() else [piece] for piece in pieces]
     return torch.cat([each for several in split for each in several])
 
 

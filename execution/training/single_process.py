@@ -37,8 +37,8 @@ def pieces_of(part: Sublayer, name: str, value: Tensor, tp: int) -> list[Piece]:
     along, (*several, _, _) = parameter.split or 0, parameter.shape
     ranks = 1 if parameter.split is None else tp
     bounds = [shard_bounds(parameter.shape[along], ranks, index) for index in range(ranks)]
-    places = list(product(*map(range, several)))
-    return [Piece(name, value, partial(_block, along, low, high, place), True) for low, high in bounds for place in places]
+    indices = list(product(*map(range, several)))
+    return [Piece(name, value, partial(_block, along, low, high, place), True) for low, high in bounds for place in indices]
 
 
 def _block(along: int, low: int, high: int, place: tuple[int, ...], tensor: Tensor) -> Tensor:
@@ -86,7 +86,7 @@ class Reference:
         if precision.master is not None:
             dtype = torch_units.DTYPES[precision.master]
             self._masters = [value.detach().to(dtype).requires_grad_() for value in self._trained]
-        named = [(position, name, each) for (position, name, _), each in zip(distinct.values(), self._masters, strict=True)]
+        named = [(position, name, master) for (position, name, _), master in zip(distinct.values(), self._masters, strict=True)]
         self.optimizer: torch.optim.Optimizer | MuonWithAdamW
         if optimizer == "muon":
             degrees = tp or [1] * len(model.units)
@@ -133,11 +133,11 @@ class Reference:
     def _cut(self) -> None:
         """Scale gradients down where their global norm is above the largest."""
         gradients = [value.grad for value in self._trained if value.grad is not None]
-        squares = [torch.linalg.vector_norm(each, dtype=torch.float64).square() for each in gradients]
+        squares = [torch.linalg.vector_norm(gradient, dtype=torch.float64).square() for gradient in gradients]
         self.gradient_norm = float(torch.stack(squares).sum().sqrt())
         if (factor := self.settings.scale(self.gradient_norm)) < 1:
-            for each in gradients:
-                each.mul_(factor)
+            for gradient in gradients:
+                gradient.mul_(factor)
 
     @torch.no_grad()
     def _step_masters(self) -> None:

@@ -58,9 +58,9 @@ class TokenFile:
         places = windows.astype(np.int64)[:, None] * self.sequence + np.arange(self.sequence + 1)
         tokens = _mapped(self.path, self.dtype)[places].astype(np.int64)
         if tokens.size and (most := int(tokens.max())) >= self.vocabulary:
-            place = int(places.flat[int(tokens.argmax())])
+            index = int(places.flat[int(tokens.argmax())])
             problem = f"is {most}, and the model has ids of 0 to {self.vocabulary - 1}"
-            raise InputError(self.path, f"[{place}]", problem, f"give tokens of a tokenizer of {self.vocabulary} ids")
+            raise InputError(self.path, f"[{index}]", problem, f"give tokens of a tokenizer of {self.vocabulary} ids")
         return tokens
 
 

@@ -14,7 +14,7 @@ Floats = NDArray[np.float64]
 def device_classes(network: Network, kinds: Sequence[int]) -> tuple[int, ...]:
     """The class of every device, numbered from 0 in order of their first devices. kinds: of every device."""
     keys = _of_matrix(network.matrix, kinds) if network.matrix is not None else _of_islands(network, kinds)
-    numbers = {key: place for place, key in enumerate(dict.fromkeys(keys))}
+    numbers = {key: index for index, key in enumerate(dict.fromkeys(keys))}
     return tuple(numbers[key] for key in keys)
 
 

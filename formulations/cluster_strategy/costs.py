@@ -55,7 +55,7 @@ def build(
             raise InputError("profile", "costs", f"has no times of {kind.name}", fix)
     layers = grouped_units(profile, by_unit)
     degrees = [tmp for tmp in profile.tp_degrees(cluster.devices) if cluster.devices % tmp == 0]
-    numbers = {kind.name: place for place, kind in enumerate(kinds)}
+    numbers = {kind.name: index for index, kind in enumerate(kinds)}
     reduced = [[_reductions(profile, unit) for unit in layer] for layer in layers]
     return Instance(
         batch=batch,
@@ -95,7 +95,7 @@ def _reductions(profile: Profile, unit: ChainUnit) -> tuple[int, int]:
 def _shard(profile: Profile, layers: Sequence[Sequence[ChainUnit]], tmp: int) -> Shard:
     shards = [[profile.shapes[unit.sublayer].shard(tmp) for unit in layer] for layer in layers]
     counts = _array(sum(shard.parameters for shard in layer) for layer in shards)
-    whole = tuple(place for place, layer in enumerate(shards) if all(shard.whole for shard in layer))
+    whole = tuple(index for index, layer in enumerate(shards) if all(shard.whole for shard in layer))
     return Shard(counts * profile.parameter_bytes, counts * profile.state_bytes_per_parameter, whole)
 
 

@@ -211,12 +211,12 @@ def _tied(m: Any, case: Case, ns_per_unit: int) -> Any:
     m.ends = pyo.Constraint(
         classes, rule=lambda m, c: sum(sum(m.x[j, :, :, c]) for j in {0, last}) == _devices(case.ends, c, m.l, ())
     )
-    return sum(time / ns_per_unit * m.l[place] for place, time in enumerate(case.tied_ns))
+    return sum(time / ns_per_unit * m.l[index] for index, time in enumerate(case.tied_ns))
 
 
 def _devices(listed: Sequence[Make], c: int, variables: Any, group: tuple[int, ...]) -> Any:
     """How many devices of a class a group has, by the variables for its make."""
-    return sum(make[c] * variables[(*group, place)] for place, make in enumerate(listed) if make[c])
+    return sum(make[c] * variables[(*group, index)] for index, make in enumerate(listed) if make[c])
 
 
 def extract(case: Case, values: Mapping[str, Mapping[tuple[int, ...], float]]) -> Solution:

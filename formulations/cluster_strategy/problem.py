@@ -124,9 +124,9 @@ class InstanceRecord(InstanceFile):
         for i, shard in enumerate(self.shards):
             for name in ("gradient_bytes", "state_bytes"):
                 check_length(f"shards[{i}].{name}", getattr(shard, name), layers)
-            for place, layer in enumerate(shard.whole):
+            for index, layer in enumerate(shard.whole):
                 if layer >= layers:
-                    raise InputError("", f"shards[{i}].whole[{place}]", f"is {layer}", f"give 0 to {layers - 1}")
+                    raise InputError("", f"shards[{i}].whole[{index}]", f"is {layer}", f"give 0 to {layers - 1}")
         degrees = [shard.tmp for shard in self.shards]
         if len(set(degrees)) < len(degrees):
             raise InputError("", "shards", f"have tmp {shown(degrees)}", "give each degree once")

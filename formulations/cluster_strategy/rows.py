@@ -47,7 +47,7 @@ def _shares(shares: Sequence[int]) -> str:
 
 def _runs(numbers: Sequence[int]) -> str:
     """Ascending numbers, consecutive ones as a run."""
-    places = groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0])
-    runs = [[number for _, number in run] for _, run in places]
+    indices = groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0])
+    runs = [[number for _, number in run] for _, run in indices]
     shown = [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]
     return ", ".join(shown if len(shown) <= MOST_RUNS else [*shown[:MOST_RUNS], "..."])

@@ -38,7 +38,7 @@ def _sites(instance: Chain, by_stage: bool) -> tuple[list[DeviceClass], tuple[Si
     count = instance.stages
     limits = [NO_LIMIT] * count if instance.memory is None else instance.memory.limit_bytes.tolist()
     sizes = sorted(set(limits))
-    classes = [DeviceClass(f"device {place}", limits.count(size), size) for place, size in enumerate(sizes)]
+    classes = [DeviceClass(f"device {index}", limits.count(size), size) for index, size in enumerate(sizes)]
     sites = [Site(tuple(int(limit == size) for size in sizes), x if by_stage else 0) for x, limit in enumerate(limits)]
     return classes, tuple(sites)
 
@@ -122,10 +122,10 @@ def cluster_strategy(instance: ClusterInstance) -> Restriction:
     for each choice of degrees. Where one share is larger than others, it is that pipeline that counts."""
     if int(instance.classes.max()):
         raise Unsuited("instance", "devices", "are not all alike", "give a cluster of one kind of device and of link")
-    degrees = [each for each in instance.degrees() if instance.even_shares(each.dp, each.mbs)]
+    degrees = [degree for degree in instance.degrees() if instance.even_shares(degree.dp, degree.mbs)]
     layers = [(name, l) for l, name in enumerate(instance.layer_names)]
     limit = instance.memory_bytes if instance.within_memory else NO_LIMIT
-    configurations = [_cluster_configuration(instance, each) for each in degrees]
+    configurations = [_cluster_configuration(instance, degree) for degree in degrees]
     classes = [DeviceClass("device", instance.devices, limit)]
     joint = joint_instance(instance, layers, range(len(layers) - 1), configurations, classes, "eq4", instance.batch)
     everyone = tuple(range(instance.devices))

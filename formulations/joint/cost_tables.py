@@ -154,7 +154,7 @@ class JointCosts:
             halves = partial(halved_passes, self.profile, samples=samples, precision=self.precision)
             passes = [[halves(part, strategy) for part in parts] for strategy in strategies]
             first, second, back = (
-                np.array([sum(part[place] for part in each) for each in passes], np.int64) for place in range(3)
+                np.array([sum(part[index] for part in pass_) for pass_ in passes], np.int64) for index in range(3)
             )
             halved = Halved(forward_ns=np.stack([first, second]), backward_ns=back)
         return OptionTable.of(options, halved, enter=interface, leave=interface, **columns)

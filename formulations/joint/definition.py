@@ -73,11 +73,13 @@ class Joint(Problem):
 
     def layouts(self, instance: Instance) -> list[str]:
         """See `Problem`."""
-        return [str(each.tables[0].states[0]) for each in instance.configurations]
+        return [str(configuration.tables[0].states[0]) for configuration in instance.configurations]
 
     def alike(self, instance: Instance) -> list[tuple[str, str]]:
         """See `Problem`: layouts with the option of the first unit behind the embedding, where it has one only."""
-        names = [[option.name for option in each.tables[0].units[-1].options] for each in instance.configurations]
+        names = [
+            [option.name for option in configuration.tables[0].units[-1].options] for configuration in instance.configurations
+        ]
         only = [each[0] if len(each) == 1 else "" for each in names]
         layouts = [f"{layout} {name}" for layout, name in zip(self.layouts(instance), only, strict=True)]
         return list(zip(layouts, self.shapes(instance), strict=True))
@@ -88,15 +90,15 @@ class Joint(Problem):
 
     def passes(self, instance: Instance) -> list[str]:
         """See `Problem`: sites with several stages, or with one."""
-        return ["several" if each.schedule.chunks > 1 else "one" for each in instance.configurations]
+        return ["several" if configuration.schedule.chunks > 1 else "one" for configuration in instance.configurations]
 
     def evenly(self, instance: Instance, places: Sequence[int]) -> Instance | None:
         """See `Problem`: embedding and head aside, and only where every one of these has cuts to choose."""
-        configurations = [instance.configurations[place] for place in places]
-        cuts = [instance.even_cuts(each.stages) for each in configurations]
-        if any(each.cuts is not None or each.stages == 1 for each in configurations) or None in cuts:
+        configurations = [instance.configurations[index] for index in places]
+        cuts = [instance.even_cuts(configuration.stages) for configuration in configurations]
+        if any(configuration.cuts is not None or configuration.stages == 1 for configuration in configurations) or None in cuts:
             return None
-        even = [replace(each, cuts=chosen) for each, chosen in zip(configurations, cuts, strict=True)]
+        even = [replace(configuration, cuts=chosen) for configuration, chosen in zip(configurations, cuts, strict=True)]
         return replace(instance, configurations=tuple(even))
 
     def eased(self, instance: Instance, solution: Solution) -> Solution:
@@ -119,8 +121,8 @@ class Joint(Problem):
         if left_out not in OF_CONFIGURATIONS:
             return instance
         both = set(map(_setting, narrower.configurations))
-        places = [place for place, each in enumerate(instance.configurations) if _setting(each) not in both]
-        return instance.only(places) if places else None
+        indices = [index for index, configuration in enumerate(instance.configurations) if _setting(configuration) not in both]
+        return instance.only(indices) if indices else None
 
     # Certificates
 
@@ -138,7 +140,7 @@ class Joint(Problem):
     def checked_bound_ns(self, instance: Instance, proof: Mapping[str, Any] | None) -> int:
         """The bound in ns that evidence proves; without any, the least of the configurations' bounds in closed form."""
         if proof is None:
-            return min(closed_form_ns(instance, each) for each in instance.configurations)
+            return min(closed_form_ns(instance, configuration) for configuration in instance.configurations)
         return checked_bound_ns(instance, Evidence.from_dict(dict(proof)))
 
     # Memory
@@ -156,8 +158,8 @@ class Joint(Problem):
         """See `Problem`."""
         sites = len(instance.configurations[solution.configuration].sites)
         stages = home.evaluate(instance, solution).stages
-        by_stage = [(each.peak_bytes, each.peak_unit == instance.length - 1) for each in stages]
-        return [max(by_stage[place::sites]) for place in range(sites)]
+        by_stage = [(stage.peak_bytes, stage.peak_unit == instance.length - 1) for stage in stages]
+        return [max(by_stage[index::sites]) for index in range(sites)]
 
     def tightest(self, instance: Instance) -> Instance | None:
         """The instance with the least memory that some solution needs; None where none is known: hosts may be too small."""
@@ -237,7 +239,7 @@ class Joint(Problem):
             raise InputError("command line", "--model", problem, fix)
         configuration = instance.configurations[solution.configuration]
         schedule, sites = configuration.schedule, configuration.sites
-        begins = [sum(site.size for site in sites[:place]) for place in range(len(sites))]
+        begins = [sum(site.size for site in sites[:index]) for index in range(len(sites))]
         stages, chosen = [], list[Option]()
         for x, (first, last) in enumerate(solution.spans()):
             begin, units = begins[x % len(sites)], instance.units
@@ -296,23 +298,23 @@ class Joint(Problem):
         def lower(place: int) -> Callable[[Solution], Solution | None]:
             return lambda solution: replace(solution, configuration=0) if solution.configuration == place else None
 
-        places = range(len(instance.configurations))
+        indices = range(len(instance.configurations))
         if (variables := binary_variables(instance)) > MOST_VARIABLES:
             problem = f"builds models of {variables:,} binary variables here, of at most {MOST_VARIABLES:,}"
             fix = (
                 "give exact, which proves the same problem, or --like galvatron-bmw with this method, whose models are smaller"
             )
             raise Unsuited("command line", "--method", problem, fix)
-        return [Part(part := instance.only([place]), least_ns(part), lift(place), lower(place)) for place in places]
+        return [Part(part := instance.only([place]), least_ns(part), lift(place), lower(place)) for place in indices]
 
     def start(self, instance: Instance, solution: Solution) -> set[str]:
         """x, by unit, stage and option; of the last unit, that with a table of both ends as one parameter where it is one."""
-        places = [(l, x, solution.choice[l]) for x, (a, b) in enumerate(solution.spans()) for l in range(a, b + 1)]
+        indices = [(l, x, solution.choice[l]) for x, (a, b) in enumerate(solution.spans()) for l in range(a, b + 1)]
         configuration = instance.configurations[solution.configuration]
         if table_once(configuration, solution.choice):
-            l, x, s = places[-1]
-            places[-1] = l, x, s + len(instance.table(configuration, x, l).options)
-        return {f"x[{l},{x},{s}]" for l, x, s in places}
+            l, x, s = indices[-1]
+            indices[-1] = l, x, s + len(instance.table(configuration, x, l).options)
+        return {f"x[{l},{x},{s}]" for l, x, s in indices}
 
     # For people
 
@@ -337,9 +339,9 @@ class Joint(Problem):
                 format_time(times.backward_ns),
             )
             cells += (format_bytes(stage.peak_bytes),)
-            places = range(stage.first, stage.last + 1)
-            chosen = [instance.table(configuration, x, l).options[solution.choice[l]].name for l in places]
-            for _, units, count, name in runs([instance.units[l].name for l in places], chosen):
+            indices = range(stage.first, stage.last + 1)
+            chosen = [instance.table(configuration, x, l).options[solution.choice[l]].name for l in indices]
+            for _, units, count, name in runs([instance.units[l].name for l in indices], chosen):
                 rows.append((cells[0], units, str(count), in_words(name), *cells[1:]))
                 cells = ("",) * len(cells)
         title = f"{plural(configuration.stages, 'stage')}, {plural(configuration.micro_batches, 'micro-batch')}"

@@ -44,14 +44,14 @@ def cuts_of(instance: Instance, configuration: Configuration) -> Iterator[tuple[
     if configuration.cuts is not None:
         yield configuration.cuts
         return
-    possible = [place for place, free in enumerate(instance.cuttable, 1) if free]
+    possible = [index for index, free in enumerate(instance.cuttable, 1) if free]
     yield from combinations(possible, configuration.stages - 1)
 
 
 def solutions(instance: Instance) -> Generator[Solution | None, None, None]:
     """Every solution, whatever memory it needs, unless it links options that do not agree; None to look at the clock."""
     looked = 0
-    for place, configuration in enumerate(instance.configurations):
+    for index, configuration in enumerate(instance.configurations):
         for cuts in cuts_of(instance, configuration):
             stages = [x for x, (first, end) in enumerate(pairwise((0, *cuts, instance.length))) for _ in range(first, end)]
             options = [range(len(instance.table(configuration, x, l).options)) for l, x in enumerate(stages)]
@@ -59,7 +59,7 @@ def solutions(instance: Instance) -> Generator[Solution | None, None, None]:
                 looked += 1
                 if looked % EVERY == 0:
                     yield None
-                solution = Solution(place, cuts, choice)
+                solution = Solution(index, cuts, choice)
                 if not malformed(instance, solution):
                     yield solution
 
@@ -68,8 +68,8 @@ def improving(instance: Instance) -> Generator[Solution | None, None, None]:
     """Of every lot of choices the best solution that fits, if it takes less time than those before it; None to look at the
     clock. Where choices cannot be looked at in lots, each solution is a lot."""
     best: int | None = None
-    for place, configuration in enumerate(instance.configurations):
-        lots = _lots(instance, place) if takes(configuration) else _single(instance, place)
+    for index, configuration in enumerate(instance.configurations):
+        lots = _lots(instance, index) if takes(configuration) else _single(instance, index)
         for timed in lots:
             if timed is not None and (best is None or timed[0] < best):
                 best = timed[0]

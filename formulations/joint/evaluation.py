@@ -62,11 +62,11 @@ def evaluate(instance: Instance, solution: Solution) -> Evaluation:
             in_flight=in_flight[x],
             times=times[x],
             peak_bytes=most,
-            peak_unit=first + place,
+            peak_unit=first + index,
             state_bytes=int(sizes[x].state.sum()),
             host_bytes=int(sizes[x].host.sum()),
         )
-        for x, ((first, last), (most, place)) in enumerate(zip(solution.spans(), peaks(configuration, sizes), strict=True))
+        for x, ((first, last), (most, index)) in enumerate(zip(solution.spans(), peaks(configuration, sizes), strict=True))
     ]
     return Evaluation(aggregate(instance.step)(configuration, times, tied_ns), tuple(stages), tied_ns)
 
@@ -198,7 +198,7 @@ def eq_5_ns(configuration: Configuration, stages: Sequence[StageTimes], tied_ns:
 def eq_4_ns(configuration: Configuration, stages: Sequence[StageTimes], tied_ns: int) -> int:
     """AMP's Eq. 4: Eq. 5, and the longest that a stage takes for its gradients, with a table that both ends share."""
     ends = (0, len(stages) - 1)
-    syncs = [each.reduce_ns + each.optimizer_ns + (tied_ns if x in ends else 0) for x, each in enumerate(stages)]
+    syncs = [stage.reduce_ns + stage.optimizer_ns + (tied_ns if x in ends else 0) for x, stage in enumerate(stages)]
     return eq_5_ns(configuration, stages, tied_ns) + max(syncs)
 
 

@@ -37,27 +37,29 @@ def solution_dict(solution: Solution) -> dict[str, Any]:
 def load(source: Source, where: str = "instance") -> Instance:
     """An instance from a file or a dict (which errors then call `where`). Raises InputError naming file, field and fix."""
     record = parse(source, InstanceRecord, where if isinstance(source, Mapping) else None)
-    tables, ties = [_tables(each) for each in record.tables], [_tied(each) for each in record.ties]
+    tables, ties = [_tables(table) for table in record.tables], [_tied(tie) for tie in record.ties]
     return Instance(
         classes=tuple(DeviceClass(**each.model_dump()) for each in record.classes),
         batch=record.batch,
-        units=tuple(Unit(**each.model_dump()) for each in record.units),
+        units=tuple(Unit(**unit.model_dump()) for unit in record.units),
         boundary_kinds=tuple(record.boundary_kinds),
         cuttable=tuple(record.cuttable),
         step=record.step,
         reserve_bytes=record.reserve_bytes,
         configurations=tuple(
             Configuration(
-                schedule=Schedule(**each.schedule.model_dump()),
-                micro_batches=each.micro_batches,
-                sites=tuple(Site(tuple(site.devices), site.kind) for site in each.sites),
-                links=tuple(each.links),
-                make_tables=partial(tuple, [tables[place] for place in each.tables]),
-                make_tied=partial(_present, None if each.tied is None else ties[each.tied]),
-                cuts=None if each.cuts is None else tuple(each.cuts),
-                reduction=None if each.reduction is None else Reduction(each.reduction.network, tuple(each.reduction.devices)),
+                schedule=Schedule(**configuration.schedule.model_dump()),
+                micro_batches=configuration.micro_batches,
+                sites=tuple(Site(tuple(site.devices), site.kind) for site in configuration.sites),
+                links=tuple(configuration.links),
+                make_tables=partial(tuple, [tables[place] for place in configuration.tables]),
+                make_tied=partial(_present, None if configuration.tied is None else ties[configuration.tied]),
+                cuts=None if configuration.cuts is None else tuple(configuration.cuts),
+                reduction=None
+                if configuration.reduction is None
+                else Reduction(configuration.reduction.network, tuple(configuration.reduction.devices)),
             )
-            for each in record.configurations
+            for configuration in record.configurations
         ),
         **record.labels,
     )
@@ -69,8 +71,8 @@ def _present(value: Made) -> Made:
 
 def _table(record: TableRecord) -> OptionTable:
     options = [
-        Option(each.name, None if each.strategy is None else parse_strategy(each.strategy), tuple(each.host))
-        for each in record.options
+        Option(option.name, None if option.strategy is None else parse_strategy(option.strategy), tuple(option.host))
+        for option in record.options
     ]
     halved = None
     if record.halved is not None:
@@ -112,22 +114,22 @@ def instance_dict(instance: Instance) -> dict[str, Any]:
     tables, ties = _Once(_tables_dict), _Once(_tied_dict)
     configurations = [
         {
-            "schedule": asdict(each.schedule),
-            "micro_batches": each.micro_batches,
-            "sites": [{"devices": list(site.devices), "kind": site.kind} for site in each.sites],
-            "links": list(each.links),
-            "tables": [tables.place(table) for table in each.tables],
-            "tied": None if each.tied is None else ties.place(each.tied),
-            "cuts": None if each.cuts is None else list(each.cuts),
-            **({} if each.reduction is None else {"reduction": each.reduction.to_dict()}),
+            "schedule": asdict(configuration.schedule),
+            "micro_batches": configuration.micro_batches,
+            "sites": [{"devices": list(site.devices), "kind": site.kind} for site in configuration.sites],
+            "links": list(configuration.links),
+            "tables": [tables.place(table) for table in configuration.tables],
+            "tied": None if configuration.tied is None else ties.place(configuration.tied),
+            "cuts": None if configuration.cuts is None else list(configuration.cuts),
+            **({} if configuration.reduction is None else {"reduction": configuration.reduction.to_dict()}),
         }
-        for each in instance.configurations
+        for configuration in instance.configurations
     ]
     return {
         **instance.header,
         "classes": [vars(each) for each in instance.classes],
         "batch": instance.batch,
-        "units": [vars(each) for each in instance.units],
+        "units": [vars(unit) for unit in instance.units],
         "boundary_kinds": list(instance.boundary_kinds),
         "cuttable": list(instance.cuttable),
         "step": instance.step,
@@ -155,9 +157,9 @@ class _Once:
 
 def _tables_dict(tables: Tables) -> dict[str, Any]:
     boundaries = [
-        {name: value.tolist() for name in (*MATRICES, *MESSAGES) if (value := getattr(each, name)) is not None}
-        | ({} if each.relayout_at_cut else {"relayout_at_cut": False})
-        for each in tables.boundaries
+        {name: value.tolist() for name in (*MATRICES, *MESSAGES) if (value := getattr(boundary, name)) is not None}
+        | ({} if boundary.relayout_at_cut else {"relayout_at_cut": False})
+        for boundary in tables.boundaries
     ]
     return {"units": list(map(_table_dict, tables.units)), "boundaries": boundaries, "states": list(tables.states)}
 

@@ -90,13 +90,13 @@ class InstanceRecord(InstanceFile):
     def _shapes(self) -> InstanceRecord:
         for name in ("boundary_kinds", "cuttable"):
             check_length(name, getattr(self, name), len(self.units) - 1, "one for each boundary of two units")
-        for place, tables in enumerate(self.tables):
-            self._check_tables(f"tables[{place}]", place, tables)
-        for place, tied in enumerate(self.ties):
+        for index, tables in enumerate(self.tables):
+            self._check_tables(f"tables[{index}]", index, tables)
+        for index, tied in enumerate(self.ties):
             if tied.once is not None:
-                tied.once.check(f"ties[{place}].once")
-        for place, configuration in enumerate(self.configurations):
-            self._check_configuration(f"configurations[{place}]", configuration)
+                tied.once.check(f"ties[{index}].once")
+        for index, configuration in enumerate(self.configurations):
+            self._check_configuration(f"configurations[{index}]", configuration)
         return self
 
     def _check_tables(self, where: str, place: int, tables: TablesRecord) -> None:
@@ -109,9 +109,9 @@ class InstanceRecord(InstanceFile):
         for number, table in enumerate(tables.units):
             table.check(f"{where}.units[{number}]")
         users = [each for each in self.configurations if place in each.tables]
-        links = max((link for each in users for link in each.links), default=-1) + 1
+        links = max((link for user in users for link in user.links), default=-1) + 1
         for kind, record in enumerate(tables.boundaries):
-            pairs = [l for l, each in enumerate(self.boundary_kinds) if each == kind]
+            pairs = [l for l, boundary_kind in enumerate(self.boundary_kinds) if boundary_kind == kind]
             before = max((tables.units[self.units[l].kind].largest("leave") for l in pairs), default=-1) + 1
             after = max((tables.units[self.units[l + 1].kind].largest("enter") for l in pairs), default=-1) + 1
             record.check(f"{where}.boundaries[{kind}]", before, after, links)

@@ -55,7 +55,7 @@ def pipeline(instance: PipelineInstance) -> Restriction:
     what the last micro-batch pays is added to its backward pass."""
     layers = list(zip(instance.layer_names, instance.layer_kinds, strict=True))
     classes = [DeviceClass("device", instance.devices, instance.memory_bytes)]
-    configurations = [_pipeline_configuration(instance, each) for each in instance.configurations]
+    configurations = [_pipeline_configuration(instance, configuration) for configuration in instance.configurations]
     joint = joint_instance(instance, layers, instance.boundary_kinds, configurations, classes, "eq8", instance.batch)
 
     def lift(solution: PipelineSolution) -> Solution:
@@ -114,14 +114,14 @@ def memory_switches(instance: SwitchInstance) -> Restriction:
         [(r, s, lazy) for r in (range(8) if l else (0,)) for s in choices for lazy in (range(2) if l < count - 1 else (0,))]
         for l in range(count)
     ]
-    numbers = [{key: place for place, key in enumerate(each)} for each in columns]
+    numbers = [{key: index for index, key in enumerate(column)} for column in columns]
     units = []
-    for l, each in enumerate(columns):
-        r, s, lazy = (np.array(part, np.int64) for part in zip(*each, strict=True))
+    for l, column in enumerate(columns):
+        r, s, lazy = (np.array(part, np.int64) for part in zip(*column, strict=True))
         delta = chain.delta_bytes[l, s]
         units.append(
             OptionTable.of(
-                [Option(f"{chain.options[b]} after {a} before {c}") for a, b, c in each],
+                [Option(f"{chain.options[b]} after {a} before {c}") for a, b, c in column],
                 enter=2 * r + chain.lazy[s] if l else 0 * r,
                 leave=2 * chain.r[s] + lazy if l < count - 1 else 0 * r,
                 forward_ns=chain.time_ns[l, r, s, lazy],
@@ -137,9 +137,9 @@ def memory_switches(instance: SwitchInstance) -> Restriction:
     joint = joint_instance(instance, layers, [0] * (count - 1), [one_stage(tables)], classes, "eq8")
 
     def lift(solution: SwitchSolution) -> Solution:
-        places = [chain.options.index(switches) for switches in solution.switches]
-        before, after = [0, *(int(chain.r[s]) for s in places)], [*(int(chain.lazy[s]) for s in places[1:]), 0]
-        keys = zip(before, places, after, strict=False)
+        indices = [chain.options.index(switches) for switches in solution.switches]
+        before, after = [0, *(int(chain.r[s]) for s in indices)], [*(int(chain.lazy[s]) for s in indices[1:]), 0]
+        keys = zip(before, indices, after, strict=False)
         return Solution(0, (), tuple(numbers[l][key] for l, key in enumerate(keys)))
 
     def lower(solution: Solution) -> SwitchSolution:

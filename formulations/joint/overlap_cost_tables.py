@@ -159,9 +159,9 @@ class StreamedCosts(JointCosts):
         for options, of_layout in zip(every, of_kinds, strict=True):
             for option in options:
                 of_layout.setdefault(layout_of(strategy_of(option)), []).append(option)
-        layouts = [layout for layout in of_kinds[0] if all(layout in each for each in of_kinds)]
+        layouts = [layout for layout in of_kinds[0] if all(layout in of_kind for of_kind in of_kinds)]
         layouts = [layout for layout in layouts if self._suits_recipe(layout, group, samples)]
-        return {layout: tuple(tuple(each[layout]) for each in of_kinds) for layout in layouts}
+        return {layout: tuple(tuple(of_kind[layout]) for of_kind in of_kinds) for layout in layouts}
 
     def _suits_recipe(self, layout: Strategy, group: int, samples: int) -> bool:
         run = self.prices(layout, Setting(group, samples, layout=layout)).layout

@@ -48,7 +48,7 @@ class Rooms:
         shares = [_share(part, strategy.degree("tp")) for part in self.pieces.values()]
         ahead = max((share.whole_bytes(rows) for share in shares), default=0)
         if self.hidden:
-            inputs = max(input_bytes(self.profile, each, strategy, setting.samples) for each in self.lanes.counts)
+            inputs = max(input_bytes(self.profile, count, strategy, setting.samples) for count in self.lanes.counts)
             piped = setting.group < self.profile.devices
             late += FREED_LATE * inputs
             ahead += inputs + 2 * setting.samples * moved_bytes(self.profile, sublayer)[1] * piped
@@ -87,7 +87,7 @@ class Rooms:
     def _in_turn_bytes(self, layout: Strategy) -> int:
         """The whole gradients of a tensor-parallel rank of as many units, one after the other, as may be given back late."""
         units = [self.lanes.parameters(unit.sublayer, layout) for unit in self.profile.units]
-        sums = (sum(units[place : place + FREED_LATE]) for place in range(len(units)))
+        sums = (sum(units[index : index + FREED_LATE]) for index in range(len(units)))
         return max(sums) * self.gradient_bytes
 
 

@@ -23,12 +23,12 @@ def incumbent_of(instance: Instance, plan: Plan) -> Solution | None:
     cuts = tuple(begins.get(stage.first_unit, 0) for stage in plan.stages[1:])
     if 0 in cuts or any(not instance.cuttable[cut - 1] for cut in cuts):
         return None
-    for place, configuration in enumerate(instance.configurations):
+    for index, configuration in enumerate(instance.configurations):
         choice = None
         if _same(configuration, plan) and configuration.cuts in (None, cuts):
             choice = _choice(instance, configuration, plan, cuts)
         if choice is not None:
-            return Solution(place, cuts, choice)
+            return Solution(index, cuts, choice)
     return None
 
 
@@ -49,9 +49,9 @@ def _choice(instance: Instance, configuration: Configuration, plan: Plan, cuts: 
         x += l in cuts
         chosen = set(strategies[unit.first : unit.last + 1])
         options = instance.table(configuration, x, l).options
-        places = [s for s, option in enumerate(options) if not option.host and {option.strategy} == chosen]
-        if not places:
+        indices = [s for s, option in enumerate(options) if not option.host and {option.strategy} == chosen]
+        if not indices:
             return None
-        choices.append(places)
+        choices.append(indices)
     common = set(choices[0]).intersection(*choices)
-    return (min(common),) * len(choices) if common else tuple(places[0] for places in choices)
+    return (min(common),) * len(choices) if common else tuple(indices[0] for indices in choices)

@@ -282,7 +282,7 @@ class Instance(ProblemInstance):
 
     def only(self, places: Sequence[int]) -> Self:
         """The same instance with only these configurations."""
-        return replace(self, configurations=tuple(self.configurations[place] for place in places))
+        return replace(self, configurations=tuple(self.configurations[index] for index in places))
 
     def even_cuts(self, stages: int) -> tuple[int, ...] | None:
         """The first units of the stages after the first, with as many units between embedding and head in each as can be; None

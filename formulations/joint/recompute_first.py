@@ -54,11 +54,11 @@ def with_first_layers(instance: Instance, model: Model, asked: str) -> Instance:
     layers = [None if unit.kind in ENDS else unit.layer for unit in units]
     numbers, configurations = _numbers(asked, len(set(layers) - {None})), list[Configuration]()
     for configuration in instance.configurations:
-        places = _places(layers, configuration.cuts or ())
-        most = max((place + 1 for place in places if place is not None), default=0)
+        indices = _places(layers, configuration.cuts or ())
+        most = max((index + 1 for index in indices if index is not None), default=0)
         of_stages = list(dict.fromkeys(min(n, most) for n in numbers))
         for layout in _layouts(configuration):
-            if (one := _in_layout(instance, configuration, layout, places, of_stages)) is not None:
+            if (one := _in_layout(instance, configuration, layout, indices, of_stages)) is not None:
                 configurations.append(one)
     if not configurations:
         problem, fix = (
@@ -99,7 +99,7 @@ def _places(layers: Sequence[int | None], cuts: Sequence[int]) -> list[int | Non
 def _layouts(configuration: Configuration) -> list[Strategy]:
     """Those that all kinds of units have without recomputation and with nothing on the host."""
     (tables,) = configuration.tables
-    by_kind = [[each.strategy for each in table.options if _plain(each)] for table in tables.units]
+    by_kind = [[option.strategy for option in table.options if _plain(option)] for table in tables.units]
     return [layout for layout in by_kind[0] if layout is not None and all(layout in each for each in by_kind)]
 
 
@@ -117,7 +117,7 @@ def _in_layout(
 ) -> Configuration | None:
     """The configuration in one layout, with an option for each n; None where units cannot be recomputed as all n's ask."""
     (tables,) = configuration.tables
-    by_kind = [{each.strategy: s for s, each in enumerate(table.options) if not each.host} for table in tables.units]
+    by_kind = [{option.strategy: s for s, option in enumerate(table.options) if not option.host} for table in tables.units]
     again, kinds = replace(layout, ckpt=True), [unit.kind for unit in instance.units]
     inner = {kind for kind, place in zip(kinds, places, strict=True) if place is not None}
     if not all(again in by_kind[kind] for kind in inner):
@@ -139,7 +139,7 @@ def _in_layout(
     }
     own = Tables(
         units=tuple(by_place[each] for each in zip(kinds, places, strict=True)),
-        boundaries=tuple(_agreeing(each, state, count) for each in tables.boundaries),
+        boundaries=tuple(_agreeing(boundary, state, count) for boundary in tables.boundaries),
         states=(str(layout),) * count,
     )
     tied = configuration.tied

@@ -49,8 +49,8 @@ class Recurring(Generic[Symbols]):
 def follow(ended: list[int], rows: Sequence[Row[Symbols]], time_ns: Callable[[Symbols], int]) -> None:
     """Add the ends of some rows to those before them."""
     for before, symbols in rows:
-        place = len(ended)
-        ended.append(max([ended[place - back] for back in before], default=0) + time_ns(symbols))
+        index = len(ended)
+        ended.append(max([ended[index - back] for back in before], default=0) + time_ns(symbols))
 
 
 def recurring(few: Recorded[Symbols], more: Recorded[Symbols]) -> Recurring[Symbols] | None:
@@ -66,8 +66,8 @@ def _levelled(recorded: Recorded[Symbols]) -> Recorded[Symbols]:
     for before, _ in rows:
         levels.append(1 + max((levels[place] for place in before), default=0))
     order = sorted(range(len(rows)), key=lambda place: (levels[place], str(rows[place][1])))
-    places = {old: new for new, old in enumerate(order)}
-    return [(tuple(places[each] for each in rows[old][0]), rows[old][1]) for old in order], [places[each] for each in last]
+    indices = {old: new for new, old in enumerate(order)}
+    return [(tuple(indices[each] for each in rows[old][0]), rows[old][1]) for old in order], [indices[each] for each in last]
 
 
 def _recurring(few: Recorded[Symbols], more: Recorded[Symbols]) -> Recurring[Symbols] | None:
@@ -85,4 +85,4 @@ def _recurring(few: Recorded[Symbols], more: Recorded[Symbols]) -> Recurring[Sym
 
 
 def _relative(recorded: Recorded[Symbols]) -> list[Row[Symbols]]:
-    return [(tuple(place - each for each in before), symbols) for place, (before, symbols) in enumerate(recorded[0])]
+    return [(tuple(index - each for each in before), symbols) for index, (before, symbols) in enumerate(recorded[0])]

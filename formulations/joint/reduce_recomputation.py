@@ -45,7 +45,9 @@ def _with_lighter(instance: Instance, solution: Solution, lighter: Callable[[Opt
             options = instance.table(configuration, stage, unit).options
             wanted = lighter(options[solution.choice[unit]])
             same = [
-                s for s, each in enumerate(options) if wanted and (each.strategy, each.host) == (wanted.strategy, wanted.host)
+                s
+                for s, option in enumerate(options)
+                if wanted and (option.strategy, option.host) == (wanted.strategy, wanted.host)
             ]
             kept |= dict.fromkeys((unit,), same[0]) if same else {}
     step_ns, count, best = evaluate(instance, solution).objective, len(kept), solution

@@ -235,7 +235,7 @@ def within_runtime(request: Request) -> Request:
 
 def copies_keys(strategy: Strategy, model: Model) -> bool:
     """Whether context-parallel ranks that exchange heads have copies of keys."""
-    attentions = [part for each in model.sublayers.values() if (part := attention_of(each)) is not None]
+    attentions = [part for sublayer in model.sublayers.values() if (part := attention_of(sublayer)) is not None]
     tp, ranks = strategy.degree("tp"), strategy.degree("cp")
     return strategy.exchanges_heads and any(HeadShare(part, tp, ranks).copies for part in attentions)
 

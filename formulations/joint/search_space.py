@@ -110,7 +110,12 @@ def options(space: Space, layouts: Sequence[Strategy], parts: Sequence[Sublayer]
             shared = shared and not any(why_not_shared(part, layout.degree("tp")) for part in parts)
             plain = replace(layout, ckpt=ckpt, modules=modules)
             strategies += [plain, replace(plain, sequence_parallel=True)] if shared else [plain]
-    return [Option.of(each, host) for each in strategies if space.strategies(each) for host in _on_host(space, each, parts)]
+    return [
+        Option.of(strategy, host)
+        for strategy in strategies
+        if space.strategies(strategy)
+        for host in _on_host(space, strategy, parts)
+    ]
 
 
 def _on_host(space: Space, strategy: Strategy, parts: Sequence[Sublayer]) -> list[tuple[HostPart, ...]]:
@@ -120,7 +125,7 @@ def _on_host(space: Space, strategy: Strategy, parts: Sequence[Sublayer]) -> lis
     if "optimizer" in space.host and parts and strategy.zero_stage in (0, 3):
         states += [("optimizer",), *([("optimizer", "parameters")] if "parameters" in space.host else [])]  # type: ignore[list-item]
     away = "hidden" in space.host and strategy.ckpt and len(parts) == 1 and not parts[0].carried_tokens
-    return [(*each, *hidden) for hidden in ((), ("hidden",))[: 1 + away] for each in states]
+    return [(*state, *hidden) for hidden in ((), ("hidden",))[: 1 + away] for state in states]
 
 
 def _recomputed(space: Space, parts: Sequence[Sublayer]) -> list[tuple[bool, tuple[Module, ...]]]:

@@ -214,7 +214,7 @@ def _interleaved(items: Sequence[Sequence[Item]], shape: _Shape, after: After[in
                 symbols = [symbol for item in operation for symbol in _item_symbols(shape, item)]
                 free[site] = [after(waits, tuple(symbols))]
                 at[site], gone[site], going = at[site] + 1, False, True
-    assert all(place == len(order) for place, order in zip(at, orders, strict=True)), "sites that wait for each other"
+    assert all(index == len(order) for index, order in zip(at, orders, strict=True)), "sites that wait for each other"
     return [end for [end] in free]
 
 

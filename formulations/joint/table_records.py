@@ -47,9 +47,9 @@ class TableRecord(Record):
             if name not in COLUMNS:
                 raise InputError("", f"{where}.columns", f"has {name!r}", f"give some of: {', '.join(COLUMNS)}")
             check_length(f"{where}.columns.{name}", column, count, "one for each option")
-        for place, option in enumerate(self.options):
+        for index, option in enumerate(self.options):
             if option.strategy is not None:
-                parse_strategy(option.strategy, "", f"{where}.options[{place}].strategy")
+                parse_strategy(option.strategy, "", f"{where}.options[{index}].strategy")
         if self.halved is not None:
             for half, row in enumerate(self.halved.forward_ns):
                 check_length(f"{where}.halved.forward_ns[{half}]", row, count, "one for each option")

@@ -182,7 +182,7 @@ class Tables:
     def with_more(self, every: int, last: int) -> Tables:
         """The same with so many bytes more while a unit's passes run, and while those of the last kind do."""
         *others, end = self.units
-        return replace(self, units=(*(each.with_more(every) for each in others), end.with_more(every + last)))
+        return replace(self, units=(*(other.with_more(every) for other in others), end.with_more(every + last)))
 
     @cached_property
     def digest(self) -> bytes:

@@ -165,7 +165,7 @@ def _node_devices(request: Request) -> int:
 def _depths(space: Space, stages: int, devices: int) -> list[int]:
     """Numbers of sites that may have so many stages. Raises InputError."""
     chunks = range(1, space.most_chunks + 1) if "interleaved" in space.schedules else range(1, 2)
-    depths = [stages // each for each in chunks if stages % each == 0 and devices % (stages // each) == 0]
+    depths = [stages // chunk for chunk in chunks if stages % chunk == 0 and devices % (stages // chunk) == 0]
     if space.depths is not None:
         depths = [depth for depth in depths if depth in space.depths]
     if not depths:

@@ -65,19 +65,19 @@ class InstanceRecord(InstanceFile):
 
     @model_validator(mode="after")
     def _shapes(self) -> InstanceRecord:
-        for place, layer in enumerate(self.layers):
-            self._check_options(f"layers[{place}]", place, layer)
+        for index, layer in enumerate(self.layers):
+            self._check_options(f"layers[{index}]", index, layer)
         check_length("transitions_ns", self.transitions_ns, len(self.layers) - 1, "one fewer than layers", "tables")
         sizes = [len(self.options_of(layer)) for layer in self.layers]
-        meanings = [f"one for each option of layer {place}" for place in range(len(sizes))]
+        meanings = [f"one for each option of layer {index}" for index in range(len(sizes))]
         check_tables("transitions_ns", self.transitions_ns, list(pairwise(sizes)), list(pairwise(meanings)))
-        for place, layer in enumerate(self.layers):
+        for index, layer in enumerate(self.layers):
             names = [option.strategy for option in layer.options or []]
             if repeated := {name for name in names if names.count(name) > 1}:
                 name = min(repeated)
-                raise InputError("", f"layers[{place}].options", f"names {name!r} twice", "give each option its own name")
+                raise InputError("", f"layers[{index}].options", f"names {name!r} twice", "give each option its own name")
             for number, name in enumerate(names if self.devices else []):
-                parse_strategy(name, "", f"layers[{place}].options[{number}].strategy", self.devices)
+                parse_strategy(name, "", f"layers[{index}].options[{number}].strategy", self.devices)
         return self
 
     def _check_options(self, where: str, place: int, layer: LayerRecord) -> None:
@@ -194,7 +194,7 @@ def load(source: Source, where: str = "instance") -> Instance:
         **{name: column(name) for name in COLUMNS},
         transitions_ns=tuple(arrays_of(record.transitions_ns)),
         strategies=tuple(tuple(option.strategy for option in record.options_of(layer)) for layer in record.layers),
-        layer_names=tuple(layer.name or f"layer {place}" for place, layer in enumerate(record.layers)),
+        layer_names=tuple(layer.name or f"layer {index}" for index, layer in enumerate(record.layers)),
         devices=record.devices,
         **record.labels,
     )

@@ -73,7 +73,7 @@ def build(
     rows, host, group = rows_of(batch, profile.devices), host_costs(profile), range(profile.devices)
     layers, begin = list[Row](), 0
     for units in grouped_units(profile, by_unit):
-        row = _joined([_unit_row(profile, begin + place, rows) for place in range(len(units))])
+        row = _joined([_unit_row(profile, begin + index, rows) for index in range(len(units))])
         row["all_gather_ns"] = collective(profile, "all-gather", row["gathered_parameter_bytes"], group)
         row["reduce_scatter_ns"] = collective(profile, "reduce-scatter", row["gathered_gradient_bytes"], group)
         layers.append({"name": layer_name(units)} | row | _copies(profile, row))
@@ -134,8 +134,8 @@ def _joined(parts: Sequence[Row]) -> Row:
     row = {name: sum(part[name] for part in parts) for name in (*TIMES, *PARAMETER_BYTES)}
     row |= {"input_bytes": first["input_bytes"], "output_bytes": last["output_bytes"]}
     graphs = without = forward = 0  # by the units so far: their graphs, and all that they pass on but the layer's own input
-    for place, part in enumerate(parts):
-        passed = part["input_bytes"] if place else 0
+    for index, part in enumerate(parts):
+        passed = part["input_bytes"] if index else 0
         without = max(without, passed + part["forward_without_graph_peak_bytes"])
         graphs += passed
         forward = max(forward, graphs + part["forward_peak_bytes"])

@@ -104,9 +104,9 @@ class MemorySwitches(Problem):
 
     def start(self, instance: Instance, solution: Solution) -> set[str]:
         """x, by layer, option, and the states before and after, as of `columns`."""
-        places, (r, lazy) = [instance.options.index(s) for s in solution.switches], shared_switches(matrix([solution])[0])
+        indices, (r, lazy) = [instance.options.index(s) for s in solution.switches], shared_switches(matrix([solution])[0])
         states = [0, *(2 * r[:-1] + lazy[1:]).tolist(), 0]
-        return {f"x[{i},{s},{states[i]},{states[i + 1]}]" for i, s in enumerate(places)}
+        return {f"x[{i},{s},{states[i]},{states[i + 1]}]" for i, s in enumerate(indices)}
 
     def size(self, instance: Instance) -> dict[str, int]:
         """Layers, combinations of switches of each, and the limit of a device."""

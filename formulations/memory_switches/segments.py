@@ -112,12 +112,12 @@ def _simulate(
     run: issues the segment of the layer at a place of a chain of these.
     """
     chain = [switches for switches in (before, of_layer, after) if switches is not None]
-    place = int(before is not None)
-    rows = layers + np.arange(-place, len(chain) - place)[:, None]  # (neighbours, layers)
+    index = int(before is not None)
+    rows = layers + np.arange(-index, len(chain) - index)[:, None]  # (neighbours, layers)
     choices = len(of_layer)
     columns = {name: np.repeat(column[rows], choices, axis=1) for name, column in instance.columns.items()}
     step = SimulatedStep(columns, instance.nvlink, np.tile(np.stack(chain, axis=1), (len(layers), 1, 1)))
-    run(step, place)
+    run(step, index)
     shape = (len(layers), choices)
     return step.time_ns.reshape(shape), step.most_held()[0].reshape(shape)
 

@@ -39,9 +39,9 @@ def build(instance: Instance) -> tuple[cp_model.CpModel, Places]:
     configuration, borders = only(instance), boundaries(instance)
     kinds, tables = instance.layer_kinds, configuration.tables
     layers, stages, options = range(instance.layers), range(configuration.stages), range(len(tables.strategies))
-    places = [(l, i) for l in layers for i in stages_of(instance, l)]
+    indices = [(l, i) for l in layers for i in stages_of(instance, l)]
 
-    x = {(l, i, s): model.new_bool_var(f"x[{l},{i},{s}]") for l, i in places for s in options}
+    x = {(l, i, s): model.new_bool_var(f"x[{l},{i},{s}]") for l, i in indices for s in options}
     for l in layers:
         model.add_exactly_one(x[l, i, s] for i in stages_of(instance, l) for s in options)
 
@@ -68,7 +68,7 @@ def build(instance: Instance) -> tuple[cp_model.CpModel, Places]:
         model.add_exactly_one(crossings)
 
     def in_stage(i: int, values: Integers) -> Terms:
-        return [(x[l, i, s], int(values[kinds[l], s])) for l, j in places if j == i for s in options]
+        return [(x[l, i, s], int(values[kinds[l], s])) for l, j in indices if j == i for s in options]
 
     running = [in_stage(i, tables.time_ns - tables.sync_ns) + moves[i] for i in stages]
     last = [term for i in stages for term in in_stage(i, tables.sync_ns)]
@@ -83,7 +83,7 @@ def build(instance: Instance) -> tuple[cp_model.CpModel, Places]:
     o_f, o_b, o_ms = (column // step for column in columns)
     for i in stages:
         terms = in_stage(i, o_ms + (configuration.in_flight(i) - 1) * o_f)
-        for l in (l for l, j in places if j == i):
+        for l in (l for l, j in indices if j == i):
             terms += [(x[l, i, s], int(o_f[kinds[l], s])) for s in options]
             backward = [(x[l, i, s], int(o_b[kinds[l], s])) for s in options]
             model.add(weighted_sum(terms + backward) <= instance.memory_bytes // step)

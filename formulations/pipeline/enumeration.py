@@ -35,7 +35,7 @@ def plans(
     iteration_ns: time of a plan by the place of its configuration and its stages' times and synchronisation.
     """
     best, looked = float("inf"), 0
-    for place, configuration in enumerate(configurations):
+    for index, configuration in enumerate(configurations):
         ways: dict[tuple[int, int, int], Ways] = {}
         for cuts in combinations(range(1, instance.layers), configuration.stages - 1):
             stages = [(number, *span) for number, span in enumerate(pairwise((0, *cuts, instance.layers)))]
@@ -50,10 +50,10 @@ def plans(
                 if looked % EVERY == 0:
                     yield None
                 times, syncs, choices = zip(*plan, strict=True)
-                time = iteration_ns(place, times, syncs)
+                time = iteration_ns(index, times, syncs)
                 if time < best:
                     best = time
-                    yield Solution(place, sizes, sum(choices, ()))
+                    yield Solution(index, sizes, sum(choices, ()))
 
 
 def _ways(instance: Instance, configuration: Configuration, stage: int, first: int, end: int) -> Generator[None, None, Ways]:

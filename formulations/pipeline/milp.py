@@ -62,8 +62,8 @@ def build(instance: Instance) -> pyo.ConcreteModel:
     configuration, borders = only(instance), boundaries(instance)
     kinds, tables = instance.layer_kinds, configuration.tables
     layers, stages, options = range(instance.layers), range(configuration.stages), range(len(tables.strategies))
-    places = [(l, i) for l in layers for i in stages_of(instance, l)]
-    left = [(l, i) for l, i in places if l + 1 in layers]
+    indices = [(l, i) for l in layers for i in stages_of(instance, l)]
+    left = [(l, i) for l, i in indices if l + 1 in layers]
     stays = [(l, i) for l, i in left if i in stages_of(instance, l + 1)]
     before = [range(len(border.before)) for border in borders]
     after = [range(len(border.after)) for border in borders]
@@ -73,17 +73,17 @@ def build(instance: Instance) -> pyo.ConcreteModel:
     o_f, o_b, o_ms = (v / bytes_per_unit for v in (tables.forward_bytes, tables.backward_bytes, tables.state_bytes))
     ahead = [configuration.in_flight(i) - 1 for i in stages]
 
-    m.x = pyo.Var([(l, i, s) for l, i in places for s in options], domain=pyo.Binary)
+    m.x = pyo.Var([(l, i, s) for l, i in indices for s in options], domain=pyo.Binary)
     m.z = pyo.Var([(l, i, a, b) for l, i in stays for a in before[l] for b in after[l]], domain=pyo.NonNegativeReals)
-    m.e = pyo.Var([(l, i, b) for l, i in places if i for b in after[l - 1]], domain=pyo.NonNegativeReals)
-    m.F = pyo.Var(places, domain=pyo.NonNegativeReals)
+    m.e = pyo.Var([(l, i, b) for l, i in indices if i for b in after[l - 1]], domain=pyo.NonNegativeReals)
+    m.F = pyo.Var(indices, domain=pyo.NonNegativeReals)
     m.M = pyo.Var(stages, domain=pyo.NonNegativeReals)
     m.T = pyo.Var(stages, domain=pyo.NonNegativeReals)
     m.V = pyo.Var(domain=pyo.NonNegativeReals)
 
     def in_stage(i: int, values: Any) -> Any:
         """The sum of a column of the tables over the layers of stage i."""
-        return sum(float(values[kinds[l], s]) * m.x[l, i, s] for l, j in places if j == i for s in options)
+        return sum(float(values[kinds[l], s]) * m.x[l, i, s] for l, j in indices if j == i for s in options)
 
     def of_layer(l: int, i: int, values: Any) -> Any:
         return sum(float(values[kinds[l], s]) * m.x[l, i, s] for s in options)
@@ -104,7 +104,7 @@ def build(instance: Instance) -> pyo.ConcreteModel:
         rule=lambda m, l, i, a: sum(m.z[l, i, a, b] for b in after[l]) <= sum(m.x[l, i, s] for s in borders[l].before[a]),
     )
     m.enter = pyo.Constraint(
-        [(l, i, b) for l, i in places if l for b in after[l - 1]],
+        [(l, i, b) for l, i in indices if l for b in after[l - 1]],
         rule=lambda m, l, i, b: (
             (sum(m.z[l - 1, i, a, b] for a in before[l - 1]) if (l - 1, i) in stays else 0) + (m.e[l, i, b] if i else 0)
             == sum(m.x[l, i, s] for s in borders[l - 1].after[b])
@@ -121,11 +121,11 @@ def build(instance: Instance) -> pyo.ConcreteModel:
     )
     m.slowest = pyo.Constraint(stages, rule=lambda m, i: m.T[i] - in_stage(i, g) <= m.V)
     m.hold = pyo.Constraint(
-        places, rule=lambda m, l, i: m.F[l, i] == (m.F[l - 1, i] if (l - 1, i) in stays else 0) + of_layer(l, i, o_f)
+        indices, rule=lambda m, l, i: m.F[l, i] == (m.F[l - 1, i] if (l - 1, i) in stays else 0) + of_layer(l, i, o_f)
     )
     m.states = pyo.Constraint(stages, rule=lambda m, i: m.M[i] == in_stage(i, o_ms + ahead[i] * o_f))
     m.peak = pyo.Constraint(
-        places, rule=lambda m, l, i: m.F[l, i] + of_layer(l, i, o_b) + m.M[i] <= instance.memory_bytes / bytes_per_unit
+        indices, rule=lambda m, l, i: m.F[l, i] + of_layer(l, i, o_b) + m.M[i] <= instance.memory_bytes / bytes_per_unit
     )
     m.objective = pyo.Objective(expr=(configuration.micro_batches - 1) * m.V + sum(m.T[i] for i in stages))
     return m

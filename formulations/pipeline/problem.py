@@ -80,8 +80,8 @@ class InstanceRecord(InstanceFile):
         layers = len(self.layer_names)
         for name, wanted in (("layer_kinds", layers), ("boundary_kinds", layers - 1)):
             check_length(name, getattr(self, name), wanted)
-        for place, configuration in enumerate(self.configurations):
-            self._check(f"configurations[{place}]", configuration)
+        for index, configuration in enumerate(self.configurations):
+            self._check(f"configurations[{index}]", configuration)
         return self
 
     def _check(self, where: str, record: ConfigurationRecord) -> None:
@@ -436,20 +436,20 @@ def evaluate_stage(
     """One stage that begins at layer `first`, under the options of its layers."""
     tables, in_flight = configuration.tables, configuration.in_flight(number)
     kinds = instance.layer_kinds[first : first + len(choice)]
-    places = (list(kinds), list(choice))
-    time = int(tables.time_ns[places].sum())
+    indices = (list(kinds), list(choice))
+    time = int(tables.time_ns[indices].sum())
     if first:
         time += int(tables.entries_ns[instance.boundary_kinds[first - 1], choice[0]])
     inside = list(instance.boundary_kinds[first : first + len(choice) - 1])
     time += int(tables.transitions_ns[inside, list(choice[:-1]), list(choice[1:])].sum())
-    states = tables.state_bytes[places]
-    peak, place = stage_peak(states, tables.forward_bytes[places], tables.backward_bytes[places], in_flight)
+    states = tables.state_bytes[indices]
+    peak, place = stage_peak(states, tables.forward_bytes[indices], tables.backward_bytes[indices], in_flight)
     return EvaluatedStage(
         first=first,
         last=first + len(choice) - 1,
         in_flight=in_flight,
         time_ns=time,
-        sync_ns=int(tables.sync_ns[places].sum()),
+        sync_ns=int(tables.sync_ns[indices].sum()),
         peak_bytes=int(peak),
         peak_layer=first + int(place),
         state_bytes=int(states.sum()),

@@ -71,9 +71,9 @@ class InstanceRecord(ChainFile):
         for name in ("names", "layers", "sync_ns"):
             if (entries := getattr(self, name)) is not None:
                 check_length(name, entries, count, each)
-        for place, (before, layer) in enumerate(pairwise(self.layers or []), 1):
+        for index, (before, layer) in enumerate(pairwise(self.layers or []), 1):
             if layer < before:
-                raise InputError("", f"layers[{place}]", f"is {layer}, after {before}", f"give at least {before}")
+                raise InputError("", f"layers[{index}]", f"is {layer}, after {before}", f"give at least {before}")
         slowest = max(self.transfer_ns, default=0) if isinstance(self.transfer_ns, list) else self.transfer_ns
         whole = sum(self.forward_ns) + sum(self.backward_ns) + 2 * self.stages * slowest
         self.check_totals(count, "sub-layer", self.micro_batches * whole + sum(self.sync_ns or []))

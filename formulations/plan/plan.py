@@ -348,11 +348,11 @@ def staged_plan(
     if not model:
         raise InputError("command line", "--model", "is missing", "give it: the profile describes no model that can be planned")
     by_layer = len(strategies) == model.units[-1].layer + 1
-    layer_of = [unit.layer if by_layer else place for place, unit in enumerate(model.units)]
+    layer_of = [unit.layer if by_layer else index for index, unit in enumerate(model.units)]
     world = world or request.origin.devices
     size, stages = world // len(spans), []
     for number, (first, last) in enumerate(spans):
-        units = [place for place, layer in enumerate(layer_of) if first <= layer <= last]
+        units = [index for index, layer in enumerate(layer_of) if first <= layer <= last]
         ranks = list(range(number * size, (number + 1) * size))
         stages.append(Stage(ranks=ranks, first_unit=units[0], last_unit=units[-1]))
     return Plan(

@@ -25,8 +25,8 @@ def runs(names: Sequence[str], labels: Sequence[str]) -> list[Row]:
             key=lambda each: (each[1], -each[0]),
         )
         for phase in range(min(period, length)):
-            places = range(at + phase, at + length, period)
-            rows.append((places[0], _named([names[l] for l in places], period), len(places), labels[places[0]]))
+            indices = range(at + phase, at + length, period)
+            rows.append((indices[0], _named([names[l] for l in indices], period), len(indices), labels[indices[0]]))
         at += length
     return rows
 

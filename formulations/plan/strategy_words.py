@@ -25,8 +25,8 @@ def strategy_words(strategy: Strategy) -> str:
     """A strategy in a table, such as `dp16 ZeRO-3, tp4, sp`: its levels from the slowest links to the fastest. Different
     strategies have different words."""
     words, names, data = list[str](), [name for name, _ in strategy.levels], 1
-    for place, (name, degree) in enumerate(strategy.levels):
-        if name == "dp" and names[place + 1 : place + 2] == ["sdp"]:  # copies of shards, in neighbouring levels (HSDP)
+    for index, (name, degree) in enumerate(strategy.levels):
+        if name == "dp" and names[index + 1 : index + 2] == ["sdp"]:  # copies of shards, in neighbouring levels (HSDP)
             data = degree
         elif name == "sdp" and (data > 1 or "dp" not in names):
             words.append(f"dp{data * degree} ZeRO-{strategy.zero}" + f" over {degree}" * (data > 1))

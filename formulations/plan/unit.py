@@ -252,9 +252,9 @@ def _records(value: Mapping[str, Any]) -> dict[str, Any]:
         return {**rest, **_of_strategy(strategy, States(zero=strategy.zero_stage))}
     if not isinstance(names, list):
         raise InputError("", "switches", f"is {shown(names)}", "give a list [...]")
-    for place, name in enumerate(names):
+    for index, name in enumerate(names):
         if name not in UNIT_SWITCHES:
-            raise InputError("", f"switches[{place}]", f"is {shown(name)}", f"give one of {', '.join(UNIT_SWITCHES)}")
+            raise InputError("", f"switches[{index}]", f"is {shown(name)}", f"give one of {', '.join(UNIT_SWITCHES)}")
     if len(set(names)) < len(names):
         raise InputError("", "switches", f"is {shown(names)}", f"give each once: {shown(list(dict.fromkeys(names)))}")
     unit = planned_unit("", strategy, Switches.of(names))

@@ -63,12 +63,12 @@ def gpipe(stages: int, micro_batches: int) -> list[list[Pass]]:
 
 def _paired(stages: int, stage: int, micro_batches: int, ahead: int, sliced: int) -> list[Pass]:
     order: list[Pass] = []
-    for place in range(ahead + micro_batches):
-        if place < micro_batches:
-            halves = (0, 1) if is_sliced(stage, place, stages, sliced) else (None,)
-            order += [Pass("forward", place, stage, half) for half in halves]
-        if place >= ahead:
-            order.append(Pass("backward", place - ahead, stage))
+    for index in range(ahead + micro_batches):
+        if index < micro_batches:
+            halves = (0, 1) if is_sliced(stage, index, stages, sliced) else (None,)
+            order += [Pass("forward", index, stage, half) for half in halves]
+        if index >= ahead:
+            order.append(Pass("backward", index - ahead, stage))
     return order
 
 
@@ -77,21 +77,21 @@ def interleaved(devices: int, chunks: int, micro_batches: int) -> list[list[Pass
     devices."""
     assert micro_batches % devices == 0
     turns = [
-        (chunk, first + place)
+        (chunk, first + index)
         for first in range(0, micro_batches, devices)
         for chunk in range(chunks)
-        for place in range(devices)
+        for index in range(devices)
     ]
     orders = []
     for x in range(devices):
         ahead = min(len(turns), 2 * (devices - x - 1) + (chunks - 1) * devices)
         order: list[Pass] = []
-        for place in range(len(turns) + ahead):
-            if place < len(turns):
-                chunk, number = turns[place]
+        for index in range(len(turns) + ahead):
+            if index < len(turns):
+                chunk, number = turns[index]
                 order.append(Pass("forward", number, chunk * devices + x))
-            if place >= ahead:
-                chunk, number = turns[place - ahead]
+            if index >= ahead:
+                chunk, number = turns[index - ahead]
                 order.append(Pass("backward", number, (chunks - 1 - chunk) * devices + x))
         orders.append(order)
     return orders
@@ -123,7 +123,7 @@ def in_turn(orders: Sequence[Sequence[Pass]], needed: Callable[[Pass], Pass | No
                 done.add(task)
                 at[device] += 1
                 going = True
-    assert all(place == len(order) for place, order in zip(at, orders, strict=True)), "an order of passes that gets stuck"
+    assert all(index == len(order) for index, order in zip(at, orders, strict=True)), "an order of passes that gets stuck"
 
 
 def in_flight(order: Sequence[Pass]) -> int:

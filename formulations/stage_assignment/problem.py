@@ -71,8 +71,8 @@ class InstanceRecord(ChainFile):
             check_length(name, times, length, meaning)
             return
         check_length(name, times, count, "one for each stage" if name == "layer_ns" else "one for each boundary of two stages")
-        for place, row in enumerate(times):
-            check_length(f"{name}[{place}]", row, length, meaning)
+        for index, row in enumerate(times):
+            check_length(f"{name}[{index}]", row, length, meaning)
 
 
 class SolutionRecord(Record):

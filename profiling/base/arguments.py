@@ -93,7 +93,7 @@ def check_value(name: str, value: Any, wanted: Any) -> None:
 def _wanted(function: Callable[..., Any]) -> dict[str, Any]:
     """The annotations of the arguments that are named one by one."""
     hints, open_ended = get_type_hints(function), (Parameter.VAR_KEYWORD, Parameter.VAR_POSITIONAL)
-    named = [name for name, each in signature(function).parameters.items() if each.kind not in open_ended]
+    named = [name for name, parameter in signature(function).parameters.items() if parameter.kind not in open_ended]
     return {name: hints[name] for name in named if name in hints}
 
 

@@ -90,7 +90,7 @@ def as_arguments(text: str) -> str:
         return f"{name}=False" if match[1] else name
 
     return "`".join(
-        part if place % 2 else _FLAG.sub(argument, _OPTION.sub(r"\1", part)) for place, part in enumerate(text.split("`"))
+        part if index % 2 else _FLAG.sub(argument, _OPTION.sub(r"\1", part)) for index, part in enumerate(text.split("`"))
     )
 
 

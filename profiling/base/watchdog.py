@@ -52,8 +52,8 @@ class Position:
 
     def set(self, *numbers: int) -> None:
         """Say where the process is now; takes less than a microsecond."""
-        for place, number in enumerate(numbers):
-            self._numbers[place] = number
+        for index, number in enumerate(numbers):
+            self._numbers[index] = number
 
     def get(self) -> tuple[int, ...]:
         """Where the process is; zeros before it has said so."""
@@ -91,7 +91,7 @@ class Watchdog:
     def look(self, now: float, processes: Mapping[int, int]) -> Stall | None:
         """A look at the processes, whose ids are listed by their names; the stall, if there is one. now: in seconds."""
         seen = {name: self._activity_of(process) for name, process in processes.items()}
-        places = [position.get() for position in self._positions]
+        indices = [position.get() for position in self._positions]
         busy_s = sum(each.busy_s for each in seen.values() if each)
         if now - self._last_look > self._stall_s / 2:
             self._stopped_since.clear()
@@ -104,8 +104,8 @@ class Watchdog:
                 return Stall("stopped", name)
         # A process that ends takes its time with it: the sum may fall, too.
         active = any(each is None or each.state in "DR" for each in seen.values())
-        starting = not all(map(any, places))
+        starting = not all(map(any, indices))
         worked = abs(busy_s - self._busy_then) > IDLE * self._stall_s * len(processes)
-        if active or starting or worked or places != self._places_then or now < self._quiet_since:
-            self._quiet_since, self._busy_then, self._places_then = now, busy_s, places
+        if active or starting or worked or indices != self._places_then or now < self._quiet_since:
+            self._quiet_since, self._busy_then, self._places_then = now, busy_s, indices
         return Stall("stuck") if now - self._quiet_since >= self._stall_s else None

@@ -37,7 +37,7 @@ def device_kind(name: str, table: EfficiencyTable) -> DeviceKind:
         recipes=described.recipes,
         memory_bytes_per_s=described.memory_bytes_per_s,
         kernel_ns=described.kernel_ns,
-        efficiencies=[each for kernel in get_args(Kernel) for each in _efficiencies(name, kernel, table)],
+        efficiencies=[efficiency for kernel in get_args(Kernel) for efficiency in _efficiencies(name, kernel, table)],
     )
 
 

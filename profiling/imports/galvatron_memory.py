@@ -77,8 +77,8 @@ def read_memory(source: Source, lengths: Lengths, sequence_parallel: bool = True
         problem = f"is of a type of layers beyond the {len(names)} in the file of times"
         raise source.fail(more[0], problem, "give files of one profile")
     suffixes = ("_sp", "") if sequence_parallel else ("", "_sp")
-    places = [(name, lengths[i : i + 1]) for i, name in enumerate(names)] + [(name, lengths) for name in SUMMARIES[1:]]
-    summaries = {name: table for name, place in places if (table := _summary(source, name, suffixes, place))}
+    indices = [(name, lengths[i : i + 1]) for i, name in enumerate(names)] + [(name, lengths) for name in SUMMARIES[1:]]
+    summaries = {name: table for name, place in indices if (table := _summary(source, name, suffixes, place))}
     origin = "summaries of the file"
     if missing := [name for name in (*names, OFF) if name not in summaries]:
         if len(names) > 1:

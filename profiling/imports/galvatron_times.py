@@ -126,8 +126,8 @@ class _Entries:
     def places(self) -> set[Place]:
         """Those that have times, or totals; without a batch only where none is named."""
         alone = {Place(lengths, batch) for _, lengths, batch in self.layers_ms} if self.types == 1 else set()
-        places = alone | set(self.ends_ms) | set(self.totals)
-        return {place for place in places if place.batch} or places
+        indices = alone | set(self.ends_ms) | set(self.totals)
+        return {place for place in indices if place.batch} or indices
 
     def times(self, place: Place) -> Times | None:
         """Those of one place, as profiled or else from its totals; None without times of a layer. Raises InputError."""

@@ -186,10 +186,10 @@ def chain(layers: Iterable[tuple[str, dict[str, Any], list[Any]]]) -> dict[str, 
     """Units, sub-layers and costs of a profile from the name, shape and costs of each layer; equal ones share a sub-layer."""
     names: dict[str, str] = {}
     units, sublayers, costs = [], [], []
-    for i, (name, place, entries) in enumerate(layers):
-        if (key := repr((place, entries))) not in names:
+    for i, (name, index, entries) in enumerate(layers):
+        if (key := repr((index, entries))) not in names:
             names[key] = name
-            sublayers.append({"name": name, **place})
+            sublayers.append({"name": name, **index})
             costs += [{**entry, "sublayer": name} for entry in entries]
         units.append({"name": name, "layer": i, "sublayer": names[key]})
     return {"units": units, "sublayers": sublayers, "costs": costs}

@@ -147,9 +147,9 @@ def _in_order(source: Source, layers: Mapping[str, Row]) -> list[Row]:
         return list(layers.values())
     by_number = {int(name): row for name, row in layers.items()}
     first = min(1, *by_number)
-    for place in range(first, first + len(by_number)):
-        if place not in by_number:
-            raise source.fail(f"layer {place}", "is missing", "give every layer a row, or names in place of numbers")
+    for index in range(first, first + len(by_number)):
+        if index not in by_number:
+            raise source.fail(f"layer {index}", "is missing", "give every layer a row, or names in place of numbers")
     return [row for _, row in sorted(by_number.items())]
 
 

@@ -61,8 +61,8 @@ def measure_rank(rank: int, world: int, job: dict[str, Any], report: Reporter) -
         except OutOfMemory:
             return {"out_of_memory": True}
 
-    for place, (number, task) in enumerate(job["tasks"]):
-        results[number] = measured(number, task, len(job["tasks"]) - place)
+    for index, (number, task) in enumerate(job["tasks"]):
+        results[number] = measured(number, task, len(job["tasks"]) - index)
         report({"finished": number, "result": results[number]})
     tasks = dict(job["tasks"])
     for number in doubtful(tasks, results):
@@ -142,11 +142,11 @@ class _Measuring:
         group = self.groups[size]
         count = max(1, message // 4 // size)
         whole, piece = torch.zeros(count * size, device=self.device), torch.zeros(count, device=self.device)
-        place = self.rank % size
+        index = self.rank % size
 
         def communicate() -> None:
             if group is not None:
-                _communicate(operation, whole, piece, group, place, self.rank)
+                _communicate(operation, whole, piece, group, index, self.rank)
 
         (communicating,) = self.repeat(1, lambda: timed(self.device, communicate))
         return {**communicating._asdict(), "message_bytes": count * size * 4}

@@ -92,10 +92,10 @@ class Mask:
 
 def hidden_mask(draw: Draw, site: Site, probability: float, x: Tensor) -> Mask:
     """The mask of hidden states, (rows, tokens, hidden) or (rows x tokens, hidden)."""
-    places = x.numel() // x.shape[-1] // len(draw.samples)
+    indices = x.numel() // x.shape[-1] // len(draw.samples)
     part, parts = draw.share
-    tokens = draw.places(places * parts, x.device)[part * places : (part + 1) * places]
-    rows = _samples(draw.whole, x.device).unsqueeze(1) * (places * parts * draw.pieces) + tokens
+    tokens = draw.places(indices * parts, x.device)[part * indices : (part + 1) * indices]
+    rows = _samples(draw.whole, x.device).unsqueeze(1) * (indices * parts * draw.pieces) + tokens
     return _mask(draw, site, probability, rows.flatten(), x.shape[-1])
 
 

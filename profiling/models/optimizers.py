@@ -57,7 +57,7 @@ def matrices_of(shape: Sequence[int]) -> list[Matrix]:
 
 def muon_matrices(part: Sublayer, tp: int = 1, index: int = 0) -> list[Matrix]:
     """What of a sub-layer rank `index` of `tp` tensor-parallel ranks steps by Muon."""
-    chosen = [each for each in part.parameters() if is_stepped_by_muon(part, each)]
+    chosen = [parameter for parameter in part.parameters() if is_stepped_by_muon(part, parameter)]
     return [matrix for each in chosen for matrix in matrices_of(each.shard_shape(tp, index))]
 
 

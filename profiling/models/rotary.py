@@ -18,8 +18,8 @@ def rotated(part: Attention, x: Tensor, piece: int = 0) -> Tensor:
     that is cut, the piece that the tokens are of.
     """
     turned = part.rotated
-    places = halves(piece, part.pieces, part.tokens) if part.pieces > 1 else (range(part.tokens),)
-    cosine, sine = _angles(places, turned, part.rotary, part.scaling, x.dtype, x.device)
+    indices = halves(piece, part.pieces, part.tokens) if part.pieces > 1 else (range(part.tokens),)
+    cosine, sine = _angles(indices, turned, part.rotary, part.scaling, x.dtype, x.device)
     still = [x[..., turned:]] if turned < part.width else []
     if part.interleaved:
         a, b = x[..., :turned].unflatten(-1, (-1, 2)).unbind(-1)

@@ -291,8 +291,8 @@ def _attention_of_piece(
     if not part.in_halves:
         mixed = mixed_values(part, p, q, k, v, shard, draw, recomputed)
     else:
-        places, columns = halves(shard.piece, part.pieces, part.tokens), q.shape[1] * part.width
-        pairs = zip(q.chunk(2, 2), places, strict=True)
+        indices, columns = halves(shard.piece, part.pieces, part.tokens), q.shape[1] * part.width
+        pairs = zip(q.chunk(2, 2), indices, strict=True)
         each = [mixed_values(part, p, half, k, v, shard, draw, recomputed, first.start) for half, first in pairs]
         mixed = torch.cat([half.view(len(q), -1, columns) for half in each], 1).view(-1, columns)
     return F.linear(mixed, p["out.weight"], p.get("out.bias") if shard.first else None)
@@ -386,8 +386,8 @@ def _none_later(queries: int, keys: int, dtype: torch.dtype, device: torch.devic
 @cache
 def _t5_places(tokens: int, buckets: int, both: bool, device: torch.device) -> Tensor:
     """Bucket of every (query, key) pair (Raffel et al., 2020, Section 2.1): near ones alone, far ones by logarithm to 128."""
-    places = torch.arange(tokens)
-    distance = places[None, :] - places[:, None]
+    indices = torch.arange(tokens)
+    distance = indices[None, :] - indices[:, None]
     first = torch.zeros_like(distance)
     if both:
         buckets //= 2
@@ -403,8 +403,8 @@ def _t5_places(tokens: int, buckets: int, both: bool, device: torch.device) -> T
 @cache
 def _window_places(window: int, device: torch.device) -> Tensor:
     """Row of the bias table for every pair of places in a window (Liu et al., 2021, Eq. 4)."""
-    places = torch.cartesian_prod(torch.arange(window), torch.arange(window))
-    offset = places[:, None] - places[None, :] + window - 1
+    indices = torch.cartesian_prod(torch.arange(window), torch.arange(window))
+    offset = indices[:, None] - indices[None, :] + window - 1
     return (offset[..., 0] * (2 * window - 1) + offset[..., 1]).to(device)
 
 

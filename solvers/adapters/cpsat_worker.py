@@ -68,9 +68,9 @@ def solve(request: dict[str, Any], send: Send) -> dict[str, Any]:
 def hint(model: cp_model.CpModel, ones: set[str]) -> None:
     """Hint at 1 for these variables, and at 0 for the others of their letters."""
     letters = {name.partition("[")[0] for name in ones}
-    for place, variable in enumerate(model.proto.variables):
+    for index, variable in enumerate(model.proto.variables):
         if variable.name.partition("[")[0] in letters:
-            model.proto.solution_hint.vars.append(place)
+            model.proto.solution_hint.vars.append(index)
             model.proto.solution_hint.values.append(int(variable.name in ones))
 
 

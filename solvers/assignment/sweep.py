@@ -160,8 +160,8 @@ class _Chain:
         low = max(int(self.layer_ns.min(axis=0).max()), -(-int(self.layer_ns.min(axis=0).sum()) // self.stages))
         high, cap = top + 1, low
         while low < high:
-            places, used, following = self.furthest(cap)
-            if places[-1] == self.layers:
+            indices, used, following = self.furthest(cap)
+            if indices[-1] == self.layers:
                 high = used
             else:
                 low = following

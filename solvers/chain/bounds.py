@@ -105,9 +105,9 @@ class Completion:
             same = np.full(12, multiplier)
             self._check_time()
             links, values = self._priced(grid, same)
-            place = int(self._whole(sums_before(links, values)[-1] + values[-1], grid, same).argmax())
-            low, high = grid[max(place - 1, 0)], grid[min(place + 1, len(grid) - 1)]
-        return float(grid[place])
+            index = int(self._whole(sums_before(links, values)[-1] + values[-1], grid, same).argmax())
+            low, high = grid[max(index - 1, 0)], grid[min(index + 1, len(grid) - 1)]
+        return float(grid[index])
 
     def _priced(self, prices: Floats, multipliers: Floats) -> tuple[Sequence[Link], list[Floats]]:
         """Links, and of every layer's options the cost, at each price: (prices, options). The backward pass of the last layer

@@ -30,11 +30,11 @@ def staircase(entries: Integers, block: int = 256) -> Places:
     left = _unbeaten(entries) if len(entries) == 2 else np.arange(entries.shape[1])
     front, lowest = np.zeros((len(entries), 0), np.int64), [np.zeros(0, np.intp)]
     for start in range(0, len(left), block):
-        places = left[start : start + block]
-        places = places[~_below(front, entries[:, places]).any(axis=1)]
-        points = entries[:, places]
+        indices = left[start : start + block]
+        indices = indices[~_below(front, entries[:, indices]).any(axis=1)]
+        points = entries[:, indices]
         stay = ~np.tril(_below(points, points), -1).any(axis=1)
-        lowest.append(places[stay])
+        lowest.append(indices[stay])
         front = np.concatenate((front, points[:, stay]), axis=1)
         if len(entries) == 2:  # few of the earlier points are lowest themselves, time aside
             front = front[:, np.lexsort(front[::-1])]
@@ -44,14 +44,14 @@ def staircase(entries: Integers, block: int = 256) -> Places:
 
 def _unbeaten(entries: Integers) -> Places:
     """Of points (2, points), those that neither the earlier one lowest in the first entry nor that in the second is below."""
-    places = np.arange(entries.shape[1])
+    indices = np.arange(entries.shape[1])
     for entry, other in ((0, 1), (1, 0)):
         lower = entries[entry] < _least_before(entries[entry])
-        lowest = np.maximum.accumulate(np.where(lower, np.arange(len(places)), 0))
+        lowest = np.maximum.accumulate(np.where(lower, np.arange(len(indices)), 0))
         stay = lower
         stay[1:] |= entries[other, lowest[:-1]] > entries[other, 1:]
-        places, entries = places[stay], entries[:, stay]
-    return places
+        indices, entries = indices[stay], entries[:, stay]
+    return indices
 
 
 def _least_before(values: Integers) -> Integers:

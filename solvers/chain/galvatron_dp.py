@@ -139,9 +139,9 @@ class PrefixTable:
 
     def _costs(self, levels: Integers) -> Integers:
         """C(l, e, S) for each option and each of these e, in steps."""
-        places = levels - (self.layer.need + self.below)[:, None]
-        costs = self.inner[self.layouts[:, None], np.maximum(places, 0)] + self.layer.time_ns[:, None]
-        return np.where(places < 0, UNREACHABLE, costs)
+        indices = levels - (self.layer.need + self.below)[:, None]
+        costs = self.inner[self.layouts[:, None], np.maximum(indices, 0)] + self.layer.time_ns[:, None]
+        return np.where(indices < 0, UNREACHABLE, costs)
 
     @cached_property
     def optimum(self) -> tuple[int, ...] | None:

@@ -165,10 +165,10 @@ def _sweep(
 def _batches(pairs: Iterable[Pairs]) -> Iterator[list[Pairs]]:
     """All pairs, in batches of which none holds many more than `BLOCK`."""
     batch, size = list[Pairs](), 0
-    for options, places in pairs:
+    for options, indices in pairs:
         step = max(1, BLOCK // len(options))
-        for start in range(0, len(places), step):
-            batch.append((options, places[start : start + step]))
+        for start in range(0, len(indices), step):
+            batch.append((options, indices[start : start + step]))
             size += len(options) * len(batch[-1][1])
             if size >= BLOCK:
                 yield batch
@@ -180,7 +180,7 @@ def _batches(pairs: Iterable[Pairs]) -> Iterator[list[Pairs]]:
 def _extended(problem: Completion, l: int, labels: Labels, batch: list[Pairs], target: int) -> tuple[Labels, Floats]:
     """Labels of layer l, from pairs of its options and labels of layer l + 1, that may fit and may be better."""
     chain, cap = problem.chain, problem.cap
-    parts = [_fitting(problem, l, labels, options, places) for options, places in batch]
+    parts = [_fitting(problem, l, labels, options, indices) for options, indices in batch]
     option, parent, h, m = (np.concatenate(columns) for columns in zip(*parts, strict=True))
     link, following = (chain.links[l], labels.option[parent]) if l + 1 < chain.layers else (None, None)
     time = labels.t[parent] + chain.time_ns[l][option]

@@ -29,11 +29,11 @@ def least_memory(
         check_time()
         f, b, ms = chain.forward_bytes[l], chain.backward_bytes[l], chain.state_bytes[l]
         parts = []
-        for options, places in chain.pairs(l, option):
-            added, m = ms[options][:, None], states[places]
-            h = added + f[options][:, None] + np.maximum(b[options][:, None] + m, peak[places])
+        for options, indices in chain.pairs(l, option):
+            added, m = ms[options][:, None], states[indices]
+            h = added + f[options][:, None] + np.maximum(b[options][:, None] + m, peak[indices])
             row, column = np.nonzero(h + chain.least.added[l][options][:, None] < upper)
-            parts.append((options[row], places[column], h[row, column], added[row, 0] + m[column]))
+            parts.append((options[row], indices[column], h[row, column], added[row, 0] + m[column]))
         option, parent, peak, states = (np.concatenate(values) for values in zip(*parts, strict=True))
         if not option.size:
             return upper, best  # no choice is below the greedy one
@@ -52,8 +52,8 @@ def little_memory(chain: MemoryChain) -> tuple[int, tuple[int, ...]]:
     values = [f + ms + weights * b for f, ms, b in columns]
     choices = cheapest_paths(links, values, sums_before(links, values))
     peaks = chain.peaks(choices)
-    place = int(peaks.argmin())
-    return int(peaks[place]), tuple(choices[place].tolist())
+    index = int(peaks.argmin())
+    return int(peaks[index]), tuple(choices[index].tolist())
 
 
 def explain(instance: Instance) -> Infeasibility | None:

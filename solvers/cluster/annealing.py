@@ -41,10 +41,10 @@ def simulated_annealing(instance: Instance, search: Search) -> Outcome:
     record = {current.solution: current}
     report(instance, search, current)
     accepted = count = 0
-    for place in range(iterations):
+    for index in range(iterations):
         if search.out_of_time():
             break
-        temperature = COLDEST ** ((place + 1) / iterations)
+        temperature = COLDEST ** ((index + 1) / iterations)
         following = walk.strategy(walk.neighbour(current.solution.degrees))
         count += 1
         loss = min(current.time_ns - following.time_ns, 0) / max(1, start.time_ns)

@@ -29,7 +29,7 @@ def megatron(instance: Instance, search: Search) -> Outcome:
         key=lambda degrees: (degrees.mbs, degrees.tmp * degrees.pp, degrees.tmp),
     )
     for _, group in groupby(possible, key=lambda degrees: degrees.mbs):
-        place = 0
+        index = 0
         for _, equal in groupby(group, key=lambda degrees: degrees.tmp * degrees.pp):
             if search.out_of_time():
                 break
@@ -40,10 +40,10 @@ def megatron(instance: Instance, search: Search) -> Outcome:
             count += len(tied)
             usable = [candidate for candidate in tied if candidate.fits or not instance.within_memory]
             for candidate in usable:
-                ranked.append((place, candidate))
-                if place == 0:
+                ranked.append((index, candidate))
+                if index == 0:
                     report(instance, search, candidate)
-            place += bool(usable)
+            index += bool(usable)
     ranked.sort(key=lambda item: item[0])
     listed = [candidate for _, candidate in ranked][: search.options.get("top") or TOP]
     return outcome(instance, search, listed, count)

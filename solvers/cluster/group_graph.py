@@ -148,7 +148,7 @@ class GroupGraph:
         for kind in dict.fromkeys(kind for kind in self.types if kind.size):
             home = [node for node, other in enumerate(self.types) if other == kind]
             for begun in sorted({self.used[node] for node in home}):
-                first = {node: len(nodes) + place for place, node in enumerate(n for n in home if self.used[n] <= begun)}
+                first = {node: len(nodes) + index for index, node in enumerate(n for n in home if self.used[n] <= begun)}
                 after = len(nodes) + len(first)
                 nodes += [*first, *range(len(self.types))]
                 initial += [self.starts[node] for node in first] + [False] * len(self.types)
@@ -235,7 +235,7 @@ class GroupGraph:
                 if p != q
             )
 
-        return [(q, each) for q, each in rings.items() if not beaten(q)]
+        return [(q, ring) for q, ring in rings.items() if not beaten(q)]
 
 
 def graphs(case: Case, weights: Sequence[int], stop: Callable[[], bool]) -> list[GroupGraph]:

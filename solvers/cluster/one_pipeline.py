@@ -92,7 +92,7 @@ class PipelineSearch:
         if (step := slowest + float(case.sync_ns.max()) + max(case.tied_ns, default=0)) > FAR // 4:
             raise InputError("instance", "network", f"makes steps take {step:.3g} ns", "give faster links")
         speed = instance.tables[degrees.tmp, degrees.mbs].layer_ns.sum(axis=1)
-        ranks = {int(value): place for place, value in enumerate(sorted({int(speed[k]) for k in instance.class_kinds}))}
+        ranks = {int(value): index for index, value in enumerate(sorted({int(speed[k]) for k in instance.class_kinds}))}
         weights = [ranks[int(speed[kind])] for kind in instance.class_kinds]
         self.whole_weight = sum(weight * size for weight, size in zip(weights, case.counts, strict=True))
         self.most_weight = min(self.whole_weight, max(weights) * degrees.pp * degrees.tmp)

@@ -68,10 +68,10 @@ class Tilings:
         tiling = self._walks[tmp, dp]
         assert tiling is not None
         side = lcm(tmp, dp)
-        places = max(0, self.rows - side + 1), max(0, self.columns - side + 1)
-        if places[0] * places[1]:
-            count = min(MOST_STEPS, 8 * places[0] * places[1])
-            drawn = (self.generator.integers(limit, size=count).tolist() for limit in (*places, 2))
+        indices = max(0, self.rows - side + 1), max(0, self.columns - side + 1)
+        if indices[0] * indices[1]:
+            count = min(MOST_STEPS, 8 * indices[0] * indices[1])
+            drawn = (self.generator.integers(limit, size=count).tolist() for limit in (*indices, 2))
             for row, column, turned in zip(*drawn, strict=True):
                 if turned:
                     self._turn(tiling, row, column, tmp, dp)
@@ -122,6 +122,6 @@ def _bands(rows: int, columns: int, tmp: int, dp: int) -> dict[tuple[int, int], 
             if rest or (upright and width % wide) or (others and width % high):
                 continue
             starts = [(high * n, True) for n in range(upright)] + [(high * upright + wide * n, False) for n in range(others)]
-            places = [((start, at), kind) for start, kind in starts for at in range(0, width, wide if kind else high)]
-            return {(at, start) if across else (start, at): kind for (start, at), kind in places}
+            indices = [((start, at), kind) for start, kind in starts for at in range(0, width, wide if kind else high)]
+            return {(at, start) if across else (start, at): kind for (start, at), kind in indices}
     return None

@@ -112,8 +112,8 @@ def _together(alike: Sequence[int]) -> Iterator[tuple[int, ...]]:
     everyone, kinds = range(len(alike)), sorted(set(alike))
     for orbit in kinds if len(kinds) > 1 else ():
         members, others = ([c for c in everyone if (alike[c] == orbit) == wanted] for wanted in (True, False))
-        places = np.linspace(0, len(others), min(len(others) + 1, MOST_ORDERS // len(kinds))).round().astype(int)
-        yield from ((*others[:place], *members, *others[place:]) for place in places)
+        indices = np.linspace(0, len(others), min(len(others) + 1, MOST_ORDERS // len(kinds))).round().astype(int)
+        yield from ((*others[:index], *members, *others[index:]) for index in indices)
 
 
 def _every(alike: Sequence[int]) -> Iterator[tuple[int, ...]]:

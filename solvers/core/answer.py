@@ -51,9 +51,9 @@ Searcher = Callable[..., Answer]
 def in_turn(instances: Sequence[Any], time_limit: float | None, clock: Clock) -> Iterator[tuple[Any, float | None]]:
     """The instances one after the other, each with an equal share of the seconds that are left; None without a limit."""
     started = clock()
-    for place, instance in enumerate(instances):
+    for index, instance in enumerate(instances):
         left = None if time_limit is None else time_limit - (clock() - started)
-        yield instance, None if left is None else max(0.01, left / (len(instances) - place))
+        yield instance, None if left is None else max(0.01, left / (len(instances) - index))
 
 
 def least_bound(bounded: Iterable[tuple[Result, int | None]]) -> int | None:

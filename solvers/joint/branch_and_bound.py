@@ -130,7 +130,7 @@ class _Run:
     def _settle(self, waiting: list[Waiting], others: Sequence[Waiting], jobs: Ahead, until: float = inf) -> None:
         """Advance the configurations of a heap until none of them is of interest, or time is up. others: that wait meanwhile;
         until: seconds from the start of the search after which no step begins."""
-        least = min((each[0] for each in others), default=inf)
+        least = min((other[0] for other in others), default=inf)
         while waiting and waiting[0][0] <= self.search.target():
             bound, place, entry = waiting[0]
             self._note(min(bound, least, self.left))
@@ -283,7 +283,10 @@ def check_suited(instance: Instance) -> None:
         raise Unsuited("instance", "step", f"is {instance.step!r}", "give 'simulated', or take another method")
     if why := uncounted(instance):
         raise Unsuited("instance", "configurations", f"have {why}", "take milp, cpsat or brute-force")
-    for place, each in enumerate(instance.configurations):
-        if len({site.kind for site in each.sites}) > 1 or len({instance.limit_bytes(site) for site in each.sites}) > 1:
+    for index, configuration in enumerate(instance.configurations):
+        if (
+            len({site.kind for site in configuration.sites}) > 1
+            or len({instance.limit_bytes(site) for site in configuration.sites}) > 1
+        ):
             sites = "has sites of several kinds or memories"
-            raise Unsuited("instance", f"configurations[{place}]", sites, "give equal sites, or take another method")
+            raise Unsuited("instance", f"configurations[{index}]", sites, "give equal sites, or take another method")

@@ -47,7 +47,10 @@ def evidence(instance: Instance, objective_ns: int, search: Search | None = None
     """
     search, configurations = search or Search(lambda _: None), instance.configurations
     claims, target = [NOTHING] * len(configurations), objective_ns - 1
-    waiting = [(closed_form_ns(instance, each), place, _ways(each)) for place, each in enumerate(configurations)]
+    waiting = [
+        (closed_form_ns(instance, configuration), place, _ways(configuration))
+        for place, configuration in enumerate(configurations)
+    ]
     heapq.heapify(waiting)
     while not search.out_of_time():
         bound, place, ways = waiting[0]

@@ -48,7 +48,7 @@ def holds_states(instance: Instance, configuration: Configuration) -> bool:
 def least_states(instance: Instance, configuration: Configuration) -> int:
     """The bytes of the least states of all units, each of which is on one site."""
     tables, tied = configuration.tables, configuration.tied
-    by_kind = [min(int(each.units[kind].state_bytes.min()) for each in tables) for kind in range(len(tables[0].units))]
+    by_kind = [min(int(table.units[kind].state_bytes.min()) for table in tables) for kind in range(len(tables[0].units))]
     least = [by_kind[unit.kind] for unit in instance.units]
     if tied is not None and tied.once is not None:
         least[-1] = min(least[-1], int(tied.once.state_bytes.min()))

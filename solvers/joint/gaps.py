@@ -26,7 +26,7 @@ def _by_paths_ns(instance: Instance, solution: Solution) -> int:
     """The longest of the single paths that `path_bounds` knows through the stages of a plan, with what stage 0 adds."""
     configuration, evaluation = instance.configurations[solution.configuration], evaluate(instance, solution)
     times, m = [stage.times for stage in evaluation.stages], configuration.micro_batches
-    u = [each.micro_batch_ns + each.message_forward_ns + each.message_backward_ns for each in times]
+    u = [time.micro_batch_ns + time.message_forward_ns + time.message_backward_ns for time in times]
     extra = times[0].last_ns + times[0].reduce_ns + times[0].optimizer_ns + evaluation.tied_ns
     longest = 0
     for x, mine in enumerate(u):

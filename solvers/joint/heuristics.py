@@ -32,7 +32,7 @@ def cheap_bound(instance: Instance) -> tuple[int, str]:
     Proof: see `closed_form.quick_bound_ns`, of each configuration; a plan has one of them. Of steps that are not simulated, and
     of unlike sites, `formulations.joint.bounds.least_ns`.
     """
-    return int(min(_quick_bound_ns(instance, place) for place in range(len(instance.configurations)))), SOURCE
+    return int(min(_quick_bound_ns(instance, index) for index in range(len(instance.configurations)))), SOURCE
 
 
 def _quick_bound_ns(instance: Instance, place: int) -> float:
@@ -58,10 +58,10 @@ def first_plan(instance: Instance) -> Solution | None:
     plans = 0
     for turn in range(turns):
         for depth in depths:
-            places = by_depth[depth]
-            if turn >= len(places) or plans == ENOUGH:
+            indices = by_depth[depth]
+            if turn >= len(indices) or plans == ENOUGH:
                 continue
-            planned = quick_plan(instance, places[(len(places) // 2 + turn) % len(places)], rounds=1)
+            planned = quick_plan(instance, indices[(len(indices) // 2 + turn) % len(indices)], rounds=1)
             plans += planned is not None
             if planned is not None and (best is None or planned[0] < best[0]):
                 best = planned
@@ -174,11 +174,11 @@ class _Planner:
             return None
         sums = np.concatenate([[0.0], np.cumsum(load)])
         wanted = sums[-1] * np.arange(1, stages) / stages
-        places = np.searchsorted((sums[possible][1:] + sums[possible][:-1]) / 2, wanted)  # the nearest
+        indices = np.searchsorted((sums[possible][1:] + sums[possible][:-1]) / 2, wanted)  # the nearest
         order = np.arange(stages - 1)
-        places = np.maximum.accumulate(np.maximum(places, order) - order) + order
-        places = np.minimum(places, len(possible) - (stages - 1) + order)
-        cuts = possible[places]
+        indices = np.maximum.accumulate(np.maximum(indices, order) - order) + order
+        indices = np.minimum(indices, len(possible) - (stages - 1) + order)
+        cuts = possible[indices]
         return tuple(cuts.tolist()) if len(np.unique(cuts)) == stages - 1 and (stages == 1 or cuts[-1] < units) else None
 
     def even_in_memory(self) -> Iterator[tuple[int, ...]]:

@@ -210,8 +210,8 @@ def _configurations(instance: Instance, search: Search) -> list[int]:
     for place, configuration in enumerate(instance.configurations):
         groups.setdefault((configuration.stages, configuration.schedule), []).append(place)
 
-    places = []
+    indices = []
     for key in sorted(groups):
         by_number = {instance.configurations[place].micro_batches: place for place in groups[key]}
-        places += groups[key] if every else [by_number[ruled_micro_batches(instance.batch, key[0], list(by_number))]]
-    return places
+        indices += groups[key] if every else [by_number[ruled_micro_batches(instance.batch, key[0], list(by_number))]]
+    return indices

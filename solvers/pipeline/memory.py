@@ -15,8 +15,8 @@ def least_pipeline_memory(instance: Instance) -> Solution:
     A bottleneck partition by lower bounds of all spans, whose spans are then solved exactly, until those used are exact.
     """
     best, least = None, np.inf
-    for place in range(len(instance.configurations)):
-        candidate = _least(instance, place, least)
+    for index in range(len(instance.configurations)):
+        candidate = _least(instance, index, least)
         if candidate is not None:
             best, least = candidate, evaluate(instance, candidate).peak_bytes
     assert best is not None
@@ -25,8 +25,8 @@ def least_pipeline_memory(instance: Instance) -> Solution:
 
 def fits(instance: Instance) -> bool:
     """Whether any plan fits."""
-    places = range(len(instance.configurations))
-    return any(_least(instance, place, instance.memory_bytes + 1) is not None for place in places)
+    indices = range(len(instance.configurations))
+    return any(_least(instance, index, instance.memory_bytes + 1) is not None for index in indices)
 
 
 def _least(instance: Instance, place: int, limit: float) -> Solution | None:

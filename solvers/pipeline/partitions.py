@@ -123,7 +123,7 @@ def _loads(instance: Instance, configuration: int, balance: Balance, choice: Seq
     if balance == "layers":
         lengths = np.arange(count) - np.arange(count)[:, None]
         return lambda stage: lengths
-    tables, places = chosen.tables, (list(instance.layer_kinds), list(choice))
+    tables, indices = chosen.tables, (list(instance.layer_kinds), list(choice))
 
     def until(values: Integers) -> Integers:
         """Sums before every layer."""
@@ -133,7 +133,7 @@ def _loads(instance: Instance, configuration: int, balance: Balance, choice: Seq
         at_edges: Integers = sums[edges]
         return at_edges - at_edges[:, None]
 
-    states = between(until(tables.state_bytes[places]))
+    states = between(until(tables.state_bytes[indices]))
     if balance == "parameters":
         return lambda stage: states
     if balance == "time":
@@ -141,10 +141,10 @@ def _loads(instance: Instance, configuration: int, balance: Balance, choice: Seq
         moves = until(tables.transitions_ns[cuts, list(choice[:-1]), list(choice[1:])])
         entries = np.concatenate([[0], tables.entries_ns[cuts, list(choice[1:])], [0]])[edges]
         inside = moves[edges - 1] - moves[np.minimum(edges, len(cuts))][:, None]
-        times = between(until(tables.time_ns[places])) + inside + entries[:, None]
+        times = between(until(tables.time_ns[indices])) + inside + entries[:, None]
         return lambda stage: times
-    forward = until(tables.forward_bytes[places])
-    peaks = forward[1:] + tables.backward_bytes[places]
+    forward = until(tables.forward_bytes[indices])
+    peaks = forward[1:] + tables.backward_bytes[indices]
     within = np.where(np.arange(instance.layers) >= edges[:, None], peaks, 0)
     highest = np.maximum.accumulate(within, axis=1)[:, edges - 1] - forward[edges][:, None]
     kept = between(forward)

@@ -40,12 +40,12 @@ def _partitions(instance: Instance, configuration: Configuration) -> list[Intege
     """Numbers of layers of all stages: even, and of even time with every layer at its fastest."""
     layers, stages = instance.layers, configuration.stages
     fastest = (configuration.tables.time_ns - configuration.tables.sync_ns).min(axis=1)[list(instance.layer_kinds)]
-    places, partitions = np.arange(1, stages), []
+    indices, partitions = np.arange(1, stages), []
     for load in (np.ones(layers, np.int64), fastest):
         sums = np.cumsum(load)
-        cuts = np.searchsorted(sums - load / 2, sums[-1] * places / stages)  # layers whose middle is before the place
-        cuts = np.maximum.accumulate(np.maximum(cuts, places) - places) + places  # each stage has a layer
-        partitions.append(np.diff([0, *np.minimum(cuts, layers - stages + places), layers]))
+        cuts = np.searchsorted(sums - load / 2, sums[-1] * indices / stages)  # layers whose middle is before the place
+        cuts = np.maximum.accumulate(np.maximum(cuts, indices) - indices) + indices  # each stage has a layer
+        partitions.append(np.diff([0, *np.minimum(cuts, layers - stages + indices), layers]))
     return partitions
 
 

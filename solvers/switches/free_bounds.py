@@ -170,11 +170,11 @@ class Relaxation:
         self.check_time()
         columns = certain.columns(cost, self.check_time)
         chain = chain_of_columns(columns, instance.memory_bytes)
-        places = possible(chain)
-        if not all(map(len, places)):
+        indices = possible(chain)
+        if not all(map(len, indices)):
             raise NothingFits
-        options = [column.option[fitting] for column, fitting in zip(columns, places, strict=True)]
-        return chain.restricted(places), options, sum(least.tolist())
+        options = [column.option[fitting] for column, fitting in zip(columns, indices, strict=True)]
+        return chain.restricted(indices), options, sum(least.tolist())
 
     def _segment_costs(self, weights: Weights) -> Integers:
         """As of `segment_costs`; equal layers beside equal ones, under equal weights and lags, share theirs."""
@@ -245,7 +245,7 @@ def _distinct(lags: Integers) -> list[int]:
 
 
 def _options_of(options: Sequence[Integers], choice: Sequence[int] | Integers) -> list[int]:
-    return [int(of_layer[place]) for of_layer, place in zip(options, choice, strict=True)]
+    return [int(of_layer[index]) for of_layer, index in zip(options, choice, strict=True)]
 
 
 def free_bound(relaxation: Relaxation, search: Search, seconds: float | None, candidate: Candidate) -> None:

@@ -143,8 +143,8 @@ class Walks:
 
     def candidate(self, relaxation: Relaxation) -> Callable[[Sequence[int]], None]:
         """What notes choices that attain a bound, by their options in the relaxation, as starts."""
-        places = np.array([self.place[switches] for switches in relaxation.segments.options])
-        return lambda options: self._start(places[list(options)])
+        indices = np.array([self.place[switches] for switches in relaxation.segments.options])
+        return lambda options: self._start(indices[list(options)])
 
     def _start(self, choice: Integers) -> None:
         self.starts[choice.tobytes()] = choice
@@ -189,23 +189,23 @@ class Walks:
 
         Where time runs out only the first of them; TimeoutError where there is none.
         """
-        places = list[_Place]()
+        indices = list[_Place]()
         for first in range(0, len(choices), self.at_once):
             rows = choices[first : first + self.at_once]
             try:
                 times, peaks = simulate(self.instance.columns, self.instance.nvlink, self.on[rows], self.search.check_time)
             except TimeoutError:
-                if places:
+                if indices:
                     break
                 raise
             over = np.maximum(0, peaks - self.instance.memory_bytes)
             keys = zip(over.tolist(), times.tolist(), peaks.tolist(), strict=True)
-            places += [_Place(key, row) for key, row in zip(keys, rows, strict=True)]
-        self.simulated += len(places)
-        best = min(places, key=_key)
+            indices += [_Place(key, row) for key, row in zip(keys, rows, strict=True)]
+        self.simulated += len(indices)
+        best = min(indices, key=_key)
         if not best.key[0] and self.search.betters(best.key[1]):
             self.search.report(Solution(tuple(self.options[option] for option in best.choice)))
-        return places
+        return indices
 
     def _together(self, choice: Integers, helping: list[Integers]) -> Integers:
         """The first change that helps and those after it, one more at a time, as far as they are of other layers."""

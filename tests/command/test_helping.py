@@ -47,7 +47,7 @@ def shown_by(*words: str) -> list[str]:
 @pytest.mark.parametrize("name", names())
 def test_no_help_shows_many_options(name: str) -> None:
     """The common ones are options of the command, ten at most; where there is no choice of them, all are few."""
-    own = [each for each in options(name.split()) if each not in ALWAYS]
+    own = [option for option in options(name.split()) if option not in ALWAYS]
     common = COMMON.get(name, ())
     assert set(common) <= set(own) and len(common) == len(set(common)) <= MOST
     assert common or len(own) <= MOST

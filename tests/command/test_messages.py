@@ -167,8 +167,8 @@ def test_errors_are_json_where_json_is_asked_for() -> None:
 
 def test_help_is_by_task_and_plan_comes_first() -> None:
     text = call("--help").stdout
-    places = [text.index(f" {task} ") for task in TASKS]
-    assert places == sorted(places) and text.index("│ plan ") < min(
+    indices = [text.index(f" {task} ") for task in TASKS]
+    assert indices == sorted(indices) and text.index("│ plan ") < min(
         text.index(f"│ {name} ") for name in COMMANDS if name not in ("plan", *ALIASES)
     )
     assert all((f"│ {name} " in text) == (name not in ALIASES) for name in (*COMMANDS, *GROUPS))

@@ -111,10 +111,10 @@ def test_no_change_that_needs_more_than_is_free_is_said_to_fit(name: str) -> Non
         if lacks > 0:
             assert render_plans._fits(found, change).endswith(" over")
     text = printed(lambda: render_plans.explained(found), 160)
-    for each in found.neighbours:
-        if each.what in text:
-            row = next(line for line in text.splitlines() if each.what in line)
-            assert row.rstrip().endswith(" over") == (each.peak_bytes > found.limit_bytes)
+    for neighbour in found.neighbours:
+        if neighbour.what in text:
+            row = next(line for line in text.splitlines() if neighbour.what in line)
+            assert row.rstrip().endswith(" over") == (neighbour.peak_bytes > found.limit_bytes)
     assert not re.search(r"\bsdp\d|\d-(tp|dp|sp)", text), "strategies are in the words of the field"
 
 

@@ -63,9 +63,9 @@ def test_words_are_those_that_bash_makes(name: str, said: Mapping[str, str], tmp
     shutil.copytree(LAUNCH, folder)
     bash.opened(folder)
     command = command_of(folder / name, said)
-    places = sorted((int(key), value) for key, value in said.items() if key.isdecimal())
+    indices = sorted((int(key), value) for key, value in said.items() if key.isdecimal())
     variables = {key: value for key, value in said.items() if not key.isdecimal()}
-    theirs = bash.runs(folder / name, programs, variables | SLURM.get(name, {}), [value for _, value in places])
+    theirs = bash.runs(folder / name, programs, variables | SLURM.get(name, {}), [value for _, value in indices])
     assert theirs and ours(command) in theirs, (ours(command), theirs)
     assert command.tool == "megatron" and set(command.open) == OPEN.get(name, set())
 

@@ -82,16 +82,16 @@ def held(folder: Path, seeds: range, programs: Path | None) -> int:
     for seed in seeds:
         rng = random.Random(seed)
         name = rng.choice(NAMES)
-        place = folder / f"seed{seed}"
-        shutil.copytree(LAUNCH, place)
+        index = folder / f"seed{seed}"
+        shutil.copytree(LAUNCH, index)
         text = mutated((LAUNCH / name).read_text(), rng)
-        (place / name).write_text(text)
+        (index / name).write_text(text)
         begun = time.process_time()
-        command, configuration = read(place / name)
+        command, configuration = read(index / name)
         assert time.process_time() - begun < MOST_S, (seed, name)
         if programs is not None and command is not None and configuration is not None and not UNSAFE.search(text):
-            compared += alike(place / name, programs, command, text, (seed, name))
-        shutil.rmtree(place)
+            compared += alike(index / name, programs, command, text, (seed, name))
+        shutil.rmtree(index)
     return compared
 
 
@@ -112,6 +112,6 @@ def alike(path: Path, programs: Path, command: Command, text: str, of: tuple[int
             continue
         made = [bearing(words) for words in theirs]
         kept = [{key: each for key, each in run.items() if key not in opened} for run in made]
-        assert {key: each for key, each in ours.items() if key not in opened} in kept, (of, ours, made, unset, value)
+        assert {key: our for key, our in ours.items() if key not in opened} in kept, (of, ours, made, unset, value)
         count = 1
     return count

@@ -106,7 +106,7 @@ def test_each_earlier_name_of_a_degree_says_what_todays_does(today: str) -> None
     new = of(**batch, **{name(today): 2})
     for old in EARLIER[today]:
         made = of(**batch, **{name(old): 2})
-        assert [getattr(made, each) for each in fields] == [getattr(new, each) for each in fields], old
+        assert [getattr(made, field) for field in fields] == [getattr(new, field) for field in fields], old
 
 
 def test_a_degree_said_twice_is_said_once() -> None:

@@ -69,8 +69,8 @@ def test_options_of_fsdp_alone_are_no_run(tmp_path: Path, value: Any) -> None:
 @pytest.mark.parametrize(
     "value",
     [
-        {word: place for place, word in enumerate(("pp", "optimizer", "aio", "seed", "pipeline", "wandb", "amp"))},
-        {f"w{place}": place for place in range(2000)} | {"resources": 1, "run": 2, "train_batch_size": 3},
+        {word: index for index, word in enumerate(("pp", "optimizer", "aio", "seed", "pipeline", "wandb", "amp"))},
+        {f"w{index}": index for index in range(2000)} | {"resources": 1, "run": 2, "train_batch_size": 3},
         {"version": "v2", "log_level": "info", "steps": {}},
         {"model": {"hidden_size": 512, "num_layers": 6}, "optimizer": {"lr": 1e-3}, "train": {"batch_size": 4, "epochs": 3}},
         {"model": {"vocab_size": 32000, "seq_length": 2048}, "rng": {"seed": 1}, "checkpoint": {"save": "x"}},
@@ -195,7 +195,7 @@ def test_files_that_cannot_be_read_say_one_thing(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"b.yaml: does not exist; name an existing file$"):
         read(tmp_path / "b.yaml")
     assert "bytes; give the configuration of a run, which is smaller" in refusal(
-        tmp_path / "a.yaml", "".join(f"key{place}: 1\n" for place in range(400_000))
+        tmp_path / "a.yaml", "".join(f"key{index}: 1\n" for index in range(400_000))
     )
 
 

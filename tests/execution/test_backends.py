@@ -34,9 +34,9 @@ class Record:
         self._contents: dict[str, int] = {}
         self._expected: list[dict[str, int]] = []
         contents: dict[str, int] = {}
-        for place, instruction in enumerate(program.instructions):
+        for index, instruction in enumerate(program.instructions):
             self._expected.append({name: contents.get(name, -1) for name in instruction.reads})
-            contents.update(dict.fromkeys(instruction.writes, place))
+            contents.update(dict.fromkeys(instruction.writes, index))
 
     def run(self, instruction: Instruction) -> None:
         place = instruction.unit

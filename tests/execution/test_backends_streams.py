@@ -155,7 +155,7 @@ def test_issuing_waits_for_nothing_but_the_host(run: Callable[..., Machine], mon
         program = compile_plan(plan)[0]
         log.clear()
         run(program, seed)
-        first = next(place for place, i in enumerate(program.instructions) if i.stream == "host")
+        first = next(index for index, i in enumerate(program.instructions) if i.stream == "host")
         assert log.index("wait") >= first
 
 
@@ -201,8 +201,8 @@ def test_frees_with_switches_are_not_held_for_the_whole_step() -> None:
     for switches in (Switches(ckpt=True, offload_hidden=True), Switches(ckpt=True, offload_hidden=True, eco_backward=True)):
         program = compile_plan(switch_plan(model, 2, [switches] * units))[0]
         found = deferred_frees(program)
-        freed = {name: place for place, i in enumerate(program.instructions) for name in i.frees}
-        late = [(freed[name], place) for place, names in enumerate(found.before) for name in names]
+        freed = {name: index for index, i in enumerate(program.instructions) for name in i.frees}
+        late = [(freed[name], index) for index, names in enumerate(found.before) for name in names]
         assert any(found.waits)
         assert len(late) > units
         for begin, end in late:

@@ -57,10 +57,10 @@ def test_every_deleted_wait_is_a_race() -> None:
     deleted = 0
     for _ in range(10):
         program = rng.choice(compile_plan(with_zero(rng, random_plan(rng))))
-        for place, instruction in enumerate(program.instructions):
+        for index, instruction in enumerate(program.instructions):
             if instruction.waits:
                 deleted += 1
-                assert races(_with(program, place, replace(instruction, waits=()))), instruction
+                assert races(_with(program, index, replace(instruction, waits=()))), instruction
     assert deleted > 50
 
 
@@ -68,10 +68,10 @@ def test_every_deleted_free_is_a_leak() -> None:
     rng = random.Random(1)
     for _ in range(5):
         program = rng.choice(compile_plan(with_zero(rng, random_plan(rng))))
-        for place, instruction in enumerate(program.instructions):
+        for index, instruction in enumerate(program.instructions):
             for name in instruction.frees:
                 kept = tuple(other for other in instruction.frees if other != name)
-                assert lifetimes(_with(program, place, replace(instruction, frees=kept))), f"{instruction} keeps {name}"
+                assert lifetimes(_with(program, index, replace(instruction, frees=kept))), f"{instruction} keeps {name}"
 
 
 REMOVABLE = [
@@ -167,9 +167,9 @@ def test_a_reduction_over_too_few_ranks_is_seen() -> None:
 def test_swapped_collectives_are_seen() -> None:
     """Two neighbouring gradient reductions in another order on one rank: the queues' heads no longer meet."""
     programs = compile_plan(plan_of(GPT2, ["dp4"] * len(GPT2.units), 4))
-    places = [n for n, i in enumerate(programs[2].instructions) if i.op is Op.ALL_REDUCE_GRADIENTS]
+    indices = [n for n, i in enumerate(programs[2].instructions) if i.op is Op.ALL_REDUCE_GRADIENTS]
     rest = list(programs[2].instructions)
-    a, b = places[1], places[2]
+    a, b = indices[1], indices[2]
     rest[a], rest[b] = rest[b], rest[a]
     programs[2] = replace(programs[2], instructions=tuple(rest))
     assert check(programs)
@@ -179,10 +179,10 @@ def test_a_send_that_is_left_out_is_seen() -> None:
     """On one side: the receive waits for ever. On both: what is received is not there."""
     programs = compile_plan(pipeline(GPT2, 4, 3))
     for rank, program in enumerate(programs):
-        places = [n for n, i in enumerate(program.instructions) if i.op is Op.SEND]
-        assert places
-        for place in places:
-            faults = meanings([*programs[:rank], _with(program, place, None), *programs[rank + 1 :]])
+        indices = [n for n, i in enumerate(program.instructions) if i.op is Op.SEND]
+        assert indices
+        for index in indices:
+            faults = meanings([*programs[:rank], _with(program, index, None), *programs[rank + 1 :]])
             assert "waits for ever" in faults[0] or "meets" in faults[0], faults
     without = [replace(p, instructions=tuple(i for i in p.instructions if i.op not in POINT_TO_POINT)) for p in programs]
     assert "not there" in meanings(without)[0]

@@ -151,7 +151,7 @@ def test_wrong_exchanges_are_found() -> None:
     """What is exchanged twice, with others, or in the place of another; a core on what is not all tokens."""
     programs = compile_plan(cut(GROUPED, "dp2-cp2h", 4))
     for rank, program in enumerate(programs):
-        for place, one in enumerate(program.instructions):
+        for index, one in enumerate(program.instructions):
             if one.op not in OF_HEADS:
                 continue
             others = {
@@ -162,7 +162,7 @@ def test_wrong_exchanges_are_found() -> None:
             wrongs += [{"unit": 3 if one.unit == 1 else 1}, {"frees": ()}, {"reads": one.reads[::-1]}] if one.frees else []
             wrongs += [{"group": (0, 1, 2, 3)}, {"group": (rank,)}] if one.op in HEADS_EXCHANGED else []
             for wrong in wrongs:
-                made = _with(program, place, wrong)
+                made = _with(program, index, wrong)
                 if made.instructions != program.instructions:
                     assert check([*programs[:rank], made, *programs[rank + 1 :]]), (str(one), wrong)
 
@@ -186,7 +186,7 @@ def test_plans_are_folded_to_ranks_that_share_heads(name: str, heads: int) -> No
 
 
 def test_heads_and_keys_do_not_mix() -> None:
-    names = [f"cp2{'h' * (place % 2)}" for place in range(len(GROUPED.units))]
+    names = [f"cp2{'h' * (index % 2)}" for index in range(len(GROUPED.units))]
     with pytest.raises(InputError, match=r"is 'cp2h'; give levels cp2: with cp all sub-layers have the same ones"):
         compile_plan(plan_of(GROUPED, names, 2, 8, 2, []))
 

@@ -133,7 +133,7 @@ def test_an_interleaved_plan_is_simulated_drawn_and_exported_to_torch_alone() ->
     assert simulation.judged is not None
     events = [each for each in simulation.trace()["traceEvents"] if each["ph"] == "X"]
     assert len(events) == len(list(simulation.judged.time.operations()))
-    moments = [(each["tid"], round(1000 * each["ts"]), round(1000 * (each["ts"] + each["dur"]))) for each in events]
+    moments = [(event["tid"], round(1000 * event["ts"]), round(1000 * (event["ts"] + event["dur"]))) for event in events]
     assert max(end for _, _, end in moments) == simulation.judged.step_ns
     for row in {tid for tid, _, _ in moments}:  # what is on one row does not overlap
         spans = sorted((start, end) for tid, start, end in moments if tid == row)

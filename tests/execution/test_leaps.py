@@ -50,8 +50,8 @@ def test_a_walk_in_leaps_is_that_of_every_round(monkeypatch: pytest.MonkeyPatch,
             continue
         leaping += 1
         assert walk.step_ns == whole.step_ns and sum(map(len, walk.end_ns)) < sum(map(len, whole.end_ns))
-        for place in range(len(walk.rounds)):
-            assert _busy_ns(walk, place) == _busy_ns(whole, place)
+        for index in range(len(walk.rounds)):
+            assert _busy_ns(walk, index) == _busy_ns(whole, index)
         with pytest.raises(InputError, match=rf"batch.micro_batches is {plan.batch.micro_batches}; give at most"):
             walk.assure_whole()
     assert leaping > count // 4

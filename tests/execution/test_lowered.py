@@ -98,11 +98,11 @@ def changed(plan: Plan, **fields: Any) -> Plan:
 
 def on_ranks(plan: Plan, *ranks: list[int]) -> Plan:
     """The stages of a plan on other ranks, each unit `dp` over them."""
-    stages = [stage.model_dump() | {"ranks": each} for stage, each in zip(plan.stages, ranks, strict=True)]
+    stages = [stage.model_dump() | {"ranks": rank} for stage, rank in zip(plan.stages, ranks, strict=True)]
     units = [
-        {"name": plan.units[place].name, "strategy": f"dp{len(each)}" if len(each) > 1 else "single"}
-        for stage, each in zip(plan.stages, ranks, strict=True)
-        for place in range(stage.first_unit, stage.last_unit + 1)
+        {"name": plan.units[index].name, "strategy": f"dp{len(rank)}" if len(rank) > 1 else "single"}
+        for stage, rank in zip(plan.stages, ranks, strict=True)
+        for index in range(stage.first_unit, stage.last_unit + 1)
     ]
     return changed(plan, stages=stages, units=units, world=sum(map(len, ranks)))
 
@@ -140,7 +140,7 @@ def test_layouts_that_do_not_nest_are_refused() -> None:
 def _alternating(plan: Plan) -> list[Any]:
     from trainplan.formulations.plan.strategy import parse_strategy
 
-    return [parse_strategy("dp2-tp3") if place == 2 else unit.strategy for place, unit in enumerate(plan.units)]
+    return [parse_strategy("dp2-tp3") if index == 2 else unit.strategy for index, unit in enumerate(plan.units)]
 
 
 def test_the_program_runs_what_is_measured() -> None:

@@ -123,7 +123,7 @@ def test_runs_equal_one_process() -> None:
     ]
     for plan, report in zip(plans, run_plans(plans, steps=4, backend="fused"), strict=True):
         differences = (report.gradient_difference, report.parameter_difference, report.loss_difference)
-        assert all(each is not None and each < 1e-12 for each in differences), (plan.units[1], differences)
+        assert all(difference is not None and difference < 1e-12 for difference in differences), (plan.units[1], differences)
         assert report.losses == sorted(report.losses, reverse=True)
 
 
@@ -132,11 +132,11 @@ def random_muon_plan(rng: random.Random, world: int) -> Plan:
     model = rng.choice([GPT2, UNTIED, BERT, LLAMA]).with_fields(vocab_size=64)
     plan = random_plan(rng, world, model)
     strategies = []
-    for each in plan.strategies():
+    for strategy in plan.strategies():
         data: Paradigm = rng.choice(["dp", "sdp"])
-        levels = Strategy.of((data, each.data_degree), ("tp", each.degree("tp"))).levels
-        strategies.append(replace(each, levels=levels, zero=1 if dict(levels).get("sdp") else 3))
-    return with_muon(plan, units=[unit.laid_out(each) for unit, each in zip(plan.units, strategies, strict=True)])
+        levels = Strategy.of((data, strategy.data_degree), ("tp", strategy.degree("tp"))).levels
+        strategies.append(replace(strategy, levels=levels, zero=1 if dict(levels).get("sdp") else 3))
+    return with_muon(plan, units=[unit.laid_out(strategy) for unit, strategy in zip(plan.units, strategies, strict=True)])
 
 
 @pytest.mark.parametrize("count", some_and_all(30, 300))
@@ -221,7 +221,9 @@ def test_measured_memory_follows_the_walk() -> None:
     plans = [with_muon(plan_of(model, [each] * len(model.units), 2, 2, 1)) for each in ("dp2", "tp2", "dp2-ckpt", "tp2-ckpt")]
     plans += [with_precision(random.Random(0), plan, precision) for plan in plans[:2] for precision in PRECISIONS]
     programs = [compile_plan(plan)[0] for plan in plans]
-    assert all(memory_walk(each).peak_bytes > 1.05 * memory_walk(without_workspace(each)).peak_bytes for each in programs)
+    assert all(
+        memory_walk(program).peak_bytes > 1.05 * memory_walk(without_workspace(program)).peak_bytes for program in programs
+    )
     threads = max(1, (os.cpu_count() or 1) // 2)
     kernels = [kernel_bytes((2048 // plan.units[1].strategy.degree("tp"), 512), threads) for plan in plans]
     memory_follows_the_walk(run_plans(plans, steps=2, compare=False, measure_memory=True), kernels_bytes=kernels)
@@ -242,6 +244,6 @@ def test_what_cannot_be_is_refused_by_name() -> None:
         run_plans([shared])
     assert "units[0].states.zero is 1; give 0 with copies (dp)" in str(caught.value)
     assert "the executor cannot do Muon in ZeRO stage 1 yet" in str(caught.value)
-    assert [str(each) for each in refusals(muon_plan(GPT2, "dp2", 2))] == [
+    assert [str(refusal) for refusal in refusals(muon_plan(GPT2, "dp2", 2))] == [
         "optimizer is 'muon'; give 'adamw': torch's own pieces are stepped by it"
     ]

@@ -30,7 +30,7 @@ def _count(program: Program, op: Op, unit: int | None = None) -> int:
 
 
 def _places(program: Program, op: Op, unit: int) -> list[int]:
-    return [place for place, i in enumerate(program.instructions) if (i.op, i.unit) == (op, unit)]
+    return [index for index, i in enumerate(program.instructions) if (i.op, i.unit) == (op, unit)]
 
 
 @pytest.mark.parametrize(
@@ -136,9 +136,9 @@ def test_a_tied_matrix_is_summed_on_the_device_before_it_is_copied(world: int) -
             assert not program.table_once
             (tied,) = [i for i in program.instructions if i.op is Op.REDUCE_TIED]
             assert not tied.by_processor
-            place = program.instructions.index(tied)
+            index = program.instructions.index(tied)
             offloaded = [n for unit in {*ends} & {*program.units} for n in _places(program, Op.OFFLOAD_GRADIENT, unit)]
-            assert all(n > place for n in offloaded)
+            assert all(n > index for n in offloaded)
 
 
 @pytest.mark.parametrize("own_lane", [True, False])
@@ -148,9 +148,9 @@ def test_inputs_on_the_host_are_as_many_as_micro_batches_in_flight(own_lane: boo
     plain = pipeline(UNTIED, 3, 8)
     off = resident(plain, {})
     plan = resident(off, units, own_lane)
-    for place, (program, before) in enumerate(zip(compile_plan(plan), compile_plan(off), strict=True)):
+    for index, (program, before) in enumerate(zip(compile_plan(plan), compile_plan(off), strict=True)):
         slots = host_slots(program)
-        assert len(slots.sizes) == (3 - place) * len(program.units)
+        assert len(slots.sizes) == (3 - index) * len(program.units)
         assert memory_walk(program).host_bytes == sum(slots.sizes)
         assert memory_walk(before).host_bytes == 0
         held = set(program.persistent)

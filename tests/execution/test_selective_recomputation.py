@@ -103,8 +103,8 @@ def test_measured_memory_follows_the_walk() -> None:
         assert report.peak_bytes is not None
         peaks += report.peak_bytes
         assert abs(report.predicted_peak_bytes[0] / report.peak_bytes[0] - 1) < 0.01
-    for place in range(0, len(peaks), 4):
-        assert peaks[place] > peaks[place + 1] > peaks[place + 2] > peaks[place + 3], "the more is recomputed"
+    for index in range(0, len(peaks), 4):
+        assert peaks[index] > peaks[index + 1] > peaks[index + 2] > peaks[index + 3], "the more is recomputed"
 
 
 @pytest.mark.long

@@ -141,7 +141,7 @@ def test_classes_of_equal_ranks_are_sound_and_stand_for_all(world: int) -> None:
 def test_plans_are_folded_to_smaller_ones_with_the_same_re_layouts_of_tokens() -> None:
     """Between units that share tokens along levels of other places, and along the same one under other samples."""
     for texts in (["dp8-tp2-sp", "tp2-dp8-sp"], ["dp8-tp2-sp", "dp8-tp2"], ["dp4-tp4-sp", "dp8-tp2-sp", "sdp4-tp4-sp"]):
-        strategies = [texts[place % len(texts)] for place in range(len(GPT2.units))]
+        strategies = [texts[index % len(texts)] for index in range(len(GPT2.units))]
         plan = plan_of(GPT2, strategies, 16, 16, 2)
         assert fold(plan, plan.planned_model()).folded.world < 16
         assert check_classes(compile_classes(plan)) == []

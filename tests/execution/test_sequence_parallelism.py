@@ -112,8 +112,8 @@ def test_measured_memory_follows_the_walk() -> None:
         assert report.peak_bytes is not None
         for predicted, measured in zip(report.predicted_peak_bytes, report.peak_bytes, strict=True):
             assert abs(predicted / measured - 1) < 0.01
-    for place in range(0, 3 * len(models), 3):
-        whole, shared, recomputed = (max(report.peak_bytes or [0]) for report in reports[place : place + 3])
+    for index in range(0, 3 * len(models), 3):
+        whole, shared, recomputed = (max(report.peak_bytes or [0]) for report in reports[index : index + 3])
         assert recomputed < shared < whole
 
 

@@ -94,9 +94,9 @@ def test_halves_travel_alone_up_to_the_first_stage_that_runs_them_whole() -> Non
         assert [(m.micro_batch, m.half) for m in gradients] == [(q, None) for q in range(5 if stage else 0)]
         joined = [i.micro_batch for i in program.instructions if i.op is Op.JOIN and i.reads[0].startswith("hidden")]
         assert joined == ([2 - stage] if stage < 2 else []), "micro-batch 0 stays in halves to the end"
-        for place, i in enumerate(program.instructions):
+        for index, i in enumerate(program.instructions):
             if i.op is Op.JOIN:
-                assert i.writes[0] in program.instructions[place + 1].reads, "sent as soon as it is joined"
+                assert i.writes[0] in program.instructions[index + 1].reads, "sent as soon as it is joined"
 
 
 def test_a_half_is_laid_out_as_a_small_micro_batch_of_its_own() -> None:
@@ -274,13 +274,13 @@ def test_every_deleted_wait_and_free_is_seen() -> None:
     deleted = 0
     for _ in range(6):
         program = rng.choice(compile_plan(random_sliced_plan(rng)))
-        for place, instruction in enumerate(program.instructions):
+        for index, instruction in enumerate(program.instructions):
             variants = [(races, replace(instruction, waits=()))] if instruction.waits else []
             for name in instruction.frees:
                 kept = tuple(other for other in instruction.frees if other != name)
                 variants.append((lifetimes, replace(instruction, frees=kept)))
             for judge, changed in variants:
-                rest = (*program.instructions[:place], changed, *program.instructions[place + 1 :])
+                rest = (*program.instructions[:index], changed, *program.instructions[index + 1 :])
                 assert judge(replace(program, instructions=rest)), instruction
                 deleted += 1
     assert deleted > 100

@@ -56,11 +56,11 @@ def plan_of(layout: RunLayout) -> Plan:
     }
     strategies = ["-".join([*words, *["ckpt"] * (unit.name in again)]) for unit in MODEL.units]
     ends = [len(chunk.units) for chunk in chunks_of(MODEL, layout)]
-    cuts = [sum(ends[:place]) for place in range(len(ends) + 1)]
-    ranks = [list(range(place * layout.tp, (place + 1) * layout.tp)) for place in range(layout.pp)]
+    cuts = [sum(ends[:index]) for index in range(len(ends) + 1)]
+    ranks = [list(range(index * layout.tp, (index + 1) * layout.tp)) for index in range(layout.pp)]
     stages = [
-        {"ranks": ranks[place % layout.pp], "first_unit": first, "last_unit": after - 1}
-        for place, (first, after) in enumerate(pairwise(cuts))
+        {"ranks": ranks[index % layout.pp], "first_unit": first, "last_unit": after - 1}
+        for index, (first, after) in enumerate(pairwise(cuts))
     ]
     return load_plan(
         {
@@ -230,7 +230,7 @@ def test_an_all_to_all_takes_what_its_slowest_rank_sends(links: Links) -> None:
     """Counted message by message: those of each rank within its node, and those through the network."""
     for stride in (1, 2, 4, 8, 16):
         for ranks in (2, 4, 6, 8, 16, 64):
-            members = [place * stride for place in range(ranks)]
+            members = [index * stride for index in range(ranks)]
             times = []
             for rank in members:
                 near = [other for other in members if other // links.node == rank // links.node and other != rank]
@@ -285,7 +285,7 @@ def test_a_core_by_heads_is_a_whole_core_of_fewer_heads() -> None:
     """Beside links of no time, an attention on a rank's heads takes a part of the whole attention's time."""
     part = next(unit.sublayer for unit in MODEL.units if unit.kind == "attention")
     whole, cores = layout_of(micro=1), part.core_operators(1, 1)  # type: ignore[union-attr]
-    share = [_on_share(each, replace(whole, cp=4, exchange="heads")) for each in cores]
+    share = [_on_share(core, replace(whole, cp=4, exchange="heads")) for core in cores]
     assert [(each.m, each.n, each.k, 4 * each.count) for each in share] == [(e.m, e.n, e.k, e.count) for e in cores]
 
 

@@ -63,10 +63,10 @@ def test_every_deleted_free_is_a_leak() -> None:
     ops = set()
     for _ in range(8):
         program = compile_plan(random_switch_plan(rng, 2))[0]
-        for place, instruction in enumerate(program.instructions):
+        for index, instruction in enumerate(program.instructions):
             for name in instruction.frees:
                 rest = list(program.instructions)
-                rest[place] = replace(instruction, frees=tuple(other for other in instruction.frees if other != name))
+                rest[index] = replace(instruction, frees=tuple(other for other in instruction.frees if other != name))
                 assert lifetimes(replace(program, instructions=tuple(rest))), f"{instruction} keeps {name}"
                 ops.add(instruction.op)
     assert ops >= {Op.RESHARD, Op.DROP_HIDDEN, Op.PREFETCH_HIDDEN, Op.OFFLOAD_GRADIENT, Op.GATHER_PARAMETERS}
@@ -110,9 +110,9 @@ def test_a_missing_operation_is_seen(op: Op) -> None:
 def test_missing_order_is_seen(op: Op) -> None:
     """By those that come after its mark. (Without these it is another order of the same step, and just as sound.)"""
     program = _all_on(switches=ALL_ON)[0]
-    for place, instruction in enumerate(program.instructions):
+    for index, instruction in enumerate(program.instructions):
         if instruction.op is op:
-            rest = program.instructions[:place] + program.instructions[place + 1 :]
+            rest = program.instructions[:index] + program.instructions[index + 1 :]
             assert "which is not there" in lifetimes(replace(program, instructions=with_waits(list(rest))))[0]
     assert meanings(_everywhere(_all_on(switches=ALL_ON), lambda rest: [i for i in rest if i.op is not op])) == []
 
@@ -121,12 +121,12 @@ def test_a_lane_that_does_not_synchronise_is_seen() -> None:
     """One that is not waited for, or does not wait: the races' check knows what the operation promises."""
     programs = compile_plan(switch_plan(UNTIED, 2, [Switches(segment_sync=True)] * len(UNTIED.units)))
     program, seen = programs[0], 0
-    for place, instruction in enumerate(program.instructions):
+    for index, instruction in enumerate(program.instructions):
         synchronising = instruction.op is Op.SYNCHRONISE
         asked = {m for i in program.instructions if i.op is Op.SYNCHRONISE for m in i.marks} & {*instruction.after}
         if synchronising or asked:
             rest = list(program.instructions)
-            rest[place] = replace(instruction, after=())
+            rest[index] = replace(instruction, after=())
             faults = races(_changed(program, rest))
             # What it reads may have come after the same instruction, on its own lane or through another.
             assert all("does not wait for" in fault for fault in faults)

@@ -127,7 +127,7 @@ def test_computations_wait_for_their_data_alone() -> None:
 
 
 def _places(program: Program, op: Op, unit: int) -> list[int]:
-    return [place for place, i in enumerate(program.instructions) if (i.op, i.unit) == (op, unit)]
+    return [index for index, i in enumerate(program.instructions) if (i.op, i.unit) == (op, unit)]
 
 
 def _turn(program: Program) -> int:
@@ -174,7 +174,7 @@ def _order(program: Program, *wanted: tuple[Op, int]) -> list[int]:
     """Where each first comes after the ones before it."""
     places: list[int] = []
     for op, unit in wanted:
-        places.append(next(place for place in _places(program, op, unit) if not places or place > places[-1]))
+        places.append(next(index for index in _places(program, op, unit) if not places or index > places[-1]))
     return places
 
 
@@ -236,12 +236,12 @@ def test_synchronised_segments_begin_once_all_lanes_are_done(nvlink: bool) -> No
     base = replace(ALL_ON, segment_sync=False)
     off, on = _alone(2, base, "segment_sync", nvlink)
     assert len(_places(off, Op.SYNCHRONISE, 2)) == 0
-    places = _places(on, Op.SYNCHRONISE, 2)
-    assert len(places) == 3, "forward, backward, optimizer"
-    for place in places:
-        assert _before(on, place) == set(range(place))
-        assert all(place in _before(on, later) for later in range(place + 1, len(on.instructions)))
-    assert [i for n, i in enumerate(_bare(on)) if n not in places] == _bare(off), "nothing else changes"
+    indices = _places(on, Op.SYNCHRONISE, 2)
+    assert len(indices) == 3, "forward, backward, optimizer"
+    for index in indices:
+        assert _before(on, index) == set(range(index))
+        assert all(index in _before(on, later) for later in range(index + 1, len(on.instructions)))
+    assert [i for n, i in enumerate(_bare(on)) if n not in indices] == _bare(off), "nothing else changes"
 
 
 def test_the_optimizer_begins_once_all_lanes_are_done() -> None:

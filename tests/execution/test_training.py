@@ -51,9 +51,9 @@ def test_samples_are_permuted(count: int, epoch: int, seed: int) -> None:
 
 def test_the_order_is_another_one_in_each_epoch_and_for_each_seed() -> None:
     orders = [permuted(np.arange(1000), 1000, seed, epoch) for seed in range(3) for epoch in range(3)]
-    for place, order in enumerate(orders):
+    for index, order in enumerate(orders):
         assert abs(np.corrcoef(order, np.arange(1000))[0, 1]) < 0.15
-        assert all((order == other).mean() < 0.02 for other in orders[:place])
+        assert all((order == other).mean() < 0.02 for other in orders[:index])
     assert permuted(np.array([0, 10**12]), 10**12 + 1, 0, 0).max() <= 10**12  # of any number of samples
 
 
@@ -161,7 +161,7 @@ def test_dropout_is_that_of_one_process_and_not_of_evaluation(tmp_path: Path) ->
     dropping = DROPPING[0]
     file = token_bytes(tmp_path / "t.bin", dropping)
     units = len(dropping.units)
-    plan = plan_of(dropping, ["tp2-sp" if place % 2 else "sdp2" for place in range(units)], 2, 4, 2)
+    plan = plan_of(dropping, ["tp2-sp" if index % 2 else "sdp2" for index in range(units)], 2, 4, 2)
     fields = {"evaluate": file.path, "evaluate_batches": 1, "learning_rate": 0.0}  # so that all steps are of the first values
     report = tp.run(plan, steps=2, data=file.path, compare=True, **fields)
     assert report.loss_difference is not None and report.loss_difference < 1e-12

@@ -124,7 +124,7 @@ def test_processes_that_cannot_start_fail_every_trial(monkeypatch: pytest.Monkey
 
 
 def test_the_fastest_is_the_earlier_of_equals() -> None:
-    made = [Trial(place, "ran", step, 0.0, [1.0], None, None) for place, step in enumerate((7, 5, 5))]
+    made = [Trial(index, "ran", step, 0.0, [1.0], None, None) for index, step in enumerate((7, 5, 5))]
     assert fastest(made) == made[1]
     assert fastest([]) is None
     assert run_trials([]) == []

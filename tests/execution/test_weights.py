@@ -58,10 +58,10 @@ def test_logits_are_those_of_transformers_and_files_come_back(name: str, tmp_pat
             assert float((one.logits(tokens) - expected).abs().max()) < 1e-9 * float(expected.abs().max())
         writer = WeightWriter(str(tmp_path / "ours"), model, torch.float64)
         writer.begin()
-        places: dict[str, str] = {}
+        indices: dict[str, str] = {}
         for position, values in enumerate(one.parameters):
-            places |= writer.write(position, values)
-        writer.finish(places)
+            indices |= writer.write(position, values)
+        writer.finish(indices)
     again, told = type(other).from_pretrained(tmp_path / "ours", output_loading_info=True, dtype=torch.float64)
     assert not told["missing_keys"] and not told["unexpected_keys"] and not told["mismatched_keys"]
     named = dict(again.named_parameters())

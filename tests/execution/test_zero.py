@@ -198,8 +198,8 @@ def test_parameters_are_gathered_behind_the_optimizer_and_gradients_scattered_be
             changed = []
             for program in programs:
                 rest = list(program.instructions)
-                places = [max(n for n, i in enumerate(rest) if i.op is op and i.unit == 1) for op in (one, other)]
-                rest[places[0]], rest[places[1]] = rest[places[1]], rest[places[0]]
+                indices = [max(n for n, i in enumerate(rest) if i.op is op and i.unit == 1) for op in (one, other)]
+                rest[indices[0]], rest[indices[1]] = rest[indices[1]], rest[indices[0]]
                 changed.append(replace(program, instructions=with_waits(rest)))
             assert check(changed), (strategy, one, other)
 

@@ -53,10 +53,10 @@ def _better(a: Moments, b: Moments) -> bool:
 def _ended(free: Sequence[int], stages: Sequence[StageTimes], tied_ns: int) -> int:
     """The step where sites have ended their passes: they reduce, the ends of the pipeline add up a table, optimizers run."""
     sites = len(free)
-    reduced = [moment + sum(each.reduce_ns for each in stages[site::sites]) for site, moment in enumerate(free)]
+    reduced = [moment + sum(stage.reduce_ns for stage in stages[site::sites]) for site, moment in enumerate(free)]
     if tied_ns:
         reduced[0] = reduced[-1] = max(reduced[0], reduced[-1]) + tied_ns
-    return max(moment + sum(each.optimizer_ns for each in stages[site::sites]) for site, moment in enumerate(reduced))
+    return max(moment + sum(stage.optimizer_ns for stage in stages[site::sites]) for site, moment in enumerate(reduced))
 
 
 Case = tuple[Configuration, list[StageTimes], int]
@@ -82,7 +82,7 @@ def cases(draw: st.DrawFn) -> Case:
 
 
 def bound_ns(configuration: Configuration, times: Sequence[StageTimes], tied_ns: int) -> int:
-    evaluation = SimpleNamespace(stages=[SimpleNamespace(times=each) for each in times], tied_ns=tied_ns)
+    evaluation = SimpleNamespace(stages=[SimpleNamespace(times=time) for time in times], tied_ns=tied_ns)
     return any_schedule_ns(configuration, evaluation)  # type: ignore[arg-type]
 
 

@@ -83,7 +83,7 @@ def test_what_lies_alike_has_equal_links(seed: int) -> None:
             every = [[stage * size + r for r in strategy.peers(p, paradigm)] for stage in range(stages) for p in range(size)]
             assert links(every) <= 1
     for stage in range(stages - 1):
-        assert links([[stage * size + place, (stage + 1) * size + place] for place in range(size)]) <= 1
+        assert links([[stage * size + index, (stage + 1) * size + index] for index in range(size)]) <= 1
 
 
 def test_islands_that_cut_groups_in_two_are_unlike() -> None:

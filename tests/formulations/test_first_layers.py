@@ -38,12 +38,12 @@ def usual_solution(usual: Instance, first: Configuration, strategies: list[Strat
     """These strategies, in the stages of a configuration with fixed cuts, where units are chosen one by one."""
     cuts = first.cuts or ()
     wanted = (first.schedule, first.micro_batches, len(first.sites))
-    for place, each in enumerate(usual.configurations):
-        tables = [usual.table(each, 0, unit).options for unit in range(usual.length)]
+    for index, configuration in enumerate(usual.configurations):
+        tables = [usual.table(configuration, 0, unit).options for unit in range(usual.length)]
         names = [[option.strategy for option in options] for options in tables]
-        same = (each.schedule, each.micro_batches, len(each.sites)) == wanted
+        same = (configuration.schedule, configuration.micro_batches, len(configuration.sites)) == wanted
         if same and all(strategy in own for strategy, own in zip(strategies, names, strict=True)):
-            return Solution(place, cuts, tuple(own.index(strategy) for strategy, own in zip(strategies, names, strict=True)))
+            return Solution(index, cuts, tuple(own.index(strategy) for strategy, own in zip(strategies, names, strict=True)))
     raise AssertionError(f"no configuration has {wanted} with {strategies[0]}")
 
 
@@ -52,9 +52,9 @@ def test_numbers_are_those_of_the_usual_instance() -> None:
     are is counted apart: of each stage's layers the first n."""
     first, usual = (tp.build("joint", model=SMALL, **OPTIONS, **more) for more in ({"recompute_first": "any"}, {}))
     seen = set()
-    for place, configuration in enumerate(first.configurations):
+    for index, configuration in enumerate(first.configurations):
         for s in range(len(configuration.tables[0].units[0].options)):
-            solution = Solution(place, configuration.cuts or (), (s,) * first.length)
+            solution = Solution(index, configuration.cuts or (), (s,) * first.length)
             strategies = [chosen(first, solution, unit) for unit in range(first.length)]
             other = usual_solution(usual, configuration, strategies)
             assert evaluate(first, solution) == evaluate(usual, other)
@@ -88,7 +88,7 @@ def test_the_bound_is_at_most_every_walk() -> None:
     for number in (n, n + 4, 24):
         fixed = tp.plan(**layout, recompute_first=str(number)).plan
         assert fixed is not None and fixed.predicted is not None
-        assert [unit.strategy.ckpt for unit in fixed.units[1:-1]] == [place < 2 * number for place in range(48)]
+        assert [unit.strategy.ckpt for unit in fixed.units[1:-1]] == [index < 2 * number for index in range(48)]
         assert bound <= fixed.predicted.step_ns
     assert bound <= planned.plan.predicted.step_ns
 

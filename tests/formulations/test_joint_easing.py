@@ -34,11 +34,11 @@ def all_recomputed(instance: Instance, solution: Solution) -> Solution:
             own = options[choice[unit]].strategy
             same = [
                 s
-                for s, each in enumerate(options)
-                if each.strategy
-                and each.strategy.ckpt
+                for s, option in enumerate(options)
+                if option.strategy
+                and option.strategy.ckpt
                 and own is not None
-                and (each.strategy.levels, each.strategy.zero, each.strategy.sequence_parallel)
+                and (option.strategy.levels, option.strategy.zero, option.strategy.sequence_parallel)
                 == (own.levels, own.zero, own.sequence_parallel)
             ]
             choice[unit] = same[0] if same else choice[unit]

@@ -131,8 +131,8 @@ def shared(**changes: Any) -> dict[str, Any]:
     while len(value["configurations"][0]["sites"]) > 1 or len(value["units"]) < 2:
         value = random_instance(rng, 4, 2, plain=True).to_dict()
     value = json.loads(json.dumps(value))
-    for place, unit in enumerate(value["units"]):
-        unit["kind"] = int(place > 0)
+    for index, unit in enumerate(value["units"]):
+        unit["kind"] = int(index > 0)
     first = {"options": [{"name": name} for name in "abc"], "columns": {}}
     zeros = [[0, 0]]
     boundary = {"relayout_forward_ns": zeros, "relayout_backward_ns": zeros, "message_forward_ns": [zeros] * 2}
@@ -166,7 +166,7 @@ TIES: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("change", "text"), TIES, ids=[text for _, text in TIES])
 def test_shared_tables_of_another_shape_are_told_in_one_line(change: dict[str, Any], text: str) -> None:
-    assert all(evaluate(load(shared()), each).time_ns > 0 for each in solutions(load(shared())) if each is not None)
+    assert all(evaluate(load(shared()), solution).time_ns > 0 for solution in solutions(load(shared())) if solution is not None)
     with pytest.raises(InputError, match=text) as caught:
         load(shared(**change))
     assert "\n" not in str(caught.value)

@@ -141,11 +141,11 @@ def test_tables_of_real_models_are_close_below_the_walk(name: str, cluster: str,
 def every(instance: Instance) -> list[Solution]:
     """All solutions of an instance whose cuts are open or fixed."""
     made = []
-    for place, configuration in enumerate(instance.configurations):
+    for index, configuration in enumerate(instance.configurations):
         sizes = [range(len(configuration.tables[0].units[unit.kind].options)) for unit in instance.units]
         stages = configuration.stages
         cuts = [configuration.cuts] if configuration.cuts is not None else _cuts(instance.length, stages)
-        made += [Solution(place, cut, choice) for cut in cuts if cut is not None for choice in product(*sizes)]
+        made += [Solution(index, cut, choice) for cut in cuts if cut is not None for choice in product(*sizes)]
     return made
 
 

@@ -36,7 +36,7 @@ def in_chunks(rng: random.Random, instance: Instance) -> Instance:
     """The instance with an interleaved configuration beside its own, if it has units enough."""
     if instance.length < 4 or not all(instance.cuttable):
         return instance
-    tables = [with_sizes(rng, each) for each in instance.configurations[0].tables]
+    tables = [with_sizes(rng, table) for table in instance.configurations[0].tables]
     chunked = Configuration(
         schedule=Schedule("interleaved", chunks=2),
         micro_batches=rng.choice([2, 4]),
@@ -44,7 +44,7 @@ def in_chunks(rng: random.Random, instance: Instance) -> Instance:
         links=tuple(rng.randrange(2) for _ in range(3)),
         make_tables=lambda: tuple(tables),
     )
-    own = [each for each in instance.configurations if not each.schedule.sliced]
+    own = [configuration for configuration in instance.configurations if not configuration.schedule.sliced]
     return replace(instance, configurations=(chunked, *own[:1]))
 
 

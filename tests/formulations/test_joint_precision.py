@@ -126,7 +126,7 @@ def test_products_that_a_recipe_cannot_cut_into_blocks_are_left_out() -> None:
     degrees = {}
     for name in ("mxfp8", "fp8-blockwise"):
         instance = tp.build("joint", **asked, precision=name)
-        options = (option for each in instance.configurations for option in each.tables[0].units[1].options)
+        options = (option for configuration in instance.configurations for option in configuration.tables[0].units[1].options)
         degrees[name] = {option.strategy.degree("tp") for option in options if option.strategy is not None}
     assert degrees == {"mxfp8": {1, 2, 4}, "fp8-blockwise": {1, 2}}
     with pytest.raises(

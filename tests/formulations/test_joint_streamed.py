@@ -42,14 +42,14 @@ def request(model: Model, cluster: str, batch: int, **options: Any) -> Request:
 def solutions(instance: Instance, each: int, seed: int) -> list[Solution]:
     """Of every configuration, and so of every layout, some with random cuts and recomputation."""
     chosen, draw = [], random.Random(seed)
-    for place, configuration in enumerate(instance.configurations):
+    for index, configuration in enumerate(instance.configurations):
         tables = configuration.tables[0]
         for _ in range(each):
             cuts = configuration.cuts
             if cuts is None:
                 cuts = tuple(sorted(draw.sample(range(1, instance.length), configuration.stages - 1)))
             choice = [draw.randrange(len(tables.units[unit.kind].options)) for unit in instance.units]
-            chosen.append(Solution(place, cuts, tuple(choice)))
+            chosen.append(Solution(index, cuts, tuple(choice)))
     return chosen
 
 

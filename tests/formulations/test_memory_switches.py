@@ -176,13 +176,13 @@ def test_many_choices_at_once_are_each_by_itself() -> None:
 def chained(chain: Segments, places: list[int]) -> tuple[int, int]:
     """Time and peak of options by their places, as Algorithm 4 adds them up: resident bytes with their layers."""
     time = current = peak = 0
-    for i, place in enumerate(places):
+    for i, index in enumerate(places):
         before = chain.r[places[i - 1]] if i else 0
         after = chain.lazy[places[i + 1]] if i + 1 < len(places) else 0
-        time += int(chain.time_ns[i, before, place, after])
-        resident = int(chain.resident_bytes[i, place])
-        peak = max(peak, current + int(chain.peak_bytes[i, before, place, after])) + resident
-        current += resident + int(chain.delta_bytes[i, place])
+        time += int(chain.time_ns[i, before, index, after])
+        resident = int(chain.resident_bytes[i, index])
+        peak = max(peak, current + int(chain.peak_bytes[i, before, index, after])) + resident
+        current += resident + int(chain.delta_bytes[i, index])
     return time, peak
 
 
@@ -308,8 +308,8 @@ def test_eco_forward_copies_out_before_it_fetches() -> None:
         for i in range(last):
             fetch = [("prefetch shard", i + 1), ("all-gather", i + 1)]
             out = [("offload hidden", i)]
-            place = 2 + 3 * i
-            assert issued[place : place + 3] == (out + fetch if eco else fetch + out)
+            index = 2 + 3 * i
+            assert issued[index : index + 3] == (out + fetch if eco else fetch + out)
     assert on.time_ns != off.time_ns
 
 

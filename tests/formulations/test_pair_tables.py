@@ -20,7 +20,7 @@ def in_full(record: dict[str, Any]) -> dict[str, Any]:
     """A layer-strategies file as it was written before: every table and every layer's options in full."""
     layers = record["layers"]
     every = [
-        {"name": layer["name"], "options": layers[layer.get("like", place)]["options"]} for place, layer in enumerate(layers)
+        {"name": layer["name"], "options": layers[layer.get("like", index)]["options"]} for index, layer in enumerate(layers)
     ]
     return {**record, "layers": every, "transitions_ns": [t.tolist() for t in tp.load(record).transitions_ns]}
 

@@ -202,26 +202,26 @@ def pair_flow_model(instance: Instance) -> pyo.ConcreteModel:
     given = instance.configurations[0]
     tables, kinds, borders = given.tables, instance.layer_kinds, instance.boundary_kinds
     layers, stages, options = range(instance.layers), range(given.stages), range(len(tables.strategies))
-    places = [(i, s) for i in stages for s in options]
+    indices = [(i, s) for i in stages for s in options]
 
     def cost(l: int, p: tuple[int, int], q: tuple[int, int]) -> int:
         kind = borders[l]
         return int(tables.transitions_ns[kind, p[1], q[1]] if p[0] == q[0] else tables.entries_ns[kind, q[1]])
 
     m = pyo.ConcreteModel()
-    m.x = pyo.Var([(l, *p) for l in layers for p in places], domain=pyo.NonNegativeReals)
-    steps = [(l, *p, *q) for l in layers[:-1] for p in places for q in places if q[0] - p[0] in (0, 1)]
+    m.x = pyo.Var([(l, *p) for l in layers for p in indices], domain=pyo.NonNegativeReals)
+    steps = [(l, *p, *q) for l in layers[:-1] for p in indices for q in indices if q[0] - p[0] in (0, 1)]
     m.y = pyo.Var(steps, domain=pyo.NonNegativeReals)
     m.V = pyo.Var(domain=pyo.NonNegativeReals)
     m.rows = pyo.ConstraintList()
     m.rows.add(sum(m.x[0, 0, s] for s in options) == 1)
     m.rows.add(sum(m.x[instance.layers - 1, given.stages - 1, s] for s in options) == 1)
     for l in layers:
-        m.rows.add(sum(m.x[l, *p] for p in places) == 1)
+        m.rows.add(sum(m.x[l, *p] for p in indices) == 1)
     for l in layers[:-1]:
-        for p in places:
-            m.rows.add(sum(m.y[l, *p, *q] for q in places if (l, *p, *q) in m.y) == m.x[l, *p])
-            m.rows.add(sum(m.y[l, *q, *p] for q in places if (l, *q, *p) in m.y) == m.x[l + 1, *p])
+        for p in indices:
+            m.rows.add(sum(m.y[l, *p, *q] for q in indices if (l, *p, *q) in m.y) == m.x[l, *p])
+            m.rows.add(sum(m.y[l, *q, *p] for q in indices if (l, *q, *p) in m.y) == m.x[l + 1, *p])
     total = 0
     for i in stages:
         time = sum(int(tables.time_ns[kinds[l], s]) * m.x[l, i, s] for l in layers for s in options)

@@ -37,10 +37,10 @@ PLAN: Json = {
 def planned(case: Json) -> tuple[Instance, Solution]:
     instance = large(case["batch"], told(case))
     choice = {name: case[name] for name in NAMES} | {"buffer": True}
-    place = instance.provenance["choices"].index(choice)
-    names = instance.configurations[place].tables.strategies
+    index = instance.provenance["choices"].index(choice)
+    names = instance.configurations[index].tables.strategies
     partition = even_partition(instance.layers, case["stages"])
-    return instance, Solution(place, partition, tuple(names.index(name) for name in case["layers"]))
+    return instance, Solution(index, partition, tuple(names.index(name) for name in case["layers"]))
 
 
 @pytest.mark.parametrize("case", NUMBERS["costs"])

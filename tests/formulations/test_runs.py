@@ -37,7 +37,7 @@ def test_few_changes_stay_in_order() -> None:
 
 @given(st.lists(st.sampled_from("abc"), max_size=30))
 def test_every_unit_is_in_one_row(labels: list[str]) -> None:
-    names = [f"u{place}" for place in range(len(labels))]
+    names = [f"u{index}" for index in range(len(labels))]
     rows = runs(names, labels)
     assert sum(count for _, _, count, _ in rows) == len(labels)
     assert all(labels[first] == label for first, _, _, label in rows)

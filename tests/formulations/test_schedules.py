@@ -101,11 +101,11 @@ def test_halves_come_in_pairs_in_the_warm_up_and_on_the_last_device() -> None:
         for sliced in range(most_sliced(p, m) + 1):
             for x, order in enumerate(one_f_one_b(p, m, sliced)):
                 warm_up = [one.kind for one in order].index("backward") - (x < p - 1 and m > p - 1 - x)
-                for place, one in enumerate(order):
+                for index, one in enumerate(order):
                     if one.half == 0:
-                        assert order[place + 1] == one._replace(half=1)
+                        assert order[index + 1] == one._replace(half=1)
                         assert one.micro_batch < sliced
-                        assert place < warm_up
+                        assert index < warm_up
                 halved = {one.micro_batch for one in order if one.half is not None}
                 assert halved == (set(range(min(sliced, p - 1 - x))) if x < p - 1 else set(range(min(sliced, 1))))
 

@@ -98,7 +98,7 @@ def _factorisations(group: int) -> list[tuple[int, ...]]:
 def test_relayout_of_any_degrees_gives_each_rank_its_rows(group: int) -> None:
     """Of all pairs of strategies: all ranks of a gather take part in the same one, and equal layouts need none."""
     degrees = [degrees for degrees in _factorisations(group) if len(degrees) <= 3]
-    orders = [(order, each) for each in degrees for order in permutations(("dp", "sdp", "tp"), len(each))]
+    orders = [(order, degree) for degree in degrees for order in permutations(("dp", "sdp", "tp"), len(degree))]
     strategies = [Strategy(tuple(zip(order, each, strict=True))) for order, each in orders]
     for before, after in product(strategies, strategies):
         count = 2 * before.data_degree * after.data_degree

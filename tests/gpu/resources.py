@@ -104,7 +104,7 @@ def overlap(settings: Settings) -> Iterator[Result]:
             finish(settings)
         spans = device_spans(trace)
         kernels, copies = spans["kernel"], [*spans["to_device"], *spans["to_host"]]
-        result: Result = {"plan": name, **{f"{kind}_ns": covered_ns(each) for kind, each in spans.items()}}
+        result: Result = {"plan": name, **{f"{kind}_ns": covered_ns(span) for kind, span in spans.items()}}
         result |= {"copies_beside_kernels_ns": both_ns(copies, kernels)}
         result |= {"both_ways_at_once_ns": both_ns(spans["to_device"], spans["to_host"])}
         if name == "offloaded":

@@ -63,13 +63,13 @@ def any_plan(rng: random.Random, world: int) -> tuple[str, Plan]:
 
 def _changed(rng: random.Random, plan: Plan, features: list[Callable[[random.Random, Strategy], Strategy]]) -> Plan:
     """The plan with some units' strategies changed, as far as plan and compiler take it."""
-    for place, unit in enumerate(plan.units):
+    for index, unit in enumerate(plan.units):
         strategy = unit.strategy
         for feature in features:
             strategy = feature(rng, strategy)
         if strategy != unit.strategy:
             with suppress(InputError):
-                changed = plan.changed(units=_with(plan, place, unit.laid_out(strategy)))
+                changed = plan.changed(units=_with(plan, index, unit.laid_out(strategy)))
                 compile_plan(changed, ranks=changed.stages[0].ranks[:1])
                 plan = changed
     return plan

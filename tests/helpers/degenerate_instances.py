@@ -52,7 +52,7 @@ def _keep_options(configuration: Record, names: Sequence[str]) -> None:
     """The first options alone, under these names, as many as there are of both."""
     count = min(len(names), len(configuration["options"][0]))
     configuration["options"] = [
-        [options[place] | {"strategy": names[place]} for place in range(count)] for options in configuration["options"]
+        [options[index] | {"strategy": names[index]} for index in range(count)] for options in configuration["options"]
     ]
     configuration["transitions_ns"] = [[row[:count] for row in table[:count]] for table in configuration["transitions_ns"]]
     configuration["entries_ns"] = [row[:count] for row in configuration["entries_ns"]]

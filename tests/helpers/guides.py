@@ -53,7 +53,7 @@ def blocks(text: str) -> Iterator[Block]:
     for found in BLOCKS.finditer(text):
         lines = found["commands"].replace("\\\n", " ").splitlines()
         words = [shlex.split(line, comments=True) for line in lines]
-        yield Block([each[1:] for each in words if each[:1] == ["trainplan"]], found["output"], found.span("output"))
+        yield Block([word[1:] for word in words if word[:1] == ["trainplan"]], found["output"], found.span("output"))
 
 
 def printed(block: Block, folder: Path) -> str:

@@ -49,7 +49,7 @@ def random_instance(rng: random.Random, units: int = UNITS, options: int = OPTIO
     hosts = rng.choice([None, None, rng.randint(1, 4 * length)])
     cuttable = tuple(rng.random() < 0.95 for _ in boundaries)
     fewest = sum(cuttable) + 1
-    kept = [each for each in configurations if each.stages <= fewest and each.cuts is None]
+    kept = [configuration for configuration in configurations if configuration.stages <= fewest and configuration.cuts is None]
     return (
         Instance(
             classes=(DeviceClass("any", DEVICES, rng.randint(1, memory * 6 * length), hosts),),
@@ -70,7 +70,10 @@ def any_form(seed: int, units: int = UNITS, options: int = 2) -> Instance:
     fixed cuts, and memory that mostly nothing fits into."""
     rng = random.Random(seed)
     instance = random_instance(rng, units, options)
-    configurations = [_interleaved(rng, instance, each) if rng.random() < 0.6 else each for each in instance.configurations]
+    configurations = [
+        _interleaved(rng, instance, configuration) if rng.random() < 0.6 else configuration
+        for configuration in instance.configurations
+    ]
     [devices] = instance.classes
     memory = max(1, round(devices.memory_bytes * rng.choice((0.1, 0.3, 0.6, 1.0))))
     return replace(instance, configurations=tuple(configurations), classes=(replace(devices, memory_bytes=memory),))
@@ -79,7 +82,7 @@ def any_form(seed: int, units: int = UNITS, options: int = 2) -> Instance:
 def _interleaved(rng: random.Random, instance: Instance, other: Configuration) -> Configuration:
     """Another configuration with interleaved chunks, where the instance has units enough; else that configuration."""
     sites, chunks = rng.randint(1, 2), rng.randint(2, 3)
-    stages, possible = sites * chunks, [place for place, free in enumerate(instance.cuttable, 1) if free]
+    stages, possible = sites * chunks, [index for index, free in enumerate(instance.cuttable, 1) if free]
     if other.schedule.sliced or len(possible) < stages - 1:
         return other
     tied = rng.choice((None, Tied(reduce_ns=rng.randint(0, 30))))

@@ -220,7 +220,7 @@ def _arguments(rng: random.Random, args: dict[str, Any]) -> dict[str, Any] | Non
     if name == "scale":
         return {**args, name: value * rng.choice([0.5, 2, -1])}
     if name == AGAIN:
-        return {key: each for key, each in args.items() if key != AGAIN}
+        return {key: arg for key, arg in args.items() if key != AGAIN}
     if name == "tokens":
         ways = [value[::-1], value[:-1], tuple(token + 1 for token in value) if isinstance(value[0], int) else value[:1]]
     elif name == "rows":
@@ -257,10 +257,10 @@ def _changing(name: str, *, everywhere: bool = False) -> Callable[[random.Random
     def change(rng: random.Random, programs: Programs) -> tuple[str, Programs] | None:
         rank = rng.randrange(len(programs))
         program = programs[rank]
-        places = [n for n, i in enumerate(program.instructions) if _worth(name, i)]
-        if not places:
+        indices = [n for n, i in enumerate(program.instructions) if _worth(name, i)]
+        if not indices:
             return None
-        place = rng.choice(places)
+        place = rng.choice(indices)
         i = program.instructions[place]
         value = _field(rng, program, i, name)
         if (value is None and getattr(i, name) is None) or value == getattr(i, name):
@@ -332,14 +332,14 @@ def _ungrouped(rng: random.Random, programs: Programs) -> tuple[str, Programs] |
     """A send and a receive that are not grouped any more, or sends and receives in another order."""
     rank = rng.randrange(len(programs))
     rest = list(programs[rank].instructions)
-    places = [n for n, i in enumerate(rest) if i.op in POINT_TO_POINT]
-    if not places:
+    indices = [n for n, i in enumerate(rest) if i.op in POINT_TO_POINT]
+    if not indices:
         return None
-    if (place := rng.choice(places)) is not None and rest[place].grouped:
+    if (place := rng.choice(indices)) is not None and rest[place].grouped:
         apart = list(rest[place].grouped)
         rest[place : place + 1] = apart if rng.random() < 0.5 else apart[::-1]
-    elif len(places) > 1:
-        a, b = rng.sample(places, 2)
+    elif len(indices) > 1:
+        a, b = rng.sample(indices, 2)
         rest[a], rest[b] = rest[b], rest[a]
     return f"rank {rank}, {place}: messages in another order", _with(programs, rank, rest, True)
 
@@ -396,7 +396,7 @@ def _malformed(rng: random.Random, programs: Programs) -> tuple[str, Programs] |
     """A field of another type, or far out of its range."""
     rank = rng.randrange(len(programs))
     program, rest = programs[rank], list(programs[rank].instructions)
-    place, name = rng.randrange(len(rest)), rng.choice([each.name for each in fields(Instruction)])
+    place, name = rng.randrange(len(rest)), rng.choice([field.name for field in fields(Instruction)])
     value = rng.choice([None, "x", -1, 10**6, ("x",), (None,), (10**6,), {"x": 1}, 1.5])
     if value is None and getattr(rest[place], name) is None:
         return None

@@ -42,7 +42,7 @@ def switch_plan(
 ) -> Plan:
     """switches: of each unit."""
     strategy = f"sdp{world}" if world > 1 else "single"
-    strategies = [strategy + ("-ckpt" if each.ckpt else "") for each in switches]
+    strategies = [strategy + ("-ckpt" if switch.ckpt else "") for switch in switches]
     content = plan_of(model, strategies, world, samples or 2 * world).model_dump()
     pairs = zip(content["units"], strategies, switches, strict=True)
     content["units"] = [planned_unit(unit["name"], parse_strategy(text), each) for unit, text, each in pairs]

@@ -49,8 +49,8 @@ def rank_of(folder: Path, rank: int, world: int, port: int, arguments: list[str]
 def main() -> int:
     """The number of ranks that failed."""
     failed = 0
-    for place in range(1, len(sys.argv), 3):
-        folder, world, arguments = Path(sys.argv[place]), int(sys.argv[place + 1]), sys.argv[place + 2].split()
+    for index in range(1, len(sys.argv), 3):
+        folder, world, arguments = Path(sys.argv[index]), int(sys.argv[index + 1]), sys.argv[index + 2].split()
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]

@@ -102,10 +102,10 @@ def _literals(tree: ast.AST) -> Iterator[tuple[ast.expr, str]]:
             case ast.Expr(value=ast.Constant()):
                 continue  # a docstring
             case ast.JoinedStr(values=values):
-                yield node, "".join(str(each.value) if isinstance(each, ast.Constant) else "–" for each in values)
-                for each in values:
-                    if isinstance(each, ast.FormattedValue):
-                        yield from _literals(each)
+                yield node, "".join(str(value.value) if isinstance(value, ast.Constant) else "–" for value in values)
+                for value in values:
+                    if isinstance(value, ast.FormattedValue):
+                        yield from _literals(value)
             case ast.Constant(value=str(text)):
                 yield node, text
             case _:

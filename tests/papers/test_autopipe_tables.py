@@ -237,12 +237,12 @@ def test_plans() -> None:
     """What the text says of them, and what our planners choose."""
     print("\nstages, paper and ours:")
     alike = dict.fromkeys(ALGORITHMS, 0)
-    for place, setting in enumerate(SETTINGS):
+    for index, setting in enumerate(SETTINGS):
         for algorithm in ALGORITHMS:
             cell = STUDY["planned"][study.key(setting, algorithm, 2)]
-            same = len(cell["replicas"]) == STAGES[algorithm][place]
+            same = len(cell["replicas"]) == STAGES[algorithm][index]
             alike[algorithm] += same
-            told = f"paper {STAGES[algorithm][place]}, ours {len(cell['replicas'])} x {cell['replicas']}"
+            told = f"paper {STAGES[algorithm][index]}, ours {len(cell['replicas'])} x {cell['replicas']}"
             print(f"  {setting}, {PLANNERS[algorithm]}: {told}")
     assert alike == {"D": 0, "P": 1, "A": 4}
     for setting in BIG:

@@ -191,7 +191,7 @@ def test_a_granite_of_attention_alone_is_dense() -> None:
     with torch.device("meta"):
         theirs = transformers.AutoModelForCausalLM.from_config(transformers.GraniteMoeHybridConfig(**config, mamba_n_heads=8))
     found = quietly({"model_type": "granitemoehybrid", **config, "mamba_n_heads": 16})
-    assert found.family == "granite" and found.total_parameters == sum(each.numel() for each in theirs.parameters())
+    assert found.family == "granite" and found.total_parameters == sum(parameter.numel() for parameter in theirs.parameters())
     for says in ({"layer_types": ["attention", "mamba"]}, {"position_embedding_type": "nope"}):
         with pytest.raises(InputError, match="state-space"):
             quietly({"model_type": "granitemoehybrid", **config, **says})

@@ -57,7 +57,7 @@ def fitted(table: EfficiencyTable, device: str, value: float, precision: str | N
     fit = {"device": device, "kernel": kernel, "value": value, "half_size": 100, "error": 0.07, "origin": "fitted"}
     fit |= {"precision": precision, "date": "2026-01-31", "rows": ["run-1"], "residuals": [0.01]}
     kernels = [each.model_dump(mode="json") for each in table.kernels]
-    return parse({"kernels": [*kernels, fit], "links": [each.model_dump(mode="json") for each in table.links]}, EfficiencyTable)
+    return parse({"kernels": [*kernels, fit], "links": [link.model_dump(mode="json") for link in table.links]}, EfficiencyTable)
 
 
 def told(work: Any, *values: Any) -> str:
@@ -116,8 +116,10 @@ def test_every_kind_makes_a_node_and_clusters(name: str) -> None:
         assert (cluster.name, cluster.network.reaches(cluster.devices)) == (text, True)
         kind = cluster.kinds[0]
         assert 0.7 * kind.memory_bytes < kind.usable_bytes < kind.memory_bytes and kind.reserve_bytes % GIB == 0
-        assert {each.precision for each in kind.efficiencies if each.kernel == "matrix-product"} == set(kind.flops_per_s)
-        assert all(0.2 < each.value <= 0.95 for each in kind.efficiencies)
+        assert {efficiency.precision for efficiency in kind.efficiencies if efficiency.kernel == "matrix-product"} == set(
+            kind.flops_per_s
+        )
+        assert all(0.2 < efficiency.value <= 0.95 for efficiency in kind.efficiencies)
         assert sheet(name).sources[0].source in cluster.source
         node = cluster.nodes[0]
         pairs_alone = name == "h100-nvl" and node.devices > 2
@@ -348,7 +350,7 @@ def test_fitted_efficiencies_go_to_the_nearest_kinds() -> None:
     sibling, other = product("a100-40gb"), product("h100")
     assert (sibling.value, sibling.error) == (0.6, round(0.07 + SAME_ARCHITECTURE_ERROR, 4))
     assert other.origin == "assumed", "its own assumed one goes before those of other architectures"
-    alone = EfficiencyTable(kernels=[each for each in table.kernels if each.device != "h100"], links=table.links)
+    alone = EfficiencyTable(kernels=[kernel for kernel in table.kernels if kernel.device != "h100"], links=table.links)
     other = device_kind("h100", alone).reached("matrix-product", "bfloat16")
     assert other is not None and (other.value, other.error) == (0.6, round(0.07 + OTHER_ERROR, 4))
     assert other.origin_for(sheet("h100").name) == "fitted, of A100-SXM4 80 GB"
@@ -370,7 +372,9 @@ def test_less_power_is_slower_by_the_cube_root() -> None:
 
 def test_no_kind_reaches_more_than_its_vendor_does() -> None:
     table = assumed()
-    table = table.changed(kernels=[each for each in table.kernels if each.device != "mi300x"])  # as if nothing was said of it
+    table = table.changed(
+        kernels=[kernel for kernel in table.kernels if kernel.device != "mi300x"]
+    )  # as if nothing was said of it
     for name in ("mi300x", "mi325x"):
         capped = device_kind(name, fitted(table, "h100", 0.8, "bfloat16")).reached("matrix-product", "bfloat16")
         assert capped is not None and capped.value == pytest.approx(708 / 1307.4, abs=1e-4) and capped.limited_by == "vendor"
@@ -417,7 +421,12 @@ def with_efficiencies(*efficiencies: dict[str, Any]) -> DeviceKind:
         "flops_per_s": {"bfloat16": 1e12, "float8": 2e12},
         "memory_bytes_per_s": 1e10,
     }
-    kind |= {"efficiency": 1.0, "half_size": 0, "kernel_ns": 10, "efficiencies": [defaults | each for each in efficiencies]}
+    kind |= {
+        "efficiency": 1.0,
+        "half_size": 0,
+        "kernel_ns": 10,
+        "efficiencies": [defaults | efficiency for efficiency in efficiencies],
+    }
     return parse(kind, DeviceKind)
 
 

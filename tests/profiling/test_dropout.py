@@ -56,8 +56,8 @@ def test_numbers_are_dropped_as_often_as_asked_for(probability: float) -> None:
 def test_a_mask_is_of_its_sample_step_unit_and_seed() -> None:
     """Wherever a sample stands among others its numbers are the same; all else gives other ones."""
     whole = _hidden(DRAW)
-    for place, sample in enumerate(DRAW.samples):
-        assert torch.equal(_hidden(Draw(3, 5, 2, (sample,)))[0], whole[place])
+    for index, sample in enumerate(DRAW.samples):
+        assert torch.equal(_hidden(Draw(3, 5, 2, (sample,)))[0], whole[index])
     others = [Draw(4, 5, 2, (4,)), Draw(3, 6, 2, (4,)), Draw(3, 5, 1, (4,)), Draw(3, 5, 2, (5,))]
     drawn = [whole[0], *(_hidden(other)[0] for other in others)]
     x = torch.ones(1, 6, 40)

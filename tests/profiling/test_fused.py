@@ -39,9 +39,9 @@ def _saved(function: Any, *leaves: Any) -> set[tuple[int, int]]:
 def test_an_rms_norm_is_torchs(dtype: Any) -> None:
     x, weight = _leaves(dtype, SHAPE, SHAPE[-1:])
     theirs = _gradients(F.rms_norm(x, weight.shape, weight, 1e-5), [x, weight])
-    for ours, each in zip(_gradients(rms_norm(x, weight, 1e-5), [x, weight]), theirs, strict=True):
-        assert ours.dtype == each.dtype
-        torch.testing.assert_close(ours, each, rtol=WITHIN[dtype], atol=WITHIN[dtype])
+    for ours, their in zip(_gradients(rms_norm(x, weight, 1e-5), [x, weight]), theirs, strict=True):
+        assert ours.dtype == their.dtype
+        torch.testing.assert_close(ours, their, rtol=WITHIN[dtype], atol=WITHIN[dtype])
 
 
 @pytest.mark.parametrize("dtype", WITHIN, ids=str)
@@ -49,8 +49,8 @@ def test_an_rms_norm_is_torchs(dtype: Any) -> None:
 def test_a_gated_activation_is_the_product(name: str, dtype: Any) -> None:
     up, gate = _leaves(dtype, SHAPE, SHAPE)
     theirs = _gradients(ACTIVATIONS[name](gate) * up, [up, gate])
-    for ours, each in zip(_gradients(gated(ACTIVATIONS[name], up, gate), [up, gate]), theirs, strict=True):
-        torch.testing.assert_close(ours, each, rtol=WITHIN[dtype], atol=WITHIN[dtype])
+    for ours, their in zip(_gradients(gated(ACTIVATIONS[name], up, gate), [up, gate]), theirs, strict=True):
+        torch.testing.assert_close(ours, their, rtol=WITHIN[dtype], atol=WITHIN[dtype])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

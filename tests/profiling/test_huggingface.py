@@ -655,8 +655,8 @@ def test_t5_buckets(both: bool, buckets: int) -> None:
     """Every pair of places of 600 tokens is in the bucket of transformers, logarithms in float32 as there."""
     from transformers.models.t5.modeling_t5 import T5Attention
 
-    places = torch.arange(600)
-    theirs = T5Attention._relative_position_bucket(places[None, :] - places[:, None], both, buckets, 128)
+    indices = torch.arange(600)
+    theirs = T5Attention._relative_position_bucket(indices[None, :] - indices[:, None], both, buckets, 128)
     assert torch.equal(torch_units._t5_places(600, buckets, both, torch.device("cpu")), theirs)
 
 

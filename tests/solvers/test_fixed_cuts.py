@@ -71,7 +71,7 @@ def with_messages(instance: Instance, seed: int) -> Instance:
         sizes = [rng.integers(0, 60, shape) if rng.random() < 0.8 else None for _ in range(2)]
         return replace(boundary, message_forward_bytes=sizes[0], message_backward_bytes=sizes[1])
 
-    tables = tuple(replace(each, boundaries=tuple(map(sized, each.boundaries))) for each in chunks.tables)
+    tables = tuple(replace(table, boundaries=tuple(map(sized, table.boundaries))) for table in chunks.tables)
     return replace(instance, configurations=(replace(chunks, make_tables=lambda: tables),))
 
 
@@ -222,7 +222,7 @@ def test_no_solution_is_below_the_bound_and_plans_fit(count: int) -> None:
     met = {"infeasible": 0, "solved": 0, "tight": 0, "optimal": 0}
     for seed in range(count):
         instance = chunked(seed)
-        steps = [evaluate(instance, each).time_ns for each in solutions(instance) if not violations(instance, each)]
+        steps = [evaluate(instance, solution).time_ns for solution in solutions(instance) if not violations(instance, solution)]
         search = Search(judge(instance))
         left = fixed_cuts(instance, 0, 0.0, search)
         if not steps:
@@ -247,7 +247,9 @@ def test_no_step_is_below_the_closed_form_of_fixed_cuts(seed: int) -> None:
     [configuration] = instance.configurations
     bound = closed_form_ns(instance, configuration)
     assert bound <= quick_bound_ns(instance, configuration)
-    assert all(quick_bound_ns(instance, configuration) <= evaluate(instance, each).time_ns for each in solutions(instance))
+    assert all(
+        quick_bound_ns(instance, configuration) <= evaluate(instance, solution).time_ns for solution in solutions(instance)
+    )
 
 
 @pytest.mark.parametrize(("schedule", "chunks", "bubble"), [("interleaved", 2, 3 / 16), ("1f1b", 1, 3 / 8)])

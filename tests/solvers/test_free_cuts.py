@@ -27,7 +27,9 @@ def suited(seed: int) -> list[tuple[Instance, int]]:
     """The configurations of a random tiny instance that have free cuts, whole micro-batches, and several stages."""
     instance = tiny_instance(seed)
     return [
-        (instance, place) for place, each in enumerate(instance.configurations) if each.stages > 1 and not each.schedule.sliced
+        (instance, index)
+        for index, configuration in enumerate(instance.configurations)
+        if configuration.stages > 1 and not configuration.schedule.sliced
     ]
 
 

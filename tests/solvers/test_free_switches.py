@@ -63,8 +63,8 @@ def random_choices(instance: Instance, rng: np.random.Generator, count: int) -> 
     drawn = rng.integers(len(instance.options), size=(count, instance.layers))
     without = np.array([instance.options.index(replace(s, segment_sync=False)) for s in instance.options])
     drawn[: count // 2] = without[drawn[: count // 2]]
-    places = np.array([options.index(bare(s)) for s in instance.options])
-    return matrix([Solution(instance.options)])[0][drawn], places[drawn]
+    indices = np.array([options.index(bare(s)) for s in instance.options])
+    return matrix([Solution(instance.options)])[0][drawn], indices[drawn]
 
 
 def test_segment_costs_optimizer_costs_and_certain_bytes_are_below_every_step() -> None:
@@ -197,11 +197,11 @@ def fastest_of_all(instance: Instance) -> Solution | None:
     best: tuple[int, tuple[int, ...]] | None = None
     for first in range(0, len(on) ** instance.layers, 8192):
         numbers = np.arange(first, min(first + 8192, len(on) ** instance.layers))
-        places = np.stack(np.unravel_index(numbers, shape), axis=1)
-        times, peaks = simulate(instance.columns, instance.nvlink, on[places])
+        indices = np.stack(np.unravel_index(numbers, shape), axis=1)
+        times, peaks = simulate(instance.columns, instance.nvlink, on[indices])
         if (fits := np.flatnonzero(peaks <= instance.memory_bytes)).size:
             place = fits[times[fits].argmin()]
-            found = int(times[place]), tuple(map(int, places[place]))
+            found = int(times[place]), tuple(map(int, indices[place]))
             best = found if best is None else min(best, found)
     return None if best is None else Solution(tuple(options[place] for place in best[1]))
 

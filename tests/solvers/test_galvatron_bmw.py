@@ -171,9 +171,9 @@ def test_algorithm_3_equals_its_plain_version(seed: int, levels: int, layouts: b
 def test_stages_are_searched_by_algorithm_3(seed: int, step: int, whole: bool) -> None:
     """Stages that share what they begin with are found as each would be alone."""
     instance = random_pipeline(seed)
-    for place, configuration in enumerate(instance.configurations):
+    for index, configuration in enumerate(instance.configurations):
         weight = configuration.micro_batches if whole else 1
-        stages = StageSearch(instance, place, step, weight)
+        stages = StageSearch(instance, index, step, weight)
         for number in range(configuration.stages):
             for first, last in combinations(range(-1, instance.layers), 2):
                 in_flight = configuration.in_flight(number)
@@ -192,12 +192,12 @@ def partitions(count: int, stages: int) -> Iterator[tuple[int, ...]]:
 def test_initial_partitions_are_the_best_of_all(seed: int, balance: Any) -> None:
     instance = random_pipeline(seed, 8)
     rng = random.Random(seed)
-    for place, configuration in enumerate(instance.configurations):
+    for index, configuration in enumerate(instance.configurations):
         choice = tuple(rng.randrange(len(configuration.tables.strategies)) for _ in range(instance.layers))
         given_blocks = blocks(instance, configuration.stages)
 
         def rank(partition: tuple[int, ...]) -> tuple[int, int, tuple[int, ...]]:
-            solution = Solution(place, given_blocks.layers_of(partition), choice)  # noqa: B023
+            solution = Solution(index, given_blocks.layers_of(partition), choice)  # noqa: B023
             stages = evaluate(instance, solution).stages
             loads = {
                 "layers": partition,
@@ -208,18 +208,18 @@ def test_initial_partitions_are_the_best_of_all(seed: int, balance: Any) -> None
             return max(loads), sum(count**2 for count in partition), partition
 
         best = min(partitions(given_blocks.count, configuration.stages), key=rank)
-        assert initial_partition(instance, place, balance, choice) == best
+        assert initial_partition(instance, index, balance, choice) == best
 
 
 def test_the_strategy_to_weigh_with_is_the_fastest_that_fits() -> None:
     instance = paper_pipeline("bert-huge-48", 12)
-    for place, configuration in enumerate(instance.configurations):
+    for index, configuration in enumerate(instance.configurations):
         count = len(configuration.tables.strategies)
-        even = blocks(instance).layers_of(initial_partition(instance, place, "layers"))
-        costs = [evaluate(instance, Solution(place, even, (s,) * instance.layers)) for s in range(count)]
+        even = blocks(instance).layers_of(initial_partition(instance, index, "layers"))
+        costs = [evaluate(instance, Solution(index, even, (s,) * instance.layers)) for s in range(count)]
         fitting = [s for s in range(count) if costs[s].peak_bytes <= instance.memory_bytes]
         best = min(fitting, key=lambda s: costs[s].time_ns) if fitting else min(range(count), key=lambda s: costs[s].peak_bytes)
-        assert uniform_choice(instance, place) == (best,) * instance.layers
+        assert uniform_choice(instance, index) == (best,) * instance.layers
 
 
 def test_partitions_count_blocks() -> None:
@@ -253,10 +253,10 @@ def optimum(instance: Instance) -> int | None:
     """Brute force over configurations, partitions into layers, and strategies."""
     times = [
         evaluate(instance, solution).time_ns
-        for place, configuration in enumerate(instance.configurations)
+        for index, configuration in enumerate(instance.configurations)
         for stages in partitions(instance.layers, configuration.stages)
         for choice in product(range(len(configuration.tables.strategies)), repeat=instance.layers)
-        if not violations(instance, solution := Solution(place, stages, choice))
+        if not violations(instance, solution := Solution(index, stages, choice))
     ]
     return min(times, default=None)
 
@@ -314,8 +314,8 @@ def check_trace(stages: StageSearch) -> int:
 @given(SEEDS)
 def test_every_accepted_step_keeps_the_three_limits(seed: int) -> None:
     instance = random_pipeline(seed, 10, devices=8)
-    for place in range(len(instance.configurations)):
-        check_trace(StageSearch(instance, place, 1))
+    for index in range(len(instance.configurations)):
+        check_trace(StageSearch(instance, index, 1))
 
 
 @pytest.mark.parametrize(("model", "space"), [("bert-huge-48", "no-ckpt"), ("t5-512-4-48", "full"), ("swin-huge-32", "full")])
@@ -323,8 +323,8 @@ def test_paper_models_move_towards_time_balance(model: str, space: str) -> None:
     """The three limits at real size, where the largest stage time never rises and several partitions are searched."""
     instance = paper_pipeline(model, 16, space=space)
     searched = 0
-    for place in range(len(instance.configurations)):
-        stages = StageSearch(instance, place, instance.memory_bytes // 1000)
+    for index in range(len(instance.configurations)):
+        stages = StageSearch(instance, index, instance.memory_bytes // 1000)
         searched += check_trace(stages)
     assert searched > 12
 
@@ -349,11 +349,11 @@ def test_bert_huge_48(method: Callable[[Instance, Search], Outcome]) -> None:
 def test_base_and_bmw_with_memory_to_spare() -> None:
     """On equal layers without a limit that binds, Base is even, and BMW's adjustment only lowers the slowest stage."""
     instance = paper_pipeline("bert-huge-48", 1000, space="dp+pp")
-    for place, configuration in enumerate(instance.configurations):
-        steps = list(adjustments(StageSearch(instance, place, instance.memory_bytes // 1000)))
+    for index, configuration in enumerate(instance.configurations):
+        steps = list(adjustments(StageSearch(instance, index, instance.memory_bytes // 1000)))
         slowest = [max(stage.time_ns for stage in step.evaluation.stages) for step in steps if step.evaluation]
         assert min(slowest) == slowest[-1] <= slowest[0]
-        assert initial_partition(instance, place, "layers") == (48 // configuration.stages,) * configuration.stages
+        assert initial_partition(instance, index, "layers") == (48 // configuration.stages,) * configuration.stages
 
 
 def test_options_and_limits() -> None:

@@ -116,13 +116,13 @@ def assert_bounds_are_below(seed: int) -> None:
     stages solved."""
     instance = tiny_instance(seed)
     least = least_step_ns(instance)
-    for place, configuration in enumerate(instance.configurations):
+    for index, configuration in enumerate(instance.configurations):
         if configuration.stages == 1:
             continue
-        alone = least_step_ns(instance.only([place]))
+        alone = least_step_ns(instance.only([index]))
         below = np.inf if alone is None else alone
         assert quick_bound_ns(instance, configuration) <= below
-        candidate = Candidate(instance, place, Search(judge(instance)))
+        candidate = Candidate(instance, index, Search(judge(instance)))
         for coarse, groups in ((True, 1), (False, 1), (False, GROUPS)):
             candidate.prepare(np.inf, coarse, groups)
             bound, path = candidate.master.bound(np.inf, 1e-3)
@@ -275,8 +275,8 @@ def test_many_pipelines_are_simulated_as_the_formulation_does(seed: int) -> None
 @pytest.mark.parametrize("seed", range(20))
 def test_first_plans_fit_and_cost_what_the_planner_says(seed: int) -> None:
     instance = tiny_instance(500 + seed)
-    for place, configuration in enumerate(instance.configurations):
-        planned = quick_plan(instance, place)
+    for index, configuration in enumerate(instance.configurations):
+        planned = quick_plan(instance, index)
         if planned is not None and (configuration.tied is None or configuration.tied.equal is None):
             assert not violations(instance, planned[1])
             assert evaluate(instance, planned[1]).time_ns == planned[0]
@@ -310,11 +310,11 @@ def test_fronts_hold_a_column_as_good_as_any_choice_of_a_stage(seed: int) -> Non
             enter = tables.enter_state[ends[0].enter[solution.choice[first]]]
             leave = tables.leave_state[ends[1].leave[solution.choice[last]]]
             crossed = [0, 0]
-            for place, (a, b) in enumerate(pairwise((0, *solution.cuts, instance.length))):
-                if place == x and a:
+            for index, (a, b) in enumerate(pairwise((0, *solution.cuts, instance.length))):
+                if index == x and a:
                     pair = units[instance.units[a - 1].kind].leave[solution.choice[a - 1]], ends[0].enter[solution.choice[a]]
                     crossed[0] = int(boundaries[instance.boundary_kinds[a - 1]].relayout_forward_ns[pair])
-                if place == x and b < instance.length:
+                if index == x and b < instance.length:
                     pair = ends[1].leave[solution.choice[b - 1]], units[instance.units[b].kind].enter[solution.choice[b]]
                     crossed[1] = int(boundaries[instance.boundary_kinds[b - 1]].relayout_backward_ns[pair])
             own = (
@@ -340,11 +340,11 @@ def test_fronts_hold_a_column_as_good_as_any_choice_of_a_stage(seed: int) -> Non
 def test_exact_stages_are_the_least_of_all_choices(seed: int) -> None:
     """Of spans in the middle of solutions, F by label-setting against all choices of the span, hosts' memory included."""
     instance = tiny_instance(900 + seed)
-    for place, configuration in enumerate(instance.configurations):
+    for index, configuration in enumerate(instance.configurations):
         if configuration.stages == 1 or configuration.schedule.sliced:
             continue
         search = Search(judge(instance))
-        candidate = Candidate(instance, place, search)
+        candidate = Candidate(instance, index, search)
         for cuts in islice(cuts_of(instance, configuration), 3):
             for x, (first, end) in enumerate(pairwise((0, *cuts, instance.length))):
                 for weight in ((1, 0), (1, 1), (3, 1)):
@@ -404,8 +404,8 @@ def test_what_bounds_do_not_count_is_refused() -> None:
     instance = next(each for each in map(tiny_instance, range(99)) if each.boundary_kinds)
     configuration = instance.configurations[0]
     tables = tuple(
-        replace(each, boundaries=tuple(replace(boundary, relayout_at_cut=False) for boundary in each.boundaries))
-        for each in configuration.tables
+        replace(table, boundaries=tuple(replace(boundary, relayout_at_cut=False) for boundary in table.boundaries))
+        for table in configuration.tables
     )
     for changed in (
         replace(configuration, make_tables=lambda: tables),

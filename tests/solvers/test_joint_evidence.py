@@ -39,9 +39,9 @@ def test_checked_bounds_are_never_above_brute_force(seed: int) -> None:
     assert read == rests_on
     if least is not None:
         assert checked_bound_ns(instance, read) <= least
-        for place, configuration in enumerate(instance.configurations):
-            alone = least_step_ns(instance.only([place]))
-            claim = read.configurations[place]
+        for index, configuration in enumerate(instance.configurations):
+            alone = least_step_ns(instance.only([index]))
+            claim = read.configurations[index]
             assert alone is None or closed_form_ns(instance, configuration) <= alone
             # A step that some plan has is never shown to be impossible, whatever the prices.
             if alone is not None and claim.prices:
@@ -65,9 +65,9 @@ def slowed(instance: Instance, factor: int, least: int) -> Instance:
         return replace(table, forward_ns=table.forward_ns * factors, backward_ns=table.backward_ns * factors)
 
     configurations = []
-    for each in instance.configurations:
-        made = tuple(replace(tables, units=tuple(map(times, tables.units))) for tables in each.tables)
-        configurations.append(replace(each, make_tables=partial(tuple, made)))
+    for configuration in instance.configurations:
+        made = tuple(replace(tables, units=tuple(map(times, tables.units))) for tables in configuration.tables)
+        configurations.append(replace(configuration, make_tables=partial(tuple, made)))
     return replace(instance, configurations=tuple(configurations))
 
 
@@ -161,7 +161,7 @@ def _step_ns(orders, times) -> int | None:  # type: ignore[no-untyped-def]
                 going = True
     if at != [4, 4]:
         return None
-    return max(end + each.reduce_ns + each.optimizer_ns for end, each in zip(free, times, strict=True))
+    return max(end + time.reduce_ns + time.optimizer_ns for end, time in zip(free, times, strict=True))
 
 
 # Weighted paths
@@ -170,8 +170,8 @@ def _step_ns(orders, times) -> int | None:  # type: ignore[no-untyped-def]
 def whole_pipelines(seed: int) -> Iterator[tuple[Instance, int]]:
     """Instances of one configuration of several stages without halves and chunks, and the least step of each by brute force."""
     instance = tiny_instance(seed)
-    for place, configuration in enumerate(instance.configurations):
-        schedule, alone = configuration.schedule, instance.only([place])
+    for index, configuration in enumerate(instance.configurations):
+        schedule, alone = configuration.schedule, instance.only([index])
         if configuration.stages > 1 and not schedule.sliced and schedule.chunks == 1:
             least = least_step_ns(alone)
             if least is not None:

@@ -40,13 +40,13 @@ def tiny(seed: int, options: int, configurations: int) -> Instance:
     profile = obtain_profile(model, CPU, sizes, divisors(world), devices=world, degrees=degrees)
     whole = JointCosts(profile, replace(SPACE, by_unit=rng.random() < 0.3), degrees).instance(batch, 2**40)
     while True:
-        places = rng.sample(range(len(whole.configurations)), min(configurations, len(whole.configurations)))
-        drawn = replace(whole, configurations=tuple(few(rng, whole.configurations[place], options) for place in places))
+        indices = rng.sample(range(len(whole.configurations)), min(configurations, len(whole.configurations)))
+        drawn = replace(whole, configurations=tuple(few(rng, whole.configurations[index], options) for index in indices))
         if solution_count(drawn) <= MOST:
             break
         options = max(1, options - 1)
-    evaluations = [evaluate(drawn, each) for each in rng.choices(list(filter(None, solutions(drawn))), k=3)]
-    host = max(stage.host_bytes for each in evaluations for stage in each.stages)
+    evaluations = [evaluate(drawn, choice) for choice in rng.choices(list(filter(None, solutions(drawn))), k=3)]
+    host = max(stage.host_bytes for evaluation in evaluations for stage in evaluation.stages)
     limits = replace(drawn.classes[0], memory_bytes=evaluations[0].peak_bytes, host_bytes=host)
     return replace(drawn, classes=(limits,))
 
@@ -54,8 +54,8 @@ def tiny(seed: int, options: int, configurations: int) -> Instance:
 def few(rng: random.Random, configuration: Configuration, options: int) -> Configuration:
     """The configuration with a few options of each kind of unit."""
     (tables,), tied = configuration.tables, configuration.tied
-    kept = [sorted(rng.sample(range(len(each.options)), min(options, len(each.options)))) for each in tables.units]
-    units = tuple(each.keep(places) for each, places in zip(tables.units, kept, strict=True))
+    kept = [sorted(rng.sample(range(len(unit.options)), min(options, len(unit.options)))) for unit in tables.units]
+    units = tuple(unit.keep(indices) for unit, indices in zip(tables.units, kept, strict=True))
     made = (Tables(units=units, boundaries=tables.boundaries, states=tables.states),)
     if tied is not None and tied.equal is not None and tied.once is not None:
         first, last = _ends(tables.units, tied, kept)
@@ -71,7 +71,7 @@ def _ends(units: Sequence[OptionTable], tied: Tied, kept: Sequence[Sequence[int]
 
 def check_methods(instance: Instance) -> None:
     """All methods against the best of all solutions that break no constraint."""
-    found = (each for each in solutions(instance) if each is not None and not violations(instance, each))
+    found = (solution for solution in solutions(instance) if solution is not None and not violations(instance, solution))
     best = min((evaluate(instance, each).time_ns for each in found), default=None)
     assert best is not None
     for method, arguments in METHODS.items():

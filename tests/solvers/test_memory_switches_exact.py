@@ -20,8 +20,10 @@ from tests.helpers.switch_instances import bert_instance, random_instance
 def all_choices(instance: Instance) -> tuple[np.ndarray, np.ndarray]:
     """Time and peak of every choice of switches, by simulation of the whole step."""
     on = np.array([astuple(option) for option in instance.options], bool)
-    places = np.array(list(product(range(len(on)), repeat=instance.layers)))
-    found = [simulate(instance.columns, instance.nvlink, on[part]) for part in np.array_split(places, 1 + len(places) // 8192)]
+    indices = np.array(list(product(range(len(on)), repeat=instance.layers)))
+    found = [
+        simulate(instance.columns, instance.nvlink, on[part]) for part in np.array_split(indices, 1 + len(indices) // 8192)
+    ]
     times, peaks = (np.concatenate(values) for values in zip(*found, strict=True))
     return times, peaks
 

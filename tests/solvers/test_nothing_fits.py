@@ -48,7 +48,7 @@ MADE: dict[str, Callable[[random.Random], dict[str, Any]]] = {
 def tightened(instance: Any, share: float) -> Any:
     """The instance with a share of its memory."""
     if instance.problem == "cluster-strategy":
-        kinds = [replace(each, memory_bytes=max(1, round(each.memory_bytes * share))) for each in instance.kinds]
+        kinds = [replace(kind, memory_bytes=max(1, round(kind.memory_bytes * share))) for kind in instance.kinds]
         return replace(instance, kinds=tuple(kinds))
     if (memory := getattr(instance, "memory", None)) is not None:
         limits = np.maximum(1, (memory.limit_bytes * share).astype(np.int64))
@@ -60,7 +60,7 @@ def tightened(instance: Any, share: float) -> Any:
 def something_fits(instance: Any) -> bool:
     """By looking at every solution."""
     problem = problem_of(instance)
-    return any(each is not None and not problem.violations(instance, each) for each in problem.solutions(instance))
+    return any(solution is not None and not problem.violations(instance, solution) for solution in problem.solutions(instance))
 
 
 def solved(instance: Any, method: Entry) -> Any:

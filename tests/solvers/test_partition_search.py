@@ -213,9 +213,9 @@ def test_long_chains_are_proven(instance: Instance) -> None:
     assert result.objective is not None
     holds(result, result.objective)
     cuts = result.solution["cuts"]
-    for place in range(len(cuts)):
+    for index in range(len(cuts)):
         for by in (-1, 1):
-            near = Solution((*cuts[:place], cuts[place] + by, *cuts[place + 1 :]))
+            near = Solution((*cuts[:index], cuts[index] + by, *cuts[index + 1 :]))
             assert violations(instance, near) or evaluate(instance, near).objective >= result.objective
 
 

@@ -151,8 +151,8 @@ def test_bounds_of_all_spans_are_never_above_the_optimum() -> None:
     close, cases = 0, 0
     for seed in range(40):
         instance = random_pipeline(seed) if seed % 2 else load(traded(random.Random(seed)))
-        for place in range(len(instance.configurations)):
-            costs = SpanCosts(instance, place)
+        for index in range(len(instance.configurations)):
+            costs = SpanCosts(instance, index)
             bounds = costs.bounds(weights)
             for depth, number in spans(instance, costs):
                 for at, weight in enumerate(weights):

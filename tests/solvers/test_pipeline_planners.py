@@ -31,8 +31,8 @@ Cuts = tuple[int, ...]
 
 def layer_cuts(instance: Instance) -> list[Cuts]:
     """All cuts between whole layers."""
-    places = [place for place in range(1, instance.sublayers) if instance.layers[place] != instance.layers[place - 1]]
-    return list(combinations(places, instance.stages - 1))
+    indices = [index for index in range(1, instance.sublayers) if instance.layers[index] != instance.layers[index - 1]]
+    return list(combinations(indices, instance.stages - 1))
 
 
 def cuts_of(result: Result) -> Cuts:

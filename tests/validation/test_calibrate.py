@@ -25,8 +25,8 @@ def laid_runs(gpu: str = "a100", **fields: Any) -> list[LaidRun]:
     """Runs of several models, tensor-parallel degrees and numbers of nodes, from two sources, with no step yet."""
     about: dict[str, Any] = {"gpu": gpu, "seq": 4096, "zero": 1, "framework": "Megatron-Core", **fields}
     return [
-        laid_run(Run(id=f"{name} {place} {gpus}", source=f"{place % 2}", model=name, mbs=mbs, tp=tp, gpus=gpus, **about))
-        for place, (name, mbs, tp) in enumerate(SIZES)
+        laid_run(Run(id=f"{name} {index} {gpus}", source=f"{index % 2}", model=name, mbs=mbs, tp=tp, gpus=gpus, **about))
+        for index, (name, mbs, tp) in enumerate(SIZES)
         for gpus in (8, 64)
     ]
 

@@ -107,7 +107,7 @@ def test_verdicts_are_held_against_what_rows_say() -> None:
             {"id": "more", **ROW, "mem_gib": 90.0},
         ]
     )
-    assert [each.fits for each in runs] == [False, False, True, True]
+    assert [run.fits for run in runs] == [False, False, True, True]
     said = {text.split(":")[0]: text for text in runs.notes() if text.split(":")[0] in ("ran", "oom", "lost", "more")}
     assert set(said) == {"ran", "lost", "more"}
     assert "it ran, and" in said["ran"] and "do not fit" in said["ran"]
@@ -117,7 +117,7 @@ def test_verdicts_are_held_against_what_rows_say() -> None:
 def test_the_command_compares_all_three(tmp_path: Any) -> None:
     path = tmp_path / "runs.json"
     measures: list[dict[str, Any]] = [{"step_s": 8.623}, {"tokens_s_gpu": 1900}, {"tflops_gpu": 160}, {"mfu": 0.5}]
-    path.write_text(json.dumps([{"id": next(iter(each)), **ROW, **each} for each in measures]))
+    path.write_text(json.dumps([{"id": next(iter(measure)), **ROW, **measure} for measure in measures]))
     done = call("validate", path)
     assert done.returncode == 0 and "4 measured steps of 4 runs" in done.stdout
     assert "tokens_s_gpu: its measured step is of tokens_s_gpu 1900" in done.stdout
@@ -323,5 +323,5 @@ def test_one_device_and_one_precision_are_one_group_however_rows_write_them() ->
         for words in ("bf16", "BFloat16")
     ]
     runs = tp.validate(rows)
-    assert len({(each.step_s, each.peak_gib) for each in runs}) == 1
+    assert len({(run.step_s, run.peak_gib) for run in runs}) == 1
     assert [list(by_group(runs, group)) for group in ("gpu", "precision")] == [["a100"], ["bfloat16"]]

@@ -18,11 +18,11 @@ pytestmark = pytest.mark.skipif(not (DATA / "runs.json").exists(), reason="the p
 
 def test_dense_runs_are_predicted() -> None:
     predictions = predict_runs(load_runs(DATA / "runs.json"))
-    for each in predictions:
-        assert bool(each.cannot) == bool(each.run.experts), each.cannot
-        if not each.cannot:
-            assert each.fits != each.run.oom, f"{each.run.id}: {each.peak_gib} GiB"
-    errors = [abs(each.error) for each in predictions if each.error is not None]
+    for prediction in predictions:
+        assert bool(prediction.cannot) == bool(prediction.run.experts), prediction.cannot
+        if not prediction.cannot:
+            assert prediction.fits != prediction.run.oom, f"{prediction.run.id}: {prediction.peak_gib} GiB"
+    errors = [abs(prediction.error) for prediction in predictions if prediction.error is not None]
     assert fmean(errors) < 0.12 and median(errors) < 0.08
     assert by_group(predictions, "all")["all"].inside >= 0.8  # type: ignore[operator]
 
@@ -30,7 +30,7 @@ def test_dense_runs_are_predicted() -> None:
 def test_peaks_are_predicted() -> None:
     """Of Megatron-Core, whose figures are what is allocated: others print what is reserved, or keep more."""
     predictions = [*predict_runs(load_runs(DATA / "memory.json")), *predict_runs(load_runs(DATA / "runs.json"))]
-    megatron = [each for each in predictions if each.run.framework == "Megatron-Core"]
+    megatron = [prediction for prediction in predictions if prediction.run.framework == "Megatron-Core"]
     errors = [abs(each.memory_error) for each in megatron if each.memory_error is not None]
     assert len(errors) >= 24 and fmean(errors) < 0.05
 
@@ -38,6 +38,6 @@ def test_peaks_are_predicted() -> None:
 def test_steps_that_hosts_issue_are_predicted() -> None:
     """Rows that say so are of layers so small that a step is what the host takes; by kernels alone they were 68 % too fast."""
     predictions = predict_runs(load_runs(DATA / "memory.json"))
-    errors = [abs(each.error) for each in predictions if each.error is not None]
+    errors = [abs(prediction.error) for prediction in predictions if prediction.error is not None]
     assert len(errors) >= 20 and fmean(errors) < 0.18 and median(errors) < 0.12
     assert by_group(predictions, "all")["all"].inside >= 0.8  # type: ignore[operator]

@@ -134,8 +134,8 @@ def test_what_cannot_be_predicted_says_why_and_the_rest_is_predicted() -> None:
     ]
     fine, *others = predict_runs(load_runs(rows))
     assert not fine.cannot and fine.fits and fine.step_s and fine.step_low_s and fine.step_low_s < fine.step_s
-    for each, word in zip(others, ("TPU v5", "dp is 3", "precision"), strict=True):
-        assert word in each.cannot and each.step_s is None and each.fits is None
+    for other, word in zip(others, ("TPU v5", "dp is 3", "precision"), strict=True):
+        assert word in other.cannot and other.step_s is None and other.fits is None
 
 
 def test_rows_of_functional_tests_are_known_by_their_notes() -> None:

@@ -100,8 +100,8 @@ def test_layers_of_transformers_keep_what_is_counted(kind: str, dtype: str, atte
     modules = getattr(modules, f"modeling_{kind}")
     layer = getattr(modules, f"{name}DecoderLayer")(config, 0).to(getattr(torch, dtype)).train()
     hidden = torch.randn(1, tokens, 256, dtype=getattr(torch, dtype), requires_grad=True) * 1
-    places = getattr(modules, f"{name}RotaryEmbedding")(config)(hidden, torch.arange(tokens)[None])
-    shared = {each.untyped_storage()._cdata for each in (*layer.parameters(), *places)}
+    indices = getattr(modules, f"{name}RotaryEmbedding")(config)(hidden, torch.arange(tokens)[None])
+    shared = {each.untyped_storage()._cdata for each in (*layer.parameters(), *indices)}
     kept: dict[int, Any] = {}
 
     def pack(tensor: Any) -> Any:
@@ -112,7 +112,7 @@ def test_layers_of_transformers_keep_what_is_counted(kind: str, dtype: str, atte
 
     with saved_tensors_hooks(pack, lambda tensor: tensor):
         mask = torch.zeros(1, 1, tokens, tokens, dtype=hidden.dtype) if attention == "eager" else None
-        layer(hidden, position_embeddings=places, attention_mask=mask)
+        layer(hidden, position_embeddings=indices, attention_mask=mask)
     measured = sum(each.nbytes() for each in kept.values())
     measured -= (element - 1) * heads * tokens**2 * (dropout > 0)  # masks are as wide as numbers on CPUs, one byte on GPUs
     fields = {**config.to_dict(), "attn_implementation": "eager"} if attention == "eager" else config.to_dict()
@@ -139,7 +139,7 @@ def test_models_of_transformers_keep_what_is_counted(kind: str, autocast: bool) 
         made = AutoConfig.for_model(kind, **sizes, num_hidden_layers=layers, use_cache=False)
         model = AutoModelForCausalLM.from_config(made, attn_implementation="sdpa").train()
         model = model if autocast else model.to(torch.bfloat16)
-        own = {each.untyped_storage()._cdata for each in model.parameters()}
+        own = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
         storages: dict[int, Any] = {}
 
         def pack(tensor: Any) -> Any:
@@ -346,7 +346,9 @@ def test_copies_reduce_their_gradients_in_buckets_that_are_copies(tmp_path: Path
     finally:
         dist.destroy_process_group()
     assert made == pytest.approx(4 * 8 * 64**2, rel=0.01)
-    assert all(each.grad.untyped_storage().nbytes() == 4 * 64**2 for each in module.parameters())  # none is a view of a bucket
+    assert all(
+        parameter.grad.untyped_storage().nbytes() == 4 * 64**2 for parameter in module.parameters()
+    )  # none is a view of a bucket
     row = DENSE | {"gpu": "H200", "precision": "bf16", "fsdp": "DDP"}
     copied = predicted(**row, framework="Accelerate").memory
     assert copied is not None and copied.buffers_bytes == pytest.approx(4 * COUNT, rel=1e-3)
@@ -395,8 +397,8 @@ def test_states_of_copies_are_what_torch_holds(loaded: str, autocast: bool, note
     loss.backward()
     optimizer.step()
     moments = [each for state in optimizer.state.values() for each in state.values() if each.dim()]
-    held = [each.nbytes for each in (*model.parameters(), *(each.grad for each in model.parameters()), *moments)]
-    count = sum(each.numel() for each in model.parameters())
+    held = [each.nbytes for each in (*model.parameters(), *(parameter.grad for parameter in model.parameters()), *moments)]
+    count = sum(parameter.numel() for parameter in model.parameters())
     run = predicted(**DENSE, gpu="H200", fsdp="DDP", precision="bf16", framework="Accelerate", note=note)
     assert run.memory is not None and run.laid is not None
     copies = 2 * COUNT * run.laid.layout.held.autocast  # of parameters, which products under autocast take

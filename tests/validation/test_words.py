@@ -431,7 +431,7 @@ def test_muon_moves_the_step_and_the_memory_of_a_row() -> None:
     assert muon.step is not None and adamw.step is not None and muon.peak_gib is not None and adamw.peak_gib is not None
     rows = {1024: 8192 // 8, 8192: 8192 // 8, 28672: 28672 // 8}
     matrices = [(rows[8192], 8192), (8192, rows[8192])] + [(1024 // 8, 8192)] * 2 + [(rows[28672], 8192)] * 3
-    flops = sum(4 * min(each) ** 2 * max(each) + 2 * min(each) ** 3 for each in matrices)
+    flops = sum(4 * min(matrice) ** 2 * max(matrice) + 2 * min(matrice) ** 3 for matrice in matrices)
     least = 20 * 5 * flops / 312e12 * 1e9  # of the layers of a stage, at an A100's peak
     moment = 20 * 8 * sum(m * n for m, n in matrices) / 2.039e12 * 1e9  # not read and written
     assert muon.step.optimizer_ns - adamw.step.optimizer_ns > least - 1.25 * moment
@@ -576,10 +576,10 @@ def test_rows_as_other_tools_write_them(fields: dict[str, Any]) -> None:
 
 def test_one_row_that_cannot_be_read_does_not_keep_others_from_being_read() -> None:
     wrong = [{"gpus": None}, {"gpu": None}, {"seq": -3}, {"tp": "many"}]
-    rows = [ROW | {"id": f"r{place}"} | fields for place, fields in enumerate([{}, *wrong, {}])]
+    rows = [ROW | {"id": f"r{index}"} | fields for index, fields in enumerate([{}, *wrong, {}])]
     made = predict_runs(load_runs(rows))
     assert [bool(each.cannot) for each in made] == [False, True, True, True, True, False]
-    assert [each.to_dict()["id"] for each in made] == [f"r{place}" for place in range(6)]
+    assert [each.to_dict()["id"] for each in made] == [f"r{index}" for index in range(6)]
     assert made[1].cannot.startswith("gpus is missing; add it") and made[3].cannot.startswith("seq is -3; ")
 
 

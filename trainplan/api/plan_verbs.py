@@ -177,7 +177,7 @@ def plan(
     asked |= {"sequence": sequence, "dtype": dtype, "profile": profile, "measure": measure, "measuring": measuring}
     chosen, made, fixed, instead = _chosen(like, method, asked, dict(choices))
     limits: dict[str, Any] = {"gap": gap, "seed": seed, "progress": progress, "cold": cold, "solver_memory": solver_memory}
-    settings = {name: value for name, value in fixed.items() if name not in {each.name for each in chosen.parameters}}
+    settings = {name: value for name, value in fixed.items() if name not in {parameter.name for parameter in chosen.parameters}}
     if jobs is not None:
         settings |= _processes(chosen, method, jobs)
     clock = Clock()

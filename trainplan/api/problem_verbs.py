@@ -84,7 +84,9 @@ def build(
         InputError: for what the problem does not take.
     """
     stated = problem(problem_name)
-    check_spelling(choices, [*signature(build).parameters, *(each.name for each in stated.parameters)], (), stated.name)
+    check_spelling(
+        choices, [*signature(build).parameters, *(parameter.name for parameter in stated.parameters)], (), stated.name
+    )
     asked: dict[str, Any] = {"model": model, "cluster": cluster, "batch": batch, "memory": memory, "reserve": reserve}
     asked |= {"sequence": sequence, "dtype": dtype, "profile": profile, "measure": measure, "measuring": measuring}
     request = {name: value for name, value in {**asked, **choices}.items() if value is not None}
@@ -127,7 +129,7 @@ def solve(
     stated = load(instance)
     chosen = method_named(stated.problem, method)
     possible = [*signature(solve).parameters, "explained", "clock"]
-    check_spelling(options, possible, [each.name for each in chosen.options], chosen.name)
+    check_spelling(options, possible, [option.name for option in chosen.options], chosen.name)
     limits: dict[str, Any] = {"time_limit": time_limit, "gap": gap, "seed": seed, "progress": progress}
     limits |= {"cold": cold, "solver_memory": solver_memory}
     return solve_instance(stated, method, **limits, **options)

@@ -65,6 +65,6 @@ def compare_planners(**values: Any) -> Outcome:
     asked = {name: value for name, value in options.from_words(values).items() if value not in (None, [])}
     with bars.planning() as progress:
         rivals = api.compare_planners(**asked, progress=progress)
-    code = options.FINE if any(each.step_ns is not None for each in rivals) else options.INFEASIBLE
-    code = options.STOPPED if any(each.stopped == "interrupt" for each in rivals) else code
-    return Outcome([each.to_dict() for each in rivals], partial(render.rivals, rivals), {}, code)
+    code = options.FINE if any(rival.step_ns is not None for rival in rivals) else options.INFEASIBLE
+    code = options.STOPPED if any(rival.stopped == "interrupt" for rival in rivals) else code
+    return Outcome([rival.to_dict() for rival in rivals], partial(render.rivals, rivals), {}, code)

@@ -176,7 +176,7 @@ def _show(judged: JudgedRun, values: bool) -> None:
     if values:
         _show_values(configuration.taken)
     if judged.changes:
-        cells = [[each.what, f"{-each.share:+.2%}", _memory(each)] for each in judged.changes[:MOST_CHANGES]]
+        cells = [[change.what, f"{-change.share:+.2%}", _memory(change)] for change in judged.changes[:MOST_CHANGES]]
         count = plural(len(judged.changes), "single change")
         table(("change", "step", "memory"), cells, f"what to change first, of {count} that would gain", ("change",))
     elif judged.best is not None:

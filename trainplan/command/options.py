@@ -255,11 +255,11 @@ TRANSPORT = flag("transport", str, TRANSPORT_HELP, "direct")
 def value_of(name: str, words: Iterable[str], default: str) -> str:
     """The value of an option among a command's words, before they are parsed: it may say which other options there are."""
     rest = list(words)
-    for place, text in enumerate(rest):
+    for index, text in enumerate(rest):
         if text.startswith(f"{name}="):
             return text.removeprefix(f"{name}=")
-        if text == name and place + 1 < len(rest):
-            return rest[place + 1]
+        if text == name and index + 1 < len(rest):
+            return rest[index + 1]
     return default
 
 

@@ -99,11 +99,11 @@ def _plans() -> Command:
         del values["like"], details  # all that is known of several plans is in their table
         with bars.planning() as progress:
             answers = api.plans(progress=progress, measuring=progress, **values)
-            best = next((each for each in answers if isinstance(each, Planned) and each.plan is not None), None)
+            best = next((answer for answer in answers if isinstance(answer, Planned) and answer.plan is not None), None)
             if best is not None and output is not None:
                 certified = _certified(best, progress)
-                answers, best = type(answers)(certified if each is best else each for each in answers), certified
-        content = [each.command_text if isinstance(each, InputError) else each.to_dict() for each in answers]
+                answers, best = type(answers)(certified if answer is best else answer for answer in answers), certified
+        content = [answer.command_text if isinstance(answer, InputError) else answer.to_dict() for answer in answers]
         show = partial(render.plans, answers)
         return Outcome(content, show, {}, options.INFEASIBLE) if best is None else Outcome(content, show, _files(best))
 

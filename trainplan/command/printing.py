@@ -75,8 +75,8 @@ def aligned(label: str, rows: Sequence[tuple[Sequence[str], Sequence[str]]]) -> 
     for number, (row, (_, pieces)) in enumerate(zip(cells, rows, strict=True)):
         padded = [f"{row[0]:<{widths[0]}}", *(f"{text:>{width}}" for text, width in zip(row[1:], widths[1:], strict=True))]
         head = f"{'' if number else label:<{LABEL_WIDTH}}{'  '.join(padded)}  "
-        for place, text in enumerate(_broken(pieces, room, whole=False)):
-            out.print(Text(f"{'' if place else head:<{len(head)}}{text}"))
+        for index, text in enumerate(_broken(pieces, room, whole=False)):
+            out.print(Text(f"{'' if index else head:<{len(head)}}{text}"))
 
 
 def _screen_width() -> int:

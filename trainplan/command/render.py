@@ -71,16 +71,16 @@ def frontier(points: Frontier) -> None:
 
 def lifted(layers: Mapping[str, Sequence[int]]) -> str:
     """The peaks that a profile has below what its layers leave behind. layers: by peak, those where it is so."""
-    peaks = ", ".join(f"{name} of {plural(len(places), 'layer')}" for name, places in layers.items())
+    peaks = ", ".join(f"{name} of {plural(len(indices), 'layer')}" for name, indices in layers.items())
     return f"{peaks}, raised to what the layer keeps"
 
 
 def methods(problem: str, entries: Sequence[Entry]) -> None:
     """The methods for a problem."""
     rows = []
-    for place, entry in enumerate(entries):
+    for index, entry in enumerate(entries):
         options = ", ".join(map(str, entry.options)) or "-"
-        name = f"{entry.name} (= exact)" if place == 0 else entry.name
+        name = f"{entry.name} (= exact)" if index == 0 else entry.name
         rows.append([name, "yes" if entry.proves else "no", entry.about, options])
     table(("method", "proves", "about", "options"), rows, problem)
 

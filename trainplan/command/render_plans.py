@@ -30,7 +30,7 @@ def side_by_side(rows: Sequence[dict[str, Any]]) -> None:
     rank = "step_ns" if known == sorted(known) else "lanes_ns"
     best = min((row[rank] for row in rows if row[rank] is not None), default=None)
     facts = [_facts(row) for row in rows]
-    shared = [name for name in facts[0] if len({each[name] for each in facts}) == 1]
+    shared = [name for name in facts[0] if len({fact[name] for fact in facts}) == 1]
     wrapped("ALL PLANS" if len(rows) > 1 else "PLAN", [text for name in shared if (text := _said(name, facts[0][name]))])
     if {"GPUs", "samples", "tokens"} <= {*shared}:  # then the rate says what the step says
         shared.append(RATE)
@@ -119,7 +119,7 @@ def explained(plan: Explained) -> None:
         sizes = map(format_bytes, (stage.peak_bytes, stage.limit_bytes - stage.peak_bytes))
         rows.append([str(stage.stage), stage.ranks, *shares, *sizes, "faster" if stage.binds else "no gain"])
     columns = ["stage", "ranks", "compute", "exposed", "waiting", "peak", "free", "more memory"]
-    if not any(each.next_best or each.prevented for each in plan.changes):  # then nothing is known of more memory
+    if not any(change.next_best or change.prevented for change in plan.changes):  # then nothing is known of more memory
         columns, rows = columns[:-1], [row[:-1] for row in rows]
     title = "time and memory of each stage (exposed: communication, not hidden)"
     table(columns, rows, title, ("more memory",))
@@ -158,8 +158,12 @@ def _fits(plan: Explained, change: Any) -> str:
 
 def _neighbours(plan: Explained) -> None:
     """What one decision changed for all units would come to: what would be faster, but needs too much; then what fits."""
-    over = [each for each in plan.neighbours if each.peak_bytes > plan.limit_bytes and each.step_ns < plan.step_ns]
-    fitting = [each for each in plan.neighbours if each.peak_bytes <= plan.limit_bytes]
+    over = [
+        neighbour
+        for neighbour in plan.neighbours
+        if neighbour.peak_bytes > plan.limit_bytes and neighbour.step_ns < plan.step_ns
+    ]
+    fitting = [neighbour for neighbour in plan.neighbours if neighbour.peak_bytes <= plan.limit_bytes]
     rows = []
     for each in (*over[:MOST_NEIGHBOURS], *fitting[:MOST_NEIGHBOURS]):
         cells = [each.what, _change(each.step_ns, plan.step_ns), format_bytes(each.peak_bytes)]

@@ -103,20 +103,20 @@ def tried(trials: Trials, scale_down: int) -> None:
 def throughputs(planners: Sequence[Throughput]) -> None:
     """The best batch size of each planner."""
     rows = []
-    for each in planners:
-        tries = [str(len(each.points)), f"{each.seconds:.2f}"]
-        if each.best is None:
-            rows.append([each.planner.label, "OOM", *["-"] * 5, *tries])
+    for planner in planners:
+        tries = [str(len(planner.points)), f"{planner.seconds:.2f}"]
+        if planner.best is None:
+            rows.append([planner.planner.label, "OOM", *["-"] * 5, *tries])
             continue
-        seen = each.best.result.evaluation or {}
+        seen = planner.best.result.evaluation or {}
         layers = ", ".join(str(stage["last"] - stage["first"] + 1) for stage in seen["stages"])
-        numbers = [f"{each.best.throughput:.2f}", str(each.best.batch), str(seen["pipeline"]), str(seen["micro_batches"])]
-        rows.append([each.planner.label, *numbers, layers, each.best.result.status, *tries])
+        numbers = [f"{planner.best.throughput:.2f}", str(planner.best.batch), str(seen["pipeline"]), str(seen["micro_batches"])]
+        rows.append([planner.planner.label, *numbers, layers, planner.best.result.status, *tries])
     names = ("samples/s", "batch", "pipeline", "micro-batches", "layers of stages", "status", "tried", "seconds")
     table(("planner", *names), rows)
-    for each in planners:
-        if each.interrupted:
-            line(f"{each.planner.label} was interrupted: larger batches, and planners after it, were not tried")
+    for planner in planners:
+        if planner.interrupted:
+            line(f"{planner.planner.label} was interrupted: larger batches, and planners after it, were not tried")
 
 
 def run_report(plan: Plan, report: Any, scale_down: int) -> None:
@@ -172,7 +172,10 @@ def run_report(plan: Plan, report: Any, scale_down: int) -> None:
 
 def _instruction_times(report: Any) -> None:
     """What the instructions of each kind were predicted to take and took, and what that makes of a step."""
-    rows = [(each.kind, str(each.count), each.predicted_ns, each.measured_ns) for each in report.instructions]
+    rows = [
+        (instruction.kind, str(instruction.count), instruction.predicted_ns, instruction.measured_ns)
+        for instruction in report.instructions
+    ]
     predicted = None if report.predicted_seconds is None else report.predicted_seconds * 1e9
     rows.append(("step, by these times", "1", predicted, report.walked_seconds * 1e9))
     rows.append(("step, median", "1", predicted, median(report.step_seconds) * 1e9))

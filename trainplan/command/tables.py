@@ -149,9 +149,9 @@ def _teraflops(kind: DeviceKind, precisions: Sequence[Precision]) -> str:
 def efficiencies(kind: DeviceKind) -> None:
     """What kernels reach on a kind of device, equal ones of several precisions as one row."""
     groups: dict[tuple[Any, ...], list[str]] = {}
-    for each in kind.efficiencies:
-        key = (each.kernel, each.value, each.half_size, each.error, each.origin_for(kind.name))
-        groups.setdefault(key, []).append(each.precision or "any")
+    for efficiency in kind.efficiencies:
+        key = (efficiency.kernel, efficiency.value, efficiency.half_size, efficiency.error, efficiency.origin_for(kind.name))
+        groups.setdefault(key, []).append(efficiency.precision or "any")
     rows = [
         [kernel, ", ".join(precisions), f"{value:.1%}", str(half_size or "-"), f"{error:.0%}", origin]
         for (kernel, value, half_size, error, origin), precisions in groups.items()
@@ -260,9 +260,9 @@ def layers(loaded: Profile, units: list[LayerSummary], tp: int, rows: int) -> No
     for layer, count in runs(units):
         first = layer[0].name.split(".")[0]
         name = first if count == 1 else f"{first} and {count - 1} more"
-        for place, unit in enumerate(layer):
+        for index, unit in enumerate(layer):
             time, memory = unit.time_ns * count / max(1, whole_ns), unit.memory_bytes * count / max(1, whole_bytes)
-            row = [name if place == 0 else "", unit.name.split(".")[-1] if "." in unit.name else unit.kind]
+            row = [name if index == 0 else "", unit.name.split(".")[-1] if "." in unit.name else unit.kind]
             row += [format_time(unit.forward_ns), format_time(unit.backward_ns), *([f"{unit.spread:.1%}"] if spread else [])]
             row += [f"{time:.1%}", *([_bar(time)] if wide else [])]
             row += [format_bytes(unit.activation_bytes), format_bytes(unit.state_bytes)]

@@ -33,19 +33,19 @@ def validate(runs: Path, assumptions: bool) -> Outcome:
     """Predict runs at their layouts as given, with overlap, and hold the predictions against what was measured."""
     predictions = api.validate(runs)
     files: dict[str, Callable[[], Any]] = {"picture": partial(api.draw_errors, predictions)}
-    if all(each.error is None for each in predictions):
+    if all(prediction.error is None for prediction in predictions):
         files = {}  # there is nothing to draw
-    code = BAD_INPUT if all(each.cannot for each in predictions) else options.FINE
-    return Outcome([each.to_dict() for each in predictions], partial(_show, predictions, assumptions), files, code)
+    code = BAD_INPUT if all(prediction.cannot for prediction in predictions) else options.FINE
+    return Outcome([prediction.to_dict() for prediction in predictions], partial(_show, predictions, assumptions), files, code)
 
 
 def _show(predictions: Predictions, assumptions: bool) -> None:
-    predicted = Predictions(each for each in predictions if not each.cannot)
+    predicted = Predictions(prediction for prediction in predictions if not prediction.cannot)
     table(tuple(predicted.headings.values()), predicted.cells(), left=("run", "model", "devices", "layout", "fits"))
     for text in predictions.notes():
         line(text)
     if assumptions:
-        pairs([(each.run.id, _assumed(each)) for each in predictions if each.laid])
+        pairs([(prediction.run.id, _assumed(prediction)) for prediction in predictions if prediction.laid])
     for name, noun in groups():
         for title, error in (("of the step", "error"), ("of the peak", "memory_error")):
             errors_by_group = by_group(predictions, name, error)
@@ -54,7 +54,7 @@ def _show(predictions: Predictions, assumptions: bool) -> None:
                 table(
                     (noun, "runs", "mean error", "absolute", "median", "90 %", "in interval"), rows, f"errors {title}", (noun,)
                 )
-    whole = [each for each in predictions if each.error is not None]
+    whole = [prediction for prediction in predictions if prediction.error is not None]
     if not whole:
         line("no row has a measured step: there is no picture of errors")
     line(f"{plural(len(whole), 'measured step')} of {plural(len(predictions), 'run')}")

@@ -232,7 +232,7 @@ class JudgedRun(Tabular):
             "gap": self.gap if isinstance(self.framework, str) else None,
             "best": None if self.best is None else {"walk_ns": self.best_walk_ns},
             "within": None if found is None or self.best is None else {"step_ns": found.step_ns, "source": found.source},
-            "changes": [{"what": each.what, "share": each.share, "walked": each.walked} for each in self.changes],
+            "changes": [{"what": change.what, "share": change.share, "walked": change.walked} for change in self.changes],
             "measured": None if self.logged is None else self.logged.to_dict(),
             "ran_out": None if self.configuration.ran_out is None else asdict(self.configuration.ran_out),
             "notes": list(self.configuration.notes),
@@ -294,7 +294,7 @@ def losing(configuration: Configuration, plan: Plan, request: Request) -> tuple[
         return ()
     runs = neighbour_runs(configuration.runtime, plan, request)
     rows = (Change(what, other, 1 - step_ns / own[0], peak_bytes=round(peak)) for what, other, step_ns, peak in runs)
-    return tuple(each for each in rows if each.share < 0 or (each.peak_bytes or 0) > plan.memory_bytes)
+    return tuple(row for row in rows if row.share < 0 or (row.peak_bytes or 0) > plan.memory_bytes)
 
 
 def _as_run(plan: Plan, request: Request) -> Plan:

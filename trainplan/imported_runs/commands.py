@@ -100,7 +100,7 @@ def _transformers(command: Command, where: str, said: Said, folder: Path) -> Con
     _next_token(command, where)
     names = {key: key.removeprefix("--").replace("-", "_") for key in command.values}
     values = {name: written(command.values[key]) for key, name in names.items()}
-    sources = {names[key]: each for key, each in command.sources.items() if key in names}
+    sources = {names[key]: source for key, source in command.sources.items() if key in names}
     opened = {names[key]: each for key, each in command.open.items() if key in names}
     engine = command.held(str(values.get("deepspeed")))
     if engine is not None:
@@ -138,10 +138,10 @@ def _accelerate(command: Command, where: str) -> str | None:
 def _options(words: Sequence[str]) -> dict[str, str]:
     """Options of a launcher with their values, by their names with underscores; empty of those that stand alone."""
     given = dict[str, str]()
-    for place, word in enumerate(words):
+    for index, word in enumerate(words):
         name, sign, value = word.partition("=")
         if name.startswith("--"):
-            behind = words[place + 1] if place + 1 < len(words) else ""
+            behind = words[index + 1] if index + 1 < len(words) else ""
             given[name[2:].replace("-", "_")] = value if sign else "" if behind.startswith("--") else behind
     return given
 

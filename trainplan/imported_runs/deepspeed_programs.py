@@ -47,7 +47,7 @@ def of_command(command: Command, where: str, said: Said, folder: Path) -> Config
     refuse_others(command.program, command.values, where, command.open)
     name_of = {key: key.removeprefix("--").replace("-", "_") for key in command.values}
     values = {name: command.values[key] for key, name in name_of.items()}
-    sources = {name_of[key]: each for key, each in command.sources.items() if key in name_of}
+    sources = {name_of[key]: source for key, source in command.sources.items() if key in name_of}
     opened = {name_of[key]: each for key, each in command.open.items() if key in name_of}
     defaults = f"what {command.program} does without it"
     keys = Keys(where, values, sources=sources, defaults=defaults, ignored=said.ignored, opened=opened)

@@ -266,7 +266,7 @@ def plan_of(configuration: Configuration, model: Model, request: Request) -> Pla
     if configuration.devices not in (None, devices):
         problem = f"has {devices} devices, and the file starts {configuration.devices}"
         raise InputError(COMMAND_LINE, "--cluster", problem, f"give one of {configuration.devices}")
-    nodes = None if request.cluster is None else sum(each.count for each in request.cluster.nodes)
+    nodes = None if request.cluster is None else sum(node.count for node in request.cluster.nodes)
     if None not in (nodes, configuration.nodes) and nodes != configuration.nodes:
         problem = f"has {nodes} node{'s' * (nodes != 1)}, and the file starts {configuration.nodes}"
         raise InputError(COMMAND_LINE, "--cluster", problem, f"give one of {configuration.nodes}")
@@ -416,8 +416,8 @@ def _units(configuration: Configuration, model: Model, strategy: Strategy, begin
     """Every unit with what it recomputes, and what of it is on the host."""
     units, layer_of_stage = list[PlannedUnit](), dict[int, int]()
     recomputed, starts = configuration.recomputed, set(begins)
-    for place, unit in enumerate(model.units):
-        if place in starts:
+    for index, unit in enumerate(model.units):
+        if index in starts:
             layer_of_stage = {}
         layer_of_stage.setdefault(unit.layer, sum(1 for each in layer_of_stage if 0 < each <= model.layers))
         inner = unit.kind not in ENDS

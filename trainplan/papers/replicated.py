@@ -192,11 +192,11 @@ class LatencyPart:
 def latency_ns(parts: Sequence[LatencyPart], micro_batches: int) -> int:
     """DAPPLE's L; its pivot is the stage of the longest path, the last such."""
     longest, pivot, passes = -1, 0, 0
-    for place, part in enumerate(parts):
+    for index, part in enumerate(parts):
         both = part.forward_ns + part.backward_ns
         passes += both
         if passes + (micro_batches - 1) * both >= longest:
-            longest, pivot = passes + (micro_batches - 1) * both, place
+            longest, pivot = passes + (micro_batches - 1) * both, index
     steady = (micro_batches - 1) * (parts[pivot].forward_ns + parts[pivot].backward_ns)
     ends, after = [], 0
     for part in reversed(parts[: pivot + 1]):

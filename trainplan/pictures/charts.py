@@ -82,12 +82,12 @@ def draw_throughput(searches: Sequence[Throughput]) -> Any:
 
     figure = Figure(figsize=(10.0, 5.0), layout="constrained")
     axes = figure.subplots()
-    for place, search in enumerate(searches):
+    for index, search in enumerate(searches):
         if search.best is None:
             axes.plot([], [], lw=1.5, color="lightgrey", label=f"{search.planner.label}: OOM")
             continue
         proven = search.planner.name.startswith(OPTIMUM)
-        style: dict[str, Any] = series(place) | ({"color": BEST, "lw": 2.2, "zorder": 3} if proven else {"lw": 1.3})
+        style: dict[str, Any] = series(index) | ({"color": BEST, "lw": 2.2, "zorder": 3} if proven else {"lw": 1.3})
         points = [point for point in search.points if point.throughput]
         style |= {"markevery": [points.index(search.best)], "label": search.planner.label}
         highest = list(accumulate((point.throughput for point in points), max))

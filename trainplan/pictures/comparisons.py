@@ -36,17 +36,17 @@ def draw_comparison(compared: tuple[Sequence[Result], Sequence[str]], *, title: 
     if best is None:
         raise InputError("results", "", "have no solution", "give those of `compare` with at least one")
     figure, axes = _rows([result.method for result in results])
-    for place, result in enumerate(results):
+    for index, result in enumerate(results):
         if result.objective is None:
-            axes.annotate(f"  {result.status}", (0, place), va="center", fontsize=9, color=BOUND)
+            axes.annotate(f"  {result.status}", (0, index), va="center", fontsize=9, color=BOUND)
             continue
         above = 100 * (result.objective / best - 1)
         if result.bound is not None:
             below = 100 * (result.bound / best - 1)
-            axes.plot([below, above], [place, place], color=BOUND, lw=2, zorder=1)
-            axes.plot(below, place, "|", color=BOUND, ms=14, mew=2, zorder=2)
+            axes.plot([below, above], [index, index], color=BOUND, lw=2, zorder=1)
+            axes.plot(below, index, "|", color=BOUND, ms=14, mew=2, zorder=2)
         colour = BEST if result.status == "optimal" else OTHER
-        axes.plot(above, place, "o", color=colour, ms=7, zorder=3)
+        axes.plot(above, index, "o", color=colour, ms=7, zorder=3)
     for label, style in (
         ("time, proven", {"marker": "o", "color": BEST}),
         ("time", {"marker": "o", "color": OTHER}),
@@ -77,13 +77,13 @@ def draw_rivals(rivals: Sequence[Rival], *, title: str | None = None) -> Any:
     if all(rival.step_ns is None for rival in made.values()):
         raise InputError("rivals", "", "have no plan", "give those of `compare_planners` with at least one")
     figure, axes = _rows(list(made))
-    for place, rival in enumerate(made.values()):
+    for index, rival in enumerate(made.values()):
         steps, above = (rival.step_ns or 0) / 1e6, ""
-        axes.barh(place, steps, color=BEST if place == 0 else OTHER, height=0.66)
-        if rival.above is not None and place:
+        axes.barh(index, steps, color=BEST if index == 0 else OTHER, height=0.66)
+        if rival.above is not None and index:
             above = f", {rival.above:+.1%}"
         text = "no plan" if rival.step_ns is None else f"{format_time(rival.step_ns)}{above}"
-        axes.annotate(text, (steps, place), (5, 0), textcoords="offset points", va="center", fontsize=9)
+        axes.annotate(text, (steps, index), (5, 0), textcoords="offset points", va="center", fontsize=9)
     axes.margins(x=0.35)
     axes.set_xlim(left=0)
     axes.set_xlabel("predicted step, ms")
@@ -114,7 +114,7 @@ def draw_trials(trials: Trials, *, title: str | None = None) -> Any:
     }
     for label, (name, colour, shift) in kinds.items():
         times = [(row[name] or 0) / 1e6 for row in rows]
-        axes.barh([place + shift for place in range(len(rows))], times, height=0.36, color=colour, label=label)
+        axes.barh([index + shift for index in range(len(rows))], times, height=0.36, color=colour, label=label)
     axes.set_xlabel("step, ms")
     figure.legend(loc="outside upper center", ncols=2, frameon=False, fontsize=9)
     return _titled(figure, axes, title)

@@ -24,7 +24,7 @@ def draw_errors(predictions: Sequence[Prediction]) -> Any:
         InputError: where no row has a measured step.
         MissingExtra: where matplotlib is not installed.
     """
-    measured = [each for each in predictions if each.error is not None]
+    measured = [prediction for prediction in predictions if prediction.error is not None]
     if not measured:
         raise InputError(
             "command line",

@@ -219,10 +219,10 @@ def draw_frontier(points: Sequence[FrontierPoint], *, title: str | None = None) 
     scale, unit = next(((s, u) for s, u in UNITS if max(objectives, default=0) >= s), (1, "ns"))
     size, size_unit = next(((s, u) for s, u in SIZES if max(point.memory_bytes for point in points) >= s), (1, "B"))
     floors = _floors(points)
-    for place, name in enumerate(dict.fromkeys(point.result.method for point in points)):
+    for index, name in enumerate(dict.fromkeys(point.result.method for point in points)):
         solved = [point for point in points if point.result.method == name and point.result.objective is not None]
         proven = bool(solved) and all(point.result.status == "optimal" for point in solved)
-        style: dict[str, Any] = series(place) | ({"color": BEST, "lw": 2.2, "zorder": 3} if proven else {"lw": 1.3})
+        style: dict[str, Any] = series(index) | ({"color": BEST, "lw": 2.2, "zorder": 3} if proven else {"lw": 1.3})
         label = name + (" (proven)" if proven else "") if solved else f"{name}: nothing"
         memory = [point.memory_bytes / size for point in solved]
         times = [(point.result.objective or 0) / scale for point in solved]

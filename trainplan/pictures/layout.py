@@ -78,7 +78,7 @@ def _draw_units(axes: Any, plan: Plan) -> None:
 
     names = [in_words(str(unit)) for unit in plan.units]
     distinct = list(dict.fromkeys(names))
-    colours = {name: STRATEGIES[place % len(STRATEGIES)] for place, name in enumerate(distinct)}
+    colours = {name: STRATEGIES[index % len(STRATEGIES)] for index, name in enumerate(distinct)}
     widest = max(stage.last_unit - stage.first_unit + 1 for stage in plan.stages)
     for number, stage in enumerate(plan.stages):
         units, first = range(stage.first_unit, stage.last_unit + 1), stage.first_unit
@@ -128,18 +128,18 @@ def _draw_memory(axes: Any, plan: Plan, performance: Performance) -> None:
     own = "\nby trainplan's own programs of the plan" * bool(software)  # the prediction is of the runtime's
     limit, peak = plan.memory_bytes, max(stage.peak_bytes for stage in performance.stages)
     scale, unit = next((size, name) for size, name in SIZES if max(limit, peak) >= size)
-    places = range(len(performance.stages))
-    left = [0.0] * len(places)
+    indices = range(len(performance.stages))
+    left = [0.0] * len(indices)
     for part, colour in HOLDS.items():
         sizes = [getattr(stage, f"{part}_bytes") / scale for stage in performance.stages]
-        axes.barh(places, sizes, 0.62, left=left, color=colour, label=part)
+        axes.barh(indices, sizes, 0.62, left=left, color=colour, label=part)
         left = [low + size for low, size in zip(left, sizes, strict=True)]
     widest = 1.3 * max(limit, peak) / scale
-    for place, stage in enumerate(performance.stages):
-        text, end = format_bytes(stage.peak_bytes), left[place]
+    for index, stage in enumerate(performance.stages):
+        text, end = format_bytes(stage.peak_bytes), left[index]
         across = end <= limit / scale < end + (CHARACTER * len(text) + 0.1) / MEMORY * widest
         at = limit / scale if across else end  # no label lies on the line of the limit
-        axes.annotate(text, (at, place), (4, 0), textcoords="offset points", fontsize=7.5, va="center")
+        axes.annotate(text, (at, index), (4, 0), textcoords="offset points", fontsize=7.5, va="center")
     axes.axvline(limit / scale, color=PATH, lw=1.2, ls="--", gid="limit")
     label = f"limit {format_bytes(limit)} "
     axes.text(limit / scale, -0.5, label, fontsize=8, color=PATH, ha="right", va="bottom", clip_on=False)

@@ -152,9 +152,9 @@ class _View:
     @cached_property
     def ranks(self) -> np.ndarray[Any, np.dtype[np.int64]]:
         """Stage, pipeline and tensor-parallel rank of every device: (devices, 3)."""
-        places = np.empty((self.instance.devices, 3), np.int64)
-        places[self.placed.grid.reshape(-1)] = list(np.ndindex(*self.placed.grid.shape))
-        return places
+        indices = np.empty((self.instance.devices, 3), np.int64)
+        indices[self.placed.grid.reshape(-1)] = list(np.ndindex(*self.placed.grid.shape))
+        return indices
 
     @cached_property
     def times(self) -> np.ndarray[Any, np.dtype[np.float64]]:
@@ -173,7 +173,7 @@ class _View:
         from matplotlib import colormaps
 
         count = self.solution.degrees.pp
-        return [colormaps["viridis"](0.15 + 0.8 * place / max(1, count - 1)) for place in range(count)]
+        return [colormaps["viridis"](0.15 + 0.8 * index / max(1, count - 1)) for index in range(count)]
 
     @cached_property
     def layout(self) -> _Layout:
@@ -228,7 +228,7 @@ def _layout(instance: Instance) -> _Layout:
     width, height = columns + 0.5, ceil(max(map(len, runs)) / columns) + HEAD + 0.3
     across = min(range(1, len(runs) + 1), key=lambda n: abs(log(n * width / (ceil(len(runs) / n) * height))))
     down = ceil(len(runs) / across)
-    boxes = (_Box(run, place // down * width, place % down * height, columns) for place, run in enumerate(runs))
+    boxes = (_Box(run, index // down * width, index % down * height, columns) for index, run in enumerate(runs))
     return _Layout(tuple(boxes), across * width, down * height)
 
 
@@ -239,8 +239,8 @@ def _tiled(instance: Instance) -> _Layout:
     groups = [parts[at : at + together] for at in range(0, len(parts), together)]
     across = ceil((len(groups) / 1.3) ** 0.5)
     boxes = (
-        _Box(range(group[0].start, group[-1].stop), place % across, TILE * (place // across), COLUMNS)
-        for place, group in enumerate(groups)
+        _Box(range(group[0].start, group[-1].stop), index % across, TILE * (index // across), COLUMNS)
+        for index, group in enumerate(groups)
     )
     return _Layout(tuple(boxes), across, TILE * ceil(len(groups) / across), min(SQUARE, 8 / across), tiles=True)
 
@@ -323,30 +323,30 @@ def _draw_tiles(axes: Any, view: _View) -> str:
 def _draw_stages(line: Sequence[Any], view: _View) -> None:
     """Bars of every stage: its time and transfer, its synchronisation, its memory."""
     stages = view.costs.stages
-    places = np.arange(len(stages))
+    indices = np.arange(len(stages))
     spans = [f"{s.first}-{s.last} ({s.last - s.first + 1})" if s.first < s.last else f"{s.first}" for s in stages]
     names = [f"S{stage}: {span}" for stage, span in enumerate(spans)]
     step = ceil(len(stages) / 40)
     time, sync, memory = line
     times, transfers = (np.array([getattr(stage, name) for stage in stages]) / 1e6 for name in ("time_ns", "transfer_ns"))
-    time.barh(places, times, color=view.colours)
-    time.barh(places, transfers, left=times, color=BESIDE, label="transfer to the next stage")
+    time.barh(indices, times, color=view.colours)
+    time.barh(indices, transfers, left=times, color=BESIDE, label="transfer to the next stage")
     uneven = view.times.min(axis=1) < view.times.max(axis=1)
     if uneven.any():
         each = [(time_ms, j) for j in np.flatnonzero(uneven) for time_ms in set(view.times[j])]
         time.plot(*zip(*each, strict=True), "|", color=FLOW, ms=9, mew=2, label="each pipeline")
     time.set(xlabel="a micro-batch, ms", ylim=(len(stages) - 0.4, -0.6))
     time.margins(x=0.03)
-    time.set_yticks(places[::step], names[::step], fontsize=8)
+    time.set_yticks(indices[::step], names[::step], fontsize=8)
     time.set_title("stages: first and last layer (number of layers)", fontsize=9, loc="left")
     if transfers.any() or uneven.any():
         time.figure.legend(*time.get_legend_handles_labels(), fontsize=8, frameon=False, loc="outside lower left", ncols=2)
-    sync.barh(places, [stage.sync_ns / 1e6 for stage in stages], color=view.colours)
+    sync.barh(indices, [stage.sync_ns / 1e6 for stage in stages], color=view.colours)
     sync.set(xlabel="gradients, ms", xlim=(0, 1.05 * view.costs.sync_ns / 1e6 or 1))
     peaks, limits = (np.array([getattr(stage, name) for stage in stages]) / 2**30 for name in ("peak_bytes", "limit_bytes"))
     fits = peaks <= limits
-    memory.barh(places, peaks, color=[colour if fit else OVER for colour, fit in zip(view.colours, fits, strict=True)])
-    memory.vlines(limits, places - 0.45, places + 0.45, color="black", lw=1.5)
+    memory.barh(indices, peaks, color=[colour if fit else OVER for colour, fit in zip(view.colours, fits, strict=True)])
+    memory.vlines(limits, indices - 0.45, indices + 0.45, color="black", lw=1.5)
     memory.set(xlabel="memory, GiB (black: limit)", xlim=(0, 1.05 * max(peaks.max(), limits.max())))
     for j in np.flatnonzero(~fits):
         memory.annotate(

@@ -178,8 +178,8 @@ def _draw_path(axes: Any, critical: Critical, scale: float, thick: float) -> Non
     """A thin line from pass to pass, where the path changes the device."""
     for before, after in zip(critical.path, critical.path[1:], strict=False):
         if before.device != after.device:
-            places = [before.device, after.device]
-            axes.plot([before.end_ns / scale, after.start_ns / scale], places, color=PATH, lw=0.6 * thick, zorder=2.9)
+            indices = [before.device, after.device]
+            axes.plot([before.end_ns / scale, after.start_ns / scale], indices, color=PATH, lw=0.6 * thick, zorder=2.9)
 
 
 def bars(axes: Any, spans: Iterable[tuple[float, float, int]], scale: float, height: float = 0.8, **style: Any) -> None:

@@ -96,7 +96,7 @@ def rivals(
     rows = Rivals()
     answers: list[Planned] = []
     incumbents: list[Plan] = []  # those of the planners' plans that the joint problem contains
-    choices = {each.name for each in preset(published[0].preset).parameters}
+    choices = {parameter.name for parameter in preset(published[0].preset).parameters}
     limits: dict[str, Any] = {"backend": JUDGED_ON, "time_limit": time_limit, "beside": False}
     for each in published:
         if progress is not None:

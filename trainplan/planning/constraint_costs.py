@@ -51,14 +51,14 @@ def priced(
     seconds = seconds if left is None else min(left, seconds)
     clock, prices, stopped = Clock(), list[Price](), best.interrupted
     began = clock()
-    for place, (parameter, (name, relaxed)) in enumerate(without.items()):
+    for index, (parameter, (name, relaxed)) in enumerate(without.items()):
         remaining = seconds - (clock() - began)
         if stopped or remaining <= 0:
             prices.append(Price(name, None))
             continue
         if progress is not None:
             progress(f"looking for the price of {name}")
-        ends = clock() + remaining / (len(without) - place)
+        ends = clock() + remaining / (len(without) - index)
         request = relaxed()
         if parameter == FOR.name:
             limit = max(ends - clock(), RUNTIME_SECONDS if left is None else min(left, RUNTIME_SECONDS))
@@ -95,7 +95,7 @@ def _answer(
     """The answer without the constraint of a parameter. instances: without it, by what programs surely hold, so that the bound
     is one of all that fits; sure: the same by what they hold at most, which a solution has to fit. arguments: of the search."""
     problem, known = best.problem, best.answer
-    parts = [(each, problem.beyond(each, best.instance, parameter)) for each in instances]
+    parts = [(instance, problem.beyond(instance, best.instance, parameter)) for instance in instances]
     rest = [part for _, part in parts if part is not None]
     if not rest:
         return known

@@ -127,13 +127,13 @@ def by_runtime(
         )
     for _ in range(ROUNDS):
         waiting = [name for name in COMPARED if rows[name].stopped == "time limit"]
-        for place, name in enumerate(waiting):
-            share = (until - clock()) / (len(waiting) - place)
+        for index, name in enumerate(waiting):
+            share = (until - clock()) / (len(waiting) - index)
             if share <= rows[name].seconds:
                 continue
             made = _row(name, answer, share, _telling(rows.values(), name, progress))
             if made.stopped == "interrupt":
-                rows |= {each: replace(rows[each], stopped="interrupt") for each in waiting[place:]}
+                rows |= {each: replace(rows[each], stopped="interrupt") for each in waiting[index:]}
                 return _in_order(rows.values())
             rows[name] = min(made, rows[name], key=_rank)
     return _in_order(rows.values())

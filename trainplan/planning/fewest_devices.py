@@ -136,7 +136,7 @@ def sized(
 
 
 def _last(*numbers: list[int]) -> int:
-    return max((max(each) for each in numbers if each), default=0)
+    return max((max(number) for number in numbers if number), default=0)
 
 
 def clusters(node: Cluster, least: int, most: int) -> Iterator[Cluster]:

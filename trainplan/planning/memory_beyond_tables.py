@@ -121,7 +121,7 @@ class BeyondTables:
                 left = None if best is None else until - way.elapsed()  # what fits is looked for until the time is up
                 if way.late or (left is not None and left <= 0):
                     break
-                corrected = [self.corrected(each, count) for each in instances.values()]
+                corrected = [self.corrected(instance, count) for instance in instances.values()]
                 below_ns = None if best is None else best.walked_ns
                 answer = way.below(corrected, below_ns, left)
                 if answer.objective_ns is None or (below_ns is not None and answer.objective_ns >= below_ns):

@@ -324,7 +324,7 @@ class Way:
             instances, method = problem.uniform(problem.with_memory(best.instance, limit - margin))
             if not instances:
                 return None
-            tighter = [self.beyond.corrected(each, count) if self.told_apart else each for each in instances]
+            tighter = [self.beyond.corrected(instance, count) if self.told_apart else instance for instance in instances]
             self.begin("looking for the best plan with one strategy")
             answer = best_answer(tighter, method, time_limit=self.seconds, clock=self.clock, **self.settings)
             made = self.plan(_bounded(answer, best.answer.bound_ns), margin)

@@ -63,7 +63,7 @@ class Part:
     def leave_out(self, solution: Any) -> None:
         """Leave all out that are like a solution of the whole instance."""
         name = self.names[solution.configuration]
-        self.places = [place for place in self.places if self.names[place] != name]
+        self.places = [index for index in self.places if self.names[index] != name]
         self.floor_ns, self.answer = self.claim_ns or self.floor_ns, None
 
 
@@ -160,7 +160,7 @@ class OtherWalks:
         instance's configurations."""
         parts = []
         for whole, result in self.wholes:
-            places = [place for place, each in enumerate(self.problem.passes(whole)) if each == order]
+            places = [index for index, pass_ in enumerate(self.problem.passes(whole)) if pass_ == order]
             part = self.part(whole, result, names(whole), places)
             best = None if result.solution is None else self.problem.load_solution(result.solution)
             if best is not None and best.configuration in places:
@@ -178,9 +178,9 @@ class OtherWalks:
         shape = problem.shapes(best.instance)[best.answer.solution.configuration]
         parts = []
         for whole, result in self.wholes:
-            places = [place for place, each in enumerate(problem.shapes(whole)) if each == shape]
-            if places and problem.evenly(whole, places) is not None:
-                parts.append(self.part(whole, result, problem.layouts(whole), places, even=True))
+            indices = [index for index, each in enumerate(problem.shapes(whole)) if each == shape]
+            if indices and problem.evenly(whole, indices) is not None:
+                parts.append(self.part(whole, result, problem.layouts(whole), indices, even=True))
         return parts
 
     def part(self, whole: Any, result: Result, names: Sequence[str], places: Iterable[int], even: bool = False) -> Part:
@@ -201,7 +201,7 @@ class OtherWalks:
                     return
                 if part.answer is None and part.places and self.step_ns > (1 + above) * part.floor_ns:
                     part.answer = self.searched(part, left)
-            known = [(part.claim_ns, place) for place, part in enumerate(parts) if part.claim_ns is not None]
+            known = [(part.claim_ns, index) for index, part in enumerate(parts) if part.claim_ns is not None]
             if not known or self.step_ns <= (1 + above) * min(known)[0]:
                 return
             part = parts[min(known)[1]]
@@ -228,16 +228,16 @@ class OtherWalks:
         least = format_time(first.objective_ns or 0)
         message = f"another plan has the objective {least}; its predicted step is longer than this one's"
         name = part.names[solution.configuration]
-        places = [place for place in part.places if part.names[place] == name]
+        indices = [index for index in part.places if part.names[index] == name]
         for _ in range(LESS_ROUNDS):
             made = self.way.plan(with_solution(answer, solution, SOURCE, message), self.first.margin_bytes)
-            if max(over := self.way.over_bytes(made)) <= 0 or self.way.late or not places:
+            if max(over := self.way.over_bytes(made)) <= 0 or self.way.late or not indices:
                 break
             beyond.note(part.whole, made, over)
-            tighter = beyond.corrected(problem.only(part.whole, places))
+            tighter = beyond.corrected(problem.only(part.whole, indices))
             found = self.way.search([tighter], self.way.method, **{**self.way.arguments, "explained": False})
             if found.solution is None:
                 break
-            solution = replace(found.solution, configuration=places[found.solution.configuration])
+            solution = replace(found.solution, configuration=indices[found.solution.configuration])
         if made.judged is not None and made.judged.step_ns < self.step_ns and max(self.way.over_bytes(made)) <= 0:
             self.best = made

@@ -95,7 +95,7 @@ def _matrix(cluster: Cluster, factor: float, across: bool) -> Cluster:
     """The links between devices of different nodes, or of one, of a cluster whose links are a matrix."""
     assert cluster.matrix is not None
     nodes = [node for node in cluster.nodes for _ in range(node.count)]
-    of = [place for place, node in enumerate(nodes) for _ in range(node.devices)]
+    of = [index for index, node in enumerate(nodes) for _ in range(node.devices)]
     rows = [
         [rate * factor if (of[i] != of[j]) == across and i != j else rate for j, rate in enumerate(row)]
         for i, row in enumerate(cluster.matrix.bandwidth_bytes_per_s)

@@ -60,7 +60,7 @@ def operations_trace(walk: TimeWalk, places: Sequence[int], *, name: str, units:
     places: the indices, among the walked programs, of those to show, one for each stage. units: names of the model's units.
     Raises InputError for more micro-batches than are walked one by one.
     """
-    stages = {walk.rounds[place].few.rank: stage for stage, place in enumerate(places)}
+    stages = {walk.rounds[index].few.rank: stage for stage, index in enumerate(places)}
     events: list[dict[str, Any]] = []
     for rank, stage in stages.items():
         events.append(_named("process_name", f"{name}: stage {stage}, rank {rank}", None) | {"pid": rank + PROCESS})

@@ -134,7 +134,7 @@ def performance(plan: Plan, judged: Judged, cluster: Cluster | None = None) -> P
     tokens = samples * model.tokens / seconds
     peak = None if cluster is None else peak_flops_per_s(plan, cluster, model.dtype)
     weights = [len(ranks) for ranks in judged.classes.values()]
-    busy = [_busy_ns(judged.time, place) for place in range(len(weights))]
+    busy = [_busy_ns(judged.time, index) for index in range(len(weights))]
     compute, communicate, run = (float(mean) for mean in np.average(busy, axis=0, weights=weights))
     step = judged.step_ns
     return Performance(
@@ -170,11 +170,11 @@ def stage_memory(plan: Plan, judged: Judged) -> list[StageMemory]:
     """What holds the memory of the fullest device of each stage, at its peak, by the memory walk; of interleaved stages, under
     the first of those of the same ranks."""
     rows = []
-    for number, place in enumerate(fullest_places(plan, judged)):
+    for number, index in enumerate(fullest_places(plan, judged)):
         sizes = dict.fromkeys((f"{part}_bytes" for part in PARTS), 0)
-        for name, size in peak_buffers(judged.time.rounds[place].few, judged.memory[place]).items():
+        for name, size in peak_buffers(judged.time.rounds[index].few, judged.memory[index]).items():
             sizes[f"{part_of(name)}_bytes"] += size
-        rows.append(StageMemory(number, **sizes, peak_bytes=judged.memory[place].peak_bytes))
+        rows.append(StageMemory(number, **sizes, peak_bytes=judged.memory[index].peak_bytes))
     return rows
 
 
@@ -187,8 +187,8 @@ def stage_places(plan: Plan, judged: Judged, key: Callable[[int], int]) -> list[
     """For each stage on ranks of its own, the place, among the walked programs, of the first whose key is the largest; of
     interleaved stages, among the programs of the ranks that have them. key: of a place."""
     by_stage: dict[int, list[int]] = {}
-    for place, rounds in enumerate(judged.time.rounds):
-        by_stage.setdefault(rounds.few.units[0], []).append(place)
+    for index, rounds in enumerate(judged.time.rounds):
+        by_stage.setdefault(rounds.few.units[0], []).append(index)
     return [max(by_stage[stage.first_unit], key=key) for stage in plan.stages[: plan.depth]]
 
 
@@ -202,8 +202,8 @@ def stage_shares(plan: Plan, judged: Judged) -> list[tuple[float, float, float]]
     """Of each stage (of interleaved ones those of the same ranks together), the shares of its devices' time in a step in which
     they compute, in which communication or copies are exposed, and in which nothing of theirs runs."""
     sums: dict[int, list[tuple[int, list[int]]]] = {}
-    for place, (rounds, ranks) in enumerate(zip(judged.time.rounds, judged.classes.values(), strict=True)):
-        sums.setdefault(rounds.few.units[0], []).append((len(ranks), _busy_ns(judged.time, place)))
+    for index, (rounds, ranks) in enumerate(zip(judged.time.rounds, judged.classes.values(), strict=True)):
+        sums.setdefault(rounds.few.units[0], []).append((len(ranks), _busy_ns(judged.time, index)))
     rows = []
     for stage in plan.stages[: plan.depth]:
         weights, busy = zip(*sums[stage.first_unit], strict=True)

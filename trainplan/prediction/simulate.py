@@ -135,8 +135,8 @@ class Simulation:
         if self.timeline is not None:
             return chrome_trace(self.timeline, name=self.name, stages=self.stages)
         assert self.plan is not None and self.judged is not None
-        places = first_places(self.plan, self.judged)
-        return operations_trace(self.judged.time, places, name=self.name, units=[unit.name for unit in self.plan.units])
+        indices = first_places(self.plan, self.judged)
+        return operations_trace(self.judged.time, indices, name=self.name, units=[unit.name for unit in self.plan.units])
 
     def to_dict(self) -> dict[str, Any]:
         """All of it as plain values."""
@@ -344,7 +344,7 @@ def _changed(plan: Plan, work: Work | None, schedule: str | None, sliced: int | 
 
 def _work(times: Sequence[StageTimes]) -> Work:
     forward, backward, moves = (
-        tuple(getattr(each, f"{name}_ns") for each in times) for name in ("forward", "backward", "transfer")
+        tuple(getattr(time, f"{name}_ns") for time in times) for name in ("forward", "backward", "transfer")
     )
     return Work(forward, backward, moves[:-1])
 

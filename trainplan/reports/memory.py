@@ -41,7 +41,7 @@ def stage_curves(plan: Plan, judged: Judged) -> list[StageCurve]:
     """The curve of the fullest rank of each stage; of interleaved stages, of the ranks that have them. Raises InputError for
     more micro-batches than can be shown."""
     judged.time.assure_whole()
-    return [_curve(judged, stage, place) for stage, place in enumerate(fullest_places(plan, judged))]
+    return [_curve(judged, stage, index) for stage, index in enumerate(fullest_places(plan, judged))]
 
 
 def _curve(judged: Judged, stage: int, place: int) -> StageCurve:

@@ -184,9 +184,9 @@ def _strategies(plan: Plan) -> dict[str, Mapping[str, Any]]:
     """Letter, colour and number of units of each strategy, in the order in which units have them first."""
     names = [in_words(str(unit)) for unit in plan.units]
     made: dict[str, Mapping[str, Any]] = {}
-    for place, name in enumerate(dict.fromkeys(names)):
-        colour = STRATEGIES[place % len(STRATEGIES)]
-        letter = (chr(65 + place // 26 - 1) if place >= 26 else "") + chr(65 + place % 26)
+    for index, name in enumerate(dict.fromkeys(names)):
+        colour = STRATEGIES[index % len(STRATEGIES)]
+        letter = (chr(65 + index // 26 - 1) if index >= 26 else "") + chr(65 + index % 26)
         made[name] = {
             "letter": letter,
             "colour": colour,

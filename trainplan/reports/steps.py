@@ -48,9 +48,9 @@ def drawn_step(plan: Plan, judged: Judged) -> dict[str, Any]:
     patterns: dict[Operations, int] = {}
     names: dict[str, int] = {}
     lanes: list[tuple[dict[str, Any], list[_Block]]] = []
-    for stage, place in enumerate(first_places(plan, judged)):
-        rank = judged.time.rounds[place].few.rank
-        blocks = _blocks(judged, place, names)
+    for stage, index in enumerate(first_places(plan, judged)):
+        rank = judged.time.rounds[index].few.rank
+        blocks = _blocks(judged, index, names)
         for lane in sorted(blocks):
             lanes.append(({"stage": stage, "rank": rank, "lane": lane}, blocks[lane]))
     count = sum(len(blocks) for _, blocks in lanes)

@@ -63,7 +63,7 @@ def runtime_cells(rows: Sequence[RuntimePlan]) -> list[tuple[list[str], list[str
             else "open: " * bool(row.stopped) + format_gap(row.gap or 0)
         )
         words = [word for word in run_words(row.answer.plan) if word != NOTHING_AGAIN]
-        first = next(place for place, word in enumerate(words) if "micro-batch" in word)
+        first = next(index for index, word in enumerate(words) if "micro-batch" in word)
         layout = [" ".join(words[:first])] * (first > 0) + words[first:]
         cells.append(([row.name, format_time(row.step_ns), mfu, peak, within], layout))
     return cells

@@ -99,7 +99,7 @@ def _found(judged: JudgedRun) -> list[list[str]]:
 def _changes(judged: JudgedRun) -> list[str]:
     if judged.best is None:
         return []
-    texts = [f"{each.what}: {_step(each, judged)}" for each in judged.changes[:MOST_CHANGES]]
+    texts = [f"{change.what}: {_step(change, judged)}" for change in judged.changes[:MOST_CHANGES]]
     none = "no single change gains 0.1 %" if judged.fits else "no single change makes it fit"
     return texts or [none]
 
@@ -113,15 +113,15 @@ def _others(judged: JudgedRun) -> list[str]:
     """What the fastest change that does not fit needs, and the steps of the next best that do."""
     plan, short, fitting = judged.plan, list[str](), list[str]()
     own, seen = run_words(plan), set[str]()
-    for each in judged.others:
-        name = difference(own, run_words(each.plan))
+    for other in judged.others:
+        name = difference(own, run_words(other.plan))
         if not name or name in seen:
             continue
         seen.add(name)
-        if (each.peak_bytes or 0) > plan.memory_bytes:
-            short.append(f"{name}: needs {gib(each.peak_bytes or 0)} GiB")
+        if (other.peak_bytes or 0) > plan.memory_bytes:
+            short.append(f"{name}: needs {gib(other.peak_bytes or 0)} GiB")
         elif judged.fits:
-            fitting.append(f"{name}: {format_time(judged.step_ns * (1 - each.share))}")
+            fitting.append(f"{name}: {format_time(judged.step_ns * (1 - other.share))}")
     return [*short[:1], *fitting[:MOST_OTHERS]]
 
 

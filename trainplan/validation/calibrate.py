@@ -118,7 +118,7 @@ class Fit:
     def residuals(self, logs: np.ndarray, places: Iterable[int]) -> np.ndarray:
         """Logarithms of predicted over measured steps of some rows."""
         table = self.with_values(logs)
-        return np.array([np.log(step_of(self.rows[place], table).step_ns / 1e9 / self.steps[place]) for place in places])
+        return np.array([np.log(step_of(self.rows[index], table).step_ns / 1e9 / self.steps[index]) for index in places])
 
     @cached_property
     def steps(self) -> list[float]:
@@ -128,16 +128,16 @@ class Fit:
     def jacobian(self, logs: np.ndarray, at: np.ndarray) -> np.ndarray:
         """Derivatives of the residuals."""
         matrix = np.zeros((len(self.rows), len(self.keys)))
-        for place in range(len(self.keys)):
-            rows = [row for row, used in enumerate(self.uses) if place in used]
+        for index in range(len(self.keys)):
+            rows = [row for row, used in enumerate(self.uses) if index in used]
             moved = logs.copy()
-            moved[place] -= STEP
-            matrix[rows, place] = (at[rows] - self.residuals(moved, rows)) / STEP
+            moved[index] -= STEP
+            matrix[rows, index] = (at[rows] - self.residuals(moved, rows)) / STEP
         return matrix
 
     def solve(self, at: np.ndarray, matrix: np.ndarray, logs: np.ndarray, places: Sequence[int]) -> np.ndarray:
         """The best logarithms by some rows, where residuals are as linear as they are here."""
-        sources = [self.rows[place].run.source for place in places]
+        sources = [self.rows[index].run.source for index in places]
         same = np.array([[SOURCE_SPREAD**2 * (a == b) for a in sources] for b in sources])
         part, slopes = at[list(places)], matrix[list(places)]
         best = logs
@@ -205,15 +205,15 @@ def keys_of(row: LaidRun) -> list[Key]:
 def fitted_table(fit: Fit, logs: np.ndarray, at: np.ndarray, apart: np.ndarray) -> EfficiencyTable:
     """The table with the fitted numbers, their rows and residuals, and the width of intervals."""
     about: dict[str, dict[str, Any]] = {}
-    for place, key in enumerate(fit.keys):
-        rows = [row for row, used in enumerate(fit.uses) if place in used]
+    for index, key in enumerate(fit.keys):
+        rows = [row for row, used in enumerate(fit.uses) if index in used]
         about[str(key)] = {
             "error": width(apart, rows),
             "date": date.today().isoformat(),
             "rows": [fit.rows[row].run.id for row in rows],
             "residuals": [round(float(np.expm1(at[row])), 4) for row in rows],
             "left_out": [round(float(np.expm1(apart[row])), 4) for row in rows],
-            "source": f"prior {np.exp(fit.priors[place]):.3g}",
+            "source": f"prior {np.exp(fit.priors[index]):.3g}",
         }
     return fit.with_values(logs, **about)
 
@@ -251,15 +251,15 @@ def print_errors(rows: Sequence[LaidRun], at: np.ndarray, apart: np.ndarray) -> 
     """Errors of the fit, and with each source left out."""
     print(f"{'':24} {'runs':>4}  {'fit: mean':>9} {'abs.':>6} {'median':>6} {'90 %':>6}   left out: mean   abs. median   90 %")
     groups: Mapping[str, list[int]] = {"all": list(range(len(rows)))}
-    for place, row in enumerate(rows):
-        groups.setdefault(row.run.source, []).append(place)  # type: ignore[attr-defined]
-        groups.setdefault(f"{row.name} {row.layout.rate}", []).append(place)  # type: ignore[attr-defined]
-    for name, places in groups.items():
-        fitted, others = (summarised(list(np.exp(each[places]) - 1)) for each in (at, apart))
+    for index, row in enumerate(rows):
+        groups.setdefault(row.run.source, []).append(index)  # type: ignore[attr-defined]
+        groups.setdefault(f"{row.name} {row.layout.rate}", []).append(index)  # type: ignore[attr-defined]
+    for name, indices in groups.items():
+        fitted, others = (summarised(list(np.exp(each[indices]) - 1)) for each in (at, apart))
         numbers = [
             f"{100 * value:6.1f}" for each in (fitted, others) for value in (each.mean, each.absolute, each.median, each.ninth)
         ]
-        print(f"{name:24} {len(places):4}     {' '.join(numbers[:4])}           {' '.join(numbers[4:])}")
+        print(f"{name:24} {len(indices):4}     {' '.join(numbers[:4])}           {' '.join(numbers[4:])}")
 
 
 def main(words: Sequence[str]) -> int:

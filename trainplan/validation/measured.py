@@ -152,12 +152,12 @@ def _measured(laid: LaidRun) -> tuple[Measured, ...]:
 def contradictions(steps: Sequence[Measured]) -> list[str]:
     """How the steps that a row says contradict the first of them."""
     said = []
-    for each in steps[1:]:
-        apart = each.step_s / steps[0].step_s - 1
-        if abs(apart) > (COUNTED_APART if each.counted or steps[0].counted else APART):
+    for step in steps[1:]:
+        apart = step.step_s / steps[0].step_s - 1
+        if abs(apart) > (COUNTED_APART if step.counted or steps[0].counted else APART):
             first = f"{steps[0].by} {'is' if steps[0].by == 'step_s' else 'makes its step'} {steps[0].step_s:.4g} s"
-            counted = f" of {each.counted}" if each.counted else ""
-            said.append(f"{first}, and {each.by} makes it {each.step_s:.4g} s ({apart:+.1%}){counted}: {steps[0].by} counts")
+            counted = f" of {step.counted}" if step.counted else ""
+            said.append(f"{first}, and {step.by} makes it {step.step_s:.4g} s ({apart:+.1%}){counted}: {steps[0].by} counts")
     return said
 
 

@@ -147,9 +147,9 @@ class Predictions(Tabular, list[Prediction]):
     def cells(self) -> list[list[str]]:
         """The fields with headings, row by row; where the error of a peak decides whether it fits, or what is taken for what a
         row leaves open, a word says so."""
-        place = list(self.headings).index("fits")
+        index = list(self.headings).index("fits")
         return [
-            [*row[:place], _verdict(each, row[place]), *row[place + 1 :]]
+            [*row[:index], _verdict(each, row[index]), *row[index + 1 :]]
             for each, row in zip(self, super().cells(), strict=True)
         ]
 
@@ -283,9 +283,9 @@ def interval(laid: LaidRun, table: EfficiencyTable) -> tuple[float, float, tuple
     product = kind.reached("matrix-product", laid.layout.rate)
     assert product is not None
     borrowed = tuple(
-        f"{each.kernel} in {each.precision or 'any precision'}: {each.origin_for(laid.sheet.name)}"
-        for each in kind.efficiencies
-        if each.precision in (laid.layout.rate, laid.layout.base, None) and each.device != laid.sheet.name
+        f"{efficiency.kernel} in {efficiency.precision or 'any precision'}: {efficiency.origin_for(laid.sheet.name)}"
+        for efficiency in kind.efficiencies
+        if efficiency.precision in (laid.layout.rate, laid.layout.base, None) and efficiency.device != laid.sheet.name
     )
     left_open = sum(name in laid.assumed for name in DECISIVE)
     error = hypot(product.error, ASSUMED_ERROR * sqrt(left_open)) + ISSUE_ERROR * bool(laid.layout.framework.issue_ns)

@@ -51,14 +51,14 @@ def by_group(predictions: Sequence[Prediction], group: str, error: str = "error"
     """Errors of the predictions with this one of the groups, by its values, where any of them has
     one. error: `error` of steps, or `memory_error`."""
     members_by_group: dict[str, list[Prediction]] = {}
-    for each in predictions:
-        if getattr(each, error) is not None:
-            members_by_group.setdefault(GROUPS[group][1](each), []).append(each)
+    for prediction in predictions:
+        if getattr(prediction, error) is not None:
+            members_by_group.setdefault(GROUPS[group][1](prediction), []).append(prediction)
     if set(members_by_group) == {""}:
         return {}
     return {
         name or "not said": summarised(
-            [getattr(each, error) for each in members], _inside(members) if error == "error" else None
+            [getattr(member, error) for member in members], _inside(members) if error == "error" else None
         )
         for name, members in sorted(members_by_group.items())
     }
@@ -66,8 +66,8 @@ def by_group(predictions: Sequence[Prediction], group: str, error: str = "error"
 
 def _inside(predictions: Sequence[Prediction]) -> float:
     within = [
-        each.step_low_s <= each.measured_s <= each.step_high_s
-        for each in predictions
-        if each.step_low_s is not None and each.step_high_s is not None and each.measured_s is not None
+        prediction.step_low_s <= prediction.measured_s <= prediction.step_high_s
+        for prediction in predictions
+        if prediction.step_low_s is not None and prediction.step_high_s is not None and prediction.measured_s is not None
     ]
     return sum(within) / len(within)

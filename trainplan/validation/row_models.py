@@ -179,7 +179,7 @@ class _Sized:
 
     def _nearest(self, config: dict[str, Any], choices: list[list[dict[str, Any]]], assumed: dict[str, str]) -> Model:
         """Of all that the open fields may be, the first whose parameters are near the row's, else the nearest."""
-        usual = {field: value for each in choices for field, value in each[0].items()}
+        usual = {field: value for choice in choices for field, value in choice[0].items()}
         best: tuple[float, dict[str, Any], Model] | None = None
         for combined in product(*choices):
             fields = {field: value for each in combined for field, value in each.items()}

@@ -158,21 +158,21 @@ def load_runs(source: str | os.PathLike[str] | Sequence[Mapping[str, Any]]) -> l
     runs: list[Run] = []
     warned: set[str] = set()
     ids: dict[str, int] = {}
-    for place, value in enumerate(values):
+    for index, value in enumerate(values):
         if not isinstance(value, Mapping):
-            raise InputError(where, f"[{place}]", f"is {shown(value)}", "give an object with id, model, gpu and gpus")
+            raise InputError(where, f"[{index}]", f"is {shown(value)}", "give an object with id, model, gpu and gpus")
         for name in sorted(map(str, set(value) - set(Run.model_fields) - warned)):
             warned.add(name)
             if folded(name) in OPEN:
                 caution(
-                    where, f"[{place}].{name}", "does not say its unit, or of how many devices", f"write {OPEN[folded(name)]}"
+                    where, f"[{index}].{name}", "does not say its unit, or of how many devices", f"write {OPEN[folded(name)]}"
                 )
             elif measure_named(name, value) is None:
-                caution(where, f"[{place}].{name}", "is a field that runs do not have", "it is left out")
-        run = _run(value, where, place)
+                caution(where, f"[{index}].{name}", "is a field that runs do not have", "it is left out")
+        run = _run(value, where, index)
         if run.id in ids:
-            caution(where, f"[{place}].id", f"is {run.id!r}, as of [{ids[run.id]}]", "give each run an id of its own")
-        ids.setdefault(run.id, place)
+            caution(where, f"[{index}].id", f"is {run.id!r}, as of [{ids[run.id]}]", "give each run an id of its own")
+        ids.setdefault(run.id, index)
         runs.append(run)
     return runs
 
@@ -185,7 +185,7 @@ def _run(value: Mapping[str, Any], where: str, place: int) -> Run:
         if name not in Run.model_fields and (found := measure_named(str(name), value)) is not None:
             number = _plain(found[0], each)
             fields[found[0]] = number * found[1] if isinstance(number, int | float) else number
-    fields = {name: each for name, each in fields.items() if each is not None}
+    fields = {name: field for name, field in fields.items() if field is not None}
     others = {name: meant for name in value if name not in Run.model_fields and (meant := meant_by(str(name))) is not None}
     said = [name for name, meant in others.items() if (meant == "note" or meant not in fields) and not _nothing(value[name])]
     other = next(iter(said), None)

@@ -22,7 +22,7 @@ class HostSlots(NamedTuple):
 
 def host_slots(program: Program) -> HostSlots:
     """The slots of a program's hidden states on the host."""
-    places, sizes, clocks = dict[str, int](), list[int](), Clocks()
+    indices, sizes, clocks = dict[str, int](), list[int](), Clocks()
     free: dict[int, list[tuple[int, int]]] = defaultdict(list)  # by size: slots, and who let go of what was there
     for number, instruction in enumerate(program.instructions):
         for index in instruction.waits:
@@ -32,16 +32,16 @@ def host_slots(program: Program) -> HostSlots:
                 size = program.buffers[name]
                 ready = next((each for each in free[size] if clocks.done(instruction.stream, each[1])), None)
                 if ready is None:
-                    places[name] = len(sizes)
+                    indices[name] = len(sizes)
                     sizes.append(size)
                 else:
-                    places[name] = ready[0]
+                    indices[name] = ready[0]
                     free[size].remove(ready)
         for name in instruction.frees:
-            if name in places:
-                free[program.buffers[name]].append((places[name], number))
+            if name in indices:
+                free[program.buffers[name]].append((indices[name], number))
         clocks.issue(instruction.stream)
-    return HostSlots(places, tuple(sizes))
+    return HostSlots(indices, tuple(sizes))
 
 
 def host_bytes(program: Program) -> int:

@@ -49,10 +49,10 @@ def memory_walk(program: Program, backend: Backend = "serial") -> Walk:
 def peak_buffers(program: Program, walk: Walk) -> dict[str, int]:
     """The bytes of what the device holds at the first peak of a program's walk: its buffers by name, `workspace`, and `copies`
     of weights beside them."""
-    place = walk.during_bytes.index(walk.peak_bytes)
-    live, _ = next(islice(_held(program, walk.backend), place, None))
+    index = walk.during_bytes.index(walk.peak_bytes)
+    live, _ = next(islice(_held(program, walk.backend), index, None))
     copies = {"copies": walk.beside_bytes} if walk.beside_bytes else {}
-    return {**live, "workspace": program.instructions[place].workspace_bytes, **copies}
+    return {**live, "workspace": program.instructions[index].workspace_bytes, **copies}
 
 
 def held_parts(
@@ -80,14 +80,14 @@ def _held(program: Program, backend: Backend) -> Iterator[tuple[dict[str, int], 
     all."""
     live = {name: program.buffers[name] for name in program.persistent if not on_host(name)}
     total, frees = sum(live.values()), _FREES[backend](program)
-    for place, instruction in enumerate(program.instructions):
-        total -= sum(live.pop(name, 0) for name in frees.before[place])
+    for index, instruction in enumerate(program.instructions):
+        total -= sum(live.pop(name, 0) for name in frees.before[index])
         for name in instruction.writes:
             if name not in live and not on_host(name):
                 live[name] = program.buffers[name]
                 total += live[name]
         yield live, total
-        total -= sum(live.pop(name, 0) for name in frees.after[place])
+        total -= sum(live.pop(name, 0) for name in frees.after[index])
 
 
 def _at_once(program: Program) -> Frees:

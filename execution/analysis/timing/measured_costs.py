@@ -92,9 +92,9 @@ def _meetings(programs: Sequence[Program]) -> Iterable[list[tuple[int, int]]]:
     meetings: dict[tuple[tuple[int, ...], int], list[tuple[int, int]]] = defaultdict(list)
     for number, program in enumerate(programs):
         counts: dict[tuple[int, ...], int] = defaultdict(int)
-        for place, instruction in enumerate(program.instructions):
+        for index, instruction in enumerate(program.instructions):
             if instruction.op in COLLECTIVES:
-                meetings[instruction.group, counts[instruction.group]].append((number, place))
+                meetings[instruction.group, counts[instruction.group]].append((number, index))
                 counts[instruction.group] += 1
     return [meeting for (group, _), meeting in meetings.items() if len(group) > 1]
 

@@ -123,7 +123,7 @@ def _rate(op: Op, issued: Sequence[tuple[Program, Instruction]], measured: Durat
     """Nanoseconds a parameter of all steps of AdamW alone; None where it made none. Muon's are not by parameter."""
     steps = [(program, i) for program, i in issued if i.op is op and not (i.unit and program.stepped_by_muon(i.unit))]
     parameters = sum(stepped_parameters(program, i) for program, i in steps)
-    return Rate(value=sum(measured(*each) for each in steps) / parameters, origin="measured") if parameters else None
+    return Rate(value=sum(measured(*step) for step in steps) / parameters, origin="measured") if parameters else None
 
 
 def _ratio(issued: Sequence[tuple[Program, Instruction]], measured: Durations, predicted: Durations) -> float | None:
@@ -148,7 +148,7 @@ def _network(
         if i.op in TRANSFERS and len(i.group) > 1 and not i.by_processor:
             place = network.island_of([devices[rank] for rank in i.group], TRANSFERS[i.op])
             users[place, TRANSFERS[i.op]].append((program, i))
-    ratios = {key: ratio for key, each in users.items() if (ratio := _ratio(each, measured, predicted))}
+    ratios = {key: ratio for key, user in users.items() if (ratio := _ratio(user, measured, predicted))}
     return network.changed(islands=list(_islands(network.islands, ratios))) if ratios else network
 
 
@@ -156,15 +156,15 @@ def _islands(islands: Sequence[Island], ratios: Mapping[tuple[int, Operation], f
     """The islands, with a link of its own for every operation that was measured on any of them: on all, since a link for the
     operation goes before a general one, however large."""
     operations = sorted({operation for _, operation in ratios})
-    for place, island in enumerate(islands):
+    for index, island in enumerate(islands):
         if island.operation is not None:
-            yield _scaled(island, ratios.get((place, island.operation)))
+            yield _scaled(island, ratios.get((index, island.operation)))
             continue
         span = (island.devices, island.first)
         fitted = {other.operation for other in islands if (other.devices, other.first) == span}
         for operation in operations:
             if operation not in fitted:
-                yield _scaled(island.changed(operation=operation), ratios.get((place, operation)))
+                yield _scaled(island.changed(operation=operation), ratios.get((index, operation)))
         yield island
 
 

@@ -86,7 +86,9 @@ class StreamsCosts:
         if program.rank in self._shown:
             return self._shown[program.rank]
         prices = self._prices
-        total = sum(self._collective(each) for each in program.instructions if each.op is Op.GATHER_UPDATED)
+        total = sum(
+            self._collective(instruction) for instruction in program.instructions if instruction.op is Op.GATHER_UPDATED
+        )
         units = prices.model.units
         forward = [
             sum(prices.times(prices.model.key_of(units[unit])).ahead_ns * prices.jitter for unit in chunk)

@@ -254,7 +254,7 @@ def time_walk(
         walk.run()
         return TimeWalk(tuple(rounds), backend, tuple(walk.starts), tuple(walk.ends))
 
-    rounds = tuple(each if isinstance(each, Rounds) else Rounds(each) for each in programs)
+    rounds = tuple(program if isinstance(program, Rounds) else Rounds(program) for program in programs)
     if (found := leapt(rounds, walked)) is None:
         return walked(rounds)
     longer, shorter, more = found
@@ -312,7 +312,7 @@ class _Walk:
         serial = backend == "serial"
         self.rounds = rounds
         self.ranks = [each.few.rank for each in rounds]
-        self.walked = {rank: place for place, rank in enumerate(self.ranks)}
+        self.walked = {rank: index for index, rank in enumerate(self.ranks)}
         self.place_of = self.walked | {rank: self.walked[other] for rank, other in stands_for.items()}
         self.members: dict[tuple[int, ...], tuple[int, ...]] = {}
         self.steps = [

@@ -62,9 +62,9 @@ def reaches(program: Program, digits: Digits) -> Callable[[tuple[int, ...]], Rea
 
     def reach(group: tuple[int, ...]) -> Reach:
         if group not in by_group:
-            stages, places = sorted({member // size for member in group}), {member % size for member in group}
-            whole = len(group) == len(stages) * len(places) and program.place in places
-            by_group[group] = (tuple(stages), digits.reach(places) if whole else None)
+            stages, indices = sorted({member // size for member in group}), {member % size for member in group}
+            whole = len(group) == len(stages) * len(indices) and program.place in indices
+            by_group[group] = (tuple(stages), digits.reach(indices) if whole else None)
         return by_group[group]
 
     return reach

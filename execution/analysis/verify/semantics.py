@@ -167,7 +167,10 @@ def _loss_again(run: Interpreter, rank: int, head: Instruction) -> tuple[Hidden,
     assert head.unit is not None
     behind = 4 + head.reads[4].startswith("all-statistics")
     targets, statistics = run.value(rank, head.reads[2]), [run.value(rank, name) for name in head.reads[3:behind]]
-    if any((each.stage, each.rows) != ("statistics", targets) for each in statistics) or not statistics[-1].whole():
+    if (
+        any((statistic.stage, statistic.rows) != ("statistics", targets) for statistic in statistics)
+        or not statistics[-1].whole()
+    ):
         raise fault_at(rank, head, "lacks the statistics of some vocabulary shards")
     return Hidden(head.unit + 1, targets, only(0), 1, "gradient"), behind
 

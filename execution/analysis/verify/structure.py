@@ -126,23 +126,23 @@ def misplaced(programs: Sequence[Program], every_rank: bool = True) -> list[str]
     """
     if not programs:
         return ["there is no program"]
-    for place, program in enumerate(programs):
+    for index, program in enumerate(programs):
         if (fault := _wrong_field(program, _PROGRAM)) is not None:
-            return [f"rank {place}: {fault}"]
+            return [f"rank {index}: {fault}"]
     first, faults = programs[0], []
-    for place, program in enumerate(programs):
+    for index, program in enumerate(programs):
         fault = _misplaced(program, first)
-        if every_rank and (program.rank != place or program.world != len(programs)):
+        if every_rank and (program.rank != index or program.world != len(programs)):
             fault = f"says that it is rank {program.rank} of {program.world}; there are {len(programs)}"
         if fault is not None:
-            faults.append(f"rank {place if every_rank else program.rank}: {fault}")
+            faults.append(f"rank {index if every_rank else program.rank}: {fault}")
     return faults
 
 
 def malformed(program: Program) -> list[str]:
     """The first instruction of a program that is none, in words."""
     micro_batches, gathered = set[int | None](), set[str]()
-    for place, instruction in enumerate(program.instructions):
+    for index, instruction in enumerate(program.instructions):
         fault = _wrong_field(instruction, _INSTRUCTION)
         if fault is None and instruction.grouped:
             fault = next(filter(None, map(_wrong_message, instruction.grouped)), None)
@@ -150,7 +150,7 @@ def malformed(program: Program) -> list[str]:
             micro_batches.add(i.micro_batch)
             fault = fault or _wrong_label(i, program) or _wrong_arguments(i, program, gathered)
         if fault is not None:
-            return [f"rank {program.rank}: instruction {place}: {fault}"]
+            return [f"rank {program.rank}: instruction {index}: {fault}"]
     if (numbers := micro_batches - {None}) != set(range(program.micro_batches)):
         return [f"rank {program.rank}: micro_batches is {program.micro_batches}, and instructions are of {len(numbers)}"]
     return []
@@ -183,8 +183,8 @@ def _misplaced(program: Program, first: Program) -> str | None:
         return fault
     if not program.chunks:
         return f"is in none of the stages' groups {_shown(program.groups)}"
-    if (place := program.stage_ranks.index(program.rank)) != program.place:
-        return f"place is {program.place}, not {place}, of {len(program.stage_ranks)} ranks of a stage"
+    if (index := program.stage_ranks.index(program.rank)) != program.place:
+        return f"place is {program.place}, not {index}, of {len(program.stage_ranks)} ranks of a stage"
     if (units := tuple(unit for chunk in program.chunks for unit in chunk)) != tuple(program.units):
         return f"has units {_shown(program.units)}, not {_shown(units)}, those of its stages"
     return None

@@ -179,13 +179,13 @@ class Program(Expressions):
             case ast.Starred():
                 self.assign(target.value, unread(target), scope)
             case ast.Tuple() | ast.List():
-                stars = any(isinstance(each, ast.Starred) for each in target.elts)
+                stars = any(isinstance(elt, ast.Starred) for elt in target.elts)
                 several = isinstance(value, list | tuple) and len(value) == len(target.elts) and not stars
-                for place, each in enumerate(target.elts):
-                    part: Any = value[place] if several else replace(unread(target), held=self.held_in(value))
+                for index, elt in enumerate(target.elts):
+                    part: Any = value[index] if several else replace(unread(target), held=self.held_in(value))
                     if isinstance(value, Made):
-                        part = Made(f"{value.name}[{place}]", target.lineno)
-                    self.assign(each, part, scope)
+                        part = Made(f"{value.name}[{index}]", target.lineno)
+                    self.assign(elt, part, scope)
 
     def enter(self, function: ast.FunctionDef, given: Made, node: ast.AST) -> Any:
         """What a function of the file gives back for arguments."""
@@ -193,11 +193,13 @@ class Program(Expressions):
         names = [each.arg for each in (*spec.posonlyargs, *spec.args)]
         defaults = dict(zip(reversed(names), reversed(spec.defaults), strict=False))
         defaults |= {
-            each.arg: value for each, value in zip(spec.kwonlyargs, spec.kw_defaults, strict=True) if value is not None
+            kwonlyarg.arg: value
+            for kwonlyarg, value in zip(spec.kwonlyargs, spec.kw_defaults, strict=True)
+            if value is not None
         }
-        for place, name in enumerate([*names, *(each.arg for each in spec.kwonlyargs)]):
-            if name in given.fields or str(place) in given.fields:
-                scope[name] = given.fields.get(name, given.fields.get(str(place)))
+        for index, name in enumerate([*names, *(kwonlyarg.arg for kwonlyarg in spec.kwonlyargs)]):
+            if name in given.fields or str(index) in given.fields:
+                scope[name] = given.fields.get(name, given.fields.get(str(index)))
             elif "**" in given.fields:
                 scope[name] = given.fields["**"]
             else:

@@ -127,7 +127,7 @@ class Expressions:
             case ast.Attribute():
                 return self._attribute(node, scope)
             case ast.List() | ast.Tuple() | ast.Set():
-                items = [self.value(each, scope) for each in node.elts]
+                items = [self.value(elt, scope) for elt in node.elts]
                 return tuple(items) if isinstance(node, ast.Tuple) else items
             case ast.Dict():
                 if all(isinstance(key, ast.Constant) for key in node.keys):
@@ -337,8 +337,8 @@ class Expressions:
             given.passed.append(value)
             given.fields[name], given.lines[name] = (copy(value) if isinstance(value, list | dict) else value), line
 
-        for place, each in enumerate(node.args):
-            take("**" if isinstance(each, ast.Starred) else str(place), self.value(each, scope), each.lineno)
+        for index, arg in enumerate(node.args):
+            take("**" if isinstance(arg, ast.Starred) else str(index), self.value(arg, scope), arg.lineno)
         for pair in node.keywords:
             value, line = self.value(pair.value, scope), pair.value.lineno
             if pair.arg is not None:

@@ -40,19 +40,19 @@ def values_of(words: Sequence[str]) -> dict[str, Any]:
     """What each argument is given: a text, several joined by blanks, or True where it stands alone; and each field that is set
     in front of them, as in ``model.seq_length=4096``."""
     values: dict[str, Any] = {}
-    place = 0
-    while place < len(words):
-        name, sign, joined = words[place].partition("=")
-        place += 1
+    index = 0
+    while index < len(words):
+        name, sign, joined = words[index].partition("=")
+        index += 1
         if not name.startswith("--"):  # what stands in front
-            behind = any(word.endswith((".yaml", ".yml", ".json")) for word in words[: place - 1])  # the file that it overrides
+            behind = any(word.endswith((".yaml", ".yml", ".json")) for word in words[: index - 1])  # the file that it overrides
             if sign and (DOTTED.fullmatch(name) or (behind and name.isidentifier())):
                 values[name.lstrip("+")] = joined
             continue
         given = [joined] if sign else []
-        while place < len(words) and not words[place].startswith("--"):
-            given.append(words[place])
-            place += 1
+        while index < len(words) and not words[index].startswith("--"):
+            given.append(words[index])
+            index += 1
         values["--" + name[2:].replace("_", "-")] = " ".join(given) if given else True
     return values
 

@@ -56,8 +56,8 @@ class _Parser:
         self.runs = True  # whether what is parsed takes effect
 
     def peek(self, offset: int = 0) -> str:
-        place = self.place + offset
-        return self.tokens[place] if place < len(self.tokens) else ""
+        index = self.place + offset
+        return self.tokens[index] if index < len(self.tokens) else ""
 
     def take(self) -> str:
         self.place += 1

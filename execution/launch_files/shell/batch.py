@@ -39,11 +39,11 @@ def counts(words: Sequence[str], launcher: str = "") -> dict[str, str]:
     if launcher not in ("", "srun", "sbatch", "salloc", "prun", "horovodrun", "ibrun", "flux", *OF_TASKS):
         return {}
     made: dict[str, str] = {}
-    for place, word in enumerate(words):
+    for index, word in enumerate(words):
         name, sign, value = word.partition("=")
         name = SHORT.get(name, name.removeprefix("--").removeprefix("-") if name.startswith("-") else "")
         if not sign:
-            value = words[place + 1] if place + 1 < len(words) else ""
+            value = words[index + 1] if index + 1 < len(words) else ""
             short = re.fullmatch(r"-([NnG])(\d+)", word)
             if short:
                 name, value = SHORT[f"-{short[1]}"], short[2]
@@ -61,10 +61,10 @@ def _resource_sets(words: Sequence[str]) -> dict[str, str]:
     """Tasks of jsrun: resource sets, and the tasks of each; empty where they are not numbers."""
     said: dict[str, str] = {}
     names = {"-n": "sets", "--nrs": "sets", "-a": "tasks", "--tasks-per-rs": "tasks", "-p": "ntasks", "--np": "ntasks"}
-    for place, word in enumerate(words):
+    for index, word in enumerate(words):
         name, _, value = word.partition("=")
         short = re.fullmatch(r"(-[nap])(\S+)", word)
-        name, value = (short[1], short[2]) if short else (name, value or "".join(words[place + 1 : place + 2]))
+        name, value = (short[1], short[2]) if short else (name, value or "".join(words[index + 1 : index + 2]))
         if name.replace("_", "-") in names:
             said[names[name.replace("_", "-")]] = value
     tasks, sets, each = said.get("ntasks", ""), said.get("sets", ""), said.get("tasks", "1")

@@ -36,25 +36,25 @@ ENVIRONMENTS = re.compile(
 def run(shell: Evaluator, raws: Sequence[Raw], state: State, where: str, source: Source) -> Outcomes:
     """Evaluates the words of a simple command."""
     words = shell.words(state, where)
-    place = 0
+    index = 0
     assigned: dict[str, Value] = {}
-    while place < len(raws) and ASSIGNED.match(raws[place].text):
-        place += 1
-    if place == len(raws):
+    while index < len(raws) and ASSIGNED.match(raws[index].text):
+        index += 1
+    if index == len(raws):
         before = shell.outputs
-        for each in raws:
-            assign(shell, each.text, state, where)
+        for raw in raws:
+            assign(shell, raw.text, state, where)
         if shell.outputs == before:
             state.status = True
         return [(state, "")]
-    first = raws[place].text
+    first = raws[index].text
     if first in DECLARES:
-        return declare(shell, first, raws[place + 1 :], state, where)
-    argv = [word for each in raws[place:] for word in words.fields(each.text)]
-    for each in raws[:place]:
-        match = ASSIGNED.match(each.text)
+        return declare(shell, first, raws[index + 1 :], state, where)
+    argv = [word for raw in raws[index:] for word in words.fields(raw.text)]
+    for raw in raws[:index]:
+        match = ASSIGNED.match(raw.text)
         assert match is not None
-        assigned[match[1]] = words.text(each.text[match.end() :]) if not each.text[match.end() :].startswith("(") else ""
+        assigned[match[1]] = words.text(raw.text[match.end() :]) if not raw.text[match.end() :].startswith("(") else ""
     return command(shell, argv, state, where, source, assigned)
 
 
@@ -180,16 +180,16 @@ def _shift(shell: Evaluator, rest: list[str], state: State, where: str, source: 
 
 
 def _set(shell: Evaluator, rest: list[str], state: State, where: str, source: Source) -> Outcomes:
-    place = 0
+    index = 0
     state.status = True
-    while place < len(rest) and re.fullmatch(r"[-+][a-zA-Z]+", rest[place]):
-        options = set(rest[place][1:]) - {"o"}
-        if rest[place][-1] == "o" and place + 1 < len(rest):
-            options.add(LONG.get(rest[place + 1], rest[place + 1]))
-        state.options = state.options | options if rest[place][0] == "-" else state.options - options
-        place += 2 if rest[place][-1] == "o" else 1
-    if place < len(rest) and (rest[place] in ("--", "-") or rest[place][:1] not in ("-", "+")):
-        state.arguments, state.shifted, state.closed = rest[place + (rest[place] in ("--", "-")) :], 0, True
+    while index < len(rest) and re.fullmatch(r"[-+][a-zA-Z]+", rest[index]):
+        options = set(rest[index][1:]) - {"o"}
+        if rest[index][-1] == "o" and index + 1 < len(rest):
+            options.add(LONG.get(rest[index + 1], rest[index + 1]))
+        state.options = state.options | options if rest[index][0] == "-" else state.options - options
+        index += 2 if rest[index][-1] == "o" else 1
+    if index < len(rest) and (rest[index] in ("--", "-") or rest[index][:1] not in ("-", "+")):
+        state.arguments, state.shifted, state.closed = rest[index + (rest[index] in ("--", "-")) :], 0, True
     return [(state, "")]
 
 

@@ -355,10 +355,10 @@ def devices_of(
     """Ranks of the whole run, by its launcher, by Slurm or by MPI; None where they do not say. files: that the script wrote, by
     their names from where it runs."""
     values: dict[str, str] = {}
-    for place, word in enumerate(launcher):
+    for index, word in enumerate(launcher):
         name, sign, value = word.partition("=")
         if name.startswith("-"):
-            values[name.replace("_", "-")] = value if sign else launcher[place + 1] if place + 1 < len(launcher) else ""
+            values[name.replace("_", "-")] = value if sign else launcher[index + 1] if index + 1 < len(launcher) else ""
     names = [word.rsplit("/", 1)[-1] for word in launcher]
     nodes = batch.get("nodes", "")
     if "--world-info" in values:  # of DeepSpeed's processes, in which its command and `ps` have it

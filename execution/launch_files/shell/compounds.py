@@ -228,7 +228,7 @@ def _items(shell: Evaluator, text: str, items: list[Node], state: State, source:
         return [(state, "")]
     item, where = items[0], source.where(items[0])
     ending = next((child.type for child in reversed(item.children) if child.type in (";&", ";;&")), ";;")
-    close = next(place for place, child in enumerate(item.children) if child.type == ")")
+    close = next(index for index, child in enumerate(item.children) if child.type == ")")
     body = [child for child in item.children[close + 1 :] if child.is_named]
     begin = item.start_byte + (source.text[item.start_byte : item.start_byte + 1] == "(")
     raw = source.text[begin : item.children[close].start_byte]
@@ -305,7 +305,7 @@ def branches(shell: Evaluator, node: Node, state: State, source: Source) -> Outc
         if clause.type == "else_clause":
             parts.append(([], clause.named_children))
             continue
-        then = next(place for place, child in enumerate(clause.children) if child.type == "then")
+        then = next(index for index, child in enumerate(clause.children) if child.type == "then")
         parts.append(([c for c in clause.children[:then] if c.is_named], [c for c in clause.children[then:] if c.is_named]))
     return chain(shell, parts, state, source, source.where(node))
 

@@ -274,7 +274,7 @@ class _Double:
             return self.conditions.undecided("", why=f"asks for the regular expression {text[:40]}, which is not tried")
         found = made.search(value)
         if found is not None:
-            groups = [found[0], *(each or "" for each in found.groups())]
+            groups = [found[0], *(group or "" for group in found.groups())]
             self.conditions.shell.assign_list(self.conditions.state, "BASH_REMATCH", groups)
         return found is not None
 

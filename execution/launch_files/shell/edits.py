@@ -22,9 +22,9 @@ def listed(elements: list[str], double: bool, star: bool, separator: str) -> lis
     if double and star:
         return [(separator.join(elements), False)]
     made: list[Piece] = []
-    for place, each in enumerate(elements):
-        whole = double and each == quoted(each)  # else an element that may be several words stays one
-        made += [BREAK] * bool(place) + [(each, False) if whole else (Literal(each), True) if double else (each, True)]
+    for index, element in enumerate(elements):
+        whole = double and element == quoted(element)  # else an element that may be several words stays one
+        made += [BREAK] * bool(index) + [(element, False) if whole else (Literal(element), True) if double else (element, True)]
     return made or [NOTHING]
 
 

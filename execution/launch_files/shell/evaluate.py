@@ -247,7 +247,7 @@ class Evaluator(Variables):
             state.status = conditions.double(raw[2:-2])
         else:
             words = self.words(state, where)
-            state.status = conditions.test([each for raw_word in self.raw(raw[1:-1]) for each in words.fields(raw_word.text)])
+            state.status = conditions.test([field for raw_word in self.raw(raw[1:-1]) for field in words.fields(raw_word.text)])
         state.code = "1"
         return [(state, "")]
 
@@ -280,8 +280,8 @@ class Evaluator(Variables):
         given: str | None = state.given
         captured, before = state.captures, state.printed
         status: Truth = True
-        for place, node in enumerate(nodes):
-            last = place == len(nodes) - 1
+        for index, node in enumerate(nodes):
+            last = index == len(nodes) - 1
             state.captures, state.printed, state.given = True, "", given
             self.apart(state, partial(self.statement, node, source=source), source.where(node))
             given = state.printed

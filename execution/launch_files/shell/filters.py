@@ -61,18 +61,18 @@ def _wc(rest: list[str], given: str) -> str | None:
 def grep(rest: list[str], given: str) -> str | None:
     """Lines that a pattern finds, of the options that are known; None where they, or the pattern, are not."""
     letters, words, patterns = "", list[str](), list[str]()
-    place = 0
-    while place < len(rest):
-        if re.fullmatch(r"-[vqEFciwxsheo]+", rest[place]):
-            letters += rest[place][1:]
-            if rest[place][-1] == "e":
-                place += 1
-                patterns += rest[place : place + 1]
-        elif rest[place].startswith("-"):
+    index = 0
+    while index < len(rest):
+        if re.fullmatch(r"-[vqEFciwxsheo]+", rest[index]):
+            letters += rest[index][1:]
+            if rest[index][-1] == "e":
+                index += 1
+                patterns += rest[index : index + 1]
+        elif rest[index].startswith("-"):
             return None
         else:
-            words.append(rest[place])
-        place += 1
+            words.append(rest[index])
+        index += 1
     patterns = patterns or words[:1]
     if len(patterns) != 1:
         return None

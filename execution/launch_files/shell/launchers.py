@@ -74,7 +74,7 @@ def start(shell: Evaluator, argv: Sequence[str], environment: Mapping[str, str],
         return _batch(shell, name, rest, environment, state, where)
     if name == "xargs":
         lines = reading.started(shell, rest, state, where)
-        return [start(shell, each, environment, state, where) for each in lines] != [False]
+        return [start(shell, line, environment, state, where) for line in lines] != [False]
     if name in REMOTE:
         place = next((n for n, word in enumerate(rest) if looks_like_program(word) or re.search(r"[ ;&]", word)), None)
         if place is not None:
@@ -165,20 +165,20 @@ def _shell(shell: Evaluator, rest: list[str], environment: Mapping[str, str], st
 
 def _batch(shell: Evaluator, name: str, rest: list[str], environment: Mapping[str, str], state: State, where: str) -> bool:
     """`sbatch`: a script with its options, a line, or what is given."""
-    place = 0
+    index = 0
     valued = ("-N", "-n", "-p", "-A", "-J", "-t", "-o", "-e", "-w", "-x", "-q", "-c", "-G", "-d", "-C", "-a", "-D", "-l", "-v")
-    while place < len(rest) and rest[place].startswith("-"):
-        long_value = rest[place].startswith("--") and "=" not in rest[place] and place + 1 < len(rest)
-        separate = long_value and not looks_like_program(rest[place + 1]) and not rest[place + 1].startswith("-")
-        place += 2 if rest[place] in valued or separate else 1
-    with _handing(name, rest[:place], environment, state) as made:
-        state.batch |= pbs(rest[:place]) if name == "qsub" else {}
-        wrapped = next((n for n, word in enumerate(rest[:place]) if word.startswith("--wrap")), None)
+    while index < len(rest) and rest[index].startswith("-"):
+        long_value = rest[index].startswith("--") and "=" not in rest[index] and index + 1 < len(rest)
+        separate = long_value and not looks_like_program(rest[index + 1]) and not rest[index + 1].startswith("-")
+        index += 2 if rest[index] in valued or separate else 1
+    with _handing(name, rest[:index], environment, state) as made:
+        state.batch |= pbs(rest[:index]) if name == "qsub" else {}
+        wrapped = next((n for n, word in enumerate(rest[:index]) if word.startswith("--wrap")), None)
         if wrapped is not None:
             text = rest[wrapped].partition("=")[2] if "=" in rest[wrapped] else rest[wrapped + 1]
             shell.child(text, state, "bash", [], where, made)
-        elif place < len(rest):
-            _script(shell, rest[place], rest[place + 1 :], made, state, where)
+        elif index < len(rest):
+            _script(shell, rest[index], rest[index + 1 :], made, state, where)
         elif state.given is not None:
             given, state.given = state.given, None
             state.batch = changed(batch_of(given), state.batch)

@@ -237,8 +237,8 @@ def fields(pieces: Sequence[Piece], separators: str = " \t\n") -> list[str]:
             held = (held or "") + (text if split else quoted(text))
             continue
         text = unsplit(text)
-        for place, part in enumerate(re.split(f"({delimiter(separators)})", text) if separators else [text]):
-            if place % 2 == 0:
+        for index, part in enumerate(re.split(f"({delimiter(separators)})", text) if separators else [text]):
+            if index % 2 == 0:
                 held = (held or "") + part if part else held
             elif held is not None or part.strip(" \t\n"):
                 words.append(held or "")

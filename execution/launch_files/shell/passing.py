@@ -49,13 +49,13 @@ def passed(name: str, words: Sequence[str], state: State) -> tuple[dict[str, str
 def _texts(name: str, words: Sequence[str]) -> Iterator[str]:
     """What is behind the options that set variables."""
     options = OPTIONS.get(name, ())
-    for place, word in enumerate(words):
+    for index, word in enumerate(words):
         if name == "env":
             yield from [word] if "=" in word and word[0] != "-" else []
         elif word in options:
-            text = "".join(words[place + 1 : place + 2])
+            text = "".join(words[index + 1 : index + 2])
             two = word.lstrip("-") in ("env", "genv") and name.startswith("mpiexec") and "=" not in text
-            yield f"{text}={''.join(words[place + 2 : place + 3])}" if two else text
+            yield f"{text}={''.join(words[index + 2 : index + 3])}" if two else text
         else:
             option = next((each for each in options if word.startswith(f"{each}=")), None)
             if option is not None:

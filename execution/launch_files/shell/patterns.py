@@ -54,11 +54,11 @@ class Pattern:
             if part is STAR:
                 places = set(range(min(places), len(text) + 1))
             elif part is ANY:
-                places = {place + 1 for place in places if place < len(text)}
+                places = {index + 1 for index in places if index < len(text)}
             elif isinstance(part, str):
-                places = {place + len(part) for place in places if text.startswith(part, place)}
+                places = {index + len(part) for index in places if text.startswith(part, index)}
             elif isinstance(part, re.Pattern):
-                places = {place + 1 for place in places if part.match(text, place)}
+                places = {index + 1 for index in places if part.match(text, index)}
             else:
                 places = self._alternatives(part, text, places)
             self.steps += len(places) + 1
@@ -72,14 +72,14 @@ class Pattern:
         if sign == "!":
             return {
                 end
-                for place in places
-                for end in range(place, len(text) + 1)
-                if end not in {e for each in alternatives for e in self._ends(each, text, {place})}
+                for index in places
+                for end in range(index, len(text) + 1)
+                if end not in {e for alternative in alternatives for e in self._ends(alternative, text, {index})}
             }
         made = set(places) if sign in "?*" else set[int]()
         going = places
         while going:
-            going = {end for each in alternatives for end in self._ends(each, text, going)} - made
+            going = {end for alternative in alternatives for end in self._ends(alternative, text, going)} - made
             made |= going
             if sign in "?@":
                 break
@@ -147,12 +147,12 @@ def expression(text: str, longest: int, count: int = 1, flags: int = 0) -> re.Pa
         return None
     bare = SETS.sub("x", re.sub(r"\\.", "x", text))
     depth, varied, nested = list[bool](), False, False
-    for place, char in enumerate(bare):
+    for index, char in enumerate(bare):
         if char == "(":
             depth.append(varied)
             varied = False
         elif char == ")":
-            nested = nested or (varied and bare[place + 1 : place + 2] in tuple("*+{"))
+            nested = nested or (varied and bare[index + 1 : index + 2] in tuple("*+{"))
             varied = varied or (depth.pop() if depth else False)
         else:
             varied = varied or char in "*+?{|"
@@ -173,10 +173,10 @@ def _expanded(found: str) -> str:
 
 def _closing(text: str, start: int) -> int:
     depth = 0
-    for place in range(start, len(text)):
-        depth += (text[place] == "(") - (text[place] == ")")
+    for index in range(start, len(text)):
+        depth += (text[index] == "(") - (text[index] == ")")
         if depth == 0:
-            return place
+            return index
     return -1
 
 

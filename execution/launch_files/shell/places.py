@@ -21,9 +21,9 @@ def asked(text: str, places: Collection[int]) -> tuple[str, str]:
     for match in COPIED.finditer(text):
         names.setdefault(int(match[2] or match[3]), match[1])
     parts = []
-    for place in sorted(places):
-        name = names.get(place, "")
-        parts.append(f"--set {place}={_value(text, place, name)}" + f" ({name})" * bool(name))
+    for index in sorted(places):
+        name = names.get(index, "")
+        parts.append(f"--set {index}={_value(text, index, name)}" + f" ({name})" * bool(name))
     return f"takes {len(parts)} values by place that nobody has said", " ".join(parts)
 
 

@@ -34,7 +34,7 @@ def redirected(shell: Evaluator, node: Node, state: State, source: Source) -> Ou
                     more.append(Raw(source.of(inner), 0))
         elif child.type in ("file_redirect", "herestring_redirect"):
             targets += shell.raw(source.of(child))
-    more = [each for each in targets if not each.redirects] + more
+    more = [target for target in targets if not target.redirects] + more
 
     def run(inner: State) -> Outcomes:
         if body is None:
@@ -46,7 +46,7 @@ def redirected(shell: Evaluator, node: Node, state: State, source: Source) -> Ou
     captured, before = state.captures, state.printed
     if piped:
         state.captures, state.printed = True, ""
-    outcomes = streamed(shell, [each for each in targets if each.redirects], given, run, state, where, body is None)
+    outcomes = streamed(shell, [target for target in targets if target.redirects], given, run, state, where, body is None)
     if piped:
         following = [each for node in piped for each in (node.named_children if node.type == "pipeline" else [node])]
         for each, flow in outcomes:
@@ -80,14 +80,14 @@ def streamed(
     """Runs what prints into files and reads from them. prints: whether what is read is printed, as `$(< file)` does."""
     words = shell.words(state, where)
     into: tuple[str, bool] | None = None
-    for each in targets:
-        sign = each.redirects.lstrip("0123456789")
+    for target in targets:
+        sign = target.redirects.lstrip("0123456789")
         if sign == "<<<":
-            given = words.text(each.text) + "\n"
+            given = words.text(target.text) + "\n"
         elif sign == "<":
-            given = shell.content(state, words.text(each.text), where)
-        elif sign in (">", ">>", ">|", "&>", "&>>") and (each.redirects[0] not in "23456789"):
-            into = (words.text(each.text), sign in (">>", "&>>"))
+            given = shell.content(state, words.text(target.text), where)
+        elif sign in (">", ">>", ">|", "&>", "&>>") and (target.redirects[0] not in "23456789"):
+            into = (words.text(target.text), sign in (">>", "&>>"))
     state.given = given if given is not None else state.given
     if prints and given is not None and state.captures:
         state.printed += given

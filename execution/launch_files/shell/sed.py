@@ -89,8 +89,8 @@ def _run(edits: Sequence[Edit], given: str, quiet: bool) -> str:
     inside = [False] * len(edits)
     for number, line in enumerate(lines, 1):
         kept, after = True, list[str]()
-        for place, edit in enumerate(edits):
-            if _selected(edit, inside, place, number, number == len(lines), line) == edit.others:
+        for index, edit in enumerate(edits):
+            if _selected(edit, inside, index, number, number == len(lines), line) == edit.others:
                 continue
             if edit.name == "d":
                 kept = False
@@ -209,7 +209,7 @@ def _edits(program: str, extends: bool, given: str) -> list[Edit]:
             replaced = found[2].replace(f"\\{program[place]}", program[place]) if program[place] != "&" else found[2]
             pattern = compiled(text, "I" if "I" in found[3] or "i" in found[3] else "")
             groups = [int(each) for each in re.findall(r"\\(\d)", replaced)]
-            if any(each > pattern.groups for each in groups):
+            if any(group > pattern.groups for group in groups):
                 raise Unread
             count = re.search(r"\d+", found[3])
             nth = 0 if "g" in found[3] else int(count[0]) if count else 1

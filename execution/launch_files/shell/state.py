@@ -101,7 +101,7 @@ class State:
             arguments=None if self.arguments is None else list(self.arguments),
             files=dict(self.files),
             commands=list(self.commands),
-            locals=[dict(each) for each in self.locals],
+            locals=[dict(local) for local in self.locals],
             kinds=dict(self.kinds),
             aliases=dict(self.aliases),
             lines=dict(self.lines),
@@ -183,8 +183,8 @@ def _either(name: str, yes: Any, no: Any, decision: Decision, marks: Marks, wher
         while begin < min(len(a), len(b)) and a[begin] == b[begin]:
             begin += 1
         made = Array()
-        for place, each in enumerate(a[:begin]):
-            made[place] = each
+        for index, each in enumerate(a[:begin]):
+            made[index] = each
         made[begin] = marks.choice(decision, tuple(a[begin:]), tuple(b[begin:]), name)
         return made
     if isinstance(yes, Array) and isinstance(no, Array):

@@ -46,8 +46,8 @@ class Variables:
         state.exported |= set(self.given)
         if self.placed:
             count = max(self.placed)
-            places = range(1, count + 1)
-            state.arguments = [self.placed.get(n, self.marks.unknown(str(n), name)) for n in places]
+            indices = range(1, count + 1)
+            state.arguments = [self.placed.get(n, self.marks.unknown(str(n), name)) for n in indices]
         return state
 
     def value(self, state: State, name: str, where: str) -> Value:
@@ -78,7 +78,7 @@ class Variables:
         if name == "#":
             if state.arguments is None:
                 return self.marks.unknown("1", where, "is taken by place, and not said")
-            loose = next((each for each in state.arguments if self.marks.several(each)), None)
+            loose = next((argument for argument in state.arguments if self.marks.several(argument)), None)
             if loose is None:
                 return str(len(state.arguments))
             cause = self.marks.cause(loose)

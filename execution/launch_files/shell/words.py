@@ -228,7 +228,9 @@ class Words:
             if match[2] in ("@", "*"):
                 return listed([str(key) for key in value] if isinstance(value, Array) else [], double, False, " ")
             if rest in ("*", "@"):
-                return listed(sorted(each for each in self.state.variables if each.startswith(match[1])), double, False, " ")
+                return listed(
+                    sorted(variable for variable in self.state.variables if variable.startswith(match[1])), double, False, " "
+                )
             name = self.scalar(match[1], match[2])
             if MARK.search(name) or not PARAMETER.fullmatch(name):
                 cause = self.marks.cause(name)
@@ -258,7 +260,7 @@ class Words:
             begin = begin if begin >= 0 else max(0, len(elements) + begin)
             elements = elements[begin : None if length is None else begin + length if length >= 0 else length]
         else:
-            elements = [self._changed(each, sign, word) for each in elements]
+            elements = [self._changed(element, sign, word) for element in elements]
         return listed(elements, double, (name if index is None else index) == "*", self._separators()[:1])
 
     def _length(self, name: str, index: str | None) -> str:
@@ -266,7 +268,7 @@ class Words:
         if name == "#" and index is None:
             return self.marks.unknown("#", self.where)
         if elements is not None:
-            loose = next((each for each in elements if self.marks.several(each)), None)
+            loose = next((element for element in elements if self.marks.several(element)), None)
             if loose is None:
                 return str(len(elements))
             cause = self.marks.cause(loose)
@@ -276,10 +278,10 @@ class Words:
     def _bounds(self, word: str) -> tuple[int | None, int | None]:
         """Offset and length of `${NAME:offset:length}`; None where they are not known, or not there."""
         depth, ends = 0, len(word)
-        for place, char in enumerate(word):
+        for index, char in enumerate(word):
             depth += (char in "({?") - (char in ")}")
             if char == ":" and depth <= 0:
-                ends = place
+                ends = index
                 break
             if char == ":":
                 depth -= 1
@@ -388,7 +390,7 @@ class Words:
                 array[key] = array.get(key, "") + value if match[2] else value
                 following = key + 1 if isinstance(key, int) else following
                 continue
-            for each in self.fields(word.text):
-                array[str(following) if array.named else following] = each
+            for field in self.fields(word.text):
+                array[str(following) if array.named else following] = field
                 following += 1
         return array

@@ -353,9 +353,9 @@ def _elements(keys: Keys, key: str, default: int) -> int | None:
 
 def _host(keys: Keys, stage: int, notes: list[str]) -> list[Host]:
     """What is kept on the host; NVMe is taken for it. Raises InputError."""
-    places = ("none", "cpu", "nvme")
-    optimizer = keys.text(f"{ZERO}.offload_optimizer.device", "none", places)
-    parameters = keys.text(f"{ZERO}.offload_param.device", "none", places)
+    indices = ("none", "cpu", "nvme")
+    optimizer = keys.text(f"{ZERO}.offload_optimizer.device", "none", indices)
+    parameters = keys.text(f"{ZERO}.offload_param.device", "none", indices)
     if keys.flag(f"{ZERO}.cpu_offload"):
         optimizer = "cpu"
     if keys.flag(f"{ZERO}.cpu_offload_param"):

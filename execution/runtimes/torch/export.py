@@ -138,7 +138,7 @@ def _rank_parameters(plan: Plan) -> int:
     model, strategy = plan.planned_model(), plan.units[0].strategy
     counts = [unit.sublayer.parameter_count() for unit in model.units]
     stages = [sum(counts[stage.first_unit : stage.last_unit + 1]) for stage in plan.stages]
-    most = max(sum(stages[place :: plan.depth]) for place in range(plan.depth))
+    most = max(sum(stages[index :: plan.depth]) for index in range(plan.depth))
     return -(-most // (strategy.degree("tp") * strategy.degree("sdp")))
 
 

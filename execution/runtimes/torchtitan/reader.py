@@ -215,10 +215,10 @@ def _micro(keys: Keys, local: int, pp: int, chunks: int, early: bool) -> int:
 def _recipe(keys: Keys, notes: list[str]) -> RecipeName | None:
     """The recipe of the converters of linear layers, by the names of 0.2 and of those before. Raises InputError."""
     converters = _listed(keys, "model.converters")
-    linear = [each for each in converters if each in CONVERTERS]
-    for each in converters:
-        if each not in CONVERTERS and each not in EXPERTS:
-            raise keys.error("model.converters", f"has {shown(each)}", one_of(each, CONVERTERS))
+    linear = [converter for converter in converters if converter in CONVERTERS]
+    for converter in converters:
+        if converter not in CONVERTERS and converter not in EXPERTS:
+            raise keys.error("model.converters", f"has {shown(converter)}", one_of(converter, CONVERTERS))
     kinds = {kind: f"quantize.linear.{kind}" for kind in ("float8", "mx")}
     read = {kind: (keys.get(f"{table}.recipe_name"), _listed(keys, f"{table}.filter_fqns")) for kind, table in kinds.items()}
     gathered = keys.flag("quantize.linear.float8.enable_fsdp_float8_all_gather")
@@ -309,7 +309,7 @@ def _early_cuts(layers: int, stages: int) -> tuple[int, ...]:
     """The first units of the stages as dealt before April 2025 (`generate_split_points`): one layer more for the first of the
     stages between the first and the last, as many as are left over."""
     each, more = divmod(layers, stages)
-    counts = [each + (0 < place <= more) for place in range(stages - 1)]
+    counts = [each + (0 < index <= more) for index in range(stages - 1)]
     return tuple(1 + 2 * ends for ends in accumulate(counts))
 
 

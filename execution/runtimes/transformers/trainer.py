@@ -290,8 +290,8 @@ def _fsdp_key(keys: Keys) -> Any:
     """Where an option of FSDP stands: within `fsdp_config`, or alone, with or without `fsdp_`."""
 
     def find(name: str) -> str:
-        places = (f"fsdp_config.fsdp_{name}", f"fsdp_config.{name}", f"fsdp_{name}")
-        return next((place for place in places if place in keys.values), places[0])
+        indices = (f"fsdp_config.fsdp_{name}", f"fsdp_config.{name}", f"fsdp_{name}")
+        return next((index for index in indices if index in keys.values), indices[0])
 
     return find
 

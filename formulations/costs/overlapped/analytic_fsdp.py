@@ -48,16 +48,16 @@ def _micro_batch(
     compute, lane = _pass(blocks, *lanes, gathers, ahead)
     ends: list[float] = []
     ready, reduces = lane, last or not reduces_last
-    for place in range(len(blocks) - 1, -1, -1):
-        block = blocks[place]
-        kept = place == len(blocks) - 1  # its forward pass has just been
+    for index in range(len(blocks) - 1, -1, -1):
+        block = blocks[index]
+        kept = index == len(blocks) - 1  # its forward pass has just been
         if again and not kept:
             lane = max(lane, ends[-ahead - 1] if len(ends) > ahead else NEVER) + block.gather_ns
             ready = lane
         compute = max(compute, ready if again and not kept else NEVER) + block.backward_ns
         ends.append(compute)
         if len(ends) > 1 and reduces:  # the block before's gradients go behind this block's gathering
-            lane = max(lane, ends[-2]) + _reduced(blocks[place + 1], last)
+            lane = max(lane, ends[-2]) + _reduced(blocks[index + 1], last)
     return compute, max(lane, compute) + _reduced(blocks[0], last) if reduces else lane
 
 
@@ -84,10 +84,10 @@ def _reduced(block: Block, last: bool) -> float:
 def _pass(blocks: Sequence[Block], compute: float, lane: float, gathers: bool, ahead: int) -> Lanes:
     """The forward pass."""
     ends: list[float] = []
-    for place, block in enumerate(blocks):
+    for index, block in enumerate(blocks):
         ready = NEVER
         if gathers:
-            behind = ends[place - ahead - 1] if place > ahead else NEVER
+            behind = ends[index - ahead - 1] if index > ahead else NEVER
             ready = lane = max(lane, behind) + block.gather_ns
         compute = max(compute, ready) + block.forward_ns
         ends.append(compute)

@@ -273,13 +273,13 @@ def _layer_bytes(chunk: Chunk, layout: RunLayout) -> tuple[float, float]:
         part = units[0].sublayer
         tokens = layout.micro * part.tokens / layout.cp / (layout.tp if layout.sequence_parallel else 1)
         entry = tokens * part.hidden * (COPY_BYTES if layout.held.autocast else DTYPE_BYTES[layout.base])
-        place = units[0].layer - chunk.first_layer
-        share, group = layout.recompute.share(place), layout.recompute.group
+        index = units[0].layer - chunk.first_layer
+        share, group = layout.recompute.share(index), layout.recompute.group
         if layout.recompute.operations:
             kept *= OPERATIONS_KEPT
-        total += (1 - share) * kept + share * entry * (place % group == 0)
-        groups[place // group] = groups.get(place // group, 0.0) + kept * (share > 0)
-        again = max(again, groups[place // group], *(_network_again_bytes(unit, layout) for unit in units))
+        total += (1 - share) * kept + share * entry * (index % group == 0)
+        groups[index // group] = groups.get(index // group, 0.0) + kept * (share > 0)
+        again = max(again, groups[index // group], *(_network_again_bytes(unit, layout) for unit in units))
     return total, again
 
 
@@ -379,4 +379,4 @@ def _in_flight(layout: RunLayout, rank: int) -> list[float]:
     flights = [0] * layout.chunks
     for number in range(passes):
         flights[number // layout.pp % layout.chunks] += 1
-    return [float(each) for each in flights]
+    return [float(flight) for flight in flights]

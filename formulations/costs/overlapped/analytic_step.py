@@ -56,8 +56,8 @@ def chunks_of(model: Model, layout: RunLayout) -> list[Chunk]:
     """The chain cut into the stages that the layout names, or into stages of equal numbers of layers, the first and the last
     one with embedding and head; `reserved`: these count as a layer each. What cannot be equal differs by one, the more in
     front."""
-    count, places = layout.pp * layout.chunks, model.layers + 2 * layout.reserved
-    sizes = layout.stage_layers or [places // count + (stage < places % count) for stage in range(count)]
+    count, indices = layout.pp * layout.chunks, model.layers + 2 * layout.reserved
+    sizes = layout.stage_layers or [indices // count + (stage < indices % count) for stage in range(count)]
     ends = [0, *accumulate(sizes)]
     shift = 0 if layout.stage_layers else layout.reserved
     cuts = [max(0, min(model.layers, end - shift)) for end in ends]
@@ -119,7 +119,7 @@ def streams_step(model: Model, layout: RunLayout, kind: DeviceKind, links: Links
     hidden = layout.micro * model.tokens * model.units[-1].sublayer.hidden * element / layout.cp / layout.tp
     transfer = links.message_ns(hidden, layout.dp * layout.tp * layout.cp) if layout.pp > 1 else 0.0
     whole = -(-micro // layout.pp) * layout.pp if layout.chunks > 1 else micro
-    forward, backward = [round(each[0]) for each in passes], [round(each[1]) for each in passes]
+    forward, backward = [round(pass_[0]) for pass_ in passes], [round(pass_[1]) for pass_ in passes]
     beside = layout.framework.messages_behind and layout.chunks > 1
     ended = pipeline_ns(forward, backward, round(transfer), whole, layout.chunks, beside)
     late = max(ended) - (whole - micro) * computing / micro

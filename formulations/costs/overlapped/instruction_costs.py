@@ -115,7 +115,7 @@ class Prices:
         siblings = self.sublayers.siblings[sublayer]
         counts = {name: self.sublayers.parameters(name, self.layout.tp) for name in siblings}
         computed = {name: self.times(name).ahead_ns for name in siblings}
-        before = [computed[siblings[place - 1]] for place, name in enumerate(siblings) if name == sublayer]
+        before = [computed[siblings[index - 1]] for index, name in enumerate(siblings) if name == sublayer]
         share = sum(before) / len(before) / sum(computed[name] for name in siblings)
         whole_bytes = message_bytes * sum(counts[name] for name in siblings) / counts[sublayer]
         return self.whole(self.links.collective_ns(1, whole_bytes, ranks, stride) * share)

@@ -104,8 +104,8 @@ def suits_recipe(part: Sublayer, layout: RunLayout) -> bool:
     """Whether all products of a sub-layer have sizes that the layout's recipe takes."""
     if layout.recipe is None or part.kind not in LAYERED:
         return True
-    products = [each for each in _kernels(splittable(part, layout.tp), layout) if each.m and not each.core]
-    return all(size % layout.recipe.multiple == 0 for each in products for size in (each.m, each.n, each.k))
+    products = [kernel for kernel in _kernels(splittable(part, layout.tp), layout) if kernel.m and not kernel.core]
+    return all(size % layout.recipe.multiple == 0 for product in products for size in (product.m, product.n, product.k))
 
 
 def _shares_tokens(part: Sublayer, layout: RunLayout) -> bool:
@@ -189,7 +189,7 @@ def _modules_again(part: Sublayer, layout: RunLayout, work: list[Operator]) -> l
     if isinstance(network, FeedForward) and (recompute.network or recompute.activation):
         inner = network.activation_operators(layout.micro, layout.tp)
         if recompute.network:
-            inner = inner + [each for each in network.operators(layout.micro, layout.tp) if each.m]
+            inner = inner + [operator for operator in network.operators(layout.micro, layout.tp) if operator.m]
         again += [_on_share(each, layout) for each in inner]
     return again
 

@@ -52,11 +52,11 @@ def checked_bound_ns(instance: Instance, evidence: Evidence) -> int:
     if why := uncounted(instance):
         raise ValueError(f"the instance has {why}, which evidence does not count")
     bounds = []
-    for place, (configuration, claim) in enumerate(zip(instance.configurations, evidence.configurations, strict=True)):
+    for index, (configuration, claim) in enumerate(zip(instance.configurations, evidence.configurations, strict=True)):
         bound = closed_form_ns(instance, configuration)
         if claim.impossible_ns >= bound:
             if possible(instance, configuration, claim):
-                raise ValueError(f"configurations[{place}] may have a step of {claim.impossible_ns} ns by this evidence")
+                raise ValueError(f"configurations[{index}] may have a step of {claim.impossible_ns} ns by this evidence")
             bound = claim.impossible_ns + 1
         bounds.append(bound)
     return min(bounds)

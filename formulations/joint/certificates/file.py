@@ -81,7 +81,7 @@ class Evidence:
 
     def to_dict(self) -> dict[str, Any]:
         """The evidence in its file format."""
-        rows = [each.to_dict() for each in self.configurations]
+        rows = [configuration.to_dict() for configuration in self.configurations]
         return {"format": "joint-evidence", "version": 2, "scale": SCALE, "instance": self.instance, "configurations": rows}
 
     @classmethod

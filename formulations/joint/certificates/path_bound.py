@@ -135,8 +135,8 @@ class _Chain:
             sizes = dearest * (table.state_bytes + table.work_bytes).max() + flown * (table.kept_bytes + table.held_bytes).max()
             of_unit.append(passes + sizes + hosts * table.host_bytes.max())
         of_boundary = [
-            sum(factor[name] * times.max(initial=0) for name, times in zip(CROSSING, self._crossing(each)[1:], strict=True))
-            for each in self.tables.boundaries
+            sum(factor[name] * times.max(initial=0) for name, times in zip(CROSSING, self._crossing(boundary)[1:], strict=True))
+            for boundary in self.tables.boundaries
         ]
         total = sum(of_unit[unit.kind] for unit in self.instance.units)
         total += sum(of_boundary[kind] for kind in self.instance.boundary_kinds)

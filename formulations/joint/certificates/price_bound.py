@@ -96,8 +96,8 @@ class PriceCheck:
                 for matrix in (boundary.message_forward_ns, boundary.message_backward_ns)
             )
             whole = np.full((3, self.states, self.states), FAR)
-            for place, times in enumerate((ahead + back, ahead + sent, back + returned)):
-                whole[place, :rows, :columns] = np.where(apart | (times > most), FAR, times)
+            for index, times in enumerate((ahead + back, ahead + sent, back + returned)):
+                whole[index, :rows, :columns] = np.where(apart | (times > most), FAR, times)
             self.moves.append(whole[0])
             self.into.append(whole[1].min(axis=0))
             self.out.append(whole[2].min(axis=1))

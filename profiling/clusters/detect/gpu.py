@@ -31,7 +31,7 @@ def pair_table(gpus: Sequence[Gpu], pairs: Sequence[Sequence[str]], pcie_bytes_p
         if (way := pairs[i][j]) in PCIE_SHARES:
             return round(PCIE_SHARES[way] * pcie_bytes_per_s)
         links = [sheet(name).scale_up for gpu in (gpus[i], gpus[j]) if (name := gpu.sheet())]
-        rate = min((each.link_bytes_per_s for each in links if each), default=NVLINK_BYTES_PER_S)
+        rate = min((link.link_bytes_per_s for link in links if link), default=NVLINK_BYTES_PER_S)
         return round(NVLINK_SHARE * int(way.removeprefix("NV")) * rate)
 
     return [[bytes_per_s(i, j) for j in range(len(gpus))] for i in range(len(gpus))]
@@ -84,5 +84,5 @@ def _parts(gpus: Sequence[Gpu], host: Host) -> list[Nodes]:
 
 def _repeated(table: PairTable, nodes: int, network_bytes_per_s: float) -> PairTable:
     """The table over several machines."""
-    places = [(node, i) for node in range(nodes) for i in range(len(table))]
-    return [[table[i][j] if node == other else network_bytes_per_s for other, j in places] for node, i in places]
+    indices = [(node, i) for node in range(nodes) for i in range(len(table))]
+    return [[table[i][j] if node == other else network_bytes_per_s for other, j in indices] for node, i in indices]

@@ -110,8 +110,8 @@ def _topology(gpus: Sequence[Gpu], described: Topology | None, run: Run) -> Topo
         if described:
             topology = replace(topology, pcie_bytes_per_s=described.pcie_bytes_per_s)
     if topology is None:
-        places = range(len(gpus))
-        topology = Topology([["X" if i == j else "SYS" for j in places] for i in places], "assumption: PCIe across sockets")
+        indices = range(len(gpus))
+        topology = Topology([["X" if i == j else "SYS" for j in indices] for i in indices], "assumption: PCIe across sockets")
     if len(topology.pairs) != len(gpus):
         problem = f"shows {len(topology.pairs)} GPUs where the driver has {len(gpus)}"
         raise InputError("detect", topology.origin, problem, "give NCCL's topology file of this machine")

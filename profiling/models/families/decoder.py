@@ -137,8 +137,8 @@ def layer_windows(fields: Fields, layers: int, window: int, usual: Sequence[bool
     if not isinstance(types, list) or len(types) != layers:
         length = f"{len(types)} types" if isinstance(types, list) else shown(types)
         raise fields.fail("layer_types", f"has {length}", f"give one of {', '.join(LAYER_TYPES)} for each of {layers} layers")
-    for place, each in enumerate(types):
+    for index, each in enumerate(types):
         if each not in LAYER_TYPES:
-            raise fields.fail(f"layer_types[{place}]", f"is {shown(each)}", f"give one of: {', '.join(LAYER_TYPES)}")
+            raise fields.fail(f"layer_types[{index}]", f"is {shown(each)}", f"give one of: {', '.join(LAYER_TYPES)}")
     fields.read["layer_types"] = types
     return [window if each == "sliding_attention" else 0 for each in types]

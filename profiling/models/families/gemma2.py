@@ -49,7 +49,7 @@ def gemma_chain(
     padding = fields.padding(sizes.vocabulary, default=0)
     embedding = sizes.embedding(padding=padding, scale=math.sqrt(sizes.hidden))
     head = sizes.head(softcap=caps["final_logit_softcapping"])
-    blocks = [{"attention": attentions[each], "ffn": ffn} for each in windows]
+    blocks = [{"attention": attentions[window], "ffn": ffn} for window in windows]
     return sizes.varied(blocks, embedding, head), fields.flag("tie_word_embeddings", True)
 
 

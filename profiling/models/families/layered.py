@@ -53,7 +53,7 @@ def layered(
             block = ParallelBlock(**sizes.common, attention=own, feed_forward=network, shared_norm=True)
             parts[window, turns] = {"block": block}
     table = sizes.embedding(padding=fields.padding(sizes.vocabulary, padding), **(embedding or {}))
-    units = sizes.varied([parts[each] for each in pairs], table, sizes.head(**(head or {})))
+    units = sizes.varied([parts[pair] for pair in pairs], table, sizes.head(**(head or {})))
     return units, fields.flag("tie_word_embeddings", tied)
 
 

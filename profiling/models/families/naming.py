@@ -102,7 +102,7 @@ def _meant(name: str, config: Mapping[str, Any], wanted: frozenset[str], aliases
         return near[0]
     for role in SYNONYMS:
         fields = [each for each in role if each in wanted]
-        if name in role and fields and all(config.get(each) is None for each in fields):
+        if name in role and fields and all(config.get(field) is None for field in fields):
             return aliases.get(fields[0], fields[0])
     return None
 

@@ -44,7 +44,7 @@ def gpt_neo(fields: Fields) -> Chain:
     embedding = {"positions": positions, "dropout": fields.dropout("embed_dropout", default=0.0)}
     ffn = {"activation": fields.activation("activation_function", "gelu_new"), **dropped}
     inside = {"bias": False, "scale": 1.0, **dropped}
-    windows = [window if each else 0 for each in slides]
+    windows = [window if slide else 0 for slide in slides]
     return layered(fields, sizes, inside, ffn, STILL, windows=windows, embedding=embedding, tied=True)
 
 

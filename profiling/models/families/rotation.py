@@ -105,9 +105,9 @@ def _factors(fields: Fields, rope: Mapping[str, Any], name: str, pairs: int) -> 
     values = rope.get(name)
     if not isinstance(values, list) or len(values) != pairs:
         raise fields.fail(f"rope_scaling.{name}", f"is {shown(values)}", f"give a list of {pairs} numbers, one for each pair")
-    for place, value in enumerate(values):
+    for index, value in enumerate(values):
         if type(value) not in (int, float) or not 0 < value < math.inf:
-            raise fields.fail(f"rope_scaling.{name}[{place}]", f"is {shown(value)}", "give a number above 0, such as 1.05")
+            raise fields.fail(f"rope_scaling.{name}[{index}]", f"is {shown(value)}", "give a number above 0, such as 1.05")
     return tuple(float(value) for value in values)
 
 

@@ -20,7 +20,7 @@ def cohere2(fields: Fields) -> Chain:
     sizes, pattern = _command(fields), fields.count("sliding_window_pattern", 4)
     usual = [(i + 1) % pattern > 0 for i in range(sizes.layers)]
     windows = layer_windows(fields, sizes.layers, sliding_window(fields, 4096), usual)
-    return _of_command(fields, sizes, {}, base=10000.0, windows=windows, turned=[each > 0 for each in windows])
+    return _of_command(fields, sizes, {}, base=10000.0, windows=windows, turned=[window > 0 for window in windows])
 
 
 def _command(fields: Fields) -> Decoder:

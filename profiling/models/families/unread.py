@@ -127,7 +127,7 @@ def refuse_unread(fields: Fields, families: Mapping[str, Family]) -> InputError:
     described = _described(config)
     if described is not None:
         return fields.fail("model_type", f"is {shown(kind)}: {described} is not planned", DENSE)
-    known = [name for name, each in families.items() if each.fields is not None]
+    known = [name for name, family in families.items() if family.fields is not None]
     fix = usual
     if nearest := _nearest(config, {name: families[name] for name in known}):
         name, unlike = nearest

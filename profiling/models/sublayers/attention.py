@@ -249,10 +249,10 @@ class Attention(Sublayer):
         if not self.unfused:
             # Rotated keys beside the product that the values are a part of, and the angles.
             elements += m * kv + self.tokens * self.rotated if self.rotary else 0
-            places = INDEX_BYTES * (self.tokens if self.relative != "swin" else self.window**2) * self.keys
+            indices = INDEX_BYTES * (self.tokens if self.relative != "swin" else self.window**2) * self.keys
             if not (self.attention_dropout or self.blockwise):
                 elements += scores if self.relative else n * heads
-            return elements * self.element_bytes + places * self.holds_table
+            return elements * self.element_bytes + indices * self.holds_table
         masks = scores * (self.attention_dropout > 0) + n * h * (self.dropout > 0)
         return (elements + scores * (3 if self.attention_dropout else 2)) * self.element_bytes + masks
 

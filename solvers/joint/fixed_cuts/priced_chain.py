@@ -53,9 +53,9 @@ class Chain:
         self.ends = np.append(self.starts[1:], self.units) - 1
         self.stage_of = np.repeat(np.arange(self.stages), self.ends - self.starts + 1)
         kinds = [unit.kind for unit in instance.units]
-        places = {kind: undominated_options(tables.units[kind]) for kind in set(kinds)}
-        reduced = {kind: tables.units[kind].keep(places[kind].tolist()) for kind in places}
-        self.places: list[Places] = [places[kind] for kind in kinds]
+        indices = {kind: undominated_options(tables.units[kind]) for kind in set(kinds)}
+        reduced = {kind: tables.units[kind].keep(indices[kind].tolist()) for kind in indices}
+        self.places: list[Places] = [indices[kind] for kind in kinds]
         self.tables: list[OptionTable] = [reduced[kind] for kind in kinds]
         self.boundaries: list[Boundary] = [tables.boundaries[kind] for kind in instance.boundary_kinds]
 
@@ -138,13 +138,13 @@ class Chain:
         """Of each unit, (S,), what its options cost."""
         times, names = prices.times, tuple(prices.units)
         weights = np.zeros((self.units, len(OF_UNITS) + 3 + len(names)))
-        for place, name in enumerate(OF_UNITS):
-            weights[:, place] = times[name][self.stage_of]
+        for index, name in enumerate(OF_UNITS):
+            weights[:, index] = times[name][self.stage_of]
         first, last = self.starts, self.ends
         weights[first, len(OF_UNITS)], weights[first, len(OF_UNITS) + 1] = times[FORWARD], times[BACKWARD]
         weights[last, len(OF_UNITS) + 2] = times[BACKWARD]
-        for place, name in enumerate(names, len(OF_UNITS) + 3):
-            weights[:, place] = prices.units[name]
+        for index, name in enumerate(names, len(OF_UNITS) + 3):
+            weights[:, index] = prices.units[name]
         costs: list[Floats] = [np.zeros(0)] * self.units
         for units, table in self._alike:
             columns = np.stack([getattr(table, name) for name in (*OF_UNITS, "head_ns", "tail_ns", "turn_ns", *names)])
@@ -156,8 +156,8 @@ class Chain:
     def _alike(self) -> list[tuple[Places, OptionTable]]:
         """The units of each kind, with their options."""
         tables = {id(table): table for table in self.tables}
-        places = [id(table) for table in self.tables]
-        return [(np.array([l for l, each in enumerate(places) if each == key], np.intp), tables[key]) for key in tables]
+        indices = [id(table) for table in self.tables]
+        return [(np.array([l for l, index in enumerate(indices) if index == key], np.intp), tables[key]) for key in tables]
 
     def _boundary_costs(self, prices: Prices) -> list[Floats]:
         """Of each boundary, what it costs by the states before and after it; infinite where they do not agree."""
@@ -171,8 +171,8 @@ class Chain:
         for places, matrices, forbidden in self._crossings:
             values = np.tensordot(stacked[places], matrices[: stacked.shape[1]], axes=1)
             values[:, forbidden] = np.inf
-            for place, value in zip(places.tolist(), values, strict=True):
-                costs[place] = value
+            for index, value in zip(places.tolist(), values, strict=True):
+                costs[index] = value
         return costs
 
     @cached_property
@@ -181,25 +181,25 @@ class Chain:
         the order of `_boundary_costs`; and which states do not agree."""
         groups: dict[tuple[int, int], list[int]] = {}
         cut = set(self.starts.tolist())
-        for place, boundary in enumerate(self.boundaries):
-            link = self.configuration.links[self.stage_of[place]] if place + 1 in cut else -1
-            groups.setdefault((id(boundary), link), []).append(place)
+        for index, boundary in enumerate(self.boundaries):
+            link = self.configuration.links[self.stage_of[index]] if index + 1 in cut else -1
+            groups.setdefault((id(boundary), link), []).append(index)
         found = []
-        for places in groups.values():
-            boundary, first = self.boundaries[places[0]], places[0]
+        for indices in groups.values():
+            boundary, first = self.boundaries[indices[0]], indices[0]
             shape = boundary.relayout_forward_ns.shape
             each = [self.crossings[name][first] for name in (FORWARD, INTO, BACKWARD, BACK)]
             each += [boundary.message_forward_bytes, boundary.message_backward_bytes] if first + 1 in cut else [None, None]
             matrices = np.stack([np.zeros(shape) if one is None else one.astype(np.float64) for one in each])
             forbidden = np.maximum(boundary.relayout_forward_ns, boundary.relayout_backward_ns) >= FORBIDDEN
-            found.append((np.array(places, np.intp), matrices, forbidden))
+            found.append((np.array(indices, np.intp), matrices, forbidden))
         return found
 
     def longest_ns(self) -> int:
         """No step is longer: all passes one after the other, each unit by its slowest option, each boundary by its slowest pair
         of states."""
         units = sum(int(sum(getattr(table, name) for name in TIMES).max()) for table in self.tables)
-        matrices = [matrix for each in self.crossings.values() for matrix in each if matrix is not None]
+        matrices = [matrix for crossing in self.crossings.values() for matrix in crossing if matrix is not None]
         return self.configuration.micro_batches * (
             units + sum(int(matrix[matrix < FORBIDDEN].max(initial=0)) for matrix in matrices)
         )

@@ -29,7 +29,7 @@ def at_prices(relaxation: Relaxation, times: Mapping[str, Floats], prices: Float
     """
     base = priced(times, list(zip(relaxation.fullest, prices.tolist(), strict=True)))
     return relaxation.chain.least(
-        replace(base, units={name: each * _slopes(relaxation, slope) for name, each in base.units.items()})
+        replace(base, units={name: unit * _slopes(relaxation, slope) for name, unit in base.units.items()})
     )[1]
 
 
@@ -82,10 +82,10 @@ def _filled(relaxation: Relaxation, choice: Choice, times: Mapping[str, Floats])
             if relaxation.host_bytes is not None and table.host_bytes[option] > table.host_bytes[choice[l]]:
                 continue
             memory = relaxation.sites[site]
-            place = int(np.searchsorted(memory.units, l))
+            index = int(np.searchsorted(memory.units, l))
             before = int(choice[l])
             more = (int(getattr(table, name)[option] - getattr(table, name)[before]) for name in (STATE, HELD, KEPT, WORK))
-            after = excess[site] + memory.more(place, *more)
+            after = excess[site] + memory.more(index, *more)
             if (after <= 0).all() and _gain_ns(relaxation, l, before, option, times) > 0:
                 excess[site], choice[l], changed = after, option, True
         if not changed:

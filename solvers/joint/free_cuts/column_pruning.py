@@ -59,11 +59,11 @@ def bounded(guides: Guides, pools: Sequence[Pool], tied_ns: int, limit: float) -
         changed = False
         for x, pool in enumerate(kept):
             total = before[x][:-1, pool.first, pool.enter] + sums[x][:-1] + behind[x][:-1]
-            places = np.flatnonzero((total <= limits).all(axis=0))
-            if not len(places):
+            indices = np.flatnonzero((total <= limits).all(axis=0))
+            if not len(indices):
                 return None
-            if len(places) < len(pool.first):
-                kept[x], changed = pool.at(places), True
+            if len(indices) < len(pool.first):
+                kept[x], changed = pool.at(indices), True
         if not changed:
             break
     return kept, PoolBounds(before, guides.weights, guides.constants_ns)

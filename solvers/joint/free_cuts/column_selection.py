@@ -38,11 +38,11 @@ class Pipelines:
                 break
             passes = passes_of(self.tables, rows, self.cuts, self.configuration.links)
             times = steps_ns(passes, self.configuration, self.tied_ns)
-            place = int(times.argmin())
-            if best is not None and times[place] >= best[0]:
+            index = int(times.argmin())
+            if best is not None and times[index] >= best[0]:
                 break
-            best = int(times[place]), rows[place]
-            base, tried = rows[place], []
+            best = int(times[index]), rows[index]
+            base, tried = rows[index], []
             for x, pick in enumerate(picks):
                 tried += [[*base[:x], other, *base[x + 1 :]] for other in pick if other is not base[x]]
             if out_of_time():

@@ -70,7 +70,7 @@ class Candidate(CandidateBounds):
         def u_ns(column: Column) -> float:
             return column.forward_ns + column.backward_ns + float(exits[column.leave])
 
-        inside = [(u_ns(column) + column.extra_ns, place) for place, column in enumerate(picks) if u_ns(column) <= most]
+        inside = [(u_ns(column) + column.extra_ns, index) for index, column in enumerate(picks) if u_ns(column) <= most]
         if not inside or min(inside)[0] + self.tied_ns <= least * (1 + tolerance) + 1:
             return False
         start = picks[min(inside)[1]]
@@ -213,7 +213,7 @@ class Candidate(CandidateBounds):
         """The solution of a path's columns, by the formulation's numbers of options."""
         choice: list[int] = []
         for (first, *_), column in zip(path, columns, strict=True):
-            kinds = [self.tables.kinds[self.kinds[first + place]] for place in range(len(column.options))]
+            kinds = [self.tables.kinds[self.kinds[first + index]] for index in range(len(column.options))]
             choice += [int(kind.places[s]) for kind, s in zip(kinds, column.options, strict=True)]
         return Solution(self.place, tuple(step[0] for step in path[1:]), tuple(choice))
 

@@ -97,7 +97,7 @@ def front(stages: Stages, wanted: Front, limit: int, check_time: Callable[[], No
             parts.append(room.of(_begun(stages, l, kinds[l], times[id(kinds[l])], wanted)))
         for some in () if behind is None else _pieces(behind, len(kinds[l].places)):
             parts.append(room.of(_longer(stages, l, some, kinds[l], times[id(kinds[l])], wanted)))
-            if sum(len(each.option) for each in parts) > min(RAW * limit, MOST_RAW):
+            if sum(len(part.option) for part in parts) > min(RAW * limit, MOST_RAW):
                 raise TooMany
         if not parts:
             behind = None
@@ -108,8 +108,8 @@ def front(stages: Stages, wanted: Front, limit: int, check_time: Callable[[], No
         before = [kinds[k] for k in range(low, l)]
         compared = _compared(stages, labels.entries, before, wanted)
         if (wanted.first == l).any():  # those that begin a stage get what its first unit adds, which depends on their option
-            places = kinds[l].places[labels.option]
-            compared += [kinds[l].table.head_ns[places], kinds[l].table.tail_ns[places]]
+            indices = kinds[l].places[labels.option]
+            compared += [kinds[l].table.head_ns[indices], kinds[l].table.tail_ns[indices]]
         labels = labels.at(_best(stages, labels, compared))
         if len(labels.option) > limit:
             raise TooMany
@@ -149,8 +149,8 @@ def _pieces(labels: _Labels, options: int) -> Iterator[_Labels]:
         yield replace(labels, option=np.arange(len(labels.option)))
         return
     for start in range(0, len(labels.option), count):
-        places = np.arange(start, min(start + count, len(labels.option)))
-        yield replace(labels.at(places), option=places)
+        indices = np.arange(start, min(start + count, len(labels.option)))
+        yield replace(labels.at(indices), option=indices)
 
 
 def _sums(values: list[int]) -> Integers:
@@ -245,10 +245,10 @@ def _best(stages: Stages, labels: _Labels, compared: list[Integers]) -> Places:
 
 def _completed(stages: Stages, l: int, kind: KindOptions, labels: _Labels, wanted: Front) -> tuple[Places, Integers]:
     """The labels that are columns of spans which begin with a unit, and their entries with what a stage's first unit adds."""
-    table, places = kind.table, kind.places[labels.option]
+    table, indices = kind.table, kind.places[labels.option]
     entries = labels.entries.copy()
-    entries[[FORWARD, FIRST_HALF, SECOND_HALF]] += table.head_ns[places]
-    entries[[BACKWARD, HALVED]] += table.tail_ns[places]
+    entries[[FORWARD, FIRST_HALF, SECOND_HALF]] += table.head_ns[indices]
+    entries[[BACKWARD, HALVED]] += table.tail_ns[indices]
     most = np.full(len(stages.kinds), -np.inf)
     here = wanted.first == l
     most[wanted.last[here]] = wanted.most_u_ns[here]
@@ -262,8 +262,8 @@ def _completed(stages: Stages, l: int, kind: KindOptions, labels: _Labels, wante
 
 
 def _pool(stages: Stages, trail: dict[int, _Labels], found: Sequence[tuple[int, Places, Integers]]) -> Pool:
-    firsts = np.concatenate([np.full(len(places), l, np.intp) for l, places, _ in found] or [np.zeros(0, np.intp)])
-    places = np.concatenate([each for _, each, _ in found] or [np.zeros(0, np.intp)])
+    firsts = np.concatenate([np.full(len(indices), l, np.intp) for l, indices, _ in found] or [np.zeros(0, np.intp)])
+    indices = np.concatenate([each for _, each, _ in found] or [np.zeros(0, np.intp)])
     entries = np.concatenate([each for _, _, each in found] or [np.zeros((11, 0), np.int64)], axis=1)
     groups = np.concatenate([trail[l].group[each] for l, each, _ in found] or [np.zeros(0, np.intp)])
     enters = np.concatenate([trail[l].enter[each] for l, each, _ in found] or [np.zeros(0, np.intp)])
@@ -277,7 +277,7 @@ def _pool(stages: Stages, trail: dict[int, _Labels], found: Sequence[tuple[int, 
         halves_ns=entries[[FIRST_HALF, SECOND_HALF]][:, None],
         halved_backward_ns=entries[HALVED][None],
     )
-    return Pool(_Columns(stages, trail, firsts, last, places), firsts, last, enters, leave, passes)
+    return Pool(_Columns(stages, trail, firsts, last, indices), firsts, last, enters, leave, passes)
 
 
 class _Columns(Sequence[Column]):

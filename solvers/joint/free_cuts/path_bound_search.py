@@ -81,13 +81,13 @@ class Master:
     def __init__(self, arcs: Arcs, units: int, m: int, schedule: str, check_time: Callable[[], None] = lambda: None) -> None:
         self.arcs, self.units, self.m, self.schedule, self.check_time = arcs, units, m, schedule, check_time
         self.stages = len(arcs.stages)
-        widths = [each.u_ns.shape[2] for each in arcs.stages]
+        widths = [stage.u_ns.shape[2] for stage in arcs.stages]
         self.longest = max(widths)
         # By length, the least u of any span and stage.
         least = np.full(self.longest, np.inf)
-        for each, width in zip(arcs.stages, widths, strict=True):
-            if each.u_ns.size:
-                least[:width] = np.minimum(least[:width], each.u_ns.min(axis=(0, 1, 3)))
+        for stage, width in zip(arcs.stages, widths, strict=True):
+            if stage.u_ns.size:
+                least[:width] = np.minimum(least[:width], stage.u_ns.min(axis=(0, 1, 3)))
         self.shortest = least
         self.rates = [slope(schedule, self.stages - 1 - x, m) for x in range(self.stages)]
         self.first: list[Floats] = self._prefixes(None, np.inf)
@@ -285,12 +285,12 @@ class Master:
             mask = total <= limit
             masks.append((low, mask))
             through = np.where(mask, u + suffix, np.inf).reshape(*u.shape[:2], -1)
-            place = through.argmin(axis=2)
+            index = through.argmin(axis=2)
             after = np.full((u.shape[0], units + 1), np.inf)
-            after[:, first] = np.take_along_axis(through, place[:, :, None], axis=2)[:, :, 0]
+            after[:, first] = np.take_along_axis(through, index[:, :, None], axis=2)[:, :, 0]
             if not np.isfinite(after).any():
                 return None
-            steps.append((low, place, u.shape[3]))
+            steps.append((low, index, u.shape[3]))
         if not np.isfinite(after[0, 0]):
             return None
         return masks[::-1], _traced(steps[::-1])

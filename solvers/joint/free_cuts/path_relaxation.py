@@ -148,8 +148,8 @@ def _chunks(many: NDArray[np.int64]) -> list[slice]:
 
 def _joined(parts: Sequence[_Labels]) -> _Labels:
     if not parts:
-        nothing, places = np.zeros(0), np.zeros(0, np.intp)
-        return _Labels(places, nothing, nothing, places, places, places)
+        nothing, indices = np.zeros(0), np.zeros(0, np.intp)
+        return _Labels(indices, nothing, nothing, indices, indices, indices)
     return _Labels(*(np.concatenate([getattr(part, name) for part in parts]) for name in vars(parts[0])))
 
 

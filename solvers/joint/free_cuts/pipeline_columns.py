@@ -46,14 +46,14 @@ def passes_of(tables: StageTables, pipelines: Sequence[Sequence[Column]], cuts: 
     rows = {name: np.array([[getattr(c, name) for c in row] for row in pipelines], np.int64) for name in NAMES}
     halves = rows.pop("halves_ns").transpose(2, 1, 0)
     columns = {name: row.T.copy() for name, row in rows.items()}
-    for place, (cut, link) in enumerate(zip(cuts, links, strict=True)):
+    for index, (cut, link) in enumerate(zip(cuts, links, strict=True)):
         crossing = tables.crossings[cut]
-        state = [row[place].leave for row in pipelines], [row[place + 1].enter for row in pipelines]
+        state = [row[index].leave for row in pipelines], [row[index + 1].enter for row in pipelines]
         back = crossing.backward_ns[state] + crossing.message_backward_ns[link][state]
-        columns["forward_ns"][place + 1] += crossing.forward_ns[state] + crossing.message_forward_ns[link][state]
-        columns["backward_ns"][place] += back
-        columns["halved_backward_ns"][place] += back
-        halves[:, place + 1] += crossing.halved_forward_ns[state] + crossing.halved_message_ns[link][state]
+        columns["forward_ns"][index + 1] += crossing.forward_ns[state] + crossing.message_forward_ns[link][state]
+        columns["backward_ns"][index] += back
+        columns["halved_backward_ns"][index] += back
+        halves[:, index + 1] += crossing.halved_forward_ns[state] + crossing.halved_message_ns[link][state]
     return Passes(halves_ns=halves, **columns)
 
 
@@ -85,7 +85,7 @@ def _tasks(schedule: Schedule, stages: int, m: int) -> list[tuple[int, int, int]
     """All passes in an order in which each one's source comes before: stage, kind of pass (see `_by_order_ns`), and the place
     of its source in the list, or -1."""
     orders = schedule.orders(stages, m)
-    places: dict[tuple[str, int, int, int | None], int] = {}
+    indices: dict[tuple[str, int, int, int | None], int] = {}
     tasks: list[tuple[int, int, int]] = []
     at = [0] * stages
     while len(tasks) < sum(map(len, orders)):
@@ -102,10 +102,10 @@ def _tasks(schedule: Schedule, stages: int, m: int) -> list[tuple[int, int, int]
                     half = task.half if task.half is not None else (1 if split else None)
                     source = None if x == 0 else ("forward", task.micro_batch, x - 1, half)
                     kind = 0 if task.half is None else 1 + task.half
-                if source is not None and source not in places:
+                if source is not None and source not in indices:
                     break
-                places[task.kind, task.micro_batch, x, task.half] = len(tasks)
-                tasks.append((x, kind, -1 if source is None else places[source]))
+                indices[task.kind, task.micro_batch, x, task.half] = len(tasks)
+                tasks.append((x, kind, -1 if source is None else indices[source]))
                 at[x] += 1
     return tasks
 
@@ -118,9 +118,9 @@ def _by_order_ns(passes: Passes, schedule: Schedule, m: int) -> Integers:
     times = [passes.forward_ns, *passes.halves_ns, *backward, *(b + passes.last_ns for b in backward)]
     free = np.zeros((stages, count), np.int64)
     ended = np.zeros((len(tasks := _tasks(schedule, stages, m)), count), np.int64)
-    for place, (x, kind, source) in enumerate(tasks):
+    for index, (x, kind, source) in enumerate(tasks):
         if source >= 0:
             np.maximum(free[x], ended[source], out=free[x])
         free[x] += times[kind][x]
-        ended[place] = free[x]
+        ended[index] = free[x]
     return free

@@ -316,7 +316,7 @@ class FreeChain:
 def stacked(prices: Sequence[FreePrices]) -> FreePrices:
     """Several sets of prices as one."""
     return FreePrices(
-        {name: np.concatenate([each.times[name] for each in prices]) for name in NAMES},
-        np.concatenate([each.memory for each in prices]),
-        np.concatenate([each.host for each in prices]),
+        {name: np.concatenate([price.times[name] for price in prices]) for name in NAMES},
+        np.concatenate([price.memory for price in prices]),
+        np.concatenate([price.host for price in prices]),
     )

@@ -75,7 +75,7 @@ class Guide:
 
     def __init__(self, at: GuidesAt, x: int) -> None:
         guides, self.limits = at.guides, at.limits[:, None]
-        self.costs, self.first_costs, self.last_costs = ([cost[:, x] for cost in each] for each in guides.unit_costs)
+        self.costs, self.first_costs, self.last_costs = ([cost[:, x] for cost in unit_cost] for unit_cost in guides.unit_costs)
         self.inside = guides.boundary_costs[0][:, :, x]
         self.began = at.before.first[:, :, x]
         self.before = np.minimum(at.before.inner[:, :, x], self.began)

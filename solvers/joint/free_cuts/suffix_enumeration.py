@@ -94,7 +94,7 @@ class Suffixes:
 
 
 def _each(passes: Passes, change: Callable[[Integers], Integers]) -> Passes:
-    return Passes(**{each.name: change(getattr(passes, each.name)) for each in fields(passes)})
+    return Passes(**{field.name: change(getattr(passes, field.name)) for field in fields(passes)})
 
 
 @dataclass
@@ -171,7 +171,10 @@ class Enumeration:
             old.forward_ns[0, here] += crossing.forward_ns[pair] + crossing.message_forward_ns[link][pair]
             old.halves_ns[:, 0, here] += crossing.halved_forward_ns[pair] + crossing.halved_message_ns[link][pair]
         joined = Passes(
-            **{each.name: np.concatenate([getattr(new, each.name), getattr(old, each.name)], axis=-2) for each in fields(new)}
+            **{
+                field.name: np.concatenate([getattr(new, field.name), getattr(old, field.name)], axis=-2)
+                for field in fields(new)
+            }
         )
         chosen = np.concatenate([added[None], suffixes.chosen[:, row]])
         return self._bounded(Suffixes(x, pool.first[added], pool.enter[added], chosen, joined, suffixes.bound[row]), limit)

@@ -127,9 +127,9 @@ class Way:
         limit = max(self.instance.limit_bytes(site) for site in self.configuration.sites)
         alone = states = 0
         alike = Counter((unit.kind, l == 0, l == length - 1) for l, unit in enumerate(self.instance.units))
-        places = {(unit.kind, l == 0, l == length - 1): l for l, unit in enumerate(self.instance.units)}
+        indices = {(unit.kind, l == 0, l == length - 1): l for l, unit in enumerate(self.instance.units)}
         for key, units in alike.items():
-            tables = [self._table(places[key], x) for x in range(count if len(self.configuration.tables) > 1 else 1)]
+            tables = [self._table(indices[key], x) for x in range(count if len(self.configuration.tables) > 1 else 1)]
             columns = [(t.state_bytes[list(p)], (t.held_bytes + t.kept_bytes + t.work_bytes)[list(p)]) for t, p in tables]
             alone = max(alone, min(int((state + rest).min()) for state, rest in columns))
             states += units * min(int(state.min()) for state, _ in columns)
@@ -145,7 +145,7 @@ class Way:
             for (end, state), suffix in reached.items():
                 for first, labels in self._stages(x, end, state, suffix, excess):
                     if self._may_begin(x, first):
-                        begun |= {(first, key): Suffix((first, *suffix.cuts), each[0].chosen) for key, each in labels.items()}
+                        begun |= {(first, key): Suffix((first, *suffix.cuts), label[0].chosen) for key, label in labels.items()}
             if begun and self._alike and not self._apart:
                 earliest = min(begun)
                 begun = {earliest: begun[earliest]}
@@ -189,17 +189,17 @@ class Way:
         """Of each option of a unit that may be followed by a unit entered in a state: the state that it enters in, what it adds
         to B, what it stacks, its pass, what it has on the host, and its number. Those that need no less than another are left
         out."""
-        table, places = self._table(unit, stage)
+        table, indices = self._table(unit, stage)
         if after != ANY:
-            places = tuple(s for s in places if self._agree(unit, stage, int(table.leave[s]), after))
+            indices = tuple(s for s in indices if self._agree(unit, stage, int(table.leave[s]), after))
         n = self.configuration.in_flight(stage)
-        key = id(table), n, places
+        key = id(table), n, indices
         if key not in self.rows:
             bases = table.state_bytes + n * table.held_bytes + (n - 1) * table.kept_bytes
             enters = table.enter if self._apart else np.full(len(table.options), ANY)
             hosts = table.host_bytes if self._host_counts else np.zeros_like(bases)
             columns = (enters, bases, table.kept_bytes, table.work_bytes, hosts)
-            rows = sorted((*(int(column[s]) for column in columns), s) for s in places)
+            rows = sorted((*(int(column[s]) for column in columns), s) for s in indices)
             lean: list[tuple[int, ...]] = []
             for row in rows:
                 if not any(
@@ -237,7 +237,7 @@ class Way:
         rooms = [self.instance.host_limit_bytes(site) for site in self.configuration.sites]
         least = min((room for room in rooms if room is not None), default=None)
         tables = self.configuration.tables
-        most = (max(int(each.units[unit.kind].host_bytes.max()) for each in tables) for unit in self.instance.units)
+        most = (max(int(table.units[unit.kind].host_bytes.max()) for table in tables) for unit in self.instance.units)
         return least is not None and sum(most) > least
 
     @cached_property

@@ -66,7 +66,9 @@ class LeastMemory:
     @cached_property
     def leans(self) -> dict[int, Lean]:
         """Of interleaved configurations, by their places."""
-        chunked = [place for place, each in enumerate(self.instance.configurations) if each.schedule.chunks > 1]
+        chunked = [
+            place for place, configuration in enumerate(self.instance.configurations) if configuration.schedule.chunks > 1
+        ]
         return {place: leanest_chunks(self.instance, place) for place in chunked}
 
     def fits(self) -> bool | None:
@@ -125,7 +127,7 @@ def host_reason(instance: Instance) -> Infeasibility | None:
     apart = replace(instance, configurations=tuple(map(_one_by_one, instance.configurations)))
 
     def first_of(limited: Instance) -> Solution | None:
-        possible = (way for place in range(len(limited.configurations)) for way in ways(limited, place))
+        possible = (way for index in range(len(limited.configurations)) for way in ways(limited, index))
         return next((solution for way in possible if (solution := way.within(LARGEST)) is not None), None)
 
     def within(room: int) -> Solution | None:

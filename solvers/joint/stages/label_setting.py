@@ -146,7 +146,7 @@ class Stages:
 
     def peak_bytes(self, first: int, depth: int, options: Sequence[int]) -> int:
         """The peak of a stage that begins at a unit, by its units' options."""
-        kinds = [self.tables.kinds[self.kinds[first + place]] for place in range(len(options))]
+        kinds = [self.tables.kinds[self.kinds[first + index]] for index in range(len(options))]
         state, kept, work, held = (
             np.array([getattr(kind, name)[s] for kind, s in zip(kinds, options, strict=True)], np.int64)
             for name in ("state", "kept", "work", "held")
@@ -262,9 +262,9 @@ class Stages:
     def column(self, first: int, options: Sequence[int]) -> Column:
         """What a choice takes as a stage that begins at a unit."""
         chosen = [int(s) for s in options]
-        tables = [self.tables.kinds[self.kinds[first + place]] for place in range(len(chosen))]
-        places = [int(kind.places[s]) for kind, s in zip(tables, chosen, strict=True)]
-        pairs = list(zip((kind.table for kind in tables), places, strict=True))
+        tables = [self.tables.kinds[self.kinds[first + index]] for index in range(len(chosen))]
+        indices = [int(kind.places[s]) for kind, s in zip(tables, chosen, strict=True)]
+        pairs = list(zip((kind.table for kind in tables), indices, strict=True))
 
         def total(name: str) -> int:
             return sum(int(getattr(table, name)[s]) for table, s in pairs)
@@ -272,9 +272,9 @@ class Stages:
         (head, s), (tail, t) = pairs[0], pairs[-1]
         forward, back = int(head.head_ns[s]), int(tail.turn_ns[t]) + int(head.tail_ns[s])
         crossed = np.zeros(4, np.int64)
-        for place in range(len(chosen) - 1):
-            crossing = self.tables.crossings[self.boundaries[first + place]]
-            state = int(tables[place].leave[chosen[place]]), int(tables[place + 1].enter[chosen[place + 1]])
+        for index in range(len(chosen) - 1):
+            crossing = self.tables.crossings[self.boundaries[first + index]]
+            state = int(tables[index].leave[chosen[index]]), int(tables[index + 1].enter[chosen[index + 1]])
             columns = crossing.forward_ns, crossing.backward_ns, crossing.halved_forward_ns, crossing.halved_backward_ns
             crossed += [column[state] for column in columns]
         moved, behind, halved_moved, halved_back = crossed.tolist()

@@ -260,9 +260,9 @@ def _padded(boundaries: Sequence[Boundary], units: Sequence[OptionTable]) -> tup
             for each in (b.halved_relayout_forward_ns, b.halved_relayout_backward_ns, b.halved_message_forward_ns)
             if each is not None
         ]
-        for each in stacks:
-            whole = np.full((len(each), lefts, enters), FORBIDDEN, np.int64)
-            whole[:, : each.shape[1], : each.shape[2]] = each
+        for stack in stacks:
+            whole = np.full((len(stack), lefts, enters), FORBIDDEN, np.int64)
+            whole[:, : stack.shape[1], : stack.shape[2]] = stack
             matrices.append(whole)
     stacked = np.concatenate(matrices)
     return stacked.transpose(1, 0, 2).reshape(lefts, -1), stacked.transpose(2, 0, 1).reshape(enters, -1)

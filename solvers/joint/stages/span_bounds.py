@@ -59,7 +59,7 @@ def span_bounds(
     entries = entries.reshape(tables.ways_in, -1, groups * len(rates))
     moves = np.tile(np.moveaxis(_at_rates(p, tables.moves), 2, -1), groups)  # (Q, D, E, rates)
     memory_rates = np.arange(groups) * len(rates) + len(rates) - 1
-    free = [not each.any() for each in tables.moves]
+    free = [not move.any() for move in tables.moves]
     p, w, rates = np.tile(p, (groups, 1)), np.tile(w, (groups, 1)), rates * groups
     behind = [np.zeros((tables.ways_out, len(rates)))]
     behind += [_at_rates(p, cuts.exits[each]).T for each in exits]
@@ -89,11 +89,11 @@ def span_bounds(
             reached = entered[tables.cell_enter]
             following[:, block] = tables.by_leave(reached + inner[:, kinds], axis=0)
             ends = tables.by_leave(reached + final[:, kinds], axis=0)
-            for place, out in enumerate(behind):
+            for index, out in enumerate(behind):
                 least = _crossed(ends, out[:, None])[0]
-                if not place:
+                if not index:
                     short = min(short, least[:, 0, memory_rates].min())
-                best[place, at : at + count][block] = _over_prices(least, w[:, 0], memory_bytes, shape, units)
+                best[index, at : at + count][block] = _over_prices(least, w[:, 0], memory_bytes, shape, units)
         if short > memory_bytes * (1 + 1e-9):
             break
         chain, before, at = following, at, at + count

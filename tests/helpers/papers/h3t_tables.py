@@ -168,12 +168,12 @@ def of_cases(study: Json) -> str:
     for sharing in SHARINGS:
         for name, printed in CASES.items():
             found = study[f"cases, {sharing} on a link"][name]
-            for place, switch in enumerate(CASE_SWITCHES):
+            for index, switch in enumerate(CASE_SWITCHES):
                 planned, exact, among = f"{found['planned']['on'][switch]:.0%}", "-", "-"
                 if best := found.get("optimum"):
                     least, most = best["among optima"][switch]
                     exact, among = f"{best['on'][switch]:.0%}", f"{least:.0%} to {most:.0%}"
-                rows.append((f"{sharing}", name, switch, f"{printed[place]:.0%}", planned, exact, among))
+                rows.append((f"{sharing}", name, switch, f"{printed[index]:.0%}", planned, exact, among))
     return table(("on a link", "case", "switch", "printed", "planned", "exact", "among all optima"), rows)
 
 

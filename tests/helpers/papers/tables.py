@@ -248,8 +248,8 @@ def _columns() -> list[Column]:
     found = []
     for table, cluster, memory, models, block in _BLOCKS:
         rows = [line.split() for line in block.split("\n") if line.strip()]
-        for place, model in enumerate(models, 1):
-            found.append(Column(table, cluster, memory, model, {row[0]: _cell(row[place]) for row in rows}))
+        for index, model in enumerate(models, 1):
+            found.append(Column(table, cluster, memory, model, {row[0]: _cell(row[index]) for row in rows}))
     return found
 
 

@@ -55,7 +55,7 @@ def build(profile: EngineProfile, memory_bytes: int, batch: int, options: Engine
         most_tp = choice.most_tp if choice.buffer else 1
         return _configuration(costs, choice, layer(choice.stages, choice.micro_batches, choice.least_tp, most_tp))
 
-    places = [(choice, part) for choice in choices for part in _parts(configuration(choice), choice, options)]
+    indices = [(choice, part) for choice in choices for part in _parts(configuration(choice), choice, options)]
     return Instance(
         devices=profile.devices,
         memory_bytes=usable_bytes(memory_bytes),
@@ -63,14 +63,14 @@ def build(profile: EngineProfile, memory_bytes: int, batch: int, options: Engine
         layer_names=tuple(f"layer-{l}" for l in range(profile.layers)),
         layer_kinds=(FIRST, *[MIDDLE] * (profile.layers - 2), LAST)[: profile.layers],
         boundary_kinds=(0,) * (profile.layers - 1),
-        configurations=tuple(part for _, part in places),
+        configurations=tuple(part for _, part in indices),
         name=f"{profile.name} on {profile.devices} devices, published cost model",
         provenance={
             "cost_model": COST_MODEL,
             "profile": profile.name,
             "sequence": profile.sequence,
             "options": asdict(options),
-            "choices": [asdict(choice) for choice, _ in places],
+            "choices": [asdict(choice) for choice, _ in indices],
         },
     )
 

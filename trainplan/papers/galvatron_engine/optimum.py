@@ -23,12 +23,12 @@ def published_optimum(instance: Instance, search: Search) -> Outcome:
     """Optimal over the even partition of every configuration, proved where the bound says so. It has no options."""
     bounds, infeasible, source = list[int](), True, "least own time of every stage"
     quick = [_quick_bound(instance, configuration) for configuration in instance.configurations]
-    for place, bound in enumerate(quick):
+    for index, bound in enumerate(quick):
         if search.objective is None or bound < search.objective:
-            proven = _configuration_bound(instance, place, search)
+            proven = _configuration_bound(instance, index, search)
             if search.out_of_time():
                 message = "time ran out before every configuration was solved"
-                return Outcome(bound=min([*bounds, *quick[place:]]), bound_source=source, message=message)
+                return Outcome(bound=min([*bounds, *quick[index:]]), bound_source=source, message=message)
             if proven is None:
                 continue
             bound, infeasible = proven, False
@@ -100,7 +100,7 @@ def explain(instance: Instance) -> Infeasibility | None:
     """Why no solution fits, in the user's terms; None where one does."""
     best: Solution | None = None
     least = float("inf")
-    for place, configuration in enumerate(instance.configurations):
+    for index, configuration in enumerate(instance.configurations):
         choice: tuple[int, ...] = ()
         for stage in _stages(instance, configuration, configuration.counted.tables):
             peak, options = least_memory(stage)
@@ -108,7 +108,7 @@ def explain(instance: Instance) -> Infeasibility | None:
                 break
             choice += options
         else:
-            best = Solution(place, even_partition(instance.layers, configuration.stages), choice)
+            best = Solution(index, even_partition(instance.layers, configuration.stages), choice)
             least = evaluate(instance, best).peak_bytes
     assert best is not None
     return reason(instance, best, evaluate(instance, best))

@@ -55,10 +55,10 @@ def read_plan(source: Source, instance: Instance) -> Solution:
     strategies, stages = _strategies(record, where, instance), _stages(record, where, instance.layers)
     wanted = (record.pp_deg, record.chunks, record.vtp, bool(record.vsp), bool(record.embed_sdp))
     candidates = []
-    for place, (configuration, ends) in enumerate(pairs):
+    for index, (configuration, ends) in enumerate(pairs):
         options = {name: s for s, name in enumerate(configuration.tables.strategies)}
         if (configuration.stages, configuration.micro_batches, *ends) == wanted and set(strategies) <= set(options):
-            candidates.append(Solution(place, stages, tuple(options[name] for name in strategies)))
+            candidates.append(Solution(index, stages, tuple(options[name] for name in strategies)))
     if not candidates:
         problem = f"asks for {record.pp_deg} stages, {record.chunks} micro-batches, vtp {record.vtp}, vsp {record.vsp}"
         fix = "give a plan of the instance's space"

@@ -41,14 +41,14 @@ def published_search(instance: Instance, search: Search) -> Outcome:
     """The engine's own plan. It has no options, and proves nothing."""
     dynamic = _Dynamic(instance.memory_bytes // MIB)
     best: tuple[int, Solution] | None = None
-    for place, configuration in enumerate(instance.configurations):
+    for index, configuration in enumerate(instance.configurations):
         if search.out_of_time():
             break
         partition = even_partition(instance.layers, configuration.stages)
         choice = _even_choice(instance, configuration, partition, dynamic)
         if choice is None:
             continue
-        solution = Solution(place, partition, choice)
+        solution = Solution(index, partition, choice)
         time = evaluate(instance, solution).time_ns
         if best is None or time < best[0] - _rounding_ns(instance, best[1]) - _rounding_ns(instance, solution):
             best = time, solution
