@@ -56,7 +56,6 @@ benchmark: $(INSTALLED)
 	$(BIN)/python benchmarks/pipeline_partition.py
 	$(BIN)/python -m benchmarks.memory_switches
 	$(BIN)/python -m benchmarks.h3t_planners
-	$(BIN)/python -m benchmarks.free_switches
 	$(BIN)/python benchmarks/limits.py
 
 calibrate: $(INSTALLED)  # of the shipped steps; make calibrate RUNS=runs.json OUT=efficiencies.yaml fits others, and writes the table

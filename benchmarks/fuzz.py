@@ -94,11 +94,10 @@ def random_partition(rng: random.Random) -> dict[str, Any]:
 
 
 def random_switches(rng: random.Random) -> dict[str, Any]:
-    """Up to 4 layers whose synchronisation is forced, or up to 2 where it is free: ties, small numbers, or large ones."""
-    scale, free = rng.choice((2, 100, 10**9)), rng.random() < 0.25
-    fields = {"offload_needs_ckpt": rng.random() < 0.75, "synchronisation": "free" if free else "forced"}
-    layers = rng.randint(1, 2 if free else 4)
-    return random_switches_instance(np.random.default_rng(rng.randrange(2**32)), layers, scale, **fields).to_dict()
+    """Up to 4 layers: ties, small numbers, or large ones."""
+    scale, layers, needed = rng.choice((2, 100, 10**9)), rng.randint(1, 4), rng.random() < 0.75
+    numbers = np.random.default_rng(rng.randrange(2**32))
+    return random_switches_instance(numbers, layers, scale, offload_needs_ckpt=needed).to_dict()
 
 
 Generators = dict[str, Callable[[random.Random], dict[str, Any]]]

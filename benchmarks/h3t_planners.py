@@ -4,7 +4,7 @@ Part 1: the four settings of the paper's Table 5 (64 A100; batch and memory as t
 on grids of 64 to 512 levels, of its basic version, of greedy and of random, beside the paper's minutes. Part 2: the models and
 batches of its Tables 1 and 3, twelve, at three memory limits each, from where nearly all switches are needed to where few are:
 of every planner how often it finds something, how often the optimum, and its gaps. Layers differ by 3 %. Gaps are to the proven
-optimum of the forced problem, or to its bound where 30 s did not prove it. Exit status 1 where a planner beats a proven bound,
+optimum, or to its bound where 30 s did not prove it. Exit status 1 where a planner beats a proven bound,
 its answer is not valid, the dynamic program at 128 levels takes more than 10 s, or its versions differ.
 
     python -m benchmarks.h3t_planners --json results.json

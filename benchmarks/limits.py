@@ -41,9 +41,6 @@ INSTANCES: dict[str, Callable[[], Any]] = {
         "pipeline-partition", model=DEEP, cluster="a100-64", batch=64, pipeline=64, micro_batches=64, recompute=True
     ),
     "memory-switches": lambda: tp.build("memory-switches", model=DEEP, cluster="h3t-a100-64", batch=1024, memory="30GiB"),
-    "memory-switches, free": lambda: tp.build(
-        "memory-switches", model=DEEP, cluster="h3t-a100-64", batch=1024, memory="30GiB", synchronisation="free"
-    ),
     "cluster-strategy": lambda: tp.build(
         "cluster-strategy", model="gpt3-175b", cluster="h200-1024", batch=1024, dtype="float32"
     ),

@@ -1,4 +1,4 @@
-"""Time the exact solver of memory-switches with forced synchronisation on H3T's models, and how it grows.
+"""Time the exact solver of memory-switches on H3T's models, and how it grows.
 
 Part 1: the twelve settings of the paper's Tables 1 and 3 (BERT of 48 to 56 Transformer layers, on 2080 Ti without NVLink and
 A100 with it), estimated from their shapes; layers equal, or with 3 % noise of all their times and bytes; memory 0.2, 2, 10, 30

@@ -35,7 +35,6 @@ PAIRS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"like": "partition", "sliced": 0}, {"like": "joint"}),
     ({"like": "galvatron-bmw"}, {"like": "joint"}),
     ({"like": "joint", "by_unit": False}, {"like": "joint"}),
-    ({"like": "switch", "synchronisation": "forced"}, {"like": "switch", "synchronisation": "free"}),
 ]
 
 

@@ -9,7 +9,6 @@
 
 # %%
 # %matplotlib inline
-from dataclasses import replace
 
 import pandas as pd
 
@@ -64,20 +63,6 @@ tp.draw_switches(limited, dp.solution, title="the paper's DP")
 # %%
 told = {"optimum": best[limit].evaluation, "the paper's DP": dp.evaluation}
 pd.DataFrame({name: {"unused_mib": (limit - one["peak_bytes"]) / 2**20, **one["layers_on"]} for name, one in told.items()})
-
-# %% [markdown]
-# ## Without forced synchronisation
-#
-# Without `segment_sync` in every layer, segments run into each other, and no dynamic program over layers sees the step's time.
-# The search simulates the whole step; its answer is no slower than the synchronised one.
-
-# %%
-chain = tp.build("memory-switches", model="bert-1.8b", cluster="h3t-a100-8", batch=8, dtype="float16").part(0, 5)
-low = tp.solve(chain.with_memory(2**20)).reason.least_memory_bytes
-forced = chain.with_memory(round(1.2 * low))
-both = [tp.solve(each) for each in (forced, replace(forced, synchronisation="free"))]
-assert both[0].status == "optimal" and both[1].objective <= both[0].objective
-pd.DataFrame([result.row() for result in both], index=["forced", "free"])[["status", "time_ns", "bound_ns"]]
 
 # %% [markdown]
 # ## Several solvers on one instance

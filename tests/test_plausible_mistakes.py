@@ -68,7 +68,6 @@ MISTAKES: list[tuple[str, ...]] = [
     (f"plan {GPT2} --uneven-shares", "No such option: --uneven-shares", "--help"),
     (f"partition {GPT2} --sliced all", "--sliced is 'all'", "give a whole number"),
     (f"partition {GPT2} --objective fastest", "--objective is 'fastest'", "iteration"),
-    (f"switch {GPT2} --synchronisation off", "--synchronisation is 'off'", "forced, free"),
     ("switch --model vit-base --cluster cpu-4 --batch 8", "--model is 'vit-base' (vit)", "gpt2, bert, llama"),
     ("switch --model gpt2 --cluster amp-heterogeneous-16 --batch 16", "--cluster is 'amp-heterogeneous-16'", "place"),
     ("plan --model gpt2 --cluster rtx-titan-8 --batch 8 --dtype bfloat16", "has no bfloat16", "--dtype of float32"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -20,7 +21,7 @@ from trainplan.formulations.memory_switches.problem import Instance, Solution, e
 from trainplan.formulations.parameters import chosen
 from trainplan.formulations.plan.plan import Plan, load_plan
 from trainplan.formulations.plan.request import Request
-from trainplan.formulations.plan.switches import ALL_ON, Switches
+from trainplan.formulations.plan.switches import ALL_ON, Switches, combinations
 from trainplan.profiling.base.errors import InputError, MissingExtra
 from trainplan.profiling.base.quantities import enough_bytes, format_bytes, parse_bytes
 from trainplan.profiling.clusters.cluster import Cluster, load_cluster
@@ -32,7 +33,7 @@ from trainplan.solvers.core import answer
 import trainplan as tp
 from tests.helpers.clock import without_alarms
 from tests.helpers.sizes import first_and_others
-from tests.helpers.switch_instances import random_instance
+from tests.helpers.switch_instances import any_combinations, random_instance, simulated_step
 from trainplan import pictures
 from trainplan.pictures import lanes as switch_pictures
 from trainplan.pictures.lanes import draw_frontier, draw_switches
@@ -84,7 +85,7 @@ def step_peak(instance: Instance, switches: Switches) -> int:
 def test_a_layer_is_what_the_profile_says_of_its_unit(made: tuple[Instance, Profile]) -> None:
     instance, profile = made
     assert instance.layer_names == tuple(unit.name for unit in profile.units)
-    assert instance.forced and not instance.nvlink, "copies share the machine's memory with the collectives"
+    assert not instance.nvlink, "copies share the machine's memory with the collectives"
     assert (instance["input_bytes"][1:] == instance["output_bytes"][:-1]).all()
     for index, unit in enumerate(profile.units):
         entry, shape = profile.cost(unit.sublayer, 1, 2), profile.shapes[unit.sublayer]
@@ -124,34 +125,36 @@ def test_the_ends_of_the_chain(made: tuple[Instance, Profile]) -> None:
 def walked(model: Model, instance: Instance, solution: Solution) -> tuple[int, int]:
     """Peak of the simulated step, and of the program's walk, without the number that programs keep the loss in."""
     [program] = compile_plan(PROBLEM.plan(instance, solution, request_for(model, 16)), ranks=[0])
-    return evaluate(instance, solution).peak_bytes, memory_walk(program).peak_bytes - program.buffers["loss"]
+    return simulated_step(instance, solution).peak_bytes, memory_walk(program).peak_bytes - program.buffers["loss"]
 
 
-@pytest.mark.parametrize("synchronisation", ["forced", "free"])
+@pytest.mark.parametrize("options", [combinations(), any_combinations()], ids=["synchronised", "any"])
 @pytest.mark.parametrize("nvlink", [True, False])
-def test_where_nothing_overlaps_peaks_are_those_of_the_programs(model: Model, synchronisation: Any, nvlink: bool) -> None:
+def test_where_nothing_overlaps_peaks_are_those_of_the_programs(
+    model: Model, options: Sequence[Switches], nvlink: bool
+) -> None:
     """A program is walked in the order of issue. So is a step whose copies and collectives take no time and are issued before
     the computation."""
-    instance, _ = switch_instance(model, 16, synchronisation=synchronisation)
+    instance, _ = switch_instance(model, 16)
     timeless = {name: 0 * column for name, column in instance.columns.items() if name.endswith("_ns") and "ward" not in name}
     instance = replace(instance, nvlink=nvlink, columns=instance.columns | timeless)
-    options = [switches for switches in instance.options if not (switches.eco_forward or switches.eco_backward)]
+    plain = [switches for switches in options if not (switches.eco_forward or switches.eco_backward)]
     rng = np.random.default_rng(0)
     for _ in range(40):
-        switches = tuple(options[place] for place in rng.integers(len(options), size=instance.layers))
-        simulated, found = walked(model, instance, Solution(switches))
-        assert simulated == found
+        switches = tuple(plain[index] for index in rng.integers(len(plain), size=instance.layers))
+        known, found = walked(model, instance, Solution(switches))
+        assert known == found
 
 
-@pytest.mark.parametrize("synchronisation", ["forced", "free"])
-def test_simulated_peaks_are_close_to_those_of_the_programs(model: Model, synchronisation: Any) -> None:
+@pytest.mark.parametrize("options", [combinations(), any_combinations()], ids=["synchronised", "any"])
+def test_simulated_peaks_are_close_to_those_of_the_programs(model: Model, options: Sequence[Switches]) -> None:
     """Also with what overlaps, on plans nothing was fitted to."""
-    instance, _ = switch_instance(model, 16, synchronisation=synchronisation)
+    instance, _ = switch_instance(model, 16)
     rng, ratios = np.random.default_rng(1), []
     for _ in range(40):
-        switches = tuple(instance.options[place] for place in rng.integers(len(instance.options), size=instance.layers))
-        simulated, found = walked(model, instance, Solution(switches))
-        ratios.append(found / simulated)
+        switches = tuple(options[index] for index in rng.integers(len(options), size=instance.layers))
+        known, found = walked(model, instance, Solution(switches))
+        ratios.append(found / known)
     print(f"walk over simulation: {min(ratios):.4f} to {max(ratios):.4f}, median {np.median(ratios):.4f}")
     assert max(ratios) < 1.02 and min(ratios) > 0.85 and np.median(ratios) > 0.93
 
@@ -193,7 +196,6 @@ def test_build_says_what_it_cannot_use(model: Model, made: tuple[Instance, Profi
         ({"batch": 6}, "batch is 6; give a multiple of the 4 devices, such as 4"),
         ({"batch": 0}, "batch is 0"),
         ({}, "batch is missing"),
-        ({"batch": 8, "synchronisation": "none"}, "synchronisation is 'none'; give one of: forced, free"),
         ({"batch": 8, "pipeline": 2}, "pipeline is 2; leave it out"),
         ({"batch": 8, "profile": profile.changed(host=None)}, "host is missing"),
         ({"batch": 8, "cluster": None}, "cluster is missing"),
@@ -201,12 +203,10 @@ def test_build_says_what_it_cannot_use(model: Model, made: tuple[Instance, Profi
         with pytest.raises(InputError) as error:
             tp.build("memory-switches", **({"model": model, "cluster": CLUSTER} | options))
         assert told in str(error.value)
-    for option, value in (("synchronisation", "free"), ("paper_combinations", True)):
-        with pytest.raises(InputError, match=f"{option} is .*; leave it out: pipeline has "):
-            tp.build("pipeline", model=model, cluster=CLUSTER, batch=8, **{option: value})
+    with pytest.raises(InputError, match=r"paper_combinations is .*; leave it out: pipeline has "):
+        tp.build("pipeline", model=model, cluster=CLUSTER, batch=8, paper_combinations=True)
     assert tp.build("memory-switches", profile=profile, batch=8, by_unit=True).columns.keys() == made[0].columns.keys()
-    free = tp.build("memory-switches", profile=profile, batch=8, synchronisation="free", paper_combinations=True)
-    assert len(free.options) == 128
+    assert len(tp.build("memory-switches", profile=profile, batch=8, paper_combinations=True).options) == 64
 
 
 def published(folder: Path, layers: int = 3, **fields: Any) -> Path:
@@ -226,13 +226,12 @@ def test_files_of_the_published_code_are_taken_as_they_are(tmp_path: Path) -> No
     path = published(tmp_path)
     instance = tp.build("memory-switches", profile=path, memory="1KB")
     assert (instance.name, instance.layers, instance.memory_bytes, instance.nvlink) == ("h3t", 3, 1000, True)
-    assert instance.forced and len(instance.options) == 48 and "lifted" not in instance.provenance
+    assert len(instance.options) == 48 and "lifted" not in instance.provenance
     assert instance["forward_without_graph_ns"].tolist() == [1000, 2000, 3000]
     assert instance["optimizer_ns"].tolist() == [10_000, 20_000, 30_000]
     assert set(instance["graph_bytes"].tolist()) == {350} and set(instance["output_bytes"].tolist()) == {100}
     assert instance.provenance["devices"] == 4
-    free = tp.build("memory-switches", profile=path, memory=1000, synchronisation="free", paper_combinations=True)
-    assert len(free.options) == 128
+    assert len(tp.build("memory-switches", profile=path, memory=1000, paper_combinations=True).options) == 64
     lifted = tp.build("memory-switches", profile=published(tmp_path, backward_peak=60), memory=1000)
     assert lifted["backward_peak_bytes"].tolist() == [60, 100, 100]
     assert lifted.provenance["lifted"] == {"backward_peak_bytes": [1, 2]}
@@ -459,7 +458,7 @@ def gids(figure: Any, name: str) -> list[Any]:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_pictures_show_what_was_simulated(seed: int) -> None:
-    instance = random_instance(np.random.default_rng(seed), 5, synchronisation="free")
+    instance = random_instance(np.random.default_rng(seed), 5)
     rng = np.random.default_rng(seed)
     solution = Solution(tuple(instance.options[place] for place in rng.integers(len(instance.options), size=5)))
     step, figure = evaluate(instance, solution), draw_switches(instance, solution)

@@ -10,7 +10,7 @@ Readings, and their sources:
 - the 2080 Ti have no NVLink: copies and collectives go over PCI-E. The paper gives 15.8 GB/s, and not to how many devices: to
   each, or to 4 (of a CPU) or all 8 together (`sharing`);
 - gigabytes are decimal;
-- the DP plans with every segment synchronised (`forced`). The paper's other methods do not have to (`free`).
+- all methods plan with every segment synchronised, as the paper's DP does; the paper's other methods need not.
 
 Limits run from LEAST times the least memory of any choice to what the step needs with nothing on but synchronisation, in a
 geometric row: at the first hardly anything fits, from the last on nothing has to be saved.
@@ -63,7 +63,6 @@ SYNCHRONISED = Switches(segment_sync=True)
 
 PLANNERS = ("h3t-dp", "h3t-greedy", "manual", "random", "random, last")  # the paper's, and random as published
 ZERO = ("zero-2", "zero-3")
-FREE_SECONDS = 10.0
 REPEATS = 3
 MODEL_SECONDS = 10.0  # for MILP and CP-SAT
 COMPUTATIONS = ("forward_without_graph_ns", "forward_ns", "backward_ns")
@@ -107,7 +106,7 @@ def profile(model: str, environment: str, rows: int, attention: str) -> Profile:
 
 @cache
 def instance(model: str, environment: str, batch: int, reading: Reading = LAYERS) -> Instance:
-    """A model on an environment, synchronised, with ample memory."""
+    """A model on an environment, with ample memory."""
     used = profile(model, environment, batch // load_cluster(environment).devices, reading.attention)
     given = build(used, batch, AMPLE, by_unit=reading.by_unit)
     return given if reading.ends else given.part(1, given.layers - 1)
@@ -135,13 +134,13 @@ SHARED: tuple[Case, ...] = tuple(Case(setting, 8) for setting in SETTINGS if set
 
 
 def of(setting: Setting, reading: Reading = LAYERS) -> Instance:
-    """A setting, synchronised, with ample memory."""
+    """A setting, with ample memory."""
     return instance(setting.model, setting.environment, setting.batch, reading)
 
 
 @cache
 def from_data(name: str) -> Instance:
-    """One of the profiles of DATA, synchronised, with ample memory."""
+    """One of the profiles of DATA, with ample memory."""
     path = DATA / FILES[name]
     return h3t_file.build(Source(str(path), json.loads(path.read_text())), AMPLE)
 
@@ -150,17 +149,13 @@ def within(given: Instance, limit: int) -> Instance:
     return replace(given, memory_bytes=limit)
 
 
-def free(given: Instance) -> Instance:
-    return replace(given, synchronisation="free")
-
-
 def slower(given: Instance, columns: tuple[str, ...], factor: int) -> Instance:
     changed = {name: column * factor if name in columns else column for name, column in given.columns.items()}
     return replace(given, columns=changed)
 
 
 def least_bytes(given: Instance) -> int:
-    """The least memory of any synchronised choice."""
+    """The least memory of any choice."""
     return least_memory(chain_of_columns(undominated(segments(given)), AMPLE))[0]
 
 
@@ -210,8 +205,8 @@ def shares(found: Result) -> dict[str, float] | None:
 
 
 def fewest(given: Instance, switch: SwitchName, state: bool, optimal: bool = True) -> int:
-    """The least number of layers with a switch on (state) or off, among all optimal choices, or all that fit: a synchronised
-    problem, too, whose time counts such layers, after nanoseconds that are worth more than all of them."""
+    """The least number of layers with a switch on (state) or off, among all optimal choices, or all that fit: of a
+    problem whose time counts such layers, after nanoseconds that are worth more than all of them."""
     chain, worth = segments(given), given.layers + 1
     counted = np.array([getattr(option, switch) == state for option in chain.options], np.int64)[:, None]
     weighed = replace(chain, time_ns=chain.time_ns * (worth * optimal) + counted)
@@ -237,15 +232,13 @@ def optimal_shares(given: Instance, switch: SwitchName) -> tuple[float, float]:
 
 
 def methods_on_data(name: str) -> dict[str, Any]:
-    """Every method at a tight, a medium and an ample limit; forced, and free beside it."""
+    """Every method at a tight, a medium and an ample limit."""
     given, found = from_data(name), {}
     for kind, limit in zip(("tight", "medium", "ample"), limits(given, 3), strict=True):
         problem = within(given, limit)
-        forced = {method: told(run(problem, method)) for method in ("label-setting", *PLANNERS, *ZERO)}
-        forced |= {method: told(run(problem, method, time_limit=MODEL_SECONDS)) for method in ("milp", "cpsat")}
-        open_ = {method: told(run(free(problem), method)) for method in PLANNERS if method != "h3t-dp"}
-        open_["label-setting"] = told(run(free(problem), "label-setting", time_limit=FREE_SECONDS))
-        found[kind] = {"limit_bytes": limit, "forced": forced, "free": open_}
+        methods = {method: told(run(problem, method)) for method in ("label-setting", *PLANNERS, *ZERO)}
+        methods |= {method: told(run(problem, method, time_limit=MODEL_SECONDS)) for method in ("milp", "cpsat")}
+        found[kind] = {"limit_bytes": limit, "methods": methods}
     return found
 
 
@@ -262,19 +255,19 @@ def cases(sharing: int) -> dict[str, tuple[Instance, str]]:
         "slow PCI-E": (slower(default, COPIES + COLLECTIVES, 10), "h3t-dp"),
         "slow FPU": (slower(default, COMPUTATIONS, 10), "h3t-dp"),
         "25 GB": (within(given, 25 * GB), "h3t-dp"),
-        "greedy": (free(default), "h3t-greedy"),
+        "greedy": (default, "h3t-greedy"),
     }
     assert list(found) == list(CASES)
     return found
 
 
 def case(sharing: int, name: str) -> dict[str, Any]:
-    """Shares of the layers with each switch on: of the paper's method, of the exact one, and the least and the most among all
-    optimal choices; and the least share with recomputation of any choice that fits."""
+    """Shares of the layers with each switch on: of the paper's method; and, of the cases of its DP, of the exact one, the least
+    and the most among all optimal choices, and the least share with recomputation of any choice that fits."""
     given, method = cases(sharing)[name]
     planned = run(given, method)
     found: dict[str, Any] = {"planned": {**(told(planned) or {}), "on": shares(planned)}}
-    if given.forced:
+    if method == "h3t-dp":
         best = run(given, "label-setting")
         among = {switch: list(optimal_shares(given, switch)) for switch in CASE_SWITCHES}
         found["optimum"] = {**(told(best) or {}), "on": shares(best), "among optima": among}
@@ -314,14 +307,11 @@ def gpt3() -> dict[str, Any]:
 
 
 def under_limits(which: Case) -> dict[str, Any]:
-    """The paper's methods, on their own problems and on the DP's, and the synchronised optimum, by limit in bytes."""
+    """The paper's methods and the optimum, by limit in bytes."""
     given, found = which.instance, {}
     for limit in limits(given):
         problem = within(given, limit)
-        found[str(limit)] = {
-            "forced": {method: told(run(problem, method)) for method in ("label-setting", *PLANNERS)},
-            "free": {method: told(run(free(problem), method)) for method in PLANNERS if method != "h3t-dp"},
-        }
+        found[str(limit)] = {method: told(run(problem, method)) for method in ("label-setting", *PLANNERS)}
     return found
 
 
@@ -329,16 +319,15 @@ def under_limits(which: Case) -> dict[str, Any]:
 
 
 def steps(which: Case) -> dict[str, Any]:
-    """At the paper's limit: its methods, all switches on, and the optima."""
+    """At the paper's limit: its methods, all switches on, and the optimum."""
     given = within(which.instance, which.setting.limit_bytes)
     time_ns, peak_bytes = alike(given, ALL_ON)
     return {
         "dp": told(run(given, "h3t-dp")),
-        "greedy": told(run(free(given), "h3t-greedy")),
-        "random": told(run(free(given), "random")),
+        "greedy": told(run(given, "h3t-greedy")),
+        "random": told(run(given, "random")),
         "all on": {"time_ns": time_ns, "peak_bytes": peak_bytes},
         "optimum": told(run(given, "label-setting")),
-        "free": told(run(free(given), "label-setting", time_limit=FREE_SECONDS)),
         **{method: told(run(which.instance, method)) for method in ZERO},  # with ample memory
     }
 
@@ -360,10 +349,9 @@ def searches() -> dict[str, Any]:
     found: dict[str, Any] = {}
     for row in SEARCHES:
         given = within(instance(row.model, "h3t-a100-64", row.batch), row.limit_gb * GB)
-        problems = {"h3t-dp": given, "label-setting": given, "h3t-greedy": free(given), "random": free(given)}
         found[str(row)] = {}
-        for method, problem in problems.items():
-            runs = [run(problem, method) for _ in range(REPEATS)]
+        for method in ("h3t-dp", "label-setting", "h3t-greedy", "random"):
+            runs = [run(given, method) for _ in range(REPEATS)]
             seconds = min(one.build_seconds + one.solve_seconds for one in runs)
             found[str(row)][method] = {"seconds": round(seconds, 2), "time_ns": runs[0].objective}
     return found

@@ -21,7 +21,6 @@ from trainplan.formulations.memory_switches.segments import segments
 from trainplan.formulations.pipeline.problem import Configuration as PipelineConfiguration
 from trainplan.formulations.pipeline.problem import Instance as PipelineInstance
 from trainplan.formulations.pipeline.problem import Solution as PipelineSolution
-from trainplan.profiling.base.errors import Unsuited
 
 # layer-strategies
 
@@ -102,12 +101,9 @@ def _pipeline_configuration(instance: PipelineInstance, source: PipelineConfigur
 
 
 def memory_switches(instance: SwitchInstance) -> Restriction:
-    """Of an instance whose synchronisation is forced. An option is a layer's switches, with those of its neighbours that its
-    segments depend on: r of the layer before, and lazy_prefetch of the one after. Options agree by the state between two
-    layers, r of the one and lazy_prefetch of the other."""
-    if not instance.forced:
-        fix = "give an instance whose synchronisation is forced: free segments have no times of their own"
-        raise Unsuited("instance", "synchronisation", "is 'free'", fix)
+    """An option is a layer's switches, with those of its neighbours that its segments depend on: r of the layer before, and
+    lazy_prefetch of the one after. Options agree by the state between two layers, r of the one and lazy_prefetch of the
+    other."""
     chain, count = segments(instance), instance.layers
     choices = range(len(chain.options))
     columns = [

@@ -9,7 +9,7 @@
     memory-switches     switches, synchronised          one stage, one micro-batch; options link        Eq. 8, a sum
 
 Memory is the same, too: `kept_bytes` alone is Galvatron's Eq. 2 and H3T's chain, `held_bytes` with the largest pass AutoPipe's
-and AMP's. Of free segments (memory-switches without forced synchronisation) there are no tables.
+and AMP's.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from typing import Any
 from trainplan.formulations.costs.sequential.communication import moved_bytes
 from trainplan.formulations.costs.sequential.primitives import collective, host_copy, host_costs, host_step
 from trainplan.formulations.costs.sequential.sublayer_time import grouped_units, layer_name, unit_work
-from trainplan.formulations.memory_switches.problem import NAME, Instance, Synchronisation, load
+from trainplan.formulations.memory_switches.problem import NAME, Instance, load
 from trainplan.formulations.plan.strategy import Strategy
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.profiles import Profile
@@ -60,7 +60,6 @@ def build(
     batch: int,
     memory_bytes: int,
     *,
-    synchronisation: Synchronisation = "forced",
     offload_needs_ckpt: bool = True,
     by_unit: bool = True,
 ) -> Instance:
@@ -91,7 +90,6 @@ def build(
                 "batch": batch,
             },
             "nvlink": not host.shares_bus,
-            "synchronisation": synchronisation,
             "offload_needs_ckpt": offload_needs_ckpt,
             "memory_bytes": memory_bytes,
             "layers": layers,

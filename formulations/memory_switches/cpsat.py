@@ -1,4 +1,4 @@
-"""memory-switches with forced synchronisation as an OR-Tools CP-SAT model, on whole nanoseconds and bytes.
+"""memory-switches as an OR-Tools CP-SAT model, on whole nanoseconds and bytes.
 
 Variables    x[i,c] bool         layer i takes column c (see `columns`)
              H[i], R             bytes kept by the layers before i until their backward pass, and resident bytes of all layers

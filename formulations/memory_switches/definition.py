@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
-from typing import get_args
 
 from trainplan.formulations.memory_switches import costs, enumeration, problem, tables
-from trainplan.formulations.memory_switches.problem import Instance, Solution, Synchronisation, matrix
+from trainplan.formulations.memory_switches.problem import Instance, Solution, matrix
 from trainplan.formulations.memory_switches.segments import shared_switches
 from trainplan.formulations.parameters import BY_UNIT, Parameter
 from trainplan.formulations.plan.plan import Batch, Plan, staged_plan
 from trainplan.formulations.plan.request import Request
 from trainplan.formulations.plan.strategy import Strategy
 from trainplan.formulations.problem import Part, Problem, Table
-from trainplan.profiling.base.errors import InputError, Unsuited
+from trainplan.profiling.base.errors import InputError
 
-SYNCHRONISATION = Parameter(
-    "synchronisation",
-    str,
-    "of segments: forced in every layer, as in the paper, or free",
-    default="forced",
-    choices=get_args(Synchronisation),
-)
 PAPER_COMBINATIONS = Parameter("paper_combinations", bool, "offload inputs without recomputation, too", False)
 
 
@@ -35,15 +26,11 @@ class MemorySwitches(Problem):
     solution_record = problem.SolutionRecord
     solved_by = "trainplan.solvers.switches"
     picture = "trainplan.pictures.lanes:draw_switches"
-    parameters = (SYNCHRONISATION, PAPER_COMBINATIONS, BY_UNIT)
+    parameters = (PAPER_COMBINATIONS, BY_UNIT)
 
     def cost_model(self, instance: Instance) -> str:
-        """H3T's simulated step, and whether its segments are synchronised."""
-        return f"H3T's simulated step, {'synchronised' if instance.forced else 'free'}"
-
-    def tightest(self, instance: Instance) -> Instance | None:
-        """That of synchronised steps, whose least memory is known exactly, and quickly."""
-        return super().tightest(replace(instance, synchronisation="forced"))
+        """H3T's simulated step, whose segments are synchronised."""
+        return "H3T's simulated step, synchronised"
 
     def instance(self, request: Request) -> Instance:
         """The step of the request's batch on all devices, a layer for each layer or, `by_unit`, for each sub-layer."""
@@ -88,18 +75,15 @@ class MemorySwitches(Problem):
         return enumeration.count(instance)
 
     def most_solutions(self, instance: Instance) -> int:
-        """Fewer where synchronisation is free, and the whole step of every choice is simulated."""
-        return enumeration.most(instance)
+        """Those of 4 layers, whose costs are sums over the tables of the segments."""
+        return enumeration.LARGEST
 
     def solutions(self, instance: Instance) -> Iterator[Solution | None]:
         """Of each lot of choices the fastest one that fits, where it is faster than those before it."""
         return enumeration.solutions(instance)
 
     def parts(self, instance: Instance, out_of_time: Callable[[], bool]) -> list[Part] | None:
-        """None: the synchronised step is stated whole. Raises Unsuited where synchronisation is free."""
-        if not instance.forced:
-            fix = f"give {SYNCHRONISATION.name} forced, or --method exact"
-            raise Unsuited("command line", "--method", "states the synchronised step only", fix)
+        """None: the models state the step whole."""
         return None
 
     def start(self, instance: Instance, solution: Solution) -> set[str]:
@@ -123,7 +107,6 @@ def _built(request: Request, by_unit: bool) -> Instance:
         profile,
         request.samples,
         request.limit_bytes,
-        synchronisation=request.options["synchronisation"],
         offload_needs_ckpt=not request.options["paper_combinations"],
         by_unit=by_unit,
     )

@@ -6,14 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from trainplan.formulations.instance import Integers
-from trainplan.formulations.memory_switches.problem import Instance, Solution, evaluate, matrix
+from trainplan.formulations.memory_switches.problem import Instance, Solution, evaluate
 from trainplan.formulations.memory_switches.segments import segments
-from trainplan.formulations.memory_switches.simulation import simulate
 
-LARGEST_SYNCHRONISED = 20_000_000  # choices of which the tables of the segments are looked at: 4 layers
-LARGEST_FREE = 128**3  # choices of which the whole step is simulated: 3 layers
-BATCH = 4096  # whole steps simulated at once
+LARGEST = 20_000_000  # choices of which the tables of the segments are looked at: 4 layers
 
 
 def count(instance: Instance) -> int:
@@ -21,40 +17,11 @@ def count(instance: Instance) -> int:
     return len(instance.options) ** instance.layers
 
 
-def most(instance: Instance) -> int:
-    """The most choices that are looked at."""
-    return LARGEST_SYNCHRONISED if instance.forced else LARGEST_FREE
-
-
 def solutions(instance: Instance) -> Iterator[Solution | None]:
-    """The fastest choice of each lot that fits and is faster than those before it; None for every other lot."""
-    return _synchronised(instance) if instance.forced else _free(instance)
+    """The fastest choice of a batch that fits and is faster than those of the batches before; None at the start of every batch,
+    which takes a while.
 
-
-def whole_steps(instance: Instance) -> Iterator[tuple[Integers, Integers, Integers]]:
-    """Options of all layers (K, N) with time and peak (K,) of the whole simulated step, for all choices, lot by lot."""
-    on = matrix([Solution(instance.options)])[0]
-    shape, total = (len(on),) * instance.layers, count(instance)
-    for begin in range(0, total, BATCH):
-        choices = np.stack(np.unravel_index(np.arange(begin, min(begin + BATCH, total)), shape), axis=1)
-        yield choices, *simulate(instance.columns, instance.nvlink, on[choices])
-
-
-def _free(instance: Instance) -> Iterator[Solution | None]:
-    least = None
-    for choices, time, peak in whole_steps(instance):
-        fits = np.flatnonzero(peak <= instance.memory_bytes)
-        fastest = fits[time[fits].argmin()] if len(fits) else None
-        if fastest is None or (least is not None and time[fastest] >= least):
-            yield None
-        else:
-            least = time[fastest]
-            yield _solution(instance, choices[fastest])
-
-
-def _synchronised(instance: Instance) -> Iterator[Solution | None]:
-    """A lot is all choices with one option of the first layer; their costs are sums over the tables of the segments.
-
+    A batch is all choices with one option of the first layer; their costs are sums over the tables of the segments.
     Cross-check of the segments: the whole simulated step of what is given takes as long (asserted here).
     """
     chain, layers, options = segments(instance), instance.layers, range(len(instance.options))
@@ -69,7 +36,7 @@ def _synchronised(instance: Instance) -> Iterator[Solution | None]:
     of_later = [costs(i, (0, *others)) for i in range(2, layers)]
     least = None
     for first in options:
-        yield None  # a lot takes a while
+        yield None
         near = [costs(i, (first, *others)) for i in range(min(2, layers))]
         time: Any = 0
         peak: Any = 0

@@ -1,4 +1,4 @@
-"""memory-switches with forced synchronisation as a mixed-integer linear program, in Pyomo: a path through states.
+"""memory-switches as a mixed-integer linear program, in Pyomo: a path through states.
 
 Sets         i = 0 .. N-1 layers; q = (r_i, lazy_{i+1}) states between two layers, of which there are 16 (see `columns`);
              (s, q, q') columns of a layer: option s, entering in state q and leaving in q'

@@ -5,8 +5,8 @@
     over        s = (s_1, ..., s_N), s_i one of the legal combinations of seven switches (see `switches`)
 
 Runtime and Memory are those of the step simulated on its lanes (see `simulation`), for forward and backward pass and the
-optimizer on the host. Where synchronisation is `forced`, every layer has `segment_sync` on, as the paper's dynamic program
-demands; `free` leaves it to the solver. All numbers are integers; `evaluate` and `violations` know no solver.
+optimizer on the host. Every layer has `segment_sync` on, as the paper's dynamic program demands: so the step is a chain of
+segments (see `segments`). All numbers are integers; `evaluate` and `violations` know no solver.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ from trainplan.profiling.base.quantities import format_bytes
 NAME = "memory-switches"
 MOST_LAYERS = 10_000
 LARGEST = 2**53  # ns, and bytes, which are added up as floats, too
-Synchronisation = Literal["forced", "free"]
 
 
 class LayerRecord(Record):
@@ -68,7 +67,7 @@ class InstanceRecord(InstanceFile):
 
     problem: Literal["memory-switches"]
     nvlink: Annotated[bool, Field(description="whether collectives have a stream of their own, apart from copies to the host")]
-    synchronisation: Annotated[Synchronisation, Field(description="of segments: forced in every layer, or free")] = "forced"
+    synchronisation: Annotated[Literal["forced"], Field(description="of segments, in every layer")] = "forced"
     offload_needs_ckpt: Annotated[
         bool, Field(description="offload_hidden only with ckpt, as in the published code; false: the paper's 128 combinations")
     ] = True
@@ -111,7 +110,7 @@ class SolutionRecord(Record):
         return self
 
 
-SETTINGS = ("nvlink", "synchronisation", "offload_needs_ckpt", "memory_bytes")
+SETTINGS = ("nvlink", "offload_needs_ckpt", "memory_bytes")
 COLUMNS = tuple(name for name in LayerRecord.model_fields if name != "name")
 
 
@@ -120,7 +119,6 @@ class Instance(ProblemInstance):
     """The problem in arrays. columns: (N,), by the name of each number in `LayerRecord`; the other fields as in the format."""
 
     nvlink: bool
-    synchronisation: Synchronisation
     memory_bytes: int
     columns: Mapping[str, Integers]
     offload_needs_ckpt: bool = True
@@ -137,15 +135,10 @@ class Instance(ProblemInstance):
         """N, the number of layers."""
         return len(self.columns["forward_ns"])
 
-    @property
-    def forced(self) -> bool:
-        """Whether every segment begins with a synchronisation."""
-        return self.synchronisation == "forced"
-
     @cached_property
     def options(self) -> tuple[Switches, ...]:
         """The legal combinations of switches, of any layer."""
-        return combinations(self.forced, self.offload_needs_ckpt)
+        return combinations(self.offload_needs_ckpt)
 
     @cached_property
     def digest(self) -> str:
@@ -159,7 +152,7 @@ class Instance(ProblemInstance):
     def part(self, first: int, end: int) -> Instance:
         """The layers from `first` up to `end`, as an instance of their own."""
         columns = {name: column[first:end] for name, column in self.columns.items()}
-        return Instance(self.nvlink, self.synchronisation, self.memory_bytes, columns, self.offload_needs_ckpt)
+        return Instance(self.nvlink, self.memory_bytes, columns, self.offload_needs_ckpt)
 
     def to_dict(self) -> dict[str, Any]:
         """The instance in its file format."""
@@ -167,7 +160,10 @@ class Instance(ProblemInstance):
         names = [{"name": self.layer_names[i]} if self.layer_names else {} for i in range(self.layers)]
         return {
             **self.header,
-            **self.lists(SETTINGS),
+            "nvlink": self.nvlink,
+            "synchronisation": "forced",
+            "offload_needs_ckpt": self.offload_needs_ckpt,
+            "memory_bytes": self.memory_bytes,
             "layers": [named | row for named, row in zip(names, rows, strict=True)],
         }
 
@@ -260,7 +256,7 @@ def _malformed(instance: Instance, solution: Solution) -> list[str]:
     legal, wrong = set(instance.options), []
     for i, switches in enumerate(solution.switches):
         if switches not in legal:
-            lacking = "segment_sync" if instance.forced and not switches.segment_sync else "ckpt"
-            why = "synchronisation is forced" if lacking == "segment_sync" else "offload_hidden needs it"
+            lacking = "ckpt" if switches.segment_sync else "segment_sync"
+            why = "offload_hidden needs it" if switches.segment_sync else "synchronisation is forced"
             wrong.append(f"switches[{i}] is {switches}; switch {lacking} on: {why}")
     return wrong

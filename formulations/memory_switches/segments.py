@@ -49,8 +49,7 @@ class Segments:
 
 
 def segments(instance: Instance, check_time: Callable[[], None] = lambda: None) -> Segments:
-    """The chain of an instance whose synchronisation is forced. check_time: called often; what it raises is passed on."""
-    assert instance.forced
+    """The chain of an instance. check_time: called often; what it raises is passed on."""
     options, count = instance.options, instance.layers
     on = matrix([Solution(options)])[0]  # (S, 7)
     time = np.zeros((count, 8, len(options), 2), np.int64)

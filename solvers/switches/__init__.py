@@ -1,1 +1,1 @@
-"""Memory switches: exact search, H3T's planners, and steps whose segments are not synchronised."""
+"""Memory switches: exact search and H3T's planners."""

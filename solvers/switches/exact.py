@@ -1,8 +1,7 @@
 """memory-switches, exactly: label-setting over the segments of the synchronised step (H3T, Section 3.3.2, without a grid).
 
-Where synchronisation is forced, the step is a `MemoryChain`: layer i takes a column (r_{i-1}, s_i, lazy_{i+1}) with a time and,
-as in Algorithm 4, f = delta_i, ms = resident_i and b = peak_i - delta_i; neighbours agree on the state between them. Equal
-layers share their columns. Where synchronisation is free, segments run into each other: see `free_switches`.
+The step is a `MemoryChain`: layer i takes a column (r_{i-1}, s_i, lazy_{i+1}) with a time and, as in Algorithm 4, f = delta_i,
+ms = resident_i and b = peak_i - delta_i; neighbours agree on the state between them. Equal layers share their columns.
 """
 
 from __future__ import annotations
@@ -13,8 +12,6 @@ from functools import cache
 from itertools import pairwise, starmap
 from typing import Any
 
-import numpy as np
-from trainplan.formulations.memory_switches import enumeration
 from trainplan.formulations.memory_switches.problem import Instance, Solution, evaluate
 from trainplan.formulations.memory_switches.segment_columns import Columns, undominated
 from trainplan.formulations.memory_switches.segments import segments
@@ -24,24 +21,14 @@ from trainplan.solvers.chain.label_setting import label_setting as shortest_chai
 from trainplan.solvers.chain.least_memory import least_memory
 from trainplan.solvers.core.result import Infeasibility
 from trainplan.solvers.core.search import Outcome, Search
-from trainplan.solvers.switches.free_segments import free_segments
 
 
 def label_setting(instance: Instance, search: Search) -> Outcome:
     """The optimum with proof, or the best solution and the bound where time runs out. Option: none."""
-    if not instance.forced:
-        from trainplan.solvers.switches.free_switches import unsynchronised
-
-        return unsynchronised(instance, search)
     try:
-        return synchronised(instance, search)
+        columns = undominated(segments(instance, search.check_time), search.check_time)
     except TimeoutError:
         return Outcome(message="time ran out before every segment was simulated")
-
-
-def synchronised(instance: Instance, search: Search) -> Outcome:
-    """As `label_setting`, where synchronisation is forced. Raises TimeoutError where time runs out before it has a solution."""
-    columns = undominated(segments(instance, search.check_time), search.check_time)
     chain = chain_of_columns(columns, instance.memory_bytes)
 
     def report(_: object) -> None:
@@ -71,13 +58,9 @@ def solution_of(instance: Instance, columns: Sequence[Columns], choice: Sequence
 
 
 def explain(instance: Instance) -> Infeasibility | None:
-    """Why no solution fits, in the user's terms; None where one does, or where that is not certain.
-
-    It is not where synchronisation is free and layers are many: the least memory that is named is that of synchronised steps,
-    and others may need less.
-    """
+    """Why no solution fits, in the user's terms; None where one does."""
     least, solution = least_switches(instance)
-    if _fits(instance, least) is not False:
+    if least <= instance.memory_bytes:
         return None
     result = evaluate(instance, solution)
     assert result.peak_bytes == least
@@ -105,42 +88,13 @@ def explain(instance: Instance) -> Infeasibility | None:
     )
 
 
-def fits(instance: Instance) -> bool | None:
-    """Whether some solution fits; None where that is not certain, see `explain`."""
-    return _fits(instance, least_switches(instance)[0])
-
-
-def _fits(instance: Instance, least_bytes: int) -> bool | None:
-    if least_bytes <= instance.memory_bytes:
-        return True
-    return False if instance.forced or _certainly_too_much(instance) else None
+def fits(instance: Instance) -> bool:
+    """Whether some solution fits."""
+    return least_switches(instance)[0] <= instance.memory_bytes
 
 
 def least_switches(instance: Instance) -> tuple[int, Solution]:
-    """The least peak in bytes of all choices, and one that has it; of synchronised ones alone where there are too many."""
-    if not instance.forced and _few(instance):
-        return _least_simulated(instance)
-    forced = replace(instance, synchronisation="forced")
-    columns = undominated(segments(forced))
+    """The least peak in bytes of all choices, and one that has it."""
+    columns = undominated(segments(instance))
     least, choice = least_memory(chain_of_columns(columns, instance.memory_bytes))
-    return least, solution_of(forced, columns, choice)
-
-
-def _few(instance: Instance) -> bool:
-    return enumeration.count(instance) <= enumeration.most(instance)
-
-
-def _least_simulated(instance: Instance) -> tuple[int, Solution]:
-    """The least peak of all choices, one after the other."""
-    lowest = ((int(peaks.min()), choices[peaks.argmin()]) for choices, _, peaks in enumeration.whole_steps(instance))
-    least, choice = min(lowest, key=lambda pair: pair[0])
-    return least, Solution(tuple(instance.options[int(s)] for s in choice))
-
-
-def _certainly_too_much(instance: Instance) -> bool:
-    """Whether no choice fits, synchronised or not: by all of them where they are few, else by what any of them holds."""
-    if _few(instance):
-        return True  # by `least_switches`
-    certain = free_segments(instance)
-    columns = certain.columns(np.zeros_like(certain.peak_bytes))
-    return least_memory(chain_of_columns(columns, instance.memory_bytes))[0] > instance.memory_bytes
+    return least, solution_of(instance, columns, choice)

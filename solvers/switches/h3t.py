@@ -1,7 +1,8 @@
 """The planners that H3T compares its dynamic program with (Sections B.1, B.2, 4.1, C.3): random, greedy, manual, ZeRO-2 and -3.
 
 Each simulates whole steps, many at once, and takes the fastest of its own choices that fits; of equal ones the first. A layer
-has 48 legal combinations where synchronisation is forced, else 96 (see `switches.combinations`).
+has 48 legal combinations, or 64 (see `switches.combinations`): every segment is synchronised, as the paper has it for its
+dynamic program, and not for these.
 
 ZeRO-2 and ZeRO-3 are settings of all layers alike. The paper runs Megatron-DeepSpeed with the optimizer on the host and with
 recomputation (Section C.3). What these are in switches is read from the authors' published code: there `zero_level` is the

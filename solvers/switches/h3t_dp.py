@@ -27,7 +27,7 @@ All states of a layer are extended at once; the least time of every cell, and wh
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -48,19 +48,17 @@ UNREACHABLE = np.iinfo(np.int64).max
 def h3t_dp(instance: Instance, search: Search) -> Outcome:
     """The choice of Algorithm 4 or 3. Options: `version`, pruned (default) or basic; `levels`, m (128).
 
-    Where synchronisation is free it plans as if it were forced, as the paper does. It proves nothing.
-    Raises Unsuited where its table would be too large.
+    It proves nothing. Raises Unsuited where its table would be too large.
     """
     basic, levels = search.options.get("version") == "basic", search.options.get("levels") or LEVELS
-    forced = replace(instance, synchronisation="forced")
-    _check_size(forced, levels, basic)
+    _check_size(instance, levels, basic)
     if search.time_limit is not None and instance.layers > LONG:
         first_plan(instance)  # simulated now and kept by `evaluate`, it takes no time when time is over
     try:
-        grid = filled_grid(forced, levels, basic, search.check_time)
+        grid = filled_grid(instance, levels, basic, search.check_time)
     except TimeoutError:
         return Outcome(message="time ran out before the table was filled")
-    solution = grid.solution(forced)
+    solution = grid.solution(instance)
     message = None
     if solution is None:
         message = f"Algorithm {3 if basic else 4} found nothing on {levels} levels of memory; that proves nothing"
@@ -68,10 +66,10 @@ def h3t_dp(instance: Instance, search: Search) -> Outcome:
     return Outcome(message=message, statistics=grid.statistics)
 
 
-def filled_grid(forced: Instance, levels: int, basic: bool, check_time: Callable[[], None]) -> MemoryGrid:
+def filled_grid(instance: Instance, levels: int, basic: bool, check_time: Callable[[], None]) -> MemoryGrid:
     """The table of all layers. check_time: called often; what it raises is passed on."""
-    grid = MemoryGrid(segments(forced, check_time), forced.memory_bytes, levels, basic)
-    for layer in range(forced.layers):
+    grid = MemoryGrid(segments(instance, check_time), instance.memory_bytes, levels, basic)
+    for layer in range(instance.layers):
         for _ in grid.extend(layer):
             check_time()
         if not len(grid.states.time_ns):
@@ -170,7 +168,7 @@ class MemoryGrid:
     def _level(self, size: Integers) -> Integers:
         return -(-self.levels * size // self.memory_bytes)
 
-    def solution(self, forced: Instance) -> Solution | None:
+    def solution(self, instance: Instance) -> Solution | None:
         """The switches of every layer in the fastest state of all layers; None where there is none."""
         if not len(self.states.time_ns):
             return None
@@ -178,7 +176,7 @@ class MemoryGrid:
         for origin in reversed(self.origins):
             place, option = divmod(int(origin[place]), len(self.chain.options))
             options.append(option)
-        return Solution(tuple(forced.options[option] for option in reversed(options)))
+        return Solution(tuple(instance.options[option] for option in reversed(options)))
 
 
 def _undominated(cells: Sequence[Integers], time_ns: Integers) -> Booleans:

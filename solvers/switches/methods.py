@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from trainplan.solvers.core.entries import MODELS, Methods, Option, entry, proving
 
-BOUNDED_STEPS = "exact DP with dominance and bounds; whole-step local search and bound where synchronisation is free"
 TABLE_OPTIONS = Option("version", ("pruned", "basic")), Option("levels")
 RANDOM = "the paper's Algorithm 1: the best of many, or the last that fits, as published"
 
 METHODS = Methods(
     (
-        proving("label-setting", "switches.exact", BOUNDED_STEPS),
+        proving("label-setting", "switches.exact", "exact DP with dominance and bounds"),
         *MODELS,
         entry("h3t-dp", "switches.h3t_dp", "the paper's DP on a memory grid, Algorithm 4 or 3", *TABLE_OPTIONS),
         entry("h3t-greedy", "switches.h3t", "the paper's Algorithm 2"),

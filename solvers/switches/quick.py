@@ -24,23 +24,19 @@ def cheap_bound(instance: Instance) -> tuple[int, str]:
     """No choice is faster than these nanoseconds, whatever the memory; and why.
 
     Proof: the step begins with the first layer's all-gather, ends with its reduce-scatter, the copy of its gradient and then
-    all optimizer steps, and runs between them on each lane what no switch leaves out. Where segments synchronise, each of them
-    takes as long as the busiest lane in it.
+    all optimizer steps, and runs between them on each lane what no switch leaves out. Every segment takes at least as long as
+    the busiest lane in it.
     """
     number = instance.columns
     forward, backward = number["forward_ns"], number["backward_ns"]
     gather, scatter, offload = (number[name] for name in ("all_gather_ns", "reduce_scatter_ns", "offload_gradient_ns"))
     ends = int(gather[0] + scatter[0] + offload[0] + number["optimizer_ns"].sum())
-    # Beside layer i's forward pass the next layer's parameters are gathered; beside its backward pass that one's gradient is
+    # During layer i's forward pass the next layer's parameters are gathered; during its backward pass that one's gradient is
     # scattered and then offloaded.
     gathered, scattered = np.append(gather[1:], 0), np.append((scatter + offload)[1:], 0)
-    if instance.forced:
-        kept = np.maximum(forward, gathered) + np.maximum(backward, scattered)
-        recomputed = np.maximum(number["forward_without_graph_ns"], gathered) + np.maximum(forward + backward, scattered)
-        return ends + int(np.minimum(kept, recomputed).sum()), SOURCE
-    copies = 0 if instance.nvlink else int(offload[1:].sum())
-    computing, communicating = int((forward + backward).sum()), int(gathered.sum() + scatter[1:].sum()) + copies
-    return ends + max(computing, communicating), SOURCE
+    kept = np.maximum(forward, gathered) + np.maximum(backward, scattered)
+    recomputed = np.maximum(number["forward_without_graph_ns"], gathered) + np.maximum(forward + backward, scattered)
+    return ends + int(np.minimum(kept, recomputed).sum()), SOURCE
 
 
 def first_plan(instance: Instance) -> Solution | None:
@@ -48,8 +44,7 @@ def first_plan(instance: Instance) -> Solution | None:
 
     Those are left out that keep too much from the forward to the backward pass.
     """
-    forced = ["segment_sync"] if instance.forced else []
-    settings = [Switches.of({*names, *forced}) for names in SETTINGS]
+    settings = [Switches.of({*names, "segment_sync"}) for names in SETTINGS]
     kept, resident = kept_bytes(instance, matrix([Solution(tuple(settings))])[0])
     for switches, size in zip(settings, (kept + resident).sum(axis=0).tolist(), strict=True):
         plan = Solution((switches,) * instance.layers)

@@ -112,10 +112,6 @@ def test_the_plan_is_valid_and_proven(plan: Path, words: list[str], instance: Pa
     found = json.loads(call("switch", *words, "--memory", LIMIT, "--method", "manual", "--json").stdout)
     assert found["result"]["method"] == "manual" and found["plan"]["claim"]["objective_ns"] >= made["claim"]["objective_ns"]
     assert max(found["walk_bytes"]) <= 300_000
-    free = json.loads(
-        call("switch", *words, "--memory", LIMIT, "--synchronisation", "free", "--time-limit", "2", "--json").stdout
-    )
-    assert free["plan"]["claim"]["objective_ns"] <= made["claim"]["objective_ns"]
 
 
 @pytest.mark.long
@@ -138,8 +134,7 @@ def test_files_of_the_published_code(folder: Path) -> None:
     assert done.returncode == 0, done.stderr
     found = json.loads(made.read_text())
     assert (found["synchronisation"], found["memory_bytes"], len(found["layers"])) == ("forced", 1000, 3)
-    done = call("build", "memory-switches", "--profile", path, "--memory", "1KB", "--synchronisation", "free",
-                "--paper-combinations", "--json")  # fmt: skip
+    done = call("build", "memory-switches", "--profile", path, "--memory", "1KB", "--paper-combinations", "--json")
     assert json.loads(done.stdout)["offload_needs_ckpt"] is False
     told(call("build", "memory-switches", "--profile", path), "--memory is missing")
     assert "lifted" not in done.stdout
@@ -203,7 +198,6 @@ def test_a_run_is_held_against_its_plan(plan: Path, capsys: pytest.CaptureFixtur
 @pytest.mark.parametrize(
     ("more", "parts"),
     [
-        (["--synchronisation", "off"], ("--synchronisation is 'off'", "give one of: forced, free")),
         (["--method", "magic"], ("--method is 'magic'", "h3t-greedy")),
         (["--option", "levels=64"], ("option levels", "is not an option of label-setting")),
         (["--backend", "cuda"], ("--backend is 'cuda'", "streams")),
@@ -221,9 +215,9 @@ def test_bad_input_gets_one_line(words: list[str], more: list[str], parts: tuple
 def test_bad_input_of_build_and_solve(words: list[str], folder: Path) -> None:
     told(call("build", "memory-switches", *words, "--pipeline", "2"), "No such option: --pipeline")
     told(call("build", "memory-switches", *words, "--layers", "2"), "No such option: --layers")
-    told(call("build", "pipeline", *words, "--synchronisation", "free"), "No such option: --synchronisation")
-    with pytest.raises(tp.InputError, match="synchronisation is 'free'; leave it out: pipeline has "):
-        tp.build("pipeline", model="gpt2", cluster="cpu-4", batch=8, synchronisation="free")
+    told(call("build", "pipeline", *words, "--paper-combinations"), "No such option: --paper-combinations")
+    with pytest.raises(tp.InputError, match="paper_combinations is true; leave it out: pipeline has "):
+        tp.build("pipeline", model="gpt2", cluster="cpu-4", batch=8, paper_combinations=True)
     other = folder / "layers.json"
     assert call("build", "layer-strategies", *words, "-o", other).returncode == 0
     told(call("solve", other, "--picture", folder / "p.png"), "--picture is of a layer-strategies instance")

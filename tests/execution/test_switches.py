@@ -9,10 +9,11 @@ from trainplan.execution.analysis.memory.peak import memory_walk
 from trainplan.execution.analysis.verify.checks import check
 from trainplan.execution.compile.compiler import compile_plan
 from trainplan.execution.program import COPIES, Op, Program
-from trainplan.formulations.memory_switches.problem import LayerRecord, Solution, evaluate, load
+from trainplan.formulations.memory_switches.problem import LayerRecord, Solution, load
 from trainplan.formulations.plan.switches import ALL_ON, Switches, SwitchName
 
 from tests.helpers.plans import GPT2, UNTIED, plan_of
+from tests.helpers.switch_instances import simulated_step
 from tests.helpers.switch_plans import FREE, LARGER, random_switch_plan, switch_plan
 
 UNITS = len(UNTIED.units)
@@ -38,7 +39,7 @@ def _program(switches: list[Switches], nvlink: bool = True, world: int = 2) -> P
 
 
 def _instance(layers: list[dict[str, int]], nvlink: bool) -> dict[str, Any]:
-    settings = {"nvlink": nvlink, "synchronisation": "free", "memory_bytes": 1}
+    settings = {"nvlink": nvlink, "memory_bytes": 1}
     return {"problem": "memory-switches", "version": 1, **settings, "layers": layers}
 
 
@@ -75,7 +76,7 @@ def test_programs_are_issued_and_wait_as_the_step_is_simulated() -> None:
             free[instruction.stream] = ends[-1]
             if what:
                 found.append((instruction.stream, what, instruction.unit, start, ends[-1]))
-        known = evaluate(load(_instance(layers, nvlink)), Solution(tuple(switches)))
+        known = simulated_step(load(_instance(layers, nvlink)), Solution(tuple(switches)))
         assert found == [(o.lane, o.what, o.layer, o.start_ns, o.end_ns) for o in known.timeline]
         assert max(ends) == known.time_ns
 
@@ -108,7 +109,7 @@ def test_memory_is_that_of_the_simulated_step() -> None:
                     "backward_peak_bytes": gradient + part.backward_workspace_bytes(rows, 1),
                 }
             )
-        found = evaluate(load(_instance(layers, nvlink)), Solution(tuple(switches))).peak_bytes
+        found = simulated_step(load(_instance(layers, nvlink)), Solution(tuple(switches))).peak_bytes
         assert found == memory_walk(program).peak_bytes - program.buffers["loss"]
 
 

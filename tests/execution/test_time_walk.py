@@ -20,7 +20,7 @@ from trainplan.execution.program import POINT_TO_POINT, Instruction, Op, Program
 from trainplan.formulations.costs.sequential.stage_work import planned_work
 from trainplan.formulations.costs.sequential.sublayer_time import unit_work
 from trainplan.formulations.memory_switches import costs as switch_costs
-from trainplan.formulations.memory_switches.problem import Solution, evaluate
+from trainplan.formulations.memory_switches.problem import Solution
 from trainplan.formulations.memory_switches.problem import load as load_switches
 from trainplan.formulations.plan.plan import Plan, load_plan
 from trainplan.formulations.plan.strategy import decision_tree
@@ -46,6 +46,7 @@ from tests.helpers.plans import (
     with_zero,
 )
 from tests.helpers.sizes import first_and_others
+from tests.helpers.switch_instances import simulated_step
 from tests.helpers.switch_plans import random_switch_plan
 
 CPU = load_cluster("cpu-4")
@@ -153,8 +154,10 @@ def test_lanes_take_as_long_as_the_simulated_step_with_switches(world: int) -> N
     for _ in range(25):
         plan = random_switch_plan(rng, world)
         profile = obtain_profile(plan.planned_model(), CPU, [plan.batch.global_samples], [world], devices=world)
-        instance = switch_costs.build(profile, plan.batch.global_samples, 2**40, synchronisation="free")
-        known = evaluate(load_switches(instance.to_dict() | {"nvlink": plan.nvlink}), Solution(tuple(plan.switches() or ())))
+        instance = switch_costs.build(profile, plan.batch.global_samples, 2**40)
+        known = simulated_step(
+            load_switches(instance.to_dict() | {"nvlink": plan.nvlink}), Solution(tuple(plan.switches() or ()))
+        )
         judged = judge(plan, profile)
         assert judged.step_ns == known.time_ns
         assert judged.time.backend == "streams"

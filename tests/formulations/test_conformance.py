@@ -38,9 +38,7 @@ TINY: dict[str, Callable[[int], Any]] = {
     "pipeline": lambda seed: random_pipeline(seed, 3, 2),
     "stage-assignment": lambda seed: random_assignment(seed, 6, 4, memory=seed % 2 > 0),
     "pipeline-partition": lambda seed: random_partition(seed, 6, 4, 6, memory=seed % 2 > 0),
-    "memory-switches": lambda seed: random_switches(
-        np.random.default_rng(seed), 1 + seed % 2, synchronisation="free" if seed % 3 == 2 else "forced"
-    ),
+    "memory-switches": lambda seed: random_switches(np.random.default_rng(seed), 1 + seed % 2),
     "cluster-strategy": lambda seed: random_cluster(seed, 4, 4),
     "joint": tiny_joint,
     "galvatron-engine": lambda seed: import_module("tests.helpers.published").as_engine(random_pipeline(seed, 3, 2)),

@@ -123,7 +123,7 @@ def test_unlike_devices_are_no_restriction() -> None:
 @pytest.mark.parametrize("seed", range(12))
 def test_memory_switches(seed: int) -> None:
     rng = random.Random(seed)
-    instance = random_switches(np.random.default_rng(seed), 1 + seed % 5, synchronisation="forced")
+    instance = random_switches(np.random.default_rng(seed), 1 + seed % 5)
     restriction = restrict(instance)
     for _ in range(60):
         switches = tuple(rng.choice(instance.options) for _ in range(instance.layers))
@@ -168,9 +168,3 @@ def random_solution(rng: random.Random, instance: Any) -> Any:
     options = len(configuration.tables.strategies)
     sizes = tuple(end - first for first, end in pairwise(borders))
     return PipelineSolution(place, sizes, tuple(rng.randrange(options) for _ in range(instance.layers)))
-
-
-def test_free_segments_have_no_tables() -> None:
-    instance = random_switches(np.random.default_rng(0), 2, synchronisation="free")
-    with pytest.raises(Unsuited, match="synchronisation is forced"):
-        restrict(instance)

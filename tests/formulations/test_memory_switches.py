@@ -30,7 +30,7 @@ from trainplan.formulations.memory_switches.simulation import Evaluation, simula
 from trainplan.formulations.plan.switches import ALL_ON, SWITCHES, Switches, combinations
 from trainplan.profiling.base.errors import InputError
 
-from tests.helpers.switch_instances import bert_instance, random_instance
+from tests.helpers.switch_instances import any_combinations, bert_instance, random_instance, simulated_step
 from tests.helpers.transcribed_switches import transcribed
 
 LAYERS = [
@@ -52,7 +52,7 @@ LAYERS = [
 
 
 def small(**fields: Any) -> dict[str, Any]:
-    given = {"problem": "memory-switches", "version": 1, "nvlink": True, "synchronisation": "free", "memory_bytes": 600}
+    given = {"problem": "memory-switches", "version": 1, "nvlink": True, "memory_bytes": 600}
     return copy.deepcopy(given | {"layers": LAYERS} | fields)
 
 
@@ -62,6 +62,7 @@ CHOSEN = Solution(
         Switches.of(["partition", "eco_backward", "segment_sync"]),
     )
 )
+SYNCHRONISED = Solution(tuple(replace(switches, segment_sync=True) for switches in CHOSEN.switches))
 
 # Worked out on paper from the order of issue.
 BY_HAND: dict[bool, dict[str, Any]] = {
@@ -117,7 +118,7 @@ def changes(memory: tuple[tuple[int, int], ...]) -> dict[int, int]:
 @pytest.mark.parametrize("nvlink", [True, False])
 def test_a_step_worked_out_by_hand(nvlink: bool) -> None:
     instance, wanted = load(small(nvlink=nvlink)), BY_HAND[nvlink]
-    found = evaluate(instance, CHOSEN)
+    found = simulated_step(instance, CHOSEN)
     by_lane: dict[str, list[Any]] = {}
     for operation in found.timeline:
         lane, *rest = astuple(operation)
@@ -128,31 +129,34 @@ def test_a_step_worked_out_by_hand(nvlink: bool) -> None:
     assert (found.peak_bytes, found.peak_ns) == wanted["peak"]
     assert changes(found.memory) == wanted["held"]
     assert found.resident_bytes == 11
-    told = describe(instance, CHOSEN)
-    assert (told["time_ns"], told["peak_bytes"], told["peak_ns"]) == (found.time_ns, *wanted["peak"])
+
+
+def test_costs_are_described_as_the_step_is_simulated() -> None:
+    instance = load(small())
+    told, found = describe(instance, SYNCHRONISED), evaluate(instance, SYNCHRONISED)
+    assert (told["time_ns"], told["peak_bytes"], told["peak_ns"]) == (found.time_ns, found.peak_bytes, found.peak_ns)
     assert told["forward_ns"] + told["backward_ns"] + told["optimizer_ns"] == found.time_ns
     assert told["busy_ns"]["compute"] == 10 + 13 + 24 + 11 + 20
     assert told["layers_on"] == dict.fromkeys(SWITCHES, 0) | {
-        "ckpt": 1, "offload_hidden": 1, "partition": 2, "lazy_prefetch": 1, "eco_backward": 1, "segment_sync": 1,
+        "ckpt": 1, "offload_hidden": 1, "partition": 2, "lazy_prefetch": 1, "eco_backward": 1, "segment_sync": 2,
     }  # fmt: skip
 
 
 @st.composite
-def chosen(draw: st.DrawFn, **fields: Any) -> tuple[Instance, Solution]:
-    """An instance and any legal solution of it."""
+def chosen(draw: st.DrawFn, legal: bool = True) -> tuple[Instance, Solution]:
+    """An instance and any legal solution of it; or one whose layers need not synchronise, as those of plans need not."""
     rng = np.random.default_rng(draw(st.integers(0, 10**9)))
     layers, scale = draw(st.integers(1, 5)), draw(st.sampled_from((2, 100, 10**6)))
-    instance = random_instance(
-        rng, layers, scale, **{"synchronisation": "free", "offload_needs_ckpt": draw(st.booleans())} | fields
-    )
-    return instance, Solution(tuple(instance.options[rng.integers(len(instance.options))] for _ in range(layers)))
+    instance = random_instance(rng, layers, scale, offload_needs_ckpt=draw(st.booleans()))
+    options = instance.options if legal else any_combinations(instance.offload_needs_ckpt)
+    return instance, Solution(tuple(options[rng.integers(len(options))] for _ in range(layers)))
 
 
 @settings(max_examples=100)
-@given(chosen())
+@given(chosen(legal=False))
 def test_the_simulation_is_the_transcription(case: tuple[Instance, Solution]) -> None:
     """Every operation at its moment, and all memory: sums of buffers by their lives."""
-    found, wanted = evaluate(*case), transcribed(*case)
+    found, wanted = simulated_step(*case), transcribed(*case)
     assert [astuple(operation) for operation in found.timeline] == wanted.operations
     assert (found.time_ns, found.peak_bytes) == (wanted.time_ns, wanted.peak_bytes)
     for (moment, held), (after, _) in pairwise([*found.memory, (found.time_ns + 1, 0)]):
@@ -164,11 +168,11 @@ def test_the_simulation_is_the_transcription(case: tuple[Instance, Solution]) ->
 def test_many_choices_at_once_are_each_by_itself() -> None:
     rng = np.random.default_rng(5)
     for layers, nvlink in product((1, 2, 4), (True, False)):
-        instance = random_instance(rng, layers, synchronisation="free", nvlink=nvlink)
-        options = np.array(instance.options, object)
+        instance = random_instance(rng, layers, nvlink=nvlink)
+        options = np.array(any_combinations(), object)
         solutions = [Solution(tuple(row)) for row in options[rng.integers(len(options), size=(40, layers))]]
         times, peaks = simulate(instance.columns, nvlink, matrix(solutions))
-        alone = [evaluate(instance, solution) for solution in solutions]
+        alone = [simulated_step(instance, solution) for solution in solutions]
         assert times.tolist() == [found.time_ns for found in alone]
         assert peaks.tolist() == [found.peak_bytes for found in alone]
 
@@ -187,9 +191,9 @@ def chained(chain: Segments, places: list[int]) -> tuple[int, int]:
 
 
 @settings(max_examples=100)
-@given(chosen(synchronisation="forced"))
+@given(chosen())
 def test_the_chain_of_segments_is_the_whole_step(case: tuple[Instance, Solution]) -> None:
-    """Algorithm 4's sums are time and peak of the simulated step, where all layers synchronise."""
+    """Algorithm 4's sums are time and peak of the simulated step."""
     instance, solution = case
     chain, whole = segments(instance), evaluate(instance, solution)
     assert chained(chain, [chain.options.index(switches) for switches in solution.switches]) == (
@@ -199,13 +203,11 @@ def test_the_chain_of_segments_is_the_whole_step(case: tuple[Instance, Solution]
 
 
 def test_legal_combinations_are_as_counted() -> None:
-    counts = {(forced, needs): len(combinations(forced, needs)) for forced in (True, False) for needs in (True, False)}
-    assert counts == {(True, True): 48, (True, False): 64, (False, True): 96, (False, False): 128}
-    for fields, count in (({"synchronisation": "forced"}, 48), ({}, 96), ({"offload_needs_ckpt": False}, 128)):
-        options = load(small(**fields)).options
-        assert len(options) == len(set(options)) == count
-    assert combinations(True)[-1] == ALL_ON
-    assert all(s.ckpt or not s.offload_hidden for s in combinations(False))
+    for needed, count in ((True, 48), (False, 64)):
+        options = load(small(offload_needs_ckpt=needed)).options
+        assert options == combinations(needed) and len(options) == len(set(options)) == count
+        assert options[-1] == ALL_ON and all(switches.segment_sync for switches in options)
+    assert all(switches.ckpt or not switches.offload_hidden for switches in combinations())
 
 
 # Each switch alone
@@ -213,7 +215,7 @@ def test_legal_combinations_are_as_counted() -> None:
 
 def plain(nvlink: bool, **fields: Any) -> Instance:
     """Four equal layers in which no two numbers are equal; copies are slow enough to be waited for."""
-    return bert_instance("1.8b", 2**40, batch=64, layers=4, nvlink=nvlink, **{"synchronisation": "free"} | fields)
+    return bert_instance("1.8b", 2**40, batch=64, layers=4, nvlink=nvlink, **fields)
 
 
 def busy(found: Evaluation, what: str) -> int:
@@ -233,7 +235,7 @@ def held_before(found: Evaluation, what: str, layer: int) -> int:
 
 def with_and_without(instance: Instance, name: str, *others: str) -> tuple[Evaluation, Evaluation]:
     """The step with one switch on in all layers, and without, beside others that are on in both."""
-    return tuple(evaluate(instance, Solution((Switches.of(on),) * instance.layers)) for on in ((*others, name), others))  # type: ignore[return-value]
+    return tuple(simulated_step(instance, Solution((Switches.of(on),) * instance.layers)) for on in ((*others, name), others))  # type: ignore[return-value]
 
 
 def total(instance: Instance, name: str) -> int:
@@ -333,13 +335,13 @@ def test_eco_backward_fetches_only_once_the_computation_runs(nvlink: bool) -> No
 
 
 @settings(max_examples=100)
-@given(chosen())
+@given(chosen(legal=False))
 def test_synchronisation_only_ever_delays(case: tuple[Instance, Solution]) -> None:
     """And where it is on in all layers, nothing of a forward segment starts before all that was issued before has ended."""
     instance, solution = case
     forced = Solution(tuple(replace(switches, segment_sync=True) for switches in solution.switches))
     free = Solution(tuple(replace(switches, segment_sync=False) for switches in solution.switches))
-    found = [evaluate(instance, each) for each in (forced, solution, free)]
+    found = [simulated_step(instance, each) for each in (forced, solution, free)]
     assert found[0].time_ns >= found[1].time_ns >= found[2].time_ns
     timeline = found[0].timeline
     forward = [k for k, o in enumerate(timeline) if o.what.startswith("forward")]
@@ -360,7 +362,7 @@ def test_files_give_back_the_same(case: tuple[Instance, Solution]) -> None:
     assert again.options == instance.options
     for changed in (
         {"nvlink": not instance.nvlink},
-        {"synchronisation": "forced"},
+        {"offload_needs_ckpt": not instance.offload_needs_ckpt},
         {"memory_bytes": instance.memory_bytes + 1},
     ):
         assert load({**instance.to_dict(), **changed}).digest != instance.digest
@@ -397,7 +399,7 @@ BROKEN: list[tuple[str, Any, str, Any]] = [
     ("version", 2, "version is 2; give 1", 1),
     ("nvlink", MISSING, "nvlink is missing; add it", False),
     ("nvlink", "yes", "nvlink is 'yes'; give true or false", True),
-    ("synchronisation", "loose", "synchronisation is 'loose'; give 'forced' or 'free'", "forced"),
+    ("synchronisation", "free", "synchronisation is 'free'; give 'forced'", "forced"),
     ("offload_needs_ckpt", 1, "offload_needs_ckpt is 1; give true or false", False),
     ("memory_bytes", 0, "memory_bytes is 0; give a number above 0", 1),
     ("memory_bytes", 2**48 + 1, f"memory_bytes is {2**48 + 1}; give a number of at most {2**48}", 2**48),
@@ -475,25 +477,24 @@ def test_switches_have_names() -> None:
 
 def test_violations_name_layers_and_say_what_works() -> None:
     instance = load(small())
-    assert violations(instance, CHOSEN) == []
-    assert violations(instance.with_memory(519), CHOSEN) == []
-    (told,) = violations(instance.with_memory(518), CHOSEN)
-    assert told.startswith("the step needs 519 bytes")
-    assert told.endswith("1 more than the limit of 518")
-    assert violations(instance, Solution(CHOSEN.switches * 2)) == ["switches has 4 layers; give 2"]
+    assert violations(instance, SYNCHRONISED) == []
+    peak = evaluate(instance, SYNCHRONISED).peak_bytes
+    assert violations(instance.with_memory(peak), SYNCHRONISED) == []
+    (told,) = violations(instance.with_memory(peak - 1), SYNCHRONISED)
+    assert told.startswith(f"the step needs {peak} bytes")
+    assert told.endswith(f"1 more than the limit of {peak - 1}")
+    assert violations(instance, Solution(SYNCHRONISED.switches * 2)) == ["switches has 4 layers; give 2"]
     lone = Switches.of(["offload_hidden", "segment_sync"])
     wrong = Solution((lone, CHOSEN.switches[1]))
     told = "switches[0] is offload_hidden+segment_sync; switch ckpt on: offload_hidden needs it"
     assert violations(instance, wrong) == [told]
     assert violations(load(small(offload_needs_ckpt=False, memory_bytes=609)), wrong) == []
     assert violations(instance, Solution((replace(lone, ckpt=True), CHOSEN.switches[1]))) == []
-    forced = load(small(synchronisation="forced"))
     told = "switches[0] is ckpt+offload_hidden+partition+lazy_prefetch; switch segment_sync on: synchronisation is forced"
-    assert violations(forced, CHOSEN) == [told]
-    assert violations(forced, Solution((replace(CHOSEN.switches[0], segment_sync=True), CHOSEN.switches[1]))) == []
-    for one, solution in ((instance, wrong), (forced, CHOSEN), (instance, Solution(()))):
+    assert violations(instance, CHOSEN) == [told]
+    for solution in (wrong, CHOSEN, Solution(())):
         with pytest.raises(ValueError, match="switches"):
-            evaluate(one, solution)
+            evaluate(instance, solution)
 
 
 # Columns and models
@@ -520,7 +521,7 @@ def test_what_is_dominated_can_be_replaced() -> None:
 
 
 def test_equal_layers_share_their_segments(monkeypatch: pytest.MonkeyPatch) -> None:
-    instance = random_instance(np.random.default_rng(5), 4, synchronisation="forced")
+    instance = random_instance(np.random.default_rng(5), 4)
     order = [0, 1, 1, 1, 1, 2, 1, 1, 1, 3]  # the inner ones of a run are alike
     repeated = replace(instance, columns={name: column[order] for name, column in instance.columns.items()})
     assert alike_layers(repeated).tolist() == [0, 1, 2, 2, 4, 5, 6, 2, 8, 9]
@@ -532,7 +533,7 @@ def test_equal_layers_share_their_segments(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_equal_layers_share_their_columns() -> None:
-    found = undominated(segments(bert_instance("1.8b", 10**10, batch=64, layers=6, synchronisation="forced")))
+    found = undominated(segments(bert_instance("1.8b", 10**10, batch=64, layers=6)))
     assert len({id(own) for own in found}) == 3
 
 

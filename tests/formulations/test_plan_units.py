@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from trainplan.formulations.plan.strategy import MODULES, PARADIGMS, Strategy, parse_strategy
-from trainplan.formulations.plan.switches import combinations
 from trainplan.formulations.plan.unit import UNIT_SWITCHES, PlannedUnit, planned_unit
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.files import parse
+
+from tests.helpers.switch_instances import any_combinations
 
 
 @st.composite
@@ -31,7 +32,7 @@ def test_a_strategy_is_what_it_prints(strategy: Strategy) -> None:
     assert parse_strategy(str(strategy)) == strategy
 
 
-@given(every_strategy(), st.none() | st.sampled_from(combinations(forced=False)))
+@given(every_strategy(), st.none() | st.sampled_from(any_combinations()))
 def test_a_unit_comes_back_from_its_file(strategy: Strategy, switches: Any) -> None:
     unit = planned_unit("block0.ffn", strategy, switches)
     assert unit.strategy == strategy

@@ -9,15 +9,16 @@ from typing import NamedTuple
 
 import torch
 from trainplan.formulations.memory_switches import costs
-from trainplan.formulations.memory_switches.problem import Instance, Solution, evaluate
+from trainplan.formulations.memory_switches.problem import Instance, Solution
 from trainplan.formulations.plan.plan import Plan
-from trainplan.formulations.plan.switches import ALL_ON, Switches, combinations
+from trainplan.formulations.plan.switches import ALL_ON, Switches
 from trainplan.profiling.clusters.cluster import Cluster, DeviceKind, Host, Nodes
 from trainplan.profiling.clusters.network import Link
 from trainplan.profiling.measure.measure import measure
 from trainplan.profiling.models.model import Model, load_model
 
 from tests.gpu.parts import Settings, name_of
+from tests.helpers.switch_instances import any_combinations, simulated_step
 from tests.helpers.switch_plans import switch_plan
 
 OFFLOADED = Switches(ckpt=True, offload_hidden=True, partition=True, lazy_prefetch=True)
@@ -49,7 +50,7 @@ def model_of(settings: Settings) -> tuple[Model, int]:
 
 def plans_of(model: Model, samples: int, quick: bool) -> dict[str, Plan]:
     """By name, plans whose units all switch alike, and ones that switch at random."""
-    rng, any_of = random.Random(17), combinations(forced=False)
+    rng, any_of = random.Random(17), any_combinations()
     chosen = {name: [each] * len(model.units) for name, each in UNIFORM.items()}
     for number in range(1 if quick else RANDOM_PLANS):
         chosen[f"random {number}"] = [rng.choice(any_of) for _ in model.units]
@@ -70,12 +71,12 @@ def instance_of(model: Model, samples: int, settings: Settings) -> Instance:
     """The problem of these switches, by a profile measured here."""
     cluster = cluster_of(settings)
     profile = measure(model, cluster, [(1, samples)], device=settings.device)
-    return costs.build(profile, samples, cluster.memory_bytes, synchronisation="free")
+    return costs.build(profile, samples, cluster.memory_bytes)
 
 
 def predicted(instance: Instance, switches: Sequence[Switches]) -> Prediction:
     """What H3T's simulator says of switches."""
-    step = evaluate(instance, Solution(tuple(switches)))
+    step = simulated_step(instance, Solution(tuple(switches)))
     before = [operation for operation in step.timeline if operation.end_ns <= step.phases_ns[1]]
     busy = {lane: sum(o.end_ns - o.start_ns for o in before if o.lane == lane) for lane in ("compute", "copy")}
     return Prediction(step.time_ns, step.peak_bytes, busy["compute"], busy["copy"])

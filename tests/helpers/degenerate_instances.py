@@ -74,8 +74,8 @@ def pipeline_partition(rng: random.Random) -> Record:
 
 def memory_switches(rng: random.Random) -> Record:
     """One layer, with costs of nothing or of anything."""
-    fields = {"synchronisation": rng.choice(("free", "forced")), "offload_needs_ckpt": rng.random() < 0.5}
-    return random_switches(np.random.default_rng(rng.randrange(2**32)), 1, rng.choice((1, 2, 100)), **fields).to_dict()
+    needed, numbers = rng.random() < 0.5, np.random.default_rng(rng.randrange(2**32))
+    return random_switches(numbers, 1, rng.choice((1, 2, 100)), offload_needs_ckpt=needed).to_dict()
 
 
 def cluster_strategy(rng: random.Random) -> Record:

@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from trainplan.formulations.memory_switches.problem import COLUMNS, Instance, Solution, evaluate, load
-from trainplan.formulations.plan.switches import ALL_ON
+from trainplan.formulations.memory_switches.problem import COLUMNS, Instance, Solution, evaluate, load, matrix
+from trainplan.formulations.memory_switches.simulation import Evaluation, simulate_one
+from trainplan.formulations.plan.switches import ALL_ON, Switches, combinations
+
+
+def any_combinations(offload_needs_ckpt: bool = True) -> tuple[Switches, ...]:
+    """What a layer of a plan may do: the problem's combinations, with `segment_sync` and without."""
+    synchronised = combinations(offload_needs_ckpt)
+    return tuple(replace(switches, segment_sync=on) for on in (False, True) for switches in synchronised)
+
+
+def simulated_step(instance: Instance, solution: Solution) -> Evaluation:
+    """The step of any switches, also without `segment_sync`, which the problem does not allow and plans do."""
+    return simulate_one(instance.columns, instance.nvlink, matrix([solution]))
 
 
 def random_instance(rng: np.random.Generator, layers: int, scale: int = 100, **fields: Any) -> Instance:
@@ -27,8 +40,8 @@ def random_instance(rng: np.random.Generator, layers: int, scale: int = 100, **f
         row |= {"backward_peak_bytes": hidden[i] + below(3 * scale)}
         rows.append(row)
     given = {"problem": "memory-switches", "version": 1, "nvlink": bool(rng.integers(2)), "memory_bytes": 1, "layers": rows}
-    free = load(given | fields | {"memory_bytes": 2**40})
-    low, high = (evaluate(free, Solution((s,) * layers)).peak_bytes for s in (ALL_ON, free.options[0]))
+    ample = load(given | fields | {"memory_bytes": 2**40})
+    low, high = (evaluate(ample, Solution((s,) * layers)).peak_bytes for s in (ALL_ON, ample.options[0]))
     return load(given | {"memory_bytes": max(1, int(low + rng.uniform(-0.1, 1) * (high - low)))} | fields)
 
 

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 
 from trainplan.formulations.plan.plan import Plan, load_plan
 from trainplan.formulations.plan.strategy import parse_strategy
-from trainplan.formulations.plan.switches import Switches, combinations
+from trainplan.formulations.plan.switches import Switches
 from trainplan.formulations.plan.unit import planned_unit
 from trainplan.profiling.models.model import Model
 
 from tests.helpers.plans import BERT, GPT2, LLAMA, UNTIED, plan_of
+from tests.helpers.switch_instances import any_combinations
 
-FREE = combinations(forced=False)
+FREE = any_combinations()
 # Chains of 4 units and of 6; tied and not.
 MODELS = (
     GPT2.with_fields(n_layer=1),

@@ -173,8 +173,7 @@ def test_with_a_level_for_every_byte_the_dp_is_exact() -> None:
 def test_no_planner_is_better_than_all_choices_together() -> None:
     met = dict.fromkeys(METHODS, 0)
     for seed in range(24):
-        synchronisation = ("forced", "free")[seed % 2]
-        instance = random_instance(np.random.default_rng(seed), 2, synchronisation=synchronisation)
+        instance = random_instance(np.random.default_rng(seed), 2)
         times, peaks = all_choices(instance)
         possible = times[peaks <= instance.memory_bytes]
         for method in METHODS:
@@ -197,16 +196,6 @@ def test_both_versions_agree_on_a_real_model_and_more_levels_help() -> None:
     assert finer.evaluation is not None and finer.evaluation["peak_bytes"] <= instance.memory_bytes
     greedy = planned(instance, "h3t-greedy").objective
     assert greedy is not None and greedy > finer.objective
-
-
-def test_where_synchronisation_is_free_the_dp_plans_the_forced_step() -> None:
-    for seed in range(10):
-        free = random_instance(np.random.default_rng(seed), 3, synchronisation="free")
-        forced = replace(free, synchronisation="forced")
-        first, second = planned(free, "h3t-dp"), planned(forced, "h3t-dp")
-        assert first.solution == second.solution
-        greedy, fewer = planned(free, "h3t-greedy").objective, planned(forced, "h3t-greedy").objective
-        assert fewer is None or (greedy is not None and greedy <= fewer)
 
 
 def fitting(instance: Instance, tried: list[Solution]) -> list[tuple[int, Solution]]:

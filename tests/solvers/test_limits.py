@@ -37,9 +37,7 @@ INSTANCES: dict[str, Callable[[int], Any]] = {
     "pipeline": lambda seed: random_pipeline(seed, 6, 3),
     "stage-assignment": lambda seed: random_assignment(seed, 12, 4, memory=seed % 2 > 0),
     "pipeline-partition": lambda seed: random_partition(seed, 10, 4, 6, memory=seed % 2 > 0),
-    "memory-switches": lambda seed: random_switches(
-        np.random.default_rng(seed), 3 - seed % 2, synchronisation="free" if seed % 2 else "forced"
-    ),
+    "memory-switches": lambda seed: random_switches(np.random.default_rng(seed), 3 - seed % 2),
     "cluster-strategy": lambda seed: random_cluster(seed, 4, 5),
     "joint": lambda seed: random_joint(random.Random(seed)),
 }
@@ -141,8 +139,6 @@ def test_a_limit_that_is_not_reached_changes_nothing(name: str, entry: Entry) ->
     options = {"workers": 1} if any(option.name == "workers" for option in entry.options) else {}
     for seed in range(2):
         instance = INSTANCES[name](seed)
-        if name == "memory-switches" and not instance.forced and entry is methods(name)[0]:
-            continue  # walks go on until a limit
         try:
             free, limited = (solve(instance, entry.name, time_limit=limit, **options) for limit in (None, 1e6))
         except Unsuited:

@@ -81,12 +81,11 @@ def test_random_instances_agree_to_the_nanosecond(
 
 
 def test_brute_force_of_one_layer_is_the_least_of_all_evaluated() -> None:
-    """Each legal combination judged by itself, synchronised or not, with 48 to 128 of them."""
+    """Each legal combination judged by itself, 48 or 64 of them."""
     seen: Counter[str] = Counter()
     for seed in range(40):
         rng = np.random.default_rng(seed)
-        fields = {"synchronisation": "forced" if seed % 3 else "free", "offload_needs_ckpt": seed % 2 > 0}
-        instance = random_instance(rng, 1, 50, **fields)
+        instance = random_instance(rng, 1, 50, offload_needs_ckpt=seed % 2 > 0)
         every = [Solution((switches,)) for switches in instance.options]
         times = [evaluate(instance, solution).time_ns for solution in every if not violations(instance, solution)]
         found = solve(instance, "brute-force")
@@ -94,46 +93,6 @@ def test_brute_force_of_one_layer_is_the_least_of_all_evaluated() -> None:
         assert found.status == ("optimal" if times else "infeasible")
         seen[found.status] += 1
     assert seen["optimal"] > 20
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_brute_force_of_free_steps_simulates_every_choice(seed: int) -> None:
-    """Free synchronisation is never slower than forced, whose switches are legal there too; and it is faster at times."""
-    instance = random_instance(np.random.default_rng(seed), 2, 30, nvlink=seed % 2 > 0)
-    free = replace(instance, synchronisation="free")
-    forced_best, found = solve(instance, "brute-force"), solve(free, "brute-force")
-    assert (forced_best.status, found.status) == ("optimal", "optimal")
-    assert found.bound == found.objective
-    assert found.objective is not None
-    assert forced_best.objective is not None
-    assert found.objective <= forced_best.objective
-    rng = np.random.default_rng(seed)
-    for _ in range(300):
-        solution = Solution(tuple(free.options[int(rng.integers(96))] for _ in range(2)))
-        assert violations(free, solution) or evaluate(free, solution).time_ns >= found.objective
-
-
-@pytest.mark.long
-def test_free_steps_stand_by_brute_force_and_are_faster_at_times() -> None:
-    """What label-setting and its whole-step search find, and their bound, lie on either side of the optimum."""
-    faster, statuses = 0, Counter[str]()
-    for seed in range(24):
-        instance = random_instance(np.random.default_rng(seed), 1 + (seed % 4 > 0), 30)
-        best, free = solve(instance, "brute-force"), replace(instance, synchronisation="free")
-        judge, exact = solve(free, "brute-force"), solve(free)
-        statuses[exact.status] += 1
-        if judge.objective is None:
-            assert exact.status == judge.status == "infeasible"
-            continue
-        assert exact.bound is not None
-        assert exact.objective is not None
-        assert exact.bound <= judge.objective <= exact.objective
-        for name in OTHERS:
-            other = solve(free, name)
-            assert other.objective is None or other.objective >= judge.objective, (seed, name)
-        faster += best.objective is None or judge.objective < best.objective
-    assert statuses["optimal"] > 12
-    assert faster > 5
 
 
 def test_brute_force_notices_segments_that_are_not_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,11 +104,7 @@ def test_brute_force_notices_segments_that_are_not_the_step(monkeypatch: pytest.
 
 def test_what_a_method_does_not_take_is_told_in_one_line() -> None:
     rng = np.random.default_rng(1)
-    free = random_instance(rng, 4, synchronisation="free", memory_bytes=2**40)
     for instance, method, wanted in (
-        (free, "milp", "states the synchronised step only; give synchronisation forced, or method exact"),
-        (free, "cpsat", "states the synchronised step only"),
-        (free, "brute-force", "is 'brute-force' for 8.49e+07 choices; give 'exact'; brute force takes 2e6"),
         (random_instance(rng, 5), "brute-force", "is 'brute-force' for 2.55e+08 choices; give 'exact'; brute force takes 20e6"),
         (random_instance(rng, 200), "brute-force", "for over 1e300 choices"),
     ):
@@ -157,7 +112,6 @@ def test_what_a_method_does_not_take_is_told_in_one_line() -> None:
             solve(instance, method)
         assert wanted in str(caught.value)
         assert "\n" not in str(caught.value)
-    assert solve(replace(free, synchronisation="forced"), "milp").status == "optimal"
 
 
 def twelve(memory: float, nvlink: bool = True) -> Instance:
@@ -186,9 +140,6 @@ def test_brute_force_out_of_time_proves_nothing(monkeypatch: pytest.MonkeyPatch)
     found = solve(instance, "brute-force", time_limit=1e-6)
     assert (found.status, found.bound in (None, cheap_bound(instance)[0])) == ("feasible", True)
     assert found.solution_source == FIRST_PLAN
-    free = replace(random_instance(np.random.default_rng(2), 3, memory_bytes=2**40), synchronisation="free")
-    found = solve(free, "brute-force", time_limit=1.0)
-    assert (found.status, found.bound in (None, cheap_bound(free)[0])) == ("feasible", True)
 
 
 @pytest.mark.parametrize("nvlink", [True, False])

@@ -28,10 +28,9 @@ from tests.helpers.switch_instances import random_instance as random_switches
 
 
 def some_switches(rng: random.Random) -> dict[str, Any]:
-    """One or two layers, whose synchronisation is free or forced."""
-    fields = {"synchronisation": rng.choice(("free", "forced")), "offload_needs_ckpt": rng.random() < 0.5}
-    drawn = random_switches(np.random.default_rng(rng.randrange(2**32)), rng.randint(1, 2), rng.choice((2, 100)), **fields)
-    return drawn.to_dict()
+    """One or two layers."""
+    needed, numbers = rng.random() < 0.5, np.random.default_rng(rng.randrange(2**32))
+    return random_switches(numbers, rng.randint(1, 2), rng.choice((2, 100)), offload_needs_ckpt=needed).to_dict()
 
 
 MADE: dict[str, Callable[[random.Random], dict[str, Any]]] = {

@@ -24,7 +24,7 @@ INSTANCES: dict[str, Callable[[int], Any]] = {
     "pipeline": random_pipeline,
     "stage-assignment": lambda seed: random_assignment(seed, 8, 4, memory=seed % 2 > 0),
     "pipeline-partition": lambda seed: random_partition(seed, 8, 4, 6, memory=seed % 2 > 0),
-    "memory-switches": lambda seed: random_switches(np.random.default_rng(seed), 3, synchronisation="forced"),
+    "memory-switches": lambda seed: random_switches(np.random.default_rng(seed), 3),
 }
 
 

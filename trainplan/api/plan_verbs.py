@@ -394,7 +394,7 @@ def switch(request: PlanRequest | None = None, *, search: SearchOptions | None =
     Args:
         request: as of `plan`.
         search: as of `plan`.
-        **keywords: as of `plan`, whose choice here is synchronisation.
+        **keywords: as of `plan`.
 
     Returns:
         The answer.

@@ -64,7 +64,6 @@ class Choices(TypedDict, total=False):
     tied: bool | None
     ignore_memory: bool | None
     objective: str | None
-    synchronisation: str | None
 
 
 CHOICES = Choices.__annotations__
@@ -143,7 +142,6 @@ class PlanRequest:
         tied: the embedding's matrix is the head's (amp).
         ignore_memory: leave the memory limit out (amp, autopipe).
         objective: step or iteration (autopipe).
-        synchronisation: forced or free (h3t).
     """
 
     model: FilePath | Model | None = None
@@ -190,7 +188,6 @@ class PlanRequest:
     tied: bool | None = None
     ignore_memory: bool | None = None
     objective: str | None = None
-    synchronisation: str | None = None
 
 
 @in_one_line

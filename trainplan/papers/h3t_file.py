@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
-from trainplan.formulations.memory_switches.problem import NAME, Instance, Synchronisation, load
+from trainplan.formulations.memory_switches.problem import NAME, Instance, load
 from trainplan.formulations.parameters import flag_of
 from trainplan.profiling.base.errors import InputError, shown
 from trainplan.profiling.base.files import read_data
@@ -30,7 +30,6 @@ def instance_of(
     profile: object,
     *,
     memory: str | int | None = None,
-    synchronisation: Synchronisation | None = None,
     paper_combinations: bool | None = None,
     **others: object,
 ) -> Instance | None:
@@ -52,16 +51,10 @@ def instance_of(
         raise InputError("command line", "--memory", "is missing", "give it, such as 8GiB: an H3T file has none")
     size = parse_bytes(memory) if isinstance(memory, str) else memory
     source = Source(os.fspath(profile), data)
-    return build(source, size, synchronisation=synchronisation or "forced", offload_needs_ckpt=not paper_combinations)
+    return build(source, size, offload_needs_ckpt=not paper_combinations)
 
 
-def build(
-    source: Source,
-    memory_bytes: int,
-    *,
-    synchronisation: Synchronisation = "forced",
-    offload_needs_ckpt: bool = True,
-) -> Instance:
+def build(source: Source, memory_bytes: int, *, offload_needs_ckpt: bool = True) -> Instance:
     """The instance of a file of H3T's published code.
 
     memory_bytes: of one device, which the file does not say. offload_needs_ckpt: as in `InstanceRecord`. Raises InputError.
@@ -97,7 +90,6 @@ def build(
                 **({"lifted": lifted} if lifted else {}),
             },
             "nvlink": profile.nvlink_available,
-            "synchronisation": synchronisation,
             "offload_needs_ckpt": offload_needs_ckpt,
             "memory_bytes": memory_bytes,
             "layers": rows,

@@ -1,8 +1,4 @@
-"""The study of H3T as tables, and the scores that its tests hold.
-
-The DP plans with every segment synchronised. `own`: the paper's other methods without that, as in the paper; `alike`: they,
-too, with it.
-"""
+"""The study of H3T as tables, and the scores that its tests hold."""
 
 from __future__ import annotations
 
@@ -24,8 +20,8 @@ NAMES = {"h3t-dp": "DP", "h3t-greedy": "greedy", "random, last": "random, publis
 
 @dataclass(frozen=True)
 class Cell:
-    """A setting under a limit: nanoseconds of each of the paper's methods, None where it finds nothing, and of the synchronised
-    optimum. rank: from 0, the tightest limit, to 5, under which nothing has to be saved."""
+    """A setting under a limit: nanoseconds of each of the paper's methods, None where it finds nothing, and of the optimum.
+    rank: from 0, the tightest limit, to 5, under which nothing has to be saved."""
 
     setting: str
     rank: int
@@ -52,23 +48,23 @@ class Cell:
         return None if time is None or other is None else time / other - 1
 
 
-def cells(study: Json, kind: str, cases: Sequence[Case] = EVERY, sampled: str = "random") -> list[Cell]:
-    """Of all limits of some cases. kind: own or alike. sampled: which answer of the random method is taken."""
+def cells(study: Json, cases: Sequence[Case] = EVERY, sampled: str = "random") -> list[Cell]:
+    """Of all limits of some cases. sampled: which answer of the random method is taken."""
     found = []
     for case in cases:
         for rank, (limit, row) in enumerate(study["limits"][str(case)].items()):
             times: dict[str, int | None] = {}
             for name, method in zip(PAPERS, ("h3t-dp", "h3t-greedy", "manual", sampled), strict=True):
-                told = row["forced" if kind == "alike" or name == "DP" else "free"][method]
+                told = row[method]
                 times[name] = None if told is None else told["time_ns"]
-            found.append(Cell(str(case), rank, int(limit), times, row["forced"]["label-setting"]["time_ns"]))
+            found.append(Cell(str(case), rank, int(limit), times, row["label-setting"]["time_ns"]))
     return found
 
 
 @dataclass(frozen=True)
 class Standing:
     """Of a method over cells. best, worst: shares of them; nothing: share in which it finds no plan. over_best, over_optimum:
-    median and largest share by which its step is longer than the best of the paper's methods, than the synchronised optimum."""
+    median and largest share by which its step is longer than the best of the paper's methods, than the optimum."""
 
     best: float
     worst: float
@@ -147,20 +143,19 @@ def percent(share: float | None) -> str:
 
 
 def of_data(study: Json) -> str:
-    """Gaps are to the optimum of the synchronised step; those of free synchronisation may be negative."""
+    """Gaps are to the optimum."""
     rows = []
     for name, limits in study["data"].items():
         for kind, found in limits.items():
-            optimum = found["forced"]["label-setting"]["time_ns"]
-            for problem in ("forced", "free"):
-                for method, told in found[problem].items():
-                    where = (f"{name}, {kind}", gb(found["limit_bytes"]), problem, name_of(method))
-                    if told is None:
-                        rows.append((*where, "-", "-", "-", "finds nothing"))
-                    else:
-                        over = percent(told["time_ns"] / optimum - 1)
-                        rows.append((*where, f"{told['time_ns'] / 1e6:.2f}", gb(told["peak_bytes"]), over, told["status"]))
-    return table(("profile", "limit, GB", "problem", "method", "ms", "peak, GB", "gap", ""), rows)
+            optimum = found["methods"]["label-setting"]["time_ns"]
+            for method, told in found["methods"].items():
+                where = (f"{name}, {kind}", gb(found["limit_bytes"]), name_of(method))
+                if told is None:
+                    rows.append((*where, "-", "-", "-", "finds nothing"))
+                else:
+                    over = percent(told["time_ns"] / optimum - 1)
+                    rows.append((*where, f"{told['time_ns'] / 1e6:.2f}", gb(told["peak_bytes"]), over, told["status"]))
+    return table(("profile", "limit, GB", "method", "ms", "peak, GB", "gap", ""), rows)
 
 
 def of_cases(study: Json) -> str:
@@ -202,26 +197,26 @@ RANKS = {"all": range(6), "tight": range(2), "medium": range(2, 3), "ample": ran
 def of_limits(study: Json) -> str:
     rows = []
     for label, cases in (("estimated", EVERY), ("8 on a link", SHARED)):
-        for kind, sampled in (("own", "random"), ("own", "random, last"), ("alike", "random")):
-            every = cells(study, kind, cases, sampled)
+        for sampled in ("random", "random, last"):
+            every = cells(study, cases, sampled)
             for name, ranks in RANKS.items():
                 among = [cell for cell in every if cell.rank in ranks]
                 for method in PAPERS:
                     found = standing(among, method)
                     told = [f"{share:.0%}" for share in (found.best, found.worst, found.nothing)]
                     over = [" / ".join(percent(share) for share in pair) for pair in (found.over_best, found.over_optimum)]
-                    rows.append((f"{label}, {kind}, {sampled}", f"{name}, {len(among)}", method, *told, *over))
+                    rows.append((f"{label}, {sampled}", f"{name}, {len(among)}", method, *told, *over))
     head = ("problems", "cells", "method", "best", "worst", "nothing", "over the best: median / most", "over the exact optimum")
     return table(head, rows)
 
 
 def of_settings(study: Json) -> str:
-    """Under every limit, each method's step over the synchronised optimum."""
+    """Under every limit, each method's step over the optimum."""
     rows = []
-    for cell in cells(study, "own", (*EVERY, *SHARED)):
+    for cell in cells(study, (*EVERY, *SHARED)):
         over = [percent(cell.over(method, cell.optimum)) for method in PAPERS]
         rows.append((cell.setting, gb(cell.limit_bytes), f"{cell.optimum / 1e9:.3f}", *over))
-    return table(("setting", "limit, GB", "synchronised optimum, s", *PAPERS), rows)
+    return table(("setting", "limit, GB", "optimum, s", *PAPERS), rows)
 
 
 def of_steps(study: Json) -> str:
@@ -233,18 +228,15 @@ def of_steps(study: Json) -> str:
 
 
 def of_optima(study: Json) -> str:
-    """At the limits of Table 1: by which share the paper's methods' steps are longer than the synchronised optimum, and that
-    one than the best known without synchronisation, which is proven within the gap."""
+    """At the limits of Table 1: by which share the paper's methods' steps are longer than the optimum."""
     rows = []
     for case in (*EVERY, *SHARED):
         found = study["steps"][str(case)]
-        best, free = found["optimum"]["time_ns"], found["free"]
+        best = found["optimum"]["time_ns"]
         times = [found[name]["time_ns"] if found[name] else None for name in ("dp", "greedy", "all on")]
         over = [percent(time / best - 1 if time else None) for time in times]
-        gap = percent((free["time_ns"] - free["bound_ns"]) / free["time_ns"])
-        rows.append((str(case), f"{best / 1e9:.3f}", *over, percent(best / free["time_ns"] - 1), gap))
-    over_it = ("DP over it", "greedy over it", "all on over it")
-    return table(("setting", "synchronised optimum, s", *over_it, "it over free", "gap of free"), rows)
+        rows.append((str(case), f"{best / 1e9:.3f}", *over))
+    return table(("setting", "optimum, s", "DP over it", "greedy over it", "all on over it"), rows)
 
 
 def of_search(study: Json) -> str:
