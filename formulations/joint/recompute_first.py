@@ -14,14 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
 from trainplan.formulations.instance import Integers
 from trainplan.formulations.joint.overlap_lower_bounds import layout_of
 from trainplan.formulations.joint.problem import Configuration, Instance
-from trainplan.formulations.joint.restriction import made
 from trainplan.formulations.joint.tables import FORBIDDEN, Boundary, Option, OptionTable, Tables
 from trainplan.formulations.parameters import Parameter
 from trainplan.formulations.plan.strategy import Strategy
@@ -146,7 +144,7 @@ def _in_layout(
     if tied is not None and tied.equal is not None and tied.once is not None:
         alike = bool(tied.equal[plain, by_kind[kinds[-1]][layout]])
         tied = replace(tied, equal=np.full((count, count), alike), once=recomputed(tied.once, kinds[-1], places[-1]))
-    return replace(configuration, make_tables=partial(made, (own,)), make_tied=partial(made, tied))
+    return replace(configuration, make_tables=lambda: (own,), make_tied=lambda: tied)
 
 
 def _agreeing(boundary: Boundary, state: int, count: int) -> Boundary:

@@ -12,11 +12,11 @@ import pytest
 from trainplan.formulations.joint.enumeration import solutions
 from trainplan.formulations.joint.evaluation import evaluate
 from trainplan.formulations.joint.files import load, load_solution, solution_dict
-from trainplan.formulations.joint.restrictions import restrict
 from trainplan.formulations.stage_assignment.problem import load as load_chain
 from trainplan.profiling.base.errors import InputError
 
 from tests.helpers.joint_instances import random_instance
+from tests.helpers.papers_as_joint.restrict import restrict
 
 CHAIN = {"problem": "stage-assignment", "version": 1, "stages": 3, "micro_batches": 4}
 TIMES = {"layer_ns": [3, 1, 4, 1], "transfer_ns": [1, 5, 9]}

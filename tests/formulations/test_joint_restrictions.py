@@ -13,7 +13,6 @@ import pytest
 from trainplan.formulations.cluster_strategy.problem import load as load_cluster
 from trainplan.formulations.joint.enumeration import solutions
 from trainplan.formulations.joint.evaluation import evaluate, violations
-from trainplan.formulations.joint.restrictions import Restriction, restrict
 from trainplan.formulations.memory_switches.problem import Solution as SwitchSolution
 from trainplan.formulations.pipeline.problem import Solution as PipelineSolution
 from trainplan.formulations.pipeline_partition.problem import Solution as PartitionSolution
@@ -24,6 +23,7 @@ import trainplan as tp
 from tests.helpers.assignments import random_assignment
 from tests.helpers.cluster_instances import random_cluster_dict
 from tests.helpers.instances import random_instance, random_pipeline
+from tests.helpers.papers_as_joint.restrict import Restriction, restrict
 from tests.helpers.partition_instances import random_partition
 from tests.helpers.switch_instances import random_instance as random_switches
 

@@ -1,8 +1,6 @@
-"""Restrictions whose units choose among options: layer-strategies, pipeline and memory-switches (see `restrictions`)."""
+"""Restrictions whose units choose among options: layer-strategies, pipeline and memory-switches (see `restrict`)."""
 
 from __future__ import annotations
-
-from functools import partial
 
 import numpy as np
 from trainplan.formulations.joint.problem import (
@@ -12,7 +10,6 @@ from trainplan.formulations.joint.problem import (
     Site,
     Solution,
 )
-from trainplan.formulations.joint.restriction import Restriction, free_boundary, joint_instance, made, one_stage
 from trainplan.formulations.joint.tables import FORBIDDEN, Option, OptionTable, Tables
 from trainplan.formulations.layer_strategies.problem import Instance as LayerInstance
 from trainplan.formulations.memory_switches.problem import Instance as SwitchInstance
@@ -21,6 +18,8 @@ from trainplan.formulations.memory_switches.segments import segments
 from trainplan.formulations.pipeline.problem import Configuration as PipelineConfiguration
 from trainplan.formulations.pipeline.problem import Instance as PipelineInstance
 from trainplan.formulations.pipeline.problem import Solution as PipelineSolution
+
+from tests.helpers.papers_as_joint.base import Restriction, constant, free_boundary, joint_instance, one_stage
 
 # layer-strategies
 
@@ -93,7 +92,7 @@ def _pipeline_configuration(instance: PipelineInstance, source: PipelineConfigur
         micro_batches=source.micro_batches,
         sites=(Site((size,)),) * source.stages,
         links=(0,) * (source.stages - 1),
-        make_tables=partial(made, (Tables(units=tuple(units), boundaries=tuple(boundaries)),)),
+        make_tables=constant((Tables(units=tuple(units), boundaries=tuple(boundaries)),)),
     )
 
 

@@ -18,14 +18,15 @@ from collections.abc import Callable
 from typing import Any
 
 from trainplan.formulations.cluster_strategy.problem import Instance as ClusterInstance
-from trainplan.formulations.joint.chain_restrictions import cluster_strategy, pipeline_partition, stage_assignment
-from trainplan.formulations.joint.layer_restrictions import layer_strategies, memory_switches, pipeline
-from trainplan.formulations.joint.restriction import Restriction
 from trainplan.formulations.layer_strategies.problem import Instance as LayerInstance
 from trainplan.formulations.memory_switches.problem import Instance as SwitchInstance
 from trainplan.formulations.pipeline.problem import Instance as PipelineInstance
 from trainplan.formulations.pipeline_partition.problem import Instance as PartitionInstance
 from trainplan.formulations.stage_assignment.problem import Instance as AssignmentInstance
+
+from tests.helpers.papers_as_joint.base import Restriction
+from tests.helpers.papers_as_joint.cut_problems import cluster_strategy, pipeline_partition, stage_assignment
+from tests.helpers.papers_as_joint.layer_problems import layer_strategies, memory_switches, pipeline
 
 
 def restrict(instance: Any) -> Restriction:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -21,7 +20,7 @@ from trainplan.formulations.joint.problem import (
 )
 from trainplan.formulations.joint.tables import Boundary, Tables
 
-Made = TypeVar("Made")
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
@@ -73,10 +72,10 @@ def free_boundary(
 def one_stage(tables: Tables, micro_batches: int = 1) -> Configuration:
     """One stage on one device, and its tables."""
     return Configuration(
-        schedule=Schedule(), micro_batches=micro_batches, sites=(Site((1,)),), links=(), make_tables=partial(made, (tables,))
+        schedule=Schedule(), micro_batches=micro_batches, sites=(Site((1,)),), links=(), make_tables=constant((tables,))
     )
 
 
-def made(value: Made) -> Made:
-    """What is there already, for `Configuration.make_tables` and `make_tied`."""
-    return value
+def constant(value: Value) -> Callable[[], Value]:
+    """A function that gives the value, for `Configuration.make_tables` and `make_tied`."""
+    return lambda: value

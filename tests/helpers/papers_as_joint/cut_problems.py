@@ -1,8 +1,7 @@
-"""Restrictions whose units are cut alone: stage-assignment, pipeline-partition and cluster-strategy (see `restrictions`)."""
+"""Restrictions whose units are cut alone: stage-assignment, pipeline-partition and cluster-strategy (see `restrict`)."""
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,6 @@ from trainplan.formulations.joint.problem import (
     Site,
     Solution,
 )
-from trainplan.formulations.joint.restriction import Restriction, free_boundary, joint_instance, made
 from trainplan.formulations.joint.tables import Option, OptionTable, Tables, Tied
 from trainplan.formulations.pipeline_partition.problem import Instance as PartitionInstance
 from trainplan.formulations.pipeline_partition.problem import Solution as PartitionSolution
@@ -25,6 +23,8 @@ from trainplan.formulations.schedule.chains import Chain
 from trainplan.formulations.stage_assignment.problem import Instance as AssignmentInstance
 from trainplan.formulations.stage_assignment.problem import Solution as AssignmentSolution
 from trainplan.profiling.base.errors import Unsuited
+
+from tests.helpers.papers_as_joint.base import Restriction, constant, free_boundary, joint_instance
 
 NO_LIMIT = 2**48
 
@@ -77,7 +77,7 @@ def stage_assignment(instance: AssignmentInstance) -> Restriction:
         micro_batches=instance.micro_batches,
         sites=sites,
         links=tuple(range(instance.stages - 1)),
-        make_tables=partial(made, tuple(tables)),
+        make_tables=constant(tuple(tables)),
     )
     layers = [(instance.name_of(l), l) for l in range(length)]
     joint = joint_instance(instance, layers, range(length - 1), [configuration], classes, "eq5", instance.micro_batches)
@@ -102,7 +102,7 @@ def pipeline_partition(instance: PartitionInstance) -> Restriction:
         micro_batches=instance.micro_batches,
         sites=sites,
         links=(0,) * (instance.stages - 1),
-        make_tables=partial(made, (Tables(units=tuple(units), boundaries=tuple(boundaries)),)),
+        make_tables=constant((Tables(units=tuple(units), boundaries=tuple(boundaries)),)),
     )
     layers = [(instance.name_of(l), l) for l in range(length)]
     joint = joint_instance(instance, layers, range(length - 1), [configuration], classes, "simulated", instance.micro_batches)
@@ -165,7 +165,7 @@ def _cluster_configuration(instance: ClusterInstance, degrees: Degrees) -> Confi
         micro_batches=max(shares),
         sites=(Site((degrees.dp * degrees.tmp,)),) * degrees.pp,
         links=(0,) * (degrees.pp - 1),
-        make_tables=partial(made, (Tables(units=tuple(units), boundaries=tuple(boundaries)),)),
-        make_tied=partial(made, Tied(reduce_ns=placed.tied_ns) if placed.tied_ns else None),
+        make_tables=constant((Tables(units=tuple(units), boundaries=tuple(boundaries)),)),
+        make_tied=constant(Tied(reduce_ns=placed.tied_ns) if placed.tied_ns else None),
         reduction=Reduction(instance.network, tuple(placed.grid[0, :, 0].tolist())) if degrees.dp > 1 else None,
     )
