@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from trainplan.solvers.adapters.parts import by_configuration
+from trainplan.solvers.adapters.subproblems import by_configuration
 from trainplan.solvers.adapters.worker import Worker, outcome
 from trainplan.solvers.core.search import Outcome, Search
 

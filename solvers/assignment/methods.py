@@ -13,6 +13,6 @@ METHODS = Methods(
         entry("uniform-parameters", "assignment.even_stages", "the least largest number of parameters, DeepSpeed's"),
     ),
     explain="trainplan.solvers.assignment.memory:explain",
-    cheap_bound="trainplan.solvers.assignment.quick:cheap_bound",
-    first_plan="trainplan.solvers.assignment.quick:first_plan",
+    cheap_bound="trainplan.solvers.assignment.heuristic:cheap_bound",
+    first_plan="trainplan.solvers.assignment.heuristic:first_plan",
 )

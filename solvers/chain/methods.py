@@ -14,6 +14,6 @@ METHODS = Methods(
         entry("galvatron-dp", "chain.galvatron_dp", ON_A_GRID, GRANULARITY),
     ),
     explain="trainplan.solvers.chain.least_memory:explain",
-    cheap_bound="trainplan.solvers.chain.quick:cheap_bound",
-    first_plan="trainplan.solvers.chain.quick:first_plan",
+    cheap_bound="trainplan.solvers.chain.heuristic:cheap_bound",
+    first_plan="trainplan.solvers.chain.heuristic:first_plan",
 )

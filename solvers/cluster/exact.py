@@ -25,7 +25,7 @@ from typing import Any
 from trainplan.formulations.cluster_strategy.group_compositions import Case
 from trainplan.formulations.cluster_strategy.problem import Instance
 from trainplan.solvers.adapters.cpsat import solve_one
-from trainplan.solvers.adapters.parts import Part, by_parts
+from trainplan.solvers.adapters.subproblems import Part, by_parts
 from trainplan.solvers.cluster.bounds import even_stages_ns, one_pipeline_ns, uneven_shares_leave_none
 from trainplan.solvers.cluster.climb import climb
 from trainplan.solvers.cluster.one_pipeline import FAR, PipelineSearch, followed

@@ -26,6 +26,6 @@ METHODS = Methods(
         entry("random", "cluster.baselines", "degrees, placements and cuts at random", ITERATIONS),
     ),
     explain="trainplan.solvers.cluster.memory:explain",
-    cheap_bound="trainplan.solvers.cluster.quick:cheap_bound",
-    first_plan="trainplan.solvers.cluster.quick:first_plan",
+    cheap_bound="trainplan.solvers.cluster.heuristic:cheap_bound",
+    first_plan="trainplan.solvers.cluster.heuristic:first_plan",
 )

@@ -26,8 +26,8 @@ from trainplan.formulations.pipeline_partition.problem import Instance, Solution
 from trainplan.solvers.assignment.sweep import steps_of
 from trainplan.solvers.core.search import Outcome, Search, first_fitting
 from trainplan.solvers.partition.autopipe import Planner
+from trainplan.solvers.partition.heuristic import cheap_bound
 from trainplan.solvers.partition.prefixes import Prefixes
-from trainplan.solvers.partition.quick import cheap_bound
 from trainplan.solvers.partition.spans import FAR, Spans
 from trainplan.solvers.partition.suffixes import Suffixes, in_order, longer, longest_bound_ns, no_suffix, undominated
 from trainplan.solvers.partition.times import SublayerChain

@@ -20,6 +20,6 @@ METHODS = Methods(
         entry("dapple", "partition.planners", "DAPPLE's pivot-stage latency, between layers"),
     ),
     explain="trainplan.solvers.assignment.memory:explain",
-    cheap_bound="trainplan.solvers.partition.quick:cheap_bound",
-    first_plan="trainplan.solvers.partition.quick:first_plan",
+    cheap_bound="trainplan.solvers.partition.heuristic:cheap_bound",
+    first_plan="trainplan.solvers.partition.heuristic:first_plan",
 )

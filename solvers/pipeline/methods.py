@@ -24,6 +24,6 @@ METHODS = Methods(
         entry("galvatron-base", "pipeline.galvatron_bmw", WITH_ALGORITHM_3.format(1), PARTITIONS, *GALVATRON_OPTIONS),
     ),
     explain="trainplan.solvers.pipeline.memory:explain",
-    cheap_bound="trainplan.solvers.pipeline.quick:cheap_bound",
-    first_plan="trainplan.solvers.pipeline.quick:first_plan",
+    cheap_bound="trainplan.solvers.pipeline.heuristic:cheap_bound",
+    first_plan="trainplan.solvers.pipeline.heuristic:first_plan",
 )

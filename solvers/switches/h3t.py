@@ -22,7 +22,7 @@ from trainplan.formulations.layer_strategies.problem import Integers
 from trainplan.formulations.memory_switches.problem import Instance, Solution, matrix, violations
 from trainplan.formulations.memory_switches.simulation import simulate
 from trainplan.formulations.plan.switches import ALL_ON, Switches
-from trainplan.solvers.core.quick import first_plan
+from trainplan.solvers.core.heuristic import first_plan
 from trainplan.solvers.core.search import Outcome, Search
 
 SAMPLES = 1000

@@ -35,7 +35,7 @@ from trainplan.formulations.layer_strategies.problem import Integers
 from trainplan.formulations.memory_switches.problem import Instance, Solution
 from trainplan.formulations.memory_switches.segments import Segments, segments
 from trainplan.formulations.memory_switches.simulation import Booleans
-from trainplan.solvers.core.quick import first_plan
+from trainplan.solvers.core.heuristic import first_plan
 from trainplan.solvers.core.search import Outcome, Search, Unsuited
 from trainplan.solvers.switches.h3t import LONG
 

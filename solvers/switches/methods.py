@@ -20,6 +20,6 @@ METHODS = Methods(
     ),
     explain="trainplan.solvers.switches.exact:explain",
     fits="trainplan.solvers.switches.exact:fits",
-    cheap_bound="trainplan.solvers.switches.quick:cheap_bound",
-    first_plan="trainplan.solvers.switches.quick:first_plan",
+    cheap_bound="trainplan.solvers.switches.heuristic:cheap_bound",
+    first_plan="trainplan.solvers.switches.heuristic:first_plan",
 )

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from trainplan.solvers.core import registry
-from trainplan.solvers.core.quick import first_plan
+from trainplan.solvers.core.heuristic import first_plan
 from trainplan.solvers.core.search import Outcome, Search
 
 from tests.helpers.instances import paper_instance

@@ -21,8 +21,8 @@ from trainplan.formulations.cluster_strategy.problem import (
 )
 from trainplan.solvers.cluster.amp import TOP, Candidate, amp, assigned, by_time, estimated
 from trainplan.solvers.cluster.annealing import Walk
+from trainplan.solvers.cluster.heuristic import SOURCE
 from trainplan.solvers.cluster.placements import Domino, Tilings, mesh_shape, node_order, smallest_node
-from trainplan.solvers.cluster.quick import SOURCE
 from trainplan.solvers.core.search import Search
 
 import trainplan as tp

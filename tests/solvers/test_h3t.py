@@ -15,7 +15,7 @@ from trainplan.solvers.core.result import Result
 from trainplan.solvers.core.search import Unsuited
 from trainplan.solvers.core.solve import solve
 from trainplan.solvers.switches import h3t_dp
-from trainplan.solvers.switches.quick import SOURCE
+from trainplan.solvers.switches.heuristic import SOURCE
 
 from tests.helpers.clock import without_alarms
 from tests.helpers.sizes import first_and_others

@@ -13,8 +13,8 @@ from trainplan.formulations.problem import problem
 from trainplan.profiling.base.errors import Unsuited
 from trainplan.solvers.core.clock import Clock
 from trainplan.solvers.core.entries import Entry
+from trainplan.solvers.core.heuristic import first_plan
 from trainplan.solvers.core.incumbents import FIRST_PLAN
-from trainplan.solvers.core.quick import first_plan
 from trainplan.solvers.core.registry import methods
 from trainplan.solvers.core.result import Result
 from trainplan.solvers.core.search import Outcome, Search, judge

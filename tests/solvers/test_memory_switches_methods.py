@@ -10,8 +10,8 @@ import pytest
 from trainplan.formulations.memory_switches import enumeration
 from trainplan.formulations.memory_switches.problem import Instance, Solution, evaluate, load_solution, violations
 from trainplan.formulations.plan.switches import ALL_ON
+from trainplan.solvers.core.heuristic import cheap_bound
 from trainplan.solvers.core.incumbents import FIRST_PLAN
-from trainplan.solvers.core.quick import cheap_bound
 from trainplan.solvers.core.registry import methods
 from trainplan.solvers.core.result import Result
 from trainplan.solvers.core.search import Unsuited

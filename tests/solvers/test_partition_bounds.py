@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from trainplan.formulations.pipeline_partition.problem import Instance, Solution, evaluate, violations
 from trainplan.solvers.partition import prefixes as partition_prefixes
+from trainplan.solvers.partition.heuristic import bottleneck_bound_ns, even_bound_ns
 from trainplan.solvers.partition.prefixes import Prefixes, crossing_ns, front_of, stay_ns
-from trainplan.solvers.partition.quick import bottleneck_bound_ns, even_bound_ns
 from trainplan.solvers.partition.spans import FAR, Spans
 from trainplan.solvers.partition.suffixes import (
     Suffixes,

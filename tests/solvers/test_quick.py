@@ -2,7 +2,7 @@
 
 import pytest
 from trainplan.formulations.problem import problem
-from trainplan.solvers.core.quick import cheap_bound, first_plan
+from trainplan.solvers.core.heuristic import cheap_bound, first_plan
 
 import trainplan as tp
 from tests.formulations.test_conformance import TINY

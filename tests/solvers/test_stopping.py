@@ -16,7 +16,7 @@ from trainplan.solvers.adapters import highs
 from trainplan.solvers.adapters.worker import Late, Worker
 from trainplan.solvers.core import answer, clock, incumbents, registry
 from trainplan.solvers.core.clock import Clock, Overrun, ended_after, grace_seconds
-from trainplan.solvers.core.quick import cheap_bound, first_plan
+from trainplan.solvers.core.heuristic import cheap_bound, first_plan
 from trainplan.solvers.core.search import Outcome, Search
 from trainplan.solvers.core.solve import solve
 

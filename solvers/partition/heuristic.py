@@ -8,7 +8,7 @@ from itertools import islice
 import numpy as np
 from trainplan.formulations.pipeline_partition.bounds import left_over
 from trainplan.formulations.pipeline_partition.problem import Instance, Solution
-from trainplan.solvers.assignment.quick import STEPS
+from trainplan.solvers.assignment.heuristic import STEPS
 from trainplan.solvers.assignment.sweep import steps_of
 
 SOURCE = "one micro-batch through all stages, the others on the largest of them"
