@@ -12,8 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from trainplan.execution.instructions import Op
 from trainplan.execution.launch import processes
-from trainplan.execution.program import Instruction, Op
+from trainplan.execution.program import Instruction
 from trainplan.execution.run import ranks
 from trainplan.profiling.base.processes import Reporter
 

@@ -24,7 +24,8 @@ from rich.console import Console
 from rich.table import Table
 from trainplan.execution.analysis.memory.peak import Backend
 from trainplan.execution.compile.compiler import compile_plan
-from trainplan.execution.program import Op, Program
+from trainplan.execution.instructions import Op
+from trainplan.execution.program import Program
 from trainplan.execution.run import ranks
 from trainplan.formulations.plan.plan import Plan
 from trainplan.profiling.base.processes import Report, run_workers

@@ -26,8 +26,9 @@ from rich.table import Table
 from trainplan.execution.analysis.memory.peak import Backend, memory_walk
 from trainplan.execution.analysis.timing.simulate import time_walk
 from trainplan.execution.analysis.verify.checks import check
+from trainplan.execution.instruction_spec import STREAMS
 from trainplan.execution.prediction.prefetch import programs_of
-from trainplan.execution.program import STREAMS, Program
+from trainplan.execution.program import Program
 from trainplan.execution.run import ranks
 from trainplan.formulations.plan.plan import Plan
 from trainplan.profiling.base.processes import Report, run_workers

@@ -28,21 +28,19 @@ own matter: programs end without.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from functools import cached_property
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple
 
+from trainplan.execution.instruction_spec import STREAMS, Stream
+from trainplan.execution.instructions import Op
 from trainplan.formulations.costs.sequential.communication import table_once
 from trainplan.formulations.plan.strategy import Strategy
 from trainplan.profiling.models.model import Model
 from trainplan.profiling.models.optimizers import OptimizerName, step_workspace_bytes, stepped_by_muon
 from trainplan.profiling.models.precision import PLAIN, Precision
 from trainplan.profiling.models.sublayers import Attention, HeadPieces, KeyShare, Selective, Sublayer, TokenShare
-
-Stream = Literal["compute", "communication", "copy", "copy-out", "host"]
-STREAMS: tuple[Stream, ...] = get_args(Stream)
 
 
 class Part(NamedTuple):
@@ -60,107 +58,7 @@ class Part(NamedTuple):
         return f"{self.micro_batch}" if self.half is None else f"{self.micro_batch}.{self.half}"
 
 
-class Op(StrEnum):
-    """The vocabulary. `walk.time`, `walk.costs`, `walk.meanings` and `run.executor` handle all of it, or fail to import (see
-    `handles_all`). Beside them, LANES says where an operation runs (compute, unless it is named there)."""
-
-    INPUT = "input"  # tokens of the rank's rows
-    TARGETS = "targets"  # next tokens of the rank's rows
-    FORWARD = "forward"  # partial output; keeps the graph
-    FORWARD_WITHOUT_GRAPH = "forward-without-graph"
-    RECOMPUTE = "recompute"  # the graph again, from the kept input
-    BACKWARD = "backward"  # partial input gradient; adds to the parameter gradients that it reads, else writes them
-    ENTER = "enter"  # with sequence parallelism: what comes before the matrices, on the rank's tokens; keeps the graph
-    ENTER_WITHOUT_GRAPH = "enter-without-graph"
-    LEAVE = "leave"  # and what comes behind the sum over their partial outputs: dropout, residual
-    LEAVE_BACKWARD = "leave-backward"  # the gradient of what is dropped there
-    ENTER_BACKWARD = "enter-backward"  # and the gradient of the unit's input; adds to the parameter gradients
-    KEYS = "keys"  # with context parallelism: an attention's keys and values of the rank's tokens, and its queries where heads
-    # are exchanged; keeps the graph
-    KEYS_WITHOUT_GRAPH = "keys-without-graph"
-    CORE = "core"  # where context-parallel ranks exchange heads: attention's core on all tokens of the rank's; keeps the graph
-    CORE_WITHOUT_GRAPH = "core-without-graph"
-    CORE_BACKWARD = "core-backward"
-    KEYS_BACKWARD = "keys-backward"  # what they add to the gradients of the unit's input and of its parameters
-    LOSS_STATISTICS = "loss-statistics"  # per token: largest logit, sum of exponentials, target's logit, of the shard
-    LOSS = "loss"  # the rank's loss, and the logits' gradient in their place
-    OPTIMIZER_STEP = "optimizer-step"
-    SLICE = "slice"  # re-layout where the rank already holds its rows
-    GATHER_SLICE = "gather-slice"  # re-layout: gather blocks, keep own rows
-    SLICE_TOKENS = "slice-tokens"  # re-layout: the rank's tokens of each sample
-    JOIN = "join"  # the rows of both halves of a micro-batch, in one buffer
-    ALL_REDUCE = "all-reduce"  # partial outputs or input gradients over the tensor-parallel group
-    GATHER_TOKENS = "gather-tokens"  # all tokens of what the tensor-parallel group's ranks have split among them
-    REDUCE_SCATTER_TOKENS = "reduce-scatter-tokens"  # partial outputs or gradients of all tokens; the rank's own of the sum
-    GATHER_KEYS = "gather-keys"  # keys and values of all tokens of what context-parallel ranks have cut
-    SCATTER_KEYS = "scatter-keys"  # their gradients, summed over these ranks; each rank's own
-    EXCHANGE_HEADS = "exchange-heads"  # of the rank's tokens of all heads to all tokens of its part of the heads, or gradients
-    EXCHANGE_TOKENS = "exchange-tokens"  # and back
-    GATHER_STATISTICS = "gather-statistics"
-    GATHER_PARAMETERS = "gather-parameters"  # a sharded unit's parameters, whole for a while
-    GATHER_UPDATED = "gather-updated"  # parameters that are whole on each rank of a group, after each has stepped its shard
-    REDUCE_REPLICATED = "reduce-replicated"  # gradients of replicated parameters over the tensor-parallel group
-    REDUCE_SCATTER_GRADIENTS = "reduce-scatter-gradients"
-    ALL_REDUCE_GRADIENTS = "all-reduce-gradients"
-    REDUCE_TIED = "reduce-tied"  # gradient of a matrix that embedding and head share, but each have by themselves
-    REDUCE_LOSS = "reduce-loss"
-    SEND = "send"  # hidden states to the next stage, or their gradients to the one before
-    RECEIVE = "receive"  # in the sender's layout; re-laid here
-    POST_RECEIVE = "post-receive"  # from here on a message may come, to the buffer that its receive then waits for
-    SEND_RECEIVE = "send-receive"  # both at once, with one neighbour
-    PREFETCH_SHARD = "prefetch-shard"  # of the parameters, from the host
-    RESHARD = "reshard"  # let go of gathered parameters
-    OFFLOAD_HIDDEN = "offload-hidden"  # a unit's input, to the host
-    DROP_HIDDEN = "drop-hidden"  # let go of it on the device
-    PREFETCH_HIDDEN = "prefetch-hidden"  # and back
-    OFFLOAD_GRADIENT = "offload-gradient"  # a shard of the gradient, to the host
-    HOST_OPTIMIZER_STEP = "host-optimizer-step"  # on the host's shards of parameters, gradients and moments
-    SYNCHRONISE = "synchronise"  # all lanes wait for all
-    MARK = "mark"  # does nothing, once what it reads is there
-
-
-COLLECTIVES = frozenset(
-    {
-        Op.GATHER_SLICE,
-        Op.ALL_REDUCE,
-        Op.GATHER_TOKENS,
-        Op.REDUCE_SCATTER_TOKENS,
-        Op.GATHER_KEYS,
-        Op.SCATTER_KEYS,
-        Op.EXCHANGE_HEADS,
-        Op.EXCHANGE_TOKENS,
-        Op.GATHER_STATISTICS,
-        Op.GATHER_PARAMETERS,
-        Op.GATHER_UPDATED,
-        Op.REDUCE_REPLICATED,
-        Op.REDUCE_SCATTER_GRADIENTS,
-        Op.ALL_REDUCE_GRADIENTS,
-        Op.REDUCE_TIED,
-        Op.REDUCE_LOSS,
-    }
-)
 AGAIN = "again"  # the argument of a gather of tokens that a backward pass needs once more
-POINT_TO_POINT = frozenset({Op.SEND, Op.RECEIVE, Op.SEND_RECEIVE})
-COPIES_OUT = frozenset({Op.OFFLOAD_HIDDEN, Op.DROP_HIDDEN, Op.OFFLOAD_GRADIENT})
-COPIES = COPIES_OUT | {Op.PREFETCH_SHARD, Op.PREFETCH_HIDDEN}
-FORWARDS = frozenset({Op.FORWARD, Op.FORWARD_WITHOUT_GRAPH, Op.RECOMPUTE})
-ENTERING = frozenset({Op.ENTER, Op.ENTER_WITHOUT_GRAPH})
-KEYS_MADE = frozenset({Op.KEYS, Op.KEYS_WITHOUT_GRAPH})
-OF_WHOLE_KEYS = frozenset({Op.GATHER_KEYS, Op.SCATTER_KEYS})
-CORES = frozenset({Op.CORE, Op.CORE_WITHOUT_GRAPH, Op.CORE_BACKWARD})
-HEADS_EXCHANGED = frozenset({Op.EXCHANGE_HEADS, Op.EXCHANGE_TOKENS})
-OF_HEADS = CORES | HEADS_EXCHANGED
-OF_KEYS = KEYS_MADE | {Op.KEYS_BACKWARD} | OF_WHOLE_KEYS | OF_HEADS
-# Masks of dropout follow from the samples.
-DRAWING = FORWARDS | ENTERING | {Op.CORE, Op.CORE_WITHOUT_GRAPH, Op.LEAVE, Op.LEAVE_BACKWARD}
-LANES: dict[Op, Stream] = {
-    **dict.fromkeys(Op, "compute"),
-    **dict.fromkeys((*COLLECTIVES, *POINT_TO_POINT, Op.POST_RECEIVE, Op.RESHARD), "communication"),
-    **dict.fromkeys(COPIES, "copy"),
-    Op.HOST_OPTIMIZER_STEP: "host",
-}
-
-
 FROM = "-from-"  # in the name of a buffer for what one of several senders sends, before the sender's rank
 MARK = "mark."  # begins the name of a mark
 STATES = ("parameter", "gradient", "moments")
@@ -171,12 +69,6 @@ UNIT_BUFFERS = frozenset({*STATES, *HOST_STATES, "master", "gathered", "whole-gr
 def on_host(name: str) -> bool:
     """Whether a buffer lies in the host's memory."""
     return name.startswith("host-")
-
-
-def handles_all(handlers: Iterable[Op]) -> None:
-    """Called at import by every reader of programs with the operations that it handles."""
-    if missing := set(Op) - set(handlers):
-        raise ImportError(f"a reader of programs does not handle {', '.join(sorted(missing))}")
 
 
 @dataclass(frozen=True)
@@ -215,7 +107,7 @@ class Instruction:
     @property
     def stream(self) -> Stream:
         """The lane that it runs on."""
-        return self.lane or LANES[self.op]
+        return self.lane or self.op.spec.lane
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -230,7 +122,7 @@ class Instruction:
     @property
     def by_processor(self) -> bool:
         """Whether the host's processor itself works on host buffers, so that copies to them must be done, not just issued."""
-        return self.op is Op.HOST_OPTIMIZER_STEP or (self.op is Op.REDUCE_TIED and any(map(on_host, self.reads)))
+        return self.op.spec.lane == "host" or (self.op is Op.REDUCE_TIED and any(map(on_host, self.reads)))
 
     @property
     def messages(self) -> tuple[Instruction, ...]:
@@ -395,12 +287,15 @@ def grouped(*messages: Instruction) -> Instruction:
 
 def draws(sublayer: Sublayer, strategy: Strategy, op: Op) -> bool:
     """Whether an operation on a unit drops numbers, whose masks follow from the samples that it works on."""
-    if op in CORES:
-        return op in DRAWING and isinstance(sublayer, Attention) and sublayer.attention_dropout > 0
-    if op not in DRAWING or not strategy.sequence_parallel:
-        return op in FORWARDS and sublayer.draws
+    piece = op.spec.piece
+    if not op.spec.draws:
+        return False
+    if piece == "core":
+        return isinstance(sublayer, Attention) and sublayer.attention_dropout > 0
+    if not strategy.sequence_parallel:
+        return piece == "matrices" and sublayer.draws
     share = TokenShare(sublayer, strategy.degree("tp"))
-    return share.draws_inside if op in FORWARDS else share.draws_before if op in ENTERING else share.drops_output
+    return share.draws_inside if piece == "matrices" else share.draws_before if piece == "entry" else share.drops_output
 
 
 def laid_as(name: str) -> int:

@@ -19,7 +19,8 @@ from functools import cached_property
 from typing import Any
 
 from trainplan.execution.gc_paused import uncollected
-from trainplan.execution.program import UNIT_BUFFERS, Instruction, Op, Program
+from trainplan.execution.instructions import Op
+from trainplan.execution.program import UNIT_BUFFERS, Instruction, Program
 from trainplan.formulations.plan.plan import Plan
 
 STEADY = 4  # rounds of the short program beyond those in which micro-batches fill the pipeline or come in halves; the first

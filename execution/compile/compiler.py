@@ -23,7 +23,8 @@ from trainplan.execution.compile.host_offload import Residences
 from trainplan.execution.compile.ranks import by_kind, planned_ranks
 from trainplan.execution.compile.switch_passes import SwitchCompiler
 from trainplan.execution.gc_paused import uncollected
-from trainplan.execution.program import FROM, POINT_TO_POINT, Instruction, Op, Part, Program, grouped
+from trainplan.execution.instructions import Op
+from trainplan.execution.program import FROM, Instruction, Part, Program, grouped
 from trainplan.execution.support import COMPILED, refuse_others
 from trainplan.formulations.plan.plan import Plan
 from trainplan.formulations.schedule.message_order import Item, with_messages
@@ -263,7 +264,7 @@ class _Compiler(Residences):
         last = self.issued[-1] if self.issued else None
         answers = last is not None and last.op is Op.SEND and messages[0].op is Op.RECEIVE
         together = answers and last is not None and set(last.group) <= {self.rank, *there}
-        if last is not None and last.op in POINT_TO_POINT and (together or self.interleaved is not None):
+        if last is not None and last.op.spec.kind == "message" and (together or self.interleaved is not None):
             self.issued.pop()
             messages = [*last.messages, *messages]
         self.issued.append(grouped(*messages))

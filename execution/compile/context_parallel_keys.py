@@ -11,7 +11,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from trainplan.execution.compile import context_parallel_heads
-from trainplan.execution.program import Op, Part
+from trainplan.execution.instructions import Op
+from trainplan.execution.program import Part
 from trainplan.profiling.models.sublayers import HeadPieces
 
 if TYPE_CHECKING:

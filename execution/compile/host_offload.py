@@ -23,7 +23,9 @@ from typing import Any, ClassVar
 
 from trainplan.execution.compile.unit_passes import UnitPasses
 from trainplan.execution.compile.unit_states import needing
-from trainplan.execution.program import COPIES, COPIES_OUT, Op, Part, Stream
+from trainplan.execution.instruction_spec import Stream
+from trainplan.execution.instructions import Op
+from trainplan.execution.program import Part
 
 
 @dataclass
@@ -40,9 +42,9 @@ class Residences(UnitPasses):
 
     def issue(self, op: Op, unit: int | None = None, part: Part | None = None, **fields: Any) -> None:
         """The next instruction, on its lane."""
-        if op in COPIES and not self.own_lane:
+        if op.spec.is_copy and not self.own_lane:
             fields["lane"] = "communication"
-        elif op in COPIES_OUT:
+        elif op.spec.kind == "copy-out":
             fields["lane"] = self.lane_out
         super().issue(op, unit, part, **fields)
 

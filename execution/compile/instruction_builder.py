@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from trainplan.execution.compile.ranks import SAMPLED, PlannedRank
-from trainplan.execution.program import AGAIN, Instruction, Op, Part, Program, with_waits
+from trainplan.execution.compile.ranks import PlannedRank
+from trainplan.execution.instructions import Op
+from trainplan.execution.program import AGAIN, Instruction, Part, Program, with_waits
 
 
 @dataclass
@@ -37,7 +38,7 @@ class Issuing(PlannedRank):
         """An instruction with the samples that it speaks of, unless its arguments tell them."""
         micro_batch, half = part or (None, None)
         made = Instruction(op, unit, micro_batch, half, **fields)
-        if op in SAMPLED and made.args.keys() <= {AGAIN}:
+        if op.spec.names_samples and made.args.keys() <= {AGAIN}:
             made.args.update(self.samples_of(made))
         return made
 

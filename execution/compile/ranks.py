@@ -8,7 +8,8 @@ from functools import cached_property
 from typing import Any
 
 from trainplan.execution.compile.pieces import in_pieces
-from trainplan.execution.program import AGAIN, DRAWING, Instruction, Op, Part, Program, draws, key_share, laid_as, token_share
+from trainplan.execution.instructions import Op
+from trainplan.execution.program import AGAIN, Instruction, Part, Program, draws, key_share, laid_as, token_share
 from trainplan.formulations.costs.sequential.communication import table_once
 from trainplan.formulations.plan.plan import Batch, Plan
 from trainplan.formulations.plan.rank_grid import Digits
@@ -20,10 +21,6 @@ from trainplan.profiling.models.model import Model
 from trainplan.profiling.models.optimizers import OptimizerName, states_sharing, step_workspace_bytes, stepped_by_muon
 from trainplan.profiling.models.precision import PLAIN, Precision
 from trainplan.profiling.models.sublayers import KeyShare, Selective, TokenShare, shard_bounds
-
-SHARING = frozenset({Op.SLICE_TOKENS, Op.GATHER_TOKENS, Op.REDUCE_SCATTER_TOKENS})
-BACKWARDS = frozenset({Op.BACKWARD, Op.ENTER_BACKWARD})
-SAMPLED = DRAWING | SHARING | BACKWARDS | {Op.INPUT, Op.TARGETS, Op.RECEIVE, Op.JOIN, Op.SLICE, Op.GATHER_SLICE}
 
 MOST_SAMPLES = 2**15  # of a micro-batch on one rank: programs name every one of them
 
@@ -187,7 +184,7 @@ class PlannedRank:
         return tuple([group[index] for index in places])
 
     def samples_of(self, instruction: Instruction) -> dict[str, Any]:
-        """The samples that an instruction speaks of, as its arguments. (Of SAMPLED alone.)
+        """The samples that an instruction speaks of, as its arguments, if it names any (`OpSpec.names_samples`).
 
         rows: the ids in the buffer that it writes, in order; of a computation only where it drops numbers. blocks: the ids in
         each of those that it reads, or in each half of what it reads. tokens: where they are shared, the first one and the end
@@ -195,27 +192,27 @@ class PlannedRank:
         """
         i = instruction
         assert i.unit is not None and i.micro_batch is not None
-        part = Part(i.micro_batch, i.half)
-        if i.op in DRAWING:
+        part, spec = Part(i.micro_batch, i.half), i.op.spec
+        if spec.draws:
             return {"rows": self.rows(i.unit, part)} if self._draws(i.op, i.unit) else {}
         if i.op is Op.GATHER_TOKENS:
             again = {AGAIN: True} if AGAIN in i.args else {}
             return {"tokens": self._tokens_of_peers(laid_as(i.reads[0])), **again}
-        if i.op in SHARING:
+        if "tokens" in spec.args:
             return {"tokens": self.tokens_at(self.place, i.unit)}
         forward = (*i.reads, *i.writes)[0].startswith("hidden")
-        if i.op in (Op.INPUT, Op.TARGETS):
-            return {"rows": self.rows(i.unit, part)}
         if i.op is Op.RECEIVE:
             sender = i.unit - 1 if forward else i.unit
             args: dict[str, Any] = {"rows": self.rows(sender, part)}
             if self.strategies[sender].sequence_parallel:
                 args["tokens"] = self.tokens_at(self.place, sender)
             return args
+        if spec.args == ("rows",):
+            return {"rows": self.rows(i.unit, part)}
         if i.op is Op.JOIN:
             under = i.unit - 1 if forward else i.unit
             return {"blocks": tuple(self.rows(under, half) for half in part.halves)}
-        if i.op in BACKWARDS:
+        if spec.kind == "backward":
             in_one_message = i.half is not None and i.unit == self.units[-1] < self.last
             return {"blocks": tuple(self.rows(i.unit, half) for half in part.halves)} if in_one_message else {}
         before = i.unit - 1 if forward else i.unit + 1
@@ -232,12 +229,13 @@ class PlannedRank:
             return member - index + digits.moved(index, program.place, self.place)
 
         def translated(i: Instruction) -> Instruction:
-            if not i.group and i.op not in SAMPLED:
+            names_samples = i.op.spec.names_samples
+            if not i.group and not names_samples:
                 return i
             if i.group not in groups:
                 groups[i.group] = tuple(sorted(map(moved, i.group)))
             fields: dict[str, Any] = {"group": groups[i.group], "grouped": tuple(map(translated, i.grouped))}
-            return i.changed(**fields, args=self.samples_of(i)) if i.op in SAMPLED and not i.grouped else i.changed(**fields)
+            return i.changed(**fields, args=self.samples_of(i)) if names_samples and not i.grouped else i.changed(**fields)
 
         return replace(program, rank=self.rank, place=self.place, instructions=tuple(map(translated, program.instructions)))
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainplan.execution.compile.instruction_builder import Issuing
-from trainplan.execution.program import AGAIN, Op, Part
+from trainplan.execution.instructions import Op
+from trainplan.execution.program import AGAIN, Part
 
 
 @dataclass

@@ -10,7 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from trainplan.execution.compile import context_parallel_keys
-from trainplan.execution.program import Op, Part
+from trainplan.execution.instructions import Op
+from trainplan.execution.program import Part
 
 if TYPE_CHECKING:
     from trainplan.execution.compile.unit_passes import UnitPasses

@@ -20,7 +20,9 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from trainplan.execution.compile.host_offload import Residences
-from trainplan.execution.program import MARK, STREAMS, Op, Part, Program, Stream
+from trainplan.execution.instruction_spec import STREAMS, Stream
+from trainplan.execution.instructions import Op
+from trainplan.execution.program import MARK, Part, Program
 from trainplan.formulations.plan.switches import Switches
 
 STEP = Part(0)

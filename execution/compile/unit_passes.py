@@ -20,7 +20,8 @@ from dataclasses import dataclass, field
 from trainplan.execution.compile import context_parallel_keys, sequence_parallel
 from trainplan.execution.compile.relayout import UnitBorders
 from trainplan.execution.compile.unit_states import UnitStates
-from trainplan.execution.program import Op, Part
+from trainplan.execution.instructions import Op
+from trainplan.execution.program import Part
 from trainplan.profiling.base.dtypes import STATISTIC_BYTES
 
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainplan.execution.compile.instruction_builder import Issuing
-from trainplan.execution.program import MARK, Op, Part
+from trainplan.execution.instructions import Op
+from trainplan.execution.program import MARK, Part
 from trainplan.profiling.models.optimizers import moments_of
 
 

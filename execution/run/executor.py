@@ -21,7 +21,8 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from trainplan.execution.analysis.memory.peak import Backend
 from trainplan.execution.analysis.timing.measured_costs import Span
-from trainplan.execution.program import POINT_TO_POINT, Instruction, Op, Program
+from trainplan.execution.instructions import Op
+from trainplan.execution.program import Instruction, Program
 from trainplan.execution.run.cuda_streams import CudaStreams
 from trainplan.execution.run.head_sharing import HeadSharing
 from trainplan.execution.run.host_copies import Copying
@@ -40,7 +41,7 @@ def make_groups(programs: list[Program], device: torch.device) -> Groups:
     waits for another in two groups crosswise, and no step pays for it.
     """
     wanted = {
-        program.within(message) if message.op in POINT_TO_POINT else message.group
+        program.within(message) if message.op.spec.kind == "message" else message.group
         for program in programs
         for instruction in program.instructions
         for message in instruction.messages

@@ -10,9 +10,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from trainplan.execution.program import Instruction, Op, Program
-
-SELECTING = frozenset({Op.INPUT, Op.TARGETS, Op.SLICE, Op.GATHER_SLICE, Op.JOIN, Op.SEND})
+from trainplan.execution.program import Instruction, Program
 
 
 class RowSelections:
@@ -21,7 +19,7 @@ class RowSelections:
     def __init__(self, program: Program, device: torch.device) -> None:
         self._instructions = program.instructions  # so that their ids stay theirs
         each = [message for instruction in program.instructions for message in instruction.messages]
-        selecting = [i for i in each if i.op in SELECTING and "rows" in i.args]
+        selecting = [i for i in each if i.op.spec.selects_rows and "rows" in i.args]
         self._rows = {id(i): _as_index(_places(i), device) for i in selecting}
 
     def of(self, instruction: Instruction, source: Tensor) -> Tensor:

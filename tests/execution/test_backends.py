@@ -7,8 +7,9 @@ from itertools import pairwise
 
 import pytest
 from trainplan.execution.analysis.verify.checks import lifetimes, races
+from trainplan.execution.instruction_spec import STREAMS
 from trainplan.execution.launch.processes import run_plans
-from trainplan.execution.program import STREAMS, Instruction, Program
+from trainplan.execution.program import Instruction, Program
 from trainplan.execution.run import threads
 from trainplan.execution.run.threads import Lanes, PausingLanes, fused_lanes
 from trainplan.profiling.base.errors import InputError

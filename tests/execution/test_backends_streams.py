@@ -14,8 +14,9 @@ from trainplan.execution.analysis.memory.deferred_frees import LAG, Frees, defer
 from trainplan.execution.analysis.memory.peak import Backend, memory_walk, peak_buffers
 from trainplan.execution.analysis.verify.checks import races
 from trainplan.execution.compile.compiler import compile_plan
+from trainplan.execution.instructions import Op
 from trainplan.execution.launch.processes import sound_programs
-from trainplan.execution.program import Instruction, Op, Program, with_waits
+from trainplan.execution.program import Instruction, Program, with_waits
 from trainplan.execution.run import cuda_streams, threads
 from trainplan.execution.run.cuda_streams import CudaStreams
 from trainplan.formulations.plan.switches import Switches

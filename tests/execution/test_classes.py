@@ -12,7 +12,8 @@ from trainplan.execution.analysis.verify.rank_class_checks import check_classes
 from trainplan.execution.compile.classes import compile_classes
 from trainplan.execution.compile.compiler import compile_plan
 from trainplan.execution.compile.reduced_plan import faithful, fold, folded_strategy
-from trainplan.execution.program import COLLECTIVES, Instruction, Op, Program
+from trainplan.execution.instructions import Op
+from trainplan.execution.program import Instruction, Program
 from trainplan.formulations.plan.plan import Plan
 from trainplan.formulations.plan.rank_grid import Digits, common_digits
 from trainplan.formulations.plan.strategy import decision_tree, parse_strategy
@@ -205,7 +206,7 @@ def _faults(program: Program, rng: random.Random) -> list[Program]:
             made.append(changed(place, replace(i, waits=())))
         if i.frees:
             made.append(changed(place, replace(i, frees=i.frees[1:])))
-        if i.op in COLLECTIVES and len(i.group) > 1:
+        if i.op.spec.kind == "collective" and len(i.group) > 1:
             made += [changed(place, replace(i, group=i.group[: len(i.group) // 2])), changed(place)]
             others = tuple(sorted({*i.group[:-1], (i.group[-1] + 1) % program.world}))
             if others != i.group and i.op is not Op.REDUCE_LOSS:

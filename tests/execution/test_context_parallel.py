@@ -12,8 +12,9 @@ from trainplan.execution.analysis.verify.rank_class_checks import check_classes
 from trainplan.execution.compile.classes import compile_classes
 from trainplan.execution.compile.compiler import compile_plan
 from trainplan.execution.compile.reduced_plan import fold
+from trainplan.execution.instructions import Op
 from trainplan.execution.launch.processes import run_plans
-from trainplan.execution.program import HEADS_EXCHANGED, OF_HEADS, Op, Program
+from trainplan.execution.program import HEADS_EXCHANGED, OF_HEADS, Program
 from trainplan.formulations.plan.plan import Plan
 from trainplan.formulations.plan.strategy import parse_strategy
 from trainplan.profiling.base.errors import InputError

@@ -10,8 +10,9 @@ from trainplan.execution.analysis.memory.peak import BACKENDS
 from trainplan.execution.analysis.timing.simulate import time_walk
 from trainplan.execution.analysis.verify.checks import check
 from trainplan.execution.compile.compiler import compile_plan
+from trainplan.execution.instructions import Op
 from trainplan.execution.launch.processes import run_plans
-from trainplan.execution.program import Instruction, Op, Program
+from trainplan.execution.program import Instruction, Program
 from trainplan.formulations.plan.plan import load_plan
 from trainplan.formulations.schedule.message_order import TIMES, with_messages
 from trainplan.formulations.schedule.orders import interleaved

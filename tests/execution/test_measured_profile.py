@@ -7,11 +7,12 @@ import random
 import pytest
 from trainplan.execution.analysis.timing.measured_costs import MeasuredCosts, times_by_kind
 from trainplan.execution.analysis.timing.measured_profile import with_measured_times
-from trainplan.execution.analysis.timing.profiled_costs import FREE, ProfiledCosts
+from trainplan.execution.analysis.timing.profiled_costs import ProfiledCosts
 from trainplan.execution.compile.compiler import compile_plan
+from trainplan.execution.instructions import Op
 from trainplan.execution.launch.processes import run_plans
 from trainplan.execution.prediction.evaluate_plan import judge
-from trainplan.execution.program import Instruction, Op, Program
+from trainplan.execution.program import Instruction, Program
 from trainplan.formulations.plan.plan import Plan
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.clusters.cluster import load_cluster
@@ -45,7 +46,7 @@ def test_the_walk_by_the_profile_with_measured_times_is_the_measured_one(seed: i
     again = ProfiledCosts(plan, Profile.model_validate_json(measured.model_dump_json()))
     for program in programs:
         for instruction in program.instructions:
-            if instruction.op not in FREE:
+            if not instruction.op.spec.is_free:
                 expected = times_as_long(program, instruction, predicted)
                 assert again(program, instruction) == pytest.approx(expected, rel=1e-3, abs=60), str(instruction)
     assert judge(plan, measured).step_ns > judge(plan, profile).step_ns

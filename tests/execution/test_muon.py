@@ -14,8 +14,9 @@ from torch.nn import functional as F
 from trainplan.execution.analysis.memory.peak import memory_walk
 from trainplan.execution.analysis.verify.checks import check
 from trainplan.execution.compile.compiler import compile_plan
+from trainplan.execution.instructions import Op
 from trainplan.execution.launch.processes import run_plans
-from trainplan.execution.program import Op, Program
+from trainplan.execution.program import Program
 from trainplan.execution.run.unit_state import make_unit
 from trainplan.execution.runtimes.torch.refusals import refusals
 from trainplan.execution.training.muon import MuonWithAdamW

@@ -9,9 +9,10 @@ import torch
 from trainplan.execution.analysis.memory.peak import Backend, memory_walk
 from trainplan.execution.analysis.verify.checks import check
 from trainplan.execution.compile.compiler import compile_plan
+from trainplan.execution.instructions import Op
 from trainplan.execution.launch.processes import run_plans
 from trainplan.execution.prediction.evaluate_plan import judge
-from trainplan.execution.program import Op, Program
+from trainplan.execution.program import Program
 from trainplan.execution.training.single_process import Reference, batch_tokens
 from trainplan.formulations.costs.sequential.communication import table_once
 from trainplan.formulations.costs.sequential.stage_work import samples_of

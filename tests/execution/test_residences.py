@@ -10,8 +10,9 @@ from trainplan.execution.analysis.memory.host_slots import host_slots
 from trainplan.execution.analysis.memory.peak import BACKENDS, memory_walk
 from trainplan.execution.analysis.verify.checks import check, lifetimes, meanings, races
 from trainplan.execution.compile.compiler import compile_plan
+from trainplan.execution.instructions import Op
 from trainplan.execution.prediction.evaluate_plan import judge
-from trainplan.execution.program import COPIES, COPIES_OUT, Instruction, Op, Program, with_waits
+from trainplan.execution.program import Instruction, Program, with_waits
 from trainplan.formulations.plan.plan import load_plan
 
 from tests.execution.test_time_walk import profile_of
@@ -95,7 +96,7 @@ def test_parameters_on_the_device_are_kept_whole_too() -> None:
     program = compile_plan(resident(plain, {1: {"kept_whole": True}}))[0]
     assert _count(program, Op.GATHER_PARAMETERS, 1) == 1
     assert _count(program, Op.GATHER_PARAMETERS, 2) == 6
-    assert not any(i.op in COPIES for i in program.instructions)
+    assert not any(i.op.spec.is_copy for i in program.instructions)
 
 
 def test_passes_of_such_plans_are_not_said_to_be_alike() -> None:
@@ -190,8 +191,8 @@ def test_copies_have_a_lane_each_way_or_share_that_of_communication() -> None:
     for _ in range(20):
         plan = random_residence_plan(rng, 2)
         for program in compile_plan(plan):
-            for copies, lane in ((COPIES_OUT, "copy-out"), (COPIES - COPIES_OUT, "copy")):
-                lanes = {i.stream for i in program.instructions if i.op in copies}
+            for kind, lane in (("copy-out", "copy-out"), ("copy-in", "copy")):
+                lanes = {i.stream for i in program.instructions if i.op.spec.kind == kind}
                 assert lanes <= {lane if plan.nvlink else "communication"}
 
 

@@ -7,9 +7,9 @@ from itertools import product
 import pytest
 from trainplan.execution.analysis.verify.checks import check
 from trainplan.execution.compile.compiler import compile_plan
+from trainplan.execution.instructions import Op
 from trainplan.execution.launch.processes import run_plans
 from trainplan.execution.launch.report import RunReport
-from trainplan.execution.program import Op
 from trainplan.profiling.base.errors import InputError
 
 from tests.helpers.measured import memory_follows_the_walk

@@ -7,9 +7,10 @@ import pytest
 from trainplan.execution.analysis.memory.peak import BACKENDS, memory_walk
 from trainplan.execution.analysis.verify.checks import check
 from trainplan.execution.compile.compiler import compile_plan
+from trainplan.execution.instructions import Op
 from trainplan.execution.launch.processes import run_plans
 from trainplan.execution.launch.report import RunReport
-from trainplan.execution.program import Op, Program
+from trainplan.execution.program import Program
 from trainplan.formulations.plan.plan import Plan, load_plan
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.models.model import Model, load_model

@@ -9,8 +9,9 @@ import pytest
 from trainplan.execution.analysis.memory.peak import memory_walk
 from trainplan.execution.analysis.verify.checks import check, lifetimes, meanings
 from trainplan.execution.compile.compiler import compile_plan
+from trainplan.execution.instructions import Op
 from trainplan.execution.launch.processes import run_plans
-from trainplan.execution.program import Instruction, Op, Program
+from trainplan.execution.program import Instruction, Program
 from trainplan.formulations.plan.plan import load_plan
 from trainplan.profiling.base.errors import InputError
 

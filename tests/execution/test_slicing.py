@@ -10,8 +10,9 @@ import pytest
 from trainplan.execution.analysis.memory.peak import Backend, memory_walk
 from trainplan.execution.analysis.verify.checks import check, lifetimes, meanings, races
 from trainplan.execution.compile.compiler import compile_plan
+from trainplan.execution.instructions import Op
 from trainplan.execution.launch.processes import run_plans
-from trainplan.execution.program import Instruction, Op, Program
+from trainplan.execution.program import Instruction, Program
 from trainplan.formulations.plan.plan import Plan, load_plan
 from trainplan.formulations.schedule.orders import is_sliced, most_sliced
 from trainplan.profiling.base.errors import InputError

@@ -10,11 +10,12 @@ import pytest
 from trainplan.execution.analysis.timing.overlapped_costs import StreamsCosts
 from trainplan.execution.analysis.timing.simulate import time_walk
 from trainplan.execution.compile.compiler import compile_plan
+from trainplan.execution.instructions import Op
 from trainplan.execution.prediction.evaluate_plan import judge_carried
 from trainplan.execution.prediction.overlap import judge_streams
 from trainplan.execution.prediction.overlap import layout_of as layout_of_plan
 from trainplan.execution.prediction.prefetch import programs_of
-from trainplan.execution.program import POINT_TO_POINT, Instruction, Op, Program
+from trainplan.execution.program import Instruction, Program
 from trainplan.formulations.costs.overlapped.analytic_fsdp import Block, sharded_ns
 from trainplan.formulations.costs.overlapped.analytic_memory import exchanged_bytes, run_memory
 from trainplan.formulations.costs.overlapped.analytic_pipeline import pipeline_ns
@@ -136,7 +137,7 @@ def walked_ns(layout: RunLayout, backend: Any = "serial", messages: bool = True)
     costs = StreamsCosts(MODEL, layout, KIND, LINKS)
 
     def durations(program: Program, instruction: Instruction) -> int:
-        left_out = instruction.op is Op.OPTIMIZER_STEP or (instruction.op in POINT_TO_POINT and not messages)
+        left_out = instruction.op is Op.OPTIMIZER_STEP or (instruction.op.spec.kind == "message" and not messages)
         return 0 if left_out else costs(program, instruction)
 
     return time_walk(compile_plan(plan_of(layout)), durations, backend).step_ns

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 from trainplan.execution.analysis.verify.checks import check, lifetimes, meanings, races
 from trainplan.execution.compile.compiler import compile_plan
-from trainplan.execution.program import Instruction, Op, Program, with_waits
+from trainplan.execution.instructions import Op
+from trainplan.execution.program import Instruction, Program, with_waits
 from trainplan.formulations.plan.switches import ALL_ON, Switches
 
 from tests.helpers.plans import GPT2, UNTIED

@@ -6,9 +6,10 @@ from dataclasses import replace
 import pytest
 from trainplan.execution.analysis.memory.peak import Backend
 from trainplan.execution.compile.compiler import compile_plan
+from trainplan.execution.instructions import Op
 from trainplan.execution.launch import processes as run
 from trainplan.execution.launch.processes import run_plans
-from trainplan.execution.program import Op, with_waits
+from trainplan.execution.program import with_waits
 from trainplan.formulations.plan.plan import Plan
 from trainplan.formulations.plan.switches import ALL_ON, Switches
 

@@ -8,7 +8,8 @@ import pytest
 from trainplan.execution.analysis.memory.peak import memory_walk
 from trainplan.execution.analysis.verify.checks import check
 from trainplan.execution.compile.compiler import compile_plan
-from trainplan.execution.program import COPIES, Op, Program
+from trainplan.execution.instructions import Op
+from trainplan.execution.program import Program
 from trainplan.formulations.memory_switches.problem import LayerRecord, Solution, load
 from trainplan.formulations.plan.switches import ALL_ON, Switches, SwitchName
 
@@ -254,7 +255,7 @@ def test_the_optimizer_begins_once_all_lanes_are_done() -> None:
 def test_without_nvlink_copies_run_on_the_lane_of_communication() -> None:
     for nvlink in (True, False):
         program = _program([ALL_ON] * UNITS, nvlink)
-        lanes = {i.stream for i in program.instructions if i.op in COPIES}
+        lanes = {i.stream for i in program.instructions if i.op.spec.is_copy}
         assert lanes == {"copy" if nvlink else "communication"}
         assert {i.stream for i in program.instructions if i.op is Op.GATHER_PARAMETERS} == {"communication"}
 

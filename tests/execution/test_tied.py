@@ -7,8 +7,9 @@ import pytest
 from trainplan.execution.analysis.memory.peak import Backend, memory_walk
 from trainplan.execution.analysis.verify.checks import check, meanings
 from trainplan.execution.compile.compiler import compile_plan
+from trainplan.execution.instructions import Op
 from trainplan.execution.launch.processes import run_plans
-from trainplan.execution.program import Instruction, Op, Program
+from trainplan.execution.program import Instruction, Program
 from trainplan.formulations.plan.plan import Plan
 from trainplan.formulations.plan.strategy import decision_tree
 from trainplan.profiling.models.model import Model, load_model

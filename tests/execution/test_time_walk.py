@@ -14,9 +14,10 @@ from trainplan.execution.analysis.timing.measured_costs import MeasuredCosts
 from trainplan.execution.analysis.timing.profiled_costs import ProfiledCosts
 from trainplan.execution.analysis.timing.simulate import time_walk
 from trainplan.execution.compile.compiler import compile_plan
+from trainplan.execution.instructions import Op
 from trainplan.execution.prediction import compiled_plan
 from trainplan.execution.prediction.evaluate_plan import Judged, judge, judge_by, judge_carried
-from trainplan.execution.program import POINT_TO_POINT, Instruction, Op, Program
+from trainplan.execution.program import Instruction, Program
 from trainplan.formulations.costs.sequential.stage_work import planned_work
 from trainplan.formulations.costs.sequential.sublayer_time import unit_work
 from trainplan.formulations.memory_switches import costs as switch_costs
@@ -294,12 +295,12 @@ def test_measured_times_are_walked_without_what_was_waiting(seed: int) -> None:
     clocked = []
     for ends in judged.time.end_ns:  # each begins when the one before it has ended, and then waits
         clocked.append(list(zip([0, *ends[:-1]], ends, strict=True)))
-    if all(i.op not in POINT_TO_POINT for program in programs for i in program.instructions):
+    if all(i.op.spec.kind != "message" for program in programs for i in program.instructions):
         assert time_walk(programs, MeasuredCosts(programs, [clocked] * 3)).step_ns == judged.step_ns
     measured = MeasuredCosts(programs, [clocked])
     for program, starts, ends in zip(programs, judged.time.start_ns, judged.time.end_ns, strict=True):
         for instruction, start, end in zip(program.instructions, starts, ends, strict=True):
-            if instruction.op in POINT_TO_POINT:
+            if instruction.op.spec.kind == "message":
                 assert measured(program, instruction) <= end - start == costs(program, instruction)
 
 

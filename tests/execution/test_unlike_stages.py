@@ -7,10 +7,10 @@ from trainplan.execution.analysis.memory.peak import BACKENDS
 from trainplan.execution.analysis.verify.checks import check
 from trainplan.execution.compile.compiler import compile_plan
 from trainplan.execution.compile.ranks import row_transfers
+from trainplan.execution.instructions import Op
 from trainplan.execution.launch.processes import run_plans
 from trainplan.execution.launch.report import RunReport
 from trainplan.execution.prediction.evaluate_plan import judge, judge_carried
-from trainplan.execution.program import Op
 from trainplan.formulations.plan.plan import Plan, load_plan
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.clusters.cluster import load_cluster

@@ -13,8 +13,9 @@ from trainplan.execution.analysis.verify.rank_class_checks import check_classes
 from trainplan.execution.compile.classes import compile_classes
 from trainplan.execution.compile.compiler import compile_plan
 from trainplan.execution.compile.reduced_plan import fold
+from trainplan.execution.instructions import Op
 from trainplan.execution.launch.processes import run_plans
-from trainplan.execution.program import Instruction, Op, Program, with_waits
+from trainplan.execution.program import Instruction, Program, with_waits
 from trainplan.formulations.costs.sequential.communication import table_once
 from trainplan.formulations.costs.sequential.stage_work import samples_of
 from trainplan.formulations.costs.sequential.sublayer_memory import unit_bytes

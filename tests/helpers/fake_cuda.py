@@ -22,7 +22,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainplan.execution.program import Instruction, Op, Program, on_host
+from trainplan.execution.instructions import Op
+from trainplan.execution.program import Instruction, Program, on_host
 from trainplan.execution.run import threads
 from trainplan.execution.run.cuda_streams import CudaStreams
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from trainplan.execution.program import STREAMS, Instruction, Op, Program, with_waits
+from trainplan.execution.instruction_spec import STREAMS
+from trainplan.execution.instructions import Op
+from trainplan.execution.program import Instruction, Program, with_waits
 
 from tests.helpers.plans import GPT2
 

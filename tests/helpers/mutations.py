@@ -8,7 +8,9 @@ from dataclasses import fields, replace
 from typing import Any, NamedTuple
 
 from trainplan.execution.compile.compiler import compile_plan
-from trainplan.execution.program import AGAIN, POINT_TO_POINT, STREAMS, Instruction, Op, Program, with_waits
+from trainplan.execution.instruction_spec import STREAMS
+from trainplan.execution.instructions import Op
+from trainplan.execution.program import AGAIN, Instruction, Program, with_waits
 from trainplan.formulations.plan.plan import Plan
 from trainplan.formulations.plan.strategy import parse_strategy
 from trainplan.profiling.models.optimizers import OPTIMIZERS
@@ -332,7 +334,7 @@ def _ungrouped(rng: random.Random, programs: Programs) -> tuple[str, Programs] |
     """A send and a receive that are not grouped any more, or sends and receives in another order."""
     rank = rng.randrange(len(programs))
     rest = list(programs[rank].instructions)
-    indices = [n for n, i in enumerate(rest) if i.op in POINT_TO_POINT]
+    indices = [n for n, i in enumerate(rest) if i.op.spec.kind == "message"]
     if not indices:
         return None
     if (place := rng.choice(indices)) is not None and rest[place].grouped:

@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 from torch.distributed.distributed_c10d import _get_default_store
-from trainplan.execution.program import Op
+from trainplan.execution.instructions import Op
 from trainplan.execution.run.ranks import make_executor, start_rank
 
 PATIENCE_S = 3.0

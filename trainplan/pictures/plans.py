@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from trainplan.execution.analysis.timing.simulate import Operation
-from trainplan.execution.program import COLLECTIVES, COPIES, POINT_TO_POINT, Op
+from trainplan.execution.instructions import Op
 from trainplan.formulations.plan.plan import Plan
 from trainplan.pictures.palette import GREEN, PINK, SKY
 from trainplan.pictures.timeline import BACKWARD, FORWARD, IDLE, MESSAGE, bars, draw_timeline
@@ -26,17 +26,12 @@ KINDS = {
     "optimizer": "#7a7a7a",
     "other": MESSAGE,
 }
-_KIND_OF = {
-    **dict.fromkeys(Op, "other"),
-    **dict.fromkeys((Op.FORWARD, Op.FORWARD_WITHOUT_GRAPH, Op.ENTER, Op.ENTER_WITHOUT_GRAPH, Op.LEAVE), "forward"),
-    **dict.fromkeys((Op.KEYS, Op.KEYS_WITHOUT_GRAPH, Op.CORE, Op.CORE_WITHOUT_GRAPH), "forward"),
-    **dict.fromkeys((Op.LOSS_STATISTICS, Op.LOSS), "forward"),
-    **dict.fromkeys((Op.BACKWARD, Op.LEAVE_BACKWARD, Op.ENTER_BACKWARD), "backward"),
-    **dict.fromkeys((Op.KEYS_BACKWARD, Op.CORE_BACKWARD), "backward"),
-    Op.RECOMPUTE: "recomputation",
-    **dict.fromkeys((*COLLECTIVES, *POINT_TO_POINT), "communication"),
-    **dict.fromkeys(COPIES, COPIED),
-    **dict.fromkeys((Op.OPTIMIZER_STEP, Op.HOST_OPTIMIZER_STEP), "optimizer"),
+_DRAWN_AS = {
+    "recompute": "recomputation",
+    "collective": "communication",
+    "message": "communication",
+    "copy-in": COPIED,
+    "copy-out": COPIED,
 }
 LANE, WIDTH, LEFT = 0.32, 13.0, 1.7  # inches: of a lane, of the picture, of the names of lanes
 MOST_EDGES = 300  # operations of a lane that have an edge
@@ -47,7 +42,8 @@ UNITS = ((1e9, "s"), (1e6, "ms"), (1e3, "us"))
 
 def kind_of(op: Op) -> str:
     """Which of KINDS an operation is drawn as."""
-    return _KIND_OF[op]
+    kind = _DRAWN_AS.get(op.spec.kind, op.spec.kind)
+    return kind if kind in KINDS else "other"
 
 
 def draw_simulation(simulation: Simulation) -> Any:

@@ -19,8 +19,8 @@ from numpy.typing import ArrayLike
 
 from trainplan.execution.analysis.memory.peak import peak_buffers
 from trainplan.execution.analysis.timing.simulate import TimeWalk
+from trainplan.execution.instruction_spec import Stream
 from trainplan.execution.prediction.evaluate_plan import Judged
-from trainplan.execution.program import Stream
 from trainplan.formulations.plan.plan import Plan
 from trainplan.profiling.base.display import in_one_line
 from trainplan.profiling.base.quantities import format_bytes, format_count

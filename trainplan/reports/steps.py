@@ -12,15 +12,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trainplan.execution.analysis.timing.simulate import lane_of
+from trainplan.execution.instructions import Op
 from trainplan.execution.prediction.evaluate_plan import Judged
-from trainplan.execution.program import Instruction, Op
+from trainplan.execution.program import Instruction
 from trainplan.execution.steady_state import Rounds
 from trainplan.formulations.plan.plan import Plan
 from trainplan.pictures.plans import KINDS, kind_of
 from trainplan.prediction.metrics import first_places
 
 NAMES = tuple(KINDS)
-TURNS = frozenset({Op.RECOMPUTE, Op.BACKWARD, Op.LEAVE_BACKWARD, Op.LOSS})  # from a micro-batch's forward to its backward pass
 MOST_BLOCKS = 40_000
 MOST_OPERATIONS = 40_000  # of all patterns
 
@@ -74,7 +74,8 @@ def _blocks(judged: Judged, place: int, names: dict[str, int]) -> dict[str, list
     moments = zip(_issued(walk.rounds[place]), walk.start_ns[place], walk.end_ns[place], strict=True)
     for (instruction, later), start, end in moments:
         micro_batch = None if instruction.micro_batch is None else instruction.micro_batch + later
-        if instruction.op in TURNS and micro_batch is not None:
+        op = instruction.op  # the loss, or what comes first after it, turns from a micro-batch's forward to its backward pass
+        if micro_batch is not None and (op is Op.LOSS or op.spec.kind in ("backward", "recompute")):
             turned.add(micro_batch)
         if end <= start:
             continue

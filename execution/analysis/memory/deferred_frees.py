@@ -22,7 +22,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trainplan.execution.program import Clocks, Program, Stream
+from trainplan.execution.instruction_spec import Stream
+from trainplan.execution.program import Clocks, Program
 
 LAG = 2
 

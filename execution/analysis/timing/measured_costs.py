@@ -8,12 +8,13 @@ from when the other one has come to it. A receive's counts from the end of a sen
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
 from trainplan.execution.analysis.timing.simulate import Durations
-from trainplan.execution.program import COLLECTIVES, POINT_TO_POINT, Instruction, Op, Program
+from trainplan.execution.instructions import Op
+from trainplan.execution.program import Instruction, Program
 
 Span = tuple[int, int]  # when an instruction began and ended, in ns
 
@@ -73,9 +74,15 @@ def _without_waiting(programs: Sequence[Program], spans: Sequence[Sequence[Span]
             for op, sender, receiver in _messages(program, instruction):
                 arrivals[op, sender, receiver].append(end if instruction.op is Op.SEND else start)
     moments = {key: iter(values) for key, values in arrivals.items()}
+
+    def arrived(program: Program, instruction: Instruction) -> Iterator[int]:
+        """When the other end of each of its messages has come to it."""
+        for op, sender, receiver in _messages(program, instruction):
+            yield next(moments[Op.RECEIVE if op is Op.SEND else Op.SEND, sender, receiver])
+
     times = [
         [
-            max(0, end - max([start, *(next(moments[_ANSWER[op], a, b]) for op, a, b in _messages(program, instruction))]))
+            max(0, end - max([start, *arrived(program, instruction)]))
             for instruction, (start, end) in zip(program.instructions, of_program, strict=True)
         ]
         for program, of_program in zip(programs, spans, strict=True)
@@ -93,18 +100,15 @@ def _meetings(programs: Sequence[Program]) -> Iterable[list[tuple[int, int]]]:
     for number, program in enumerate(programs):
         counts: dict[tuple[int, ...], int] = defaultdict(int)
         for index, instruction in enumerate(program.instructions):
-            if instruction.op in COLLECTIVES:
+            if instruction.op.spec.kind == "collective":
                 meetings[instruction.group, counts[instruction.group]].append((number, index))
                 counts[instruction.group] += 1
     return [meeting for (group, _), meeting in meetings.items() if len(group) > 1]
 
 
-_ANSWER = {Op.SEND: Op.RECEIVE, Op.RECEIVE: Op.SEND}
-
-
 def _messages(program: Program, instruction: Instruction) -> list[tuple[Op, int, int]]:
     """Sends and receives of an instruction, each with its sender and its receiver."""
-    if instruction.op not in POINT_TO_POINT:
+    if instruction.op.spec.kind != "message":
         return []
     pairs = [(message.op, *(rank for rank in message.group if rank != program.rank)) for message in instruction.messages]
     return [(op, *((program.rank, peer) if op is Op.SEND else (peer, program.rank))) for op, peer in pairs]

@@ -13,23 +13,20 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import median, quantiles
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
-from trainplan.execution.analysis.timing.profiled_costs import COPIED, TRANSFERS, ProfiledCosts, stepped_parameters
+from trainplan.execution.analysis.timing.profiled_costs import ProfiledCosts, stepped_parameters
 from trainplan.execution.analysis.timing.simulate import Durations
-from trainplan.execution.program import Instruction, Op, Program
+from trainplan.execution.instruction_spec import MeasuredTime
+from trainplan.execution.instructions import Op
+from trainplan.execution.program import Instruction, Program
 from trainplan.formulations.costs.sequential.stage_work import samples_of
 from trainplan.formulations.plan.plan import Plan
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.clusters.network import Island, Network, Operation
 from trainplan.profiling.profiles import Number, Profile, Rate, UnitCost
 
-TIMES = {
-    Op.FORWARD: "forward_ns",
-    Op.RECOMPUTE: "forward_ns",
-    Op.FORWARD_WITHOUT_GRAPH: "forward_without_graph_ns",
-    Op.BACKWARD: "backward_ns",
-}
+TIMES: tuple[MeasuredTime, ...] = get_args(MeasuredTime)
 LEAST, MOST = 1.0, 1e18  # bytes a second that a link may have
 
 
@@ -69,7 +66,7 @@ def with_measured_times(profile: Profile, plan: Plan, programs: Sequence[Program
         if rate := _rate(Op.HOST_OPTIMIZER_STEP, issued, measured):
             host["optimizer_ns_per_parameter"] = rate
         for way in ("to_device", "to_host"):
-            of_way = [each for each in issued if each[1].op in COPIED and COPIED[each[1].op] == way]
+            of_way = [each for each in issued if each[1].op.spec.copied == way]
             if ratio := _ratio(of_way, measured, predicted):
                 value = getattr(profile.host, f"{way}_bytes_per_s").value / ratio
                 host[f"{way}_bytes_per_s"] = Rate(value=value, origin="measured")
@@ -83,14 +80,16 @@ def _computed(
     """Of each shape that was computed whole, its entry of the profile with the times measured."""
     times: dict[_Shape, dict[Op, list[int]]] = defaultdict(lambda: defaultdict(list))
     for program, i in issued:
-        if i.unit is not None and i.half is None and (i.op in TIMES or i.op in (Op.LOSS_STATISTICS, Op.LOSS)):
+        if i.unit is not None and i.half is None and (i.op.spec.measured_as or i.op in (Op.LOSS_STATISTICS, Op.LOSS)):
             strategy, name = program.strategies[i.unit], program.model.key_of(program.model.units[i.unit])
             if strategy.sequence_parallel or strategy.modules:  # whose costs follow from those of the sub-layer whole
                 continue
             shape = _Shape(name, strategy.degree("tp"), samples // strategy.data_degree)
             times[shape][i.op].append(measured(program, i))
     return {
-        shape: _entry(profile.cost(*shape), of_shape) for shape, of_shape in times.items() if of_shape.keys() & TIMES.keys()
+        shape: _entry(profile.cost(*shape), of_shape)
+        for shape, of_shape in times.items()
+        if any(op.spec.measured_as for op in of_shape)
     }
 
 
@@ -100,12 +99,12 @@ def _entry(entry: UnitCost, times: Mapping[Op, Sequence[int]]) -> UnitCost:
     first = Op.FORWARD_WITHOUT_GRAPH if Op.FORWARD_WITHOUT_GRAPH in times else Op.FORWARD
     beside = {first: Op.LOSS_STATISTICS, Op.BACKWARD: Op.LOSS}
     numbers: dict[str, Number] = {}
-    for op, name in TIMES.items():
-        if op in times and name not in numbers:
+    for name in TIMES:
+        if (op := next((op for op in Op if op.spec.measured_as == name and op in times), None)) is not None:
             added = median(times[beside[op]]) if beside.get(op) in times else 0
             numbers[name] = Number(value=round(median(times[op]) + added), origin="measured", spread=_spread(times[op]))
     ratios = [numbers[name].value / before for name in numbers if (before := getattr(entry, name).value)]
-    for name in set(TIMES.values()) - set(numbers):
+    for name in set(TIMES) - set(numbers):
         before = getattr(entry, name)
         numbers[name] = before.changed(value=round(before.value * (ratios[0] if ratios else 1)), origin="estimated")
     return entry.changed(**numbers)
@@ -145,9 +144,9 @@ def _network(
     devices = plan.placement or range(plan.world)
     users: dict[tuple[int, Operation], list[tuple[Program, Instruction]]] = defaultdict(list)
     for program, i in issued:
-        if i.op in TRANSFERS and len(i.group) > 1 and not i.by_processor:
-            place = network.island_of([devices[rank] for rank in i.group], TRANSFERS[i.op])
-            users[place, TRANSFERS[i.op]].append((program, i))
+        if (transfer := i.op.spec.transfer) and len(i.group) > 1 and not i.by_processor:
+            island = network.island_of([devices[rank] for rank in i.group], transfer)
+            users[island, transfer].append((program, i))
     ratios = {key: ratio for key, user in users.items() if (ratio := _ratio(user, measured, predicted))}
     return network.changed(islands=list(_islands(network.islands, ratios))) if ratios else network
 

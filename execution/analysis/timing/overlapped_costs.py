@@ -11,22 +11,15 @@ cores and exchanges of heads by themselves. Inputs of units travel to the host a
 
 from __future__ import annotations
 
-from trainplan.execution.analysis.timing.profiled_costs import SUMS, is_backward, stepped_parameters
-from trainplan.execution.program import Instruction, Op, Program
+from trainplan.execution.analysis.timing.profiled_costs import is_backward, stepped_parameters
+from trainplan.execution.instructions import Op
+from trainplan.execution.program import Instruction, Program
 from trainplan.formulations.costs.overlapped.analytic_step import gathered_behind_ns
 from trainplan.formulations.costs.overlapped.instruction_costs import Prices, SublayerTimes
 from trainplan.formulations.costs.overlapped.layout import RunLayout
 from trainplan.formulations.costs.overlapped.links import Links
 from trainplan.profiling.clusters.cluster import DeviceKind
 from trainplan.profiling.models.model import Model
-
-PHASES = {
-    Op.GATHER_PARAMETERS: 1,
-    Op.GATHER_UPDATED: 1,
-    Op.REDUCE_SCATTER_GRADIENTS: 1,
-    Op.ALL_REDUCE_GRADIENTS: 2,
-    Op.REDUCE_TIED: 2,
-}
 
 
 class StreamsCosts:
@@ -42,22 +35,25 @@ class StreamsCosts:
         if instruction.grouped:
             return sum(self(program, each) for each in instruction.grouped)
         op, unit, size, prices = instruction.op, instruction.unit, instruction.message_bytes, self._prices
-        if op is Op.RECEIVE:
+        spec = op.spec
+        if spec.is_free:
+            return 0
+        if spec.transfer == "p2p":
             return prices.message_ns(size)
-        if op in PHASES:
+        if spec.among_replicas:
             time = self._collective(instruction)
             return round(time * self._part_shown(program)) if op is Op.GATHER_UPDATED else time
         if op in (Op.OFFLOAD_HIDDEN, Op.PREFETCH_HIDDEN):
             return prices.copy_ns(size)
-        if op is Op.OPTIMIZER_STEP:
+        if spec.steps == "moments":
             assert unit is not None
             return prices.optimizer_ns(prices.model.key_of(prices.model.units[unit]), stepped_parameters(program, instruction))
-        return 0 if unit is None else self._of_unit(program, op, unit, instruction)
+        return 0 if unit is None else self._of_unit(program, unit, instruction)
 
     def _collective(self, instruction: Instruction) -> int:
         group = instruction.group
         stride = group[1] - group[0] if len(group) > 1 else 1
-        phases, prices = PHASES[instruction.op], self._prices
+        phases, prices = 2 if instruction.op.spec.transfer == "all-reduce" else 1, self._prices
         if instruction.unit is None:
             return prices.collective_ns(phases, instruction.message_bytes, len(group), stride)
         name = prices.model.key_of(prices.model.units[instruction.unit])
@@ -65,19 +61,19 @@ class StreamsCosts:
         if in_turn:
             return prices.in_layer_ns(name, instruction.message_bytes, len(group), stride)
         if instruction.op is Op.REDUCE_SCATTER_GRADIENTS and prices.layout.sums_gradients:
-            phases = PHASES[Op.ALL_REDUCE_GRADIENTS]
+            phases = 2
         return prices.bucketed_ns(name, phases, instruction.message_bytes, len(group), stride)
 
-    def _of_unit(self, program: Program, op: Op, unit: int, instruction: Instruction) -> int:
-        prices, model = self._prices, self._prices.model
+    def _of_unit(self, program: Program, unit: int, instruction: Instruction) -> int:
+        prices, model, spec = self._prices, self._prices.model, instruction.op.spec
         name, kind = model.key_of(model.units[unit]), model.units[unit].kind
-        if op in (Op.FORWARD, Op.FORWARD_WITHOUT_GRAPH):
+        if spec.pass_time == "forward_ns":
             return prices.forward_ns(name)
-        if op is Op.RECOMPUTE:
+        if spec.pass_time == "recompute_ns":
             return prices.recompute_ns(name)
-        if op is Op.BACKWARD:
+        if spec.pass_time == "backward_ns":
             return prices.backward_ns(name, program.strategies[unit].modules)
-        if op not in SUMS:
+        if not spec.sums_partials:
             return 0
         return prices.sum_ns(name, kind, is_backward(instruction))
 

@@ -22,86 +22,17 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from trainplan.execution.program import AGAIN, Instruction, Op, Program, handles_all
-from trainplan.formulations.costs.sequential.primitives import Way, collective, device_step, host_copy, host_step
+from trainplan.execution.instructions import Op
+from trainplan.execution.program import AGAIN, Instruction, Program
+from trainplan.formulations.costs.sequential.primitives import collective, device_step, host_copy, host_step
 from trainplan.formulations.costs.sequential.stage_work import samples_of
 from trainplan.formulations.costs.sequential.sublayer_time import UnitWork, muon_part, unit_work
 from trainplan.formulations.plan.plan import Plan
 from trainplan.profiling.base.errors import InputError
-from trainplan.profiling.clusters.network import Operation
 from trainplan.profiling.models.optimizers import ADAMW_MOMENTS
 from trainplan.profiling.profiles import Profile
 
-COMPUTATIONS = {
-    Op.FORWARD: "forward_ns",
-    Op.FORWARD_WITHOUT_GRAPH: "forward_ns",
-    Op.RECOMPUTE: "recompute_ns",
-    Op.BACKWARD: "backward_ns",
-}
-TRANSFERS: dict[Op, Operation] = {
-    Op.GATHER_SLICE: "all-gather",
-    Op.ALL_REDUCE: "all-reduce",
-    Op.GATHER_TOKENS: "all-gather",
-    Op.REDUCE_SCATTER_TOKENS: "reduce-scatter",
-    Op.GATHER_KEYS: "all-gather",
-    Op.SCATTER_KEYS: "reduce-scatter",
-    Op.EXCHANGE_HEADS: "all-to-all",
-    Op.EXCHANGE_TOKENS: "all-to-all",
-    Op.GATHER_STATISTICS: "all-gather",
-    Op.GATHER_PARAMETERS: "all-gather",
-    Op.GATHER_UPDATED: "all-gather",
-    Op.REDUCE_REPLICATED: "all-reduce",
-    Op.REDUCE_SCATTER_GRADIENTS: "reduce-scatter",
-    Op.ALL_REDUCE_GRADIENTS: "all-reduce",
-    Op.REDUCE_TIED: "all-reduce",
-    Op.RECEIVE: "p2p",
-    Op.SEND_RECEIVE: "p2p",
-}
-COPIED: dict[Op, Way] = {
-    Op.PREFETCH_SHARD: "to_device",
-    Op.PREFETCH_HIDDEN: "to_device",
-    Op.OFFLOAD_HIDDEN: "to_host",
-    Op.OFFLOAD_GRADIENT: "to_host",
-}
-STEPS = {Op.OPTIMIZER_STEP: "moments", Op.HOST_OPTIMIZER_STEP: "host-moments"}
-FREE = frozenset(
-    {
-        Op.INPUT,
-        Op.TARGETS,
-        Op.LOSS_STATISTICS,
-        Op.LOSS,
-        Op.SLICE,
-        Op.SLICE_TOKENS,
-        Op.ENTER,
-        Op.ENTER_WITHOUT_GRAPH,
-        Op.LEAVE,
-        Op.LEAVE_BACKWARD,
-        Op.ENTER_BACKWARD,
-        Op.KEYS,
-        Op.KEYS_WITHOUT_GRAPH,
-        Op.KEYS_BACKWARD,
-        Op.CORE,
-        Op.CORE_WITHOUT_GRAPH,
-        Op.CORE_BACKWARD,
-        Op.JOIN,
-        Op.REDUCE_LOSS,
-        Op.SEND,
-        Op.POST_RECEIVE,
-        Op.RESHARD,
-        Op.DROP_HIDDEN,
-        Op.SYNCHRONISE,
-        Op.MARK,
-    }
-)
-handles_all({*COMPUTATIONS, *TRANSFERS, *COPIED, *STEPS, *FREE})
-
-# What passes move of their samples.
-HALVED = frozenset(
-    {Op.RECEIVE, Op.GATHER_SLICE, Op.ALL_REDUCE, Op.GATHER_TOKENS, Op.REDUCE_SCATTER_TOKENS, Op.GATHER_STATISTICS}
-)
-SUMS = frozenset({Op.ALL_REDUCE, Op.GATHER_TOKENS, Op.REDUCE_SCATTER_TOKENS})  # of tensor-parallel ranks
 BACKWARD = ", backward"  # behind the name of such a sum of a backward pass, which may hide more of it than a forward pass does
-MOVING = frozenset({Op.RECEIVE, Op.GATHER_SLICE, Op.GATHER_TOKENS})  # by what they move, not by a sub-layer
 
 Carried = dict[str, Any]
 
@@ -133,7 +64,7 @@ class ProfiledCosts:
 
     def __call__(self, program: Program, instruction: Instruction) -> int:
         """What an instruction takes, in whole ns."""
-        if instruction.op in FREE:
+        if instruction.op.spec.is_free:
             return 0
         if instruction.grouped:
             return sum(self(program, message) for message in _received(instruction))
@@ -150,26 +81,26 @@ class ProfiledCosts:
         return self._known[key]
 
     def _duration_ns(self, program: Program, instruction: Instruction) -> int:
-        op, unit, size, profile = instruction.op, instruction.unit, instruction.message_bytes, self._profile
-        if op in COMPUTATIONS:
+        spec, unit, size, profile = instruction.op.spec, instruction.unit, instruction.message_bytes, self._profile
+        if spec.pass_time:
             assert unit is not None
-            times = [getattr(self._work(unit, kind), COMPUTATIONS[op]) for kind in self._kinds_of(program.rank)]
+            times = [getattr(self._work(unit, kind), spec.pass_time) for kind in self._kinds_of(program.rank)]
             return _half(max(times), instruction.half)
-        if op in TRANSFERS:
+        if transfer := spec.transfer:
             if instruction.by_processor:
                 return 0
             count = 1
-            if op in (Op.ALL_REDUCE, Op.REDUCE_SCATTER_TOKENS) or (op is Op.GATHER_TOKENS and within_unit(instruction)):
+            if spec.sums_partials and (instruction.op is not Op.GATHER_TOKENS or within_unit(instruction)):
                 assert unit is not None
                 count = profile.shapes[profile.units[unit].sublayer].reductions
-            if op is Op.REDUCE_SCATTER_GRADIENTS and program.optimizer == "muon":
-                op = Op.ALL_REDUCE_GRADIENTS
+            if instruction.op is Op.REDUCE_SCATTER_GRADIENTS and program.optimizer == "muon":
+                transfer = "all-reduce"
             groups = self._groups(program, instruction)
-            return max(collective(profile, TRANSFERS[op], size, group, count) for group in groups)
-        if op in COPIED:
-            return host_copy(profile, COPIED[op], size)
+            return max(collective(profile, transfer, size, group, count) for group in groups)
+        if spec.copied:
+            return host_copy(profile, spec.copied, size)
         parameters = stepped_parameters(program, instruction)
-        if op is not Op.OPTIMIZER_STEP:
+        if spec.steps == "host-moments":
             return host_step(profile, parameters)
         assert unit is not None
         sublayer, strategy = profile.units[unit].sublayer, self._strategies[unit]
@@ -208,7 +139,7 @@ class ProfiledCosts:
 def stepped_parameters(program: Program, instruction: Instruction) -> int:
     """The number of parameters that an optimizer's step changes."""
     assert instruction.unit is not None
-    moments = program.buffers[f"{STEPS[instruction.op]}.{instruction.unit}"] // program.stepped_bytes
+    moments = program.buffers[f"{instruction.op.spec.steps}.{instruction.unit}"] // program.stepped_bytes
     return (moments + program.stepped_by_muon(instruction.unit)) // ADAMW_MOMENTS
 
 
@@ -240,7 +171,7 @@ class CarriedCosts:
 
     def __call__(self, program: Program, instruction: Instruction) -> int:
         """What an instruction takes, in whole ns. Raises InputError where the table does not say."""
-        if instruction.op in FREE:
+        if instruction.op.spec.is_free:
             return 0
         if instruction.grouped:
             return sum(self(program, message) for message in _received(instruction))
@@ -248,7 +179,7 @@ class CarriedCosts:
         if key not in self._keys:
             name = name_of(program, instruction)
             time = self._look_up(program, name)
-            self._keys[key] = _half(time, instruction.half) if instruction.op in COMPUTATIONS else time
+            self._keys[key] = _half(time, instruction.half) if instruction.op.spec.pass_time else time
         return self._keys[key]
 
     def _look_up(self, program: Program, name: str) -> int:
@@ -275,11 +206,11 @@ def carried(programs: Sequence[Program], durations: Callable[[Program, Instructi
         seen: set[tuple[Any, ...]] = set()
         stage = stages[firsts.index(program.units[0])]
         for instruction in (each for i in program.instructions for each in (_received(i) if i.grouped else [i])):
-            if instruction.op in FREE or _shape(instruction) in seen:
+            if instruction.op.spec.is_free or _shape(instruction) in seen:
                 continue
             seen.add(_shape(instruction))
             for part in _with_halves(instruction):
-                whole = replace(part, half=None) if part.op in COMPUTATIONS else part
+                whole = replace(part, half=None) if part.op.spec.pass_time else part
                 name, time = name_of(program, part), durations(program, whole)
                 if stage.setdefault(name, time) != time:
                     ranks.setdefault(str(program.rank), {})[name] = time
@@ -289,7 +220,7 @@ def carried(programs: Sequence[Program], durations: Callable[[Program, Instructi
 def _with_halves(instruction: Instruction) -> list[Instruction]:
     """An instruction, and those of the halves of its micro-batch where they move half as much."""
     size = instruction.message_bytes
-    if instruction.op not in HALVED or instruction.half is not None or size % 2:
+    if not instruction.op.spec.has_halves or instruction.half is not None or size % 2:
         return [instruction]
     return [instruction, replace(instruction, half=0, message_bytes=size // 2)]
 
@@ -302,7 +233,7 @@ def _shape(instruction: Instruction) -> tuple[Any, ...]:
 
 def is_backward(instruction: Instruction) -> bool:
     """Whether it is a sum of tensor-parallel ranks of a backward pass, or of what is computed again for it."""
-    if instruction.op not in SUMS:
+    if not instruction.op.spec.sums_partials:
         return False
     moved = instruction.reads[0], (*instruction.writes, "")[0]
     return any("gradient" in each for each in moved) or AGAIN in instruction.args
@@ -311,16 +242,16 @@ def is_backward(instruction: Instruction) -> bool:
 def name_of(program: Program, instruction: Instruction) -> str:
     """The name under which a table carries what an instruction takes, half a computation under that of the whole: its
     operation, the sub-layer and its strategy, or what is moved, and bytes (of a computation those of its input)."""
-    op, unit, size = instruction.op, instruction.unit, instruction.message_bytes
+    op, spec, unit, size = instruction.op, instruction.op.spec, instruction.unit, instruction.message_bytes
     backward = BACKWARD * is_backward(instruction)
-    if op in MOVING:
+    if spec.priced_by_buffer:
         what = (*instruction.reads, *instruction.writes)[0].partition(".")[0]
         return f"{op} {what}{'' if op is Op.RECEIVE else f' of unit {unit}'}, {size} bytes{backward}"
     if unit is None:
         return f"{op}, {size} bytes"
-    if op in COMPUTATIONS:
-        source = instruction.reads[1 if op is Op.BACKWARD else 0]
+    if spec.pass_time:
+        source = instruction.reads[1 if spec.kind == "backward" else 0]
         size = program.buffers[source] * (1 if instruction.half is None else 2)
-    elif op in STEPS:
+    elif spec.steps:
         size = stepped_parameters(program, instruction) * program.stepped_bytes
     return f"{op} {program.model.key_of(program.model.units[unit])} {program.strategies[unit]}, {size} bytes{backward}"

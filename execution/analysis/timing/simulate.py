@@ -31,17 +31,8 @@ from typing import Literal, NamedTuple, get_args
 
 from trainplan.execution.analysis.memory.peak import Backend
 from trainplan.execution.analysis.timing.leaps import FOLLOWED, leapt
-from trainplan.execution.program import (
-    COLLECTIVES,
-    COPIES,
-    COPIES_OUT,
-    POINT_TO_POINT,
-    Instruction,
-    Op,
-    Program,
-    handles_all,
-    with_waits,
-)
+from trainplan.execution.instructions import Op
+from trainplan.execution.program import Instruction, Program, with_waits
 from trainplan.execution.steady_state import Rounds
 from trainplan.formulations.schedule.orders import Pass
 from trainplan.formulations.schedule.simulate import Event, Stuck
@@ -50,71 +41,21 @@ from trainplan.profiling.base.errors import InputError
 
 Durations = Callable[[Program, Instruction], int]
 
-ALONE = frozenset(
-    {
-        Op.INPUT,
-        Op.TARGETS,
-        Op.FORWARD,
-        Op.FORWARD_WITHOUT_GRAPH,
-        Op.RECOMPUTE,
-        Op.BACKWARD,
-        Op.ENTER,
-        Op.ENTER_WITHOUT_GRAPH,
-        Op.LEAVE,
-        Op.LEAVE_BACKWARD,
-        Op.ENTER_BACKWARD,
-        Op.KEYS,
-        Op.KEYS_WITHOUT_GRAPH,
-        Op.KEYS_BACKWARD,
-        Op.CORE,
-        Op.CORE_WITHOUT_GRAPH,
-        Op.CORE_BACKWARD,
-        Op.LOSS_STATISTICS,
-        Op.LOSS,
-        Op.OPTIMIZER_STEP,
-        Op.SLICE,
-        Op.SLICE_TOKENS,
-        Op.JOIN,
-        Op.POST_RECEIVE,
-        Op.PREFETCH_SHARD,
-        Op.RESHARD,
-        Op.OFFLOAD_HIDDEN,
-        Op.DROP_HIDDEN,
-        Op.PREFETCH_HIDDEN,
-        Op.OFFLOAD_GRADIENT,
-        Op.HOST_OPTIMIZER_STEP,
-        Op.SYNCHRONISE,
-        Op.MARK,
-    }
-)
-handles_all(ALONE | COLLECTIVES | POINT_TO_POINT)
-
 
 def _stream(instruction: Instruction) -> str:
     return instruction.stream
 
 
-SHARED = frozenset(
-    {
-        Op.GATHER_PARAMETERS,
-        Op.GATHER_UPDATED,
-        Op.REDUCE_SCATTER_GRADIENTS,
-        Op.ALL_REDUCE_GRADIENTS,
-        Op.REDUCE_TIED,
-        Op.REDUCE_LOSS,
-    }
-)
-
-
 def _overlapped(instruction: Instruction) -> str:
-    if instruction.op in COPIES:
-        return "copy-out" if instruction.op in COPIES_OUT else "copy"
-    return "data" if instruction.op in SHARED else "compute"
+    spec = instruction.op.spec
+    if spec.is_copy:
+        return "copy-out" if spec.kind == "copy-out" else "copy"
+    return "data" if spec.among_replicas else "compute"
 
 
 def _interleaved(instruction: Instruction) -> str:
     """As `_overlapped`, of ranks with several stages: their messages travel beside passes."""
-    return "messages" if instruction.op in POINT_TO_POINT else _overlapped(instruction)
+    return "messages" if instruction.op.spec.kind == "message" else _overlapped(instruction)
 
 
 def lane_of(backend: Lanes, program: Program) -> Callable[[Instruction], str]:
@@ -226,7 +167,7 @@ def _passes(program: Program, device: int, devices: int, starts: Sequence[int], 
             task = Pass("backward", number, stage) if passed else Pass("forward", number, stage, message.half)
             if message.op is Op.RECEIVE:
                 ready[task] = start
-            elif message.op not in (Op.SEND, Op.JOIN, Op.POST_RECEIVE):
+            elif message.op.spec.of_unit != "boundary":
                 spans[task] = (min(spans.get(task, (start, 0))[0], start), end)
             hidden = message.op is Op.SEND and message.reads[0].startswith("hidden")
             if (hidden or message.op is Op.LOSS) and message.half != 0:
@@ -275,7 +216,7 @@ def _whole_passes(instructions: Sequence[Instruction]) -> tuple[Instruction, ...
     backward pass, too, as frameworks have it."""
     made = list(instructions)
     for place, each in enumerate(instructions):
-        messages = tuple(index for index in each.waits if instructions[index].op in POINT_TO_POINT)
+        messages = tuple(index for index in each.waits if instructions[index].op.spec.kind == "message")
         first = place
         while messages and first > max(messages) + 1 and _same_pass(instructions[first - 1], each):
             first -= 1
@@ -286,8 +227,9 @@ def _whole_passes(instructions: Sequence[Instruction]) -> tuple[Instruction, ...
 
 def _same_pass(before: Instruction, each: Instruction) -> bool:
     """Whether an instruction right before another one is of the same unit and micro-batch, on the lane of computations."""
-    of = before.unit, before.micro_batch, before.half
-    return of == (each.unit, each.micro_batch, each.half) and before.op not in POINT_TO_POINT | SHARED | COPIES
+    of, spec = (before.unit, before.micro_batch, before.half), before.op.spec
+    alone = spec.kind != "message" and not spec.among_replicas and not spec.is_copy
+    return alone and of == (each.unit, each.micro_batch, each.half)
 
 
 Channel = tuple[int, int]
@@ -321,8 +263,8 @@ class _Walk:
                     lane_of(backend, each.few)(i),
                     duration_ns(each.few, i),
                     () if serial else i.waits,
-                    i.op in COLLECTIVES and len(self.present(i.group)) > 1,
-                    i.op in POINT_TO_POINT and len(i.group) > 1,
+                    i.op.spec.kind == "collective" and len(self.present(i.group)) > 1,
+                    i.op.spec.kind == "message" and len(i.group) > 1,
                     i,
                 )
                 for i in each.few.instructions

@@ -5,19 +5,8 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from trainplan.execution.program import (
-    CORES,
-    ENTERING,
-    FORWARDS,
-    HOST_STATES,
-    OF_KEYS,
-    STATES,
-    Op,
-    Part,
-    Program,
-    laid_as,
-    sent_as,
-)
+from trainplan.execution.instructions import Op
+from trainplan.execution.program import HOST_STATES, STATES, Part, Program, laid_as, sent_as
 from trainplan.profiling.base.dtypes import STATISTIC_BYTES
 from trainplan.profiling.models.optimizers import moments_of, states_sharing
 from trainplan.profiling.models.sublayers import HeadPieces, shard_bounds
@@ -124,52 +113,50 @@ class Sizes:
         key = (op, unit, rows)
         if key not in self._workspaces:
             sublayer, tp = self.program.selective(unit), self.tp(unit)
-            if op in OF_KEYS:
+            if op.spec.piece in ("keys", "core"):
                 size = self._keys_workspace(op, unit, rows)
             elif self.program.shares_tokens(unit):
                 size = self._shared_workspace(op, unit, rows)
-            elif op is Op.BACKWARD:
+            elif op.spec.kind == "backward":
                 size = sublayer.backward_workspace_bytes(rows, tp)
             else:
                 size = sublayer.forward_workspace_bytes(rows, tp)
-                if op is Op.FORWARD_WITHOUT_GRAPH:
+                if op.spec.graph == "discarded":
                     size += sublayer.kept_bytes(rows, tp)
-                if op is Op.RECOMPUTE:
+                if op.spec.graph == "rebuilt":
                     size += sublayer.part.output_bytes(rows, tp)
             self._workspaces[key] = size
         return self._workspaces[key]
 
     def _shared_workspace(self, op: Op, unit: int, rows: int) -> int:
         """The same of a unit whose ranks share its tokens."""
-        share, head = self.program.token_share(unit), unit == len(self.model.units) - 1
-        output = share.part.output_bytes(rows, share.tp) if head else share.whole_bytes(rows)
-        beside = {
-            Op.FORWARD_WITHOUT_GRAPH: share.graph_bytes(rows),
-            Op.RECOMPUTE: output,
-            Op.ENTER_WITHOUT_GRAPH: share.entry_graph_bytes(rows),
-        }
-        of_pieces = {
-            **dict.fromkeys(FORWARDS, share.forward_workspace_bytes),
-            **dict.fromkeys(ENTERING, share.enter_workspace_bytes),
-            **dict.fromkeys((Op.LEAVE, Op.LEAVE_BACKWARD), share.leave_workspace_bytes),
-            Op.BACKWARD: share.backward_workspace_bytes,
-            Op.ENTER_BACKWARD: share.enter_backward_workspace_bytes,
-        }
-        return of_pieces[op](rows) + beside.get(op, 0)
+        share, piece, graph = self.program.token_share(unit), op.spec.piece, op.spec.graph
+        if piece == "exit":
+            return share.leave_workspace_bytes(rows)
+        entering = piece == "entry"
+        if op.spec.kind == "backward":
+            return (share.enter_backward_workspace_bytes if entering else share.backward_workspace_bytes)(rows)
+        size = (share.enter_workspace_bytes if entering else share.forward_workspace_bytes)(rows)
+        if graph == "discarded":
+            size += (share.entry_graph_bytes if entering else share.graph_bytes)(rows)
+        if graph == "rebuilt":
+            head = unit == len(self.model.units) - 1
+            size += share.part.output_bytes(rows, share.tp) if head else share.whole_bytes(rows)
+        return size
 
     def _keys_workspace(self, op: Op, unit: int, rows: int) -> int:
         """The same of keys and values."""
         share = self.program.key_share(unit)
         if share is None:
             return 0
-        if isinstance(share, HeadPieces) and op in CORES:
-            if op is Op.CORE_BACKWARD:
+        backward, discarded = op.spec.kind == "backward", op.spec.graph == "discarded"
+        if isinstance(share, HeadPieces) and op.spec.piece == "core":
+            if backward:
                 return share.core_backward_workspace_bytes(rows)
-            kept = share.core_graph_bytes(rows) if op is Op.CORE_WITHOUT_GRAPH else 0
-            return share.core_workspace_bytes(rows) + kept
-        if op is Op.KEYS_BACKWARD:
+            return share.core_workspace_bytes(rows) + (share.core_graph_bytes(rows) if discarded else 0)
+        if backward:
             return share.backward_workspace_bytes(rows)
-        return share.forward_workspace_bytes(rows) + (share.graph_bytes(rows) if op is Op.KEYS_WITHOUT_GRAPH else 0)
+        return share.forward_workspace_bytes(rows) + (share.graph_bytes(rows) if discarded else 0)
 
     def tp(self, unit: int) -> int:
         """The tensor-parallel degree of a unit."""

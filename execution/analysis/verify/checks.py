@@ -28,7 +28,9 @@ from trainplan.execution.analysis.verify.semantics import meanings
 from trainplan.execution.analysis.verify.sizes import sizes, states
 from trainplan.execution.analysis.verify.structure import malformed, misplaced
 from trainplan.execution.gc_paused import uncollected
-from trainplan.execution.program import Clocks, Instruction, Op, Program, Stream
+from trainplan.execution.instruction_spec import Stream
+from trainplan.execution.instructions import Op
+from trainplan.execution.program import Clocks, Instruction, Program
 
 
 @uncollected()

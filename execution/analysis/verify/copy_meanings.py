@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from trainplan.execution.analysis.verify.interpreter import Hidden, Interpreter, Rule, fault_at
-from trainplan.execution.program import COPIES, Instruction, Op
+from trainplan.execution.instructions import Op
+from trainplan.execution.program import Instruction
 
 
 def _copy(run: Interpreter, rank: int, head: Instruction) -> None:
@@ -21,4 +22,4 @@ def _drop_hidden(run: Interpreter, rank: int, head: Instruction) -> None:
         raise fault_at(rank, head, f"drops {name}, of which {copy} is no copy")
 
 
-COPIED: dict[Op, Rule] = {**dict.fromkeys(COPIES, _copy), Op.DROP_HIDDEN: _drop_hidden}
+COPIED: dict[Op, Rule] = {**{op: _copy for op in Op if op.spec.copied}, Op.DROP_HIDDEN: _drop_hidden}

@@ -2,20 +2,9 @@
 
 from __future__ import annotations
 
-from trainplan.execution.program import HEADS_EXCHANGED, OF_WHOLE_KEYS, Instruction, Op, Program, laid_as
-from trainplan.formulations.plan.strategy import Paradigm, gather_ranks, piece_peers
-
-ALONG: dict[Op, Paradigm] = {  # those that differ along one level of the unit's strategy
-    Op.ALL_REDUCE: "tp",
-    Op.GATHER_TOKENS: "tp",
-    Op.REDUCE_SCATTER_TOKENS: "tp",
-    Op.GATHER_STATISTICS: "tp",
-    Op.REDUCE_REPLICATED: "tp",
-    Op.GATHER_PARAMETERS: "sdp",
-    Op.GATHER_UPDATED: "sdp",
-    Op.REDUCE_SCATTER_GRADIENTS: "sdp",
-    Op.ALL_REDUCE_GRADIENTS: "dp",
-}
+from trainplan.execution.instructions import Op
+from trainplan.execution.program import Instruction, Program, laid_as
+from trainplan.formulations.plan.strategy import gather_ranks, piece_peers
 
 
 def groups(program: Program) -> list[str]:
@@ -28,7 +17,7 @@ def groups(program: Program) -> list[str]:
                 f"rank {program.rank}: {instruction} is over {_ranks(instruction.group)}, not over those of its messages"
             )
         for i in instruction.messages:
-            if i.op in (Op.SEND, Op.RECEIVE) and (there := _elsewhere(program, i)):
+            if i.op.spec.group_axis == "stage" and (there := _elsewhere(program, i)):
                 if i.group not in {tuple(sorted((program.rank, rank))) for rank in there}:
                     faults.append(f"rank {program.rank}: {i} is over {_ranks(i.group)}, not with one of {_ranks(there)}")
                     break
@@ -45,7 +34,7 @@ def groups(program: Program) -> list[str]:
 
 def _is_forward(i: Instruction) -> bool:
     """Whether what is moved are hidden states, not their gradients."""
-    return bool(i.op in (Op.GATHER_SLICE, Op.SEND, Op.RECEIVE) and (*i.reads, *i.writes)[0].startswith("hidden"))
+    return bool(i.op.spec.group_axis in ("rows", "stage") and (*i.reads, *i.writes)[0].startswith("hidden"))
 
 
 def _ranks(ranks: tuple[int, ...]) -> str:
@@ -61,20 +50,20 @@ def _elsewhere(program: Program, i: Instruction) -> tuple[int, ...]:
 
 
 def _members(program: Program, op: Op, unit: int | None, forward: bool) -> tuple[int, ...]:
-    rank, place, strategies = program.rank, program.place, program.strategies
-    if op is Op.REDUCE_LOSS:
+    rank, place, strategies, axis = program.rank, program.place, program.strategies, op.spec.group_axis
+    if axis == "world":
         return tuple(range(program.world))
-    if op is Op.REDUCE_TIED:  # all copies of the matrix: of the first unit and of the last
+    if axis == "tied":  # all copies of the matrix: of the first unit and of the last
         return tuple(sorted({*program.groups[0], *program.groups[-1]}))
-    if unit is None:
+    if axis is None or unit is None:
         return ()
-    if op in OF_WHOLE_KEYS | HEADS_EXCHANGED:
-        return tuple(program.stage_ranks[other] for other in piece_peers(strategies[unit], place, program.model.pieces))
-    if op in (Op.SEND, Op.RECEIVE):
+    ranks = program.stage_ranks
+    if axis == "cp":
+        return tuple(ranks[other] for other in piece_peers(strategies[unit], place, program.model.pieces))
+    if axis == "stage":
         there = program.ranks_of(unit if (op is Op.SEND) == forward else unit - 1)
         return tuple(sorted((rank, there[place])))
-    ranks = program.stage_ranks
-    if op is Op.GATHER_SLICE:
+    if axis == "rows":
         before = unit - 1 if forward else unit + 1
         return tuple(ranks[other] for other in gather_ranks(strategies[before], strategies[unit], place))
-    return tuple(ranks[other] for other in strategies[unit].peers(place, ALONG[op])) if op in ALONG else ()
+    return tuple(ranks[other] for other in strategies[unit].peers(place, axis))

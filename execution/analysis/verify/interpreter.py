@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
-from trainplan.execution.program import POINT_TO_POINT, Instruction, Op, Program
+from trainplan.execution.instructions import Op
+from trainplan.execution.program import Instruction, Program
 
 
 class Fault(Exception):
@@ -124,7 +125,7 @@ class Interpreter:
         self.at[rank] = place
         if place == end:
             return
-        if head.op in POINT_TO_POINT:
+        if head.op.spec.kind == "message":
             self.open[rank] = list(head.messages)
             for sender in dict.fromkeys((rank, *head.group)):
                 self._pass_on(sender)

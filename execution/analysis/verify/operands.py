@@ -1,12 +1,7 @@
 """Which buffers each operation reads, writes and frees, and in which places: those that the executor takes from there.
 
-A form is `reads -> writes`. In it `u` stands for the instruction's unit, `v` for the one after and `0` for the first; `p` for
-its part, a micro-batch or half of one, `w` for the whole micro-batch of a half, `a` and `b` for the halves of a whole one. `|`
-is between alternatives, `?` behind what may be left out. What stands in braces depends on where a unit's states are (see
-LAYOUTS).
-
-A buffer goes with the last instruction that touches it. Only gathered parameters and hidden states that have been offloaded
-have an operation of their own for that.
+The operands of each are in its entry of `instructions`. What stands there in braces depends on where a unit's states are, and
+on what its ranks share: here it is for each such layout (LAYOUTS).
 """
 
 from __future__ import annotations
@@ -16,118 +11,15 @@ from functools import cache, lru_cache
 from itertools import product
 
 from trainplan.execution.analysis.verify.buffer_sizes import MASTER, parsed, zero_stage
-from trainplan.execution.program import (
-    COPIES,
-    COPIES_OUT,
-    CORES,
-    ENTERING,
-    FROM,
-    KEYS_MADE,
-    LANES,
-    MARK,
-    OF_HEADS,
-    OF_KEYS,
-    OF_WHOLE_KEYS,
-    POINT_TO_POINT,
-    Instruction,
-    Op,
-    Part,
-    Program,
-    grouped,
-    handles_all,
-    laid_as,
-    sent_as,
-)
+from trainplan.execution.instructions import ARRIVED, OUTPUT_GRADIENT, UNIT_INPUT, Op
+from trainplan.execution.program import FROM, MARK, Instruction, Part, Program, grouped, laid_as, sent_as
 from trainplan.profiling.models.sublayers import HeadPieces
 
-ARRIVED = "hidden.u.p|input.u.p"
-INPUT = f"{ARRIVED}|prefetched.u.p"
-OUTPUT_GRADIENT = "hidden.v.p|input-gradient.v.p|input-gradient.v.w|output-gradient.u.p|output-gradient.u.w"
-_MOVED = (
-    "hidden.u.p|hidden-whole.u.p -> input.u.p|hidden-laid.u.p",
-    "input-gradient.v.p|input-gradient-whole.v.p -> output-gradient.u.p|input-gradient-laid.v.p",
-)
-FORMS: dict[Op, tuple[str, ...]] = {
-    Op.INPUT: ("-> hidden.u.p",),
-    Op.TARGETS: ("-> targets.p",),
-    Op.FORWARD: ("{arrived} {weights} {keys} -> {output} graph.u.p",),
-    Op.FORWARD_WITHOUT_GRAPH: ("{arrived} {weights} {keys} -> {output}",),
-    Op.RECOMPUTE: ("{source} {weights} {keys} -> graph.u.p",),
-    Op.BACKWARD: ("graph.u.p {source} {incoming} {weights} {keys} {sum_before} -> {source_gradient} {keys_gradient} {sums}",),
-    Op.KEYS: ("{source} {own} -> keys.u.p keys-graph.u.p",),
-    Op.KEYS_WITHOUT_GRAPH: ("{arrived} {own} -> keys.u.p",),
-    Op.KEYS_BACKWARD: ("keys-graph.u.p {source} keys-gradient.u.p {own} {keys_into} {sum} -> {keys_into} {sum}",),
-    Op.GATHER_KEYS: ("keys.u.p -> keys-whole.u.p",),
-    Op.SCATTER_KEYS: ("keys-gradient-whole.u.p -> keys-gradient.u.p",),
-    Op.CORE: ("heads.u.p -> mixed.u.p core-graph.u.p",),
-    Op.CORE_WITHOUT_GRAPH: ("heads.u.p -> mixed.u.p",),
-    Op.CORE_BACKWARD: ("core-graph.u.p heads.u.p mixed.u.p mixed-gradient.u.p -> heads-gradient.u.p",),
-    Op.EXCHANGE_HEADS: ("keys.u.p -> heads.u.p", "results-gradient.u.p -> mixed-gradient.u.p"),
-    Op.EXCHANGE_TOKENS: ("mixed.u.p -> results.u.p", "heads-gradient.u.p -> keys-gradient.u.p"),
-    Op.ENTER: (f"{INPUT} {{own}} -> entry.u.p entry-graph.u.p",),
-    Op.ENTER_WITHOUT_GRAPH: (f"{INPUT} {{own}} -> entry.u.p",),
-    Op.LEAVE: ("hidden.v.p {residual} -> hidden.v.p",),
-    Op.LEAVE_BACKWARD: (f"{OUTPUT_GRADIENT} -> leave-gradient.u.p",),
-    Op.ENTER_BACKWARD: (
-        f"entry-graph.u.p {INPUT} entry-gradient.u.p {{residual_gradient}} {{own}} {{sum}} -> input-gradient.u.p {{sum}}",
-    ),
-    Op.LOSS_STATISTICS: ("hidden.v.p targets.p -> hidden.v.p statistics.p",),
-    Op.LOSS: ("hidden.v.p targets.p statistics.p all-statistics.p? loss -> {logits_gradient} loss",),
-    Op.OPTIMIZER_STEP: ("gradient.u -> parameter.u moments.u master.u?",),
-    Op.SLICE: _MOVED,
-    Op.GATHER_SLICE: _MOVED,
-    Op.SLICE_TOKENS: (
-        "hidden.u.p|hidden-whole.u.p|hidden-laid.u.p -> input.u.p",
-        "input-gradient.v.p|input-gradient-whole.v.p|input-gradient-laid.v.p -> output-gradient.u.p",
-    ),
-    Op.GATHER_TOKENS: (
-        "entry.u.p -> entry-whole.u.p",
-        f"leave-gradient.u.p|{OUTPUT_GRADIENT} -> output-gradient-whole.u.p",
-        "hidden.u.p -> hidden-whole.u.p|input.u.p",
-        "hidden.v.p -> hidden-whole.v.p",
-        "input-gradient.v.p -> input-gradient-whole.v.p|output-gradient.u.p",
-        "input-gradient.u.p -> input-gradient-whole.u.p",
-    ),
-    Op.REDUCE_SCATTER_TOKENS: ("hidden-partial.v.p -> hidden.v.p", "entry-gradient-partial.u.p -> entry-gradient.u.p"),
-    Op.JOIN: ("hidden.u.a hidden.u.b -> hidden.u.p", "input-gradient.u.a input-gradient.u.b -> input-gradient.u.p"),
-    Op.ALL_REDUCE: ("hidden.v.p -> hidden.v.p", "input-gradient.u.p -> input-gradient.u.p"),
-    Op.GATHER_STATISTICS: ("statistics.p -> all-statistics.p",),
-    Op.GATHER_PARAMETERS: ("parameter.u -> gathered.u",),
-    Op.REDUCE_REPLICATED: ("{sum} -> {sum}",),
-    Op.GATHER_UPDATED: ("parameter.u -> parameter.u",),
-    Op.REDUCE_SCATTER_GRADIENTS: ("{sum} {shard_before} -> gradient.u",),
-    Op.ALL_REDUCE_GRADIENTS: ("gradient.u -> gradient.u",),
-    Op.REDUCE_TIED: (),  # of no unit: see `tied_buffers`
-    Op.REDUCE_LOSS: ("loss -> loss",),
-    Op.SEND: ("hidden.u.p|hidden-whole.u.p ->", "input-gradient.u.p|input-gradient-whole.u.p ->"),
-    Op.RECEIVE: ("hidden.u.p? -> hidden.u.p", "input-gradient.u.p? -> input-gradient.u.p"),
-    Op.POST_RECEIVE: ("-> hidden.u.p", "-> input-gradient.u.p"),
-    Op.SEND_RECEIVE: (),  # what its send and its receive do
-    Op.PREFETCH_SHARD: ("host-parameter.u -> parameter.u",),
-    Op.RESHARD: ("->",),
-    Op.OFFLOAD_HIDDEN: (f"{ARRIVED} -> host-hidden.u.p",),
-    Op.DROP_HIDDEN: ("host-hidden.u.p ->",),
-    Op.PREFETCH_HIDDEN: ("host-hidden.u.p -> prefetched.u.p",),
-    Op.OFFLOAD_GRADIENT: ("gradient.u -> host-gradient.u",),
-    Op.HOST_OPTIMIZER_STEP: ("host-gradient.u -> host-parameter.u host-moments.u",),
-    Op.SYNCHRONISE: ("->",),
-    Op.MARK: ("->",),
+# The lanes on which copies may be issued, which are one and the same for all of a program.
+LANES_OF_COPIES: dict[str, tuple[str, ...]] = {
+    "copy-in": ("communication", "copy"),
+    "copy-out": ("communication", "copy", "copy-out"),
 }
-handles_all(FORMS)
-RECOMPUTING = (Op.FORWARD_WITHOUT_GRAPH, Op.ENTER_WITHOUT_GRAPH, Op.KEYS_WITHOUT_GRAPH, Op.CORE_WITHOUT_GRAPH, Op.RECOMPUTE)
-# Whether the unit is.
-RECOMPUTED = {
-    Op.FORWARD: False,
-    **dict.fromkeys(RECOMPUTING, True),
-}
-STAGES = {Op.GATHER_PARAMETERS: {3}, Op.GATHER_UPDATED: {1, 2}, Op.REDUCE_SCATTER_GRADIENTS: {1, 2, 3}}  # of ZeRO
-LANES_OF_COPIES = {
-    **dict.fromkeys(COPIES, ("communication", "copy")),
-    **dict.fromkeys(COPIES_OUT, ("communication", "copy", "copy-out")),
-}
-LETTING_GO = {Op.RESHARD: ("gathered.u",), Op.DROP_HIDDEN: tuple(ARRIVED.split("|"))}  # each of them one of these
-# Behind so many reads, others are there for their order alone.
-READ_FOR_ORDER = {Op.GATHER_PARAMETERS: 1, Op.PREFETCH_SHARD: 1, Op.PREFETCH_HIDDEN: 1, Op.MARK: 0}
 
 # Of a unit: the parameters that computations use, the gradient that they add to, and whether they read what is there of it.
 # A head that uses the embedding's table has two of each.
@@ -155,7 +47,7 @@ for _layout in LAYOUTS.values():
     _layout |= {
         "own": _layout["weights"],
         "arrived": ARRIVED,
-        "source": INPUT,
+        "source": UNIT_INPUT,
         "incoming": OUTPUT_GRADIENT,
         "source_gradient": "input-gradient.u.p?",
         "output": "hidden.v.p",
@@ -185,7 +77,7 @@ SHARES: dict[str, dict[str, str]] = {
         "incoming": SHARED_INCOMING,
         "source_gradient": "entry-gradient-partial.u.p",
         "keys_into": "entry-gradient-partial.u.p",
-        "residual": INPUT,
+        "residual": UNIT_INPUT,
         "residual_gradient": OUTPUT_GRADIENT,
     },
     "head": {
@@ -199,7 +91,6 @@ SHARES["post-norm block"] = SHARES["block"] | {"residual": "entry.u.p"}
 CUT = {"keys": "keys-whole.u.p", "keys_gradient": "keys-gradient-whole.u.p"}
 BY_HEADS = {"keys": "results.u.p", "keys_gradient": "results-gradient.u.p"}
 LOSS_AGAIN = {"logits_gradient": "", "incoming": "targets.p statistics.p all-statistics.p?"}
-ONLY_SHARED = ENTERING | {Op.LEAVE, Op.LEAVE_BACKWARD, Op.ENTER_BACKWARD, Op.REDUCE_SCATTER_TOKENS}
 for _name in [_name for _name in LAYOUTS if _name.startswith("ZeRO")]:
     LAYOUTS |= {f"{_name}, tokens of a {kind} shared": LAYOUTS[_name] | shares for kind, shares in SHARES.items()}
 LAYOUTS |= {
@@ -213,8 +104,8 @@ def operands(program: Program) -> list[str]:
     """Instructions that do not take their operation's buffers in their places, that let go of others, or are on a lane of
     others."""
     faults = []
-    for copies, which in ((COPIES_OUT, "copies to the host"), (COPIES - COPIES_OUT, "copies to the device")):
-        copying = {i.stream for i in program.instructions if i.op in copies}
+    for kind, which in (("copy-out", "copies to the host"), ("copy-in", "copies to the device")):
+        copying = {i.stream for i in program.instructions if i.op.spec.kind == kind}
         if len(copying) > 1:
             faults.append(f"rank {program.rank}: {which} are on the streams {' and '.join(sorted(copying))}, not on one")
     layouts = [layout_of(program, unit) for unit in range(len(program.strategies))]
@@ -239,11 +130,12 @@ def layout_of(program: Program, unit: int) -> str:
 
 
 def _misused(program: Program, i: Instruction, layouts: list[str]) -> str | None:
-    if i.lane is not None and i.lane not in LANES_OF_COPIES.get(i.op, ()):
-        return f"is on the stream {i.lane}, not on {LANES[i.op]}, as all of its kind are"
+    spec = i.op.spec
+    if i.lane is not None and i.lane not in LANES_OF_COPIES.get(spec.kind, ()):
+        return f"is on the stream {i.lane}, not on {spec.lane}, as all of its kind are"
     if not all(name.startswith(MARK) for name in (*i.after, *i.marks)):
         return f"comes after {_names(i.after)} and sets {_names(i.marks)}: not marks alone"
-    if i.op is Op.SEND_RECEIVE or (i.grouped and i.op in POINT_TO_POINT):
+    if i.op is Op.SEND_RECEIVE or (i.grouped and spec.kind == "message"):
         return _ungrouped(program, i, layouts)
     if i.grouped:
         return "has messages of its own"
@@ -257,43 +149,57 @@ def _misused(program: Program, i: Instruction, layouts: list[str]) -> str | None
         if i.op is Op.JOIN and "rows" in i.args:
             return _unjoined(i)
         layout = layouts[i.unit] if i.unit is not None and i.unit < len(layouts) else "ZeRO stage 0"
-        fits = takes(i.op, i.unit, i.micro_batch, i.half, i.reads, i.writes, i.frees, layout)
-    if i.op in RECOMPUTED and i.unit is not None and _again(program, i.op, i.unit) != RECOMPUTED[i.op]:
-        return f"is of a unit that is {'not ' if RECOMPUTED[i.op] else ''}recomputed"
+        fits = matches_form(i.op, i.unit, i.micro_batch, i.half, i.reads, i.writes, i.frees, layout)
+    recomputed = _of_recomputed(i.op)
+    if recomputed is not None and i.unit is not None and _again(program, i.op, i.unit) != recomputed:
+        return f"is of a unit that is {'not ' if recomputed else ''}recomputed"
     if i.op is Op.OPTIMIZER_STEP and (f"{MASTER}.{i.unit}" in i.writes) != (program.precision.master is not None):
         return f"writes {_names(i.writes)}, with master copies in {program.precision.master}"
-    if i.op in STAGES and i.unit is not None and (stage := zero_stage(program, i.unit)) not in STAGES[i.op]:
+    if spec.zero_stages and i.unit is not None and (stage := zero_stage(program, i.unit)) not in spec.zero_stages:
         return f"is of a unit of ZeRO stage {stage}"
     if not fits:
         return f"reads {_names(i.reads)}, writes {_names(i.writes)} and frees {_names(i.frees)}: not what its operation does"
     return None
 
 
+def _of_recomputed(op: Op) -> bool | None:
+    """Whether an instruction is only of what is computed once more in the backward pass (True), or only of what is not (False);
+    None where it is of either."""
+    graph = op.spec.graph
+    if graph in ("discarded", "rebuilt"):
+        return True
+    return False if graph == "kept" and op.spec.piece == "matrices" else None
+
+
 def _again(program: Program, op: Op, unit: int) -> bool:
-    """Whether what an operation computes is computed once more in the backward pass."""
-    if op in KEYS_MADE and (keys := program.key_share(unit)) is not None and keys.again:
+    """Whether what an instruction computes is computed once more in the backward pass."""
+    piece = op.spec.piece
+    if piece == "keys" and (keys := program.key_share(unit)) is not None and keys.again:
         return True
-    if op in CORES and isinstance(keys := program.key_share(unit), HeadPieces) and keys.core_again:
+    if piece == "core" and isinstance(keys := program.key_share(unit), HeadPieces) and keys.core_again:
         return True
-    entering = op in ENTERING and program.shares_tokens(unit) and program.token_share(unit).enters_again
+    entering = piece == "entry" and program.shares_tokens(unit) and program.token_share(unit).enters_again
     return program.strategies[unit].ckpt or entering
 
 
 def _unshared(program: Program, i: Instruction, unit: int) -> str | None:
     """A piece of a unit whose tokens are shared, of one where they are not or that has no such piece; or the other way."""
-    if i.op in OF_KEYS and program.key_share(unit) is None:
-        return "is of a unit that has no keys of cut samples"
-    if i.op in OF_HEADS | OF_WHOLE_KEYS and (i.op in OF_HEADS) != isinstance(program.key_share(unit), HeadPieces):
-        return "is of a unit whose ranks exchange something else"
-    if i.op in ONLY_SHARED and not program.shares_tokens(unit):
+    spec = i.op.spec
+    if spec.piece in ("keys", "core"):
+        if (keys := program.key_share(unit)) is None:
+            return "is of a unit that has no keys of cut samples"
+        by_heads = spec.piece == "core"
+        if (by_heads or spec.kind == "collective") and by_heads != isinstance(keys, HeadPieces):
+            return "is of a unit whose ranks exchange something else"
+    if spec.needs_shared_tokens and not program.shares_tokens(unit):
         return "is of a unit whose tokens are not shared"
     if i.op is Op.SLICE_TOKENS and not program.shares_tokens(unit):
         return "is for a unit whose tokens are not shared"
     if i.op is Op.GATHER_TOKENS and i.reads and not program.strategies[_made_by(i, program)].sequence_parallel:
         return "is of what is not split along the tokens"
-    if i.op in ONLY_SHARED:
+    if spec.piece == "exit":
         share = program.token_share(unit)
-        if not {Op.LEAVE: share.leaves, Op.LEAVE_BACKWARD: share.drops_output}.get(i.op, True):
+        if not (share.drops_output if spec.kind == "backward" else share.leaves):
             return "is of a unit that has no such piece"
     return None
 
@@ -342,7 +248,7 @@ def _names(names: tuple[str, ...]) -> str:
 
 
 @lru_cache(maxsize=2**16)
-def takes(
+def matches_form(
     op: Op,
     unit: int | None,
     micro_batch: int | None,
@@ -352,9 +258,10 @@ def takes(
     frees: tuple[str, ...],
     layout: str,
 ) -> bool:
-    """Whether an operation on a unit and a part of a micro-batch takes these buffers in these places."""
+    """Whether these are the buffers, in their places, that an instruction on a unit and a part of a micro-batch reads, writes
+    and frees. layout: one of LAYOUTS."""
     part = None if micro_batch is None else Part(micro_batch, half)
-    if (number := READ_FOR_ORDER.get(op)) is not None:
+    if (number := op.spec.own_reads) is not None:
         if not set(frees) <= set(reads[:number]):
             return False
         reads, frees = reads[:number], ()
@@ -363,8 +270,8 @@ def takes(
             return False
         reads, writes = tuple(map(sent_as, reads)), tuple(map(sent_as, writes))
     texts = [[_relative(name, unit, part) for name in names] for names in (reads, writes, frees)]
-    if op in LETTING_GO:
-        if len(texts[2]) != 1 or texts[2][0] not in LETTING_GO[op]:
+    if op.spec.lets_go:
+        if len(texts[2]) != 1 or texts[2][0] not in op.spec.lets_go:
             return False
     elif not set(frees) <= {*reads, *writes}:
         return False
@@ -397,7 +304,7 @@ def _other_part(other: Part, part: Part) -> str:
 @cache
 def _forms(op: Op, layout: str) -> frozenset[tuple[str, ...]]:
     """All that an operation may read and write, word by word."""
-    return frozenset(form for text in FORMS[op] for form in _expanded(text.format_map(LAYOUTS[layout])))
+    return frozenset(form for text in op.spec.operands for form in _expanded(text.format_map(LAYOUTS[layout])))
 
 
 def _expanded(text: str) -> Iterator[tuple[str, ...]]:

@@ -29,7 +29,8 @@ from trainplan.execution.analysis.verify.semantics_optimizer_state import (
 )
 from trainplan.execution.analysis.verify.semantics_sequence_parallel import SHARED, SHARED_TOGETHER, enters, own_tokens
 from trainplan.execution.gc_paused import uncollected
-from trainplan.execution.program import POINT_TO_POINT, Instruction, Op, Program, handles_all, sent_as
+from trainplan.execution.instructions import Op
+from trainplan.execution.program import Instruction, Program, sent_as
 
 
 @uncollected()
@@ -277,7 +278,7 @@ _RULES: dict[Op, Rule] = {
     **MADE,
     **COPIED,
     **SHARED,
-    **dict.fromkeys((Op.RESHARD, Op.SYNCHRONISE, Op.MARK), _nothing),
+    **{op: _nothing for op in Op if op.spec.kind == "order"},
 }
 _TOGETHER: dict[Op, JointRule] = {
     Op.SLICE: _relayout,
@@ -287,6 +288,5 @@ _TOGETHER: dict[Op, JointRule] = {
     **EXCHANGED,
     Op.GATHER_STATISTICS: _all_reduce,
     **REDUCED,
-    **dict.fromkeys(POINT_TO_POINT, _pass_on),
+    **{op: _pass_on for op in Op if op.spec.kind == "message"},
 }
-handles_all({**_RULES, **_TOGETHER})

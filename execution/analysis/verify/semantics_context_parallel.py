@@ -17,7 +17,8 @@ from trainplan.execution.analysis.verify.interpreter import (
 )
 from trainplan.execution.analysis.verify.semantics_optimizer_state import Sum, contribute, contribution_of
 from trainplan.execution.analysis.verify.semantics_sequence_parallel import drops_alike, enters
-from trainplan.execution.program import Instruction, Op
+from trainplan.execution.instructions import Op
+from trainplan.execution.program import Instruction
 from trainplan.profiling.models.sublayers import HeadPieces
 
 TO_HEADS = {"keys": "heads", "results-gradient": "mixed-gradient"}  # what an exchange makes of what

@@ -9,7 +9,8 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 from trainplan.execution.analysis.verify.interpreter import Interpreter, JointRule, Rule, Weights, fault_at
-from trainplan.execution.program import Instruction, Op, Program
+from trainplan.execution.instructions import Op
+from trainplan.execution.program import Instruction, Program
 
 
 class Sum:

@@ -16,7 +16,8 @@ from trainplan.execution.analysis.verify.interpreter import (
     only,
     some,
 )
-from trainplan.execution.program import Instruction, Op, Program
+from trainplan.execution.instructions import Op
+from trainplan.execution.program import Instruction, Program
 from trainplan.profiling.models.sublayers import shard_bounds
 
 

@@ -6,59 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from trainplan.execution.analysis.verify.buffer_sizes import MASTER, Sizes
-from trainplan.execution.program import (
-    CORES,
-    DRAWING,
-    HEADS_EXCHANGED,
-    HOST_STATES,
-    KEYS_MADE,
-    STATES,
-    Instruction,
-    Op,
-    Program,
-    handles_all,
-)
-
-# The buffer whose bytes an operation moves: the first that it writes, or reads.
-WRITTEN = frozenset(
-    {
-        Op.ALL_REDUCE,
-        Op.GATHER_TOKENS,
-        Op.GATHER_KEYS,
-        Op.EXCHANGE_HEADS,
-        Op.GATHER_STATISTICS,
-        Op.GATHER_PARAMETERS,
-        Op.GATHER_UPDATED,
-        Op.REDUCE_LOSS,
-        Op.RECEIVE,
-        Op.PREFETCH_SHARD,
-        Op.OFFLOAD_HIDDEN,
-        Op.PREFETCH_HIDDEN,
-        Op.OFFLOAD_GRADIENT,
-    }
-)
-READ = frozenset({Op.SEND, Op.REDUCE_SCATTER_GRADIENTS, Op.REDUCE_SCATTER_TOKENS, Op.SCATTER_KEYS, Op.EXCHANGE_TOKENS})
-APART = frozenset(  # see `_moved`
-    {Op.GATHER_SLICE, Op.ALL_REDUCE_GRADIENTS, Op.REDUCE_REPLICATED, Op.REDUCE_TIED, Op.SEND_RECEIVE}
-)
-COMPUTING = DRAWING | KEYS_MADE | CORES | {Op.BACKWARD, Op.ENTER_BACKWARD, Op.KEYS_BACKWARD}
-MOVING_NOTHING = COMPUTING | {
-    Op.INPUT,
-    Op.TARGETS,
-    Op.LOSS_STATISTICS,
-    Op.LOSS,
-    Op.OPTIMIZER_STEP,
-    Op.HOST_OPTIMIZER_STEP,
-    Op.SLICE,
-    Op.SLICE_TOKENS,
-    Op.JOIN,
-    Op.POST_RECEIVE,
-    Op.RESHARD,
-    Op.DROP_HIDDEN,
-    Op.SYNCHRONISE,
-    Op.MARK,
-}
-handles_all({*WRITTEN, *READ, *APART, *MOVING_NOTHING})
+from trainplan.execution.instructions import Op
+from trainplan.execution.program import HOST_STATES, STATES, Instruction, Program
 
 
 def states(program: Program) -> list[str]:
@@ -112,47 +61,40 @@ def _rows(i: Instruction, rows: Mapping[str, int]) -> int:
 
 def _moved(expected: Sizes, i: Instruction) -> int:
     """Bytes that an operation gathers, sums, sends, receives or copies."""
-    buffers, model = expected.program.buffers, expected.model
-    if i.op in MOVING_NOTHING:
+    buffers, moved = expected.program.buffers, i.op.spec.moved
+    if moved == "nothing":
         return 0
-    if i.op in WRITTEN:
+    if moved == "written":
         return buffers.get(i.writes[0], 0)
-    if i.op is Op.SEND and "rows" in i.args:
+    if moved == "sent" and "rows" in i.args:
         assert i.unit is not None
         return int(expected.sublayer(i.unit - 1).boundary_bytes(len(i.args["rows"])))
-    if i.op in READ:
+    if moved in ("read", "sent"):
         return buffers.get(i.reads[0], 0)
-    if i.op is Op.REDUCE_TIED:
-        return model.tied_elements * expected.program.gradient_bytes
+    if moved == "tied":
+        return expected.model.tied_elements * expected.program.gradient_bytes
     assert i.unit is not None
-    if i.op is Op.ALL_REDUCE_GRADIENTS:
+    if moved == "shard":
         return expected.shard_elements(i.unit) * expected.program.gradient_bytes
-    if i.op is Op.REDUCE_REPLICATED:
+    if moved == "replicated":
         return int(expected.sublayer(i.unit).replicated_count) * expected.program.gradient_bytes
     boundary = i.unit - 1 if i.reads[0].startswith("hidden") else i.unit
     return int(expected.sublayer(boundary).boundary_bytes(sum(map(len, i.args["blocks"]))))
 
 
 def _workspace(expected: Sizes, i: Instruction, rows: Mapping[str, int]) -> int:
-    """Bytes that an operation needs while it runs, beside its buffers."""
-    if i.op in COMPUTING:
+    """Bytes that an instruction needs while it runs, in addition to its buffers."""
+    needed = i.op.spec.workspace
+    if needed == "piece":
         assert i.unit is not None
-        count = rows.get(i.reads[0], 0)
-        return expected.workspace(i.op, i.unit, count)
-    if i.op in (
-        Op.GATHER_TOKENS,
-        Op.REDUCE_SCATTER_TOKENS,
-        Op.GATHER_KEYS,
-        Op.SCATTER_KEYS,
-    ):  # order of ranks to order of samples, or back
-        return i.message_bytes
-    if i.op in HEADS_EXCHANGED:  # by rank and as it comes, beside what is put in order of it
+        return expected.workspace(i.op, i.unit, rows.get(i.reads[0], 0))
+    if needed == "message":
+        return 0 if i.by_processor else i.message_bytes
+    if needed == "exchange":  # by rank and as it comes, next to what is put in order of it
         return 2 * i.message_bytes - expected.program.buffers.get(i.writes[0], 0)
-    if i.op is Op.GATHER_SLICE or (i.op is Op.REDUCE_TIED and not i.by_processor):
-        return i.message_bytes
-    if i.op is Op.REDUCE_SCATTER_GRADIENTS and len(i.reads) > 1:
+    if needed == "shard" and len(i.reads) > 1:
         return i.message_bytes // len(i.group)
-    if i.op is Op.OPTIMIZER_STEP:
+    if needed == "step":
         assert i.unit is not None
         widened = expected.stepped_elements(i.unit) * expected.program.precision.widened_bytes(expected.model.element_bytes)
         return widened + expected.program.step_workspace_bytes(i.unit)

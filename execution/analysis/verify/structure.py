@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from trainplan.execution.program import AGAIN, STREAMS, Instruction, Op, Program, draws
+from trainplan.execution.instruction_spec import STREAMS
+from trainplan.execution.instructions import Op
+from trainplan.execution.program import AGAIN, Instruction, Program, draws
 from trainplan.formulations.plan.strategy import Strategy
 from trainplan.profiling.models.model import Model
 from trainplan.profiling.models.optimizers import OPTIMIZERS
@@ -90,32 +92,6 @@ _ARGUMENTS: dict[str, tuple[Test, str]] = {
     "tokens": (lambda value: _numbers(value) or _blocks(value), "numbers of tokens"),
     "scale": (lambda value: type(value) is float, "a number"),
     AGAIN: (lambda value: value is True, "true"),
-}
-TAKEN: dict[Op, tuple[str, ...]] = {  # names of arguments; none of the others
-    **dict.fromkeys((Op.INPUT, Op.TARGETS, Op.RECEIVE), ("rows",)),
-    **dict.fromkeys((Op.SLICE, Op.GATHER_SLICE), ("blocks", "rows")),
-    Op.JOIN: ("blocks",),
-    **dict.fromkeys((Op.SLICE_TOKENS, Op.GATHER_TOKENS, Op.REDUCE_SCATTER_TOKENS), ("tokens",)),
-    Op.LOSS: ("scale",),
-}
-# What an operation is about: units of the rank's, unless it is of none or of the boundary to another stage; and which of them
-# are of no micro-batch.
-OF_NO_UNIT = frozenset({Op.REDUCE_TIED, Op.REDUCE_LOSS, Op.SEND_RECEIVE})
-OF_LAST_UNIT = frozenset({Op.TARGETS, Op.LOSS_STATISTICS, Op.GATHER_STATISTICS, Op.LOSS})
-OF_BOUNDARY = frozenset({Op.SEND, Op.RECEIVE, Op.POST_RECEIVE, Op.JOIN})  # the hidden states behind the last unit, and so on
-OF_NO_PART = OF_NO_UNIT | {
-    Op.OPTIMIZER_STEP,
-    Op.HOST_OPTIMIZER_STEP,
-    Op.ALL_REDUCE_GRADIENTS,
-    Op.GATHER_UPDATED,
-    Op.SYNCHRONISE,
-}
-OF_NO_HALF = OF_NO_PART | {
-    Op.REDUCE_REPLICATED,
-    Op.REDUCE_SCATTER_GRADIENTS,
-    Op.RESHARD,
-    Op.OFFLOAD_GRADIENT,
-    Op.MARK,
 }
 
 
@@ -216,7 +192,8 @@ def _wrong_message(message: Instruction) -> str | None:
 
 def _wrong_arguments(i: Instruction, program: Program, gathered: set[str]) -> str | None:
     """gathered: what entered units and has been gathered by then, which is changed."""
-    names = TAKEN.get(i.op, ())
+    spec = i.op.spec
+    names = spec.args
     if (
         i.unit is not None
         and i.unit in program.units
@@ -225,13 +202,8 @@ def _wrong_arguments(i: Instruction, program: Program, gathered: set[str]) -> st
         names = ("rows",)
     if not names and not i.args:
         return None
-    backward = i.op in (Op.BACKWARD, Op.ENTER_BACKWARD)
-    if backward and "blocks" in i.args:
-        names = ("blocks",)
-    if i.op is Op.SEND or (i.op is Op.JOIN and "rows" in i.args):  # between stages of unlike sizes
-        names = ("blocks", "rows")
-    if i.op is Op.RECEIVE and "tokens" in i.args:  # between stages of one size
-        names = ("rows", "tokens")
+    if i.op is Op.SEND or not i.args.keys().isdisjoint(spec.optional_args):
+        names = (*names, *spec.optional_args)
     if i.op is Op.GATHER_TOKENS and i.reads and i.reads[0].startswith("entry."):
         names = ("tokens", AGAIN) if i.reads[0] in gathered else names
         gathered.add(i.reads[0])
@@ -241,24 +213,26 @@ def _wrong_arguments(i: Instruction, program: Program, gathered: set[str]) -> st
         test, wanted = _ARGUMENTS[name]
         if not test(i.args[name]):
             return f"{i}: {name} is {_shown(i.args[name])}, not {wanted}"
-    if i.op is Op.JOIN or backward:
+    in_halves = spec.kind == "backward" and "blocks" in names
+    if i.op is Op.JOIN or in_halves:
         count = len(i.reads) if "rows" in names else 2
     else:
         count = 1 if i.op is Op.SEND else max(1, len(i.group))
     if "blocks" in names and len(i.args["blocks"]) != count:
         return f"{i} has {len(i.args['blocks'])} blocks of samples"
-    if backward and names and i.half is None:
+    if in_halves and i.half is None:
         return f"{i} has blocks of halves, and is of none"
     return None
 
 
 def _wrong_label(i: Instruction, program: Program) -> str | None:
     """What an instruction says that it is about, against what its operation can be about."""
-    if i.op in OF_NO_UNIT:
+    spec = i.op.spec
+    if spec.of_unit == "none":
         units: Sequence[int | None] = (None,)
-    elif i.op in OF_LAST_UNIT:
+    elif spec.of_unit == "last":
         units = (len(program.strategies) - 1,)
-    elif i.op in OF_BOUNDARY and i.reads + i.writes:
+    elif spec.of_unit == "boundary" and i.reads + i.writes:
         joined = i.op is Op.JOIN and "rows" in i.args  # what several ranks have sent
         before = (i.op in (Op.RECEIVE, Op.POST_RECEIVE) or joined) == (i.reads + i.writes)[0].startswith("hidden")
         units = tuple(chunk.start if before else chunk.stop for chunk in program.chunks)
@@ -266,8 +240,8 @@ def _wrong_label(i: Instruction, program: Program) -> str | None:
         units = program.units
     if i.unit not in units:
         return f"{i.op} is of unit {i.unit}, not of {units[0] if len(units) == 1 else _shown(units)}"
-    if (i.micro_batch is None) != (i.op in OF_NO_PART):
+    if (i.micro_batch is None) != (spec.smallest_part == "step"):
         return f"{i.op} is of micro-batch {i.micro_batch}"
     if i.micro_batch is not None and i.micro_batch >= program.micro_batches:
         return f"{i.op} is of micro-batch {i.micro_batch} of {program.micro_batches}"
-    return f"{i.op} is of half {i.half}" if i.half is not None and i.op in OF_NO_HALF else None
+    return f"{i.op} is of half {i.half}" if i.half is not None and spec.smallest_part != "half" else None

@@ -1,0 +1,118 @@
+"""What is said of an instruction of programs in its entry of the table `instructions.Op`: its fields, and what they can be."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, get_args
+
+from trainplan.formulations.costs.sequential.primitives import Way
+from trainplan.profiling.clusters.network import Operation
+
+Stream = Literal["compute", "communication", "copy", "copy-out", "host"]
+STREAMS: tuple[Stream, ...] = get_args(Stream)
+
+# What an instruction does: a computation of the forward pass, of the backward pass or of the forward pass once more; a step of
+# the optimizer; a collective of several ranks; a message between two; a copy to the device or to the host; what puts samples
+# into a buffer on the rank itself; what is there for order or for memory alone.
+Kind = Literal[
+    "forward", "backward", "recompute", "optimizer", "collective", "message", "copy-in", "copy-out", "arrange", "order"
+]
+# The piece of a unit: what comes before its matrices, these, and what comes after the sum of their outputs (apart from each
+# other where tensor-parallel ranks share the tokens); keys and values of an attention whose samples are cut, and its core.
+Piece = Literal["entry", "matrices", "exit", "keys", "core"]
+# Which ranks take part: those along a level of the unit's strategy; those that hold pieces of the same samples ("cp"); those
+# that hold rows which a rank needs in another layout; one of the next or the previous stage; all copies of a tied matrix; all.
+GroupAxis = Literal["tp", "sdp", "dp", "cp", "rows", "stage", "tied", "world"]
+# Whose bytes are moved: the first buffer that is written or read; the rows that are sent; the blocks that are gathered; the
+# rank's shard of the gradients; the gradients of replicated parameters, or of the tied matrix.
+Moved = Literal["nothing", "written", "read", "sent", "blocks", "shard", "replicated", "tied"]
+# Temporaries besides buffers: what the piece of the unit needs; as much as is moved (the order of ranks to that of samples, or
+# back); both sides of an exchange; the sum that is added to a shard; what the optimizer widens or computes.
+Workspace = Literal["none", "piece", "message", "exchange", "shard", "step"]
+PassTime = Literal["forward_ns", "recompute_ns", "backward_ns"]
+MeasuredTime = Literal["forward_ns", "forward_without_graph_ns", "backward_ns"]
+SAMPLE_ARGUMENTS = frozenset({"rows", "blocks", "tokens"})
+
+
+@dataclass(frozen=True)
+class OpSpec:
+    """Everything about an instruction but its code.
+
+    name: as texts and files have it. operands: what it reads and writes, in each situation in which it is issued (see
+    `instructions`). kind: what it does. lane: where it runs; copies are issued on others, too.
+
+    What it is about:
+    of_unit: a unit of the rank's, the model's last one, one at the boundary to another stage, or none. smallest_part: the
+    least part of a step that it may be of. piece: the piece of the unit that it computes, or whose buffers it moves. graph:
+    whether it keeps the graph for the backward pass, discards it (since the unit, or this piece of it, is recomputed), or
+    builds it again.
+    zero_stages: the ZeRO stages of units that have it; None for all. needs_shared_tokens: it is of units whose tensor-parallel
+    ranks share the tokens. draws: it may drop numbers, whose masks follow from the samples.
+
+    Its fields:
+    args: the names of its arguments. optional_args: of those that it may have in addition. selects_rows: it takes the samples
+    in its argument `rows` from what it reads. own_reads: buffers read after so many first ones are there for order alone.
+    lets_go: it frees one of these, which it neither reads nor writes.
+
+    What it moves, needs and costs:
+    group_axis: the ranks that take part; None for this one alone. moved: what its bytes are. has_halves: it moves samples, so
+    that half of its micro-batch is half of its bytes. workspace: what it needs while it runs.
+    By profiles it takes the time of a pass (pass_time) or of a transfer between devices (transfer) or to and from the host
+    (copied), or of an optimizer's step on a buffer of moments (steps); nothing without any of them. priced_by_buffer: plans
+    carry its time under the buffer that it moves, not under its unit. measured_as: the entry of a profile that its time in a
+    run replaces.
+    """
+
+    name: str
+    operands: tuple[str, ...]
+    kind: Kind
+    lane: Stream = "compute"
+    of_unit: Literal["own", "last", "boundary", "none"] = "own"
+    smallest_part: Literal["half", "micro-batch", "step"] = "half"
+    piece: Piece | None = None
+    graph: Literal["kept", "discarded", "rebuilt"] | None = None
+    zero_stages: frozenset[int] | None = None
+    needs_shared_tokens: bool = False
+    draws: bool = False
+    args: tuple[str, ...] = ()
+    optional_args: tuple[str, ...] = ()
+    selects_rows: bool = False
+    own_reads: int | None = None
+    lets_go: tuple[str, ...] = ()
+    group_axis: GroupAxis | None = None
+    moved: Moved = "nothing"
+    has_halves: bool = False
+    workspace: Workspace = "none"
+    pass_time: PassTime | None = None
+    transfer: Operation | None = None
+    copied: Way | None = None
+    steps: Literal["moments", "host-moments"] | None = None
+    priced_by_buffer: bool = False
+    measured_as: MeasuredTime | None = None
+
+    @cached_property
+    def is_copy(self) -> bool:
+        """Whether it is part of a copy between device and host."""
+        return self.kind in ("copy-in", "copy-out")
+
+    @cached_property
+    def is_free(self) -> bool:
+        """Whether it takes no time by profiles."""
+        return not (self.pass_time or self.transfer or self.copied or self.steps)
+
+    @cached_property
+    def among_replicas(self) -> bool:
+        """Whether it is a collective of ranks that work on different samples: of model states, or of the loss."""
+        return self.group_axis in ("sdp", "dp", "tied", "world")
+
+    @cached_property
+    def sums_partials(self) -> bool:
+        """Whether tensor-parallel ranks exchange what they compute of one unit by it: partial sums, or tokens for them."""
+        return self.kind == "collective" and self.piece == "matrices"
+
+    @cached_property
+    def names_samples(self) -> bool:
+        """Whether samples or tokens that follow from the rank's place in the plan are its arguments."""
+        in_halves = self.kind == "backward" and bool(self.optional_args)
+        return self.draws or in_halves or not SAMPLE_ARGUMENTS.isdisjoint(self.args)
