@@ -8,18 +8,16 @@ are not kept, and made again; nor are they where what comes before the products 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trainplan.execution.compile import context_parallel_heads
+from trainplan.execution.compile.instruction_builder import Issuing
 from trainplan.execution.instructions import Op
 from trainplan.execution.program import Part
 from trainplan.profiling.models.sublayers import HeadPieces
 
-if TYPE_CHECKING:
-    from trainplan.execution.compile.unit_passes import UnitPasses
 
-
-def forward(at: UnitPasses, unit: int, part: Part, inside: str, weights: tuple[str, ...]) -> tuple[str, ...]:
+def forward(at: Issuing, unit: int, part: Part, inside: str, weights: tuple[str, ...]) -> tuple[str, ...]:
     """The buffer of all keys and values before a forward computation, or where heads are exchanged of the core's results; none
     of units that are no such attention. inside: what the unit's products work on, or the input that they make it of."""
     if (share := at.key_share(unit)) is None:
@@ -31,13 +29,13 @@ def forward(at: UnitPasses, unit: int, part: Part, inside: str, weights: tuple[s
     return (_gathered(at, unit, part, freed=again),)
 
 
-def done_with(at: UnitPasses, unit: int, keys: tuple[str, ...]) -> tuple[str, ...]:
+def done_with(at: Issuing, unit: int, keys: tuple[str, ...]) -> tuple[str, ...]:
     """Those of what `forward` gave that go behind a forward computation: results of cores stay, unless the unit is
     recomputed."""
     return keys if not isinstance(at.key_share(unit), HeadPieces) or at.strategies[unit].ckpt else ()
 
 
-def before_backward(at: UnitPasses, unit: int, part: Part, inside: str, weights: tuple[str, ...]) -> tuple[str, ...]:
+def before_backward(at: Issuing, unit: int, part: Part, inside: str, weights: tuple[str, ...]) -> tuple[str, ...]:
     """The same before a backward computation."""
     if (share := at.key_share(unit)) is None:
         return ()
@@ -48,14 +46,14 @@ def before_backward(at: UnitPasses, unit: int, part: Part, inside: str, weights:
     return (_gathered(at, unit, part, freed=True),)
 
 
-def gradient_of(at: UnitPasses, unit: int, part: Part, keys: tuple[str, ...]) -> tuple[str, ...]:
+def gradient_of(at: Issuing, unit: int, part: Part, keys: tuple[str, ...]) -> tuple[str, ...]:
     """The buffer to which a backward computation leaves the gradient of these keys and values, or results."""
     name = "results-gradient" if isinstance(at.key_share(unit), HeadPieces) else "keys-gradient-whole"
     return tuple(at.buffer(f"{name}.{unit}.{part}", at.buffers[key]) for key in keys)
 
 
 def behind_backward(
-    at: UnitPasses,
+    at: Issuing,
     unit: int,
     part: Part,
     inside: str,
@@ -88,12 +86,12 @@ def behind_backward(
     )
 
 
-def _again(at: UnitPasses, unit: int) -> bool:
+def _again(at: Issuing, unit: int) -> bool:
     share = at.key_share(unit)
     return share is not None and (share.again or at.strategies[unit].ckpt)
 
 
-def _gathered(at: UnitPasses, unit: int, part: Part, freed: bool) -> str:
+def _gathered(at: Issuing, unit: int, part: Part, freed: bool) -> str:
     """Those of all tokens. freed: whether the rank's own are done with."""
     share, rows, own = at.key_share(unit), len(at.rows(unit, part)), f"keys.{unit}.{part}"
     assert share is not None

@@ -77,6 +77,10 @@ class UnitBorders(Issuing):
         relaid = f"input.{unit}.{part}"
         return relaid if relaid in self.buffers else f"hidden.{unit}.{part}"
 
+    def backward_reads(self, unit: int, part: Part) -> tuple[str, str]:
+        """Graph and input: what a part's backward pass reads, and is the last to need."""
+        return f"graph.{unit}.{part}", self.input_of(unit, part)
+
     def output_gradient(self, unit: int, part: Part) -> str:
         """The gradient of a unit's output: the logits', or the next one's input gradient, under this unit's layout."""
         if unit == self.last:

@@ -7,17 +7,15 @@ of what entered. A recomputed unit keeps its input, of the rank's tokens: it ent
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trainplan.execution.compile import context_parallel_keys
+from trainplan.execution.compile.relayout import UnitBorders
 from trainplan.execution.instructions import Op
 from trainplan.execution.program import Part
 
-if TYPE_CHECKING:
-    from trainplan.execution.compile.unit_passes import UnitPasses
 
-
-def forward(at: UnitPasses, unit: int, part: Part, source: str, weights: tuple[str, ...], freed: tuple[str, ...]) -> None:
+def forward(at: UnitBorders, unit: int, part: Part, source: str, weights: tuple[str, ...], freed: tuple[str, ...]) -> None:
     """The forward pass of a unit on a part, once its input is there under its layout. freed: weights, with their last use."""
     share, rows, ckpt = at.token_share(unit), len(at.rows(unit, part)), at.strategies[unit].ckpt
     entry, inside, again = "", source, ckpt or share.enters_again
@@ -47,7 +45,7 @@ def forward(at: UnitPasses, unit: int, part: Part, source: str, weights: tuple[s
         at.issue(Op.LEAVE, unit, part, **fields, workspace_bytes=share.leave_workspace_bytes(rows))
 
 
-def incoming(at: UnitPasses, unit: int, part: Part, arrived: tuple[str, ...]) -> tuple[str, ...]:
+def incoming(at: UnitBorders, unit: int, part: Part, arrived: tuple[str, ...]) -> tuple[str, ...]:
     """The gradient of a unit's matrices' output on all tokens, from that of the unit's output on the rank's own; a head's as it
     has arrived."""
     share, rows = at.token_share(unit), len(at.rows(unit, part))
@@ -64,7 +62,7 @@ def incoming(at: UnitPasses, unit: int, part: Part, arrived: tuple[str, ...]) ->
 
 
 def backward(
-    at: UnitPasses,
+    at: UnitBorders,
     unit: int,
     part: Part,
     gradient: str,
@@ -120,7 +118,7 @@ def backward(
     )
 
 
-def _enter(at: UnitPasses, unit: int, part: Part, weights: tuple[str, ...], graph: bool) -> str:
+def _enter(at: UnitBorders, unit: int, part: Part, weights: tuple[str, ...], graph: bool) -> str:
     """What comes before the matrices, on the rank's tokens; the buffer of its result."""
     share, rows, source = at.token_share(unit), len(at.rows(unit, part)), at.backward_reads(unit, part)[1]
     entry = at.buffer(f"entry.{unit}.{part}", share.own_bytes(rows))
@@ -132,7 +130,7 @@ def _enter(at: UnitPasses, unit: int, part: Part, weights: tuple[str, ...], grap
     return entry
 
 
-def _gather_entry(at: UnitPasses, unit: int, part: Part, freed: bool, again: bool = False) -> str:
+def _gather_entry(at: UnitBorders, unit: int, part: Part, freed: bool, again: bool = False) -> str:
     """All tokens of what the matrices work on. freed: whether the rank's own are done with; again: for the backward pass."""
     entry = f"entry.{unit}.{part}"
     return at.gather_tokens(unit, part, entry, f"entry-whole.{unit}.{part}", unit, (entry,) if freed else (), again)

@@ -167,10 +167,6 @@ class UnitPasses(UnitStates, UnitBorders):
             reads, graph = (self.input_of(unit, part), *weights), f"graph.{unit}.{part}"
             self.issue(Op.RECOMPUTE, unit, part, reads=reads, writes=(graph,), workspace_bytes=output)
 
-    def backward_reads(self, unit: int, part: Part) -> tuple[str, str]:
-        """Graph and input: what a part's backward pass reads, and is the last to need."""
-        return f"graph.{unit}.{part}", self.input_of(unit, part)
-
     def compute_backward(
         self,
         unit: int,

@@ -8,15 +8,12 @@ that is there twice counts as the embedding's alone. Sums are in float64, whatev
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from trainplan.execution.lowering.blocks import Unit
 from trainplan.formulations.plan.strategy import Strategy
-
-if TYPE_CHECKING:
-    from trainplan.execution.lowering.trainer import Trainer
 
 
 def counts(parameter: nn.Parameter, strategy: Strategy, place: int) -> bool:
@@ -34,13 +31,17 @@ def local_of(gradient: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def global_square(trainer: Trainer) -> Tensor:
-    """What this rank adds to the square of the global norm, float64: its own parts, each counted by one rank alone."""
-    total = torch.zeros((), dtype=torch.float64, device=trainer.device)
-    second = trainer.tied.second
-    for unit in trainer.units.values():
+def global_square(units: Iterable[Unit], place: int, second: nn.Parameter | None, device: torch.device) -> Tensor:
+    """The square of this rank's part of the global norm: a scalar in float64, on the device. Over all ranks they add up to the
+    square of the norm, to which every parameter contributes once.
+
+    units: those of the rank, with gradients. place: the rank's number in its stage. second: the head's table, where it is the
+    embedding's once more, which does not count.
+    """
+    total = torch.zeros((), dtype=torch.float64, device=device)
+    for unit in units:
         for parameter in unit.parameters():
-            if parameter.grad is None or parameter is second or not counts(parameter, unit.strategy, trainer.place):
+            if parameter.grad is None or parameter is second or not counts(parameter, unit.strategy, place):
                 continue
             total += torch.linalg.vector_norm(local_of(parameter.grad), dtype=torch.float64).square()
     return total

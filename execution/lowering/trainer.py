@@ -116,7 +116,7 @@ class Trainer:
         for parameter in self.parameters():
             lie_as_parameter(parameter)
         self.tied.sum()
-        square = global_square(self) if self.training.normed else None
+        square = global_square(self.units.values(), self.place, self.tied.second, self.device) if self.training.normed else None
         loss, whole_square = self._summed(losses, square)
         self.gradient_norm = None if square is None else whole_square**0.5
         return loss
