@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def uncollected() -> Iterator[None]:
+def gc_paused() -> Iterator[None]:
     """Python's search for cycles is off inside, and afterwards as it was; also a decorator."""
     was_on = gc.isenabled()
     gc.disable()

@@ -43,16 +43,16 @@ from trainplan.profiling.models.precision import PLAIN, Precision
 from trainplan.profiling.models.sublayers import Attention, HeadPieces, KeyShare, Selective, Sublayer, TokenShare
 
 
-class Part(NamedTuple):
+class MicroBatchPart(NamedTuple):
     """What a pass is about: a micro-batch, or half 0 or 1 of its samples. Its buffers end in its name."""
 
     micro_batch: int
     half: int | None = None
 
     @property
-    def halves(self) -> tuple[Part, Part]:
+    def halves(self) -> tuple[MicroBatchPart, MicroBatchPart]:
         """Both halves of a whole micro-batch."""
-        return Part(self.micro_batch, 0), Part(self.micro_batch, 1)
+        return MicroBatchPart(self.micro_batch, 0), MicroBatchPart(self.micro_batch, 1)
 
     def __str__(self) -> str:
         return f"{self.micro_batch}" if self.half is None else f"{self.micro_batch}.{self.half}"

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from trainplan.execution.gc_paused import uncollected
+from trainplan.execution.gc_paused import gc_paused
 from trainplan.execution.instructions import Op
 from trainplan.execution.program import UNIT_BUFFERS, Instruction, Program
 from trainplan.formulations.plan.plan import Plan
@@ -100,7 +100,7 @@ def in_rounds(program: Program, micro_batches: int, samples: int, size: int = 1)
     return Rounds(program, samples, begin, end, count, size) if repeats and near else None
 
 
-@uncollected()
+@gc_paused()
 def _prolonged(rounds: Rounds) -> Program:
     program, begin, end, missing = rounds.few, rounds.begin, rounds.end, rounds.count
     instructions, buffers = program.instructions, dict(program.buffers)

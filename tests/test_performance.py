@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from trainplan.execution.analysis.memory.peak import memory_walk, peak_buffers
-from trainplan.execution.prediction.evaluate_plan import judge_by
+from trainplan.execution.prediction.evaluate_plan import predict_from_costs
 from trainplan.formulations.plan.strategy_words import in_words
 from trainplan.formulations.problem import problem_of
 from trainplan.profiling.clusters.cluster import load_cluster
@@ -51,7 +51,7 @@ def test_shares_of_the_devices_time_are_those_of_the_walk() -> None:
     rng = random.Random(3)
     for _ in range(10):
         plan = random_plan(rng)
-        judged = judge_by(plan, lambda _: lambda _, done: 3 + 4 * (done.stream == "compute"))
+        judged = predict_from_costs(plan, lambda _: lambda _, done: 3 + 4 * (done.stream == "compute"))
         told, step, compute, rest = performance(plan, judged), judged.step_ns, 0, 0
         for program in judged.time.programs:
             compute += sum(7 for i in program.instructions if i.stream == "compute")
@@ -68,7 +68,7 @@ def test_memory_by_stage_is_the_peak_split_by_what_holds_it() -> None:
     rng = random.Random(4)
     for _ in range(10):
         plan = random_plan(rng)
-        judged = judge_by(plan, lambda _: lambda _, done: 1)
+        judged = predict_from_costs(plan, lambda _: lambda _, done: 1)
         for stage, told in zip(plan.stages, performance(plan, judged).stages, strict=True):
             assert told.peak_bytes == max(judged.peak_bytes[rank] for rank in stage.ranks)
             assert sum(getattr(told, f"{part}_bytes") for part in PARTS) == told.peak_bytes

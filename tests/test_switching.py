@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from trainplan.execution.analysis.memory.peak import memory_walk
 from trainplan.execution.compile.compiler import compile_plan
-from trainplan.execution.prediction.evaluate_plan import Judged
+from trainplan.execution.prediction.evaluate_plan import PlanPrediction
 from trainplan.formulations.memory_switches import costs
 from trainplan.formulations.memory_switches.definition import PROBLEM
 from trainplan.formulations.memory_switches.problem import Instance, Solution, evaluate, load_solution, violations
@@ -299,7 +299,7 @@ def test_one_device_has_nobody_to_share_with(model: Model) -> None:
     assert found.plan is not None and {str(unit.strategy) for unit in found.plan.units} <= {"single", "single-ckpt"}
 
 
-def peaking(judged: Judged, peak_bytes: int) -> Judged:
+def peaking(judged: PlanPrediction, peak_bytes: int) -> PlanPrediction:
     """What the walks would say of programs that need so much on every rank and back-end."""
     found = replace(judged, memory=tuple(replace(walk, peak_bytes=peak_bytes) for walk in judged.memory))
     vars(found)["serial_bytes"] = peak_bytes

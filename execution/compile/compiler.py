@@ -22,9 +22,9 @@ from typing import Any, NamedTuple
 from trainplan.execution.compile.host_offload import Residences
 from trainplan.execution.compile.ranks import by_kind, planned_ranks
 from trainplan.execution.compile.switch_passes import SwitchCompiler
-from trainplan.execution.gc_paused import uncollected
+from trainplan.execution.gc_paused import gc_paused
 from trainplan.execution.instructions import Op
-from trainplan.execution.program import FROM, Instruction, Part, Program, grouped
+from trainplan.execution.program import FROM, Instruction, MicroBatchPart, Program, grouped
 from trainplan.execution.support import COMPILED, refuse_others
 from trainplan.formulations.plan.plan import Plan
 from trainplan.formulations.schedule.message_order import Item, with_messages
@@ -32,7 +32,7 @@ from trainplan.formulations.schedule.orders import Pass, orders
 from trainplan.profiling.models.model import Model
 
 
-@uncollected()
+@gc_paused()
 def compile_plan(
     plan: Plan,
     model: Model | None = None,
@@ -72,7 +72,7 @@ class Arrival(NamedTuple):
 
     kind: str
     unit: int
-    part: Part
+    part: MicroBatchPart
     step: int
 
 
@@ -111,23 +111,23 @@ class _Compiler(Residences):
             if following is not None and (arrival := self._arrival(following)) is not None:
                 self._post(*arrival)
             if this.kind == "forward":
-                self._forward_pass(Part(this.micro_batch, this.half))
+                self._forward_pass(MicroBatchPart(this.micro_batch, this.half))
             else:
-                self._backward_pass(Part(this.micro_batch))
+                self._backward_pass(MicroBatchPart(this.micro_batch))
 
     def _arrival(self, task: Pass) -> Arrival | None:
         """What a pass of this stage receives first, if anything."""
         units = self.stages[self.stage]
         if task.kind == "forward":
-            part = Part(task.micro_batch, task.half)
+            part = MicroBatchPart(task.micro_batch, task.half)
             return Arrival(f"hidden.{units.start}", units.start, part, -1) if units.start > 0 else None
         after = units.stop
-        return Arrival(f"input-gradient.{after}", after, Part(task.micro_batch), 1) if after <= self.last else None
+        return Arrival(f"input-gradient.{after}", after, MicroBatchPart(task.micro_batch), 1) if after <= self.last else None
 
     def _interleave(self, items: Sequence[Item]) -> None:
         """The rank's part of the order of passes and messages of all ranks. Messages without a pass between them are one."""
         for index, (what, (kind, micro_batch, stage, _)) in enumerate(items):
-            units, part = self.stages[stage], Part(micro_batch)
+            units, part = self.stages[stage], MicroBatchPart(micro_batch)
             after, first = units.stop, units.start
             if what == "pass":
                 for item in takewhile(lambda item: item.what != "pass", items[index + 1 :]):
@@ -150,18 +150,18 @@ class _Compiler(Residences):
     def _arrival_of(self, item: Item) -> Arrival:
         """What comes of a pass of another rank."""
         kind, micro_batch, stage, _ = item.task
-        units, part = self.stages[stage], Part(micro_batch)
+        units, part = self.stages[stage], MicroBatchPart(micro_batch)
         if kind == "forward":
             return Arrival(f"hidden.{units.stop}", units.stop, part, -1)
         return Arrival(f"input-gradient.{units.start}", units.start, part, 1)
 
-    def _forward(self, units: range, part: Part) -> None:
+    def _forward(self, units: range, part: MicroBatchPart) -> None:
         for unit in units:
             self.forward(unit, part)
         if units.stop > self.last:
             self.loss(part)
 
-    def _forward_pass(self, part: Part) -> None:
+    def _forward_pass(self, part: MicroBatchPart) -> None:
         units = self.stages[self.stage]
         after = units.stop
         self._forward(units, part)
@@ -173,7 +173,7 @@ class _Compiler(Residences):
             whole = self._join(f"hidden.{after}", after, part)
             self._send(f"hidden.{after}", after, whole, 1)
 
-    def _backward_pass(self, part: Part) -> None:
+    def _backward_pass(self, part: MicroBatchPart) -> None:
         units = self.stages[self.stage]
         first = units.start
         last = part.micro_batch == self.micro_batches - 1
@@ -188,7 +188,7 @@ class _Compiler(Residences):
             for unit in reversed(units if last else ()):
                 self.reduce_gradients(unit)
 
-    def _send(self, kind: str, unit: int, part: Part, step: int) -> None:
+    def _send(self, kind: str, unit: int, part: MicroBatchPart, step: int) -> None:
         """The rows of the boundary before a unit to the next (1) or previous (-1) stage: all of them to the rank of the same
         place; where stages are of unlike sizes, to each rank the rows that it is sent by this one."""
         name = f"{kind}.{part}"
@@ -215,14 +215,14 @@ class _Compiler(Residences):
             last = max(place for place, i in enumerate(self.issued) if name in (*i.reads, *i.writes))
             self.issued[last] = self.issued[last].changed(frees=(*self.issued[last].frees, name))
 
-    def _post(self, kind: str, unit: int, part: Part, step: int) -> None:
+    def _post(self, kind: str, unit: int, part: MicroBatchPart, step: int) -> None:
         """The buffers of what `_receive` is going to receive, of lanes that gain by it: from now on it may come."""
         for _, name, rows in self._senders(kind, unit, part, step) if self.ahead else ():
             self.buffer(name, self._received_bytes(unit, step, len(rows)))
             self.issue(Op.POST_RECEIVE, unit, part, writes=(name,))
             self._posted.add(name)
 
-    def _receive(self, kind: str, unit: int, part: Part, step: int) -> None:
+    def _receive(self, kind: str, unit: int, part: MicroBatchPart, step: int) -> None:
         """The rows of the boundary before a unit from the next (1) or previous (-1) stage: in the sender's layout; where stages
         are of unlike sizes, in this one's, joined from what comes."""
         name, after = f"{kind}.{part}", unit - 1 if step > 0 else unit
@@ -241,7 +241,7 @@ class _Compiler(Residences):
             args = {"blocks": tuple(rows for _, _, rows in sources), "rows": wanted}
             self.issue(Op.JOIN, unit, part, reads=parts, writes=(name,), frees=parts, args=args)
 
-    def _senders(self, kind: str, unit: int, part: Part, step: int) -> list[tuple[int, str, tuple[int, ...]]]:
+    def _senders(self, kind: str, unit: int, part: MicroBatchPart, step: int) -> list[tuple[int, str, tuple[int, ...]]]:
         """Who sends the rows of a boundary, the buffer for what comes of each sender, and its rows."""
         name = f"{kind}.{part}"
         before, after = (unit, unit - 1) if step > 0 else (unit - 1, unit)
@@ -273,9 +273,9 @@ class _Compiler(Residences):
         """Whether the stages of a unit and of the one before it are of one size."""
         return self.strategies[unit - 1].group == self.strategies[unit].group
 
-    def _join(self, kind: str, unit: int, part: Part) -> Part:
+    def _join(self, kind: str, unit: int, part: MicroBatchPart) -> MicroBatchPart:
         """The halves of the part's micro-batch become one buffer."""
-        whole = Part(part.micro_batch)
+        whole = MicroBatchPart(part.micro_batch)
         names, name = tuple(f"{kind}.{half}" for half in whole.halves), f"{kind}.{whole}"
         self.buffer(name, sum(self.buffers[half] for half in names))
         self.issue(Op.JOIN, unit, whole, reads=names, writes=(name,), frees=names)

@@ -12,11 +12,11 @@ from typing import Any
 
 from trainplan.execution.compile.instruction_builder import Issuing
 from trainplan.execution.instructions import Op
-from trainplan.execution.program import Part
+from trainplan.execution.program import MicroBatchPart
 from trainplan.profiling.models.sublayers import HeadPieces
 
 
-def forward(at: Issuing, share: HeadPieces, unit: int, part: Part, inside: str, weights: tuple[str, ...]) -> str:
+def forward(at: Issuing, share: HeadPieces, unit: int, part: MicroBatchPart, inside: str, weights: tuple[str, ...]) -> str:
     """The buffer of the core's results on the rank's tokens. inside: what the unit's products work on, or the input that they
     make it of."""
     ckpt = at.strategies[unit].ckpt
@@ -28,7 +28,9 @@ def forward(at: Issuing, share: HeadPieces, unit: int, part: Part, inside: str, 
     return _to_tokens(at, share, unit, part, mixed, f"results.{unit}.{part}", (mixed,) if core_again else ())
 
 
-def before_backward(at: Issuing, share: HeadPieces, unit: int, part: Part, inside: str, weights: tuple[str, ...]) -> str:
+def before_backward(
+    at: Issuing, share: HeadPieces, unit: int, part: MicroBatchPart, inside: str, weights: tuple[str, ...]
+) -> str:
     """The same before a backward computation."""
     ckpt, own, results = at.strategies[unit].ckpt, f"keys.{unit}.{part}", f"results.{unit}.{part}"
     core_again = share.core_again or ckpt
@@ -42,7 +44,7 @@ def before_backward(at: Issuing, share: HeadPieces, unit: int, part: Part, insid
     return results
 
 
-def behind_backward(at: Issuing, share: HeadPieces, unit: int, part: Part) -> None:
+def behind_backward(at: Issuing, share: HeadPieces, unit: int, part: MicroBatchPart) -> None:
     """From the gradient of the core's results on the rank's tokens to that of its queries, keys and values."""
     rows, place = len(at.rows(unit, part)), f"{unit}.{part}"
     left, mixed = f"results-gradient.{place}", f"mixed-gradient.{place}"
@@ -54,7 +56,9 @@ def behind_backward(at: Issuing, share: HeadPieces, unit: int, part: Part) -> No
     _to_tokens(at, share, unit, part, gradient, f"keys-gradient.{place}", (gradient,))
 
 
-def made(at: Issuing, unit: int, part: Part, inside: str, weights: tuple[str, ...], graph: bool, freed: bool = False) -> None:
+def made(
+    at: Issuing, unit: int, part: MicroBatchPart, inside: str, weights: tuple[str, ...], graph: bool, freed: bool = False
+) -> None:
     """Keys and values of the rank's own tokens, and queries where heads are exchanged. freed: nothing needs them."""
     share, rows = at.key_share(unit), len(at.rows(unit, part))
     assert share is not None
@@ -66,7 +70,7 @@ def made(at: Issuing, unit: int, part: Part, inside: str, weights: tuple[str, ..
     at.issue(op, unit, part, reads=(inside, weights[0]), writes=writes, frees=frees, workspace_bytes=workspace)
 
 
-def _core(at: Issuing, share: HeadPieces, unit: int, part: Part, heads: str, graph: bool) -> None:
+def _core(at: Issuing, share: HeadPieces, unit: int, part: MicroBatchPart, heads: str, graph: bool) -> None:
     rows = len(at.rows(unit, part))
     mixed, kept = at.buffer(f"mixed.{unit}.{part}", share.mixed_bytes(rows)), share.core_graph_bytes(rows)
     fields: dict[str, Any] = {"reads": (heads,), "writes": (mixed,), "frees": (heads,)}
@@ -77,21 +81,27 @@ def _core(at: Issuing, share: HeadPieces, unit: int, part: Part, heads: str, gra
     at.issue(op, unit, part, **fields, workspace_bytes=workspace)
 
 
-def _to_heads(at: Issuing, share: HeadPieces, unit: int, part: Part, source: str, into: str, frees: tuple[str, ...]) -> str:
+def _to_heads(
+    at: Issuing, share: HeadPieces, unit: int, part: MicroBatchPart, source: str, into: str, frees: tuple[str, ...]
+) -> str:
     rows = len(at.rows(unit, part))
     size = share.whole_bytes(rows) if into.startswith("heads") else share.mixed_bytes(rows)
     _exchanged(at, Op.EXCHANGE_HEADS, unit, part, source, at.buffer(into, size), frees, size)
     return into
 
 
-def _to_tokens(at: Issuing, share: HeadPieces, unit: int, part: Part, source: str, into: str, frees: tuple[str, ...]) -> str:
+def _to_tokens(
+    at: Issuing, share: HeadPieces, unit: int, part: MicroBatchPart, source: str, into: str, frees: tuple[str, ...]
+) -> str:
     rows = len(at.rows(unit, part))
     size = share.results_bytes(rows) if into.startswith("results") else share.own_bytes(rows)
     _exchanged(at, Op.EXCHANGE_TOKENS, unit, part, source, at.buffer(into, size), frees, at.buffers[source])
     return into
 
 
-def _exchanged(at: Issuing, op: Op, unit: int, part: Part, source: str, into: str, frees: tuple[str, ...], size: int) -> None:
+def _exchanged(
+    at: Issuing, op: Op, unit: int, part: MicroBatchPart, source: str, into: str, frees: tuple[str, ...], size: int
+) -> None:
     """By rank and as it comes, both of so many bytes, beside what is put in order of them."""
     fields: dict[str, Any] = {"reads": (source,), "writes": (into,), "frees": frees, "group": at.piece_peers(unit)}
     at.issue(op, unit, part, **fields, message_bytes=size, workspace_bytes=2 * size - at.buffers[into])

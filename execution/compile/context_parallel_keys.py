@@ -13,11 +13,11 @@ from typing import Any
 from trainplan.execution.compile import context_parallel_heads
 from trainplan.execution.compile.instruction_builder import Issuing
 from trainplan.execution.instructions import Op
-from trainplan.execution.program import Part
+from trainplan.execution.program import MicroBatchPart
 from trainplan.profiling.models.sublayers import HeadPieces
 
 
-def forward(at: Issuing, unit: int, part: Part, inside: str, weights: tuple[str, ...]) -> tuple[str, ...]:
+def forward(at: Issuing, unit: int, part: MicroBatchPart, inside: str, weights: tuple[str, ...]) -> tuple[str, ...]:
     """The buffer of all keys and values before a forward computation, or where heads are exchanged of the core's results; none
     of units that are no such attention. inside: what the unit's products work on, or the input that they make it of."""
     if (share := at.key_share(unit)) is None:
@@ -35,7 +35,7 @@ def done_with(at: Issuing, unit: int, keys: tuple[str, ...]) -> tuple[str, ...]:
     return keys if not isinstance(at.key_share(unit), HeadPieces) or at.strategies[unit].ckpt else ()
 
 
-def before_backward(at: Issuing, unit: int, part: Part, inside: str, weights: tuple[str, ...]) -> tuple[str, ...]:
+def before_backward(at: Issuing, unit: int, part: MicroBatchPart, inside: str, weights: tuple[str, ...]) -> tuple[str, ...]:
     """The same before a backward computation."""
     if (share := at.key_share(unit)) is None:
         return ()
@@ -46,7 +46,7 @@ def before_backward(at: Issuing, unit: int, part: Part, inside: str, weights: tu
     return (_gathered(at, unit, part, freed=True),)
 
 
-def gradient_of(at: Issuing, unit: int, part: Part, keys: tuple[str, ...]) -> tuple[str, ...]:
+def gradient_of(at: Issuing, unit: int, part: MicroBatchPart, keys: tuple[str, ...]) -> tuple[str, ...]:
     """The buffer to which a backward computation leaves the gradient of these keys and values, or results."""
     name = "results-gradient" if isinstance(at.key_share(unit), HeadPieces) else "keys-gradient-whole"
     return tuple(at.buffer(f"{name}.{unit}.{part}", at.buffers[key]) for key in keys)
@@ -55,7 +55,7 @@ def gradient_of(at: Issuing, unit: int, part: Part, keys: tuple[str, ...]) -> tu
 def behind_backward(
     at: Issuing,
     unit: int,
-    part: Part,
+    part: MicroBatchPart,
     inside: str,
     into: str,
     weights: tuple[str, ...],
@@ -91,7 +91,7 @@ def _again(at: Issuing, unit: int) -> bool:
     return share is not None and (share.again or at.strategies[unit].ckpt)
 
 
-def _gathered(at: Issuing, unit: int, part: Part, freed: bool) -> str:
+def _gathered(at: Issuing, unit: int, part: MicroBatchPart, freed: bool) -> str:
     """Those of all tokens. freed: whether the rank's own are done with."""
     share, rows, own = at.key_share(unit), len(at.rows(unit, part)), f"keys.{unit}.{part}"
     assert share is not None

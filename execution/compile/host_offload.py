@@ -25,7 +25,7 @@ from trainplan.execution.compile.unit_passes import UnitPasses
 from trainplan.execution.compile.unit_states import needing
 from trainplan.execution.instruction_spec import Stream
 from trainplan.execution.instructions import Op
-from trainplan.execution.program import Part
+from trainplan.execution.program import MicroBatchPart
 
 
 @dataclass
@@ -40,7 +40,7 @@ class Residences(UnitPasses):
     _whole: set[int] = field(default_factory=set)  # units whose parameters are whole for the rest of the step
     _stepped: list[int] = field(default_factory=list)  # units that have made their step on the host
 
-    def issue(self, op: Op, unit: int | None = None, part: Part | None = None, **fields: Any) -> None:
+    def issue(self, op: Op, unit: int | None = None, part: MicroBatchPart | None = None, **fields: Any) -> None:
         """The next instruction, on its lane."""
         if op.spec.is_copy and not self.own_lane:
             fields["lane"] = "communication"
@@ -76,7 +76,7 @@ class Residences(UnitPasses):
         """Whether a unit's parameters are not whole on the device before a pass."""
         return unit not in self._whole and (self.lazily(unit) or super().gathers(unit))
 
-    def gathered(self, unit: int, part: Part, after: str) -> str:
+    def gathered(self, unit: int, part: MicroBatchPart, after: str) -> str:
         """The buffer of a unit's whole parameters, copied in and gathered first where they are not there."""
         sharded = super().gathers(unit)
         name = f"gathered.{unit}" if sharded else f"parameter.{unit}"
@@ -102,12 +102,12 @@ class Residences(UnitPasses):
             return (f"gathered.{unit}",)
         return self.shard_in_passing(unit)
 
-    def begin_forward(self, unit: int, part: Part, source: str) -> None:
+    def begin_forward(self, unit: int, part: MicroBatchPart, source: str) -> None:
         """Copy the input out beside the computation."""
         if self.offloads(unit):
             self.offload_hidden(unit, part, source)
 
-    def end_forward(self, unit: int, part: Part, source: str) -> None:
+    def end_forward(self, unit: int, part: MicroBatchPart, source: str) -> None:
         """Let go of the input once it is copied, and used."""
         if self.offloads(unit):
             self.drop_hidden(unit, part, source)
@@ -118,7 +118,7 @@ class Residences(UnitPasses):
             if f"prefetched.{unit}.{part}" not in self.buffers:
                 self.prefetch_hidden(unit, part, (after,))
 
-    def input_of(self, unit: int, part: Part) -> str:
+    def input_of(self, unit: int, part: MicroBatchPart) -> str:
         """The buffer of a unit's input: what has come, or has come back from the host."""
         again = f"prefetched.{unit}.{part}"
         return again if again in self.buffers else super().input_of(unit, part)
@@ -138,7 +138,7 @@ class Residences(UnitPasses):
     def step_on_host(self, unit: int) -> None:
         """Offload a unit's gradient, and step where it is; nothing where the optimizer works on the device."""
         if self.steps_on_host(unit):
-            self.offload_gradient(unit, Part(self.micro_batches - 1))
+            self.offload_gradient(unit, MicroBatchPart(self.micro_batches - 1))
             self.host_step(unit)
 
     def host_step(self, unit: int) -> None:
@@ -152,28 +152,28 @@ class Residences(UnitPasses):
         hold up ranks that have new parameters to bring: who issues to a device waits here for the host."""
         for unit in self._stepped:
             if not self.lazily(unit):
-                self.prefetch_shard(unit, Part(self.micro_batches - 1))
+                self.prefetch_shard(unit, MicroBatchPart(self.micro_batches - 1))
 
     # Copies
 
-    def prefetch_shard(self, unit: int, part: Part, after: tuple[str, ...] = ()) -> None:
+    def prefetch_shard(self, unit: int, part: MicroBatchPart, after: tuple[str, ...] = ()) -> None:
         """Copy a unit's shard of the parameters from the host, once what is in `after` is there."""
         self._copy(Op.PREFETCH_SHARD, unit, part, f"host-parameter.{unit}", f"parameter.{unit}", after)
 
-    def offload_gradient(self, unit: int, part: Part) -> None:
+    def offload_gradient(self, unit: int, part: MicroBatchPart) -> None:
         """Move the device's gradient of a unit to the host."""
         gradient = f"gradient.{unit}"
         self._copy(Op.OFFLOAD_GRADIENT, unit, part, gradient, f"host-{gradient}", freed=(gradient,))
 
-    def offload_hidden(self, unit: int, part: Part, source: str) -> None:
+    def offload_hidden(self, unit: int, part: MicroBatchPart, source: str) -> None:
         """Copy a unit's input to the host."""
         self._copy(Op.OFFLOAD_HIDDEN, unit, part, source, f"host-hidden.{unit}.{part}")
 
-    def drop_hidden(self, unit: int, part: Part, source: str) -> None:
+    def drop_hidden(self, unit: int, part: MicroBatchPart, source: str) -> None:
         """Let go of a unit's input on the device, once it is on the host."""
         self.issue(Op.DROP_HIDDEN, unit, part, reads=(f"host-hidden.{unit}.{part}",), frees=(source,))
 
-    def prefetch_hidden(self, unit: int, part: Part, after: tuple[str, ...] = ()) -> None:
+    def prefetch_hidden(self, unit: int, part: MicroBatchPart, after: tuple[str, ...] = ()) -> None:
         """Move a unit's input back to the device, once what is in `after` is there."""
         copy = f"host-hidden.{unit}.{part}"
         self._copy(Op.PREFETCH_HIDDEN, unit, part, copy, f"prefetched.{unit}.{part}", after, (copy,))
@@ -182,7 +182,7 @@ class Residences(UnitPasses):
         self,
         op: Op,
         unit: int,
-        part: Part,
+        part: MicroBatchPart,
         source: str,
         target: str,
         after: tuple[str, ...] = (),

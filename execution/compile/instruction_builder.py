@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from trainplan.execution.compile.ranks import PlannedRank
 from trainplan.execution.instructions import Op
-from trainplan.execution.program import AGAIN, Instruction, Part, Program, with_waits
+from trainplan.execution.program import AGAIN, Instruction, MicroBatchPart, Program, with_waits
 
 
 @dataclass
@@ -30,11 +30,11 @@ class Issuing(PlannedRank):
         """Issue all that the rank does in one step."""
         raise NotImplementedError
 
-    def issue(self, op: Op, unit: int | None = None, part: Part | None = None, **fields: Any) -> None:
+    def issue(self, op: Op, unit: int | None = None, part: MicroBatchPart | None = None, **fields: Any) -> None:
         """The next instruction."""
         self.issued.append(self.instruction(op, unit, part, **fields))
 
-    def instruction(self, op: Op, unit: int | None = None, part: Part | None = None, **fields: Any) -> Instruction:
+    def instruction(self, op: Op, unit: int | None = None, part: MicroBatchPart | None = None, **fields: Any) -> Instruction:
         """An instruction with the samples that it speaks of, unless its arguments tell them."""
         micro_batch, half = part or (None, None)
         made = Instruction(op, unit, micro_batch, half, **fields)
@@ -70,7 +70,7 @@ class Issuing(PlannedRank):
         )
 
     def reduce(
-        self, op: Op, unit: int | None, part: Part | None, name: str, group: tuple[int, ...], size: int | None = None
+        self, op: Op, unit: int | None, part: MicroBatchPart | None, name: str, group: tuple[int, ...], size: int | None = None
     ) -> None:
         """The sum of a buffer over a group in its place, or what else a collective makes of it there. size: bytes that take
         part, where that is not all of it."""

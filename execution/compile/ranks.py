@@ -9,7 +9,7 @@ from typing import Any
 
 from trainplan.execution.compile.pieces import in_pieces
 from trainplan.execution.instructions import Op
-from trainplan.execution.program import AGAIN, Instruction, Part, Program, draws, key_share, laid_as, token_share
+from trainplan.execution.program import AGAIN, Instruction, MicroBatchPart, Program, draws, key_share, laid_as, token_share
 from trainplan.formulations.costs.sequential.communication import table_once
 from trainplan.formulations.plan.plan import Batch, Plan
 from trainplan.formulations.plan.rank_grid import Digits
@@ -76,7 +76,7 @@ class PlannedRank:
         shares = self.batch.shares
         of_rank = self.batch.micro_batches if shares is None else shares[self._replica(self.place)]
         self.micro_batches = min(of_rank, self.most_micro_batches or of_rank)
-        self._rows: dict[tuple[int, int, Part], tuple[int, ...]] = {}
+        self._rows: dict[tuple[int, int, MicroBatchPart], tuple[int, ...]] = {}
         self._peers: dict[tuple[int, Paradigm], tuple[int, ...]] = {}
         self._sources: dict[tuple[int, int], tuple[int, ...]] = {}
         self._tokens: dict[tuple[int, int], tuple[int, int]] = {}
@@ -130,18 +130,18 @@ class PlannedRank:
         """Whether a unit is a head that works with the embedding's own matrix."""
         return unit == self.last and self.table_once
 
-    def rows(self, unit: int, part: Part) -> tuple[int, ...]:
+    def rows(self, unit: int, part: MicroBatchPart) -> tuple[int, ...]:
         """Sample ids that this rank works on in a unit: the compiler carries them, so that nothing is permuted silently."""
         return self.rows_at(self.place, unit, part)
 
-    def rows_at(self, place: int, unit: int, part: Part) -> tuple[int, ...]:
+    def rows_at(self, place: int, unit: int, part: MicroBatchPart) -> tuple[int, ...]:
         """Sample ids that the rank at a place of this stage works on in a unit, in their order."""
         key = (place, unit, part)
         if key not in self._rows:
             self._rows[key] = self._laid_rows(place, unit, part)
         return self._rows[key]
 
-    def _laid_rows(self, place: int, unit: int, part: Part) -> tuple[int, ...]:
+    def _laid_rows(self, place: int, unit: int, part: MicroBatchPart) -> tuple[int, ...]:
         if part.half is None and part.micro_batch < self.sliced:
             first, second = part.halves  # its order of samples is theirs, also on stages that run it whole
             return self.rows_at(place, unit, first) + self.rows_at(place, unit, second)
@@ -192,7 +192,7 @@ class PlannedRank:
         """
         i = instruction
         assert i.unit is not None and i.micro_batch is not None
-        part, spec = Part(i.micro_batch, i.half), i.op.spec
+        part, spec = MicroBatchPart(i.micro_batch, i.half), i.op.spec
         if spec.draws:
             return {"rows": self.rows(i.unit, part)} if self._draws(i.op, i.unit) else {}
         if i.op is Op.GATHER_TOKENS:
@@ -283,7 +283,7 @@ class PlannedRank:
         """Bytes of the hidden states of some samples that a unit passes to the next one."""
         return self.model.units[unit].sublayer.boundary_bytes(rows)
 
-    def transfers(self, before: int, after: int, part: Part) -> dict[tuple[int, int], tuple[int, ...]]:
+    def transfers(self, before: int, after: int, part: MicroBatchPart) -> dict[tuple[int, int], tuple[int, ...]]:
         """The rows that places of the stage of one unit send to places of the stage of another (see `row_transfers`)."""
         rows = ([self.rows_at(index, unit, part) for index in range(self.strategies[unit].group)] for unit in (before, after))
         return row_transfers(*rows)

@@ -7,14 +7,14 @@ from typing import Any
 
 from trainplan.execution.compile.instruction_builder import Issuing
 from trainplan.execution.instructions import Op
-from trainplan.execution.program import AGAIN, Part
+from trainplan.execution.program import AGAIN, MicroBatchPart
 
 
 @dataclass
 class UnitBorders(Issuing):
     """Hidden states and their gradients, re-laid from one unit's layout to the next one's."""
 
-    def relaid(self, name: str, result: str, before: int, after: int, part: Part) -> str:
+    def relaid(self, name: str, result: str, before: int, after: int, part: MicroBatchPart) -> str:
         """The buffer with a boundary's rows and tokens under the layout of unit `after`, re-laid from that of `before` if need
         be: all tokens are gathered, rows moved, and the rank's tokens sliced, whatever of this is to be done."""
         a, b = self.strategies[before], self.strategies[after]
@@ -33,7 +33,7 @@ class UnitBorders(Issuing):
             self.issue(Op.SLICE_TOKENS, after, part, reads=(name,), writes=(self.buffer(result, size),), frees=(name,))
         return result
 
-    def _moved_rows(self, name: str, result: str, before: int, after: int, part: Part) -> str:
+    def _moved_rows(self, name: str, result: str, before: int, after: int, part: MicroBatchPart) -> str:
         """The buffer with a boundary's rows under the layout of unit `after`, each with all tokens."""
         indices = self.gathered_places(before, after)
         local, boundary = len(indices) == 1, min(before, after)
@@ -53,7 +53,7 @@ class UnitBorders(Issuing):
         return result
 
     def gather_tokens(
-        self, unit: int, part: Part, name: str, result: str, before: int, frees: tuple[str, ...], again: bool = False
+        self, unit: int, part: MicroBatchPart, name: str, result: str, before: int, frees: tuple[str, ...], again: bool = False
     ) -> str:
         """All tokens of a buffer that lies split along them under the layout of unit `before`. again: for a backward pass."""
         group = self.ranks(self.strategies[before].peers(self.place, "tp"))
@@ -64,7 +64,7 @@ class UnitBorders(Issuing):
         self.issue(Op.GATHER_TOKENS, unit, part, **fields, message_bytes=size, workspace_bytes=size)
         return result
 
-    def scatter_tokens(self, unit: int, part: Part, name: str, result: str) -> str:
+    def scatter_tokens(self, unit: int, part: MicroBatchPart, name: str, result: str) -> str:
         """The rank's tokens of the sum of partial results of all tokens, which go."""
         group, size = self.peers(unit, "tp"), self.buffers[name]
         writes = (self.buffer(result, size // len(group)),)
@@ -72,16 +72,16 @@ class UnitBorders(Issuing):
         self.issue(Op.REDUCE_SCATTER_TOKENS, unit, part, **fields, message_bytes=size, workspace_bytes=size)
         return result
 
-    def input_of(self, unit: int, part: Part) -> str:
+    def input_of(self, unit: int, part: MicroBatchPart) -> str:
         """The buffer of a unit's input."""
         relaid = f"input.{unit}.{part}"
         return relaid if relaid in self.buffers else f"hidden.{unit}.{part}"
 
-    def backward_reads(self, unit: int, part: Part) -> tuple[str, str]:
+    def backward_reads(self, unit: int, part: MicroBatchPart) -> tuple[str, str]:
         """Graph and input: what a part's backward pass reads, and is the last to need."""
         return f"graph.{unit}.{part}", self.input_of(unit, part)
 
-    def output_gradient(self, unit: int, part: Part) -> str:
+    def output_gradient(self, unit: int, part: MicroBatchPart) -> str:
         """The gradient of a unit's output: the logits', or the next one's input gradient, under this unit's layout."""
         if unit == self.last:
             return f"hidden.{unit + 1}.{part}"

@@ -22,10 +22,10 @@ from typing import Any, ClassVar
 from trainplan.execution.compile.host_offload import Residences
 from trainplan.execution.instruction_spec import STREAMS, Stream
 from trainplan.execution.instructions import Op
-from trainplan.execution.program import MARK, Part, Program
+from trainplan.execution.program import MARK, MicroBatchPart, Program
 from trainplan.formulations.plan.switches import Switches
 
-STEP = Part(0)
+STEP = MicroBatchPart(0)
 BESIDE: tuple[Stream, ...] = ("communication", "copy")
 
 
@@ -143,7 +143,7 @@ class SwitchCompiler(Residences):
 
     # Order
 
-    def issue(self, op: Op, unit: int | None = None, part: Part | None = None, **fields: Any) -> None:
+    def issue(self, op: Op, unit: int | None = None, part: MicroBatchPart | None = None, **fields: Any) -> None:
         """The next instruction, on its lane, after the mark that the lane is held back by."""
         super().issue(op, unit, part, **fields)
         lane, place = self.issued[-1].stream, len(self.issued) - 1

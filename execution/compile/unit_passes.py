@@ -21,7 +21,7 @@ from trainplan.execution.compile import context_parallel_keys, sequence_parallel
 from trainplan.execution.compile.relayout import UnitBorders
 from trainplan.execution.compile.unit_states import UnitStates
 from trainplan.execution.instructions import Op
-from trainplan.execution.program import Part
+from trainplan.execution.program import MicroBatchPart
 from trainplan.profiling.base.dtypes import STATISTIC_BYTES
 
 
@@ -32,7 +32,7 @@ class UnitPasses(UnitStates, UnitBorders):
     ahead: bool = field(default=False, kw_only=True)
     _ready: tuple[int, tuple[str, ...]] | None = None  # a unit, and the parameters that have been gathered for it ahead
 
-    def forward(self, unit: int, part: Part) -> None:
+    def forward(self, unit: int, part: MicroBatchPart) -> None:
         """The forward pass of a unit on a part: input in the unit's layout, whole parameters, computation, sum over tp."""
         layer, tp = self.model.units[unit].sublayer, self.strategies[unit].degree("tp")
         if unit == 0:
@@ -53,7 +53,9 @@ class UnitPasses(UnitStates, UnitBorders):
         if tp > 1 and layer.kind != "head":
             self.reduce(Op.ALL_REDUCE, unit, part, result, self.peers(unit, "tp"))
 
-    def compute_forward(self, unit: int, part: Part, source: str, weights: tuple[str, ...], freed: tuple[str, ...] = ()) -> str:
+    def compute_forward(
+        self, unit: int, part: MicroBatchPart, source: str, weights: tuple[str, ...], freed: tuple[str, ...] = ()
+    ) -> str:
         """The computation, with graph or without; the buffer of its output."""
         layer, strategy = self.model.units[unit].sublayer, self.strategies[unit]
         tp, rows = strategy.degree("tp"), len(self.rows(unit, part))
@@ -68,14 +70,14 @@ class UnitPasses(UnitStates, UnitBorders):
         self.issue(op, unit, part, reads=(source, *weights), writes=writes, frees=freed, workspace_bytes=workspace)
         return result
 
-    def input(self, part: Part) -> str:
+    def input(self, part: MicroBatchPart) -> str:
         """The buffer of the first unit's input."""
         rows = self.rows(0, part)
         source = self.buffer(f"hidden.0.{part}", self.model.units[0].sublayer.input_bytes(len(rows)))
         self.issue(Op.INPUT, 0, part, writes=(source,))
         return source
 
-    def loss(self, part: Part) -> None:
+    def loss(self, part: MicroBatchPart) -> None:
         """The loss of a part and the gradient of its logits, each rank from its shard of the vocabulary."""
         model, strategy, unit = self.model, self.strategies[self.last], self.last
         tp, rows = strategy.degree("tp"), self.rows(unit, part)
@@ -113,7 +115,7 @@ class UnitPasses(UnitStates, UnitBorders):
 
     def backward(self, unit: int, micro_batch: int) -> None:
         """The backward pass of a unit on a micro-batch, in halves where its forward pass ran in halves, and its reductions."""
-        whole, parts = Part(micro_batch), self.parts(micro_batch)
+        whole, parts = MicroBatchPart(micro_batch), self.parts(micro_batch)
         apart = unit == self.last or unit + 1 in self.units  # else the output's gradient has come in one message
         arrived = [self._arrived(unit, part) for part in (parts if apart else (whole,))]
         weights = self._weights(unit, whole, after=arrived[0][-1])
@@ -153,12 +155,12 @@ class UnitPasses(UnitStates, UnitBorders):
             for each in sources:
                 self.scatter_gradient(each, whole, adds=not first)
 
-    def parts(self, micro_batch: int) -> tuple[Part, ...]:
+    def parts(self, micro_batch: int) -> tuple[MicroBatchPart, ...]:
         """Those in which this stage ran the forward pass of a micro-batch: both halves, or all of it."""
-        whole = Part(micro_batch)
+        whole = MicroBatchPart(micro_batch)
         return whole.halves if self.runs_in_halves(self.stage, micro_batch) else (whole,)
 
-    def recompute(self, unit: int, part: Part, weights: tuple[str, ...]) -> None:
+    def recompute(self, unit: int, part: MicroBatchPart, weights: tuple[str, ...]) -> None:
         """The graph again, from the kept input, where the unit's strategy says so."""
         layer, strategy = self.model.units[unit].sublayer, self.strategies[unit]
         if strategy.ckpt:
@@ -170,7 +172,7 @@ class UnitPasses(UnitStates, UnitBorders):
     def compute_backward(
         self,
         unit: int,
-        part: Part,
+        part: MicroBatchPart,
         reads: tuple[str, ...],
         gradients: tuple[str, ...],
         freed: tuple[str, ...],
@@ -193,7 +195,7 @@ class UnitPasses(UnitStates, UnitBorders):
             workspace_bytes=self.selective(unit).backward_workspace_bytes(rows, tp),
         )
 
-    def _weights(self, unit: int, part: Part, after: str) -> tuple[str, ...]:
+    def _weights(self, unit: int, part: MicroBatchPart, after: str) -> tuple[str, ...]:
         """The buffers of the parameters that a unit computes with: its own, and the embedding's where a head uses its table."""
         sources, ready = (unit, 0) if self.uses_table(unit) else (unit,), self._ready
         self._ready = None
@@ -201,7 +203,7 @@ class UnitPasses(UnitStates, UnitBorders):
             return ready[1]
         return tuple(self.gathered(source, part, after) for source in sources)
 
-    def _gather_ahead(self, unit: int, following: int, part: Part, after: str) -> None:
+    def _gather_ahead(self, unit: int, following: int, part: MicroBatchPart, after: str) -> None:
         """Gather what the unit that comes next in a pass computes with. (Not where that is of the unit at hand, too.)"""
         same = self.uses_table(max(unit, following)) and 0 in (unit, following)
         if not self.ahead or following not in self.units:
@@ -214,10 +216,10 @@ class UnitPasses(UnitStates, UnitBorders):
         if brings:
             self.bring_input(following, part.micro_batch, after)
 
-    def begin_forward(self, unit: int, part: Part, source: str) -> None:
+    def begin_forward(self, unit: int, part: MicroBatchPart, source: str) -> None:
         """What goes before a unit's forward computation. source: the buffer of its input."""
 
-    def end_forward(self, unit: int, part: Part, source: str) -> None:
+    def end_forward(self, unit: int, part: MicroBatchPart, source: str) -> None:
         """What goes right behind a unit's forward computation."""
 
     def offloads(self, unit: int) -> bool:
@@ -227,13 +229,13 @@ class UnitPasses(UnitStates, UnitBorders):
     def bring_input(self, unit: int, micro_batch: int, after: str) -> None:
         """Have the unit's input there for a backward pass, once `after` is there."""
 
-    def _freed_after_use(self, unit: int, part: Part, backward: bool = False) -> tuple[str, ...]:
+    def _freed_after_use(self, unit: int, part: MicroBatchPart, backward: bool = False) -> tuple[str, ...]:
         """What goes once a unit has computed: the parameters that it was the last to use."""
         sources = (unit, 0) if self.uses_table(unit) else (unit,)
         last = backward and part.micro_batch == self.micro_batches - 1
         return tuple(name for source in sources for name in self.freed_parameters(source, last and source == unit))
 
-    def _arrived(self, unit: int, part: Part) -> tuple[str, ...]:
+    def _arrived(self, unit: int, part: MicroBatchPart) -> tuple[str, ...]:
         """What a backward pass needs of what comes behind the unit: the gradient of its output; of a head whose logits are made
         anew, what makes it of them."""
         if unit < self.last or not self.selective(unit).has("loss"):

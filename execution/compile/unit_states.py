@@ -13,7 +13,7 @@ from typing import Any
 
 from trainplan.execution.compile.instruction_builder import Issuing
 from trainplan.execution.instructions import Op
-from trainplan.execution.program import MARK, Part
+from trainplan.execution.program import MARK, MicroBatchPart
 from trainplan.profiling.models.optimizers import moments_of
 
 
@@ -63,11 +63,13 @@ class UnitStates(Issuing):
         """Whether a unit's parameters are not whole before a pass."""
         return self.strategies[unit].shares_parameters
 
-    def gathered(self, unit: int, part: Part, after: str) -> str:
+    def gathered(self, unit: int, part: MicroBatchPart, after: str) -> str:
         """The buffer of a unit's whole parameters; gathered first where they are sharded, once `after` is there."""
         return self.gather_parameters(unit, part, after=(after,)) if self.gathers(unit) else f"parameter.{unit}"
 
-    def gather_parameters(self, unit: int, part: Part, after: tuple[str, ...] = (), freed: tuple[str, ...] = ()) -> str:
+    def gather_parameters(
+        self, unit: int, part: MicroBatchPart, after: tuple[str, ...] = (), freed: tuple[str, ...] = ()
+    ) -> str:
         """Gather a unit's sharded parameters, once what is in `after` is there, buffers and marks; the buffer of the whole."""
         shard, group = f"parameter.{unit}", self.peers(unit, "sdp")
         size = self.buffers[shard] * len(group)
@@ -76,7 +78,7 @@ class UnitStates(Issuing):
         self.issue(Op.GATHER_PARAMETERS, unit, part, **fields, group=group, message_bytes=size)
         return name
 
-    def scatter_gradient(self, unit: int, part: Part, adds: bool) -> None:
+    def scatter_gradient(self, unit: int, part: MicroBatchPart, adds: bool) -> None:
         """The sum of a unit's gradients, whole for a while, each rank's shard to that rank. adds: to what its shard holds
         already."""
         whole, shard, group = f"whole-gradient.{unit}", f"gradient.{unit}", self.peers(unit, "sdp")
@@ -100,7 +102,7 @@ class UnitStates(Issuing):
     def reduce_gradients(self, unit: int) -> None:
         """What is reduced once a step, after the last micro-batch: replicated parts, whole gradients whose shards the optimizer
         works on, and the sum over data-parallel ranks."""
-        strategy, gradient, last = self.strategies[unit], f"gradient.{unit}", Part(self.micro_batches - 1)
+        strategy, gradient, last = self.strategies[unit], f"gradient.{unit}", MicroBatchPart(self.micro_batches - 1)
         if not strategy.shares_gradients:
             self._reduce_replicated(unit, last, gradient)
             if strategy.gathers_updates:
@@ -122,7 +124,7 @@ class UnitStates(Issuing):
         if self.strategies[unit].gathers_updates:
             self.reduce(Op.GATHER_UPDATED, unit, None, parameter, self.peers(unit, "sdp"))
 
-    def _reduce_replicated(self, unit: int, part: Part, gradient: str) -> None:
+    def _reduce_replicated(self, unit: int, part: MicroBatchPart, gradient: str) -> None:
         """Gradients of parameters that all tensor-parallel ranks hold."""
         size = self.model.units[unit].sublayer.replicated_count * self.gradient_bytes
         if self.strategies[unit].degree("tp") > 1 and size:

@@ -13,7 +13,7 @@ from functools import cached_property
 from trainplan.execution.analysis.memory.peak import Backend, Walk, memory_walk
 from trainplan.execution.analysis.timing.profiled_costs import Carried, CarriedCosts, ProfiledCosts, carried
 from trainplan.execution.analysis.timing.simulate import OTHERS, Durations, Overlap, TimeWalk, time_walk
-from trainplan.execution.gc_paused import uncollected
+from trainplan.execution.gc_paused import gc_paused
 from trainplan.execution.prediction.compiled_plan import Classes, Compiled, compiled, default_backend
 from trainplan.execution.prediction.surrogate import standing_in, weight_copies
 from trainplan.formulations.plan.plan import Plan
@@ -23,12 +23,12 @@ from trainplan.profiling.profiles import Profile
 
 
 @dataclass(frozen=True, eq=False)
-class Judged:
-    """What the walks over a plan's programs say.
+class PlanPrediction:
+    """The step and the memory of a plan, as the walks over its programs have them.
 
-    classes: of each rank that is walked, all that it stands for. memory: the walks of these ranks, on the back-end of the time
-    walk or on the serial one, whichever needs more. durations: what instructions were said to take. unchecked: the programs,
-    where their checks are put off until `checked`.
+    classes: by rank that is walked, all ranks that it stands for. memory: the memory walk of each of these, on the back-end of
+    the time walk or on the serial one, whichever needs more. durations: the costs of instructions, in ns. unchecked: the
+    programs, where their checks are put off until `checked`.
     """
 
     plan: Plan
@@ -39,7 +39,7 @@ class Judged:
     unchecked: Compiled | None = None
 
     def __repr__(self) -> str:
-        return f"<Judged {self.plan.model.get('name')!r}: {', '.join(text for _, text in self.summary())}>"
+        return f"<PlanPrediction {self.plan.model.get('name')!r}: {', '.join(text for _, text in self.summary())}>"
 
     def _repr_html_(self) -> str:
         return html_table(self.summary())
@@ -49,7 +49,7 @@ class Judged:
         peak = f"peak {format_bytes(max(self.peak_bytes))} of {format_bytes(self.plan.memory_bytes)} a device"
         return [("step", f"{format_time(self.step_ns)} a step"), ("memory", peak)]
 
-    def checked(self) -> Judged:
+    def checked(self) -> PlanPrediction:
         """The same, once its programs are checked."""
         if self.unchecked is None:
             return self
@@ -78,7 +78,7 @@ class Judged:
         return max(memory_walk(rounds.few).peak_bytes + walk.beside_bytes for rounds, walk in pairs)
 
     def carried(self) -> Carried:
-        """The durations as a table that a plan can carry, from which `judge_carried` walks it again."""
+        """The durations as a table that a plan can carry, from which `predict_from_saved_costs` walks it again."""
         table = carried([rounds.few for rounds in self.time.rounds], self.durations)
         table |= {"by_class": True} if len(self.classes) < self.plan.world else {}
         return table | ({"lanes": self.time.backend} if self.time.backend in OTHERS else {})
@@ -89,7 +89,7 @@ class Judged:
         return tuple(by_rank[rank] for rank in range(self.plan.world))
 
 
-def judge(plan: Plan, profile: Profile, kinds: Sequence[str] | None = None, backend: Backend | None = None) -> Judged:
+def judge(plan: Plan, profile: Profile, kinds: Sequence[str] | None = None, backend: Backend | None = None) -> PlanPrediction:
     """Compile, check and walk a plan by the times of a profile, which has the costs of all its shapes.
 
     kinds: of every device, by number; None where no cluster is named. backend: whose lanes count (default: the plan's; else
@@ -97,26 +97,27 @@ def judge(plan: Plan, profile: Profile, kinds: Sequence[str] | None = None, back
     where the profile lacks a shape.
     """
     alike = plan.alike_on(profile.network) and len(set(kinds or ())) < 2
-    return judge_by(plan, lambda classes: ProfiledCosts(plan, profile, kinds, classes), backend, by_class=alike)
+    return predict_from_costs(plan, lambda classes: ProfiledCosts(plan, profile, kinds, classes), backend, by_class=alike)
 
 
-def judge_carried(plan: Plan, table: Carried, backend: Backend | None = None) -> Judged:
-    """Walk a plan by the durations that it carries (see `Judged.carried`). Raises InputError where they do not suffice."""
+def predict_from_saved_costs(plan: Plan, table: Carried, backend: Backend | None = None) -> PlanPrediction:
+    """Walk a plan by the durations that it carries (see `PlanPrediction.carried`). Raises InputError where they do not
+    suffice."""
     lanes: Overlap | None = table.get("lanes") if backend is None else None
     walked = plan if lanes is None else standing_in(plan)
-    backend = backend if lanes is None else issued_as(walked)
-    return judge_by(walked, lambda _: CarriedCosts(table), backend, "by_class" in table, lanes, weight_copies(plan))
+    backend = backend if lanes is None else backend_for_order(walked)
+    return predict_from_costs(walked, lambda _: CarriedCosts(table), backend, "by_class" in table, lanes, weight_copies(plan))
 
 
-def issued_as(plan: Plan) -> Backend:
+def backend_for_order(plan: Plan) -> Backend:
     """The back-end in whose order a plan's programs are walked on the lanes of other frameworks, and whose memory they need:
     the plan's, else `streams`, with what is gathered or copied in ahead, and of pipelines, which wait for messages when they
     need them, `serial`."""
     return plan.backend or ("streams" if plan.depth == 1 or plan.uses_host else "serial")
 
 
-@uncollected()
-def judge_by(
+@gc_paused()
+def predict_from_costs(
     plan: Plan,
     costs: Callable[[Classes], Durations],
     backend: Backend | None = None,
@@ -124,7 +125,7 @@ def judge_by(
     lanes: Overlap | None = None,
     beside_bytes: Sequence[int] = (),
     checked: bool = True,
-) -> Judged:
+) -> PlanPrediction:
     """Compile, check and walk a plan. costs: what instructions take, for these classes of ranks. by_class: as of `compiled`.
     lanes: of other frameworks, on which its programs are walked for time in place of those of the back-end. beside_bytes: what
     each rank's device holds all the time beside the buffers of its program, by rank. checked: else its checks are put off."""
@@ -138,4 +139,4 @@ def judge_by(
     memory = made.memory(backend)
     if any(beside_bytes):
         memory = tuple(walk.beside(beside_bytes[rank]) for rank, walk in zip(made.classes, memory, strict=True))
-    return Judged(plan, made.classes, memory, time, durations, None if checked else made)
+    return PlanPrediction(plan, made.classes, memory, time, durations, None if checked else made)

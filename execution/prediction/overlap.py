@@ -12,7 +12,7 @@ from typing import Any
 
 from trainplan.execution.analysis.timing.overlapped_costs import StreamsCosts
 from trainplan.execution.compile.pieces import ORDER
-from trainplan.execution.prediction.evaluate_plan import Judged, issued_as, judge_by
+from trainplan.execution.prediction.evaluate_plan import PlanPrediction, backend_for_order, predict_from_costs
 from trainplan.execution.prediction.surrogate import recipe_of, standing_in, weight_copies
 from trainplan.formulations.costs.overlapped.frameworks import planned_framework
 from trainplan.formulations.costs.overlapped.layout import RunLayout, recompute_of
@@ -23,9 +23,10 @@ from trainplan.profiling.clusters.cluster import Cluster
 from trainplan.profiling.models.sublayers import LAYERED
 
 
-def judge_streams(plan: Plan, cluster: Cluster, checked: bool = True) -> Judged:
-    """The walks over a plan's programs on the lanes of frameworks. checked: as of `judge_by`. Raises InputError where the plan
-    is not of one layout, or the cluster of several kinds of devices or of one without a rate for the model's dtype."""
+def judge_streams(plan: Plan, cluster: Cluster, checked: bool = True) -> PlanPrediction:
+    """The walks over a plan's programs on the lanes of frameworks. checked: as of `predict_from_costs`. Raises InputError
+    where the plan is not of one layout, or the cluster of several kinds of devices or of one without a rate for the model's
+    dtype."""
     layout, kinds = layout_of(plan), cluster.used_kinds
     if len(kinds) > 1:
         raise InputError("cluster", "kinds", f"are {len(kinds)}", "give devices of one kind, or leave --cost-model out")
@@ -41,7 +42,7 @@ def judge_streams(plan: Plan, cluster: Cluster, checked: bool = True) -> Judged:
     walked = standing_in(plan)
     alike = walked.alike_on(cluster.network)
     walking: dict[str, Any] = {"lanes": "overlapped", "beside_bytes": weight_copies(plan), "checked": checked}
-    return judge_by(walked, lambda _: costs, issued_as(walked), by_class=alike, **walking)
+    return predict_from_costs(walked, lambda _: costs, backend_for_order(walked), by_class=alike, **walking)
 
 
 def layout_of(plan: Plan) -> RunLayout:

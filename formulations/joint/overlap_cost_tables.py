@@ -226,7 +226,7 @@ class StreamedCosts(JointCosts):
         exchanged = 2 * samples * self.cp * moved_bytes(profile, sublayer)[1] if group == 1 else 0
         of_keys = self.rooms.exchanged_bytes(sublayer, strategy, samples * self.cp // alone.data_degree)
         beside = self.rooms.largest_bytes(strategy) * strategy.shares_parameters  # of what is gathered ahead
-        beside += self.rooms.late_bytes(sublayer, strategy, setting)
+        beside += self.rooms.delayed_free_bytes(sublayer, strategy, setting)
         if not least:
             work = max(exchanged, work) + beside + of_keys[1]
         if not least:  # what is exchanged may be made again, or be gone

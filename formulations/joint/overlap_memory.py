@@ -39,7 +39,7 @@ class Rooms:
         self.element_bytes, self.gradient_bytes = element_bytes, gradient_bytes
         self.in_turn_bytes = cache(self._in_turn_bytes)
 
-    def late_bytes(self, sublayer: str, strategy: Strategy, setting: Setting) -> int:
+    def delayed_free_bytes(self, sublayer: str, strategy: Strategy, setting: Setting) -> int:
         """Room beside a unit for what lanes hold ahead and late: of the units before it, whole gradients that are reduced
         (`execution.walk.frees`), and once what ranks with pieces of samples exchange; and where some have their inputs on the
         host, those that are copied out, the next one's, and the next messages, both ways."""

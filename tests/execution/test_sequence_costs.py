@@ -10,7 +10,7 @@ from trainplan.execution.analysis.verify.rank_class_checks import check_classes
 from trainplan.execution.compile.classes import compile_classes
 from trainplan.execution.compile.compiler import compile_plan
 from trainplan.execution.compile.reduced_plan import fold
-from trainplan.execution.prediction.evaluate_plan import judge, judge_carried
+from trainplan.execution.prediction.evaluate_plan import judge, predict_from_saved_costs
 from trainplan.formulations.costs.sequential.communication import moved_bytes, table_once
 from trainplan.formulations.costs.sequential.cost_models import COST_MODELS, transition_ns, unit_costs
 from trainplan.formulations.costs.sequential.primitives import collective
@@ -49,7 +49,7 @@ def test_steps_are_those_of_the_simulated_pipeline(world: int) -> None:
         known, step = simulated(plan, profile)
         assert judged.step_ns == step
         assert passes_of(judged, len(plan.stages)) == [[(e.task, e.start_ns) for e in events] for events in known.devices]
-        assert judge_carried(plan, judged.carried()).step_ns == step
+        assert predict_from_saved_costs(plan, judged.carried()).step_ns == step
         shared += any(unit.strategy.sequence_parallel for unit in plan.units)
     assert shared > 2
 

@@ -11,7 +11,7 @@ from trainplan.execution.analysis.timing.overlapped_costs import StreamsCosts
 from trainplan.execution.analysis.timing.simulate import time_walk
 from trainplan.execution.compile.compiler import compile_plan
 from trainplan.execution.instructions import Op
-from trainplan.execution.prediction.evaluate_plan import judge_carried
+from trainplan.execution.prediction.evaluate_plan import predict_from_saved_costs
 from trainplan.execution.prediction.overlap import judge_streams
 from trainplan.execution.prediction.overlap import layout_of as layout_of_plan
 from trainplan.execution.prediction.prefetch import programs_of
@@ -359,7 +359,7 @@ def test_what_is_gathered_for_a_unit_takes_its_part_of_the_layer_by_what_runs_be
 def test_a_plan_carries_what_instructions_take(word: str) -> None:
     """Sums of a backward pass hide more than those of a forward pass: a plan's own table walks to the same step."""
     judged = judge_streams(uniform(word), load_cluster("h100:8x1"))
-    assert judge_carried(judged.plan, judged.carried()).step_ns == judged.step_ns
+    assert predict_from_saved_costs(judged.plan, judged.carried()).step_ns == judged.step_ns
 
 
 def test_groups_of_a_mesh_use_the_links_among_their_members_alone() -> None:

@@ -16,7 +16,7 @@ from trainplan.execution.analysis.timing.simulate import time_walk
 from trainplan.execution.compile.compiler import compile_plan
 from trainplan.execution.instructions import Op
 from trainplan.execution.prediction import compiled_plan
-from trainplan.execution.prediction.evaluate_plan import Judged, judge, judge_by, judge_carried
+from trainplan.execution.prediction.evaluate_plan import PlanPrediction, judge, predict_from_costs, predict_from_saved_costs
 from trainplan.execution.program import Instruction, Program
 from trainplan.formulations.costs.sequential.stage_work import planned_work
 from trainplan.formulations.costs.sequential.sublayer_time import unit_work
@@ -90,7 +90,7 @@ def simulated(plan: Plan, profile: Profile) -> tuple[Timeline, int]:
     return result, result.step_ns(planned.syncs_ns)
 
 
-def passes_of(judged: Judged, stages: int) -> list[list[tuple[Pass, int]]]:
+def passes_of(judged: PlanPrediction, stages: int) -> list[list[tuple[Pass, int]]]:
     """Of the first rank of each stage, when its passes begin."""
     by_rank = dict(zip((program.rank for program in judged.time.programs), judged.time.passes(), strict=True))
     size = judged.plan.stage_sizes[0]
@@ -251,7 +251,7 @@ def test_one_rank_that_stands_for_others_takes_their_slowest_kind_and_link(monke
     assert judge(plan, mixed, [fast] * 4).step_ns < known.step_ns == judge(plan, mixed, ["slow"] * 4).step_ns
 
 
-def through_json(judged: Judged) -> dict[str, object]:
+def through_json(judged: PlanPrediction) -> dict[str, object]:
     table: dict[str, object] = json.loads(json.dumps(judged.carried()))
     return table
 
@@ -264,7 +264,7 @@ def test_plans_that_carry_their_costs_take_as_long(seed: int) -> None:
     else:
         profile = obtain_profile(plan.planned_model(), CPU, [plan.batch.global_samples], [plan.world], devices=plan.world)
     judged = judge(plan, profile)
-    anew = judge_carried(plan, through_json(judged))
+    anew = predict_from_saved_costs(plan, through_json(judged))
     assert anew.time.start_ns == judged.time.start_ns and anew.step_ns == judged.step_ns
 
 
@@ -277,11 +277,11 @@ def test_carried_costs_hold_under_another_schedule_and_slicing() -> None:
         others = [plan, *(load_plan(content | {"sliced": 0, "schedule": name}) for name in ("1f1b", "gpipe"))]
         table = through_json(judge(others[rng.randint(1, 2)], profile))
         for other in others:
-            assert judge_carried(other, table).step_ns == judge(other, profile).step_ns
+            assert predict_from_saved_costs(other, table).step_ns == judge(other, profile).step_ns
     more = plan_of(GPT2, ["single"] * len(GPT2.units), 1, 8, 2)
     table = through_json(judge(more, profile_of(more)))
     with pytest.raises(InputError, match="does not say what"):
-        judge_carried(plan_of(GPT2, ["single"] * len(GPT2.units), 1, 8, 4), table)
+        predict_from_saved_costs(plan_of(GPT2, ["single"] * len(GPT2.units), 1, 8, 4), table)
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -380,4 +380,4 @@ def test_every_instruction_is_one_piece_of_the_unit(strategy: str) -> None:
 
 def test_costs_other_than_a_profile_s_can_judge() -> None:
     plan = random_plan(random.Random(3), 4)
-    assert judge_by(plan, lambda _: RandomCosts(1)).step_ns > 0
+    assert predict_from_costs(plan, lambda _: RandomCosts(1)).step_ns > 0

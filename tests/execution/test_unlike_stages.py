@@ -10,7 +10,7 @@ from trainplan.execution.compile.ranks import row_transfers
 from trainplan.execution.instructions import Op
 from trainplan.execution.launch.processes import run_plans
 from trainplan.execution.launch.report import RunReport
-from trainplan.execution.prediction.evaluate_plan import judge, judge_carried
+from trainplan.execution.prediction.evaluate_plan import judge, predict_from_saved_costs
 from trainplan.formulations.plan.plan import Plan, load_plan
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.clusters.cluster import load_cluster
@@ -73,7 +73,7 @@ def test_plans_are_walked_with_and_without_their_profile(seed: int) -> None:
     for backend in BACKENDS:
         judged = judge(plan, profile, backend=backend)
         assert judged.step_ns > 0 and len(judged.peak_bytes) == 4
-        assert judge_carried(plan, judged.carried(), backend).step_ns == judged.step_ns
+        assert predict_from_saved_costs(plan, judged.carried(), backend).step_ns == judged.step_ns
 
 
 def test_each_sender_serves_its_part_of_the_receivers() -> None:

@@ -10,7 +10,7 @@ from itertools import product
 from typing import Any
 
 import pytest
-from trainplan.execution.prediction.evaluate_plan import Judged
+from trainplan.execution.prediction.evaluate_plan import PlanPrediction
 from trainplan.execution.prediction.overlap import judge_streams
 from trainplan.formulations.joint.problem import Instance, Solution
 from trainplan.formulations.plan.request import Request
@@ -91,7 +91,7 @@ def solutions(instance: Instance, count: int, seed: int) -> list[Solution]:
     return chosen
 
 
-def walked(instance: Instance, solution: Solution, asked: Request) -> Judged:
+def walked(instance: Instance, solution: Solution, asked: Request) -> PlanPrediction:
     plan = JOINT.plan(instance, solution, asked)
     if JOINT.on_lanes(instance):
         assert asked.cluster is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from trainplan.execution.prediction.evaluate_plan import judge_carried
+from trainplan.execution.prediction.evaluate_plan import predict_from_saved_costs
 from trainplan.execution.prediction.overlap import judge_streams, layout_of
 from trainplan.execution.runtimes.export_common import ENDS
 from trainplan.formulations.joint.runtime_capabilities import with_gradients
@@ -71,7 +71,7 @@ def test_a_plan_has_its_recipe_and_holds_copies_of_its_weights(layout: str, name
         rank = plan.stages[stage].ranks[0]
         assert plan.predicted.peak_bytes[rank] - plain.predicted.peak_bytes[rank] == pytest.approx(more, abs=1)
         assert plan.claim is not None and plain.claim is not None
-    carried = judge_carried(plan, plan.predicted.durations)
+    carried = predict_from_saved_costs(plan, plan.predicted.durations)
     assert (carried.step_ns, list(carried.peak_bytes)) == (plan.predicted.step_ns, plan.predicted.peak_bytes)
     assert carried.step_ns == judge_streams(plan, CLUSTER).step_ns
     assert load_plan(plan.model_dump(mode="json")) == plan

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from trainplan.execution.analysis.timing.overlapped_costs import StreamsCosts
-from trainplan.execution.prediction.evaluate_plan import judge_by
+from trainplan.execution.prediction.evaluate_plan import predict_from_costs
 from trainplan.execution.prediction.overlap import judge_streams, layout_of
 from trainplan.formulations.costs.overlapped.analytic_step import streams_step
 from trainplan.formulations.costs.overlapped.links import Links
@@ -277,7 +277,8 @@ def test_one_rank_of_a_class_stands_for_all_of_interleaved_stages() -> None:
         plan = JOINT.plan(instance, solution, asked)
         costs = StreamsCosts(plan.planned_model(), layout_of(plan), cluster.used_kinds[0], Links.of_cluster(cluster))
         steps = {
-            judge_by(plan, lambda _, costs=costs: costs, "serial", by_class=by_class).step_ns for by_class in (False, True)
+            predict_from_costs(plan, lambda _, costs=costs: costs, "serial", by_class=by_class).step_ns
+            for by_class in (False, True)
         }
         assert len(steps) == 1
 
@@ -410,5 +411,5 @@ def test_inputs_on_the_host_make_room_and_travel_beside_computations() -> None:
         answer.plan.planned_model(), layout_of(answer.plan), (cluster := load_cluster("h100:8x2")).used_kinds[0],
         replace(Links.of_cluster(cluster), host_bytes_per_s=1e18, host_ns=0.0),
     )  # fmt: skip
-    at_once = judge_by(answer.plan, lambda _: costs, "streams", by_class=True, lanes="overlapped").step_ns
+    at_once = predict_from_costs(answer.plan, lambda _: costs, "streams", by_class=True, lanes="overlapped").step_ns
     assert at_once <= answer.plan.predicted.step_ns < 1.01 * at_once

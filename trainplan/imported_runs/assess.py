@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal
 
 from trainplan.execution.launch_files.logs.steps import LoggedRun
 from trainplan.execution.launch_files.run_configuration import Configuration
-from trainplan.execution.prediction.evaluate_plan import Judged
+from trainplan.execution.prediction.evaluate_plan import PlanPrediction
 from trainplan.execution.prediction.surrogate import recipe_of
 from trainplan.execution.runtimes.export_common import ENDS
 from trainplan.formulations.joint.definition import build
@@ -89,7 +89,7 @@ class JudgedRun(Tabular):
 
     configuration: Configuration
     plan: Plan
-    judged: Judged
+    judged: PlanPrediction
     framework: Prediction | str
     best: Planned | None
     within: Planned | None

@@ -19,7 +19,7 @@ from math import inf
 from typing import Any
 
 from trainplan.execution.analysis.memory.peak import BACKENDS
-from trainplan.execution.prediction.evaluate_plan import Judged
+from trainplan.execution.prediction.evaluate_plan import PlanPrediction
 from trainplan.execution.prediction.overlap import judge_streams
 from trainplan.execution.runtimes.torch.export import held_alongside
 from trainplan.formulations.joint.options import MEMORY_TABLES, with_tables
@@ -491,7 +491,7 @@ def _unknown(made: Planned) -> Planned:
     return replace(made, plan=None, judged=None, answer=replace(made.answer, result=replace(made.result, status="unknown")))
 
 
-def _judged(plan: Plan, request: Request, streams: bool = False) -> tuple[Plan, Judged | None]:
+def _judged(plan: Plan, request: Request, streams: bool = False) -> tuple[Plan, PlanPrediction | None]:
     """The plan with its prediction, and what the walks say; where its model has no programs, as it is. streams: with the costs
     of `streams`, on the lanes of frameworks."""
     if not compiles(plan.planned_model()):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from trainplan.execution.analysis.timing.simulate import OTHERS
-from trainplan.execution.prediction.evaluate_plan import Judged, judge_carried
+from trainplan.execution.prediction.evaluate_plan import PlanPrediction, predict_from_saved_costs
 from trainplan.formulations.joint.options import MEMORY_TABLES, cost_words
 from trainplan.formulations.parameters import flag_of
 from trainplan.formulations.plan.plan import Claim, Plan, plan_text
@@ -120,7 +120,7 @@ class Planned:
     preset: Preset
     answer: Answer
     plan: Plan | None
-    judged: Judged | None = None
+    judged: PlanPrediction | None = None
     margin_bytes: int = 0
     needed_bytes: int | None = None
     needed_devices: int | None = None
@@ -474,7 +474,7 @@ def plan_row(name: str, plan: Plan) -> dict[str, Any]:
         alike = predicted.backend in ("streams", *OTHERS)
         lanes_ns = predicted.step_ns
         if predicted.software or not alike:
-            lanes_ns = judge_carried(plan, predicted.durations, None if alike else "streams").step_ns
+            lanes_ns = predict_from_saved_costs(plan, predicted.durations, None if alike else "streams").step_ns
     samples_per_s = 0.0 if predicted is None else plan.batch.global_samples / predicted.step_ns * 1e9
     return {
         "name": name,

@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike
 from trainplan.execution.analysis.memory.peak import peak_buffers
 from trainplan.execution.analysis.timing.simulate import TimeWalk
 from trainplan.execution.instruction_spec import Stream
-from trainplan.execution.prediction.evaluate_plan import Judged
+from trainplan.execution.prediction.evaluate_plan import PlanPrediction
 from trainplan.formulations.plan.plan import Plan
 from trainplan.profiling.base.display import in_one_line
 from trainplan.profiling.base.quantities import format_bytes, format_count
@@ -125,7 +125,7 @@ class Performance:
         return [[str(stage.stage), *(format_bytes(getattr(stage, size)) for size in sizes)] for stage in self.stages]
 
 
-def performance(plan: Plan, judged: Judged, cluster: Cluster | None = None) -> Performance:
+def performance(plan: Plan, judged: PlanPrediction, cluster: Cluster | None = None) -> Performance:
     """What the walks say of a plan. cluster: whose devices' peak MFU compares with."""
     theirs = plan.predicted if plan.predicted is not None and plan.predicted.software else None
     step_ns = judged.step_ns if theirs is None else theirs.step_ns
@@ -166,7 +166,7 @@ def peak_flops_per_s(plan: Plan, cluster: Cluster, dtype: str) -> float | None:
     return None if None in rates else float(sum(rates))
 
 
-def stage_memory(plan: Plan, judged: Judged) -> list[StageMemory]:
+def stage_memory(plan: Plan, judged: PlanPrediction) -> list[StageMemory]:
     """What holds the memory of the fullest device of each stage, at its peak, by the memory walk; of interleaved stages, under
     the first of those of the same ranks."""
     rows = []
@@ -178,12 +178,12 @@ def stage_memory(plan: Plan, judged: Judged) -> list[StageMemory]:
     return rows
 
 
-def fullest_places(plan: Plan, judged: Judged) -> list[int]:
+def fullest_places(plan: Plan, judged: PlanPrediction) -> list[int]:
     """For each stage on ranks of its own, the place of the program of its fullest rank."""
     return stage_places(plan, judged, lambda place: judged.memory[place].peak_bytes)
 
 
-def stage_places(plan: Plan, judged: Judged, key: Callable[[int], int]) -> list[int]:
+def stage_places(plan: Plan, judged: PlanPrediction, key: Callable[[int], int]) -> list[int]:
     """For each stage on ranks of its own, the place, among the walked programs, of the first whose key is the largest; of
     interleaved stages, among the programs of the ranks that have them. key: of a place."""
     by_stage: dict[int, list[int]] = {}
@@ -192,13 +192,13 @@ def stage_places(plan: Plan, judged: Judged, key: Callable[[int], int]) -> list[
     return [max(by_stage[stage.first_unit], key=key) for stage in plan.stages[: plan.depth]]
 
 
-def first_places(plan: Plan, judged: Judged) -> list[int]:
+def first_places(plan: Plan, judged: PlanPrediction) -> list[int]:
     """For each stage on ranks of its own, the index, among the walked programs, of the first program of one of its ranks, which
     ends last."""
     return stage_places(plan, judged, lambda place: max(judged.time.end_ns[place]))
 
 
-def stage_shares(plan: Plan, judged: Judged) -> list[tuple[float, float, float]]:
+def stage_shares(plan: Plan, judged: PlanPrediction) -> list[tuple[float, float, float]]:
     """Of each stage (of interleaved ones those of the same ranks together), the shares of its devices' time in a step in which
     they compute, in which communication or copies are exposed, and in which nothing of theirs runs."""
     sums: dict[int, list[tuple[int, list[int]]]] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trainplan.execution.prediction.evaluate_plan import Judged, judge
+from trainplan.execution.prediction.evaluate_plan import PlanPrediction, judge
 from trainplan.execution.prediction.overlap import judge_streams
 from trainplan.execution.prediction.surrogate import recipe_of
 from trainplan.formulations.costs.sequential.stage_work import PlannedWork, planned_work, samples_of
@@ -22,7 +22,7 @@ def plan_profile(plan: Plan, request: Request) -> Profile:
     return request.profile_for([samples_of(plan)], sorted(set(plan.stage_sizes)), degrees=None if plan.regular else degrees)
 
 
-def predicted(plan: Plan, judged: Judged, profile: Profile, kinds: Sequence[str] | None) -> Predicted:
+def predicted(plan: Plan, judged: PlanPrediction, profile: Profile, kinds: Sequence[str] | None) -> Predicted:
     """What the walks say, in the plan's form. kinds: of every device, by number; None where no cluster is named."""
     return Predicted(
         step_ns=judged.step_ns,
@@ -35,7 +35,7 @@ def predicted(plan: Plan, judged: Judged, profile: Profile, kinds: Sequence[str]
     )
 
 
-def predicted_plan(plan: Plan, request: Request) -> tuple[Plan, Judged]:
+def predicted_plan(plan: Plan, request: Request) -> tuple[Plan, PlanPrediction]:
     """The plan with its prediction by the request's numbers, and what the walks say. Raises InputError."""
     profile = plan_profile(plan, request)
     kinds = None if request.cluster is None else request.cluster.device_kinds
@@ -43,7 +43,7 @@ def predicted_plan(plan: Plan, request: Request) -> tuple[Plan, Judged]:
     return plan.changed(predicted=predicted(plan, judged, profile, kinds)), judged
 
 
-def predicted_as_known(plan: Plan, request: Request) -> tuple[Plan, Judged]:
+def predicted_as_known(plan: Plan, request: Request) -> tuple[Plan, PlanPrediction]:
     """As `predicted_plan`, but under `streams` where profiles say nothing of a plan: products in fewer bits, and pieces of
     samples. Raises InputError."""
     if (recipe_of(plan) is None and plan.pieces == 1) or request.cluster is None:
@@ -52,7 +52,7 @@ def predicted_as_known(plan: Plan, request: Request) -> tuple[Plan, Judged]:
     return plan.changed(predicted=predicted_on_lanes(judged, request.cluster)), judged
 
 
-def predicted_on_lanes(judged: Judged, cluster: Cluster) -> Predicted:
+def predicted_on_lanes(judged: PlanPrediction, cluster: Cluster) -> Predicted:
     """What the walks say on the lanes of frameworks, under the cost model `streams`, in the plan's form."""
     return Predicted(
         step_ns=judged.step_ns,

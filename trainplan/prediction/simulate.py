@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any
 
 from trainplan.execution.launch.memory_check import check_peaks
-from trainplan.execution.prediction.evaluate_plan import Judged, judge, judge_carried
+from trainplan.execution.prediction.evaluate_plan import PlanPrediction, judge, predict_from_saved_costs
 from trainplan.execution.prediction.overlap import judge_streams
 from trainplan.execution.prediction.surrogate import recipe_of
 from trainplan.formulations.joint.runtime_capabilities import RUNTIMES
@@ -69,7 +69,7 @@ class Simulation:
     timeline: Timeline | None
     syncs_ns: tuple[int, ...] = ()
     plan: Plan | None = None
-    judged: Judged | None = None
+    judged: PlanPrediction | None = None
     cluster: Cluster | None = None
 
     @cached_property
@@ -314,7 +314,7 @@ def simulated_plan(plan: Plan, request: Request, *, schedule: str | None = None,
     times = plan.stage_times if costs is None else stage_times(plan, costs, kinds)
     work = None if times is None or plan.uses_host else _work(times)
     changed = _changed(plan, work, schedule, sliced)
-    judged = judge_carried(changed, durations or {}) if costs is None else judge(changed, costs, kinds)
+    judged = predict_from_saved_costs(changed, durations or {}) if costs is None else judge(changed, costs, kinds)
     name = f"{model.name}, as planned" if costs is None else f"{model.name} on {costs.cluster}"
     names = tuple(span(model.units[stage.first_unit].name, model.units[stage.last_unit].name) for stage in plan.stages)
     count = changed.batch.micro_batches

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from trainplan.execution.analysis.memory.peak import held_parts
-from trainplan.execution.prediction.evaluate_plan import Judged
+from trainplan.execution.prediction.evaluate_plan import PlanPrediction
 from trainplan.formulations.plan.plan import Plan
 from trainplan.prediction.metrics import PARTS, fullest_places, part_of
 
@@ -37,14 +37,14 @@ class StageCurve:
         return drawn
 
 
-def stage_curves(plan: Plan, judged: Judged) -> list[StageCurve]:
+def stage_curves(plan: Plan, judged: PlanPrediction) -> list[StageCurve]:
     """The curve of the fullest rank of each stage; of interleaved stages, of the ranks that have them. Raises InputError for
     more micro-batches than can be shown."""
     judged.time.assure_whole()
     return [_curve(judged, stage, index) for stage, index in enumerate(fullest_places(plan, judged))]
 
 
-def _curve(judged: Judged, stage: int, place: int) -> StageCurve:
+def _curve(judged: PlanPrediction, stage: int, place: int) -> StageCurve:
     rounds, walk = judged.time.rounds[place], judged.memory[place]
     beside = {part_of("copies"): walk.beside_bytes}
     sizes = [

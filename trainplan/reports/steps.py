@@ -13,7 +13,7 @@ from typing import Any
 
 from trainplan.execution.analysis.timing.simulate import lane_of
 from trainplan.execution.instructions import Op
-from trainplan.execution.prediction.evaluate_plan import Judged
+from trainplan.execution.prediction.evaluate_plan import PlanPrediction
 from trainplan.execution.program import Instruction
 from trainplan.execution.steady_state import Rounds
 from trainplan.formulations.plan.plan import Plan
@@ -37,7 +37,7 @@ class _Block:
     operations: list[tuple[int, int, int, int, int]] = field(default_factory=list)
 
 
-def drawn_step(plan: Plan, judged: Judged) -> dict[str, Any]:
+def drawn_step(plan: Plan, judged: PlanPrediction) -> dict[str, Any]:
     """The step of one rank of each stage, as plain values for the page.
 
     lanes: {"stage", "rank", "lane", "blocks"}; a block is [start_ns, number of its pattern, first micro-batch or -1, last one,
@@ -65,7 +65,7 @@ def drawn_step(plan: Plan, judged: Judged) -> dict[str, Any]:
     return {"step_ns": judged.step_ns, "kinds": NAMES, "names": list(names), "units": units, "lanes": rows, "patterns": written}
 
 
-def _blocks(judged: Judged, place: int, names: dict[str, int]) -> dict[str, list[_Block]]:
+def _blocks(judged: PlanPrediction, place: int, names: dict[str, int]) -> dict[str, list[_Block]]:
     """Of one program, the blocks of each lane in order of time. names: of operations, which get numbers as they come."""
     walk = judged.time
     of = lane_of(walk.backend, walk.rounds[place].few)

@@ -6,7 +6,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from trainplan.execution.instructions import Op
-from trainplan.execution.program import HOST_STATES, STATES, Part, Program, laid_as, sent_as
+from trainplan.execution.program import HOST_STATES, STATES, MicroBatchPart, Program, laid_as, sent_as
 from trainplan.profiling.base.dtypes import STATISTIC_BYTES
 from trainplan.profiling.models.optimizers import moments_of, states_sharing
 from trainplan.profiling.models.sublayers import HeadPieces, shard_bounds
@@ -40,7 +40,7 @@ class Name(NamedTuple):
 
     kind: str
     unit: int | None = None
-    part: Part | None = None
+    part: MicroBatchPart | None = None
 
     def __str__(self) -> str:
         return ".".join(str(each) for each in self if each is not None)
@@ -56,7 +56,7 @@ def parsed(name: str) -> Name | None:
     if any(text != str(number) for text, number in zip(texts, numbers, strict=True)):
         return None
     unit = numbers.pop(0) if kind in _WITH_UNIT and numbers else None
-    part = Part(*numbers) if kind in _WITH_PART and len(numbers) in (1, 2) else None
+    part = MicroBatchPart(*numbers) if kind in _WITH_PART and len(numbers) in (1, 2) else None
     complete = part is not None if kind in _WITH_PART else not numbers and (kind in OF_STEP or unit is not None)
     return Name(kind, unit, part) if complete else None
 

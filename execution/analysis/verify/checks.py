@@ -27,13 +27,13 @@ from trainplan.execution.analysis.verify.operands import operands
 from trainplan.execution.analysis.verify.semantics import meanings
 from trainplan.execution.analysis.verify.sizes import sizes, states
 from trainplan.execution.analysis.verify.structure import malformed, misplaced
-from trainplan.execution.gc_paused import uncollected
+from trainplan.execution.gc_paused import gc_paused
 from trainplan.execution.instruction_spec import Stream
 from trainplan.execution.instructions import Op
 from trainplan.execution.program import Clocks, Instruction, Program
 
 
-@uncollected()
+@gc_paused()
 def check(programs: Sequence[Program]) -> list[str]:
     """Every fault found, in words that name rank and instruction; empty for sound programs."""
     return misplaced(programs) or faults_of_each(programs) or meanings(programs)

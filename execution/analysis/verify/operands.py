@@ -12,7 +12,7 @@ from itertools import product
 
 from trainplan.execution.analysis.verify.buffer_sizes import MASTER, parsed, zero_stage
 from trainplan.execution.instructions import ARRIVED, OUTPUT_GRADIENT, UNIT_INPUT, Op
-from trainplan.execution.program import FROM, MARK, Instruction, Part, Program, grouped, laid_as, sent_as
+from trainplan.execution.program import FROM, MARK, Instruction, MicroBatchPart, Program, grouped, laid_as, sent_as
 from trainplan.profiling.models.sublayers import HeadPieces
 
 # The lanes on which copies may be issued, which are one and the same for all of a program.
@@ -226,7 +226,7 @@ def _ungrouped(program: Program, i: Instruction, layouts: list[str]) -> str | No
 
 def _unjoined(i: Instruction) -> str | None:
     """Parts of one boundary that several ranks have sent, which become one buffer."""
-    part = Part(i.micro_batch or 0, i.half)
+    part = MicroBatchPart(i.micro_batch or 0, i.half)
     names = {f"{kind}.{i.unit}.{part}" for kind in ("hidden", "input-gradient")}
     parts = {sent_as(name) for name in i.reads if FROM in name}
     if len(i.writes) == 1 and parts == {*i.writes} <= names and len({*i.reads}) == len(i.reads) and i.frees == i.reads:
@@ -260,7 +260,7 @@ def matches_form(
 ) -> bool:
     """Whether these are the buffers, in their places, that an instruction on a unit and a part of a micro-batch reads, writes
     and frees. layout: one of LAYOUTS."""
-    part = None if micro_batch is None else Part(micro_batch, half)
+    part = None if micro_batch is None else MicroBatchPart(micro_batch, half)
     if (number := op.spec.own_reads) is not None:
         if not set(frees) <= set(reads[:number]):
             return False
@@ -278,7 +278,7 @@ def matches_form(
     return (*texts[0], "->", *texts[1]) in _forms(op, layout)
 
 
-def _relative(name: str, unit: int | None, part: Part | None) -> str:
+def _relative(name: str, unit: int | None, part: MicroBatchPart | None) -> str:
     """A buffer's name as it stands in forms."""
     name_parts = parsed(name)
     if name_parts is None:
@@ -294,9 +294,9 @@ def _relative(name: str, unit: int | None, part: Part | None) -> str:
 _UNITS = {0: ".u", 1: ".v"}  # by how far a unit is behind that of the operation
 
 
-def _other_part(other: Part, part: Part) -> str:
+def _other_part(other: MicroBatchPart, part: MicroBatchPart) -> str:
     """What stands for a part of a micro-batch, or the whole of it, in the forms of operations on another part."""
-    whole = Part(part.micro_batch)
+    whole = MicroBatchPart(part.micro_batch)
     letters = {whole: ".w"} if part.half is not None else dict(zip(whole.halves, (".a", ".b"), strict=True))
     return letters.get(other, ".?")
 

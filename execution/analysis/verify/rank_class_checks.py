@@ -19,12 +19,12 @@ from trainplan.execution.analysis.verify.structure import misplaced
 from trainplan.execution.compile.classes import RankClass
 from trainplan.execution.compile.compiler import compile_plan
 from trainplan.execution.compile.reduced_plan import fold
-from trainplan.execution.gc_paused import uncollected
+from trainplan.execution.gc_paused import gc_paused
 from trainplan.execution.program import Instruction, Program
 from trainplan.formulations.plan.rank_grid import Digits
 
 
-@uncollected()
+@gc_paused()
 def check_classes(classes: Sequence[RankClass]) -> list[str]:
     """Every fault found in the programs of all classes of a plan, as `check`; empty for sound programs."""
     few = [each.few for each in classes]

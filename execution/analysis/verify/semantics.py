@@ -28,12 +28,12 @@ from trainplan.execution.analysis.verify.semantics_optimizer_state import (
     contribution_of,
 )
 from trainplan.execution.analysis.verify.semantics_sequence_parallel import SHARED, SHARED_TOGETHER, enters, own_tokens
-from trainplan.execution.gc_paused import uncollected
+from trainplan.execution.gc_paused import gc_paused
 from trainplan.execution.instructions import Op
 from trainplan.execution.program import Instruction, Program, sent_as
 
 
-@uncollected()
+@gc_paused()
 def meanings(programs: Sequence[Program]) -> list[str]:
     """Faults of what the programs compute together."""
     try:
