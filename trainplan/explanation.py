@@ -14,13 +14,13 @@ from trainplan.formulations.plan.request import Request
 from trainplan.formulations.plan.run_length import runs
 from trainplan.formulations.problem import Problem, problem
 from trainplan.imported_runs.assess import neighbour_runs
-from trainplan.inputs import FilePath, profile_of
+from trainplan.inputs import profile_of
 from trainplan.plan_words import run_words
 from trainplan.prediction.metrics import stage_shares
 from trainplan.prediction.simulate import Simulation, simulate
 from trainplan.profiling.base.display import in_one_line
 from trainplan.profiling.base.errors import InputError
-from trainplan.profiling.base.files import Source
+from trainplan.profiling.base.files import FilePath, Source
 from trainplan.profiling.base.quantities import format_time, plural, span
 from trainplan.profiling.profiles import Profile
 from trainplan.solvers.core.limits import TIME_LIMIT_S

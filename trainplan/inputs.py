@@ -13,13 +13,13 @@ from trainplan.formulations.plan.plan import Plan
 from trainplan.formulations.plan.request import Request
 from trainplan.profiling.base.dtypes import parse_dtype
 from trainplan.profiling.base.errors import COMMAND_LINE, InputError, caution
+from trainplan.profiling.base.files import FilePath
 from trainplan.profiling.base.processes import Report
 from trainplan.profiling.base.quantities import format_bytes, parse_bytes
 from trainplan.profiling.clusters.cluster import Cluster, load_cluster
 from trainplan.profiling.models.model import Model, load_model
 from trainplan.profiling.profiles import Profile, load_profile
 
-FilePath = str | os.PathLike[str]
 LARGEST_MEMORY = 2**48
 LEAST_NUMBER = 1000  # of bytes, as a number; fewer are a slip
 LONG = 2**14  # tokens of a sample beyond which plans are of a long context, which is rarely meant unsaid

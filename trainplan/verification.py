@@ -12,10 +12,10 @@ from trainplan.execution.prediction.surrogate import memory_of, stood_in_for
 from trainplan.formulations.plan.plan import Plan, PlanEvidence, load_plan
 from trainplan.formulations.plan.request import Request
 from trainplan.formulations.problem import InstanceLike, Problem, problem, problem_names, problem_of
-from trainplan.inputs import FilePath, compiles, profile_of
+from trainplan.inputs import compiles, profile_of
 from trainplan.profiling.base.display import in_one_line
 from trainplan.profiling.base.errors import InputError, one_of, shown
-from trainplan.profiling.base.files import Source, name_of_source, read_data
+from trainplan.profiling.base.files import FilePath, Source, name_of_source, read_data
 from trainplan.profiling.base.quantities import format_bytes, format_gap
 from trainplan.profiling.clusters.cluster import Cluster
 from trainplan.profiling.profiles import Profile

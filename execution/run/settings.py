@@ -1,22 +1,96 @@
-"""What a run of plans is asked for: devices, back-ends, transport and limits, and what of it is refused."""
+"""How plans are run, as users ask for it: devices, back-ends, transport and limits, and what of it is refused."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal, get_args
 
 from trainplan.execution.analysis.memory.peak import BACKENDS, Backend
 from trainplan.execution.executable_models import MOST_PROCESSES
 from trainplan.formulations.plan.plan import Plan
 from trainplan.profiling.base.errors import InputError, one_of
+from trainplan.profiling.base.files import FilePath
 from trainplan.profiling.base.torchrun_worker import launched
 from trainplan.profiling.base.watchdog import STALL_S
+from trainplan.profiling.clusters.cluster import Cluster
+from trainplan.profiling.profiles import Profile
 
 Device = Literal["cpu", "cuda"]
 TransportName = Literal["direct", "staged"]  # see `transport`
 COMMUNICATION: dict[Device, str] = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}  # torch's names, for tensors there
 BACKENDS_ON: dict[Device, tuple[Backend, ...]] = {"cpu": ("serial", "fused", "threads"), "cuda": ("serial", "streams")}
 MEASURED_BACKENDS: tuple[Backend, ...] = ("serial", "streams")  # what torch allocates on the CPU is seen of one thread
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSettings:
+    """How a plan is run.
+
+    Attributes:
+        model: A config.json that the plan must be for.
+        steps: Training steps.
+
+            With `resume`, those before it included.
+        scale_down: Run a model of the same kind about this many times smaller.
+
+            It has the same units.
+        dtype: float32, float64 or bfloat16 (default: the plan's).
+        by: torch, for FSDP2, DTensor and pipelining of torch itself, or program (default: torch where it carries the plan and
+            nothing is measured).
+
+            A program is the plan's own instructions. `backend` and `transport` other than by default are of programs, too.
+        checkpoint: Write checkpoints to this folder, by torch.
+
+            They are written while the steps that follow run. With it, a SIGTERM ends the run after its step with one (`ended`
+            in the report).
+        checkpoint_every: With `checkpoint`: a checkpoint every so many steps (default: after the last).
+
+            There is one after the last step, too.
+        resume: Begin with the last checkpoint of this folder, under any plan; `steps` are all.
+
+            The number of devices may be another one, too.
+        backend: serial; on CPUs also fused (all but compute in one queue alongside it) or threads (one for each stream, pausing
+            at random); on GPUs also streams (compute, communication and copies at once).
+        compare: Also run on one process and compare gradients (default: compare, without `data`).
+        measure_memory: Measure what each rank allocates in a step.
+        measure: Measure how long instructions take, next to the predictions.
+        cluster: With `measure`: predict by an estimate on this cluster (default: as planned).
+
+            The estimate is in the report with the measured times in it, for the next `plan` or `simulate`.
+        profile: With `measure`: predict by this profile.
+
+            It, too, is in the report with the measured times in it.
+        device: cpu (gloo) or cuda (NCCL), a GPU for each process.
+        transport: direct; or staged: copied to the host's memory, sent there with gloo and copied back, so that ranks may share
+            a GPU.
+        stall_timeout: End the run once a rank has been stopped (SIGSTOP) for so many seconds, or once all have neither got on
+            nor used a processor for as long; a slow step does not count.
+
+            Waiting for a disk does not count, either.
+        force: Start even where this machine has less memory than is predicted of all ranks.
+        seed: Seed of parameters and samples.
+    """
+
+    model: FilePath | None = None
+    steps: int = 3
+    scale_down: int = 1
+    dtype: str | None = None
+    by: str | None = None
+    checkpoint: FilePath | None = None
+    checkpoint_every: int | None = None
+    resume: FilePath | None = None
+    backend: str = "serial"
+    compare: bool | None = None
+    measure_memory: bool = False
+    measure: bool = False
+    cluster: FilePath | Cluster | None = None
+    profile: FilePath | Profile | None = None
+    device: str = "cpu"
+    transport: str = "direct"
+    stall_timeout: float = STALL_S
+    force: bool = False
+    seed: int = 0
 
 
 def check_seconds(flag: str, seconds: float, usual: float) -> None:

@@ -1,4 +1,4 @@
-"""What a run trains with beside its plan, as users ask for it, checked."""
+"""What a run trains with apart from its plan: as users ask for it, and checked."""
 
 from __future__ import annotations
 
@@ -10,12 +10,64 @@ from typing import Any
 from trainplan.execution.training.batches import Batches, InOrder
 from trainplan.execution.training.optimizer import PLAIN, SCHEDULES, Optimizer
 from trainplan.execution.training.tokens import TokenFile, token_file
+from trainplan.formulations.parameters import flag_of
 from trainplan.formulations.plan.plan import Plan
 from trainplan.profiling.base.errors import InputError, one_of
-from trainplan.profiling.base.files import check_writable
+from trainplan.profiling.base.files import FilePath, check_writable
 from trainplan.profiling.models.model import Model
 
 EVALUATED_BATCHES = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingSettings:
+    """What a run by torch trains with, as users ask for it; `Training` is the same, checked.
+
+    Attributes:
+        data: A file of tokens, as `trainplan data` writes it (default: made-up samples).
+
+            `tokenize` writes it, too. Each step takes other samples of it, in an order that depends on the seed alone; made-up
+            samples are the same in every step.
+        learning_rate: The largest learning rate of AdamW (default: 0.001).
+        rate_schedule: How it falls: constant, cosine or linear (default: constant).
+        warmup: Steps over which it rises linearly before (default: none).
+        rate_steps: The step at which it is the least (default: `steps`).
+        least_rate: The learning rate that it falls to (default: 0).
+        betas: Of AdamW, two numbers (default: 0.9 0.999).
+        weight_decay: Of matrices and tables, not of norms and biases (default: 0.01, of all).
+        clip: Scale gradients of a larger global norm down to this (default: leave them).
+        evaluate: A file of tokens for a loss without dropout, in the order of the file.
+        evaluate_every: Steps from one such loss to the next (default: after the last).
+
+            There is one after the last step, too.
+        evaluate_batches: Batches that it is of (default: 10).
+        metrics: Write a JSON line for each step here: step, loss, grad_norm, learning_rate, seconds, tokens_per_second,
+            memory_bytes, evaluation_loss.
+
+            `evaluation_loss` is there where the step was evaluated.
+        weights: Begin with the safetensors of this Hugging Face folder (default: by the seed).
+        save_weights: Write such a folder after the last step: safetensors and config.json.
+        step_timeout: End a rank that is in one step for more seconds than these (default: never).
+
+            Its evaluation and its checkpoint count.
+    """
+
+    data: FilePath | None = None
+    learning_rate: float | None = None
+    rate_schedule: str | None = None
+    warmup: int | None = None
+    rate_steps: int | None = None
+    least_rate: float | None = None
+    betas: tuple[float, float] | None = None
+    weight_decay: float | None = None
+    clip: float | None = None
+    evaluate: FilePath | None = None
+    evaluate_every: int | None = None
+    evaluate_batches: int | None = None
+    metrics: FilePath | None = None
+    weights: FilePath | None = None
+    save_weights: FilePath | None = None
+    step_timeout: float | None = None
 
 
 @dataclass(frozen=True)
@@ -58,81 +110,86 @@ class Training:
 PLAINLY = Training()  # on made-up samples, as programs do
 
 
-def training_of(plan: Plan, model: Model, steps: int, asked: dict[str, Any], resumed: bool = False) -> Training:
-    """What a run of a plan as this model trains with. asked: by the arguments of `run`; None, or absent, as by default.
-    resumed: whether it goes on from a checkpoint.
+def training_of(plan: Plan, model: Model, steps: int, asked: TrainingSettings, resumed: bool = False) -> Training:
+    """What a run of a plan as this model trains with, checked.
 
-    Raises InputError.
+    Args:
+        plan: the plan, whose batch is that of a step.
+        model: the model that runs, which may be smaller than the plan's.
+        steps: of the run, those before a checkpoint that it goes on from included.
+        asked: what users ask for; its `step_timeout` is the run's.
+        resumed: whether the run goes on from a checkpoint.
+
+    Raises:
+        InputError: for a value that cannot be, and files that cannot be read or written.
     """
-    asked = {name: value for name, value in asked.items() if value is not None}
-    for of, needed in (("evaluate_every", "evaluate"), ("evaluate_batches", "evaluate")):
-        if of in asked and needed not in asked:
-            raise InputError("command line", _option(of), f"is {asked[of]}", f"give {_option(needed)}, too")
+    for name in ("evaluate_every", "evaluate_batches"):
+        if getattr(asked, name) is not None and asked.evaluate is None:
+            raise InputError("command line", flag_of(name), f"is {getattr(asked, name)}", "give --evaluate, too")
     for name in ("evaluate_every", "evaluate_batches", "warmup"):
-        if asked.get(name, 1) < 1:
-            raise InputError("command line", _option(name), f"is {asked[name]}", "give 1 or more")
-    files = {}
-    for name in ("data", "evaluate"):
-        if name in asked:
-            files[name] = token_file(asked[name], _option(name), model.tokens, model.vocabulary)
-    held_out = files.get("evaluate")
+        if (number := getattr(asked, name)) is not None and number < 1:
+            raise InputError("command line", flag_of(name), f"is {number}", "give 1 or more")
+    data, held_out = (
+        None if path is None else token_file(path, flag, model.tokens, model.vocabulary)
+        for path, flag in ((asked.data, "--data"), (asked.evaluate, "--evaluate"))
+    )
     if held_out is not None and held_out.windows < plan.batch.global_samples:
         problem = f"has {held_out.windows} samples, and a batch of the plan {plan.batch.global_samples}"
         raise InputError(held_out.path, "", problem, "give a longer text")
-    if "weights" in asked and resumed:
+    if asked.weights is not None and resumed:
         raise InputError("command line", "--weights", "is given with --resume", "leave one out: a checkpoint has weights")
-    metrics, folders = asked.get("metrics"), dict[str, str]()
-    if "weights" in asked or "save_weights" in asked:
+    weights = saved = None
+    if asked.weights is not None or asked.save_weights is not None:
         from trainplan.execution.training.weight_files import check_saved, check_weights  # with torch
 
-        if "weights" in asked:
-            folders["weights"] = check_weights(asked["weights"], model)
-        if "save_weights" in asked:
-            folders["save_weights"] = check_saved(asked["save_weights"])
-    if metrics is not None:
-        check_writable(metrics)
+        weights = None if asked.weights is None else check_weights(asked.weights, model)
+        saved = None if asked.save_weights is None else check_saved(asked.save_weights)
+    if asked.metrics is not None:
+        check_writable(asked.metrics)
     return Training(
-        data=files.get("data"),
+        data=data,
         optimizer=_optimizer(steps, asked),
         evaluation=held_out,
-        evaluate_every=asked.get("evaluate_every", steps),
-        evaluation_batches=asked.get("evaluate_batches", EVALUATED_BATCHES),
-        metrics=None if metrics is None else os.path.abspath(metrics),
-        weights=folders.get("weights"),
-        saved=folders.get("save_weights"),
+        evaluate_every=_or(asked.evaluate_every, steps),
+        evaluation_batches=_or(asked.evaluate_batches, EVALUATED_BATCHES),
+        metrics=None if asked.metrics is None else os.path.abspath(asked.metrics),
+        weights=weights,
+        saved=saved,
     )
 
 
-def _optimizer(steps: int, asked: dict[str, Any]) -> Optimizer:
-    values = {"learning_rate": PLAIN.rate, "least_rate": 0.0, "weight_decay": 0.0, "clip": math.inf} | asked
+def _optimizer(steps: int, asked: TrainingSettings) -> Optimizer:
+    """The optimizer of a run of so many steps. Raises InputError."""
     for name, least, fix in (
         ("learning_rate", 0.0, "0 or more, such as 3e-4"),
         ("least_rate", 0.0, "0 or more, such as 3e-5"),
         ("weight_decay", 0.0, "0 or more, such as 0.1"),
         ("clip", 1e-300, "more than 0, such as 1"),
     ):
-        if not least <= values[name] or (name in asked and not math.isfinite(values[name])):
-            raise InputError("command line", _option(name), f"is {values[name]:g}", f"give {fix}")
-    schedule = asked.get("rate_schedule", PLAIN.schedule)
+        if (value := getattr(asked, name)) is not None and not least <= value < math.inf:
+            raise InputError("command line", flag_of(name), f"is {value:g}", f"give {fix}")
+    schedule = _or(asked.rate_schedule, PLAIN.schedule)
     if schedule not in SCHEDULES:
         raise InputError("command line", "--rate-schedule", f"is {schedule!r}", one_of(schedule, SCHEDULES))
-    if values["least_rate"] > values["learning_rate"]:
-        problem = f"is {values['least_rate']:g}, above the learning rate of {values['learning_rate']:g}"
+    rate, least_rate = _or(asked.learning_rate, PLAIN.rate), _or(asked.least_rate, 0.0)
+    if least_rate > rate:
+        problem = f"is {least_rate:g}, above the learning rate of {rate:g}"
         raise InputError("command line", "--least-rate", problem, "give less")
-    betas = tuple(asked.get("betas", PLAIN.betas))
+    betas = tuple(_or(asked.betas, PLAIN.betas))
     if not all(0 <= beta < 1 for beta in betas):
         raise InputError("command line", "--betas", f"are {betas}", "give numbers from 0 to below 1, such as 0.9 and 0.95")
     return Optimizer(
-        rate=values["learning_rate"],
+        rate=rate,
         schedule=schedule,
-        warmup=asked.get("warmup", 0),
-        steps=asked.get("rate_steps", steps),
-        least_rate=values["least_rate"],
+        warmup=_or(asked.warmup, 0),
+        steps=_or(asked.rate_steps, steps),
+        least_rate=least_rate,
         betas=betas,
-        weight_decay=asked.get("weight_decay"),
-        clip=asked.get("clip"),
+        weight_decay=asked.weight_decay,
+        clip=asked.clip,
     )
 
 
-def _option(name: str) -> str:
-    return "--" + name.replace("_", "-")
+def _or(value: Any, default: Any) -> Any:
+    """The value, or the default where it is None."""
+    return default if value is None else value

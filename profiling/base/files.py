@@ -20,7 +20,8 @@ LARGEST_FILE_BYTES = 100 * 2**20
 SURROGATE_ESCAPE = re.compile(r"\\(?:u|U0000)[dD][89a-fA-F]")
 SURROGATE_FIX = "write both halves, such as \\ud83d\\ude00, or neither"
 
-Source = str | os.PathLike[str] | Mapping[str, Any]
+FilePath = str | os.PathLike[str]
+Source = FilePath | Mapping[str, Any]
 
 
 class Record(BaseModel):

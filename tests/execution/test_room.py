@@ -15,7 +15,7 @@ from trainplan.profiling.base.torchrun_worker import Launched
 
 import trainplan as tp
 from tests.helpers.plans import GPT2, plan_of
-from trainplan.api import plan_verbs
+from trainplan.api import run_verbs
 
 
 def walked(memory_bytes: int | None = None) -> tuple[Plan, list[Walk]]:
@@ -73,7 +73,7 @@ def test_a_plan_that_this_machine_cannot_hold_is_refused_before_it_is_compiled(m
         compiled.append(force)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(plan_verbs, "run_plans", stop)
+    monkeypatch.setattr(run_verbs, "run_plans", stop)
     said = r"plan: needs 1\.5 TiB for 2 ranks; .*scale_down, such as 4, or force"
     with pytest.raises(InputError, match=said):
         tp.run(plan)

@@ -12,12 +12,14 @@ from trainplan.profiling.base.arguments import checked
 from trainplan.profiling.base.plugins import attribute
 
 if TYPE_CHECKING:
+    from trainplan.api.compare_verbs import *
     from trainplan.api.configuration_verbs import *
     from trainplan.api.export_verbs import *
     from trainplan.api.number_verbs import *
     from trainplan.api.plan_verbs import *
     from trainplan.api.problem_verbs import *
     from trainplan.api.report_verbs import *
+    from trainplan.api.run_verbs import *
     from trainplan.pictures.charts import draw_profile as draw_profile
     from trainplan.pictures.charts import draw_throughput as draw_throughput
     from trainplan.pictures.comparisons import draw_comparison as draw_comparison
@@ -55,28 +57,29 @@ _MODULES = {
     "report_verbs": ("report",),
     "number_verbs": ("detect", "import_profile", "profile", "validate"),
     "plan_verbs": (
-        *(
-            "by_runtime",
-            "certify",
-            "chrome_trace",
-            "compare_planners",
-            "compare_plans",
-            "differences",
-            "explain",
-            "PlanRequest",
-            "SearchOptions",
-            "fit",
-            "partition",
-            "place",
-            "plan",
-            "plan_sizes",
-            "plans",
-            "run",
-            "simulate",
-            "switch",
-        ),
-        *("throughput", "tokenize", "trial", "what_if"),
+        "PlanRequest",
+        "SearchOptions",
+        "by_runtime",
+        "certify",
+        "fit",
+        "partition",
+        "place",
+        "plan",
+        "plan_sizes",
+        "plans",
+        "switch",
+        "what_if",
     ),
+    "compare_verbs": (
+        "chrome_trace",
+        "compare_planners",
+        "compare_plans",
+        "differences",
+        "explain",
+        "simulate",
+        "throughput",
+    ),
+    "run_verbs": ("RunSettings", "TrainingSettings", "run", "tokenize", "trial"),
 }
 # Of each picture the module that draws it, with matplotlib.
 _DRAWN = {

@@ -27,7 +27,7 @@ from trainplan.imported_runs.to_plan import (
     with_options,
     with_recipe,
 )
-from trainplan.inputs import FilePath, cluster_of, compiles, memory_of
+from trainplan.inputs import cluster_of, compiles, memory_of
 from trainplan.planning.certify import certify
 from trainplan.planning.presets import DEFAULT
 from trainplan.planning.result import Planned
@@ -35,7 +35,7 @@ from trainplan.prediction.metrics import performance
 from trainplan.prediction.predict import predicted_as_known
 from trainplan.profiling.base.dtypes import parse_dtype
 from trainplan.profiling.base.errors import COMMAND_LINE, InputError
-from trainplan.profiling.base.files import Source
+from trainplan.profiling.base.files import FilePath, Source
 from trainplan.profiling.clusters.cluster import Cluster
 from trainplan.solvers.core.limits import GAP, TIME_LIMIT_S
 from trainplan.validation.plans import as_run

@@ -15,10 +15,10 @@ from trainplan.formulations.joint.runtime_capabilities import RUNTIMES
 from trainplan.formulations.parameters import flag_of
 from trainplan.formulations.plan.plan import Plan, load_plan
 from trainplan.formulations.plan.strategy_words import in_words
-from trainplan.inputs import FilePath, made_for
+from trainplan.inputs import made_for
 from trainplan.planning.result import Planned
 from trainplan.profiling.base.errors import COMMAND_LINE, InputError
-from trainplan.profiling.base.files import Source, name_of_source
+from trainplan.profiling.base.files import FilePath, Source, name_of_source
 from trainplan.profiling.base.quantities import format_time, plural
 from trainplan.solvers.core.limits import TIME_LIMIT_S
 
@@ -45,12 +45,15 @@ def export(
     Args:
         source: a plan, its file, or a dict.
         to: the runtime: megatron, megatron-bridge, torchtitan, deepspeed, accelerate or torch.
-        nearest: in place of a plan that the runtime refuses, export the one of `nearest_plan`; without it the refusal says
-            what that one takes.
-        tokenizer: what torchtitan's files say of it; other runtimes are told at their start. A path, made absolute.
-        data: the same of the data.
-        steps: the same of the number of steps.
-        learning_rate: the same of the largest learning rate.
+        nearest: Where the runtime refuses the plan, export the fastest one that it runs.
+
+            It is that of `nearest_plan`; without it the refusal says what that one takes.
+        tokenizer: Of torchtitan: a folder with tokenizer.json (default: a line to be filled in).
+
+            This and what follows is in torchtitan's files; other runtimes take it at their start. Paths are made absolute.
+        data: Of torchtitan: a folder of a data set (default: c4).
+        steps: Of torchtitan: steps of training (default: 100).
+        learning_rate: Of torchtitan: the largest of AdamW (default: 0.0003).
 
     Returns:
         The files' texts by name, settings as data, and what is left out.

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from trainplan.inputs import FilePath, cluster_of, model_of
+from trainplan.inputs import cluster_of, model_of
 from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.base.files import FilePath
 from trainplan.profiling.clusters.cluster import Cluster
 from trainplan.profiling.clusters.detect.machine import detect
 from trainplan.profiling.estimate import estimate_shapes

@@ -9,12 +9,12 @@ from typing import Any
 from trainplan.api.listed import Methods
 from trainplan.formulations.plan.plan import Plan
 from trainplan.formulations.problem import InstanceLike, problem, problem_names
-from trainplan.inputs import FilePath, check_spelling, request_of
+from trainplan.inputs import check_spelling, request_of
 from trainplan.papers import FILES
 from trainplan.planning.compare_methods import Comparison
 from trainplan.planning.memory_frontier import frontier
 from trainplan.profiling.base.errors import InputError, one_of
-from trainplan.profiling.base.files import Record, Source
+from trainplan.profiling.base.files import FilePath, Record, Source
 from trainplan.profiling.base.plugins import attribute
 from trainplan.profiling.clusters.cluster import Cluster
 from trainplan.profiling.models.model import Model

@@ -7,14 +7,15 @@ from dataclasses import replace
 from os import PathLike
 from typing import Any
 
-from trainplan.api.plan_verbs import compare_planners, plan
+from trainplan.api.compare_verbs import compare_planners
+from trainplan.api.plan_verbs import plan
 from trainplan.formulations.plan.plan import Plan, load_plan
 from trainplan.formulations.plan.strategy_words import in_words
-from trainplan.inputs import FilePath, made_for, profile_of
+from trainplan.inputs import made_for, profile_of
 from trainplan.planning.compare_planners import ALIKE, Rival
 from trainplan.planning.result import Planned
 from trainplan.profiling.base.errors import InputError
-from trainplan.profiling.base.files import Source
+from trainplan.profiling.base.files import FilePath, Source
 from trainplan.profiling.profiles import Profile
 from trainplan.reports.page import page
 from trainplan.solvers.core.limits import TIME_LIMIT_S

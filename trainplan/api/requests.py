@@ -4,109 +4,52 @@
     planned = tp.plan(request, search=tp.SearchOptions(time_limit=60, gap=0.001))
     larger = tp.plan(dataclasses.replace(request, batch=1024))
 
-A request and keywords are the same: `tp.plan(model=..., cluster=..., batch=512)`; a keyword beside a request takes its place.
+A request and keywords are the same: `tp.plan(model=..., cluster=..., batch=512)`; a keyword given with a request replaces its
+field.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
-from functools import wraps
-from inspect import Parameter, signature
-from typing import Any, ParamSpec, TypedDict, TypeVar, cast
+from dataclasses import KW_ONLY, dataclass, fields
+from typing import Any
 
+from trainplan.api.keywords import given
 from trainplan.formulations.plan.plan import Plan
-from trainplan.inputs import FilePath
 from trainplan.profiling.base.arguments import check_value
 from trainplan.profiling.base.display import in_one_line
+from trainplan.profiling.base.files import FilePath
 from trainplan.profiling.clusters.cluster import Cluster
 from trainplan.profiling.models.model import Model
 from trainplan.profiling.profiles import Profile
-
-Parameters = ParamSpec("Parameters")
-Answer = TypeVar("Answer")
-
-
-class Choices(TypedDict, total=False):
-    """Keywords of `plan` that fix or widen what a plan may be; see `PlanRequest`."""
-
-    for_: str | None
-    pipeline: int | None
-    micro_batches: int | None
-    schedule: str | None
-    chunks: int | None
-    sliced: int | None
-    tp: int | None
-    dp: int | None
-    sdp: int | None
-    cp: str | int | None
-    cp_exchange: str | None
-    zero: str | int | None
-    hybrid: bool | None
-    sequence_parallel: bool | None
-    precision: str | None
-    gradients: str | None
-    optimizer: str | None
-    modules: bool | None
-    recompute_first: str | int | None
-    recompute: bool | None
-    host: str | None
-    cost_model: str | None
-    memory_tables: str | None
-    by_unit: bool | None
-    one_strategy: bool | None
-    forbid: Sequence[str] | None
-    tp_in_node: bool | None
-    cuts: Sequence[str] | None
-    space: str | None
-    takeaway3: bool | None
-    uneven_shares: bool | None
-    tied: bool | None
-    ignore_memory: bool | None
-    objective: str | None
-
-
-CHOICES = Choices.__annotations__
-
-
-class MethodOptions(TypedDict, total=False):
-    """Keywords of `plan` that one method takes for itself, as `methods` lists them with it."""
-
-    workers: int
-    cutoff_ns: int
-    stage_time: str
-    granularity_bytes: int
-    partition: str
-    layer_times: str
-    assignment: str
-    top: int
-    iterations: int
-    reading: str
-    version: str
-    levels: int
-    samples: int
-    answer: str
-
-
-class Keywords(Choices, MethodOptions, total=False):
-    """Keywords of `plan` beside those that it names."""
+from trainplan.solvers.core.limits import GAP, TIME_LIMIT_S
 
 
 @in_one_line
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PlanRequest:
     """What to plan for, and what is asked of the plan. What is None is open: the planner chooses, or the default is taken.
 
     Attributes:
-        model: a name, a config.json or a Model.
-        cluster: a name, such as h100:8x8, a file or a Cluster.
-        batch: samples of one step, over all devices.
-        memory: of one device, such as "8GiB", or bytes (default: what is usable of the cluster's).
-        reserve: what stays free of it, in place of the cluster's own.
-        sequence: tokens of a sample (default: the longest that the model allows).
-        dtype: of the model, such as "bf16" (default: the config's, else half precision).
-        profile: numbers made earlier, which may stand in for model and cluster.
-        measure: measure the model on this machine, rather than estimate it from shapes.
+        model: A Hugging Face config.json, or a name from `trainplan model list`. A `profile` may stand in for it.
+
+            Or a `Model`.
+        cluster: A YAML or JSON file, a name from `trainplan cluster list`, or nodes of a kind, such as h100:8x16. A `profile`
+            may stand in for it.
+
+            Or a `Cluster`.
+        batch: Samples of one step, over all devices.
+        memory: Memory of each device to plan with, such as 8GiB (default: the device's less its reserve).
+
+            Or a number of bytes.
+        reserve: What stays free of each device's memory, such as 4GiB (default: the cluster's; of `memory` 0).
+
+            Or a number of bytes.
+        sequence: Tokens of a sample, such as 8192 (default: the most that the model allows).
+        dtype: float32 (fp32), float64, bfloat16 (bf16) or float16 (fp16) (default: the profile's; the config's, if in half
+            precision; bfloat16 or float16, as the cluster has, with float32 masters).
+        profile: A profile made earlier (default: estimate).
+        measure: Measure the model on this machine, on as many processes.
         like: a preset (joint, galvatron-bmw, amp, autopipe, h3t) or a problem.
         for_: the runtime that is to run it: megatron, megatron-bridge, torchtitan, deepspeed, accelerate, torch or trainplan.
         pipeline: number of stages.
@@ -191,34 +134,40 @@ class PlanRequest:
 
 
 @in_one_line
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SearchOptions:
     """How to look for a plan; nothing of it changes what a plan is worth.
 
     Attributes:
-        method: a name of `methods`; `exact` is the best proven one.
-        backend: of `run`, on which the plan must fit, too.
-        time_limit: seconds until searches end.
-        gap: relative gap at which to stop.
-        seed: of the method.
+        method: A name from `trainplan methods PROBLEM`; exact is the best proven one.
+
+            Of the problem that is planned, which a method never changes.
+        time_limit: Seconds until the search ends; the best solution and its bound are kept.
+
+            None for no limit.
+        solver_memory: Memory that the method may take, such as 8GiB; the best until then is kept.
+        gap: Relative gap at which to stop.
+        seed: Seed of the method.
         cold: MILP and CP-SAT do not begin from the plan of a fast method.
-        solver_memory: what the method may take, such as "8GiB".
-        jobs: processes that search, which change nothing in the answer (default: 1).
+        jobs: Processes that search, with the same answer (default: 1).
+        backend: The back-end of `run` that the plan is for, fits on and is predicted on (default: serial; with switches
+            streams).
         beside: look for the best plan with one strategy, and for the prices of constraints, too.
         incumbents: plans, of whatever preset, that the search begins from (joint).
-        progress: called with a text that names what is begun, and with a `Point` for each better plan or bound.
+        progress: called with a text that names what is begun, and with a `Point` (seconds, objective, bound, in ns) for each
+            better plan or bound, such as `progress=print`.
         measuring: called with the reports of measuring.
         options: of the method itself, by name, as `methods` lists them.
     """
 
     method: str = "exact"
-    backend: str | None = None
-    time_limit: float | None = None
-    gap: float = 0.0
+    time_limit: float | None = TIME_LIMIT_S
+    solver_memory: str | int | None = None
+    gap: float = GAP
     seed: int = 0
     cold: bool = False
-    solver_memory: str | int | None = None
     jobs: int | None = None
+    backend: str | None = None
     beside: bool = True
     incumbents: Sequence[Plan] = ()
     progress: Callable[[Any], None] | None = None
@@ -226,25 +175,42 @@ class SearchOptions:
     options: Mapping[str, Any] | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class MethodOptions:
+    """Keywords of `plan` that one method takes for itself, as `methods` lists them with it; so that type checkers know them."""
+
+    workers: int | None = None
+    cutoff_ns: int | None = None
+    stage_time: str | None = None
+    granularity_bytes: int | None = None
+    partition: str | None = None
+    layer_times: str | None = None
+    assignment: str | None = None
+    top: int | None = None
+    iterations: int | None = None
+    reading: str | None = None
+    version: str | None = None
+    levels: int | None = None
+    samples: int | None = None
+    answer: str | None = None
+
+
+@dataclass(frozen=True)
+class PlanKeywords(PlanRequest, SearchOptions, MethodOptions):
+    """The parameters of `plan`: two objects, or their fields as keywords. It is never made: it has `plan`'s signature."""
+
+    request: PlanRequest | None = None
+    _: KW_ONLY
+    search: SearchOptions | None = None
+
+
+_NAMES = [field.name for field in fields(PlanRequest)]
+CHOICES = tuple(_NAMES[_NAMES.index("like") + 1 :])  # fixed or widened of a preset's problem, which checks their values
+
+
 def keywords_of(request: PlanRequest | None, search: SearchOptions | None) -> dict[str, Any]:
-    """The fields that are set, as keywords of `plan`. Raises InputError for objects of other types."""
+    """The fields of both that are not at their defaults, as keywords of `plan`. Raises InputError for other objects."""
     check_value("request", request, PlanRequest | None)
     check_value("search", search, SearchOptions | None)
-    given = [(each, field) for each in (request, search) if each is not None for field in fields(each)]
-    named = {field.name: value for each, field in given if (value := getattr(each, field.name)) != field.default}
-    return {**(named.pop("options", None) or {}), **named}
-
-
-def asked_at_once(verb: Callable[Parameters, Answer]) -> Callable[Parameters, Answer]:
-    """The verb, whose `request` and `search` come in as the keywords that they stand for, and whose signature names all
-    choices, for those who look at it when it runs, as notebooks do to complete what is typed."""
-
-    @wraps(verb)
-    def asking(request: Any = None, *, search: Any = None, **keywords: Any) -> Answer:
-        whole = cast("Callable[..., Answer]", verb)
-        return whole(**{**keywords_of(request, search), **keywords})
-
-    *named, others = signature(verb).parameters.values()
-    chosen = [Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=kind) for name, kind in CHOICES.items()]
-    asking.__signature__ = signature(verb).replace(parameters=[*named, *chosen, others])  # type: ignore[attr-defined]
-    return cast("Callable[Parameters, Answer]", asking)
+    asked = given(request or PlanRequest()) | given(search or SearchOptions())
+    return {**asked.pop("options", {}), **asked}

@@ -11,9 +11,10 @@ from typing import Any
 import typer
 
 from trainplan import api
+from trainplan.api.requests import PlanRequest
 from trainplan.command import tables
 from trainplan.command.helping import HelpedCommand
-from trainplan.command.options import CLUSTER_HELP, DTYPE, SEQUENCE, Outcome, flag, output, takes, word
+from trainplan.command.options import CLUSTER_HELP, Outcome, flag, options_of, output, takes, word
 from trainplan.inputs import model_of
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.quantities import parse_bytes
@@ -61,8 +62,7 @@ def list_models(words: list[str] | None) -> Outcome:
         word("model", str, "A shipped name or a Hugging Face config.json."),
         flag("rows", int, "Samples on one device.", 1),
         flag("tp", int, "Tensor-parallel degree.", 1),
-        SEQUENCE,
-        DTYPE,
+        *options_of(PlanRequest, "sequence", "dtype"),
     ]
 )
 def show_model(model: str, rows: int, tp: int, sequence: int | None, dtype: str | None) -> Outcome:

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from trainplan import api
+from trainplan.api.requests import PlanRequest, SearchOptions
 from trainplan.command import bars, options, render
 from trainplan.command.ending import tell
-from trainplan.command.options import Command, Outcome, flag, output, panel, takes, word
+from trainplan.command.options import Command, Outcome, flag, options_of, output, panel, takes, word
 from trainplan.command.printing import pairs, table
 from trainplan.execution.launch_files.logs.steps import LoggedRun, RanOut
 from trainplan.execution.launch_files.run_configuration import Taken
@@ -53,11 +54,11 @@ def command(name: str, words: Sequence[str]) -> Command:
         "What the file cannot say",
         [
             flag("cluster", str | None, options.CLUSTER_HELP, values=options.cluster_names),
-            flag("model", str | None, options.MODEL_HELP + " [default: the file's]", values=options.MODELS),
+            flag("model", str | None, options.MODEL_HELP + " [default: the file's]", values=options.SPECIAL["model"].values),
             flag("batch", int | None, "Samples of one step, over all devices."),
             flag("micro_batch", int | None, "Samples of one micro-batch on one rank."),
-            flag("sequence", int | None, "Tokens of a sample.", names=options.SEQUENCE_NAMES, parser=parse_tokens),
-            options.DTYPE,
+            flag("sequence", int | None, "Tokens of a sample.", names=options.SPECIAL["sequence"].flags, parser=parse_tokens),
+            *options_of(PlanRequest, "dtype"),
             flag("line", str | None, "A command line that starts training, in place of a file.", names=("--command",)),
             flag("recompute", str | None, "full or none, which DeepSpeed and Accelerate leave to the model's code."),
             flag("loss", str | None, "full, chunked or fused: whether all logits are held at once. [default: full]"),
@@ -75,8 +76,7 @@ def command(name: str, words: Sequence[str]) -> Command:
                 names=("--ignore",),
             ),
             flag("runtime", str | None, f"{', '.join(RUNTIMES)}. [default: by the file]"),
-            options.MEMORY,
-            options.RESERVE,
+            *options_of(PlanRequest, "memory", "reserve"),
         ],
     ),
     panel(
@@ -89,7 +89,7 @@ def command(name: str, words: Sequence[str]) -> Command:
                 True,
                 names=("--search/--no-search",),
             ),
-            options.GAP,
+            *options_of(SearchOptions, "gap"),
             options.EACH_LIMIT,
         ],
     ),

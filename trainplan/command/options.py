@@ -7,27 +7,32 @@ options, checks before any work that its files can be written, and writes, print
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextvars import ContextVar
 from copy import copy
 from functools import partial, wraps
 from inspect import Parameter as Argument
 from inspect import Signature, signature
 from io import BytesIO
+from os import PathLike
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from types import NoneType
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 from typer import Argument as TyperArgument
 from typer import Exit, Option
 
+from trainplan.api.keywords import texts_of
+from trainplan.api.requests import PlanRequest, SearchOptions
 from trainplan.command import render
 from trainplan.command.helping import HELP_ALL, show_all
 from trainplan.formulations.parameters import Parameter, flag_of
+from trainplan.profiling.base.arguments import UNIONS
 from trainplan.profiling.base.dtypes import DTYPE_BYTES
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.files import check_different, check_writable, write_whole
 from trainplan.profiling.base.quantities import parse_tokens
-from trainplan.profiling.base.watchdog import STALL_S
 from trainplan.profiling.shipped import shipped
 from trainplan.solvers.core import limits
 from trainplan.solvers.core.result import Result
@@ -145,6 +150,50 @@ def takes(*groups: Iterable[Argument]) -> Callable[[Callable[..., Outcome]], Com
     return command_of
 
 
+class Special(NamedTuple):
+    """What an option of a name has in the command alone: its flags, values that the shell completes, a parser of its text, and
+    another form that the text may have, after the one that Python takes, too."""
+
+    flags: tuple[str, ...] = ()
+    values: Callable[[], Iterable[str]] | None = None
+    parser: Callable[[str], Any] | None = None
+    also: tuple[str, str] = ("", "")
+
+
+def options_of(source: Callable[..., Any], *names: str, others: Iterable[Callable[..., Any]] = ()) -> list[Argument]:
+    """An option for each field of a class of settings, or parameter of a function, that has a default: its name, type and
+    default are those in its signature, its help is the first paragraph of what its docstring says of it.
+
+    names: those that become options, in this order; all of a class, if none are given. others: further classes, to whose
+    fields the docstring refers.
+    """
+    hints, texts, parameters = get_type_hints(source), texts_of(source), signature(source).parameters
+    known = {name for each in (source, *others) for name in signature(each).parameters}
+    made = []
+    for name in names or texts:
+        special, default, kind = SPECIAL.get(name, Special()), parameters[name].default, _kind(name, hints[name])
+        flags = (f"{flag_of(name)}/--no-{flag_of(name)[2:]}",) if kind is bool and default is None else special.flags
+        about = _in_flags(texts[name].partition("\n\n")[0], known).replace(*special.also)
+        kind = kind | None if default is None else kind
+        made.append(flag(name, kind, about, default, names=flags, values=special.values, parser=special.parser))
+    return made
+
+
+def _kind(name: str, wanted: Any) -> Any:
+    """What the command reads where Python takes a value of an annotation: a text for a model or a cluster, which may be a name,
+    and for whatever may be a text or a number; a path for a file; else the value itself."""
+    kinds = [kind for kind in get_args(wanted) if kind is not NoneType] if get_origin(wanted) in UNIONS else [wanted]
+    if any(get_origin(kind) is PathLike for kind in kinds):
+        return str if name in ("model", "cluster") else Path
+    return str if str in kinds or get_origin(wanted) is Literal else kinds[0]
+
+
+def _in_flags(text: str, names: Collection[str]) -> str:
+    """What a docstring says of a parameter, as a help: other parameters as flags, and the default in brackets at the end."""
+    flagged = re.sub(r"`(\w+)`", lambda match: flag_of(match[1]) if match[1] in names else match[0], text)
+    return re.sub(r" \(default: (.+)\)\.$", r". [default: \1]", flagged)
+
+
 def flags_of(parameters: Iterable[Parameter]) -> list[Argument]:
     """An option for each parameter of a problem; the default stands in the help, and is put in by the problem."""
     return panel(CHOICES, map(_flag_of, parameters))
@@ -169,40 +218,20 @@ def cluster_names() -> list[str]:
 
 
 REQUIRED = Argument.empty
-MODEL_HELP = "A Hugging Face config.json, or a name from `trainplan model list`."
-CLUSTER_HELP = "A YAML or JSON file, a name from `trainplan cluster list`, or nodes of a kind, such as h100:8x16."
+SPECIAL = {
+    "model": Special(values=partial(shipped, "models")),
+    "cluster": Special(values=cluster_names),
+    "sequence": Special(("--sequence", "--seq"), parser=parse_tokens, also=("such as 8192", "such as 8192 or 8k")),
+    "dtype": Special(values=lambda: DTYPE_BYTES),
+}
+SUBJECT_NAMES = ("model", "cluster", "batch", "memory", "reserve", "sequence", "dtype", "profile", "measure")
+REQUEST = panel(SUBJECT, options_of(PlanRequest, *SUBJECT_NAMES))
 OR_PROFILE = " A --profile may stand in for it."
+MODEL_HELP, CLUSTER_HELP = (option.annotation.__metadata__[0].help.removesuffix(OR_PROFILE) for option in REQUEST[:2])
 WORDS = [
     word("model_word", str | None, MODEL_HELP + " Also as --model.", None, "MODEL"),
     word("cluster_word", list[str] | None, CLUSTER_HELP + " Also as --cluster.", None, "CLUSTER"),  # such as 8x8 h100
 ]
-MEMORY_HELP = "Memory of each device to plan with, such as 8GiB. [default: the device's less its reserve]"
-MEMORY = flag("memory", str | None, MEMORY_HELP)
-RESERVE_HELP = "What stays free of each device's memory, such as 4GiB. [default: the cluster's; of --memory 0]"
-RESERVE = flag("reserve", str | None, RESERVE_HELP)
-SEQUENCE_HELP = "Tokens of a sample, such as 8192 or 8k. [default: the most that the model allows]"
-SEQUENCE_NAMES = ("--sequence", "--seq")
-SEQUENCE = flag("sequence", int | None, SEQUENCE_HELP, names=SEQUENCE_NAMES, parser=parse_tokens)
-DTYPE_HELP = (
-    "float32 (fp32), float64, bfloat16 (bf16) or float16 (fp16). [default: the profile's; the config's, if in half precision; "
-    "bfloat16 or float16, as the cluster has, with float32 masters]"
-)
-DTYPE = flag("dtype", str | None, DTYPE_HELP, values=lambda: DTYPE_BYTES)
-MODELS = partial(shipped, "models")
-REQUEST = panel(
-    SUBJECT,
-    [
-        flag("model", str | None, MODEL_HELP + OR_PROFILE, values=MODELS),
-        flag("cluster", str | None, CLUSTER_HELP + OR_PROFILE, values=cluster_names),
-        flag("batch", int | None, "Samples of one step, over all devices."),
-        MEMORY,
-        RESERVE,
-        SEQUENCE,
-        DTYPE,
-        flag("profile", Path | None, "A profile made earlier. [default: estimate]"),
-        flag("measure", bool, "Measure the model on this machine, on as many processes.", False),
-    ],
-)
 
 
 def from_words(values: dict[str, Any]) -> dict[str, Any]:
@@ -216,17 +245,10 @@ def from_words(values: dict[str, Any]) -> dict[str, Any]:
     return values | {name: value for name, value in named.items() if value is not None}
 
 
-METHOD = flag("method", str, "A name from `trainplan methods PROBLEM`; exact is the best proven one.", "exact")
-SEED = flag("seed", int, "Seed of the method.", 0)
-GAP = flag("gap", float, "Relative gap at which to stop.", limits.GAP)
-TIME_LIMIT = flag(
-    "time_limit", float, "Seconds until the search ends; the best solution and its bound are kept.", limits.TIME_LIMIT_S
-)
-EACH_LIMIT = flag("time_limit", float, "Seconds of each search.", limits.TIME_LIMIT_S)
 OPTION = flag("option", list[str] | None, "NAME=VALUE, an option of the method; may be repeated.")
-COLD = flag("cold", bool, "MILP and CP-SAT do not begin from the plan of a fast method.", False)
-SOLVER_MEMORY = flag("solver_memory", str | None, "Memory that the method may take, such as 8GiB; the best until then is kept.")
-SEARCH = panel(SEARCHING, [METHOD, OPTION, TIME_LIMIT, SOLVER_MEMORY, GAP, SEED, COLD])
+LIMITS = options_of(SearchOptions, "time_limit", "solver_memory", "gap", "seed", "cold")
+SEARCH = panel(SEARCHING, [*options_of(SearchOptions, "method"), OPTION, *LIMITS])
+EACH_LIMIT = flag("time_limit", float, "Seconds of each search.", limits.TIME_LIMIT_S)
 PICTURE = flag("picture", Path | None, "Draw it here (.png, .svg or .pdf); needs the plot extra.")
 JSON = flag("as_json", bool, "Print JSON, and nothing else, to standard output.", False, names=("--json",))
 ALL = Argument(
@@ -235,21 +257,6 @@ ALL = Argument(
     default=False,
     annotation=Annotated[bool, Option(HELP_ALL, is_eager=True, callback=show_all, help="Show every option and exit.")],
 )
-BACKEND_HELP = (
-    "serial; on CPUs also fused (all but compute in one queue alongside it) or threads (one for each stream, pausing at "
-    "random); on GPUs also streams (compute, communication and copies at once)."
-)
-RUN_BACKEND = flag("backend", str, BACKEND_HELP, "serial")
-STALL_HELP = (
-    "End the run once a rank has been stopped (SIGSTOP) for so many seconds, or once all have neither got on nor used a "
-    "processor for as long; a slow step does not count."
-)
-STALL_TIMEOUT = flag("stall_timeout", float, STALL_HELP, STALL_S)
-RUN_DEVICE = flag("device", str, "cpu (gloo) or cuda (NCCL), a GPU for each process.", "cpu")
-TRANSPORT_HELP = (
-    "direct; or staged: copied to the host's memory, sent there with gloo and copied back, so that ranks may share a GPU."
-)
-TRANSPORT = flag("transport", str, TRANSPORT_HELP, "direct")
 
 
 def value_of(name: str, words: Iterable[str], default: str) -> str:

@@ -9,8 +9,9 @@ from time import perf_counter
 from typing import Any
 
 from trainplan import api
+from trainplan.api.requests import SearchOptions
 from trainplan.command import bars, nearby, options, render
-from trainplan.command.options import Command, Outcome, exit_code, flag, flags_of, output, panel, takes, value_of
+from trainplan.command.options import Command, Outcome, exit_code, flag, flags_of, options_of, output, panel, takes, value_of
 from trainplan.formulations.plan.plan import plan_text
 from trainplan.pictures import drawn
 from trainplan.planning.certify import with_evidence
@@ -46,17 +47,7 @@ passes, recomputation left out. The bubble is the share of the devices' time in 
 exposed where no computation hides it."""
 EVERY_RUNTIME = f"""Without --for and --like, the best plan of every runtime follows: the searches for these have
 {SECONDS:.0f} s together, or what is left of --time-limit, and what they leave open is marked."""
-BACKEND = panel(
-    options.SEARCHING,
-    [
-        flag("jobs", int | None, "Processes that search, with the same answer. [default: 1]"),
-        flag(
-            "backend",
-            str | None,
-            "The back-end of `run` that the plan is for, fits on and is predicted on. [default: serial; with switches streams]",
-        ),
-    ],
-)
+BACKEND = panel(options.SEARCHING, options_of(SearchOptions, "jobs", "backend"))
 
 
 def command(name: str, words: Sequence[str]) -> Command:

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from trainplan import api
+from trainplan.api.requests import SearchOptions
 from trainplan.command import bars, options, render
-from trainplan.command.options import Command, Outcome, exit_code, flag, flags_of, output, takes, word
+from trainplan.command.options import Command, Outcome, exit_code, flag, flags_of, options_of, output, takes, word
 from trainplan.formulations.problem import problem, problem_names, problem_of
 from trainplan.pictures import drawn
 from trainplan.planning.memory_frontier import LIMITS, memory_limits
@@ -89,8 +90,7 @@ def solve(instance: Path, picture: Path | None, **values: Any) -> Outcome:
         flag("points", int, "Limits, evenly spaced.", LIMITS),
         METHODS,
         options.EACH_LIMIT,
-        options.GAP,
-        options.SEED,
+        *options_of(SearchOptions, "gap", "seed"),
         options.PICTURE,
     ]
 )
@@ -138,7 +138,7 @@ def check(**values: Any) -> Outcome:
 COLD = flag("cold", bool, "Whether MILP and CP-SAT begin without the plan of a fast method.", True, names=("--cold/--warm",))
 
 
-@takes([INSTANCE], [METHODS, options.EACH_LIMIT, options.SOLVER_MEMORY, options.SEED, COLD])
+@takes([INSTANCE], [METHODS, options.EACH_LIMIT, *options_of(SearchOptions, "solver_memory", "seed"), COLD])
 def compare_methods(instance: Path, method: list[str] | None, **values: Any) -> Outcome:
     """Solve an instance with several methods, and let each check the others."""
     with bars.searching("comparing") as progress:

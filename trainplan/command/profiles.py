@@ -11,9 +11,10 @@ from typing import Any
 import typer
 
 from trainplan import api
+from trainplan.api.requests import PlanRequest
 from trainplan.command import bars, options, tables
 from trainplan.command.helping import HelpedCommand
-from trainplan.command.options import Outcome, flag, output, takes, word
+from trainplan.command.options import Outcome, flag, options_of, output, takes, word
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.quantities import parse_bytes
 from trainplan.profiling.clusters.cluster import load_cluster
@@ -29,8 +30,7 @@ SUBJECT = [
     flag("cluster", str, options.CLUSTER_HELP, options.REQUIRED),
     flag("rows", str, "Samples on one device, such as 1,2,4; other numbers follow from a line.", "1,2,4"),
     flag("tp", str | None, "Tensor-parallel degrees, such as 1,2. [default: all up to 8]"),
-    options.SEQUENCE,
-    options.DTYPE,
+    *options_of(PlanRequest, "sequence", "dtype"),
 ]
 OUTPUTS = [output("Write the profile here.")]
 

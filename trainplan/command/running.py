@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from trainplan import api
+from trainplan.api.requests import PlanRequest, SearchOptions
+from trainplan.api.run_verbs import RunSettings, TrainingSettings
 from trainplan.command import bars, options, render, render_plans, render_runs
 from trainplan.command.ending import tell
-from trainplan.command.options import Command, Outcome, exit_code, flag, flags_of, output, takes, value_of, word
+from trainplan.command.options import Command, Outcome, exit_code, flag, flags_of, options_of, output, takes, value_of, word
 from trainplan.execution.runtimes.export_common import write_export
 from trainplan.execution.runtimes.registry import export_names
-from trainplan.formulations.pipeline.batches import LARGEST_BATCH, MOST_MICRO_BATCHES
 from trainplan.formulations.plan.plan import load_plan
 from trainplan.planning.presets import OPTIMUM, PLANNERS, preset
 from trainplan.profiling.base.errors import InputError
@@ -37,20 +38,10 @@ def command(name: str, words: Sequence[str]) -> Command:
     [
         word("source", Path, "A plan file, or a pipeline-partition instance."),
         flag("solution", Path | None, "Of an instance: a solution file. [default: solve it]"),
-        flag("schedule", str | None, "1f1b, gpipe or interleaved-1f1b. [default: the plan's; 1f1b]"),
-        flag("chunks", int, "interleaved-1f1b: stages on each device of an instance.", 1),
-        flag("sliced", str | None, "Micro-batches cut in two: a number, least, or algorithm-2. [default: the plan's; none]"),
-        flag("cluster", str | None, "Of a plan: times estimated anew on this cluster. [default: the plan's own]"),
-        flag(
-            "cost_model",
-            str | None,
-            "Of a plan on a --cluster: executed, or streams (with overlap). [default: executed]",
+        *options_of(
+            api.simulate, "schedule", "chunks", "sliced", "cluster", "cost_model", "for_", "profile", "measure", "method"
         ),
-        flag("for_", str | None, "Of a plan on a --cluster: the runtime that runs it. [default: the plan's]", names=("--for",)),
-        flag("profile", Path | None, "Of a plan: a profile with its times."),
-        flag("measure", bool, "Of a plan: measure the model on this machine.", False),
-        flag("method", str | None, "Without --solution. [default: exact; algorithm-1 for --chunks]"),
-        flag("option", list[str] | None, "NAME=VALUE, an option of the method; may be repeated."),
+        options.OPTION,
         flag("time_limit", float | None, f"Seconds of the method. [default: {TIME_LIMIT_S}]"),
         flag("trace", Path | None, "Write a Chrome trace here, which Perfetto opens."),
         options.PICTURE,
@@ -70,66 +61,10 @@ def simulate(source: Path, **values: Any) -> Outcome:
 
 
 @takes(
-    [
-        word("plan", Path, "A plan file."),
-        flag("model", str | None, "A config.json that the plan must be for."),
-        flag("steps", int, "Training steps.", 3),
-        flag("scale_down", int, "Run a model of the same kind about this many times smaller.", 1),
-        flag("dtype", str | None, "float32, float64 or bfloat16. [default: the plan's]"),
-        flag(
-            "by",
-            str | None,
-            "torch, for FSDP2, DTensor and pipelining of torch itself, or program. [default: torch where it carries the plan "
-            "and nothing is measured]",
-        ),
-        flag("checkpoint", Path | None, "Write checkpoints to this folder, by torch."),
-        flag("checkpoint_every", int | None, "With --checkpoint: a checkpoint every so many steps. [default: after the last]"),
-        flag("resume", Path | None, "Begin with the last checkpoint of this folder, under any plan; --steps are all."),
-        options.RUN_BACKEND,
-        flag(
-            "compare",
-            bool | None,
-            "Also run on one process and compare gradients. [default: compare, without --data]",
-            None,
-            names=("--compare/--no-compare",),
-        ),
-        flag("measure_memory", bool, "Measure what each rank allocates in a step.", False),
-        flag("measure", bool, "Measure how long instructions take, next to the predictions.", False),
-        flag("cluster", str | None, "With --measure: predict by an estimate on this cluster. [default: as planned]"),
-        flag("profile", Path | None, "With --measure: predict by this profile."),
-        options.RUN_DEVICE,
-        options.TRANSPORT,
-        options.STALL_TIMEOUT,
-        flag("force", bool, "Start even where this machine has less memory than is predicted of all ranks.", False),
-        flag("seed", int, "Seed of parameters and samples.", 0),
-        output("With --measure: write the profile with the measured times here."),
-    ],
-    options.panel(
-        "Training, by torch",
-        [
-            flag("data", Path | None, "A file of tokens, as `trainplan data` writes it. [default: made-up samples]"),
-            flag("learning_rate", float | None, "The largest learning rate of AdamW. [default: 0.001]"),
-            flag("rate_schedule", str | None, "How it falls: constant, cosine or linear. [default: constant]"),
-            flag("warmup", int | None, "Steps over which it rises linearly before. [default: none]"),
-            flag("rate_steps", int | None, "The step at which it is the least. [default: --steps]"),
-            flag("least_rate", float | None, "The learning rate that it falls to. [default: 0]"),
-            flag("betas", tuple[float, float] | None, "Of AdamW, two numbers. [default: 0.9 0.999]"),
-            flag("weight_decay", float | None, "Of matrices and tables, not of norms and biases. [default: 0.01, of all]"),
-            flag("clip", float | None, "Scale gradients of a larger global norm down to this. [default: leave them]"),
-            flag("evaluate", Path | None, "A file of tokens for a loss without dropout, in the order of the file."),
-            flag("evaluate_every", int | None, "Steps from one such loss to the next. [default: after the last]"),
-            flag("evaluate_batches", int | None, "Batches that it is of. [default: 10]"),
-            flag(
-                "metrics",
-                Path | None,
-                "Write a JSON line for each step here: step, loss, grad_norm, learning_rate, seconds, tokens_per_second, "
-                "memory_bytes, evaluation_loss.",
-            ),
-            flag("weights", Path | None, "Begin with the safetensors of this Hugging Face folder. [default: by the seed]"),
-            flag("save_weights", Path | None, "Write such a folder after the last step: safetensors and config.json."),
-            flag("step_timeout", float | None, "End a rank that is in one step for more seconds than these. [default: never]"),
-        ],
-    ),
+    [word("plan", Path, "A plan file.")],
+    options_of(RunSettings, others=[TrainingSettings]),
+    [output("With --measure: write the profile with the measured times here.")],
+    options.panel("Training, by torch", options_of(TrainingSettings, others=[RunSettings])),
 )
 def run(plan: Path, output: Path | None, **values: Any) -> Outcome:
     """Run a plan: training steps on local processes, compared with one process.
@@ -189,17 +124,10 @@ def _trial(words: Sequence[str]) -> Command:
         ],
         options.REQUEST,
         flags_of(preset(like).parameters),
-        [
-            flag("top", int, "Plans to run: the best predicted ones.", 5),
-            flag("steps", int, "Timed training steps of each.", 10),
-            flag("warmup", int, "Steps before those that are timed.", 3),
-            flag("scale_down", int, "Run a model of the same kind about this many times smaller.", 1),
-            flag("run_dtype", str | None, "float32, float64 or bfloat16. [default: that of --dtype]"),
-            options.RUN_BACKEND,
-            options.RUN_DEVICE,
-            flag("timeout", float, "Seconds for each plan, without the start of processes.", 600.0),
-            options.STALL_TIMEOUT,
-        ],
+        options_of(api.trial, "top", "steps", "warmup", "scale_down", "run_dtype", others=[PlanRequest]),
+        options_of(RunSettings, "backend", "device"),
+        options_of(api.trial, "timeout"),
+        options_of(RunSettings, "stall_timeout"),
         options.SEARCH,
         [output("Write the fastest plan here.")],
     )
@@ -227,11 +155,7 @@ def _trial(words: Sequence[str]) -> Command:
     [
         word("plan", Path, "A plan file."),
         flag("to", str, f"The runtime: {', '.join(export_names())}.", options.REQUIRED),
-        flag("nearest", bool, "Where the runtime refuses the plan, export the fastest one that it runs.", False),
-        flag("tokenizer", Path | None, "Of torchtitan: a folder with tokenizer.json. [default: a line to be filled in]"),
-        flag("data", Path | None, "Of torchtitan: a folder of a data set. [default: c4]"),
-        flag("steps", int | None, "Of torchtitan: steps of training. [default: 100]"),
-        flag("learning_rate", float | None, "Of torchtitan: the largest of AdamW. [default: 0.0003]"),
+        *options_of(api.export, "nearest", "tokenizer", "data", "steps", "learning_rate"),
         output("Write here: a folder, or a file if there is but one. [default: standard output]", "target"),
     ]
 )
@@ -285,18 +209,11 @@ PLANNER_HELP = f"{', '.join([*PLANNERS, OPTIMUM])}; may be repeated. [default: a
     [
         word("plans", list[Path] | None, "Plan files: their predicted throughput. [default: search batch sizes]", None),
         *options.REQUEST[:2],
-        options.MEMORY,
-        options.RESERVE,
-        options.SEQUENCE,
-        options.DTYPE,
+        *options_of(PlanRequest, "memory", "reserve", "sequence", "dtype"),
         flag("planner", list[str] | None, PLANNER_HELP),
-        flag("space", str, "Of the planner optimum: its search space, as for `plan`.", "full"),
-        flag("schedule", str, "Of the planner optimum: '1f1b' (1F1B-Flush) or 'gpipe'.", "1f1b"),
-        flag("step", int, "Samples between two batch sizes.", 8),
-        flag("largest_batch", int, "Stop here if all still fits.", LARGEST_BATCH),
-        flag("most_micro_batches", int, "Of one step.", MOST_MICRO_BATCHES),
+        *options_of(api.throughput, "space", "schedule", "step", "largest_batch", "most_micro_batches"),
         options.EACH_LIMIT,
-        options.GAP,
+        *options_of(SearchOptions, "gap"),
         options.PICTURE,
     ]
 )

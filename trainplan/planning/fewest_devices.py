@@ -11,6 +11,7 @@ from trainplan.planning.planner import Way, planned
 from trainplan.planning.presets import Preset
 from trainplan.planning.result import Planned
 from trainplan.profiling.base.errors import COMMAND_LINE, InputError, shown
+from trainplan.profiling.base.files import FilePath
 from trainplan.profiling.base.quantities import plural
 from trainplan.profiling.clusters.cluster import Cluster, load_cluster
 from trainplan.profiling.clusters.nodes import cluster_of_nodes, names_nodes, node_of
@@ -72,7 +73,7 @@ def numbers_of(text: str) -> tuple[int, int]:
     return low, high
 
 
-def a_node(cluster: str | Cluster) -> Cluster:
+def a_node(cluster: FilePath | Cluster) -> Cluster:
     """One node of what a cluster is made of; of a kind alone, such as h100, a usual one. Raises InputError."""
     if isinstance(cluster, str) and re.fullmatch(r"[\w .+-]+", cluster) and not re.search(r"\.(ya?ml|json)$", cluster):
         try:
@@ -89,7 +90,7 @@ def a_node(cluster: str | Cluster) -> Cluster:
 def sized(
     request_on: Callable[[Cluster], tuple[Any, Preset]],
     plan_on: Callable[[Cluster], Planned],
-    cluster: str | Cluster,
+    cluster: FilePath | Cluster,
     devices: str,
     *,
     progress: Callable[[Any], None] | None = None,

@@ -24,13 +24,13 @@ from trainplan.formulations.schedule.critical_path import Critical, critical_pat
 from trainplan.formulations.schedule.orders import Pass, in_flight, interleaved, most_sliced, orders
 from trainplan.formulations.schedule.simulate import Timeline, Work
 from trainplan.formulations.schedule.simulate import simulate as simulate_passes
-from trainplan.inputs import FilePath, cluster_of, compiles, profile_of
+from trainplan.inputs import cluster_of, compiles, profile_of
 from trainplan.prediction.chrome_trace import chrome_trace, operations_trace
 from trainplan.prediction.metrics import Performance, first_places, performance
 from trainplan.prediction.predict import plan_profile, stage_times
 from trainplan.profiling.base.display import in_one_line
 from trainplan.profiling.base.errors import InputError, one_of
-from trainplan.profiling.base.files import Source, name_of_source
+from trainplan.profiling.base.files import FilePath, Source, name_of_source
 from trainplan.profiling.base.processes import Report
 from trainplan.profiling.base.quantities import span
 from trainplan.profiling.clusters.cluster import Cluster
@@ -194,19 +194,24 @@ def simulate(
 
     Args:
         source: a plan or an instance: a file, a dict or the object.
-        schedule: 1f1b, gpipe or interleaved-1f1b (default: the plan's own, 1f1b for an instance).
-        sliced: micro-batches whose first passes come in halves, or 'least', the fewest with all of the gain, or 'algorithm-2',
-            AutoPipe's count (default: the plan's, or none).
-        cluster: where a plan's times come from (default: the plan carries them).
-        profile: likewise, numbers made earlier.
-        measure: likewise, measured on this machine.
+        schedule: 1f1b, gpipe or interleaved-1f1b (default: the plan's; 1f1b).
+        sliced: Micro-batches cut in two: a number, least, or algorithm-2 (default: the plan's; none).
+
+            Their first passes come in halves. 'least' is the fewest with all of the gain, 'algorithm-2' is AutoPipe's count.
+        cluster: Of a plan: times estimated anew on this cluster (default: the plan's own).
+        profile: Of a plan: a profile with its times.
+        measure: Of a plan: measure the model on this machine.
         measuring: called with the reports of measuring.
         solution: cuts of an instance (default: those that `method` finds).
-        chunks: stages on each of an instance's devices, for interleaved-1f1b.
-        method: that finds an instance's cuts.
-        cost_model: executed (the default), or streams, for a plan with one layout on a cluster of one kind: overlap on streams,
-            and links and kernels by what measured runs reach.
-        for_: another runtime, of those of `plan(for_=)`, on a cluster.
+        chunks: interleaved-1f1b: stages on each device of an instance.
+        method: Without `solution` (default: exact; algorithm-1 for `chunks`).
+
+            It finds the cuts of an instance.
+        cost_model: Of a plan on a `cluster`: executed, or streams (with overlap) (default: executed).
+
+            By streams, links and kernels are as fast as in measured runs; the plan has one layout, and the cluster one kind of
+            device.
+        for_: Of a plan on a `cluster`: the runtime that runs it (default: the plan's).
         **options: of the method, as of `solve`.
 
     Returns:

@@ -1,0 +1,151 @@
+"""Plans and planners compared: plans side by side, each paper's planner against the joint optimum, and throughputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from trainplan.api.listed import ComparedPlans, Throughputs
+from trainplan.api.plan_verbs import plan
+from trainplan.api.requests import PlanRequest, keywords_of
+from trainplan.explanation import differences, explain
+from trainplan.formulations.pipeline.batches import LARGEST_BATCH, MOST_MICRO_BATCHES, BatchInstances
+from trainplan.formulations.plan.plan import Plan, load_plan
+from trainplan.formulations.schedule.orders import Schedule
+from trainplan.inputs import cluster_of, memory_of, model_of
+from trainplan.planning.compare_planners import Rivals, rivals
+from trainplan.planning.presets import OPTIMUM, PLANNERS, planner
+from trainplan.planning.result import plan_row, row_rank
+from trainplan.planning.throughput import search_throughput
+from trainplan.prediction.chrome_trace import chrome_trace
+from trainplan.prediction.simulate import simulate
+from trainplan.profiling.base.arguments import check_arguments
+from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.base.files import FilePath, Source, name_of_source
+from trainplan.profiling.clusters.cluster import Cluster
+from trainplan.profiling.models.model import Model
+from trainplan.solvers.core.limits import GAP, TIME_LIMIT_S
+
+__all__ = [
+    "chrome_trace",
+    "compare_planners",
+    "compare_plans",
+    "differences",
+    "explain",
+    "simulate",
+    "throughput",
+]
+
+
+def compare_plans(sources: Iterable[Plan | Source]) -> ComparedPlans:
+    """Any plans alongside each other, as they are predicted, the shortest step first.
+
+    Args:
+        sources: plans, their files, or dicts.
+
+    Returns:
+        A list of dicts, with `frame()`: a row for each plan, as of `planned.plan_row`.
+
+    Raises:
+        InputError: for a file that is no plan.
+    """
+    rows = []
+    for number, source in enumerate(sources):
+        rows.append(plan_row(name_of_source(source, f"plan {number}"), load_plan(source)))
+    return ComparedPlans(sorted(rows, key=row_rank))
+
+
+def compare_planners(
+    request: PlanRequest | None = None,
+    *,
+    gap: float = GAP,
+    time_limit: float | None = TIME_LIMIT_S,
+    progress: Callable[[str], None] | None = None,
+    **keywords: Any,
+) -> Rivals:
+    """What each paper's planner loses on a model and a cluster against the joint optimum.
+
+    All plans are predicted alike, without overlap, which is the step that the joint problem minimises. Of the choices, a
+    planner gets those of its own among pipeline, micro_batches, dp and tp, and its row says what it was planned without.
+
+    Args:
+        request: as of `plan`, with the choices of joint, such as host or schedule; not like, which is each planner's own.
+        gap: relative gap at which the joint problem may stop.
+        time_limit: seconds for each planner.
+        progress: called with the name of each planner.
+        **keywords: as of `plan`, without like, method, backend, `beside` and incumbents.
+
+    Returns:
+        A list of planners, with `frame()` and `picture()`: the joint optimum first, and last once more, begun from their
+            plans.
+
+    Raises:
+        InputError: where the request does not suit the joint problem.
+    """
+    asked = {**keywords_of(request, None), **keywords}
+    check_arguments(plan, asked)
+    for name in ("like", "method", "backend", "beside", "incumbents"):
+        if asked.get(name) is not None:
+            fix = "leave it out: each planner has its own"
+            raise InputError("command line", "--" + name, f"is {asked[name]!r}", fix)
+    return rivals(plan, asked, gap=gap, time_limit=time_limit, progress=progress)[0]
+
+
+def throughput(
+    *,
+    model: FilePath | Model,
+    cluster: FilePath | Cluster,
+    memory: str | int | None = None,
+    reserve: str | int | None = None,
+    planners: Sequence[str] | None = None,
+    space: str = "full",
+    schedule: Schedule = "1f1b",
+    sequence: int | None = None,
+    dtype: str | None = None,
+    step: int = 8,
+    largest_batch: int = LARGEST_BATCH,
+    most_micro_batches: int = MOST_MICRO_BATCHES,
+    time_limit: float | None = TIME_LIMIT_S,
+    gap: float = GAP,
+    progress: Callable[[Any, Any], None] | None = None,
+) -> Throughputs:
+    """Throughput over batch sizes of planners by name, under the paper's cost model, from estimates.
+
+    Args:
+        model: a name, a config.json or a Model.
+        cluster: a name, a file or a Cluster.
+        memory: of every device, as of `build`.
+        reserve: what stays free of it, as of `build`.
+        planners: names, such as galvatron-bmw and optimum (default: all).
+        space: Of the planner optimum: its search space, as for `plan`.
+        schedule: Of the planner optimum: '1f1b' (1F1B-Flush) or 'gpipe'.
+        sequence: tokens of a sample (default: the longest that the model allows).
+        dtype: of the model, such as "bf16".
+        step: Samples between two batch sizes.
+        largest_batch: Stop here if all still fits.
+        most_micro_batches: Of one step.
+        time_limit: seconds of each search, which is of one planner and batch size.
+        gap: relative gap at which each search may stop.
+        progress: called with (planner, point).
+
+    Returns:
+        A list of planners with what they found for each batch size, with `frame()` and `picture()`.
+
+    Raises:
+        InputError: where no batch size suits.
+    """
+    the_cluster = cluster_of(cluster, reserve)
+    the_model = model_of(model, sequence, dtype, cluster=the_cluster)
+    memory_bytes = memory_of(memory, reserve) or the_cluster.usable_bytes
+    for option, value in (("--step", step), ("--largest-batch", largest_batch), ("--most-micro-batches", most_micro_batches)):
+        if not 1 <= value <= 2**20:
+            raise InputError("command line", option, f"is {value}", "give 1 to 1048576")
+    batches = BatchInstances(the_model, the_cluster, step=step, most_micro_batches=most_micro_batches)
+    searches = Throughputs()
+    for chosen in [planner(name, space, schedule) for name in planners or [*PLANNERS, OPTIMUM]]:
+        notify = (lambda point, chosen=chosen: progress(chosen, point)) if progress else None
+        limits: dict[str, Any] = {"largest_batch": largest_batch, "time_limit": time_limit, "gap": gap}
+        searches.append(search_throughput(batches, chosen, memory_bytes, **limits, progress=notify))
+        if searches[-1].interrupted:
+            break
+    return searches
