@@ -305,7 +305,7 @@ def switch(request: PlanRequest = REQUEST, *, search: SearchOptions = SEARCH, **
     """`plan` of memory switches for every sub-layer, states on the host (H3T).
 
     Args:
-        request: as of `plan`.
+        request: as of `plan`, whose choice here is synchronisation.
         search: as of `plan`.
         **method_options: as of `plan`.
 
