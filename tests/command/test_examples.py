@@ -15,8 +15,7 @@ import typer
 from tests.command.test_helping import helped
 from tests.helpers.calls import call
 from trainplan.command.app import COMMANDS, GROUPS, application
-from trainplan.command.examples import EXAMPLES
-from trainplan.command.helping import COMMON
+from trainplan.command.helping import COMMON, EXAMPLES
 
 LONG = {"cluster detect", "place", "profile measure", "run", "throughput", "trial"}  # seconds each
 SOME = [pytest.param(name, marks=pytest.mark.long if name in LONG else ()) for name in EXAMPLES]

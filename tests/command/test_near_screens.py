@@ -14,7 +14,7 @@ from rich.console import Console
 import trainplan as tp
 from tests.command.test_screen import SCREENS, WIDTHS
 from trainplan.command import printing, render
-from trainplan.command.nearby import Near
+from trainplan.command.planning import Near
 from trainplan.planning.what_if import better_batch
 from trainplan.screens.fit import fit_screen
 from trainplan.screens.plan import Row, screen

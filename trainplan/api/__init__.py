@@ -18,14 +18,13 @@ if TYPE_CHECKING:
     from trainplan.api.number_verbs import *
     from trainplan.api.plan_verbs import *
     from trainplan.api.problem_verbs import *
-    from trainplan.api.report_verbs import *
     from trainplan.api.run_verbs import *
+    from trainplan.pictures.charts import draw_errors as draw_errors
     from trainplan.pictures.charts import draw_profile as draw_profile
     from trainplan.pictures.charts import draw_throughput as draw_throughput
     from trainplan.pictures.comparisons import draw_comparison as draw_comparison
     from trainplan.pictures.comparisons import draw_rivals as draw_rivals
     from trainplan.pictures.comparisons import draw_trials as draw_trials
-    from trainplan.pictures.errors import draw_errors as draw_errors
     from trainplan.pictures.lanes import draw_frontier as draw_frontier
     from trainplan.pictures.lanes import draw_switches as draw_switches
     from trainplan.pictures.layout import draw_plan as draw_plan
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
 
 
 _MODULES = {
-    "export_verbs": ("export", "nearest_plan"),
+    "export_verbs": ("export", "nearest_plan", "report"),
     "configuration_verbs": ("compare_log", "import_run"),
     "problem_verbs": (
         "Entry",
@@ -54,7 +53,6 @@ _MODULES = {
         "schema",
         "solve",
     ),
-    "report_verbs": ("report",),
     "number_verbs": ("detect", "import_profile", "profile", "validate"),
     "plan_verbs": (
         "PlanRequest",
@@ -84,7 +82,7 @@ _MODULES = {
 # Of each picture the module that draws it, with matplotlib.
 _DRAWN = {
     "draw_comparison": "trainplan.pictures.comparisons",
-    "draw_errors": "trainplan.pictures.errors",
+    "draw_errors": "trainplan.pictures.charts",
     "draw_frontier": "trainplan.pictures.lanes",
     "draw_placement": "trainplan.pictures.placement",
     "draw_placements": "trainplan.pictures.placement",

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
-from trainplan.api.listed import ComparedPlans, Throughputs
 from trainplan.api.plan_verbs import plan
 from trainplan.api.requests import PlanRequest, keywords_of
 from trainplan.explanation import differences, explain
@@ -16,7 +15,7 @@ from trainplan.inputs import cluster_of, memory_of, model_of
 from trainplan.planning.compare_planners import Rivals, rivals
 from trainplan.planning.presets import OPTIMUM, PLANNERS, planner
 from trainplan.planning.result import plan_row, row_rank
-from trainplan.planning.throughput import search_throughput
+from trainplan.planning.throughput import Throughput, search_throughput
 from trainplan.prediction.chrome_trace import chrome_trace
 from trainplan.prediction.simulate import simulate
 from trainplan.profiling.base.arguments import check_arguments
@@ -25,6 +24,7 @@ from trainplan.profiling.base.files import FilePath, Source, name_of_source
 from trainplan.profiling.clusters.cluster import Cluster
 from trainplan.profiling.models.model import Model
 from trainplan.solvers.core.limits import GAP, TIME_LIMIT_S
+from trainplan.tabular import Tabular
 
 __all__ = [
     "chrome_trace",
@@ -35,6 +35,25 @@ __all__ = [
     "simulate",
     "throughput",
 ]
+
+
+class ComparedPlans(Tabular, list[dict[str, Any]]):
+    """Rows of plans, the shortest predicted step first."""
+
+    headings: ClassVar = {
+        "name": "plan",
+        "step_ns": "step",
+        "tokens_per_s_per_device": "tokens/s a device",
+        "peak_bytes": "peak memory",
+        "stages": "stages",
+        "micro_batches": "micro-batches",
+        "bound_ns": "proven lower bound",
+        "gap": "gap",
+    }
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The rows themselves, as of `planned.plan_row`."""
+        return list(self)
 
 
 def compare_plans(sources: Iterable[Plan | Source]) -> ComparedPlans:
@@ -89,6 +108,28 @@ def compare_planners(
             fix = "leave it out: each planner has its own"
             raise InputError("command line", "--" + name, f"is {asked[name]!r}", fix)
     return rivals(plan, asked, gap=gap, time_limit=time_limit, progress=progress)[0]
+
+
+class Throughputs(Tabular, list[Throughput]):
+    """Planners with the batch size of their largest throughput."""
+
+    headings: ClassVar = {"planner": "planner", "batch": "batch", "samples_per_s": "samples/s", "seconds": "seconds"}
+    drawn_by = "trainplan.pictures.charts:draw_throughput"
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A dict for each batch size of each planner: planner, batch, samples_per_s (0 where nothing fits), and best, whether
+        it is the planner's largest; seconds: of all its searches."""
+        return [
+            {
+                "planner": each.planner.label,
+                "batch": point.batch,
+                "samples_per_s": point.throughput,
+                "best": point is each.best,
+                "seconds": each.seconds,
+            }
+            for each in self
+            for point in each.points
+        ]
 
 
 def throughput(

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, fields, replace
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from trainplan.api.keywords import with_fields
-from trainplan.api.listed import Plans
 from trainplan.api.requests import CHOICES, PlanKeywords, PlanRequest, SearchOptions, keywords_of
 from trainplan.formulations.joint.options import GRADIENTS
 from trainplan.formulations.joint.runtime_capabilities import FOR, with_gradients
@@ -40,6 +39,7 @@ from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.clusters.cluster import Cluster
 from trainplan.solvers.core.clock import Clock
 from trainplan.solvers.core.registry import method as method_named
+from trainplan.tabular import Tabular
 
 __all__ = [
     "PlanRequest",
@@ -316,6 +316,28 @@ def switch(request: PlanRequest = REQUEST, *, search: SearchOptions = SEARCH, **
         InputError: as of `plan`.
     """
     return plan(replace(request, like="switch"), search=search, **method_options)
+
+
+class Plans(Tabular, list[Planned | InputError]):
+    """Answers of several presets to one request, the shortest step first; the errors of those that it does not suit, last."""
+
+    headings: ClassVar = {
+        "like": "preset",
+        "status": "status",
+        "step_ns": "step",
+        "peak_bytes": "peak memory",
+        "stages": "stages",
+        "micro_batches": "micro-batches",
+        "strategy": "strategy",
+        "gap": "gap",
+    }
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A dict for each answer, as of `Planned.frame`, with why there is none where there is none."""
+        return [
+            dict.fromkeys(self.headings) | {"like": "-", "status": str(each)} if isinstance(each, InputError) else each.as_row()
+            for each in self
+        ]
 
 
 def plans(

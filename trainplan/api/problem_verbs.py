@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from inspect import signature
-from typing import Any
+from typing import Any, ClassVar
 
-from trainplan.api.listed import Methods
 from trainplan.formulations.plan.plan import Plan
 from trainplan.formulations.problem import InstanceLike, problem, problem_names
 from trainplan.inputs import check_spelling, request_of
@@ -27,6 +26,7 @@ from trainplan.solvers.core.result import Point, Result
 from trainplan.solvers.core.search import Outcome, Search
 from trainplan.solvers.core.solve import compare as compare_methods
 from trainplan.solvers.core.solve import solve as solve_instance
+from trainplan.tabular import Tabular
 from trainplan.verification import check, load
 
 __all__ = [
@@ -167,6 +167,19 @@ def compare(
     compared = Comparison(*compare_methods(loaded, methods, progress=progress, **limits))
     compared.instance = loaded.name
     return compared
+
+
+class Methods(Tabular, tuple[Entry, ...]):
+    """The methods for a problem; `exact` stands for the first one."""
+
+    headings: ClassVar = {"method": "method", "proves": "proves optimality", "about": "what it is", "options": "options"}
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A dict for each method: method, proves, about, options."""
+        return [
+            {"method": each.name, "proves": each.proves, "about": each.about, "options": ", ".join(map(str, each.options))}
+            for each in self
+        ]
 
 
 def methods(problem_name: str = "layer-strategies") -> Methods:

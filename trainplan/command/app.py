@@ -29,7 +29,7 @@ HELP = (
 TASKS = {
     "Plan": {
         "plan": ("planning", "Find the best plan for a model on a cluster, with its prediction and a proof of how good it is."),
-        "fit": ("fitting", "Say whether a model fits on a cluster, and the least memory that it needs."),
+        "fit": ("planning", "Say whether a model fits on a cluster, and the least memory that it needs."),
         "place": ("planning", "plan --like amp: degrees, placement and shares on a cluster of mixed devices."),
         "partition": ("planning", "plan --like autopipe: a pipeline cut at sub-layers, with sliced micro-batches."),
         "switch": ("planning", "plan --like h3t: what every sub-layer recomputes, offloads and prefetches."),
@@ -41,14 +41,14 @@ TASKS = {
         "run": ("running", "Run a plan: training steps on local processes, compared with one process."),
         "trial": ("running", "Run plans for a few steps on this machine, and pick the fastest."),
         "export": ("running", "Write a plan's pipeline for another runtime."),
-        "explain": ("explaining", "Say why a plan is as it is, or what two plans differ in."),
-        "report": ("reporting", "Write a plan's report: one page with its timeline, memory, bound and comparison."),
+        "explain": ("plan_files", "Say why a plan is as it is, or what two plans differ in."),
+        "report": ("plan_files", "Write a plan's report: one page with its timeline, memory, bound and comparison."),
         "import-run": (
             "importing",
             "Judge what another runtime runs now: its prediction, how good it is, and what to change first.",
         ),
-        "compare": ("comparing", "Compare plans, or a plan with the log of its run."),
-        "compare-planners": ("comparing", "Say what each paper's planner loses on a model and a cluster."),
+        "compare": ("plan_files", "Compare plans, or a plan with the log of its run."),
+        "compare-planners": ("plan_files", "Say what each paper's planner loses on a model and a cluster."),
         "validate": ("validating", "Compare predictions of runs with what was measured."),
         "mcp": ("serving", "Serve plan, fit, explain, import-run and export to an assistant (MCP)."),
     },

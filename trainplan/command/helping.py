@@ -8,8 +8,6 @@ from typing import Any
 import typer
 from typer.core import TyperCommand
 
-from trainplan.command.examples import example
-
 HELP_ALL = "--help-all"
 MOST = 10  # options that a short help shows, besides --json, --help and --help-all
 ALWAYS = ("as_json", "help_all")
@@ -30,6 +28,63 @@ COMMON: dict[str, tuple[str, ...]] = {
     "throughput": ("model", "cluster", "sequence", "memory", "dtype", "planner", "step", *LIMITS, "picture"),
     "build": (*REQUEST, "profile", "measure", "output"),
     "profile measure": ("model", "cluster", "rows", "tp", "sequence", "dtype", "device", "budget", "journal", "output"),
+}
+
+
+# The example that each command's help ends with: lines for a shell, which run as they stand, in an empty folder.
+PLANNED = "trainplan plan gpt2 cpu-4 --batch 8 -o plan.json\n"
+BUILT = "trainplan build layer-strategies --model gpt2 --cluster cpu-4 --batch 8 \\\n  --memory 2GiB -o instance.json\n"
+ESTIMATED = "trainplan profile estimate --model gpt2 --cluster cpu-4 -o profile.json\n"
+EXAMPLES = {
+    "plan": "trainplan plan qwen3-8b h100:8 --batch 64 --seq 4k --for megatron \\\n  -o plan.json --picture plan.png",
+    "fit": "trainplan fit llama-3.1-70b h100:8x8 --seq 8k --for megatron",
+    "place": "trainplan place --model amp-gpt2 --cluster amp-heterogeneous-16 --batch 32 \\\n"
+    "  --dtype float16 --uneven-shares -o plan.json --picture placement.png",
+    "partition": "trainplan partition --model gpt2-345m --cluster autopipe-3090-16 --batch 128 \\\n"
+    "  --pipeline 4 --micro-batches 8 -o plan.json --picture timeline.png",
+    "switch": "trainplan switch --model gpt2 --cluster cpu-4 --batch 8 --sequence 64 \\\n"
+    "  --memory 700MB -o plan.json --picture switches.png",
+    "throughput": "trainplan throughput --model bert-large --cluster rtx-titan-8 --step 64 \\\n"
+    "  --planner galvatron-bmw --planner optimum --picture throughput.png",
+    "simulate": PLANNED + "trainplan simulate plan.json --trace trace.json --picture step.png",
+    "data": 'echo "some text" > text.txt\ntrainplan data text.txt -o tokens.bin',
+    "run": PLANNED + "trainplan run plan.json --steps 3 --scale-down 8 --dtype float64",
+    "trial": "trainplan trial --model gpt2 --cluster cpu-4 --batch 8 --sequence 64 \\\n"
+    "  --scale-down 8 --top 2 --steps 2 -o plan.json",
+    "export": "trainplan plan gpt2 h100:2x1 --batch 8 --for megatron \\\n  -o plan.json\n"
+    "trainplan export plan.json --to megatron -o run",
+    "explain": PLANNED + "trainplan explain plan.json",
+    "report": PLANNED + "trainplan report plan.json -o report.html",
+    "import-run": "trainplan plan gpt2 h100:2x1 --batch 8 --for megatron \\\n  -o plan.json\n"
+    "trainplan export plan.json --to megatron -o run\n"
+    "trainplan import-run run/launch.sh --model gpt2 --cluster h100:2x1",
+    "compare": PLANNED + "trainplan plan gpt2 cpu-4 --batch 8 --tp 1 -o other.json\ntrainplan compare plan.json other.json",
+    "compare-planners": "trainplan compare-planners gpt2 cpu-4 --batch 8 --sequence 64",
+    "compare-methods": BUILT + "trainplan compare-methods instance.json --method exact --method galvatron-dp",
+    "validate": """echo '[{"id": "mine", "model": "llama3-8b", "gpu": "H100", "gpus": 64, \\\n"""
+    """  "seq": 8192, "gbs": 128, "tp": 2, "zero": 1, "step_s": 5.2}]' > runs.json\n"""
+    "trainplan validate runs.json --assumptions --picture errors.png",
+    "mcp": "trainplan mcp --folder .",
+    "build": BUILT.rstrip(),
+    "solve": BUILT + "trainplan solve instance.json --method milp --time-limit 10 -o solution.json",
+    "frontier": BUILT + "trainplan frontier instance.json --points 5 --method exact --picture f.png",
+    "check": PLANNED + "trainplan check plan.json",
+    "methods": "trainplan methods layer-strategies",
+    "schema": "trainplan schema layer-strategies > schema.json",
+    "model list": "trainplan model list qwen3",
+    "model show": "trainplan model show t5-512-4-48 --rows 8 --tp 2",
+    "cluster list": "trainplan cluster list h100",
+    "cluster kinds": "trainplan cluster kinds",
+    "cluster show": "trainplan cluster show amp-heterogeneous-16",
+    "cluster detect": "trainplan cluster detect --nodes 4 --network 12.5GB -o cluster.yaml",
+    "profile estimate": "trainplan profile estimate --model llama2-7b --cluster h100-8 \\\n  --dtype bfloat16 -o profile.json",
+    "profile measure": "trainplan cluster detect --processes 1 -o cluster.yaml\n"
+    "trainplan profile measure --model vit-base --cluster cluster.yaml --rows 1 \\\n"
+    "  --budget 5 --resume measured.journal -o profile.json",
+    "profile import": 'echo "layer,tp1,tp2\nfirst,0.03,0.018\nsecond,0.03,0.018" > times.csv\n'
+    "trainplan profile import times.csv --cluster rtx-titan-8 --rows 2 \\\n"
+    "  --communication included -o profile.json",
+    "profile show": ESTIMATED + "trainplan profile show profile.json --tp 2 --rows 4 --picture profile.png",
 }
 
 
@@ -70,3 +125,8 @@ def called(context: Any) -> str:
         names.insert(0, context.info_name)
         context = context.parent
     return " ".join(names)
+
+
+def example(name: str) -> str:
+    """The end of a command's help. name: as it is called, such as `plan` or `profile show`."""
+    return f"Example:\n{EXAMPLES[name]}"

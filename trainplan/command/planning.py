@@ -1,8 +1,12 @@
-"""`trainplan plan`, and its aliases for single presets: place, partition, switch."""
+"""`trainplan plan`, its aliases for single presets (place, partition, switch), and `fit`; with what is near a request:
+`plan --devices` and `plan --what-if`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from time import perf_counter
@@ -10,16 +14,20 @@ from typing import Any
 
 from trainplan import api
 from trainplan.api.requests import SearchOptions
-from trainplan.command import bars, nearby, options, render
+from trainplan.command import bars, options, render
 from trainplan.command.options import Command, Outcome, exit_code, flag, flags_of, options_of, output, panel, takes, value_of
 from trainplan.formulations.plan.plan import plan_text
 from trainplan.pictures import drawn
 from trainplan.planning.certify import with_evidence
 from trainplan.planning.every_runtime import SECONDS, RuntimePlan
+from trainplan.planning.fewest_devices import Sizes, numbers_of
 from trainplan.planning.presets import DEFAULT, MIXED, OTHERWISE, PRESETS, Preset, default_parameters, preset
 from trainplan.planning.result import Planned
+from trainplan.planning.what_if import CHANGES, BetterBatch, WhatIf, better_batch, factors_of
 from trainplan.profiling.base.errors import InputError
-from trainplan.screens.plan import screen
+from trainplan.screens.fit import fit_screen
+from trainplan.screens.near import batch_rows, sizes_rows, what_if_rows, with_rows
+from trainplan.screens.plan import Row, screen
 from trainplan.solvers.core.limits import TIME_LIMIT_S
 
 ALL = "all"
@@ -52,6 +60,8 @@ BACKEND = panel(options.SEARCHING, options_of(SearchOptions, "jobs", "backend"))
 
 def command(name: str, words: Sequence[str]) -> Command:
     """The command of that name with the options of its preset."""
+    if name == "fit":
+        return _fit(words)
     like = value_of("--like", words, "") if name == "plan" else name
     return _plans() if like == ALL else _plan(preset(like) if like else None, name)
 
@@ -64,7 +74,7 @@ def _plan(chosen: Preset | None, verb: str) -> Command:
     ) -> Outcome:
         values, began = options.from_words(values) | {"like": None if chosen is None else chosen.name}, perf_counter()
         with bars.planning() as progress:
-            near = nearby.Near.of(devices, what_if, values, progress)
+            near = Near.of(devices, what_if, values, progress)
             if near.answer is None:
                 return near.outcome()
             answer = near.answer if output is None else _certified(near.answer, progress)
@@ -76,7 +86,7 @@ def _plan(chosen: Preset | None, verb: str) -> Command:
     after = f"\n\n{EVERY_RUNTIME}" if chosen is None else ""
     plan.__doc__ = f"{(chosen or preset(DEFAULT)).about}\n\n{ABOUT}{after}"
     parameters = default_parameters() if chosen is None else chosen.parameters
-    around = nearby.OPTIONS if verb == "plan" else []
+    around = NEAR_OPTIONS if verb == "plan" else []
     return takes(options.WORDS, like, options.REQUEST, around, flags_of(parameters), options.SEARCH, BACKEND, OUTPUTS)(plan)
 
 
@@ -90,11 +100,11 @@ def _plans() -> Command:
         del values["like"], details  # all that is known of several plans is in their table
         with bars.planning() as progress:
             answers = api.plans(progress=progress, measuring=progress, **values)
-            best = next((answer for answer in answers if isinstance(answer, Planned) and answer.plan is not None), None)
+            best = next((each for each in answers if isinstance(each, Planned) and each.plan is not None), None)
             if best is not None and output is not None:
                 certified = _certified(best, progress)
-                answers, best = type(answers)(certified if answer is best else answer for answer in answers), certified
-        content = [answer.command_text if isinstance(answer, InputError) else answer.to_dict() for answer in answers]
+                answers, best = type(answers)(certified if each is best else each for each in answers), certified
+        content = [each.command_text if isinstance(each, InputError) else each.to_dict() for each in answers]
         show = partial(render.plans, answers)
         return Outcome(content, show, {}, options.INFEASIBLE) if best is None else Outcome(content, show, _files(best))
 
@@ -108,7 +118,7 @@ def _by_runtime(answer: Planned, limit: float | None, began: float) -> tuple[Seq
         return api.by_runtime(answer, seconds, progress), seconds
 
 
-def _shown(answer: Planned, near: nearby.Near, plan_file: Path | None, table: Table) -> None:
+def _shown(answer: Planned, near: Near, plan_file: Path | None, table: Table) -> None:
     """The screen of an answer at once, with what is near its request; and then, where nothing near it was asked for, the best
     plan of every runtime, once they are found or the time is up."""
     render.rows_of_screen(near.rows(screen(answer, plan_file)))
@@ -116,7 +126,7 @@ def _shown(answer: Planned, near: nearby.Near, plan_file: Path | None, table: Ta
         render.runtimes(*table())
 
 
-def _content(answer: Planned, near: nearby.Near, table: Table) -> dict[str, Any]:
+def _content(answer: Planned, near: Near, table: Table) -> dict[str, Any]:
     """All of an answer, what is near its request, and the best plan of every runtime."""
     return {**answer.to_dict(), **near.to_dict(), "runtimes": [row.to_dict() for row in table()[0]]}
 
@@ -142,3 +152,101 @@ def _files(answer: Planned) -> dict[str, Callable[[], Any]]:
     elif answer.plan is not None:
         files["picture"] = partial(api.draw_plan, answer.plan, answer.performance)
     return files
+
+
+NEAR_OPTIONS = panel(
+    options.SUBJECT,
+    [
+        flag(
+            "devices",
+            str | None,
+            "Plan on the fewest devices on which something fits: any, or a range such as 16-512; CLUSTER says the kind, such "
+            "as h100.",
+        ),
+        flag(
+            "what_if",
+            str | None,
+            f"Say what other numbers of the cluster would change, such as network=1.2 for 20 % more; of {', '.join(CHANGES)}.",
+        ),
+    ],
+)
+
+
+@dataclass(frozen=True)
+class Near:
+    """The plan for a request, and what is near it. answer: None where no number of devices is known that would do."""
+
+    answer: Planned | None
+    sizes: Sizes | None = None
+    told: WhatIf | None = None
+    batch: BetterBatch | None = None
+
+    @classmethod
+    def of(cls, devices: str | None, what_if: str | None, values: Mapping[str, Any], progress: Callable[[Any], None]) -> Near:
+        """The answers to a request. Raises InputError: for what is near it before it is planned."""
+        factors = None if what_if is None else factors_of(what_if)
+        sizes = None
+        if devices is None:
+            answer = api.plan(progress=progress, measuring=progress, **values)
+        else:
+            numbers_of(devices)
+            if values["cluster"] is None:
+                raise InputError("command line", "--cluster", "is missing", "give the kind of device, such as h100")
+            kept = {name: value for name, value in values.items() if name != "measure" or value}
+            sizes = api.plan_sizes(devices=devices, progress=progress, **kept)
+            if sizes.first is None:
+                return cls(None, sizes)
+            answer = sizes.first
+        told = None
+        if factors is not None and not answer.interrupted:
+            told = api.what_if(answer, factors, time_limit=values["time_limit"], progress=progress)
+        took = 0.0 if answer.spent is None else answer.spent.seconds
+        left = took if values["time_limit"] is None else min(took, values["time_limit"] - took)
+        batch = better_batch(answer, left, progress) if left > 0 else None
+        return cls(answer, sizes, told, batch)
+
+    def outcome(self) -> Outcome:
+        """Where no number of devices is known that would do."""
+        assert self.sizes is not None
+        rows, proven = sizes_rows(self.sizes)[0], self.sizes.proven
+        code = options.INFEASIBLE if proven else options.STOPPED
+        return Outcome(self.to_dict(), lambda: render.rows_of_screen(rows), {}, code)
+
+    def rows(self, screen: list[Row]) -> list[Row]:
+        """The rows of the plan's screen with what is near it."""
+        first, last = ([], []) if self.sizes is None else sizes_rows(self.sizes)
+        last = [*last, *([] if self.told is None else what_if_rows(self.told))]
+        return with_rows(screen, first, [*last, *([] if self.batch is None else batch_rows(self.batch))])
+
+    def to_dict(self) -> dict[str, Any]:
+        """What is near the request as plain values; nothing of what was not asked for or found."""
+        near = {"devices": self.sizes, "what_if": self.told, "better_batch": self.batch}
+        return {name: each.to_dict() for name, each in near.items() if each is not None}
+
+
+def _fit(words: Sequence[str]) -> Command:
+    like = panel(options.SUBJECT, [flag("like", str | None, LIKE_HELP)])
+    request = [option for option in options.REQUEST if option.name != "measure"]  # what may not fit is not measured
+
+    @takes(options.WORDS, like, request, flags_of(default_parameters()))
+    def fit(**values: Any) -> Outcome:
+        """Say whether a model fits on a cluster, and the least memory of a GPU that a plan of it needs; nothing is searched for
+        speed.
+
+        The memory is that of `plan`: predicted by the programs of the plan, with --for as that runtime holds it. Exit code 0
+        where something fits, 1 where it is proven that nothing does, 3 where neither is known."""
+        values = options.from_words(values)
+        with bars.planning() as progress:
+            found = api.fit(progress=progress, **values)
+        code = {True: options.FINE, False: options.INFEASIBLE, None: options.STOPPED}[found.fits]
+        rows = fit_screen(found, values["batch"] is not None, _plan_command(words))
+        return Outcome(found.to_dict(), lambda: render.rows_of_screen(rows), {}, code)
+
+    return fit
+
+
+def _plan_command(words: Sequence[str]) -> str:
+    """`plan` of the same words."""
+    kept = [word for word in words if word not in ("--json",)]
+    place = kept.index("fit") if "fit" in kept else -1
+    return "trainplan plan " + shlex.join(kept[place + 1 :])

@@ -135,7 +135,7 @@ class Predictions(Tabular, list[Prediction]):
         "memory_error": "error of it",
         "fits": "fits",
     }
-    drawn_by = "trainplan.pictures.errors:draw_errors"
+    drawn_by = "trainplan.pictures.charts:draw_errors"
 
     def rows(self) -> list[dict[str, Any]]:
         """A dict for each run: run (its id), source, model, devices, layout and precision in words; measured_ns, predicted_ns
