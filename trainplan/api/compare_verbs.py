@@ -101,13 +101,13 @@ def compare_planners(
     Raises:
         InputError: where the request does not suit the joint problem.
     """
-    asked = {**keywords_of(request, None), **keywords}
-    check_arguments(plan, asked)
+    keywords = keywords_of(request, None) | keywords
+    check_arguments(plan, keywords)
     for name in ("like", "method", "backend", "beside", "incumbents"):
-        if asked.get(name) is not None:
+        if keywords.get(name) is not None:
             fix = "leave it out: each planner has its own"
-            raise InputError("command line", "--" + name, f"is {asked[name]!r}", fix)
-    return rivals(plan, asked, gap=gap, time_limit=time_limit, progress=progress)[0]
+            raise InputError("command line", "--" + name, f"is {keywords[name]!r}", fix)
+    return rivals(plan, keywords, gap=gap, time_limit=time_limit, progress=progress)[0]
 
 
 class Throughputs(Tabular, list[Throughput]):
@@ -121,14 +121,14 @@ class Throughputs(Tabular, list[Throughput]):
         it is the planner's largest; seconds: of all its searches."""
         return [
             {
-                "planner": each.planner.label,
+                "planner": search.planner.label,
                 "batch": point.batch,
                 "samples_per_s": point.throughput,
-                "best": point is each.best,
-                "seconds": each.seconds,
+                "best": point is search.best,
+                "seconds": search.seconds,
             }
-            for each in self
-            for point in each.points
+            for search in self
+            for point in search.points
         ]
 
 

@@ -142,13 +142,18 @@ def import_run(
     if not search:
         run = JudgedRun(configuration, made, judged, framework, None, None, (), measured, machine.whose_numbers)
         return replace(run, performance=performance(made, judged, machine))
-    asked = _asked(configuration, made) | {"memory": memory, "gap": gap, "time_limit": time_limit, "progress": progress}
-    best = _best(made, machine, asked)
+    choices = _search_space(configuration, made) | {
+        "memory": memory,
+        "gap": gap,
+        "time_limit": time_limit,
+        "progress": progress,
+    }
+    best = _best(made, machine, choices)
     best = best if best.interrupted else certify(best, CHECK_SECONDS, progress)
     within = None
     runs = RUNTIMES.get(configuration.runtime)
     if runs is not None and runs.lacks(the_model) is None and configuration.recipe in (None, *runs.recipes):
-        within = _best(made, machine, {name: value for name, value in asked.items() if name != "host"}, configuration.runtime)
+        within = _best(made, machine, {name: value for name, value in choices.items() if name != "host"}, configuration.runtime)
         if within.plan is not None:
             within = replace(within, plan=as_run(within.plan.changed(runs_by=_by_layers(made.runs_by)), machine)[0])
     changed = changes(configuration, made, request, judged.step_ns)
@@ -164,7 +169,7 @@ def import_run(
 
 def _objective_ns(made: Plan, best: Planned) -> int | None:
     """A plan's step by the step model of a search; None where it is none of the plans that were searched."""
-    for instance in [each for each, _ in best.answer.tried] or [best.instance]:
+    for instance in [instance for instance, _ in best.answer.tried] or [best.instance]:
         solution = best.problem.incumbent_of(instance, made.in_model_dtype())
         if solution is not None:
             return int(best.problem.evaluate(instance, solution).objective)
@@ -210,22 +215,22 @@ def _measured(configuration: Configuration, made: Plan) -> tuple[LoggedRun | Non
     return beside(made, log, configuration.where), ()
 
 
-def _asked(configuration: Configuration, made: Plan) -> dict[str, Any]:
+def _search_space(configuration: Configuration, made: Plan) -> dict[str, Any]:
     """The search space that has the plan in it: the default one, and what else the plan makes use of; with context parallelism
     under the cost model that has it."""
     strategies = made.strategies()
-    asked: dict[str, Any] = {
+    choices: dict[str, Any] = {
         "schedule": "all" if made.depth > 1 else None,
         "chunks": max(2, made.chunks) if made.chunks > 1 else None,
     }
-    asked["hybrid"] = any(s.degree("dp") > 1 and s.degree("sdp") > 1 for s in strategies) or None
-    asked["modules"] = any(s.modules for s in strategies) or None
-    asked["host"] = ",".join(configuration.host) or None
-    asked["optimizer"] = configuration.optimizer
+    choices["hybrid"] = any(s.degree("dp") > 1 and s.degree("sdp") > 1 for s in strategies) or None
+    choices["modules"] = any(s.modules for s in strategies) or None
+    choices["host"] = ",".join(configuration.host) or None
+    choices["optimizer"] = configuration.optimizer
     if configuration.cp == 1:
-        return asked
+        return choices
     degrees = sorted({1, 2, 4, 8, configuration.cp})
-    return asked | {"cp": ",".join(map(str, degrees)), "cp_exchange": "any"}
+    return choices | {"cp": ",".join(map(str, degrees)), "cp_exchange": "any"}
 
 
 def _by_layers(by: RunBy | None) -> RunBy | None:
@@ -233,10 +238,10 @@ def _by_layers(by: RunBy | None) -> RunBy | None:
     return None if by is None else by.changed(group=1)
 
 
-def _best(made: Plan, machine: Cluster, asked: dict[str, Any], runtime: str | None = None) -> Planned:
+def _best(made: Plan, machine: Cluster, choices: dict[str, Any], runtime: str | None = None) -> Planned:
     """The joint optimum for a plan's model, devices and batch, begun from the plan where it is one of the space's."""
     given: dict[str, Any] = {"model": made.planned_model(), "cluster": machine, "batch": made.batch.global_samples}
-    given |= {**asked, **priced_as(made)}
+    given |= {**choices, **priced_as(made)}
     try:
         return plan(like=DEFAULT, beside=False, for_=runtime, incumbents=(made.in_model_dtype(),), **given)
     except InputError as error:

@@ -30,7 +30,7 @@ from trainplan.reports.page import page
 from trainplan.solvers.core.limits import TIME_LIMIT_S
 
 __all__ = ["export", "nearest_plan", "report"]
-TOLD = ("torchtitan",)  # exports that say in their files what else is told at their start
+STATED = ("torchtitan",)  # exports whose files state settings that others take at their start
 SECONDS, GAP = 10.0, 0.01  # for the search of the nearest plan
 ONE_STRATEGY = "one strategy"
 
@@ -72,7 +72,7 @@ def export(
     given, written, where = load_plan(source), exporter(to), name_of_source(source, "plan")
     training = _training(tokenizer, data, steps, learning_rate)
     if training != UNSAID:
-        if to not in TOLD:
+        if to not in STATED:
             name = next(name for name, value in vars(training).items() if value is not None)
             fix = f"leave it out: exports to {to} take it at their start, as their files say"
             raise InputError(COMMAND_LINE, flag_of(name), f"is given with --to {to}", fix)
@@ -85,12 +85,12 @@ def export(
             raise
         if nearest:
             return written(found.plan, where)
-        fix = f"{refused.fix}; {_said(given, found)}"
+        fix = f"{refused.fix}; {_described(given, found)}"
         raise InputError(refused.where, refused.command_field, refused.problem, fix) from None
 
 
 def _training(tokenizer: FilePath | None, data: FilePath | None, steps: int | None, learning_rate: float | None) -> Training:
-    """What is said of a training. Raises InputError."""
+    """The settings of a training that an export states. Raises InputError."""
     if steps is not None and steps < 1:
         raise InputError(COMMAND_LINE, "--steps", f"is {steps}", "give at least 1")
     if learning_rate is not None and not 0 < learning_rate < inf:
@@ -127,7 +127,7 @@ def nearest_plan(source: Plan | Source, to: str, time_limit: float | None = TIME
     return plan(**request, **alike, for_=to, beside=False, time_limit=time_limit, gap=GAP)
 
 
-def _said(given: Plan, found: Planned) -> str:
+def _described(given: Plan, found: Planned) -> str:
     """The nearest plan in words, and what it costs."""
     nearest, step_ns = found.plan, found.step_ns
     assert nearest is not None and nearest.predicted is not None and step_ns is not None
@@ -183,8 +183,8 @@ def _compared(made: Plan, time_limit: float | None, progress: Callable[[str], No
     rows = compare_planners(**request, time_limit=time_limit, progress=progress)
     if progress is not None:
         progress(ONE_STRATEGY)
-    asked: dict[str, Any] = {**request, **ALIKE, "one_strategy": True, "beside": False, "time_limit": time_limit}
-    answer = plan(**asked)
+    keywords: dict[str, Any] = {**request, **ALIKE, "one_strategy": True, "beside": False, "time_limit": time_limit}
+    answer = plan(**keywords)
     uniform = answer.plan
     if uniform is None or uniform.predicted is None:
         nothing: dict[str, Any] = dict.fromkeys(("step_ns", "peak_bytes", "stages", "micro_batches", "above", "gap"))

@@ -65,8 +65,8 @@ def with_fields(
             name: hints[name] for name in named if is_dataclass(hints[name]) and issubclass(cast(type, call), hints[name])
         }
         accepted = [
-            each.replace(default=None, annotation=hints[name] | None) if name in classes else each
-            for name, each in named.items()
+            parameter.replace(default=None, annotation=hints[name] | None) if name in classes else parameter
+            for name, parameter in named.items()
         ]
         for kind in classes.values():
             types = get_type_hints(kind)
@@ -75,7 +75,7 @@ def with_fields(
                 Parameter(field.name, Parameter.KEYWORD_ONLY, default=field.default, annotation=types[field.name])
                 for field in fields(kind)
             ]
-        accepted.sort(key=lambda each: each.kind)
+        accepted.sort(key=lambda parameter: parameter.kind)
         hints |= {name: kind | None for name, kind in classes.items()}
         public = signature(verb).replace(parameters=accepted)
 
@@ -89,8 +89,8 @@ def with_fields(
                 check_value(name, arguments.get(name), kind | None)
                 changed = {field.name: arguments.pop(field.name) for field in fields(kind) if field.name in arguments}
                 arguments[name] = _checked(replace(arguments.get(name) or kind(), **changed), hints)
-            for name, each in named.items():
-                if each.kind is Parameter.VAR_KEYWORD:
+            for name, parameter in named.items():
+                if parameter.kind is Parameter.VAR_KEYWORD:
                     arguments |= arguments.pop(name, {})
             return verb(**arguments)
 

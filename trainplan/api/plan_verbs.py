@@ -57,7 +57,7 @@ __all__ = [
 ]
 REQUEST, SEARCH = PlanRequest(), SearchOptions()  # where a caller says nothing
 SUBJECT = ("model", "cluster", "batch", "memory", "reserve", "sequence", "dtype", "profile", "measure")
-# What `plan` may be asked whatever the problem, for hints at names that are misspelt.
+# Parameters of `plan` whatever the problem, for hints at names that are misspelt.
 COMMON = ("request", "search", "like", *SUBJECT, *(field.name for field in fields(SearchOptions)))
 
 
@@ -108,7 +108,10 @@ def plan(request: PlanRequest = REQUEST, *, search: SearchOptions = SEARCH, **me
 
 
 def _subject(request: PlanRequest, measuring: Callable[[dict[str, Any]], None] | None = None) -> dict[str, Any]:
-    """What a request is for, as arguments of `request_of`. measuring: called with the reports of measuring."""
+    """Model, cluster, batch and so on of a request, as arguments of `request_of`.
+
+    measuring: called with the reports of measuring.
+    """
     return {name: getattr(request, name) for name in SUBJECT} | {"measuring": measuring}
 
 
@@ -172,7 +175,7 @@ def _without(name: str, chosen: Preset, method: str, subject: Mapping[str, Any],
 
 
 def _request(chosen: Preset, method: str, subject: Mapping[str, Any], choices: Mapping[str, Any]) -> Request:
-    """What a preset plans. Raises InputError."""
+    """The request as a preset plans it. Raises InputError."""
     names = {parameter.name for parameter in chosen.parameters}
     check_spelling(choices, [*COMMON, *names], method_options(chosen, method), chosen.name)
     fixed = {name: value for name, value in choices.items() if name in names}
@@ -335,8 +338,10 @@ class Plans(Tabular, list[Planned | InputError]):
     def rows(self) -> list[dict[str, Any]]:
         """A dict for each answer, as of `Planned.frame`, with why there is none where there is none."""
         return [
-            dict.fromkeys(self.headings) | {"like": "-", "status": str(each)} if isinstance(each, InputError) else each.as_row()
-            for each in self
+            answer.as_row()
+            if isinstance(answer, Planned)
+            else dict.fromkeys(self.headings) | {"like": "-", "status": str(answer)}
+            for answer in self
         ]
 
 
@@ -361,14 +366,14 @@ def plans(
     Raises:
         InputError: for an argument of a wrong type.
     """
-    asked = {**keywords_of(request, search), **keywords}
-    check_arguments(plan, asked)
+    keywords = keywords_of(request, search) | keywords
+    check_arguments(plan, keywords)
     answers: list[Planned | InputError] = []
     for name in like or PRESETS:
         try:
             chosen = {parameter.name for parameter in preset(name).parameters}
             alike = {choice: value for choice, value in ALIKE.items() if choice in chosen}
-            answer = plan(**{**alike, **asked, "like": name})
+            answer = plan(**{**alike, **keywords, "like": name})
             answers.append(answer)
         except InputError as error:
             answers.append(InputError(error.where, error.command_field, f"{error.problem} (for {name})", error.fix))

@@ -84,12 +84,11 @@ def build(
         InputError: for what the problem does not take.
     """
     stated = problem(problem_name)
-    check_spelling(
-        choices, [*signature(build).parameters, *(parameter.name for parameter in stated.parameters)], (), stated.name
-    )
-    asked: dict[str, Any] = {"model": model, "cluster": cluster, "batch": batch, "memory": memory, "reserve": reserve}
-    asked |= {"sequence": sequence, "dtype": dtype, "profile": profile, "measure": measure, "measuring": measuring}
-    request = {name: value for name, value in {**asked, **choices}.items() if value is not None}
+    possible = [*signature(build).parameters, *(parameter.name for parameter in stated.parameters)]
+    check_spelling(choices, possible, (), stated.name)
+    subject: dict[str, Any] = {"model": model, "cluster": cluster, "batch": batch, "memory": memory, "reserve": reserve}
+    subject |= {"sequence": sequence, "dtype": dtype, "profile": profile, "measure": measure, "measuring": measuring}
+    request = {name: value for name, value in {**subject, **choices}.items() if value is not None}
     if stated.name in FILES and (instance := attribute(FILES[stated.name])(**{"profile": None, **request})) is not None:
         return instance
     return stated.instance(request_of(stated.parameters, stated.name, needs=stated.needs, planned=False, **request))
@@ -177,8 +176,13 @@ class Methods(Tabular, tuple[Entry, ...]):
     def rows(self) -> list[dict[str, Any]]:
         """A dict for each method: method, proves, about, options."""
         return [
-            {"method": each.name, "proves": each.proves, "about": each.about, "options": ", ".join(map(str, each.options))}
-            for each in self
+            {
+                "method": method.name,
+                "proves": method.proves,
+                "about": method.about,
+                "options": ", ".join(map(str, method.options)),
+            }
+            for method in self
         ]
 
 
@@ -214,7 +218,7 @@ def schema(name: str = "layer-strategies") -> dict[str, Any]:
         return records[name].model_json_schema()
     base = name.removesuffix("-solution")
     if base not in problem_names():
-        formats = [form for each in problem_names() for form in (each, f"{each}-solution")]
+        formats = [form for name in problem_names() for form in (name, f"{name}-solution")]
         raise InputError("command line", "format", f"is {name!r}", one_of(name, [*formats, *records]))
     stated = problem(base)
     return (stated.record if base == name else stated.solution_record).model_json_schema()

@@ -1,4 +1,4 @@
-"""What `plan` is asked, as types: an editor completes their fields, and they are passed on, kept and changed as one thing.
+"""Requests of `plan`, as types: an editor completes their fields, and they are passed on, kept and changed as one thing.
 
     request = tp.PlanRequest(model="llama-3.1-70b", cluster="h100:8x8", batch=512, sequence=8192, for_="megatron")
     planned = tp.plan(request, search=tp.SearchOptions(time_limit=60, gap=0.001))
@@ -28,7 +28,7 @@ from trainplan.solvers.core.limits import GAP, TIME_LIMIT_S
 @in_one_line
 @dataclass(frozen=True, kw_only=True)
 class PlanRequest:
-    """What to plan for, and what is asked of the plan. What is None is open: the planner chooses, or the default is taken.
+    """What to plan for, and constraints on the plan. What is None is open: the planner chooses, or the default is taken.
 
     Attributes:
         model: A Hugging Face config.json, or a name from `trainplan model list`. A `profile` may stand in for it.
@@ -212,5 +212,5 @@ def keywords_of(request: PlanRequest | None, search: SearchOptions | None) -> di
     """The fields of both that are not at their defaults, as keywords of `plan`. Raises InputError for other objects."""
     check_value("request", request, PlanRequest | None)
     check_value("search", search, SearchOptions | None)
-    asked = given(request or PlanRequest()) | given(search or SearchOptions())
-    return {**asked.pop("options", {}), **asked}
+    named = given(request or PlanRequest()) | given(search or SearchOptions())
+    return {**named.pop("options", {}), **named}

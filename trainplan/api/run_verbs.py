@@ -93,10 +93,10 @@ def run(
     if not settings.force and settings.scale_down == 1 and run_model.dtype == the_plan.planned_model().dtype:
         check_predicted(where, the_plan, gpus(the_plan, device, transport), launched())
     base = _profile_to_measure(the_plan, run_model, settings)
-    asked = {name: getattr(settings, name) for name in ("backend", "transport", "measure", "measure_memory")}
+    of_programs = {name: getattr(settings, name) for name in ("backend", "transport", "measure", "measure_memory")}
     by_torch = [*given(training), *(name for name in BY_TORCH if getattr(settings, name) is not None)]
     by_torch.sort(key="step_timeout".__eq__)  # the last of them that an error names
-    choice = runtime_of(settings.by, the_plan, run_model, where=where, training=[*map(flag_of, by_torch)], **asked)
+    choice = runtime_of(settings.by, the_plan, run_model, where=where, training=[*map(flag_of, by_torch)], **of_programs)
     options: dict[str, Any] = {"steps": steps, "device": device, "seed": seed}
     if choice.runtime == "torch":
         trained = training_of(the_plan, run_model, steps, training, settings.resume is not None)
@@ -115,14 +115,14 @@ def run(
         stall_timeout=settings.stall_timeout,
         force=settings.force,
         progress=progress,
-        **asked,
+        **of_programs,
         **options,
     )
     return replace(report, why_program=choice.why)
 
 
 def _model_to_run(the_plan: Plan, where: str, settings: RunSettings) -> Model:
-    """A plan's model as it is to run. where: what errors call the plan. Raises InputError."""
+    """A plan's model as it runs: in its dtype and size. where: what errors call the plan. Raises InputError."""
     planned = the_plan.planned_model()
     if settings.model is not None and (other := load_model(settings.model)).digest != planned.digest:
         fix = f"give the config of {planned.name!r}, or plan for {other.name!r}"
@@ -132,7 +132,7 @@ def _model_to_run(the_plan: Plan, where: str, settings: RunSettings) -> Model:
 
 
 def _profile_to_measure(the_plan: Plan, model: Model, settings: RunSettings) -> Profile | None:
-    """The profile with the shapes of a plan that measured times go into, where one is asked for. Raises InputError."""
+    """The profile with the shapes of a plan that measured times go into, if the settings name one. Raises InputError."""
     if settings.cluster is None and settings.profile is None:
         return None
     option = "--profile" if settings.cluster is None else "--cluster"
@@ -162,7 +162,7 @@ def trial(
     running: Any = None,
     **keywords: Any,
 ) -> Trials:
-    """Run plans for some steps each on this machine, and pick the fastest. One that fails is a result like others.
+    """Run every plan for some steps on this machine, and pick the fastest. One that fails is a result like others.
 
     Args:
         plans: any plans of one model and number of devices (default: the best that the preset has for the request).
@@ -192,15 +192,17 @@ def trial(
     settings["stall_timeout"] = stall_timeout
     first = None
     if plans is not None:
-        chosen = [load_plan(each) for each in plans]
+        chosen = [load_plan(source) for source in plans]
     elif find_spec("torch") is None:
         raise MissingExtra("torch", "torch", "running a plan")
     else:
-        asked = {**keywords_of(request, None), **keywords}
-        if (model := asked.get("model")) is not None:  # before it is planned, which may take long
-            profile = profile_of(asked.get("profile"))
-            runnable(model_of(model, asked.get("sequence"), asked.get("dtype"), profile), run_dtype, "model", "--run-dtype")
-        first = plan(**{"like": like, "seed": seed, **asked})
+        keywords = keywords_of(request, None) | keywords
+        if (model := keywords.get("model")) is not None:  # before it is planned, which may take long
+            profile = profile_of(keywords.get("profile"))
+            runnable(
+                model_of(model, keywords.get("sequence"), keywords.get("dtype"), profile), run_dtype, "model", "--run-dtype"
+            )
+        first = plan(**{"like": like, "seed": seed, **keywords})
         if first.plan is None or first.interrupted:
             return Trials((), (), first)
         runnable(first.plan.planned_model(), run_dtype, "model", "--run-dtype")

@@ -105,8 +105,8 @@ def application(words: Sequence[str]) -> typer.Typer:
     return app
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _version(wanted: bool) -> None:
+    if wanted:
         from trainplan import __version__
 
         print(f"trainplan {__version__}")
@@ -137,7 +137,7 @@ def _warn(
     file: TextIO | None = None,
     line: str | None = None,
 ) -> None:
-    """Shows a warning as one line on standard error, without the place in our code that it comes from."""
+    """Shows a warning as one line on standard error, without the file and line of ours that it comes from."""
     text = message.error.command_text if isinstance(message, InputWarning) else f"{category.__name__}: {message}"
     tell(f"trainplan: warning: {text}")
 
@@ -150,9 +150,9 @@ def _refused(error: Any) -> tuple[str, dict[str, str]]:
     helping = f"See `{path} {HELP_ALL if name_of_command in COMMON else '--help'}`."
     refused: list[Any] = getattr(error.__cause__, "errors", list)()
     if refused and param is not None:
-        told = refused[0].get("ctx", {}).get("error")  # of a parser of ours
-        problem, fix = f"is {refused[0]['input']!r}", _asked_for(refused[0]["msg"])
-        problem, fix = (told.problem, told.fix) if isinstance(told, InputError) else (problem, fix)
+        cause = refused[0].get("ctx", {}).get("error")  # of a parser of ours
+        problem, fix = f"is {refused[0]['input']!r}", _fix_for(refused[0]["msg"])
+        problem, fix = (cause.problem, cause.fix) if isinstance(cause, InputError) else (problem, fix)
         text = f"{name} {problem}; {fix}."
     else:
         text, fix = str(error.format_message()), ""
@@ -161,8 +161,8 @@ def _refused(error: Any) -> tuple[str, dict[str, str]]:
     return text and f"{text} {helping}", fields
 
 
-def _asked_for(message: str) -> str:
-    """What to give, of a message about a value of another type."""
+def _fix_for(message: str) -> str:
+    """What to give instead, made of pydantic's message about a value of another type."""
     text = message.replace("Input should be", "give").partition(", unable to")[0]
     return text.replace("a valid integer", "a whole number").replace("a valid number", "a number")
 

@@ -43,8 +43,8 @@ def main() -> None:
 
     options.PRESENT.set(present)
     bars.HEARD.set(lambda text: say({"progress": text}))
-    indices = [Path.cwd(), tempfile.gettempdir(), sys.prefix, sys.base_prefix, *filter(None, sys.path), *_package(), *SYSTEM]
-    sys.addaudithook(_only_here(indices))
+    folders = [Path.cwd(), tempfile.gettempdir(), sys.prefix, sys.base_prefix, *filter(None, sys.path), *_package(), *SYSTEM]
+    sys.addaudithook(_only_here(folders))
     shown, told = StringIO(), StringIO()
     code: Any = 0
     try:

@@ -38,8 +38,8 @@ def _filter(about: str) -> Argument:
 
 def _having(words: list[str] | None, texts: Mapping[str, str], listing: str) -> list[str]:
     """The names whose text has all words, in upper or lower case. Raises InputError where there is none."""
-    wanted = [each.lower() for each in words or ()]
-    kept = [name for name, text in texts.items() if all(each in text.lower() for each in wanted)]
+    wanted = [word.lower() for word in words or ()]
+    kept = [name for name, text in texts.items() if all(word in text.lower() for word in wanted)]
     if not kept:
         problem = f"is {' '.join(wanted)!r}, which nothing in the list has"
         raise InputError("command line", "WORD", problem, f"`trainplan {listing}` lists all")
@@ -50,9 +50,9 @@ def _having(words: list[str] | None, texts: Mapping[str, str], listing: str) -> 
 @takes([_filter("models whose name or family has it, such as qwen")])
 def list_models(words: list[str] | None) -> Outcome:
     """List the shipped models by family, with their sizes: parameters, layers, hidden size, attention heads, context."""
-    each = [load_model(name) for name in [*shipped("models"), *sized_names()]]
-    kept = _having(words, {model.name: f"{model.name} {model.family}" for model in each}, "model list")
-    rows = [tables.model_row(model) for model in each if model.name in kept]
+    loaded = [load_model(name) for name in [*shipped("models"), *sized_names()]]
+    kept = _having(words, {model.name: f"{model.name} {model.family}" for model in loaded}, "model list")
+    rows = [tables.model_row(model) for model in loaded if model.name in kept]
     return Outcome(rows, partial(tables.models, rows))
 
 
@@ -80,23 +80,23 @@ def show_model(model: str, rows: int, tp: int, sequence: int | None, dtype: str 
 @takes([_filter("clusters whose name or devices have it, such as h100")])
 def list_clusters(words: list[str] | None) -> Outcome:
     """List the shipped clusters; nodes of any kind are named as h100:8x16, see `cluster kinds`."""
-    each = {name: load_cluster(name) for name in shipped("clusters")}
-    texts = {name: " ".join([name, *(kind.name for kind in cluster.used_kinds)]) for name, cluster in each.items()}
-    each = {name: each[name] for name in _having(words, texts, "cluster list")}
+    loaded = {name: load_cluster(name) for name in shipped("clusters")}
+    texts = {name: " ".join([name, *(kind.name for kind in cluster.used_kinds)]) for name, cluster in loaded.items()}
+    loaded = {name: loaded[name] for name in _having(words, texts, "cluster list")}
     rows = [
         {"name": name, "devices": c.devices, "kinds": [k.name for k in c.used_kinds], "same_as": c.name, "paper": c.paper}
-        for name, c in each.items()
+        for name, c in loaded.items()
     ]
-    return Outcome(rows, partial(tables.clusters, each))
+    return Outcome(rows, partial(tables.clusters, loaded))
 
 
 @clusters.command("kinds", cls=HelpedCommand)
 @takes([_filter("kinds whose name has it, such as a100")])
 def list_kinds(words: list[str] | None) -> Outcome:
     """List the kinds of devices that clusters can be named by, as h100:8x16 is 16 nodes of 8 H100: one node of each."""
-    each = {name: node_of(name) for name in _having(words, {name: name for name in sheets()}, "cluster kinds")}
-    content = [{"kind": name, "sheet": sheets()[name].model_dump(mode="json")} for name in each]
-    return Outcome(content, partial(tables.kinds, each))
+    nodes = {name: node_of(name) for name in _having(words, {name: name for name in sheets()}, "cluster kinds")}
+    content = [{"kind": name, "sheet": sheets()[name].model_dump(mode="json")} for name in nodes]
+    return Outcome(content, partial(tables.kinds, nodes))
 
 
 @clusters.command("show", cls=HelpedCommand)

@@ -88,9 +88,9 @@ EXAMPLES = {
 }
 
 
-def show_all(context: typer.Context, asked: bool) -> None:
-    """Print the whole help of a command, where it is asked for, and end."""
-    if asked and not context.resilient_parsing:
+def show_all(context: typer.Context, wanted: bool) -> None:
+    """Print the whole help of a command, if it is wanted, and end."""
+    if wanted and not context.resilient_parsing:
         context.meta[__name__] = True
         typer.echo(context.get_help())
         raise typer.Exit
@@ -109,7 +109,7 @@ class HelpedCommand(TyperCommand):
         if name not in COMMON or len(options) <= MOST + len(ALWAYS):
             shown.params = [param for param in self.params if param.name != "help_all"]
         elif __name__ not in ctx.meta:
-            brief = [copy(options[each]) for each in (*COMMON[name], *ALWAYS) if each in options]
+            brief = [copy(options[field]) for field in (*COMMON[name], *ALWAYS) if field in options]
             for option in brief:
                 option.rich_help_panel = None  # type: ignore[attr-defined]
             shown.params = [*arguments, *brief]

@@ -138,7 +138,7 @@ def _variables(settings: Sequence[str]) -> dict[str, str]:
 
 
 def _screen(judged: JudgedRun, values: bool) -> None:
-    """The first screen; behind it, where they are asked for, the values that were taken."""
+    """Print the first screen, and after it, if `values`, the values that were taken from the file."""
     measured = [] if judged.logged is None else [text for _, text in _measured(judged.logged)]
     if judged.configuration.ran_out is not None:
         measured.append(f"out of memory: {_ran_out(judged.configuration.ran_out, judged)}")
@@ -184,12 +184,12 @@ def _show(judged: JudgedRun, values: bool) -> None:
 
 
 def _show_values(taken: Sequence[Taken]) -> None:
-    """Every value that was taken: those that are written somewhere, each with its place; then those of each tool's defaults."""
-    said = [each for each in taken if not each.source.startswith(DEFAULT)]
-    rows = [[each.key, str(each.value), each.source] for each in said]
+    """Print every value that was taken: those that are written somewhere, with file and line; then the defaults of tools."""
+    written = [value for value in taken if not value.source.startswith(DEFAULT)]
+    rows = [[value.key, str(value.value), value.source] for value in written]
     table(("key", "value", "from"), rows, "values that were taken", ("key", "value", "from"))
-    for source in dict.fromkeys(each.source for each in taken if each not in said):
-        pairs([(source, ", ".join(f"{each.key} {each.value}" for each in taken if each.source == source))])
+    for source in dict.fromkeys(value.source for value in taken if value not in written):
+        pairs([(source, ", ".join(f"{value.key} {value.value}" for value in taken if value.source == source))])
 
 
 def _step(judged: JudgedRun) -> str:
@@ -278,15 +278,15 @@ def _measured(logged: LoggedRun) -> list[tuple[str, str]]:
 
 
 def _ran_out(ran_out: RanOut, judged: JudgedRun) -> str:
-    """How the run ended, and what is predicted of it: less than it asked for is a prediction that the log refutes."""
-    asked, peak = ran_out.tried_bytes + (ran_out.allocated_bytes or 0), max(judged.peak_bytes)
+    """How a run that was out of memory ended, and its predicted peak: where it wanted more, the log refutes the prediction."""
+    wanted, peak = ran_out.tried_bytes + (ran_out.allocated_bytes or 0), max(judged.peak_bytes)
     text = f"the run ended so: it asked for {format_bytes(ran_out.tried_bytes)}"
     if ran_out.allocated_bytes is not None:
         text += f" more than the {format_bytes(ran_out.allocated_bytes)} that it had"
     if ran_out.capacity_bytes is not None:
         text += f", of {format_bytes(ran_out.capacity_bytes)}"
     if ran_out.allocated_bytes is not None:
-        text += f"; predicted {format_bytes(peak)}, {peak / max(asked, 1) - 1:+.1%} of what it asked for in all"
+        text += f"; predicted {format_bytes(peak)}, {peak / max(wanted, 1) - 1:+.1%} of what it asked for in all"
     smaller = ran_out.capacity_bytes is not None and ran_out.capacity_bytes < SMALLER * judged.plan.memory_bytes
     if smaller:
         return text + "; the cluster's devices have more memory than the log's"

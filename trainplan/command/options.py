@@ -1,4 +1,4 @@
-"""Options of commands: declared once, put together in groups, and made of the parameters of problems; and what all commands do.
+"""Options of commands, made of settings, functions of the API and parameters of problems; and what all commands do.
 
 A command is a function of keyword arguments that gives an Outcome; `takes` gives it the signature from which typer makes its
 options, checks before any work that its files can be written, and writes, prints and exits afterwards.
@@ -168,7 +168,7 @@ def options_of(source: Callable[..., Any], *names: str, others: Iterable[Callabl
     fields the docstring refers.
     """
     hints, texts, parameters = get_type_hints(source), texts_of(source), signature(source).parameters
-    known = {name for each in (source, *others) for name in signature(each).parameters}
+    known = {name for kind in (source, *others) for name in signature(kind).parameters}
     made = []
     for name in names or texts:
         special, default, kind = SPECIAL.get(name, Special()), parameters[name].default, _kind(name, hints[name])
@@ -296,7 +296,7 @@ def exit_code(result: Result) -> int:
 
 
 def check_targets(targets: Mapping[str, Path]) -> None:
-    """Raises InputError where a file cannot be written. targets: by the option that names each."""
+    """Raises InputError where a file cannot be written. targets: paths by the name of their option."""
     check_different(*targets.values())
     picture = targets.get("picture")
     if picture is not None and picture.suffix not in (".png", ".svg", ".pdf"):

@@ -50,7 +50,7 @@ def explain(plan: Path, other: Path | None, profile: Path | None, time_limit: fl
         if profile is not None or time_limit is not None:
             raise InputError("command line", "other", "is given", "leave out --profile and --time-limit with two plans")
         rows, parted = api.compare_plans([plan, other]), api.differences(plan, other)
-        content = {"plans": rows, "differences": [asdict(each) for each in parted]}
+        content = {"plans": rows, "differences": [asdict(difference) for difference in parted]}
         return Outcome(content, partial(render_plans.two_plans, rows, parted, (str(plan), str(other))))
     explained = api.explain(plan, profile=profile, time_limit=TIME_LIMIT_S if time_limit is None else time_limit)
     code = options.FINE if explained.complete else options.STOPPED
@@ -113,9 +113,9 @@ def compare_planners(**values: Any) -> Outcome:
 
     All plans are predicted alike, without overlap, which is the step that the joint problem minimises.
     """
-    asked = {name: value for name, value in options.from_words(values).items() if value not in (None, [])}
+    given = {name: value for name, value in options.from_words(values).items() if value not in (None, [])}
     with bars.planning() as progress:
-        rivals = api.compare_planners(**asked, progress=progress)
+        rivals = api.compare_planners(**given, progress=progress)
     code = options.FINE if any(rival.step_ns is not None for rival in rivals) else options.INFEASIBLE
     code = options.STOPPED if any(rival.stopped == "interrupt" for rival in rivals) else code
     return Outcome([rival.to_dict() for rival in rivals], partial(render.rivals, rivals), {}, code)

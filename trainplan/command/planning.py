@@ -100,11 +100,11 @@ def _plans() -> Command:
         del values["like"], details  # all that is known of several plans is in their table
         with bars.planning() as progress:
             answers = api.plans(progress=progress, measuring=progress, **values)
-            best = next((each for each in answers if isinstance(each, Planned) and each.plan is not None), None)
+            best = next((answer for answer in answers if isinstance(answer, Planned) and answer.plan is not None), None)
             if best is not None and output is not None:
                 certified = _certified(best, progress)
-                answers, best = type(answers)(certified if each is best else each for each in answers), certified
-        content = [each.command_text if isinstance(each, InputError) else each.to_dict() for each in answers]
+                answers, best = type(answers)(certified if answer is best else answer for answer in answers), certified
+        content = [answer.command_text if isinstance(answer, InputError) else answer.to_dict() for answer in answers]
         show = partial(render.plans, answers)
         return Outcome(content, show, {}, options.INFEASIBLE) if best is None else Outcome(content, show, _files(best))
 
@@ -127,7 +127,7 @@ def _shown(answer: Planned, near: Near, plan_file: Path | None, table: Table) ->
 
 
 def _content(answer: Planned, near: Near, table: Table) -> dict[str, Any]:
-    """All of an answer, what is near its request, and the best plan of every runtime."""
+    """The answer as plain values, with what is near its request and the best plan of every runtime."""
     return {**answer.to_dict(), **near.to_dict(), "runtimes": [row.to_dict() for row in table()[0]]}
 
 
@@ -137,7 +137,8 @@ def _certified(answer: Planned, progress: Callable[[Any], None]) -> Planned:
 
 
 def _files(answer: Planned) -> dict[str, Callable[[], Any]]:
-    """What there is to write of an answer: its plan, its profile, and its problem's picture of it, else the plan's."""
+    """The files that can be written of an answer, by option: its plans, its profile, and its problem's picture of it, else the
+    plan's."""
     files: dict[str, Callable[[], Any]] = {}
     if (plan := answer.plan) is not None:
         files["output"] = lambda: plan_text(plan)
@@ -221,7 +222,7 @@ class Near:
     def to_dict(self) -> dict[str, Any]:
         """What is near the request as plain values; nothing of what was not asked for or found."""
         near = {"devices": self.sizes, "what_if": self.told, "better_batch": self.batch}
-        return {name: each.to_dict() for name, each in near.items() if each is not None}
+        return {name: found.to_dict() for name, found in near.items() if found is not None}
 
 
 def _fit(words: Sequence[str]) -> Command:
@@ -248,5 +249,5 @@ def _fit(words: Sequence[str]) -> Command:
 def _plan_command(words: Sequence[str]) -> str:
     """`plan` of the same words."""
     kept = [word for word in words if word not in ("--json",)]
-    place = kept.index("fit") if "fit" in kept else -1
-    return "trainplan plan " + shlex.join(kept[place + 1 :])
+    index = kept.index("fit") if "fit" in kept else -1
+    return "trainplan plan " + shlex.join(kept[index + 1 :])

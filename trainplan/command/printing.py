@@ -16,7 +16,7 @@ from trainplan.profiling.base.errors import printable
 
 LONGEST_LINE, LONGEST_LABEL, LONGEST_CELL = 2000, 60, 300  # letters
 UNIT = re.compile(r"(?<=\d) (?=(?:[KMGT]iB|[mun]?s|%)\b|%)")  # between a number and its unit, where no line ends
-LEAST_WIDTH = 20  # of a text beside its label
+LEAST_WIDTH = 20  # columns of a text that stands next to its label
 PIPE_WIDTH = 160
 SCREEN_WIDTH, LABEL_WIDTH = 80, 11  # of the first screen, and of its labels
 LEFT = {"method", "status", "about", "options", "planner", "cuts", "fits", "devices", "kinds", "layers", "units", "strategy"}
@@ -123,7 +123,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str | No
         if sum(least) > space:
             continue
         while sum(widths) > space:
-            widest = max(range(len(widths)), key=lambda place: widths[place] - least[place])
+            widest = max(range(len(widths)), key=lambda index: widths[index] - least[index])
             widths[widest] -= 1
         drawn = Table(
             box=box.SIMPLE_HEAD, title=title and Text(title), title_justify="left", padding=(0, padding), show_edge=edges

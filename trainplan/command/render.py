@@ -41,8 +41,8 @@ MOST_ROWS = 12  # of a table of alternatives
 
 def tables(made: Sequence[Rows]) -> None:
     """Tables of a problem, long ones cut."""
-    for each in made:
-        table(each.columns, each.rows[:MOST_ROWS] if len(each.rows) > 3 * MOST_ROWS else each.rows, each.title or None)
+    for shown in made:
+        table(shown.columns, shown.rows[:MOST_ROWS] if len(shown.rows) > 3 * MOST_ROWS else shown.rows, shown.title or None)
 
 
 def solved(instance: Any, result: Result) -> None:
@@ -70,7 +70,7 @@ def frontier(points: Frontier) -> None:
 
 
 def lifted(layers: Mapping[str, Sequence[int]]) -> str:
-    """The peaks that a profile has below what its layers leave behind. layers: by peak, those where it is so."""
+    """A warning of a profile whose peaks are below what its layers keep. layers: the indices of such layers, by peak."""
     peaks = ", ".join(f"{name} of {plural(len(indices), 'layer')}" for name, indices in layers.items())
     return f"{peaks}, raised to what the layer keeps"
 
@@ -86,7 +86,7 @@ def methods(problem: str, entries: Sequence[Entry]) -> None:
 
 
 def checked(check: Checked | CheckedPlan) -> None:
-    """What a check found: time, memory, violations."""
+    """Print what a check found: time, memory and violations."""
     if isinstance(check, CheckedPlan):
         pairs([*_programs(check), *_violations(check.violations)])
         return
@@ -106,10 +106,10 @@ def _violations(texts: Sequence[str]) -> list[tuple[str, str]]:
 
 def _programs(check: CheckedPlan) -> list[tuple[str, str]]:
     """What was checked of a plan, and the memory of its fullest device."""
-    each = "each rank's" if check.programs == check.ranks else "one of each class of equal ranks"
+    programs = "each rank's" if check.programs == check.ranks else "one of each class of equal ranks"
     rows = [
         ("plan", f"{check.model} on {plural(check.ranks, 'rank')}"),
-        ("checked", f"{plural(check.programs, 'program')} ({each}), {check.instructions:,} instructions"),
+        ("checked", f"{plural(check.programs, 'program')} ({programs}), {check.instructions:,} instructions"),
     ]
     if check.stood_in_for:
         rows.append(("stand for", f"{' and '.join(check.stood_in_for)}, which programs do not carry out yet"))
@@ -122,9 +122,9 @@ def _programs(check: CheckedPlan) -> list[tuple[str, str]]:
 
 
 def _claim(claim: CheckedClaim) -> list[tuple[str, str]]:
-    """What a claim says, and what of it was checked."""
-    said = "none" if claim.claimed_bound_ns is None else format_time(claim.claimed_bound_ns)
-    rows = [("proven lower bound", f"{said} (said by the solver, not checked)")]
+    """Rows on the lower bound and objective that a plan claims, and on which of them were checked."""
+    bound = "none" if claim.claimed_bound_ns is None else format_time(claim.claimed_bound_ns)
+    rows = [("proven lower bound", f"{bound} (said by the solver, not checked)")]
     if claim.objective_ns is not None:
         rows.append(("solver's objective", f"{format_time(claim.objective_ns)} ({claim.problem}), evaluated again"))
     if claim.bound_ns is not None and claim.objective_ns:
@@ -159,13 +159,13 @@ def _as_it_runs(plan: Plan, unit: PlannedUnit) -> str:
 
 
 def _on_host(plan: Plan) -> list[str]:
-    """What of the model states is on the host."""
+    """The kinds of model states that a plan keeps on the host."""
     kinds = {"parameters": "parameters", "gradients": "gradients", "optimizer": "optimizer states"}
     return [text for name, text in kinds.items() if any(getattr(unit.states, name) == "host" for unit in plan.units)]
 
 
 def plan_facts(plan: Plan) -> None:
-    """What a plan has beside units and stages: micro-batches, schedule, precision where it is not the model's, placement."""
+    """Print a plan's micro-batches, schedule, precision where it is not the model's, and placement, but not its stages."""
     batch, schedule = plan.batch, SCHEDULE_NAMES[plan.schedule]
     halves = f", {plan.sliced} sliced" if plan.sliced else ""
     stages = f"{len(plan.stages)} stages, {schedule}{halves}" if len(plan.stages) > 1 else "1 stage"
@@ -205,10 +205,10 @@ def runtimes(rows: Sequence[RuntimePlan], seconds: float) -> None:
 
 
 def planned(answer: Planned) -> None:
-    """A planned request: what was asked for, the alternatives, the plan, what the walks predict, and what is claimed."""
+    """Print the answer to a request: the request, the alternatives, the plan, its prediction, and the proof of its bound."""
     plan = answer.plan
     why = "" if answer.instead is None else f", since {answer.instead}"
-    rows = [("like", f"{answer.preset.name}{why}"), *_asked(answer.request)]
+    rows = [("like", f"{answer.preset.name}{why}"), *_request_rows(answer.request)]
     for profile in answer.request.obtained[:1]:
         recipe = RECIPES.get(answer.request.options.get("precision", "model"))
         products = None if recipe is None else recipe.precision
@@ -220,14 +220,14 @@ def planned(answer: Planned) -> None:
         return
     shown = answer.problem.tables(answer.instance, answer.answer.solution)
     tables(shown)
-    says_all = any({"strategy", "ranks"} <= set(each.columns) for each in shown)  # what the plan's own table would repeat
+    says_all = any({"strategy", "ranks"} <= set(drawn.columns) for drawn in shown)  # what the plan's own table would repeat
     (plan_facts if says_all else plan_table)(plan)
     if answer.performance is not None and not answer.performance.software:  # whose memory is not that of the walks
         stage_memory(answer.performance)
     pairs(answer.summary(flags=True))
 
 
-def _asked(request: Request) -> list[tuple[str, str]]:
+def _request_rows(request: Request) -> list[tuple[str, str]]:
     """What is planned, and for which devices; what the request leaves unsaid, as it was taken."""
     model, described = request.model.name if request.model else request.origin.name, request.described_model
     taken = [] if described is None else [("sequence", _sequence(described)), ("dtype", described.dtype)]
@@ -246,7 +246,7 @@ def _sequence(model: Model) -> str:
 
 
 def _memory(request: Request) -> str:
-    """The memory of each device that is planned with, beside all of it where some is in reserve."""
+    """The memory of a device that is planned with; where some is in reserve, all of it, too."""
     limit, whole = request.with_margin(0).limit_bytes, request.origin.memory_bytes
     reserved = request.memory_bytes is None and limit < whole
     return f"{format_bytes(whole)}, {format_bytes(limit)} usable each" if reserved else f"{format_bytes(limit)} each"
@@ -273,7 +273,7 @@ def alternatives(answer: Planned) -> None:
 def plans(answers: Sequence[Any]) -> None:
     """The plans of several presets side by side, and why others have none."""
     made = [answer for answer in answers if isinstance(answer, Planned)]
-    pairs([row for answer in made[:1] for row in _asked(answer.request)])
+    pairs([row for answer in made[:1] for row in _request_rows(answer.request)])
     side_by_side([answer.row for answer in made if answer.row is not None])
     uniform = [(answer.preset.name, dict(answer.summary())["one strategy"]) for answer in made if answer.plan]
     pairs([(f"{name}, one strategy", text) for name, text in uniform])
@@ -287,7 +287,7 @@ def plans(answers: Sequence[Any]) -> None:
 
 
 def logged(run: LoggedRun) -> None:
-    """A log beside its plan's prediction."""
+    """Print the step and the peaks of a log next to those that are predicted of its plan."""
     error = run.predicted_s / run.step_s - 1
     of = run.log.of("step", "the median of {}")
     measured = f"{run.step_s:.4g} s a step, {of}; {format_count(run.tokens_per_s)} tokens/s"
@@ -309,11 +309,17 @@ def logged(run: LoggedRun) -> None:
 
 
 def rivals(compared: Rivals) -> None:
-    """The papers' planners beside the joint optimum."""
+    """Print the papers' planners and the joint optimum, a row for each."""
     rows = []
-    for each, cells in zip(compared, compared.cells(), strict=True):
-        theirs = "" if each.whole_seconds is None else f", with theirs {each.whole_seconds:.2f}"
-        rows.append([*cells[:-1], f"{each.seconds:.2f}{theirs}"])
+    for rival, cells in zip(compared, compared.cells(), strict=True):
+        theirs = "" if rival.whole_seconds is None else f", with theirs {rival.whole_seconds:.2f}"
+        rows.append([*cells[:-1], f"{rival.seconds:.2f}{theirs}"])
     title = "predicted steps, without overlap; above the joint optimum, and above its lower bound"
     table(tuple(compared.headings.values()), rows, title)
-    pairs([(each.planner, each.why or f"no gap to the bound: {each.outside}") for each in compared if each.why or each.outside])
+    pairs(
+        [
+            (rival.planner, rival.why or f"no gap to the bound: {rival.outside}")
+            for rival in compared
+            if rival.why or rival.outside
+        ]
+    )

@@ -15,11 +15,11 @@ from trainplan.tabular import cell_text
 
 MOST_NEIGHBOURS = 5  # that fit, and as many that do not
 ALL_OVERLAP, PEAK, RATE = "step with overlap", "peak", "tokens/s a GPU"
-MEASURES = (PEAK, RATE, "gap")  # that are said of a single plan, too
+MEASURES = (PEAK, RATE, "gap")  # which a single plan has, too
 
 
 def side_by_side(rows: Sequence[dict[str, Any]]) -> None:
-    """Plans, a row each, as `planned.plan_row` has them: what all share is said once above, and columns that differ follow.
+    """Plans, a row each, as `planned.plan_row` has them: what all share stands once above, and columns that differ follow.
 
     They stand in the order of their steps; where steps that are predicted alike for all, with overlap, have another order than
     the steps of each on its own back-end, in that one.
@@ -30,7 +30,7 @@ def side_by_side(rows: Sequence[dict[str, Any]]) -> None:
     rank = "step_ns" if known == sorted(known) else "lanes_ns"
     best = min((row[rank] for row in rows if row[rank] is not None), default=None)
     facts = [_facts(row) for row in rows]
-    shared = [name for name in facts[0] if len({fact[name] for fact in facts}) == 1]
+    shared = [name for name in facts[0] if len({facts_of_plan[name] for facts_of_plan in facts}) == 1]
     wrapped("ALL PLANS" if len(rows) > 1 else "PLAN", [text for name in shared if (text := _said(name, facts[0][name]))])
     if {"GPUs", "samples", "tokens"} <= {*shared}:  # then the rate says what the step says
         shared.append(RATE)
@@ -41,7 +41,7 @@ def side_by_side(rows: Sequence[dict[str, Any]]) -> None:
     for name, row, own in zip(_names(rows), rows, facts, strict=True):
         times = [cell_text("_ns", row["step_ns"]), *[cell_text("_ns", row["lanes_ns"])] * (rank == "lanes_ns")]
         above = [_above(row[rank], best)] * (len(rows) > 1 and compared)
-        cells.append([name, *times, *above, *(own[each] for each in differing)])
+        cells.append([name, *times, *above, *(own[name] for name in differing)])
     table((*columns, *differing), cells, left=("plan", "model", "layout", "recomputed", "back-end"))
     if not compared:
         line("of different models, batches or sequences: their steps do not compare")
@@ -132,12 +132,12 @@ def explained(plan: Explained) -> None:
 def _changes(plan: Explained) -> None:
     """What one unit could have instead: of so many that are alike, since a change of one says nothing of all."""
     rows = []
-    for each in plan.changes:
-        for change in (each.next_best, each.prevented):
+    for changed in plan.changes:
+        for change in (changed.next_best, changed.prevented):
             if change is not None:
-                now, other = in_words(each.option), in_words(change.option)
+                now, other = in_words(changed.option), in_words(change.option)
                 step = _change(change.step_ns, plan.objective_ns)
-                rows.append([str(each.stage), each.units, f"1 of {each.count}", now, other, step, _fits(plan, change)])
+                rows.append([str(changed.stage), changed.units, f"1 of {changed.count}", now, other, step, _fits(plan, change)])
     if not rows:
         whole = "no sub-layer changes alone: the search is of one layout for all of them"
         line(whole if plan.complete else "no change of one sub-layer was tried in the time")
@@ -165,9 +165,9 @@ def _neighbours(plan: Explained) -> None:
     ]
     fitting = [neighbour for neighbour in plan.neighbours if neighbour.peak_bytes <= plan.limit_bytes]
     rows = []
-    for each in (*over[:MOST_NEIGHBOURS], *fitting[:MOST_NEIGHBOURS]):
-        cells = [each.what, _change(each.step_ns, plan.step_ns), format_bytes(each.peak_bytes)]
-        rows.append([*cells, _over(each.peak_bytes - plan.limit_bytes)])
+    for neighbour in (*over[:MOST_NEIGHBOURS], *fitting[:MOST_NEIGHBOURS]):
+        cells = [neighbour.what, _change(neighbour.step_ns, plan.step_ns), format_bytes(neighbour.peak_bytes)]
+        rows.append([*cells, _over(neighbour.peak_bytes - plan.limit_bytes)])
     if not rows:
         return
     title = f"changing all {plan.units} units, as {plan.software} is predicted to run them"
@@ -186,15 +186,20 @@ def two_plans(rows: Sequence[dict[str, Any]], parted: Sequence[Difference], name
     if not parted:
         line("all sub-layers are in the same stages, with the same strategies")
         return
-    staged = any(each.first_stage or each.second_stage for each in parted)
+    staged = any(difference.first_stage or difference.second_stage for difference in parted)
 
-    def said(stage: int, text: str) -> str:
+    def cell(stage: int, text: str) -> str:
         return f"stage {stage}: {in_words(text)}" if staged else in_words(text)
 
     cells = [
-        [each.units, str(each.count), said(each.first_stage, each.first), said(each.second_stage, each.second)]
-        for each in parted
+        [
+            difference.units,
+            str(difference.count),
+            cell(difference.first_stage, difference.first),
+            cell(difference.second_stage, difference.second),
+        ]
+        for difference in parted
     ]
-    title = f"{plural(sum(each.count for each in parted), 'sub-layer')} that the plans treat differently"
+    title = f"{plural(sum(difference.count for difference in parted), 'sub-layer')} that the plans treat differently"
     short = _names([{"name": name} for name in names])
     table(("sub-layers", "count", *short), cells, title, ("sub-layers", *short))

@@ -73,14 +73,14 @@ def _performance(simulation: Simulation) -> list[tuple[str, str]]:
 
 
 def _path(events: Sequence[Any]) -> str:
-    """The devices that a path is on, one after the other, with the number of passes on each."""
+    """The devices that a path is on, one after the other, with the number of passes on every one."""
     visits = [(device, len(list(group))) for device, group in groupby(event.device for event in events)]
     texts = [f"{device}" if passes == 1 else f"{device} (x{passes})" for device, passes in visits]
     return "devices " + " > ".join(texts if len(texts) <= 24 else [*texts[:12], "...", *texts[-11:]])
 
 
 def tried(trials: Trials, scale_down: int) -> None:
-    """Plans by their predicted step, beside what they took."""
+    """Print plans by their predicted step, with the measured one."""
     rows = []
     for trial in trials.trials:
         plan = trials.plans[trial.place]
@@ -100,23 +100,23 @@ def tried(trials: Trials, scale_down: int) -> None:
         pairs([row for row in trials.planned.result.summary(flags=True) if row[0] != "problem"])
 
 
-def throughputs(planners: Sequence[Throughput]) -> None:
-    """The best batch size of each planner."""
+def throughputs(searches: Sequence[Throughput]) -> None:
+    """Print the best batch size of every planner, a row for each."""
     rows = []
-    for planner in planners:
-        tries = [str(len(planner.points)), f"{planner.seconds:.2f}"]
-        if planner.best is None:
-            rows.append([planner.planner.label, "OOM", *["-"] * 5, *tries])
+    for search in searches:
+        tries = [str(len(search.points)), f"{search.seconds:.2f}"]
+        if search.best is None:
+            rows.append([search.planner.label, "OOM", *["-"] * 5, *tries])
             continue
-        seen = planner.best.result.evaluation or {}
+        seen = search.best.result.evaluation or {}
         layers = ", ".join(str(stage["last"] - stage["first"] + 1) for stage in seen["stages"])
-        numbers = [f"{planner.best.throughput:.2f}", str(planner.best.batch), str(seen["pipeline"]), str(seen["micro_batches"])]
-        rows.append([planner.planner.label, *numbers, layers, planner.best.result.status, *tries])
+        numbers = [f"{search.best.throughput:.2f}", str(search.best.batch), str(seen["pipeline"]), str(seen["micro_batches"])]
+        rows.append([search.planner.label, *numbers, layers, search.best.result.status, *tries])
     names = ("samples/s", "batch", "pipeline", "micro-batches", "layers of stages", "status", "tried", "seconds")
     table(("planner", *names), rows)
-    for planner in planners:
-        if planner.interrupted:
-            line(f"{planner.planner.label} was interrupted: larger batches, and planners after it, were not tried")
+    for search in searches:
+        if search.interrupted:
+            line(f"{search.planner.label} was interrupted: larger batches, and planners after it, were not tried")
 
 
 def run_report(plan: Plan, report: Any, scale_down: int) -> None:

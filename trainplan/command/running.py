@@ -82,7 +82,7 @@ def run(plan: Path, output: Path | None, **values: Any) -> Outcome:
     if output is not None and (not values["measure"] or values["cluster"] is values["profile"] is None):
         fix = "give it with --measure and a --profile, or a --cluster, which has the other numbers"
         raise InputError("command line", "--output", "has no profile to write", fix)
-    if (place := launched()) is not None and place.rank:
+    if (process := launched()) is not None and process.rank:  # of torchrun; its first process prints
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     loaded = load_plan(plan)
     with bars.working("running") as progress:
@@ -227,7 +227,7 @@ def throughput(plans: list[Path] | None, planner: list[str] | None, **values: An
         return Outcome(rows, partial(render_plans.side_by_side, rows))
     with bars.trying() as progress:
         searches = api.throughput(planners=planner, progress=progress, **values)
-    code = options.FINE if any(each.best for each in searches) else options.INFEASIBLE
-    code = options.STOPPED if any(each.interrupted for each in searches) else code
+    code = options.FINE if any(search.best for search in searches) else options.INFEASIBLE
+    code = options.STOPPED if any(search.interrupted for search in searches) else code
     files = {"picture": partial(api.draw_throughput, searches)}
-    return Outcome([each.to_dict() for each in searches], partial(render_runs.throughputs, searches), files, code)
+    return Outcome([search.to_dict() for search in searches], partial(render_runs.throughputs, searches), files, code)

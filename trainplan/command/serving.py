@@ -81,10 +81,10 @@ async def _serve(folder: Path) -> None:
 
     from trainplan import __version__
 
-    async def list_tools(context: Any, asked: Any) -> types.ListToolsResult:
+    async def list_tools(context: Any, request: Any) -> types.ListToolsResult:
         return types.ListToolsResult(tools=[_described(types, name, tool) for name, tool in TOOLS.items()])
 
-    async def call_tool(context: Any, asked: types.CallToolRequestParams) -> types.CallToolResult:
+    async def call_tool(context: Any, request: types.CallToolRequestParams) -> types.CallToolResult:
         count, told_s = 0, -PAUSE_SECONDS
 
         async def progress(text: str) -> None:
@@ -94,7 +94,7 @@ async def _serve(folder: Path) -> None:
                 await context.session.report_progress(count, None, text)
 
         try:
-            answer = await _answer(asked.name, asked.arguments or {}, folder, progress)
+            answer = await _answer(request.name, request.arguments or {}, folder, progress)
         except (InputError, CallFailed) as error:
             text = error.command_text if isinstance(error, InputError) else str(error)
             return types.CallToolResult(content=[types.TextContent(text=text)], is_error=True)
@@ -119,14 +119,14 @@ def _described(types: Any, name: str, tool: type[Tool]) -> Any:
 
 
 async def _answer(name: str, given: dict[str, Any], folder: Path, progress: Any) -> dict[str, Any]:
-    """What a tool answers, as SCHEMA says. Raises InputError, CallFailed."""
+    """The answer of a tool to these arguments, in the form of SCHEMA. Raises InputError, CallFailed."""
     if name not in TOOLS:
         raise InputError("tool", "", f"there is none named {name!r}", f"call one of: {', '.join(TOOLS)}")
     try:
-        asked = TOOLS[name].model_validate(given)
+        tool = TOOLS[name].model_validate(given)
     except ValidationError as error:
         raise as_input_error(error, name) from None
-    done = await _called(asked.words(folder), folder, asked.seconds + SPARE_SECONDS, progress)
+    done = await _called(tool.words(folder), folder, tool.seconds + SPARE_SECONDS, progress)
     if "error" in done:
         raise CallFailed(done["error"])
     code = done["code"]
@@ -156,11 +156,11 @@ async def _called(words: list[str], folder: Path, seconds: float, progress: Any)
                 rest = ""
                 async for text in TextReceiveStream(process.stdout):
                     *lines, rest = (rest + text).split("\n")
-                    for each in map(json.loads, lines):
-                        if "progress" in each:
-                            await progress(each["progress"])
+                    for message in map(json.loads, lines):
+                        if "progress" in message:
+                            await progress(message["progress"])
                         else:
-                            last = each
+                            last = message
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)

@@ -44,7 +44,7 @@ def _distinct(values: Iterable[int]) -> int | list[int]:
 def models(rows: Sequence[Mapping[str, Any]]) -> None:
     """Models by family, the smallest of each first, as `model_row` has them."""
     cells, before = [], None
-    for row in sorted(rows, key=lambda each: (each["family"], each["parameters"], each["name"])):
+    for row in sorted(rows, key=lambda row: (row["family"], row["parameters"], row["name"])):
         hidden, heads, kv_heads = (_range(row[name]) for name in ("hidden", "heads", "kv_heads"))
         family = row["family"] if row["family"] != before else ""
         sizes = [format_count(row["parameters"]), str(row["layers"]), hidden, heads, kv_heads, f"{row['context']:,}"]
@@ -136,8 +136,8 @@ def kinds(nodes: Mapping[str, Cluster]) -> None:
         rows.append([name, *peaks, *sizes, level, links, network, watts])
     names: Sequence[str] = ("kind", *PEAKS, "memory", "usable", "memory/s", "links", "ring", "port", "power")
     if out.width < WIDE:
-        shown = [place for place, name in enumerate(names) if name not in ("links", "port", "power")]
-        names, rows = [names[place] for place in shown], [[row[place] for place in shown] for row in rows]
+        shown = [index for index, name in enumerate(names) if name not in ("links", "port", "power")]
+        names, rows = [names[index] for index in shown], [[row[index] for index in shown] for row in rows]
     table(names, rows, "one node of each kind; dense peaks of matrix multiplications in TFLOP/s", left=("kind", "links"))
 
 
@@ -206,7 +206,7 @@ def links(islands: Sequence[Island]) -> None:
 
 
 def profile(profile: Profile) -> None:
-    """What a profile holds, besides its layers."""
+    """Print what a profile is of and where it comes from, without its layers."""
 
     def with_origin(rate: Rate, text: str) -> str:
         spread = f", spread {rate.spread:.1%}" if rate.spread else ""
@@ -250,7 +250,7 @@ def profile(profile: Profile) -> None:
 
 
 def layers(loaded: Profile, units: list[LayerSummary], tp: int, rows: int) -> None:
-    """What a profile holds; and time and memory of every layer, runs of equal ones as one, with bars of their share."""
+    """Print a profile: time and memory of every layer, equal neighbours as one, with bars of their share."""
     profile(loaded)
     whole_ns, whole_bytes = sum(unit.time_ns for unit in units), sum(unit.memory_bytes for unit in units)
     spread, wide = any(unit.spread for unit in units), out.width >= 120

@@ -179,7 +179,7 @@ def options(given: dict[str, Any]) -> list[str]:
 def brief(value: Any) -> Any:
     """An answer's figures without its long lists and texts, which files have: their lengths stand in their place."""
     if isinstance(value, dict):
-        return {name: brief(each) for name, each in value.items() if name not in LEFT_OUT}
+        return {name: brief(item) for name, item in value.items() if name not in LEFT_OUT}
     if isinstance(value, list | tuple):
-        return [brief(each) for each in value] if len(value) <= MOST_ITEMS else f"{len(value)} items"
+        return [brief(item) for item in value] if len(value) <= MOST_ITEMS else f"{len(value)} items"
     return f"{len(value)} letters" if isinstance(value, str) and len(value) > MOST_LETTERS else value

@@ -60,9 +60,9 @@ def _show(predictions: Predictions, assumptions: bool) -> None:
     line(f"{plural(len(whole), 'measured step')} of {plural(len(predictions), 'run')}")
 
 
-def _assumed(each: Prediction) -> str:
-    assert each.laid is not None
-    return "; ".join(f"{name}: {value}" for name, value in each.laid.assumed.items()) or "nothing"
+def _assumed(prediction: Prediction) -> str:
+    assert prediction.laid is not None
+    return "; ".join(f"{name}: {value}" for name, value in prediction.laid.assumed.items()) or "nothing"
 
 
 def _errors(errors: Errors) -> list[str]:

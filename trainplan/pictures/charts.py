@@ -59,10 +59,10 @@ def draw_profile(profile: Profile, tp: int = 1, rows: int = 1, device: str | Non
     kinds = device or " and ".join(profile.kinds)
     upper.set_title(f"{profile.name}, {plural(rows, 'row')}, tp {tp}\non {kinds} ({profile.origin})", pad=26, fontsize=11)
     step = max(1, len(layers) // 24)
-    shown = [place for place in range(len(layers)) if place % step == 0 or place == len(layers) - 1]
+    shown = [index for index in range(len(layers)) if index % step == 0 or index == len(layers) - 1]
     if len(shown) > 1 and shown[-1] - shown[-2] < step:
         del shown[-2]
-    names = [layers[place][0].name.split(".")[0] for place in shown]
+    names = [layers[index][0].name.split(".")[0] for index in shown]
     lower.set_xticks(shown, names, rotation=60, ha="right", rotation_mode="anchor")
     return figure
 
@@ -131,21 +131,28 @@ def draw_errors(predictions: Sequence[Prediction]) -> Any:
 
     figure = Figure(figsize=(7.5, 6.5), layout="constrained")
     axes = figure.subplots()
-    kinds = list(dict.fromkeys(each.run.gpu for each in measured))
-    precisions = list(dict.fromkeys((each.run.precision or "").lower() for each in measured))
+    kinds = list(dict.fromkeys(prediction.run.gpu for prediction in measured))
+    precisions = list(dict.fromkeys((prediction.run.precision or "").lower() for prediction in measured))
     for kind in kinds:
         for precision in precisions:
-            some = [each for each in measured if (each.run.gpu, (each.run.precision or "").lower()) == (kind, precision)]
+            some = [
+                prediction
+                for prediction in measured
+                if (prediction.run.gpu, (prediction.run.precision or "").lower()) == (kind, precision)
+            ]
             if not some:
                 continue
-            steps = [each.measured_s or 0.0 for each in some]
-            ratios = [each.step_s or 0.0 for each in some]
-            low = [(each.step_s or 0) - (each.step_low_s or 0) for each in some]
-            high = [(each.step_high_s or 0) - (each.step_s or 0) for each in some]
+            steps = [prediction.measured_s or 0.0 for prediction in some]
+            ratios = [prediction.step_s or 0.0 for prediction in some]
+            low = [(prediction.step_s or 0) - (prediction.step_low_s or 0) for prediction in some]
+            high = [(prediction.step_high_s or 0) - (prediction.step_s or 0) for prediction in some]
             colour, marker = SERIES[kinds.index(kind) % len(SERIES)], MARKERS[precisions.index(precision) % len(MARKERS)]
             style: dict[str, Any] = {"fmt": marker, "color": colour, "elinewidth": 0.6, "markersize": 5}
             axes.errorbar(steps, ratios, yerr=[low, high], label=f"{kind}, {precision}", **style)
-    ends = [min(each.measured_s or 1.0 for each in measured) / 1.5, max(each.measured_s or 1.0 for each in measured) * 1.5]
+    ends = [
+        min(prediction.measured_s or 1.0 for prediction in measured) / 1.5,
+        max(prediction.measured_s or 1.0 for prediction in measured) * 1.5,
+    ]
     axes.plot(ends, ends, color=BOUND, linewidth=0.8)
     for share in (0.8, 1.25):
         axes.plot(ends, [end * share for end in ends], color="#bbbbbb", linewidth=0.6, linestyle="--")

@@ -1,4 +1,4 @@
-"""Pictures of methods, of planners and of trials beside each other, with the plot extra."""
+"""Pictures of methods, of planners and of trials next to each other, with the plot extra."""
 
 from __future__ import annotations
 

@@ -121,17 +121,19 @@ def _draw_lanes(
             by_kind.setdefault(operation.what, []).append(operation)
     for what, (_, colour) in KINDS.items():
         done = by_kind.get(what, [])
-        spans = [(each.start_ns, each.end_ns, rows[each.lane]) for each in done]
-        lengths = sorted(each.end_ns - each.start_ns for each in done)
+        spans = [(operation.start_ns, operation.end_ns, rows[operation.lane]) for operation in done]
+        lengths = sorted(operation.end_ns - operation.start_ns for operation in done)
         wide = bool(lengths) and lengths[len(lengths) // 2] / scale * inches > 0.06
         line: dict[str, Any] = {"edgecolors": "white" if wide else colour, "linewidths": 0.4 if wide else 0.5}
         bars(axes, spans, scale, facecolors=colour, gid=what, **line)
-        for each in done:
-            first, last = max(begin, each.start_ns / scale), min(end, each.end_ns / scale)
-            if (last - first) * inches >= CHARACTER * len(str(each.layer)) + AROUND:
+        for operation in done:
+            first, last = max(begin, operation.start_ns / scale), min(end, operation.end_ns / scale)
+            if (last - first) * inches >= CHARACTER * len(str(operation.layer)) + AROUND:
                 numbered, style = True, {"fontsize": 6.5, "ha": "center", "va": "center", "zorder": 4}
                 ink, middle = "white" if colour in DARK else "black", (first + last) / 2
-                axes.text(middle, rows[each.lane], each.layer, color=ink, gid=f"number {what} {each.layer}", **style)
+                axes.text(
+                    middle, rows[operation.lane], operation.layer, color=ink, gid=f"number {what} {operation.layer}", **style
+                )
     names = {"communication": "communication" if instance.nvlink else "communication\nand copies", "copy": "host copies"}
     axes.set_yticks(range(len(lanes)), [names.get(lane, lane) for lane in lanes])
     axes.set(xlim=(begin, end or 1), ylim=(len(lanes) - 0.5, -0.75))

@@ -49,14 +49,14 @@ def draw_plan(plan: Plan, performance: Performance | None = None) -> Any:
     panels = 1 if performance is None else 2
     size = (UNITS + MEMORY * (panels - 1) + 1.4, row * count + 2.2)
     figure: Any = Figure(figsize=size, layout="constrained")
-    axes, *beside = figure.subplots(1, panels, sharey=True, squeeze=False, width_ratios=(UNITS, MEMORY)[:panels])[0]
+    axes, *memory_axes = figure.subplots(1, panels, sharey=True, squeeze=False, width_ratios=(UNITS, MEMORY)[:panels])[0]
     _draw_units(axes, plan)
     if performance is not None:
-        _draw_memory(beside[0], plan, performance)
-    for each in (axes, *beside):
-        each.spines[["top", "right"]].set_visible(False)
-        each.tick_params(labelsize=8)
-        each.xaxis.label.set_fontsize(8)
+        _draw_memory(memory_axes[0], plan, performance)
+    for panel in (axes, *memory_axes):
+        panel.spines[["top", "right"]].set_visible(False)
+        panel.tick_params(labelsize=8)
+        panel.xaxis.label.set_fontsize(8)
     axes.set_ylim(count - 0.45, -0.55)
     figure.suptitle(_title(plan, performance), fontsize=11)
     return figure
@@ -118,7 +118,7 @@ def _numbers(noun: str, numbers: Sequence[int]) -> str:
             spans[-1].append(number)
         else:
             spans.append([number])
-    texts = [span(str(each[0]), str(each[-1])) for each in spans]
+    texts = [span(str(units[0]), str(units[-1])) for units in spans]
     shown = texts if len(texts) <= 3 else [*texts[:2], "..."]
     return f"{noun}{'s' if len(numbers) > 1 else ''} {', '.join(shown)}"
 

@@ -14,7 +14,7 @@ GRID = "#e6e6e6"
 MARKERS = "osD^vPXp"
 
 
-def series(place: int) -> dict[str, str]:
+def series(index: int) -> dict[str, str]:
     """Colour and marker of one line among several, of which none is the best; 24 of them all differ."""
     colours = [colour for colour in SERIES if colour not in (BEST, YELLOW)]  # yellow lines are lost on white
-    return {"color": colours[place % len(colours)], "marker": MARKERS[place % len(MARKERS)]}
+    return {"color": colours[index % len(colours)], "marker": MARKERS[index % len(MARKERS)]}

@@ -152,9 +152,9 @@ class _View:
     @cached_property
     def ranks(self) -> np.ndarray[Any, np.dtype[np.int64]]:
         """Stage, pipeline and tensor-parallel rank of every device: (devices, 3)."""
-        indices = np.empty((self.instance.devices, 3), np.int64)
-        indices[self.placed.grid.reshape(-1)] = list(np.ndindex(*self.placed.grid.shape))
-        return indices
+        coordinates = np.empty((self.instance.devices, 3), np.int64)
+        coordinates[self.placed.grid.reshape(-1)] = list(np.ndindex(*self.placed.grid.shape))
+        return coordinates
 
     @cached_property
     def times(self) -> np.ndarray[Any, np.dtype[np.float64]]:
@@ -189,8 +189,8 @@ class _View:
         if len(set(self.shares)) == 1:
             return f"{self.shares[0]} micro-batch{'es' if self.shares[0] > 1 else ''} a pipeline"
         counts = Counter(self.shares).items()
-        each = self.shares if len(self.shares) <= 8 else [f"{count} x {share}" for share, count in counts]
-        return "shares " + ", ".join(map(str, each))
+        shares = self.shares if len(self.shares) <= 8 else [f"{count} x {share}" for share, count in counts]
+        return "shares " + ", ".join(map(str, shares))
 
     @property
     def heading(self) -> str:
@@ -278,11 +278,11 @@ def _draw_squares(axes: Any, view: _View) -> str:
             colour = view.colours[stage]
             squares[device] = Rectangle((x + 0.09, y + 0.09), 0.82, 0.82, facecolor=colour, gid=f"device {device}")
             axes.add_patch(squares[device])
-            beside = " ".join([f"P{pipeline}"] * (degrees.dp > 1) + [f"T{rank}"] * (degrees.tmp > 1))
+            labels = " ".join([f"P{pipeline}"] * (degrees.dp > 1) + [f"T{rank}"] * (degrees.tmp > 1))
             behind = {"facecolor": colour, "edgecolor": "none", "pad": 0.6}  # no arrow goes through a name
             style = {"color": _ink(colour), "ha": "center", "va": "center", "zorder": 4, "bbox": behind}
-            axes.text(x + 0.5, y + (0.36 if beside else 0.5), f"S{stage}", fontsize=10, weight="bold", **style)
-            axes.text(x + 0.5, y + 0.69, beside, fontsize=7, **style)
+            axes.text(x + 0.5, y + (0.36 if labels else 0.5), f"S{stage}", fontsize=10, weight="bold", **style)
+            axes.text(x + 0.5, y + 0.69, labels, fontsize=7, **style)
     for pipeline in range(degrees.dp):
         for before, after in pairwise(squares[device] for device in view.placed.grid[:, pipeline, 0].tolist()):
             (x, y), (u, v) = before.get_center(), after.get_center()
@@ -333,8 +333,8 @@ def _draw_stages(line: Sequence[Any], view: _View) -> None:
     time.barh(indices, transfers, left=times, color=BESIDE, label="transfer to the next stage")
     uneven = view.times.min(axis=1) < view.times.max(axis=1)
     if uneven.any():
-        each = [(time_ms, j) for j in np.flatnonzero(uneven) for time_ms in set(view.times[j])]
-        time.plot(*zip(*each, strict=True), "|", color=FLOW, ms=9, mew=2, label="each pipeline")
+        points = [(time_ms, j) for j in np.flatnonzero(uneven) for time_ms in set(view.times[j])]
+        time.plot(*zip(*points, strict=True), "|", color=FLOW, ms=9, mew=2, label="each pipeline")
     time.set(xlabel="a micro-batch, ms", ylim=(len(stages) - 0.4, -0.6))
     time.margins(x=0.03)
     time.set_yticks(indices[::step], names[::step], fontsize=8)

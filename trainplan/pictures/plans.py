@@ -77,7 +77,7 @@ def _draw_lanes(simulation: Simulation, plan: Plan, title: str) -> Any:
 
     assert simulation.judged is not None
     walk = simulation.judged.time
-    ranks = [walk.rounds[place].few.rank for place in first_places(plan, simulation.judged)]
+    ranks = [walk.rounds[index].few.rank for index in first_places(plan, simulation.judged)]
     lanes: dict[tuple[int, str], list[Operation]] = {}
     for operation in walk.operations():
         if operation.rank in ranks:
@@ -96,8 +96,10 @@ def _draw_lanes(simulation: Simulation, plan: Plan, title: str) -> Any:
         each_ns = walk.step_ns / plan.batch.micro_batches
         bins = min(MOST_BINS, plan.batch.micro_batches)
         _draw_shares(whole, lanes, np.linspace(0, walk.step_ns, bins + 1), scale)
-        said = plural(plan.batch.micro_batches, "micro-batch")
-        whole.set_title(f"the whole step, {said}: shares of each {format_time(walk.step_ns / bins)}", fontsize=9, loc="left")
+        count_text = plural(plan.batch.micro_batches, "micro-batch")
+        whole.set_title(
+            f"the whole step, {count_text}: shares of each {format_time(walk.step_ns / bins)}", fontsize=9, loc="left"
+        )
         window = min(walk.step_ns, round((2 * plan.depth + 3) * each_ns))
         for column, begin in enumerate((0, walk.step_ns - window)):
             axes = figure.add_subplot(grid[1, column])

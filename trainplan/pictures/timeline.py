@@ -73,13 +73,13 @@ def _drawn(parts: Sequence[tuple[str | None, Timeline, Sequence[str] | None]], w
     timelines = [timeline for _, timeline, _ in parts]
     end = max(timeline.time_ns for timeline in timelines)
     rows = [len(timeline.devices) for timeline in timelines]
-    beside = 0.9 + CHARACTER * max((len(name) for _, _, stages in parts for name in stages or []), default=0)
-    width = (width_inches or LARGEST[0]) - beside
+    label_width = 0.9 + CHARACTER * max((len(name) for _, _, stages in parts for name in stages or []), default=0)
+    width = (width_inches or LARGEST[0]) - label_width
     if width_inches is None:
         width = min(width, max(9.0, *(_width(timeline, end) for timeline in timelines)))
     heads = 0.75 * len(parts) + 1.1
     row = min(ROW, (LARGEST[1] - heads) / sum(rows))
-    figure: Any = Figure(figsize=(width + beside, heads + row * sum(rows)), layout="constrained")
+    figure: Any = Figure(figsize=(width + label_width, heads + row * sum(rows)), layout="constrained")
     scale, unit = next(((s, u) for s, u in ((1e9, "s"), (1e6, "ms"), (1e3, "us")) if end >= s), (1, "ns"))
     every = figure.subplots(len(parts), 1, sharex=True, squeeze=False, height_ratios=rows)[:, 0]
     for axes, (name, timeline, stages) in zip(every, parts, strict=True):
@@ -178,8 +178,8 @@ def _draw_path(axes: Any, critical: Critical, scale: float, thick: float) -> Non
     """A thin line from pass to pass, where the path changes the device."""
     for before, after in zip(critical.path, critical.path[1:], strict=False):
         if before.device != after.device:
-            indices = [before.device, after.device]
-            axes.plot([before.end_ns / scale, after.start_ns / scale], indices, color=PATH, lw=0.6 * thick, zorder=2.9)
+            lanes = [before.device, after.device]
+            axes.plot([before.end_ns / scale, after.start_ns / scale], lanes, color=PATH, lw=0.6 * thick, zorder=2.9)
 
 
 def bars(axes: Any, spans: Iterable[tuple[float, float, int]], scale: float, height: float = 0.8, **style: Any) -> None:

@@ -44,14 +44,14 @@ def stage_curves(plan: Plan, judged: PlanPrediction) -> list[StageCurve]:
     return [_curve(judged, stage, index) for stage, index in enumerate(fullest_places(plan, judged))]
 
 
-def _curve(judged: PlanPrediction, stage: int, place: int) -> StageCurve:
-    rounds, walk = judged.time.rounds[place], judged.memory[place]
-    beside = {part_of("copies"): walk.beside_bytes}
+def _curve(judged: PlanPrediction, stage: int, index: int) -> StageCurve:
+    rounds, walk = judged.time.rounds[index], judged.memory[index]
+    copies = {part_of("copies"): walk.beside_bytes}
     sizes = [
-        tuple(held[part] + beside.get(part, 0) for part in PARTS)
+        tuple(held[part] + copies.get(part, 0) for part in PARTS)
         for held in held_parts(rounds.few, walk.backend, part_of, PARTS)
     ]
-    starts = accumulate(judged.time.start_ns[place], max)  # what is issued later counts from where it was issued
+    starts = accumulate(judged.time.start_ns[index], max)  # what is issued later counts from where it was issued
     most: list[tuple[int, ...] | None] = [None] * COLUMNS
     step = max(1, judged.step_ns)
     for number, start in enumerate(starts):
@@ -59,9 +59,9 @@ def _curve(judged: PlanPrediction, stage: int, place: int) -> StageCurve:
         held = sizes[rounds.stretch(number)[0]]  # every round holds as much as the one before it
         if (there := most[column]) is None or sum(held) > sum(there):
             most[column] = held
-    filled, before = list[tuple[int, ...]](), next(each for each in most if each is not None)
-    for each in most:
-        before = each if each is not None else before
+    filled, before = list[tuple[int, ...]](), next(held_at for held_at in most if held_at is not None)
+    for held_at in most:
+        before = held_at if held_at is not None else before
         filled.append(before)
     return StageCurve(stage, rounds.few.rank, walk.peak_bytes, tuple(filled))
 

@@ -172,7 +172,7 @@ def _proof(claim: Claim, checked: CheckedClaim | None) -> str:
 
 
 def _certificate(checked: CheckedClaim | None) -> str:
-    """Whether what the claim's evidence proves was checked, and what it is; more is said beside the bound."""
+    """Whether what the claim's evidence proves was checked, and what came out; there is more next to the bound."""
     if checked is None:
         return "none in the plan, so nothing was checked"
     if checked.unchecked is not None or checked.faults or not checked.objective_ns or checked.bound_ns is None:

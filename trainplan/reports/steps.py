@@ -65,13 +65,13 @@ def drawn_step(plan: Plan, judged: PlanPrediction) -> dict[str, Any]:
     return {"step_ns": judged.step_ns, "kinds": NAMES, "names": list(names), "units": units, "lanes": rows, "patterns": written}
 
 
-def _blocks(judged: PlanPrediction, place: int, names: dict[str, int]) -> dict[str, list[_Block]]:
+def _blocks(judged: PlanPrediction, index: int, names: dict[str, int]) -> dict[str, list[_Block]]:
     """Of one program, the blocks of each lane in order of time. names: of operations, which get numbers as they come."""
     walk = judged.time
-    of = lane_of(walk.backend, walk.rounds[place].few)
+    of = lane_of(walk.backend, walk.rounds[index].few)
     turned: set[int | None] = set()
     blocks: dict[str, list[_Block]] = {}
-    moments = zip(_issued(walk.rounds[place]), walk.start_ns[place], walk.end_ns[place], strict=True)
+    moments = zip(_issued(walk.rounds[index]), walk.start_ns[index], walk.end_ns[index], strict=True)
     for (instruction, later), start, end in moments:
         micro_batch = None if instruction.micro_batch is None else instruction.micro_batch + later
         op = instruction.op  # the loss, or what comes first after it, turns from a micro-batch's forward to its backward pass
@@ -92,10 +92,10 @@ def _blocks(judged: PlanPrediction, place: int, names: dict[str, int]) -> dict[s
 def _issued(rounds: Rounds) -> Iterator[tuple[Instruction, int]]:
     """The instructions of a whole program, as the short one has them, and how many micro-batches later each comes."""
     few = rounds.few.instructions
-    yield from ((each, 0) for each in few[: rounds.end])
+    yield from ((instruction, 0) for instruction in few[: rounds.end])
     for number in range(1, rounds.count + 1):
-        yield from ((each, number * rounds.size) for each in few[rounds.begin : rounds.end])
-    yield from ((each, rounds.count * rounds.size) for each in few[rounds.end :])
+        yield from ((instruction, number * rounds.size) for instruction in few[rounds.begin : rounds.end])
+    yield from ((instruction, rounds.count * rounds.size) for instruction in few[rounds.end :])
 
 
 def _name(instruction: Instruction) -> str:
