@@ -2,44 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from itertools import combinations
 from math import comb
 from typing import Any, ClassVar
 
-from trainplan.formulations.problem import Problem
+from trainplan.formulations.problem import Enumeration, Models, Problem
 from trainplan.formulations.schedule.chains import Chain
 
 
-class Cutting(Problem):
-    """A problem with instances that are chains.
+def cut_enumeration(solution: Callable[[tuple[int, ...]], Any]) -> Enumeration:
+    """All ways to cut a chain, whatever the memory, in lexicographic order of their cuts. solution: makes one of its cuts."""
 
-    home: also has the class `Solution` of its cuts. sizes: the attributes of an instance that tell its size.
-    """
+    def cuts(instance: Chain) -> combinations[tuple[int, ...]]:
+        return combinations(range(1, instance.length), instance.stages - 1)
+
+    return Enumeration(
+        count=lambda instance: comb(instance.length - 1, instance.stages - 1),
+        solutions=lambda instance: map(solution, cuts(instance)),
+    )
+
+
+def start(instance: Chain, solution: Any) -> set[str]:
+    """The names of the variables Y that are 1 in a solution, by stage and layer, up to the last layer by which the stage need
+    not have begun."""
+    ends = instance.length - instance.stages
+    return {f"Y[{x},{l}]" for x, first in enumerate(solution.cuts, 1) for l in range(first, ends + x)}
+
+
+class Cutting(Problem):
+    """A problem with instances that are chains. sizes: the attributes of an instance that tell its size."""
 
     sizes: ClassVar[tuple[str, ...]]
     solution_field = "cuts"
-
-    def memory_bytes(self, instance: Chain) -> int | None:
-        """The limit of one device; None without one, or where stages have different ones."""
-        limits = set() if instance.memory is None else set(instance.memory.limit_bytes.tolist())
-        return limits.pop() if len(limits) == 1 else None
-
-    def count(self, instance: Chain) -> int:
-        """The number of ways to cut the chain, whatever the memory."""
-        return comb(instance.length - 1, instance.stages - 1)
-
-    def solutions(self, instance: Chain) -> Iterator[Any]:
-        """Every way to cut the chain, in lexicographic order of its cuts."""
-        return map(self.home.Solution, combinations(range(1, instance.length), instance.stages - 1))
-
-    def start(self, instance: Chain, solution: Any) -> set[str]:
-        """Y, by stage and layer, up to the last layer by which the stage need not have begun."""
-        ends = instance.length - instance.stages
-        return {f"Y[{x},{l}]" for x, first in enumerate(solution.cuts, 1) for l in range(first, ends + x)}
+    models = Models(start=start)
 
     def size(self, instance: Chain) -> dict[str, int]:
         """The instance's sizes, and the memory limit where there is one."""
         sizes = {name: getattr(instance, name) for name in self.sizes}
-        limit = self.memory_bytes(instance)
+        limit = instance.common_memory_bytes
         return sizes if limit is None else sizes | {"memory_bytes": limit}

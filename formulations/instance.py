@@ -110,6 +110,12 @@ class ProblemInstance(ABC):
         content = {name: value for name, value in self.to_dict().items() if name not in self.undigested}
         return hashlib.sha256(json.dumps(content, separators=(",", ":")).encode()).hexdigest()
 
+    @property
+    def common_memory_bytes(self) -> int | None:
+        """The memory limit of every device; None where there is none, or where devices have different ones."""
+        limit: int = self.memory_bytes  # type: ignore[attr-defined]  # others have a property of their own
+        return limit
+
     def with_memory(self, memory_bytes: int) -> Self:
         """The same instance under another memory limit of every device."""
         return replace(self, memory_bytes=memory_bytes)  # type: ignore[call-arg]  # others have a method of their own

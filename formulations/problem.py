@@ -1,8 +1,19 @@
-"""The protocol of problems: what every planning problem offers, and how the rest of trainplan uses it.
+"""The protocol of problems: twelve methods that every planning problem has, and what only some of them have.
 
 A problem is one folder with one object of a subclass of `Problem`, and one line in `BUILT_IN` (or an entry point
-`trainplan.problems` of another package). Its instances and solutions are its own types. An instance has the attributes
-`problem` (the name), `name`, `provenance` and `digest` (SHA-256 of what the answer depends on), and `to_dict()`.
+`trainplan.problems` of another package). Its instances and solutions are its own types. An instance has the attributes of
+`InstanceLike`. The twelve methods are those without which a request does not become a plan with a claim:
+
+    files              load, load_solution, solution_dict
+    costs of solutions evaluate, violations, describe, cost_model
+    requests and plans instance, instances, plan
+    for people         size, tables
+
+How all solutions of a tiny instance are listed (`Enumeration`), how MILP and CP-SAT state an instance (`Models`) and how plans
+of one strategy are found (`SingleStrategy`) are records of functions that a problem holds. What lets the planner go on from a
+solver's answer (`refinement.Refinement`), what proves a claim (`claims.Certificate`) and which part of a request instances
+cover (`claims.RequestScope`) are objects that a problem holds, or None. Methods, bounds, and why nothing fits are the solvers'
+(`solvers.core.entries.Methods`).
 
 `tests/formulations/test_conformance.py` holds every problem to this protocol.
 """
@@ -13,38 +24,58 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from types import ModuleType
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, Self, runtime_checkable
 
+from trainplan.formulations.claims import Certificate, RequestScope
 from trainplan.formulations.parameters import Parameter
 from trainplan.formulations.plan.plan import Plan
 from trainplan.formulations.plan.request import Request
+from trainplan.formulations.refinement import Refinement
 from trainplan.profiling.base.errors import InputError, one_of
 from trainplan.profiling.base.files import Record, Source
 from trainplan.profiling.base.plugins import attribute, load_named, names
 
 GROUP = "trainplan.problems"
+MOST_SOLUTIONS = 2_000_000  # of an instance that brute force takes, unless its problem says otherwise
 
 
 @runtime_checkable
 class InstanceLike(Protocol):
-    """What instances of all problems have, also of those in other packages."""
+    """What instances of all problems have, also of those in other packages.
+
+    Attributes:
+        problem: the name of the problem.
+        name: the instance's own, for people.
+        provenance: where its numbers come from; its `cost_model` is `streams` where costs count overlap.
+
+    An instance also has the attribute `digest`, SHA-256 of what the answer depends on in hexadecimal digits, which is not asked
+    for here: it takes its time, and `isinstance` reads every attribute.
+    """
 
     problem: Any
     name: Any
     provenance: Any
 
     def to_dict(self) -> dict[str, Any]:
-        """The instance as its file has it."""
+        """The instance in its file format, as plain values."""
+        ...
+
+    @property
+    def common_memory_bytes(self) -> int | None:
+        """The memory limit of every device; None where there is none, or where devices have different ones."""
+        ...
+
+    def with_memory(self, memory_bytes: int) -> Self:
+        """The instance under this memory limit of every device. Raises InputError where it knows nothing of memory."""
         ...
 
 
 class Evaluation(Protocol):
-    """What a solution costs: a whole number to be minimised (nanoseconds), whatever else the problem tells."""
+    """What a solution costs: a whole number to be minimised (nanoseconds), and whatever else the problem tells."""
 
     @property
     def objective(self) -> int:
-        """What is minimised, in whole nanoseconds."""
+        """The number to be minimised, in whole nanoseconds."""
         ...
 
 
@@ -57,12 +88,31 @@ class Table:
     rows: tuple[tuple[str, ...], ...]
 
 
+@dataclass(frozen=True)
+class Enumeration:
+    """How brute force goes through all solutions of a tiny instance.
+
+    Attributes:
+        count: the number of solutions of an instance that are looked at.
+        solutions: every solution of an instance; or, where the problem compares many at once, the best of each batch that
+            fits. None among them is a moment to look at the clock.
+        most: the most solutions that brute force takes of an instance.
+    """
+
+    count: Callable[[Any], int]
+    solutions: Callable[[Any], Iterator[Any]]
+    most: Callable[[Any], int] = lambda instance: MOST_SOLUTIONS
+
+
 @dataclass
-class Part:
+class Subproblem:
     """A part of an instance that MILP and CP-SAT state by itself.
 
-    bound: no solution of it is below (infinite where nothing fits); lifted: its solution as one of the whole instance;
-    lowered: a solution of the whole instance as one of the part, None where it lies in another.
+    Attributes:
+        instance: the part.
+        bound: nanoseconds that no solution of it is below; infinite where nothing fits.
+        lifted: makes of a solution of the part one of the whole instance.
+        lowered: makes of a solution of the whole instance one of the part; None where it lies in another part.
     """
 
     instance: Any
@@ -71,282 +121,141 @@ class Part:
     lowered: Callable[[Any], Any | None] = lambda solution: None
 
 
+@dataclass(frozen=True)
+class Models:
+    """How the MILP and the CP-SAT model of a problem (its modules `milp` and `cpsat`) are stated part by part and begun.
+
+    Attributes:
+        subproblems: of an instance and a function that says whether the time is up, the parts that are stated one by one; None
+            where the whole instance is stated at once. Raises `Unsuited` of `profiling.base.errors` where they cannot state the
+            instance, `TooLarge` where it is only too large for them.
+        start: of an instance and a solution, the names of the models' whole variables that are 1 in it; others of the same
+            letters are 0. Among the letters are those of all whole variables of the MILP, unless none is named: then
+            models do not begin from a solution.
+    """
+
+    subproblems: Callable[[Any, Callable[[], bool]], list[Subproblem] | None] = lambda instance, out_of_time: None
+    start: Callable[[Any, Any], set[str]] = lambda instance, solution: set()
+
+
+@dataclass(frozen=True)
+class SingleStrategy:
+    """How the best solution with one choice for all layers is found.
+
+    Attributes:
+        instances: of an instance, those whose solutions are its own with one choice for all layers; they become plans as those
+            of the instance do. Empty where it has none.
+        method: the name of the method that finds the best solution of them.
+        widened: of an instance and a solution of the first of these instances, the same as a solution of the instance; None
+            where the problem does not say.
+    """
+
+    instances: Callable[[Any], Sequence[Any]]
+    method: str = "exact"
+    widened: Callable[[Any, Any], Any | None] = lambda instance, solution: None
+
+
 class Problem(ABC):
     """One planning problem. Subclasses state it; nothing else in trainplan asks which problem it has before it
     (but `simulating`, which also takes pipeline-partition instances, and `papers.FILES`).
 
-    home: the module whose functions `load`, `load_solution`, `solution_dict`, `evaluate`, `violations` and `describe` the
-    methods of these names call. solved_by: the package of its solvers, whose module `methods` lists them; by default
-    none: brute force solves it, and methods of other packages. name: as users write it.
-    record, solution_record: the file formats. parameters: what `instance` reads from `request.options`. needs: what a request
-    has to name where it has no profile. largest: the most solutions that brute force takes. solution_field: of the solution's
-    file format, the list that a bare sequence of numbers stands for. picture: the function that draws a solution,
-    given the instance and it, as `module:name`. constraints: parameters that users set though the problem would choose them;
-    planning says what each costs. widest: the value that leaves nothing out, of parameters whose default leaves something out.
+    Attributes:
+        name: as users write it.
+        record: the file format of instances.
+        solution_record: the file format of solutions.
+        solution_field: the list of that format that a bare sequence of numbers stands for.
+        solution_reader: the function, as `module:name`, of a source and an instance that reads a solution from a file of
+            another program, or gives None where it is none; None where only the problem's own format is read.
+        parameters: what `instance` and `instances` read from `request.options`.
+        constraints: parameters that users set though the problem would choose them; planning says what each of them costs.
+        widest: the value that leaves nothing out, of parameters whose default leaves something out.
+        needs: what a request has to name where it has no profile.
+        solved_by: the package of its solvers, whose module `methods` lists them; by default one without any, so that only
+            brute force and methods of other packages solve it.
+        picture: the function, as `module:name`, that draws a solution, given the instance and it; None where there is none.
+        enumeration: how brute force lists its solutions.
+        models: how its models are stated part by part and begun; by default whole, and from nothing.
+        single_strategy: how the best plan with one strategy is found; None where all plans have one, or it does not say.
+        refinement: what the planner needs to go on from a solver's answer to better plans; None where it does not.
+        certificate: how claims are proven without any solver; None where they are not.
+        scope: which part of a request its instances cover; None where they cover all of it.
     """
 
-    home: ModuleType  # no ClassVar, which mypy takes no assigned module for
-    solved_by: ClassVar[str] = "trainplan.solvers.core"
     name: ClassVar[str]
     record: ClassVar[type[Record]]
     solution_record: ClassVar[type[Record]]
-    parameters: ClassVar[tuple[Parameter, ...]] = ()
-    needs: ClassVar[tuple[str, ...]] = ("model", "cluster")
-    largest: ClassVar[int] = 2_000_000
     solution_field: ClassVar[str] = "choice"
-    picture: ClassVar[str | None] = None
+    solution_reader: ClassVar[str | None] = None
+    parameters: ClassVar[tuple[Parameter, ...]] = ()
     constraints: ClassVar[tuple[Parameter, ...]] = ()
     widest: ClassVar[Mapping[str, Any]] = {}
+    needs: ClassVar[tuple[str, ...]] = ("model", "cluster")
+    solved_by: ClassVar[str] = "trainplan.solvers.core"
+    picture: ClassVar[str | None] = None
+    enumeration: ClassVar[Enumeration]
+    models: ClassVar[Models] = Models()
+    single_strategy: ClassVar[SingleStrategy | None] = None
+    refinement: ClassVar[Refinement | None] = None
+    certificate: ClassVar[Certificate | None] = None
+    scope: ClassVar[RequestScope | None] = None
 
     # Files
 
+    @abstractmethod
     def load(self, source: Source, where: str = "instance") -> Any:
         """An instance from a file or a dict, which errors call `where`. Raises InputError."""
-        return self.home.load(source, where)
 
+    @abstractmethod
     def load_solution(self, source: Source) -> Any:
-        """A solution from a file or a dict. Raises InputError."""
-        return self.home.load_solution(source)
+        """A solution from a file or a dict in the problem's own format. Raises InputError."""
 
-    def solution_of(self, instance: Any, source: Source) -> Any:
-        """A solution of an instance from a file or a dict, in any format that the problem reads. Raises InputError."""
-        return self.load_solution(source)
+    @abstractmethod
+    def solution_dict(self, solution: Any, /) -> dict[str, Any]:
+        """A solution in its file format, as plain values."""
 
-    def solution_dict(self, solution: Any) -> dict[str, Any]:
-        """A solution in its file format."""
-        return self.home.solution_dict(solution)
+    # Costs of solutions
 
-    # Judging
-
-    def evaluate(self, instance: Any, solution: Any) -> Evaluation:
+    @abstractmethod
+    def evaluate(self, instance: Any, solution: Any, /) -> Evaluation:
         """Time and memory of a solution. Raises ValueError where it is no solution of the instance."""
-        return self.home.evaluate(instance, solution)
 
-    def violations(self, instance: Any, solution: Any) -> list[str]:
+    @abstractmethod
+    def violations(self, instance: Any, solution: Any, /) -> list[str]:
         """Every constraint that a solution breaks, in words; empty where it is feasible."""
-        return self.home.violations(instance, solution)
 
-    def describe(self, instance: Any, solution: Any) -> dict[str, Any]:
-        """What users see of a solution's costs: `time_ns`, mostly `peak_bytes` and `peak_layer_name`, and the problem's own."""
-        return self.home.describe(instance, solution)
-
-    def explain(self, instance: Any) -> Any:
-        """Why no solution fits, as a `solvers.core.result.Infeasibility`; None where one does, and, of a problem whose solvers
-        have `fits`, where that is not certain, or no reason is known."""
-        return self.solvers().call("explain", instance)
-
-    def fits(self, instance: Any) -> bool | None:
-        """Whether some solution fits, proven either way; None where that is not known."""
-        fits: bool | None = None
-        if self.solvers().fits:
-            fits = self.solvers().call("fits", instance)
-        elif self.solvers().explain or type(self).explain is not Problem.explain:
-            fits = self.explain(instance) is None
-        return fits
-
-    def leanest(self, instance: Any) -> tuple[Any, int] | None:
-        """A solution of little memory, and bytes of a device that no solution is below; None where none is looked for."""
-        found: tuple[Any, int] | None = self.solvers().call("leanest", instance)
-        return found
-
-    def on_lanes(self, instance: Any) -> bool:
-        """Whether plans of an instance are predicted under the cost model `streams`, on the lanes of frameworks."""
-        return bool(instance.provenance.get("cost_model") == "streams")
-
-    def layouts(self, instance: Any) -> Sequence[str]:
-        """Under `streams`, the layout that all units have in each configuration of an instance."""
-        raise NotImplementedError(f"{self.name} has no layouts of all sub-layers")
-
-    def shapes(self, instance: Any) -> Sequence[str]:
-        """The schedule and the numbers of stages and micro-batches of each configuration of an instance."""
-        raise NotImplementedError(f"{self.name} has no configurations")
-
-    def passes(self, instance: Any) -> Sequence[str]:
-        """The kind of order of passes of each configuration of an instance: claims are about as far from walks in all of a
-        kind."""
-        raise NotImplementedError(f"{self.name} has no configurations")
-
-    def alike(self, instance: Any) -> Sequence[tuple[str, str]]:
-        """Of each configuration of an instance, its layout and its shape, in which solutions need about as much memory beyond
-        the tables."""
-        raise NotImplementedError(f"{self.name} has no configurations")
-
-    def only(self, instance: Any, places: Sequence[int]) -> Any:
-        """The instance with these of its configurations alone."""
-        return instance.only(places)
-
-    def evenly(self, instance: Any, places: Sequence[int]) -> Any | None:
-        """The same, with as many units in every stage as can be; None where cuts are not to be chosen."""
-        raise NotImplementedError(f"{self.name} has no configurations")
+    @abstractmethod
+    def describe(self, instance: Any, solution: Any, /) -> dict[str, Any]:
+        """The costs of a solution as users see them: `time_ns`, mostly `peak_bytes` and `peak_layer_name`, and the problem's
+        own."""
 
     def cost_model(self, instance: Any) -> str:
         """The name of the costs and the objective that a claim about the instance speaks of."""
         return str(instance.provenance.get("cost_model", self.name))
 
-    def solvers(self) -> Any:
-        """What its package of solvers offers, as `solvers.core.entries.Methods`; brute force comes in addition."""
-        return attribute(f"{self.solved_by}.methods:METHODS")
-
-    # Certificates
-
-    def any_schedule_ns(self, instance: Any, solution: Any) -> int | None:
-        """A bound on the step with the stages and strategies of a solution under every order of passes, whatever memory that
-        needs; None where the problem has none."""
-        return None
-
-    def checked_bound_ns(self, instance: Any, proof: Mapping[str, Any] | None) -> int:
-        """The bound in ns on the objective of every solution that a proof shows, followed without any solver.
-
-        proof: the evidence that its solvers make, in its file format; None for what can be shown without any. Raises ValueError
-        where the proof is of another instance, or shows less than it claims.
-        """
-        raise ValueError(f"bounds of {self.name} have no evidence")
-
-    # Why this solution
-
-    def changes(self, instance: Any, solution: Any, stop: Callable[[], bool]) -> Sequence[Any]:
-        """What the solution's units could have in place of what they have, a row of numbers for each run of equal ones.
-
-        stop: asked now and then; once it says so, nothing more is tried. Raises InputError where the problem has none.
-        """
-        raise InputError("plan", "claim.problem", f"is {self.name!r}, which does not tell", "give a plan of joint")
-
-    # Memory
-
-    def memory_bytes(self, instance: Any) -> int | None:
-        """The limit of one device; None without one, or where devices differ."""
-        return instance.memory_bytes
-
-    def with_memory(self, instance: Any, memory_bytes: int) -> Any:
-        """The instance under another limit of every device."""
-        return instance.with_memory(memory_bytes)
-
-    def with_more(self, instance: Any, more: Sequence[tuple[int, int]]) -> Any:
-        """The instance with so many bytes more on a device while any unit's passes run, and while those of the last one do, by
-        configuration."""
-        return instance.with_more(more)
-
-    def site_bytes(self, instance: Any, solution: Any) -> Sequence[tuple[int, bool]]:
-        """What a solution needs of each stage's devices, and whether it is the last unit that needs it; of stages that share
-        devices once."""
-        raise NotImplementedError(f"{self.name} has no sites")
-
-    def tightest(self, instance: Any) -> Any | None:
-        """The instance with the least memory that some solution is known to need; None where nothing needs any."""
-        reason = self.explain(self.with_memory(instance, 1))
-        return None if reason is None else self.with_memory(instance, reason.least_memory_bytes)
-
-    # From a request to a plan
-
-    def unsuited(self, request: Request) -> str | None:
-        """What the instance of a request leaves out of the request, which another problem may state; None where nothing."""
-        return None
+    # Requests and plans
 
     @abstractmethod
     def instance(self, request: Request) -> Any:
-        """The instance that `build` writes. Raises InputError."""
+        """The one instance of a request, which `build` writes. Raises InputError."""
 
     def instances(self, request: Request) -> Sequence[Any]:
-        """The instances that planning solves, of which the best counts: by default the one of `instance`. Raises InputError."""
+        """The instances of a request that planning solves, of which the best solution counts: by default the one of `instance`.
+        Raises InputError."""
         return [self.instance(request)]
-
-    def within(self, request: Request) -> Request:
-        """The request with what its options leave of each other, and of the memory: as its instances have it. Raises
-        InputError."""
-        return request
-
-    def options_of(self, instance: Any, request: Request) -> dict[str, Any]:
-        """The options of a request, with what is settled in one of its instances: of a request of them, it is the only one."""
-        return dict(request.options)
 
     def plan(self, instance: Any, solution: Any, request: Request) -> Plan:
         """The plan of a solution, without prediction and claim. Raises InputError where plans cannot say it."""
         raise InputError("command line", "problem", f"is {self.name!r}", "which has no plans: give a problem that has")
 
-    def alternatives(self, instance: Any, result: Any, top: int, seed: int) -> Sequence[tuple[Any, int]]:
-        """Up to `top` good solutions with their claimed times, best first, that trials may run beside a result's own.
-
-        By default none: few methods list what they have looked at.
-        """
-        return []
-
-    def uniform(self, instance: Any) -> tuple[Sequence[Any], str]:
-        """Instances whose solutions are those of this one with one choice for all layers, and a method that finds the best of
-        them; none by default: where all solutions are such, or where the problem does not say.
-
-        Their solutions become plans as those of the instance do.
-        """
-        return (), "exact"
-
-    def of_uniform(self, instance: Any, solution: Any) -> Any | None:
-        """A solution of the first instance of `uniform` as one of the instance; None where the problem does not say."""
-        return None
-
-    def eased(self, instance: Any, solution: Any) -> Any:
-        """A solution as good as this one that does without what saves nothing, such as recomputation while memory is free; by
-        default the solution itself."""
-        return solution
-
-    def plainer_costs(self, request: Request) -> str | None:
-        """Why plans of a request have other costs than those that are usual for its devices, and do not compare with plans that
-        have these; None where they have them, or were asked for with others."""
-        return None
-
-    def restrictions(self, request: Request, cost_model: str) -> list[str]:
-        """What a request and the cost model leave out, as the command's options say it: what is not proven."""
-        return []
-
-    def beyond(self, instance: Any, narrower: Any, left_out: str) -> Any | None:
-        """What an instance has beside another one, made of the same request with one constraint more, the parameter `left_out`:
-        what is best of both is best of the instance. None where it has nothing beside; by default all of the instance."""
-        return instance
-
-    def incumbent_of(self, instance: Any, plan: Plan) -> Any | None:
-        """The solution of an instance that a plan stands for, whoever made it; None where there is none, or where the problem
-        does not say."""
-        return None
-
-    # Brute force
-
-    @abstractmethod
-    def count(self, instance: Any) -> int:
-        """The number of solutions that brute force looks at."""
-
-    def most_solutions(self, instance: Any) -> int:
-        """The most solutions that brute force takes of an instance."""
-        return self.largest
-
-    @abstractmethod
-    def solutions(self, instance: Any) -> Iterator[Any]:
-        """Every solution; or, where the problem compares many at once, the best of each lot that fits.
-
-        None among them is a moment to look at the clock. Only tiny instances are asked for.
-        """
-
-    # Models
-
-    def parts(self, instance: Any, out_of_time: Callable[[], bool]) -> list[Part] | None:
-        """The parts that MILP and CP-SAT state one by one; None where they state the whole instance.
-
-        Raises `Unsuited` of `profiling.base.errors` where they cannot state it, `TooLarge` where it is only too large for them.
-        """
-        return None
-
-    def start(self, instance: Any, solution: Any) -> set[str]:
-        """The whole variables of an instance's models, by name, that are 1 in a solution; others of the same letters are 0.
-
-        What models start from: all letters of the MILP's whole variables are among them, unless none is.
-        """
-        return set()
-
     # For people
 
     @abstractmethod
     def size(self, instance: Any) -> dict[str, int]:
-        """What tells an instance's size: layers, options, stages, devices; and memory_bytes where there is one limit."""
+        """The numbers that tell an instance's size: layers, options, stages, devices; and memory_bytes where there is one
+        limit."""
 
     def tables(self, instance: Any, solution: Any) -> list[Table]:
-        """Tables of a solution that people want to see beside time and memory."""
+        """Tables of a solution that people want to see in addition to time and memory; by default none."""
         return []
 
 
@@ -392,3 +301,16 @@ def constraints_of(stated: Problem, options: Mapping[str, Any]) -> dict[str, str
 def problem_of(instance: Any) -> Problem:
     """The problem that an instance is of."""
     return problem(instance.problem)
+
+
+def solution_of(instance: Any, source: Source) -> Any:
+    """A solution of an instance from a file or a dict, in any format that its problem reads. Raises InputError."""
+    stated = problem_of(instance)
+    read = None if stated.solution_reader is None else attribute(stated.solution_reader)(source, instance)
+    return stated.load_solution(source) if read is None else read
+
+
+def counts_overlap(instance: Any) -> bool:
+    """Whether the costs of an instance, and the predictions of its plans, count what frameworks overlap: the cost model
+    `streams`."""
+    return bool(instance.provenance.get("cost_model") == "streams")

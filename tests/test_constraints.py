@@ -208,16 +208,16 @@ def test_prices_are_exact_only_where_both_steps_are_proven() -> None:
 @pytest.mark.parametrize("fixed", [{"pipeline": 4}, {"micro_batches": 8}, {"schedule": "interleaved", "pipeline": 2}])
 def test_what_a_constraint_leaves_out_is_searched_alone(fixed: dict[str, Any]) -> None:
     """What it leaves is known from the plan: every configuration is of one of the two instances, with the same tables."""
-    name, problem = next(iter(fixed)), PROBLEM
+    name, problem, scope = next(iter(fixed)), PROBLEM, PROBLEM.scope
     left = {key: value for key, value in fixed.items() if key != name} | ({"schedule": "all"} if name == "schedule" else {})
     wide, narrow = (problem.instance(tp.plan(**REQUEST, **each, beside=False).request) for each in (left, fixed))
-    rest = problem.beyond(wide, narrow, name)
+    rest = scope.outside(wide, narrow, name)
     assert rest is not None and rest.configurations
     assert len(rest.configurations) + len(narrow.configurations) == len(wide.configurations)
     for configuration in narrow.configurations:
         (place,) = [place for place, other in enumerate(wide.configurations) if str(other) == str(configuration)]
         assert narrow.only([narrow.configurations.index(configuration)]).digest == wide.only([place]).digest
-    assert problem.beyond(wide, wide, name) is None and problem.beyond(wide, narrow, "tp") is wide
+    assert scope.outside(wide, wide, name) is None and scope.outside(wide, narrow, "tp") is wide
 
 
 def test_a_schedule_is_priced_against_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,7 +244,7 @@ def test_what_is_proven_says_under_which_restrictions() -> None:
     claim = tp.check(certified).claim  # type: ignore[union-attr]
     assert claim is not None and f"no plan of the problem under {under} within " in claim.verdict
     wide = {**answer.request.options, "schedule": "all", "pipeline": 1, "sliced": 1, "modules": True, "sequence_parallel": True}
-    told = answer.problem.restrictions(replace(answer.request, options=wide), "executed")
+    told = answer.problem.scope.restrictions(replace(answer.request, options=wide), "executed")
     assert told == ["--pipeline 1", "--sliced 1", "--host none", "--forbid sdp,tp4", "--chunks 2"]
     of_streams = tp.plan(model="llama3-8b", cluster="h100:8", batch=16, sequence=1024, gap=1e-2)
     assert of_streams.restrictions[-2:] == ["one strategy for all sub-layers", "in pipelines ZeRO 0 and 1"]

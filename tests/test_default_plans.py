@@ -106,7 +106,7 @@ def test_links_that_are_unlike_are_planned_as_before() -> None:
     assert answer.preset.name == OTHERWISE and answer.instead is not None and "are unlike" in answer.instead
     for name in ("cpu-4", "rtx-titan-8", "h100-64", "autopipe-3090-16"):
         request = Request(None, load_cluster(name), 8)
-        assert PRESETS["joint"].problem.unsuited(request) is None
+        assert PRESETS["joint"].problem.scope.unsupported_reason(request) is None
 
 
 def test_islands_of_72_devices_are_planned_jointly_and_say_what_is_left_out() -> None:

@@ -128,7 +128,7 @@ def test_every_verb_plans_with_what_is_usable(name: str) -> None:
         planned = tp.plan(like=name, model=small(), cluster=cluster, batch=8, **asked)
         assert planned.plan is not None
         assert limits_bytes(planned.plan, planned.request) == [limit] * 8 and planned.plan.memory_bytes == limit
-        assert planned.problem.memory_bytes(planned.instance) in (None, limit)
+        assert planned.instance.common_memory_bytes in (None, limit)
 
 
 def test_the_command_says_what_is_usable() -> None:

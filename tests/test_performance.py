@@ -101,7 +101,8 @@ def best_of(instance: Any, choices: Any, solution_of: Any) -> int | None:
 
 
 def uniform_objective(instance: Any) -> int | None:
-    instances, method = problem_of(instance).uniform(instance)
+    single = problem_of(instance).single_strategy
+    instances, method = single.instances(instance), single.method
     return best_answer(instances, method).objective_ns if instances else None
 
 

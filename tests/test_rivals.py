@@ -100,7 +100,7 @@ def test_a_search_begins_from_plans_of_any_planner() -> None:
     assert first.objective is not None and first.objective >= claim.objective_ns
     instance = begun.instance
     for plan in (best, other):
-        solution = begun.problem.incumbent_of(instance, plan)
+        solution = begun.problem.refinement.solution_of_plan(instance, plan)
         assert solution is not None
         again = begun.problem.plan(instance, solution, begun.request)
         assert (again.units, again.stages, again.batch) == (plan.units, plan.stages, plan.batch)

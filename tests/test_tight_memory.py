@@ -120,7 +120,7 @@ WALKING = "compiling and simulating the plan's programs"
 @pytest.mark.parametrize("pair", [(0, 0), (5000, 0), (0, 7000), (5000, 7000)])
 def test_what_is_counted_beyond_tables_is_added_to_every_stage_or_to_the_last(pair: tuple[int, int]) -> None:
     instance, _ = instance_of(LLAMA, "h100:2x2", 8, 2**30)
-    counted = JOINT.with_more(instance, [pair] * len(instance.configurations))
+    counted = JOINT.refinement.with_extra_bytes(instance, [pair] * len(instance.configurations))
     for index, configuration in enumerate(instance.configurations):
         cuts = configuration.cuts if configuration.cuts is not None else tuple(range(1, configuration.stages))
         solution = Solution(index, cuts, (0,) * instance.length)

@@ -155,6 +155,8 @@ def explain(
     if claim.evidence.cluster is None and used is None:
         raise InputError("plan", "claim.evidence.cluster", "is missing", "give the --profile that the plan was made from")
     stated = problem(claim.problem)
+    if (refinement := stated.refinement) is None:
+        raise InputError("plan", "claim.problem", f"is {stated.name!r}, which does not tell", "give a plan of joint")
     request = request_of_claim(made, claim.evidence, used)
     instance = stated.instance(request)
     try:
@@ -164,14 +166,14 @@ def explain(
         problem_text = f"is of another instance ({error})"
         raise InputError("plan", "claim.evidence.solution", problem_text, "plan again with `trainplan plan -o`") from error
     at_most = stated.instance(with_tables(request, "most"))  # under which what others need is not said too low
-    limit_bytes, peak_bytes = stated.memory_bytes(at_most), getattr(stated.evaluate(at_most, solution), "peak_bytes", 0)
+    limit_bytes, peak_bytes = at_most.common_memory_bytes, getattr(stated.evaluate(at_most, solution), "peak_bytes", 0)
     if limit_bytes is not None and peak_bytes > limit_bytes:  # of a plan that fits by its walk: the same counts for others
-        at_most = stated.with_memory(at_most, peak_bytes)
+        at_most = at_most.with_memory(peak_bytes)
     if not stated.violations(at_most, solution):
         instance = at_most
     simulation = simulation or simulate(made)
     end = time.monotonic() + (float("inf") if time_limit is None else time_limit)
-    changes = tuple(stated.changes(instance, solution, lambda: time.monotonic() > end))
+    changes = tuple(refinement.unit_alternatives(instance, solution, lambda: time.monotonic() > end))
     return Explained(
         model=made.planned_model().name,
         step_ns=simulation.step_ns,
@@ -200,8 +202,10 @@ def _neighbours(plan: Plan, request: Request) -> tuple[Neighbour, ...]:
 
 def _followed_ns(stated: Problem, request: Request, evidence: PlanEvidence) -> int | None:
     """The bound that evidence proves; None where it is damaged, or of another instance."""
+    if stated.certificate is None:
+        return None
     try:
-        return stated.checked_bound_ns(stated.instance(request), evidence.proof)
+        return stated.certificate.checked_bound_ns(stated.instance(request), evidence.proof)
     except (ValueError, LookupError, TypeError, AttributeError, OverflowError):
         return None
 

@@ -18,10 +18,11 @@ from trainplan.execution.compile.compiler import compile_plan
 from trainplan.formulations.parameters import chosen
 from trainplan.formulations.plan.plan import Plan
 from trainplan.formulations.plan.request import Request
-from trainplan.formulations.problem import Part, Problem, Table
+from trainplan.formulations.problem import Problem, Subproblem, Table
 from trainplan.formulations.problem import problem as problem_named
 from trainplan.profiling.base.errors import InputError, Unsuited
 from trainplan.profiling.base.files import Record
+from trainplan.solvers.core.heuristic import at_least_memory, explain
 from trainplan.solvers.core.result import Result
 from trainplan.solvers.core.solve import solve
 
@@ -34,15 +35,15 @@ def check_problem(problem: Problem, instances: Iterable[Any]) -> None:
     check_parameters(problem)
     for instance in instances:
         assert instance.problem == problem.name
-        assert problem.count(instance) <= MOST_SOLUTIONS, "give smaller instances"
+        assert problem.enumeration.count(instance) <= MOST_SOLUTIONS, "give smaller instances"
         check_files(problem, instance)
         solutions = list(enumerated(problem, instance))
         for solution in solutions:
             check_solution(problem, instance, solution)
         fits = any(not problem.violations(instance, solution) for solution in solutions)
-        check_reason(problem, instance, fits)
+        check_reason(instance, fits)
         check_memory(problem, instance, solutions[:1])
-        check_parts(problem, instance)
+        check_subproblems(problem, instance)
         size = problem.size(instance)
         assert size and all(isinstance(name, str) and type(value) is int for name, value in size.items()), size
         assert problem.cost_model(instance)
@@ -77,7 +78,7 @@ def check_solution(problem: Problem, instance: Any, solution: Any) -> None:
     assert problem.evaluate(instance, problem.load_solution(content)).objective == objective
     costs = json.loads(json.dumps(problem.describe(instance, solution)))
     assert type(costs["time_ns"]) is int and costs["time_ns"] == objective, costs
-    limit, broken = problem.memory_bytes(instance), problem.violations(instance, solution)
+    limit, broken = instance.common_memory_bytes, problem.violations(instance, solution)
     assert all(isinstance(text, str) and text for text in broken), broken
     if limit is not None and "peak_bytes" in costs:
         assert bool(broken) == (costs["peak_bytes"] > limit), (broken, costs["peak_bytes"], limit)
@@ -87,43 +88,43 @@ def check_solution(problem: Problem, instance: Any, solution: Any) -> None:
             assert len(row) == len(table.columns) and all(isinstance(text, str) for text in row), (table.title, row)
 
 
-def check_reason(problem: Problem, instance: Any, fits: bool) -> None:
-    """Whether the problem says why nothing fits exactly where nothing does, and names a memory that does."""
-    reason = problem.explain(instance)
+def check_reason(instance: Any, fits: bool) -> None:
+    """Whether the problem's solvers say why nothing fits exactly where nothing does, and name a memory that does."""
+    reason = explain(instance)
     assert (reason is None) == fits, reason
-    if reason is not None and problem.memory_bytes(instance) is not None:
-        assert str(reason) and reason.least_memory_bytes > problem.memory_bytes(instance)
-        assert problem.explain(problem.with_memory(instance, reason.least_memory_bytes)) is None
+    if reason is not None and instance.common_memory_bytes is not None:
+        assert str(reason) and reason.least_memory_bytes > instance.common_memory_bytes
+        assert explain(instance.with_memory(reason.least_memory_bytes)) is None
 
 
 def check_memory(problem: Problem, instance: Any, solutions: Iterable[Any]) -> None:
     """Whether another limit changes nothing but the limit. InputError is for instances that know nothing of memory."""
-    limit = problem.memory_bytes(instance)
+    limit = instance.common_memory_bytes
     try:
-        ample = problem.with_memory(instance, AMPLE_BYTES)
+        ample = instance.with_memory(AMPLE_BYTES)
     except InputError:
         assert limit is None
         return
-    assert problem.memory_bytes(ample) in (AMPLE_BYTES, None)
-    tight = problem.tightest(instance)
-    assert tight is None or problem.explain(tight) is None, "something fits into the least memory"
+    assert ample.common_memory_bytes in (AMPLE_BYTES, None)
+    tight = at_least_memory(instance)
+    assert tight is None or explain(tight) is None, "something fits into the least memory"
     for solution in solutions:
         assert problem.evaluate(ample, solution).objective == problem.evaluate(instance, solution).objective
         assert not problem.violations(ample, solution)
     if limit is not None:
-        assert problem.memory_bytes(ample) == AMPLE_BYTES
-        assert problem.with_memory(ample, limit).digest == instance.digest
+        assert ample.common_memory_bytes == AMPLE_BYTES
+        assert ample.with_memory(limit).digest == instance.digest
         assert problem.size(instance).get("memory_bytes") == limit, "size tells the one limit"
 
 
-def check_parts(problem: Problem, instance: Any) -> None:
-    """Whether the parts for the models are parts, or None, or refused in one line."""
+def check_subproblems(problem: Problem, instance: Any) -> None:
+    """Whether the subproblems of the models are such, or None, or refused in one line."""
     try:
-        parts = problem.parts(instance, lambda: False)
+        parts = problem.models.subproblems(instance, lambda: False)
     except Unsuited as error:
         assert "\n" not in str(error)
         return
-    assert parts is None or all(isinstance(part, Part) for part in parts)
+    assert parts is None or all(isinstance(part, Subproblem) for part in parts)
 
 
 def check_method(problem: Problem | str, method: str, instances: Iterable[Any], **options: Any) -> list[Result]:
@@ -174,7 +175,7 @@ def check_request(problem: Problem, request: Request) -> Plan | None:
 
 def enumerated(problem: Problem, instance: Any) -> Iterator[Any]:
     """The solutions that brute force looks at, without the moments to look at the clock."""
-    return (solution for solution in problem.solutions(instance) if solution is not None)
+    return (solution for solution in problem.enumeration.solutions(instance) if solution is not None)
 
 
 def optimum(problem: Problem, instance: Any) -> int | None:
@@ -189,7 +190,7 @@ def _fitting(problem: Problem, instance: Any) -> Iterator[Any]:
 
 def _good_solution(problem: Problem, instance: Any) -> Any:
     """The optimum by enumeration of a tiny instance, and the exact method's answer of a larger one."""
-    if problem.count(instance) <= MOST_SOLUTIONS:
+    if problem.enumeration.count(instance) <= MOST_SOLUTIONS:
         return min(_fitting(problem, instance), key=lambda solution: problem.evaluate(instance, solution).objective)
     result = solve(instance, time_limit=30.0)
     assert result.solution is not None, result.status

@@ -11,7 +11,7 @@ from trainplan.execution.executable_models import EXECUTED_FAMILIES
 from trainplan.execution.prediction.surrogate import memory_of, stood_in_for
 from trainplan.formulations.plan.plan import Plan, PlanEvidence, load_plan
 from trainplan.formulations.plan.request import Request
-from trainplan.formulations.problem import InstanceLike, Problem, problem, problem_names, problem_of
+from trainplan.formulations.problem import InstanceLike, Problem, problem, problem_names, problem_of, solution_of
 from trainplan.inputs import compiles, profile_of
 from trainplan.profiling.base.display import in_one_line
 from trainplan.profiling.base.errors import InputError, one_of, shown
@@ -232,11 +232,14 @@ def check_claim(plan: Plan, profile: Profile | None = None) -> CheckedClaim | No
     request = request_of_claim(plan, evidence, profile)
     faults, restrictions, objective, bound, weak = contradictions(plan, request), tuple[str, ...](), None, None, None
     try:
-        restrictions = tuple(stated.restrictions(request, claim.cost_model))
+        scope, certificate = stated.scope, stated.certificate
+        restrictions = () if scope is None else tuple(scope.restrictions(request, claim.cost_model))
         instance = stated.instance(request)
         if claim.cost_model != (costs := stated.cost_model(instance)):
             faults.append(f"the plan's bound is of the cost model {claim.cost_model!r}, and its evidence of {costs!r}")
-        bound = weak = stated.checked_bound_ns(instance, None)
+        if certificate is None:
+            raise ValueError(f"bounds of {stated.name} have no evidence")
+        bound = weak = certificate.checked_bound_ns(instance, None)
         solution = stated.load_solution(evidence.solution)
         faults += stated.violations(instance, solution)
         objective = stated.evaluate(instance, solution).objective
@@ -245,7 +248,7 @@ def check_claim(plan: Plan, profile: Profile | None = None) -> CheckedClaim | No
         if not _same(stated.plan(instance, solution, request), plan):
             faults.append("the evidence is of another plan")
         if evidence.proof is not None:
-            bound = stated.checked_bound_ns(instance, evidence.proof)
+            bound = certificate.checked_bound_ns(instance, evidence.proof)
         if bound < evidence.bound_ns:
             faults.append(f"the evidence shows {bound} ns, not {evidence.bound_ns}")
     except InputError:
@@ -316,8 +319,8 @@ def check_solution(instance: InstanceLike | Source, solution: Result | Source | 
     """Check a solution (a file, a dict, or a Result's) against an instance. Raises InputError for malformed files."""
     loaded = load(instance)
     stated = problem_of(loaded)
-    answer = stated.solution_of(loaded, solution_source(stated, solution))
-    broken, limit = tuple(stated.violations(loaded, answer)), stated.memory_bytes(loaded)
+    answer = solution_of(loaded, solution_source(stated, solution))
+    broken, limit = tuple(stated.violations(loaded, answer)), loaded.common_memory_bytes
     try:
         costs = stated.describe(loaded, answer)
     except ValueError:

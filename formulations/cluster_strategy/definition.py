@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
 
 from trainplan.formulations.cluster_strategy import costs, enumeration, problem, rows
 from trainplan.formulations.cluster_strategy.problem import NAME, Instance, InstanceRecord, Solution, SolutionRecord, shares_of
@@ -12,7 +10,7 @@ from trainplan.formulations.parameters import BY_UNIT, IGNORE_MEMORY, RECOMPUTE,
 from trainplan.formulations.plan.plan import Batch, Plan, staged_plan
 from trainplan.formulations.plan.request import Request
 from trainplan.formulations.plan.strategy import Strategy
-from trainplan.formulations.problem import Part, Problem, Table
+from trainplan.formulations.problem import Enumeration, Models, Problem, Table
 from trainplan.formulations.strategy_spaces import stage_sizes
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.plugins import attribute
@@ -26,22 +24,24 @@ TIED = Parameter("tied", bool, "count the reduction of a table that embedding an
 class ClusterStrategy(Problem):
     """Degrees, placement, micro-batch size, layer assignment and shares together (AMP, Section 3)."""
 
-    home = problem
     name = NAME
     record = InstanceRecord
     solution_record = SolutionRecord
     solved_by = "trainplan.solvers.cluster"
     picture = "trainplan.pictures.placement:draw_placement"
     parameters = (UNEVEN_SHARES, RECOMPUTE, IGNORE_MEMORY, BY_UNIT, TIED)
+    enumeration = Enumeration(enumeration.count, enumeration.solutions)
+    models = Models(lambda *arguments: attribute("trainplan.solvers.cluster.parts:subproblems")(*arguments))
+    load = staticmethod(problem.load)
+    load_solution = staticmethod(problem.load_solution)
+    solution_dict = staticmethod(problem.solution_dict)
+    evaluate = staticmethod(problem.evaluate)
+    violations = staticmethod(problem.violations)
+    describe = staticmethod(problem.describe)
 
     def cost_model(self, instance: Instance) -> str:
         """AMP's costs and its objective, and whether a tied table is reduced, too."""
         return "amp, Eq. 3-5" + (", with the tied table" if instance.tied_bytes else "")
-
-    def memory_bytes(self, instance: Instance) -> int | None:
-        """The limit of every device, where all have the same; else None."""
-        limits = {instance.kinds[kind].memory_bytes for kind in instance.device_kinds}
-        return limits.pop() if instance.within_memory and len(limits) == 1 else None
 
     def instance(self, request: Request) -> Instance:
         """The problem of the whole cluster, with any dp. The request's options are those of `parameters`."""
@@ -55,18 +55,6 @@ class ClusterStrategy(Problem):
         """One strategy for all units, on the devices of its placement; see `layout`."""
         return layout(instance, solution, request)
 
-    def count(self, instance: Instance) -> int:
-        """Placements times cuts times shares, over all degrees."""
-        return enumeration.count(instance)
-
-    def solutions(self, instance: Instance) -> Iterator[Solution | None]:
-        """Of each placement the best cuts and shares, where they beat those before."""
-        return enumeration.solutions(instance)
-
-    def parts(self, instance: Instance, out_of_time: Callable[[], bool]) -> list[Part]:
-        """One part for each (pp, dp, tmp) and micro-batch size, as a `makes.Case`."""
-        return attribute("trainplan.solvers.cluster.parts:parts")(instance, out_of_time)
-
     def size(self, instance: Instance) -> dict[str, int]:
         """memory_bytes is that of the smallest device."""
         degrees = sum(1 for _ in instance.degrees())
@@ -76,11 +64,6 @@ class ClusterStrategy(Problem):
     def tables(self, instance: Instance, solution: Solution) -> list[Table]:
         """The strategy, and a row for every stage."""
         return [rows.strategy_table(instance, solution), rows.stage_table(instance, solution)]
-
-    def alternatives(self, instance: Instance, result: Any, top: int, seed: int) -> list[tuple[Solution, int]]:
-        """The `top` fastest strategies that fit of all that the result, or AMP's Algorithm 1, lists or found (ns)."""
-        amp = attribute("trainplan.solvers.core.solve:solve")(instance, "amp", seed=seed, top=top)
-        return attribute("trainplan.solvers.cluster.amp:best_candidates")(instance, [result, amp], top)
 
 
 PROBLEM = ClusterStrategy()

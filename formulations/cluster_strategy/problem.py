@@ -257,6 +257,12 @@ class Instance(ProblemInstance):
         """Memory of the smallest device."""
         return min(self.kinds[kind].memory_bytes for kind in set(self.device_kinds))
 
+    @property
+    def common_memory_bytes(self) -> int | None:
+        """The memory limit of every device; None where memory is not counted, or where kinds have different limits."""
+        limits = {self.kinds[kind].memory_bytes for kind in self.device_kinds}
+        return limits.pop() if self.within_memory and len(limits) == 1 else None
+
     @cached_property
     def classes(self) -> Integers:
         """Class of every device: those of one class may be exchanged, see `classes`."""

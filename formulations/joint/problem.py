@@ -269,9 +269,15 @@ class Instance(ProblemInstance):
         """The boundary before a unit, which lies in a stage."""
         return configuration.tables_of(stage).boundaries[self.boundary_kinds[unit - 1]]
 
+    @property
+    def common_memory_bytes(self) -> int | None:
+        """The memory limit of every device, without the reserve; None where classes have different ones."""
+        limits = {each.memory_bytes - self.reserve_bytes for each in self.classes}
+        return limits.pop() if len(limits) == 1 else None
+
     def with_memory(self, memory_bytes: int) -> Self:
-        """The same instance under another memory limit of every device."""
-        classes = tuple(replace(each, memory_bytes=memory_bytes) for each in self.classes)
+        """The same instance under another memory limit of every device, to which the reserve comes in addition."""
+        classes = tuple(replace(each, memory_bytes=memory_bytes + self.reserve_bytes) for each in self.classes)
         return replace(self, classes=classes)
 
     def with_more(self, more: Sequence[tuple[int, int]]) -> Self:

@@ -15,7 +15,7 @@ from trainplan.formulations.plan.plan import Batch, Plan, staged_plan
 from trainplan.formulations.plan.request import Request
 from trainplan.formulations.plan.run_length import runs
 from trainplan.formulations.plan.strategy_words import in_words
-from trainplan.formulations.problem import Problem, Table
+from trainplan.formulations.problem import Enumeration, Models, Problem, SingleStrategy, Table
 from trainplan.formulations.strategy_spaces import stage_counts
 from trainplan.profiling.base.errors import InputError
 
@@ -29,10 +29,27 @@ TAKEAWAY3 = Parameter("takeaway3", bool, "never mix DP and SDP in one strategy (
 Choice = Sequence[int]
 
 
+def improving(instance: Instance) -> Iterator[Choice | None]:
+    """Every choice that fits and takes less time than those before it; None to look at the clock."""
+    best = float("inf")
+    for number, choice in enumerate(product(*map(range, instance.options))):
+        if number % EVERY == 0:
+            yield None
+        evaluation = problem.evaluate(instance, choice)
+        if evaluation.peak_bytes <= instance.memory_bytes and evaluation.time_ns < best:
+            best = evaluation.time_ns
+            yield choice
+
+
+def single_strategy_instances(instance: Instance) -> list[Instance]:
+    """For each strategy that all layers have, the instance with it alone."""
+    shared = [name for name in instance.strategies[0] if all(name in names for names in instance.strategies)]
+    return [instance.only([names.index(name) for names in instance.strategies]) for name in shared]
+
+
 class LayerStrategies(Problem):
     """A strategy for each layer of one pipeline stage, under its true peak memory."""
 
-    home = problem
     name = problem.NAME
     record, solution_record = InstanceRecord, SolutionRecord
     solved_by = "trainplan.solvers.chain"
@@ -44,16 +61,21 @@ class LayerStrategies(Problem):
         BY_UNIT,
         TAKEAWAY3,
     )
+    enumeration = Enumeration(lambda instance: prod(instance.options), improving)
+    models = Models(start=lambda instance, solution: {f"x[{l},{s}]" for l, s in enumerate(solution)})
+    single_strategy = SingleStrategy(single_strategy_instances)
+    load = staticmethod(problem.load)
+    load_solution = staticmethod(problem.load_solution)
+    solution_dict = staticmethod(problem.solution_dict)
+    evaluate = staticmethod(problem.evaluate)
+    violations = staticmethod(problem.violations)
+    describe = staticmethod(problem.describe)
 
     def cost_model(self, instance: Instance) -> str:
         """The name of the costs, and the objective: Eq. 8 of the whole step, or a micro-batch of one of several stages."""
         index, count = instance.provenance.get("stage", (0, 1))
         objective = "Eq. 8" if count == 1 else f"a micro-batch in stage {index} of {count}"
         return f"{super().cost_model(instance)}, {objective}"
-
-    def start(self, instance: Instance, solution: Choice) -> set[str]:
-        """x, by layer and option."""
-        return {f"x[{l},{s}]" for l, s in enumerate(solution)}
 
     def instance(self, request: Request) -> Instance:
         """One stage of a pipeline of even stages, by default of one stage. Raises InputError."""
@@ -82,26 +104,6 @@ class LayerStrategies(Problem):
         strategies = [names[s] for names, s in zip(instance.strategies, solution, strict=True)]
         batch = Batch(global_samples=request.samples, micro_batches=request.options["micro_batches"] or 1)
         return staged_plan(request, [(0, instance.layers - 1)], strategies, batch)
-
-    def uniform(self, instance: Instance) -> tuple[list[Instance], str]:
-        """One for each strategy that all layers have."""
-        shared = [name for name in instance.strategies[0] if all(name in names for names in instance.strategies)]
-        return [instance.only([names.index(name) for names in instance.strategies]) for name in shared], "exact"
-
-    def count(self, instance: Instance) -> int:
-        """The number of choices."""
-        return prod(instance.options)
-
-    def solutions(self, instance: Instance) -> Iterator[Choice | None]:
-        """Every choice that fits and takes less time than those before it; None to look at the clock."""
-        best = float("inf")
-        for number, choice in enumerate(product(*map(range, instance.options))):
-            if number % EVERY == 0:
-                yield None
-            evaluation = problem.evaluate(instance, choice)
-            if evaluation.peak_bytes <= instance.memory_bytes and evaluation.time_ns < best:
-                best = evaluation.time_ns
-                yield choice
 
     def size(self, instance: Instance) -> dict[str, int]:
         """Layers, the most options of any layer, and the memory of one device."""

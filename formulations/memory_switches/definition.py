@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-
 from trainplan.formulations.memory_switches import costs, enumeration, problem, tables
 from trainplan.formulations.memory_switches.problem import Instance, Solution, matrix
 from trainplan.formulations.memory_switches.segments import shared_switches
@@ -11,22 +9,38 @@ from trainplan.formulations.parameters import BY_UNIT, Parameter
 from trainplan.formulations.plan.plan import Batch, Plan, staged_plan
 from trainplan.formulations.plan.request import Request
 from trainplan.formulations.plan.strategy import Strategy
-from trainplan.formulations.problem import Part, Problem, Table
+from trainplan.formulations.problem import Enumeration, Models, Problem, SingleStrategy, Table
 from trainplan.profiling.base.errors import InputError
 
 PAPER_COMBINATIONS = Parameter("paper_combinations", bool, "offload inputs without recomputation, too", False)
 
 
+def start(instance: Instance, solution: Solution) -> set[str]:
+    """The names of the variables x that are 1 in a solution, by layer, option, and the states before and after, as of
+    `columns`."""
+    options, (r, lazy) = [instance.options.index(s) for s in solution.switches], shared_switches(matrix([solution])[0])
+    states = [0, *(2 * r[:-1] + lazy[1:]).tolist(), 0]
+    return {f"x[{i},{s},{states[i]},{states[i + 1]}]" for i, s in enumerate(options)}
+
+
 class MemorySwitches(Problem):
     """H3T's problem: switches of every layer for the shortest step that fits, all devices one sharded-data group."""
 
-    home = problem
     name = problem.NAME
     record = problem.InstanceRecord
     solution_record = problem.SolutionRecord
     solved_by = "trainplan.solvers.switches"
     picture = "trainplan.pictures.lanes:draw_switches"
     parameters = (PAPER_COMBINATIONS, BY_UNIT)
+    enumeration = Enumeration(enumeration.count, enumeration.solutions, lambda instance: enumeration.LARGEST)
+    models = Models(lambda instance, out_of_time: None, start)
+    single_strategy = SingleStrategy(lambda instance: [instance], method="manual")  # which looks at all layers alike
+    load = staticmethod(problem.load)
+    load_solution = staticmethod(problem.load_solution)
+    solution_dict = staticmethod(problem.solution_dict)
+    evaluate = staticmethod(problem.evaluate)
+    violations = staticmethod(problem.violations)
+    describe = staticmethod(problem.describe)
 
     def cost_model(self, instance: Instance) -> str:
         """H3T's simulated step, whose segments are synchronised."""
@@ -65,32 +79,6 @@ class MemorySwitches(Problem):
             switches=solution.switches,
             nvlink=instance.nvlink,
         )
-
-    def uniform(self, instance: Instance) -> tuple[list[Instance], str]:
-        """The instance itself: a method of the paper looks at all combinations for all layers alike."""
-        return [instance], "manual"
-
-    def count(self, instance: Instance) -> int:
-        """Combinations of a layer to the power of the layers."""
-        return enumeration.count(instance)
-
-    def most_solutions(self, instance: Instance) -> int:
-        """Those of 4 layers, whose costs are sums over the tables of the segments."""
-        return enumeration.LARGEST
-
-    def solutions(self, instance: Instance) -> Iterator[Solution | None]:
-        """Of each lot of choices the fastest one that fits, where it is faster than those before it."""
-        return enumeration.solutions(instance)
-
-    def parts(self, instance: Instance, out_of_time: Callable[[], bool]) -> list[Part] | None:
-        """None: the models state the step whole."""
-        return None
-
-    def start(self, instance: Instance, solution: Solution) -> set[str]:
-        """x, by layer, option, and the states before and after, as of `columns`."""
-        indices, (r, lazy) = [instance.options.index(s) for s in solution.switches], shared_switches(matrix([solution])[0])
-        states = [0, *(2 * r[:-1] + lazy[1:]).tolist(), 0]
-        return {f"x[{i},{s},{states[i]},{states[i + 1]}]" for i, s in enumerate(indices)}
 
     def size(self, instance: Instance) -> dict[str, int]:
         """Layers, combinations of switches of each, and the limit of a device."""

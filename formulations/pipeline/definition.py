@@ -15,7 +15,7 @@ from trainplan.formulations.pipeline.layouts import least_ns, parts
 from trainplan.formulations.pipeline.problem import SCHEDULES, Instance, InstanceRecord, Solution, SolutionRecord
 from trainplan.formulations.plan.plan import Batch, Plan, staged_plan
 from trainplan.formulations.plan.request import Request
-from trainplan.formulations.problem import Part, Problem, Table
+from trainplan.formulations.problem import Enumeration, Models, Problem, SingleStrategy, Subproblem, Table
 from trainplan.formulations.schedule.orders import SCHEDULE_NAMES
 from trainplan.formulations.strategy_spaces import SPACES, micro_batch_counts, space, stage_counts
 from trainplan.profiling.base.quantities import format_bytes, format_time, plural
@@ -24,35 +24,41 @@ SCHEDULE = Parameter("schedule", str, "order of forward and backward passes", "1
 SPACE = Parameter("space", str, "which stages and strategies to choose from (default: full)", None, tuple(SPACES))
 
 
+def subproblems(instance: Instance, out_of_time: Callable[[], bool]) -> list[Subproblem]:
+    """One for each configuration of an instance."""
+
+    def lift(index: int) -> Callable[[Solution], Solution]:
+        return lambda solution: replace(solution, configuration=index)
+
+    def lower(index: int) -> Callable[[Solution], Solution | None]:
+        return lambda solution: replace(solution, configuration=0) if solution.configuration == index else None
+
+    return [Subproblem(part, least_ns(part), lift(index), lower(index)) for index, part in enumerate(parts(instance))]
+
+
+def start(instance: Instance, solution: Solution) -> set[str]:
+    """The names of the variables x that are 1 in a solution, by layer, stage and option."""
+    stages = [i for i, size in enumerate(solution.stages) for _ in range(size)]
+    return {f"x[{l},{i},{s}]" for l, (i, s) in enumerate(zip(stages, solution.choice, strict=True))}
+
+
+def single_strategy_instances(instance: Instance) -> list[Instance]:
+    """One, with a configuration for each strategy of each of the instance's configurations."""
+    single = [
+        replace(configuration, tables=configuration.tables.keep([option]))
+        for configuration in instance.configurations
+        for option in range(len(configuration.tables.strategies))
+    ]
+    return [replace(instance, configurations=tuple(single))]
+
+
 class StagedProblem(Problem):
     """What the problems share whose instances are those of `pipeline`, or extend them."""
 
-    home = problem
-
-    def parts(self, instance: Instance, out_of_time: Callable[[], bool]) -> list[Part]:
-        """One for each configuration."""
-
-        def lift(place: int) -> Callable[[Solution], Solution]:
-            return lambda solution: replace(solution, configuration=place)
-
-        def lower(place: int) -> Callable[[Solution], Solution | None]:
-            return lambda solution: replace(solution, configuration=0) if solution.configuration == place else None
-
-        return [Part(part, least_ns(part), lift(place), lower(place)) for place, part in enumerate(parts(instance))]
-
-    def start(self, instance: Instance, solution: Solution) -> set[str]:
-        """x, by layer, stage and option."""
-        stages = [i for i, size in enumerate(solution.stages) for _ in range(size)]
-        return {f"x[{l},{i},{s}]" for l, (i, s) in enumerate(zip(stages, solution.choice, strict=True))}
-
-    def uniform(self, instance: Instance) -> tuple[list[Instance], str]:
-        """One, with a configuration for each strategy of each of the instance's."""
-        single = [
-            replace(configuration, tables=configuration.tables.keep([option]))
-            for configuration in instance.configurations
-            for option in range(len(configuration.tables.strategies))
-        ]
-        return [replace(instance, configurations=tuple(single))], "exact"
+    models = Models(subproblems, start)
+    single_strategy = SingleStrategy(single_strategy_instances)
+    load_solution = staticmethod(problem.load_solution)
+    solution_dict = staticmethod(problem.solution_dict)
 
     def size(self, instance: Instance) -> dict[str, int]:
         """Layers, the most options of any configuration, and the memory of one device."""
@@ -74,6 +80,12 @@ class StagedProblem(Problem):
         return [Table(title, ("stage", "layers", "count", "strategy", "in flight", "time", "memory"), tuple(rows))]
 
 
+def improving(instance: Instance) -> Iterator[Solution | None]:
+    """Every solution that fits and takes less time than those before it; None to look at the clock."""
+    return plans(instance, instance.configurations, None, lambda index, *times: problem.iteration_ns(
+        instance.configurations[index], *times))  # fmt: skip
+
+
 class Pipeline(StagedProblem):
     """Stages, micro-batches and the strategy of every layer, for one batch."""
 
@@ -81,6 +93,11 @@ class Pipeline(StagedProblem):
     record, solution_record = InstanceRecord, SolutionRecord
     solved_by = "trainplan.solvers.pipeline"
     parameters = (COST_MODEL, PIPELINE, MICRO_BATCHES, SCHEDULE, SPACE, BY_UNIT, TAKEAWAY3)
+    enumeration = Enumeration(plan_count, improving)
+    load = staticmethod(problem.load)
+    evaluate = staticmethod(problem.evaluate)
+    violations = staticmethod(problem.violations)
+    describe = staticmethod(problem.describe)
 
     def cost_model(self, instance: Instance) -> str:
         """The name of the costs, and the equation of the objective."""
@@ -109,15 +126,6 @@ class Pipeline(StagedProblem):
         strategies = [configuration.tables.strategies[s] for s in solution.choice]
         batch = Batch(global_samples=request.samples, micro_batches=configuration.micro_batches)
         return staged_plan(request, solution.spans(), strategies, batch, schedule=configuration.schedule)
-
-    def count(self, instance: Instance) -> int:
-        """The number of partitions and choices in all configurations."""
-        return plan_count(instance)
-
-    def solutions(self, instance: Instance) -> Iterator[Solution | None]:
-        """Every plan that fits and takes less time than those before it; None to look at the clock."""
-        return plans(instance, instance.configurations, None, lambda place, *times: problem.iteration_ns(
-            instance.configurations[place], *times))  # fmt: skip
 
 
 PROBLEM = Pipeline()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from trainplan.formulations import parameters
-from trainplan.formulations.chain_problem import Cutting
+from trainplan.formulations.chain_problem import Cutting, cut_enumeration
 from trainplan.formulations.parameters import DP, IGNORE_MEMORY, MICRO_BATCHES, PIPELINE, RECOMPUTE, TP, Parameter
 from trainplan.formulations.pipeline_partition import problem
 from trainplan.formulations.pipeline_partition.costs import build
@@ -33,7 +33,6 @@ OBJECTIVE = Parameter(
 class PipelinePartition(Cutting):
     """Cutting a chain of sub-layers into pipeline stages for the least simulated 1F1B iteration (AutoPipe)."""
 
-    home = problem
     name = problem.NAME
     solved_by = "trainplan.solvers.partition"
     record = problem.InstanceRecord
@@ -41,14 +40,17 @@ class PipelinePartition(Cutting):
     picture = "trainplan.pictures.timeline:draw_partition"
     parameters = (PIPELINE, MICRO_BATCHES, DP, TP, RECOMPUTE, IGNORE_MEMORY, BY_UNIT, SLICED, OBJECTIVE)
     sizes = ("sublayers", "stages", "micro_batches")
-
-    # Judging
+    enumeration = cut_enumeration(Solution)
+    load = staticmethod(problem.load)
+    load_solution = staticmethod(problem.load_solution)
+    solution_dict = staticmethod(problem.solution_dict)
+    evaluate = staticmethod(problem.evaluate)
+    violations = staticmethod(problem.violations)
+    describe = staticmethod(problem.describe)
 
     def cost_model(self, instance: Instance) -> str:
         """The costs, which are those of trainplan's own programs, and the objective of a plan's claim: the simulated step."""
         return f"{instance.provenance.get('cost_model', 'executed')}, simulated 1F1B step"
-
-    # From a request to a plan
 
     def instance(self, request: Request) -> Instance:
         """One of dp pipelines of one depth (default: one stage, one micro-batch, all devices). Raises InputError."""
@@ -104,8 +106,6 @@ class PipelinePartition(Cutting):
             world=degrees.devices,
             sliced=solution.sliced,
         )
-
-    # For people
 
     def tables(self, instance: Instance, solution: Solution) -> list[Table]:
         """The stages of a partition, and what its simulated step is made of."""

@@ -80,6 +80,12 @@ class Chain(ProblemInstance):
         """All (i, first, l): a stage i that holds layer l must not begin before layer `first`, see `Memory.precedences`."""
         return [] if self.memory is None else self.memory.precedences([self.in_flight(x) for x in range(self.stages)])
 
+    @property
+    def common_memory_bytes(self) -> int | None:
+        """The memory limit of every device; None where there is none, or where stages have different ones."""
+        limits = set() if self.memory is None else set(self.memory.limit_bytes.tolist())
+        return limits.pop() if len(limits) == 1 else None
+
     def with_memory(self, memory_bytes: int) -> Self:
         """The same instance under another limit of every device. Raises InputError where it does not say what layers need."""
         if self.memory is None:

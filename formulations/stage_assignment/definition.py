@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from trainplan.formulations.chain_problem import Cutting
+from trainplan.formulations.chain_problem import Cutting, cut_enumeration
 from trainplan.formulations.cluster_strategy.definition import layout, strategy_instance
 from trainplan.formulations.cluster_strategy.problem import Degrees
 from trainplan.formulations.cluster_strategy.problem import Instance as StrategyInstance
@@ -22,7 +22,6 @@ from trainplan.profiling.base.quantities import divisors, format_bytes, format_t
 class StageAssignment(Cutting):
     """Which consecutive layers form each stage of a pipeline (AMP, Sections 3.4 and 3.5)."""
 
-    home = problem
     solved_by = "trainplan.solvers.assignment"
     name = NAME
     record = InstanceRecord
@@ -30,6 +29,13 @@ class StageAssignment(Cutting):
     degrees = tuple(replace(degree, default=1) for degree in (PIPELINE, MICRO_BATCHES, TP))
     parameters = (*degrees, RECOMPUTE, IGNORE_MEMORY, BY_UNIT)
     sizes = ("layers", "stages")
+    enumeration = cut_enumeration(Solution)
+    load = staticmethod(problem.load)
+    load_solution = staticmethod(problem.load_solution)
+    solution_dict = staticmethod(problem.solution_dict)
+    evaluate = staticmethod(problem.evaluate)
+    violations = staticmethod(problem.violations)
+    describe = staticmethod(problem.describe)
 
     def cost_model(self, instance: Instance) -> str:
         """AMP's costs and Eq. 5."""

@@ -35,7 +35,7 @@ def solve(request: dict[str, Any], send: Send) -> dict[str, Any]:
     stated = formulation(instance, "cpsat")
     model, variables = stated.build(instance)
     if request["start"] is not None:
-        hint(model, problem_of(instance).start(instance, request["start"]))
+        hint(model, problem_of(instance).models.start(instance, request["start"]))
     if below is not None:
         model.proto.objective.domain.extend([-(2**62), below - (request["start"] is None)])
     build_seconds = time.perf_counter() - started

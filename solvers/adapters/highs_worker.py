@@ -84,7 +84,7 @@ class _Solving:
             self.send(("solution", last))
 
         solver = _Highs()
-        solver.start = problem_of(instance).start(instance, request["start"]) if starting else set()
+        solver.start = problem_of(instance).models.start(instance, request["start"]) if starting else set()
         solver.solution, solver.bound = solution, bound
         if first:
             self.send(("built", built - started))
@@ -124,12 +124,12 @@ def solve(request: dict[str, Any], send: Send) -> dict[str, Any]:
     results, choice = solving.once(instance, first=True)
     milp, problem, repairs = formulation(instance, "milp"), problem_of(instance), 0
     if milp.units(instance)[1] is not None:  # else its model has no bytes that could be rounded
-        limit = tightened = problem.memory_bytes(instance)
+        limit = tightened = instance.common_memory_bytes
         assert limit is not None, "a model with bytes has one limit"
         while choice is not None and (excess := problem.describe(instance, choice)["peak_bytes"] - limit) > 0:
             choice, tightened, repairs = None, tightened - excess, repairs + 1
             if tightened > 0 and repairs <= REPAIRS and time.perf_counter() < solving.deadline:
-                _, choice = solving.once(problem.with_memory(instance, tightened), first=False)
+                _, choice = solving.once(instance.with_memory(tightened), first=False)
     noise_ns, below_ns, unit_ns = noise(milp, instance), request["below_ns"], milp.units(instance)[0]
     bound, incumbent = results.objective_bound, results.incumbent_objective
     bounds = [] if bound is None else [whole_bound(bound * unit_ns, noise_ns)]

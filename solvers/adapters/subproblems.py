@@ -1,6 +1,6 @@
 """A problem one part at a time: the best solution of all, and the least of their bounds.
 
-Parts are the problem's own (`Problem.parts`): the configurations of a pipeline instance, say, or the degrees of a
+Parts are the problem's own (`Problem.models`): the configurations of a pipeline instance, say, or the degrees of a
 cluster-strategy one. They are tried in the order of their bounds. Each is given the best solution so far, so that it only has
 to prove that nothing better is in it, and half of the time that is left; the last one all of it.
 """
@@ -11,7 +11,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from trainplan.formulations.problem import Part, problem_of
+from trainplan.formulations.problem import Subproblem, problem_of
 from trainplan.profiling.base.errors import TooLarge
 from trainplan.solvers.core.result import Point
 from trainplan.solvers.core.search import Method, Outcome, Search
@@ -20,17 +20,17 @@ from trainplan.solvers.core.search import Method, Outcome, Search
 def by_configuration(method: Method, instance: Any, search: Search) -> Outcome:
     """The method on each part; an instance of a problem without parts is one. Nothing, where a model would be too large."""
     try:
-        parts = problem_of(instance).parts(instance, search.out_of_time)
+        parts = problem_of(instance).models.subproblems(instance, search.out_of_time)
     except TooLarge as error:
         return Outcome(stopped="model size", message=f"no model was built: the instance {error.problem}; {error.fix}")
-    return by_parts(method, [Part(instance, -math.inf, lowered=_same)] if parts is None else parts, search)
+    return by_parts(method, [Subproblem(instance, -math.inf, lowered=_same)] if parts is None else parts, search)
 
 
 def _same(solution: Any) -> Any:
     return solution
 
 
-def by_parts(method: Method, parts: list[Part], search: Search) -> Outcome:
+def by_parts(method: Method, parts: list[Subproblem], search: Search) -> Outcome:
     """The method on each part that may hold something better than what is known."""
     whole = Outcome()
     waiting = sorted(parts, key=lambda part: part.bound, reverse=True)
@@ -55,17 +55,17 @@ def by_parts(method: Method, parts: list[Part], search: Search) -> Outcome:
     return replace(whole, choice=None, bound=int(bound), bound_source=source, infeasible=False, message=message)
 
 
-def _closed(part: Part, search: Search) -> bool:
+def _closed(part: Subproblem, search: Search) -> bool:
     """Nothing in it is better than what is known, by more than the gap."""
     return part.bound == math.inf or search.closed(part.bound)
 
 
-def _least(parts: list[Part], search: Search) -> float:
+def _least(parts: list[Subproblem], search: Search) -> float:
     """The bound of all parts; infinite where none has a solution, or there are none."""
     return min([part.bound for part in parts] + ([] if search.objective is None else [search.objective]), default=math.inf)
 
 
-def _solve(method: Method, part: Part, parts: list[Part], search: Search, share: float) -> Outcome:
+def _solve(method: Method, part: Subproblem, parts: list[Subproblem], search: Search, share: float) -> Outcome:
     """Solve one part in a share of the time left, and pass on to the search of the whole what is found there."""
 
     def passed_on(point: Point) -> None:

@@ -33,6 +33,7 @@ from trainplan.solvers.assignment.sweep import assign
 from trainplan.solvers.cluster.placements import node_order
 from trainplan.solvers.core.result import Result
 from trainplan.solvers.core.search import Outcome, Search
+from trainplan.solvers.core.solve import solve
 
 ASSIGNMENTS = ("exact", "amp-dp", "uniform-layers", "uniform-parameters")
 LAYER_TIMES = ("device", "average")
@@ -116,6 +117,11 @@ def estimated(instance: Instance, solution: Solution) -> Candidate:
 def by_time(listed: Iterable[Candidate]) -> list[Candidate]:
     """Candidates, fastest first."""
     return sorted(listed, key=lambda candidate: candidate.time_ns)
+
+
+def alternatives(instance: Instance, result: Result, top: int, seed: int) -> list[tuple[Solution, int]]:
+    """The `top` fastest strategies that fit, each with its time (ns), of all that a result, or Algorithm 1, lists or found."""
+    return best_candidates(instance, [result, solve(instance, "amp", seed=seed, top=top)], top)
 
 
 def best_candidates(instance: Instance, results: Iterable[Result], top: int) -> list[tuple[Solution, int]]:

@@ -25,7 +25,7 @@ from typing import Any
 from trainplan.formulations.cluster_strategy.group_compositions import Case
 from trainplan.formulations.cluster_strategy.problem import Instance
 from trainplan.solvers.adapters.cpsat import solve_one
-from trainplan.solvers.adapters.subproblems import Part, by_parts
+from trainplan.solvers.adapters.subproblems import Subproblem, by_parts
 from trainplan.solvers.cluster.bounds import even_stages_ns, one_pipeline_ns, uneven_shares_leave_none
 from trainplan.solvers.cluster.climb import climb
 from trainplan.solvers.cluster.one_pipeline import FAR, PipelineSearch, followed
@@ -88,7 +88,7 @@ def branch_and_bound(instance: Instance, search: Search) -> Outcome:
     left = [item for item in left if not search.closed(item.bound)]
     source, statistics = SOURCE, {**steps, "models": [str(item.case.degrees) for item in left]}
     if left and not search.out_of_time():
-        parts = [Part(Case(instance, item.case.degrees), item.bound) for item in left]
+        parts = [Subproblem(Case(instance, item.case.degrees), item.bound) for item in left]
         outcome = by_parts(_model, parts, search)
         if outcome.failed:
             return outcome

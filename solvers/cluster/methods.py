@@ -28,4 +28,5 @@ METHODS = Methods(
     explain="trainplan.solvers.cluster.memory:explain",
     cheap_bound="trainplan.solvers.cluster.heuristic:cheap_bound",
     first_plan="trainplan.solvers.cluster.heuristic:first_plan",
+    alternatives="trainplan.solvers.cluster.amp:alternatives",
 )

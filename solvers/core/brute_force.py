@@ -13,13 +13,13 @@ SOURCE = "enumeration of all choices"
 
 def brute_force(instance: Any, search: Search) -> Outcome:
     """The optimum of an instance with at most as many solutions as its problem allows. Raises Unsuited for a larger one."""
-    problem = problem_of(instance)
-    count, most = problem.count(instance), problem.most_solutions(instance)
+    enumeration = problem_of(instance).enumeration
+    count, most = enumeration.count(instance), enumeration.most(instance)
     if count > most:
         shown = f"{count:.3g}" if count < 10**300 else "over 1e300"
         fix = f"give 'exact'; brute force takes {most / 1e6:.0f}e6"
         raise Unsuited("command line", "--method", f"is 'brute-force' for {shown} choices", fix)
-    for number, solution in enumerate(problem.solutions(instance)):
+    for number, solution in enumerate(enumeration.solutions(instance)):
         if solution is not None:
             search.report(solution)
         if (solution is None or number % EVERY == 0) and search.out_of_time():

@@ -6,10 +6,10 @@ The package of a problem's solvers has a module `methods` with `METHODS`, an obj
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from trainplan.formulations.problem import Problem
 from trainplan.profiling.base.plugins import attribute
 from trainplan.solvers.core.search import Method
 
@@ -86,12 +86,23 @@ BRUTE_FORCE = proving("brute-force", "core.brute_force", "every solution, for ti
 class Methods:
     """What one problem's package of solvers offers.
 
-    entries: the methods; `exact` stands for the first. The others are functions of an instance, as `package.module:function`,
-    or None: explain: why no solution fits, as of `Problem.explain`. cheap_bound: in milliseconds, nanoseconds that no solution
-    is below, and the reason. first_plan: in milliseconds, a solution that fits, or None. fits: whether some solution fits,
-    proven either way, or None. leanest: a solution of little memory, and bytes of a device that no solution is below, or None.
-    evidence: of an instance, an objective that is known (in ns) and a `Search`, evidence of a bound
-    that `Problem.checked_bound_ns` follows; None where bounds cannot be checked.
+    Attributes:
+        entries: the methods; `exact` stands for the first.
+
+    The others are functions of an instance, as `package.module:function`, or None:
+
+        explain: why no solution fits, as a `solvers.core.result.Infeasibility`; None where one does, and, where there is
+            `fits`, where that is not certain, or no reason is known.
+        cheap_bound: in milliseconds, nanoseconds that no solution is below, and the reason.
+        first_plan: in milliseconds, a solution that fits, or None.
+        fits: whether some solution fits, proven either way; None where that is not known.
+        leanest: a solution of little memory, and bytes of a device that no solution is below, or None.
+        at_least_memory: the instance with the least memory that some solution needs, or None; without this function, with the
+            least memory that `explain` names.
+        evidence: of an instance, an objective that is known (in ns) and a `Search`, evidence of a bound that
+            `Certificate.checked_bound_ns` follows; None where bounds cannot be checked.
+        alternatives: of an instance, a result, a number and a seed, up to that many good solutions with their objectives
+            (in ns), best first, that trials may run in addition to the result's own.
     """
 
     entries: tuple[Entry, ...] = ()
@@ -100,10 +111,17 @@ class Methods:
     first_plan: str | None = None
     fits: str | None = None
     leanest: str | None = None
+    at_least_memory: str | None = None
     evidence: str | None = None
+    alternatives: str | None = None
 
-    def call(self, name: str, instance: Any) -> Any:
-        """What the function of that field says of an instance; None without one."""
+    def call(self, name: str, *arguments: Any) -> Any:
+        """The value of the function of that field for these arguments, the first of which is an instance; None without one."""
         target = getattr(self, name)
-        function: Callable[[Any], Any] = attribute(target) if target else lambda instance: None
-        return function(instance)
+        return attribute(target)(*arguments) if target else None
+
+
+def solvers_of(stated: Problem) -> Methods:
+    """The methods and functions that a problem's package of solvers offers; brute force comes in addition."""
+    offered: Methods = attribute(f"{stated.solved_by}.methods:METHODS")
+    return offered

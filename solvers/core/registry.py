@@ -10,7 +10,7 @@ from functools import cache
 from trainplan.formulations.problem import problem
 from trainplan.profiling.base.errors import InputError, named, one_of
 from trainplan.profiling.base.plugins import plugins
-from trainplan.solvers.core.entries import BRUTE_FORCE, Entry
+from trainplan.solvers.core.entries import BRUTE_FORCE, Entry, solvers_of
 
 GROUP = "trainplan.methods"
 
@@ -20,7 +20,7 @@ def methods(problem_name: str) -> tuple[Entry, ...]:
     """The methods for a problem, those of plug-ins and brute force last; `exact` stands for the first. Raises InputError."""
     stated = problem(problem_name)
     entries = [point.load() for point in plugins(GROUP).values()]
-    return (*stated.solvers().entries, *(entry for entry in entries if entry.problem == stated.name), BRUTE_FORCE)
+    return (*solvers_of(stated).entries, *(entry for entry in entries if entry.problem == stated.name), BRUTE_FORCE)
 
 
 def method(problem_name: str, name: str) -> Entry:

@@ -17,7 +17,8 @@ from trainplan.profiling.base.errors import InputError, shown
 from trainplan.profiling.base.quantities import parse_bytes
 from trainplan.solvers.core.clock import Clock, Overrun, ended_after, grace_seconds
 from trainplan.solvers.core.entries import Entry
-from trainplan.solvers.core.heuristic import cheap_bound, first_plan
+from trainplan.solvers.core.heuristic import cheap_bound, explain, first_plan
+from trainplan.solvers.core.heuristic import fits as known_to_fit
 from trainplan.solvers.core.incumbents import FIRST_PLAN, begin_model
 from trainplan.solvers.core.limits import GAP
 from trainplan.solvers.core.memory_limit import memory_limited
@@ -156,8 +157,8 @@ class _Run:
     def _begun(self) -> Outcome | None:
         """Report what the method begins from, or have ready what it falls back on; the outcome, where that is proven."""
         instance, entry, search = self.instance, self.entry, self.search
-        for plan in self.incumbents:
-            if (solution := self.problem.incumbent_of(instance, plan)) is not None:
+        if (refinement := self.problem.refinement) is not None:
+            for solution in [refinement.solution_of_plan(instance, plan) for plan in self.incumbents]:
                 search.report(solution, source=INCUMBENT)
         if (entry.model or entry.starts) and self.begins:
             search.report(first_plan(instance), source=FIRST_PLAN)
@@ -188,9 +189,9 @@ class _Run:
             return None, None, "it was interrupted before it was looked for whether anything fits"
         try:
             with ended_after(lambda: self.search.remaining() + self.grace * EXPLAINING):
-                if (reason := self.problem.explain(self.instance)) is not None:
+                if (reason := explain(self.instance)) is not None:
                     return False, reason, None
-                fits = self.problem.fits(self.instance)
+                fits = known_to_fit(self.instance)
         except Overrun:
             fits, text = None, f"there was no time left to find out {'why nothing' if claimed else 'whether anything'} fits"
         if fits is None and not claimed:

@@ -93,6 +93,12 @@ def fits(instance: Instance) -> bool:
     return least_switches(instance)[0] <= instance.memory_bytes
 
 
+def at_least_memory(instance: Instance) -> Instance | None:
+    """The instance with the least memory that any solution needs; None where nothing needs any."""
+    reason = explain(instance.with_memory(1))
+    return None if reason is None else instance.with_memory(reason.least_memory_bytes)
+
+
 def least_switches(instance: Instance) -> tuple[int, Solution]:
     """The least peak in bytes of all choices, and one that has it."""
     columns = undominated(segments(instance))

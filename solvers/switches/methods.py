@@ -20,6 +20,7 @@ METHODS = Methods(
     ),
     explain="trainplan.solvers.switches.exact:explain",
     fits="trainplan.solvers.switches.exact:fits",
+    at_least_memory="trainplan.solvers.switches.exact:at_least_memory",
     cheap_bound="trainplan.solvers.switches.heuristic:cheap_bound",
     first_plan="trainplan.solvers.switches.heuristic:first_plan",
 )

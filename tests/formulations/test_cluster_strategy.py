@@ -82,8 +82,8 @@ def test_a_limit_that_the_strategy_meets_exactly_is_one_that_its_program_meets()
     """The loss, 8 bytes of every stage, was missing: the plan of a tight limit walked 8 bytes past it."""
     asked = request(load_model("gpt2", 64, "float32").fused(), 8)
     [instance] = PROBLEM.instances(asked)
-    assert solve(PROBLEM.with_memory(instance, 785_428_224)).status == "infeasible"
-    result = solve(PROBLEM.with_memory(instance, 785_428_232))
+    assert solve(instance.with_memory(785_428_224)).status == "infeasible"
+    result = solve(instance.with_memory(785_428_232))
     assert result.solution is not None
     programs = compile_plan(PROBLEM.plan(instance, PROBLEM.load_solution(result.solution), asked))
     assert max(memory_walk(program).peak_bytes for program in programs) == 785_428_232
@@ -106,10 +106,10 @@ def test_a_margin_is_taken_from_every_device_and_not_from_the_plan() -> None:
 def test_enumeration_has_the_optimum_and_its_count() -> None:
     for seed in range(12):
         instance = random_cluster(seed, devices=3, layers=4)
-        found = [solution for solution in PROBLEM.solutions(instance) if solution is not None]
+        found = [solution for solution in PROBLEM.enumeration.solutions(instance) if solution is not None]
         assert not any(violations(instance, solution) for solution in found)
         assert min((evaluate(instance, s).objective for s in found), default=None) == solve(instance).objective
-        assert len(found) <= PROBLEM.count(instance)
+        assert len(found) <= PROBLEM.enumeration.count(instance)
 
 
 def test_candidates_of_results_are_ranked() -> None:

@@ -56,8 +56,8 @@ def checked(request: pytest.FixtureRequest) -> Problem:
 def instances(checked: Problem) -> list[Any]:
     """Tiny random ones, those with room to spare among them, and those into which nothing fits."""
     drawn = [TINY[checked.name](seed) for seed in SEEDS]
-    limited = [instance for instance in drawn if checked.memory_bytes(instance) is not None][:2]
-    return drawn + [checked.with_memory(instance, limit) for instance in limited for limit in (1, 2**47)]
+    limited = [instance for instance in drawn if instance.common_memory_bytes is not None][:2]
+    return drawn + [instance.with_memory(limit) for instance in limited for limit in (1, 2**47)]
 
 
 def test_instances_solutions_and_words_are_as_the_protocol_says(checked: Problem) -> None:
@@ -65,7 +65,7 @@ def test_instances_solutions_and_words_are_as_the_protocol_says(checked: Problem
     check_problem(checked, found)
     fits = [optimum(checked, instance) is not None for instance in found]
     assert any(fits)
-    assert not all(fits) or all(checked.memory_bytes(instance) is None for instance in found)
+    assert not all(fits) or all(instance.common_memory_bytes is None for instance in found)
 
 
 @pytest.mark.parametrize("method", ["exact", "brute-force"])
@@ -92,7 +92,7 @@ def test_a_request_becomes_instances_and_a_plan(checked: Problem) -> None:
         assert plan.model_digest == model.digest and plan.world == 4
     tight = checked.instance(Request(model, load_cluster("cpu-4"), 8, memory_bytes=2**30, options=options, margin_bytes=2**20))
     check_files(checked, tight)
-    assert checked.memory_bytes(tight) in (2**30 - 2**20, None)
+    assert tight.common_memory_bytes in (2**30 - 2**20, None)
 
 
 @pytest.mark.parametrize("wrong", [0, -1, None])

@@ -14,7 +14,7 @@ from trainplan.execution.prediction.evaluate_plan import PlanPrediction
 from trainplan.execution.prediction.overlap import judge_streams
 from trainplan.formulations.joint.problem import Instance, Solution
 from trainplan.formulations.plan.request import Request
-from trainplan.formulations.problem import problem
+from trainplan.formulations.problem import counts_overlap, problem
 from trainplan.profiling.base.quantities import format_gap
 from trainplan.profiling.models.model import Model, load_model, model_from_config
 
@@ -93,7 +93,7 @@ def solutions(instance: Instance, count: int, seed: int) -> list[Solution]:
 
 def walked(instance: Instance, solution: Solution, asked: Request) -> PlanPrediction:
     plan = JOINT.plan(instance, solution, asked)
-    if JOINT.on_lanes(instance):
+    if counts_overlap(instance):
         assert asked.cluster is not None
         return judge_streams(plan, asked.cluster, checked=False)
     return predicted_plan(plan, asked)[1]

@@ -88,7 +88,7 @@ def test_tables_have_as_much_memory_as_walks(layout: str, name: str) -> None:
             "joint", model=LLAMA, cluster=CLUSTER, batch=32, memory="60GiB", micro_batches=4, **LAYOUTS[layout], **options
         )
         wide = plan.changed(units=[unit.changed(precision="model") for unit in plan.units])
-        peaks.append(joint.evaluate(instance, joint.incumbent_of(instance, wide)).peak_bytes)
+        peaks.append(joint.evaluate(instance, joint.refinement.solution_of_plan(instance, wide)).peak_bytes)
         walks.append(max(plan.predicted.peak_bytes))  # type: ignore[union-attr]
     assert peaks[1] - peaks[0] == pytest.approx(walks[1] - walks[0], abs=len(LLAMA.units))
 

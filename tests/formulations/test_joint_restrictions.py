@@ -59,7 +59,7 @@ def test_pipeline(seed: int) -> None:
     instance = random_pipeline(seed, 4, 2)
     restriction = restrict(instance)
     lowered = list(all_joint(restriction))
-    assert len(set(lowered)) == len(lowered) == problem_of(instance).count(instance)
+    assert len(set(lowered)) == len(lowered) == problem_of(instance).enumeration.count(instance)
     for solution in lowered:
         compare(instance, restriction, solution)
 
@@ -68,7 +68,7 @@ def test_pipeline(seed: int) -> None:
 def test_stage_assignment(seed: int) -> None:
     instance = random_assignment(seed, 7, 4, memory=seed % 3 > 0)
     restriction = restrict(instance)
-    expected = list(problem_of(instance).solutions(instance))
+    expected = list(problem_of(instance).enumeration.solutions(instance))
     assert list(all_joint(restriction)) == expected
     for solution in expected:
         compare(instance, restriction, solution)
@@ -78,7 +78,7 @@ def test_stage_assignment(seed: int) -> None:
 def test_pipeline_partition(seed: int) -> None:
     instance = random_partition(seed, 7, 4, 6, memory=seed % 3 > 0)
     restriction = restrict(instance)
-    expected = list(problem_of(instance).solutions(instance))
+    expected = list(problem_of(instance).enumeration.solutions(instance))
     assert list(all_joint(restriction)) == expected
     for solution in expected:
         compare(instance, restriction, solution)

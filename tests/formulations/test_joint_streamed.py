@@ -291,7 +291,7 @@ def test_other_layouts_are_walked_where_lanes_hide_less_than_claimed() -> None:
     claim, step_ns = best.plan.claim, best.plan.predicted.step_ns
     assert claim.bound_ns is not None and claim.bound_ns <= claim.objective_ns <= step_ns
     instance = JOINT.instance(request(LLAMA, "h100:2x2", 8))
-    solution = JOINT.incumbent_of(instance, best.plan)
+    solution = JOINT.refinement.solution_of_plan(instance, best.plan)
     assert JOINT.evaluate(instance, solution).objective == claim.objective_ns
     first = tp.solve(instance, gap=0.0)
     walked = judge_streams(

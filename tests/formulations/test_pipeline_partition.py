@@ -26,6 +26,7 @@ from trainplan.formulations.pipeline_partition.problem import (
 from trainplan.formulations.schedule.orders import one_f_one_b
 from trainplan.formulations.schedule.simulate import Work, simulate
 from trainplan.profiling.base.errors import InputError
+from trainplan.solvers.core.heuristic import explain
 
 from tests.helpers.partition_instances import random_partition, random_partition_dict
 
@@ -189,14 +190,14 @@ def test_sliced_solutions_take_the_sliced_iteration(case: tuple[dict[str, Any], 
 def test_the_problem_counts_and_lists_its_partitions() -> None:
     for seed in range(20):
         instance = random_partition(seed, 7, 4, memory=True)
-        partitions = list(PROBLEM.solutions(instance))
-        assert len(partitions) == len(set(partitions)) == PROBLEM.count(instance)
+        partitions = list(PROBLEM.enumeration.solutions(instance))
+        assert len(partitions) == len(set(partitions)) == PROBLEM.enumeration.count(instance)
         assert not any(
             isinstance(text, str) and text.startswith("cuts") for s in partitions for text in violations(instance, s)
         )
-        roomy = PROBLEM.with_memory(instance, 2**48)
-        assert PROBLEM.memory_bytes(roomy) == 2**48 == PROBLEM.size(roomy)["memory_bytes"]
-        assert violations(roomy, partitions[0]) == [] and PROBLEM.explain(roomy) is None
+        roomy = instance.with_memory(2**48)
+        assert roomy.common_memory_bytes == 2**48 == PROBLEM.size(roomy)["memory_bytes"]
+        assert violations(roomy, partitions[0]) == [] and explain(roomy) is None
         stages, step = PROBLEM.tables(roomy, partitions[0])
         assert len(stages.rows) == roomy.stages and all(len(row) == len(stages.columns) for row in stages.rows)
         assert step.columns == ("start-up", "bubble")

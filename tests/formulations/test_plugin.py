@@ -26,13 +26,13 @@ request = Request(model, load_cluster("cpu-4"), 16, options=chosen(toy.parameter
 instance = toy.instance(request)
 """
 CHECKED = """
-tight = [toy.with_memory(instance, limit) for limit in (1, *(c.peak_bytes for c in instance.candidates))]
+tight = [instance.with_memory(limit) for limit in (1, *(c.peak_bytes for c in instance.candidates))]
 check_problem(toy, [instance, *tight])
 assert check_request(toy, request).batch.micro_batches == 1
 """
 SOLVED = """
-assert toy.count(instance) == 3 and optimum(toy, instance) == instance.candidates[0].time_ns
-assert optimum(toy, toy.with_memory(instance, min(c.peak_bytes for c in instance.candidates))) == instance.candidates[2].time_ns
+assert toy.enumeration.count(instance) == 3 and optimum(toy, instance) == instance.candidates[0].time_ns
+assert optimum(toy, instance.with_memory(min(c.peak_bytes for c in instance.candidates))) == instance.candidates[2].time_ns
 """
 WITHOUT_MODELS = """
 from trainplan.profiling.base.errors import Unsuited

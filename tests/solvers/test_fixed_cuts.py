@@ -10,7 +10,6 @@ from math import inf
 
 import numpy as np
 import pytest
-from trainplan.formulations.joint.definition import PROBLEM
 from trainplan.formulations.joint.enumeration import solutions as enumerated
 from trainplan.formulations.joint.evaluation import evaluate, malformed, violations
 from trainplan.formulations.joint.lower_bounds import closed_form_ns
@@ -144,13 +143,13 @@ def test_what_no_enumeration_settles_is_said_with_its_bound(monkeypatch: pytest.
         limit = instance.limit_bytes(instance.configurations[0].sites[0])
         if instance.configurations[0].schedule.chunks == 1 or lean.solution is None or lean.bound_bytes == lean.excess_bytes:
             continue
-        few, some = (PROBLEM.with_memory(instance, limit + lean.bound_bytes + more) for more in (-1, 0))
+        few, some = (instance.with_memory(limit + lean.bound_bytes + more) for more in (-1, 0))
         reason, result = explain(few), tp.solve(few, "cpsat", cold=True, workers=1)
         assert reason is not None and (reason.bound_bytes, result.status) == (limit + lean.bound_bytes, "infeasible"), seed
         assert f"each needs at least {format_bytes(reason.bound_bytes)}" in str(reason)
         assert reason.least_memory_bytes == limit + lean.excess_bytes
         assert explain(some) is None and fits(some) is None
-        assert fits(PROBLEM.with_memory(instance, reason.least_memory_bytes)) is True
+        assert fits(instance.with_memory(reason.least_memory_bytes)) is True
         bounded += 1
     assert bounded >= 3
 
@@ -185,8 +184,8 @@ def test_interleaved_configurations_that_do_not_fit_are_explained() -> None:
         result = tp.solve(instance)
         assert result.status == "infeasible" and result.bound_source == MEMORY and result.reason is not None
         least = result.reason.least_memory_bytes
-        assert fits(PROBLEM.with_memory(instance, least)) is True
-        assert fits(PROBLEM.with_memory(instance, least - 1)) is False
+        assert fits(instance.with_memory(least)) is True
+        assert fits(instance.with_memory(least - 1)) is False
         assert result.reason.state_bytes < least
 
 

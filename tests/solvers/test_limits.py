@@ -12,7 +12,7 @@ import pytest
 from trainplan.formulations.problem import problem
 from trainplan.profiling.base.errors import Unsuited
 from trainplan.solvers.core.clock import Clock
-from trainplan.solvers.core.entries import Entry
+from trainplan.solvers.core.entries import Entry, solvers_of
 from trainplan.solvers.core.heuristic import first_plan
 from trainplan.solvers.core.incumbents import FIRST_PLAN
 from trainplan.solvers.core.registry import methods
@@ -41,7 +41,7 @@ INSTANCES: dict[str, Callable[[int], Any]] = {
     "cluster-strategy": lambda seed: random_cluster(seed, 4, 5),
     "joint": lambda seed: random_joint(random.Random(seed)),
 }
-OWN = [(name, entry) for name in INSTANCES for entry in problem(name).solvers().entries if entry.name not in MODELS]
+OWN = [(name, entry) for name in INSTANCES for entry in solvers_of(problem(name)).entries if entry.name not in MODELS]
 
 
 def limited(instance: Any, entry: Entry, limit: float | None) -> tuple[Search, Outcome, float]:

@@ -14,6 +14,7 @@ from trainplan.formulations.problem import problem_of
 from trainplan.profiling.base.errors import InputError, Unsuited
 from trainplan.solvers.core.answer import best_answer, rank
 from trainplan.solvers.core.entries import Entry
+from trainplan.solvers.core.heuristic import fits
 from trainplan.solvers.core.search import Outcome
 from trainplan.solvers.joint.memory_feasibility import minimum_memory
 
@@ -52,14 +53,17 @@ def tightened(instance: Any, share: float) -> Any:
     if (memory := getattr(instance, "memory", None)) is not None:
         limits = np.maximum(1, (memory.limit_bytes * share).astype(np.int64))
         return replace(instance, memory=memory.with_limits(limits))
-    limit = problem_of(instance).memory_bytes(instance)
-    return instance if limit is None else problem_of(instance).with_memory(instance, max(1, round(limit * share)))
+    limit = instance.common_memory_bytes
+    return instance if limit is None else instance.with_memory(max(1, round(limit * share)))
 
 
 def something_fits(instance: Any) -> bool:
     """By looking at every solution."""
     problem = problem_of(instance)
-    return any(solution is not None and not problem.violations(instance, solution) for solution in problem.solutions(instance))
+    return any(
+        solution is not None and not problem.violations(instance, solution)
+        for solution in problem.enumeration.solutions(instance)
+    )
 
 
 def solved(instance: Any, method: Entry) -> Any:
@@ -101,7 +105,7 @@ def test_a_methods_own_proof_counts_where_nothing_else_knows(monkeypatch: pytest
         instance = any_form(seed)
         result = tp.solve(instance, method)
         assert (result.status == "infeasible") == (not something_fits(instance)), seed
-        alone += result.status == "infeasible" and problem_of(instance).fits(instance) is None
+        alone += result.status == "infeasible" and fits(instance) is None
     assert alone > 1
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 from trainplan.formulations.problem import problem
+from trainplan.solvers.core.entries import solvers_of
 from trainplan.solvers.core.heuristic import cheap_bound, first_plan
 
 import trainplan as tp
@@ -11,7 +12,7 @@ from trainplan.testing import optimum
 SEEDS = {"memory-switches": 8, "cluster-strategy": 15}  # whose solutions are many
 
 
-@pytest.mark.parametrize("name", [name for name in TINY if problem(name).solvers().first_plan])
+@pytest.mark.parametrize("name", [name for name in TINY if solvers_of(problem(name)).first_plan])
 def test_no_solution_is_below_the_cheap_bound_and_first_plans_fit(name: str) -> None:
     checked, solvable, planned, tight = problem(name), 0, 0, 0
     for seed in range(SEEDS.get(name, 40)):

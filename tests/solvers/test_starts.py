@@ -9,7 +9,7 @@ import numpy as np
 import pyomo.environ as pyo
 import pytest
 from ortools.sat.python import cp_model
-from trainplan.formulations.problem import Part, problem_of
+from trainplan.formulations.problem import Subproblem, problem_of
 from trainplan.solvers.adapters.cpsat_worker import hint
 from trainplan.solvers.adapters.formulation import formulation
 from trainplan.solvers.core.solve import solve
@@ -35,11 +35,11 @@ def started(name: str, seed: int) -> tuple[Any, int, set[str]] | None:
     if exact.solution is None or exact.objective is None:
         return None
     solution = problem.load_solution(exact.solution)
-    parts = problem.parts(instance, lambda: False) or [Part(instance, 0, lowered=lambda same: same)]
+    parts = problem.models.subproblems(instance, lambda: False) or [Subproblem(instance, 0, lowered=lambda same: same)]
     lowered = [(part, low) for part in parts if (low := part.lowered(solution)) is not None]
     [(part, low)] = lowered
     assert part.lifted(low) == solution
-    return part.instance, exact.objective, problem.start(part.instance, low)
+    return part.instance, exact.objective, problem.models.start(part.instance, low)
 
 
 @pytest.mark.parametrize("name", INSTANCES)

@@ -169,8 +169,10 @@ def import_run(
 
 def _objective_ns(made: Plan, best: Planned) -> int | None:
     """A plan's step by the step model of a search; None where it is none of the plans that were searched."""
+    if (refinement := best.problem.refinement) is None:
+        return None
     for instance in [instance for instance, _ in best.answer.tried] or [best.instance]:
-        solution = best.problem.incumbent_of(instance, made.in_model_dtype())
+        solution = refinement.solution_of_plan(instance, made.in_model_dtype())
         if solution is not None:
             return int(best.problem.evaluate(instance, solution).objective)
     return None

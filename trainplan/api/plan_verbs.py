@@ -132,13 +132,19 @@ def _chosen(
         check_method(chosen, method)
         choices = choices_of(chosen, choices, instead)
     made = _request(chosen, method, subject, choices)
-    if like is None and instead is None and (instead := chosen.problem.unsuited(made)) is not None:
+    if like is None and instead is None and (instead := _unsupported(chosen, made)) is not None:
         mixed = made.cluster is not None and len(made.cluster.used_kinds) > 1
         chosen = preset(MIXED if mixed else OTHERWISE)
         check_method(chosen, method)
         choices = choices_of(chosen, choices, instead)
         made = _request(chosen, method, subject, choices)
     return chosen, made, choices, instead
+
+
+def _unsupported(chosen: Preset, made: Request) -> str | None:
+    """Why the instances of a preset leave something out of a request, in words; None where they leave out nothing."""
+    scope = chosen.problem.scope
+    return None if scope is None else scope.unsupported_reason(made)
 
 
 def _processes(chosen: Preset, method: str, jobs: int) -> dict[str, int]:

@@ -18,7 +18,7 @@ from trainplan.execution.prediction.evaluate_plan import PlanPrediction
 from trainplan.execution.prediction.surrogate import recipe_of
 from trainplan.execution.runtimes.export_common import ENDS
 from trainplan.formulations.joint.definition import build
-from trainplan.formulations.joint.home import evaluate, violations
+from trainplan.formulations.joint.evaluation import evaluate, violations
 from trainplan.formulations.joint.options import CP, CP_EXCHANGE, OPTIMIZER, PARAMETERS
 from trainplan.formulations.joint.plan_to_solution import incumbent_of
 from trainplan.formulations.joint.problem import NAME

@@ -8,6 +8,7 @@ from dataclasses import replace
 from trainplan.formulations.plan.plan import PlanEvidence
 from trainplan.planning.result import Planned
 from trainplan.profiling.base.plugins import attribute
+from trainplan.solvers.core.entries import solvers_of
 from trainplan.solvers.core.limits import TIME_LIMIT_S
 from trainplan.solvers.core.result import Point
 from trainplan.solvers.core.search import Search, judge
@@ -44,25 +45,28 @@ def certify(
     """
     check_arguments(time_limit, 0.0, 0)
     plan, problem, objective_ns = answer.plan, answer.problem, answer.answer.objective_ns
-    if plan is None or plan.claim is None or objective_ns is None or (evidence := problem.solvers().evidence) is None:
+    certificate, evidence = problem.certificate, solvers_of(problem).evidence
+    if plan is None or plan.claim is None or objective_ns is None or certificate is None or evidence is None:
         return answer
-    request, memory_bytes = answer.request, answer.request.with_margin(0).limit_bytes
-    instance = problem.with_memory(answer.instance, problem.within(request.with_margin(0)).limit_bytes)
+    request = answer.request
+    whole = request.with_margin(0)
+    clipped = whole if problem.scope is None else problem.scope.clipped_request(whole)
+    instance = answer.instance.with_memory(clipped.limit_bytes)
     begin = progress or (lambda _: None)
     begin("gathering evidence of the proven lower bound")
     search = Search(judge(instance), time_limit, progress=progress, objective=objective_ns)
     gathered = attribute(evidence)(instance, objective_ns, search).to_dict()
     begin("checking the evidence")
-    weak, bound = problem.checked_bound_ns(instance, None), problem.checked_bound_ns(instance, gathered)
-    evidence = PlanEvidence(
+    weak, bound = certificate.checked_bound_ns(instance, None), certificate.checked_bound_ns(instance, gathered)
+    stated = PlanEvidence(
         cluster=None if request.profile or request.cluster is None or request.measured else request.cluster.model_dump(),
-        options=problem.options_of(instance, request),
-        memory_bytes=memory_bytes,
+        options=certificate.settled_options(instance, request),
+        memory_bytes=whole.limit_bytes,
         solution=problem.solution_dict(answer.answer.solution),
         proof=gathered if bound > weak else None,
         bound_ns=bound,
     )
-    claim, solved = plan.claim.changed(evidence=evidence), answer.answer
+    claim, solved = plan.claim.changed(evidence=stated), answer.answer
     if not solved.alternatives and (solved.bound_ns is None or bound > solved.bound_ns):
         solved = replace(solved, bound_ns=bound)
         claim = claim.changed(bound_ns=bound, gap=solved.gap, status=solved.status, bound_source=EVIDENCE)

@@ -17,6 +17,7 @@ from typing import Any
 from trainplan.formulations.joint.options import with_tables
 from trainplan.formulations.joint.runtime_capabilities import FOR
 from trainplan.formulations.plan.request import Request
+from trainplan.formulations.problem import Problem
 from trainplan.planning.planner import planned
 from trainplan.planning.result import Planned, Price
 from trainplan.profiling.base.plugins import attribute
@@ -95,7 +96,7 @@ def _answer(
     """The answer without the constraint of a parameter. instances: without it, by what programs surely hold, so that the bound
     is one of all that fits; sure: the same by what they hold at most, which a solution has to fit. arguments: of the search."""
     problem, known = best.problem, best.answer
-    parts = [(instance, problem.beyond(instance, best.instance, parameter)) for instance in instances]
+    parts = [(instance, _outside(problem, instance, best.instance, parameter)) for instance in instances]
     rest = [part for _, part in parts if part is not None]
     if not rest:
         return known
@@ -105,7 +106,7 @@ def _answer(
     searched: Answer = attribute(best.preset.searcher)(rest, method, explained=False, **arguments)
     if searched.solution is not None:
         place = next(place for place, part in enumerate(rest) if part is searched.instance)
-        fitting = [part for each in sure if (part := problem.beyond(each, best.instance, parameter)) is not None][place]
+        fitting = [part for each in sure if (part := _outside(problem, each, best.instance, parameter)) is not None][place]
         if problem.violations(fitting, searched.solution):
             searched = replace(searched, solution=None, objective_ns=None)
     answers = [searched, known] if any(part is not each for each, part in parts) else [searched]
@@ -115,3 +116,9 @@ def _answer(
     bounds = [answer.bound_ns for answer in answers if answer.result.status != "infeasible"]
     bound = None if None in bounds else min((ns for ns in (*bounds, better.objective_ns) if ns is not None), default=None)
     return replace(better, bound_ns=bound)
+
+
+def _outside(problem: Problem, instance: Any, narrower: Any, parameter: str) -> Any | None:
+    """The solutions of an instance that one with the constraint of a parameter lacks, see `RequestScope.outside`; all of the
+    instance where the problem does not tell them apart."""
+    return instance if problem.scope is None else problem.scope.outside(instance, narrower, parameter)

@@ -154,8 +154,10 @@ def _lacks(name: str, answer: Planned) -> str | None:
     missing = None if request.model is None else RUNTIMES[name].lacks(request.model)
     if missing is not None:
         return f"no {missing}"
+    if problem.scope is None:
+        return None
     try:
-        problem.within(_request(name, answer))
+        problem.scope.clipped_request(_request(name, answer))
     except InputError as error:
         return f"{error.command_field} {error.problem}: {error.fix}"
     return None

@@ -22,6 +22,7 @@ from trainplan.planning.result import Planned
 from trainplan.profiling.base.display import html_table, rich_table
 from trainplan.profiling.base.quantities import format_bytes
 from trainplan.solvers.core.answer import Answer
+from trainplan.solvers.core.heuristic import explain, leanest
 from trainplan.solvers.core.result import Result
 from trainplan.solvers.core.solve import versions
 
@@ -124,8 +125,7 @@ def fitted(request: Request, preset: Preset, progress: Callable[[Any], None] | N
 
 def _leanest(way: Way, instances: Sequence[Any]) -> tuple[Planned | None, int | None]:
     """The plan of the least memory that is known of some instances, and bytes of a GPU that no solution of all is below."""
-    problem = way.preset.problem
-    found = [(*least[::-1], each) for each in instances if (least := problem.leanest(each)) is not None]
+    found = [(*least[::-1], each) for each in instances if (least := leanest(each)) is not None]
     if not found:
         return None, None
     bound, solution, instance = min(found, key=lambda each: int(each[0]))
@@ -144,7 +144,7 @@ def _answer(instance: Any, solution: Any) -> Answer:
 
 def _refused(way: Way, instances: Sequence[Any]) -> Planned:
     """The answer that nothing fits, with the reason of the instance that needs the least."""
-    reasons = [(reason, each) for each in instances if (reason := way.preset.problem.explain(each)) is not None]
+    reasons = [(reason, each) for each in instances if (reason := explain(each)) is not None]
     reason, instance = min(reasons, key=lambda pair: int(pair[0].least_memory_bytes), default=(None, instances[0]))
     result = replace(_result(instance), status="infeasible", reason=reason)
     return Planned(way.request, way.preset, Answer(instance, result, None, None, None), None)

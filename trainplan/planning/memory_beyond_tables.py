@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, Protocol
 
-from trainplan.formulations.problem import Problem
+from trainplan.formulations.refinement import Refinement
 from trainplan.planning.result import Planned
 from trainplan.solvers.core.answer import Answer
 
@@ -69,23 +69,23 @@ class BeyondTables:
     found: of the last plan that was walked; refused: what leaves all out that did not fit.
     """
 
-    problem: Problem
+    refinement: Refinement
     found: dict[tuple[Key, bool], int] = field(default_factory=dict)
     refused: dict[tuple[Key, bool], int] = field(default_factory=dict)
 
     def keys(self, instance: Any) -> list[Key]:
         """Of the configurations of an instance."""
-        return [(instance.name, layout, shape) for layout, shape in self.problem.alike(instance)]
+        return [(instance.name, layout, shape) for layout, shape in self.refinement.memory_groups(instance)]
 
     def note(self, instance: Any, made: Planned, over: Sequence[int]) -> None:
         """A plan was walked. instance: with tables of what programs surely hold, of which it has a solution; over: by how much
         the walk is above the memory, by rank, negative where it fits."""
-        if (limit := self.problem.memory_bytes(instance)) is None or made.plan is None:
+        if (limit := instance.common_memory_bytes) is None or made.plan is None:
             return
         solution = made.answer.solution
         stages = made.plan.stages[: made.plan.depth]
         by_site = [max(over[rank] for rank in stage.ranks) for stage in stages]
-        most, (tables, last) = max(zip(by_site, self.problem.site_bytes(instance, solution), strict=True))
+        most, (tables, last) = max(zip(by_site, self.refinement.group_bytes(instance, solution), strict=True))
         where = self.keys(instance)[solution.configuration], last and len(stages) > 1
         self.found[where] = max(0, limit + most - tables)
         if most > 0 or (made.answer.objective_ns or 0) < made.walked_ns:  # else only what is claimed to be better comes again
@@ -107,7 +107,7 @@ class BeyondTables:
         if not self.found:
             return instance
         more = [(self.more_bytes(key, False, count), self.more_bytes(key, True, count)) for key in self.keys(instance)]
-        return self.problem.with_more(instance, more)
+        return self.refinement.with_extra_bytes(instance, more)
 
     def fitting(self, way: Way, first: Planned, best: Planned | None, took: float) -> Planned | None:
         """The best plan that fits of those that are walked; None where there is none. first: the plan of the least claim of

@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from trainplan.formulations.problem import InstanceLike, problem_of
+from trainplan.formulations.problem import InstanceLike
 from trainplan.inputs import LARGEST_MEMORY
 from trainplan.profiling.base.display import in_one_line
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.quantities import format_bytes, plural
+from trainplan.solvers.core.heuristic import explain
 from trainplan.solvers.core.limits import GAP, TIME_LIMIT_S
 from trainplan.solvers.core.registry import method as method_named
 from trainplan.solvers.core.registry import methods as methods_of
@@ -112,13 +113,13 @@ def frontier(
     for limit in limits:
         if not 0 < limit <= LARGEST_MEMORY:
             raise InputError("limits", "", f"hold {limit}", "give bytes of one device, above 0")
-    problem, points = problem_of(instance), Frontier()
+    points = Frontier()
     points.instance = instance.name
     names = entries if methods is None else list(methods)
     for name in names:
         row: list[FrontierPoint] = []
         for limit in limits:
-            result = solve(problem.with_memory(instance, limit), name, time_limit=time_limit, gap=gap, seed=seed)
+            result = solve(instance.with_memory(limit), name, time_limit=time_limit, gap=gap, seed=seed)
             row.append(FrontierPoint(limit, result))
             if progress:
                 progress(name, row[-1])
@@ -157,9 +158,8 @@ def _falling(points: Sequence[FrontierPoint]) -> list[FrontierPoint]:
 
 def memory_limits(instance: Any, count: int = LIMITS) -> list[int]:
     """Bytes from the least that anything fits into to what the shortest of all steps needs, evenly spaced."""
-    problem = problem_of(instance)
-    reason = problem.explain(problem.with_memory(instance, 1))
-    ample = solve(problem.with_memory(instance, LARGEST_MEMORY), "exact")
+    reason = explain(instance.with_memory(1))
+    ample = solve(instance.with_memory(LARGEST_MEMORY), "exact")
     if reason is None or ample.evaluation is None:
         problem_text = f"{instance.name!r} has no memory that is known to be the least, or no plan in time"
         raise InputError(

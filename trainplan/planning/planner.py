@@ -26,7 +26,7 @@ from trainplan.formulations.joint.options import MEMORY_TABLES, with_tables
 from trainplan.formulations.joint.runtime_capabilities import FOR
 from trainplan.formulations.plan.plan import Claim, Plan
 from trainplan.formulations.plan.request import Request
-from trainplan.formulations.problem import problem_of
+from trainplan.formulations.problem import counts_overlap, problem_of
 from trainplan.inputs import compiles
 from trainplan.planning.memory_beyond_tables import BeyondTables, Count
 from trainplan.planning.presets import Preset
@@ -39,6 +39,8 @@ from trainplan.profiling.base.quantities import enough_bytes, format_bytes, plur
 from trainplan.profiling.clusters.cluster import Cluster
 from trainplan.solvers.core.answer import Answer, best_answer, with_solution
 from trainplan.solvers.core.clock import Clock, Overrun, ended_after, grace_seconds
+from trainplan.solvers.core.heuristic import at_least_memory
+from trainplan.solvers.core.heuristic import fits as known_to_fit
 from trainplan.solvers.core.limits import GAP, TIME_LIMIT_S
 from trainplan.solvers.core.registry import method as method_named
 from trainplan.solvers.core.result import Point
@@ -122,6 +124,7 @@ def _best(way: Way) -> Planned:
     fits = last.plan is not None and way.excess_bytes(last) <= 0
     if apart:
         best = way.restated(first, last) if fits else None
+        assert way.beyond is not None, "of a problem that tells apart what programs surely hold"
         best = best if last.interrupted else way.beyond.fitting(way, first, best, took)
         return best or way.tightest(rounds)
     if fits:
@@ -144,11 +147,12 @@ class Way:
     clock: Clock = field(default_factory=Clock)
     started: float = field(init=False)
     walk_seconds: list[float] = field(default_factory=list)  # of each plan that has been compiled and walked
-    beyond: BeyondTables = field(init=False)
+    beyond: BeyondTables | None = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "started", self.clock())
-        object.__setattr__(self, "beyond", BeyondTables(self.preset.problem))
+        refinement = self.preset.problem.refinement
+        object.__setattr__(self, "beyond", None if refinement is None else BeyondTables(refinement))
 
     def begin(self, what: str) -> None:
         """Tell the caller what is begun."""
@@ -227,25 +231,27 @@ class Way:
     def eased(self, answer: Answer) -> Answer:
         """An answer as good that recomputes no more than it needs, where lanes hide it; none within one strategy for all, or
         within what a runtime carries."""
-        problem, options = self.preset.problem, self.request.options
+        refinement, options = self.preset.problem.refinement, self.request.options
         if (
-            answer.solution is None
-            or not problem.on_lanes(answer.instance)
+            refinement is None
+            or answer.solution is None
+            or not counts_overlap(answer.instance)
             or options.get("for_")
             or options.get("one_strategy")
         ):
             return answer
-        solution = problem.eased(answer.instance, answer.solution)
+        solution = refinement.without_needless_recomputation(answer.instance, answer.solution)
         if solution == answer.solution:
             return answer
         return with_solution(answer, solution, answer.result.solution_source or self.method)
 
     def starts(self, instances: Sequence[Any]) -> dict[str, Any]:
         """The incumbents as an argument of a search, where there are some. Raises InputError."""
-        problem, plans = self.preset.problem, self.incumbents
+        refinement, plans = self.preset.problem.refinement, self.incumbents
         if not plans:
             return {}
-        if all(problem.incumbent_of(instance, plan) is None for instance in instances for plan in plans):
+        pairs = [] if refinement is None else [(refinement, instance, plan) for instance in instances for plan in plans]
+        if all(each.solution_of_plan(instance, plan) is None for each, instance, plan in pairs):
             problem_text = f"are {plural(len(plans), 'plan')}, none of {self.preset.name} for what is asked for"
             raise InputError("command line", "--incumbents", problem_text, "leave them out")
         return {"incumbents": plans}
@@ -266,7 +272,7 @@ class Way:
         self.begin("compiling and simulating the plan's programs")
         plan = problem.plan(answer.instance, answer.solution, self.request)
         plan = plan if self.backend is None else plan.changed(backend=self.backend)
-        plan, judged = _judged(plan, self.request, streams=problem.on_lanes(answer.instance))
+        plan, judged = _judged(plan, self.request, streams=counts_overlap(answer.instance))
         if judged is not None:
             self.walk_seconds.append(self.clock() - began)
         return Planned(self.request, self.preset, answer, plan.changed(claim=self.claim(answer)), judged, margin)
@@ -316,35 +322,37 @@ class Way:
         look for it, or the time is up."""
         problem, limit, margin = self.preset.problem, self.request.with_margin(0).limit_bytes, 0
         count = Count.OWN
-        if problem.memory_bytes(best.instance) is None:
+        single, beyond = problem.single_strategy, self.beyond if self.told_apart else None
+        if single is None or best.instance.common_memory_bytes is None:
             return None
         for _ in range(ROUNDS):
             if self.remaining() < WALKS * max(self.walk_seconds, default=0.0):
                 return None
-            instances, method = problem.uniform(problem.with_memory(best.instance, limit - margin))
+            instances = single.instances(best.instance.with_memory(limit - margin))
             if not instances:
                 return None
-            tighter = [self.beyond.corrected(instance, count) if self.told_apart else instance for instance in instances]
+            tighter = instances if beyond is None else [beyond.corrected(instance, count) for instance in instances]
             self.begin("looking for the best plan with one strategy")
-            answer = best_answer(tighter, method, time_limit=self.seconds, clock=self.clock, **self.settings)
+            answer = best_answer(tighter, single.method, time_limit=self.seconds, clock=self.clock, **self.settings)
             made = self.plan(_bounded(answer, best.answer.bound_ns), margin)
-            less = margin > 0 or bool(self.beyond.found)
+            less = margin > 0 or (beyond is not None and bool(beyond.found))
             if made.plan is None and less and count < Count.REFUSED:
                 count = Count.REFUSED
                 continue
             if (over := self.excess_bytes(made)) <= 0:
                 return made if made.plan is not None or not less else _unknown(made)
-            if self.told_apart:
-                self.beyond.note(instances[0], made, self.over_bytes(made))
+            if beyond is not None:
+                beyond.note(instances[0], made, self.over_bytes(made))
             else:
                 margin += over
         return _unknown(made)
 
     def walked_again(self, best: Planned) -> Planned:
         """The plan of the least walk among some, where the problem's step is relaxed, see `other_walks`."""
-        if best.plan is None or best.judged is None or not self.preset.problem.on_lanes(best.instance):
+        refinement = self.preset.problem.refinement
+        if refinement is None or best.plan is None or best.judged is None or not counts_overlap(best.instance):
             return best
-        return OtherWalks(self, best).run()
+        return OtherWalks(self, best, refinement).run()
 
     def bettered(self, best: Planned, uniform: Planned | None) -> Planned | None:
         """The best plan with one strategy as the answer, where the search of all plans ended with nothing as good, by the walks
@@ -352,10 +360,11 @@ class Way:
         if uniform is None or uniform.plan is None or uniform.margin_bytes > best.margin_bytes:
             return None
         problem, instance, result = self.preset.problem, best.instance, best.result
-        solution = problem.of_uniform(instance, uniform.answer.solution)
+        single = problem.single_strategy
+        solution = None if single is None else single.widened(instance, uniform.answer.solution)
         if solution is None or problem.violations(instance, solution):
             return None
-        if problem.on_lanes(instance) and best.judged is not None and uniform.judged is not None:
+        if counts_overlap(instance) and best.judged is not None and uniform.judged is not None:
             better = uniform.judged.step_ns < best.judged.step_ns
         else:
             better = result.objective is not None and problem.evaluate(instance, solution).objective < result.objective
@@ -374,8 +383,8 @@ class Way:
 
     def _least(self, bound_ns: int | None) -> Planned | None:
         problem, whole = self.preset.problem, self.request.with_margin(0)
-        tight = [instance for each in problem.instances(whole) if (instance := problem.tightest(each)) is not None]
-        limits = [problem.memory_bytes(instance) for instance in tight]
+        tight = [instance for each in problem.instances(whole) if (instance := at_least_memory(each)) is not None]
+        limits = [instance.common_memory_bytes for instance in tight]
         possible = [(limit, place) for place, limit in enumerate(limits) if limit is not None]
         if not possible:
             return None
@@ -453,11 +462,11 @@ class Way:
     def fits(self, request: Request) -> bool | None:
         """Whether something fits into the memory of a request; None where that is not known. Raises InputError."""
         problem, told = self.preset.problem, MEMORY_TABLES.name in request.options
-        answers = [problem.fits(instance) for instance in problem.instances(request)]
+        answers = [known_to_fit(instance) for instance in problem.instances(request)]
         if True in answers or not told:
             return True if True in answers else None if None in answers else False
         least = problem.instances(with_tables(request, "least"))
-        return None if any(problem.fits(instance) is not False for instance in least) else False
+        return None if any(known_to_fit(instance) is not False for instance in least) else False
 
     def tightest(self, rounds: Sequence[Planned]) -> Planned:
         """Where solutions fit, but no programs of the rounds do: the least plan; or, by how much all of them are short."""

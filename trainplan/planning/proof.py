@@ -5,6 +5,7 @@ from __future__ import annotations
 from trainplan.formulations.plan.plan import Claim
 from trainplan.formulations.problem import problem
 from trainplan.profiling.base.quantities import format_gap
+from trainplan.solvers.core.entries import solvers_of
 
 HOW = "give -o plan.json, then trainplan check plan.json"
 
@@ -38,7 +39,7 @@ def how_to_check(claim: Claim | None) -> str:
     """What to give for the independent check of a claim that has none; empty where it has one, or nothing to check."""
     if claim is None or claim.bound_ns is None or claim.evidence is not None:
         return ""
-    if problem(claim.problem).solvers().evidence is None:
+    if solvers_of(problem(claim.problem)).evidence is None:
         return f"independent check: bounds of the problem {claim.problem} have none"
     return f"independent check: {HOW}"
 

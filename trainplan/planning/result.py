@@ -17,7 +17,7 @@ from trainplan.formulations.plan.plan import Claim, Plan, plan_text
 from trainplan.formulations.plan.request import Request
 from trainplan.formulations.plan.run_length import runs
 from trainplan.formulations.plan.strategy_words import in_words
-from trainplan.formulations.problem import Problem
+from trainplan.formulations.problem import Problem, counts_overlap
 from trainplan.plan_words import run_words
 from trainplan.planning.presets import Preset
 from trainplan.planning.proof import proof_of, status_text
@@ -290,12 +290,14 @@ class Planned:
         """No order of passes with the plan's stages and strategies has a shorter step by the problem's costs; None where the
         problem has no such bound."""
         solution = self.answer.solution
-        return None if solution is None else self.problem.any_schedule_ns(self.instance, solution)
+        certificate = self.problem.certificate
+        return None if solution is None or certificate is None else certificate.any_schedule_bound_ns(self.instance, solution)
 
     @property
     def restrictions(self) -> list[str]:
         """What the request leaves out of all plans that the problem knows, as the command's options say it."""
-        return self.problem.restrictions(self.request, self.problem.cost_model(self.instance))
+        scope = self.problem.scope
+        return [] if scope is None else scope.restrictions(self.request, self.problem.cost_model(self.instance))
 
     @property
     def step_ns(self) -> int | None:
@@ -398,13 +400,13 @@ class Planned:
         bound, source, under = "none", self.result.bound_source, ", ".join(self.restrictions)
         if claim.bound_ns is not None:
             bound = format_time(claim.bound_ns) + (f", by {source}" if source else "")
-        costs = cost_words(claim.cost_model)
+        costs, scope = cost_words(claim.cost_model), self.problem.scope
         rows = [
             (
                 "solver's objective",
                 f"{format_time(claim.objective_ns)} ({claim.problem}, {costs}){self._as_walked()}",
             ),
-            *([("cost model", why)] if (why := self.problem.plainer_costs(self.request)) is not None else []),
+            *([] if scope is None or (why := scope.unusual_costs_reason(self.request)) is None else [("cost model", why)]),
             ("status", status_text(claim.status, claim.gap)),
             ("proven lower bound", bound),
             ("proof", proof_of(claim, whole=not self.evidence_of)),
@@ -422,7 +424,7 @@ class Planned:
 
     def _walk_gap(self, claim: Claim) -> str:
         """How much shorter the walk of any plan that fits could be, where claims are at most walks."""
-        if self.judged is None or claim.bound_ns is None or not self.problem.on_lanes(self.instance):
+        if self.judged is None or claim.bound_ns is None or not counts_overlap(self.instance):
             return ""
         return f"; no plan that fits is predicted more than {format_gap(1 - claim.bound_ns / self.judged.step_ns)} faster"
 
@@ -451,7 +453,7 @@ class Planned:
         """How much another order of passes could gain."""
         predicted = None if self.plan is None else self.plan.predicted
         serial = predicted is not None and predicted.backend == "serial"  # what runs beside something else is not bounded
-        if self.plan is not None and self.plan.depth > 1 and self.problem.on_lanes(self.instance):
+        if self.plan is not None and self.plan.depth > 1 and counts_overlap(self.instance):
             why = "what overlaps depends on the order of passes; --cost-model executed has a bound"
             return [("any schedule", f"not bounded with overlap: {why}")]
         if (bound := self.any_schedule_ns) is None or not objective_ns or not serial:

@@ -17,6 +17,7 @@ from trainplan.planning.result import Planned
 from trainplan.profiling.base.dtypes import parse_dtype
 from trainplan.profiling.base.errors import InputError, MissingExtra, shown
 from trainplan.profiling.models.model import Model
+from trainplan.solvers.core.entries import solvers_of
 from trainplan.tabular import Tabular
 
 MOST_TRIALS = 100
@@ -101,7 +102,8 @@ def best_plans(first: Planned, top: int, seed: int) -> list[Plan]:
     if not 1 <= top <= MOST_TRIALS:
         raise InputError("command line", "--top", f"is {top}", f"give 1 to {MOST_TRIALS}")
     plans = [] if first.plan is None else [first.plan]
-    for solution, time_ns in first.problem.alternatives(first.instance, first.result, top, seed):
+    alternatives = solvers_of(first.problem).call("alternatives", first.instance, first.result, top, seed) or ()
+    for solution, time_ns in alternatives:
         answer = replace(first.answer, solution=solution, objective_ns=time_ns)
         made = plan_answer(first, answer)
         if made.plan is not None and made.plan.content not in [plan.content for plan in plans]:

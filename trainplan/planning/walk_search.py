@@ -19,6 +19,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from trainplan.formulations.problem import problem_of
+from trainplan.formulations.refinement import Refinement
 from trainplan.planning.memory_beyond_tables import BeyondTables
 from trainplan.planning.presets import Preset
 from trainplan.planning.result import Planned
@@ -116,7 +118,7 @@ class Way(Protocol):
         ...
 
     @property
-    def beyond(self) -> BeyondTables:
+    def beyond(self) -> BeyondTables | None:
         """What walks have had beyond the tables."""
         ...
 
@@ -124,22 +126,22 @@ class Way(Protocol):
 class OtherWalks:
     """The search for the plan of the least walk, beginning from the one of the least claim."""
 
-    def __init__(self, way: Way, best: Planned) -> None:
-        self.way, self.best, self.first, self.problem = way, best, best, way.preset.problem
+    def __init__(self, way: Way, best: Planned, refinement: Refinement) -> None:
+        self.way, self.best, self.first, self.refinement = way, best, best, refinement
         tried = best.answer.tried or ((best.instance, best.result),)
         self.wholes = [(instance, result) for instance, result in tried if result.objective is not None]
         self.walked = [(best.instance, best.answer.solution)]
 
     def run(self) -> Planned:
         """The plan of the least walk among those tried."""
-        problem = self.problem
-        orders = sorted({order for whole, _ in self.wholes for order in problem.passes(whole)})
+        refinement = self.refinement
+        orders = sorted({order for whole, _ in self.wholes for order in refinement.pass_orders(whole)})
         for order in orders:
-            self.among(self.parts(problem.layouts, order), LAYOUTS, HIDDEN)
+            self.among(self.parts(refinement.layouts, order), LAYOUTS, HIDDEN)
         seconds = max(SECONDS, self.way.elapsed()) / len(orders)
         for order in orders:
             if self.far:
-                self.among(self.parts(problem.shapes, order), SHAPES, FAR, seconds)
+                self.among(self.parts(refinement.shapes, order), SHAPES, FAR, seconds)
         if self.far:
             self.among(self.even_parts(), EVEN, FAR, max(SECONDS, self.way.elapsed()))
         return self.best
@@ -160,9 +162,9 @@ class OtherWalks:
         instance's configurations."""
         parts = []
         for whole, result in self.wholes:
-            places = [index for index, pass_ in enumerate(self.problem.passes(whole)) if pass_ == order]
+            places = [index for index, each in enumerate(self.refinement.pass_orders(whole)) if each == order]
             part = self.part(whole, result, names(whole), places)
-            best = None if result.solution is None else self.problem.load_solution(result.solution)
+            best = None if result.solution is None else problem_of(whole).load_solution(result.solution)
             if best is not None and best.configuration in places:
                 best = replace(best, configuration=places.index(best.configuration))
                 part.answer = Answer(whole, result, best, result.objective, result.bound)
@@ -174,13 +176,13 @@ class OtherWalks:
 
     def even_parts(self) -> list[Part]:
         """Of all instances, what has the best plan's numbers of stages and micro-batches, with even stages."""
-        problem, best = self.problem, self.best
-        shape = problem.shapes(best.instance)[best.answer.solution.configuration]
+        refinement, best = self.refinement, self.best
+        shape = refinement.shapes(best.instance)[best.answer.solution.configuration]
         parts = []
         for whole, result in self.wholes:
-            indices = [index for index, each in enumerate(problem.shapes(whole)) if each == shape]
-            if indices and problem.evenly(whole, indices) is not None:
-                parts.append(self.part(whole, result, problem.layouts(whole), indices, even=True))
+            indices = [index for index, each in enumerate(refinement.shapes(whole)) if each == shape]
+            if indices and refinement.with_even_stages(whole, indices) is not None:
+                parts.append(self.part(whole, result, refinement.layouts(whole), indices, even=True))
         return parts
 
     def part(self, whole: Any, result: Result, names: Sequence[str], places: Iterable[int], even: bool = False) -> Part:
@@ -211,19 +213,21 @@ class OtherWalks:
 
     def searched(self, part: Part, seconds: float | None) -> Answer:
         """The best solution of a part, where its claim is below the best walk."""
-        way, problem = self.way, self.problem
-        left = problem.evenly(part.whole, part.places) if part.even else problem.only(part.whole, part.places)
+        way, narrowed = self.way, self.refinement.with_even_stages if part.even else self.refinement.with_configurations
+        left = narrowed(part.whole, part.places)
         arguments = {**way.arguments, "explained": False}
         if CUTOFF in way.options_of_method:
             arguments[CUTOFF] = self.step_ns
         way.begin(f"solving again, {plural(len(part.places), 'configuration')}" + ", with even stages" * part.even)
+        assert way.beyond is not None, "of a problem with a refinement"
         return way.search([way.beyond.corrected(left)], way.method, seconds=seconds, **arguments)
 
     def walk(self, part: Part, solution: Any) -> None:
         """Walk the plan of a part's best solution; where its programs do not fit, that of the best one with what they hold
         beyond its tables, a few times. Where it fits and its walk is the shortest, it is the best."""
         self.walked.append((part.whole, solution))
-        first, problem, beyond = self.first.answer, self.problem, self.way.beyond
+        first, beyond = self.first.answer, self.way.beyond
+        assert beyond is not None, "of a problem with a refinement"
         answer = replace(first, instance=part.whole, result=stopped_with(part.result, [first.result]))
         least = format_time(first.objective_ns or 0)
         message = f"another plan has the objective {least}; its predicted step is longer than this one's"
@@ -234,7 +238,7 @@ class OtherWalks:
             if max(over := self.way.over_bytes(made)) <= 0 or self.way.late or not indices:
                 break
             beyond.note(part.whole, made, over)
-            tighter = beyond.corrected(problem.only(part.whole, indices))
+            tighter = beyond.corrected(self.refinement.with_configurations(part.whole, indices))
             found = self.way.search([tighter], self.way.method, **{**self.way.arguments, "explained": False})
             if found.solution is None:
                 break

@@ -47,7 +47,7 @@ def fits(instance: Instance) -> bool | None:
 def leanest(instance: Instance) -> tuple[Solution, int] | None:
     """A solution that needs little memory of every device, whatever their limits, and bytes of a device that no solution is
     below: mostly what this one needs. None where none is known."""
-    least = LeastMemory(instance.with_memory(instance.reserve_bytes)).least()
+    least = LeastMemory(instance.with_memory(0)).least()
     return None if least is None else (least[0], max(0, least[1]))
 
 

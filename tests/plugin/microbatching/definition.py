@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field
 from trainplan.formulations.parameters import Parameter
@@ -21,10 +21,9 @@ from trainplan.formulations.plan.plan import Batch, Plan, Stage
 from trainplan.formulations.plan.request import Request
 from trainplan.formulations.plan.strategy import Strategy
 from trainplan.formulations.plan.unit import planned_unit
-from trainplan.formulations.problem import Problem, Table
+from trainplan.formulations.problem import Enumeration, Problem, Table
 from trainplan.profiling.base.files import Record, Source, parse
 from trainplan.profiling.base.quantities import divisors, format_bytes, format_time
-from trainplan.solvers.core.result import Infeasibility
 
 OVERHEAD_NS = 1000
 STATE_BYTES = 16  # of a parameter: itself, its gradient, two moments
@@ -59,6 +58,13 @@ class Instance:
     problem = "micro-batching"
 
     @property
+    def common_memory_bytes(self) -> int:
+        return self.memory_bytes
+
+    def with_memory(self, memory_bytes: int) -> Self:
+        return replace(self, memory_bytes=memory_bytes)
+
+    @property
     def digest(self) -> str:
         content = [self.memory_bytes, *(candidate.model_dump() for candidate in self.candidates)]
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()
@@ -86,6 +92,10 @@ class MicroBatching(Problem):
     name = "micro-batching"
     record = InstanceRecord
     solution_record = SolutionRecord
+    solved_by = "microbatching"
+    enumeration = Enumeration(
+        count=lambda instance: len(instance.candidates), solutions=lambda instance: iter(range(len(instance.candidates)))
+    )
     parameters = (Parameter("most", int, "the largest number of micro-batches that is tried", 8, least=1),)
 
     def load(self, source: Source, where: str = "instance") -> Instance:
@@ -111,18 +121,6 @@ class MicroBatching(Problem):
     def describe(self, instance: Instance, solution: int) -> dict[str, Any]:
         costs = self.evaluate(instance, solution)
         return {"time_ns": costs.objective, "peak_bytes": costs.peak_bytes}
-
-    def explain(self, instance: Instance) -> Infeasibility | None:
-        least = min(candidate.peak_bytes for candidate in instance.candidates)
-        if least <= instance.memory_bytes:
-            return None
-        return Infeasibility(instance.memory_bytes, least, 0, "the stage", 0, least, (f"give {least} bytes",))
-
-    def memory_bytes(self, instance: Instance) -> int:
-        return instance.memory_bytes
-
-    def with_memory(self, instance: Instance, memory_bytes: int) -> Instance:
-        return replace(instance, memory_bytes=memory_bytes)
 
     def instance(self, request: Request) -> Instance:
         world = request.origin.devices
@@ -150,12 +148,6 @@ class MicroBatching(Problem):
             stages=[Stage(ranks=list(range(world)), first_unit=0, last_unit=len(model.units) - 1)],
             units=[planned_unit(unit.name, Strategy.of(("dp", world))) for unit in model.units],
         )
-
-    def count(self, instance: Instance) -> int:
-        return len(instance.candidates)
-
-    def solutions(self, instance: Instance) -> Iterator[int]:
-        return iter(range(len(instance.candidates)))
 
     def size(self, instance: Instance) -> dict[str, int]:
         return {"candidates": len(instance.candidates), "memory_bytes": instance.memory_bytes}

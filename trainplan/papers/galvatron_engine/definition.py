@@ -6,7 +6,7 @@ A plan file that the engine writes is read as a solution, too (see `plans`).
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,12 @@ from trainplan.formulations.pipeline.definition import StagedProblem
 from trainplan.formulations.pipeline.enumeration import plan_count, plans
 from trainplan.formulations.pipeline.problem import Solution, SolutionRecord
 from trainplan.formulations.plan.request import Request
+from trainplan.formulations.problem import Enumeration
 from trainplan.papers.galvatron_engine import instances, problem
 from trainplan.papers.galvatron_engine.costs import EngineOptions
-from trainplan.papers.galvatron_engine.plans import read_plan
 from trainplan.papers.galvatron_engine.problem import Instance, InstanceRecord
 from trainplan.papers.galvatron_engine.profile import read_engine_profile
 from trainplan.profiling.base.errors import InputError
-from trainplan.profiling.base.files import Source, read_data
 from trainplan.profiling.imports.galvatron_blocks import MOST_MIB
 from trainplan.profiling.imports.source import SMALLEST
 
@@ -30,10 +29,16 @@ LARGEST_BATCH = 2**16
 SWITCHES = ("both_orders", "micro_batches", "most_tp", "most_stages", "async_grad_reduce", "sequence_parallel", "uniform")
 
 
+def improving(instance: Instance) -> Iterator[Solution | None]:
+    """Every solution in even partitions that fits and is better than those before it; None to look at the clock."""
+    counted = [configuration.counted for configuration in instance.configurations]
+    return plans(instance, counted, problem.even_partition, lambda index, *times: problem.iteration_ns(
+        instance.configurations[index], *times))  # fmt: skip
+
+
 class GalvatronEngine(StagedProblem):
     """What Galvatron's published engine searches, under its own cost model."""
 
-    home = problem
     solved_by = "trainplan.papers.galvatron_engine"
     name = problem.NAME
     record, solution_record = InstanceRecord, SolutionRecord
@@ -53,12 +58,12 @@ class GalvatronEngine(StagedProblem):
         Parameter("parameter_mib", float, "MiB of a layer's parameters in fp32, in place of the files'"),
     )
     needs = ()
-
-    def solution_of(self, instance: Instance, source: Source) -> Solution:
-        """A solution of an instance from a file or a dict, or a plan file of the engine as one. Raises InputError."""
-        content = source if isinstance(source, Mapping) else read_data(source)
-        is_plan = isinstance(content, Mapping) and "pp_deg" in content
-        return read_plan(source, instance) if is_plan else problem.load_solution(source)
+    solution_reader = "trainplan.papers.galvatron_engine.plans:read_if_plan"
+    enumeration = Enumeration(lambda instance: plan_count(instance, problem.even_partition), improving)
+    load = staticmethod(problem.load)
+    evaluate = staticmethod(problem.evaluate)
+    violations = staticmethod(problem.violations)
+    describe = staticmethod(problem.describe)
 
     def cost_model(self, instance: Instance) -> str:
         """The name of the costs and of the objective."""
@@ -93,16 +98,6 @@ class GalvatronEngine(StagedProblem):
         zero2 = options["default_dp_type"] == "zero2"
         engine_options = EngineOptions(measured_messages=bool(profile.measured), zero2=zero2, **switches)
         return instances.build(profile, memory_bytes, request.samples, engine_options)
-
-    def count(self, instance: Instance) -> int:
-        """The number of choices over the even partitions of all configurations."""
-        return plan_count(instance, problem.even_partition)
-
-    def solutions(self, instance: Instance) -> Iterator[Solution | None]:
-        """Every plan that fits and is better than those before it, in even partitions; None to look at the clock."""
-        counted = [configuration.counted for configuration in instance.configurations]
-        return plans(instance, counted, problem.even_partition, lambda place, *times: problem.iteration_ns(
-            instance.configurations[place], *times))  # fmt: skip
 
 
 def _paths(files: Any) -> list[Path]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated
 
 from pydantic import Field
@@ -10,7 +11,7 @@ from trainplan.formulations.pipeline.problem import Solution
 from trainplan.formulations.plan.strategy import Strategy
 from trainplan.papers.galvatron_engine.problem import Instance, even_partition, violations
 from trainplan.profiling.base.errors import InputError
-from trainplan.profiling.base.files import Source, name_of_source, parse
+from trainplan.profiling.base.files import Source, name_of_source, parse, read_data
 from trainplan.profiling.imports.source import Foreign
 
 
@@ -30,6 +31,12 @@ class PlanRecord(Foreign):
     vtp: int = 1
     vsp: int = 0
     embed_sdp: int = 0
+
+
+def read_if_plan(source: Source, instance: Instance) -> Solution | None:
+    """A plan of the engine as `read_plan` reads it; None where a file or a dict is no plan of the engine. Raises InputError."""
+    content = source if isinstance(source, Mapping) else read_data(source)
+    return read_plan(source, instance) if isinstance(content, Mapping) and "pp_deg" in content else None
 
 
 def read_plan(source: Source, instance: Instance) -> Solution:

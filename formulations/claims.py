@@ -1,0 +1,62 @@
+"""What stands behind the claim of a plan: how it is proven without any solver, and which part of a request it speaks of."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+from trainplan.formulations.plan.request import Request
+
+
+class Certificate(ABC):
+    """Bounds that are followed without any solver. The evidence of them is gathered by solvers (`Methods.evidence` of
+    `solvers.core.entries`) and written into the plan's file."""
+
+    @abstractmethod
+    def checked_bound_ns(self, instance: Any, proof: Mapping[str, Any] | None) -> int:
+        """The nanoseconds that no solution of an instance is below, as a proof shows, or without one as the instance shows.
+
+        proof: the evidence of solvers in its file format, or None. Raises ValueError where the proof is of another instance, or
+        shows less than it claims.
+        """
+
+    @abstractmethod
+    def any_schedule_bound_ns(self, instance: Any, solution: Any) -> int | None:
+        """The nanoseconds that no step with the stages and strategies of a solution is below, whatever its order of passes and
+        whatever memory that needs; None where no such bound is known."""
+
+    @abstractmethod
+    def settled_options(self, instance: Any, request: Request) -> dict[str, Any]:
+        """The options of a request in which this one of its instances is the only one, as the evidence states them."""
+
+
+class RequestScope(ABC):
+    """Which part of a request, and of all plans that a problem knows, its instances cover."""
+
+    @abstractmethod
+    def unsupported_reason(self, request: Request) -> str | None:
+        """Why the instances of a request leave something out that another problem may state, in words; None where they leave
+        out nothing."""
+
+    @abstractmethod
+    def clipped_request(self, request: Request) -> Request:
+        """The request with the options and the memory that its optimizer and its runtime allow, as its instances have it.
+        Raises InputError where they allow none."""
+
+    @abstractmethod
+    def restrictions(self, request: Request, cost_model: str) -> list[str]:
+        """The plans that a request and the cost model leave out, as the command's options say it; nothing is proven of them."""
+
+    @abstractmethod
+    def unusual_costs_reason(self, request: Request) -> str | None:
+        """Why plans of a request have other costs than usual for its devices, so that they do not compare with plans that have
+        the usual ones; None where they have these, or others were asked for."""
+
+    @abstractmethod
+    def outside(self, instance: Any, narrower: Any, left_out: str) -> Any | None:
+        """The solutions of an instance that a narrower one lacks, as an instance: the best of both is the best of the instance.
+
+        narrower: made of the same request with the constraint of the parameter `left_out` in addition. None where it lacks
+        nothing; all of the instance where the two cannot be told apart.
+        """

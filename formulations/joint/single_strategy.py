@@ -1,0 +1,60 @@
+"""The joint problem with one option for all units, see `SingleStrategy` of `formulations.problem`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from trainplan.formulations.joint.problem import Configuration, Instance, Solution
+from trainplan.formulations.joint.recompute_first import RECOMPUTE_FIRST
+from trainplan.formulations.joint.tables import OptionTable
+
+
+def single_strategy_instances(instance: Instance) -> list[Instance]:
+    """One, with a configuration for each option of each of the instance's configurations that all units have; none of plans
+    with the first layers of stages recomputed, which units differ in."""
+    if RECOMPUTE_FIRST.name in instance.provenance:
+        return []
+    configurations = [each for configuration in instance.configurations for each in with_one_option(configuration)]
+    return [replace(instance, configurations=tuple(configurations))]
+
+
+def widened(instance: Instance, solution: Solution) -> Solution:
+    """A solution of the first instance of `single_strategy_instances` as one of the instance: the same cuts, with the option of
+    the same name for every unit."""
+    names = [(index, name) for index, each in enumerate(instance.configurations) for name in _common(each)]
+    index, name = names[solution.configuration]
+    configuration = instance.configurations[index]
+    choice = []
+    for x, (first, last) in enumerate(solution.spans()):
+        for l in range(first, last + 1):
+            options = instance.table(configuration, x, l).options
+            choice.append(next(s for s, option in enumerate(options) if option.name == name))
+    return Solution(index, solution.cuts, tuple(choice))
+
+
+def with_one_option(configuration: Configuration) -> list[Configuration]:
+    """The configuration with one option for all units, once for each option that all of them have."""
+    return [_with_option(configuration, name) for name in _common(configuration)]
+
+
+def _common(configuration: Configuration) -> list[str]:
+    """The names of the options that all units of a configuration have."""
+    tables = [table for each in configuration.tables for table in each.units]
+    names = [option.name for option in tables[0].options]
+    return [name for name in names if all(any(option.name == name for option in table.options) for table in tables)]
+
+
+def _with_option(configuration: Configuration, name: str) -> Configuration:
+    """The configuration with the option of a name alone."""
+
+    def kept(table: OptionTable) -> OptionTable:
+        return table.keep([next(s for s, option in enumerate(table.options) if option.name == name)])
+
+    tables = tuple(replace(each, units=tuple(map(kept, each.units))) for each in configuration.tables)
+    tied = configuration.tied
+    if tied is not None and tied.equal is not None and tied.once is not None:
+        first, last = (
+            [option.name for option in table.options].index(name) for table in (configuration.tables[0].units[0], tied.once)
+        )
+        tied = replace(tied, equal=tied.equal[[first]][:, [last]], once=kept(tied.once))
+    return replace(configuration, make_tables=lambda: tables, make_tied=lambda: tied)
