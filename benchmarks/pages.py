@@ -15,7 +15,7 @@ from trainplan.profiling.models.model import Model
 from trainplan.profiling.models.precision import usual_precision
 
 import trainplan as tp
-from trainplan.planning.result import Planned
+from trainplan.planning.result import PlanningResult
 
 DOCS = Path(__file__).parent.parent / "docs"
 Row = dict[str, Any]
@@ -54,7 +54,7 @@ def planned_row(model: Model, cluster: str, batch: int, **asked: Any) -> Row:
         return {"why": str(error)}
 
 
-def row_of(answer: Planned) -> dict[str, Any]:
+def row_of(answer: PlanningResult) -> dict[str, Any]:
     """What the page says of an answer."""
     plan, performance = answer.plan, answer.performance
     if plan is None or performance is None or plan.predicted is None or plan.claim is None:

@@ -17,7 +17,7 @@ from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.quantities import format_bytes, format_time
 
 import trainplan as tp
-from trainplan.planning.result import Planned
+from trainplan.planning.result import PlanningResult
 
 REQUESTS: list[dict[str, Any]] = [
     {"model": "gpt2", "cluster": "cpu-4", "batch": 8, "sequence": 64},
@@ -56,13 +56,13 @@ def main() -> None:
     for request in REQUESTS:
         text = ", ".join(str(value) for value in request.values())
         for answer in tp.plans(time_limit=20, **request):
-            if isinstance(answer, Planned) and answer.plan is not None and answer.plan.predicted and answer.plan.claim:
+            if isinstance(answer, PlanningResult) and answer.plan is not None and answer.plan.predicted and answer.plan.claim:
                 plan, claim = answer.plan.predicted, answer.plan.claim
                 cells = (format_time(plan.step_ns), format_bytes(plan.most_bytes), format_time(claim.objective_ns))
                 table.add_row(text, answer.preset.name, *cells, claim.cost_model)
             else:
                 why = answer if isinstance(answer, InputError) else answer.result.reason or answer.result.message
-                name = answer.preset.name if isinstance(answer, Planned) else "-"
+                name = answer.preset.name if isinstance(answer, PlanningResult) else "-"
                 table.add_row(text, name, "none", "-", "-", str(why))
             text = ""
     console.print(table)

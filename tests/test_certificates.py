@@ -13,14 +13,14 @@ from trainplan.solvers.core.result import Point
 
 import trainplan as tp
 from tests.helpers.calls import call
-from trainplan.planning.result import Planned
+from trainplan.planning.result import PlanningResult
 from trainplan.verification import CheckedPlan
 
 REQUEST: dict[str, Any] = {"model": "bert-huge-32", "cluster": "rtx-titan-8", "batch": 32, "memory": "8GiB", "micro_batches": 8}
 
 
 @pytest.fixture(scope="module")
-def answer() -> Planned:
+def answer() -> PlanningResult:
     return tp.certify(tp.plan(**REQUEST, gap=1e-3))
 
 
@@ -30,7 +30,7 @@ def checked(plan: Plan | dict[str, Any], **more: Any) -> CheckedPlan:
     return found
 
 
-def test_a_claim_is_checked_without_a_solver(answer: Planned, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_claim_is_checked_without_a_solver(answer: PlanningResult, monkeypatch: pytest.MonkeyPatch) -> None:
     assert answer.plan is not None and answer.plan.claim is not None and answer.plan.claim.evidence is not None
     text = answer.plan.model_dump_json()
     assert tp.check is not None  # its module is imported when it is first asked for, and is to have the solver
@@ -46,7 +46,7 @@ def test_a_claim_is_checked_without_a_solver(answer: Planned, monkeypatch: pytes
     assert "checked without any solver" in claim.verdict and len(text) < 500_000
 
 
-def test_claims_that_do_not_hold_are_refuted(answer: Planned) -> None:
+def test_claims_that_do_not_hold_are_refuted(answer: PlanningResult) -> None:
     assert answer.plan is not None
 
     def changed(*path: Any, to: Any) -> tuple[str, ...]:
@@ -77,7 +77,7 @@ def test_claims_that_do_not_hold_are_refuted(answer: Planned) -> None:
     assert changed("evidence", "proof", "configurations", to=[])
 
 
-def test_evidence_for_less_memory_says_nothing_of_more(answer: Planned) -> None:
+def test_evidence_for_less_memory_says_nothing_of_more(answer: PlanningResult) -> None:
     assert answer.plan is not None and answer.plan.claim is not None
     found = checked(answer.plan.changed(memory_bytes=2 * answer.plan.memory_bytes))
     assert any("and the evidence for" in text for text in found.violations)
@@ -86,7 +86,7 @@ def test_evidence_for_less_memory_says_nothing_of_more(answer: Planned) -> None:
     assert f"within {format_bytes(answer.plan.memory_bytes)} a device is more than" in verdict
 
 
-def test_gathering_evidence_says_what_it_is_at(answer: Planned) -> None:
+def test_gathering_evidence_says_what_it_is_at(answer: PlanningResult) -> None:
     told: list[Point | str] = []
     made = tp.certify(answer, progress=told.append)
     assert made.plan is not None and made.plan.claim is not None and made.plan.claim.evidence is not None
@@ -160,7 +160,7 @@ def test_the_command_writes_evidence_and_says_what_it_proves(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("depth", [10**6 - 2**63, 0, 1000])
-def test_depths_that_no_stage_has_prove_nothing(answer: Planned, depth: int) -> None:
+def test_depths_that_no_stage_has_prove_nothing(answer: PlanningResult, depth: int) -> None:
     """Such as one whose bytes wrap around in 64 bits, so that nothing seems to fit."""
     assert answer.plan is not None and answer.plan.claim is not None
     record = json.loads(answer.plan.model_dump_json())
@@ -172,7 +172,7 @@ def test_depths_that_no_stage_has_prove_nothing(answer: Planned, depth: int) -> 
 
 
 @pytest.mark.parametrize("change", [{"prices": [2**70]}, {"impossible_ns": 1e400}, {"depths": None}])
-def test_damaged_evidence_is_refused_in_words(answer: Planned, change: dict[str, Any]) -> None:
+def test_damaged_evidence_is_refused_in_words(answer: PlanningResult, change: dict[str, Any]) -> None:
     assert answer.plan is not None
     record = json.loads(answer.plan.model_dump_json())
     for row in record["claim"]["evidence"]["proof"]["configurations"]:
@@ -180,14 +180,14 @@ def test_damaged_evidence_is_refused_in_words(answer: Planned, change: dict[str,
     assert checked(record).violations
 
 
-def test_damaged_options_are_refused_in_words(answer: Planned) -> None:
+def test_damaged_options_are_refused_in_words(answer: PlanningResult) -> None:
     assert answer.plan is not None
     record = json.loads(answer.plan.model_dump_json())
     del record["claim"]["evidence"]["options"]["pipeline"]
     assert checked(record).violations
 
 
-def test_evidence_of_earlier_plans_is_followed(answer: Planned) -> None:
+def test_evidence_of_earlier_plans_is_followed(answer: PlanningResult) -> None:
     """Their options have --fp8 in place of --precision, and lack those that came later."""
     assert answer.plan is not None
     record = json.loads(answer.plan.model_dump_json())

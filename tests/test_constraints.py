@@ -19,7 +19,7 @@ import trainplan as tp
 from tests.helpers.calls import call
 from trainplan.api import plan_verbs
 from trainplan.planning import constraint_costs
-from trainplan.planning.result import Planned, Price
+from trainplan.planning.result import PlanningResult, Price
 
 MODEL = load_model("gpt2", 64, "float32").with_fields(
     n_embd=128, n_head=4, n_inner=512, n_positions=64, vocab_size=1009, n_layer=4
@@ -34,7 +34,7 @@ def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constraint_costs, "LEAST_SECONDS", 1e6)
 
 
-def made(**constraints: Any) -> tuple[Planned, Plan]:
+def made(**constraints: Any) -> tuple[PlanningResult, Plan]:
     answer = tp.plan(**REQUEST, **constraints)
     assert answer.plan is not None and answer.plan.predicted is not None
     return answer, answer.plan

@@ -16,9 +16,9 @@ from trainplan.profiling.models.model import Model, load_model
 import trainplan as tp
 from tests.helpers.calls import call
 from tests.helpers.sizes import some_and_all
-from trainplan.planning.planner import ONE_STRATEGY
 from trainplan.planning.presets import MIXED, OTHERWISE, PRESETS
-from trainplan.planning.result import Planned
+from trainplan.planning.result import PlanningResult
+from trainplan.planning.single_strategy import SOURCE as ONE_STRATEGY
 
 GPT2 = {"n_embd": 128, "n_head": 4, "n_inner": 512, "n_positions": 64, "vocab_size": 1009}
 LLAMA = {"hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "intermediate_size": 352}
@@ -29,7 +29,7 @@ def small(layers: int, tied: bool = True) -> Model:
     return load_model("gpt2", 64, "float32").with_fields(**GPT2, n_layer=layers, tie_word_embeddings=tied)
 
 
-def step_ns(answer: Planned) -> int:
+def step_ns(answer: PlanningResult) -> int:
     assert answer.plan is not None and answer.plan.predicted is not None
     return answer.plan.predicted.step_ns
 

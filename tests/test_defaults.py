@@ -17,7 +17,7 @@ import trainplan as tp
 from tests.helpers.calls import call
 from tests.helpers.made import SMALL
 from trainplan.inputs import LONG
-from trainplan.planning.planner import limits_bytes
+from trainplan.planning.planning_run import limits_bytes
 from trainplan.planning.presets import OTHERWISE, PRESETS
 
 GIB = 2**30

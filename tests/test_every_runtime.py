@@ -18,7 +18,7 @@ from tests.helpers.calls import call
 from tests.helpers.clock import count_the_clock
 from trainplan.command import printing, render
 from trainplan.planning.every_runtime import COMPARED, OWN, RuntimePlan, _row, by_runtime
-from trainplan.planning.result import Planned, Spent
+from trainplan.planning.result import PlanningResult, PlanningTime
 from trainplan.screens.plan import runtime_notes, screen
 
 REQUEST: dict[str, Any] = {"model": "qwen3-0.6b", "cluster": "h100:4", "batch": 8, "sequence": 4096}
@@ -26,7 +26,7 @@ LIMITLESS = 1e6
 
 
 @cache
-def answer(**more: Any) -> Planned:
+def answer(**more: Any) -> PlanningResult:
     return tp.plan(**REQUEST, **more)
 
 
@@ -101,7 +101,7 @@ def test_rows_whose_turn_comes_too_late_are_open() -> None:
 def test_a_row_that_had_too_little_gets_the_time_that_others_left(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = list[tuple[str, float]]()
 
-    def searched(name: str, best: Planned, seconds: float, progress: Any) -> RuntimePlan:
+    def searched(name: str, best: PlanningResult, seconds: float, progress: Any) -> RuntimePlan:
         asked.append((name, seconds))
         done = name != "megatron" or seconds > 3
         return RuntimePlan(name, best, stopped=None if done else "time limit", seconds=seconds)
@@ -116,7 +116,7 @@ def test_after_an_interrupt_nothing_more_is_searched(monkeypatch: pytest.MonkeyP
     """What is known is shown, and the rest is said to be interrupted."""
     best, tried = answer(), list[str]()
 
-    def interrupted(request: Any, *_: Any, **__: Any) -> Planned:
+    def interrupted(request: Any, *_: Any, **__: Any) -> PlanningResult:
         tried.append(request.options["for_"])
         if len(tried) == 2:
             raise KeyboardInterrupt
@@ -130,8 +130,12 @@ def test_after_an_interrupt_nothing_more_is_searched(monkeypatch: pytest.MonkeyP
     assert printed(table, 20.0).rstrip().endswith("interrupted")
 
 
-@pytest.mark.parametrize(("spent", "stopped"), [(Spent(1.0, 0.5, 1), None), (Spent(4.0, 0.5, 1), "time limit")], ids=str)
-def test_planning_that_had_hardly_time_left_is_open(spent: Spent, stopped: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("spent", "stopped"), [(PlanningTime(1.0, 0.5, 1), None), (PlanningTime(4.0, 0.5, 1), "time limit")], ids=str
+)
+def test_planning_that_had_hardly_time_left_is_open(
+    spent: PlanningTime, stopped: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its search may be done, and yet walks of other plans may not have been."""
     best = answer()
     monkeypatch.setattr("trainplan.planning.every_runtime.planned", lambda *_, **__: replace(best, spent=spent))

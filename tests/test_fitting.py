@@ -61,7 +61,7 @@ def test_mixed_devices_are_answered_too() -> None:
 
 
 def test_a_number_of_gpus_that_was_not_found_in_the_time_is_said_to_be_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainplan.planning.planner.Way.devices", lambda way: (None, "more than 88; the time was up"))
+    monkeypatch.setattr("trainplan.planning.shortage.fewest_devices", lambda way: (None, "more than 88; the time was up"))
     found = tp.fit(**REQUEST, memory="300MiB")
     rows = dict(fit_screen(found, True, "trainplan plan gpt2 cpu-4"))
     assert "or more than 88 GPUs (the time was up)" in rows["NEEDS"][0][0]

@@ -14,7 +14,7 @@ import pytest
 import trainplan as tp
 from tests.helpers.calls import call
 from tests.helpers.instances import random_instance
-from trainplan.planning.result import Planned
+from trainplan.planning.result import PlanningResult
 from trainplan.validation.rows import SHIPPED_RUNS
 
 REQUEST: dict[str, Any] = {"model": "gpt2", "cluster": "cpu-4", "batch": 8, "sequence": 64, "memory": "2GiB"}
@@ -27,7 +27,7 @@ LONGEST = 300
 
 
 @cache
-def plan(**choices: Any) -> Planned:
+def plan(**choices: Any) -> PlanningResult:
     return tp.plan(**REQUEST, beside=False, **choices)
 
 
@@ -85,7 +85,7 @@ def test_every_result_is_one_short_line() -> None:
 
 
 def test_lines_of_plans_and_runs_say_what_counts() -> None:
-    assert repr(plan()) == "<Planned gpt2 on cpu-4, like joint: 4.094 s a step, optimal>"
+    assert repr(plan()) == "<PlanningResult gpt2 on cpu-4, like joint: 4.094 s a step, optimal>"
     text = repr(judged())
     assert text.startswith("<JudgedRun megatron ") and " a step, peak " in text and " on 8 devices: " in text
 

@@ -18,9 +18,9 @@ from trainplan.profiling.clusters.cluster import Cluster, load_cluster
 from trainplan.profiling.models.model import Model, load_model
 
 import trainplan as tp
-from trainplan.planning.planner import limits_bytes
+from trainplan.planning.planning_run import limits_bytes
 from trainplan.planning.presets import PRESETS
-from trainplan.planning.result import Planned
+from trainplan.planning.result import PlanningResult
 
 ROOT = Path(__file__).parent.parent
 GPT2 = {"n_embd": 128, "n_head": 4, "n_inner": 512, "n_positions": 64, "vocab_size": 1009}
@@ -49,19 +49,19 @@ def requests() -> Iterator[dict[str, Any]]:
 
 
 @cache
-def answer(number: int) -> tuple[dict[str, Any], list[Planned]]:
+def answer(number: int) -> tuple[dict[str, Any], list[PlanningResult]]:
     """All presets' answers to one request."""
     request = next(islice(requests(), number, None))
     made = tp.plans(time_limit=5, **request)
     return request, [each for each in made if not isinstance(each, InputError)]
 
 
-def answers(every: int) -> list[tuple[dict[str, Any], list[Planned]]]:
+def answers(every: int) -> list[tuple[dict[str, Any], list[PlanningResult]]]:
     """All presets' answers to one in so many requests."""
     return [answer(number) for number in range(0, REQUESTS, every)]
 
 
-def planned(every: int) -> list[tuple[Planned, Plan]]:
+def planned(every: int) -> list[tuple[PlanningResult, Plan]]:
     """Every answer to these with a plan."""
     return [(answer, answer.plan) for _, each in answers(every) for answer in each if answer.plan is not None]
 

@@ -21,8 +21,8 @@ import trainplan as tp
 from tests.helpers.instances import random_instance, random_pipeline
 from tests.helpers.plans import random_plan
 from tests.helpers.switch_instances import random_instance as random_switches
-from trainplan.planning import planner
-from trainplan.planning.result import Planned
+from trainplan.planning import single_strategy
+from trainplan.planning.result import PlanningResult
 from trainplan.prediction.metrics import PARTS, performance, union_ns
 
 SIZES = {"n_embd": 64, "n_head": 4, "n_inner": 256, "n_positions": 32, "n_layer": 4, "vocab_size": 301}
@@ -31,7 +31,7 @@ CLUSTER = load_cluster("rtx-titan-8")
 
 
 @cache
-def planned(**options: Any) -> Planned:
+def planned(**options: Any) -> PlanningResult:
     return tp.plan(model=SMALL, cluster=CLUSTER, batch=16, **options)
 
 
@@ -171,7 +171,7 @@ def test_one_strategy_is_looked_for_where_there_is_time_to_walk_it(
 ) -> None:
     """The time that has to be left is so many times that of the longest walk."""
     memory = max(planned().walk_bytes) * 3 // 5
-    monkeypatch.setattr(planner, "WALKS", walks)
+    monkeypatch.setattr(single_strategy, "WALKS", walks)
     found = tp.plan(model=SMALL, cluster=CLUSTER, batch=16, memory=memory, time_limit=10_000)
     assert found.plan is not None and (found.uniform is not None) == looks
     assert looks or "none was looked for" in dict(found.summary())["one strategy"]
@@ -182,14 +182,14 @@ def test_an_interrupted_search_for_one_strategy_leaves_the_plan(monkeypatch: pyt
         raise KeyboardInterrupt
 
     memory = max(planned().walk_bytes) * 3 // 5
-    monkeypatch.setattr(planner, "best_answer", interrupted)
+    monkeypatch.setattr(single_strategy, "best_answer", interrupted)
     found = tp.plan(model=SMALL, cluster=CLUSTER, batch=16, memory=memory)
     assert found.plan is not None and found.uniform is None
 
 
 def test_reprs_are_short_and_displays_are_tables() -> None:
     found = planned(micro_batches=4, pipeline=2)
-    assert repr(found).startswith("<Planned gpt2 on rtx-titan-8, like joint: ") and len(repr(found)) < 120
+    assert repr(found).startswith("<PlanningResult gpt2 on rtx-titan-8, like joint: ") and len(repr(found)) < 120
     assert (
         repr(found.instance).startswith("<joint 'gpt2 on rtx-titan-8': units 10, configurations ")
         and len(repr(found.instance)) < 120

@@ -19,7 +19,7 @@ import trainplan as tp
 from tests.helpers.plans import BERT, GPT2, LLAMA, SCHEDULES, UNTIED
 from tests.helpers.sizes import first_and_others
 from trainplan.planning.presets import OTHERWISE
-from trainplan.planning.result import Planned
+from trainplan.planning.result import PlanningResult
 
 GPT2_SIZES = {"n_embd": 256, "n_head": 4, "n_inner": 1024, "n_positions": 128, "n_layer": 5, "vocab_size": 3001}
 SIZES = {"hidden_size": 256, "num_attention_heads": 4, "num_hidden_layers": 5, "vocab_size": 3001}
@@ -33,12 +33,12 @@ MODELS = {
 CPU = load_cluster("cpu-4")
 
 
-def make_plan(model: Model, cluster: Cluster, batch: int, memory: int | None = None, **options: Any) -> Planned:
+def make_plan(model: Model, cluster: Cluster, batch: int, memory: int | None = None, **options: Any) -> PlanningResult:
     """The answer of `plan` in the problem `pipeline`, whose memory by stage these tests hold programs to."""
     return tp.plan(like=OTHERWISE, model=model, cluster=cluster, batch=batch, memory=memory, **options)
 
 
-def holds(found: Planned, ranks: int) -> None:
+def holds(found: PlanningResult, ranks: int) -> None:
     """The program of every rank keeps what the plan promises, and the plan the memory."""
     assert found.plan is not None
     assert found.plan.predicted is not None

@@ -83,7 +83,7 @@ def test_the_optimum_is_planned_as_it_is_asked_for() -> None:
 
 def test_seconds_are_of_a_planner_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither the best plan with one strategy nor the prices of constraints are looked for."""
-    monkeypatch.setattr("trainplan.planning.planner.Way.uniform", lambda *_: pytest.fail("looked for"))
+    monkeypatch.setattr("trainplan.planning.planner.best_single_strategy", lambda *_: pytest.fail("looked for"))
     monkeypatch.setattr("trainplan.api.plan_verbs.priced", lambda *_, **__: pytest.fail("looked for"))
     assert tp.compare_planners(model=MODEL, cluster="cpu-4", batch=16, tp=2)[0].step_ns is not None
 

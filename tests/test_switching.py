@@ -40,7 +40,7 @@ from trainplan.pictures.lanes import draw_frontier, draw_switches
 from trainplan.planning.memory_frontier import frontier as switch_frontier
 from trainplan.planning.memory_frontier import memory_limits
 from trainplan.planning.presets import PRESETS
-from trainplan.planning.result import Planned
+from trainplan.planning.result import PlanningResult
 from trainplan.prediction import predict
 
 H3T = Path(__file__).parents[2] / "shared" / "data" / "h3t"
@@ -64,7 +64,7 @@ def switch_instance(model: Model, batch: int, **options: Any) -> tuple[Instance,
     return PROBLEM.instance(request), request.obtained[0]
 
 
-def switch(model: Model, cluster: Cluster, batch: int, memory_bytes: int | None = None, **options: Any) -> Planned:
+def switch(model: Model, cluster: Cluster, batch: int, memory_bytes: int | None = None, **options: Any) -> PlanningResult:
     return tp.switch(model=model, cluster=cluster, batch=batch, memory=memory_bytes, **options)
 
 
@@ -367,7 +367,7 @@ def test_the_memory_that_is_named_does(tmp_path: Path, fields: Any, batch: int, 
 def test_every_preset_names_the_memory_that_does(model: Model, like: str) -> None:
     """The reserve and the memory that would do are the same for all: planned with it, short with one byte less."""
 
-    def planned(memory: int) -> Planned:
+    def planned(memory: int) -> PlanningResult:
         return tp.plan(like=like, model=model, cluster=CLUSTER, batch=8, memory=memory)
 
     none = planned(1000)

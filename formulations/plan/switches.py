@@ -58,5 +58,5 @@ ALL_ON = Switches(*[True] * len(SWITCHES))
 def combinations(offload_needs_ckpt: bool = True) -> tuple[Switches, ...]:
     """All legal combinations of one layer, each with `segment_sync` on: 48, or 64 where offloading does not need
     recomputation, as in the paper."""
-    every = (Switches(*values, segment_sync=True) for values in product((False, True), repeat=len(SWITCHES) - 1))
+    every = (Switches(*[*values, True]) for values in product((False, True), repeat=len(SWITCHES) - 1))
     return tuple(switches for switches in every if switches.ckpt or not (switches.offload_hidden and offload_needs_ckpt))

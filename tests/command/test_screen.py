@@ -16,7 +16,7 @@ import trainplan as tp
 from tests.helpers.calls import call
 from trainplan.command import printing, render
 from trainplan.planning.every_runtime import SECONDS, RuntimePlan, by_runtime
-from trainplan.planning.result import Planned
+from trainplan.planning.result import PlanningResult
 from trainplan.screens.plan import screen
 
 SCREENS = Path(__file__).parent / "screens"
@@ -44,7 +44,7 @@ TIMED = ("in any runtime", "without --")  # what is found of prices depends on t
 
 
 @cache
-def answer(name: str) -> Planned:
+def answer(name: str) -> PlanningResult:
     """The answer to a request."""
     return tp.plan(**{"time_limit": None, **(QUICK | LONG)[name]})  # which a slow machine would reach
 

@@ -6,7 +6,7 @@ import pytest
 from trainplan.solvers.core.search import Search
 
 TICK_S = 0.1
-ALARMED = ("trainplan.solvers.core.solve", "trainplan.solvers.core.incumbents", "trainplan.planning.planner")
+ALARMED = ("trainplan.solvers.core.solve", "trainplan.solvers.core.incumbents", "trainplan.planning.shortage")
 
 
 def count_the_clock(monkeypatch: pytest.MonkeyPatch, tick_s: float = TICK_S) -> None:

@@ -30,7 +30,7 @@ from trainplan.imported_runs.to_plan import (
 from trainplan.inputs import cluster_of, compiles, memory_of
 from trainplan.planning.certify import certify
 from trainplan.planning.presets import DEFAULT
-from trainplan.planning.result import Planned
+from trainplan.planning.result import PlanningResult
 from trainplan.prediction.metrics import performance
 from trainplan.prediction.predict import predicted_as_known
 from trainplan.profiling.base.dtypes import parse_dtype
@@ -167,7 +167,7 @@ def import_run(
     )
 
 
-def _objective_ns(made: Plan, best: Planned) -> int | None:
+def _objective_ns(made: Plan, best: PlanningResult) -> int | None:
     """A plan's step by the step model of a search; None where it is none of the plans that were searched."""
     if (refinement := best.problem.refinement) is None:
         return None
@@ -178,7 +178,7 @@ def _objective_ns(made: Plan, best: Planned) -> int | None:
     return None
 
 
-def _checked_ns(best: Planned) -> int | None:
+def _checked_ns(best: PlanningResult) -> int | None:
     """The bound of a search as evidence shows it, where that is of all that was searched."""
     claim = None if best.plan is None else best.plan.claim
     return None if claim is None or claim.evidence is None or best.evidence_of else claim.evidence.bound_ns
@@ -240,7 +240,7 @@ def _by_layers(by: RunBy | None) -> RunBy | None:
     return None if by is None else by.changed(group=1)
 
 
-def _best(made: Plan, machine: Cluster, choices: dict[str, Any], runtime: str | None = None) -> Planned:
+def _best(made: Plan, machine: Cluster, choices: dict[str, Any], runtime: str | None = None) -> PlanningResult:
     """The joint optimum for a plan's model, devices and batch, begun from the plan where it is one of the space's."""
     given: dict[str, Any] = {"model": made.planned_model(), "cluster": machine, "batch": made.batch.global_samples}
     given |= {**choices, **priced_as(made)}

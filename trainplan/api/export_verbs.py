@@ -21,7 +21,7 @@ from trainplan.formulations.plan.plan import Plan, load_plan
 from trainplan.formulations.plan.strategy_words import in_words
 from trainplan.inputs import made_for, profile_of
 from trainplan.planning.compare_planners import ALIKE, Rival
-from trainplan.planning.result import Planned
+from trainplan.planning.result import PlanningResult
 from trainplan.profiling.base.errors import COMMAND_LINE, InputError
 from trainplan.profiling.base.files import FilePath, Source, name_of_source
 from trainplan.profiling.base.quantities import format_time, plural
@@ -99,7 +99,7 @@ def _training(tokenizer: FilePath | None, data: FilePath | None, steps: int | No
     return Training(where, source, steps, learning_rate)
 
 
-def nearest_plan(source: Plan | Source, to: str, time_limit: float | None = TIME_LIMIT_S) -> Planned | None:
+def nearest_plan(source: Plan | Source, to: str, time_limit: float | None = TIME_LIMIT_S) -> PlanningResult | None:
     """The fastest plan that a runtime runs for the model, devices, batch and memory that a plan was made for, with gradients
     of its dtype and, where the runtime has its recipe, with its matrix multiplications.
 
@@ -127,7 +127,7 @@ def nearest_plan(source: Plan | Source, to: str, time_limit: float | None = TIME
     return plan(**request, **alike, for_=to, beside=False, time_limit=time_limit, gap=GAP)
 
 
-def _described(given: Plan, found: Planned) -> str:
+def _described(given: Plan, found: PlanningResult) -> str:
     """The nearest plan in words, and what it costs."""
     nearest, step_ns = found.plan, found.step_ns
     assert nearest is not None and nearest.predicted is not None and step_ns is not None
@@ -143,7 +143,7 @@ def _described(given: Plan, found: Planned) -> str:
 
 
 def report(
-    source: Plan | Planned | Source,
+    source: Plan | PlanningResult | Source,
     *,
     profile: FilePath | Profile | None = None,
     compare: bool = False,
@@ -166,7 +166,7 @@ def report(
     Raises:
         InputError: for plans whose models do not become programs.
     """
-    made = source.plan if isinstance(source, Planned) else load_plan(source)
+    made = source.plan if isinstance(source, PlanningResult) else load_plan(source)
     if made is None:
         raise InputError("plan", "", "is missing: nothing was planned", "give a request with a plan")
     used = profile_of(profile)

@@ -32,7 +32,7 @@ from trainplan.planning.presets import (
     preset,
     refused_by_default,
 )
-from trainplan.planning.result import Planned, row_rank
+from trainplan.planning.result import PlanningResult, row_rank
 from trainplan.planning.what_if import what_if
 from trainplan.profiling.base.arguments import check_arguments
 from trainplan.profiling.base.errors import InputError
@@ -62,7 +62,7 @@ COMMON = ("request", "search", "like", *SUBJECT, *(field.name for field in field
 
 
 @with_fields(PlanKeywords, CHOICES)
-def plan(request: PlanRequest = REQUEST, *, search: SearchOptions = SEARCH, **method_options: Any) -> Planned:
+def plan(request: PlanRequest = REQUEST, *, search: SearchOptions = SEARCH, **method_options: Any) -> PlanningResult:
     """The best plan for a request, with its prediction and the solver's objective and proof.
 
     Where no preset is named, the joint problem is solved; what that does not take is planned as galvatron-bmw, on devices of
@@ -266,14 +266,14 @@ def plan_sizes(
         chosen, made, _, _ = _chosen(request.like, search.method, _subject(replace(request, cluster=cluster)), choices)
         return made, chosen
 
-    def plan_on(cluster: Cluster) -> Planned:
+    def plan_on(cluster: Cluster) -> PlanningResult:
         return plan(replace(request, cluster=cluster), search=search, **method_options)
 
     return sized(request_on, plan_on, request.cluster, devices, progress=search.progress)
 
 
 @with_fields(PlanKeywords, CHOICES)
-def place(request: PlanRequest = REQUEST, *, search: SearchOptions = SEARCH, **method_options: Any) -> Planned:
+def place(request: PlanRequest = REQUEST, *, search: SearchOptions = SEARCH, **method_options: Any) -> PlanningResult:
     """`plan` on a cluster of mixed devices: degrees, placement, micro-batches and layers of stages (AMP).
 
     Args:
@@ -291,7 +291,7 @@ def place(request: PlanRequest = REQUEST, *, search: SearchOptions = SEARCH, **m
 
 
 @with_fields(PlanKeywords, CHOICES)
-def partition(request: PlanRequest = REQUEST, *, search: SearchOptions = SEARCH, **method_options: Any) -> Planned:
+def partition(request: PlanRequest = REQUEST, *, search: SearchOptions = SEARCH, **method_options: Any) -> PlanningResult:
     """`plan` of a pipeline cut at any sub-layer, its first micro-batches sliced (AutoPipe).
 
     Args:
@@ -310,7 +310,7 @@ def partition(request: PlanRequest = REQUEST, *, search: SearchOptions = SEARCH,
 
 
 @with_fields(PlanKeywords, CHOICES)
-def switch(request: PlanRequest = REQUEST, *, search: SearchOptions = SEARCH, **method_options: Any) -> Planned:
+def switch(request: PlanRequest = REQUEST, *, search: SearchOptions = SEARCH, **method_options: Any) -> PlanningResult:
     """`plan` of memory switches for every sub-layer, states on the host (H3T).
 
     Args:
@@ -327,7 +327,7 @@ def switch(request: PlanRequest = REQUEST, *, search: SearchOptions = SEARCH, **
     return plan(replace(request, like="switch"), search=search, **method_options)
 
 
-class Plans(Tabular, list[Planned | InputError]):
+class Plans(Tabular, list[PlanningResult | InputError]):
     """Answers of several presets to one request, the shortest step first; the errors of those that it does not suit, last."""
 
     headings: ClassVar = {
@@ -342,10 +342,10 @@ class Plans(Tabular, list[Planned | InputError]):
     }
 
     def rows(self) -> list[dict[str, Any]]:
-        """A dict for each answer, as of `Planned.frame`, with why there is none where there is none."""
+        """A dict for each answer, as of `PlanningResult.frame`, with why there is none where there is none."""
         return [
             answer.as_row()
-            if isinstance(answer, Planned)
+            if isinstance(answer, PlanningResult)
             else dict.fromkeys(self.headings) | {"like": "-", "status": str(answer)}
             for answer in self
         ]
@@ -374,7 +374,7 @@ def plans(
     """
     keywords = keywords_of(request, search) | keywords
     check_arguments(plan, keywords)
-    answers: list[Planned | InputError] = []
+    answers: list[PlanningResult | InputError] = []
     for name in like or PRESETS:
         try:
             chosen = {parameter.name for parameter in preset(name).parameters}
@@ -387,7 +387,7 @@ def plans(
         if answer.interrupted:
             break
 
-    def rank(answer: Planned | InputError) -> tuple[bool, int]:
+    def rank(answer: PlanningResult | InputError) -> tuple[bool, int]:
         row = None if isinstance(answer, InputError) else answer.row
         return (True, 1) if row is None else row_rank(row)
 

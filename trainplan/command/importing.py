@@ -21,7 +21,7 @@ from trainplan.formulations.plan.strategy_words import in_words
 from trainplan.imported_runs.assess import Change, JudgedRun
 from trainplan.imported_runs.to_plan import RUNTIMES
 from trainplan.planning.proof import proof, status_text
-from trainplan.planning.result import Planned
+from trainplan.planning.result import PlanningResult
 from trainplan.profiling.base.errors import COMMAND_LINE, InputError
 from trainplan.profiling.base.quantities import format_bytes, format_time, parse_tokens, plural
 from trainplan.screens.run import judged_screen
@@ -299,7 +299,7 @@ def _memory(change: Change) -> str:
     return "-" if change.plan.predicted is None else format_bytes(change.plan.predicted.most_bytes)
 
 
-def _searched(label: str, answer: Planned, step_ns: int, how: str) -> tuple[str, str]:
+def _searched(label: str, answer: PlanningResult, step_ns: int, how: str) -> tuple[str, str]:
     """What a search has to offer instead. how: by what it compares with the plan, where that is not as this one is predicted:
     the share alone is said then."""
     if answer.plan is None or answer.step_ns is None:
@@ -318,5 +318,5 @@ def _strategies(plan: Plan) -> str:
     return names[0] if len(names) == 1 else f"{len(names)} strategies, such as {names[len(names) // 2]}"
 
 
-def _under(answer: Planned) -> str:
+def _under(answer: PlanningResult) -> str:
     return ", ".join(answer.restrictions) or "no restriction"

@@ -22,7 +22,7 @@ from trainplan.planning.certify import with_evidence
 from trainplan.planning.every_runtime import SECONDS, RuntimePlan
 from trainplan.planning.fewest_devices import Sizes, numbers_of
 from trainplan.planning.presets import DEFAULT, MIXED, OTHERWISE, PRESETS, Preset, default_parameters, preset
-from trainplan.planning.result import Planned
+from trainplan.planning.result import PlanningResult
 from trainplan.planning.what_if import CHANGES, BetterBatch, WhatIf, better_batch, factors_of
 from trainplan.profiling.base.errors import InputError
 from trainplan.screens.fit import fit_screen
@@ -100,7 +100,7 @@ def _plans() -> Command:
         del values["like"], details  # all that is known of several plans is in their table
         with bars.planning() as progress:
             answers = api.plans(progress=progress, measuring=progress, **values)
-            best = next((answer for answer in answers if isinstance(answer, Planned) and answer.plan is not None), None)
+            best = next((answer for answer in answers if isinstance(answer, PlanningResult) and answer.plan is not None), None)
             if best is not None and output is not None:
                 certified = _certified(best, progress)
                 answers, best = type(answers)(certified if answer is best else answer for answer in answers), certified
@@ -111,14 +111,14 @@ def _plans() -> Command:
     return plan
 
 
-def _by_runtime(answer: Planned, limit: float | None, began: float) -> tuple[Sequence[RuntimePlan], float]:
+def _by_runtime(answer: PlanningResult, limit: float | None, began: float) -> tuple[Sequence[RuntimePlan], float]:
     """The best plan of every runtime, and the seconds that were left for them: of the time limit, where one was given."""
     seconds = SECONDS if limit in (None, TIME_LIMIT_S) else max(0.0, limit - (perf_counter() - began))
     with bars.planning() as progress:
         return api.by_runtime(answer, seconds, progress), seconds
 
 
-def _shown(answer: Planned, near: Near, plan_file: Path | None, table: Table) -> None:
+def _shown(answer: PlanningResult, near: Near, plan_file: Path | None, table: Table) -> None:
     """The screen of an answer at once, with what is near its request; and then, where nothing near it was asked for, the best
     plan of every runtime, once they are found or the time is up."""
     render.rows_of_screen(near.rows(screen(answer, plan_file)))
@@ -126,17 +126,17 @@ def _shown(answer: Planned, near: Near, plan_file: Path | None, table: Table) ->
         render.runtimes(*table())
 
 
-def _content(answer: Planned, near: Near, table: Table) -> dict[str, Any]:
+def _content(answer: PlanningResult, near: Near, table: Table) -> dict[str, Any]:
     """The answer as plain values, with what is near its request and the best plan of every runtime."""
     return {**answer.to_dict(), **near.to_dict(), "runtimes": [row.to_dict() for row in table()[0]]}
 
 
-def _certified(answer: Planned, progress: Callable[[Any], None]) -> Planned:
+def _certified(answer: PlanningResult, progress: Callable[[Any], None]) -> PlanningResult:
     """The answer with evidence of its claim, for its file."""
     return with_evidence(answer, progress)
 
 
-def _files(answer: Planned) -> dict[str, Callable[[], Any]]:
+def _files(answer: PlanningResult) -> dict[str, Callable[[], Any]]:
     """The files that can be written of an answer, by option: its plans, its profile, and its problem's picture of it, else the
     plan's."""
     files: dict[str, Callable[[], Any]] = {}
@@ -177,7 +177,7 @@ NEAR_OPTIONS = panel(
 class Near:
     """The plan for a request, and what is near it. answer: None where no number of devices is known that would do."""
 
-    answer: Planned | None
+    answer: PlanningResult | None
     sizes: Sizes | None = None
     told: WhatIf | None = None
     batch: BetterBatch | None = None

@@ -24,7 +24,7 @@ from trainplan.planning.compare_planners import Rivals
 from trainplan.planning.every_runtime import RuntimePlan
 from trainplan.planning.memory_frontier import Frontier
 from trainplan.planning.proof import proof
-from trainplan.planning.result import Planned
+from trainplan.planning.result import PlanningResult
 from trainplan.prediction.metrics import PARTS, Performance
 from trainplan.profiling.base.quantities import format_bytes, format_count, format_time, plural
 from trainplan.profiling.clusters.recipes import RECIPES
@@ -184,7 +184,7 @@ def plan_facts(plan: Plan) -> None:
     pairs(facts)
 
 
-def answered(answer: Planned, plan_file: Path | None) -> None:
+def answered(answer: PlanningResult, plan_file: Path | None) -> None:
     """The screen of a planned request; in a pipe as wide as a usual terminal."""
     rows_of_screen(screen(answer, plan_file))
 
@@ -204,7 +204,7 @@ def runtimes(rows: Sequence[RuntimePlan], seconds: float) -> None:
             wrapped("", note)
 
 
-def planned(answer: Planned) -> None:
+def planned(answer: PlanningResult) -> None:
     """Print the answer to a request: the request, the alternatives, the plan, its prediction, and the proof of its bound."""
     plan = answer.plan
     why = "" if answer.instead is None else f", since {answer.instead}"
@@ -257,7 +257,7 @@ def stage_memory(performance: Performance) -> None:
     table(("stage", *PARTS, "peak"), performance.memory_rows(), "memory of the fullest device of each stage, at its peak")
 
 
-def alternatives(answer: Planned) -> None:
+def alternatives(answer: PlanningResult) -> None:
     """What else was tried, best first."""
     rows = answer.answer.alternatives
     if len(rows) < 2:
@@ -272,7 +272,7 @@ def alternatives(answer: Planned) -> None:
 
 def plans(answers: Sequence[Any]) -> None:
     """The plans of several presets side by side, and why others have none."""
-    made = [answer for answer in answers if isinstance(answer, Planned)]
+    made = [answer for answer in answers if isinstance(answer, PlanningResult)]
     pairs([row for answer in made[:1] for row in _request_rows(answer.request)])
     side_by_side([answer.row for answer in made if answer.row is not None])
     uniform = [(answer.preset.name, dict(answer.summary())["one strategy"]) for answer in made if answer.plan]
@@ -283,7 +283,7 @@ def plans(answers: Sequence[Any]) -> None:
         if not answer.plan
     ]
     rows += [(answer.preset.name, "interrupted: presets after it were not planned") for answer in made if answer.interrupted]
-    pairs([*rows, *(("not suited", answer.command_text) for answer in answers if not isinstance(answer, Planned))])
+    pairs([*rows, *(("not suited", answer.command_text) for answer in answers if not isinstance(answer, PlanningResult))])
 
 
 def logged(run: LoggedRun) -> None:

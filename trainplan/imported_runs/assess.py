@@ -29,7 +29,7 @@ from trainplan.formulations.plan.plan import Plan, Stage
 from trainplan.formulations.plan.request import Request
 from trainplan.formulations.plan.strategy import Exchange, Strategy
 from trainplan.planning.compare_planners import ALIKE
-from trainplan.planning.result import Planned
+from trainplan.planning.result import PlanningResult
 from trainplan.prediction.metrics import Performance
 from trainplan.prediction.predict import predicted_as_known, predicted_plan
 from trainplan.profiling.base.display import in_one_line
@@ -91,8 +91,8 @@ class JudgedRun(Tabular):
     plan: Plan
     judged: PlanPrediction
     framework: Prediction | str
-    best: Planned | None
-    within: Planned | None
+    best: PlanningResult | None
+    within: PlanningResult | None
     changes: tuple[Change, ...]
     logged: LoggedRun | None = None
     numbers: str = ""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from trainplan.formulations.plan.plan import PlanEvidence
-from trainplan.planning.result import Planned
+from trainplan.planning.result import PlanningResult
 from trainplan.profiling.base.plugins import attribute
 from trainplan.solvers.core.entries import solvers_of
 from trainplan.solvers.core.limits import TIME_LIMIT_S
@@ -18,7 +18,7 @@ LEAST_SECONDS = 2.0  # for evidence of a claim, which is looked for no longer th
 EVIDENCE = "evidence of the bound, checked without any solver"
 
 
-def with_evidence(answer: Planned, progress: Callable[[Point | str], None] | None = None) -> Planned:
+def with_evidence(answer: PlanningResult, progress: Callable[[Point | str], None] | None = None) -> PlanningResult:
     """The answer with the evidence that its file has, which is looked for no longer than the plan was; as it is where the
     search was interrupted."""
     seconds = max(LEAST_SECONDS, answer.result.build_seconds + answer.result.solve_seconds)
@@ -26,8 +26,8 @@ def with_evidence(answer: Planned, progress: Callable[[Point | str], None] | Non
 
 
 def certify(
-    answer: Planned, time_limit: float | None = TIME_LIMIT_S, progress: Callable[[Point | str], None] | None = None
-) -> Planned:
+    answer: PlanningResult, time_limit: float | None = TIME_LIMIT_S, progress: Callable[[Point | str], None] | None = None
+) -> PlanningResult:
     """The answer with evidence of its bound, which `check` follows. Where the evidence proves more than the search did,
     its bound becomes the plan's.
 

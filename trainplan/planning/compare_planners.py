@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from trainplan.formulations.plan.plan import Plan
 from trainplan.planning.presets import DEFAULT, PAPERS, Published, preset
-from trainplan.planning.result import Planned
+from trainplan.planning.result import PlanningResult
 from trainplan.profiling.base.errors import InputError
 from trainplan.solvers.core.limits import GAP, TIME_LIMIT_S
 from trainplan.tabular import Tabular
@@ -78,14 +78,14 @@ class Rivals(Tabular, list[Rival]):
 
 
 def rivals(
-    plan: Callable[..., Planned],
+    plan: Callable[..., PlanningResult],
     request: dict[str, Any],
     published: Sequence[Published] = PAPERS,
     *,
     gap: float = GAP,
     time_limit: float | None = TIME_LIMIT_S,
     progress: Callable[[str], None] | None = None,
-) -> tuple[Rivals, Planned | None]:
+) -> tuple[Rivals, PlanningResult | None]:
     """The joint optimum, every planner's plan for one request, and the joint optimum begun from these plans; and the answer of
     the joint problem.
 
@@ -94,7 +94,7 @@ def rivals(
     InputError where the request does not suit the first of them.
     """
     rows = Rivals()
-    answers: list[Planned] = []
+    answers: list[PlanningResult] = []
     incumbents: list[Plan] = []  # those of the planners' plans that the joint problem contains
     choices = {parameter.name for parameter in preset(published[0].preset).parameters}
     limits: dict[str, Any] = {"backend": JUDGED_ON, "time_limit": time_limit, "beside": False}
@@ -154,7 +154,7 @@ def _none(planner: str, why: str, seconds: float) -> Rival:
     return Rival(planner, None, None, None, None, None, None, seconds, why=why)
 
 
-def _row(planner: str, answer: Planned, optimum: Planned, seconds: float, without: Sequence[str] = ()) -> Rival:
+def _row(planner: str, answer: PlanningResult, optimum: PlanningResult, seconds: float, without: Sequence[str] = ()) -> Rival:
     """What an answer comes to. without: choices that narrow the joint problem, and that the planner does not know."""
     plan, best_ns, bound_ns = answer.plan, optimum.step_ns, optimum.answer.bound_ns
     if plan is None or plan.predicted is None:

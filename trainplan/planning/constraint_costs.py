@@ -19,7 +19,7 @@ from trainplan.formulations.joint.runtime_capabilities import FOR
 from trainplan.formulations.plan.request import Request
 from trainplan.formulations.problem import Problem
 from trainplan.planning.planner import planned
-from trainplan.planning.result import Planned, Price
+from trainplan.planning.result import PlanningResult, Price
 from trainplan.profiling.base.plugins import attribute
 from trainplan.solvers.core.answer import Answer
 from trainplan.solvers.core.clock import Clock
@@ -33,7 +33,7 @@ LEAST_SEARCH_SECONDS = 0.01  # once a request is made
 
 
 def priced(
-    best: Planned,
+    best: PlanningResult,
     without: Mapping[str, tuple[str, Callable[[], Request]]],
     method: str,
     took: float,
@@ -41,7 +41,7 @@ def priced(
     *,
     progress: Callable[[str], None] | None = None,
     **arguments: Any,
-) -> Planned:
+) -> PlanningResult:
     """The answer with what each constraint costs.
 
     without: by the parameter of each constraint, its name for people, and what makes the request without it. took: the seconds
@@ -75,7 +75,7 @@ def priced(
     return replace(best, prices=tuple(prices))
 
 
-def _in_any_runtime(name: str, best: Planned, request: Request, method: str, seconds: float, **arguments: Any) -> Price:
+def _in_any_runtime(name: str, best: PlanningResult, request: Request, method: str, seconds: float, **arguments: Any) -> Price:
     """The price of a runtime: the plan that `plan` gives without it, with its prediction; the best one until the time is up.
     name: of the constraint."""
     known = best.answer
@@ -91,7 +91,7 @@ def _in_any_runtime(name: str, best: Planned, request: Request, method: str, sec
 
 
 def _answer(
-    best: Planned, parameter: str, instances: Sequence[Any], sure: Sequence[Any], method: str, **arguments: Any
+    best: PlanningResult, parameter: str, instances: Sequence[Any], sure: Sequence[Any], method: str, **arguments: Any
 ) -> Answer:
     """The answer without the constraint of a parameter. instances: without it, by what programs surely hold, so that the bound
     is one of all that fits; sure: the same by what they hold at most, which a solution has to fit. arguments: of the search."""

@@ -11,9 +11,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from trainplan.formulations.joint.runtime_capabilities import FOR, RUNTIMES
-from trainplan.planning.planner import WALKS, planned
+from trainplan.planning.planner import planned
 from trainplan.planning.presets import DEFAULT
-from trainplan.planning.result import Planned
+from trainplan.planning.result import PlanningResult
+from trainplan.planning.single_strategy import WALKS
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.quantities import format_time
 from trainplan.solvers.core.clock import Clock
@@ -35,7 +36,7 @@ class RuntimePlan:
     seconds: that the search had."""
 
     runtime: str
-    answer: Planned | None = None
+    answer: PlanningResult | None = None
     why: str = ""
     stopped: str | None = None
     seconds: float = 0.0
@@ -84,7 +85,7 @@ class RuntimePlan:
         }
 
 
-def compares(answer: Planned) -> bool:
+def compares(answer: PlanningResult) -> bool:
     """Whether there is more than one runtime to plan for: a plan of the default preset for none, on devices of which the
     prediction of every runtime is known."""
     request = answer.request
@@ -96,7 +97,7 @@ def compares(answer: Planned) -> bool:
 
 
 def by_runtime(
-    answer: Planned,
+    answer: PlanningResult,
     time_limit: float = TIME_LIMIT_S,
     progress: Callable[[Any], None] | None = None,
     clock: Callable[[], float] | None = None,
@@ -148,7 +149,7 @@ def _rank(row: RuntimePlan) -> tuple[bool, bool, float]:
     return row.stopped is not None, not row.found, row.step_ns or 0
 
 
-def _lacks(name: str, answer: Planned) -> str | None:
+def _lacks(name: str, answer: PlanningResult) -> str | None:
     """What a runtime does not have of the model, or of what is asked for; None where it has all."""
     request, problem = answer.request, answer.problem
     missing = None if request.model is None else RUNTIMES[name].lacks(request.model)
@@ -163,13 +164,13 @@ def _lacks(name: str, answer: Planned) -> str | None:
     return None
 
 
-def _request(name: str, answer: Planned) -> Any:
+def _request(name: str, answer: PlanningResult) -> Any:
     """The same request for a runtime."""
     request = answer.request
     return replace(request, options={**request.options, FOR.name: name}, obtained=[])
 
 
-def _row(name: str, answer: Planned, seconds: float, progress: Callable[[Any], None] | None) -> RuntimePlan:
+def _row(name: str, answer: PlanningResult, seconds: float, progress: Callable[[Any], None] | None) -> RuntimePlan:
     """The best plan of a runtime, or why there is none."""
     try:
         made = planned(
@@ -191,7 +192,7 @@ def _row(name: str, answer: Planned, seconds: float, progress: Callable[[Any], N
     return RuntimePlan(name, made, why=proven + needs)
 
 
-def _cut(made: Planned, seconds: float) -> bool:
+def _cut(made: PlanningResult, seconds: float) -> bool:
     """Whether planning came so near to its limit that it may have left out a plan, which takes a walk to try."""
     spent = made.spent
     return spent is not None and spent.seconds + WALKS * spent.walk_seconds / max(1, spent.walks) >= seconds

@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from trainplan.planning.planner import Way, planned
+from trainplan.planning.planner import planned
+from trainplan.planning.planning_run import PlanningRun
 from trainplan.planning.presets import Preset
-from trainplan.planning.result import Planned
+from trainplan.planning.result import PlanningResult
+from trainplan.planning.shortage import something_fits
 from trainplan.profiling.base.errors import COMMAND_LINE, InputError, shown
 from trainplan.profiling.base.files import FilePath
 from trainplan.profiling.base.quantities import plural
@@ -34,10 +36,10 @@ class Sizes:
     those of `first` on which no plan was found, and none is proven impossible.
     """
 
-    first: Planned | None
+    first: PlanningResult | None
     tried: tuple[int, ...]
     unknown: str | None
-    larger: tuple[Planned, ...] = ()
+    larger: tuple[PlanningResult, ...] = ()
     proven: bool = True  # of `unknown`: that none of them would do
     missed: tuple[int, ...] = ()
 
@@ -89,7 +91,7 @@ def a_node(cluster: FilePath | Cluster) -> Cluster:
 
 def sized(
     request_on: Callable[[Cluster], tuple[Any, Preset]],
-    plan_on: Callable[[Cluster], Planned],
+    plan_on: Callable[[Cluster], PlanningResult],
     cluster: FilePath | Cluster,
     devices: str,
     *,
@@ -106,18 +108,18 @@ def sized(
         size = node.nodes[0].devices
         raise InputError(COMMAND_LINE, FLAG, f"is {devices}, without whole nodes of {size}", f"give a multiple of {size}")
     request, preset = request_on(smallest)
-    way = Way(request, preset, "exact", None, {"gap": 0.0, "seed": 0, "progress": progress})
+    run = PlanningRun(request, preset, arguments={"gap": 0.0, "seed": 0, "progress": progress})
     too_few, missed, made, began = list[int](), list[int](), None, 0.0
-    way.begin("looking for the fewest devices")
+    run.begin("looking for the fewest devices")
     for on in clusters(node, least, most):
-        if way.elapsed() > SECONDS:
+        if run.elapsed() > SECONDS:
             unknown = f"more than {_last(too_few, missed)} GPUs; the time was up"
             return Sizes(None, tuple(too_few), unknown, proven=False, missed=tuple(missed))
         try:
-            if way.fits(replace(request, cluster=on, obtained=[])) is False:
+            if something_fits(run, replace(request, cluster=on, obtained=[])) is False:
                 too_few.append(on.devices)
                 continue
-            began = way.elapsed()
+            began = run.elapsed()
             made = plan_on(on)
         except InputError as error:
             if error.where == "cluster":
@@ -131,7 +133,7 @@ def sized(
         numbers = f"{least} to {most} GPUs" if most > least else plural(least, "GPU")
         unknown = f"no plan was found on {numbers}" if missed else f"none fits on {numbers} (proven)"
         return Sizes(None, tuple(too_few), unknown, proven=not missed, missed=tuple(missed))
-    took = min(MOST_SECONDS, max(LEAST_SECONDS, way.elapsed() - began))
+    took = min(MOST_SECONDS, max(LEAST_SECONDS, run.elapsed() - began))
     larger = [] if made.interrupted else _larger(made, node, most, took, progress)
     return Sizes(made, tuple(too_few), None, tuple(larger), missed=tuple(missed))
 
@@ -156,8 +158,8 @@ def clusters(node: Cluster, least: int, most: int) -> Iterator[Cluster]:
 
 
 def _larger(
-    made: Planned, node: Cluster, most: int, seconds: float, progress: Callable[[Any], None] | None
-) -> Iterator[Planned]:
+    made: PlanningResult, node: Cluster, most: int, seconds: float, progress: Callable[[Any], None] | None
+) -> Iterator[PlanningResult]:
     """Plans on more devices, each made in so many seconds."""
     for times in TIMES:
         wanted = made.request.origin.devices * times

@@ -16,9 +16,11 @@ from trainplan.formulations.joint.options import with_tables
 from trainplan.formulations.joint.runtime_capabilities import FOR
 from trainplan.formulations.plan.request import Request
 from trainplan.formulations.problem import problem_of
-from trainplan.planning.planner import Way, plan_answer, planned
+from trainplan.planning.planner import plan_answer, planned
+from trainplan.planning.planning_run import PlanningRun
 from trainplan.planning.presets import Preset
-from trainplan.planning.result import Planned
+from trainplan.planning.result import PlanningResult
+from trainplan.planning.shortage import least_memory_plan, something_fits, with_reason
 from trainplan.profiling.base.display import html_table, rich_table
 from trainplan.profiling.base.quantities import format_bytes
 from trainplan.solvers.core.answer import Answer
@@ -39,8 +41,8 @@ class Fit:
     of a GPU; None where nothing is proven.
     """
 
-    answer: Planned
-    leanest: Planned | None
+    answer: PlanningResult
+    leanest: PlanningResult | None
     bound_bytes: int | None
 
     @property
@@ -106,31 +108,31 @@ class Fit:
 def fitted(request: Request, preset: Preset, progress: Callable[[Any], None] | None = None) -> Fit:
     """Whether a request fits, as a preset plans. progress: called with a text that names what is begun. Raises InputError."""
     preset.check(request)
-    way = Way(request, preset, "exact", None, {"gap": 0.0, "seed": 0, "progress": progress})
-    way.begin("looking for the least memory")
+    run = PlanningRun(request, preset, arguments={"gap": 0.0, "seed": 0, "progress": progress})
+    run.begin("looking for the least memory")
     instances = preset.problem.instances(with_tables(request, "least"))
-    leanest, bound = _leanest(way, instances)
+    leanest, bound = _leanest(run, instances)
     if leanest is None:
-        leanest = way.least()
-    elif bound is not None and bound <= way.request.limit_bytes < bound + way.excess_bytes(leanest) and way.told_apart:
-        counted_most, _ = _leanest(way, preset.problem.instances(with_tables(request, "most")))
-        leanest = min(filter(None, (leanest, counted_most)), key=way.excess_bytes)
-    if leanest is not None and leanest.plan is not None and way.excess_bytes(leanest) <= 0:
+        leanest = least_memory_plan(run)
+    elif bound is not None and bound <= run.request.limit_bytes < bound + run.excess_bytes(leanest) and run.has_least_tables:
+        counted_most, _ = _leanest(run, preset.problem.instances(with_tables(request, "most")))
+        leanest = min(filter(None, (leanest, counted_most)), key=run.excess_bytes)
+    if leanest is not None and leanest.plan is not None and run.excess_bytes(leanest) <= 0:
         return Fit(leanest, leanest, bound)
-    if way.fits(request) is False:
-        return Fit(way.explained(_refused(way, instances), leanest), leanest, bound)
+    if something_fits(run, request) is False:
+        return Fit(with_reason(run, _refused(run, instances), leanest), leanest, bound)
     found = planned(request, preset, beside=False, time_limit=CLOSE_SECONDS, progress=progress)
     return Fit(found, leanest if found.plan is None else found, bound)
 
 
-def _leanest(way: Way, instances: Sequence[Any]) -> tuple[Planned | None, int | None]:
+def _leanest(run: PlanningRun, instances: Sequence[Any]) -> tuple[PlanningResult | None, int | None]:
     """The plan of the least memory that is known of some instances, and bytes of a GPU that no solution of all is below."""
     found = [(*least[::-1], each) for each in instances if (least := leanest(each)) is not None]
     if not found:
         return None, None
     bound, solution, instance = min(found, key=lambda each: int(each[0]))
     answer = _answer(instance, solution)
-    made = plan_answer(Planned(way.request, way.preset, answer, None), answer, checked=False)
+    made = plan_answer(PlanningResult(run.request, run.preset, answer, None), answer, checked=False)
     return made, bound if len(found) == len(instances) else None
 
 
@@ -142,12 +144,12 @@ def _answer(instance: Any, solution: Any) -> Answer:
     return Answer(instance, replace(made, evaluation=problem.describe(instance, solution)), solution, objective, None)
 
 
-def _refused(way: Way, instances: Sequence[Any]) -> Planned:
+def _refused(run: PlanningRun, instances: Sequence[Any]) -> PlanningResult:
     """The answer that nothing fits, with the reason of the instance that needs the least."""
     reasons = [(reason, each) for each in instances if (reason := explain(each)) is not None]
     reason, instance = min(reasons, key=lambda pair: int(pair[0].least_memory_bytes), default=(None, instances[0]))
     result = replace(_result(instance), status="infeasible", reason=reason)
-    return Planned(way.request, way.preset, Answer(instance, result, None, None, None), None)
+    return PlanningResult(run.request, run.preset, Answer(instance, result, None, None, None), None)
 
 
 def _result(instance: Any) -> Result:

@@ -15,14 +15,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any, Protocol
+from typing import Any
 
 from trainplan.formulations.refinement import Refinement
-from trainplan.planning.result import Planned
-from trainplan.solvers.core.answer import Answer
-
-ROUNDS = 40  # searches at most
-SECONDS = 5.0  # for all of them, once a plan fits; as many as the first search took, where these are more
+from trainplan.planning.result import PlanningResult
 
 Key = tuple[str, str, str]  # of an instance, a layout, and a schedule with its numbers
 
@@ -31,35 +27,6 @@ class Count(IntEnum):
     """What is counted beyond the tables, see the module's head."""
 
     ALIKE, OWN, REFUSED = range(3)
-
-
-class Way(Protocol):
-    """What is asked of the way from the request to its plan, see `planning.Way`."""
-
-    @property
-    def late(self) -> bool:
-        """Whether the time is up."""
-        ...
-
-    def elapsed(self) -> float:
-        """Seconds since the beginning."""
-        ...
-
-    def begin(self, what: str) -> None:
-        """Tell the caller what is begun."""
-        ...
-
-    def over_bytes(self, tried: Planned) -> list[int]:
-        """By how much a plan exceeds the memory, by rank."""
-        ...
-
-    def below(self, instances: Sequence[Any], below_ns: int | None, seconds: float | None) -> Answer:
-        """The best solution of some instances, where it is claimed below a step."""
-        ...
-
-    def plan_of(self, first: Planned, answer: Answer) -> Planned:
-        """The plan of an answer to the same instances with other memory, as one of the first search's, walked."""
-        ...
 
 
 @dataclass
@@ -77,7 +44,7 @@ class BeyondTables:
         """Of the configurations of an instance."""
         return [(instance.name, layout, shape) for layout, shape in self.refinement.memory_groups(instance)]
 
-    def note(self, instance: Any, made: Planned, over: Sequence[int]) -> None:
+    def note(self, instance: Any, made: PlanningResult, over: Sequence[int]) -> None:
         """A plan was walked. instance: with tables of what programs surely hold, of which it has a solution; over: by how much
         the walk is above the memory, by rank, negative where it fits."""
         if (limit := instance.common_memory_bytes) is None or made.plan is None:
@@ -108,34 +75,3 @@ class BeyondTables:
             return instance
         more = [(self.more_bytes(key, False, count), self.more_bytes(key, True, count)) for key in self.keys(instance)]
         return self.refinement.with_extra_bytes(instance, more)
-
-    def fitting(self, way: Way, first: Planned, best: Planned | None, took: float) -> Planned | None:
-        """The best plan that fits of those that are walked; None where there is none. first: the plan of the least claim of
-        all, which does not fit, and took so many seconds; best: one that fits, where it is known."""
-        instances = {each.name: each for each, _ in first.answer.tried}
-        count, until = Count.ALIKE, way.elapsed() + max(SECONDS, took)
-        self.note(first.instance, first, way.over_bytes(first))
-        way.begin("solving again, with what programs hold beyond the tables")
-        try:
-            for _ in range(ROUNDS):
-                left = None if best is None else until - way.elapsed()  # what fits is looked for until the time is up
-                if way.late or (left is not None and left <= 0):
-                    break
-                corrected = [self.corrected(instance, count) for instance in instances.values()]
-                below_ns = None if best is None else best.walked_ns
-                answer = way.below(corrected, below_ns, left)
-                if answer.objective_ns is None or (below_ns is not None and answer.objective_ns >= below_ns):
-                    if count == Count.REFUSED or answer.result.stopped == "interrupt":
-                        break
-                    count = Count(count + 1)
-                    continue
-                made = way.plan_of(first, answer)
-                over = way.over_bytes(made)
-                self.note(instances[made.instance.name], made, over)
-                if max(over) <= 0 and (best is None or made.walked_ns < best.walked_ns):
-                    best = made
-                if answer.result.stopped == "interrupt":
-                    break
-        except KeyboardInterrupt:
-            return None if best is None else best.as_interrupted()
-        return best

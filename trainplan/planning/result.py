@@ -89,7 +89,7 @@ class Price:
 
 
 @dataclass(frozen=True)
-class Spent:
+class PlanningTime:
     """Seconds of planning but for prices, those of them in which plans were compiled, checked and walked, and of how many."""
 
     seconds: float
@@ -102,7 +102,7 @@ class Spent:
 
 
 @dataclass(frozen=True)
-class Planned:
+class PlanningResult:
     """A plan with its prediction and its claim; plan is None where nothing fits, or nothing was found (`result` says why).
 
     answer: of the solver, whose `instance` and `result` belong to the plan. judged: what the walks say of the plan's programs;
@@ -125,16 +125,17 @@ class Planned:
     needed_bytes: int | None = None
     needed_devices: int | None = None
     needed_devices_unknown: str | None = None
-    uniform: Planned | None = None
+    uniform: PlanningResult | None = None
     instead: str | None = None
     prices: tuple[Price, ...] = ()
-    spent: Spent | None = None
+    spent: PlanningTime | None = None
     run: Prediction | None = None
     searched: Mapping[str, Any] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         step = "no plan" if self.performance is None else f"{format_time(self.performance.step_ns)} a step"
-        return f"<Planned {self.subject}, like {self.preset.name}: {step}, {status_text(self.answer.status, self.answer.gap)}>"
+        status = status_text(self.answer.status, self.answer.gap)
+        return f"<PlanningResult {self.subject}, like {self.preset.name}: {step}, {status}>"
 
     def __rich__(self) -> Any:
         return rich_table(self.summary())
@@ -268,7 +269,7 @@ class Planned:
         """The step by the walks; where there are none, as it is claimed."""
         return self.judged.step_ns if self.judged is not None else self.answer.objective_ns or 0
 
-    def as_interrupted(self) -> Planned:
+    def as_interrupted(self) -> PlanningResult:
         """The same, as what was known when the search was interrupted."""
         return replace(self, answer=replace(self.answer, result=replace(self.result, stopped="interrupt")))
 

@@ -13,7 +13,7 @@ from trainplan.formulations.plan.plan import Plan
 from trainplan.formulations.plan.strategy_words import strategy_words
 from trainplan.inputs import runs
 from trainplan.planning.planner import plan_answer
-from trainplan.planning.result import Planned
+from trainplan.planning.result import PlanningResult
 from trainplan.profiling.base.dtypes import parse_dtype
 from trainplan.profiling.base.errors import InputError, MissingExtra, shown
 from trainplan.profiling.models.model import Model
@@ -33,7 +33,7 @@ class Trials(Tabular):
 
     plans: tuple[Plan, ...]
     trials: tuple[Trial, ...]
-    planned: Planned | None = None
+    planned: PlanningResult | None = None
 
     @property
     def best(self) -> int | None:
@@ -75,7 +75,12 @@ class Trials(Tabular):
 
 
 def try_plans(
-    plans: Sequence[Plan], *, scale_down: int = 1, dtype: str | None = None, planned: Planned | None = None, **options: Any
+    plans: Sequence[Plan],
+    *,
+    scale_down: int = 1,
+    dtype: str | None = None,
+    planned: PlanningResult | None = None,
+    **options: Any,
 ) -> Trials:
     """Run plans of one model and world, the one of the shortest predicted step first.
 
@@ -94,7 +99,7 @@ def try_plans(
     return Trials(tuple(ordered), tuple(run_trials(ordered, model=model, **options)), planned)
 
 
-def best_plans(first: Planned, top: int, seed: int) -> list[Plan]:
+def best_plans(first: PlanningResult, top: int, seed: int) -> list[Plan]:
     """The plans of the `top` best solutions that the preset's problem can list, each judged. first: the answer that is known.
 
     A problem that lists no others has one.

@@ -9,7 +9,7 @@ from typing import Any
 
 from trainplan.formulations.plan.request import MOST_SAMPLES
 from trainplan.planning.planner import planned
-from trainplan.planning.result import Planned
+from trainplan.planning.result import PlanningResult
 from trainplan.profiling.base.errors import COMMAND_LINE, InputError, one_of, shown
 from trainplan.profiling.clusters.cluster import Cluster
 from trainplan.profiling.clusters.network import Island
@@ -131,8 +131,8 @@ class WhatIf:
     """What would be planned if the cluster's numbers were multiplied. before: as they are; after: by the factors."""
 
     factors: Factors
-    before: Planned
-    after: Planned
+    before: PlanningResult
+    after: PlanningResult
 
     @property
     def share(self) -> float | None:
@@ -152,7 +152,7 @@ class WhatIf:
 
 
 def what_if(
-    before: Planned,
+    before: PlanningResult,
     factors: str | Factors,
     *,
     time_limit: float | None = TIME_LIMIT_S,
@@ -204,7 +204,7 @@ class BetterBatch:
         return asdict(self)
 
 
-def better_batch(made: Planned, seconds: float, progress: Callable[[Any], None] | None = None) -> BetterBatch | None:
+def better_batch(made: PlanningResult, seconds: float, progress: Callable[[Any], None] | None = None) -> BetterBatch | None:
     """The next larger batch that is a multiple of the devices, where the batch is none and so limits data parallelism, if its
     plan takes less time for each sample; None where the batch limits nothing, where none is near, or where it gains nothing.
 
@@ -229,8 +229,8 @@ def better_batch(made: Planned, seconds: float, progress: Callable[[Any], None] 
 
 
 def _replanned(
-    made: Planned, seconds: float | None, gap: float, progress: Callable[[Any], None] | None, **changes: Any
-) -> Planned:
+    made: PlanningResult, seconds: float | None, gap: float, progress: Callable[[Any], None] | None, **changes: Any
+) -> PlanningResult:
     """The answer to the same request with some of it changed; without what stands beside it."""
     request = replace(made.request, obtained=[], **changes)
     return planned(request, made.preset, gap=gap, time_limit=seconds, progress=progress, beside=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from trainplan.plan_words import run_words
 from trainplan.planning.fewest_devices import Sizes
-from trainplan.planning.result import Planned
+from trainplan.planning.result import PlanningResult
 from trainplan.planning.what_if import BetterBatch, WhatIf
 from trainplan.profiling.base.quantities import format_time, plural
 from trainplan.screens.plan import Row, nothing, proven, tokens
@@ -35,7 +35,7 @@ def _listed(numbers: tuple[int, ...]) -> str:
     return ", ".join(map(str, numbers)) if len(numbers) <= 6 else f"{', '.join(map(str, numbers[:3]))} .. {numbers[-1]}"
 
 
-def _speed(made: Planned) -> str:
+def _speed(made: PlanningResult) -> str:
     if made.step_ns is None:
         return "no plan found in the time"
     text = f"{format_time(made.step_ns)} a step"

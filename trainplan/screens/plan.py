@@ -1,5 +1,5 @@
 """The answer to a planned request on one screen: whether it fits, what to run, how fast that is, how good, what else there is,
-and what to do next. Everything else of an answer is in `Planned.summary`."""
+and what to do next. Everything else of an answer is in `PlanningResult.summary`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from trainplan.plan_words import NOTHING_AGAIN, layouts, run_words
 from trainplan.planning.every_runtime import NAMES, OWN, RuntimePlan
 from trainplan.planning.presets import DEFAULT
 from trainplan.planning.proof import how_to_check, proof_of
-from trainplan.planning.result import Planned, Price
+from trainplan.planning.result import PlanningResult, Price
 from trainplan.prediction.metrics import PARTS, Performance
 from trainplan.profiling.base.quantities import format_gap, format_share, format_time
 from trainplan.validation.predict import GIB, Prediction
@@ -29,7 +29,7 @@ MOST_OTHERS = 3  # other plans that fit, which are written out
 CAUSES = {"optimizer": "optimizer states"}
 
 
-def screen(answer: Planned, plan_file: Path | None = None) -> list[Row]:
+def screen(answer: PlanningResult, plan_file: Path | None = None) -> list[Row]:
     """The rows of the screen, in order. plan_file: where the plan is written, for the commands that come next."""
     if answer.plan is None or answer.step_ns is None:
         return nothing(answer)
@@ -131,7 +131,7 @@ def speed_words(step_ns: int, done: Performance | None, likely: tuple[float, flo
     return words
 
 
-def likely_ns(answer: Planned) -> tuple[float, float] | None:
+def likely_ns(answer: PlanningResult) -> tuple[float, float] | None:
     """Between what a measured step lies, as is meant to hold of 80 %; None where the error of the kernels is not known."""
     run, cluster, plan = answer.run, answer.request.cluster, answer.plan
     if run is not None and run.step_low_s is not None and run.step_high_s is not None:
@@ -144,7 +144,7 @@ def likely_ns(answer: Planned) -> tuple[float, float] | None:
     return None if reached is None else (answer.step_ns / (1 + reached.error), answer.step_ns * (1 + reached.error))
 
 
-def _proof(answer: Planned) -> list[list[str]]:
+def _proof(answer: PlanningResult) -> list[list[str]]:
     """How far from the best possible, as a share of the plan's step, by the solver and as it is checked without one; and what
     other requests would bring."""
     claim = None if answer.plan is None else answer.plan.claim
@@ -154,7 +154,7 @@ def _proof(answer: Planned) -> list[list[str]]:
     return [words, [how_to_check(claim)] * bool(how_to_check(claim)), *_prices(answer)]
 
 
-def compared_with(answer: Planned) -> str:
+def compared_with(answer: PlanningResult) -> str:
     """Which plans an answer is proven against: those of the problem that was solved, for the runtime and under the constraints
     that were asked for; and by what, where the prediction is another."""
     runtime, words = answer.request.options.get(FOR.name), ["any plan"]
@@ -167,11 +167,11 @@ def compared_with(answer: Planned) -> str:
     return " ".join(words) + ", by the solver's step model" * bool(software)
 
 
-def _prices(answer: Planned) -> list[list[str]]:
+def _prices(answer: PlanningResult) -> list[list[str]]:
     return [line for price in answer.prices if (line := _priced(price, answer))]
 
 
-def _priced(price: Price, answer: Planned) -> list[str]:
+def _priced(price: Price, answer: PlanningResult) -> list[str]:
     """What there is without a constraint of the request."""
     bound, best = price.steps_ns
     own = answer.answer.objective_ns
@@ -193,7 +193,7 @@ def _priced(price: Price, answer: Planned) -> list[str]:
     return [f"{without}{step} {format_share(known)} faster{within}"]
 
 
-def _in_any_runtime(price: Price, answer: Planned) -> list[str]:
+def _in_any_runtime(price: Price, answer: PlanningResult) -> list[str]:
     """The best plan of all runtimes that is known, by its prediction beside this one's."""
     assert answer.step_ns is not None
     wide = answer.plan is not None and answer.plan.precision.gradients == "float32"  # in which it was searched, too
@@ -218,7 +218,7 @@ class _Others:
     why_not: list[str]
 
 
-def _others(answer: Planned) -> _Others:
+def _others(answer: PlanningResult) -> _Others:
     plan, runtime, uniform = answer.plan, answer.request.options.get(FOR.name), answer.uniform
     assert plan is not None and answer.step_ns is not None
     alike = list[str]()
@@ -256,7 +256,7 @@ def _has(name: str, words: Iterable[str]) -> bool:
     return any(re.fullmatch(rf"{name}\d+", word) for word in words)
 
 
-def unfinished(answer: Planned) -> list[list[str]]:
+def unfinished(answer: PlanningResult) -> list[list[str]]:
     """What ended the search before it was done."""
     stopped = answer.result.stopped
     article = "an" if stopped == "interrupt" else "the"
@@ -265,7 +265,7 @@ def unfinished(answer: Planned) -> list[list[str]]:
     )
 
 
-def assumed(answer: Planned) -> list[list[str]]:
+def assumed(answer: PlanningResult) -> list[list[str]]:
     """What the request leaves unsaid and the answer depends on, as it was taken."""
     request, lines = answer.request, list[str]()
     model = request.described_model
@@ -280,7 +280,7 @@ def assumed(answer: Planned) -> list[list[str]]:
     return [[line] for line in lines]
 
 
-def _next(answer: Planned, plan_file: Path | None) -> list[list[str]]:
+def _next(answer: PlanningResult, plan_file: Path | None) -> list[list[str]]:
     """The commands that go on from here."""
     runtime = answer.request.options.get(FOR.name)
     if plan_file is None:
@@ -301,7 +301,7 @@ def proven(request: Request) -> str:
     return "proven" + ", by what trainplan's own programs hold" * (other_runtime(request) is not None)
 
 
-def nothing(answer: Planned) -> list[Row]:
+def nothing(answer: PlanningResult) -> list[Row]:
     """Why there is no plan, and ways out."""
     result, reason = answer.result, answer.result.reason
     ways = list[str]()
