@@ -19,7 +19,8 @@ import trainplan as tp
 from tests.helpers.calls import call
 from trainplan.api import plan_verbs
 from trainplan.planning import constraint_costs
-from trainplan.planning.result import PlanningResult, Price
+from trainplan.planning.result import PlanningResult
+from trainplan.planning.result_price import Price
 
 MODEL = load_model("gpt2", 64, "float32").with_fields(
     n_embd=128, n_head=4, n_inner=512, n_positions=64, vocab_size=1009, n_layer=4

@@ -14,7 +14,7 @@ from trainplan.formulations.schedule.orders import Schedule
 from trainplan.inputs import cluster_of, memory_of, model_of
 from trainplan.planning.compare_planners import Rivals, rivals
 from trainplan.planning.presets import OPTIMUM, PLANNERS, planner
-from trainplan.planning.result import plan_row, row_rank
+from trainplan.planning.result_rows import plan_row, row_rank
 from trainplan.planning.throughput import Throughput, search_throughput
 from trainplan.prediction.chrome_trace import chrome_trace
 from trainplan.prediction.simulate import simulate

@@ -32,7 +32,8 @@ from trainplan.planning.presets import (
     preset,
     refused_by_default,
 )
-from trainplan.planning.result import PlanningResult, row_rank
+from trainplan.planning.result import PlanningResult
+from trainplan.planning.result_rows import row_rank
 from trainplan.planning.what_if import what_if
 from trainplan.profiling.base.arguments import check_arguments
 from trainplan.profiling.base.errors import InputError

@@ -19,7 +19,8 @@ from trainplan.formulations.joint.runtime_capabilities import FOR
 from trainplan.formulations.plan.request import Request
 from trainplan.formulations.problem import Problem
 from trainplan.planning.planner import planned
-from trainplan.planning.result import PlanningResult, Price
+from trainplan.planning.result import PlanningResult
+from trainplan.planning.result_price import Price
 from trainplan.profiling.base.plugins import attribute
 from trainplan.solvers.core.answer import Answer
 from trainplan.solvers.core.clock import Clock

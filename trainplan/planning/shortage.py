@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
 
 from trainplan.formulations.joint.options import MEMORY_TABLES, with_tables
 from trainplan.formulations.joint.runtime_capabilities import FOR
@@ -143,7 +142,6 @@ def closest_plan(run: PlanningRun, rounds: Sequence[PlanningResult]) -> Planning
     else:
         message += f", and {first.result.method} found nothing that needs less"
         message += " before time ran out" * run.deadline_passed
-    unknown: dict[str, Any] = {"objective": None, "gap": None, "solution": None, "evaluation": None}
-    result = replace(first.result, status="unknown", message=message, **unknown)
+    result = replace(first.result, status="unknown", message=message, objective=None, gap=None, solution=None, evaluation=None)
     answer = replace(first.answer, result=result, solution=None, objective_ns=None)
     return PlanningResult(run.request, run.preset, answer, None, needed_bytes=needed)

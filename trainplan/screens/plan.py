@@ -19,7 +19,8 @@ from trainplan.plan_words import NOTHING_AGAIN, layouts, run_words
 from trainplan.planning.every_runtime import NAMES, OWN, RuntimePlan
 from trainplan.planning.presets import DEFAULT
 from trainplan.planning.proof import how_to_check, proof_of
-from trainplan.planning.result import PlanningResult, Price
+from trainplan.planning.result import PlanningResult
+from trainplan.planning.result_price import Price
 from trainplan.prediction.metrics import PARTS, Performance
 from trainplan.profiling.base.quantities import format_gap, format_share, format_time
 from trainplan.validation.predict import GIB, Prediction
