@@ -36,8 +36,8 @@ class Refinement(ABC):
 
     @abstractmethod
     def memory_groups(self, instance: Any) -> Sequence[tuple[str, str]]:
-        """For each configuration of an instance, a layout and a shape: the programs of all configurations with the same two
-        hold about as many bytes more than their tables say."""
+        """For each configuration of an instance with overlap, a layout and a shape: the programs of all configurations with the
+        same two hold about as many bytes more than their tables say."""
 
     # Narrower instances
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from trainplan.formulations.joint.enumeration import solutions
 from trainplan.formulations.joint.evaluation import evaluate, malformed, over_memory, violations
-from trainplan.formulations.joint.unit_alternatives import Change, changes
+from trainplan.formulations.joint.unit_alternatives import Alternative, unit_alternatives
 from trainplan.profiling.base.errors import InputError
 
 import trainplan as tp
@@ -31,16 +31,16 @@ def test_changes_are_what_all_other_options_come_to() -> None:
                 continue
             step_ns = evaluate(instance, solution).time_ns
             configuration = instance.configurations[solution.configuration]
-            for row in changes(instance, solution):
+            for row in unit_alternatives(instance, solution):
                 first = row.first
                 options = instance.table(configuration, row.stage, first).options
-                fits, over = list[Change](), list[Change]()
+                fits, over = list[Alternative](), list[Alternative]()
                 for s, option in enumerate(options):
                     other = replace(solution, choice=(*solution.choice[:first], s, *solution.choice[first + 1 :]))
                     if s == solution.choice[first] or malformed(instance, other):
                         continue
                     costs = evaluate(instance, other)
-                    (over if over_memory(instance, other, costs) else fits).append(Change(option.name, costs.time_ns, 0))
+                    (over if over_memory(instance, other, costs) else fits).append(Alternative(option.name, costs.time_ns, 0))
                 least = min((fit.step_ns for fit in fits), default=None)
                 assert (None if row.next_best is None else row.next_best.step_ns) == least
                 shorter = min((each.step_ns for each in over if each.step_ns < step_ns), default=None)

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 from trainplan.execution.analysis.verify.checks import check
@@ -18,7 +20,7 @@ from trainplan.execution.compile.compiler import compile_plan
 from trainplan.formulations.parameters import chosen
 from trainplan.formulations.plan.plan import Plan
 from trainplan.formulations.plan.request import Request
-from trainplan.formulations.problem import Problem, Subproblem, Table
+from trainplan.formulations.problem import Problem, Subproblem, Table, counts_overlap
 from trainplan.formulations.problem import problem as problem_named
 from trainplan.profiling.base.errors import InputError, Unsuited
 from trainplan.profiling.base.files import Record
@@ -28,6 +30,7 @@ from trainplan.solvers.core.solve import solve
 
 MOST_SOLUTIONS = 200_000  # of an instance that all solutions are looked at
 AMPLE_BYTES = 2**48
+FEW = 50  # solutions of an instance that more expensive checks look at
 
 
 def check_problem(problem: Problem, instances: Iterable[Any]) -> None:
@@ -44,6 +47,9 @@ def check_problem(problem: Problem, instances: Iterable[Any]) -> None:
         check_reason(instance, fits)
         check_memory(problem, instance, solutions[:1])
         check_subproblems(problem, instance)
+        check_single_strategy(problem, instance)
+        check_refinement(problem, instance, solutions)
+        check_certificate(problem, instance, solutions)
         size = problem.size(instance)
         assert size and all(isinstance(name, str) and type(value) is int for name, value in size.items()), size
         assert problem.cost_model(instance)
@@ -125,6 +131,50 @@ def check_subproblems(problem: Problem, instance: Any) -> None:
         assert "\n" not in str(error)
         return
     assert parts is None or all(isinstance(part, Subproblem) for part in parts)
+
+
+def check_single_strategy(problem: Problem, instance: Any) -> None:
+    """Whether solutions with one strategy, where the problem makes them ones of the instance, cost the same there."""
+    single = problem.single_strategy
+    for narrowed in () if single is None else single.instances(instance)[:1]:
+        for solution in islice(enumerated(problem, narrowed), FEW):
+            assert single is not None
+            if (widened := single.widened(instance, solution)) is not None:
+                there, here = problem.evaluate(narrowed, solution), problem.evaluate(instance, widened)
+                assert there.objective == here.objective, (there.objective, here.objective)
+
+
+def check_refinement(problem: Problem, instance: Any, solutions: Iterable[Any]) -> None:
+    """Whether a refinement says something of each configuration, narrows instances to some of them, and betters solutions."""
+    if (refinement := problem.refinement) is None:
+        return
+    indices = range(len(refinement.shapes(instance)))
+    assert len(refinement.pass_orders(instance)) == len(indices)
+    if counts_overlap(instance):
+        assert len(refinement.layouts(instance)) == len(refinement.memory_groups(instance)) == len(indices)
+    same = refinement.with_extra_bytes(instance, [(0, 0)] * len(indices))
+    assert same.digest == refinement.with_configurations(instance, indices).digest == instance.digest
+    for solution in islice(solutions, FEW):
+        alone = refinement.with_configurations(instance, [solution.configuration])
+        objective = problem.evaluate(instance, solution).objective
+        assert problem.evaluate(alone, replace(solution, configuration=0)).objective == objective
+        if not problem.violations(instance, solution):
+            better = refinement.without_needless_recomputation(instance, solution)
+            assert not problem.violations(instance, better) and problem.evaluate(instance, better).objective <= objective
+        peak = max(held for held, _ in refinement.group_bytes(instance, solution))
+        assert peak == problem.describe(instance, solution)["peak_bytes"]
+
+
+def check_certificate(problem: Problem, instance: Any, solutions: Iterable[Any]) -> None:
+    """Whether no solution is below the bound that a certificate shows without evidence, nor below its own bound over all
+    orders of passes."""
+    if (certificate := problem.certificate) is None:
+        return
+    bound = certificate.checked_bound_ns(instance, None)
+    for solution in solutions:
+        objective = problem.evaluate(instance, solution).objective
+        any_schedule = certificate.any_schedule_bound_ns(instance, solution)
+        assert bound <= objective and (any_schedule is None or any_schedule <= objective), (bound, any_schedule, objective)
 
 
 def check_method(problem: Problem | str, method: str, instances: Iterable[Any], **options: Any) -> list[Result]:

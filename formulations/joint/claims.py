@@ -11,11 +11,11 @@ from trainplan.formulations.joint.certificates.check import checked_bound_ns
 from trainplan.formulations.joint.certificates.file import Evidence
 from trainplan.formulations.joint.evaluation import evaluate
 from trainplan.formulations.joint.lower_bounds import closed_form_ns
-from trainplan.formulations.joint.options import CP, CP_EXCHANGE, MEMORY_TABLES, plainer_costs, within_optimizer
+from trainplan.formulations.joint.options import CP, CP_EXCHANGE, MEMORY_TABLES, unusual_costs_reason, within_optimizer
 from trainplan.formulations.joint.overlap_cost_tables import COST_MODEL, LEFT_OUT
 from trainplan.formulations.joint.problem import Configuration, Instance, Solution
 from trainplan.formulations.joint.runtime_capabilities import within_runtime
-from trainplan.formulations.joint.suits import unlike_links, unsuited
+from trainplan.formulations.joint.suits import unlike_links, unsupported_reason
 from trainplan.formulations.joint.user_constraints import OF_CONFIGURATIONS, restrictions
 from trainplan.formulations.plan.request import Request
 
@@ -47,7 +47,7 @@ class JointScope(RequestScope):
 
     def unsupported_reason(self, request: Request) -> str | None:
         """See `RequestScope`: what the devices of a request have that is not alike."""
-        return unsuited(request)
+        return unsupported_reason(request)
 
     def clipped_request(self, request: Request) -> Request:
         """See `RequestScope`."""
@@ -61,7 +61,7 @@ class JointScope(RequestScope):
 
     def unusual_costs_reason(self, request: Request) -> str | None:
         """See `RequestScope`."""
-        return plainer_costs(self.clipped_request(request))
+        return unusual_costs_reason(self.clipped_request(request))
 
     def outside(self, instance: Instance, narrower: Instance, left_out: str) -> Instance | None:
         """See `RequestScope`: the configurations that only the wider instance has, where the parameter chooses among

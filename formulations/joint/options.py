@@ -135,7 +135,7 @@ def streams_refusal(request: Request) -> str | None:
     return None
 
 
-def plainer_costs(request: Request) -> str | None:
+def unusual_costs_reason(request: Request) -> str | None:
     """Why devices whose kernels are known by their classes are planned with `executed`, where that was not asked for."""
     kinds = () if request.cluster is None else request.cluster.used_kinds
     if not any(kind.efficiencies for kind in kinds) or request.options[COST_MODEL.name] != COST_MODEL.default:

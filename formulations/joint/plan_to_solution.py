@@ -9,7 +9,7 @@ from trainplan.formulations.joint.problem import Configuration, Instance, Soluti
 from trainplan.formulations.plan.plan import Plan
 
 
-def incumbent_of(instance: Instance, plan: Plan) -> Solution | None:
+def solution_of_plan(instance: Instance, plan: Plan) -> Solution | None:
     """The solution that becomes a plan of the same programs; None where the instance has none such: for another batch or
     optimizer, with stages, a schedule or strategies that it does not offer, on other devices, or with something on the host."""
     batch, ends = plan.batch, [unit.last for unit in instance.units]

@@ -15,7 +15,7 @@ from trainplan.formulations.joint.problem import Instance, Solution
 from trainplan.formulations.joint.tables import Option
 
 
-def eased(instance: Instance, solution: Solution) -> Solution:
+def without_needless_recomputation(instance: Instance, solution: Solution) -> Solution:
     """The solution with as few recomputed units, and then as few inputs on the host, as memory and its step allow: none, or
     those of half the units, and so on."""
     for lighter in (_kept, _at_home):

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from trainplan.formulations.joint.evaluation import evaluate
-from trainplan.formulations.joint.plan_to_solution import incumbent_of
+from trainplan.formulations.joint.plan_to_solution import solution_of_plan
 from trainplan.formulations.joint.problem import Instance, Solution
-from trainplan.formulations.joint.reduce_recomputation import eased
-from trainplan.formulations.joint.unit_alternatives import UnitChanges, changes
+from trainplan.formulations.joint.reduce_recomputation import without_needless_recomputation
+from trainplan.formulations.joint.unit_alternatives import UnitAlternatives, unit_alternatives
 from trainplan.formulations.plan.plan import Plan
 from trainplan.formulations.refinement import Refinement
 
@@ -64,12 +64,12 @@ class JointRefinement(Refinement):
 
     def without_needless_recomputation(self, instance: Instance, solution: Solution) -> Solution:
         """See `Refinement`."""
-        return eased(instance, solution)
+        return without_needless_recomputation(instance, solution)
 
     def solution_of_plan(self, instance: Instance, plan: Plan) -> Solution | None:
         """See `Refinement`."""
-        return incumbent_of(instance, plan)
+        return solution_of_plan(instance, plan)
 
-    def unit_alternatives(self, instance: Instance, solution: Solution, stop: Callable[[], bool]) -> list[UnitChanges]:
+    def unit_alternatives(self, instance: Instance, solution: Solution, stop: Callable[[], bool]) -> list[UnitAlternatives]:
         """See `Refinement`."""
-        return changes(instance, solution, stop)
+        return unit_alternatives(instance, solution, stop)

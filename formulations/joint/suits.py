@@ -11,7 +11,7 @@ from trainplan.profiling.clusters.network import Network
 MOST_ALIKE = 1024  # devices of a stage whose groups are looked at one by one, where links are no powers of two
 
 
-def unsuited(request: Request) -> str | None:
+def unsupported_reason(request: Request) -> str | None:
     """Why another problem is better for a request; None where this one is for it.
 
     Its devices are of one kind, and its stages and groups those that lie alike in the cluster. Where islands of equal devices

@@ -1,4 +1,4 @@
-"""What other options of single units would come to: the step and the memory of the plan, all else as it is."""
+"""Other options of single units: the step and the memory of the plan with one of them, all else as it is."""
 
 from __future__ import annotations
 
@@ -15,9 +15,15 @@ TRIED = 16  # options of each unit, those of the least work of their own; more o
 
 
 @dataclass(frozen=True)
-class Change:
-    """The plan with one unit under another option. over_bytes: what a device or a host then lacks; 0 where all fits.
-    more_bytes: by stage, what its fullest device needs more than in the plan."""
+class Alternative:
+    """A plan with one unit under another option.
+
+    Attributes:
+        option: its name.
+        step_ns: the step of the plan with it.
+        over_bytes: the bytes that a device or a host then lacks; 0 where all fits.
+        more_bytes: for each stage, the bytes that its fullest device needs more than in the plan.
+    """
 
     option: str
     step_ns: int
@@ -26,11 +32,18 @@ class Change:
 
 
 @dataclass(frozen=True)
-class UnitChanges:
-    """Units of one stage that have one option, and what the first of them could have in its place.
+class UnitAlternatives:
+    """A run of units of one stage that have one option, and the options that the first of them could have in its place.
 
-    first: the first of them. next_best: the option that fits with the least step. prevented: the one with the least step of
-    those that do not fit and would shorten the step. Either is None where there is none among those tried.
+    Attributes:
+        stage: the index of the stage.
+        first: the index of the first unit.
+        units: the names of the first and the last unit.
+        count: the number of units.
+        option: the name of the option that they have.
+        next_best: the option that fits with the least step; None where none of those tried fits.
+        prevented: the option with the least step of those that do not fit and would shorten the step; None where there is
+            none among those tried.
     """
 
     stage: int
@@ -38,12 +51,14 @@ class UnitChanges:
     units: str
     count: int
     option: str
-    next_best: Change | None
-    prevented: Change | None
+    next_best: Alternative | None
+    prevented: Alternative | None
 
 
-def changes(instance: Instance, solution: Solution, stop: Callable[[], bool] = lambda: False) -> list[UnitChanges]:
-    """For each run of units with one option in a stage, what the first of them could have in its place.
+def unit_alternatives(
+    instance: Instance, solution: Solution, stop: Callable[[], bool] = lambda: False
+) -> list[UnitAlternatives]:
+    """The options that the first unit of each run of units with one option in a stage could have in its place.
 
     stop: asked before each evaluation; once it says so, nothing more is tried. Raises ValueError where the solution is none of
     the instance.
@@ -53,32 +68,32 @@ def changes(instance: Instance, solution: Solution, stop: Callable[[], bool] = l
     for x, (first, last) in enumerate(solution.spans()):
         tables = [instance.table(configuration, x, l) for l in range(first, last + 1)]
         chosen = [table.options[s].name for table, s in zip(tables, solution.choice[first : last + 1], strict=True)]
-        for place, units, count, name in runs([instance.units[l].name for l in range(first, last + 1)], chosen):
+        for begin, units, count, name in runs([instance.units[l].name for l in range(first, last + 1)], chosen):
             fitting, prevented = None, None
-            for number, option in enumerate(_by_own_work(instance, solution, x, first + place)):
+            for number, option in enumerate(_by_own_work(instance, solution, x, first + begin)):
                 if (number >= TRIED and fitting is not None) or stop():
                     break
-                change = _changed(instance, solution, now, first + place, option, tables[place].options[option].name)
+                change = _changed(instance, solution, now, first + begin, option, tables[begin].options[option].name)
                 if change is None:
                     continue
                 if change.over_bytes <= 0:
                     fitting = min(fitting or change, change, key=attrgetter("step_ns"))
                 elif change.step_ns < now.time_ns:
                     prevented = min(prevented or change, change, key=attrgetter("step_ns"))
-            rows.append(UnitChanges(x, first + place, units, count, name, fitting, prevented))
+            rows.append(UnitAlternatives(x, first + begin, units, count, name, fitting, prevented))
     return rows
 
 
 def _by_own_work(instance: Instance, solution: Solution, stage: int, unit: int) -> list[int]:
-    """The other options of a unit, by what they take in a step by themselves."""
+    """The indices of the other options of a unit, in the order of the time that they take in a step by themselves."""
     configuration = instance.configurations[solution.configuration]
     table = instance.table(configuration, stage, unit)
     work = configuration.micro_batches * (table.forward_ns + table.backward_ns) + table.last_ns + table.end_ns
     return [int(s) for s in np.argsort(work, kind="stable") if s != solution.choice[unit]]
 
 
-def _changed(instance: Instance, solution: Solution, now: Evaluation, unit: int, option: int, name: str) -> Change | None:
-    """The plan with another option of one unit; None where its neighbours cannot be beside that."""
+def _changed(instance: Instance, solution: Solution, now: Evaluation, unit: int, option: int, name: str) -> Alternative | None:
+    """The plan with another option of one unit; None where its neighbours cannot have their options next to it."""
     other = replace(solution, choice=(*solution.choice[:unit], option, *solution.choice[unit + 1 :]))
     try:
         evaluation = evaluate(instance, other)
@@ -87,7 +102,9 @@ def _changed(instance: Instance, solution: Solution, now: Evaluation, unit: int,
     configuration, over = instance.configurations[solution.configuration], 0
     for x, stage in enumerate(evaluation.stages):
         site = configuration.site(x)
-        room = instance.host_limit_bytes(site)
-        over = max(over, stage.peak_bytes - instance.limit_bytes(site), 0 if room is None else stage.host_bytes - room)
+        host_limit = instance.host_limit_bytes(site)
+        over = max(
+            over, stage.peak_bytes - instance.limit_bytes(site), 0 if host_limit is None else stage.host_bytes - host_limit
+        )
     more = (other.peak_bytes - own.peak_bytes for other, own in zip(evaluation.stages, now.stages, strict=True))
-    return Change(name, evaluation.time_ns, over, tuple(more))
+    return Alternative(name, evaluation.time_ns, over, tuple(more))

@@ -102,3 +102,15 @@ def test_a_batch_that_is_none_is_told_in_one_line(checked: Problem, wrong: int |
     with pytest.raises(InputError) as caught:
         checked.instance(asked)
     assert "\n" not in str(caught.value)
+
+
+def test_a_problem_has_twelve_methods() -> None:
+    methods = [name for name, value in vars(Problem).items() if callable(value) and not name.startswith("_")]
+    files, costs = ["load", "load_solution", "solution_dict"], ["evaluate", "violations", "describe", "cost_model"]
+    assert methods == [*files, *costs, "instance", "instances", "plan", "size", "tables"]
+
+
+def test_no_problem_overrides_more_than_the_protocol_has(checked: Problem) -> None:
+    """What a definition has beyond the twelve methods lies in its records of functions and optional objects."""
+    own = {name for base in type(checked).__mro__[:-1] for name, value in vars(base).items() if callable(value)}
+    assert {name for name in own if not name.startswith("_")} <= set(vars(Problem)) | {"name", "record", "solution_record"}

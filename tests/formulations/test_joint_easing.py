@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from trainplan.formulations.joint.evaluation import evaluate, violations
 from trainplan.formulations.joint.problem import Instance, Solution
-from trainplan.formulations.joint.reduce_recomputation import eased
+from trainplan.formulations.joint.reduce_recomputation import without_needless_recomputation
 
 import trainplan as tp
 from tests.helpers.sizes import first_and_others
@@ -50,9 +50,9 @@ def test_what_there_is_memory_for_is_kept(cluster: str, memory: str | None) -> N
     answer = tp.plan(cluster=cluster, **REQUEST, **({"memory": memory} if memory else {}))
     instance, solution = answer.answer.instance, answer.answer.solution
     worse = all_recomputed(instance, solution)
-    better = eased(instance, worse)
+    better = without_needless_recomputation(instance, worse)
     assert violations(instance, better) == []
     assert evaluate(instance, better).objective <= evaluate(instance, worse).objective
     assert recomputed(instance, better) < recomputed(instance, worse)
-    assert eased(instance, better) == better
-    assert recomputed(instance, eased(instance, solution)) <= recomputed(instance, solution)
+    assert without_needless_recomputation(instance, better) == better
+    assert recomputed(instance, without_needless_recomputation(instance, solution)) <= recomputed(instance, solution)

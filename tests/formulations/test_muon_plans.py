@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from trainplan.formulations.costs.overlapped.frameworks import planned_framework
-from trainplan.formulations.joint.plan_to_solution import incumbent_of
+from trainplan.formulations.joint.plan_to_solution import solution_of_plan
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.models.model import load_model
 
@@ -29,10 +29,10 @@ def test_tables_are_the_walks_one_thing_after_the_other(options: dict[str, Any])
         assert planned.plan is not None and planned.plan.predicted is not None and planned.plan.claim is not None
         assert planned.plan.optimizer == optimizer
         assert planned.plan.predicted.step_ns == planned.plan.claim.objective_ns
-        solution = incumbent_of(planned.answer.instance, planned.plan)  # type: ignore[arg-type]
+        solution = solution_of_plan(planned.answer.instance, planned.plan)  # type: ignore[arg-type]
         assert solution is not None
         other = planned.plan.changed(optimizer="adamw" if optimizer == "muon" else "muon", predicted=None, claim=None)
-        assert incumbent_of(planned.answer.instance, other) is None  # type: ignore[arg-type]
+        assert solution_of_plan(planned.answer.instance, other) is None  # type: ignore[arg-type]
 
 
 @pytest.mark.long

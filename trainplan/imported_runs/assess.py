@@ -20,7 +20,7 @@ from trainplan.execution.runtimes.export_common import ENDS
 from trainplan.formulations.joint.definition import build
 from trainplan.formulations.joint.evaluation import evaluate, violations
 from trainplan.formulations.joint.options import CP, CP_EXCHANGE, OPTIMIZER, PARAMETERS
-from trainplan.formulations.joint.plan_to_solution import incumbent_of
+from trainplan.formulations.joint.plan_to_solution import solution_of_plan
 from trainplan.formulations.joint.problem import NAME
 from trainplan.formulations.joint.runtime_capabilities import RUNTIMES
 from trainplan.formulations.joint.search_space import SCHEDULES, Space
@@ -336,7 +336,7 @@ def _priced(plan: Plan, request: Request) -> tuple[int, bool] | None:
         instance = build(asked, space)
     except InputError:  # a pipeline with ZeRO 2 or 3, of which `streams` has none
         return None
-    solution = incumbent_of(instance, plan.in_model_dtype())
+    solution = solution_of_plan(instance, plan.in_model_dtype())
     if solution is None:
         return None
     return evaluate(instance, solution).objective, bool(violations(instance, solution))
