@@ -11,9 +11,9 @@ A problem is one folder with one object of a subclass of `Problem`, and one line
 
 How all solutions of a tiny instance are listed (`Enumeration`), how MILP and CP-SAT state an instance (`Models`) and how plans
 of one strategy are found (`SingleStrategy`) are records of functions that a problem holds. What lets the planner go on from a
-solver's answer (`refinement.Refinement`), what proves a claim (`claims.Certificate`) and which part of a request instances
-cover (`claims.RequestScope`) are objects that a problem holds, or None. Methods, bounds, and why nothing fits are the solvers'
-(`solvers.core.entries.Methods`).
+solver's answer (`refinement.Refinement`), what proves a claim (`certificate.Certificate`) and which part of a request instances
+cover (`request_scope.RequestScope`) are objects that a problem holds, or None. Methods, bounds, and why nothing fits are the
+solvers' (`solvers.core.entries.Methods`).
 
 `tests/formulations/test_conformance.py` holds every problem to this protocol.
 """
@@ -26,11 +26,12 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, ClassVar, Protocol, Self, runtime_checkable
 
-from trainplan.formulations.claims import Certificate, RequestScope
+from trainplan.formulations.certificate import Certificate
 from trainplan.formulations.parameters import Parameter
 from trainplan.formulations.plan.plan import Plan
 from trainplan.formulations.plan.request import Request
 from trainplan.formulations.refinement import Refinement
+from trainplan.formulations.request_scope import RequestScope
 from trainplan.profiling.base.errors import InputError, one_of
 from trainplan.profiling.base.files import Record, Source
 from trainplan.profiling.base.plugins import attribute, load_named, names

@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 
 from trainplan.formulations.costs.sequential.primitives import host_costs
 from trainplan.formulations.joint.bounds import least_ns
-from trainplan.formulations.joint.claims import JointCertificate, JointScope
 from trainplan.formulations.joint.cost_tables import JointCosts, tp_degrees
 from trainplan.formulations.joint.enumeration import binary_variables, improving, solution_count
 from trainplan.formulations.joint.evaluation import describe, evaluate, table_once, violations
@@ -28,8 +27,10 @@ from trainplan.formulations.joint.options import (
 )
 from trainplan.formulations.joint.overlap_cost_tables import COST_MODEL, streamed_costs
 from trainplan.formulations.joint.problem import NAME, Instance, Solution
+from trainplan.formulations.joint.proof import JointCertificate
 from trainplan.formulations.joint.recompute_first import RECOMPUTE_FIRST, whole_layers, with_first_layers
 from trainplan.formulations.joint.refinement import JointRefinement
+from trainplan.formulations.joint.request_scope import JointScope
 from trainplan.formulations.joint.runtime_capabilities import with_gradients
 from trainplan.formulations.joint.search_space import Space
 from trainplan.formulations.joint.single_strategy import single_strategy_instances, widened
