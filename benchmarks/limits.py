@@ -23,7 +23,7 @@ from rich.table import Table
 from trainplan.formulations.problem import problem_of
 from trainplan.profiling.base.errors import Unsuited
 from trainplan.profiling.models.model import load_model
-from trainplan.solvers.core.registry import methods
+from trainplan.solvers.core.method_registry import methods
 from trainplan.solvers.core.solve import solve
 
 import trainplan as tp

@@ -22,7 +22,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 from trainplan.formulations.stage_assignment.problem import Instance, load
-from trainplan.solvers.core.registry import methods
+from trainplan.solvers.core.method_registry import methods
 from trainplan.solvers.core.search import Unsuited
 from trainplan.solvers.core.solve import solve
 

@@ -11,7 +11,7 @@ from trainplan.formulations.plan.request import Request
 
 class Certificate(ABC):
     """Bounds that are followed without any solver. The evidence of them is gathered by solvers (`Methods.evidence` of
-    `solvers.core.entries`) and written into the plan's file."""
+    `solvers.core.method_registry`) and written into the plan's file."""
 
     @abstractmethod
     def checked_bound_ns(self, instance: Any, proof: Mapping[str, Any] | None) -> int:

@@ -13,7 +13,7 @@ How all solutions of a tiny instance are listed (`Enumeration`), how MILP and CP
 of one strategy are found (`SingleStrategy`) are records of functions that a problem holds. What lets the planner go on from a
 solver's answer (`refinement.Refinement`), what proves a claim (`certificate.Certificate`) and which part of a request instances
 cover (`request_scope.RequestScope`) are objects that a problem holds, or None. Methods, bounds, and why nothing fits are the
-solvers' (`solvers.core.entries.Methods`).
+solvers' (`solvers.core.method_registry.Methods`).
 
 `tests/formulations/test_conformance.py` holds every problem to this protocol.
 """

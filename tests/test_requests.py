@@ -8,7 +8,7 @@ from inspect import signature
 from typing import Any, get_type_hints
 
 import pytest
-from trainplan.solvers.core.registry import methods
+from trainplan.solvers.core.method_registry import methods
 
 import trainplan as tp
 from trainplan.api import run_verbs

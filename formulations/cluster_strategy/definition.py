@@ -31,7 +31,7 @@ class ClusterStrategy(Problem):
     picture = "trainplan.pictures.placement:draw_placement"
     parameters = (UNEVEN_SHARES, RECOMPUTE, IGNORE_MEMORY, BY_UNIT, TIED)
     enumeration = Enumeration(enumeration.count, enumeration.solutions)
-    models = Models(lambda *arguments: attribute("trainplan.solvers.cluster.parts:subproblems")(*arguments))
+    models = Models(lambda *arguments: attribute("trainplan.solvers.cluster.exact:subproblems")(*arguments))
     load = staticmethod(problem.load)
     load_solution = staticmethod(problem.load_solution)
     solution_dict = staticmethod(problem.solution_dict)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainplan.solvers.core.entries import MODELS, Methods, entry, proving
+from trainplan.solvers.core.method_registry import MODELS, Methods, entry, proving
 
 METHODS = Methods(
     (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainplan.solvers.core.entries import MODELS, Methods, Option, entry, proving
+from trainplan.solvers.core.method_registry import MODELS, Methods, Option, entry, proving
 
 GRANULARITY = Option("granularity_bytes", most=None)
 ON_A_GRID = "Algorithm 3 on a memory grid, by default of 1000 steps or 10 a layer"

@@ -15,15 +15,16 @@ mostly meets a placement at once.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush
 from math import inf
 from typing import Any
 
-from trainplan.formulations.cluster_strategy.group_compositions import Case
+from trainplan.formulations.cluster_strategy.group_compositions import Case, cases
 from trainplan.formulations.cluster_strategy.problem import Instance
+from trainplan.profiling.base.errors import TooLarge
 from trainplan.solvers.adapters.cpsat import solve_one
 from trainplan.solvers.adapters.subproblems import Subproblem, by_parts
 from trainplan.solvers.cluster.bounds import even_stages_ns, one_pipeline_ns, uneven_shares_leave_none
@@ -149,3 +150,16 @@ def _bound(items: Sequence[_Open], search: Search) -> int | None:
     """That of all degrees; None where nothing fits."""
     least = min([item.bound for item in items] + ([] if search.objective is None else [search.objective]), default=inf)
     return None if least == inf else int(least)
+
+
+def subproblems(instance: Instance, out_of_time: Callable[[], bool]) -> list[Subproblem]:
+    """A part for each Degrees, with a bound. Raises TooLarge where a group may have too many makes to state."""
+    if not all(case.statable for case in cases(instance)):
+        raise TooLarge("instance", "", "has too many kinds of groups of devices to state each of them", "give --method exact")
+    bounded = []
+    for degrees in instance.degrees():
+        case = Case(instance, degrees, reduced=True)
+        pipelines = followed(case, out_of_time)
+        bound = even_stages_ns(case) if pipelines is None else one_pipeline_ns(pipelines, None, out_of_time)[0]
+        bounded.append(Subproblem(Case(instance, degrees), bound))
+    return bounded

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from trainplan.solvers.core.entries import MODELS, Methods, Option, entry, proving
+from trainplan.solvers.core.method_registry import MODELS, Methods, Option, entry, proving
 
 BOUNDED_CLUSTER = "bounds from one pipeline followed through the cluster, CP-SAT for what they leave"
 SMALLEST = "the smallest tmp x pp for each micro-batch size, uniform stages"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from trainplan.formulations.problem import problem_of
-from trainplan.solvers.core.entries import Methods, solvers_of
+from trainplan.solvers.core.method_registry import Methods, solvers_of
 from trainplan.solvers.core.result import Infeasibility
 
 

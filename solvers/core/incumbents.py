@@ -7,7 +7,7 @@ from typing import Any
 
 from trainplan.profiling.base.errors import Unsuited
 from trainplan.solvers.core.clock import Overrun, ended_after
-from trainplan.solvers.core.registry import methods
+from trainplan.solvers.core.method_registry import methods
 from trainplan.solvers.core.search import Outcome, Search
 
 FIRST_PLAN = "first plan that fits"

@@ -16,14 +16,14 @@ from trainplan.profiling.base.arguments import checked
 from trainplan.profiling.base.errors import InputError, shown
 from trainplan.profiling.base.quantities import parse_bytes
 from trainplan.solvers.core.clock import Clock, Overrun, ended_after, grace_seconds
-from trainplan.solvers.core.entries import Entry
 from trainplan.solvers.core.heuristic import cheap_bound, explain, first_plan
 from trainplan.solvers.core.heuristic import fits as known_to_fit
 from trainplan.solvers.core.incumbents import FIRST_PLAN, begin_model
 from trainplan.solvers.core.limits import GAP
 from trainplan.solvers.core.memory_limit import memory_limited
-from trainplan.solvers.core.registry import method as method_named
-from trainplan.solvers.core.registry import methods as methods_of
+from trainplan.solvers.core.method_registry import Entry
+from trainplan.solvers.core.method_registry import method as method_named
+from trainplan.solvers.core.method_registry import methods as methods_of
 from trainplan.solvers.core.result import Infeasibility, Result, Status, relative_gap
 from trainplan.solvers.core.search import CUTOFF, Outcome, Progress, Search, Unsuited, judge
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from trainplan.solvers.core.entries import MODELS, Methods, Option, proving
+from trainplan.solvers.core.method_registry import MODELS, Methods, Option, proving
 from trainplan.solvers.core.search import CUTOFF
 
 DECOMPOSED = "bounds on all spans, a master over suffixes of stages, exact stages and fronts where it uses them"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from trainplan.solvers.core.entries import MODELS, Methods, Option, entry, proving
+from trainplan.solvers.core.method_registry import MODELS, Methods, Option, entry, proving
 
 BOUNDED_STAGES = "bounds from micro-batches followed through one stage, the rest simulated"
 READING = Option("reading", ("paper", "published"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from trainplan.solvers.core.entries import MODELS, Methods, Option, entry, proving
+from trainplan.solvers.core.method_registry import MODELS, Methods, Option, entry, proving
 from trainplan.solvers.core.search import CUTOFF
 
 BOUNDED_SPANS = "bounds on all spans of layers, exact stages by label-setting"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainplan.solvers.core.entries import MODELS, Methods, Option, entry, proving
+from trainplan.solvers.core.method_registry import MODELS, Methods, Option, entry, proving
 
 TABLE_OPTIONS = Option("version", ("pruned", "basic")), Option("levels")
 RANDOM = "the paper's Algorithm 1: the best of many, or the last that fits, as published"

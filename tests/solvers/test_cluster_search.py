@@ -31,7 +31,7 @@ from trainplan.solvers.cluster.memory import explain
 from trainplan.solvers.cluster.one_pipeline import Box, PipelineSearch, box_bound_ns
 from trainplan.solvers.core.heuristic import cheap_bound, first_plan
 from trainplan.solvers.core.incumbents import FIRST_PLAN
-from trainplan.solvers.core.registry import method, methods
+from trainplan.solvers.core.method_registry import method, methods
 from trainplan.solvers.core.search import Search, Unsuited, judge
 from trainplan.solvers.core.solve import solve
 

@@ -12,10 +12,9 @@ import pytest
 from trainplan.formulations.problem import problem
 from trainplan.profiling.base.errors import Unsuited
 from trainplan.solvers.core.clock import Clock
-from trainplan.solvers.core.entries import Entry, solvers_of
 from trainplan.solvers.core.heuristic import first_plan
 from trainplan.solvers.core.incumbents import FIRST_PLAN
-from trainplan.solvers.core.registry import methods
+from trainplan.solvers.core.method_registry import Entry, methods, solvers_of
 from trainplan.solvers.core.result import Result
 from trainplan.solvers.core.search import Outcome, Search, judge
 from trainplan.solvers.core.solve import solve

@@ -12,7 +12,7 @@ from trainplan.formulations.memory_switches.problem import Instance, Solution, e
 from trainplan.formulations.plan.switches import ALL_ON
 from trainplan.solvers.core.heuristic import cheap_bound
 from trainplan.solvers.core.incumbents import FIRST_PLAN
-from trainplan.solvers.core.registry import methods
+from trainplan.solvers.core.method_registry import methods
 from trainplan.solvers.core.result import Result
 from trainplan.solvers.core.search import Unsuited
 from trainplan.solvers.core.solve import contradictions, solve

@@ -13,8 +13,8 @@ import pytest
 from trainplan.formulations.problem import problem_of
 from trainplan.profiling.base.errors import InputError, Unsuited
 from trainplan.solvers.core.answer import best_answer, rank
-from trainplan.solvers.core.entries import Entry
 from trainplan.solvers.core.heuristic import fits
+from trainplan.solvers.core.method_registry import Entry
 from trainplan.solvers.core.search import Outcome
 from trainplan.solvers.joint.memory_feasibility import minimum_memory
 

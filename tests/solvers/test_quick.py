@@ -2,8 +2,8 @@
 
 import pytest
 from trainplan.formulations.problem import problem
-from trainplan.solvers.core.entries import solvers_of
 from trainplan.solvers.core.heuristic import cheap_bound, first_plan
+from trainplan.solvers.core.method_registry import solvers_of
 
 import trainplan as tp
 from tests.formulations.test_conformance import TINY

@@ -39,7 +39,7 @@ from trainplan.profiling.base.arguments import check_arguments
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.clusters.cluster import Cluster
 from trainplan.solvers.core.clock import Clock
-from trainplan.solvers.core.registry import method as method_named
+from trainplan.solvers.core.method_registry import method as method_named
 from trainplan.tabular import Tabular
 
 __all__ = [

@@ -18,10 +18,10 @@ from trainplan.profiling.base.plugins import attribute
 from trainplan.profiling.clusters.cluster import Cluster
 from trainplan.profiling.models.model import Model
 from trainplan.profiling.profiles import Profile
-from trainplan.solvers.core.entries import Entry, Option
 from trainplan.solvers.core.limits import GAP, TIME_LIMIT_S
-from trainplan.solvers.core.registry import method as method_named
-from trainplan.solvers.core.registry import methods as methods_of
+from trainplan.solvers.core.method_registry import Entry, Option
+from trainplan.solvers.core.method_registry import method as method_named
+from trainplan.solvers.core.method_registry import methods as methods_of
 from trainplan.solvers.core.result import Point, Result
 from trainplan.solvers.core.search import Outcome, Search
 from trainplan.solvers.core.solve import compare as compare_methods

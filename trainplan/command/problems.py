@@ -18,7 +18,7 @@ from trainplan.planning.memory_frontier import LIMITS, memory_limits
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.files import check_readable, json_text, write_whole
 from trainplan.profiling.base.quantities import parse_bytes
-from trainplan.solvers.core.registry import methods as methods_of
+from trainplan.solvers.core.method_registry import methods as methods_of
 
 MOST_LIMITS = 1000  # of a frontier
 METHODS = flag("method", list[str] | None, "A method; may be repeated. [default: all]")

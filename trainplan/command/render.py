@@ -31,7 +31,7 @@ from trainplan.profiling.clusters.recipes import RECIPES
 from trainplan.profiling.layer_summary import reached
 from trainplan.profiling.models.model import Model
 from trainplan.screens.plan import Row, runtime_cells, runtime_notes, screen
-from trainplan.solvers.core.entries import Entry
+from trainplan.solvers.core.method_registry import Entry
 from trainplan.solvers.core.result import Result, peak_text
 from trainplan.tabular import cell_text
 from trainplan.verification import Checked, CheckedClaim, CheckedPlan

@@ -8,8 +8,8 @@ from dataclasses import replace
 from trainplan.formulations.plan.plan import PlanEvidence
 from trainplan.planning.result import PlanningResult
 from trainplan.profiling.base.plugins import attribute
-from trainplan.solvers.core.entries import solvers_of
 from trainplan.solvers.core.limits import TIME_LIMIT_S
+from trainplan.solvers.core.method_registry import solvers_of
 from trainplan.solvers.core.result import Point
 from trainplan.solvers.core.search import Search, judge
 from trainplan.solvers.core.solve import check_arguments

@@ -24,7 +24,7 @@ from trainplan.planning.result_price import Price
 from trainplan.profiling.base.plugins import attribute
 from trainplan.solvers.core.answer import Answer
 from trainplan.solvers.core.clock import Clock
-from trainplan.solvers.core.registry import method as method_named
+from trainplan.solvers.core.method_registry import method as method_named
 from trainplan.solvers.core.search import CUTOFF
 
 SHARE = 0.5  # of the seconds that the plan took, for all prices together

@@ -13,8 +13,8 @@ from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.quantities import format_bytes, plural
 from trainplan.solvers.core.heuristic import explain
 from trainplan.solvers.core.limits import GAP, TIME_LIMIT_S
-from trainplan.solvers.core.registry import method as method_named
-from trainplan.solvers.core.registry import methods as methods_of
+from trainplan.solvers.core.method_registry import method as method_named
+from trainplan.solvers.core.method_registry import methods as methods_of
 from trainplan.solvers.core.result import Result, relative_gap
 from trainplan.solvers.core.solve import solve
 from trainplan.tabular import Tabular

@@ -30,7 +30,7 @@ from trainplan.profiling.base.plugins import attribute
 from trainplan.profiling.base.quantities import plural
 from trainplan.solvers.core.answer import Answer, with_solution
 from trainplan.solvers.core.clock import Clock
-from trainplan.solvers.core.registry import method as method_named
+from trainplan.solvers.core.method_registry import method as method_named
 from trainplan.solvers.core.search import CUTOFF
 from trainplan.solvers.core.solve import versions
 from trainplan.validation.plans import as_run, run_by

@@ -19,7 +19,7 @@ from trainplan.formulations.problem import Problem, problem, problem_names
 from trainplan.formulations.schedule.orders import Schedule
 from trainplan.inputs import compiles
 from trainplan.profiling.base.errors import InputError, named, one_of, shown
-from trainplan.solvers.core.registry import methods
+from trainplan.solvers.core.method_registry import methods
 
 
 @dataclass(frozen=True)

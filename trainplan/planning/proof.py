@@ -5,7 +5,7 @@ from __future__ import annotations
 from trainplan.formulations.plan.plan import Claim
 from trainplan.formulations.problem import problem
 from trainplan.profiling.base.quantities import format_gap
-from trainplan.solvers.core.entries import solvers_of
+from trainplan.solvers.core.method_registry import solvers_of
 
 HOW = "give -o plan.json, then trainplan check plan.json"
 

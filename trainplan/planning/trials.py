@@ -17,7 +17,7 @@ from trainplan.planning.result import PlanningResult
 from trainplan.profiling.base.dtypes import parse_dtype
 from trainplan.profiling.base.errors import InputError, MissingExtra, shown
 from trainplan.profiling.models.model import Model
-from trainplan.solvers.core.entries import solvers_of
+from trainplan.solvers.core.method_registry import solvers_of
 from trainplan.tabular import Tabular
 
 MOST_TRIALS = 100

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainplan.solvers.core.entries import Methods
+from trainplan.solvers.core.method_registry import Methods
 from trainplan.solvers.core.result import Infeasibility
 
 from microbatching.definition import Instance

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainplan.solvers.core.entries import Entry, Methods
+from trainplan.solvers.core.method_registry import Entry, Methods
 
 OWN_TIME = "the least own time of every stage, by label-setting, over even partitions"
 HERE = "trainplan.papers.galvatron_engine."

@@ -1,17 +1,22 @@
 """What a problem's solvers offer: methods by name, and what all of them begin and end with.
 
 The package of a problem's solvers has a module `methods` with `METHODS`, an object of `Methods`; the problem names the package
-(`Problem.solved_by`). A new method is one new module and one line there, or an entry point (see `registry`).
+(`Problem.solved_by`). A new method is one new module and one line there. Another package adds a method by an entry point of the
+group `trainplan.methods` that refers to an `Entry` with its problem.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
-from trainplan.formulations.problem import Problem
-from trainplan.profiling.base.plugins import attribute
+from trainplan.formulations.problem import Problem, problem
+from trainplan.profiling.base.errors import InputError, named, one_of
+from trainplan.profiling.base.plugins import attribute, plugins
 from trainplan.solvers.core.search import Method
+
+GROUP = "trainplan.methods"
 
 
 @dataclass(frozen=True)
@@ -125,3 +130,22 @@ def solvers_of(stated: Problem) -> Methods:
     """The methods and functions that a problem's package of solvers offers; brute force comes in addition."""
     offered: Methods = attribute(f"{stated.solved_by}.methods:METHODS")
     return offered
+
+
+@cache
+def methods(problem_name: str) -> tuple[Entry, ...]:
+    """The methods for a problem, those of plug-ins and brute force last; `exact` stands for the first. Raises InputError."""
+    stated = problem(problem_name)
+    entries = [point.load() for point in plugins(GROUP).values()]
+    return (*solvers_of(stated).entries, *(entry for entry in entries if entry.problem == stated.name), BRUTE_FORCE)
+
+
+def method(problem_name: str, name: str) -> Entry:
+    """A method for a problem by name, or `exact`. Raises InputError."""
+    entries = methods(problem_name)
+    names = ["exact", *(entry.name for entry in entries)]
+    chosen = named(name, names)
+    for entry in entries:
+        if chosen in (entry.name, "exact"):
+            return entry
+    raise InputError("command line", "--method", f"is {name!r}", one_of(name, names))
