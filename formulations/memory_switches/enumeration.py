@@ -30,8 +30,8 @@ def solutions(instance: Instance) -> Iterator[Solution | None]:
     def costs(i: int, choice: tuple[Any, ...]) -> tuple[Any, ...]:
         """Time, peak, delta and resident bytes of layer i, over the options of layers i - 1 to i + 1."""
         option = choice[i]
-        place = (i, chain.r[choice[i - 1]] if i else 0, option, chain.lazy[choice[i + 1]] if i + 1 < layers else 0)
-        return chain.time_ns[place], chain.peak_bytes[place], chain.delta_bytes[i, option], chain.resident_bytes[i, option]
+        index = (i, chain.r[choice[i - 1]] if i else 0, option, chain.lazy[choice[i + 1]] if i + 1 < layers else 0)
+        return chain.time_ns[index], chain.peak_bytes[index], chain.delta_bytes[i, option], chain.resident_bytes[i, option]
 
     of_later = [costs(i, (0, *others)) for i in range(2, layers)]
     least = None
@@ -46,11 +46,11 @@ def solutions(instance: Instance) -> Iterator[Solution | None]:
             time, kept, resident = time + layer_time, kept + delta, resident + layer_resident
         time, fits = np.broadcast_arrays(time, peak + resident <= instance.memory_bytes)
         time = np.where(fits, time, np.iinfo(np.int64).max)
-        place = np.unravel_index(time.argmin(), time.shape)
-        if not fits[place] or (least is not None and time[place] >= least):
+        best = np.unravel_index(time.argmin(), time.shape)
+        if not fits[best] or (least is not None and time[best] >= least):
             continue
-        least = time[place]
-        solution = _solution(instance, (first, *place))
+        least = time[best]
+        solution = _solution(instance, (first, *best))
         assert evaluate(instance, solution).time_ns == least, "the whole step takes as long as its segments"
         yield solution
 

@@ -127,7 +127,7 @@ def outcome(
     """What a worker comes to with an instance, asked for something better than the search has already.
 
     source: of the bounds on the way. late: what to say where the time is up before the model is built, and after. read: the
-    outcome that an answer stands for, without the seconds of building. request: what this solver needs beside what all do.
+    outcome that an answer stands for, without the seconds of building. request: what this solver alone needs.
     """
     build_seconds = list[float]()
 

@@ -1,4 +1,4 @@
-"""A limit on the memory that a search may take beside what its process has already (Linux; elsewhere nothing is limited)."""
+"""A limit on the memory that a search takes in addition to what its process has (Linux; elsewhere nothing is limited)."""
 
 from __future__ import annotations
 

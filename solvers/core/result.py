@@ -69,7 +69,7 @@ def short_of_memory(
     advice: str,
     bound_bytes: int | None = None,
 ) -> Infeasibility:
-    """Why nothing fits into one limit of all devices. advice: what to change beside the limit; bound_bytes: see there."""
+    """Why nothing fits into one limit of all devices. advice: what to change other than the limit; bound_bytes: see there."""
     more, over = (
         f"give --memory of at least {enough_bytes(least_bytes)} (the instance's memory_bytes)",
         least_bytes - limit_bytes,

@@ -65,7 +65,7 @@ def solve(
     reaching it is an outcome, not an error, and so is Ctrl-C: the best solution and bound until then are the result, which says
     by what it was `stopped`. gap: relative gap at which to stop; `optimal` then means within it. explained: where a method
     finds nothing, find out whether anything fits. cold: MILP and CP-SAT do not begin from the plan of a fast method.
-    solver_memory: what the method may take beside what the process has already, such as "8GiB" or bytes (on Linux).
+    solver_memory: what the method may take in addition to what the process has already, such as "8GiB" or bytes (on Linux).
     incumbents: plans that the search begins from, as far as they are of the instance. clock: what counts the seconds. options:
     the method's own, see `methods`. Raises InputError for a method, limit or option that does not exist.
     """

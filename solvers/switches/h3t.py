@@ -111,9 +111,9 @@ def _simulated(instance: Instance, search: Search, count: int, choices: Choices,
         simulated, fitting = simulated + len(rows), fitting + len(fits)
         if not len(fits):
             continue
-        place = fits[-1] if last else fits[times[fits].argmin()]
-        solution = Solution(tuple(instance.options[option] for option in rows[place]))
-        if not last and search.betters(times[place]):
+        index = fits[-1] if last else fits[times[fits].argmin()]
+        solution = Solution(tuple(instance.options[option] for option in rows[index]))
+        if not last and search.betters(times[index]):
             search.report(solution)
     if last and solution:
         search.report(solution)

@@ -105,7 +105,7 @@ class GridStates:
 class MemoryGrid:
     """The dynamic program's table over levels of memory, extended layer by layer from the first one on.
 
-    states: those of the layers so far. origins: for each layer and each of its states, the place of the state that it came from
+    states: those of the layers so far. origins: for each layer and each of its states, the index of the state that it came from
     times the number of options, plus the layer's option.
     """
 
@@ -134,13 +134,13 @@ class MemoryGrid:
             (rows,) = np.nonzero(self.states.lazy == lazy)
             count = max(1, AT_ONCE // (2 * len(fitting)))
             for batch in (rows[first : first + count] for first in range(0, len(rows), count)):
-                place, option, after, curr, peak, time = self._transitions(layer, batch, fitting)
+                state, option, after, curr, peak, time = self._transitions(layer, batch, fitting)
                 cell = np.ravel_multi_index((2 * before[option] + after, curr, peak), shape)
                 (better,) = np.nonzero(time < least[cell])
                 cell, time = cell[better], time[better]
                 np.minimum.at(least, cell, time)
                 (fastest,) = np.nonzero(time == least[cell])
-                origin[cell[fastest]] = (place * options + option)[better[fastest]]
+                origin[cell[fastest]] = (state * options + option)[better[fastest]]
                 yield
         (cells,) = np.nonzero(least < UNREACHABLE)
         if not self.basic:
@@ -155,14 +155,14 @@ class MemoryGrid:
         chain, states, limit = self.chain, self.states, self.memory_bytes
         r = chain.r[states.before[rows]] if self.basic else states.before[rows]
         afters = np.arange(2 if layer + 1 < len(chain.time_ns) else 1)
-        beside = np.ix_(r, options, afters)
+        choices = np.ix_(r, options, afters)
         curr, peak = (limit * level[rows] // self.levels for level in (states.curr, states.peak))
         resident, delta = chain.resident_bytes[layer][options], chain.delta_bytes[layer][options]
-        high = np.maximum(peak[:, None, None], curr[:, None, None] + chain.peak_bytes[layer][beside]) + resident[:, None]
+        high = np.maximum(peak[:, None, None], curr[:, None, None] + chain.peak_bytes[layer][choices]) + resident[:, None]
         fits: Booleans = high <= limit
         row, column, after = np.nonzero(fits)
         kept = (curr[:, None] + resident + delta)[row, column]
-        time = (states.time_ns[rows][:, None, None] + chain.time_ns[layer][beside])[fits]
+        time = (states.time_ns[rows][:, None, None] + chain.time_ns[layer][choices])[fits]
         return rows[row], options[column], after, self._level(kept), self._level(high[fits]), time
 
     def _level(self, size: Integers) -> Integers:
@@ -172,9 +172,9 @@ class MemoryGrid:
         """The switches of every layer in the fastest state of all layers; None where there is none."""
         if not len(self.states.time_ns):
             return None
-        options, place = [], int(self.states.time_ns.argmin())
+        options, state = [], int(self.states.time_ns.argmin())
         for origin in reversed(self.origins):
-            place, option = divmod(int(origin[place]), len(self.chain.options))
+            state, option = divmod(int(origin[state]), len(self.chain.options))
             options.append(option)
         return Solution(tuple(instance.options[option] for option in reversed(options)))
 
