@@ -1,34 +1,19 @@
-"""What the problems share: the frame of an instance and of its file, numbers in files, and checks of their lengths and sums."""
+"""What instances of all problems share: their names, digests and summaries, and the first fields of their files."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
-from numpy.typing import NDArray
-from pydantic import Discriminator, Field, Tag
 from trainplan.profiling.base.display import html_table, rich_table
-from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.files import Record, only
 from trainplan.profiling.base.quantities import format_bytes
-
-Integers = NDArray[np.int64]
-
-# Limits that keep every sum of 10,000 layers within 64 bits.
-TimeNs = Annotated[int, Field(ge=0, le=10**14, description="nanoseconds")]
-Bytes = Annotated[int, Field(ge=0, le=2**48, description="bytes")]
-Entry = TypeVar("Entry")
-OneOrEach = Annotated[
-    Annotated[Entry, Tag("list[one]")] | Annotated[list[Entry], Tag("list[each]")],
-    Discriminator(lambda value: "list[each]" if isinstance(value, list) else "list[one]"),
-]
-LARGEST_NS, LARGEST_BYTES = 2**53, 2**62
 
 
 class InstanceFile(Record):
@@ -130,20 +115,3 @@ class Timed:
     def objective(self) -> int:
         """The time in nanoseconds, which is minimised."""
         return self.time_ns
-
-
-def check_length(name: str, entries: Sequence[Any], wanted: int, meaning: str = "", noun: str = "entries") -> None:
-    """Raises InputError where a list has not the wanted number of entries, of which `meaning` says what they are."""
-    if len(entries) != wanted:
-        raise InputError("", name, f"has {len(entries)} {noun}", f"give {wanted}" + (f", {meaning}" if meaning else ""))
-
-
-def check_sums(where: str, micro_batches: int, chain: str, time_ns: int, size_bytes: int = 0) -> None:
-    """Raises InputError where sums of times are not exact in floats, too, or sums of bytes not within 64 bits.
-
-    where: the field that micro_batches stand in. chain: what takes so much at most, such as `12 layers`.
-    """
-    for unit, total, limit in (("ns", time_ns, LARGEST_NS), ("bytes", size_bytes, LARGEST_BYTES)):
-        if total >= limit:
-            problem = f"is {micro_batches}, with which {chain} may take {total:.3g} {unit}"
-            raise InputError("", where, problem, f"give numbers that stay below {limit:.3g}")

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from trainplan.formulations.instance import Integers
 from trainplan.formulations.layer_strategies.problem import Instance
+from trainplan.formulations.numbers import Integers
 
 Classes = tuple[tuple[int, ...], ...]
 

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 import numpy as np
 from pydantic import Discriminator, Field, Tag
-from trainplan.formulations.instance import Integers, TimeNs, check_length
+from trainplan.formulations.numbers import Integers, TimeNs, check_length
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.files import Record
 

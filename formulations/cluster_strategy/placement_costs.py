@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
-from trainplan.formulations.instance import Integers
+from trainplan.formulations.numbers import Integers
 from trainplan.formulations.schedule.orders import most_in_flight
 from trainplan.profiling.costs import collective_ns
 

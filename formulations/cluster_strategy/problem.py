@@ -35,7 +35,8 @@ import numpy as np
 from pydantic import Field, model_validator
 from trainplan.formulations.cluster_strategy.classes import device_classes
 from trainplan.formulations.cluster_strategy.placement_costs import Placed
-from trainplan.formulations.instance import InstanceFile, Integers, ProblemInstance, Timed, check_length
+from trainplan.formulations.instance import InstanceFile, ProblemInstance, Timed
+from trainplan.formulations.numbers import Integers, check_length
 from trainplan.profiling.base.errors import InputError, shown
 from trainplan.profiling.base.files import Record, Source, parse
 from trainplan.profiling.base.quantities import format_bytes, plural

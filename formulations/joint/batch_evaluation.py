@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from trainplan.formulations.instance import Integers
 from trainplan.formulations.joint.problem import Configuration, Instance
 from trainplan.formulations.joint.tables import FORBIDDEN, OptionTable
+from trainplan.formulations.numbers import Integers
 from trainplan.formulations.schedule.stage_memory import stage_peak
 from trainplan.formulations.schedule.vectorised import gpipe_ends_ns, one_f_one_b_ends_ns
 

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 from trainplan.formulations.costs.sequential.communication import gather_tokens_ns, slice_gather_ns, slowest_message_ns
-from trainplan.formulations.instance import Integers
 from trainplan.formulations.joint.cluster_symmetry import Pairs, stage_links, stage_pairs
 from trainplan.formulations.joint.tables import FORBIDDEN, Boundary
+from trainplan.formulations.numbers import Integers
 from trainplan.formulations.plan.rank_grid import common_digits
 from trainplan.formulations.plan.strategy import Digit, Strategy
 from trainplan.profiling.profiles import Profile

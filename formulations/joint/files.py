@@ -8,11 +8,11 @@ from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
-from trainplan.formulations.instance import Integers
 from trainplan.formulations.joint.instance_file import InstanceRecord, SolutionRecord
 from trainplan.formulations.joint.problem import Configuration, DeviceClass, Instance, Reduction, Schedule, Site, Solution, Unit
 from trainplan.formulations.joint.table_records import MATRICES, MESSAGES, BoundaryRecord, TableRecord, TablesRecord, TiedRecord
 from trainplan.formulations.joint.tables import COLUMNS, Boundary, Halved, Option, OptionTable, Tables, Tied
+from trainplan.formulations.numbers import Integers
 from trainplan.formulations.plan.strategy import parse_strategy
 from trainplan.profiling.base.files import Source, parse
 

@@ -6,10 +6,11 @@ from itertools import pairwise
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
-from trainplan.formulations.instance import InstanceFile, check_length, check_sums
+from trainplan.formulations.instance import InstanceFile
 from trainplan.formulations.joint.problem import Step
 from trainplan.formulations.joint.table_records import Count, TablesRecord, TiedRecord, allowed_ns, message_bytes
 from trainplan.formulations.joint.tables import BYTES, TIMES
+from trainplan.formulations.numbers import check_length, check_sums
 from trainplan.formulations.schedule.orders import most_sliced
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.files import Record

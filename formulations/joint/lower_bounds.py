@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from trainplan.formulations.instance import Integers
 from trainplan.formulations.joint.problem import Configuration, Instance
 from trainplan.formulations.joint.tables import OptionTable
+from trainplan.formulations.numbers import Integers
 
 
 def whole_ns(table: OptionTable, sliced: bool) -> Integers:

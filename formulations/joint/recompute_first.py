@@ -17,10 +17,10 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from trainplan.formulations.instance import Integers
 from trainplan.formulations.joint.overlap_lower_bounds import layout_of
 from trainplan.formulations.joint.problem import Configuration, Instance
 from trainplan.formulations.joint.tables import FORBIDDEN, Boundary, Option, OptionTable, Tables
+from trainplan.formulations.numbers import Integers
 from trainplan.formulations.parameters import Parameter
 from trainplan.formulations.plan.strategy import Strategy
 from trainplan.profiling.base.errors import COMMAND_LINE, InputError, shown

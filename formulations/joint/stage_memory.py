@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-from trainplan.formulations.instance import Integers
 from trainplan.formulations.joint.problem import Configuration, Schedule
 from trainplan.formulations.joint.simulation import RECORDED, operations
+from trainplan.formulations.numbers import Integers
 from trainplan.formulations.schedule.message_order import Item, with_messages
 from trainplan.formulations.schedule.orders import Kind, Pass
 from trainplan.formulations.schedule.stage_memory import stage_peak

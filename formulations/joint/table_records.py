@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Annotated
 
 from pydantic import Field, model_validator
-from trainplan.formulations.instance import check_length
 from trainplan.formulations.joint.tables import COLUMNS, FORBIDDEN, HostPart
+from trainplan.formulations.numbers import check_length
 from trainplan.formulations.plan.strategy import parse_strategy
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.files import Record

@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import Any, Literal, get_args
 
 import numpy as np
-from trainplan.formulations.instance import Integers
+from trainplan.formulations.numbers import Integers
 from trainplan.formulations.plan.strategy import Strategy
 
 FORBIDDEN = 1 << 53

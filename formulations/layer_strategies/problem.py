@@ -19,7 +19,8 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import Field, model_validator
-from trainplan.formulations.instance import Bytes, InstanceFile, Integers, ProblemInstance, Timed, TimeNs, check_length
+from trainplan.formulations.instance import InstanceFile, ProblemInstance, Timed
+from trainplan.formulations.numbers import Bytes, Integers, TimeNs, check_length
 from trainplan.formulations.pair_tables import PairTable, arrays_of, check_tables, tables_in_file
 from trainplan.formulations.plan.strategy import parse_strategy
 from trainplan.profiling.base.errors import InputError

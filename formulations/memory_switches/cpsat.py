@@ -22,10 +22,10 @@ from math import gcd
 
 import numpy as np
 from ortools.sat.python import cp_model
-from trainplan.formulations.instance import Integers
 from trainplan.formulations.memory_switches.problem import Instance, Solution
 from trainplan.formulations.memory_switches.segment_columns import STATES, Columns, undominated, within
 from trainplan.formulations.memory_switches.segments import segments
+from trainplan.formulations.numbers import Integers
 
 LayerVariables = list[tuple[Columns, list[cp_model.IntVar]]]
 

@@ -20,8 +20,9 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
-from trainplan.formulations.instance import Bytes, InstanceFile, Integers, ProblemInstance, TimeNs
+from trainplan.formulations.instance import InstanceFile, ProblemInstance
 from trainplan.formulations.memory_switches.simulation import Evaluation, simulate_one
+from trainplan.formulations.numbers import Bytes, Integers, TimeNs
 from trainplan.formulations.plan.switches import SWITCHES, Switches, SwitchName, combinations
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.files import Record, Source, parse

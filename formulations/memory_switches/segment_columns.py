@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
-from trainplan.formulations.instance import Integers
 from trainplan.formulations.memory_switches.segments import Segments
 from trainplan.formulations.memory_switches.simulation import Booleans
+from trainplan.formulations.numbers import Integers
 
 STATES = 16
 Floats = NDArray[np.float64]

@@ -19,9 +19,9 @@ from itertools import product
 from typing import Any
 
 import numpy as np
-from trainplan.formulations.instance import Integers
 from trainplan.formulations.memory_switches.problem import Instance, Solution, matrix
 from trainplan.formulations.memory_switches.simulation import Booleans, SimulatedStep
+from trainplan.formulations.numbers import Integers
 from trainplan.formulations.plan.switches import SWITCHES, Switches, SwitchName
 
 # r, as a number of three bits in this order.

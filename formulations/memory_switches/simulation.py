@@ -35,7 +35,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from trainplan.formulations.instance import Integers, Timed
+from trainplan.formulations.instance import Timed
+from trainplan.formulations.numbers import Integers
 from trainplan.formulations.plan.switches import SWITCHES, SwitchName
 
 LANES = ("compute", "communication", "copy", "host")

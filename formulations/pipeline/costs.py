@@ -15,7 +15,7 @@ import numpy as np
 from trainplan.formulations.costs.sequential.communication import moved_bytes
 from trainplan.formulations.costs.sequential.cost_models import COST_MODELS, CostModel, layer_costs, transition_ns, unit_costs
 from trainplan.formulations.costs.sequential.sublayer_time import grouped_units, layer_name
-from trainplan.formulations.instance import Integers
+from trainplan.formulations.numbers import Integers
 from trainplan.formulations.pipeline.problem import COLUMNS, Configuration, Instance, Schedule, Tables
 from trainplan.formulations.plan.strategy import Strategy
 from trainplan.formulations.strategy_spaces import SPACES, Space, stage_depths

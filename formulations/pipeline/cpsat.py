@@ -26,7 +26,7 @@ from math import gcd
 import numpy as np
 from ortools.sat.python import cp_model
 from trainplan.formulations.cpsat import Terms, weighted_sum
-from trainplan.formulations.instance import Integers
+from trainplan.formulations.numbers import Integers
 from trainplan.formulations.pipeline.layouts import boundaries, most_ns, only, solution, stages_of
 from trainplan.formulations.pipeline.problem import Instance, Solution
 

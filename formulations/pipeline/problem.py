@@ -26,9 +26,10 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 
 import numpy as np
 from pydantic import Field, model_validator
-from trainplan.formulations.instance import InstanceFile, Integers, ProblemInstance, Timed, TimeNs, check_length, check_sums
+from trainplan.formulations.instance import InstanceFile, ProblemInstance, Timed
 from trainplan.formulations.layer_strategies.problem import Instance as StageInstance
 from trainplan.formulations.layer_strategies.problem import OptionRecord
+from trainplan.formulations.numbers import Integers, TimeNs, check_length, check_sums
 from trainplan.formulations.pair_tables import PairTable, arrays_of, check_tables, costs_of, tables_in_file
 from trainplan.formulations.plan.strategy import parse_strategy
 from trainplan.formulations.schedule.orders import Schedule, most_in_flight

@@ -21,7 +21,7 @@ over all partitions is found stage by stage.
 from __future__ import annotations
 
 import numpy as np
-from trainplan.formulations.instance import Integers
+from trainplan.formulations.numbers import Integers
 from trainplan.formulations.pipeline_partition.problem import Instance
 
 FAR = np.int64(2**62)

@@ -28,7 +28,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import Field, model_validator
-from trainplan.formulations.instance import Integers, OneOrEach, TimeNs, check_length
+from trainplan.formulations.numbers import Integers, OneOrEach, TimeNs, check_length
 from trainplan.formulations.schedule.autopipe_recurrences import iteration_ns
 from trainplan.formulations.schedule.chains import Chain, ChainFile, Cuts
 from trainplan.formulations.schedule.critical_path import Critical, critical_path

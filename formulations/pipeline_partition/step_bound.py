@@ -23,7 +23,7 @@ bisection.
 from __future__ import annotations
 
 import numpy as np
-from trainplan.formulations.instance import Integers
+from trainplan.formulations.numbers import Integers
 from trainplan.formulations.pipeline_partition.problem import Instance
 
 

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, ValidationError, model_validator
-from trainplan.formulations.instance import TimeNs
+from trainplan.formulations.numbers import TimeNs
 from trainplan.formulations.plan.rank_grid import Digits, alike_over, common_digits
 from trainplan.formulations.plan.request import Request
 from trainplan.formulations.plan.strategy import Strategy, parse_strategy

@@ -6,7 +6,7 @@ from dataclasses import replace
 from math import lcm
 from typing import TYPE_CHECKING
 
-from trainplan.formulations.instance import check_length
+from trainplan.formulations.numbers import check_length
 from trainplan.formulations.plan.strategy import Strategy, wrong_group
 from trainplan.formulations.schedule.orders import most_sliced
 from trainplan.profiling.base.errors import InputError, shown

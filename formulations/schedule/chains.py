@@ -10,7 +10,8 @@ from typing import Annotated, Any, Self
 
 import numpy as np
 from pydantic import Field
-from trainplan.formulations.instance import InstanceFile, Integers, ProblemInstance, check_sums
+from trainplan.formulations.instance import InstanceFile, ProblemInstance
+from trainplan.formulations.numbers import Integers, check_sums
 from trainplan.formulations.schedule.orders import most_in_flight
 from trainplan.formulations.schedule.stage_memory import Memory, MemoryRecord
 from trainplan.profiling.base.errors import InputError

@@ -23,7 +23,7 @@ from typing import Annotated, Any
 
 import numpy as np
 from pydantic import Field
-from trainplan.formulations.instance import Bytes, Integers, OneOrEach, check_length
+from trainplan.formulations.numbers import Bytes, Integers, OneOrEach, check_length
 from trainplan.profiling.base.files import Record
 
 COLUMNS = ("state_bytes", "kept_bytes", "workspace_bytes")

@@ -10,7 +10,7 @@ stages of a longer pipeline are a pipeline themselves, in the same order of pass
 from __future__ import annotations
 
 import numpy as np
-from trainplan.formulations.instance import Integers
+from trainplan.formulations.numbers import Integers
 
 LONG = 64  # blocks that are left, for which it is looked whether all stages move on by one time
 

@@ -21,7 +21,8 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import Discriminator, Field, Tag, model_validator
-from trainplan.formulations.instance import Integers, Timed, TimeNs, check_length
+from trainplan.formulations.instance import Timed
+from trainplan.formulations.numbers import Integers, TimeNs, check_length
 from trainplan.formulations.schedule.chains import Chain, ChainFile, Cuts
 from trainplan.profiling.base.files import Record, Source, parse
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from trainplan.formulations.instance import Integers
+from trainplan.formulations.numbers import Integers
 
 
 def hull_slopes(memory: Integers, time: Integers) -> list[float]:

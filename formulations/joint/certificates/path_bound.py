@@ -19,11 +19,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from trainplan.formulations.instance import Integers
 from trainplan.formulations.joint.certificates.file import ConfigurationEvidence, WeightedPath
 from trainplan.formulations.joint.problem import Configuration, Instance
 from trainplan.formulations.joint.simulation import Symbol, ends
 from trainplan.formulations.joint.tables import FORBIDDEN, Boundary
+from trainplan.formulations.numbers import Integers
 
 Counts = Mapping[str, list[int]]  # by name of a time of `StageTimes`, of each stage
 UNREACHED = np.int64(2**61)  # more than any sum that is compared; two of them can be added

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-from trainplan.formulations.instance import Integers
 from trainplan.formulations.joint.certificates.file import FAR, SCALE, ConfigurationEvidence
 from trainplan.formulations.joint.certificates.first_spans import least_from_first_ns
 from trainplan.formulations.joint.problem import Configuration, Instance
 from trainplan.formulations.joint.tables import FORBIDDEN, OptionTable
+from trainplan.formulations.numbers import Integers
 
 ROUNDS = 3
 

@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from trainplan.formulations.instance import Integers
 from trainplan.formulations.joint.problem import Configuration
 from trainplan.formulations.joint.simulation import Symbol, ends
+from trainplan.formulations.numbers import Integers
 from trainplan.solvers.joint.fixed_cuts.priced_chain import BACK, BACKWARD, FORWARD, INTO, LAST, NAMES, OPTIMIZER, REDUCE
 from trainplan.solvers.joint.stages.option_tables import Floats
 

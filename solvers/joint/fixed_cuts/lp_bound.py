@@ -20,8 +20,8 @@ from math import inf
 import highspy
 import numpy as np
 from numpy.typing import NDArray
-from trainplan.formulations.instance import Integers
 from trainplan.formulations.joint.problem import Instance, Solution
+from trainplan.formulations.numbers import Integers
 from trainplan.solvers.joint.fixed_cuts.critical_path import Path, Times, longest_path
 from trainplan.solvers.joint.fixed_cuts.priced_chain import NAMES, Chain, Choice, Prices
 from trainplan.solvers.joint.fixed_cuts.site_memory import COLUMNS, HOST, Row, Sizes, host_row, site_memories

@@ -12,9 +12,9 @@ from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
-from trainplan.formulations.instance import Integers
 from trainplan.formulations.joint.problem import Instance
 from trainplan.formulations.joint.tables import FORBIDDEN, TIMES, Boundary, OptionTable
+from trainplan.formulations.numbers import Integers
 from trainplan.solvers.joint.stages.option_tables import Floats, Places, undominated_options
 
 # Times of a stage, by the names of `StageTimes`: those of units, and those of boundaries.

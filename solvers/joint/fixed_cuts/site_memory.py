@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from trainplan.formulations.instance import Integers
 from trainplan.formulations.joint.problem import Configuration
 from trainplan.formulations.joint.stage_memory import Moment, moments_of
+from trainplan.formulations.numbers import Integers
 from trainplan.solvers.joint.fixed_cuts.priced_chain import Chain, Choice
 from trainplan.solvers.joint.stages.option_tables import Floats, Places
 

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from math import inf
 
 import numpy as np
-from trainplan.formulations.instance import Integers
 from trainplan.formulations.joint.problem import Instance
+from trainplan.formulations.numbers import Integers
 from trainplan.solvers.joint.fixed_cuts.critical_path import Path, Times, longest_path
 from trainplan.solvers.joint.fixed_cuts.lp_bound import EXACT, OVER, PathKey, solve_program
 from trainplan.solvers.joint.fixed_cuts.priced_chain import BACK, BACKWARD, FORWARD, INTO, NAMES

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import overload
 
 import numpy as np
-from trainplan.formulations.instance import Integers
+from trainplan.formulations.numbers import Integers
 from trainplan.solvers.chain.dominance import undominated
 from trainplan.solvers.joint.free_cuts.pipeline_columns import Passes
 from trainplan.solvers.joint.free_cuts.reduced_cost_pruning import Guide

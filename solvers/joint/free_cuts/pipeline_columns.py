@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-from trainplan.formulations.instance import Integers
 from trainplan.formulations.joint.problem import Configuration, Schedule
+from trainplan.formulations.numbers import Integers
 from trainplan.formulations.schedule.orders import is_sliced
 from trainplan.formulations.schedule.vectorised import gpipe_ends_ns, one_f_one_b_ends_ns
 from trainplan.solvers.joint.stages.label_setting import Column

@@ -13,9 +13,9 @@ from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
-from trainplan.formulations.instance import Integers
 from trainplan.formulations.joint.problem import Instance
 from trainplan.formulations.joint.tables import FORBIDDEN
+from trainplan.formulations.numbers import Integers
 from trainplan.solvers.joint.fixed_cuts.priced_chain import BACK, BACKWARD, FORWARD, INTO, LAST, NAMES, OPTIMIZER, REDUCE
 from trainplan.solvers.joint.stages.option_tables import Floats, Places, stage_tables
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, overload
 
 import numpy as np
-from trainplan.formulations.instance import Integers
 from trainplan.formulations.joint.problem import Configuration
+from trainplan.formulations.numbers import Integers
 from trainplan.solvers.joint.free_cuts.pipeline_columns import Passes, pass_ends_ns
 from trainplan.solvers.joint.stages.label_setting import Column
 from trainplan.solvers.joint.stages.option_tables import Floats, Places, StageTables

@@ -20,11 +20,11 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
-from trainplan.formulations.instance import Integers
 from trainplan.formulations.joint.evaluation import bytes_of_stages
 from trainplan.formulations.joint.problem import Configuration, Instance, Solution
 from trainplan.formulations.joint.stage_memory import peaks
 from trainplan.formulations.joint.tables import FORBIDDEN, Boundary, OptionTable
+from trainplan.formulations.numbers import Integers
 
 LARGEST = 1 << 60
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 import numpy as np
-from trainplan.formulations.instance import Integers
 from trainplan.formulations.joint.evaluation import malformed, table_once
 from trainplan.formulations.joint.problem import Configuration, Instance, Solution, Unit
 from trainplan.formulations.joint.tables import OptionTable
+from trainplan.formulations.numbers import Integers
 from trainplan.solvers.joint.closed_form import least_states
 from trainplan.solvers.joint.fixed_cuts.priced_chain import Chain
 from trainplan.solvers.joint.fixed_cuts.site_memory import SiteMemory, Sizes, site_memories

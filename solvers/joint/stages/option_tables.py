@@ -14,8 +14,8 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
-from trainplan.formulations.instance import Integers
 from trainplan.formulations.joint.tables import BYTES, FORBIDDEN, TIMES, Boundary, OptionTable, Tables
+from trainplan.formulations.numbers import Integers
 
 Floats = NDArray[np.float64]
 Places = NDArray[np.intp]

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
-from trainplan.formulations.instance import Integers
 from trainplan.formulations.joint.problem import Configuration, Instance, Solution
 from trainplan.formulations.joint.tables import OptionTable, Tables
+from trainplan.formulations.numbers import Integers
 from trainplan.solvers.core.search import Search
 from trainplan.solvers.joint.stages.label_setting import Stages
 from trainplan.solvers.joint.stages.option_tables import cut_classes, stage_tables

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from functools import reduce
 
 import numpy as np
-from trainplan.formulations.instance import Integers
+from trainplan.formulations.numbers import Integers
 from trainplan.solvers.chain.hull import hull_slopes
 from trainplan.solvers.joint.stages.option_tables import CutClasses, Floats, KindOptions, StageTables
 from trainplan.solvers.pipeline.spans import SpanClasses

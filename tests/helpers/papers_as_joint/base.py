@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
-from trainplan.formulations.instance import Integers
 from trainplan.formulations.joint.problem import (
     Configuration,
     DeviceClass,
@@ -19,6 +18,7 @@ from trainplan.formulations.joint.problem import (
     Unit,
 )
 from trainplan.formulations.joint.tables import Boundary, Tables
+from trainplan.formulations.numbers import Integers
 
 Value = TypeVar("Value")
 
