@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import combinations
 from math import comb
-from typing import Any, ClassVar
+from typing import Any
 
 from trainplan.formulations.problem import Enumeration, Models, Problem
 from trainplan.formulations.schedule.chains import Chain
@@ -31,14 +31,7 @@ def start(instance: Chain, solution: Any) -> set[str]:
 
 
 class Cutting(Problem):
-    """A problem with instances that are chains. sizes: the attributes of an instance that tell its size."""
+    """A problem with instances that are chains."""
 
-    sizes: ClassVar[tuple[str, ...]]
     solution_field = "cuts"
     models = Models(start=start)
-
-    def size(self, instance: Chain) -> dict[str, int]:
-        """The instance's sizes, and the memory limit where there is one."""
-        sizes = {name: getattr(instance, name) for name in self.sizes}
-        limit = instance.common_memory_bytes
-        return sizes if limit is None else sizes | {"memory_bytes": limit}

@@ -64,13 +64,15 @@ class ProblemInstance(ABC):
     def _repr_html_(self) -> str:
         return html_table(self.summary())
 
-    def summary(self) -> list[tuple[str, str]]:
-        """Label and text of each line that people want to see: the problem, the name, and the size."""
-        from trainplan.formulations.problem import problem  # which imports what instances are made of
+    @property
+    @abstractmethod
+    def sizes(self) -> dict[str, int]:
+        """The numbers that tell how large the instance is, by name: layers, options, stages, devices, and `memory_bytes` where
+        devices have a limit."""
 
-        sizes = problem(self.problem).size(self)
-        present = {name: value for name, value in sizes.items() if value is not None}
-        texts = {name: format_bytes(value) if name.endswith("_bytes") else str(value) for name, value in present.items()}
+    def summary(self) -> list[tuple[str, str]]:
+        """The label and the text of every line that people see: the problem, the name, and the sizes."""
+        texts = {name: format_bytes(value) if name.endswith("_bytes") else str(value) for name, value in self.sizes.items()}
         rows = [(name.removesuffix("_bytes").replace("_", " "), text) for name, text in texts.items()]
         return [("problem", self.problem), ("name", self.name), *rows]
 

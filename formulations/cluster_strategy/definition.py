@@ -55,12 +55,6 @@ class ClusterStrategy(Problem):
         """One strategy for all units, on the devices of its placement; see `layout`."""
         return layout(instance, solution, request)
 
-    def size(self, instance: Instance) -> dict[str, int]:
-        """memory_bytes is that of the smallest device."""
-        degrees = sum(1 for _ in instance.degrees())
-        memory = instance.memory_bytes
-        return {"layers": instance.layers, "degrees": degrees, "devices": instance.devices, "memory_bytes": memory}
-
     def tables(self, instance: Instance, solution: Solution) -> list[Table]:
         """The strategy, and a row for every stage."""
         return [rows.strategy_table(instance, solution), rows.stage_table(instance, solution)]

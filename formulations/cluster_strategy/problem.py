@@ -260,9 +260,15 @@ class Instance(ProblemInstance):
 
     @property
     def common_memory_bytes(self) -> int | None:
-        """The memory limit of every device; None where memory is not counted, or where kinds have different limits."""
+        """The memory limit of every device in bytes; None where memory is not counted, or where devices differ."""
         limits = {self.kinds[kind].memory_bytes for kind in self.device_kinds}
         return limits.pop() if self.within_memory and len(limits) == 1 else None
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The numbers of layers, of degrees and of devices, and the memory of the smallest device in bytes."""
+        degrees = sum(1 for _ in self.degrees())
+        return {"layers": self.layers, "degrees": degrees, "devices": self.devices, "memory_bytes": self.memory_bytes}
 
     @cached_property
     def classes(self) -> Integers:

@@ -174,12 +174,6 @@ class Joint(Problem):
             **kept,
         )
 
-    def size(self, instance: Instance) -> dict[str, int]:
-        """Units, configurations, devices, and the memory of one device."""
-        sizes = {"units": instance.length, "configurations": len(instance.configurations), "devices": instance.devices}
-        limit = instance.common_memory_bytes
-        return sizes if limit is None else sizes | {"memory_bytes": limit}
-
     def tables(self, instance: Instance, solution: Solution) -> list[Table]:
         """The stages, and in each the options of its units, runs of equal ones as one row."""
         configuration, rows = instance.configurations[solution.configuration], []

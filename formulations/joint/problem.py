@@ -250,6 +250,19 @@ class Instance(ProblemInstance):
         """The number of devices of all classes."""
         return sum(each.count for each in self.classes)
 
+    @property
+    def common_memory_bytes(self) -> int | None:
+        """The memory in bytes that a device has without the reserve; None where classes have different ones."""
+        limits = {each.memory_bytes - self.reserve_bytes for each in self.classes}
+        return limits.pop() if len(limits) == 1 else None
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The numbers of units, configurations and devices, and the memory of one device in bytes where all have the same."""
+        sizes = {"units": self.length, "configurations": len(self.configurations), "devices": self.devices}
+        limit = self.common_memory_bytes
+        return sizes if limit is None else sizes | {"memory_bytes": limit}
+
     def limit_bytes(self, site: Site) -> int:
         """The memory of a site's smallest device, without the reserve."""
         limits = [each.memory_bytes for each, count in zip(self.classes, site.devices, strict=True) if count]
@@ -268,12 +281,6 @@ class Instance(ProblemInstance):
     def boundary(self, configuration: Configuration, stage: int, unit: int) -> Boundary:
         """The boundary before a unit, which lies in a stage."""
         return configuration.tables_of(stage).boundaries[self.boundary_kinds[unit - 1]]
-
-    @property
-    def common_memory_bytes(self) -> int | None:
-        """The memory limit of every device, without the reserve; None where classes have different ones."""
-        limits = {each.memory_bytes - self.reserve_bytes for each in self.classes}
-        return limits.pop() if len(limits) == 1 else None
 
     def with_memory(self, memory_bytes: int) -> Self:
         """The same instance under another memory limit of every device, to which the reserve comes in addition."""

@@ -105,10 +105,6 @@ class LayerStrategies(Problem):
         batch = Batch(global_samples=request.samples, micro_batches=request.options["micro_batches"] or 1)
         return staged_plan(request, [(0, instance.layers - 1)], strategies, batch)
 
-    def size(self, instance: Instance) -> dict[str, int]:
-        """Layers, the most options of any layer, and the memory of one device."""
-        return {"layers": instance.layers, "options": max(instance.options), "memory_bytes": instance.memory_bytes}
-
     def tables(self, instance: Instance, solution: Choice) -> list[Table]:
         """The strategies, runs of equal ones as one row."""
         chosen = [names[s] for names, s in zip(instance.strategies, solution, strict=True)]

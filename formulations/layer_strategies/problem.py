@@ -126,6 +126,11 @@ class Instance(ProblemInstance):
         """The number of options of each layer."""
         return tuple(len(names) for names in self.strategies)
 
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The number of layers, the largest number of options of any layer, and the memory of one device in bytes."""
+        return {"layers": self.layers, "options": max(self.options), "memory_bytes": self.memory_bytes}
+
     def only(self, choice: Sequence[int]) -> Instance:
         """The same instance with one option for each layer."""
         columns: dict[str, Any] = {

@@ -80,10 +80,6 @@ class MemorySwitches(Problem):
             nvlink=instance.nvlink,
         )
 
-    def size(self, instance: Instance) -> dict[str, int]:
-        """Layers, combinations of switches of each, and the limit of a device."""
-        return {"layers": instance.layers, "options": len(instance.options), "memory_bytes": instance.memory_bytes}
-
     def tables(self, instance: Instance, solution: Solution) -> list[Table]:
         """The switches of all layers, and the parts and lanes of the step."""
         return [tables.switch_table(instance, solution), tables.step_table(instance, solution)]

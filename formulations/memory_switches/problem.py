@@ -141,6 +141,11 @@ class Instance(ProblemInstance):
         """The legal combinations of switches, of any layer."""
         return combinations(self.offload_needs_ckpt)
 
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The numbers of layers and of combinations of switches of a layer, and the memory of one device in bytes."""
+        return {"layers": self.layers, "options": len(self.options), "memory_bytes": self.memory_bytes}
+
     @cached_property
     def digest(self) -> str:
         """As of every instance; it does not depend on the layers' names either."""

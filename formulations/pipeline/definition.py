@@ -60,11 +60,6 @@ class StagedProblem(Problem):
     load_solution = staticmethod(problem.load_solution)
     solution_dict = staticmethod(problem.solution_dict)
 
-    def size(self, instance: Instance) -> dict[str, int]:
-        """Layers, the most options of any configuration, and the memory of one device."""
-        options = max(len(configuration.tables.strategies) for configuration in instance.configurations)
-        return {"layers": instance.layers, "options": options, "memory_bytes": instance.memory_bytes}
-
     def tables(self, instance: Instance, solution: Solution) -> list[Table]:
         """The stages, and in each the strategies of its layers, runs of equal ones as one row."""
         configuration, rows = instance.configurations[solution.configuration], []

@@ -233,6 +233,12 @@ class Instance(ProblemInstance):
         """The number of layers L."""
         return len(self.layer_kinds)
 
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The number of layers, the largest number of options of any configuration, and the memory of one device in bytes."""
+        options = max(len(configuration.tables.strategies) for configuration in self.configurations)
+        return {"layers": self.layers, "options": options, "memory_bytes": self.memory_bytes}
+
     @cached_property
     def digest(self) -> str:
         """SHA-256 of what the answer depends on (not of names or provenance)."""

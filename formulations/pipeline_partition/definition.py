@@ -39,7 +39,6 @@ class PipelinePartition(Cutting):
     solution_record = problem.SolutionRecord
     picture = "trainplan.pictures.timeline:draw_partition"
     parameters = (PIPELINE, MICRO_BATCHES, DP, TP, RECOMPUTE, IGNORE_MEMORY, BY_UNIT, SLICED, OBJECTIVE)
-    sizes = ("sublayers", "stages", "micro_batches")
     enumeration = cut_enumeration(Solution)
     load = staticmethod(problem.load)
     load_solution = staticmethod(problem.load_solution)

@@ -111,6 +111,7 @@ class Instance(Chain):
     names: tuple[str, ...] | None = None
 
     problem = NAME
+    size_names = ("sublayers", "stages", "micro_batches")
     undigested = ("name", "names", "provenance")
 
     @property

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, ClassVar, Self
 
 import numpy as np
 from pydantic import Field
@@ -57,6 +57,21 @@ class Chain(ProblemInstance):
     micro_batches: int
     memory: Memory | None = None
 
+    size_names: ClassVar[tuple[str, ...]]  # the attributes that tell how large an instance is
+
+    @property
+    def common_memory_bytes(self) -> int | None:
+        """The memory limit of every stage's device in bytes; None without a limit, or where stages have different ones."""
+        limits = set() if self.memory is None else set(self.memory.limit_bytes.tolist())
+        return limits.pop() if len(limits) == 1 else None
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The numbers of `size_names`, and the memory limit in bytes where there is one that all stages have."""
+        sizes = {name: getattr(self, name) for name in self.size_names}
+        limit = self.common_memory_bytes
+        return sizes if limit is None else sizes | {"memory_bytes": limit}
+
     @property
     @abstractmethod
     def length(self) -> int:
@@ -80,12 +95,6 @@ class Chain(ProblemInstance):
     def precedences(self) -> list[tuple[int, int, int]]:
         """All (i, first, l): a stage i that holds layer l must not begin before layer `first`, see `Memory.precedences`."""
         return [] if self.memory is None else self.memory.precedences([self.in_flight(x) for x in range(self.stages)])
-
-    @property
-    def common_memory_bytes(self) -> int | None:
-        """The memory limit of every device; None where there is none, or where stages have different ones."""
-        limits = set() if self.memory is None else set(self.memory.limit_bytes.tolist())
-        return limits.pop() if len(limits) == 1 else None
 
     def with_memory(self, memory_bytes: int) -> Self:
         """The same instance under another limit of every device. Raises InputError where it does not say what layers need."""

@@ -28,7 +28,6 @@ class StageAssignment(Cutting):
     solution_record = SolutionRecord
     degrees = tuple(replace(degree, default=1) for degree in (PIPELINE, MICRO_BATCHES, TP))
     parameters = (*degrees, RECOMPUTE, IGNORE_MEMORY, BY_UNIT)
-    sizes = ("layers", "stages")
     enumeration = cut_enumeration(Solution)
     load = staticmethod(problem.load)
     load_solution = staticmethod(problem.load_solution)

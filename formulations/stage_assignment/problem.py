@@ -95,6 +95,7 @@ class Instance(Chain):
     parameters: Integers | None = None
 
     problem = NAME
+    size_names = ("layers", "stages")
 
     @property
     def layers(self) -> int:
