@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sized
+from dataclasses import dataclass
+from functools import reduce
 from typing import Annotated, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Discriminator, Field, Tag
+from pydantic import Discriminator, Field, GetCoreSchemaHandler, Tag
+from pydantic_core import CoreSchema, core_schema
 from trainplan.profiling.base.errors import InputError
 
 Integers = NDArray[np.int64]
@@ -23,7 +26,29 @@ OneOrEach = Annotated[
 LARGEST_NS, LARGEST_BYTES = 2**53, 2**62
 
 
-def check_length(name: str, entries: Sequence[Any], wanted: int, meaning: str = "", noun: str = "entries") -> None:
+@dataclass(frozen=True)
+class ArrayOf:
+    """Says of an array how files have it: as lists, nested by its dimensions, of entries of a type.
+
+    Lists of unequal lengths make no array and stay lists: who reads arrays of several dimensions checks their lengths.
+    """
+
+    entry: Any
+    dimensions: int = 1
+    dtype: type = np.int64
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        lists = reduce(lambda inner, _: list[inner], range(self.dimensions), self.entry)  # type: ignore[valid-type]
+        return core_schema.no_info_after_validator_function(self._array, handler.generate_schema(lists))
+
+    def _array(self, lists: list[Any]) -> Any:
+        try:
+            return np.array(lists, self.dtype)
+        except ValueError:  # lists of unequal lengths
+            return lists
+
+
+def check_length(name: str, entries: Sized, wanted: int, meaning: str = "", noun: str = "entries") -> None:
     """Raises InputError where a list has not the wanted number of entries, of which `meaning` says what they are."""
     if len(entries) != wanted:
         raise InputError("", name, f"has {len(entries)} {noun}", f"give {wanted}" + (f", {meaning}" if meaning else ""))

@@ -22,6 +22,7 @@ from trainplan.formulations.plan.plan import Plan
 from trainplan.formulations.plan.request import Request
 from trainplan.formulations.problem import Problem, Subproblem, Table, counts_overlap
 from trainplan.formulations.problem import problem as problem_named
+from trainplan.profiling.base.dataclass_records import DataclassRecord
 from trainplan.profiling.base.errors import InputError, Unsuited
 from trainplan.profiling.base.files import Record
 from trainplan.solvers.core.heuristic import at_least_memory, explain
@@ -65,7 +66,7 @@ def check_parameters(problem: Problem) -> None:
     defaults = chosen(parameters, {}, problem.name)
     assert defaults == {parameter.name: parameter.default for parameter in parameters}
     for record in (problem.record, problem.solution_record):
-        assert issubclass(record, Record) and record.model_json_schema()
+        assert issubclass(record, Record | DataclassRecord) and record.model_json_schema()
 
 
 def check_files(problem: Problem, instance: Any) -> None:

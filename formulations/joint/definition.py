@@ -11,8 +11,7 @@ from trainplan.formulations.joint.bounds import least_ns
 from trainplan.formulations.joint.cost_tables import JointCosts, tp_degrees
 from trainplan.formulations.joint.enumeration import binary_variables, improving, solution_count
 from trainplan.formulations.joint.evaluation import describe, evaluate, table_once, violations
-from trainplan.formulations.joint.files import load, load_solution, solution_dict
-from trainplan.formulations.joint.instance_file import InstanceRecord, SolutionRecord
+from trainplan.formulations.joint.instance_file import InstanceRecord, load, load_solution, solution_dict
 from trainplan.formulations.joint.options import (
     CP,
     CP_EXCHANGE,
@@ -83,7 +82,7 @@ class Joint(Problem):
     """Schedule, micro-batches, stages cut at any sub-layer, and the strategy of every sub-layer, for one batch."""
 
     name = NAME
-    record, solution_record = InstanceRecord, SolutionRecord
+    record, solution_record = InstanceRecord, Solution
     solved_by = "trainplan.solvers.joint"
     parameters = (*PARAMETERS, *CONSTRAINTS)
     constraints, widest = PRICED, WIDEST

@@ -1,90 +1,149 @@
-"""The file formats of the joint problem: instances, beside their tables, and solutions."""
+"""Instances of the joint problem in files: what a file holds, its checks, and how it becomes an instance and is written.
+
+Parts of an instance are read and written by their own classes (`problem`, `tables`). A file differs from an instance in one
+thing: tables and ties are listed once, and configurations refer to them by their indices, counted from 0.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
+import numpy as np
 from pydantic import Field, model_validator
 from trainplan.formulations.instance import InstanceFile
-from trainplan.formulations.joint.problem import Step
-from trainplan.formulations.joint.table_records import Count, TablesRecord, TiedRecord, allowed_ns, message_bytes
-from trainplan.formulations.joint.tables import BYTES, TIMES
+from trainplan.formulations.joint.problem import (
+    Configuration,
+    DeviceClass,
+    Instance,
+    Reduction,
+    Schedule,
+    Site,
+    Solution,
+    Step,
+    Unit,
+)
+from trainplan.formulations.joint.tables import (
+    BYTES,
+    FORBIDDEN,
+    MATRICES,
+    MESSAGES,
+    RELAYOUTS,
+    TIMES,
+    Boundary,
+    Count,
+    OptionTable,
+    Tables,
+    Tied,
+)
 from trainplan.formulations.numbers import check_length, check_sums
 from trainplan.formulations.schedule.orders import most_sliced
+from trainplan.profiling.base.dataclass_records import Items, written
 from trainplan.profiling.base.errors import InputError
-from trainplan.profiling.base.files import Record
+from trainplan.profiling.base.files import Record, Source, name_of_source, parse
 from trainplan.profiling.base.quantities import plural
-from trainplan.profiling.clusters.network import Network
+
+PARTS = ("classes", "batch", "units", "boundary_kinds", "cuttable", "step", "reserve_bytes")  # alike in files and instances
 
 
-class ScheduleRecord(Record):
-    """The order of passes."""
+def load(source: Source, where: str = "instance") -> Instance:
+    """The instance of a file or of a dict, which errors call `where`. Raises InputError with file, field, value and fix."""
+    record = parse(source, InstanceRecord, name_of_source(source, where))
+    configurations = tuple(
+        Configuration(
+            schedule=configuration.schedule,
+            micro_batches=configuration.micro_batches,
+            sites=configuration.sites,
+            links=configuration.links,
+            make_tables=partial(tuple, [record.tables[index] for index in configuration.tables]),
+            make_tied=partial(_itself, None if configuration.tied is None else record.ties[configuration.tied]),
+            cuts=configuration.cuts,
+            reduction=configuration.reduction,
+        )
+        for configuration in record.configurations
+    )
+    return Instance(**{name: getattr(record, name) for name in PARTS}, configurations=configurations, **record.labels)
 
-    name: Literal["gpipe", "1f1b", "interleaved"] = "1f1b"
-    sliced: Count = 0
-    chunks: Annotated[int, Field(ge=1)] = 1
-    beside: bool = False
+
+def _itself(tied: Tied | None) -> Tied | None:
+    return tied
 
 
-class SiteRecord(Record):
-    """The devices of a stage, by class, and the place of its tables among those of its configuration."""
-
-    devices: list[Count]
-    kind: Count = 0
+def load_solution(source: Source) -> Solution:
+    """The solution of a file or of a dict. Raises InputError."""
+    return parse(source, Solution, name_of_source(source, "solution"))
 
 
-class ReductionRecord(Record):
-    """One all-reduce of all gradients of a stage, among these devices."""
+def solution_dict(solution: Solution) -> dict[str, Any]:
+    """A solution in its file format."""
+    return solution.to_dict()
 
-    network: Network
-    devices: Annotated[list[Count], Field(min_length=1)]
+
+def instance_dict(instance: Instance) -> dict[str, Any]:
+    """An instance in its file format."""
+    tables, ties = _Listed(), _Listed()
+    configurations = [
+        {
+            **written({name: getattr(configuration, name) for name in ("schedule", "micro_batches", "sites", "links")}),
+            "tables": [tables.index(table) for table in configuration.tables],
+            "tied": None if configuration.tied is None else ties.index(configuration.tied),
+            "cuts": written(configuration.cuts),
+            **({} if configuration.reduction is None else {"reduction": configuration.reduction.to_dict()}),
+        }
+        for configuration in instance.configurations
+    ]
+    lists = {"tables": tables.written, "ties": ties.written, "configurations": configurations}
+    return instance.header | written({name: getattr(instance, name) for name in PARTS}) | lists
+
+
+class _Listed:
+    """Objects that are written once, however often they are used. (Equal ones are one object.)"""
+
+    def __init__(self) -> None:
+        self.written: list[dict[str, Any]] = []
+        self._indices: dict[int, int] = {}
+
+    def index(self, record: Tables | Tied) -> int:
+        """The index of an object among those written."""
+        if id(record) not in self._indices:
+            self._indices[id(record)] = len(self.written)
+            self.written.append(record.to_dict())
+        return self._indices[id(record)]
 
 
 class ConfigurationRecord(Record):
-    """A schedule, micro-batches, sites, and the places of their tables in the file."""
+    """A `Configuration` in a file. tables: the indices of its tables in the file, by kind of site; tied: that of its tie."""
 
-    schedule: ScheduleRecord = Field(default_factory=ScheduleRecord)
+    schedule: Schedule = Schedule()
     micro_batches: Annotated[int, Field(ge=1, le=10**6)]
-    sites: Annotated[list[SiteRecord], Field(min_length=1, max_length=2**16)]
-    links: list[Count]
+    sites: Annotated[Items[Site], Field(min_length=1, max_length=2**16)]
+    links: Items[Count]
     tables: Annotated[list[Count], Field(min_length=1)]
     tied: Count | None = None
-    cuts: list[Count] | None = None
-    reduction: ReductionRecord | None = None
+    cuts: Items[Count] | None = None
+    reduction: Reduction | None = None
 
-
-class ClassRecord(Record):
-    """Devices that may stand for each other."""
-
-    name: str
-    count: Annotated[int, Field(ge=1, le=2**20)]
-    memory_bytes: Annotated[int, Field(gt=0, le=2**48)]
-    host_bytes: Annotated[int, Field(gt=0, le=2**48)] | None = None
-
-
-class UnitRecord(Record):
-    """What is cut and chosen as one."""
-
-    name: str
-    kind: Count
-    first: Count
-    last: Count
+    @property
+    def stages(self) -> int:
+        """The number of stages: of all chunks of all sites."""
+        return len(self.sites) * self.schedule.chunks
 
 
 class InstanceRecord(InstanceFile):
     """The file format of a joint instance, version 1."""
 
     problem: Literal["joint"]
-    classes: Annotated[list[ClassRecord], Field(min_length=1)]
+    classes: Annotated[Items[DeviceClass], Field(min_length=1)]
     batch: Annotated[int, Field(ge=1, le=10**9)]
-    units: Annotated[list[UnitRecord], Field(min_length=1, max_length=10_000)]
-    boundary_kinds: list[Count]
-    cuttable: list[bool]
+    units: Annotated[Items[Unit], Field(min_length=1, max_length=10_000)]
+    boundary_kinds: Items[Count]
+    cuttable: Items[bool]
     step: Step = "simulated"
     reserve_bytes: Annotated[int, Field(ge=0, le=2**48)] = 0
-    tables: Annotated[list[TablesRecord], Field(min_length=1)]
-    ties: list[TiedRecord] = Field(default_factory=list)
+    tables: Annotated[list[Tables], Field(min_length=1)]
+    ties: list[Tied] = Field(default_factory=list)
     configurations: Annotated[list[ConfigurationRecord], Field(min_length=1)]
 
     @model_validator(mode="after")
@@ -93,72 +152,66 @@ class InstanceRecord(InstanceFile):
             check_length(name, getattr(self, name), len(self.units) - 1, "one for each boundary of two units")
         for index, tables in enumerate(self.tables):
             self._check_tables(f"tables[{index}]", index, tables)
-        for index, tied in enumerate(self.ties):
-            if tied.once is not None:
-                tied.once.check(f"ties[{index}].once")
         for index, configuration in enumerate(self.configurations):
             self._check_configuration(f"configurations[{index}]", configuration)
         return self
 
-    def _check_tables(self, where: str, place: int, tables: TablesRecord) -> None:
-        for name, entries, kinds in (
+    def _check_tables(self, where: str, index: int, tables: Tables) -> None:
+        entries: tuple[tuple[str, Sequence[Any], Sequence[int]], ...] = (
             ("units", tables.units, [unit.kind for unit in self.units]),
             ("boundaries", tables.boundaries, self.boundary_kinds),
-        ):
-            if kinds and max(kinds) >= len(entries):
-                raise InputError("", f"{where}.{name}", f"has {len(entries)} entries", f"give {max(kinds) + 1}, one a kind")
-        for number, table in enumerate(tables.units):
-            table.check(f"{where}.units[{number}]")
-        users = [each for each in self.configurations if place in each.tables]
-        links = max((link for user in users for link in user.links), default=-1) + 1
-        for kind, record in enumerate(tables.boundaries):
-            pairs = [l for l, boundary_kind in enumerate(self.boundary_kinds) if boundary_kind == kind]
-            before = max((tables.units[self.units[l].kind].largest("leave") for l in pairs), default=-1) + 1
-            after = max((tables.units[self.units[l + 1].kind].largest("enter") for l in pairs), default=-1) + 1
-            record.check(f"{where}.boundaries[{kind}]", before, after, links)
+        )
+        for name, present, kinds in entries:
+            if kinds and max(kinds) >= len(present):
+                raise InputError("", f"{where}.{name}", f"has {len(present)} entries", f"give {max(kinds) + 1}, one a kind")
+        users = [configuration for configuration in self.configurations if index in configuration.tables]
+        links = max((link for configuration in users for link in configuration.links), default=-1) + 1
+        for kind, boundary in enumerate(tables.boundaries):
+            before = [l for l, other in enumerate(self.boundary_kinds) if other == kind]  # the units before such boundaries
+            leaves = max((largest(tables.units[self.units[l].kind], "leave") for l in before), default=-1) + 1
+            enters = max((largest(tables.units[self.units[l + 1].kind], "enter") for l in before), default=-1) + 1
+            check_boundary(f"{where}.boundaries[{kind}]", boundary, leaves, enters, links)
 
     def _check_configuration(self, where: str, record: ConfigurationRecord) -> None:
-        stages, units = len(record.sites) * record.schedule.chunks, len(self.units)
-        self._check_schedule(f"{where}.schedule", record)
+        stages, units = record.stages, len(self.units)
+        check_schedule(where, record)
         if stages > units:
             raise InputError("", f"{where}.sites", f"are of {stages} stages", f"give at most {units}, one for each unit")
         check_length(f"{where}.links", record.links, stages - 1, "one for each two stages that follow each other")
         if self.batch % record.micro_batches:
             fix = f"give a divisor of {self.batch}"
             raise InputError("", f"{where}.micro_batches", f"is {record.micro_batches}", fix)
-        for place in record.tables:
-            if place >= len(self.tables):
-                raise InputError("", f"{where}.tables", f"has {place}", f"give 0 to {len(self.tables) - 1}")
-            lacking = record.schedule.sliced and any(table.halved is None for table in self.tables[place].units)
-            if lacking:
-                raise InputError("", f"tables[{place}]", "lacks `halved`", "add it: a schedule is sliced")
+        for index in record.tables:
+            if index >= len(self.tables):
+                raise InputError("", f"{where}.tables", f"has {index}", f"give 0 to {len(self.tables) - 1}")
+            if record.schedule.sliced and any(table.halved is None for table in self.tables[index].units):
+                raise InputError("", f"tables[{index}]", "lacks `halved`", "add it: a schedule is sliced")
         for number, site in enumerate(record.sites):
             check_length(f"{where}.sites[{number}].devices", site.devices, len(self.classes), "one for each class")
             if site.kind >= len(record.tables) or not sum(site.devices):
                 fix = f"give kinds 0 to {len(record.tables) - 1}, and at least one device"
                 raise InputError("", f"{where}.sites[{number}]", f"is of kind {site.kind}", fix)
-        if record.tied is not None and record.tied >= len(self.ties):
-            raise InputError(
-                "", f"{where}.tied", f"is {record.tied}", f"give a place of ties, of which there are {len(self.ties)}"
-            )
         if record.tied is not None:
+            if record.tied >= len(self.ties):
+                fix = f"give a place of ties, of which there are {len(self.ties)}"
+                raise InputError("", f"{where}.tied", f"is {record.tied}", fix)
             self._check_tied(where, record, self.ties[record.tied])
         if record.reduction is not None and not record.reduction.network.reaches(max(record.reduction.devices) + 1):
             fix = "give an island that holds them"
             raise InputError("", f"{where}.reduction.network", "does not reach all devices", fix)
         if record.cuts is not None:
             check_length(f"{where}.cuts", record.cuts, stages - 1, "the first unit of every stage but the first")
-        if record.cuts is not None and not all(a < b for a, b in pairwise((0, *record.cuts, units))):
-            raise InputError("", f"{where}.cuts", f"is {record.cuts}", f"give rising numbers of 1 to {units - 1}")
+            if not all(a < b for a, b in pairwise((0, *record.cuts, units))):
+                raise InputError("", f"{where}.cuts", f"is {list(record.cuts)}", f"give rising numbers of 1 to {units - 1}")
         self._check_sums(where, record)
 
-    def _check_tied(self, where: str, record: ConfigurationRecord, tied: TiedRecord) -> None:
+    def _check_tied(self, where: str, record: ConfigurationRecord, tied: Tied) -> None:
         """Raises InputError where a shared table does not suit the first and the last unit of a configuration."""
         if tied.equal is None or tied.once is None:
             return
-        name, stages, units = f"ties[{record.tied}]", len(record.sites) * record.schedule.chunks, len(self.units)
-        if stages > 1 or units < 2:
-            problem = f"is {record.tied}, with `once`, of {plural(stages, 'stage')} and {plural(units, 'unit')}"
+        name, units = f"ties[{record.tied}]", len(self.units)
+        if record.stages > 1 or units < 2:
+            problem = f"is {record.tied}, with `once`, of {plural(record.stages, 'stage')} and {plural(units, 'unit')}"
             raise InputError("", f"{where}.tied", problem, "give one without `once`: one stage of several sub-layers has it")
         tables = self.tables[record.tables[record.sites[0].kind]]
         first, last = (tables.units[self.units[l].kind] for l in (0, -1))
@@ -169,43 +222,76 @@ class InstanceRecord(InstanceFile):
         if [option.name for option in tied.once.options] != [option.name for option in last.options]:
             raise InputError("", f"{name}.once.options", "are not those of the last unit's table", "give those, in their order")
         for column in ("enter", "leave"):
-            zeros = [0] * len(last.options)
-            if tied.once.columns.get(column, zeros) != last.columns.get(column, zeros):
+            if not np.array_equal(getattr(tied.once, column), getattr(last, column)):
                 raise InputError("", f"{name}.once.columns.{column}", "is not that of the last unit's table", "give that")
 
-    def _check_schedule(self, where: str, record: ConfigurationRecord) -> None:
-        schedule, sites, m = record.schedule, len(record.sites), record.micro_batches
-        if (name := schedule.name) != "interleaved" and schedule.chunks > 1:
-            raise InputError("", f"{where}.chunks", f"is {schedule.chunks}", f"give 1: {name} has one")
-        if schedule.beside and schedule.chunks == 1:
-            raise InputError(
-                "", f"{where}.beside", "is true", "give false: only messages of interleaved stages travel during passes"
-            )
-        most = most_sliced(sites, m) if name == "1f1b" else 0
-        if schedule.sliced > most:
-            fix = f"give at most {most}: {name} with {sites} sites and {m} micro-batches can use no more"
-            raise InputError("", f"{where}.sliced", f"is {schedule.sliced}", fix)
-        if name == "interleaved" and m % sites:
-            fix = f"give a multiple of the {sites} sites"
-            raise InputError("", f"{where.removesuffix('schedule')}micro_batches", f"is {m}, interleaved", fix)
-
     def _check_sums(self, where: str, record: ConfigurationRecord) -> None:
-        tables = [self.tables[place] for place in record.tables]
+        """Raises InputError where a step's times or bytes may add up to more than is exact."""
+        tables = [self.tables[index] for index in record.tables]
+        boundaries = [boundary for each in tables for boundary in each.boundaries]
         every = [table for each in tables for table in each.units]
         if record.tied is not None and (once := self.ties[record.tied].once) is not None:
             every.append(once)
-        longest = max(sum(table.largest(name) for name in TIMES) for table in every)
-        moves = [ns for each in tables for boundary in each.boundaries for ns in allowed_ns(boundary)]
-        sent = [n for each in tables for boundary in each.boundaries for n in message_bytes(boundary)]
-        fullest = max(sum(table.largest(name) for name in BYTES) for table in every) + 2 * max(sent, default=0)
+        longest = max(sum(largest(table, name) for name in TIMES) for table in every)
+        fullest = max(sum(largest(table, name) for name in BYTES) for table in every)
+        moved_ns = max((_largest_allowed(boundary, (*RELAYOUTS, *MESSAGES)) for boundary in boundaries), default=0)
+        sent_bytes = max((_largest_allowed(boundary, MATRICES[4:]) for boundary in boundaries), default=0)
         count = record.micro_batches * len(self.units)
-        time = count * (longest + 4 * max(moves, default=0))
-        check_sums(f"{where}.micro_batches", record.micro_batches, f"{len(self.units)} units", time, count * fullest)
+        sums = count * (longest + 4 * moved_ns), count * (fullest + 2 * sent_bytes)
+        check_sums(f"{where}.micro_batches", record.micro_batches, f"{len(self.units)} units", *sums)
 
 
-class SolutionRecord(Record):
-    """The file format of a solution: the configuration, the first unit of every stage but the first, every unit's option."""
+def largest(table: OptionTable, name: str) -> int:
+    """The largest number of a column of a table."""
+    return int(getattr(table, name).max())
 
-    configuration: Count
-    cuts: list[Annotated[int, Field(ge=1)]]
-    choice: list[Count]
+
+def _largest_allowed(boundary: Boundary, names: Sequence[str]) -> int:
+    """The largest number in some arrays of a boundary of those that a solution may have; 0 where there is none."""
+    arrays = [array for name in names if (array := getattr(boundary, name)) is not None]
+    return max(int(array[array < FORBIDDEN].max(initial=0)) for array in arrays) if arrays else 0
+
+
+def check_schedule(where: str, record: ConfigurationRecord) -> None:
+    """Raises InputError where the sites and micro-batches of a configuration cannot follow its schedule."""
+    schedule, sites, m = record.schedule, len(record.sites), record.micro_batches
+    if (name := schedule.name) != "interleaved" and schedule.chunks > 1:
+        raise InputError("", f"{where}.schedule.chunks", f"is {schedule.chunks}", f"give 1: {name} has one")
+    if schedule.beside and schedule.chunks == 1:
+        fix = "give false: only messages of interleaved stages travel during passes"
+        raise InputError("", f"{where}.schedule.beside", "is true", fix)
+    most = most_sliced(sites, m) if name == "1f1b" else 0
+    if schedule.sliced > most:
+        fix = f"give at most {most}: {name} with {sites} sites and {m} micro-batches can use no more"
+        raise InputError("", f"{where}.schedule.sliced", f"is {schedule.sliced}", fix)
+    if name == "interleaved" and m % sites:
+        raise InputError("", f"{where}.micro_batches", f"is {m}, interleaved", f"give a multiple of the {sites} sites")
+
+
+def check_boundary(where: str, boundary: Boundary, before: int, after: int, links: int) -> None:
+    """Raises InputError where an array of a boundary is too small, or has another size than its `relayout_forward_ns`.
+
+    before, after: the numbers of interface states that there must be; links: that of kinds of link.
+    """
+    shape = boundary.relayout_forward_ns
+    rows, columns = len(shape), len(shape[0]) if len(shape) else 0
+    for name, count, least, what in (("rows", rows, before, "before"), ("columns", columns, after, "after")):
+        if count < least:
+            fix = f"give {least}, one for each state {what}"
+            raise InputError("", f"{where}.relayout_forward_ns", f"has {count} {name}", fix)
+    for name in MATRICES:
+        if (matrix := getattr(boundary, name)) is not None:
+            _check_matrix(f"{where}.{name}", matrix, rows, columns)
+    for name in MESSAGES:
+        if (matrices := getattr(boundary, name)) is None:
+            continue
+        if len(matrices) < links:
+            raise InputError("", f"{where}.{name}", f"has {len(matrices)} matrices", f"give {links}, one for each link")
+        for link, matrix in enumerate(matrices):
+            _check_matrix(f"{where}.{name}[{link}]", matrix, rows, columns)
+
+
+def _check_matrix(where: str, matrix: Sequence[Any] | np.ndarray, rows: int, columns: int) -> None:
+    check_length(where, matrix, rows, "as relayout_forward_ns has", "rows")
+    for row, numbers in enumerate(matrix):
+        check_length(f"{where}[{row}]", numbers, columns, "as relayout_forward_ns has")

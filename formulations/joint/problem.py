@@ -46,12 +46,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import pairwise
-from typing import Any, ClassVar, Literal, Self, get_args
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
+from pydantic import Field
 from trainplan.formulations.instance import ProblemInstance
-from trainplan.formulations.joint.tables import Boundary, OptionTable, Tables, Tied, update
+from trainplan.formulations.joint.tables import Boundary, Count, OptionTable, Tables, Tied, update
 from trainplan.formulations.schedule import orders as schedules
 from trainplan.formulations.schedule.orders import Pass, PlanSchedule
+from trainplan.profiling.base.dataclass_records import DataclassRecord, Items
 from trainplan.profiling.base.quantities import plural
 from trainplan.profiling.clusters.network import Network
 from trainplan.profiling.costs import collective_ns
@@ -64,14 +66,14 @@ ScheduleName = Literal["gpipe", "1f1b", "interleaved"]
 
 
 @dataclass(frozen=True)
-class Schedule:
+class Schedule(DataclassRecord):
     """The order of passes. sliced: of 1F1B, how many micro-batches begin in two halves; chunks: how many stages each site has,
     which is one but for the interleaved schedule; beside: its messages travel beside passes, each of which waits for its own
     message alone. Written `gpipe`, `1f1b`, `sliced(2)`, `interleaved(2)`."""
 
     name: ScheduleName = "1f1b"
-    sliced: int = 0
-    chunks: int = 1
+    sliced: Count = 0
+    chunks: Annotated[int, Field(ge=1)] = 1
     beside: bool = False
 
     def __str__(self) -> str:
@@ -95,22 +97,22 @@ class Schedule:
 
 
 @dataclass(frozen=True)
-class DeviceClass:
+class DeviceClass(DataclassRecord):
     """Devices that may stand for each other. host_bytes: of a device's part of its host's memory; None where hosts hold
     nothing."""
 
     name: str
-    count: int
-    memory_bytes: int
-    host_bytes: int | None = None
+    count: Annotated[int, Field(ge=1, le=2**20)]
+    memory_bytes: Annotated[int, Field(gt=0, le=2**48)]
+    host_bytes: Annotated[int, Field(gt=0, le=2**48)] | None = None
 
 
 @dataclass(frozen=True)
-class Site:
+class Site(DataclassRecord):
     """The devices of one stage: how many of each class of the instance. kind: of equal costs, by the configuration's tables."""
 
-    devices: tuple[int, ...]
-    kind: int = 0
+    devices: Items[Count]
+    kind: Count = 0
 
     @property
     def size(self) -> int:
@@ -119,29 +121,25 @@ class Site:
 
 
 @dataclass(frozen=True)
-class Unit:
+class Unit(DataclassRecord):
     """What is cut and chosen as one: units `first` to `last` of the model, both included. Units of one kind cost alike."""
 
     name: str
-    kind: int
-    first: int
-    last: int
+    kind: Count
+    first: Count
+    last: Count
 
 
 @dataclass(frozen=True)
-class Reduction:
+class Reduction(DataclassRecord):
     """One all-reduce of all gradients of a stage, among these devices of a network; of every stage alike."""
 
     network: Network
-    devices: tuple[int, ...]
+    devices: Annotated[Items[Count], Field(min_length=1)]
 
     def time_ns(self, gradient_bytes: int) -> int:
         """What it takes for so many bytes."""
         return round(collective_ns(self.network, "all-reduce", gradient_bytes, self.devices))
-
-    def to_dict(self) -> dict[str, Any]:
-        """The reduction as files have it."""
-        return {"network": self.network.model_dump(exclude_none=True), "devices": list(self.devices)}
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -323,7 +321,7 @@ class Instance(ProblemInstance):
 
     def to_dict(self) -> dict[str, Any]:
         """The instance in its file format."""
-        from trainplan.formulations.joint.files import instance_dict
+        from trainplan.formulations.joint.instance_file import instance_dict  # which reads what this module states
 
         return instance_dict(self)
 
@@ -339,12 +337,12 @@ def uncounted(instance: Instance) -> str | None:
 
 
 @dataclass(frozen=True)
-class Solution:
+class Solution(DataclassRecord):
     """A configuration by its place, the first unit of every stage but the first, and the option of every unit."""
 
-    configuration: int
-    cuts: tuple[int, ...]
-    choice: tuple[int, ...]
+    configuration: Count
+    cuts: Items[Annotated[int, Field(ge=1)]]
+    choice: Items[Count]
 
     def spans(self) -> list[tuple[int, int]]:
         """First and last unit of every stage."""

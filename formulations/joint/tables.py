@@ -11,13 +11,18 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import numpy as np
-from trainplan.formulations.numbers import Integers
-from trainplan.formulations.plan.strategy import Strategy
+from pydantic import Field, GetCoreSchemaHandler, model_validator
+from pydantic_core import CoreSchema, core_schema
+from trainplan.formulations.numbers import ArrayOf, Integers, check_length
+from trainplan.formulations.plan.strategy import Strategy, parse_strategy
+from trainplan.profiling.base.dataclass_records import DataclassRecord, FromText, Items, written
+from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.base.files import Record
 
 FORBIDDEN = 1 << 53
 """The time of a link between interface states that do not agree: no solution has it."""
@@ -26,18 +31,26 @@ TIMES = ("forward_ns", "backward_ns", "last_ns", "reduce_ns", "optimizer_ns", "h
 BYTES = ("kept_bytes", "held_bytes", "work_forward_bytes", "work_backward_bytes", "state_bytes", "host_bytes")
 
 
+Count = Annotated[int, Field(ge=0)]
+Whole = Annotated[int, Field(ge=0, le=FORBIDDEN)]
+Row = Annotated[Integers, ArrayOf(Whole)]
+Matrix = Annotated[Integers, ArrayOf(Whole, 2)]
+Matrices = Annotated[Integers, ArrayOf(Whole, 3)]
+
 HostPart = Literal["optimizer", "parameters", "hidden"]
 HOST_PARTS: tuple[HostPart, ...] = get_args(HostPart)
 
 
 @dataclass(frozen=True)
-class Option:
+class Option(DataclassRecord):
     """One way to run a unit. name: unique in its table; strategy: what a plan says of it, None where it is no plan's. host:
     what of it is on the host, in the order of HOST_PARTS: the optimizer, with gradients and its states; parameters; inputs."""
 
-    name: str
-    strategy: Strategy | None = None
-    host: tuple[HostPart, ...] = ()
+    name: Annotated[str, Field(min_length=1)]
+    strategy: Annotated[Strategy, FromText(parse_strategy)] | None = None
+    host: Items[HostPart] = ()
+
+    optional = ("host",)
 
     @classmethod
     def of(cls, strategy: Strategy, host: tuple[HostPart, ...] = ()) -> Option:
@@ -106,32 +119,73 @@ class OptionTable:
         forward, backward = self.work_forward_bytes + more_bytes, self.work_backward_bytes + more_bytes
         return replace(self, work_forward_bytes=forward, work_backward_bytes=backward)
 
-    def keep(self, places: Sequence[int]) -> OptionTable:
-        """The same table with only these options, in this order."""
-        chosen = list(places)
+    def keep(self, options: Sequence[int]) -> OptionTable:
+        """The table of only these options, by their indices, in this order."""
+        chosen = list(options)
         columns = {name: getattr(self, name)[chosen] for name in COLUMNS}
         halved = None if self.halved is None else self.halved.keep(chosen)
         return OptionTable(options=tuple(self.options[s] for s in chosen), halved=halved, **columns)
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        def table(record: TableRecord) -> OptionTable:
+            return cls.of(record.options, record.halved, **record.columns)
+
+        return core_schema.no_info_after_validator_function(table, handler.generate_schema(TableRecord))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The table in its file format, see `TableRecord`."""
+        columns = {name: column.tolist() for name in COLUMNS if (column := getattr(self, name)).any()}
+        halved = {} if self.halved is None else {"halved": self.halved.to_dict()}
+        return {"options": written(self.options), "columns": columns, **halved}
 
 
 COLUMNS = ("enter", "leave", *TIMES, *BYTES, "gradient_bytes")
 
 
+class TableRecord(Record):
+    """An `OptionTable` in a file. columns: by name, one number for each option; columns that are left out are 0."""
+
+    options: Annotated[Items[Option], Field(min_length=1)]
+    columns: dict[str, Row]
+    halved: Halved | None = None
+
+    @model_validator(mode="after")
+    def _lengths(self) -> TableRecord:
+        count, meaning = len(self.options), "one for each option"
+        if len({option.name for option in self.options}) < count:
+            raise InputError("", "options", "have one name twice", "give each option its own name")
+        for name, column in self.columns.items():
+            if name not in COLUMNS:
+                raise InputError("", "columns", f"has {name!r}", f"give some of: {', '.join(COLUMNS)}")
+            check_length(f"columns.{name}", column, count, meaning)
+        if self.halved is not None:
+            for half, row in enumerate(self.halved.forward_ns):
+                check_length(f"halved.forward_ns[{half}]", row, count, meaning)
+            check_length("halved.backward_ns", self.halved.backward_ns, count, meaning)
+        return self
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Halved:
+class Halved(DataclassRecord):
     """Passes of the S options on a micro-batch that goes in two halves. forward_ns: (2, S), by half; backward_ns: (S,), of both
     halves, which follow each other."""
 
-    forward_ns: Integers
-    backward_ns: Integers
+    forward_ns: Annotated[Matrix, Field(min_length=2, max_length=2)]
+    backward_ns: Row
 
-    def keep(self, places: Sequence[int]) -> Halved:
-        """The same with only these options."""
-        return Halved(forward_ns=self.forward_ns[:, places], backward_ns=self.backward_ns[places])
+    def keep(self, options: Sequence[int]) -> Halved:
+        """The passes of only these options, by their indices."""
+        return Halved(forward_ns=self.forward_ns[:, options], backward_ns=self.backward_ns[options])
+
+
+RELAYOUTS = ("relayout_forward_ns", "relayout_backward_ns", "halved_relayout_forward_ns", "halved_relayout_backward_ns")
+MATRICES = (*RELAYOUTS, "message_forward_bytes", "message_backward_bytes")
+MESSAGES = ("message_forward_ns", "message_backward_ns", "halved_message_forward_ns")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Boundary:
+class Boundary(DataclassRecord):
     """One kind of boundary between two units: C interface states before it, D after it, and K kinds of link between stages.
 
     relayout_forward_ns, relayout_backward_ns: (C, D), by the `leave` of the unit before and the `enter` of the unit after; what
@@ -144,20 +198,34 @@ class Boundary:
     is not sliced.
     """
 
-    relayout_forward_ns: Integers
-    relayout_backward_ns: Integers
-    message_forward_ns: Integers
-    message_backward_ns: Integers
-    message_forward_bytes: Integers | None = None
-    message_backward_bytes: Integers | None = None
-    halved_relayout_forward_ns: Integers | None = None
-    halved_relayout_backward_ns: Integers | None = None
-    halved_message_forward_ns: Integers | None = None
+    relayout_forward_ns: Matrix
+    relayout_backward_ns: Matrix
+    message_forward_ns: Matrices
+    message_backward_ns: Matrices
+    message_forward_bytes: Matrix | None = None
+    message_backward_bytes: Matrix | None = None
+    halved_relayout_forward_ns: Matrix | None = None
+    halved_relayout_backward_ns: Matrix | None = None
+    halved_message_forward_ns: Matrices | None = None
     relayout_at_cut: bool = True
+
+    optional = (*MATRICES[2:], MESSAGES[2], "relayout_at_cut")
+
+    @model_validator(mode="after")
+    def _without_links(self) -> Boundary:
+        """Of a file in which stages have no links: its messages are (0, C, D)."""
+        shape = np.shape(self.relayout_forward_ns) if isinstance(self.relayout_forward_ns, np.ndarray) else None
+        empty = [name for name in MESSAGES if (matrices := getattr(self, name)) is not None and not len(matrices)]
+        return self if shape is None or not empty else replace(self, **dict.fromkeys(empty, np.zeros((0, *shape), np.int64)))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The boundary in its file format."""
+        values = super().to_dict()
+        return {name: values[name] for name in (*MATRICES, *MESSAGES, "relayout_at_cut") if name in values}
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Tied:
+class Tied(DataclassRecord):
     """A table that the first and the last unit share (embedding and head).
 
     It is one parameter where both units are in one stage and have equal levels, and else two, whose gradients are summed over
@@ -166,18 +234,26 @@ class Tied:
     several stages. reduce_ns: of the sum; by the configuration.
     """
 
-    reduce_ns: int
-    equal: np.ndarray | None = None
+    reduce_ns: Whole
+    equal: Annotated[np.ndarray, ArrayOf(bool, 2, bool)] | None = None
     once: OptionTable | None = None
+
+    optional = ("equal", "once")
+
+    @model_validator(mode="after")
+    def _both(self) -> Tied:
+        if (self.equal is None) != (self.once is None):
+            raise InputError("", "once", "and equal are not both there", "give both, or none")
+        return self
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Tables:
+class Tables(DataclassRecord):
     """What one kind of site costs with one size of micro-batch. units: by kind of unit; boundaries: by kind of boundary."""
 
-    units: tuple[OptionTable, ...]
-    boundaries: tuple[Boundary, ...]
-    states: tuple[str, ...] = field(default=())  # names of interface states, for people
+    units: Annotated[Items[OptionTable], Field(min_length=1)]
+    boundaries: Items[Boundary]
+    states: Items[str] = ()  # names of interface states, for people
 
     def with_more(self, every: int, last: int) -> Tables:
         """The same with so many bytes more while a unit's passes run, and while those of the last kind do."""
@@ -197,13 +273,13 @@ class Tables:
 
 def update(digest: hashlib._Hash, record: OptionTable | Boundary | Halved | Tied) -> None:
     """Add all fields of a record of arrays to a digest."""
-    for each in fields(record):
-        value = getattr(record, each.name)
+    for field in fields(record):
+        value = getattr(record, field.name)
         if isinstance(value, np.ndarray):
             digest.update(repr(value.shape).encode() + np.ascontiguousarray(value, "<i8").tobytes())
         elif isinstance(value, OptionTable | Halved):
             update(digest, value)
-        elif each.name == "options":
+        elif field.name == "options":
             digest.update(json.dumps([option.name for option in value]).encode())
         else:
             digest.update(repr(value).encode())

@@ -13,6 +13,7 @@ from secrets import token_hex
 from typing import Any, ClassVar, Self, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+from trainplan.profiling.base.dataclass_records import DataclassRecord
 from trainplan.profiling.base.errors import InputError, shown
 from trainplan.profiling.base.quantities import parse_bytes
 
@@ -44,7 +45,7 @@ class Record(BaseModel):
             raise as_input_error(error, type(self).__name__.lower()) from None
 
 
-RecordType = TypeVar("RecordType", bound=Record)
+RecordType = TypeVar("RecordType", bound=Record | DataclassRecord)
 
 
 def name_of_source(source: object, noun: str) -> str:
@@ -164,10 +165,11 @@ def parse(source: Source, record: type[RecordType], where: str | None = None) ->
         raise as_input_error(error, where) from None
 
 
-def _other_format(value: Mapping[str, Any], record: type[Record]) -> str | None:
+def _other_format(value: Mapping[str, Any], record: type[Record | DataclassRecord]) -> str | None:
     """Which file of another format this is, by a field that none of the record's files has; None where none tells."""
     problems = {"problem": "is an instance of {}", "model_type": "is the config.json of a {}", "format": "is a file of {}"}
-    names = (name for name in problems if name in value and name not in record.model_fields)
+    fields = record.model_fields if issubclass(record, BaseModel) else record.__annotations__
+    names = (name for name in problems if name in value and name not in fields)
     return next((problems[name].format(shown(value[name])) for name in names), None)
 
 
@@ -220,6 +222,7 @@ def _fault_and_fix(error: Any) -> tuple[str, str]:
         "list_type": "give a list [...]",
         "tuple_type": "give a list [...]",
         "model_type": "give an object {...}",
+        "dataclass_type": "give an object {...}",
         "dict_type": "give an object {...}",
         "bool_type": "give true or false",
         "float_parsing": "give a number without quotes, such as 1.5",
@@ -229,7 +232,7 @@ def _fault_and_fix(error: Any) -> tuple[str, str]:
     }
     if kind == "missing":
         return "is missing", "add it (see `trainplan schema`)"
-    if kind == "extra_forbidden":
+    if kind in ("extra_forbidden", "unexpected_keyword_argument"):
         return "is not a field of this format", "remove it (see `trainplan schema`)"
     if kind == "literal_error":
         return f"is {shown(value)}", f"give {limits['expected']}"

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from trainplan.formulations.joint.enumeration import solutions
 from trainplan.formulations.joint.evaluation import evaluate
-from trainplan.formulations.joint.files import load, load_solution, solution_dict
+from trainplan.formulations.joint.instance_file import load, load_solution, solution_dict
 from trainplan.formulations.stage_assignment.problem import load as load_chain
 from trainplan.profiling.base.errors import InputError
 
