@@ -32,9 +32,8 @@ from trainplan.formulations.plan.plan import Plan
 from trainplan.formulations.plan.request import Request
 from trainplan.formulations.refinement import Refinement
 from trainplan.formulations.request_scope import RequestScope
-from trainplan.profiling.base.dataclass_records import DataclassRecord
 from trainplan.profiling.base.errors import InputError, one_of
-from trainplan.profiling.base.files import Record, Source
+from trainplan.profiling.base.files import FileFormat, Source
 from trainplan.profiling.base.plugins import attribute, load_named, names
 
 GROUP = "trainplan.problems"
@@ -184,8 +183,8 @@ class Problem(ABC):
     """
 
     name: ClassVar[str]
-    record: ClassVar[type[Record | DataclassRecord]]
-    solution_record: ClassVar[type[Record | DataclassRecord]]
+    record: ClassVar[type[FileFormat]]
+    solution_record: ClassVar[type[FileFormat]]
     solution_field: ClassVar[str] = "choice"
     solution_reader: ClassVar[str | None] = None
     parameters: ClassVar[tuple[Parameter, ...]] = ()

@@ -26,7 +26,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from itertools import groupby, pairwise
 from typing import Annotated, Any, Literal, Self
@@ -36,9 +36,10 @@ from pydantic import Field, model_validator
 from trainplan.formulations.cluster_strategy.classes import device_classes
 from trainplan.formulations.cluster_strategy.placement_costs import Placed
 from trainplan.formulations.instance import InstanceFile, ProblemInstance, Timed
-from trainplan.formulations.numbers import Integers, check_length
+from trainplan.formulations.numbers import ArrayOf, Integers, check_length
+from trainplan.profiling.base.dataclass_records import DataclassRecord, Items, written
 from trainplan.profiling.base.errors import InputError, shown
-from trainplan.profiling.base.files import Record, Source, parse
+from trainplan.profiling.base.files import Record, Source, name_of_source, parse
 from trainplan.profiling.base.quantities import format_bytes, plural
 from trainplan.profiling.clusters.network import Network
 from trainplan.profiling.costs import collective_ns
@@ -50,10 +51,12 @@ FLAGS = ("uneven_shares", "within_memory", "powers_of_two")
 
 Whole = Annotated[int, Field(ge=0, le=2**53)]
 Degree = Annotated[int, Field(ge=1, le=2**20)]
+Row = Annotated[Integers, ArrayOf(Whole)]
 
 
-class KindRecord(Record):
-    """A kind of device, and the memory that its devices have for a plan."""
+@dataclass(frozen=True)
+class Kind(DataclassRecord):
+    """A kind of device, and the memory in bytes that its devices have for a plan."""
 
     name: Annotated[str, Field(min_length=1)]
     memory_bytes: Annotated[int, Field(gt=0, le=2**48)]
@@ -66,27 +69,53 @@ class DevicesRecord(Record):
     count: Degree
 
 
-class ShardRecord(Record):
-    """What one of tmp devices holds of every layer: gradients to synchronise, and model states."""
+@dataclass(frozen=True, eq=False)
+class Shard(DataclassRecord):
+    """What one of tmp devices holds of every layer: gradients to synchronise, and model states, (L,) bytes.
+
+    whole: layers that each of the tmp devices computes all of, so that nothing is reduced.
+    """
+
+    gradient_bytes: Row
+    state_bytes: Row
+    whole: Annotated[
+        Items[Annotated[int, Field(ge=0)]],
+        Field(description="layers that each of the tmp devices computes all of, so that nothing is reduced; none by default"),
+    ] = ()
+
+    optional = ("whole",)
+
+    @cached_property
+    def gradient_sums(self) -> Integers:
+        """(L + 1,): gradient bytes of all layers before a layer."""
+        return np.pad(self.gradient_bytes.cumsum(), (1, 0))
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ShardRecord(Shard):
+    """A shard in a file, with the number of devices that it is for."""
 
     tmp: Degree
-    gradient_bytes: list[Whole]
-    state_bytes: list[Whole]
-    whole: Annotated[
-        list[Annotated[int, Field(ge=0)]],
-        Field(description="layers that each of the tmp devices computes all of, so that nothing is reduced; none by default"),
-    ] = Field(default_factory=list)
 
 
-class TableRecord(Record):
-    """Every layer with mbs samples on one of tmp devices: time of both passes by kind, bytes kept between them, and the most
-    beside."""
+@dataclass(frozen=True, eq=False)
+class LayerTable(DataclassRecord):
+    """Every layer with mbs samples on one of tmp devices.
+
+    layer_ns: (kinds, L), of both passes; kept_bytes: (L,), between them; workspace_bytes: (L,), the most that a pass adds.
+    """
+
+    layer_ns: Annotated[Integers, ArrayOf(Whole, 2), Field(description="for each kind of device, by layer")]
+    kept_bytes: Row
+    workspace_bytes: Row
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class LayerTableRecord(LayerTable):
+    """A table in a file, with the numbers of devices and of samples that it is for."""
 
     tmp: Degree
     mbs: Degree
-    layer_ns: Annotated[list[list[Whole]], Field(description="for each kind of device, by layer")]
-    kept_bytes: list[Whole]
-    workspace_bytes: list[Whole]
 
 
 class InstanceRecord(InstanceFile):
@@ -94,15 +123,15 @@ class InstanceRecord(InstanceFile):
 
     problem: Literal["cluster-strategy"]
     batch: Annotated[int, Field(ge=1, le=LARGEST_BATCH, description="samples of one step, gbs")]
-    layer_names: Annotated[list[str], Field(min_length=1, max_length=10_000)]
-    kinds: Annotated[list[KindRecord], Field(min_length=1)]
+    layer_names: Annotated[Items[str], Field(min_length=1, max_length=10_000)]
+    kinds: Annotated[Items[Kind], Field(min_length=1)]
     devices: Annotated[list[DevicesRecord], Field(min_length=1)]
     network: Network
-    reductions: Annotated[list[Whole], Field(description="all-reduces of a layer over its tmp devices, both passes")]
-    reduced_bytes: Annotated[list[Whole], Field(description="all of them together, of one sample")]
-    boundary_bytes: Annotated[list[Whole], Field(description="v: bytes across the cut, of one sample, one way")]
+    reductions: Annotated[Row, Field(description="all-reduces of a layer over its tmp devices, both passes")]
+    reduced_bytes: Annotated[Row, Field(description="all of them together, of one sample")]
+    boundary_bytes: Annotated[Row, Field(description="v: bytes across the cut, of one sample, one way")]
     shards: Annotated[list[ShardRecord], Field(min_length=1)]
-    tables: Annotated[list[TableRecord], Field(min_length=1)]
+    tables: Annotated[list[LayerTableRecord], Field(min_length=1)]
     uneven_shares: bool = False
     within_memory: bool = True
     powers_of_two: Annotated[bool, Field(description="dp and tmp are powers of two, as plans have them")] = False
@@ -140,7 +169,7 @@ class InstanceRecord(InstanceFile):
             rows = [(f"layer_ns[{k}]", row) for k, row in enumerate(table.layer_ns)]
             for name, row in [*rows, ("kept_bytes", table.kept_bytes), ("workspace_bytes", table.workspace_bytes)]:
                 check_length(f"tables[{i}].{name}", row, layers)
-            if (longest := -(-self.batch // table.mbs) * max(map(sum, table.layer_ns))) > LARGEST:
+            if (longest := -(-self.batch // table.mbs) * max(map(sum, table.layer_ns.tolist()))) > LARGEST:
                 problem = f"take {longest:.3g} ns in a step of {self.batch} samples"
                 raise InputError("", f"tables[{i}].layer_ns", problem, f"give times that stay within {LARGEST:.3g}")
         if len({(table.tmp, table.mbs) for table in self.tables}) < len(self.tables):
@@ -153,9 +182,9 @@ class InstanceRecord(InstanceFile):
     def _most_communication_ns(self, devices: int) -> float:
         """All messages of a step one after another, as if each were an all-reduce among all devices."""
         stages, everyone = min(devices, len(self.layer_names)), tuple(range(devices))
-        messages = self.batch * (2 * stages + sum(self.reductions)) + 2
-        size = self.batch * (2 * stages * max(self.boundary_bytes, default=0) + sum(self.reduced_bytes))
-        size += max(sum(shard.gradient_bytes) for shard in self.shards) + self.tied_bytes
+        messages = self.batch * (2 * stages + sum(self.reductions.tolist())) + 2
+        size = self.batch * (2 * stages * max(self.boundary_bytes.tolist(), default=0) + sum(self.reduced_bytes.tolist()))
+        size += max(sum(shard.gradient_bytes.tolist()) for shard in self.shards) + self.tied_bytes
         each, whole = (collective_ns(self.network, "all-reduce", float(of), everyone) for of in (0, size))
         return messages * each + whole
 
@@ -170,37 +199,6 @@ class SolutionRecord(Record):
     placement: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
     cuts: list[Annotated[int, Field(ge=0)]]
     shares: list[Annotated[int, Field(ge=1, le=LARGEST_BATCH)]] | None = None
-
-
-@dataclass(frozen=True)
-class Kind:
-    """A kind of device."""
-
-    name: str
-    memory_bytes: int
-
-
-@dataclass(frozen=True, eq=False)
-class Shard:
-    """One of tmp devices' part of every layer, (L,) each. whole: layers that each of them computes all of."""
-
-    gradient_bytes: Integers
-    state_bytes: Integers
-    whole: tuple[int, ...] = ()
-
-    @cached_property
-    def gradient_sums(self) -> Integers:
-        """Gradient bytes of all layers before each: (L + 1,)."""
-        return np.pad(self.gradient_bytes.cumsum(), (1, 0))
-
-
-@dataclass(frozen=True, eq=False)
-class LayerTable:
-    """Every layer with mbs samples on one of tmp devices. layer_ns: (kinds, L), both passes; the others (L,)."""
-
-    layer_ns: Integers
-    kept_bytes: Integers
-    workspace_bytes: Integers
 
 
 @dataclass(frozen=True, order=True)
@@ -332,17 +330,12 @@ class Instance(ProblemInstance):
         return {
             **self.header,
             **self.lists(("batch", *ARRAYS, *FLAGS, "layer_names", *(["tied_bytes"] if self.tied_bytes else []))),
-            "kinds": [asdict(kind) for kind in self.kinds],
+            "kinds": written(self.kinds),
             "devices": [{"kind": kind, "count": len(list(run))} for kind, run in groupby(self.device_kinds)],
             "network": self.network.model_dump(exclude_none=True),
-            "shards": [{"tmp": tmp, **_lists(shard)} for tmp, shard in self.shards.items()],
-            "tables": [{"tmp": tmp, "mbs": mbs, **_lists(table)} for (tmp, mbs), table in self.tables.items()],
+            "shards": [{"tmp": tmp, **shard.to_dict()} for tmp, shard in self.shards.items()],
+            "tables": [{"tmp": tmp, "mbs": mbs, **table.to_dict()} for (tmp, mbs), table in self.tables.items()],
         }
-
-
-def _lists(columns: Shard | LayerTable) -> dict[str, Any]:
-    values = {column.name: getattr(columns, column.name) for column in fields(columns)}
-    return {name: np.asarray(value).tolist() for name, value in values.items() if len(value)}
 
 
 @dataclass(frozen=True)
@@ -396,31 +389,21 @@ class Evaluation(Timed):
 
 
 def load(source: Source, where: str = "instance") -> Instance:
-    """An instance from a file or a dict (which errors then call `where`). Raises InputError naming file, field and fix."""
-    record = parse(source, InstanceRecord, where if isinstance(source, Mapping) else None)
-
-    def array(values: Any) -> Any:
-        return np.array(values, np.int64)
-
+    """The instance of a file or of a dict, which errors call `where`. Raises InputError with file, field, value and fix."""
+    record = parse(source, InstanceRecord, name_of_source(source, where))
+    same = ("batch", "layer_names", "kinds", "network", *ARRAYS, *FLAGS, "tied_bytes")
     return Instance(
-        batch=record.batch,
-        layer_names=tuple(record.layer_names),
-        kinds=tuple(Kind(kind.name, kind.memory_bytes) for kind in record.kinds),
+        **{name: getattr(record, name) for name in same},
         device_kinds=tuple(run.kind for run in record.devices for _ in range(run.count)),
-        network=record.network,
-        **{name: array(getattr(record, name)) for name in ARRAYS},
-        shards={s.tmp: Shard(array(s.gradient_bytes), array(s.state_bytes), tuple(s.whole)) for s in record.shards},
-        tables={
-            (t.tmp, t.mbs): LayerTable(array(t.layer_ns), array(t.kept_bytes), array(t.workspace_bytes)) for t in record.tables
-        },
-        **record.tuples((*FLAGS, "tied_bytes")),
+        shards={shard.tmp: shard for shard in record.shards},
+        tables={(table.tmp, table.mbs): table for table in record.tables},
         **record.labels,
     )
 
 
 def load_solution(source: Source) -> Solution:
     """A solution from a file or a dict; without shares, those of an even batch are meant. Raises InputError."""
-    record = parse(source, SolutionRecord, "solution" if isinstance(source, Mapping) else None)
+    record = parse(source, SolutionRecord, name_of_source(source, "solution"))
     degrees = Degrees(record.pp, record.dp, record.tmp, record.mbs)
     return Solution(degrees, tuple(record.placement), tuple(record.cuts), tuple(record.shares or ()))
 

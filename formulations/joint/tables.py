@@ -20,7 +20,7 @@ from pydantic import Field, GetCoreSchemaHandler, model_validator
 from pydantic_core import CoreSchema, core_schema
 from trainplan.formulations.numbers import ArrayOf, Integers, check_length
 from trainplan.formulations.plan.strategy import Strategy, parse_strategy
-from trainplan.profiling.base.dataclass_records import DataclassRecord, FromText, Items, written
+from trainplan.profiling.base.dataclass_records import DataclassRecord, Items, ReadAs, written
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.files import Record
 
@@ -47,7 +47,7 @@ class Option(DataclassRecord):
     what of it is on the host, in the order of HOST_PARTS: the optimizer, with gradients and its states; parameters; inputs."""
 
     name: Annotated[str, Field(min_length=1)]
-    strategy: Annotated[Strategy, FromText(parse_strategy)] | None = None
+    strategy: Annotated[Strategy, ReadAs(str, parse_strategy)] | None = None
     host: Items[HostPart] = ()
 
     optional = ("host",)
@@ -214,9 +214,12 @@ class Boundary(DataclassRecord):
     @model_validator(mode="after")
     def _without_links(self) -> Boundary:
         """Of a file in which stages have no links: its messages are (0, C, D)."""
-        shape = np.shape(self.relayout_forward_ns) if isinstance(self.relayout_forward_ns, np.ndarray) else None
+        shape = getattr(self.relayout_forward_ns, "shape", None)  # none of lists of unequal lengths
         empty = [name for name in MESSAGES if (matrices := getattr(self, name)) is not None and not len(matrices)]
-        return self if shape is None or not empty else replace(self, **dict.fromkeys(empty, np.zeros((0, *shape), np.int64)))
+        if shape is None or not empty:
+            return self
+        arrays: dict[str, Any] = dict.fromkeys(empty, np.zeros((0, *shape), np.int64))
+        return replace(self, **arrays)
 
     def to_dict(self) -> dict[str, Any]:
         """The boundary in its file format."""

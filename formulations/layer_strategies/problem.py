@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
@@ -24,7 +24,7 @@ from trainplan.formulations.numbers import Bytes, Integers, TimeNs, check_length
 from trainplan.formulations.pair_tables import PairTable, arrays_of, check_tables, tables_in_file
 from trainplan.formulations.plan.strategy import parse_strategy
 from trainplan.profiling.base.errors import InputError
-from trainplan.profiling.base.files import Record, Source, parse
+from trainplan.profiling.base.files import Record, Source, name_of_source, parse
 from trainplan.profiling.base.quantities import format_bytes
 
 NAME = "layer-strategies"
@@ -185,8 +185,8 @@ class Evaluation(Timed):
 
 
 def load(source: Source, where: str = "instance") -> Instance:
-    """An instance from a file or a dict (which errors then call `where`). Raises InputError naming file, field and fix."""
-    record = parse(source, InstanceRecord, where if isinstance(source, Mapping) else None)
+    """The instance of a file or of a dict, which errors call `where`. Raises InputError with file, field, value and fix."""
+    record = parse(source, InstanceRecord, name_of_source(source, where))
 
     def column(name: str) -> Any:
         arrays: list[Integers] = []
@@ -207,8 +207,8 @@ def load(source: Source, where: str = "instance") -> Instance:
 
 
 def load_solution(source: Source) -> tuple[int, ...]:
-    """A solution's choice from a file or a dict. Raises InputError."""
-    return tuple(parse(source, SolutionRecord, "solution" if isinstance(source, Mapping) else None).choice)
+    """The choice of a solution's file or dict. Raises InputError."""
+    return tuple(parse(source, SolutionRecord, name_of_source(source, "solution")).choice)
 
 
 def solution_dict(choice: Sequence[int]) -> dict[str, Any]:

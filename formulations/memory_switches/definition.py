@@ -28,7 +28,7 @@ class MemorySwitches(Problem):
 
     name = problem.NAME
     record = problem.InstanceRecord
-    solution_record = problem.SolutionRecord
+    solution_record = problem.Solution
     solved_by = "trainplan.solvers.switches"
     picture = "trainplan.pictures.lanes:draw_switches"
     parameters = (PAPER_COMBINATIONS, BY_UNIT)

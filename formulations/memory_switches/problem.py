@@ -24,8 +24,9 @@ from trainplan.formulations.instance import InstanceFile, ProblemInstance
 from trainplan.formulations.memory_switches.simulation import Evaluation, simulate_one
 from trainplan.formulations.numbers import Bytes, Integers, TimeNs
 from trainplan.formulations.plan.switches import SWITCHES, Switches, SwitchName, combinations
+from trainplan.profiling.base.dataclass_records import DataclassRecord, Items, ReadAs
 from trainplan.profiling.base.errors import InputError
-from trainplan.profiling.base.files import Record, Source, parse
+from trainplan.profiling.base.files import Record, Source, name_of_source, parse
 from trainplan.profiling.base.quantities import format_bytes
 
 NAME = "memory-switches"
@@ -98,19 +99,6 @@ class InstanceRecord(InstanceFile):
         return self
 
 
-class SolutionRecord(Record):
-    """The file format of a solution: of every layer, the switches that are on."""
-
-    switches: Annotated[list[list[SwitchName]], Field(min_length=1, max_length=MOST_LAYERS)]
-
-    @model_validator(mode="after")
-    def _each_once(self) -> SolutionRecord:
-        for i, names in enumerate(self.switches):
-            if repeated := [name for name in names if names.count(name) > 1]:
-                raise InputError("", f"switches[{i}]", f"names {repeated[0]} twice", "name each switch that is on once")
-        return self
-
-
 SETTINGS = ("nvlink", "offload_needs_ckpt", "memory_bytes")
 COLUMNS = tuple(name for name in LayerRecord.model_fields if name != "name")
 
@@ -174,11 +162,24 @@ class Instance(ProblemInstance):
         }
 
 
-@dataclass(frozen=True)
-class Solution:
-    """The switches of every layer."""
+def _switches(names: list[SwitchName]) -> Switches:
+    """The switches of one layer in a file. Raises InputError where one is named twice."""
+    if repeated := [name for name in names if names.count(name) > 1]:
+        raise InputError("", "", f"names {repeated[0]} twice", "name each switch that is on once")
+    return Switches.of(names)
 
-    switches: tuple[Switches, ...]
+
+@dataclass(frozen=True)
+class Solution(DataclassRecord):
+    """The switches of every layer. In files, the names of those that are on."""
+
+    switches: Annotated[
+        Items[Annotated[Switches, ReadAs(list[SwitchName], _switches)]], Field(min_length=1, max_length=MOST_LAYERS)
+    ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The solution in its file format."""
+        return {"switches": [list(switches.names) for switches in self.switches]}
 
 
 def matrix(solutions: Sequence[Solution]) -> NDArray[np.bool_]:
@@ -188,8 +189,8 @@ def matrix(solutions: Sequence[Solution]) -> NDArray[np.bool_]:
 
 
 def load(source: Source, where: str = "instance") -> Instance:
-    """An instance from a file or a dict. Raises InputError."""
-    record = parse(source, InstanceRecord, where if isinstance(source, Mapping) else None)
+    """The instance of a file or of a dict, which errors call `where`. Raises InputError with file, field, value and fix."""
+    record = parse(source, InstanceRecord, name_of_source(source, where))
     columns = {name: np.array([getattr(layer, name) for layer in record.layers], np.int64) for name in COLUMNS}
     named = any(layer.name for layer in record.layers)
     return Instance(
@@ -201,14 +202,13 @@ def load(source: Source, where: str = "instance") -> Instance:
 
 
 def load_solution(source: Source) -> Solution:
-    """A solution from a file or a dict. Raises InputError."""
-    record = parse(source, SolutionRecord, "solution" if isinstance(source, Mapping) else None)
-    return Solution(tuple(Switches.of(names) for names in record.switches))
+    """The solution of a file or of a dict. Raises InputError."""
+    return parse(source, Solution, name_of_source(source, "solution"))
 
 
 def solution_dict(solution: Solution) -> dict[str, Any]:
     """A solution in its file format."""
-    return {"switches": [list(switches.names) for switches in solution.switches]}
+    return solution.to_dict()
 
 
 def evaluate(instance: Instance, solution: Solution) -> Evaluation:

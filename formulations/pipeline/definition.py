@@ -12,7 +12,7 @@ from trainplan.formulations.pipeline import problem
 from trainplan.formulations.pipeline.costs import PipelineCosts
 from trainplan.formulations.pipeline.enumeration import plan_count, plans
 from trainplan.formulations.pipeline.layouts import least_ns, parts
-from trainplan.formulations.pipeline.problem import SCHEDULES, Instance, InstanceRecord, Solution, SolutionRecord
+from trainplan.formulations.pipeline.problem import SCHEDULES, Instance, InstanceRecord, Solution
 from trainplan.formulations.plan.plan import Batch, Plan, staged_plan
 from trainplan.formulations.plan.request import Request
 from trainplan.formulations.problem import Enumeration, Models, Problem, SingleStrategy, Subproblem, Table
@@ -85,7 +85,7 @@ class Pipeline(StagedProblem):
     """Stages, micro-batches and the strategy of every layer, for one batch."""
 
     name = problem.NAME
-    record, solution_record = InstanceRecord, SolutionRecord
+    record, solution_record = InstanceRecord, Solution
     solved_by = "trainplan.solvers.pipeline"
     parameters = (COST_MODEL, PIPELINE, MICRO_BATCHES, SCHEDULE, SPACE, BY_UNIT, TAKEAWAY3)
     enumeration = Enumeration(plan_count, improving)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -34,8 +34,9 @@ from trainplan.formulations.pair_tables import PairTable, arrays_of, check_table
 from trainplan.formulations.plan.strategy import parse_strategy
 from trainplan.formulations.schedule.orders import Schedule, most_in_flight
 from trainplan.formulations.schedule.stage_memory import stage_peak
+from trainplan.profiling.base.dataclass_records import DataclassRecord, Items
 from trainplan.profiling.base.errors import InputError
-from trainplan.profiling.base.files import Record, Source, parse
+from trainplan.profiling.base.files import Record, Source, name_of_source, parse
 from trainplan.profiling.base.quantities import format_bytes
 
 NAME = "pipeline"
@@ -127,14 +128,6 @@ class InstanceRecord(InstanceFile):
         longest = max((o.time_ns for o in every), default=0) + sum(max(times, default=0) for times in moves)
         fullest = max((o.state_bytes + o.backward_bytes + m * o.forward_bytes for o in every), default=0)
         check_sums(f"{where}.micro_batches", m, f"{layers} layers", m * layers * longest, layers * fullest)
-
-
-class SolutionRecord(Record):
-    """The file format of a solution: the configuration, the layers of each stage, and the option of every layer."""
-
-    configuration: Annotated[int, Field(ge=0)]
-    stages: Annotated[list[Annotated[int, Field(ge=1)]], Field(min_length=1)]
-    choice: list[Annotated[int, Field(ge=0)]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -323,12 +316,12 @@ def _balance(shares: Sequence[int]) -> float:
 
 
 @dataclass(frozen=True)
-class Solution:
-    """A configuration by its place, the number of layers of each stage, and the option of every layer."""
+class Solution(DataclassRecord):
+    """The index of a configuration, the number of layers of each of its stages, and the index of every layer's option."""
 
-    configuration: int
-    stages: tuple[int, ...]
-    choice: tuple[int, ...]
+    configuration: Annotated[int, Field(ge=0)]
+    stages: Annotated[Items[Annotated[int, Field(ge=1)]], Field(min_length=1)]
+    choice: Items[Annotated[int, Field(ge=0)]]
 
     def spans(self) -> list[tuple[int, int]]:
         """First and last layer of every stage."""
@@ -342,8 +335,8 @@ def spans_of_sizes(sizes: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def load(source: Source, where: str = "instance") -> Instance:
-    """An instance from a file or a dict (which errors then call `where`). Raises InputError naming file, field and fix."""
-    record = parse(source, InstanceRecord, where if isinstance(source, Mapping) else None)
+    """The instance of a file or of a dict, which errors call `where`. Raises InputError with file, field, value and fix."""
+    record = parse(source, InstanceRecord, name_of_source(source, where))
     configurations = [
         Configuration(entry.stages, entry.micro_batches, tables_of(entry), entry.schedule) for entry in record.configurations
     ]
@@ -371,18 +364,13 @@ def common_fields(record: InstanceRecord) -> dict[str, Any]:
 
 
 def load_solution(source: Source) -> Solution:
-    """A solution from a file or a dict. Raises InputError."""
-    record = parse(source, SolutionRecord, "solution" if isinstance(source, Mapping) else None)
-    return Solution(record.configuration, tuple(record.stages), tuple(record.choice))
+    """The solution of a file or of a dict. Raises InputError."""
+    return parse(source, Solution, name_of_source(source, "solution"))
 
 
 def solution_dict(solution: Solution) -> dict[str, Any]:
     """A solution in its file format."""
-    return {
-        "configuration": solution.configuration,
-        "stages": list(solution.stages),
-        "choice": [int(s) for s in solution.choice],
-    }
+    return solution.to_dict()
 
 
 def iteration_ns(configuration: Configuration, times_ns: Sequence[int], syncs_ns: Sequence[int]) -> int:

@@ -36,7 +36,7 @@ class PipelinePartition(Cutting):
     name = problem.NAME
     solved_by = "trainplan.solvers.partition"
     record = problem.InstanceRecord
-    solution_record = problem.SolutionRecord
+    solution_record = problem.Solution
     picture = "trainplan.pictures.timeline:draw_partition"
     parameters = (PIPELINE, MICRO_BATCHES, DP, TP, RECOMPUTE, IGNORE_MEMORY, BY_UNIT, SLICED, OBJECTIVE)
     enumeration = cut_enumeration(Solution)

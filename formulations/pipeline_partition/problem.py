@@ -20,7 +20,6 @@ that their bounds speak of; `solvers.partition.depths` plans slicing and the who
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -35,7 +34,7 @@ from trainplan.formulations.schedule.critical_path import Critical, critical_pat
 from trainplan.formulations.schedule.orders import most_sliced, one_f_one_b
 from trainplan.formulations.schedule.simulate import Timeline, Work, simulate
 from trainplan.profiling.base.errors import InputError
-from trainplan.profiling.base.files import Record, Source, parse
+from trainplan.profiling.base.files import Source, name_of_source, parse
 from trainplan.profiling.base.quantities import span
 
 NAME = "pipeline-partition"
@@ -52,7 +51,7 @@ class InstanceRecord(ChainFile):
     transfer_ns: Annotated[OneOrEach[TimeNs], Field(description="Comm: of a message between two stages, or one for each cut")]
     names: Annotated[list[str] | None, Field(description="of the sub-layers")] = None
     layers: Annotated[
-        list[Annotated[int, Field(ge=0)]] | None,
+        list[Annotated[int, Field(ge=0, le=2**53)]] | None,
         Field(description="layer of each sub-layer, not falling; for planners that cut between layers only"),
     ] = None
     sync_ns: Annotated[
@@ -82,16 +81,6 @@ class InstanceRecord(ChainFile):
             fix = f"give at most {LARGEST_STEP // self.stages}: every pass is simulated"
             raise InputError("", "micro_batches", problem, fix)
         return self
-
-
-class SolutionRecord(Record):
-    """The file format of a solution.
-
-    cuts: the first sub-layer of every stage but the first, numbered from 0. sliced: micro-batches that begin in two halves.
-    """
-
-    cuts: list[Annotated[int, Field(ge=0)]]
-    sliced: Annotated[int, Field(ge=0)] = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,9 +177,11 @@ class Instance(Chain):
 
 @dataclass(frozen=True)
 class Solution(Cuts):
-    """cuts: the first sub-layer of every stage but the first. sliced: how many micro-batches begin in two halves."""
+    """The first sub-layer of every stage but the first, by its index. sliced: how many micro-batches begin in two halves."""
 
-    sliced: int = 0
+    sliced: Annotated[int, Field(ge=0)] = 0
+
+    optional = ("sliced",)
 
 
 @dataclass(frozen=True)
@@ -244,8 +235,8 @@ class Evaluation:
 
 
 def load(source: Source, where: str = "instance") -> Instance:
-    """An instance from a file or a dict (which errors then call `where`). Raises InputError naming file, field and fix."""
-    record = parse(source, InstanceRecord, where if isinstance(source, Mapping) else None)
+    """The instance of a file or of a dict, which errors call `where`. Raises InputError with file, field, value and fix."""
+    record = parse(source, InstanceRecord, name_of_source(source, where))
     count = len(record.forward_ns)
     moves = record.transfer_ns if isinstance(record.transfer_ns, list) else [record.transfer_ns] * (count - 1)
     return Instance(
@@ -260,15 +251,13 @@ def load(source: Source, where: str = "instance") -> Instance:
 
 
 def load_solution(source: Source) -> Solution:
-    """A solution from a file or a dict. Raises InputError."""
-    record = parse(source, SolutionRecord, "solution" if isinstance(source, Mapping) else None)
-    return Solution(tuple(record.cuts), record.sliced)
+    """The solution of a file or of a dict. Raises InputError."""
+    return parse(source, Solution, name_of_source(source, "solution"))
 
 
 def solution_dict(solution: Solution) -> dict[str, Any]:
     """A solution in its file format."""
-    cuts = {"cuts": [int(first) for first in solution.cuts]}
-    return cuts | ({"sliced": solution.sliced} if solution.sliced else {})
+    return solution.to_dict()
 
 
 def evaluate(instance: Instance, solution: Solution) -> Evaluation:

@@ -18,7 +18,7 @@ from trainplan.formulations.plan.validation import check_plan
 from trainplan.formulations.schedule.orders import PlanSchedule
 from trainplan.profiling.base.display import in_one_line
 from trainplan.profiling.base.errors import InputError
-from trainplan.profiling.base.files import Record, as_input_error, only, parse
+from trainplan.profiling.base.files import Record, as_input_error, name_of_source, only, parse
 from trainplan.profiling.base.quantities import plural
 from trainplan.profiling.clusters.network import Network
 from trainplan.profiling.models.model import Model, model_from_shape
@@ -325,7 +325,7 @@ def load_plan(source: Plan | str | os.PathLike[str] | Mapping[str, Any]) -> Plan
     """A plan from its JSON file or a dict, checked (a plan is given back). Raises InputError."""
     if isinstance(source, Plan):
         return source
-    return parse(source, Plan, "plan" if isinstance(source, Mapping) else None)
+    return parse(source, Plan, name_of_source(source, "plan"))
 
 
 def staged_plan(

@@ -13,7 +13,8 @@ from pydantic import Field
 from trainplan.formulations.instance import InstanceFile, ProblemInstance
 from trainplan.formulations.numbers import Integers, check_sums
 from trainplan.formulations.schedule.orders import most_in_flight
-from trainplan.formulations.schedule.stage_memory import Memory, MemoryRecord
+from trainplan.formulations.schedule.stage_memory import Memory
+from trainplan.profiling.base.dataclass_records import DataclassRecord, Items
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.quantities import format_bytes
 
@@ -25,7 +26,7 @@ class ChainFile(InstanceFile):
 
     stages: Annotated[int, Field(ge=1, le=MOST_LAYERS)]
     micro_batches: Annotated[int, Field(ge=1, le=10**6, description="gas: micro-batches of one iteration")]
-    memory: MemoryRecord | None = None
+    memory: Memory | None = None
 
     def check_stages(self, name: str, count: int, noun: str) -> None:
         """Raises InputError where the list `name` has not 1 to 10,000 entries, or where there are more stages than these."""
@@ -45,7 +46,7 @@ class ChainFile(InstanceFile):
     @property
     def common(self) -> dict[str, Any]:
         """The fields that instances of chains have in common."""
-        memory = None if self.memory is None else Memory.of(self.memory, self.stages)
+        memory = None if self.memory is None else self.memory.of_stages(self.stages)
         return {"stages": self.stages, "micro_batches": self.micro_batches, "memory": memory, **self.labels}
 
 
@@ -140,10 +141,10 @@ class Chain(ProblemInstance):
 
 
 @dataclass(frozen=True)
-class Cuts:
-    """A solution of a chain. cuts: the first layer of every stage but the first."""
+class Cuts(DataclassRecord):
+    """A solution of a chain. cuts: the first layer of every stage but the first, by its index."""
 
-    cuts: tuple[int, ...]
+    cuts: Items[Annotated[int, Field(ge=0)]]
 
     def spans(self, layers: int) -> list[tuple[int, int]]:
         """First and last layer of every stage."""

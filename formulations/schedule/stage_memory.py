@@ -19,16 +19,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated, Any
 
 import numpy as np
 from pydantic import Field
-from trainplan.formulations.numbers import Bytes, Integers, OneOrEach, check_length
-from trainplan.profiling.base.files import Record
+from trainplan.formulations.numbers import ArrayOf, Bytes, Integers, OneOrEach, check_length
+from trainplan.profiling.base.dataclass_records import DataclassRecord, ReadAs
 
 COLUMNS = ("state_bytes", "kept_bytes", "workspace_bytes")
 
 Limit = Annotated[int, Field(gt=0, le=2**48)]
+Column = Annotated[Integers, ArrayOf(Bytes)]
 
 
 def stage_peak(
@@ -51,45 +53,39 @@ def stage_peak(
     return base + by_layer.max(axis=-1), by_layer.argmax(axis=-1)
 
 
-class MemoryRecord(Record):
-    """What the layers need, and what the devices have, in a file."""
+@dataclass(frozen=True, eq=False)
+class Memory(DataclassRecord):
+    """What stages need by sum and largest workspace: `stage_peak` where nothing is stacked.
 
-    limit_bytes: Annotated[OneOrEach[Limit], Field(description="E: of every stage's device, or a list with one for each stage")]
-    state_bytes: Annotated[list[Bytes], Field(description="O_ms: parameters, gradients, optimizer states of each layer")]
-    kept_bytes: Annotated[list[Bytes], Field(description="O_f: kept for one micro-batch until its backward pass")]
-    workspace_bytes: Annotated[list[Bytes], Field(description="O_w: held while the layer itself is computed")]
+    limit_bytes: (k,), of every stage; in files also one number for all stages, which is an array of no dimension until
+    `of_stages`. state_bytes, kept_bytes, workspace_bytes: (L,), of every layer; `kept_bytes`, named by the file format, is the
+    column `carried` of the one model: what a micro-batch holds for as long as it is in flight.
+    """
+
+    limit_bytes: Annotated[
+        Integers,
+        ReadAs(OneOrEach[Limit], partial(np.array, dtype=np.int64)),
+        Field(description="E: of every stage's device, or a list with one for each stage"),
+    ]
+    state_bytes: Annotated[Column, Field(description="O_ms: parameters, gradients, optimizer states of each layer")]
+    kept_bytes: Annotated[Column, Field(description="O_f: kept for one micro-batch until its backward pass")]
+    workspace_bytes: Annotated[Column, Field(description="O_w: held while the layer itself is computed")]
 
     def check(self, layers: int, stages: int) -> None:
-        """Raises InputError where a list has another length."""
+        """Raises InputError where an array has another length."""
         for name in COLUMNS:
             check_length(f"memory.{name}", getattr(self, name), layers, "one for each layer")
-        if isinstance(self.limit_bytes, list):
+        if self.limit_bytes.ndim:
             check_length("memory.limit_bytes", self.limit_bytes, stages, "one for each stage")
 
     def most_bytes(self, in_flight: int) -> int:
-        """No stage needs more bytes than this, with so many micro-batches in flight."""
-        state, kept, workspace = (sum(getattr(self, name)) for name in COLUMNS)
+        """A number of bytes that no stage exceeds, with so many micro-batches in flight."""
+        state, kept, workspace = (int(getattr(self, name).sum()) for name in COLUMNS)
         return state + in_flight * kept + workspace
 
-
-@dataclass(frozen=True, eq=False)
-class Memory:
-    """What stages need by sum and largest workspace: `stage_peak` where nothing is stacked.
-
-    limit_bytes: of each of the k stages. state_bytes, kept_bytes, workspace_bytes: of each of the L layers; `kept_bytes`, named
-    by the file format, is the column `carried` of the one model: what a micro-batch holds for as long as it is in flight.
-    """
-
-    limit_bytes: Integers
-    state_bytes: Integers
-    kept_bytes: Integers
-    workspace_bytes: Integers
-
-    @classmethod
-    def of(cls, record: MemoryRecord, stages: int) -> Memory:
-        """The memory of a file, whose one limit is that of all stages."""
-        limits = np.broadcast_to(np.array(record.limit_bytes, np.int64), (stages,))
-        return cls(limits, *(np.array(getattr(record, name), np.int64) for name in COLUMNS))
+    def of_stages(self, stages: int) -> Memory:
+        """The memory with a limit for each of so many stages."""
+        return self.with_limits(np.broadcast_to(self.limit_bytes, (stages,)))
 
     def with_limits(self, limit_bytes: Integers) -> Memory:
         """The same layers under other limits, one for each stage."""
@@ -103,8 +99,7 @@ class Memory:
     def to_dict(self) -> dict[str, Any]:
         """The memory in its file format: one limit where all stages have the same."""
         limits = self.limit_bytes.tolist()
-        fields: dict[str, Any] = {"limit_bytes": limits[0] if len(set(limits)) == 1 else limits}
-        return fields | {name: getattr(self, name).tolist() for name in COLUMNS}
+        return super().to_dict() | {"limit_bytes": limits[0] if len(set(limits)) == 1 else limits}
 
     def stage_peak(self, first: int, end: int, in_flight: int) -> tuple[int, int]:
         """The peak of a stage with the layers first .. end - 1, in bytes, and the layer in whose backward pass it is."""

@@ -14,7 +14,7 @@ from trainplan.formulations.plan.plan import Plan
 from trainplan.formulations.plan.request import Request
 from trainplan.formulations.problem import Table
 from trainplan.formulations.stage_assignment import problem
-from trainplan.formulations.stage_assignment.problem import NAME, Instance, InstanceRecord, Solution, SolutionRecord
+from trainplan.formulations.stage_assignment.problem import NAME, Instance, InstanceRecord, Solution
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.quantities import divisors, format_bytes, format_time
 
@@ -25,7 +25,7 @@ class StageAssignment(Cutting):
     solved_by = "trainplan.solvers.assignment"
     name = NAME
     record = InstanceRecord
-    solution_record = SolutionRecord
+    solution_record = Solution
     degrees = tuple(replace(degree, default=1) for degree in (PIPELINE, MICRO_BATCHES, TP))
     parameters = (*degrees, RECOMPUTE, IGNORE_MEMORY, BY_UNIT)
     enumeration = cut_enumeration(Solution)

@@ -15,7 +15,6 @@ numbers are integers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Literal
 
@@ -24,7 +23,7 @@ from pydantic import Discriminator, Field, Tag, model_validator
 from trainplan.formulations.instance import Timed
 from trainplan.formulations.numbers import Integers, TimeNs, check_length
 from trainplan.formulations.schedule.chains import Chain, ChainFile, Cuts
-from trainplan.profiling.base.files import Record, Source, parse
+from trainplan.profiling.base.files import Source, name_of_source, parse
 
 NAME = "stage-assignment"
 
@@ -74,12 +73,6 @@ class InstanceRecord(ChainFile):
         check_length(name, times, count, "one for each stage" if name == "layer_ns" else "one for each boundary of two stages")
         for index, row in enumerate(times):
             check_length(f"{name}[{index}]", row, length, meaning)
-
-
-class SolutionRecord(Record):
-    """The file format of a solution: the first layer of every stage but the first, layers numbered from 0."""
-
-    cuts: list[Annotated[int, Field(ge=0)]]
 
 
 def _many(value: list[Any]) -> bool:
@@ -157,8 +150,8 @@ class Evaluation(Timed):
 
 
 def load(source: Source, where: str = "instance") -> Instance:
-    """An instance from a file or a dict (which errors then call `where`). Raises InputError naming file, field and fix."""
-    record = parse(source, InstanceRecord, where if isinstance(source, Mapping) else None)
+    """The instance of a file or of a dict, which errors call `where`. Raises InputError with file, field, value and fix."""
+    record = parse(source, InstanceRecord, name_of_source(source, where))
     stages = record.stages
     layer_ns = np.array(record.layer_ns, np.int64)
     layers = layer_ns.shape[-1]
@@ -172,13 +165,13 @@ def load(source: Source, where: str = "instance") -> Instance:
 
 
 def load_solution(source: Source) -> Solution:
-    """A solution from a file or a dict. Raises InputError."""
-    return Solution(tuple(parse(source, SolutionRecord, "solution" if isinstance(source, Mapping) else None).cuts))
+    """The solution of a file or of a dict. Raises InputError."""
+    return parse(source, Solution, name_of_source(source, "solution"))
 
 
 def solution_dict(solution: Solution) -> dict[str, Any]:
     """A solution in its file format."""
-    return {"cuts": [int(first) for first in solution.cuts]}
+    return solution.to_dict()
 
 
 def evaluate(instance: Instance, solution: Solution) -> Evaluation:

@@ -16,7 +16,6 @@ from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, TypeAdapter
 from pydantic_core import CoreSchema, core_schema
 
 Item = TypeVar("Item")
-Class = TypeVar("Class")
 
 
 class _FromList:
@@ -24,7 +23,7 @@ class _FromList:
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         item, _ = get_args(source)
-        return core_schema.no_info_after_validator_function(tuple, handler.generate_schema(list[item]))
+        return core_schema.no_info_after_validator_function(tuple, handler.generate_schema(list[item]))  # type: ignore[valid-type]
 
 
 Items = Annotated[tuple[Item, ...], _FromList()]
@@ -48,24 +47,28 @@ class DataclassRecord:
         inner: Any = handler.resolve_ref_schema(schema)
         while inner["type"] != "dataclass":
             inner = inner["schema"]
-        inner["strict"] = (
-            False  # strictly, pydantic takes a dataclass from an object of its class alone; its fields stay strict
-        )
+        inner["strict"] = False  # else only an object of the class would do; its fields stay strict
         return schema
+
+    @classmethod
+    def _adapter(cls) -> TypeAdapter[Self]:
+        record: Any = cls
+        return _adapter(record)
 
     @classmethod
     def model_validate(cls, value: Any) -> Self:
         """The object that a value of a file states. Raises pydantic's ValidationError; `files.parse` tells users of it."""
-        return adapter(cls).validate_python(value)
+        return cls._adapter().validate_python(value)
 
     @classmethod
     def model_json_schema(cls) -> dict[str, Any]:
         """The JSON schema of the file format."""
-        return adapter(cls).json_schema()
+        return cls._adapter().json_schema()
 
     def to_dict(self) -> dict[str, Any]:
         """The object in its file format."""
-        values = ((name, getattr(self, name), default) for name, default in _defaults(type(self)))
+        record: Any = type(self)
+        values = ((name, getattr(self, name), default) for name, default in _defaults(record))
         return {name: written(value) for name, value, default in values if default is MISSING or not _same(value, default)}
 
 
@@ -80,18 +83,21 @@ def _same(value: Any, default: Any) -> bool:
 
 
 @dataclass(frozen=True)
-class FromText:
-    """Says of an object that files have it as text. parse: the object of a text; it raises ValueError where it is none."""
+class ReadAs:
+    """Says of a field how files have it. form: the type in files; convert: the object of a value of that type.
 
-    parse: Callable[[str], Any]
+    Where `convert` raises ValueError, the file has a fault in that field.
+    """
+
+    form: Any
+    convert: Callable[[Any], Any]
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.no_info_after_validator_function(self.parse, core_schema.str_schema())
+        return core_schema.no_info_after_validator_function(self.convert, handler.generate_schema(self.form))
 
 
 @cache
-def adapter(record: type[Class]) -> TypeAdapter[Class]:
-    """pydantic's reader of a class, made once."""
+def _adapter(record: Any) -> TypeAdapter[Any]:
     return TypeAdapter(record)
 
 

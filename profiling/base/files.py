@@ -10,10 +10,9 @@ import stat
 from collections.abc import Mapping
 from pathlib import Path
 from secrets import token_hex
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Protocol, Self, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
-from trainplan.profiling.base.dataclass_records import DataclassRecord
 from trainplan.profiling.base.errors import InputError, shown
 from trainplan.profiling.base.quantities import parse_bytes
 
@@ -45,7 +44,21 @@ class Record(BaseModel):
             raise as_input_error(error, type(self).__name__.lower()) from None
 
 
-RecordType = TypeVar("RecordType", bound=Record | DataclassRecord)
+class FileFormat(Protocol):
+    """A class of objects that files hold: a `Record`, or a dataclass that is a `DataclassRecord`."""
+
+    noun: ClassVar[str]
+
+    @classmethod
+    def model_validate(cls, value: Any, /) -> Self:
+        """The object that a value of a file states. Raises pydantic's ValidationError."""
+
+    @classmethod
+    def model_json_schema(cls) -> dict[str, Any]:
+        """The JSON schema of the file format."""
+
+
+RecordType = TypeVar("RecordType", bound=FileFormat)
 
 
 def name_of_source(source: object, noun: str) -> str:
@@ -165,7 +178,7 @@ def parse(source: Source, record: type[RecordType], where: str | None = None) ->
         raise as_input_error(error, where) from None
 
 
-def _other_format(value: Mapping[str, Any], record: type[Record | DataclassRecord]) -> str | None:
+def _other_format(value: Mapping[str, Any], record: type[FileFormat]) -> str | None:
     """Which file of another format this is, by a field that none of the record's files has; None where none tells."""
     problems = {"problem": "is an instance of {}", "model_type": "is the config.json of a {}", "format": "is a file of {}"}
     fields = record.model_fields if issubclass(record, BaseModel) else record.__annotations__

@@ -14,7 +14,7 @@ from typing import Any
 from trainplan.formulations.parameters import Parameter
 from trainplan.formulations.pipeline.definition import StagedProblem
 from trainplan.formulations.pipeline.enumeration import plan_count, plans
-from trainplan.formulations.pipeline.problem import Solution, SolutionRecord
+from trainplan.formulations.pipeline.problem import Solution
 from trainplan.formulations.plan.request import Request
 from trainplan.formulations.problem import Enumeration
 from trainplan.papers.galvatron_engine import instances, problem
@@ -41,7 +41,7 @@ class GalvatronEngine(StagedProblem):
 
     solved_by = "trainplan.papers.galvatron_engine"
     name = problem.NAME
-    record, solution_record = InstanceRecord, SolutionRecord
+    record, solution_record = InstanceRecord, Solution
     parameters = (
         Parameter("engine_files", str, "files or folders of Hetu-Galvatron's profile", many=True),
         Parameter("layers", int, "Transformer layers, where the files leave them open", least=1),

@@ -13,7 +13,7 @@ where e_i, of the first and the last stage, is the time of embedding and head (`
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
@@ -24,7 +24,7 @@ from pydantic import Field
 from trainplan.formulations.layer_strategies.problem import TimeNs
 from trainplan.formulations.pipeline import problem as pipeline
 from trainplan.formulations.pipeline.problem import Evaluation, Solution, evaluate_stages
-from trainplan.profiling.base.files import Source, parse
+from trainplan.profiling.base.files import Source, name_of_source, parse
 
 NAME = "galvatron-engine"
 
@@ -79,7 +79,7 @@ class Instance(pipeline.Instance):
 
 def load(source: Source, where: str = "instance") -> Instance:
     """An instance from a file or a dict (which errors then call `where`). Raises InputError naming file, field and fix."""
-    record = parse(source, InstanceRecord, where if isinstance(source, Mapping) else None)
+    record = parse(source, InstanceRecord, name_of_source(source, where))
     configurations = [
         Configuration(entry.stages, entry.micro_batches, pipeline.tables_of(entry), entry.schedule, entry.ends_ns)
         for entry in record.configurations
