@@ -223,6 +223,10 @@ BROKEN: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "cuts missing": (lambda d: d["transfer_ns"].pop(), "transfer_ns has 2 entries; give 3"),
     "transfer": (lambda d: d.update(transfer_ns="1 us"), "transfer_ns is '1 us'; give a whole number"),
     "a transfer": (lambda d: d["transfer_ns"].__setitem__(2, -1), "transfer_ns[2] is -1"),
+    "a layer of many digits": (
+        lambda d: d.update(layers=[0, 1, 2, 10**30]),
+        f"layers[3] is {10**30}; give a number",
+    ),
     "float": (lambda d: d["forward_ns"].__setitem__(2, 1.5), "forward_ns[2] is 1.5; give a whole number"),
     "negative": (lambda d: d["backward_ns"].__setitem__(0, -1), "backward_ns[0] is -1"),
     "more stages than sub-layers": (lambda d: d.update(stages=9), "stages is 9; give at most 4"),
