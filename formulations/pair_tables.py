@@ -5,7 +5,7 @@ tables of many boundaries. A file may give a table in one of three forms:
 
     [[0, 5], [5, 0]]                                             a row for each option before, in it one number each after
     {"before": [0, 1], "after": [0, 1], "costs_ns": [[0, 5], [5, 0]]}    the class of each option, and the costs of classes
-    3                                                            the table that stands at place 3 of the same list, before it
+    3                                                            the table of index 3 in the same list, which is before it
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ PairTable = Annotated[Rows | Place | Annotated[ClassTable, Tag("list[classes]")]
 def check_tables(
     field: str, tables: Sequence[Any], sizes: Sequence[tuple[int, int]], meanings: Sequence[tuple[str, str]]
 ) -> None:
-    """Raises InputError where tables of a file do not fit the options beside them.
+    """Raises InputError where tables of a file do not fit the options of the same file.
 
     sizes: of each table, the options before and after. meanings: of each, what its rows and its columns are, for texts.
     """
@@ -73,13 +73,13 @@ def check_tables(
 
 
 def costs_of(table: Any) -> list[int]:
-    """The numbers of a table of a file, each once; none of one that stands elsewhere."""
+    """The numbers of a table of a file; none of an index, which stands for the numbers of another table."""
     rows = () if isinstance(table, int) else table if isinstance(table, list) else table.costs_ns
     return [ns for row in rows for ns in row]
 
 
 def arrays_of(tables: Sequence[Any]) -> list[Integers]:
-    """Tables of a file, checked, as arrays: (options before, options after) each, equal ones as one object."""
+    """Tables of a file, checked, as arrays (options before, options after); equal tables are one object."""
     arrays: list[Integers] = []
     for table in tables:
         if isinstance(table, int):
@@ -93,13 +93,13 @@ def arrays_of(tables: Sequence[Any]) -> list[Integers]:
 
 def tables_in_file(arrays: Sequence[Integers]) -> list[Any]:
     """Arrays as files have them: equal ones once, and large ones by classes where that takes less than half of the numbers."""
-    places: dict[tuple[Any, ...], int] = {}
+    indices: dict[tuple[Any, ...], int] = {}
     seen: dict[int, int] = {}
     written: list[Any] = []
     for index, array in enumerate(arrays):
         first = seen.get(id(array))
         if first is None:
-            first = seen[id(array)] = places.setdefault((array.shape, array.tobytes()), index)
+            first = seen[id(array)] = indices.setdefault((array.shape, array.tobytes()), index)
         written.append(_written(array) if first == index else first)
     return written
 

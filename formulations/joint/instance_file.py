@@ -53,16 +53,16 @@ def load(source: Source, where: str = "instance") -> Instance:
     record = parse(source, InstanceRecord, name_of_source(source, where))
     configurations = tuple(
         Configuration(
-            schedule=configuration.schedule,
-            micro_batches=configuration.micro_batches,
-            sites=configuration.sites,
-            links=configuration.links,
-            make_tables=partial(tuple, [record.tables[index] for index in configuration.tables]),
-            make_tied=partial(_itself, None if configuration.tied is None else record.ties[configuration.tied]),
-            cuts=configuration.cuts,
-            reduction=configuration.reduction,
+            schedule=entry.schedule,
+            micro_batches=entry.micro_batches,
+            sites=entry.sites,
+            links=entry.links,
+            make_tables=partial(tuple, [record.tables[index] for index in entry.tables]),
+            make_tied=partial(_itself, None if entry.tied is None else record.ties[entry.tied]),
+            cuts=entry.cuts,
+            reduction=entry.reduction,
         )
-        for configuration in record.configurations
+        for entry in record.configurations
     )
     return Instance(**{name: getattr(record, name) for name in PARTS}, configurations=configurations, **record.labels)
 
@@ -228,8 +228,8 @@ class InstanceRecord(InstanceFile):
     def _check_sums(self, where: str, record: ConfigurationRecord) -> None:
         """Raises InputError where a step's times or bytes may add up to more than is exact."""
         tables = [self.tables[index] for index in record.tables]
-        boundaries = [boundary for each in tables for boundary in each.boundaries]
-        every = [table for each in tables for table in each.units]
+        boundaries = [boundary for site in tables for boundary in site.boundaries]
+        every = [table for site in tables for table in site.units]
         if record.tied is not None and (once := self.ties[record.tied].once) is not None:
             every.append(once)
         longest = max(sum(largest(table, name) for name in TIMES) for table in every)

@@ -67,8 +67,8 @@ ScheduleName = Literal["gpipe", "1f1b", "interleaved"]
 
 @dataclass(frozen=True)
 class Schedule(DataclassRecord):
-    """The order of passes. sliced: of 1F1B, how many micro-batches begin in two halves; chunks: how many stages each site has,
-    which is one but for the interleaved schedule; beside: its messages travel beside passes, each of which waits for its own
+    """The order of passes. sliced: of 1F1B, how many micro-batches begin in two halves; chunks: how many stages a site has,
+    which is one but for the interleaved schedule; beside: its messages travel while passes run, and a pass waits for its own
     message alone. Written `gpipe`, `1f1b`, `sliced(2)`, `interleaved(2)`."""
 
     name: ScheduleName = "1f1b"
@@ -87,11 +87,11 @@ class Schedule(DataclassRecord):
         return "interleaved-1f1b" if self.name == "interleaved" else self.name
 
     def orders(self, stages: int, micro_batches: int) -> list[list[Pass]]:
-        """The order of passes on each site. stages: of all sites."""
+        """The order of passes on every site, in the order of sites. stages: their number, of all sites."""
         return schedules.orders(self.planned, stages, micro_batches, self.sliced, self.chunks)
 
     def in_flight(self, stages: int, micro_batches: int, stage: int) -> int:
-        """The most micro-batches in flight on a stage, of a schedule with one stage on each site."""
+        """The largest number of micro-batches in flight on a stage, of a schedule with one stage on every site."""
         assert self.chunks == 1
         return micro_batches if self.name == "gpipe" else min(micro_batches, stages - stage)
 
@@ -146,7 +146,7 @@ class Reduction(DataclassRecord):
 class Configuration:
     """A schedule, a number of micro-batches and the sites, in pipeline order; and what holds there.
 
-    links: the kind of link between each stage and the next, by the boundaries' messages (stages - 1 entries). make_tables: the
+    links: the kind of link between a stage and the next, by the boundaries' messages (stages - 1 entries). make_tables: the
     tables by kind of site, called when they are first asked for; configurations of equal sites and sizes of micro-batch share
     the call's results. cuts: the first units of the stages after the first, where they are fixed. reduction: of the gradients,
     where a stage reduces all of them together.
@@ -185,11 +185,11 @@ class Configuration:
         return self.tables[self.site(stage).kind]
 
     def orders(self) -> list[list[Pass]]:
-        """The order of passes on each site."""
+        """The order of passes on every site, in the order of sites."""
         return self.schedule.orders(self.stages, self.micro_batches)
 
     def in_flight(self, stage: int) -> int:
-        """Micro-batches in flight on a stage, of a schedule with one stage on each site."""
+        """The largest number of micro-batches in flight on a stage, of a schedule with one stage on every site."""
         return self.schedule.in_flight(self.stages, self.micro_batches, stage)
 
     def with_more(self, every: int, last: int) -> Configuration:
@@ -198,7 +198,7 @@ class Configuration:
             return self
 
         def tables() -> tuple[Tables, ...]:
-            return tuple(each.with_more(every, last) for each in self.tables)
+            return tuple(tables.with_more(every, last) for tables in self.tables)
 
         def tied() -> Tied | None:
             once = None if self.tied is None else self.tied.once
@@ -224,7 +224,7 @@ class Instance(ProblemInstance):
     """The problem in arrays.
 
     units: L of them, in order. boundary_kinds: of the L - 1 boundaries. cuttable: of every boundary, whether a stage may begin
-    behind it. reserve_bytes: of every device's memory, left free.
+    after it. reserve_bytes: of every device's memory, left free.
     """
 
     classes: tuple[DeviceClass, ...]
@@ -246,12 +246,12 @@ class Instance(ProblemInstance):
     @property
     def devices(self) -> int:
         """The number of devices of all classes."""
-        return sum(each.count for each in self.classes)
+        return sum(devices.count for devices in self.classes)
 
     @property
     def common_memory_bytes(self) -> int | None:
         """The memory in bytes that a device has without the reserve; None where classes have different ones."""
-        limits = {each.memory_bytes - self.reserve_bytes for each in self.classes}
+        limits = {devices.memory_bytes - self.reserve_bytes for devices in self.classes}
         return limits.pop() if len(limits) == 1 else None
 
     @property
@@ -262,13 +262,13 @@ class Instance(ProblemInstance):
         return sizes if limit is None else sizes | {"memory_bytes": limit}
 
     def limit_bytes(self, site: Site) -> int:
-        """The memory of a site's smallest device, without the reserve."""
-        limits = [each.memory_bytes for each, count in zip(self.classes, site.devices, strict=True) if count]
+        """The memory in bytes of a site's smallest device, without the reserve."""
+        limits = [devices.memory_bytes for devices, count in zip(self.classes, site.devices, strict=True) if count]
         return min(limits) - self.reserve_bytes
 
     def host_limit_bytes(self, site: Site) -> int | None:
-        """The host memory of each of a site's devices; None where hosts hold nothing that is counted."""
-        limits = [each.host_bytes for each, count in zip(self.classes, site.devices, strict=True) if count]
+        """The host memory in bytes of a device of a site; None where hosts hold nothing that is counted."""
+        limits = [devices.host_bytes for devices, count in zip(self.classes, site.devices, strict=True) if count]
         present = [limit for limit in limits if limit is not None]
         return min(present, default=None)
 
@@ -288,12 +288,12 @@ class Instance(ProblemInstance):
     def with_more(self, more: Sequence[tuple[int, int]]) -> Self:
         """The same instance with so many bytes more while any unit's passes run, and while those of the last one do, by
         configuration."""
-        configurations = [each.with_more(*pair) for each, pair in zip(self.configurations, more, strict=True)]
+        configurations = [configuration.with_more(*pair) for configuration, pair in zip(self.configurations, more, strict=True)]
         return replace(self, configurations=tuple(configurations))
 
-    def only(self, places: Sequence[int]) -> Self:
-        """The same instance with only these configurations."""
-        return replace(self, configurations=tuple(self.configurations[index] for index in places))
+    def only(self, indices: Sequence[int]) -> Self:
+        """The instance with only these configurations, by their indices."""
+        return replace(self, configurations=tuple(self.configurations[index] for index in indices))
 
     def even_cuts(self, stages: int) -> tuple[int, ...] | None:
         """The first units of the stages after the first, with as many units between embedding and head in each as can be; None
@@ -307,16 +307,17 @@ class Instance(ProblemInstance):
         """SHA-256 of what the answer depends on (not of names or provenance)."""
         digest = hashlib.sha256()
         kinds = [unit.kind for unit in self.units]
-        limits = [(each.memory_bytes, each.host_bytes) for each in self.classes]
+        limits = [(devices.memory_bytes, devices.host_bytes) for devices in self.classes]
         digest.update(repr((limits, kinds, self.boundary_kinds, self.cuttable, self.step, self.reserve_bytes)).encode())
-        for each in self.configurations:
-            digest.update(repr((each.schedule, each.micro_batches, each.sites, each.links, each.cuts)).encode())
-            if each.reduction is not None:
-                digest.update(repr(each.reduction.to_dict()).encode())
-            for tables in each.tables:
+        for configuration in self.configurations:
+            names = ("schedule", "micro_batches", "sites", "links", "cuts")
+            digest.update(repr(tuple(getattr(configuration, name) for name in names)).encode())
+            if configuration.reduction is not None:
+                digest.update(repr(configuration.reduction.to_dict()).encode())
+            for tables in configuration.tables:
                 digest.update(tables.digest)
-            if each.tied is not None:
-                update(digest, each.tied)
+            if configuration.tied is not None:
+                update(digest, configuration.tied)
         return digest.hexdigest()
 
     def to_dict(self) -> dict[str, Any]:
@@ -328,17 +329,17 @@ class Instance(ProblemInstance):
 
 def uncounted(instance: Instance) -> str | None:
     """What an instance has that bounds on simulated steps do not count; None where there is nothing."""
-    for each in instance.configurations:
-        if each.reduction is not None:
+    for configuration in instance.configurations:
+        if configuration.reduction is not None:
             return "gradients that a stage reduces all together"
-        if any(not boundary.relayout_at_cut for tables in each.tables for boundary in tables.boundaries):
+        if any(not boundary.relayout_at_cut for tables in configuration.tables for boundary in tables.boundaries):
             return "boundaries that are not re-laid at cuts"
     return None
 
 
 @dataclass(frozen=True)
 class Solution(DataclassRecord):
-    """A configuration by its place, the first unit of every stage but the first, and the option of every unit."""
+    """The index of a configuration, the first unit of every stage but the first, and the index of every unit's option."""
 
     configuration: Count
     cuts: Items[Annotated[int, Field(ge=1)]]

@@ -1,9 +1,9 @@
 """What units cost under their options, in numbers: whole nanoseconds and bytes, in arrays by field.
 
 An option is one way to run a unit on the devices of its stage: how it is parallelised, what is recomputed, where states live.
-Options matter to each other only through the interface state in which a unit takes its input (`enter`) and leaves its output
-(`leave`): what lies between two units is re-laid from one state to the other, and where a stage begins it is sent first. So
-there is one kind of link between options, a matrix by states, and options of equal states are alike to their neighbours.
+An option matters to its neighbours only through the interface state in which a unit takes its input (`enter`) and leaves its
+output (`leave`): what lies between two units is re-laid from one state to the other, and where a stage begins it is sent first.
+So there is one kind of link between options, a matrix by states, and options of equal states are alike to their neighbours.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class OptionTable:
     """The S options of one kind of unit, on one kind of site, with one size of micro-batch. Every array has shape (S,).
 
     forward_ns, backward_ns: of one micro-batch. last_ns: what the last micro-batch's backward pass takes longer.
-    reduce_ns, optimizer_ns: what comes behind the stage's last backward pass, before and after the sum of a tied table's
+    reduce_ns, optimizer_ns: what follows the stage's last backward pass, before and after the sum of a tied table's
     gradients; together `end_ns`. head_ns: added to a stage's forward pass where the unit is its first; turn_ns: to its backward
     pass where it is its last; tail_ns: to its backward pass where it is its first.
 
@@ -106,16 +106,16 @@ class OptionTable:
 
     @cached_property
     def end_ns(self) -> Integers:
-        """What comes behind the stage's last backward pass."""
+        """(S,): nanoseconds after the stage's last backward pass."""
         return self.reduce_ns + self.optimizer_ns
 
     @cached_property
     def work_bytes(self) -> Integers:
-        """What the larger of the two passes adds for its duration."""
+        """(S,): bytes that the larger of the two passes adds for its duration."""
         return np.maximum(self.work_forward_bytes, self.work_backward_bytes)
 
     def with_more(self, more_bytes: int) -> OptionTable:
-        """The same table with so many bytes more while a pass runs."""
+        """The table with so many bytes more while a pass runs."""
         forward, backward = self.work_forward_bytes + more_bytes, self.work_backward_bytes + more_bytes
         return replace(self, work_forward_bytes=forward, work_backward_bytes=backward)
 
@@ -169,7 +169,7 @@ class TableRecord(Record):
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Halved(DataclassRecord):
     """Passes of the S options on a micro-batch that goes in two halves. forward_ns: (2, S), by half; backward_ns: (S,), of both
-    halves, which follow each other."""
+    halves, one after the other."""
 
     forward_ns: Annotated[Matrix, Field(min_length=2, max_length=2)]
     backward_ns: Row
@@ -259,9 +259,10 @@ class Tables(DataclassRecord):
     states: Items[str] = ()  # names of interface states, for people
 
     def with_more(self, every: int, last: int) -> Tables:
-        """The same with so many bytes more while a unit's passes run, and while those of the last kind do."""
+        """The tables with `every` bytes more while a unit's passes run, and `last` more on top while those of the last kind
+        do."""
         *others, end = self.units
-        return replace(self, units=(*(other.with_more(every) for other in others), end.with_more(every + last)))
+        return replace(self, units=(*(table.with_more(every) for table in others), end.with_more(every + last)))
 
     @cached_property
     def digest(self) -> bytes:
@@ -276,13 +277,13 @@ class Tables(DataclassRecord):
 
 def update(digest: hashlib._Hash, record: OptionTable | Boundary | Halved | Tied) -> None:
     """Add all fields of a record of arrays to a digest."""
-    for field in fields(record):
-        value = getattr(record, field.name)
+    for entry in fields(record):
+        value = getattr(record, entry.name)
         if isinstance(value, np.ndarray):
             digest.update(repr(value.shape).encode() + np.ascontiguousarray(value, "<i8").tobytes())
         elif isinstance(value, OptionTable | Halved):
             update(digest, value)
-        elif field.name == "options":
+        elif entry.name == "options":
             digest.update(json.dumps([option.name for option in value]).encode())
         else:
             digest.update(repr(value).encode())

@@ -81,12 +81,12 @@ class InstanceRecord(InstanceFile):
                 parse_strategy(name, "", f"layers[{index}].options[{number}].strategy", self.devices)
         return self
 
-    def _check_options(self, where: str, place: int, layer: LayerRecord) -> None:
+    def _check_options(self, where: str, index: int, layer: LayerRecord) -> None:
         if layer.options is None and layer.like is None:
             raise InputError("", f"{where}.options", "is missing", "add it (see `trainplan schema`)")
         if layer.options is not None and layer.like is not None:
             raise InputError("", f"{where}.like", "is given with options", "give one of them")
-        if layer.like is not None and (layer.like >= place or self.layers[layer.like].options is None):
+        if layer.like is not None and (layer.like >= index or self.layers[layer.like].options is None):
             raise InputError("", f"{where}.like", f"is {layer.like}", "give a layer before it that has options of its own")
 
     def options_of(self, layer: LayerRecord) -> list[OptionRecord]:
@@ -149,10 +149,10 @@ class Instance(ProblemInstance):
 
     def to_dict(self) -> dict[str, Any]:
         """The instance in its file format."""
-        layers, places = [], dict[tuple[Any, ...], int]()
+        layers, indices = [], dict[tuple[Any, ...], int]()
         for l, names in enumerate(self.strategies):
             columns = [getattr(self, column)[l] for column in COLUMNS]
-            first = places.setdefault((names, *(column.tobytes() for column in columns)), l)
+            first = indices.setdefault((names, *(column.tobytes() for column in columns)), l)
             rows = zip(names, *(column.tolist() for column in columns), strict=True)
             options = [dict(zip(("strategy", *COLUMNS), row, strict=True)) for row in rows]
             layers.append({"name": self.layer_names[l], **({"options": options} if first == l else {"like": first})})

@@ -177,7 +177,7 @@ class Configuration:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """What the answer depends on, beside the tables."""
+        """What the answer depends on apart from the tables."""
         return self.stages, self.micro_batches, self.schedule
 
     def in_flight(self, stage: int) -> int:
@@ -438,7 +438,7 @@ def evaluate_stage(
     inside = list(instance.boundary_kinds[first : first + len(choice) - 1])
     time += int(tables.transitions_ns[inside, list(choice[:-1]), list(choice[1:])].sum())
     states = tables.state_bytes[indices]
-    peak, place = stage_peak(states, tables.forward_bytes[indices], tables.backward_bytes[indices], in_flight)
+    peak, index = stage_peak(states, tables.forward_bytes[indices], tables.backward_bytes[indices], in_flight)
     return EvaluatedStage(
         first=first,
         last=first + len(choice) - 1,
@@ -446,7 +446,7 @@ def evaluate_stage(
         time_ns=time,
         sync_ns=int(tables.sync_ns[indices].sum()),
         peak_bytes=int(peak),
-        peak_layer=first + int(place),
+        peak_layer=first + int(index),
         state_bytes=int(states.sum()),
     )
 

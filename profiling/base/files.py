@@ -135,8 +135,8 @@ def _surrogate(value: Any) -> tuple[int | str, ...] | None:
     for name, part in parts:
         if _surrogate(name) is not None:
             return (shown(name),)
-        if (place := _surrogate(part)) is not None:
-            return (name, *place)
+        if (path := _surrogate(part)) is not None:
+            return (name, *path)
     return None
 
 
@@ -292,7 +292,7 @@ def check_different(*paths: str | os.PathLike[str] | None) -> None:
 
 
 def write_whole(path: str | os.PathLike[str], content: str | bytes) -> None:
-    """Write a file whole or not at all: into a temporary file beside it, then renamed. Raises InputError."""
+    """Write a file whole or not at all: into a temporary file of the same folder, which is then renamed. Raises InputError."""
     target = Path(os.path.realpath(path))
     data = content.encode() if isinstance(content, str) else content
     try:
