@@ -78,16 +78,19 @@ def import_run(
         cluster: the devices, such as h100:8x4.
         model: a name or a config.json (default: the file's). This and what follows to `variables` are what the file may leave
             open.
-        batch: samples of a step.
-        micro_batch: samples of one micro-batch on one rank.
-        sequence: tokens of a sample.
-        dtype: of the model.
+        batch: Samples of one step, over all devices.
+        micro_batch: Samples of one micro-batch on one rank.
+        sequence: Tokens of a sample.
+        dtype: as of `plan`.
         memory: as of `plan`.
         reserve: as of `plan`.
-        recompute: full or none: DeepSpeed and plain Accelerate leave it to the model's code.
-        loss: full where all logits of a micro-batch are held at once, chunked, or fused where never all of them are.
-        attention: eager where scores are kept, or flash (default: as the model's configuration asks, else what the tool runs
-            on the devices).
+        recompute: full or none, which DeepSpeed and Accelerate leave to the model's code.
+        loss: full, chunked or fused: whether all logits are held at once (default: full).
+
+            They are those of a micro-batch; a fused loss never holds all of them.
+        attention: eager or flash: whether scores are kept (default: the model's, else the tool's).
+
+            The model's is that of its configuration; a tool has one for the devices.
         runtime: whose file it is, as `import-run --help` lists them (default: by the file).
         variables: of a script's environment, and its positional parameters by number; of YAML, JSON and TOML, values of keys
             in place of the file's.

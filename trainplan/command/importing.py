@@ -23,7 +23,7 @@ from trainplan.imported_runs.to_plan import RUNTIMES
 from trainplan.planning.proof import proof, status_text
 from trainplan.planning.result import PlanningResult
 from trainplan.profiling.base.errors import COMMAND_LINE, InputError
-from trainplan.profiling.base.quantities import format_bytes, format_time, parse_tokens, plural
+from trainplan.profiling.base.quantities import format_bytes, format_time, plural
 from trainplan.screens.run import judged_screen
 from trainplan.validation.alongside import HELD
 from trainplan.validation.predict import Prediction
@@ -55,14 +55,10 @@ def command(name: str, words: Sequence[str]) -> Command:
         [
             flag("cluster", str | None, options.CLUSTER_HELP, values=options.cluster_names),
             flag("model", str | None, options.MODEL_HELP + " [default: the file's]", values=options.SPECIAL["model"].values),
-            flag("batch", int | None, "Samples of one step, over all devices."),
-            flag("micro_batch", int | None, "Samples of one micro-batch on one rank."),
-            flag("sequence", int | None, "Tokens of a sample.", names=options.SPECIAL["sequence"].flags, parser=parse_tokens),
+            *options_of(api.import_run, "batch", "micro_batch", "sequence"),
             *options_of(PlanRequest, "dtype"),
             flag("line", str | None, "A command line that starts training, in place of a file.", names=("--command",)),
-            flag("recompute", str | None, "full or none, which DeepSpeed and Accelerate leave to the model's code."),
-            flag("loss", str | None, "full, chunked or fused: whether all logits are held at once. [default: full]"),
-            flag("attention", str | None, "eager or flash: whether scores are kept. [default: the model's, else the tool's]"),
+            *options_of(api.import_run, "recompute", "loss", "attention"),
             flag(
                 "settings",
                 list[str] | None,
