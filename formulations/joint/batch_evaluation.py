@@ -14,7 +14,7 @@ from trainplan.formulations.joint.problem import Configuration, Instance
 from trainplan.formulations.joint.tables import FORBIDDEN, OptionTable
 from trainplan.formulations.numbers import Integers
 from trainplan.formulations.schedule.stage_memory import stage_peak
-from trainplan.formulations.schedule.vectorised import gpipe_ends_ns, one_f_one_b_ends_ns
+from trainplan.formulations.schedule.vectorised import pass_ends_ns
 
 SUMMED = ("forward_ns", "backward_ns", "last_ns", "reduce_ns", "optimizer_ns")
 
@@ -114,8 +114,8 @@ class Lot:
         if self.instance.step == "eq8":
             syncs = (times["last_ns"] + times["reduce_ns"] + times["optimizer_ns"]).sum(axis=0) + tied
             return (m - 1) * (forward + backward).max(axis=0) + (forward + backward).sum(axis=0) + syncs
-        many = gpipe_ends_ns if configuration.schedule.name == "gpipe" else one_f_one_b_ends_ns
-        reduced = many(forward, backward, m, times["last_ns"]) + times["reduce_ns"]
+        ends = pass_ends_ns(configuration.schedule.name, forward, backward, m, times["last_ns"])
+        reduced = ends + times["reduce_ns"]
         if configuration.tied is not None:
             reduced[[0, -1]] = np.where(tied > 0, np.maximum(reduced[0], reduced[-1]) + tied, reduced[[0, -1]])
         steps: Integers = (reduced + times["optimizer_ns"]).max(axis=0)

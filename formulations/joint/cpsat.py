@@ -6,7 +6,7 @@ Variables    x[l,i,s] bool       unit l lies in stage i and takes option s
              z[q] bool           the crossing is the path's
              h[l,i,s], e[l,i,s]  the place begins a stage, or ends one, where that takes longer
              D[t]                a time of a stage
-             S[v]                a moment that `moments` does not know
+             S[v]                a moment that is a variable, see `end_time_rows`
              J                   the step
 """
 
@@ -18,10 +18,11 @@ from typing import Any
 from ortools.sat.python import cp_model
 from trainplan.formulations.cpsat import Terms, weighted_sum
 from trainplan.formulations.joint.integer_model import Place, Places, check_suited
-from trainplan.formulations.joint.moments import Sum, moments
 from trainplan.formulations.joint.problem import Instance, Solution
-from trainplan.formulations.joint.simulation import Symbol
+from trainplan.formulations.joint.simulation import graph_of
 from trainplan.formulations.joint.stage_memory import moments_of
+from trainplan.formulations.schedule.end_time_rows import Sum, end_time_rows
+from trainplan.formulations.schedule.graph import Symbol
 
 Variables = dict[Place, cp_model.IntVar]
 
@@ -149,11 +150,11 @@ class _Model:
 
 def _simulated(stated: _Model) -> Any:
     model, places = stated.model, stated.places
-    passes = moments(places.configuration)
+    passes = end_time_rows(graph_of(places.configuration), lambda duration: duration)
     starts = [model.new_int_var(0, stated.most, f"S[{v}]") for v in range(len(passes.rows))]
     step = model.new_int_var(0, stated.most, "J")
 
-    def total(moment: Sum) -> Any:
+    def total(moment: Sum[Symbol]) -> Any:
         terms: Terms = [(stated.time(symbol), count) for symbol, count in moment.times]
         return weighted_sum(terms if moment.start is None else [(starts[moment.start], 1), *terms])
 

@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from trainplan.formulations.joint.problem import Configuration, Instance, Solution
-from trainplan.formulations.joint.simulation import Symbol
 from trainplan.formulations.joint.stage_memory import Message
 from trainplan.formulations.joint.tables import COLUMNS, FORBIDDEN, TIMES, Boundary, OptionTable
 from trainplan.formulations.numbers import Integers
+from trainplan.formulations.schedule.graph import Symbol
 from trainplan.profiling.base.errors import Unsuited
 
 Place = tuple[int, int, int]  # unit, stage, option

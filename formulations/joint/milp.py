@@ -4,7 +4,7 @@ A plan is a path through places (l, i, s): unit l lies in stage i and takes opti
 boundary, from an interface state a to another b, and stays in its stage or begins the next one.
 
 Sets         l units; i stages; s options; q crossings (l, i, a, b, begins): into unit l of stage i from state a to state b
-             t times of stages, by name and stage (see `simulation`); v moments that `moments` does not know
+             t times of stages, by name and stage (see `simulation`); v moments that are variables, see `end_time_rows`
 Parameters   of tables, in scaled units, see `units`; n_i micro-batches in flight; E memory, H memory of the host
 Variables    x[l,i,s] in {0,1}   unit l lies in stage i and takes option s
              z[q] >= 0           the crossing is the path's
@@ -39,11 +39,12 @@ from typing import Any
 
 import pyomo.environ as pyo
 from trainplan.formulations.joint.integer_model import Crossing, Place, Places, check_suited
-from trainplan.formulations.joint.moments import Sum, moments
 from trainplan.formulations.joint.problem import Instance, Solution
-from trainplan.formulations.joint.simulation import Symbol
+from trainplan.formulations.joint.simulation import graph_of
 from trainplan.formulations.joint.stage_memory import moments_of
 from trainplan.formulations.milp import unit
+from trainplan.formulations.schedule.end_time_rows import Sum, end_time_rows
+from trainplan.formulations.schedule.graph import Symbol
 
 
 def units(instance: Instance) -> tuple[int, int]:
@@ -149,11 +150,11 @@ def _add_once(m: Any, places: Places) -> None:
 
 
 def _add_simulated(m: Any, places: Places, time: Any, ns_per_unit: int) -> None:
-    passes = moments(places.configuration)
+    passes = end_time_rows(graph_of(places.configuration), lambda duration: duration)
     m.S = pyo.Var(range(len(passes.rows)), domain=pyo.NonNegativeReals)
     m.start, m.step = pyo.ConstraintList(), pyo.ConstraintList()
 
-    def total(moment: Sum) -> Any:
+    def total(moment: Sum[Symbol]) -> Any:
         start = 0 if moment.start is None else m.S[moment.start]
         return start + sum(count * time(symbol) for symbol, count in moment.times)
 

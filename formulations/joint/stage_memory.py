@@ -9,10 +9,10 @@ from functools import lru_cache
 
 import numpy as np
 from trainplan.formulations.joint.problem import Configuration, Schedule
-from trainplan.formulations.joint.simulation import RECORDED, operations
 from trainplan.formulations.numbers import Integers
-from trainplan.formulations.schedule.message_order import Item, with_messages
+from trainplan.formulations.schedule.message_order import Item, operations, with_messages
 from trainplan.formulations.schedule.orders import Kind, Pass
+from trainplan.formulations.schedule.recorded import RECORDED
 from trainplan.formulations.schedule.stage_memory import stage_peak
 
 FULL = 6  # times as many micro-batches as sites, beyond which interleaved stages have no other moments

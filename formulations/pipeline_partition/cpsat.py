@@ -1,14 +1,14 @@
 """pipeline-partition as an OR-Tools CP-SAT model, on whole nanoseconds.
 
 Variables    Y[x,l] bool         stage x has begun by sub-layer l; Y[0,.] = 1, Y[p,.] = 0
-             D[k]                f_x, b_x and c_x, numbered as in `moments`
-             S[v]                the starts of passes that `moments` does not know
+             D[k]                f_x, b_x and c_x, numbered as in `end_times`
+             S[v]                the moments that are variables, see `end_time_rows`
              T                   the step, not below the least of `bounds`
 
     minimise   T
     onward     Y[x,l] implies Y[x,l+1]; order: Y[x+1,l+1] implies Y[x,l]
     time       f_x = sum_l f(l) (Y[x,l] - Y[x+1,l]), b_x alike; c_x = sum_l c(l) (Y[x,l] - Y[x,l-1]), c(l) of the cut before l
-    start      S[v] >= each of its sums of an earlier start and times; T >= the end of the last backward pass of stage 0
+    start      S[v] >= each of its sums of an earlier moment and times; T >= the end of the last backward pass of stage 0
     paths      T >= sum_l (f(l) + b(l)) + 2 sum_x c_x plus the stage's own part, for both paths of `bounds` through each stage,
                which propagation alone does not see
     memory     Y[x,w[x,l]-1] implies Y[x+1,l] for every x, l where w[x,l] > 0, with w of `Memory.first_layers`: a stage that
@@ -22,8 +22,9 @@ from collections.abc import Callable
 from ortools.sat.python import cp_model
 from trainplan.formulations.cpsat import Begun, Terms, solved_cuts, state_cuts, weighted_sum
 from trainplan.formulations.pipeline_partition.bounds import least_ns, left_over, most_ns
-from trainplan.formulations.pipeline_partition.moments import Sum, moments
+from trainplan.formulations.pipeline_partition.end_times import one_f_one_b_rows
 from trainplan.formulations.pipeline_partition.problem import Instance, Solution
+from trainplan.formulations.schedule.end_time_rows import Sum
 
 
 def build(instance: Instance) -> tuple[cp_model.CpModel, Begun]:
@@ -48,18 +49,18 @@ def build(instance: Instance) -> tuple[cp_model.CpModel, Begun]:
         changes = [term for l in sublayers[1:] for term in ((y[x, l], moves[l - 1]), (y[x, l - 1], -moves[l - 1]))]
         model.add(times[-1] == weighted_sum(changes))
 
-    passes = moments(p, m)
+    passes = one_f_one_b_rows(p, m)
     starts = [model.new_int_var(0, most, f"S[{v}]") for v in range(len(passes.rows))]
     step = model.new_int_var(min(least_ns(instance), most), most, "T")
 
-    def total(moment: Sum) -> cp_model.LinearExpr:
-        terms = [(time, count) for time, count in zip(times, moment.counts, strict=True) if count]
+    def total(moment: Sum[int]) -> cp_model.LinearExpr:
+        terms = [(times[number], count) for number, count in moment.times]
         return weighted_sum(terms if moment.start is None else [(starts[moment.start], 1), *terms])
 
     for start, sums in zip(starts, passes.rows, strict=True):
         for moment in sums:
             model.add(start >= total(moment))
-    model.add(step >= total(passes.end))
+    model.add(step >= total(passes.ends[0]))
 
     moved = weighted_sum((move, 2) for move in times[2 * p :])
     trip = moved + int(instance.forward_ns.sum() + instance.backward_ns.sum())

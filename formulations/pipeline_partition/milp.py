@@ -1,13 +1,13 @@
 """pipeline-partition as a mixed-integer linear program, in Pyomo.
 
-Sets         x = 0 .. p-1 stages; l = 0 .. n-1 sub-layers; v the starts that `moments` does not know
+Sets         x = 0 .. p-1 stages; l = 0 .. n-1 sub-layers; v the moments that are variables, see `end_time_rows`
 Parameters   times in scaled units, see `units`; w[x,l] the least first sub-layer with which stage x fits its memory when l is
              its last one (`Memory.first_layers`); B the least step by `bounds`
 Variables    Y[x,l] in {0,1}     stage x = 1 .. p-1 has begun by sub-layer l; known outside of l = x .. n-p+x-1, since every
                                  stage has a sub-layer. Y[0,.] = 1 and Y[p,.] = 0, so l lies in stage x where
                                  Y[x,l] - Y[x+1,l] = 1
-             D[k] >= 0           f_x, b_x and c_x, numbered as in `moments`; each with the largest value it can have
-             S[v] >= 0           the start of a pass
+             D[k] >= 0           f_x, b_x and c_x, numbered as in `end_times`; each with the largest value it can have
+             S[v] >= 0           a moment
              T >= B              the step
 
     minimise   T
@@ -15,7 +15,7 @@ Variables    Y[x,l] in {0,1}     stage x = 1 .. p-1 has begun by sub-layer l; kn
     order      Y[x+1,l+1] <= Y[x,l]                                                     every stage has a sub-layer
     time       f_x = sum_l f(l) (Y[x,l] - Y[x+1,l]), and b_x alike
                c_x = sum_l c(l) (Y[x,l] - Y[x,l-1]),  c(l) of the cut before l
-    start      S[v] >= each of its sums of an earlier start and times                   the recurrences
+    start      S[v] >= each of its sums of an earlier moment and times                   the recurrences
     step       T >= the end of the last backward pass of stage 0
     memory     Y[x,w[x,l]-1] <= Y[x+1,l]                                                for every x, l where w[x,l] > 0
 
@@ -33,8 +33,9 @@ import numpy as np
 import pyomo.environ as pyo
 from trainplan.formulations.milp import solved_cuts, state_cuts, unit
 from trainplan.formulations.pipeline_partition.bounds import least_ns, most_ns
-from trainplan.formulations.pipeline_partition.moments import Sum, moments
+from trainplan.formulations.pipeline_partition.end_times import one_f_one_b_rows
 from trainplan.formulations.pipeline_partition.problem import Instance, Solution, evaluate
+from trainplan.formulations.schedule.end_time_rows import Sum
 
 
 def units(instance: Instance) -> tuple[int, None]:
@@ -59,7 +60,7 @@ def build(instance: Instance) -> pyo.ConcreteModel:
     f, b = instance.forward_ns / ns_per_unit, instance.backward_ns / ns_per_unit
     c = np.concatenate([[0], instance.transfer_ns]) / ns_per_unit
     least, most = least_ns(instance) / ns_per_unit, most_ns(instance) / ns_per_unit
-    passes = moments(p, instance.micro_batches)
+    passes = one_f_one_b_rows(p, instance.micro_batches)
 
     longest = [float(f.sum())] * p + [float(b.sum())] * p + [float(c.max())] * (p - 1)
     m.D = pyo.Var(range(3 * p - 1), bounds=lambda m, k: (0, longest[k]))
@@ -70,9 +71,9 @@ def build(instance: Instance) -> pyo.ConcreteModel:
     def inside(x: int, l: int) -> Any:
         return begun(x, l) - begun(x + 1, l)
 
-    def total(moment: Sum) -> Any:
+    def total(moment: Sum[int]) -> Any:
         start = 0 if moment.start is None else m.S[moment.start]
-        return start + sum(count * m.D[k] for k, count in enumerate(moment.counts) if count)
+        return start + sum(count * m.D[k] for k, count in moment.times)
 
     m.time = pyo.ConstraintList()
     for x in stages:
@@ -85,7 +86,7 @@ def build(instance: Instance) -> pyo.ConcreteModel:
     for v, sums in enumerate(passes.rows):
         for moment in sums:
             m.start.add(m.S[v] >= total(moment))
-    m.step = pyo.Constraint(expr=total(passes.end) <= m.T)
+    m.step = pyo.Constraint(expr=total(passes.ends[0]) <= m.T)
     m.objective = pyo.Objective(expr=m.T)
     return m
 

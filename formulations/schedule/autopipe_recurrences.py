@@ -12,8 +12,8 @@ the backward pass of micro-batch y; the backward passes left over are the cooldo
 Terms that do not exist are left out, and the transfer with them where a pass receives nothing (c_0 = c_p = 0). The paper gives
 the warm-up's first block as the sum of one micro-batch's forward passes; the formula above is exact where stages differ.
 
-This is the one fast simulation of 1F1B, for one pipeline. Two others compute the same differently, and tests hold them to it:
-`timeline.simulate`, pass by pass for any order (tests/formulations/test_partition_timeline.py), and
+This is the paper's own computation, of one pipeline: the cross-check of the graph of passes (`graph`), to which tests hold it
+pass by pass (tests/formulations/test_schedule_graph.py, tests/formulations/test_partition_timeline.py), and of
 `arrays.one_f_one_b_ends_ns`, many pipelines at once in arrays (tests/solvers/test_partition_search.py).
 """
 

@@ -11,7 +11,8 @@ from collections import Counter
 from dataclasses import dataclass
 from itertools import pairwise
 
-from trainplan.formulations.schedule.simulate import Event, Timeline, source_of
+from trainplan.formulations.schedule.graph import source_of
+from trainplan.formulations.schedule.simulate import Event, Timeline
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ def critical_path(timeline: Timeline) -> Critical:
     path = [current]
     while True:
         source = source_of(current.task, events.keys(), stages)
-        waited_for = [] if source is None else [events[source[0]]]
+        waited_for = [] if source is None else [events[source]]
         waited_for += [before[current.task]] if current.task in before else []
         binding = [event for event in waited_for if event.end_ns == current.ready_ns]
         if not binding:

@@ -14,11 +14,14 @@ other on it begin together: they then begin no later.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Literal, NamedTuple
 
-from trainplan.formulations.schedule.orders import Pass, in_turn
+from trainplan.formulations.schedule.graph import Duration, Graph, Node, durations_of, passes_graph
+from trainplan.formulations.schedule.orders import Pass
 
 TIMES = {"forward": 1, "backward": 2}
+UNITS = {"forward_ns": TIMES["forward"], "backward_ns": TIMES["backward"]}  # by the names of times in a graph
 
 
 class Item(NamedTuple):
@@ -43,20 +46,62 @@ def with_messages(orders: Sequence[Sequence[Pass]], stages: int) -> list[list[It
     return [[item for _, item in sorted(of_device)] for of_device in items]
 
 
+def operations(order: Sequence[Item]) -> list[tuple[Pass | None, tuple[Item, ...]]]:
+    """The passes of a device, one by one, and its messages, those that follow each other as one operation, without a pass."""
+    return [(task, tuple(part)) for task, part in groupby(order, lambda item: item.task if item.what == "pass" else None)]
+
+
+def messages_graph(orders: Sequence[Sequence[Pass]], stages: int) -> Graph:
+    """The graph of a step whose messages stand in an order of their own: passes, and operations of messages. orders: of the
+    passes alone; stage s is on device s mod the number of devices.
+
+    What an operation sends goes off as it begins; what it receives it waits for, and then takes the times of all of them.
+    """
+    items = with_messages(orders, stages)
+    parts = [[part for _, part in operations(order)] for order in items]
+    last_micro_batch = max(task.micro_batch for order in orders for task in order)
+    nodes: list[Node] = []
+    sent: dict[Pass, tuple[int, ...]] = {}  # the node at whose end a message goes off; none: at the step's beginning
+    positions, free = [0] * len(items), [()] * len(items)  # type: tuple[list[int], list[tuple[int, ...]]]
+    gone = [False] * len(items)  # whether what the device's present operation sends has gone off
+    alike: dict[Duration, Duration] = {}  # one object for all that are equal: nodes are many
+    going = True
+    while going:
+        going = False
+        for device, order in enumerate(parts):
+            while positions[device] < len(order):
+                operation = order[positions[device]]
+                if not gone[device]:
+                    sent.update({item.task: free[device] for item in operation if item.what == "send"})
+                    gone[device] = going = True
+                received = [item.task for item in operation if item.what == "receive"]
+                if any(task not in sent for task in received):
+                    break
+                earlier = (*free[device], *(node for task in received for node in sent[task]))
+                duration = tuple(symbol for item in operation for symbol in _duration(item, last_micro_batch))
+                free[device] = (len(nodes),)
+                nodes.append(Node(earlier, alike.setdefault(duration, duration), _task(operation)))
+                positions[device], gone[device], going = positions[device] + 1, False, True
+    assert all(position == len(order) for position, order in zip(positions, parts, strict=True)), "devices wait for each other"
+    return Graph(nodes, [node for last in free for node in last])
+
+
+def _task(operation: Sequence[Item]) -> Pass | None:
+    return operation[0].task if operation[0].what == "pass" else None
+
+
+def _duration(item: Item, last_micro_batch: int) -> Duration:
+    """What a pass takes without its message, or a message that is received; one that is sent takes nothing."""
+    task = item.task
+    if item.what == "send":
+        return ()
+    if item.what == "receive":
+        return (("message_forward_ns", task.stage + 1) if task.kind == "forward" else ("message_backward_ns", task.stage - 1),)
+    return durations_of(task, False, task.micro_batch == last_micro_batch)[1]
+
+
 def _ends(orders: Sequence[Sequence[Pass]], stages: int) -> dict[Pass, int]:
-    """When each pass ends where passes begin as soon as they can."""
-    ends: dict[Pass, int] = {}
-    free = [0] * len(orders)
-    for device, task, needed in in_turn(orders, lambda task: _needed(task, stages)):
-        begin = max(free[device], ends[needed] if needed is not None else 0)
-        ends[task] = free[device] = begin + TIMES[task.kind]
-    return ends
-
-
-def _needed(task: Pass, stages: int) -> Pass | None:
-    """The pass whose result another one needs."""
-    if task.kind == "forward":
-        return task._replace(stage=task.stage - 1) if task.stage else None
-    if task.stage == stages - 1:
-        return task._replace(kind="forward")
-    return task._replace(stage=task.stage + 1)
+    """When every pass ends that begins as soon as it can, in the units of the proof."""
+    graph = passes_graph(orders, stages)
+    ends = graph.ends_ns(lambda duration: sum(UNITS.get(name, 0) for name, _ in duration))
+    return {node.task: end for node, end in zip(graph.nodes, ends, strict=True) if node.task is not None}

@@ -41,6 +41,10 @@ class Pass(NamedTuple):
     half: int | None = None
 
 
+class Stuck(Exception):
+    """An order in which passes wait for each other for ever."""
+
+
 def most_sliced(stages: int, micro_batches: int) -> int:
     """Micro-batches that slicing can reach: those of the first device's warm-up."""
     return min(stages - 1, micro_batches)
@@ -109,21 +113,23 @@ def orders(schedule: PlanSchedule, stages: int, micro_batches: int, sliced: int 
 
 
 def in_turn(orders: Sequence[Sequence[Pass]], needed: Callable[[Pass], Pass | None]) -> Iterator[tuple[int, Pass, Pass | None]]:
-    """All passes with their device and the pass that they need, each behind that one and those before it on its device."""
-    done, at, going = set[Pass](), [0] * len(orders), True
+    """All passes with their device and the pass that they need, each after that one and those before it on its device. Raises
+    Stuck where the orders wait for each other in a cycle."""
+    done, positions, going = set[Pass](), [0] * len(orders), True
     while going:
         going = False
         for device, order in enumerate(orders):
-            while at[device] < len(order):
-                task = order[at[device]]
+            while positions[device] < len(order):
+                task = order[positions[device]]
                 source = needed(task)
                 if source is not None and source not in done:
                     break
                 yield device, task, source
                 done.add(task)
-                at[device] += 1
+                positions[device] += 1
                 going = True
-    assert all(index == len(order) for index, order in zip(at, orders, strict=True)), "an order of passes that gets stuck"
+    if any(position < len(order) for position, order in zip(positions, orders, strict=True)):
+        raise Stuck
 
 
 def in_flight(order: Sequence[Pass]) -> int:

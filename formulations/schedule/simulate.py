@@ -1,4 +1,4 @@
-"""When every pass of a schedule runs: an event simulation, for any order of passes on the devices.
+"""When every pass of a schedule runs, for any order of passes on the devices: the graph of `graph`, in whole numbers.
 
 A pass begins once its device is free and its message is there: the one before it on the device has ended, and so has the pass
 that its input comes from, on the stage before (forward) or after (backward). Then the message takes its transfer time, during
@@ -9,10 +9,10 @@ the second half.
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from heapq import heappop, heappush
 
+from trainplan.formulations.schedule.graph import Duration, passes_graph
 from trainplan.formulations.schedule.orders import Pass
 from trainplan.profiling.base.display import in_one_line
 
@@ -78,76 +78,35 @@ class Timeline:
         return 1 - sum(self.busy_ns) / whole if whole else 0.0
 
 
-class Stuck(Exception):
-    """An order in which passes wait for each other for ever."""
+def simulate(work: Work, orders: Sequence[Sequence[Pass]]) -> Timeline:
+    """Every pass as early as its device's order allows. Raises Stuck where the orders wait for each other in a cycle."""
+    graph = passes_graph(orders, work.stages)
+    times = [_times_ns(work, duration) for duration in graph.durations]
+    device_of = {task: device for device, order in enumerate(orders) for task in order}
+    events: list[list[Event]] = [[] for _ in orders]
+    ends: list[int] = []
+    for (earlier, _, task), number in zip(graph.nodes, graph.numbers, strict=True):
+        assert task is not None
+        message, length = times[number]
+        ready = 0
+        for index in earlier:
+            if ends[index] > ready:
+                ready = ends[index]
+        ends.append(ready + message + length)
+        device = device_of[task]
+        events[device].append(Event(task, device, ready, ready + message, ends[-1]))
+    return Timeline(work, tuple(map(tuple, events)))
 
 
-def duration_ns(work: Work, task: Pass) -> int:
-    """How long a pass of a pipeline takes, without its message."""
-    time = (work.forward_ns if task.kind == "forward" else work.backward_ns)[task.stage]
-    return _half(time, task.half)
+def _times_ns(work: Work, duration: Duration) -> tuple[int, int]:
+    """What a message and the pass that needs it take."""
+    (message, stage), (name, _), *_ = duration
+    half = {"first_half_ns": 0, "second_half_ns": 1}.get(name)
+    if message == "message_backward_ns":
+        return work.transfer_ns[stage] if stage + 1 < work.stages else 0, work.backward_ns[stage]
+    transfer_ns = work.transfer_ns[stage - 1] if stage else 0
+    return _half(transfer_ns, half if message == "message_half_ns" else None), _half(work.forward_ns[stage], half)
 
 
 def _half(time_ns: int, half: int | None) -> int:
     return time_ns if half is None else time_ns // 2 if half == 0 else time_ns - time_ns // 2
-
-
-def source_of(task: Pass, tasks: Container[Pass], stages: int) -> tuple[Pass, int | None] | None:
-    """The pass on another stage that a pass waits for, and which half of it the message is (None: all of it).
-
-    tasks: all passes of the step. None where the pass waits for no other stage.
-    """
-    if task.kind == "backward":
-        return (Pass("backward", task.micro_batch, task.stage + 1), None) if task.stage + 1 < stages else None
-    if task.stage == 0:
-        return None
-    before = Pass("forward", task.micro_batch, task.stage - 1, task.half)
-    if before in tasks:
-        return before, task.half
-    return before._replace(half=1), None
-
-
-def simulate(work: Work, orders: Sequence[Sequence[Pass]]) -> Timeline:
-    """Every pass as early as its device's order allows. Raises Stuck where the orders wait for each other in a cycle."""
-    tasks = {task for order in orders for task in order}
-    sources = {task: source_of(task, tasks, work.stages) for task in tasks}
-    followers: dict[Pass, list[int]] = {}
-    for device, order in enumerate(orders):
-        for task in order:
-            if (source := sources[task]) is not None:
-                followers.setdefault(source[0], []).append(device)
-    ended: dict[Pass, int] = {}
-    free, done = [0] * len(orders), [0] * len(orders)
-    events: list[list[Event]] = [[] for _ in orders]
-    waiting: list[tuple[int, int]] = []
-
-    def look(device: int) -> None:
-        """Put the device's next pass in the queue, if all that it waits for has ended."""
-        if done[device] < len(orders[device]):
-            source = sources[orders[device][done[device]]]
-            if source is None or source[0] in ended:
-                heappush(waiting, (max(free[device], 0 if source is None else ended[source[0]]), device))
-
-    for device in range(len(orders)):
-        look(device)
-    while waiting:
-        ready, device = heappop(waiting)
-        task = orders[device][done[device]]
-        source = sources[task]
-        message = 0
-        if source is not None:
-            message = _half(work.transfer_ns[min(task.stage, source[0].stage)], source[1])
-        start = ready + message
-        end = start + duration_ns(work, task)
-        events[device].append(Event(task, device, ready, start, end))
-        ended[task], free[device] = end, end
-        done[device] += 1
-        look(device)
-        for other in followers.get(task, ()):
-            if other != device and done[other] < len(orders[other]):
-                following = sources[orders[other][done[other]]]
-                if following is not None and following[0] == task:
-                    look(other)
-    if any(count < len(order) for count, order in zip(done, orders, strict=True)):
-        raise Stuck
-    return Timeline(work, tuple(map(tuple, events)))

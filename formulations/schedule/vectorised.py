@@ -1,7 +1,8 @@
 """The ends of many pipelines at once, in arrays: 1F1B in steps of one block of all stages, GPipe in closed form.
 
-Cross-check of `recurrences` and of `timeline.simulate`: the same ends (asserted in tests/solvers/test_partition_search.py,
-tests/solvers/test_whole_step.py and tests/formulations/test_joint.py).
+A specialised evaluation of the graphs of these two schedules (`graph`), kept because searches spend their time here: the same
+ends as by the graph and by `recurrences`, asserted in tests/solvers/test_partition_search.py, tests/solvers/test_whole_step.py
+and tests/formulations/test_joint.py.
 
 A device waits while it receives, so the transfer of a pass that receives a message is as if it were part of the pass. The last
 stages of a longer pipeline are a pipeline themselves, in the same order of passes.
@@ -74,3 +75,9 @@ def gpipe_ends_ns(forward_ns: Integers, backward_ns: Integers, micro_batches: in
     waiting = np.maximum.accumulate((first - after)[::-1], axis=0)[::-1]
     ends: Integers = turned + longer + waiting
     return ends
+
+
+def pass_ends_ns(order: str, forward_ns: Integers, backward_ns: Integers, micro_batches: int, last_ns: Integers) -> Integers:
+    """(p, N): when each stage of N pipelines ends under "1f1b" or "gpipe"; arguments as of `one_f_one_b_ends_ns`."""
+    many = gpipe_ends_ns if order == "gpipe" else one_f_one_b_ends_ns
+    return many(forward_ns, backward_ns, micro_batches, last_ns)

@@ -26,8 +26,8 @@ from trainplan.formulations.memory_switches.problem import load as load_switches
 from trainplan.formulations.plan.plan import Plan, load_plan
 from trainplan.formulations.plan.strategy import decision_tree
 from trainplan.formulations.schedule import simulate
-from trainplan.formulations.schedule.orders import Pass, gpipe, most_sliced, one_f_one_b
-from trainplan.formulations.schedule.simulate import Stuck, Timeline
+from trainplan.formulations.schedule.orders import Pass, Stuck, gpipe, most_sliced, one_f_one_b
+from trainplan.formulations.schedule.simulate import Timeline
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.clusters.cluster import load_cluster
 from trainplan.profiling.clusters.network import Island, Network

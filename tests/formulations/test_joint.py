@@ -16,7 +16,7 @@ from trainplan.formulations.joint.enumeration import cuts_of
 from trainplan.formulations.joint.evaluation import evaluate, malformed
 from trainplan.formulations.joint.problem import Configuration, Instance, Schedule, ScheduleName, Site, Solution
 from trainplan.formulations.joint.search_space import Space
-from trainplan.formulations.joint.simulation import StageTimes, Symbol, ends, ends_ns
+from trainplan.formulations.joint.simulation import StageTimes, ends_ns, graph_of
 from trainplan.formulations.joint.tables import HostPart
 from trainplan.formulations.plan.request import Request
 from trainplan.profiling.base.quantities import divisors
@@ -193,10 +193,9 @@ def test_ends_in_arrays_are_those_pass_by_pass(seed: int) -> None:
     stages[0] = replace(stages[0], message_forward_ns=0)
     stages[-1] = replace(stages[-1], message_backward_ns=0)
 
-    def after(earlier: Sequence[int], symbols: tuple[Symbol, ...]) -> int:
-        return max(earlier, default=0) + sum(getattr(stages[x], name) for name, x in symbols)
-
-    assert ends_ns(configuration, stages) == ends(configuration, after)
+    graph = graph_of(configuration)
+    ends = graph.ends_ns(lambda duration: sum(getattr(stages[x], name) for name, x in duration))
+    assert ends_ns(configuration, stages) == [ends[index] for index in graph.last]
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,12 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from trainplan.formulations.pipeline_partition.moments import Sum, moments
+from trainplan.formulations.pipeline_partition.end_times import one_f_one_b_rows
 from trainplan.formulations.schedule.autopipe_recurrences import iteration_ns, pass_ends
 from trainplan.formulations.schedule.critical_path import critical_path
-from trainplan.formulations.schedule.orders import Pass, gpipe, interleaved, most_sliced, one_f_one_b
-from trainplan.formulations.schedule.simulate import Event, Stuck, Timeline, Work, simulate
+from trainplan.formulations.schedule.end_time_rows import Sum
+from trainplan.formulations.schedule.orders import Pass, Stuck, gpipe, interleaved, most_sliced, one_f_one_b
+from trainplan.formulations.schedule.simulate import Event, Timeline, Work, simulate
 
 from tests.helpers.partition_instances import random_work
 
@@ -116,11 +117,11 @@ def assert_recurrences_agree(work: Work, m: int) -> None:
 
 @settings(max_examples=300)
 @given(works(), st.integers(1, 16))
-def test_the_recurrences_are_the_event_simulation(work: Work, m: int) -> None:
+def test_the_recurrences_are_the_simulation(work: Work, m: int) -> None:
     assert_recurrences_agree(work, m)
 
 
-def test_the_recurrences_are_the_event_simulation_on_3000_random_works() -> None:
+def test_the_recurrences_are_the_simulation_on_3000_random_works() -> None:
     rng = random.Random(1)
     for _ in range(3000):
         assert_recurrences_agree(random_work(rng), rng.randint(1, 16))
@@ -128,23 +129,23 @@ def test_the_recurrences_are_the_event_simulation_on_3000_random_works() -> None
 
 @settings(max_examples=300)
 @given(works(), st.integers(1, 16))
-def test_moments_are_the_recurrences_in_unknown_times(work: Work, m: int) -> None:
-    known, times, starts = moments(work.stages, m), (*work.forward_ns, *work.backward_ns, *work.transfer_ns), []
+def test_rows_of_end_times_are_the_recurrences_in_unknown_times(work: Work, m: int) -> None:
+    known, times, starts = one_f_one_b_rows(work.stages, m), (*work.forward_ns, *work.backward_ns, *work.transfer_ns), []
 
-    def value(one: Sum) -> int:
+    def value(one: Sum[int]) -> int:
         ahead = 0 if one.start is None else starts[one.start]
-        return ahead + sum(count * time for count, time in zip(one.counts, times, strict=True))
+        return ahead + sum(count * times[number] for number, count in one.times)
 
     for sums in known.rows:
         assert len(sums) == 2
         starts.append(max(map(value, sums)))
-    assert value(known.end) == iteration_ns(work, m)
+    assert value(known.ends[0]) == iteration_ns(work, m)
 
 
-def test_moments_share_what_the_exchanges_share() -> None:
+def test_rows_share_what_the_exchanges_share() -> None:
     """About half of the 2pm passes; none where each pass waits for one other only."""
     for (p, m), wanted in {(1, 9): 0, (2, 1): 0, (2, 4): 4, (4, 8): 27, (8, 16): 133}.items():
-        assert len(moments(p, m).rows) == wanted
+        assert len(one_f_one_b_rows(p, m).rows) == wanted
 
 
 @settings(max_examples=200)

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from trainplan.formulations.joint import stage_memory
 from trainplan.formulations.joint.problem import Configuration, Schedule, Site
-from trainplan.formulations.joint.simulation import FEW, StageTimes, ends, ends_ns
+from trainplan.formulations.joint.simulation import StageTimes, ends_ns, graph_of
 from trainplan.formulations.schedule import vectorised
+from trainplan.formulations.schedule.recorded import FEW
 from trainplan.formulations.schedule.vectorised import one_f_one_b_ends_ns
 
 from tests.helpers.sizes import some_and_all
@@ -38,10 +39,9 @@ def test_ends_of_many_micro_batches_are_those_of_every_pass(count: int) -> None:
             schedule, micro_batches = Schedule("1f1b", sliced=rng.randint(1, sites - 1)), rng.randint(30, 90)
         stages, configuration = random_times(rng, sites * chunks), configured(schedule, sites, micro_batches)
 
-        def after(earlier: object, symbols: object, stages: list[StageTimes] = stages) -> int:
-            return max(earlier, default=0) + sum(getattr(stages[x], name) for name, x in symbols)  # type: ignore[call-overload, attr-defined]
-
-        assert ends_ns(configuration, stages) == ends(configuration, after), seed  # type: ignore[arg-type]
+        graph = graph_of(configuration)
+        ends = graph.ends_ns(lambda duration: sum(getattr(stages[x], name) for name, x in duration))  # noqa: B023
+        assert ends_ns(configuration, stages) == [ends[index] for index in graph.last], seed
 
 
 @pytest.mark.parametrize("count", some_and_all(100, 3000))

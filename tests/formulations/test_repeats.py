@@ -7,10 +7,9 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from trainplan.formulations.costs.overlapped import analytic_pipeline
 from trainplan.formulations.costs.overlapped.analytic_fsdp import Block, sharded_ns
 from trainplan.formulations.costs.overlapped.analytic_pipeline import pipeline_ns
-from trainplan.formulations.schedule import repeats
+from trainplan.formulations.schedule import recorded, repeats
 from trainplan.formulations.schedule.repeats import TooManyRounds, after_rounds
 from trainplan.profiling.base.errors import InputError
 
@@ -20,7 +19,7 @@ from tests.helpers.sizes import some_and_all
 def followed(*arguments: object) -> list[int]:
     """`pipeline_ns`, with nothing repeated."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(analytic_pipeline, "_few", lambda *_: None)
+        patch.setattr(recorded, "FEW", 10**9)
         return pipeline_ns(*arguments)  # type: ignore[arg-type]
 
 
@@ -101,6 +100,6 @@ def test_a_run_whose_passes_do_not_repeat_is_refused_in_one_line(monkeypatch: py
     def never(*_: object) -> list[int]:
         raise TooManyRounds
 
-    monkeypatch.setattr(analytic_pipeline, "after_rounds", never)
+    monkeypatch.setattr(recorded, "after_rounds", never)
     with pytest.raises(InputError, match=r"micro-batches are 1000000, .*give at most"):
         pipeline_ns([1, 2], [1, 2], 0, 10**6)

@@ -276,7 +276,7 @@ def test_interleaved_stages_of_a_whole_model_are_solved_to_a_small_gap() -> None
 
 
 @pytest.mark.parametrize("name", ["1f1b", "gpipe"])
-def test_longest_paths_in_blocks_are_those_pass_by_pass(name: ScheduleName) -> None:
+def test_longest_paths_are_as_long_as_the_simulated_step(name: ScheduleName) -> None:
     """As long as the step that the formulation simulates, and no other path that is met is longer."""
     rng = np.random.default_rng(11)
     for _ in range(300):

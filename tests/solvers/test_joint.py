@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice, pairwise, product
 from typing import Any
@@ -22,7 +22,7 @@ from trainplan.formulations.joint.problem import (
     Solution,
     Step,
 )
-from trainplan.formulations.joint.simulation import ends
+from trainplan.formulations.joint.simulation import graph_of
 from trainplan.formulations.joint.tables import Boundary, OptionTable
 from trainplan.profiling.base.errors import Unsuited
 from trainplan.profiling.clusters.cluster import load_cluster
@@ -241,10 +241,9 @@ def test_arrays_of_pipelines_end_as_their_passes_one_by_one(schedule: Schedule) 
         times = {name: getattr(passes, name)[:, 0] for name in ("forward_ns", "backward_ns", "last_ns", "halved_backward_ns")}
         times |= {"first_half_ns": passes.halves_ns[0, :, 0], "second_half_ns": passes.halves_ns[1, :, 0]}
 
-        def after(before: Sequence[int], symbols: Sequence[tuple[str, int]], times: dict[str, np.ndarray] = times) -> int:
-            return max(before, default=0) + sum(int(times[name][x]) for name, x in symbols if name in times)
-
-        assert pass_ends_ns(passes, schedule, m)[:, 0].tolist() == ends(configuration, after)
+        graph = graph_of(configuration)
+        ends = graph.ends_ns(lambda duration: sum(int(times[name][x]) for name, x in duration if name in times))  # noqa: B023
+        assert pass_ends_ns(passes, schedule, m)[:, 0].tolist() == [ends[index] for index in graph.last]
 
 
 @pytest.mark.parametrize("seed", range(40))

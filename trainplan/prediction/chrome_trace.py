@@ -19,8 +19,9 @@ from typing import Any
 
 from trainplan.execution.analysis.timing.simulate import TimeWalk
 from trainplan.formulations.schedule.critical_path import critical_path
+from trainplan.formulations.schedule.graph import source_of
 from trainplan.formulations.schedule.orders import Pass
-from trainplan.formulations.schedule.simulate import Event, Timeline, source_of
+from trainplan.formulations.schedule.simulate import Event, Timeline
 
 PROCESS = 1
 
@@ -49,7 +50,7 @@ def chrome_trace(timeline: Timeline, *, name: str = "pipeline", stages: Sequence
             events.append(_pass(timeline, event, event.task in critical, chunked, stages))
             source = source_of(event.task, by_task.keys(), timeline.work.stages)
             if source is not None:
-                events += _message(event, by_task[source[0]], messages)
+                events += _message(event, by_task[source], messages)
                 messages += 1
     return {"traceEvents": events, "displayTimeUnit": "ns", "otherData": _summary(timeline)}
 

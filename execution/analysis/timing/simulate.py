@@ -34,8 +34,8 @@ from trainplan.execution.analysis.timing.leaps import FOLLOWED, leapt
 from trainplan.execution.instructions import Op
 from trainplan.execution.program import Instruction, Program, with_waits
 from trainplan.execution.steady_state import Rounds
-from trainplan.formulations.schedule.orders import Pass
-from trainplan.formulations.schedule.simulate import Event, Stuck
+from trainplan.formulations.schedule.orders import Pass, Stuck
+from trainplan.formulations.schedule.simulate import Event
 from trainplan.profiling.base.display import in_one_line
 from trainplan.profiling.base.errors import InputError
 

@@ -120,8 +120,8 @@ def streams_step(model: Model, layout: RunLayout, kind: DeviceKind, links: Links
     transfer = links.message_ns(hidden, layout.dp * layout.tp * layout.cp) if layout.pp > 1 else 0.0
     whole = -(-micro // layout.pp) * layout.pp if layout.chunks > 1 else micro
     forward, backward = [round(pass_[0]) for pass_ in passes], [round(pass_[1]) for pass_ in passes]
-    beside = layout.framework.messages_behind and layout.chunks > 1
-    ended = pipeline_ns(forward, backward, round(transfer), whole, layout.chunks, beside)
+    parallel = layout.framework.messages_behind and layout.chunks > 1
+    ended = pipeline_ns(forward, backward, round(transfer), whole, layout.chunks, parallel)
     late = max(ended) - (whole - micro) * computing / micro
     late = computing + BUBBLES.get(layout.schedule, 1.0) * (late - computing)
     reduce, gather = zip(

@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from trainplan.formulations.joint.certificates.file import ConfigurationEvidence, WeightedPath
 from trainplan.formulations.joint.problem import Configuration, Instance
-from trainplan.formulations.joint.simulation import Symbol, ends
+from trainplan.formulations.joint.simulation import graph_of
 from trainplan.formulations.joint.tables import FORBIDDEN, Boundary
 from trainplan.formulations.numbers import Integers
 
@@ -53,13 +53,7 @@ def path_counts(instance: Instance, configuration: Configuration, paths: Sequenc
     """How often each time of each stage lies on the paths, in all, each as often as it weighs; and what else does, in ns.
 
     Raises ValueError where one is no path."""
-    nodes: list[tuple[tuple[int, ...], tuple[Symbol, ...]]] = []  # by number of an end: those it waits for, and the times
-
-    def after(earlier: Sequence[int], symbols: tuple[Symbol, ...]) -> int:
-        nodes.append((tuple(earlier), symbols))
-        return len(nodes) - 1
-
-    by_site, last = ends(configuration, after), configuration.stages - 1
+    graph, last = graph_of(configuration), configuration.stages - 1
     tied_ns = 0 if configuration.tied is None else configuration.tied.reduce_ns
     counts, constant = {name: [0] * configuration.stages for name in TIMES}, 0
     for path in paths:
@@ -69,11 +63,11 @@ def path_counts(instance: Instance, configuration: Configuration, paths: Sequenc
         counts["optimizer_ns"][path.end] += path.weight
         counts["reduce_ns"][path.site] += path.weight
         constant += tied_ns * path.weight * both_ends
-        turns, node = bin(path.turns)[:2:-1], by_site[path.site]  # without the leading 1, the last digit first
+        turns, node = bin(path.turns)[:2:-1], graph.last[path.site]  # without the leading 1, the last digit first
         turn = 0
         while True:
-            earlier, symbols = nodes[node]
-            for name, x in symbols:
+            earlier, duration, _ = graph.nodes[node]
+            for name, x in duration:
                 counts[name][x] += path.weight
             if not earlier:
                 break

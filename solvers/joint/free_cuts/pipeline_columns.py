@@ -1,20 +1,18 @@
 """Columns as pipelines: their passes with messages and re-layouts at the cuts, and the simulated steps of many at once.
 
-Cross-check of `formulations.joint.simulation`, pass by pass, of one pipeline: the same steps, of many at once (asserted in
-tests/solvers/test_joint.py).
+The same steps as of `formulations.joint.simulation`, which is of one pipeline (asserted in tests/solvers/test_joint.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 from trainplan.formulations.joint.problem import Configuration, Schedule
 from trainplan.formulations.numbers import Integers
-from trainplan.formulations.schedule.orders import is_sliced
-from trainplan.formulations.schedule.vectorised import gpipe_ends_ns, one_f_one_b_ends_ns
+from trainplan.formulations.schedule import vectorised
+from trainplan.formulations.schedule.recorded import Shape, recorded
 from trainplan.solvers.joint.stages.label_setting import Column
 from trainplan.solvers.joint.stages.option_tables import StageTables
 
@@ -74,53 +72,17 @@ def steps_ns(passes: Passes, configuration: Configuration, tied_ns: int) -> Inte
 def pass_ends_ns(passes: Passes, schedule: Schedule, micro_batches: int) -> Integers:
     """(P, N): when each stage ends its last pass. The last stages of a longer pipeline are a pipeline themselves, under each of
     the schedules with one stage on each site, with no more of its first micro-batches in halves than it has."""
-    if schedule.sliced:
-        return _by_order_ns(passes, schedule, micro_batches)
-    many = gpipe_ends_ns if schedule.name == "gpipe" else one_f_one_b_ends_ns
-    return many(passes.forward_ns, passes.backward_ns, micro_batches, passes.last_ns)
-
-
-@lru_cache(maxsize=64)
-def _tasks(schedule: Schedule, stages: int, m: int) -> list[tuple[int, int, int]]:
-    """All passes in an order in which each one's source comes before: stage, kind of pass (see `_by_order_ns`), and the place
-    of its source in the list, or -1."""
-    orders = schedule.orders(stages, m)
-    indices: dict[tuple[str, int, int, int | None], int] = {}
-    tasks: list[tuple[int, int, int]] = []
-    at = [0] * stages
-    while len(tasks) < sum(map(len, orders)):
-        for x, order in enumerate(orders):
-            while at[x] < len(order):
-                task = order[at[x]]
-                halved = is_sliced(x, task.micro_batch, stages, schedule.sliced)
-                source: tuple[str, int, int, int | None] | None
-                if task.kind == "backward":
-                    source = None if x == stages - 1 else ("backward", task.micro_batch, x + 1, None)
-                    kind = (4 if halved else 3) + 2 * (task.micro_batch == m - 1)
-                else:
-                    split = x > 0 and is_sliced(x - 1, task.micro_batch, stages, schedule.sliced)
-                    half = task.half if task.half is not None else (1 if split else None)
-                    source = None if x == 0 else ("forward", task.micro_batch, x - 1, half)
-                    kind = 0 if task.half is None else 1 + task.half
-                if source is not None and source not in indices:
-                    break
-                indices[task.kind, task.micro_batch, x, task.half] = len(tasks)
-                tasks.append((x, kind, -1 if source is None else indices[source]))
-                at[x] += 1
-    return tasks
-
-
-def _by_order_ns(passes: Passes, schedule: Schedule, m: int) -> Integers:
-    """Pass by pass. Kinds of passes: whole forward, first half, second half, backward, backward of both halves; and the last
-    two of the last micro-batch."""
-    stages, count = passes.forward_ns.shape
-    backward = passes.backward_ns, passes.halved_backward_ns
-    times = [passes.forward_ns, *passes.halves_ns, *backward, *(b + passes.last_ns for b in backward)]
-    free = np.zeros((stages, count), np.int64)
-    ended = np.zeros((len(tasks := _tasks(schedule, stages, m)), count), np.int64)
-    for index, (x, kind, source) in enumerate(tasks):
-        if source >= 0:
-            np.maximum(free[x], ended[source], out=free[x])
-        free[x] += times[kind][x]
-        ended[index] = free[x]
-    return free
+    if not schedule.sliced:
+        return vectorised.pass_ends_ns(schedule.name, passes.forward_ns, passes.backward_ns, micro_batches, passes.last_ns)
+    times = {
+        "forward_ns": passes.forward_ns,
+        "backward_ns": passes.backward_ns,
+        "first_half_ns": passes.halves_ns[0],
+        "second_half_ns": passes.halves_ns[1],
+        "halved_backward_ns": passes.halved_backward_ns,
+        "last_ns": passes.last_ns,
+    }  # messages are part of the passes that receive them
+    stages, none = len(passes.forward_ns), np.zeros(passes.forward_ns.shape[1], np.int64)
+    graph = recorded(Shape(schedule.planned, stages, micro_batches, schedule.sliced))
+    ends = graph.ends_of_columns(lambda duration: sum((times[name][x] for name, x in duration if name in times), none))
+    return ends[graph.last]

@@ -1,0 +1,170 @@
+"""The graphs of schedules, recorded once, and when devices end where micro-batches are many: what recurs, followed in leaps.
+
+With a round of micro-batches more, the same row of nodes stands in the graph once more, wherever the pipeline is full: that is
+looked for, and asserted, in the graphs of two steps of few micro-batches. `repeats` then follows the row as often as it recurs.
+A round is one micro-batch where devices have one stage, and else as many micro-batches as there are devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Literal, NamedTuple
+
+from trainplan.formulations.schedule.graph import Duration, Graph, passes_graph
+from trainplan.formulations.schedule.message_order import messages_graph
+from trainplan.formulations.schedule.orders import PlanSchedule, orders
+from trainplan.formulations.schedule.repeats import TooManyRounds, after_rounds
+
+RECORDED, RECURRING = 4, 64  # schedules whose graphs are kept, and those of which it is kept what recurs
+FEW = 8  # rounds of micro-batches, of which those in the middle find the pipeline full
+
+Messages = Literal["received", "ordered", "parallel"]
+Row = tuple[tuple[int, ...], Duration]  # how far before a node those stand that it waits for, and what it takes
+
+
+class Shape(NamedTuple):
+    """What says which graph a schedule has. stages: on all devices, `chunks` on each; sliced: how many micro-batches begin in
+    halves.
+
+    messages: where a device waits while it receives, right before the pass that needs the message ("received"), or in an order
+    of messages of its own ("ordered", see `messages`); or where messages travel in parallel with passes ("parallel").
+    """
+
+    schedule: PlanSchedule
+    stages: int
+    micro_batches: int
+    sliced: int = 0
+    chunks: int = 1
+    messages: Messages = "received"
+
+    @property
+    def round_size(self) -> int:
+        """The micro-batches of a round."""
+        return self.stages // self.chunks if self.chunks > 1 else 1
+
+
+@lru_cache(maxsize=RECORDED)
+def recorded(shape: Shape) -> Graph:
+    """The graph of a schedule."""
+    passes = orders(shape.schedule, shape.stages, shape.micro_batches, shape.sliced, shape.chunks)
+    if shape.messages == "ordered":
+        return messages_graph(passes, shape.stages)
+    return passes_graph(passes, shape.stages, shape.messages == "parallel")
+
+
+def device_ends_ns(shape: Shape, time_ns: Callable[[Duration], int]) -> list[int]:
+    """When every device ends its last node, in ns, by device: exact, however many micro-batches there are. time_ns: what a
+    duration takes. Raises TooManyRounds where micro-batches are many and what they add does not repeat."""
+    size, count = shape.round_size, shape.micro_batches
+    few = FEW * size + (shape.stages + shape.sliced if size == 1 else 0)
+    if count > 2 * few and count % size == 0:
+        return _recurring(shape._replace(micro_batches=few)).ends_ns((count - few) // size, time_ns)
+    graph = recorded(shape)
+    ends = graph.ends_ns(time_ns)
+    return [ends[index] for index in graph.last]
+
+
+@dataclass(frozen=True)
+class Recurring:
+    """The rows of a step of few micro-batches, of which the `size` rows that end before row `end` recur with every further
+    round of micro-batches. last: how far before the end of all rows the devices' last ones stand."""
+
+    rows: Sequence[Row]
+    end: int
+    size: int
+    last: Sequence[int]
+
+    @cached_property
+    def kept(self) -> list[int]:
+        """How far before the end of a round those rows stand that later ones wait for."""
+        kept: set[int] = set()
+        for begin in (self.end - self.size, self.end):  # of the round itself, and of what comes after the last one
+            for index, (before, _) in enumerate(self.rows[begin:]):
+                kept.update(back - index for back in before if back > index)
+        for back in sorted(kept, reverse=True):
+            kept.update(range(back, 0, -self.size))
+        return sorted(kept)
+
+    def ends_ns(self, more: int, time_ns: Callable[[Duration], int]) -> list[int]:
+        """When every device has ended its last pass, with so many rounds more. time_ns: what a duration takes. Raises
+        TooManyRounds."""
+        times = {duration: time_ns(duration) for duration in {duration for _, duration in self.rows}}
+        rows = [(before, times[duration]) for before, duration in self.rows]
+        round_rows = rows[self.end - self.size : self.end]
+        ended: list[int] = []
+        _follow(ended, rows[: self.end])
+
+        def one_round(moments: Sequence[int]) -> list[int]:
+            later = [0] * self.kept[-1]
+            for back, moment in zip(self.kept, moments, strict=True):
+                later[-back] = moment
+            _follow(later, round_rows)
+            return [later[-back] for back in self.kept]
+
+        moments = after_rounds([ended[-back] for back in self.kept], one_round, more)
+        for back, moment in zip(self.kept, moments, strict=True):
+            ended[-back] = moment
+        _follow(ended, rows[self.end :])
+        return [ended[-back] for back in self.last]
+
+
+def _follow(ended: list[int], rows: Sequence[tuple[tuple[int, ...], int]]) -> None:
+    """Add the ends of some rows to those before them. rows: how far before it those stand that it waits for, and its time."""
+    for index, (before, time) in enumerate(rows, len(ended)):
+        latest = 0
+        for back in before:
+            if ended[index - back] > latest:
+                latest = ended[index - back]
+        ended.append(latest + time)
+
+
+@lru_cache(maxsize=RECURRING)
+def _recurring(shape: Shape) -> Recurring:
+    """What recurs with every further round of micro-batches, in the order of the record or in that in which nodes end where all
+    takes one unit of time. Raises TooManyRounds where nothing does in either."""
+    few, more = recorded(shape), recorded(shape._replace(micro_batches=shape.micro_batches + shape.round_size))
+    found = _found(_rows(few), _rows(more)) or _found(_levelled_rows(few, shape.messages), _levelled_rows(more, shape.messages))
+    if found is None:
+        raise TooManyRounds("passes that do not recur")
+    return found
+
+
+Rows = tuple[list[Row], list[int]]  # and how far before their end the devices' last ones stand
+
+
+def _rows(graph: Graph) -> Rows:
+    nodes = enumerate(graph.nodes)
+    rows = [(tuple(index - earlier for earlier in node.earlier), node.duration) for index, node in nodes]
+    return rows, [len(rows) - index for index in graph.last]
+
+
+def _levelled_rows(graph: Graph, messages: Messages) -> Rows:
+    """The rows of the same nodes, in the order in which they end where each takes one unit, and parallel messages none."""
+    moments: list[int] = []
+    for node in graph.nodes:
+        instant = messages == "parallel" and node.task is None
+        moments.append(max((moments[index] for index in node.earlier), default=0) + (not instant))
+
+    def key(index: int) -> tuple[int, bool, str]:
+        return moments[index], graph.nodes[index].task is None, str(graph.nodes[index].duration)
+
+    order = sorted(range(len(moments)), key=key)
+    new = {old: index for index, old in enumerate(order)}
+    nodes = [graph.nodes[old]._replace(earlier=tuple(new[i] for i in graph.nodes[old].earlier)) for old in order]
+    return _rows(Graph(nodes, [new[index] for index in graph.last]))
+
+
+def _found(few: Rows, more: Rows) -> Recurring | None:
+    (rows, last), (longer, longer_last) = few, more
+    size = len(longer) - len(rows)
+    if last != longer_last:
+        return None
+    common = next((index for index, (a, b) in enumerate(zip(rows, longer, strict=False)) if a != b), len(rows))
+    for end in range(common, max(3 * size, common - size) - 1, -1):
+        row = rows[end - size : end]
+        alike = all(rows[end - n * size : end - (n - 1) * size] == row for n in (2, 3))
+        if alike and longer[end : end + size] == row and longer[end + size :] == rows[end:]:
+            return Recurring(rows, end, size, last)
+    return None
