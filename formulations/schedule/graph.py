@@ -85,9 +85,9 @@ class Graph:
                     latest = np.maximum(latest, ends[other], out=ends[index])
                 np.add(latest, times[number], out=ends[index])
             return ends[:-1]
-        for low, high, earlier, numbers in self._levels.levels:
-            latest = ends[earlier[0]]
-            for others in earlier[1:]:
+        for low, high, waits, numbers in self._levels.levels:
+            latest = ends[waits[0]]
+            for others in waits[1:]:
                 np.maximum(latest, ends[others], out=latest)
             np.add(latest, times[numbers], out=ends[low:high])
         return ends[self._levels.rows]

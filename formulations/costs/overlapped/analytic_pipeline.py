@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from trainplan.formulations.schedule.graph import Duration
+from trainplan.formulations.schedule.orders import PlanSchedule
 from trainplan.formulations.schedule.recorded import Shape, device_ends_ns
 from trainplan.formulations.schedule.repeats import MOST_FOLLOWED, TooManyRounds
 from trainplan.profiling.base.errors import InputError
@@ -36,7 +37,7 @@ def pipeline_ns(
     def time_ns(duration: Duration) -> int:
         return sum(times[name][stage] for name, stage in duration if name in times)
 
-    schedule = "interleaved-1f1b" if chunks > 1 else "1f1b"
+    schedule: PlanSchedule = "interleaved-1f1b" if chunks > 1 else "1f1b"
     shape = Shape(schedule, stages, micro_batches, 0, chunks, "parallel" if parallel_messages else "received")
     try:
         return device_ends_ns(shape, time_ns)
