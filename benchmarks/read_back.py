@@ -34,8 +34,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from trainplan.execution.runtimes.export_common import Export, layers_of, write_export
-from trainplan.execution.runtimes.megatron_bridge.documented import SECTIONS
 from trainplan.execution.runtimes.megatron_bridge.export import argument_values, sections_of
+from trainplan.execution.runtimes.megatron_bridge.reader import SECTIONS
 from trainplan.formulations.joint.runtime_capabilities import RUNTIMES
 from trainplan.formulations.plan.plan import Plan
 from trainplan.profiling.base.errors import InputError

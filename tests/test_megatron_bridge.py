@@ -11,7 +11,7 @@ import pytest
 import yaml
 from trainplan.execution.launch_files.run_configuration import Said
 from trainplan.execution.runtimes.export_common import write_export
-from trainplan.execution.runtimes.megatron_bridge.documented import SECTIONS
+from trainplan.execution.runtimes.megatron_bridge.reader import SECTIONS
 from trainplan.formulations.plan.plan import Plan
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.models.model import load_model

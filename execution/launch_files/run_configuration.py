@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from typing import Any, Literal
 
+from trainplan.execution.launch_files.known_keys import KnownKeys
 from trainplan.execution.launch_files.logs.steps import Log, RanOut
 from trainplan.execution.launch_files.trainer_buffers import NO_BUFFERS, Buffers
 from trainplan.formulations.plan.strategy import Exchange, Module
@@ -325,16 +326,16 @@ class Keys:
             return
         raise self.error(key, f"is {shown(value)}", f"leave it out, or give {next(iter(neutral))}: {why}")
 
-    def left(self, documented: Collection[str], known_starts: Collection[str] = ()) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Of the keys that were not read, those that are documented, and change no plan; and those that nobody knows, with
-        what each may have meant. Raises InputError for a key that nobody knows and that bears on what runs, or that is set on
+    def left(self, known: KnownKeys) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Of the keys that were not read, those that are known to change no plan; and those that nobody knows, with what each
+        may have meant. Raises InputError for a key that nobody knows and that bears on what runs, or that is set on
         the command line."""
         rest = [key for key in self.values if key not in self.read and key not in self.ignored]
-        fine = [key for key in rest if key in documented or key.startswith(tuple(known_starts) or ("\0",))]
-        every = {*documented, *self.read}
+        fine = [key for key in rest if known.has(key)]
+        every = {*known.names, *self.read}
         unknown = []
         for key in rest:
-            if self.source(key) == SET and key not in documented:
+            if self.source(key) == SET and key not in known.names:
                 self._refuse_set(key, every, key in fine)
             if key not in fine:
                 near = get_close_matches(key, every, n=1, cutoff=0.8)

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from trainplan.execution.launch_files.run_configuration import Configuration, Said
 from trainplan.execution.runtimes.accelerate import reader as accelerate_reader
 from trainplan.execution.runtimes.deepspeed import reader as deepspeed_reader
-from trainplan.execution.runtimes.documented import DEEPSPEED
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.models.precision import MASTERS, PLAIN
 
@@ -271,7 +270,7 @@ def test_an_open_stage_is_accelerates_where_its_file_names_this_one(tmp_path: Pa
 
 KEYS = sorted(
     {
-        *DEEPSPEED,
+        *deepspeed_reader.KNOWN.names,
         *deepspeed_reader.FILLED,
         *deepspeed_reader.REFUSED,
         "optimizer.type",

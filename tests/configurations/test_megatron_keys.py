@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from trainplan.execution.launch_files.run_configuration import Configuration, Said
-from trainplan.execution.runtimes.documented import MEGATRON
+from trainplan.execution.runtimes.megatron.reader import KNOWN
 from trainplan.execution.runtimes.megatron.refused import DEALT, NOTED, REFUSED, TENSOR_NOTED
 from trainplan.formulations.costs.overlapped.layout import Recompute
 from trainplan.profiling.base.errors import InputError
@@ -146,7 +146,7 @@ def test_what_differs_a_little_is_noted(words: str, says: str) -> None:
 
 
 def test_what_is_refused_or_noted_is_not_said_to_change_no_plan() -> None:
-    assert not MEGATRON & {*REFUSED, *NOTED, *TENSOR_NOTED, *DEALT}
+    assert not KNOWN.names & {*REFUSED, *NOTED, *TENSOR_NOTED, *DEALT}
 
 
 def test_a_list_of_layers_says_the_stages_of_each_rank_in_turn() -> None:

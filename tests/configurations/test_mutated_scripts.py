@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 from trainplan.execution.launch_files.run_configuration import Configuration, Said
 from trainplan.execution.launch_files.shell import Command, command_of, values_of
-from trainplan.execution.runtimes.documented import MEGATRON
-from trainplan.execution.runtimes.megatron.reader import of_command
+from trainplan.execution.runtimes.megatron.reader import KNOWN, of_command
 from trainplan.profiling.base.errors import InputError
 
 from tests.helpers import bash
@@ -61,7 +60,7 @@ def read(path: Path) -> tuple[Command | None, Configuration | None]:
 def bearing(words: list[str]) -> dict[str, object]:
     """Of the words of a command, what bears on the run: all but the keys that change no plan."""
     place = next((place for place, word in enumerate(words) if word.endswith(".py")), len(words))
-    return {key: value for key, value in values_of(words[place + 1 :]).items() if key not in MEGATRON}
+    return {key: value for key, value in values_of(words[place + 1 :]).items() if key not in KNOWN.names}
 
 
 def test_some_mutated_scripts_are_read_or_refused(tmp_path: Path) -> None:

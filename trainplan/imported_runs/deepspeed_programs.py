@@ -18,8 +18,7 @@ from trainplan.execution.launch_files.shell import Command
 from trainplan.execution.runtimes.accelerate.reader import beside
 from trainplan.execution.runtimes.deepspeed import reader as deepspeed_reader
 from trainplan.execution.runtimes.megatron.programs import refuse_others
-from trainplan.execution.runtimes.transformers.documented import TRAINING_ARGUMENTS, TRAINING_TABLES
-from trainplan.execution.runtimes.transformers.reader import REFUSED, SEQUENCES
+from trainplan.execution.runtimes.transformers.reader import KNOWN, REFUSED, SEQUENCES
 from trainplan.execution.runtimes.transformers.trainer import refuse_all
 from trainplan.profiling.base.errors import COMMAND_LINE, InputError, shown
 
@@ -69,7 +68,7 @@ def of_command(command: Command, where: str, said: Said, folder: Path) -> Config
         problem = f"is {lengths[other]}, and {first} is {lengths[first]}"
         raise keys.error(other, problem, "give one of them: what cuts samples is not known")
     model = next((keys.text(key, "") for key in MODELS if keys.values.get(key) is not None), None)
-    unread, unknown = keys.left(TRAINING_ARGUMENTS, TRAINING_TABLES)
+    unread, unknown = keys.left(KNOWN)
     named = {"sequence": next(iter(lengths), LENGTHS[0]), "model": MODELS[0]}
     return replace(
         made, where=where, tool="deepspeed", model=model, sequence=next(iter(lengths.values()), None), devices=command.devices,

@@ -8,11 +8,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from trainplan.execution.runtimes.documented import DEEPSPEED, DEEPSPEED_TABLES
-from trainplan.execution.runtimes.megatron_bridge.documented import SECTIONS
+from trainplan.execution.runtimes.accelerate.fsdp_options import OPTIONS as FSDP_OPTIONS
+from trainplan.execution.runtimes.deepspeed import reader as deepspeed_reader
+from trainplan.execution.runtimes.megatron_bridge.reader import KNOWN as OF_BRIDGE
 from trainplan.execution.runtimes.megatron_bridge.reader import is_one
 from trainplan.execution.runtimes.nemo import reader as nemo_reader
-from trainplan.execution.runtimes.transformers.documented import FSDP_OPTIONS
 from trainplan.profiling.base.errors import InputError, shown
 from trainplan.profiling.models.families.fields import names
 
@@ -67,9 +67,7 @@ ONLY = re.compile(
     r"|add_bias_linear|layernorm_epsilon|\w*_dtype)|train\.(\w+_iters|global_batch_size|micro_batch_size|manual_gc\w*)"
     r"|(ddp|mixed_precision|comm_overlap|rerun_state_machine)\.\w+|scheduler\.lr_\w+_iters"
 )
-BRIDGE = frozenset(
-    key for section, fields in SECTIONS.items() for field in fields if ONLY.fullmatch(key := f"{section}.{field}")
-)
+BRIDGE = frozenset(filter(ONLY.fullmatch, OF_BRIDGE.names))
 # The first that holds is whose file it is.
 MARKS = (
     _mark("trainplan (run.json of an export)", "model.model_type micro_batch_samples micro_batches"),
@@ -146,7 +144,7 @@ def tool_of(data: Mapping[str, Any]) -> str | None:
         return FSDP
     if not found.isdisjoint(LAUNCHED) or any(name.startswith(("fsdp_config.fsdp_", "deepspeed_config.")) for name in found):
         return "Accelerate"
-    if found & OWN or len(found & DEEPSPEED - COMMON) > 1 or any(name.startswith(TABLES) for name in found):
+    if found & OWN or len(found & deepspeed_reader.KNOWN.names - COMMON) > 1 or any(name.startswith(TABLES) for name in found):
         return "DeepSpeed"
     return FSDP if len(found & {"fsdp_config", *OPTIONS, *(f"fsdp_{name}" for name in OPTIONS)}) > 1 else None
 
@@ -161,7 +159,7 @@ OWN = names(
 # Keys and tables that others have, too.
 COMMON = names("seed log_level dump_state vocabulary_size dataloader_drop_last memory_breakdown sparse_gradients log_level")
 SHARED = names("checkpoint. compile. optimizer. pipeline. scheduler. tensorboard. timers. wandb.")
-TABLES = tuple(table for table in DEEPSPEED_TABLES if table not in SHARED)
+TABLES = tuple(table for table in deepspeed_reader.KNOWN.starts if table not in SHARED)
 FSDP = "transformers (what fsdp_config names)"
 OPTIONS = FSDP_OPTIONS | names(
     "auto_wrap_policy reshard_after_forward activation_checkpointing cpu_offload offload_params sharding_strategy version"

@@ -6,9 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from trainplan.execution.launch_files.known_keys import known_keys
 from trainplan.execution.launch_files.run_configuration import Keys, Said
 from trainplan.profiling.base.errors import COMMAND_LINE, InputError, shown
 
+OPTIONS = known_keys(__file__).names  # of FSDP, that change no plan
+WRITTEN = frozenset(f"{table}{name}" for table in ("fsdp_config.", "fsdp_config.fsdp_", "fsdp_") for name in OPTIONS)
 STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")  # FSDP1's, by number from 1 on
 WRAPS = ("TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP")
 

@@ -7,16 +7,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from trainplan.execution.launch_files.known_keys import known_keys
 from trainplan.execution.launch_files.lines import text_sources
 from trainplan.execution.launch_files.run_configuration import Configuration, Host, Keys, Recomputed, Said, flattened
 from trainplan.execution.launch_files.settings import read_with_settings
 from trainplan.execution.runtimes.accelerate.fsdp_options import Sharding, fsdp, refuse_denied
 from trainplan.execution.runtimes.deepspeed import reader as deepspeed_reader
-from trainplan.execution.runtimes.documented import ACCELERATE, ACCELERATE_TABLES
 from trainplan.profiling.base.errors import COMMAND_LINE, InputError, shown
 from trainplan.profiling.clusters.recipes import RecipeName
 from trainplan.profiling.models.precision import MASTERS, PLAIN
 
+KNOWN = known_keys(__file__)
 KINDS = ("NO", "MULTI_GPU", "FSDP", "DEEPSPEED")
 PARTS = ("fsdp", "deepspeed", "megatron_lm")  # whose tables are read where they are the kind
 DTYPES = {"no": "float32", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp8": "bfloat16"}
@@ -96,9 +97,7 @@ def read(
         notes.append(ON_HOST)
     accumulation = keys.whole("gradient_accumulation_steps")
     compiled = str(keys.get("dynamo_config.dynamo_backend") or keys.get("dynamo_backend") or "no").upper() == "INDUCTOR"
-    unread, unknown = keys.left(
-        ACCELERATE, (*ACCELERATE_TABLES, *(f"{name}_config." for name in PARTS if name != kind.lower()))
-    )
+    unread, unknown = keys.left(KNOWN.more(starts=[f"{name}_config." for name in PARTS if name != kind.lower()]))
     names = {"recipe": "mixed_precision", "devices": "num_processes", "accumulation": "gradient_accumulation_steps"}
     names |= {"dtype": "mixed_precision"}
     names |= {
@@ -240,7 +239,7 @@ def _deepspeed(
         made = replace(made, cp=sizes["sp"], exchange="heads", keys={**made.keys, "cp": f"{DEGREE}sp_size"})
     if precision == "no" and made.dtype == "float32":
         made = replace(made, notes=(FLOAT32, *made.notes))
-    unread, others = keys.left(ACCELERATE, (*ACCELERATE_TABLES, *(f"{name}_config." for name in PARTS if name != "deepspeed")))
+    unread, others = keys.left(KNOWN.more(starts=[f"{name}_config." for name in PARTS if name != "deepspeed"]))
     return replace(
         made,
         where=str(path),

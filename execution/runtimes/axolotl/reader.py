@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
+from trainplan.execution.launch_files.known_keys import known_keys
 from trainplan.execution.launch_files.run_configuration import Configuration, Keys, Said
-from trainplan.execution.runtimes.transformers.documented import AXOLOTL, AXOLOTL_TABLES
+from trainplan.execution.runtimes.accelerate.fsdp_options import WRITTEN as FSDP
 from trainplan.execution.runtimes.transformers.trainer import (
     Arguments,
     attention_of,
@@ -19,6 +20,7 @@ from trainplan.execution.runtimes.transformers.trainer import (
 )  # fmt: skip
 from trainplan.profiling.base.errors import shown
 
+KNOWN = known_keys(__file__).more(names=FSDP)
 DEFAULTS = "default of axolotl 0.18"
 ADAPTERS = "runs with adapters or quantized weights are not planned, full fine-tuning is"
 REFUSED = {
@@ -97,7 +99,7 @@ def read(path: Path, said: Said) -> Configuration:
         launched=False, words=words,
     )  # fmt: skip
     made = configured(keys, data, path, said, has, notes)
-    return finished(made, keys, AXOLOTL, AXOLOTL_TABLES)
+    return finished(made, keys, KNOWN)
 
 
 def _batch(keys: Keys) -> tuple[int, int]:

@@ -12,14 +12,15 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from trainplan.execution.launch_files.known_keys import known_keys
 from trainplan.execution.launch_files.run_configuration import Configuration, Host, Keys, Recomputed, Said, flattened
 from trainplan.execution.launch_files.settings import read_with_settings
 from trainplan.execution.launch_files.trainer_buffers import Buffers
-from trainplan.execution.runtimes.documented import DEEPSPEED, DEEPSPEED_TABLES
 from trainplan.profiling.base.errors import COMMAND_LINE, InputError, shown
 from trainplan.profiling.models.optimizers import OptimizerName
 from trainplan.profiling.models.precision import PLAIN, Precision
 
+KNOWN = known_keys(__file__)
 ZERO = "zero_optimization"
 DEFAULTS = "default of DeepSpeed 0.19"
 TRAINER = "transformers' Trainer fills in 'auto'"
@@ -157,7 +158,7 @@ def of_values(
         undecided["micro_samples"] = "per_device_train_batch_size of transformers' Trainer"
     optimizer, kernels = _optimizer(keys, stage, brought, notes)
     buffers = _buffers(keys, stage, half, half and not host and precision.gradients == "model")
-    unread, unknown = keys.left(DEEPSPEED, DEEPSPEED_TABLES)
+    unread, unknown = keys.left(KNOWN)
     return Configuration(
         where=where, runtime="deepspeed", software="deepspeed", flags=kernels, dtype=dtype, precision=precision, tp=tp, cp=cp,
         exchange="heads" if cp > 1 else "keys", shard=shard, zero=stage, host=host, cuts=(), notes=tuple(notes),

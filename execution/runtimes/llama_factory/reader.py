@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from trainplan.execution.launch_files.known_keys import known_keys
 from trainplan.execution.launch_files.run_configuration import Configuration, Said
-from trainplan.execution.runtimes.transformers.documented import LLAMA_FACTORY, TRAINING_ARGUMENTS, TRAINING_TABLES
+from trainplan.execution.runtimes.transformers import reader as transformers_reader
 from trainplan.execution.runtimes.transformers.trainer import (
     Arguments,
     attention_of,
@@ -19,6 +20,7 @@ from trainplan.execution.runtimes.transformers.trainer import (
 )  # fmt: skip
 from trainplan.profiling.base.errors import shown
 
+KNOWN = known_keys(__file__).more(*transformers_reader.KNOWN)
 DEFAULTS = "default of LLaMA-Factory 0.9"
 MEGATRON = "give Megatron-LM's own arguments: its part of LLaMA-Factory's files is not read"
 STATES = "plans keep two moments of every parameter"
@@ -71,4 +73,4 @@ def read(path: Path, said: Said) -> Configuration:
     )  # fmt: skip
     keys.get("gradient_checkpointing")  # its own key wins over transformers'
     made = configured(keys, data, path, said, has, notes)
-    return finished(made, keys, {*LLAMA_FACTORY, *TRAINING_ARGUMENTS}, TRAINING_TABLES)
+    return finished(made, keys, KNOWN)

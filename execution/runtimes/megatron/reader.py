@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trainplan.execution.launch_files.foreign import foreign, shares_keys
+from trainplan.execution.launch_files.known_keys import known_keys
 from trainplan.execution.launch_files.run_configuration import Configuration, Keys, Open, Recomputed, Said
 from trainplan.execution.launch_files.shell import Command, command_of, values_of
-from trainplan.execution.runtimes.documented import MEGATRON
-from trainplan.execution.runtimes.megatron.environment import HARMLESS
 from trainplan.execution.runtimes.megatron.older_versions import CORE, agreed, buffers_of, engine_of, stage_of, todays, tool_of
 from trainplan.execution.runtimes.megatron.programs import refuse_others
 from trainplan.execution.runtimes.megatron.read_batch import batch_of
@@ -30,6 +29,7 @@ from trainplan.profiling.models.model import load_model
 from trainplan.profiling.models.optimizers import ITERATIONS, OptimizerName
 from trainplan.profiling.models.precision import PLAIN, Precision
 
+KNOWN = known_keys(__file__)
 MODULES: dict[str, Module] = {"core_attn": "attention", "layernorm": "norms"}
 OF_EXPERTS = ("moe", "moe_act", "shared_experts", "mla_up_proj", "gdn_norm_out", "gdp_in_proj", "gdp_qkv", "mhc")
 MUON, TP_MODES = ("muon", "dist_muon"), ("blockwise", "duplicated", "distributed")
@@ -145,7 +145,7 @@ def of_values(
         agreed(keys, engine, {**fields, "dtype": dtype})
         fields |= {"host": engine.host}
         notes += engine.notes
-    unread, unknown = keys.left(MEGATRON | HARMLESS)
+    unread, unknown = keys.left(KNOWN)
     return Configuration(
         where=where, runtime="megatron", software=software, flags=flags, vocabulary_multiple=multiple, dtype=dtype,
         precision=precision, optimizer=optimizer, devices=devices, tp=tp, pp=pp, chunks=chunks,

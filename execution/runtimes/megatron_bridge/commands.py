@@ -15,13 +15,12 @@ from trainplan.execution.launch_files.run_configuration import Configuration, Ke
 from trainplan.execution.launch_files.shell import Command
 from trainplan.execution.runtimes.megatron.environment import refuse_environment
 from trainplan.execution.runtimes.megatron_bridge import reader as megatron_bridge_reader
-from trainplan.execution.runtimes.megatron_bridge.documented import SECTIONS
 from trainplan.execution.runtimes.megatron_bridge.recipes import END
 from trainplan.profiling.base.errors import InputError, shown
 
 RUNNERS = ("run_recipe.py", "run_script.py")
 EXAMPLE = re.compile(r"pretrain_(\w+)\.py")
-OVERRIDE = re.compile(rf"[+~]{{0,2}}(?:{'|'.join(SECTIONS)})\.\w[\w.]*=")
+OVERRIDE = re.compile(rf"[+~]{{0,2}}(?:{'|'.join(megatron_bridge_reader.SECTIONS)})\.\w[\w.]*=")
 FILE = "--config-file"
 BACKEND = ("model.attention_backend", "auto")  # as configurations of Megatron Core have it
 OTHERWISE = {  # options by which these scripts train another model, or otherwise

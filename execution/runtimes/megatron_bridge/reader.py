@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from trainplan.execution.launch_files.documents import written
+from trainplan.execution.launch_files.known_keys import known_keys
 from trainplan.execution.launch_files.lines import sources_of
 from trainplan.execution.launch_files.run_configuration import Configuration, Keys, Said, flattened
 from trainplan.execution.launch_files.settings import with_settings
 from trainplan.execution.runtimes.megatron import reader as megatron_reader
 from trainplan.execution.runtimes.megatron.read_model import NULL
-from trainplan.execution.runtimes.megatron_bridge.documented import SECTIONS, TABLES
 from trainplan.execution.runtimes.megatron_bridge.export import FIELDS
 from trainplan.execution.runtimes.megatron_bridge.recipes import ARGUMENTS as OF_RECIPES
 from trainplan.execution.runtimes.megatron_bridge.recipes import BATCH, base_of
@@ -127,7 +127,8 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     "train.decrease_batch_size_if_needed": (OFF, "a plan is of one batch size"),
 }
 LETTERS = {"embedding": "E", "decoder": "t", "loss": "L"}
-DOCUMENTED = frozenset(f"{section}.{field}" for section, fields in SECTIONS.items() for field in fields)
+KNOWN = known_keys(__file__)
+SECTIONS = KNOWN.sections()
 
 
 def is_one(data: Any) -> bool:
@@ -135,7 +136,7 @@ def is_one(data: Any) -> bool:
     if not isinstance(data, Mapping):
         return False
     has = [isinstance(data.get(name), Mapping) for name in ("model", "train")]
-    return all(has) or (any(has) and all(name in SECTIONS or f"{name}." in TABLES or name in MARKS for name in data))
+    return all(has) or (any(has) and all(name in SECTIONS or f"{name}." in KNOWN.starts or name in MARKS for name in data))
 
 
 def read(path: Path, said: Said) -> Configuration:
@@ -232,7 +233,7 @@ def of_fields(
         made = megatron_reader.of_arguments(words, where, said)
     except InputError as error:
         raise megatron_reader.in_fields(error, ARGUMENTS) from None
-    unread, unknown = keys.left(DOCUMENTED, TABLES)
+    unread, unknown = keys.left(KNOWN)
     unknown = tuple(key for key in unknown if not key.split(" ")[0].rpartition(".")[2].startswith("_"))  # its own marks
     keyed = {name: ARGUMENTS.get(key, key) for name, key in made.keys.items()} | {"dtype": "mixed_precision"}
     from_file = {ARGUMENTS.get(each.key) for each in made.taken} & {each.key for each in keys.taken}

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
+from trainplan.execution.launch_files.known_keys import known_keys
 from trainplan.execution.launch_files.run_configuration import Configuration, Keys, Said, flattened
 from trainplan.execution.launch_files.settings import read_with_settings
 from trainplan.execution.runtimes.megatron import reader as megatron_reader
@@ -69,29 +70,7 @@ REFUSED: Mapping[str, tuple[str, ...]] = {
     "model.peft.peft_scheme": ("none", "null"),
     "trainer.accumulate_grad_batches": ("1",),
 }
-HARMLESS = names(  # what follows these
-    """
-    trainer. exp_manager. run. cluster. base_ s3_checkpointing. model.data. model.optim. model.nsys_profile. model.tokenizer.
-    model.megatron_timer_kwargs. model.pretrained_checkpoint. model.dist_ckpt_ model.fp8_ model.cpu_offloading_ model.fsdp_
-    model.moe_ model.gc_ model.peft.
-    """
-)
-DOCUMENTED = frozenset(
-    f"model.{name}"
-    for name in names(
-        """
-        restore_from_path restore_from_ckpt resume_from_checkpoint mcore_gpt skip_train init_method_std use_scaled_init_method
-        ffn_dropout apply_query_key_layer_scaling do_layer_norm_weight_decay pre_process post_process persist_layer_norm
-        normalize_attention_scores attention_type overlap_p2p_comm batch_p2p_comm seq_len_interpolation_factor
-        scale_positional_embedding reset_lr reset_lr_steps native_amp_init_scale native_amp_growth_interval hysteresis
-        fp16_lm_cross_entropy grad_allreduce_chunk_size_mb grad_div_ar_fusion gradient_accumulation_fusion
-        bias_activation_fusion bias_dropout_add_fusion masked_softmax_fusion get_attention_mask_from_fusion apply_rope_fusion
-        seed         use_cpu_initialization onnx_safe apex_transformer_log_level gradient_as_bucket_view sync_batch_comm
-        nccl_communicator_config_path validation_param_sync_overlap reduce_amax use_emha sharp enable_megatron_timers
-        ub_tp_comm_overlap_cfg defer_embedding_wgrad_compute wgrad_deferral_limit encoder_seq_length target
-        """
-    )
-) | {"name", "defaults", "restore_from_path"}
+KNOWN = known_keys(__file__)
 # Names of configurations, and fields, of models that are no dense decoders, and of other trainings.
 OTHERS = re.compile(r"(?:^|_)(?:mamba|griffin|hyena|bert|bart|retro|m?t5|ul2|distill|nmt|neva|clip|vit|mimo)(?:_|$)")
 STATES = re.compile(r"model\.(?:mamba_|hybrid_|hyena|griffin|recurrent|kd_|encoder\.|decoder\.)")
@@ -181,7 +160,7 @@ def of_tables(
         if not any(f"model.{name}" in values for name in FLASH):
             attention = None
             notes.append("attention is as the .nemo file has it: taken as flash; where it keeps scores, give --attention eager")
-    unread, unknown = keys.left(DOCUMENTED, HARMLESS)
+    unread, unknown = keys.left(KNOWN)
     keyed = {name: ARGUMENTS.get(key, key) for name, key in made.keys.items()} | {"dtype": "trainer.precision"}
     return replace(
         made, tool="NeMo", software="NeMo", keys=keyed, notes=(*notes, *made.notes), unread=unread, unknown=unknown,

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from trainplan.execution.launch_files.documents import written as spelt
+from trainplan.execution.launch_files.known_keys import known_keys
 from trainplan.execution.launch_files.lines import sources_of
 from trainplan.execution.launch_files.run_configuration import Configuration, Keys, Recomputed, Said, flattened
 from trainplan.execution.launch_files.settings import with_settings
-from trainplan.execution.runtimes.documented import TORCHTITAN, TORCHTITAN_TABLES
 from trainplan.execution.runtimes.torchtitan.versions import (
     MIXTURES,
     NORMS,
@@ -31,6 +31,7 @@ from trainplan.profiling.clusters.recipes import RecipeName
 from trainplan.profiling.models.model import load_model
 from trainplan.profiling.models.precision import PLAIN, Precision
 
+KNOWN = known_keys(__file__)
 # As torch finds them: in upper or lower case. Those with underlines are names of versions before October 2024.
 SCHEDULES: dict[str, PlanSchedule] = {
     "1F1B": "1f1b", "GPipe": "gpipe", "Interleaved1F1B": "interleaved-1f1b", "interleaved_1f1b": "interleaved-1f1b",
@@ -157,7 +158,7 @@ def _of_keys(keys: Keys, early: bool, latest: bool) -> Configuration:
     compiled = keys.flag("compile.enable") and "model" in components
     recomputed = _recomputed(keys, notes)
     sequence = keys.whole("training.seq_len", 2048)
-    unread, unknown = keys.left(TORCHTITAN, TORCHTITAN_TABLES)
+    unread, unknown = keys.left(KNOWN)
     names = {"tp": "parallelism.tensor_parallel_degree", "pp": "parallelism.pipeline_parallel_degree", "model": "model.flavor"}
     names |= {"dtype": "training.mixed_precision_param" if dtype != base or latest else "training.dtype"}
     names |= {"recipe": "model.converters"}

@@ -7,8 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
+from trainplan.execution.launch_files.known_keys import known_keys
 from trainplan.execution.launch_files.run_configuration import Configuration, Keys, Said
-from trainplan.execution.runtimes.transformers.documented import TRAINING_ARGUMENTS, TRAINING_TABLES
+from trainplan.execution.runtimes.accelerate.fsdp_options import WRITTEN as FSDP
 from trainplan.execution.runtimes.transformers.trainer import (
     Arguments,
     attention_of,
@@ -22,6 +23,7 @@ from trainplan.execution.runtimes.transformers.trainer import (
 )
 from trainplan.profiling.base.errors import COMMAND_LINE, InputError
 
+KNOWN = known_keys(__file__).more(names=FSDP)
 DEFAULTS = "default of transformers 5"
 ADAPTERS = "runs with adapters or quantized weights are not planned, full fine-tuning is"
 OTHERS = "steps with other models, or that generate texts, are not planned"
@@ -140,7 +142,7 @@ def of_keys(data: Mapping[str, Any], keys: Keys, path: Path, said: Said) -> Conf
         raise InputError(COMMAND_LINE, "--recompute", f"is missing, and {path} does not say it", fix)
     if not written and made.zero == 0 and made.runtime == "accelerate" and dtype != "float32":
         made = replace(made, notes=(*made.notes, FLOAT32))
-    return finished(made, keys, TRAINING_ARGUMENTS, TRAINING_TABLES)
+    return finished(made, keys, KNOWN)
 
 
 def _loss(keys: Keys) -> Literal["full", "chunked"] | None:

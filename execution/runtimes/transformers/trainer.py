@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from trainplan.execution.launch_files.known_keys import KnownKeys
 from trainplan.execution.launch_files.run_configuration import SET, Configuration, Host, Keys, Recomputed, Said, flattened
 from trainplan.execution.launch_files.settings import ACCELERATE, LAUNCHED_BY, WRITTEN, read_with_settings
 from trainplan.execution.runtimes.accelerate import reader as accelerate_reader
@@ -296,9 +297,9 @@ def _fsdp_key(keys: Keys) -> Any:
     return find
 
 
-def finished(made: Configuration, keys: Keys, documented: Collection[str], tables: Collection[str]) -> Configuration:
+def finished(made: Configuration, keys: Keys, known: KnownKeys) -> Configuration:
     """The configuration, with the keys that were not read. Raises InputError for one that bears on what runs."""
-    unread, unknown = keys.left(documented, tables)
+    unread, unknown = keys.left(known)
     own = {each.key for each in keys.taken}
     taken = (*keys.taken, *(each for each in made.taken if each.key not in own))
     return replace(made, unread=(*unread, *made.unread), unknown=(*unknown, *made.unknown), taken=taken)
