@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,9 @@ def run_file(plan: Plan, strategy: Strategy) -> str:
     return json.dumps(run, indent=1) + "\n"
 
 
-def script(name: str) -> str:
-    """The text of a training script that lies beside this module."""
-    return Path(__file__).with_name(name).read_text()
+def script(module: str) -> str:
+    """The text of a training script, which is a module of trainplan, by its dotted name. The module is not imported, since the
+    runtime that it trains with need not be installed here."""
+    spec = find_spec(module)
+    assert spec is not None and spec.origin is not None, f"{module} is in no file"
+    return Path(spec.origin).read_text()

@@ -84,7 +84,7 @@ def export(plan: Plan, where: str) -> Export:
     files = {
         "accelerate.yaml": f"# For {VERSION}.\n{yaml.safe_dump(settings, sort_keys=False)}",
         "run.json": run_file(plan, strategy),
-        "train.py": script("accelerate_script.py"),
+        "train.py": script("trainplan.execution.runtimes.accelerate.script"),
         "launch.sh": accelerate_launch(plan.world, "accelerate.yaml", f'{here("train.py")} "$@"'),
         "slurm.sh": slurm(plan.world),
         "README.md": page(plan, RUNTIME, VERSION, peak_bytes, said, DECIDES),

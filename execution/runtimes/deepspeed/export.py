@@ -68,7 +68,7 @@ def export(plan: Plan, where: str) -> Export:
     files = {
         "ds_config.json": json.dumps(config, indent=1) + "\n",
         "run.json": run_file(plan, strategy),
-        "train.py": script("deepspeed_script.py"),
+        "train.py": script("trainplan.execution.runtimes.deepspeed.script"),
         "launch.sh": torchrun(plan.world, f'{here("train.py")} "$@"'),
         "slurm.sh": slurm(plan.world),
         "README.md": page(plan, RUNTIME, VERSION, peak_bytes, said, DECIDES),

@@ -112,7 +112,7 @@ def export(plan: Plan, where: str) -> Export:
         left_out.append(f"learned positions: {model.tokens} of them, as tokens (model.seq_length), not {positions}")
     files = {
         FILE: f"# For {VERSION}.\n{yaml.safe_dump(sections, sort_keys=False)}",
-        "train.py": script("megatron_bridge_script.py"),
+        "train.py": script("trainplan.execution.runtimes.megatron_bridge.script"),
         "launch.sh": torchrun(plan.world, f'{here("train.py")} "$@"', megatron_export.connections(plan)),
         "slurm.sh": slurm(plan.world),
         "README.md": page(

@@ -13,7 +13,7 @@ unlike levels, ZeRO stages or sharing of tokens; tensor parallelism of models of
 from __future__ import annotations
 
 import json
-from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, StrictUndefined
@@ -255,5 +255,5 @@ def _script(plan: Plan, strategy: Strategy) -> str:
         "orders": order_rows(plan) if short else None,
     }
     template = Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
-    source = files("trainplan.execution.runtimes.torch").joinpath("torch_script.py.jinja").read_text()
+    source = Path(__file__).with_name("torch_script.py.jinja").read_text()
     return template.from_string(source).render(**context, imports=imports(context))
