@@ -36,8 +36,8 @@ from typing import Any
 from trainplan.execution.runtimes.export_common import Export, layers_of, write_export
 from trainplan.execution.runtimes.megatron_bridge.export import argument_values, sections_of
 from trainplan.execution.runtimes.megatron_bridge.reader import SECTIONS
-from trainplan.formulations.joint.runtime_capabilities import RUNTIMES
 from trainplan.formulations.plan.plan import Plan
+from trainplan.formulations.runtimes import RUNTIMES
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.models.sublayers import Attention
 

@@ -1,4 +1,7 @@
-"""What a plan may say beyond stages, dp, sdp of ZeRO stage 3, tp and recomputation of whole units; and who cannot do it yet."""
+"""What a plan may say beyond stages, dp, sdp of ZeRO stage 3, tp and recomputation of whole units, by name.
+
+Who can do it says so as `features` of its capabilities (`formulations.runtimes`).
+"""
 
 from __future__ import annotations
 
@@ -7,22 +10,6 @@ from typing import NamedTuple
 
 from trainplan.formulations.plan.plan import Plan
 from trainplan.profiling.base.errors import InputError
-
-COMPILED = frozenset(  # what trainplan's own programs do
-    {
-        "Muon",
-        "Muon in ZeRO stage 1",
-        "context parallelism",
-        "exchange of heads",
-        "ZeRO stage 1",
-        "ZeRO stage 2",
-        "master weights",
-        "recomputation of modules",
-        "sequence parallelism",
-        "states on the host",
-    }
-)
-RUN = COMPILED - {"Muon in ZeRO stage 1"}  # what its executor runs of them
 
 
 class Feature(NamedTuple):

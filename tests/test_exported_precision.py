@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import yaml
 from trainplan.execution.runtimes.export_common import write_export
-from trainplan.formulations.joint.runtime_capabilities import RUNTIMES
 from trainplan.formulations.plan.plan import Plan
+from trainplan.formulations.runtimes import RUNTIMES
 from trainplan.profiling.base.errors import InputError
 
 import trainplan as tp

@@ -7,7 +7,7 @@ import tomllib
 from typing import Any
 
 import pytest
-from trainplan.formulations.joint.runtime_capabilities import RUNTIMES
+from trainplan.formulations.runtimes import RUNTIMES
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.quantities import format_time
 

@@ -20,7 +20,8 @@ from trainplan.execution.prediction.prefetch import programs_of
 from trainplan.execution.program import Program
 from trainplan.execution.run.ranks import AFTER
 from trainplan.execution.run.settings import MEASURED_BACKENDS, Device, TransportName, check_settings, communication, gpus
-from trainplan.execution.support import RUN, refuse_others
+from trainplan.execution.runtimes.trainplan.capabilities import CAPABILITIES
+from trainplan.execution.support import refuse_others
 from trainplan.execution.training.settings import Training
 from trainplan.formulations.plan.plan import Plan
 from trainplan.profiling.base.errors import InputError
@@ -77,7 +78,7 @@ def run_plans(
     """
     check_settings(plans, steps, backend, device, seed, stall_timeout, transport)
     for plan in plans:
-        refuse_others(plan, RUN, "the executor", where)
+        refuse_others(plan, CAPABILITIES.features, "the executor", where)
     if measure and backend != "serial":
         raise InputError(
             "command line", "--measure", f"goes with {backend!r}", "give --backend serial: overlap hides who waits"

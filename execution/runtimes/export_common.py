@@ -16,6 +16,7 @@ from trainplan.execution.prediction.surrogate import memory_of, recipe_of
 from trainplan.execution.support import refuse_others
 from trainplan.formulations.plan.plan import Plan
 from trainplan.formulations.plan.strategy import Module, Strategy
+from trainplan.formulations.runtimes import Runtime
 from trainplan.formulations.schedule.orders import orders
 from trainplan.profiling.base.display import in_one_line
 from trainplan.profiling.base.errors import InputError, shown
@@ -73,26 +74,17 @@ class Export:
 
 def check_pipeline(
     plan: Plan,
-    families: tuple[str, ...],
+    capabilities: Runtime,
     runtime: str,
     where: str,
-    *,
-    able: Collection[str] = ("master weights",),
-    interleaved: bool = False,
-    one_stage: bool = False,
 ) -> None:
-    """Raises InputError where the plan is no pipeline of equal replicas of a model that the runtime has.
-
-    able: features beyond those of every plan that the runtime has, or that may be left out; interleaved, one_stage: whether it
-    also takes plans with several stages on each rank, and with one.
-    """
-    family = plan.planned_model().family
-    if family not in families:
+    """Raises InputError where the plan is no pipeline of equal replicas of a model that a runtime has, or asks for a feature
+    that it has not. runtime: its name, for messages."""
+    family, families = plan.planned_model().family, capabilities.families
+    if families is not None and family not in families:
         fix = f"give a plan of one of: {', '.join(families)}"
         raise InputError(where, "model.config.model_type", f"is {family!r}, which is not exported to {runtime}", fix)
-    if len(plan.stages) == 1 and not one_stage:
-        raise InputError(where, "stages", "has 1 item", "give a plan with a pipeline, such as one of `plan --pipeline 2`")
-    if plan.chunks > 1 and not interleaved:
+    if plan.chunks > 1 and not (capabilities.one_stage or "interleaved" in capabilities.schedules):
         fix = f"give 1f1b or gpipe: interleaved stages are not exported to {runtime}"
         raise InputError(where, "schedule", f"is {plan.schedule!r}", fix)
     ranks = [rank for stage in plan.stages[: plan.depth] for rank in stage.ranks]
@@ -102,7 +94,7 @@ def check_pipeline(
     if plan.batch.shares is not None:
         fix = f"plan without uneven shares: all replicas run the same number of micro-batches in {runtime}"
         raise InputError(where, "batch.shares", f"is {shown(plan.batch.shares)}", fix)
-    refuse_others(plan, able, f"the export to {runtime}", where)
+    refuse_others(plan, capabilities.features, f"the export to {runtime}", where)
 
 
 def as_exported(

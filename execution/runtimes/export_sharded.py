@@ -7,7 +7,6 @@ tensor parallelism; recomputation is of all layers or of none.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -20,25 +19,17 @@ from trainplan.execution.runtimes.export_common import (
     modules_kept,
     recomputation,
 )
-from trainplan.formulations.joint.runtime_capabilities import DECODERS
 from trainplan.formulations.plan.plan import Plan
 from trainplan.formulations.plan.strategy import Strategy
+from trainplan.formulations.runtimes import Runtime
 from trainplan.profiling.base.errors import InputError
 
-FAMILIES = DECODERS
-ABLE = (
-    "master weights",
-    "ZeRO stage 1",
-    "ZeRO stage 2",
-    "recomputation of modules",
-    "states on the host",
-)
 DTYPES = ("bfloat16", "float16", "float32")
 
 
-def one_stage(plan: Plan, runtime: str, where: str, able: Collection[str] = ABLE) -> Strategy:
+def one_stage(plan: Plan, capabilities: Runtime, runtime: str, where: str) -> Strategy:
     """The strategy of all units. Raises InputError where the plan has several stages, tensor parallelism, or unlike units."""
-    check_pipeline(plan, FAMILIES, runtime, where, able=able, interleaved=True, one_stage=True)
+    check_pipeline(plan, capabilities, runtime, where)
     if len(plan.stages) > 1:
         fix = f"plan with --for {runtime.lower()}, which says what one stage costs"
         raise InputError(where, "stages", f"has {len(plan.stages)} items", fix)

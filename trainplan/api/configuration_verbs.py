@@ -12,9 +12,9 @@ from trainplan.api.plan_verbs import plan
 from trainplan.execution.launch_files.logs.steps import LoggedRun, beside, read_log
 from trainplan.execution.launch_files.logs.text import text_of_bytes
 from trainplan.execution.launch_files.run_configuration import Configuration, Said, with_given
-from trainplan.formulations.joint.runtime_capabilities import RUNTIMES
 from trainplan.formulations.plan.plan import Plan, RunBy, load_plan
 from trainplan.formulations.plan.request import Request
+from trainplan.formulations.runtimes import RUNTIMES
 from trainplan.imported_runs.assess import JudgedRun, changes, losing, priced_as
 from trainplan.imported_runs.long_samples import with_positions
 from trainplan.imported_runs.to_plan import (

@@ -15,10 +15,10 @@ from trainplan.api.plan_verbs import plan
 from trainplan.execution.prediction.surrogate import recipe_of
 from trainplan.execution.runtimes.export_common import UNSAID, Export, Training
 from trainplan.execution.runtimes.registry import exporter
-from trainplan.formulations.joint.runtime_capabilities import RUNTIMES
 from trainplan.formulations.parameters import flag_of
 from trainplan.formulations.plan.plan import Plan, load_plan
 from trainplan.formulations.plan.strategy_words import in_words
+from trainplan.formulations.runtimes import RUNTIMES
 from trainplan.inputs import made_for, profile_of
 from trainplan.planning.compare_planners import ALIKE, Rival
 from trainplan.planning.result import PlanningResult

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from trainplan.execution.runtimes.registry import export_names
-from trainplan.formulations.joint.runtime_capabilities import RUNTIMES
+from trainplan.formulations.runtimes import RUNTIMES
 from trainplan.profiling.base.errors import InputError, shown
 
 SUFFIXES = (".json", ".yaml", ".yml")  # of files that may stand where a name may, too

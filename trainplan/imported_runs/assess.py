@@ -22,12 +22,12 @@ from trainplan.formulations.joint.evaluation import evaluate, violations
 from trainplan.formulations.joint.options import CP, CP_EXCHANGE, OPTIMIZER, PARAMETERS
 from trainplan.formulations.joint.plan_to_solution import solution_of_plan
 from trainplan.formulations.joint.problem import NAME
-from trainplan.formulations.joint.runtime_capabilities import RUNTIMES
 from trainplan.formulations.joint.search_space import SCHEDULES, Space
 from trainplan.formulations.parameters import chosen
 from trainplan.formulations.plan.plan import Plan, Stage
 from trainplan.formulations.plan.request import Request
 from trainplan.formulations.plan.strategy import Exchange, Strategy
+from trainplan.formulations.runtimes import RUNTIMES
 from trainplan.planning.compare_planners import ALIKE
 from trainplan.planning.result import PlanningResult
 from trainplan.prediction.metrics import Performance

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from trainplan.formulations.joint.runtime_capabilities import FOR, RUNTIMES
+from trainplan.formulations.joint.runtime_capabilities import FOR
+from trainplan.formulations.runtimes import RUNTIMES
 from trainplan.planning.planner import planned
 from trainplan.planning.presets import DEFAULT
 from trainplan.planning.result import PlanningResult

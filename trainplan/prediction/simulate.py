@@ -15,11 +15,11 @@ from trainplan.execution.launch.memory_check import check_peaks
 from trainplan.execution.prediction.evaluate_plan import PlanPrediction, judge, predict_from_saved_costs
 from trainplan.execution.prediction.overlap import judge_streams
 from trainplan.execution.prediction.surrogate import recipe_of
-from trainplan.formulations.joint.runtime_capabilities import RUNTIMES
 from trainplan.formulations.pipeline_partition.problem import Instance, Solution
 from trainplan.formulations.plan.plan import Plan, Predicted, StageTimes
 from trainplan.formulations.plan.request import Request
 from trainplan.formulations.problem import InstanceLike, problem_of
+from trainplan.formulations.runtimes import RUNTIMES
 from trainplan.formulations.schedule.critical_path import Critical, critical_path
 from trainplan.formulations.schedule.orders import Pass, in_flight, interleaved, most_sliced, orders
 from trainplan.formulations.schedule.simulate import Timeline, Work

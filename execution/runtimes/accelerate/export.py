@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 import yaml
+from trainplan.execution.runtimes.accelerate.capabilities import CAPABILITIES
 from trainplan.execution.runtimes.export_common import Export, as_exported, fitting_bytes
 from trainplan.execution.runtimes.export_sharded import left_out, one_stage, run_file, script
 from trainplan.execution.runtimes.launch_scripts import accelerate_launch, here, page, slurm
@@ -18,7 +19,6 @@ from trainplan.formulations.plan.plan import Plan
 from trainplan.profiling.base.errors import InputError
 
 RUNTIME, VERSION = "Accelerate", "Accelerate 1.15 (2026)"
-ABLE = ("master weights", "ZeRO stage 2", "recomputation of modules")
 PRECISIONS = {"bfloat16": "bf16", "float16": "fp16", "float32": "no"}
 LAYERS = {  # the classes of layers that are wrapped, in transformers 5
     "gpt2": "GPT2Block",
@@ -40,7 +40,7 @@ DECIDES = (
 
 def export(plan: Plan, where: str) -> Export:
     """Files accelerate.yaml, run.json, train.py, launch.sh, slurm.sh and README.md. Raises InputError."""
-    strategy, model = one_stage(plan, RUNTIME, where, ABLE), plan.planned_model()
+    strategy, model = one_stage(plan, CAPABILITIES, RUNTIME, where), plan.planned_model()
     said, (copies, shard) = left_out(plan, RUNTIME), (strategy.degree("dp"), strategy.degree("sdp"))
     precision = plan.precision
     if shard == 1 and precision.master is not None and precision.gradients == "model":

@@ -12,6 +12,7 @@ import json
 from dataclasses import replace
 from typing import Any
 
+from trainplan.execution.runtimes.deepspeed.capabilities import CAPABILITIES
 from trainplan.execution.runtimes.export_common import Export, as_exported, fitting_bytes, micro_batch_samples
 from trainplan.execution.runtimes.export_sharded import left_out, one_stage, run_file, script
 from trainplan.execution.runtimes.launch_scripts import here, page, slurm, torchrun
@@ -31,7 +32,7 @@ GRADIENTS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 
 def export(plan: Plan, where: str) -> Export:
     """Files ds_config.json, run.json, train.py, launch.sh, slurm.sh and README.md. Raises InputError."""
-    strategy, model = one_stage(plan, RUNTIME, where), plan.planned_model()
+    strategy, model = one_stage(plan, CAPABILITIES, RUNTIME, where), plan.planned_model()
     if strategy.degree("dp") > 1 and strategy.degree("sdp") > 1:
         fix = "plan without --hybrid: DeepSpeed shards over all data-parallel ranks"
         raise InputError(where, f"units[0].{plan.units[0].field}", f"is {str(plan.units[0].strategy)!r}", fix)

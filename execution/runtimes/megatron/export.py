@@ -57,11 +57,11 @@ from trainplan.execution.runtimes.export_common import (
     refuse_half_cut,
 )
 from trainplan.execution.runtimes.launch_scripts import here, page, slurm, torchrun
+from trainplan.execution.runtimes.megatron.capabilities import CAPABILITIES
 from trainplan.execution.runtimes.megatron.export_model import model_arguments
-from trainplan.execution.support import products_by
-from trainplan.formulations.joint.runtime_capabilities import DECODERS, RUNTIMES, copies_keys
 from trainplan.formulations.plan.plan import Plan
 from trainplan.formulations.plan.strategy import Module, Strategy
+from trainplan.formulations.runtimes import Runtime, copies_keys
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.clusters.cluster import Cluster
 from trainplan.profiling.clusters.recipes import Recipe
@@ -71,13 +71,6 @@ from trainplan.profiling.models.sublayers import Attention
 
 RUNTIME, VERSION = "Megatron-LM", "Megatron-LM with megatron-core 0.15 (2025)"
 VERSION_OF_MUON = "Megatron-LM with megatron-core 0.16 (2026)"
-FAMILIES = (*DECODERS, "bert")  # those of GPTModel and BertModel
-ABLE = (
-    *("master weights", "ZeRO stage 1", "ZeRO stage 2", "sequence parallelism", "recomputation of modules"),
-    *map(products_by, RUNTIMES["megatron"].recipes),
-    *("context parallelism", "exchange of heads"),
-    *("Muon", "Muon in ZeRO stage 1"),
-)
 # As torch's Muon that matches AdamW's updates (Liu et al., 2025), each rank of tensor parallelism on its own part.
 MUON = (
     *("--muon-momentum", "0.95", "--muon-use-nesterov", "--muon-num-ns-steps", str(ITERATIONS)),
@@ -173,10 +166,10 @@ class Arguments:
         return GATHERED if "--fp8-param-gather" in self.precision else ()
 
 
-def arguments_of(plan: Plan, where: str, runtime: str = RUNTIME, families: tuple[str, ...] = FAMILIES) -> Arguments:
-    """All arguments of a plan, and what they leave out. runtime: what runs GPTModel, for messages; families: those that it has.
+def arguments_of(plan: Plan, where: str, runtime: str = RUNTIME, capabilities: Runtime = CAPABILITIES) -> Arguments:
+    """All arguments of a plan, and what they leave out. runtime: what runs GPTModel, for messages; capabilities: what it runs.
     Raises InputError."""
-    check_pipeline(plan, families, runtime, where, able=ABLE, interleaved=True, one_stage=True)
+    check_pipeline(plan, capabilities, runtime, where)
     if plan.schedule not in ("1f1b", "interleaved-1f1b"):
         raise InputError(where, "schedule", f"is {plan.schedule!r}", f"plan with --schedule 1f1b: {runtime} runs no other")
     model, strategy = plan.planned_model(), common_strategy(plan, runtime, where)

@@ -16,7 +16,7 @@ from trainplan.execution.runtimes.export_common import Export, refuse_half_cut
 from trainplan.execution.runtimes.export_sharded import script
 from trainplan.execution.runtimes.launch_scripts import here, page, slurm, torchrun
 from trainplan.execution.runtimes.megatron import export as megatron_export
-from trainplan.formulations.joint.runtime_capabilities import DECODERS
+from trainplan.execution.runtimes.megatron_bridge.capabilities import CAPABILITIES
 from trainplan.formulations.plan.plan import Plan
 from trainplan.profiling.models.model import Model
 from trainplan.profiling.models.sublayers import TokenEmbedding
@@ -103,7 +103,7 @@ DECIDES = (
 
 def export(plan: Plan, where: str) -> Export:
     """Files bridge.yaml, train.py, launch.sh, slurm.sh and README.md. Raises InputError."""
-    told = megatron_export.arguments_of(plan, where, RUNTIME, DECODERS)
+    told = megatron_export.arguments_of(plan, where, RUNTIME, CAPABILITIES)
     refuse_half_cut(plan, RUNTIME, "export it --to megatron", where)
     model, left_out = plan.planned_model(), list(told.left_out)
     sections = sections_of(model, argument_values([*told.model, *told.parallel, *told.precision, *told.optimizer]), plan.chunks)

@@ -27,6 +27,7 @@ from trainplan.execution.runtimes.export_common import (
     modules_kept,
 )
 from trainplan.execution.runtimes.launch_scripts import PER_NODE, here, page, slurm, torchrun
+from trainplan.execution.runtimes.torch.capabilities import CAPABILITIES
 from trainplan.execution.runtimes.torch.refusals import refusals
 from trainplan.execution.runtimes.torch.source_text import (
     MIDDLES,
@@ -37,8 +38,6 @@ from trainplan.execution.runtimes.torch.source_text import (
     order_rows,
     part_of,
 )
-from trainplan.execution.support import COMPILED
-from trainplan.formulations.joint.runtime_capabilities import RUNTIMES
 from trainplan.formulations.plan.plan import Plan
 from trainplan.formulations.plan.strategy import Strategy
 from trainplan.formulations.plan.torch_sharding import why_not_split
@@ -48,7 +47,6 @@ from trainplan.profiling.base.quantities import format_bytes, plural
 from trainplan.profiling.models.sublayers import Attention
 
 RUNTIME, VERSION = "torch", "torch 2.13 and transformers 5 (2026)"
-ABLE = COMPILED - {"Muon", "states on the host"}
 SCHEDULES = {"1f1b": "Schedule1F1B", "gpipe": "ScheduleGPipe", "interleaved-1f1b": "ScheduleInterleaved1F1B"}
 DECIDES = (
     "tokens are read in order, one sample after the other, whatever ranks there are; the optimizer's numbers are in train.py",
@@ -60,7 +58,7 @@ DECIDES = (
 def export(plan: Plan, where: str) -> Export:
     """Files train.py, config.json, launch.sh, slurm.sh and README.md. Raises InputError."""
     strategy = _carried(plan, where)
-    names = RUNTIMES["torch"].modules
+    names = CAPABILITIES.modules
     dropped = {module for each in plan.strategies() for module in each.modules if module not in names}
     left_out = [*left_out_of_all(plan, RUNTIME), *modules_kept(dropped, RUNTIME)]
     model = plan.planned_model()
@@ -86,7 +84,7 @@ def export(plan: Plan, where: str) -> Export:
 
 def _carried(plan: Plan, where: str) -> Strategy:
     """The strategy of all units, recomputation aside. Raises InputError for what the script cannot carry."""
-    check_pipeline(plan, tuple(MIDDLES), RUNTIME, where, able=ABLE, interleaved=True, one_stage=True)
+    check_pipeline(plan, CAPABILITIES, RUNTIME, where)
     strategy, model = common_strategy(plan, RUNTIME, where), plan.planned_model()
     for refusal in refusals(plan):
         if refusal.field != "sliced":
@@ -118,7 +116,7 @@ def _as_exported(plan: Plan) -> Plan:
     """The plan as the script runs it: whole forward passes, and modules that it cannot recompute by themselves kept."""
     units = []
     for unit in plan.units:
-        modules = tuple(module for module in unit.strategy.modules if module in RUNTIMES["torch"].modules)
+        modules = tuple(module for module in unit.strategy.modules if module in CAPABILITIES.modules)
         recompute = unit.activations.recompute if modules == unit.strategy.modules else list(modules) or "none"
         units.append(unit.changed(activations=unit.activations.changed(recompute=recompute)))
     return plan.changed(units=units, sliced=0, predicted=None, claim=None)

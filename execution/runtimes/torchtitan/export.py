@@ -45,17 +45,12 @@ from trainplan.execution.runtimes.export_common import (
     refuse_half_cut,
 )
 from trainplan.execution.runtimes.launch_scripts import here, page, slurm, torchrun
-from trainplan.execution.support import products_by
-from trainplan.formulations.joint.runtime_capabilities import RUNTIMES
+from trainplan.execution.runtimes.torchtitan.capabilities import CAPABILITIES
 from trainplan.formulations.plan.plan import Plan
 from trainplan.formulations.plan.strategy import Paradigm
 from trainplan.profiling.base.errors import InputError
 
-RUNTIME, FAMILIES = "torchtitan", ("llama", "qwen3")
-ABLE = (
-    *("master weights", "ZeRO stage 2", "sequence parallelism", "context parallelism"),
-    *map(products_by, RUNTIMES["torchtitan"].recipes),
-)
+RUNTIME = "torchtitan"
 CSV = "schedule.csv"
 VERSION = "torchtitan 0.2 (torchtitan.toml) and 0.3 (torchtitan_config.py, 2026)"
 SHARDS: dict[Paradigm, Paradigm] = {"dp": "sdp"}  # what replicated ranks become
@@ -119,7 +114,7 @@ def export(plan: Plan, where: str, training: Training = UNSAID) -> Export:
     training: what the plan does not say; of what is left out torchtitan has defaults of its own (a tokenizer and a data set of
     its tests, 10,000 steps, a rate of 8e-4), so that the files have a line for each, to be filled in. Raises InputError.
     """
-    check_pipeline(plan, FAMILIES, RUNTIME, where, able=ABLE, one_stage=True)
+    check_pipeline(plan, CAPABILITIES, RUNTIME, where)
     refuse_half_cut(plan, RUNTIME, "export it --to torch or megatron", where)
     model, strategy = plan.planned_model(), common_strategy(plan, RUNTIME, where)
     if model.dtype not in ("bfloat16", "float32"):

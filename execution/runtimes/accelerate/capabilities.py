@@ -1,0 +1,17 @@
+"""What Accelerate runs.
+
+One stage, shards of FSDP2 (ZeRO stages 2 and 3), copies of shards (`--hybrid`) or copies alone, recomputation of whole layers.
+It is given no tensor parallelism.
+"""
+
+from __future__ import annotations
+
+from trainplan.formulations.runtimes import DECODERS, Runtime
+
+CAPABILITIES = Runtime(
+    ("1f1b",),
+    (0, 2, 3),
+    one_stage=True,
+    families=DECODERS,
+    features=("master weights", "ZeRO stage 2", "recomputation of modules"),
+)

@@ -1,0 +1,34 @@
+"""What Megatron-LM's GPTModel runs.
+
+One strategy for all units, copies or its distributed optimizer (ZeRO stage 1), sequence parallelism, recomputation of whole
+layers or of attention and norms, 1F1B and interleaved stages of whole layers; ranks of tensor parallelism are neighbours. The
+first n layers of every stage may be those that are recomputed. Context parallelism of GPTModel exchanges keys or heads;
+Transformer Engine has no copies of keys for the latter, and all recipes of products in fewer bits. Gradients are added up in
+float32 for bfloat16 models unless --grad-reduce-in-bf16 is given (megatron/training/arguments.py). Muon is in stages 0 and 1.
+"""
+
+from __future__ import annotations
+
+from trainplan.execution.support import products_by
+from trainplan.formulations.plan.strategy import EXCHANGES
+from trainplan.formulations.runtimes import DECODERS, Runtime
+from trainplan.profiling.clusters.recipes import RECIPES
+
+CAPABILITIES = Runtime(
+    ("1f1b", "interleaved"),
+    (0, 1),
+    ("attention", "norms"),
+    exchanges=EXCHANGES,
+    copies_keys=False,
+    cut_families=DECODERS,
+    families=(*DECODERS, "bert"),  # those of GPTModel and BertModel
+    first_layers=True,
+    wide_gradients=("bfloat16",),
+    muon=(0, 1),
+    recipes=tuple(RECIPES),
+    features=(
+        *("master weights", "ZeRO stage 1", "ZeRO stage 2", "sequence parallelism", "recomputation of modules"),
+        *map(products_by, RECIPES),
+        *("context parallelism", "exchange of heads", "Muon", "Muon in ZeRO stage 1"),
+    ),
+)

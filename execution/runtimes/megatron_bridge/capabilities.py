@@ -1,0 +1,10 @@
+"""What Megatron-Bridge's GPTModelProvider runs: what Megatron-LM does, of decoders alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from trainplan.execution.runtimes.megatron import capabilities as megatron_capabilities
+from trainplan.formulations.runtimes import DECODERS
+
+CAPABILITIES = replace(megatron_capabilities.CAPABILITIES, families=DECODERS)

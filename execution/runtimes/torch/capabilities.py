@@ -1,0 +1,23 @@
+"""What a script of torch and transformers alone runs.
+
+One strategy for all units, any ZeRO stage, any order of levels, recomputation of whole layers, of attention, activations and
+the loss, all schedules, stages that begin at any sub-layer; tensor parallelism of models of which `why_not_split` says nothing,
+and with it sequence parallelism where units are recomputed. What of one plan torch's own pieces cannot carry is said by
+`refusals`.
+"""
+
+from __future__ import annotations
+
+from trainplan.execution.runtimes.trainplan.capabilities import COMPILED
+from trainplan.formulations.runtimes import DECODERS, Runtime
+
+CAPABILITIES = Runtime(
+    ("gpipe", "1f1b", "interleaved"),
+    (0, 1, 2, 3),
+    ("activation", "attention", "loss"),
+    neighbours=False,
+    cuts_layers=True,
+    by_torch=True,
+    families=DECODERS,
+    features=COMPILED - {"Muon", "states on the host"},
+)

@@ -1,0 +1,39 @@
+"""What `trainplan run` runs.
+
+All that the joint problem knows, context parallelism too, but matrix multiplications in fewer bits than the model's dtype. Its
+executor has Muon for copies alone.
+"""
+
+from __future__ import annotations
+
+from trainplan.formulations.plan.strategy import EXCHANGES, MODULES
+from trainplan.formulations.runtimes import Runtime
+
+COMPILED = frozenset(  # features of plans that programs are compiled of
+    {
+        "Muon",
+        "Muon in ZeRO stage 1",
+        "context parallelism",
+        "exchange of heads",
+        "ZeRO stage 1",
+        "ZeRO stage 2",
+        "master weights",
+        "recomputation of modules",
+        "sequence parallelism",
+        "states on the host",
+    }
+)
+CAPABILITIES = Runtime(
+    ("gpipe", "1f1b", "interleaved"),
+    (0, 1, 2, 3),
+    MODULES,
+    host=("optimizer", "parameters", "hidden"),
+    neighbours=False,
+    one_strategy=False,
+    cuts_layers=True,
+    sliced=True,
+    exchanges=EXCHANGES,
+    first_layers=True,
+    muon=(0,),
+    features=COMPILED - {"Muon in ZeRO stage 1"},  # what the executor runs of them
+)
