@@ -6,8 +6,10 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
+from enum import Enum
 from typing import Any, Literal
 
+from trainplan.execution.launch_files.fields import Field, Kind
 from trainplan.execution.launch_files.known_keys import KnownKeys
 from trainplan.execution.launch_files.logs.steps import Log, RanOut
 from trainplan.execution.launch_files.trainer_buffers import NO_BUFFERS, Buffers
@@ -213,12 +215,22 @@ def with_given(configuration: Configuration, options: Mapping[str, Any]) -> Conf
     return replace(configuration, taken=(*more, *configuration.taken))
 
 
+class Declared(Enum):
+    """In place of a default: that which a key's declaration has."""
+
+    DECLARED = "declared"
+
+
+DECLARED = Declared.DECLARED
+
+
 class Keys:
     """The keys of a file and their values, which of them have been read, and what was taken for each. Numbers may be written as
     texts, as arguments of commands are. automatic: values that leave a key open. sources: file and line of keys (default: the
     file). defaults: whose defaults are taken for keys that are not there. ignored: keys that bear on nothing, as the user
     says. called: what the file calls keys, where they are read under other names. opened: keys that hang on what nobody has
-    said; no such key can be read."""
+    said; no such key can be read. fields: by name those that are declared, whose defaults and choices are taken where a call
+    gives none."""
 
     def __init__(
         self,
@@ -230,11 +242,12 @@ class Keys:
         ignored: Collection[str] = (),
         called: Mapping[str, str] | None = None,
         opened: Mapping[str, Open] | None = None,
+        fields: Mapping[str, Field] | None = None,
     ) -> None:
         self.where, self.values, self.automatic = where, dict(values), tuple(automatic)
         self.sources, self.defaults, self.ignored = sources or {}, defaults, frozenset(ignored)
         self.called = called or {}
-        self.opened = opened or {}
+        self.opened, self.fields = opened or {}, fields or {}
         self.read: set[str] = set()
         self._taken: dict[str, Taken] = {}
 
@@ -279,9 +292,15 @@ class Keys:
             self.take(key, value)
         return value
 
-    def whole(self, key: str, default: int | None = None, least: int = 1) -> int | None:
+    def _declared(self, key: str, kind: Kind, default: Any) -> Any:
+        """The default of a key: that of the call, else that of its declaration."""
+        field = self.fields.get(key)
+        assert field is None or field.kind == kind, f"{key} is declared as {field.kind}"
+        return default if default is not DECLARED else None if field is None else field.default
+
+    def whole(self, key: str, default: int | Declared | None = DECLARED, least: int = 1) -> int | None:
         """A whole number. Raises InputError."""
-        value = self.get(key)
+        default, value = self._declared(key, "whole", default), self.get(key)
         if value is None:
             return self._default(key, default)
         if isinstance(value, str) and re.fullmatch(r"[+-]?\d{1,18}|\d{1,4}(_\d{1,4}){1,5}", value):
@@ -290,34 +309,41 @@ class Keys:
             raise self.error(key, f"is {shown(value)}", f"give a whole number of at least {least}{_unset(key, value)}")
         return value
 
-    def number(self, key: str, default: float) -> float:
+    def number(self, key: str, default: float | Declared = DECLARED) -> float:
         """A number. Raises InputError."""
-        value = self.get(key)
+        default, value = self._declared(key, "number", default), self.get(key)
         try:
             return self._default(key, default) if value is None else float(value)
         except (TypeError, ValueError):
             raise self.error(key, f"is {shown(value)}", f"give a number, such as {default:g}{_unset(key, value)}") from None
 
-    def flag(self, key: str, default: bool = False) -> bool:
+    def flag(self, key: str, default: bool | Declared = DECLARED) -> bool:
         """Whether it is set; arguments that stand alone are. Raises InputError."""
-        value = self.get(key)
+        default, value = self._declared(key, "flag", default), self.get(key)
         if value is None:
-            return self._default(key, default)
+            return self._default(key, bool(default))
         if isinstance(value, bool):
             return value
         if isinstance(value, str) and value.lower() in ("true", "yes", "1", "", "false", "no", "0"):
             return value.lower() in ("true", "yes", "1", "")
         raise self.error(key, f"is {shown(value)}", "give true or false")
 
-    def text(self, key: str, default: str, choices: Collection[str] = ()) -> str:
+    def text(self, key: str, default: str | Declared = DECLARED, choices: Collection[str] = ()) -> str:
         """A text, one of the choices where there are some. Raises InputError."""
-        value = self.get(key)
+        default, value = self._declared(key, "text", default), self.get(key)
+        choices = choices or (self.fields[key].choices if key in self.fields else ())
         if value is None:
             return self._default(key, default)
         if not isinstance(value, str) or (choices and value not in choices):
             fix = one_of(value, choices) if choices else f"give a text, such as {default!r}"
             raise self.error(key, f"is {shown(value)}", fix)
         return value
+
+    def word(self, key: str) -> Any:
+        """The plan's word for a text, by the words of its declaration. Raises InputError."""
+        words = self.fields[key].words
+        assert words is not None, f"{key} is declared without words"
+        return words[self.text(key)]
 
     def refuse(self, key: str, neutral: Collection[Any], why: str) -> None:
         """Raises InputError where a key asks for what no plan has."""

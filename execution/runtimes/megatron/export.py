@@ -59,38 +59,35 @@ from trainplan.execution.runtimes.export_common import (
 from trainplan.execution.runtimes.launch_scripts import here, page, slurm, torchrun
 from trainplan.execution.runtimes.megatron.capabilities import CAPABILITIES
 from trainplan.execution.runtimes.megatron.export_model import model_arguments
+from trainplan.execution.runtimes.megatron.fields import (
+    DTYPES,
+    MODULES,
+    OPTIMIZER,
+    PARALLEL,
+    PRECISION,
+    STAGES,
+    Computed,
+    Cut,
+    Laid,
+    words_of,
+)
 from trainplan.formulations.plan.plan import Plan
 from trainplan.formulations.plan.strategy import Module, Strategy
 from trainplan.formulations.runtimes import Runtime, copies_keys
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.clusters.cluster import Cluster
-from trainplan.profiling.clusters.recipes import Recipe
 from trainplan.profiling.models.model import Model
-from trainplan.profiling.models.optimizers import ITERATIONS
 from trainplan.profiling.models.sublayers import Attention
 
 RUNTIME, VERSION = "Megatron-LM", "Megatron-LM with megatron-core 0.15 (2025)"
 VERSION_OF_MUON = "Megatron-LM with megatron-core 0.16 (2026)"
-# As torch's Muon that matches AdamW's updates (Liu et al., 2025), each rank of tensor parallelism on its own part.
-MUON = (
-    *("--muon-momentum", "0.95", "--muon-use-nesterov", "--muon-num-ns-steps", str(ITERATIONS)),
-    *("--muon-scale-mode", "spectral", "--muon-extra-scale-factor", "0.2", "--muon-tp-mode", "blockwise"),
-)
 NOT_BESIDE = "Muon: Megatron-Core reduces no gradients during the backward pass with it; more time"
 MUON_DECIDES = (
     "Muon is of megatron-core 0.16 or later, with the package emerging_optimizers",
     "up-projection and gate of a layer are one matrix to its Muon",
 )
-HYBRID_SPEC = "megatron.core.models.hybrid.hybrid_layer_specs"
-MODULES = {"attention": "core_attn", "norms": "layernorm"}  # that can be recomputed by themselves
-PRECISIONS = {"bfloat16": ["--bf16"], "float16": ["--fp16"], "float32": []}
-SCALINGS = {  # of recipes
-    "fp8": ["--fp8-format", "hybrid", "--fp8-recipe", "delayed"],
-    "fp8-current": ["--fp8-format", "hybrid", "--fp8-recipe", "tensorwise"],
-    "fp8-blockwise": ["--fp8-format", "e4m3", "--fp8-recipe", "blockwise"],
-    "mxfp8": ["--fp8-format", "e4m3", "--fp8-recipe", "mxfp8"],
-    "nvfp4": ["--fp4-format", "e2m1", "--fp4-recipe", "nvfp4"],
-}
+CALLED = {module: name for name, module in MODULES.items()}
+PRECISIONS = (*DTYPES.values(), "float32")
 DATA = """# Yours: TOKENIZER (a Hugging Face folder or name) and DATA_PATH (of preprocess_data.py, without .bin or .idx).
 if [ -n "${DATA_PATH:-}" ]; then
     [[ "$DATA_PATH" == /* ]] || DATA_PATH="$PWD/$DATA_PATH"
@@ -128,16 +125,16 @@ def hybrid_pattern(plan: Plan) -> str:
     return "|".join(letters(plan)).translate({ord("E"): None, ord("L"): None, ord("a"): "*", ord("f"): "-"})
 
 
-def end_counts(plan: Plan) -> list[str] | None:
-    """The same cuts by the layers of the first and last stage, with as few arguments as say it; None where none do."""
+def end_counts(plan: Plan) -> Cut | None:
+    """The same cuts by the layers of the first and last stage, with as few of the two as say it; None where none do."""
     counts = [stage.count("t") for stage in layers_of(plan)]
     if min(counts) == 0:
         return None
-    first = ["--decoder-first-pipeline-num-layers", str(counts[0])]
-    last = ["--decoder-last-pipeline-num-layers", str(counts[-1])]
-    for arguments, rest in (([], counts), (first, counts[1:]), (last, counts[:-1]), (first + last, counts[1:-1])):
+    first, last = counts[0], counts[-1]
+    ways = ((Cut(), counts), (Cut(first=first), counts[1:]), (Cut(last=last), counts[:-1]))
+    for cut, rest in (*ways, (Cut(first=first, last=last), counts[1:-1])):
         if all(one == other for one, other in pairwise(rest)):
-            return arguments
+            return cut
     return None
 
 
@@ -182,35 +179,30 @@ def arguments_of(plan: Plan, where: str, runtime: str = RUNTIME, capabilities: R
         _refuse_uncut(plan, model, strategy, runtime, where)
     if plan.chunks > 1:
         refuse_half_cut(plan, f"{runtime}'s interleaved schedule", "plan with --schedule 1f1b", where)
-    parallel, left_out = _parallel(plan, model, strategy)
-    optimizer = _optimizer(plan, strategy, runtime, where)
-    left_out += [NOT_BESIDE] if optimizer and strategy.data_degree > 1 else []
+    exchange = _exchange(strategy, model) if strategy.degree("cp") > 1 else None
+    muon = _steps_by_muon(plan, runtime, where)
+    left_out = _left_out(strategy, exchange)
+    left_out += [NOT_BESIDE] if muon and strategy.data_degree > 1 else []
     (again, partly), first = recomputation(plan), first_recomputed(plan)
-    modules, others = recomputed_modules(plan, MODULES, runtime)
+    modules, others = recomputed_modules(plan, CALLED, runtime)
     left_out = [*left_out_of_all(plan, runtime), *left_out, *(partly if first is None else []), *others]
-    recompute = []
-    if again:
-        group = 1 if plan.runs_by is None else plan.runs_by.group
-        method = ["uniform", str(group)] if first is None else ["block", str(first)]
-        recompute = ["--recompute-granularity", "full", "--recompute-method", method[0], "--recompute-num-layers", method[1]]
-    elif modules:
-        recompute = ["--recompute-granularity", "selective", "--recompute-modules", *modules]
+    group = 1 if plan.runs_by is None else plan.runs_by.group
+    method = None if not again else ("uniform", group) if first is None else ("block", first)
+    laid = Laid(plan, strategy, micro_batch_samples(plan, strategy.data_degree), exchange, method, modules)
     stages, script, same = _stages(plan, model)
-    head = [*parallel, *recompute]
-    described = [] if model.family == "bert" else model_arguments(model, runtime, where)
+    head = words_of(PARALLEL, laid)
+    described = [] if model.family == "bert" else model_arguments(model, runtime, where, counted=stages.pattern is not None)
     if model.family == "bert":
         left_out.append("the model's own arguments: give pretrain_bert.py those of BERT")
-    if "--hybrid-layer-pattern" in stages:  # it counts the layers itself
-        described = described[2:]
-    kept: set[Module] = {module for each in plan.strategies() for module in each.modules if module in MODULES}
+    kept: set[Module] = {module for each in plan.strategies() for module in each.modules if module in CALLED}
     exported = as_exported(plan, replace(strategy, zero=1) if strategy.zero_stage > 1 else strategy, kept, first)
     return Arguments(
         script=script,
         model=described,
-        parallel=[*head, *stages],
-        precision=_precision(plan, exported.strategies()[0], recipe),
-        optimizer=optimizer,
-        same=None if same is None else [*head, *same],
+        parallel=[*head, *words_of(STAGES, stages)],
+        precision=words_of(PRECISION, Computed(plan, model.dtype, recipe, bool(exported.strategies()[0].zero_stage))),
+        optimizer=words_of(OPTIMIZER, laid) if muon else [],
+        same=None if same is None else [*head, *words_of(STAGES, same)],
         left_out=left_out,
         plan=exported,
         peak_bytes=fitting_bytes(plan, exported, where, runtime),
@@ -270,32 +262,15 @@ def decides(plan: Plan, usual: tuple[str, ...]) -> tuple[str, ...]:
     return usual if plan.optimizer == "adamw" else (*MUON_DECIDES, *usual[1:])
 
 
-def _parallel(plan: Plan, model: Model, strategy: Strategy) -> tuple[list[str], list[str]]:
-    """The arguments of degrees and batch, and what they leave out."""
-    arguments = [
-        *("--pipeline-model-parallel-size", str(plan.depth)),
-        *("--tensor-model-parallel-size", str(strategy.degree("tp"))),
-        *("--micro-batch-size", str(micro_batch_samples(plan, strategy.data_degree))),
-        *("--global-batch-size", str(plan.batch.global_samples)),
-        *("--make-vocab-size-divisible-by", "1"),
-    ]
-    if (cp := strategy.degree("cp")) > 1:
-        arguments += ["--context-parallel-size", str(cp), "--cp-comm-type", _exchange(strategy, model)]
-    if strategy.data_degree * cp > 1 and plan.optimizer == "adamw":
-        arguments.append("--overlap-grad-reduce")
+def _left_out(strategy: Strategy, exchange: str | None) -> list[str]:
+    """What the arguments of degrees leave out."""
     left_out = left_out_order(strategy)
-    if "all_gather" in arguments:
+    if exchange == "all_gather":
         left_out.append(f"{strategy}: keys and values are gathered before attention, not sent around a ring; more time")
-    if strategy.zero_stage and plan.optimizer == "adamw":
-        arguments += ["--use-distributed-optimizer", "--overlap-param-gather"]
-        if strategy.degree("dp") > 1:
-            arguments += ["--num-distributed-optimizer-instances", str(strategy.degree("dp"))]
     if strategy.zero_stage > 1:
         what = "gradients are" if strategy.zero_stage == 2 else "parameters and gradients are"
         left_out.append(f"{strategy}: {what} not sharded, the optimizer's state is; more memory")
-    if strategy.sequence_parallel:
-        arguments.append("--sequence-parallel")
-    return arguments, left_out
+    return left_out
 
 
 def _exchange(strategy: Strategy, model: Model) -> str:
@@ -315,46 +290,26 @@ def _refuse_uncut(plan: Plan, model: Model, strategy: Strategy, runtime: str, wh
         raise InputError(where, field, problem, fix)
 
 
-def _optimizer(plan: Plan, strategy: Strategy, runtime: str, where: str) -> list[str]:
-    """The arguments of Muon, none of AdamW. Raises InputError for what its Muon does not take."""
+def _steps_by_muon(plan: Plan, runtime: str, where: str) -> bool:
+    """Whether Muon steps the parameters, not AdamW. Raises InputError for what the runtime's Muon does not take."""
     if plan.optimizer == "adamw":
-        return []
+        return False
     if plan.planned_model().dtype == "float16":
-        raise InputError(
-            where, "model.dtype", "is 'float16', with Muon", f"plan in bfloat16: {runtime}'s Muon takes no float16"
-        )
-    return ["--optimizer", "dist_muon" if strategy.zero_stage else "muon", *MUON]
+        fix = f"plan in bfloat16: {runtime}'s Muon takes no float16"
+        raise InputError(where, "model.dtype", "is 'float16', with Muon", fix)
+    return True
 
 
-def _precision(plan: Plan, strategy: Strategy, recipe: Recipe | None) -> list[str]:
-    """The arguments of dtypes. strategy: of all units, as exported."""
-    dtype, arguments = plan.planned_model().dtype, []
-    if plan.precision.gradients == "float32":
-        arguments = ["--accumulate-allreduce-grads-in-fp32"]
-    elif dtype == "bfloat16":
-        arguments = ["--grad-reduce-in-bf16"]
-    arguments = [*PRECISIONS[dtype], *arguments]
-    if recipe is None:
-        return arguments
-    arguments += SCALINGS[recipe.name]
-    if strategy.zero_stage and not recipe.beside:
-        arguments += ["--fp8-param-gather", *["--reuse-grad-buf-for-mxfp8-param-ag"] * (recipe.name == "mxfp8")]
-    return arguments
-
-
-def _stages(plan: Plan, model: Model) -> tuple[list[str], str, list[str] | None]:
-    """The arguments that say what each stage has; the script that takes them; and the same by numbers of layers, if it can be
-    said so."""
+def _stages(plan: Plan, model: Model) -> tuple[Cut, str, Cut | None]:
+    """What each stage has; the script that takes it; and the same by numbers of layers, if it can be said so."""
     if half_cut(plan) is not None:
-        arguments = ["--spec", HYBRID_SPEC, "hybrid_stack_spec", "--hybrid-layer-pattern", hybrid_pattern(plan)]
-        return arguments, "pretrain_hybrid.py", None
-    script = "pretrain_bert.py" if model.family == "bert" else "pretrain_gpt.py"
-    layers = [] if model.family != "bert" else ["--num-layers", str(len(plan.units) // 2 - 1)]
+        return Cut(pattern=hybrid_pattern(plan)), "pretrain_hybrid.py", None
+    bert = model.family == "bert"
+    script, layers = ("pretrain_bert.py", len(plan.units) // 2 - 1) if bert else ("pretrain_gpt.py", None)
     if len(plan.stages) == 1:
-        return layers, script, None
+        return Cut(layers), script, None
     same = end_counts(plan) if plan.chunks == 1 else None
-    split = [*layers, "--pipeline-model-parallel-layout", layout(plan)]
-    return split, script, None if same is None else [*layers, *same]
+    return Cut(layers, layout=layout(plan)), script, None if same is None else replace(same, layers=layers)
 
 
 def _array(name: str, arguments: list[str]) -> list[str]:

@@ -6,61 +6,21 @@ refused by name, so that what is exported is the model that was planned.
 
 from __future__ import annotations
 
+from trainplan.execution.runtimes.megatron.fields import MODEL, Described, words_of
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.models.model import Model
 from trainplan.profiling.models.sublayers import Attention, FeedForward, LanguageHead, TokenEmbedding
 
-NORMS = {"rms": "RMSNorm", "layer": "LayerNorm"}
-ACTIVATIONS: dict[tuple[str, bool], list[str]] = {  # by name and whether it is gated
-    ("silu", True): ["--swiglu"],
-    ("relu2", False): ["--squared-relu"],
-    ("gelu", False): [],
-    ("gelu_tanh", False): [],  # its fused kernel computes the same approximation
-}
+ACTIVATIONS = {("silu", True), ("relu2", False), ("gelu", False), ("gelu_tanh", False)}  # by name, and whether it is gated
 
 
-def model_arguments(model: Model, runtime: str, where: str) -> list[str]:
-    """The arguments that make GPTModel this model. Raises InputError naming what it lacks."""
+def model_arguments(model: Model, runtime: str, where: str, counted: bool = False) -> list[str]:
+    """The arguments that make GPTModel this model. counted: whether others say how many layers there are. Raises InputError
+    naming what it lacks."""
     embedding, attention, ffn, head = _parts(model, runtime, where)
     _refuse_odd(embedding, attention, ffn, head, runtime, where)
-    layers = sum(isinstance(unit.sublayer, Attention) for unit in model.units)
-    arguments = [
-        *("--num-layers", str(layers)),
-        *("--hidden-size", str(embedding.hidden)),
-        *("--ffn-hidden-size", str(ffn.inner)),
-        *("--num-attention-heads", str(attention.heads)),
-        *("--kv-channels", str(attention.width)),
-        *("--seq-length", str(model.tokens)),
-        *("--max-position-embeddings", str(embedding.positions or model.tokens)),
-        *("--normalization", NORMS[embedding.norm]),
-        *("--norm-epsilon", f"{embedding.epsilon:g}"),
-        *("--attention-dropout", f"{attention.attention_dropout:g}"),
-        *("--hidden-dropout", f"{attention.dropout:g}"),
-    ]
-    if attention.kv_heads != attention.heads:
-        arguments += ["--group-query-attention", "--num-query-groups", str(attention.kv_heads)]
-    if attention.rotary:
-        arguments += ["--position-embedding-type", "rope", "--rotary-base", f"{attention.rotary:.0f}"]
-        if attention.rotary_width:
-            arguments += ["--rotary-percent", f"{attention.rotary_width / attention.width:g}"]
-        if attention.interleaved:
-            arguments += ["--rotary-interleaved"]
-        if attention.scaling is not None:
-            arguments += ["--use-rope-scaling", "--rope-scaling-factor", f"{attention.scaling.factor:g}"]
-    else:
-        arguments += ["--position-embedding-type", "learned_absolute"]
-    arguments += ACTIVATIONS[ffn.activation, ffn.gated]
-    if not ffn.bias:
-        arguments.append("--disable-bias-linear")
-    if attention.bias and not attention.out_bias:
-        arguments.append("--add-qkv-bias")
-    if attention.normed_heads:
-        arguments.append("--qk-layernorm")
-    if attention.sliding:  # tokens before it, and itself
-        arguments += ["--window-size", f"{attention.sliding - 1},0"]
-    if not model.tied:
-        arguments.append("--untie-embeddings-and-output-weights")
-    return arguments
+    layers = None if counted else sum(isinstance(unit.sublayer, Attention) for unit in model.units)
+    return words_of(MODEL, Described(model, embedding, attention, ffn, layers))
 
 
 def _parts(model: Model, runtime: str, where: str) -> tuple[TokenEmbedding, Attention, FeedForward, LanguageHead]:

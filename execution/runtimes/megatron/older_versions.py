@@ -19,7 +19,7 @@ from trainplan.execution.launch_files.run_configuration import Configuration, Ke
 from trainplan.execution.launch_files.shell import Command
 from trainplan.execution.launch_files.trainer_buffers import NO_BUFFERS, Buffers
 from trainplan.execution.runtimes.deepspeed import reader as deepspeed_reader
-from trainplan.execution.runtimes.megatron.environment import ATTENTION, WANTED, refuse_environment
+from trainplan.execution.runtimes.megatron.environment import ATTENTION, refuse_environment
 from trainplan.profiling.base.errors import InputError, shown
 
 OLDER = {
@@ -167,7 +167,7 @@ def stage_of(keys: Keys, engine: Configuration | None, notes: list[str]) -> int 
     if not keys.flag("--deepspeed") and engine is None:
         return None
     keys.get("--deepspeed-config")
-    written = keys.whole("--zero-stage", 1, least=0)
+    written = keys.whole("--zero-stage", least=0)
     keys.flag("--deepspeed-activation-checkpointing")
     keys.flag("--cpu-optimizer")
     if engine is None:
@@ -179,7 +179,7 @@ def stage_of(keys: Keys, engine: Configuration | None, notes: list[str]) -> int 
     if stage is None or stage > 3:
         raise keys.error("--zero-stage", f"is {stage}", "give 0, 1, 2 or 3")
     if stage > 1 and not keys.flag("--no-pipeline-parallel"):  # PipelineEngine of DeepSpeed asserts this
-        if (keys.whole("--pipeline-model-parallel-size", 1) or 1) > 1:
+        if (keys.whole("--pipeline-model-parallel-size") or 1) > 1:
             fix = "give ZeRO's stage 0 or 1, or one stage of pipelines with --no-pipeline-parallel"
             raise keys.error("--zero-stage", f"is {stage}, with pipelines: DeepSpeed does not start such a run", fix)
         notes.append(f"no --no-pipeline-parallel: DeepSpeed starts no run of ZeRO {stage} without it; predicted as with it")
@@ -190,10 +190,10 @@ def buffers_of(keys: Keys, engine: Configuration | None, older: bool) -> Buffers
     """What is held alongside, and which attention runs, where the arguments say it. older: whether attention is fused only
     where they ask for it. Raises InputError."""
     held = NO_BUFFERS if engine is None else engine.buffers
-    backend = keys.text("--attention-backend", "auto", WANTED)
+    backend = keys.text("--attention-backend")
     if not older:
         refuse_environment(keys, "--attention-backend", backend)
-    local = keys.text("--transformer-impl", "transformer_engine") == "local"
+    local = keys.text("--transformer-impl") == "local"
     flash = [name for name in FLASH if keys.flag(name)]
     if backend in ("unfused", "local"):
         return replace(held, attention="eager")

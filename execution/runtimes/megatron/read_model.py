@@ -12,7 +12,6 @@ from trainplan.profiling.models.model import load_model
 GPT2_VOCABULARY = 50257
 DEFAULTED = ("pretrain_gpt.py", "pretrain_mamba.py")
 TOKENIZERS = {"GPT2BPETokenizer": GPT2_VOCABULARY}
-KINDS = ("learned_absolute", "rope", "alibi", "none", "rotary")  # the last one is BigScience's name of rope
 NORMS = {"layernorm": "LayerNorm", "rmsnorm": "RMSNorm"}  # Megatron-DeepSpeed has these in small letters
 NULL = "NullTokenizer"  # which adds a token of its own
 
@@ -41,7 +40,7 @@ def apart(keys: Keys, layers: int, name: str, fields: Mapping[str, Any] | None) 
             raise keys.error(key, f"is {value}, and {model.name} has {theirs}", "give the model that runs by --model")
     notes = []
     for key, names in SIZES.items():
-        value = keys.whole(key)
+        value = keys.whole(key, None)
         theirs = next((model.config[each] for each in names if model.config.get(each) is not None), None)
         if value is not None and theirs is not None and value != theirs:
             notes.append(f"{key} {value}: the plan has {theirs}, as {model.name}")
@@ -66,7 +65,7 @@ def with_tokenizer(
 
 def vocabulary(keys: Keys) -> dict[str, int]:
     """The size of the vocabulary, before it is padded, where the arguments say it."""
-    size, tokenizer = keys.whole("--vocab-size"), keys.text("--tokenizer-type", "")
+    size, tokenizer = keys.whole("--vocab-size"), keys.text("--tokenizer-type")
     padded, extra = keys.whole("--padded-vocab-size"), keys.whole("--extra-vocab-size", least=0)
     if padded is not None:
         return {"vocab_size": padded}
@@ -80,19 +79,19 @@ def model_fields(keys: Keys, layers: int) -> dict[str, Any] | None:
     """The fields, without the vocabulary; None where the arguments leave the model to a checkpoint. Raises InputError."""
     hidden, heads, tokens = (keys.whole(f"--{name}") for name in ("hidden-size", "num-attention-heads", "seq-length"))
     inner, width = keys.whole("--ffn-hidden-size"), keys.whole("--kv-channels")
-    groups = keys.whole("--num-query-groups", 1) if keys.flag("--group-query-attention") else None
-    keys.whole("--num-query-groups")
+    groups = keys.whole("--num-query-groups") if keys.flag("--group-query-attention") else None
+    keys.whole("--num-query-groups", None)  # of no bearing without
     positions, norm = keys.whole("--max-position-embeddings", tokens), _normalization(keys)
-    epsilon, base = keys.number("--norm-epsilon", 1e-5), keys.whole("--rotary-base", 10000)
-    kind = keys.text("--position-embedding-type", "learned_absolute", KINDS).replace("rotary", "rope")
+    epsilon, base = keys.number("--norm-epsilon"), keys.whole("--rotary-base")
+    kind = keys.text("--position-embedding-type").replace("rotary", "rope")
     kind = "rope" if keys.flag("--use-rotary-position-embeddings") else kind
-    percent, interleaved = keys.number("--rotary-percent", 1.0), keys.flag("--rotary-interleaved")
-    scaled, factor = keys.flag("--use-rope-scaling"), keys.number("--rope-scaling-factor", 8.0)
+    percent, interleaved = keys.number("--rotary-percent"), keys.flag("--rotary-interleaved")
+    scaled, factor = keys.flag("--use-rope-scaling"), keys.number("--rope-scaling-factor")
     gated, squared = keys.flag("--swiglu"), keys.flag("--squared-relu")
     biased, query_bias = not keys.flag("--disable-bias-linear"), keys.flag("--add-qkv-bias")
     normed, window = keys.flag("--qk-layernorm"), _window(keys)
     tied = not keys.flag("--untie-embeddings-and-output-weights")
-    attention_drop, hidden_drop = keys.number("--attention-dropout", 0.1), keys.number("--hidden-dropout", 0.1)
+    attention_drop, hidden_drop = keys.number("--attention-dropout"), keys.number("--hidden-dropout")
     if hidden is None or heads is None:
         return None
     inner = inner or (4 * hidden if not gated else int(4 * hidden * 2 / 3 / 64) * 64)
@@ -159,13 +158,13 @@ def model_fields(keys: Keys, layers: int) -> dict[str, Any] | None:
 
 def _normalization(keys: Keys) -> str:
     """The kind of norms, as Megatron-LM spells it."""
-    norm = keys.text("--normalization", "LayerNorm")
+    norm = keys.text("--normalization")
     return NORMS.get(norm.lower(), norm)
 
 
 def _window(keys: Keys) -> int | None:
     """Positions that each one attends to, itself among them; None for all before it. Raises InputError."""
-    before, sliding = keys.text("--window-size", ""), keys.whole("--sliding-window")  # the second is Pai-Megatron-Patch's
+    before, sliding = keys.text("--window-size"), keys.whole("--sliding-window")  # the second is Pai-Megatron-Patch's
     if not before:
         return sliding
     number = before.strip("()").split(",")[0].strip()

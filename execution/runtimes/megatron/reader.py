@@ -17,12 +17,13 @@ from trainplan.execution.launch_files.foreign import foreign, shares_keys
 from trainplan.execution.launch_files.known_keys import known_keys
 from trainplan.execution.launch_files.run_configuration import Configuration, Keys, Open, Recomputed, Said
 from trainplan.execution.launch_files.shell import Command, command_of, values_of
+from trainplan.execution.runtimes.megatron.fields import ARGUMENTS, EXCHANGES, MODULES
 from trainplan.execution.runtimes.megatron.older_versions import CORE, agreed, buffers_of, engine_of, stage_of, todays, tool_of
 from trainplan.execution.runtimes.megatron.programs import refuse_others
 from trainplan.execution.runtimes.megatron.read_batch import batch_of
 from trainplan.execution.runtimes.megatron.read_model import Unlike, apart, model_fields, vocabulary, with_tokenizer
 from trainplan.execution.runtimes.megatron.refused import noted, refuse, refuse_mapping
-from trainplan.formulations.plan.strategy import Exchange, Module
+from trainplan.formulations.plan.strategy import Exchange
 from trainplan.profiling.base.errors import InputError, shown
 from trainplan.profiling.clusters.recipes import RECIPES, RecipeName
 from trainplan.profiling.models.model import load_model
@@ -30,18 +31,9 @@ from trainplan.profiling.models.optimizers import ITERATIONS, OptimizerName
 from trainplan.profiling.models.precision import PLAIN, Precision
 
 KNOWN = known_keys(__file__)
-MODULES: dict[str, Module] = {"core_attn": "attention", "layernorm": "norms"}
 OF_EXPERTS = ("moe", "moe_act", "shared_experts", "mla_up_proj", "gdn_norm_out", "gdp_in_proj", "gdp_qkv", "mhc")
-MUON, TP_MODES = ("muon", "dist_muon"), ("blockwise", "duplicated", "distributed")
-SCALINGS: dict[str, RecipeName] = {
-    "tensorwise": "fp8-current",
-    "delayed": "fp8",
-    "mxfp8": "mxfp8",
-    "blockwise": "fp8-blockwise",
-}
+MUON = ("muon", "dist_muon")
 SHARDED_STAGES: tuple[Literal[0, 1, 2, 3], ...] = (0, 1, 2, 3)
-SHARDED: dict[str, Literal[0, 1, 2, 3]] = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
-EXCHANGE: dict[str, Exchange] = {"p2p": "keys", "allgather": "keys", "a2a": "heads"}
 DEALT = "--decoder-pipeline-manual-split-list"  # of Primus
 OVERLAPS = ("--overlap-grad-reduce", "--overlap-param-gather", "--tp-comm-overlap", "--untie-embeddings-and-output-weights")
 
@@ -82,15 +74,17 @@ def of_values(
     DeepSpeed's file says, of Megatron-DeepSpeed. Raises InputError."""
     tool = tool_of(values)
     values, sources, opened = todays(values, sources or {}, opened or {})
-    keys = Keys(where, values, sources=sources, defaults=f"default of {tool}", ignored=said.ignored, opened=opened)
+    keys = Keys(
+        where, values, sources=sources, defaults=f"default of {tool}", ignored=said.ignored, opened=opened, fields=ARGUMENTS
+    )
     refuse(keys)
     keys.flag("--no-pipeline-parallel")
-    tp, pp = (keys.whole(f"--{name}-model-parallel-size", 1) or 1 for name in ("tensor", "pipeline"))
+    tp, pp = (keys.whole(f"--{name}-model-parallel-size") or 1 for name in ("tensor", "pipeline"))
     notes = noted(keys, tp)
-    copies = keys.whole("--num-distributed-optimizer-instances", 1) or 1
+    copies = keys.whole("--num-distributed-optimizer-instances") or 1
     distributed = keys.flag("--use-distributed-optimizer")
     zero: Literal[0, 1, 2, 3] = 0
-    sharded = SHARDED[keys.text("--data-parallel-sharding-strategy", "no_shard", SHARDED)]  # of Megatron's FSDP alone
+    sharded = keys.word("--data-parallel-sharding-strategy")
     reshards = not keys.flag("--torch-fsdp2-no-reshard-after-forward")
     if keys.flag("--use-torch-fsdp2"):
         zero = 3 if reshards else 2
@@ -101,7 +95,7 @@ def of_values(
     staged = stage_of(keys, engine, notes)
     if staged is not None:
         zero = SHARDED_STAGES[staged]
-    cp = keys.whole("--context-parallel-size", 1) or 1
+    cp = keys.whole("--context-parallel-size") or 1
     exchange = _exchange(keys, cp, notes)
     optimizer, dealt = _optimizer(keys, notes)
     if dealt:
@@ -117,7 +111,7 @@ def of_values(
     cuts, chunks = _stages(keys, layers, pp)
     refuse_mapping(keys, tp, pp, chunks)
     model = _model(keys, layers, said, notes)
-    multiple = (keys.whole("--make-vocab-size-divisible-by", 128) or 128) * tp
+    multiple = (keys.whole("--make-vocab-size-divisible-by") or 1) * tp
     dtype = "bfloat16" if keys.flag("--bf16") else "float16" if keys.flag("--fp16") else "float32"
     reduced = keys.flag("--grad-reduce-in-bf16") or dtype == "float16"
     if keys.flag("--accumulate-allreduce-grads-in-fp32"):
@@ -127,16 +121,13 @@ def of_values(
     shared = keys.flag("--sequence-parallel") and tp > 1
     recomputed = _recomputed(keys, notes)
     flags = " ".join([*(flag.removeprefix("--") for flag in OVERLAPS if keys.flag(flag)), optimizer])
-    keyed = {"tp": "--tensor-model-parallel-size", "pp": "--pipeline-model-parallel-size", "samples": "--global-batch-size"}
+    keyed = {each.says: name for name, each in ARGUMENTS.items() if each.says}
     keyed |= {"recipe": "--fp4-recipe" if recipe == "nvfp4" else "--fp8-recipe"}
-    keyed |= {"micro_samples": "--micro-batch-size", "copies": "--num-distributed-optimizer-instances", "model": "--num-layers"}
-    keyed |= {"cp": "--context-parallel-size", "exchange": "--cp-comm-type", "group": "--recompute-num-layers"}
-    keyed |= {"sequence": "--seq-length"}
     keyed |= {"dtype": "--bf16" if dtype == "bfloat16" else "--fp16"}
     fields: dict[str, Any] = {
         "sequence": keys.whole("--seq-length"),
         "samples": batch_of(keys, notes),
-        "micro_samples": keys.whole("--micro-batch-size", 1),
+        "micro_samples": keys.whole("--micro-batch-size"),
         "config": None if model is None else {**model, **vocabulary(keys)},
     }
     buffers = buffers_of(keys, engine, tool != CORE)
@@ -182,8 +173,8 @@ def _model(keys: Keys, layers: int, said: Said, notes: list[str]) -> dict[str, A
 def _recipe(keys: Keys, dtype: str, shared: bool, notes: list[str]) -> RecipeName | None:
     """The recipe of products in fewer bits. shared: whether data-parallel ranks share states. Raises InputError."""
     eight, four = keys.get("--fp8-format"), keys.get("--fp4-format")
-    scaling = SCALINGS[keys.text("--fp8-recipe", "delayed", SCALINGS)]
-    keys.text("--fp4-recipe", "nvfp4", ("nvfp4",))
+    scaling = keys.word("--fp8-recipe")
+    keys.text("--fp4-recipe")
     gathered = keys.flag("--fp8-param-gather")
     ends = keys.flag("--first-last-layers-bf16")
     if eight is None and four is None:
@@ -204,13 +195,13 @@ def _exchange(keys: Keys, cp: int, notes: list[str]) -> Exchange:
     words = {word.replace("_", "") for word in said}
     if cp == 1:
         return "keys"
-    if len(words) > 1 or not words <= set(EXCHANGE):
-        fix = f"give one of {', '.join(EXCHANGE)} for all layers: plans have no other exchange"
+    if len(words) > 1 or not words <= set(EXCHANGES):
+        fix = f"give one of {', '.join(EXCHANGES)} for all layers: plans have no other exchange"
         raise keys.error(name, f"is {shown(' '.join(said))}", fix)
     (word,) = words
     if word == "allgather":
         notes.append("keys and values gathered before attention: predicted as sent around a ring during attention; less time")
-    return EXCHANGE[word]
+    return EXCHANGES[word]
 
 
 def _layers(keys: Keys, model: str | None) -> int:
@@ -331,13 +322,13 @@ def _cuts(keys: Keys, name: str, counts: Sequence[int], pp: int, units: int) -> 
 
 def _optimizer(keys: Keys, notes: list[str]) -> tuple[OptimizerName, bool]:
     """What steps the parameters, and whether whole tensors are dealt to data-parallel ranks."""
-    name = keys.text("--optimizer", "adam")
+    name = keys.text("--optimizer")
     if name not in MUON:
         if name not in ("adam", "adamw"):
             fix = "give adam, or one of " + ", ".join(MUON) + ": plans have no other states"
             raise keys.error("--optimizer", f"is {shown(name)}", fix)
         return "adamw", False
-    mode, steps = keys.text("--muon-tp-mode", "blockwise", TP_MODES), keys.whole("--muon-num-ns-steps", ITERATIONS)
+    mode, steps = keys.text("--muon-tp-mode"), keys.whole("--muon-num-ns-steps")
     if mode != "blockwise":
         notes.append(f"Muon's {mode} matrices: the plan's ranks of tp make their own parts orthogonal; less time")
     if steps != ITERATIONS:
@@ -346,10 +337,10 @@ def _optimizer(keys: Keys, notes: list[str]) -> tuple[OptimizerName, bool]:
 
 
 def _recomputed(keys: Keys, notes: list[str]) -> Recomputed:
-    granularity = keys.text("--recompute-granularity", "none", ("none", "full", "selective"))
+    granularity = keys.text("--recompute-granularity")
     if keys.flag("--recompute-activations") and granularity == "none":
         granularity = "selective"
-    method, count = keys.text("--recompute-method", "uniform", ("uniform", "block")), keys.whole("--recompute-num-layers", 1)
+    method, count = keys.text("--recompute-method"), keys.whole("--recompute-num-layers")
     names = str(keys.get("--recompute-modules") or "core_attn").replace(",", " ").split()
     if granularity == "none":
         return Recomputed()

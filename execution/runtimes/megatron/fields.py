@@ -1,0 +1,221 @@
+"""Arguments of Megatron-LM that say something of a plan, each declared once: read by `configurations.megatron`, written here.
+
+Names, kinds and defaults as of `megatron/training/arguments.py` (core 0.15, 2025; of Muon core 0.16, 2026). Tables are in the
+order in which they are written. Arguments that no plan has, and why, are in `configurations.megatron_refused`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from trainplan.execution.launch_files.fields import Field, anything, by_name, flag, number, text, values_of, whole
+from trainplan.formulations.plan.plan import Plan
+from trainplan.formulations.plan.strategy import Exchange, Module, Strategy
+from trainplan.profiling.clusters.recipes import Recipe, RecipeName
+from trainplan.profiling.models.model import Model
+from trainplan.profiling.models.optimizers import ITERATIONS
+from trainplan.profiling.models.sublayers import Attention, FeedForward, TokenEmbedding
+
+SCALINGS: dict[str, RecipeName] = {
+    "tensorwise": "fp8-current",
+    "delayed": "fp8",
+    "mxfp8": "mxfp8",
+    "blockwise": "fp8-blockwise",
+}
+MODULES: dict[str, Module] = {"core_attn": "attention", "layernorm": "norms"}  # that can be recomputed by themselves
+EXCHANGES: dict[str, Exchange] = {"p2p": "keys", "allgather": "keys", "a2a": "heads"}  # without underlines
+POSITIONS = ("learned_absolute", "rope", "alibi", "none", "rotary")  # the last one is BigScience's name of rope
+SHARDED: dict[str, Literal[0, 1, 2, 3]] = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
+HYBRID_SPEC = "megatron.core.models.hybrid.hybrid_layer_specs"
+DTYPES = {"--bf16": "bfloat16", "--fp16": "float16"}  # float32 without
+
+
+@dataclass(frozen=True)
+class Described:
+    """A model that GPTModel has: its parts, and its layers as an argument, None where a pattern of layers says them."""
+
+    model: Model
+    embedding: TokenEmbedding
+    attention: Attention
+    ffn: FeedForward
+    layers: int | None
+
+
+@dataclass(frozen=True)
+class Laid:
+    """What is written of a plan. strategy: of all its units; micro_samples: of one micro-batch on one rank; exchange: how
+    context-parallel ranks communicate, as Megatron-LM calls it; again: of layers that are recomputed as a whole the method and
+    a number, None where none are; modules: those that are recomputed by themselves."""
+
+    plan: Plan
+    strategy: Strategy
+    micro_samples: int
+    exchange: str | None
+    again: tuple[str, int] | None
+    modules: list[str]
+
+    @property
+    def ranks(self) -> int:
+        """Ranks that share the optimizer's states."""
+        return self.strategy.data_degree * self.strategy.degree("cp")
+
+    @property
+    def distributed(self) -> bool:
+        """Whether the optimizer is the distributed one for AdamW."""
+        return bool(self.strategy.zero_stage) and self.plan.optimizer == "adamw"
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Where stages are cut. layers: of BERT, whose other arguments are the user's. pattern: of sub-layers, with stages that may
+    begin within a layer; layout: of whole layers; first, last: the layers of these stages, where the others are equal. Each
+    None where it is not said."""
+
+    layers: int | None = None
+    pattern: str | None = None
+    layout: str | None = None
+    first: int | None = None
+    last: int | None = None
+
+
+@dataclass(frozen=True)
+class Computed:
+    """Dtypes of a plan. sharded: whether data-parallel ranks share states, as exported."""
+
+    plan: Plan
+    dtype: str
+    recipe: Recipe | None
+    sharded: bool
+
+    @property
+    def scaling(self) -> str | None:
+        """The recipe of products in 8 bits."""
+        return None if self.recipe is None or self.recipe.name == "nvfp4" else self.recipe.name
+
+    @property
+    def four(self) -> bool:
+        """Whether products are in 4 bits."""
+        return self.recipe is not None and self.recipe.name == "nvfp4"
+
+    @property
+    def gathered(self) -> bool:
+        """Whether parameters are gathered in 8 bits."""
+        return self.sharded and self.recipe is not None and not self.recipe.beside
+
+
+MODEL = (
+    whole("--num-layers", written=lambda of: of.layers, says="model"),
+    whole("--hidden-size", written=lambda of: of.embedding.hidden),
+    whole("--ffn-hidden-size", written=lambda of: of.ffn.inner),
+    whole("--num-attention-heads", written=lambda of: of.attention.heads),
+    whole("--kv-channels", written=lambda of: of.attention.width),
+    whole("--seq-length", written=lambda of: of.model.tokens, says="sequence"),
+    whole("--max-position-embeddings", written=lambda of: of.embedding.positions or of.model.tokens),
+    text("--normalization", "LayerNorm", lambda of: of.embedding.norm, words={"RMSNorm": "rms", "LayerNorm": "layer"}),
+    number("--norm-epsilon", 1e-5, lambda of: of.embedding.epsilon),
+    number("--attention-dropout", 0.1, lambda of: of.attention.attention_dropout),
+    number("--hidden-dropout", 0.1, lambda of: of.attention.dropout),
+    flag("--group-query-attention", lambda of: of.attention.kv_heads != of.attention.heads),
+    whole("--num-query-groups", 1, lambda of: None if of.attention.kv_heads == of.attention.heads else of.attention.kv_heads),
+    text("--position-embedding-type", POSITIONS[0], lambda of: POSITIONS[bool(of.attention.rotary)], choices=POSITIONS),
+    whole("--rotary-base", 10000, lambda of: round(of.attention.rotary) or None),
+    number("--rotary-percent", 1.0, lambda of: _rotated(of.attention, of.attention.rotary_width / of.attention.width)),
+    flag("--rotary-interleaved", lambda of: _rotated(of.attention, of.attention.interleaved)),
+    flag("--use-rope-scaling", lambda of: _rotated(of.attention, of.attention.scaling)),
+    number("--rope-scaling-factor", 8.0, lambda of: _rotated(of.attention, getattr(of.attention.scaling, "factor", None))),
+    flag("--swiglu", lambda of: (of.ffn.activation, of.ffn.gated) == ("silu", True)),
+    flag("--squared-relu", lambda of: (of.ffn.activation, of.ffn.gated) == ("relu2", False)),
+    flag("--disable-bias-linear", lambda of: not of.ffn.bias),
+    flag("--add-qkv-bias", lambda of: of.attention.bias and not of.attention.out_bias),
+    flag("--qk-layernorm", lambda of: of.attention.normed_heads),
+    text("--window-size", "", lambda of: f"{of.attention.sliding - 1},0" if of.attention.sliding else None),  # before, after
+    flag("--untie-embeddings-and-output-weights", lambda of: not of.model.tied),
+)
+PARALLEL = (
+    whole("--pipeline-model-parallel-size", 1, lambda of: of.plan.depth, says="pp"),
+    whole("--tensor-model-parallel-size", 1, lambda of: of.strategy.degree("tp"), says="tp"),
+    whole("--micro-batch-size", 1, lambda of: of.micro_samples, says="micro_samples"),
+    whole("--global-batch-size", None, lambda of: of.plan.batch.global_samples, says="samples"),
+    whole("--make-vocab-size-divisible-by", 128, lambda of: 1),
+    whole("--context-parallel-size", 1, lambda of: of.strategy.degree("cp") if of.exchange else None, says="cp"),
+    anything("--cp-comm-type", lambda of: of.exchange, says="exchange"),
+    flag("--overlap-grad-reduce", lambda of: of.ranks > 1 and of.plan.optimizer == "adamw"),
+    flag("--use-distributed-optimizer", lambda of: of.distributed),
+    flag("--overlap-param-gather", lambda of: of.distributed),
+    whole("--num-distributed-optimizer-instances", 1, lambda of: _copies(of), says="copies"),
+    flag("--sequence-parallel", lambda of: of.strategy.sequence_parallel),
+    text(
+        "--recompute-granularity", "none", lambda of: "full" if of.again else "selective" if of.modules else None,
+        choices=("none", "full", "selective"),
+    ),
+    text("--recompute-method", "uniform", lambda of: of.again and of.again[0], choices=("uniform", "block")),
+    whole("--recompute-num-layers", 1, lambda of: of.again and of.again[1], says="group"),
+    anything("--recompute-modules", lambda of: None if of.again else of.modules or None),
+)  # fmt: skip
+STAGES = (
+    whole("--num-layers", written=lambda of: of.layers),
+    anything("--spec", lambda of: [HYBRID_SPEC, "hybrid_stack_spec"] if of.pattern else None),
+    anything("--hybrid-layer-pattern", lambda of: of.pattern),
+    anything("--pipeline-model-parallel-layout", lambda of: of.layout),
+    whole("--decoder-first-pipeline-num-layers", written=lambda of: of.first),
+    whole("--decoder-last-pipeline-num-layers", written=lambda of: of.last),
+)
+PRECISION = (
+    *(flag(name, lambda of, dtype=dtype: of.dtype == dtype) for name, dtype in DTYPES.items()),
+    flag("--accumulate-allreduce-grads-in-fp32", lambda of: of.plan.precision.gradients == "float32"),
+    flag("--grad-reduce-in-bf16", lambda of: of.plan.precision.gradients != "float32" and of.dtype == "bfloat16"),
+    anything("--fp8-format", lambda of: of.scaling and ("e4m3" if of.recipe.name in ("fp8-blockwise", "mxfp8") else "hybrid")),
+    text("--fp8-recipe", "delayed", lambda of: of.scaling, choices=tuple(SCALINGS), words=SCALINGS),
+    anything("--fp4-format", lambda of: "e2m1" if of.four else None),
+    text("--fp4-recipe", "nvfp4", lambda of: "nvfp4" if of.four else None, choices=("nvfp4",)),
+    flag("--fp8-param-gather", lambda of: of.gathered),
+    flag("--reuse-grad-buf-for-mxfp8-param-ag", lambda of: of.gathered and of.recipe.name == "mxfp8"),
+)
+# Muon as torch's that matches AdamW's updates (Liu et al., 2025), each rank of tensor parallelism on its own part.
+OPTIMIZER = (
+    text("--optimizer", "adam", lambda of: "dist_muon" if of.strategy.zero_stage else "muon"),
+    anything("--muon-momentum", lambda of: 0.95),
+    flag("--muon-use-nesterov", lambda of: True),
+    whole("--muon-num-ns-steps", ITERATIONS, lambda of: ITERATIONS),
+    anything("--muon-scale-mode", lambda of: "spectral"),
+    anything("--muon-extra-scale-factor", lambda of: 0.2),
+    text("--muon-tp-mode", "blockwise", lambda of: "blockwise", choices=("blockwise", "duplicated", "distributed")),
+)
+# Read alone: other ways to say the same, and what no export asks for.
+READ = (
+    *map(flag, ("--no-pipeline-parallel", "--torch-fsdp2-no-reshard-after-forward", "--use-torch-fsdp2")),
+    *map(flag, ("--use-megatron-fsdp", "--use-custom-fsdp", "--embed-layernorm", "--first-last-layers-bf16")),
+    *map(flag, ("--account-for-embedding-in-pipeline-split", "--account-for-loss-in-pipeline-split")),
+    *map(flag, ("--recompute-activations", "--use-rotary-position-embeddings")),
+    *map(whole, ("--vocab-size", "--padded-vocab-size", "--extra-vocab-size", "--sliding-window")),
+    *map(whole, ("--num-layers-per-virtual-pipeline-stage", "--num-virtual-stages-per-pipeline-rank")),
+    text("--data-parallel-sharding-strategy", "no_shard", choices=tuple(SHARDED), words=SHARDED),  # of Megatron's FSDP alone
+    text("--tokenizer-type"),
+    text("--attention-backend", "auto", choices=("auto", "flash", "fused", "unfused", "local")),
+    text("--transformer-impl", "transformer_engine"),
+    *map(flag, ("--deepspeed", "--deepspeed-activation-checkpointing", "--cpu-optimizer")),  # of Megatron-DeepSpeed
+    whole("--zero-stage", 1),
+)
+ARGUMENTS = by_name(MODEL, PARALLEL, STAGES, PRECISION, OPTIMIZER, READ)
+
+
+def _rotated(attention: Attention, value: Any) -> Any:
+    """A value of rotary positions, where there are some and it is one."""
+    return value if attention.rotary and value else None
+
+
+def _copies(laid: Laid) -> int | None:
+    """Copies of the distributed optimizer's states, where there are several."""
+    copies = laid.strategy.degree("dp")
+    return copies if laid.distributed and copies > 1 else None
+
+
+def words_of(table: Iterable[Field], told: Any) -> list[str]:
+    """Words of a command: each argument of a table that something is said by, and its values."""
+    words = list[str]()
+    for name, value in values_of(table, told).items():
+        values = [] if value is True else value if isinstance(value, list) else [value]
+        words += [name, *(f"{each:g}" if isinstance(each, float) else str(each) for each in values)]
+    return words
