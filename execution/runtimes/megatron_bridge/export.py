@@ -1,9 +1,7 @@
 """Plans for Megatron-Bridge: the sections of its ConfigContainer, a script that trains with them, and what starts that.
 
-Fields as of megatron-bridge 0.3.1 on megatron-core 0.16.1 (2026): `GPTModelProvider` (section model), `TrainingConfig` (train),
-`DistributedDataParallelConfig` (ddp), `OptimizerConfig`, `MixedPrecisionConfig` (mixed_precision), `TokenizerConfig` and
-`GPTDatasetConfig` (dataset). They say what Megatron-LM's arguments say, so that they are made from these (see `megatron`), each
-by its line of FIELDS; the same is refused and left out. Beyond that: cuts within a layer and BERT are refused, which
+Fields say what Megatron-LM's arguments say, so that they are made from these (see `megatron`), each by its line of
+`megatron_bridge_fields`; the same is refused and left out. Beyond that: cuts within a layer and BERT are refused, which
 GPTModelProvider does not have; a model with learned positions has as many as the sequence has tokens.
 """
 
@@ -17,80 +15,13 @@ from trainplan.execution.runtimes.export_sharded import script
 from trainplan.execution.runtimes.launch_scripts import here, page, slurm, torchrun
 from trainplan.execution.runtimes.megatron import export as megatron_export
 from trainplan.execution.runtimes.megatron_bridge.capabilities import CAPABILITIES
+from trainplan.execution.runtimes.megatron_bridge.fields import ACTIVATIONS, CONTRARY, FIELDS
 from trainplan.formulations.plan.plan import Plan
 from trainplan.profiling.models.model import Model
 from trainplan.profiling.models.sublayers import TokenEmbedding
 
 RUNTIME, VERSION = "Megatron-Bridge", "Megatron-Bridge 0.3.1 with megatron-core 0.16.1 (2026)"
 FILE = "bridge.yaml"
-# The field, with its section, that says what an argument of Megatron-LM says; or several that say it.
-FIELDS: dict[str, tuple[str, ...]] = {
-    "--num-layers": ("model.num_layers",),
-    "--hidden-size": ("model.hidden_size",),
-    "--ffn-hidden-size": ("model.ffn_hidden_size",),
-    "--num-attention-heads": ("model.num_attention_heads",),
-    "--kv-channels": ("model.kv_channels",),
-    "--num-query-groups": ("model.num_query_groups",),
-    "--seq-length": ("model.seq_length", "dataset.seq_length"),
-    "--normalization": ("model.normalization",),
-    "--norm-epsilon": ("model.layernorm_epsilon",),
-    "--attention-dropout": ("model.attention_dropout",),
-    "--hidden-dropout": ("model.hidden_dropout",),
-    "--position-embedding-type": ("model.position_embedding_type",),
-    "--rotary-base": ("model.rotary_base",),
-    "--rotary-percent": ("model.rotary_percent",),
-    "--rotary-interleaved": ("model.rotary_interleaved",),
-    "--use-rope-scaling": ("model.rope_scaling",),
-    "--rope-scaling-factor": ("model.rope_scaling_factor",),
-    "--swiglu": ("model.gated_linear_unit",),
-    "--add-qkv-bias": ("model.add_qkv_bias",),
-    "--qk-layernorm": ("model.qk_layernorm",),
-    "--window-size": ("model.window_size",),
-    "--make-vocab-size-divisible-by": ("model.make_vocab_size_divisible_by",),
-    "--tensor-model-parallel-size": ("model.tensor_model_parallel_size",),
-    "--pipeline-model-parallel-size": ("model.pipeline_model_parallel_size",),
-    "--pipeline-model-parallel-layout": ("model.pipeline_model_parallel_layout",),
-    "--num-virtual-stages-per-pipeline-rank": ("model.virtual_pipeline_model_parallel_size",),
-    "--sequence-parallel": ("model.sequence_parallel",),
-    "--context-parallel-size": ("model.context_parallel_size",),
-    "--cp-comm-type": ("model.cp_comm_type",),
-    "--recompute-granularity": ("model.recompute_granularity",),
-    "--recompute-method": ("model.recompute_method",),
-    "--recompute-num-layers": ("model.recompute_num_layers",),
-    "--recompute-modules": ("model.recompute_modules",),
-    "--micro-batch-size": ("train.micro_batch_size",),
-    "--global-batch-size": ("train.global_batch_size",),
-    "--overlap-grad-reduce": ("ddp.overlap_grad_reduce",),
-    "--overlap-param-gather": ("ddp.overlap_param_gather",),
-    "--use-distributed-optimizer": ("ddp.use_distributed_optimizer", "optimizer.use_distributed_optimizer"),
-    "--optimizer": ("optimizer.optimizer",),
-    "--muon-momentum": ("optimizer.muon_momentum",),
-    "--muon-use-nesterov": ("optimizer.muon_use_nesterov",),
-    "--muon-num-ns-steps": ("optimizer.muon_num_ns_steps",),
-    "--muon-scale-mode": ("optimizer.muon_scale_mode",),
-    "--muon-extra-scale-factor": ("optimizer.muon_extra_scale_factor",),
-    "--muon-tp-mode": ("optimizer.muon_tp_mode",),
-    "--num-distributed-optimizer-instances": ("ddp.num_distributed_optimizer_instances",),
-    "--bf16": ("mixed_precision.bf16",),
-    "--fp16": ("mixed_precision.fp16",),
-    "--fp8-format": ("mixed_precision.fp8",),
-    "--fp8-recipe": ("mixed_precision.fp8_recipe",),
-    "--fp8-param-gather": ("mixed_precision.fp8_param_gather",),
-    "--reuse-grad-buf-for-mxfp8-param-ag": ("mixed_precision.reuse_grad_buf_for_mxfp8_param_ag",),
-    "--fp4-format": ("mixed_precision.fp4",),
-    "--fp4-recipe": ("mixed_precision.fp4_recipe",),
-}
-# Arguments that a field says by its contrary.
-CONTRARY = {
-    "--disable-bias-linear": "model.add_bias_linear",
-    "--untie-embeddings-and-output-weights": "model.share_embeddings_and_output_weights",
-}
-# Those that have none, since other fields imply them.
-IMPLIED = (
-    *("--group-query-attention", "--squared-relu", "--max-position-embeddings"),
-    *("--grad-reduce-in-bf16", "--accumulate-allreduce-grads-in-fp32"),
-)
-ACTIVATIONS = {"--swiglu": "silu", "--squared-relu": "squared_relu"}  # by argument; gelu without
 OPTIMIZER = {"optimizer": "adam", "lr": 3e-4, "min_lr": 3e-5, "weight_decay": 0.1, "adam_beta1": 0.9, "adam_beta2": 0.95}
 DECIDES = (
     "gradients are reduced during the backward pass, and parameters gathered ahead (ddp.overlap_*): faster than predicted",

@@ -1,8 +1,8 @@
 """Megatron-Bridge: a YAML file with the sections of its ConfigContainer, as `export --to megatron-bridge` and its own
 `--config-file` have them.
 
-Fields as of megatron-bridge 0.3.1 (2026). They say what Megatron-LM's arguments say (`FIELDS` of the export), so that a file is
-read as these; where the defaults of its classes are others, they are written out.
+Fields as of megatron-bridge 0.3.1 (2026). They say what Megatron-LM's arguments say (see `megatron_bridge_fields`), so that a
+file is read as these; where the defaults of its classes are others, they are written out.
 """
 
 from __future__ import annotations
@@ -20,40 +20,13 @@ from trainplan.execution.launch_files.run_configuration import Configuration, Ke
 from trainplan.execution.launch_files.settings import with_settings
 from trainplan.execution.runtimes.megatron import reader as megatron_reader
 from trainplan.execution.runtimes.megatron.read_model import NULL
-from trainplan.execution.runtimes.megatron_bridge.export import FIELDS
+from trainplan.execution.runtimes.megatron_bridge.fields import ARGUMENTS, CONTRARY, DEFAULTS, FIELDS
 from trainplan.execution.runtimes.megatron_bridge.recipes import ARGUMENTS as OF_RECIPES
 from trainplan.execution.runtimes.megatron_bridge.recipes import BATCH, base_of
 from trainplan.profiling.base.errors import InputError, shown
 from trainplan.profiling.base.files import read_data
 from trainplan.profiling.models.families.fields import names
 
-# Of fields that no export has, what Megatron-LM calls them.
-OTHERS = {
-    "--decoder-first-pipeline-num-layers": "model.num_layers_in_first_pipeline_stage",
-    "--decoder-last-pipeline-num-layers": "model.num_layers_in_last_pipeline_stage",
-    "--account-for-embedding-in-pipeline-split": "model.account_for_embedding_in_pipeline_split",
-    "--account-for-loss-in-pipeline-split": "model.account_for_loss_in_pipeline_split",
-    "--expert-model-parallel-size": "model.expert_model_parallel_size",
-    "--num-experts": "model.num_moe_experts",
-    "--mtp-num-layers": "model.mtp_num_layers",
-    "--multi-latent-attention": "model.multi_latent_attention",
-    "--cpu-offloading": "model.cpu_offloading",
-    "--rampup-batch-size": "train.rampup_batch_size",
-    "--use-megatron-fsdp": "ddp.use_megatron_fsdp",
-    "--use-custom-fsdp": "ddp.use_custom_fsdp",
-    "--use-torch-fsdp2": "dist.use_torch_fsdp2",
-    "--optimizer-cpu-offload": "optimizer.optimizer_cpu_offload",
-    "--data-parallel-sharding-strategy": "ddp.data_parallel_sharding_strategy",
-    "--tp-comm-overlap": "comm_overlap.tp_comm_overlap",
-    "--first-last-layers-bf16": "mixed_precision.first_last_layers_bf16",
-}
-ARGUMENTS = {**{name: fields[0] for name, fields in FIELDS.items()}, **OTHERS}
-DEFAULTS: dict[str, Any] = {  # where Megatron-LM's arguments have others
-    "model.seq_length": 1024,
-    "model.rope_scaling_factor": 1.0,
-    "mixed_precision.grad_reduce_in_fp32": True,
-    "mixed_precision.fp8_recipe": "tensorwise",
-}
 # Recipes of precisions by name (megatron/bridge/training/mixed_precision.py), and what each sets.
 NAMED = re.compile(r"(nemotron_h_|nanov2_)?(bf16|fp16)(?:_with_(\w+))?_mixed")
 SCALINGS: dict[str, dict[str, Any]] = {
@@ -321,10 +294,7 @@ def _model_words(keys: Keys) -> Iterator[str]:
         yield from ("--ffn-hidden-size", str(4 * hidden))
     if keys.whole("model.num_query_groups", heads) != heads:
         yield "--group-query-attention"
-    for name, field in (
-        ("--disable-bias-linear", "model.add_bias_linear"),
-        ("--untie-embeddings-and-output-weights", "model.share_embeddings_and_output_weights"),
-    ):
+    for name, field in CONTRARY.items():
         if not keys.flag(field, True):
             yield name
     wide = keys.flag("mixed_precision.grad_reduce_in_fp32", True)
