@@ -10,13 +10,13 @@
     python -m benchmarks.read_back --python targets/bin/python --torchtitan targets/torchtitan-0.2 [--markdown table.md]
 
 For each model and number of H100 the best plan of `plan --for`, and where the target has pipelines one of four stages, are
-exported. Read are: Megatron-LM's arguments, as launch.sh starts them, by megatron-core's TransformerConfig (its argument parser
-is in no package: FIELDS of exports/megatron_bridge_fields.py say which field an argument sets, and the table of documented
-arguments finds unknown ones); the script of Megatron-Bridge by its ConfigContainer, with its checks, and stand-ins for Transformer
-Engine; torchtitan's TOML by 0.2's JobConfig and its Python file by 0.3's classes (made-up packages where one needs triton);
-DeepSpeed's and Accelerate's files by their own. Each value is held against the plan's, unknown keys are looked for in
-trainplan's tables of documented keys, since some parsers pass misspelt ones. Exit status 1 where anything differs; a target
-that cannot be imported is said, and is none.
+exported. Read are: Megatron-LM's arguments, as launch.sh starts them, by megatron-core's TransformerConfig (its argument
+parser is in no package: FIELDS of exports/megatron_bridge_fields.py say which field an argument sets, and the table of
+documented arguments finds unknown ones); the script of Megatron-Bridge by its ConfigContainer, with its checks, and stand-ins
+for Transformer Engine; torchtitan's TOML by 0.2's JobConfig and its Python file by 0.3's classes (made-up packages where one
+needs triton); DeepSpeed's and Accelerate's files by their own. Each value is held against the plan's, unknown keys are looked
+for in trainplan's tables of documented keys, since some parsers pass misspelt ones. Exit status 1 where anything differs; a
+target that cannot be imported is said, and is none.
 """
 
 from __future__ import annotations

@@ -94,13 +94,22 @@ def values_of(table: Iterable[Field], told: Any) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def nested(values: Mapping[str, Any], depth: int = 1) -> dict[str, Any]:
-    """Values in tables: by the names in front of the first dots, `depth` of them at most."""
-    tables: dict[str, Any] = {}
+def sections_of(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Values by section and key: a section is what is in front of a name's last dot."""
+    sections: dict[str, dict[str, Any]] = {}
     for name, value in values.items():
-        *path, key = name.split(".", depth)
-        table = tables
+        section, _, key = name.rpartition(".")
+        sections.setdefault(section, {})[key] = value
+    return sections
+
+
+def nested(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values in tables within tables, as dots in their names say."""
+    made: dict[str, Any] = {}
+    for name, value in values.items():
+        *path, key = name.split(".")
+        table = made
         for each in path:
             table = table.setdefault(each, {})
         table[key] = value
-    return tables
+    return made

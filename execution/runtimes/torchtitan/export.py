@@ -26,6 +26,7 @@ import json
 from dataclasses import replace
 from typing import Any
 
+from trainplan.execution.launch_files.fields import sections_of, values_of
 from trainplan.execution.runtimes.export_common import (
     UNSAID,
     Export,
@@ -46,6 +47,7 @@ from trainplan.execution.runtimes.export_common import (
 )
 from trainplan.execution.runtimes.launch_scripts import here, page, slurm, torchrun
 from trainplan.execution.runtimes.torchtitan.capabilities import CAPABILITIES
+from trainplan.execution.runtimes.torchtitan.fields import KEYS, Laid
 from trainplan.formulations.plan.plan import Plan
 from trainplan.formulations.plan.strategy import Paradigm
 from trainplan.profiling.base.errors import InputError
@@ -63,10 +65,6 @@ DECIDES = (
     "parameters are gathered ahead and gradients reduced during the backward pass: hidden in plans with overlap",
     "the vocabulary is split over tensor-parallel ranks in the loss, too (loss parallel)",
 )
-CONVERTERS = {  # of torchtitan 0.2, and the recipe of torchao that each is told
-    "fp8-current": ("quantize.linear.float8", "tensorwise"),
-    "mxfp8": ("quantize.linear.mx", "mxfp8_cublas"),
-}
 MXFP8 = """    converter = MXFP8LinearConverter.Config(fqns=["layers"], model_compile_enabled=%s).build()
     config.model_spec = replace(config.model_spec, model=converter.convert(config.model_spec.model))"""
 # What no plan says: the names of lines in torchtitan_config.py, with what is to be known, and their keys in torchtitan.toml.
@@ -78,15 +76,16 @@ YOURS = {
     "LEARNING_RATE": "the largest of AdamW",
     "WARMUP_STEPS": "over which the learning rate rises to it",
 }
-KEYS = (
-    ("model", "hf_assets_path"), ("training", "dataset"), ("training", "dataset_path"), ("training", "steps"),
-    ("optimizer", "lr"), ("lr_scheduler", "warmup_steps"),
+THEIR_KEYS = (
+    "model.hf_assets_path", "training.dataset", "training.dataset_path", "training.steps", "optimizer.lr",
+    "lr_scheduler.warmup_steps",
 )  # fmt: skip
 PYTHON = (
     '    export PYTHONPATH="$HERE${PYTHONPATH:+:$PYTHONPATH}"',
     "    CONFIG=(--module torchtitan_config --config planned)",
     "fi",
 )
+OF_DATA = ("dataset", "dataset_path", "steps")
 NO_TOKENIZER, LOCAL = "FILL-IN-a-folder-with-tokenizer.json", "c4_test"  # the loader of that name reads any
 STEPS, RATE = 100, 3e-4
 REGISTERED = ("llama3_8b", "llama3_70b", "llama3_405b", "qwen3_14b", "qwen3_32b")  # configurations of 0.3
@@ -144,64 +143,43 @@ def export(plan: Plan, where: str, training: Training = UNSAID) -> Export:
     if precision.master is not None and precision.gradients == "model":
         left_out.append("gradients are reduced in float32 here, and so kept; more time and memory")
         precision = precision.changed(gradients="float32")
-    laid = replace(strategy, sequence_parallel=tp > 1)
-    exported = as_exported(plan, laid, precision=precision)
+    shared = replace(strategy, sequence_parallel=tp > 1)
+    exported = as_exported(plan, shared, precision=precision)
     peak_bytes = fitting_bytes(plan, exported, where, RUNTIME)
-    pipelined = {"pipeline_parallel_schedule": {"1f1b": "1F1B", "gpipe": "GPipe"}[plan.schedule]} if stages > 1 else {}
-    common: dict[str, Any] = {
-        "pipeline_parallel_degree": stages,
-        **pipelined,
-        "data_parallel_replicate_degree": dp,
-        "data_parallel_shard_degree": sdp,
-        "fsdp_reshard_after_forward": "always" if strategy.shares_parameters else "never",
-        "tensor_parallel_degree": tp,
-        **({"context_parallel_degree": cp} if cp > 1 else {}),
-    }
-    split = {"module_fqns_per_model_part": modules(plan, "output")}
-    dtypes = (
-        {"mixed_precision_param": model.dtype, "mixed_precision_reduce": "float32"} if plan.precision.master is not None else {}
-    )
     files: dict[str, str] = {}
-    if (
-        plan.schedule == "1f1b" and parts < stages and stages > 1
-    ):  # torch's 1F1B wants as many micro-batches as stages; the order does not
-        common["pipeline_parallel_schedule_csv"] = CSV
+    # torch's 1F1B wants as many micro-batches as stages; an order of passes that is written out does not.
+    if plan.schedule == "1f1b" and parts < stages and stages > 1:
         files[CSV] = "".join(",".join(row) + "\n" for row in pass_names(plan))
-    described: dict[str, Any] = dict(zip(("name", "flavor"), FLAVOURS.get(model.name, ()), strict=False))
-    if not described:
+    flavour = FLAVOURS.get(model.name)
+    if flavour is None:
         left_out.append(f"the model {model.name}: name a flavour of its sizes in [model]")
-    converters, compiled = {}, recipe is not None and not (recipe.name == "mxfp8" and tp > 1)
+    compiled = recipe is not None and not (recipe.name == "mxfp8" and tp > 1)
     if recipe is not None:
-        name, scaling = CONVERTERS[recipe.name]
-        described["converters"], converters[name] = [name], {"recipe_name": scaling, "filter_fqns": ["output"]}
         if not compiled:
             left_out.append("casts fused by torch.compile: with MXFP8 torchtitan 0.2 compiles no tensor parallelism; more time")
         if recipe.name == "fp8-current":
             left_out.append("torchtitan_config.py: torchtitan 0.3 scales rows, not tensors; torchtitan.toml is for 0.2")
-    described["hf_assets_path"], steps = training.tokenizer or NO_TOKENIZER, training.steps or STEPS
-    read: dict[str, Any] = {"dataset": "c4"} if training.data is None else {"dataset": LOCAL, "dataset_path": training.data}
-    toml: dict[str, dict[str, Any]] = {
-        "model": described,
-        "optimizer": {"lr": training.learning_rate or RATE},
-        "lr_scheduler": {"warmup_steps": warmup_of(steps)},
-        "training": {
-            **read,
-            "steps": steps,
-            "local_batch_size": samples * parts if stages > 1 else samples,  # of one stage gradients are accumulated
-            "global_batch_size": plan.batch.global_samples,
-            "seq_len": model.tokens,
-            **dtypes,
-        },
-        "parallelism": {
-            **common,
-            **({"pipeline_parallel_microbatch_size": samples, **split} if stages > 1 else {}),
-        },
-        "activation_checkpoint": {"mode": "full" if again else "none"},
-        **({"compile": {"enable": True}} if compiled else {}),
-        **converters,
-    }
+    steps = training.steps or STEPS
+    laid = Laid(
+        plan=plan,
+        strategy=strategy,
+        flavour=flavour,
+        samples=samples,
+        modules=modules(plan, "output"),
+        again=again,
+        csv=CSV if CSV in files else None,
+        recipe=None if recipe is None else recipe.name,
+        compiled=compiled,
+        tokenizer=training.tokenizer or NO_TOKENIZER,
+        dataset="c4" if training.data is None else LOCAL,
+        folder=training.data,
+        steps=steps,
+        rate=training.learning_rate or RATE,
+        warmup=warmup_of(steps),
+    )
+    toml = sections_of(values_of(KEYS, laid))
     python: dict[str, Any] = {name: toml[name] for name in ("training", "parallelism")}
-    python["training"] = {name: value for name, value in toml["training"].items() if name not in (*read, "steps")}
+    python["training"] = {name: value for name, value in toml["training"].items() if name not in OF_DATA}
     if stages > 1:
         python["training"]["disable_cuda_graphs"] = True  # `Trainer.Config` of 0.3 refuses these with a pipeline
         renamed = {"module_fqns_per_model_part": modules(plan, "lm_head")}
@@ -210,13 +188,13 @@ def export(plan: Plan, where: str, training: Training = UNSAID) -> Export:
     if CSV in files:
         toml_args.append(f"--parallelism.pipeline_parallel_schedule_csv {here(CSV)}")
     before = [f"CONFIG=({' '.join(toml_args)})"]
-    values = (described["hf_assets_path"], read["dataset"], training.data, steps, toml["optimizer"]["lr"], warmup_of(steps))
+    values = (laid.tokenizer, laid.dataset, laid.folder, laid.steps, laid.rate, laid.warmup)
     if recipe is None or recipe.name == "mxfp8":
         files = {
             "torchtitan_config.py": _script(
                 python,
                 again,
-                FLAVOURS.get(model.name),
+                flavour,
                 None if recipe is None else compiled,
                 dict(zip(YOURS, values, strict=True)),
             ),
@@ -237,7 +215,7 @@ def export(plan: Plan, where: str, training: Training = UNSAID) -> Export:
 
 def _toml(sections: dict[str, dict[str, Any]]) -> str:
     """JSON spells these values as TOML does. What no plan says is marked as the user's."""
-    about = {f"{section}.{key}": text for (section, key), text in zip(KEYS, YOURS.values(), strict=True)}
+    about = dict(zip(THEIR_KEYS, YOURS.values(), strict=True))
 
     def line(section: str, key: str, value: Any) -> str:
         text = about.get(f"{section}.{key}")

@@ -14,8 +14,9 @@ from typing import Any
 from trainplan.execution.launch_files.documents import written as spelt
 from trainplan.execution.launch_files.known_keys import known_keys
 from trainplan.execution.launch_files.lines import sources_of
-from trainplan.execution.launch_files.run_configuration import Configuration, Keys, Recomputed, Said, flattened
+from trainplan.execution.launch_files.run_configuration import DECLARED, Configuration, Keys, Recomputed, Said, flattened
 from trainplan.execution.launch_files.settings import with_settings
+from trainplan.execution.runtimes.torchtitan.fields import CONVERTERS, FIELDS, SCHEDULES
 from trainplan.execution.runtimes.torchtitan.versions import (
     MIXTURES,
     NORMS,
@@ -32,14 +33,6 @@ from trainplan.profiling.models.model import load_model
 from trainplan.profiling.models.precision import PLAIN, Precision
 
 KNOWN = known_keys(__file__)
-# As torch finds them: in upper or lower case. Those with underlines are names of versions before October 2024.
-SCHEDULES: dict[str, PlanSchedule] = {
-    "1F1B": "1f1b", "GPipe": "gpipe", "Interleaved1F1B": "interleaved-1f1b", "interleaved_1f1b": "interleaved-1f1b",
-}  # fmt: skip
-CONVERTERS: dict[str, RecipeName] = {
-    **dict.fromkeys(("float8", "quantize.linear.float8", "quantize.dense.float8"), "fp8-current"),
-    **dict.fromkeys(("mx", "quantize.linear.mx", "quantize.dense.mx"), "mxfp8"),
-}
 # Of experts alone, which a dense model has none of.
 EXPERTS = tuple(f"quantize.{part}.{kind}" for part in ("grouped_mm", "moe") for kind in ("float8", "mx"))
 ROWS = ("rowwise", "rowwise_with_gw_hp")  # scalings of Float8 by rows
@@ -99,6 +92,7 @@ def of_tables(
         sources={key: written_sources[old] for key, old in names.items() if old in written_sources},
         defaults=f"default of torchtitan {LATEST if latest else version_of(own, written)}",
         ignored=said.ignored,
+        fields=FIELDS,
     )
     try:
         made = _of_keys(keys, before_parallelism(values, written), latest)
@@ -113,13 +107,13 @@ def of_tables(
 def _of_keys(keys: Keys, early: bool, latest: bool) -> Configuration:
     """The configuration of the keys of 0.2. early: of a version before April 2025; latest: of 0.3. Raises InputError."""
     _refuse(keys)
-    cp = keys.whole("parallelism.context_parallel_degree", 1) or 1  # of either rotation keys go around
+    cp = keys.whole("parallelism.context_parallel_degree") or 1  # of either rotation keys go around
     notes = list[str]()
-    tp, pp = (keys.whole(f"parallelism.{kind}_parallel_degree", 1) or 1 for kind in ("tensor", "pipeline"))
+    tp, pp = (keys.whole(f"parallelism.{kind}_parallel_degree") or 1 for kind in ("tensor", "pipeline"))
     model, config = _model(keys, notes)
-    copies = keys.whole("parallelism.data_parallel_replicate_degree", 1) or 1
-    shard = keys.whole("parallelism.data_parallel_shard_degree", -1, least=-1) or -1
-    reshard = keys.text("parallelism.fsdp_reshard_after_forward", "default", ("default", "always", "never"))
+    copies = keys.whole("parallelism.data_parallel_replicate_degree") or 1
+    shard = keys.whole("parallelism.data_parallel_shard_degree", least=-1) or -1
+    reshard = keys.text("parallelism.fsdp_reshard_after_forward")
     zero: Any = 3 if reshard == "always" or (reshard == "default" and pp == 1) else 2
     if keys.flag("optimizer.early_step_in_backward"):
         notes.append("the optimizer steps within the backward pass: the plan keeps all gradients until its end; less memory")
@@ -129,8 +123,8 @@ def _of_keys(keys: Keys, early: bool, latest: bool) -> Configuration:
     keys.flag("parallelism.disable_loss_parallel")
     if keys.flag("parallelism.enable_async_tensor_parallel") and tp > 1:
         notes.append("asynchronous tensor parallelism: predicted without; less time")
-    tokens = keys.flag("parallelism.enable_sequence_parallel", True) and tp > 1
-    reads = keys.text("parallelism.pipeline_parallel_schedule", "1F1B")
+    tokens = keys.flag("parallelism.enable_sequence_parallel") and tp > 1
+    reads = keys.text("parallelism.pipeline_parallel_schedule")
     schedule = next((each for name, each in SCHEDULES.items() if name.lower() == reads.lower()), None)
     if schedule is None and pp > 1:
         fix = f"give one of {', '.join(name for name in SCHEDULES if '_' not in name)}: plans have no other order of passes"
@@ -139,13 +133,13 @@ def _of_keys(keys: Keys, early: bool, latest: bool) -> Configuration:
     if keys.get("parallelism.pipeline_parallel_schedule_csv"):
         notes.append(f"the order of passes in the CSV file is taken for {reads}")
     cuts, chunks, apart = _stages(keys, pp, schedule, early)
-    local, samples = keys.whole("training.local_batch_size", 8), keys.whole("training.global_batch_size", -1, least=-1)
+    local, samples = keys.whole("training.local_batch_size"), keys.whole("training.global_batch_size", least=-1)
     assert local is not None
     micro = _micro(keys, local, pp, chunks, early)
     recipe = _recipe(keys, notes)
-    dtype = keys.text("training.mixed_precision_param", "bfloat16", ("bfloat16", "float32"))
-    base = keys.text("training.dtype", "float32", ("bfloat16", "float32"))
-    reduced = keys.text("training.mixed_precision_reduce", "float32", ("float32", "bfloat16"))
+    dtype = keys.text("training.mixed_precision_param")
+    base = keys.text("training.dtype")
+    reduced = keys.text("training.mixed_precision_reduce")
     if shard == 1 and copies == cp == 1 and tp * pp > 1 and dtype != base and not latest:
         notes.append(SINGLE)
         dtype = base
@@ -157,14 +151,10 @@ def _of_keys(keys: Keys, early: bool, latest: bool) -> Configuration:
     components = _listed(keys, "compile.components") or ["model"]
     compiled = keys.flag("compile.enable") and "model" in components
     recomputed = _recomputed(keys, notes)
-    sequence = keys.whole("training.seq_len", 2048)
+    sequence = keys.whole("training.seq_len")
     unread, unknown = keys.left(KNOWN)
-    names = {"tp": "parallelism.tensor_parallel_degree", "pp": "parallelism.pipeline_parallel_degree", "model": "model.flavor"}
+    names = {each.says: name for name, each in FIELDS.items() if each.says}
     names |= {"dtype": "training.mixed_precision_param" if dtype != base or latest else "training.dtype"}
-    names |= {"recipe": "model.converters"}
-    names |= {"samples": "training.global_batch_size", "micro_samples": "training.local_batch_size"}
-    names |= {"cp": "parallelism.context_parallel_degree", "sequence": "training.seq_len"}
-    names |= {"shard": "parallelism.data_parallel_shard_degree", "copies": "parallelism.data_parallel_replicate_degree"}
     if shard == cp == 1 and copies > 1:  # states are shared among context-parallel ranks, too
         zero = 0
     return Configuration(
@@ -198,7 +188,7 @@ def _refuse(keys: Keys) -> None:
 def _micro(keys: Keys, local: int, pp: int, chunks: int, early: bool) -> int:
     """Samples of a micro-batch on one rank. Raises InputError."""
     size, count = "parallelism.pipeline_parallel_microbatch_size", "parallelism.pipeline_parallel_microbatches"
-    asked, number = keys.whole(size, None if early else 1), keys.whole(count)
+    asked, number = keys.whole(size, None if early else DECLARED), keys.whole(count)
     if pp == 1:
         return local
     if early:
@@ -257,8 +247,8 @@ def _listed(keys: Keys, key: str) -> list[str]:
 def _model(keys: Keys, notes: list[str]) -> tuple[str | None, dict[str, Any] | None]:
     """The shipped model of the name and flavour, such as llama3 and 8B, or its configuration; neither where its sizes are not
     known. Raises InputError for mixtures of experts."""
-    name, flavour = keys.text("model.name", "llama3"), keys.text("model.flavor", "debugmodel")
-    if keys.flag("model.use_flex_attn") and keys.text("model.attn_mask_type", "causal") != "causal":
+    name, flavour = keys.text("model.name"), keys.text("model.flavor")
+    if keys.flag("model.use_flex_attn") and keys.text("model.attn_mask_type") != "causal":
         notes.append("attention within documents: predicted over whole samples; less time")
     name = "llama2" if name == "llama" else name  # of April 2024
     if name in MIXTURES or "moe" in flavour.lower() or re.search(r"-A\d+(\.\d+)?B", flavour):
@@ -343,7 +333,7 @@ def _cuts(keys: Keys, modules: Any, pp: int) -> tuple[int, ...]:
 
 
 def _recomputed(keys: Keys, notes: list[str]) -> Recomputed:
-    mode = keys.text("activation_checkpoint.mode", "selective", ("none", "full", "selective", "memory_budget"))
+    mode = keys.text("activation_checkpoint.mode")
     option = str(keys.get("activation_checkpoint.selective_ac_option") or "2")
     if mode == "memory_budget":
         raise keys.error(

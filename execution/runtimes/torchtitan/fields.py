@@ -1,0 +1,122 @@
+"""Keys of torchtitan that say something of a plan, each declared once: read by `configurations.torchtitan`, written here.
+
+Sections, keys and defaults as of `torchtitan/config/job_config.py` (0.2, 2025). They are in the order in which they are
+written.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from trainplan.execution.launch_files.fields import anything, by_name, flag, text, whole
+from trainplan.formulations.plan.plan import Plan
+from trainplan.formulations.plan.strategy import Strategy
+from trainplan.formulations.schedule.orders import PlanSchedule
+from trainplan.profiling.clusters.recipes import RecipeName
+
+# As torch finds them: in upper or lower case. Those with underlines are names of versions before October 2024.
+SCHEDULES: dict[str, PlanSchedule] = {
+    "1F1B": "1f1b", "GPipe": "gpipe", "Interleaved1F1B": "interleaved-1f1b", "interleaved_1f1b": "interleaved-1f1b",
+}  # fmt: skip
+CONVERTERS: dict[str, RecipeName] = {  # of linear layers
+    **dict.fromkeys(("float8", "quantize.linear.float8", "quantize.dense.float8"), "fp8-current"),
+    **dict.fromkeys(("mx", "quantize.linear.mx", "quantize.dense.mx"), "mxfp8"),
+}
+WRITTEN = {"fp8-current": "quantize.linear.float8", "mxfp8": "quantize.linear.mx"}  # those of 0.2
+HALF = ("bfloat16", "float32")
+
+
+@dataclass(frozen=True)
+class Laid:
+    """What is written of a plan.
+
+    strategy: of its units, as torchtitan has it; flavour: the model's name and size in torchtitan, where it has them; samples:
+    of a micro-batch on one rank; modules: those of each stage; again: whether layers are recomputed. csv: a file with the order
+    of passes, where torchtitan has no such schedule; recipe: of products in fewer bits; compiled: whether torch.compile fuses
+    their casts. tokenizer, dataset, folder, steps, rate, warmup: what no plan says.
+    """
+
+    plan: Plan
+    strategy: Strategy
+    flavour: tuple[str, str] | None
+    samples: int
+    modules: list[list[str]]
+    again: bool
+    csv: str | None
+    recipe: RecipeName | None
+    compiled: bool
+    tokenizer: str
+    dataset: str
+    folder: str | None
+    steps: int
+    rate: float
+    warmup: int
+
+    @property
+    def pipelined(self) -> bool:
+        """Whether there are several stages."""
+        return len(self.plan.stages) > 1
+
+    @property
+    def local(self) -> int:
+        """Samples that a rank loads at once: of one stage gradients are accumulated."""
+        return self.samples * self.plan.batch.micro_batches if self.pipelined else self.samples
+
+    def mixed(self, dtype: str) -> str | None:
+        """A dtype of mixed precision, where the plan has masters."""
+        return dtype if self.plan.precision.master is not None else None
+
+    def converter(self, recipe: RecipeName, value: Any) -> Any:
+        """A value of the converter of a recipe, where that is the plan's."""
+        return value if self.recipe == recipe else None
+
+
+KEYS = (
+    text("model.name", "llama3", lambda of: of.flavour and of.flavour[0]),
+    text("model.flavor", "debugmodel", lambda of: of.flavour and of.flavour[1], says="model"),
+    anything("model.converters", lambda of: of.recipe and [WRITTEN[of.recipe]], says="recipe"),
+    anything("model.hf_assets_path", lambda of: of.tokenizer),
+    anything("optimizer.lr", lambda of: of.rate),
+    anything("lr_scheduler.warmup_steps", lambda of: of.warmup),
+    anything("training.dataset", lambda of: of.dataset),
+    anything("training.dataset_path", lambda of: of.folder),
+    anything("training.steps", lambda of: of.steps),
+    whole("training.local_batch_size", 8, lambda of: of.local, says="micro_samples"),
+    whole("training.global_batch_size", -1, lambda of: of.plan.batch.global_samples, says="samples"),
+    whole("training.seq_len", 2048, lambda of: of.plan.planned_model().tokens, says="sequence"),
+    text("training.mixed_precision_param", "bfloat16", lambda of: of.mixed(of.plan.planned_model().dtype), choices=HALF),
+    text("training.mixed_precision_reduce", "float32", lambda of: of.mixed("float32"), choices=HALF[::-1]),
+    whole("parallelism.pipeline_parallel_degree", 1, lambda of: len(of.plan.stages), says="pp"),
+    text(
+        "parallelism.pipeline_parallel_schedule", "1F1B", lambda of: of.plan.schedule if of.pipelined else None, words=SCHEDULES
+    ),
+    whole("parallelism.data_parallel_replicate_degree", 1, lambda of: of.strategy.degree("dp"), says="copies"),
+    whole("parallelism.data_parallel_shard_degree", -1, lambda of: of.strategy.degree("sdp"), says="shard"),
+    text(
+        "parallelism.fsdp_reshard_after_forward", "default",
+        lambda of: "always" if of.strategy.shares_parameters else "never", choices=("default", "always", "never"),
+    ),
+    whole("parallelism.tensor_parallel_degree", 1, lambda of: of.strategy.degree("tp"), says="tp"),
+    whole(
+        "parallelism.context_parallel_degree", 1,
+        lambda of: of.strategy.degree("cp") if of.strategy.degree("cp") > 1 else None, says="cp",
+    ),
+    anything("parallelism.pipeline_parallel_schedule_csv", lambda of: of.csv),
+    whole("parallelism.pipeline_parallel_microbatch_size", 1, lambda of: of.samples if of.pipelined else None),
+    anything("parallelism.module_fqns_per_model_part", lambda of: of.modules if of.pipelined else None),
+    text(
+        "activation_checkpoint.mode", "selective", lambda of: "full" if of.again else "none",
+        choices=("none", "full", "selective", "memory_budget"),
+    ),
+    flag("compile.enable", lambda of: of.compiled),
+    anything("quantize.linear.float8.recipe_name", lambda of: of.converter("fp8-current", "tensorwise")),
+    anything("quantize.linear.float8.filter_fqns", lambda of: of.converter("fp8-current", ["output"])),
+    anything("quantize.linear.mx.recipe_name", lambda of: of.converter("mxfp8", "mxfp8_cublas")),
+    anything("quantize.linear.mx.filter_fqns", lambda of: of.converter("mxfp8", ["output"])),
+    # Read alone.
+    text("training.dtype", "float32", choices=HALF),
+    text("model.attn_mask_type", "causal"),
+    flag("parallelism.enable_sequence_parallel", default=True),  # of versions that could be told so
+)  # fmt: skip
+FIELDS = by_name(KEYS)
