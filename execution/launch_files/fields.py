@@ -34,12 +34,11 @@ class Field:
     written: Written | None = None
 
     def value(self, told: Any) -> Any:
-        """What is written of a plan; None where the field is left out, as flags are that are off. told: what the export knows
-        of the plan."""
+        """What is written of a plan; None where the field is left out. told: what the export knows of the plan."""
         value = None if self.written is None else self.written(told)
-        if value is None or (self.kind == "flag" and not value):
+        if value is None:
             return None
-        return True if self.kind == "flag" else value if self.words is None else self.spelt(value)
+        return bool(value) if self.kind == "flag" else value if self.words is None else self.spelt(value)
 
     def spelt(self, word: Any) -> str:
         """The tool's word for a plan's word; the first where there are several."""

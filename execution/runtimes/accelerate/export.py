@@ -8,10 +8,10 @@ pipelines, tensor parallelism, ZeRO stage 1, units with different strategies, un
 
 from __future__ import annotations
 
-from typing import Any
-
 import yaml
+from trainplan.execution.launch_files.fields import nested, values_of
 from trainplan.execution.runtimes.accelerate.capabilities import CAPABILITIES
+from trainplan.execution.runtimes.accelerate.fields import KEYS, Laid
 from trainplan.execution.runtimes.export_common import Export, as_exported, fitting_bytes
 from trainplan.execution.runtimes.export_sharded import left_out, one_stage, run_file, script
 from trainplan.execution.runtimes.launch_scripts import accelerate_launch, here, page, slurm
@@ -19,17 +19,6 @@ from trainplan.formulations.plan.plan import Plan
 from trainplan.profiling.base.errors import InputError
 
 RUNTIME, VERSION = "Accelerate", "Accelerate 1.15 (2026)"
-PRECISIONS = {"bfloat16": "bf16", "float16": "fp16", "float32": "no"}
-LAYERS = {  # the classes of layers that are wrapped, in transformers 5
-    "gpt2": "GPT2Block",
-    "llama": "LlamaDecoderLayer",
-    "mistral": "MistralDecoderLayer",
-    "qwen2": "Qwen2DecoderLayer",
-    "qwen3": "Qwen3DecoderLayer",
-    "phi3": "Phi3DecoderLayer",
-    "glm": "GlmDecoderLayer",
-    "nemotron": "NemotronDecoderLayer",
-}
 DECIDES = (
     "FSDP2 gathers parameters ahead and reduces gradients during the backward pass: hidden in plans with overlap",
     "a layer is gathered, and recomputed, as one: attention and feed-forward network together",
@@ -54,33 +43,7 @@ def export(plan: Plan, where: str) -> Export:
     if strategy.zero_stage == 1:
         fix = "plan with --for accelerate: FSDP2 shards gradients, too"
         raise InputError(where, "units[0].states.zero", "is 1", fix)
-    nodes = -(-plan.world // min(8, plan.world))
-    settings: dict[str, Any] = {
-        "compute_environment": "LOCAL_MACHINE",
-        "distributed_type": "FSDP" if shard > 1 else "MULTI_GPU" if plan.world > 1 else "NO",
-        "mixed_precision": PRECISIONS[model.dtype],
-        "num_machines": nodes,
-        "num_processes": plan.world,
-        "machine_rank": 0,
-        "main_training_function": "main",
-        "rdzv_backend": "static",
-        "same_network": True,
-        "use_cpu": False,
-    }
-    if shard > 1:
-        settings["fsdp_config"] = {
-            "fsdp_version": 2,
-            "fsdp_reshard_after_forward": strategy.zero_stage == 3,
-            "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
-            "fsdp_transformer_layer_cls_to_wrap": LAYERS[model.family],
-            "fsdp_activation_checkpointing": again,
-            "fsdp_cpu_ram_efficient_loading": False,
-            "fsdp_offload_params": False,
-            "fsdp_state_dict_type": "SHARDED_STATE_DICT",
-        }
-    if shard > 1 and copies > 1:
-        sizes = {"dp_replicate": copies, "dp_shard": shard, "tp": 1, "cp": 1}
-        settings["parallelism_config"] = {f"parallelism_config_{name}_size": size for name, size in sizes.items()}
+    settings = nested(values_of(KEYS, Laid(plan, copies, shard, strategy.zero_stage == 3, again)))
     files = {
         "accelerate.yaml": f"# For {VERSION}.\n{yaml.safe_dump(settings, sort_keys=False)}",
         "run.json": run_file(plan, strategy),

@@ -11,6 +11,7 @@ from trainplan.execution.launch_files.known_keys import known_keys
 from trainplan.execution.launch_files.lines import text_sources
 from trainplan.execution.launch_files.run_configuration import Configuration, Host, Keys, Recomputed, Said, flattened
 from trainplan.execution.launch_files.settings import read_with_settings
+from trainplan.execution.runtimes.accelerate.fields import DEGREE, DTYPES, FIELDS, KINDS
 from trainplan.execution.runtimes.accelerate.fsdp_options import Sharding, fsdp, refuse_denied
 from trainplan.execution.runtimes.deepspeed import reader as deepspeed_reader
 from trainplan.profiling.base.errors import COMMAND_LINE, InputError, shown
@@ -18,9 +19,7 @@ from trainplan.profiling.clusters.recipes import RecipeName
 from trainplan.profiling.models.precision import MASTERS, PLAIN
 
 KNOWN = known_keys(__file__)
-KINDS = ("NO", "MULTI_GPU", "FSDP", "DEEPSPEED")
 PARTS = ("fsdp", "deepspeed", "megatron_lm")  # whose tables are read where they are the kind
-DTYPES = {"no": "float32", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp8": "bfloat16"}
 ZERO_STAGE = "zero_optimization.stage"
 DEEPSPEED = {  # of the YAML's own keys, what DeepSpeed's file calls them
     "zero_stage": ZERO_STAGE,
@@ -43,7 +42,6 @@ LAUNCHING = {
 }
 COUNTS = ("num_processes", "num_machines")
 KIND_OPTIONS = {"multi_gpu": "MULTI_GPU", "use_fsdp": "FSDP", "use_deepspeed": "DEEPSPEED", "use_megatron_lm": "MEGATRON_LM"}
-DEGREE = "parallelism_config.parallelism_config_"
 DEFAULTS = "default of Accelerate 1.15"
 FLOAT32 = (
     "mixed_precision: no is float32 throughout; where the program has its own --bf16, as transformers' Trainer has, "
@@ -71,15 +69,15 @@ def read(
     lines = sources if text is None else text_sources(text, str(path))
     sources = {key: lines[old] for key, old in called.items() if old in lines}
     sources |= {key: source for key, (_, source) in said.launched.items()}
-    keys = Keys(where, values, (None, "null"), sources, DEFAULTS, said.ignored, called)
+    keys = Keys(where, values, (None, "null"), sources, DEFAULTS, said.ignored, called, fields=FIELDS)
     kind = _kind(keys)
     devices = keys.whole("num_processes", 1 if kind == "NO" else None)
-    precision = keys.text("mixed_precision", "", DTYPES)
+    precision = keys.text("mixed_precision")
     if kind == "DEEPSPEED":
         return _deepspeed(keys, _with_options(data, said), path, devices, precision, said, brought or {})
     notes = list[str]()
     dtype, recipe = _dtype(keys, precision, said, notes)
-    sizes = {name: keys.whole(f"{DEGREE}{name}_size", 1) or 1 for name in ("dp_replicate", "dp_shard", "tp", "cp", "sp")}
+    sizes = {name: keys.whole(f"{DEGREE}{name}_size") or 1 for name in ("dp_replicate", "dp_shard", "tp", "cp", "sp")}
     if sizes["sp"] > 1:
         raise keys.error(
             f"{DEGREE}sp_size", f"is {sizes['sp']}", "give 1, or distributed_type: DEEPSPEED: sequences are cut by DeepSpeed"
@@ -98,8 +96,7 @@ def read(
     accumulation = keys.whole("gradient_accumulation_steps")
     compiled = str(keys.get("dynamo_config.dynamo_backend") or keys.get("dynamo_backend") or "no").upper() == "INDUCTOR"
     unread, unknown = keys.left(KNOWN.more(starts=[f"{name}_config." for name in PARTS if name != kind.lower()]))
-    names = {"recipe": "mixed_precision", "devices": "num_processes", "accumulation": "gradient_accumulation_steps"}
-    names |= {"dtype": "mixed_precision"}
+    names = {each.says: name for name, each in FIELDS.items() if each.says} | {"recipe": "mixed_precision"}
     names |= {
         name: f"{DEGREE}{key}_size"
         for name, key in (("shard", "dp_shard"), ("copies", "dp_replicate"), ("tp", "tp"), ("cp", "cp"))
@@ -169,7 +166,7 @@ def _kind(keys: Keys) -> str:
         raise keys.error("distributed_type", "is missing", fix)
     if isinstance(kind, str) and (kind.startswith("MULTI_") or kind in ("TPU", "XLA")) and kind not in KINDS:
         raise keys.error("distributed_type", f"is {shown(kind)}", "give MULTI_GPU, FSDP or DEEPSPEED: plans are for GPUs")
-    return keys.text("distributed_type", "", KINDS)
+    return keys.text("distributed_type")
 
 
 def _dtype(keys: Keys, precision: str, said: Said, notes: list[str]) -> tuple[str, RecipeName | None]:
@@ -229,7 +226,7 @@ def _deepspeed(
         sources = {ZERO_STAGE: DEFAULTS} | sources
         called = {key: f"deepspeed_config.{name}" for name, key in DEEPSPEED.items()}
         made = deepspeed_reader.of_values(values, str(path), said, sources, called, given)
-    sizes = {name: keys.whole(f"{DEGREE}{name}_size", 1) or 1 for name in ("dp_replicate", "dp_shard", "tp", "cp", "sp")}
+    sizes = {name: keys.whole(f"{DEGREE}{name}_size") or 1 for name in ("dp_replicate", "dp_shard", "tp", "cp", "sp")}
     for name in ("dp_replicate", "tp", "cp"):
         keys.refuse(f"{DEGREE}{name}_size", ["1"], "give DeepSpeed's own keys for it")
     if sizes["dp_shard"] > 1 and devices not in (None, sizes["dp_shard"] * sizes["sp"]):

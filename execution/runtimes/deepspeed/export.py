@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import Any
 
+from trainplan.execution.launch_files.fields import nested, values_of
 from trainplan.execution.runtimes.deepspeed.capabilities import CAPABILITIES
+from trainplan.execution.runtimes.deepspeed.fields import KEYS, Laid
 from trainplan.execution.runtimes.export_common import Export, as_exported, fitting_bytes, micro_batch_samples
 from trainplan.execution.runtimes.export_sharded import left_out, one_stage, run_file, script
 from trainplan.execution.runtimes.launch_scripts import here, page, slurm, torchrun
@@ -27,7 +28,6 @@ DECIDES = (
     "buckets for reductions and gathering take memory that the plan does not count (reduce_bucket_size, allgather_bucket_size)",
     "the optimizer's numbers are in ds_config.json: yours to change",
 )
-GRADIENTS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 
 
 def export(plan: Plan, where: str) -> Export:
@@ -36,7 +36,7 @@ def export(plan: Plan, where: str) -> Export:
     if strategy.degree("dp") > 1 and strategy.degree("sdp") > 1:
         fix = "plan without --hybrid: DeepSpeed shards over all data-parallel ranks"
         raise InputError(where, f"units[0].{plan.units[0].field}", f"is {str(plan.units[0].strategy)!r}", fix)
-    offload = _offload(plan, where)
+    offload = _offloads(plan, where)
     said, precision = left_out(plan, RUNTIME), plan.precision
     stage = strategy.zero_stage
     if offload and stage < 3 and strategy.degree("dp") > 1:
@@ -51,21 +51,13 @@ def export(plan: Plan, where: str) -> Export:
             strategy = replace(Strategy.of(("sdp", strategy.degree("dp"))), zero=1)
     exported = as_exported(plan, strategy)
     peak_bytes = fitting_bytes(plan, exported, where, RUNTIME)
-    dtype = GRADIENTS[model.dtype if precision.gradients == "model" else "float32"]
-    config: dict[str, Any] = {
-        "train_batch_size": plan.batch.global_samples,
-        "train_micro_batch_size_per_gpu": micro_batch_samples(plan, strategy.data_degree),
-        "gradient_accumulation_steps": plan.batch.micro_batches,
-        "zero_optimization": {"stage": stage, "overlap_comm": True, **offload},
-        "bf16": {"enabled": model.dtype == "bfloat16"},
-        "fp16": {"enabled": model.dtype == "float16"},
-        "data_types": {"grad_accum_dtype": dtype},
-        **({"communication_data_type": dtype} if precision.gradients == "float32" else {}),  # else it is the model's
-        "optimizer": {"type": "AdamW", "params": {"lr": 3e-4, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1}},
-        "gradient_clipping": 1.0,
-        "steps_per_print": 1,
-        "wall_clock_breakdown": False,
-    }
+    laid = Laid(
+        plan=plan,
+        stage=stage,
+        micro_samples=micro_batch_samples(plan, strategy.data_degree),
+        gradients=model.dtype if precision.gradients == "model" else "float32",
+    )
+    config = nested(values_of(KEYS, laid))
     files = {
         "ds_config.json": json.dumps(config, indent=1) + "\n",
         "run.json": run_file(plan, strategy),
@@ -77,8 +69,8 @@ def export(plan: Plan, where: str) -> Export:
     return Export("deepspeed", {"config": config, "peak_bytes": peak_bytes}, files, tuple(said), exported)
 
 
-def _offload(plan: Plan, where: str) -> dict[str, Any]:
-    """What is kept on the host, the same of all units. Raises InputError."""
+def _offloads(plan: Plan, where: str) -> bool:
+    """Whether states are kept on the host, the same of all units. Raises InputError."""
     first = plan.units[0].states
     for position, unit in enumerate(plan.units):
         states = unit.states
@@ -91,6 +83,4 @@ def _offload(plan: Plan, where: str) -> dict[str, Any]:
     if first.parameters == "host" and plan.units[0].strategy.zero_stage < 3:
         fix = "plan with --host optimizer: DeepSpeed has parameters on the host in stage 3 alone"
         raise InputError(where, "units[0].states.parameters", "is 'host'", fix)
-    host: dict[str, Any] = {"device": "cpu", "pin_memory": True}
-    offload = {"offload_optimizer": host} if first.optimizer == "host" else {}
-    return {**offload, "offload_param": host} if first.parameters == "host" else offload
+    return "host" in (first.optimizer, first.parameters)

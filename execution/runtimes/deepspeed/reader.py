@@ -16,6 +16,7 @@ from trainplan.execution.launch_files.known_keys import known_keys
 from trainplan.execution.launch_files.run_configuration import Configuration, Host, Keys, Recomputed, Said, flattened
 from trainplan.execution.launch_files.settings import read_with_settings
 from trainplan.execution.launch_files.trainer_buffers import Buffers
+from trainplan.execution.runtimes.deepspeed.fields import FIELDS, WIDTHS
 from trainplan.profiling.base.errors import COMMAND_LINE, InputError, shown
 from trainplan.profiling.models.optimizers import OptimizerName
 from trainplan.profiling.models.precision import PLAIN, Precision
@@ -46,15 +47,6 @@ FILLED: dict[str, Any] = {
     f"{ZERO}.stage3_param_persistence_threshold": None,
 }
 TABLES = (ZERO, "bf16", "bfloat16", "fp16", "optimizer", "scheduler", "data_types", "tensor_parallel", "pipeline")
-WIDTHS = {
-    name: width
-    for width, names in {
-        "float32": ("fp32", "float32", "float", "torch.float32"),
-        "float16": ("fp16", "float16", "half", "torch.float16"),
-        "bfloat16": ("bf16", "bfloat16", "torch.bfloat16"),
-    }.items()
-    for name in names
-}
 OPTIMIZERS: dict[str, OptimizerName] = {"adam": "adamw", "adamw": "adamw", "lamb": "adamw", "muon": "muon"}
 # What runs that no plan has, by the key that switches it on.
 REFUSED = {
@@ -113,7 +105,7 @@ def of_values(
     """The configuration of a table of keys. sources: file and line of keys. called: other names of keys, which the file
     has for them. given: what a trainer fills in for keys that are "auto", and the source of that; `optim` is what it steps by
     where the file has no optimizer, `stage` the stage where the file has "auto" alone. Raises InputError."""
-    keys = Keys(where, _flat(data, where), (None, "auto"), sources, DEFAULTS, said.ignored, called)
+    keys = Keys(where, _flat(data, where), (None, "auto"), sources, DEFAULTS, said.ignored, called, fields=FIELDS)
     filled = dict(given or {})
     brought = filled.pop("optim", (BROUGHT, BROUGHT_BY))
     stage_filled = filled.pop("stage", None)
@@ -123,11 +115,11 @@ def of_values(
         if stage_filled is None:
             raise keys.error(f"{ZERO}.stage", "is 'auto'", NO_STAGE)
         keys.fill(f"{ZERO}.stage", *stage_filled)
-    stage: Any = keys.whole(f"{ZERO}.stage", 0, least=0)
+    stage: Any = keys.whole(f"{ZERO}.stage", least=0)
     if stage > 3:
         raise keys.error(f"{ZERO}.stage", f"is {stage}", "give 0, 1, 2 or 3")
     notes, shard = list[str](), None
-    if (mics := keys.whole(f"{ZERO}.mics_shard_size", -1, least=-1)) not in (None, -1):
+    if (mics := keys.whole(f"{ZERO}.mics_shard_size", least=-1)) not in (None, -1):
         stage, shard = 3, mics
     keys.refuse(f"{ZERO}.zero_hpz_partition_size", ["1", "0"], "plans keep no second shards of parameters, which take memory")
     for name, what in QUANTIZED.items():
@@ -149,9 +141,7 @@ def of_values(
     if recompute is None:
         keys.take("gradient_checkpointing", False, "default of transformers' Trainer")
         notes.append(RECOMPUTED)
-    names = {"samples": "train_batch_size", "micro_samples": "train_micro_batch_size_per_gpu"}
-    names |= {"accumulation": "gradient_accumulation_steps", "shard": f"{ZERO}.mics_shard_size"}
-    names |= {"tp": "tensor_parallel.autotp_size", "cp": "sequence_parallel_size", "dtype": "bf16.enabled"}
+    names = {each.says: name for name, each in FIELDS.items() if each.says} | {"dtype": "bf16.enabled"}
     batch: dict[str, Any] = {name: keys.whole(names[name]) for name in ("samples", "micro_samples", "accumulation")}
     undecided = {}
     if batch["micro_samples"] is None and any(keys.values.get(names[name]) == "auto" for name in batch):
@@ -273,9 +263,9 @@ def _parallel(keys: Keys) -> tuple[int, int]:
     if pipeline not in (None, 1, "auto"):
         fix = "leave it out: stages are said by the program (PipelineModule), and plans for DeepSpeed have one"
         raise keys.error("pipeline.stages", f"is {shown(pipeline)}", fix)
-    tp = keys.whole("tensor_parallel.autotp_size", 0, least=0) or 1
-    inner = keys.whole("tensor_parallel.tp.tp_size", 1) or 1
-    return max(tp, inner), keys.whole("sequence_parallel_size", 1) or 1
+    tp = keys.whole("tensor_parallel.autotp_size", least=0) or 1
+    inner = keys.whole("tensor_parallel.tp.tp_size") or 1
+    return max(tp, inner), keys.whole("sequence_parallel_size") or 1
 
 
 def _optimizer(keys: Keys, stage: int, brought: tuple[Any, str], notes: list[str]) -> tuple[OptimizerName, str]:
@@ -315,7 +305,7 @@ def _buffers(keys: Keys, stage: int, half: bool, copies: bool) -> Buffers:
         }.items()
     }
     overlaps = keys.flag(f"{ZERO}.overlap_comm", stage == 3)
-    buckets = 2 if overlaps and stage in (1, 2) and keys.flag(f"{ZERO}.contiguous_gradients", True) else 1
+    buckets = 2 if overlaps and stage in (1, 2) and keys.flag(f"{ZERO}.contiguous_gradients") else 1
     if half and _width(keys, "communication_data_type") == "float32":
         buckets = 2 if stage == 3 else buckets + 2
     if stage == 3 and (size["stage3_param_persistence_threshold"] or 0) > MOST_PERSISTENT:
@@ -354,14 +344,13 @@ def _elements(keys: Keys, key: str, default: int) -> int | None:
 
 def _host(keys: Keys, stage: int, notes: list[str]) -> list[Host]:
     """What is kept on the host; NVMe is taken for it. Raises InputError."""
-    indices = ("none", "cpu", "nvme")
-    optimizer = keys.text(f"{ZERO}.offload_optimizer.device", "none", indices)
-    parameters = keys.text(f"{ZERO}.offload_param.device", "none", indices)
+    optimizer = keys.text(f"{ZERO}.offload_optimizer.device")
+    parameters = keys.text(f"{ZERO}.offload_param.device")
     if keys.flag(f"{ZERO}.cpu_offload"):
         optimizer = "cpu"
     if keys.flag(f"{ZERO}.cpu_offload_param"):
         parameters = "cpu"
-    ratio = keys.number(f"{ZERO}.offload_optimizer.ratio", 1.0)
+    ratio = keys.number(f"{ZERO}.offload_optimizer.ratio")
     if optimizer != "none" and ratio != 1:
         raise keys.error(
             f"{ZERO}.offload_optimizer.ratio", f"is {ratio:g}", "give 1: plans keep all of the optimizer there, or none"

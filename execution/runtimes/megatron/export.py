@@ -60,7 +60,6 @@ from trainplan.execution.runtimes.launch_scripts import here, page, slurm, torch
 from trainplan.execution.runtimes.megatron.capabilities import CAPABILITIES
 from trainplan.execution.runtimes.megatron.export_model import model_arguments
 from trainplan.execution.runtimes.megatron.fields import (
-    DTYPES,
     MODULES,
     OPTIMIZER,
     PARALLEL,
@@ -86,8 +85,8 @@ MUON_DECIDES = (
     "Muon is of megatron-core 0.16 or later, with the package emerging_optimizers",
     "up-projection and gate of a layer are one matrix to its Muon",
 )
-CALLED = {module: name for name, module in MODULES.items()}
-PRECISIONS = (*DTYPES.values(), "float32")
+CALLED: dict[str, str] = {module: name for name, module in MODULES.items()}
+PRECISIONS = ("bfloat16", "float16", "float32")
 DATA = """# Yours: TOKENIZER (a Hugging Face folder or name) and DATA_PATH (of preprocess_data.py, without .bin or .idx).
 if [ -n "${DATA_PATH:-}" ]; then
     [[ "$DATA_PATH" == /* ]] || DATA_PATH="$PWD/$DATA_PATH"

@@ -29,7 +29,6 @@ EXCHANGES: dict[str, Exchange] = {"p2p": "keys", "allgather": "keys", "a2a": "he
 POSITIONS = ("learned_absolute", "rope", "alibi", "none", "rotary")  # the last one is BigScience's name of rope
 SHARDED: dict[str, Literal[0, 1, 2, 3]] = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 HYBRID_SPEC = "megatron.core.models.hybrid.hybrid_layer_specs"
-DTYPES = {"--bf16": "bfloat16", "--fp16": "float16"}  # float32 without
 
 
 @dataclass(frozen=True)
@@ -163,7 +162,8 @@ STAGES = (
     whole("--decoder-last-pipeline-num-layers", written=lambda of: of.last),
 )
 PRECISION = (
-    *(flag(name, lambda of, dtype=dtype: of.dtype == dtype) for name, dtype in DTYPES.items()),
+    flag("--bf16", lambda of: of.dtype == "bfloat16"),
+    flag("--fp16", lambda of: of.dtype == "float16"),
     flag("--accumulate-allreduce-grads-in-fp32", lambda of: of.plan.precision.gradients == "float32"),
     flag("--grad-reduce-in-bf16", lambda of: of.plan.precision.gradients != "float32" and of.dtype == "bfloat16"),
     anything("--fp8-format", lambda of: of.scaling and ("e4m3" if of.recipe.name in ("fp8-blockwise", "mxfp8") else "hybrid")),
@@ -213,9 +213,12 @@ def _copies(laid: Laid) -> int | None:
 
 
 def words_of(table: Iterable[Field], told: Any) -> list[str]:
-    """Words of a command: each argument of a table that something is said by, and its values."""
+    """Words of a command: each argument of a table that something is said by, and its values. Flags that are off are left
+    out."""
     words = list[str]()
     for name, value in values_of(table, told).items():
+        if value is False:
+            continue
         values = [] if value is True else value if isinstance(value, list) else [value]
         words += [name, *(f"{each:g}" if isinstance(each, float) else str(each) for each in values)]
     return words

@@ -109,7 +109,7 @@ KEYS = (
         "activation_checkpoint.mode", "selective", lambda of: "full" if of.again else "none",
         choices=("none", "full", "selective", "memory_budget"),
     ),
-    flag("compile.enable", lambda of: of.compiled),
+    flag("compile.enable", lambda of: of.compiled or None),
     anything("quantize.linear.float8.recipe_name", lambda of: of.converter("fp8-current", "tensorwise")),
     anything("quantize.linear.float8.filter_fqns", lambda of: of.converter("fp8-current", ["output"])),
     anything("quantize.linear.mx.recipe_name", lambda of: of.converter("mxfp8", "mxfp8_cublas")),

@@ -1,0 +1,79 @@
+"""Keys of DeepSpeed's JSON that say something of a plan, each declared once: read by `configurations.deepspeed`, written here.
+
+Keys and defaults as of DeepSpeed 0.19 (2026; its page on the JSON configuration, `runtime/zero/config.py`), in the order in
+which they are written.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from trainplan.execution.launch_files.fields import anything, by_name, flag, number, text, whole
+from trainplan.formulations.plan.plan import Plan
+
+WIDTHS = {  # dtypes of gradients by DeepSpeed's spellings
+    name: width
+    for width, names in {
+        "float32": ("fp32", "float32", "float", "torch.float32"),
+        "float16": ("fp16", "float16", "half", "torch.float16"),
+        "bfloat16": ("bf16", "bfloat16", "torch.bfloat16"),
+    }.items()
+    for name in names
+}
+PLACES = ("none", "cpu", "nvme")  # where states are offloaded to
+
+
+@dataclass(frozen=True)
+class Laid:
+    """What is written of a plan. stage: of ZeRO; micro_samples: of one micro-batch on one rank; gradients: the dtype in which
+    they are added up."""
+
+    plan: Plan
+    stage: int
+    micro_samples: int
+    gradients: str
+
+    @property
+    def dtype(self) -> str:
+        """The model's dtype."""
+        return self.plan.planned_model().dtype
+
+    @property
+    def reduced(self) -> str | None:
+        """The dtype in which gradients are reduced, where it is not the model's."""
+        return self.gradients if self.plan.precision.gradients == "float32" else None
+
+    def offloaded(self, states: str, value: Any) -> Any:
+        """A value of what is offloaded, where these states are on the host."""
+        return value if getattr(self.plan.units[0].states, states) == "host" else None
+
+
+KEYS = (
+    whole("train_batch_size", None, lambda of: of.plan.batch.global_samples, says="samples"),
+    whole("train_micro_batch_size_per_gpu", None, lambda of: of.micro_samples, says="micro_samples"),
+    whole("gradient_accumulation_steps", None, lambda of: of.plan.batch.micro_batches, says="accumulation"),
+    whole("zero_optimization.stage", 0, lambda of: of.stage),
+    flag("zero_optimization.overlap_comm", lambda of: True),
+    text("zero_optimization.offload_optimizer.device", "none", lambda of: of.offloaded("optimizer", "cpu"), choices=PLACES),
+    anything("zero_optimization.offload_optimizer.pin_memory", lambda of: of.offloaded("optimizer", True)),
+    text("zero_optimization.offload_param.device", "none", lambda of: of.offloaded("parameters", "cpu"), choices=PLACES),
+    anything("zero_optimization.offload_param.pin_memory", lambda of: of.offloaded("parameters", True)),
+    flag("bf16.enabled", lambda of: of.dtype == "bfloat16"),
+    flag("fp16.enabled", lambda of: of.dtype == "float16"),
+    anything("data_types.grad_accum_dtype", lambda of: of.gradients, words=WIDTHS),
+    anything("communication_data_type", lambda of: of.reduced, words=WIDTHS),
+    anything("optimizer.type", lambda of: "AdamW"),
+    anything("optimizer.params", lambda of: {"lr": 3e-4, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1}),
+    anything("gradient_clipping", lambda of: 1.0),
+    anything("steps_per_print", lambda of: 1),
+    anything("wall_clock_breakdown", lambda of: False),
+    # Read alone.
+    whole("zero_optimization.mics_shard_size", -1, says="shard"),
+    whole("tensor_parallel.autotp_size", 0, says="tp"),
+    whole("tensor_parallel.tp.tp_size", 1),
+    whole("sequence_parallel_size", 1, says="cp"),
+    number("zero_optimization.offload_optimizer.ratio", 1.0),
+    flag("zero_optimization.contiguous_gradients", default=True),
+)
+FIELDS = by_name(KEYS)
