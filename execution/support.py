@@ -11,6 +11,21 @@ from typing import NamedTuple
 from trainplan.formulations.plan.plan import Plan
 from trainplan.profiling.base.errors import InputError
 
+COMPILED = frozenset(  # features of plans that programs are compiled of
+    {
+        "Muon",
+        "Muon in ZeRO stage 1",
+        "context parallelism",
+        "exchange of heads",
+        "ZeRO stage 1",
+        "ZeRO stage 2",
+        "master weights",
+        "recomputation of modules",
+        "sequence parallelism",
+        "states on the host",
+    }
+)
+
 
 class Feature(NamedTuple):
     """Something that a plan asks for: its name, the field that says so, the field's value, and what to give instead."""

@@ -25,8 +25,7 @@ from trainplan.execution.compile.switch_passes import SwitchCompiler
 from trainplan.execution.gc_paused import gc_paused
 from trainplan.execution.instructions import Op
 from trainplan.execution.program import FROM, Instruction, MicroBatchPart, Program, grouped
-from trainplan.execution.runtimes.trainplan.capabilities import COMPILED
-from trainplan.execution.support import refuse_others
+from trainplan.execution.support import COMPILED, refuse_others
 from trainplan.formulations.plan.plan import Plan
 from trainplan.formulations.schedule.message_order import Item, with_messages
 from trainplan.formulations.schedule.orders import Pass, orders

@@ -5,6 +5,10 @@ on consecutive ones. Only depths are offered whose stages lie alike in the clust
 one stage's first device stands for all; the time walk over the plan's programs then takes exactly as long, on one lane a rank.
 What programs hold is bounded from above, on devices and hosts: a unit has room for re-layouts whatever its neighbours are, and
 for the device's sum of gradients, where the host steps, from the first micro-batch on.
+
+A micro-batch may go in two halves, as trainplan's programs run them: the forward pass of a half gathers parameters anew, computes
+for half as long (the odd nanosecond in the second half), and adds up the partial outputs of half as many samples. The backward
+pass of both halves gathers and scatters once, and adds up the partial gradients of each half by itself.
 """
 
 from __future__ import annotations
@@ -19,10 +23,9 @@ import numpy as np
 from trainplan.formulations.costs.sequential.communication import moved_bytes, tied_ns
 from trainplan.formulations.costs.sequential.cost_models import times_of
 from trainplan.formulations.costs.sequential.sublayer_memory import unit_bytes
-from trainplan.formulations.costs.sequential.sublayer_time import grouped_units, layer_name
+from trainplan.formulations.costs.sequential.sublayer_time import grouped_units, layer_name, partial_sums_ns, unit_work
 from trainplan.formulations.joint.boundaries import Borders
 from trainplan.formulations.joint.cluster_symmetry import groups_alike, stages_alike
-from trainplan.formulations.joint.halves import halved_passes
 from trainplan.formulations.joint.host_offload import with_host
 from trainplan.formulations.joint.problem import Configuration, DeviceClass, Instance, Schedule, Site, Unit
 from trainplan.formulations.joint.search_space import Space, every_strategy, options
@@ -369,3 +372,17 @@ def tp_degrees(request: Request, group: int) -> tuple[int, ...]:
     if model is None:
         return request.chain.tp_degrees(group)
     return tuple(t for t in divisors(group) if all(part.runs_on(t) for part in model.sublayers.values()))
+
+
+def halved_passes(
+    profile: Profile, sublayer: str, strategy: Strategy, samples: int, precision: Precision | None = None
+) -> tuple[int, int, int]:
+    """The forward passes of the first and the second half, and the backward pass of both, in ns. samples: of both halves.
+    precision: of gradients, where it is not the profile's."""
+    work = unit_work(profile, sublayer, strategy, samples)
+    times = times_of(profile, sublayer, strategy, samples, precision=precision)
+    rows = samples // 2 // strategy.data_degree
+    forward_ns, backward_ns = map(round, partial_sums_ns(profile, profile.shapes[sublayer], strategy, rows))
+    beside = times.forward_ns - work.forward_ns - work.partial_ns + forward_ns
+    back = times.backward_ns - work.partial_back_ns + 2 * backward_ns
+    return work.forward_ns // 2 + beside, work.forward_ns - work.forward_ns // 2 + beside, back

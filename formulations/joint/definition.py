@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from trainplan.formulations.costs.sequential.primitives import host_costs
-from trainplan.formulations.joint.bounds import least_ns
 from trainplan.formulations.joint.cost_tables import JointCosts, tp_degrees
 from trainplan.formulations.joint.enumeration import binary_variables, improving, solution_count
 from trainplan.formulations.joint.evaluation import describe, evaluate, table_once, violations
 from trainplan.formulations.joint.instance_file import InstanceRecord, load, load_solution, solution_dict
+from trainplan.formulations.joint.lower_bounds import least_ns
 from trainplan.formulations.joint.options import (
     CP,
     CP_EXCHANGE,

@@ -1,10 +1,14 @@
-"""A bound of one configuration that needs no evidence."""
+"""A bound of one configuration that needs no evidence.
+
+Bounds are in closed form, of any schedule of given stages, and of a configuration whatever the memory.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import numpy as np
+from trainplan.formulations.joint.evaluation import Evaluation
 from trainplan.formulations.joint.problem import Configuration, Instance
 from trainplan.formulations.joint.tables import OptionTable
 from trainplan.formulations.numbers import Integers
@@ -54,3 +58,69 @@ def _filled_ns(configuration: Configuration, least: Sequence[int]) -> int:
     sites, stages = len(configuration.sites), np.add.reduceat(np.array(least), [0, *configuration.cuts])
     passes = [configuration.micro_batches * int(stages[site::sites].sum()) for site in range(sites)]
     return max(int(stages[:site].sum()) + passes[site] for site in range(sites))
+
+
+def any_schedule_ns(configuration: Configuration, evaluation: Evaluation) -> int:
+    """No order of the passes of these stages with these options has a shorter step, whatever memory it needs: passes of whole
+    micro-batches, unless the schedule slices some, with one thing at a time on each device.
+
+    Proof: stage x begins no earlier than micro-batch 0's, or any one's, forward passes through the stages before it allow; then
+    its devices run m passes each way; its last backward pass is followed by those of the same micro-batch on the stages before
+    x and by what stage 0 adds at last, and by what stage x adds itself. Of chunks on one site, each alone, and all of their
+    passes together. A table that both ends of the pipeline share is added up once on each of their sites, which may be one.
+    """
+    m, stages = configuration.micro_batches, [stage.times for stage in evaluation.stages]
+    forward = [each.forward_ns + each.message_forward_ns for each in stages]
+    backward = [each.backward_ns + each.message_backward_ns for each in stages]
+    if configuration.schedule.sliced:  # whole or in halves, the cheaper of both
+        halves = [each.first_half_ns + each.second_half_ns + 2 * each.message_half_ns for each in stages]
+        forward = [min(pair) for pair in zip(forward, halves, strict=True)]
+        backs = [each.halved_backward_ns + each.message_backward_ns for each in stages]
+        backward = [min(pair) for pair in zip(backward, backs, strict=True)]
+    ends = [each.reduce_ns + each.optimizer_ns for each in stages]
+    ends[0] += evaluation.tied_ns
+    if len(stages) > 1:
+        ends[-1] += evaluation.tied_ns
+    sites, bounds = len(configuration.sites), []
+    head = [0] if configuration.schedule.sliced else [sum(forward[:x]) for x in range(len(stages))]
+    for x in range(len(stages)):
+        begins = head[x] if x < len(head) else 0
+        work = begins + m * (forward[x] + backward[x])
+        bounds += [work + sum(backward[:x]) + ends[0], work + ends[x]]
+    for site in range(sites):
+        mine = range(site, len(stages), sites)
+        begins = head[site] if site < len(head) else 0
+        work = begins + sum(m * (forward[x] + backward[x]) for x in mine)
+        tied_twice = evaluation.tied_ns if sites == 1 < len(stages) else 0
+        bounds += [work + sum(backward[:site]) + ends[0], work + sum(ends[x] for x in mine) - tied_twice]
+    return max(bounds)
+
+
+def least_ns(instance: Instance) -> int:
+    """Of an instance of one configuration: every unit at its fastest, without links and ends of stages.
+
+    A site works at least as long as an even share of all micro-batches, and as one unit's; one micro-batch passes all units.
+    Under Eq. 8 and Eq. 5 the slowest stage counts for all micro-batches but one, and all stages for that one.
+    """
+    (configuration,) = instance.configurations
+    least = [_least_ns(configuration, unit.kind, l == instance.length - 1) for l, unit in enumerate(instance.units)]
+    m, whole = configuration.micro_batches, sum(least)
+    if instance.step == "simulated":
+        return max(-(-m * whole // len(configuration.sites)), m * max(least), whole)
+    return (m - 1) * max(-(-whole // configuration.stages), max(least)) + whole
+
+
+def _least_ns(configuration: Configuration, kind: int, last: bool) -> int:
+    """One micro-batch in both passes of a kind of unit. last: whether it is the last one, which may share a table."""
+    tables = [each.units[kind] for each in configuration.tables]
+    if last and configuration.tied is not None and configuration.tied.once is not None:
+        tables.append(configuration.tied.once)
+    return min(_passes_ns(table) for table in tables)
+
+
+def _passes_ns(table: OptionTable) -> int:
+    forward, backward = table.forward_ns, table.backward_ns
+    if table.halved is not None:
+        forward = np.minimum(forward, table.halved.forward_ns.sum(axis=0))
+        backward = np.minimum(backward, table.halved.backward_ns)
+    return int((forward + backward).min())

@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainplan.formulations.certificate import Certificate
-from trainplan.formulations.joint.any_schedule import any_schedule_ns
 from trainplan.formulations.joint.certificates.check import checked_bound_ns
 from trainplan.formulations.joint.certificates.file import Evidence
 from trainplan.formulations.joint.evaluation import evaluate
-from trainplan.formulations.joint.lower_bounds import closed_form_ns
+from trainplan.formulations.joint.lower_bounds import any_schedule_ns, closed_form_ns
 from trainplan.formulations.joint.options import CP, CP_EXCHANGE, MEMORY_TABLES
 from trainplan.formulations.joint.problem import Instance, Solution
 from trainplan.formulations.plan.request import Request

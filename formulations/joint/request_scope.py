@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from trainplan.formulations.joint.cluster_symmetry import unlike_links, unsupported_reason
 from trainplan.formulations.joint.options import unusual_costs_reason, within_optimizer
 from trainplan.formulations.joint.overlap_cost_tables import COST_MODEL, LEFT_OUT
 from trainplan.formulations.joint.problem import Configuration, Instance
 from trainplan.formulations.joint.runtime_capabilities import within_runtime
-from trainplan.formulations.joint.suits import unlike_links, unsupported_reason
 from trainplan.formulations.joint.user_constraints import OF_CONFIGURATIONS, restrictions
 from trainplan.formulations.plan.request import Request
 from trainplan.formulations.request_scope import RequestScope

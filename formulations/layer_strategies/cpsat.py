@@ -17,8 +17,8 @@ from collections.abc import Callable
 from math import gcd
 
 from ortools.sat.python import cp_model
+from trainplan.formulations.layer_strategies.layout_classes import boundaries
 from trainplan.formulations.layer_strategies.problem import Instance
-from trainplan.formulations.layout_classes import boundaries
 
 Choice = list[list[cp_model.IntVar]]
 

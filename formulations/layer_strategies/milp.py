@@ -25,8 +25,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import pyomo.environ as pyo
+from trainplan.formulations.layer_strategies.layout_classes import boundaries
 from trainplan.formulations.layer_strategies.problem import Instance
-from trainplan.formulations.layout_classes import boundaries
 from trainplan.formulations.milp import unit
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
-from trainplan.formulations.layout_classes import LayoutBoundary, layout_boundary
+from trainplan.formulations.layer_strategies.layout_classes import LayoutBoundary, layout_boundary
 from trainplan.formulations.pipeline.problem import Configuration, Instance, Solution
 
 

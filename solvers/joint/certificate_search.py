@@ -15,15 +15,17 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 
-from trainplan.formulations.joint.certificates.file import SCALE, ConfigurationEvidence, Evidence
-from trainplan.formulations.joint.certificates.first_spans import least_single_ns
-from trainplan.formulations.joint.certificates.price_bound import PriceCheck, TooLarge
+from trainplan.formulations.joint.certificates.file import SCALE, ConfigurationEvidence, Evidence, WeightedPath
+from trainplan.formulations.joint.certificates.path_bound import least_by_paths_ns
+from trainplan.formulations.joint.certificates.price_bound import PriceCheck, TooLarge, least_single_ns
 from trainplan.formulations.joint.lower_bounds import closed_form_ns
 from trainplan.formulations.joint.problem import Configuration, Instance
 from trainplan.solvers.core.search import Search
-from trainplan.solvers.joint.path_evidence import by_paths
+from trainplan.solvers.joint.fixed_cuts.critical_path import Path
+from trainplan.solvers.joint.free_cuts.lp_bound import FreeCuts, Point
 from trainplan.solvers.joint.stages.option_tables import stage_tables
 from trainplan.solvers.joint.stages.span_bounds import prices_of
 
@@ -152,3 +154,38 @@ def _largest(
         middle = (low + high) // 2
         low, high = (low, middle) if check.possible(middle) else (middle, high)
     return replace(claim, impossible_ns=low) if low >= bound else NOTHING
+
+
+WHOLE = 2**20  # of which weights are parts
+LEAST_WHOLE = 2**8
+
+
+def by_paths(instance: Instance, place: int, target: int, search: Search) -> ConfigurationEvidence | None:
+    """Evidence that a configuration with one stage on each of several equal sites has no step up to the target, or up to the
+    largest that weighted paths show to be impossible; None where they show nothing, or where the configuration is too large."""
+    configuration = instance.configurations[place]
+    cuts = FreeCuts(instance, place, 0.0)
+    with suppress(TimeoutError):
+        cuts.run(lambda: cuts.bound <= target, search.check_time)
+    whole = WHOLE
+    while cuts.point is not None and whole >= LEAST_WHOLE:
+        claim = _rounded(cuts, cuts.point, whole)
+        with suppress(ValueError):  # numbers that are too large for 64 bits
+            shown = least_by_paths_ns(instance, configuration, claim) - 1
+            return ConfigurationEvidence(min(shown, target), paths=claim.paths, memory=claim.memory, host=claim.host)
+        whole //= 16
+    return None
+
+
+def _rounded(cuts: FreeCuts, point: Point, whole: int) -> ConfigurationEvidence:
+    """A point in whole numbers, of which the weights add up to about `whole`."""
+    paths = [weighted(cuts.paths[key], round(weight * whole)) for key, weight in point.weights.items()]
+    paths = [path for path in paths if path.weight]
+    total = sum(path.weight for path in paths)
+    memory, host = (tuple(round(float(price) * total) for price in prices) for prices in (point.memory, point.host))
+    return ConfigurationEvidence(-1, paths=tuple(paths), memory=memory, host=host if any(host) else ())
+
+
+def weighted(path: Path, weight: int) -> WeightedPath:
+    """A path as evidence."""
+    return WeightedPath(weight, path.end, path.site, int("1" + "".join(map(str, path.turns[::-1])), 2))

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-from trainplan.formulations.joint.bounds import least_ns
+from trainplan.formulations.joint.lower_bounds import least_ns
 from trainplan.formulations.joint.problem import Configuration, Instance, Solution
 from trainplan.formulations.numbers import Integers
-from trainplan.solvers.joint.closed_form import holds_states, least_u_ns, quick_bound_ns
+from trainplan.solvers.joint.closed_form_bound import holds_states, least_u_ns, quick_bound_ns
 from trainplan.solvers.joint.fixed_cuts.uniform_choices import agreeing_choices, best_agreeing
 from trainplan.solvers.joint.free_cuts.pipeline_columns import Passes, steps_ns
 from trainplan.solvers.joint.stages.option_tables import Floats, KindOptions, StageTables, stage_tables

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from trainplan.formulations.joint.any_schedule import any_schedule_ns
+from trainplan.formulations.joint.lower_bounds import any_schedule_ns
 from trainplan.formulations.joint.problem import Configuration, Schedule, Site
 from trainplan.formulations.joint.simulation import StageTimes, step_ns
 

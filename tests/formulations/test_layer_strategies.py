@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyomo.contrib.solver.common.factory import SolverFactory
 from trainplan.formulations.layer_strategies import milp
+from trainplan.formulations.layer_strategies.layout_classes import boundaries
 from trainplan.formulations.layer_strategies.problem import Instance, evaluate, load, violations
-from trainplan.formulations.layout_classes import boundaries
 
 from tests.helpers.instances import paper_instance, random_dict, random_instance
 

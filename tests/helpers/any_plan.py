@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from trainplan.execution.compile.compiler import compile_plan
-from trainplan.execution.runtimes.trainplan.capabilities import COMPILED
+from trainplan.execution.support import COMPILED
 from trainplan.formulations.plan.plan import Plan
 from trainplan.formulations.plan.strategy import MODULES, Strategy
 from trainplan.formulations.plan.unit import PlannedUnit

@@ -20,7 +20,7 @@ from trainplan.profiling.base.quantities import format_bytes
 from trainplan.profiling.models.model import load_model
 from trainplan.solvers.core.search import Search, judge
 from trainplan.solvers.joint.branch_and_bound import MEMORY
-from trainplan.solvers.joint.closed_form import least_u_ns, quick_bound_ns
+from trainplan.solvers.joint.closed_form_bound import least_u_ns, quick_bound_ns
 from trainplan.solvers.joint.fixed_cuts.critical_path import longest_path
 from trainplan.solvers.joint.fixed_cuts.lp_bound import Relaxation
 from trainplan.solvers.joint.fixed_cuts.priced_chain import NAMES, OF_UNITS, Prices

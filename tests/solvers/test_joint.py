@@ -30,13 +30,12 @@ from trainplan.profiling.models.model import load_model
 from trainplan.solvers.core.search import Search, judge
 from trainplan.solvers.core.solve import solve
 from trainplan.solvers.joint.branch_and_bound import decomposition
-from trainplan.solvers.joint.closed_form import quick_bound_ns
 from trainplan.solvers.joint.free_cuts.configuration_bounds import GROUPS
 from trainplan.solvers.joint.free_cuts.configuration_search import Candidate
 from trainplan.solvers.joint.free_cuts.critical_path_bounds import gpipe_ns, one_f_one_b_ns, sliced_ns, slope
 from trainplan.solvers.joint.free_cuts.pareto_fronts import Front, front
 from trainplan.solvers.joint.free_cuts.pipeline_columns import Passes, pass_ends_ns, passes_of, steps_ns
-from trainplan.solvers.joint.heuristics import cheap_bound, first_plan, quick_plan
+from trainplan.solvers.joint.heuristics import cheap_bound, first_plan, quick_bound_ns, quick_plan
 from trainplan.solvers.joint.stages.option_tables import stage_tables
 
 import trainplan as tp

@@ -11,20 +11,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from trainplan.formulations.joint.any_schedule import any_schedule_ns
 from trainplan.formulations.joint.certificates.check import checked_bound_ns, possible
 from trainplan.formulations.joint.certificates.file import ConfigurationEvidence, Evidence, WeightedPath
 from trainplan.formulations.joint.certificates.path_bound import least_by_paths_ns, path_counts
 from trainplan.formulations.joint.evaluation import evaluate
-from trainplan.formulations.joint.lower_bounds import closed_form_ns
+from trainplan.formulations.joint.lower_bounds import any_schedule_ns, closed_form_ns
 from trainplan.formulations.joint.problem import Configuration, Instance
 from trainplan.formulations.joint.tables import OptionTable
 from trainplan.formulations.schedule.orders import Pass
 from trainplan.solvers.core.search import Search
-from trainplan.solvers.joint.certificate_search import evidence
+from trainplan.solvers.joint.certificate_search import by_paths, evidence, weighted
 from trainplan.solvers.joint.fixed_cuts.critical_path import longest_path
 from trainplan.solvers.joint.fixed_cuts.priced_chain import NAMES
-from trainplan.solvers.joint.path_evidence import by_paths, weighted
 
 import trainplan as tp
 from tests.solvers.test_joint import least_step_ns, some_solutions, tiny_instance

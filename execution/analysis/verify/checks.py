@@ -22,10 +22,10 @@ from collections.abc import Sequence
 from operator import attrgetter
 from typing import Any
 
+from trainplan.execution.analysis.verify.buffer_sizes import sizes, states
 from trainplan.execution.analysis.verify.groups import groups
 from trainplan.execution.analysis.verify.operands import operands
 from trainplan.execution.analysis.verify.semantics import meanings
-from trainplan.execution.analysis.verify.sizes import sizes, states
 from trainplan.execution.analysis.verify.structure import malformed, misplaced
 from trainplan.execution.gc_paused import gc_paused
 from trainplan.execution.instruction_spec import Stream

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trainplan.execution.analysis.verify.copy_meanings import COPIED
 from trainplan.execution.analysis.verify.interpreter import (
     Fault,
     Hidden,
@@ -260,6 +259,24 @@ def _pass_on(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) -
     if receive.args.get("tokens") != value.tokens:
         raise fault_at(receiver, receive, f"is of tokens {receive.args.get('tokens')} and gets {value.tokens}")
     run.values[receiver][place] = value._replace(rows=rows)
+
+
+def _copy(run: Interpreter, rank: int, head: Instruction) -> None:
+    value = run.value(rank, head.reads[0])
+    if head.op is Op.OFFLOAD_HIDDEN:
+        hidden = isinstance(value, Hidden) and (value.stage, value.boundary) == ("hidden", head.unit)
+        if not hidden or not value.whole():
+            raise fault_at(rank, head, f"copies {head.reads[0]}, which is not the whole input of its unit")
+    run.values[rank][head.writes[0]] = value
+
+
+def _drop_hidden(run: Interpreter, rank: int, head: Instruction) -> None:
+    (copy,), (name,) = head.reads, head.frees
+    if run.value(rank, copy) != run.value(rank, name):
+        raise fault_at(rank, head, f"drops {name}, of which {copy} is no copy")
+
+
+COPIED: dict[Op, Rule] = {**{op: _copy for op in Op if op.spec.copied}, Op.DROP_HIDDEN: _drop_hidden}
 
 
 _RULES: dict[Op, Rule] = {

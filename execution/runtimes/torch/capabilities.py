@@ -8,7 +8,7 @@ and with it sequence parallelism where units are recomputed. What of one plan to
 
 from __future__ import annotations
 
-from trainplan.execution.runtimes.trainplan.capabilities import COMPILED
+from trainplan.execution.support import COMPILED
 from trainplan.formulations.runtimes import DECODERS, Runtime
 
 CAPABILITIES = Runtime(

@@ -6,23 +6,10 @@ executor has Muon for copies alone.
 
 from __future__ import annotations
 
+from trainplan.execution.support import COMPILED
 from trainplan.formulations.plan.strategy import EXCHANGES, MODULES
 from trainplan.formulations.runtimes import Runtime
 
-COMPILED = frozenset(  # features of plans that programs are compiled of
-    {
-        "Muon",
-        "Muon in ZeRO stage 1",
-        "context parallelism",
-        "exchange of heads",
-        "ZeRO stage 1",
-        "ZeRO stage 2",
-        "master weights",
-        "recomputation of modules",
-        "sequence parallelism",
-        "states on the host",
-    }
-)
 CAPABILITIES = Runtime(
     ("gpipe", "1f1b", "interleaved"),
     (0, 1, 2, 3),

@@ -31,9 +31,8 @@ A bound by such evidence is weaker than the solver's own, which solves stages ex
 from __future__ import annotations
 
 from trainplan.formulations.joint.certificates.file import ConfigurationEvidence, Evidence
-from trainplan.formulations.joint.certificates.first_spans import least_single_ns
 from trainplan.formulations.joint.certificates.path_bound import least_by_paths_ns
-from trainplan.formulations.joint.certificates.price_bound import PriceCheck
+from trainplan.formulations.joint.certificates.price_bound import PriceCheck, least_single_ns
 from trainplan.formulations.joint.lower_bounds import closed_form_ns
 from trainplan.formulations.joint.problem import Configuration, Instance, uncounted
 

@@ -8,7 +8,7 @@ import numpy as np
 from trainplan.formulations.joint.problem import Configuration, Instance
 from trainplan.profiling.base.errors import Unsuited
 from trainplan.solvers.core.search import Search
-from trainplan.solvers.joint.closed_form import least_u_ns
+from trainplan.solvers.joint.closed_form_bound import least_u_ns
 from trainplan.solvers.joint.free_cuts.critical_path_bounds import slope
 from trainplan.solvers.joint.free_cuts.path_bound_search import Arcs, Master, StageArcs
 from trainplan.solvers.joint.free_cuts.reduced_cost_pruning import Guides

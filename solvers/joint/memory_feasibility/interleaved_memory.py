@@ -16,7 +16,7 @@ from trainplan.formulations.joint.evaluation import malformed, table_once
 from trainplan.formulations.joint.problem import Configuration, Instance, Solution, Unit
 from trainplan.formulations.joint.tables import OptionTable
 from trainplan.formulations.numbers import Integers
-from trainplan.solvers.joint.closed_form import least_states
+from trainplan.solvers.joint.closed_form_bound import least_states
 from trainplan.solvers.joint.fixed_cuts.priced_chain import Chain
 from trainplan.solvers.joint.fixed_cuts.site_memory import SiteMemory, Sizes, site_memories
 from trainplan.solvers.joint.memory_feasibility.greedy_fill import LARGEST, excess_bytes, over_hosts
