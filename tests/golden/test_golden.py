@@ -1,0 +1,47 @@
+"""Behaviour stays: steps, peaks, bounds, certificates, programs and exports of many requests are those that are recorded.
+
+Where a change is meant to change answers, record them anew and say in the commit what changed and why:
+
+    python -m tests.golden.record --fresh -o tests/golden/golden.jsonl
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.golden.compare import differences
+from tests.golden.record import read, recorded, sampled
+from tests.golden.requests import Task, tasks
+
+RECORDED = read(Path(__file__).parent / "golden.jsonl")
+
+
+def check(chosen: Sequence[Task]) -> None:
+    answers = {key: made for key, made, _ in recorded(chosen)}
+    assert answers.keys() == {task.key for task in chosen}
+    assert list(differences(answers, RECORDED)) == [] and answers.keys() <= RECORDED.keys()
+
+
+def test_each_request_has_a_record_of_its_own() -> None:
+    keys = [task.key for task in tasks()]
+    assert len(set(keys)) == len(keys) and set(keys) == RECORDED.keys()
+    assert not any({"fault", "unfinished"} & made.keys() for made in RECORDED.values())
+
+
+def test_a_change_of_a_nanosecond_a_byte_or_a_text_is_told() -> None:
+    was = {"a": {"step_ns": 5, "peak_bytes": [8, 7]}, "b": {"refused": "memory is 0"}}
+    now = {"a": {"step_ns": 6, "peak_bytes": [8, 7]}, "b": {"refused": "memory is 1"}, "c": {}}
+    assert [text.split(" was ")[0] for text in differences(was, now)] == ["a: step_ns", "b: refused"]
+    assert list(differences(was, now, {"step_ns", "refused"})) == []
+
+
+def test_a_fair_sample_of_requests_is_answered_as_recorded() -> None:
+    check(sampled(tasks()))
+
+
+@pytest.mark.long
+def test_every_request_that_is_not_costly_is_answered_as_recorded() -> None:
+    check([task for task in tasks() if not task.costly])
