@@ -1,7 +1,9 @@
-"""What requests leave unsaid: the longest sequence, the config's dtype, the usable memory; and clusters of any size."""
+"""What requests leave unsaid: the longest sequence, the config's dtype, the usable memory, and of every function and command
+that searches one gap and one time limit; and clusters of any size."""
 
 from __future__ import annotations
 
+import inspect
 import json
 import warnings
 from pathlib import Path
@@ -12,8 +14,10 @@ from trainplan.profiling.base.errors import InputError, InputWarning
 from trainplan.profiling.clusters.cluster import Cluster, load_cluster
 from trainplan.profiling.models.model import Model, load_model
 from trainplan.profiling.shipped import shipped
+from trainplan.solvers.core import limits
 
 import trainplan as tp
+from tests.command.test_helping import names, options
 from tests.helpers.calls import call
 from tests.helpers.made import SMALL
 from trainplan.inputs import LONG
@@ -21,6 +25,7 @@ from trainplan.planning.planning_run import limits_bytes
 from trainplan.planning.presets import OTHERWISE, PRESETS
 
 GIB = 2**30
+DEFAULTS = {"gap": limits.GAP, "time_limit": limits.TIME_LIMIT_S}
 LLAMA = {"model_type": "llama", **SMALL["llama"], "num_hidden_layers": 2, "torch_dtype": "bfloat16"}
 PAPERS = [name for name in shipped("clusters") if not name.startswith(("h100", "h200"))]
 
@@ -198,3 +203,33 @@ def test_what_takes_powers_of_two_alone_says_so() -> None:
         tp.switch(**asked)
     with pytest.raises(InputError, match="pipeline is 1; give one of: 3, 6"):
         tp.build("layer-strategies", **asked)
+
+
+def searching() -> list[str]:
+    """The public functions that take a gap or a time limit."""
+    functions = [name for name in tp.__all__ if inspect.isfunction(getattr(tp, name))]
+    return [name for name in functions if DEFAULTS.keys() & inspect.signature(getattr(tp, name)).parameters.keys()]
+
+
+@pytest.mark.parametrize("name", searching())
+def test_a_function_has_the_common_defaults(name: str) -> None:
+    parameters = inspect.signature(getattr(tp, name)).parameters
+    found = {each: parameters[each].default for each in DEFAULTS if each in parameters}
+    assert found == {each: DEFAULTS[each] for each in found}
+
+
+def test_these_functions_search() -> None:
+    assert {"plan", "solve", "compare", "compare_planners", "frontier", "throughput", "import_run", "explain", "report"} <= {
+        *searching()
+    }
+
+
+@pytest.mark.parametrize("name", names())
+def test_a_command_has_the_common_defaults(name: str) -> None:
+    """As the default of its option; or as the help says it, where the option does not suit all that the command takes."""
+    own: dict[str, Any] = options(name.split())
+    for each in DEFAULTS.keys() & own.keys():
+        if own[each].default is None:
+            assert own[each].help.endswith(f"\\[default: {DEFAULTS[each]}]")
+        else:
+            assert own[each].default == DEFAULTS[each]
