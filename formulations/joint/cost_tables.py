@@ -6,8 +6,8 @@ one stage's first device stands for all; the time walk over the plan's programs 
 What programs hold is bounded from above, on devices and hosts: a unit has room for re-layouts whatever its neighbours are, and
 for the device's sum of gradients, where the host steps, from the first micro-batch on.
 
-A micro-batch may go in two halves, as trainplan's programs run them: the forward pass of a half gathers parameters anew, computes
-for half as long (the odd nanosecond in the second half), and adds up the partial outputs of half as many samples. The backward
+A micro-batch may go in two halves, as trainplan's programs run them: the forward pass of a half gathers parameters anew, takes
+half as long (the odd nanosecond in the second half), and adds up the partial outputs of half as many samples. The backward
 pass of both halves gathers and scatters once, and adds up the partial gradients of each half by itself.
 """
 
