@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from importlib.resources import files
 from typing import Any
 
-from trainplan.execution.prediction.evaluate_plan import Judged
+from trainplan.execution.prediction.evaluate_plan import PlanPrediction
 from trainplan.execution.program import Instruction
 from trainplan.execution.runtimes.registry import export_names, exporter
 from trainplan.solvers.core.clock import Clock
@@ -27,7 +27,7 @@ def stop_clocks() -> None:
     Clock.__init__.__defaults__ = (lambda: 0.0,)
 
 
-def issued(judged: Judged) -> Iterator[tuple[Any, ...]]:
+def issued(judged: PlanPrediction) -> Iterator[tuple[Any, ...]]:
     """The compiled programs of a plan, in plain values: of each rank that is walked those that it stands for, its buffers, how
     its rounds repeat, and every instruction."""
     for rounds, ranks in zip(judged.time.rounds, judged.classes.values(), strict=True):

@@ -47,7 +47,6 @@ COSTLY = {  # more than six seconds of a processor
     "for/megatron-bridge-qwen3-8b-h100:8-memory=30GiB",
     "for/torchtitan-llama3-8b-h100:8x2-memory=30GiB",
     "for/torch-llama3-8b-h100:8x2-memory=30GiB",
-    "papers/h3t-gpt2-h3t-2080ti-8-memory=1GiB+synchronisation=free",
 }
 RUNTIMES = ("megatron", "megatron-bridge", "torchtitan", "deepspeed", "accelerate", "torch", "trainplan")
 LLAMA = {"model_type": "llama", "hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32}
@@ -301,7 +300,6 @@ def _papers() -> Iterator[Task]:
         ("gpt2-345m", "h3t-a100-8", {"memory": "2GiB", "method": "h3t-greedy"}),
         ("gpt2-xl", "h3t-a100-8", {"memory": "6GiB"}),
         ("llama3.2-1b", "h3t-a100-8", {"memory": "4GiB", "sequence": 1024}),
-        ("gpt2", "h3t-2080ti-8", {"memory": "1GiB", "synchronisation": "free"}),
     ):
         asked = {"like": "h3t", "model": model, "cluster": cluster, "batch": 16, **options}
         yield Task(f"papers/h3t-{model}-{cluster}-{_words(options)}", "plan", asked)
