@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import ConfigDict, Field, ValidationError, model_validator
+from pydantic import ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 from trainplan.formulations.numbers import TimeNs
 from trainplan.formulations.plan.rank_grid import Digits, alike_over, common_digits
 from trainplan.formulations.plan.request import Request
@@ -207,6 +207,7 @@ class Plan(Record):
     units: Annotated[list[PlannedUnit], Field(min_length=1)]
     predicted: Predicted | None = None
     claim: Claim | None = None
+    _described: Model = PrivateAttr()
 
     def __repr__(self) -> str:
         sizes = [
@@ -229,7 +230,8 @@ class Plan(Record):
 
     @model_validator(mode="after")
     def _consistent(self) -> Plan:
-        check_plan(self)
+        self._described = model_from_shape(self.model, "")
+        check_plan(self, self._described)
         return self
 
     @property
@@ -279,8 +281,8 @@ class Plan(Record):
         return self.regular and self.placement is None and alike_over(network, self.world, *self.strategies())
 
     def planned_model(self) -> Model:
-        """The model that the plan was made for. Raises InputError where its fields are not those of a model."""
-        return model_from_shape(self.model, "")
+        """The model that the plan was made for, as it was read when the plan was checked."""
+        return self._described
 
     @property
     def content(self) -> dict[str, Any]:
