@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, get_args
 
-from trainplan.formulations.costs.sequential.primitives import Way
+from trainplan.formulations.costs.sequential.primitives import CopyDirection
 from trainplan.profiling.clusters.network import Operation
 
 Stream = Literal["compute", "communication", "copy", "copy-out", "host"]
@@ -86,7 +86,7 @@ class OpSpec:
     workspace: Workspace = "none"
     pass_time: PassTime | None = None
     transfer: Operation | None = None
-    copied: Way | None = None
+    copied: CopyDirection | None = None
     steps: Literal["moments", "host-moments"] | None = None
     priced_by_buffer: bool = False
     measured_as: MeasuredTime | None = None

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 from trainplan.formulations.pipeline.batches import LARGEST_BATCH, BatchInstances
 from trainplan.formulations.pipeline.costs import PipelineCosts
-from trainplan.formulations.pipeline.problem import SCHEDULES, Evaluation, Instance, Schedule, Solution, evaluate
+from trainplan.formulations.pipeline.problem import SCHEDULES, Evaluation, Instance, PassOrder, Solution, evaluate
 from trainplan.formulations.strategy_spaces import SPACES
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.clusters.cluster import Cluster, load_cluster
@@ -79,7 +79,7 @@ class Sizes(BatchInstances):
 
     by_stages = False
 
-    def instance(self, batch: int, memory_bytes: int, space_name: str, schedule: Schedule, *, ruled: bool = False) -> Instance:
+    def instance(self, batch: int, memory_bytes: int, space_name: str, schedule: PassOrder, *, ruled: bool = False) -> Instance:
         found = super().instance(batch, memory_bytes, space_name, schedule, ruled=ruled and not self.by_stages)
         if not self.by_stages:
             return found
@@ -127,7 +127,7 @@ def batches(cluster: str, model: str) -> Sizes:
     return Sizes(load_model(model), machine(cluster))
 
 
-def instance(column: Column, batch: int, space: str, schedule: Schedule) -> Instance:
+def instance(column: Column, batch: int, space: str, schedule: PassOrder) -> Instance:
     return batches(column.cluster, column.model).instance(batch, budget(column.memory_gib), space, schedule)
 
 
@@ -185,7 +185,7 @@ def column_cells(column: Column) -> dict[str, Any]:
 # Optima
 
 
-def optimum(column: Column, batch: int, space: str = "full", schedule: Schedule = "1f1b") -> Result:
+def optimum(column: Column, batch: int, space: str = "full", schedule: PassOrder = "1f1b") -> Result:
     return solve(instance(column, batch, space, schedule), "exact", gap=OPTIMUM_GAP, time_limit=OPTIMUM_SECONDS)
 
 

@@ -36,7 +36,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ortools.sat.python import cp_model
-from trainplan.formulations.cluster_strategy.group_compositions import Case
+from trainplan.formulations.cluster_strategy.group_compositions import DegreeCase
 from trainplan.formulations.cluster_strategy.problem import Solution
 from trainplan.formulations.cpsat import weighted_sum
 
@@ -50,7 +50,7 @@ class Places:
     shares: dict[tuple[int, int], cp_model.IntVar]
 
 
-def build(case: Case) -> tuple[cp_model.CpModel, Places]:
+def build(case: DegreeCase) -> tuple[cp_model.CpModel, Places]:
     """The model, and its variables that make up a solution."""
     model = cp_model.CpModel()
     degrees = case.degrees
@@ -136,7 +136,7 @@ def build(case: Case) -> tuple[cp_model.CpModel, Places]:
     return model, Places(z, x, shares)
 
 
-def _order(model: cp_model.CpModel, case: Case, x: dict[tuple[int, int, int, int], cp_model.IntVar]) -> None:
+def _order(model: cp_model.CpModel, case: DegreeCase, x: dict[tuple[int, int, int, int], cp_model.IntVar]) -> None:
     """Of all placements that differ by an exchange of pipelines or of tmp ranks, keep one at least."""
     chosen = {(j, i, r): sum(c * x[j, i, r, c] for c in range(len(case.counts))) for j, i, r, _ in x if not j}
     for i in range(1, case.degrees.dp):
@@ -145,7 +145,7 @@ def _order(model: cp_model.CpModel, case: Case, x: dict[tuple[int, int, int, int
         model.add(chosen[0, 0, r - 1] <= chosen[0, 0, r])
 
 
-def _tied(model: cp_model.CpModel, case: Case, of_class: list[Any]) -> Any:
+def _tied(model: cp_model.CpModel, case: DegreeCase, of_class: list[Any]) -> Any:
     """R, of the first and the last stage with so many devices of each class."""
     if not case.instance.tied_bytes:
         return 0
@@ -176,7 +176,7 @@ def _merged(
     return merged
 
 
-def extract(case: Case, places: Places, value: Callable[[cp_model.IntVar], bool]) -> Solution:
+def extract(case: DegreeCase, places: Places, value: Callable[[cp_model.IntVar], bool]) -> Solution:
     """The solution that the variables stand for, by the value of each."""
     cuts = sorted(a for (_, a, _), variable in places.spans.items() if a and value(variable))
     classes = [c for (*_, c), variable in places.classes.items() if value(variable)]

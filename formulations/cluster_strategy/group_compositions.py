@@ -22,7 +22,7 @@ from trainplan.formulations.schedule.orders import most_in_flight
 from trainplan.formulations.schedule.stage_memory import Memory
 from trainplan.profiling.clusters.network import Island, Network, Operation
 
-Make = tuple[int, ...]
+Composition = tuple[int, ...]
 MOST_MAKES = 20_000
 MOST_VARIABLES = 200_000
 
@@ -32,7 +32,7 @@ def unlimited() -> None:
 
 
 @dataclass(frozen=True, eq=False)
-class Case:
+class DegreeCase:
     """An instance with its degrees given. P stages, d pipelines, tmp devices a group.
 
     reduced: of makes that differ by an exchange of whole classes only (see `orbits`), `groups` and `replicas` have one.
@@ -67,11 +67,11 @@ class Case:
         return range(even, even + 1)
 
     @cached_property
-    def counts(self) -> Make:
+    def counts(self) -> Composition:
         """The number of devices of every class."""
         return tuple(map(len, self.instance.members))
 
-    def devices(self, make: Make) -> tuple[int, ...]:
+    def devices(self, make: Composition) -> tuple[int, ...]:
         """Some group of devices of a make."""
         taken = compress(zip(self.instance.members, make, strict=True), make)
         return tuple(chain.from_iterable([members[:count] for members, count in taken]))
@@ -88,7 +88,7 @@ class Case:
         of_groups = degrees.pp * (degrees.dp * len(groups) + degrees.tmp * len(replicas)) + len(ends)
         return of_groups + degrees.dp * len(self.share_choices) <= MOST_VARIABLES
 
-    def _makes(self, size: int) -> tuple[Make, ...] | None:
+    def _makes(self, size: int) -> tuple[Composition, ...] | None:
         alike = orbits(self.instance) if self.reduced else tuple(range(len(self.counts)))
         return makes(self.counts, alike, size, MOST_MAKES)
 
@@ -98,7 +98,7 @@ class Case:
         return self._makes(self.degrees.tmp) is not None
 
     @cached_property
-    def groups(self) -> list[Make]:
+    def groups(self) -> list[Composition]:
         """The makes of tensor-parallel groups."""
         listed = self._makes(self.degrees.tmp)
         assert listed is not None
@@ -172,16 +172,16 @@ class Case:
         return self._linked[1]
 
     @cached_property
-    def replicas(self) -> list[Make]:
+    def replicas(self) -> list[Composition]:
         """Makes of data-parallel groups, or parts of them (see `_reducing`)."""
         return self._reducing(self.degrees.dp)
 
     @cached_property
-    def ends(self) -> list[Make]:
+    def ends(self) -> list[Composition]:
         """Makes of all devices of the first and the last stage together, or parts of them (see `_reducing`)."""
         return self._reducing(end_ranks(self.degrees))
 
-    def _reducing(self, size: int) -> list[Make]:
+    def _reducing(self, size: int) -> list[Composition]:
         """Makes of groups of so many devices that reduce gradients.
 
         Of a reduced case with too many, those in one class, and for every class a part of all others: one device of it.
@@ -193,7 +193,7 @@ class Case:
         whole = [[size * taken for taken in make] for c, make in enumerate(alone) if self.counts[c] >= size]
         return [tuple(make) for make in whole + alone]
 
-    def _rings(self, listed: Sequence[Make], size: int) -> tuple[list[int], list[tuple[Instance, tuple[int, ...]]]]:
+    def _rings(self, listed: Sequence[Composition], size: int) -> tuple[list[int], list[tuple[Instance, tuple[int, ...]]]]:
         """The kind of link of every make of a group of so many devices, and an example of each: a group, in an instance.
 
         Parts of groups have the best link between two classes.
@@ -223,7 +223,7 @@ class Case:
         return [times[number] for number in numbers]
 
     @property
-    def least_tied_by_place_ns(self) -> tuple[int | None, int | None]:
+    def least_tied_by_class_ns(self) -> tuple[int | None, int | None]:
         """The least that the reduction of the tied table takes where its devices are all of one class, and elsewhere; None
         where there is no such group, or no tied table."""
         within, elsewhere = list[int](), list[int]()
@@ -303,13 +303,13 @@ class Case:
                         yield j, over, [f for f, other in enumerate(self.limits_bytes) if other == limit], shares
 
 
-def cases(instance: Instance) -> list[Case]:
+def cases(instance: Instance) -> list[DegreeCase]:
     """A case for each Degrees of an instance."""
-    return [Case(instance, degrees) for degrees in instance.degrees()]
+    return [DegreeCase(instance, degrees) for degrees in instance.degrees()]
 
 
 @lru_cache(maxsize=256)
-def makes(counts: Make, alike: Make, size: int, most: int) -> tuple[Make, ...] | None:
+def makes(counts: Composition, alike: Composition, size: int, most: int) -> tuple[Composition, ...] | None:
     """All ways to take `size` devices of classes that have so many, of an orbit no more of one class than of one before; None
     where there are more than `most` ways, which are counted before any is listed."""
     members = [[c for c, other in enumerate(alike) if other == orbit] for orbit in dict.fromkeys(alike)]
@@ -319,8 +319,10 @@ def makes(counts: Make, alike: Make, size: int, most: int) -> tuple[Make, ...] |
     room = [sum(parts * devices for parts, devices in alone[number:]) for number in range(len(alone) + 1)]
 
     place = np.argsort([c for those in members for c in those]).tolist()
-    listed: list[Make] = []
-    waiting = [(0, (), size)] if size <= room[0] else list[tuple[int, Make, int]]()  # orbits, what is taken of them, and left
+    listed: list[Composition] = []
+    waiting = (
+        [(0, (), size)] if size <= room[0] else list[tuple[int, Composition, int]]()
+    )  # orbits, what is taken of them, and left
     while waiting:
         number, taken, left = waiting.pop()
         if number == len(alone) or not left:

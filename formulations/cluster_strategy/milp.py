@@ -44,30 +44,30 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyomo.environ as pyo
-from trainplan.formulations.cluster_strategy.group_compositions import Case, Make
+from trainplan.formulations.cluster_strategy.group_compositions import Composition, DegreeCase
 from trainplan.formulations.cluster_strategy.problem import Solution
 from trainplan.formulations.milp import unit
 
 
-def units(case: Case) -> tuple[int, None]:
+def units(case: DegreeCase) -> tuple[int, None]:
     """Nanoseconds of one model unit, a power of two that brings the largest objective near 2^20; None for bytes, of which
     the model has none."""
     return unit(_most_ns(case)), None
 
 
-def weight(case: Case) -> int:
+def weight(case: DegreeCase) -> int:
     """How often the objective counts an error in a row of `split`: each stands for all of a time, at most."""
     return (_most_ns(case) // units(case)[0] + 1) * case.degrees.pp
 
 
-def _most_ns(case: Case) -> int:
+def _most_ns(case: DegreeCase) -> int:
     stages = case.degrees.pp
     times = int(case.times[:, -1].max()) * (case.share_choices[-1] + stages)
     syncs = int(case.sync_ns.max()) + max(case.tied_ns, default=0)
     return times + stages * int(case.transfer_ns.max(initial=0)) + syncs
 
 
-def build(case: Case) -> pyo.ConcreteModel:
+def build(case: DegreeCase) -> pyo.ConcreteModel:
     """The Pyomo model; `extract` reads a solution from its solved values."""
     m = pyo.ConcreteModel(name=case.instance.name)
     degrees, ns_per_unit = case.degrees, units(case)[0]
@@ -201,7 +201,7 @@ def build(case: Case) -> pyo.ConcreteModel:
     return m
 
 
-def _tied(m: Any, case: Case, ns_per_unit: int) -> Any:
+def _tied(m: Any, case: DegreeCase, ns_per_unit: int) -> Any:
     """R, with its variables and constraints."""
     if not case.instance.tied_bytes:
         return 0
@@ -214,12 +214,12 @@ def _tied(m: Any, case: Case, ns_per_unit: int) -> Any:
     return sum(time / ns_per_unit * m.l[index] for index, time in enumerate(case.tied_ns))
 
 
-def _devices(listed: Sequence[Make], c: int, variables: Any, group: tuple[int, ...]) -> Any:
+def _devices(listed: Sequence[Composition], c: int, variables: Any, group: tuple[int, ...]) -> Any:
     """How many devices of a class a group has, by the variables for its make."""
     return sum(make[c] * variables[(*group, index)] for index, make in enumerate(listed) if make[c])
 
 
-def extract(case: Case, values: Mapping[str, Mapping[tuple[int, ...], float]]) -> Solution:
+def extract(case: DegreeCase, values: Mapping[str, Mapping[tuple[int, ...], float]]) -> Solution:
     """The solution that z, x and G stand for: of each the largest values."""
     degrees, spans = case.degrees, values["z"]
     path = [max((index for index in spans if index[0] == j), key=spans.__getitem__) for j in range(degrees.pp)]

@@ -23,10 +23,10 @@ from typing import Any
 
 import numpy as np
 from trainplan.formulations.costs.overlapped.frameworks import planned_framework
-from trainplan.formulations.costs.overlapped.instruction_costs import Prices, SublayerTimes
-from trainplan.formulations.costs.overlapped.layout import Recompute, RunLayout
+from trainplan.formulations.costs.overlapped.instruction_costs import InstructionCosts, SublayerTimes
+from trainplan.formulations.costs.overlapped.layout import RecomputePolicy, RunLayout
 from trainplan.formulations.costs.overlapped.links import Links
-from trainplan.formulations.costs.overlapped.sublayer_time import suits_recipe
+from trainplan.formulations.costs.overlapped.sublayer_time import supports_recipe
 from trainplan.formulations.costs.sequential.communication import moved_bytes
 from trainplan.formulations.costs.sequential.sublayer_memory import unit_bytes
 from trainplan.formulations.joint.boundaries import Borders, message_bytes
@@ -165,7 +165,7 @@ class StreamedCosts(JointCosts):
 
     def _suits_recipe(self, layout: Strategy, group: int, samples: int) -> bool:
         run = self.prices(layout, Setting(group, samples, layout=layout)).layout
-        suits = all(suits_recipe(part, run) for part in self.model.sublayers.values())
+        suits = all(supports_recipe(part, run) for part in self.model.sublayers.values())
         self.unsuited += not suits
         return suits
 
@@ -180,7 +180,7 @@ class StreamedCosts(JointCosts):
 
     # Numbers
 
-    def _prices(self, layout: Strategy, setting: Setting) -> Prices:
+    def _prices(self, layout: Strategy, setting: Setting) -> InstructionCosts:
         dtype: Any = self.model.dtype
         run = RunLayout(
             dp=layout.data_degree,
@@ -191,7 +191,7 @@ class StreamedCosts(JointCosts):
             zero=layout.zero_stage,
             shard=layout.degree("sdp"),
             sequence_parallel=layout.sequence_parallel,
-            recompute=Recompute(),
+            recompute=RecomputePolicy(),
             base=dtype,
             precision=dtype,
             micro=setting.samples // layout.data_degree,
@@ -201,7 +201,7 @@ class StreamedCosts(JointCosts):
             exchange=self.exchange,
             recipe=self.recipe,
         )
-        return Prices(self.sublayers, run)
+        return InstructionCosts(self.sublayers, run)
 
     def _part(self, sublayer: str, strategy: Strategy, setting: Setting, once: bool) -> dict[str, int]:
         profile, samples = self.profile, setting.samples

@@ -38,8 +38,8 @@ from dataclasses import replace
 from functools import cache
 from typing import Literal, NamedTuple
 
-from trainplan.formulations.costs.overlapped.analytic_step import LEAST_BUCKETS, gathered_behind_ns
-from trainplan.formulations.costs.overlapped.instruction_costs import Prices
+from trainplan.formulations.costs.overlapped.analytic_step import LEAST_BUCKETS, exposed_gather_ns
+from trainplan.formulations.costs.overlapped.instruction_costs import InstructionCosts
 from trainplan.formulations.joint.cost_tables import Setting
 from trainplan.formulations.plan.strategy import Strategy, without_cp
 from trainplan.profiling.profiles import Profile
@@ -77,7 +77,7 @@ class LaneTimes:
         element_bytes: int,
         key_of: Mapping[str, str],
         batch: int,
-        prices: Callable[[Strategy, Setting], Prices],
+        prices: Callable[[Strategy, Setting], InstructionCosts],
     ) -> None:
         self.profile, self.key_of, self.batch, self.prices = profile, key_of, batch, prices
         self.counts = Counter(unit.sublayer for unit in profile.units)
@@ -194,8 +194,8 @@ class LaneTimes:
         prices = self.prices(layout, setting)
         if not total:
             return 0.0, 0.0
-        if alone or not prices.layout.framework.parameters_ahead:
-            return gathered_behind_ns(total, [room], prices.layout) / total, 0.0
+        if alone or not prices.layout.framework.overlaps_parameters:
+            return exposed_gather_ns(total, [room], prices.layout) / total, 0.0
         passes = prices.layout.pp if setting.chunks > 1 else 1
         least = 1 / max(setting.chunks, LEAST_BUCKETS)
         longer = total - passes * room > least * total
@@ -204,7 +204,7 @@ class LaneTimes:
     def _forward_ns(self, sublayer: str, layout: Strategy, setting: Setting) -> float:
         """A forward pass, as what is gathered beside it is counted."""
         prices = self.prices(layout, setting)
-        return prices.times(self.key_of[sublayer]).ahead_ns * prices.jitter
+        return prices.times(self.key_of[sublayer]).forward_with_collectives_ns * prices.jitter
 
     def parameters(self, sublayer: str, layout: Strategy) -> int:
         """Those of a tensor-parallel rank."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from trainplan.formulations.pipeline.costs import PipelineCosts
-from trainplan.formulations.pipeline.problem import Instance, Schedule
+from trainplan.formulations.pipeline.problem import Instance, PassOrder
 from trainplan.formulations.strategy_spaces import space, stage_sizes
 from trainplan.profiling.base.quantities import divisors
 from trainplan.profiling.clusters.cluster import Cluster
@@ -66,7 +66,7 @@ class BatchInstances:
         """The numbers of micro-batches that divide a batch, within the limit."""
         return [m for m in divisors(batch) if self.most is None or m <= self.most]
 
-    def instance(self, batch: int, memory_bytes: int, space_name: str, schedule: Schedule, *, ruled: bool = False) -> Instance:
+    def instance(self, batch: int, memory_bytes: int, space_name: str, schedule: PassOrder, *, ruled: bool = False) -> Instance:
         """The instance of a batch size in a space. ruled: only the numbers of micro-batches that the paper's methods take.
 
         Raises InputError where no strategy of the space divides the batch.

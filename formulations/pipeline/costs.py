@@ -16,7 +16,7 @@ from trainplan.formulations.costs.sequential.communication import moved_bytes
 from trainplan.formulations.costs.sequential.cost_models import COST_MODELS, CostModel, layer_costs, transition_ns, unit_costs
 from trainplan.formulations.costs.sequential.sublayer_time import grouped_units, layer_name
 from trainplan.formulations.numbers import Integers
-from trainplan.formulations.pipeline.problem import COLUMNS, Configuration, Instance, Schedule, Tables
+from trainplan.formulations.pipeline.problem import COLUMNS, Configuration, Instance, PassOrder, Tables
 from trainplan.formulations.plan.strategy import Strategy
 from trainplan.formulations.strategy_spaces import SPACES, Space, stage_depths
 from trainplan.profiling.base.errors import InputError
@@ -111,7 +111,7 @@ class PipelineCosts:
         batch: int,
         memory_bytes: int,
         *,
-        schedule: Schedule = "1f1b",
+        schedule: PassOrder = "1f1b",
         stages: Sequence[int] | None = None,
         micro_batches: Callable[[int], Sequence[int]] | Sequence[int] | None = None,
         name: str | None = None,

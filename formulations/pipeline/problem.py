@@ -32,7 +32,7 @@ from trainplan.formulations.layer_strategies.problem import OptionRecord
 from trainplan.formulations.numbers import Integers, TimeNs, check_length, check_sums
 from trainplan.formulations.pair_tables import PairTable, arrays_of, check_tables, costs_of, tables_in_file
 from trainplan.formulations.plan.strategy import parse_strategy
-from trainplan.formulations.schedule.orders import Schedule, most_in_flight
+from trainplan.formulations.schedule.orders import PassOrder, most_in_flight
 from trainplan.formulations.schedule.stage_memory import stage_peak
 from trainplan.profiling.base.dataclass_records import DataclassRecord, Items
 from trainplan.profiling.base.errors import InputError
@@ -40,7 +40,7 @@ from trainplan.profiling.base.files import Record, Source, name_of_source, parse
 from trainplan.profiling.base.quantities import format_bytes
 
 NAME = "pipeline"
-SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
+SCHEDULES: tuple[PassOrder, ...] = get_args(PassOrder)
 
 
 class PipelineOption(OptionRecord):
@@ -54,7 +54,7 @@ class ConfigurationRecord(Record):
 
     stages: Annotated[int, Field(ge=1, le=2**16)]
     micro_batches: Annotated[int, Field(ge=1, le=10**6)]
-    schedule: Schedule = "1f1b"
+    schedule: PassOrder = "1f1b"
     options: Annotated[list[list[PipelineOption]], Field(min_length=1, description="options of each kind of layer")]
     transitions_ns: Annotated[
         list[PairTable],
@@ -173,7 +173,7 @@ class Configuration:
     stages: int
     micro_batches: int
     tables: Tables
-    schedule: Schedule = "1f1b"
+    schedule: PassOrder = "1f1b"
 
     @property
     def key(self) -> tuple[Any, ...]:

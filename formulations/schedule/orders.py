@@ -11,7 +11,7 @@ Slicing k micro-batches: the forward pass of micro-batch q < k comes in two halv
 belongs to the warm-up, and that of micro-batch 0 on the last device, too. A half travels on as soon as it is done, but for
 the last warm-up pass of a device: what it sends is received in the 1F1B phase, whole, after its second half.
 
-Planners choose among `1f1b` and `gpipe` (`Schedule`), plans may have all of them; slicing is the plan's `sliced`. `orders` is
+Planners choose among `1f1b` and `gpipe` (`PassOrder`), plans may have all of them; slicing is the plan's `sliced`. `orders` is
 where a plan's schedule becomes an order of passes. Plans may say `zero-bubble`, too, for runtimes that have it; it has no order
 here yet.
 """
@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, NamedTuple, get_args
 
-Schedule = Literal["1f1b", "gpipe"]
+PassOrder = Literal["1f1b", "gpipe"]
 PlanSchedule = Literal["1f1b", "gpipe", "interleaved-1f1b", "zero-bubble"]
 Kind = Literal["forward", "backward"]
 SCHEDULE_NAMES: dict[str, str] = {  # for people
@@ -146,10 +146,10 @@ def in_flight(order: Sequence[Pass]) -> int:
     return most
 
 
-def most_in_flight(schedule: Schedule, stages: int, micro_batches: int, stage: int) -> int:
+def most_in_flight(schedule: PassOrder, stages: int, micro_batches: int, stage: int) -> int:
     """The most micro-batches in flight on a stage (from 0) of a schedule with one stage on each device.
 
     A closed form of `in_flight` over the orders of `one_f_one_b` and `gpipe`, asserted in tests/formulations/test_schedules.py.
     """
-    assert schedule in get_args(Schedule)
+    assert schedule in get_args(PassOrder)
     return micro_batches if schedule == "gpipe" else min(micro_batches, stages - stage)

@@ -21,11 +21,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from trainplan.formulations.cluster_strategy.group_compositions import Case
+from trainplan.formulations.cluster_strategy.group_compositions import DegreeCase
 from trainplan.solvers.cluster.one_pipeline import Path, PipelineSearch
 
 
-def even_stages_ns(case: Case, tied_ns: int | None = None) -> int:
+def even_stages_ns(case: DegreeCase, tied_ns: int | None = None) -> int:
     """A time that no strategy beats. tied_ns: likewise of the reduction of a tied table (default: the least of any group).
 
     Proof: some pipeline has no less than an even share of the batch; its S is no less than all layers at their fastest, and its

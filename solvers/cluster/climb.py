@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from trainplan.formulations.cluster_strategy.group_compositions import Case
+from trainplan.formulations.cluster_strategy.group_compositions import DegreeCase
 from trainplan.formulations.cluster_strategy.problem import Instance, Solution
 from trainplan.solvers.cluster.placements import node_order
 from trainplan.solvers.cluster.starts import best_cuts, shared
@@ -34,7 +34,7 @@ class Climber:
     assignments: cost, cuts and shares of placements by the classes of their devices.
     """
 
-    def __init__(self, case: Case, placement: tuple[int, ...]) -> None:
+    def __init__(self, case: DegreeCase, placement: tuple[int, ...]) -> None:
         self.case = case
         self.assignments: dict[bytes, tuple[Cost, tuple[int, ...], tuple[int, ...]]] = {}
         self.solution, self.cost = self.assigned(placement)
@@ -69,10 +69,10 @@ def climb(instance: Instance, search: Search, stop: Callable[[], bool]) -> None:
     for degrees in possible:
         if stop():
             return
-        climbers.append(Climber(Case(instance, degrees, reduced=True), node_order(instance)))
+        climbers.append(Climber(DegreeCase(instance, degrees, reduced=True), node_order(instance)))
         _report(climbers[-1], search)
     if search.best is not None and search.best.degrees in possible:  # with even shares alone, some are not
-        climbers.append(Climber(Case(instance, search.best.degrees, reduced=True), search.best.placement))
+        climbers.append(Climber(DegreeCase(instance, search.best.degrees, reduced=True), search.best.placement))
         _report(climbers[-1], search)
     climbers, moves = _best(climbers, CLIMBERS), MOVES
     while climbers and len(instance.class_kinds) > 1:

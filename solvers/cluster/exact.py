@@ -22,7 +22,7 @@ from heapq import heapify, heappop, heappush
 from math import inf
 from typing import Any
 
-from trainplan.formulations.cluster_strategy.group_compositions import Case, cases
+from trainplan.formulations.cluster_strategy.group_compositions import DegreeCase, cases
 from trainplan.formulations.cluster_strategy.problem import Instance
 from trainplan.profiling.base.errors import TooLarge
 from trainplan.solvers.adapters.cpsat import solve_one
@@ -47,7 +47,7 @@ class _Open:
 
     bound: float
     number: int
-    case: Case = field(compare=False)
+    case: DegreeCase = field(compare=False)
     step: str = field(default="followed", compare=False)
     pipelines: PipelineSearch | None = field(default=None, compare=False)
 
@@ -59,7 +59,7 @@ def branch_and_bound(instance: Instance, search: Search) -> Outcome:
         even = search.within(search.seconds(EVEN_TIME))
         even.report(search.best)
         branch_and_bound(replace(instance, uneven_shares=False), even)
-    cases = [Case(instance, degrees, reduced=True, check_time=search.check_time) for degrees in instance.degrees()]
+    cases = [DegreeCase(instance, degrees, reduced=True, check_time=search.check_time) for degrees in instance.degrees()]
     try:
         items = [_Open(even_stages_ns(case), number, case) for number, case in enumerate(cases)]
     except TimeoutError:
@@ -89,7 +89,7 @@ def branch_and_bound(instance: Instance, search: Search) -> Outcome:
     left = [item for item in left if not search.closed(item.bound)]
     source, statistics = SOURCE, {**steps, "models": [str(item.case.degrees) for item in left]}
     if left and not search.out_of_time():
-        parts = [Subproblem(Case(instance, item.case.degrees), item.bound) for item in left]
+        parts = [Subproblem(DegreeCase(instance, item.case.degrees), item.bound) for item in left]
         outcome = by_parts(_model, parts, search)
         if outcome.failed:
             return outcome
@@ -158,8 +158,8 @@ def subproblems(instance: Instance, out_of_time: Callable[[], bool]) -> list[Sub
         raise TooLarge("instance", "", "has too many kinds of groups of devices to state each of them", "give --method exact")
     bounded = []
     for degrees in instance.degrees():
-        case = Case(instance, degrees, reduced=True)
+        case = DegreeCase(instance, degrees, reduced=True)
         pipelines = followed(case, out_of_time)
         bound = even_stages_ns(case) if pipelines is None else one_pipeline_ns(pipelines, None, out_of_time)[0]
-        bounded.append(Subproblem(Case(instance, degrees), bound))
+        bounded.append(Subproblem(DegreeCase(instance, degrees), bound))
     return bounded

@@ -27,7 +27,7 @@ from functools import cached_property
 from itertools import product
 
 import numpy as np
-from trainplan.formulations.cluster_strategy.group_compositions import Case, orbits
+from trainplan.formulations.cluster_strategy.group_compositions import DegreeCase, orbits
 from trainplan.formulations.cluster_strategy.placement_costs import Integers
 
 MOST_PAIRS = 40_000  # of groups that a pipeline may come from and go to; beyond, no pipeline is followed
@@ -59,7 +59,7 @@ class GroupGraph:
     edges into them; begins: the first edge of each. syncs: D of every ring and span, without the reduction of a tied table.
     """
 
-    def __init__(self, case: Case, weights: Sequence[int], stop: Callable[[], bool]) -> None:
+    def __init__(self, case: DegreeCase, weights: Sequence[int], stop: Callable[[], bool]) -> None:
         """weights: of one device of each class."""
         assert case.reduced
         self.case, alike = case, orbits(case.instance)
@@ -238,12 +238,12 @@ class GroupGraph:
         return [(q, ring) for q, ring in rings.items() if not beaten(q)]
 
 
-def graphs(case: Case, weights: Sequence[int], stop: Callable[[], bool]) -> list[GroupGraph]:
+def graphs(case: DegreeCase, weights: Sequence[int], stop: Callable[[], bool]) -> list[GroupGraph]:
     """Graphs of a reduced case, each with what a tied table takes there: a walk of each pipeline is in one of them.
 
     weights: of one device of each class. Raises TooLong.
     """
-    graph, (within, elsewhere) = GroupGraph(case, weights, stop), case.least_tied_by_place_ns
+    graph, (within, elsewhere) = GroupGraph(case, weights, stop), case.least_tied_by_class_ns
     if within is None or (elsewhere is not None and elsewhere <= within):
         return [graph.tied(case.least_tied_ns)]
     if (homed := graph.homed()) is None:

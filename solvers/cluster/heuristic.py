@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-from trainplan.formulations.cluster_strategy.group_compositions import Case, on_one_link
+from trainplan.formulations.cluster_strategy.group_compositions import DegreeCase, on_one_link
 from trainplan.formulations.cluster_strategy.placement_costs import end_ranks, group_sync_ns
 from trainplan.formulations.cluster_strategy.problem import Degrees, Instance, Solution
 from trainplan.solvers.assignment.even_stages import balanced_cuts
@@ -32,7 +32,7 @@ def _bounded(instance: Instance) -> Iterator[tuple[int, Degrees]]:
         ranks = end_ranks(degrees)
         if ranks not in tied:
             tied[ranks] = group_sync_ns(best, range(ranks), size) if size else 0
-        yield even_stages_ns(Case(instance, degrees), tied[ranks]), degrees
+        yield even_stages_ns(DegreeCase(instance, degrees), tied[ranks]), degrees
 
 
 def first_plan(instance: Instance) -> Solution | None:

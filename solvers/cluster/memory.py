@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from functools import cache
 
 import numpy as np
-from trainplan.formulations.cluster_strategy.group_compositions import Case
+from trainplan.formulations.cluster_strategy.group_compositions import DegreeCase
 from trainplan.formulations.cluster_strategy.problem import Instance, Solution, evaluate
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.quantities import enough_bytes, plural
@@ -34,7 +34,11 @@ def explain(instance: Instance) -> Infeasibility | None:
         raise _without_strategy(instance)
     if not instance.within_memory:
         return None
-    packings = [_Packing(Case(instance, degrees), shares) for degrees in every for shares in _shares(Case(instance, degrees))]
+    packings = [
+        _Packing(DegreeCase(instance, degrees), shares)
+        for degrees in every
+        for shares in _shares(DegreeCase(instance, degrees))
+    ]
     if any(packing.spans(0) is not None for packing in packings):
         return None
     least, best = None, packings[0]
@@ -66,7 +70,7 @@ def _without_strategy(instance: Instance) -> InputError:
     return InputError("instance", "batch", problem, f"give {batch}: {example}")
 
 
-def _shares(case: Case) -> Iterator[tuple[int, ...]]:
+def _shares(case: DegreeCase) -> Iterator[tuple[int, ...]]:
     """Shares of which one needs the least memory."""
     instance, degrees, total = case.instance, case.degrees, case.micro_batches
     even = instance.even_shares(degrees.dp, degrees.mbs)
@@ -93,7 +97,7 @@ def _partitions(total: int, parts: int, most: int) -> Iterator[tuple[int, ...]]:
 class _Packing:
     """Degrees with their shares: which spans of layers fit when every device has a few bytes more."""
 
-    def __init__(self, case: Case, shares: tuple[int, ...]) -> None:
+    def __init__(self, case: DegreeCase, shares: tuple[int, ...]) -> None:
         self.case, self.shares, degrees = case, shares, case.degrees
         instance = case.instance
         memory = np.array([instance.kinds[kind].memory_bytes for kind in instance.device_kinds])

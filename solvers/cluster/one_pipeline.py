@@ -19,7 +19,7 @@ from heapq import heappop, heappush
 from itertools import count
 
 import numpy as np
-from trainplan.formulations.cluster_strategy.group_compositions import Case
+from trainplan.formulations.cluster_strategy.group_compositions import DegreeCase
 from trainplan.formulations.cluster_strategy.placement_costs import Integers
 from trainplan.formulations.schedule.orders import most_in_flight
 from trainplan.profiling.base.errors import InputError
@@ -68,7 +68,7 @@ def box_bound_ns(box: Box, slow: Integers, syncs: Integers, micro_batches: int) 
     return (micro_batches - 1) * int(slow[box.low]) + box.once + int(syncs[box.lower])
 
 
-def followed(case: Case, stop: Callable[[], bool]) -> PipelineSearch | None:
+def followed(case: DegreeCase, stop: Callable[[], bool]) -> PipelineSearch | None:
     """The search of a reduced case; None where its groups are too many, or time runs out before their transfers are known."""
     if not case.enumerable:
         return None
@@ -85,7 +85,7 @@ class PipelineSearch:
     pipeline has more. walks: a search of each graph that a pipeline may go through.
     """
 
-    def __init__(self, case: Case, stop: Callable[[], bool] = lambda: False) -> None:
+    def __init__(self, case: DegreeCase, stop: Callable[[], bool] = lambda: False) -> None:
         self.case, instance, degrees = case, case.instance, case.degrees
         slowest = case.micro_batches * float(case.layer_ns.sum(axis=1, dtype=np.float64).max())
         slowest += degrees.pp * float(case.transfer_ns.max(initial=0))
@@ -117,7 +117,7 @@ class PipelineSearch:
 class WalkSearch:
     """The cheapest walk through one graph of the groups of a reduced case."""
 
-    def __init__(self, case: Case, graph: GroupGraph) -> None:
+    def __init__(self, case: DegreeCase, graph: GroupGraph) -> None:
         self.case, self.graph = case, graph
         self.layers, self.stages = case.instance.layers, case.degrees.pp
         self._peaks = cache(case.peak_bytes)

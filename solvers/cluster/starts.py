@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, islice, permutations
 
 import numpy as np
-from trainplan.formulations.cluster_strategy.group_compositions import Case, orbits
+from trainplan.formulations.cluster_strategy.group_compositions import DegreeCase, orbits
 from trainplan.formulations.cluster_strategy.placement_costs import Integers, Placed
 from trainplan.formulations.cluster_strategy.problem import Instance, Solution
 from trainplan.solvers.assignment.sweep import assign
@@ -17,7 +17,7 @@ from trainplan.solvers.cluster.one_pipeline import Path
 MOST_ORDERS = 24
 
 
-def starts(case: Case, path: Path | None, stop: Callable[[], bool]) -> Iterator[Solution]:
+def starts(case: DegreeCase, path: Path | None, stop: Callable[[], bool]) -> Iterator[Solution]:
     """On every nested placement: the cuts of the path, and the best for the slowest of its pipelines at each stage."""
     instance, degrees = case.instance, case.degrees
     for placement in _nested(case, path):
@@ -30,7 +30,7 @@ def starts(case: Case, path: Path | None, stop: Callable[[], bool]) -> Iterator[
             yield shared(case, placed, best_cuts(case, placed))
 
 
-def best_cuts(case: Case, placed: Placed) -> tuple[int, ...]:
+def best_cuts(case: DegreeCase, placed: Placed) -> tuple[int, ...]:
     """The best for a pipeline with the slowest group at each stage and an even share; whatever its memory where none fit."""
     times, moves = placed.layer_ns.max(axis=1), placed.transfer_ns.max(axis=1)
     answer = None
@@ -42,7 +42,7 @@ def best_cuts(case: Case, placed: Placed) -> tuple[int, ...]:
     return tuple(map(int, answer[1]))
 
 
-def shared(case: Case, placed: Placed, cuts: tuple[int, ...]) -> Solution:
+def shared(case: DegreeCase, placed: Placed, cuts: tuple[int, ...]) -> Solution:
     """With the shares that make the slowest pipeline's T_i least: even ones where no others are allowed."""
     degrees = case.degrees
     shares: Sequence[int] = case.instance.even_shares(degrees.dp, degrees.mbs) or ()
@@ -70,7 +70,7 @@ def best_shares(micro_batches: int, slowest: Integers, once: Integers) -> list[i
     return shares
 
 
-def _nested(case: Case, path: Path | None) -> Iterator[tuple[int, ...]]:
+def _nested(case: DegreeCase, path: Path | None) -> Iterator[tuple[int, ...]]:
     """Devices in the order of their classes, these as on the path or in any order, on ranks in any nesting of stages,
     pipelines and tmp ranks; placements that differ by devices of one class are given once."""
     instance, degrees = case.instance, case.degrees

@@ -9,7 +9,7 @@ import pytest
 from trainplan.execution.launch_files.run_configuration import Configuration, Said
 from trainplan.execution.runtimes.megatron.reader import KNOWN
 from trainplan.execution.runtimes.megatron.refused import DEALT, NOTED, REFUSED, TENSOR_NOTED
-from trainplan.formulations.costs.overlapped.layout import Recompute
+from trainplan.formulations.costs.overlapped.layout import RecomputePolicy
 from trainplan.profiling.base.errors import InputError
 
 import trainplan as tp
@@ -70,7 +70,7 @@ def test_groups_of_layers_are_exported_as_they_were_read(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("words", ["uniform 4", "full (uniform, 4 layers)", "full uniform num-layers 4"])
 def test_rows_of_measured_runs_say_groups_of_layers(words: str) -> None:
-    assert recompute_of_words(Run(id="row", model="llama3-8b", gpu="h100", gpus=8, recompute=words), {}) == Recompute(
+    assert recompute_of_words(Run(id="row", model="llama3-8b", gpu="h100", gpus=8, recompute=words), {}) == RecomputePolicy(
         layers=1.0, group=4
     )
 

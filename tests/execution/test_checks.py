@@ -12,7 +12,7 @@ from trainplan.execution.compile.compiler import compile_plan
 from trainplan.execution.instructions import Op
 from trainplan.execution.program import Instruction, Program
 from trainplan.formulations.plan.strategy import decision_tree
-from trainplan.formulations.schedule.orders import Schedule
+from trainplan.formulations.schedule.orders import PassOrder
 
 from tests.helpers.mutations import KINDS, OF_ORDER, mutants
 from tests.helpers.plans import GPT2, SCHEDULES, pipeline, plan_of, random_plan, with_zero
@@ -35,7 +35,7 @@ def test_300_random_plans_are_sound(world: int, plans: int) -> None:
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_no_number_of_stages_and_micro_batches_gets_stuck(schedule: Schedule) -> None:
+def test_no_number_of_stages_and_micro_batches_gets_stuck(schedule: PassOrder) -> None:
     model = GPT2.with_fields(n_layer=6)
     for stages in range(1, 9):
         for micro_batches in range(1, 10):

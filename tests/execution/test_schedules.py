@@ -7,21 +7,21 @@ import pytest
 from trainplan.execution.analysis.memory.peak import memory_walk
 from trainplan.execution.compile.compiler import compile_plan
 from trainplan.execution.program import Program
-from trainplan.formulations.schedule.orders import Pass, Schedule, gpipe, in_flight, one_f_one_b
+from trainplan.formulations.schedule.orders import Pass, PassOrder, gpipe, in_flight, one_f_one_b
 
 from tests.helpers.plans import GPT2, SCHEDULES, pipeline
 
 
-def _passes(stage: int, stages: int, micro_batches: int, schedule: Schedule, sliced: int = 0) -> list[Pass]:
+def _passes(stage: int, stages: int, micro_batches: int, schedule: PassOrder, sliced: int = 0) -> list[Pass]:
     return (gpipe(stages, micro_batches) if schedule == "gpipe" else one_f_one_b(stages, micro_batches, sliced))[stage]
 
 
-def _in_flight(stage: int, stages: int, micro_batches: int, schedule: Schedule) -> int:
+def _in_flight(stage: int, stages: int, micro_batches: int, schedule: PassOrder) -> int:
     return micro_batches if schedule == "gpipe" else min(micro_batches, stages - stage)
 
 
 def test_known_orders() -> None:
-    def written(stage: int, stages: int, micro_batches: int, schedule: Schedule, sliced: int = 0) -> str:
+    def written(stage: int, stages: int, micro_batches: int, schedule: PassOrder, sliced: int = 0) -> str:
         order = _passes(stage, stages, micro_batches, schedule, sliced)
         assert {one.stage for one in order} == {stage}
         return " ".join(f"{p.kind[0].upper()}{p.micro_batch}{'' if p.half is None else 'ab'[p.half]}" for p in order)
@@ -39,7 +39,7 @@ def test_known_orders() -> None:
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_passes_are_those_of_the_definition(schedule: Schedule) -> None:
+def test_passes_are_those_of_the_definition(schedule: PassOrder) -> None:
     for stages in range(1, 7):
         for stage, micro_batches in product(range(stages), range(1, 10)):
             order = _passes(stage, stages, micro_batches, schedule)
@@ -66,7 +66,7 @@ def _held_at_once(program: Program, kind: str, unit: int) -> int:
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("stages", [1, 2, 4])
-def test_programs_hold_the_micro_batches_of_the_definition(stages: int, schedule: Schedule) -> None:
+def test_programs_hold_the_micro_batches_of_the_definition(stages: int, schedule: PassOrder) -> None:
     for micro_batches in range(1, 9):
         for program in compile_plan(pipeline(GPT2, stages, micro_batches, schedule)):
             held = {_held_at_once(program, kind, unit) for kind in ("graph", "hidden") for unit in program.units}
@@ -74,7 +74,7 @@ def test_programs_hold_the_micro_batches_of_the_definition(stages: int, schedule
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_the_walk_grows_by_one_micro_batch(schedule: Schedule) -> None:
+def test_the_walk_grows_by_one_micro_batch(schedule: PassOrder) -> None:
     """One more micro-batch in flight is exactly its units' inputs and graphs more; at the last stage also its logits."""
     stages, rows = 4, 2
     by_count = [compile_plan(pipeline(GPT2, stages, m, schedule, rows)) for m in range(1, 9)]

@@ -20,8 +20,8 @@ from trainplan.formulations.costs.overlapped.analytic_fsdp import Block, sharded
 from trainplan.formulations.costs.overlapped.analytic_memory import exchanged_bytes, run_memory
 from trainplan.formulations.costs.overlapped.analytic_pipeline import pipeline_ns
 from trainplan.formulations.costs.overlapped.analytic_step import chunks_of, streams_step
-from trainplan.formulations.costs.overlapped.instruction_costs import Prices, SublayerTimes
-from trainplan.formulations.costs.overlapped.layout import Framework, Recompute, RunLayout
+from trainplan.formulations.costs.overlapped.instruction_costs import InstructionCosts, SublayerTimes
+from trainplan.formulations.costs.overlapped.layout import Framework, RecomputePolicy, RunLayout
 from trainplan.formulations.costs.overlapped.links import Links
 from trainplan.formulations.costs.overlapped.sublayer_time import _on_share, unit_times
 from trainplan.formulations.plan.plan import Plan, load_plan
@@ -41,7 +41,7 @@ MODEL: Model = load_model("llama2-7b", 2048, "bfloat16").with_fields(num_hidden_
 
 def layout_of(**fields: Any) -> RunLayout:
     about: dict[str, Any] = {"dp": 1, "tp": 1, "pp": 1, "cp": 1, "chunks": 1, "zero": 0, "shard": 1, "sequence_parallel": False}
-    about |= {"recompute": Recompute(), "base": "bfloat16", "precision": "bfloat16", "micro": 2, "batch": 16}
+    about |= {"recompute": RecomputePolicy(), "base": "bfloat16", "precision": "bfloat16", "micro": 2, "batch": 16}
     return RunLayout(**{**about, "framework": Framework("plain", ends_ns=0), **fields})
 
 
@@ -77,10 +77,10 @@ def plan_of(layout: RunLayout) -> Plan:
     )
 
 
-@pytest.mark.parametrize("recompute", [Recompute(), Recompute(layers=1.0), Recompute(first=1)])
+@pytest.mark.parametrize("recompute", [RecomputePolicy(), RecomputePolicy(layers=1.0), RecomputePolicy(first=1)])
 @pytest.mark.parametrize(("tp", "shared"), [(1, False), (2, False), (4, False), (2, True), (4, True)])
 @pytest.mark.parametrize("pp", [1, 2, 4])
-def test_the_step_is_that_of_the_time_walk(tp: int, shared: bool, pp: int, recompute: Recompute) -> None:
+def test_the_step_is_that_of_the_time_walk(tp: int, shared: bool, pp: int, recompute: RecomputePolicy) -> None:
     """Of pipelines of tensor-parallel ranks, plain, with shared tokens, and with all layers or the first ones recomputed."""
     layout = layout_of(tp=tp, pp=pp, sequence_parallel=shared, recompute=recompute)
     step = streams_step(MODEL, layout, KIND, LINKS)
@@ -102,7 +102,7 @@ def test_stages_of_named_sizes_have_the_step_of_the_time_walk(layers: tuple[int,
 def test_interleaved_steps_are_those_of_the_time_walk(pp: int, chunks: int, micro_batches: int, first: int) -> None:
     """On lanes, whose messages take no time: with it, they wait for each other in an order that programs alone have. first: of
     the two layers of each stage so many are recomputed; of the last one, programs begin that before its gradient is there."""
-    layout = layout_of(pp=pp, chunks=chunks, batch=2 * micro_batches, recompute=Recompute(first=first))
+    layout = layout_of(pp=pp, chunks=chunks, batch=2 * micro_batches, recompute=RecomputePolicy(first=first))
     expected = max(pipeline_ns(*passes_of(layout), 0, micro_batches, chunks))
     assert walked_ns(layout, "streams", messages=False) == pytest.approx(expected, rel=1e-6)
 
@@ -114,7 +114,7 @@ def test_overlap_is_that_of_the_lanes(word: str, zero: Any, batch: int, slower: 
     """Gathering ahead, and gradients reduced behind the backward pass, by blocks in place of programs' units: within 5 % of the
     walk over their programs on lanes, with quick links and with slow ones. Updated parameters are gathered ahead of the next
     step, where programs gather them at the end: they are left out."""
-    overlaps = Framework("both", ends_ns=0, gradients_behind=True, parameters_ahead=True, gradient_bytes=2)
+    overlaps = Framework("both", ends_ns=0, overlaps_gradients=True, overlaps_parameters=True, gradient_bytes=2)
     layout = layout_of(dp=8, zero=zero, shard=8 if zero else 1, batch=batch, framework=overlaps)
     links = Links(8, 360e9 / slower, 50e9 / slower)
     costs, step = StreamsCosts(MODEL, layout, KIND, links), streams_step(MODEL, layout, KIND, links)
@@ -149,10 +149,10 @@ def passes_of(layout: RunLayout) -> tuple[list[int], list[int]]:
     forward, backward = [], []
     for chunk in chunks_of(MODEL, layout):
         times = [(unit, costs._prices.times(MODEL.key_of(unit))) for unit in chunk.units]
-        forward.append(round(sum(each.ahead_ns for _, each in times)))
+        forward.append(round(sum(each.forward_with_collectives_ns for _, each in times)))
         inner = [(unit.layer - chunk.first_layer, each) for unit, each in times if unit.kind not in ("embedding", "head")]
-        again = sum(layout.recompute.share(place) * each.ahead_ns for place, each in inner)
-        backward.append(round(sum(each.backward_ns + each.backward_gathered_ns for _, each in times) + again))
+        again = sum(layout.recompute.share(place) * each.forward_with_collectives_ns for place, each in inner)
+        backward.append(round(sum(each.backward_ns + each.backward_collectives_ns for _, each in times) + again))
     return forward, backward
 
 
@@ -186,12 +186,12 @@ def test_copies_of_shards_are_summed_once_a_step() -> None:
 @pytest.mark.parametrize(
     ("change", "longer"),
     [
-        ({"recompute": Recompute(layers=1.0)}, True),
-        ({"recompute": Recompute(layers=0.5)}, True),
-        ({"recompute": Recompute(first=3)}, True),
-        ({"recompute": Recompute(attention=True)}, True),
-        ({"recompute": Recompute(operations=True)}, True),
-        ({"recompute": Recompute(norms=True, activation=True)}, True),
+        ({"recompute": RecomputePolicy(layers=1.0)}, True),
+        ({"recompute": RecomputePolicy(layers=0.5)}, True),
+        ({"recompute": RecomputePolicy(first=3)}, True),
+        ({"recompute": RecomputePolicy(attention=True)}, True),
+        ({"recompute": RecomputePolicy(operations=True)}, True),
+        ({"recompute": RecomputePolicy(norms=True, activation=True)}, True),
         *(({"recipe": recipe}, False) for recipe in RECIPES.values() if recipe.precision == "float8"),
         ({"batch": 32}, True),
         ({"tp": 2, "sequence_parallel": True}, False),
@@ -210,7 +210,7 @@ def test_options_make_steps_longer_or_shorter(change: dict[str, Any], longer: bo
 def test_overlap_hides_reductions_and_gathering() -> None:
     """Distributed optimizer on 64 ranks of 8 nodes; what is hidden leaves a bucket at the end."""
     apart = layout_of(dp=64, zero=1, shard=64, batch=512)
-    beside = replace(apart, framework=Framework("both", ends_ns=0, gradients_behind=True, parameters_ahead=True))
+    beside = replace(apart, framework=Framework("both", ends_ns=0, overlaps_gradients=True, overlaps_parameters=True))
     first, second = (streams_step(MODEL, layout, KIND, LINKS) for layout in (apart, beside))
     assert first.reduce_ns > 8 * second.reduce_ns * 0.99 > 0 and first.gather_ns > second.gather_ns > 0
     assert first.passes_ns == second.passes_ns and first.optimizer_ns == second.optimizer_ns
@@ -261,8 +261,8 @@ def test_heads_are_exchanged_by_their_bytes() -> None:
         sent = (heads + 2 * of_a_rank + heads) * numbers * 3 / 4
         for slower, faster in ((times[0].forward_ns, times[1].forward_ns), (times[0].backward_ns, times[1].backward_ns)):
             assert slower - faster == pytest.approx(sent * (1 - 1 / 2), rel=1e-9)
-        again = replace(layout, recompute=Recompute(attention=True))
-        assert unit_times(part, again, KIND, Links(8, 1e9, 1e9)).again_ns > sent, (
+        again = replace(layout, recompute=RecomputePolicy(attention=True))
+        assert unit_times(part, again, KIND, Links(8, 1e9, 1e9)).recompute_ns > sent, (
             "a core that is computed again exchanges again"
         )
 
@@ -276,7 +276,7 @@ def test_an_attention_keeps_its_heads_and_the_results_of_its_tokens(keys: int, c
     head = 2048 // 4 * 128 * 2  # bytes of one, of a rank's tokens
     (one,), (other,) = (run_memory(model, layout) for layout in layouts)
     assert other.activation_bytes - one.activation_bytes == 8 * head * (32 + 2 * copies)
-    again = [replace(layout, recompute=Recompute(attention=True)) for layout in layouts]
+    again = [replace(layout, recompute=RecomputePolicy(attention=True)) for layout in layouts]
     assert len({run_memory(model, layout)[0].activation_bytes for layout in again}) == 1
     unit = next(unit for unit in model.units if unit.kind == "attention")
     assert [exchanged_bytes(unit, layout) for layout in layouts] == [0, 2 * head * (32 + 2 * (keys + copies))]
@@ -344,13 +344,13 @@ def test_what_streams_does_not_take_is_refused_in_words(plan: Plan, cluster: str
 def test_what_is_gathered_for_a_unit_takes_its_part_of_the_layer_by_what_runs_beside() -> None:
     """The parts of a layer's units are its whole time, by the computations of the unit before each: as much is hidden as where
     whole layers are gathered one ahead."""
-    prices = Prices(SublayerTimes(MODEL, KIND, LINKS), layout_of(dp=8, zero=3, shard=8))
+    prices = InstructionCosts(SublayerTimes(MODEL, KIND, LINKS), layout_of(dp=8, zero=3, shard=8))
     names = next(names for names in prices.sublayers.siblings.values() if len(names) == 2)
     sizes = {name: 2 * prices.sublayers.parameters(name, 1) for name in names}
     parts = {name: prices.in_layer_ns(name, sizes[name], 8, 1) for name in names}
     assert sum(parts.values()) == pytest.approx(prices.collective_ns(1, sum(sizes.values()), 8, 1), abs=2)
     first, second = names
-    computed = {name: prices.times(name).ahead_ns for name in names}
+    computed = {name: prices.times(name).forward_with_collectives_ns for name in names}
     assert computed[first] != computed[second]
     assert parts[second] / parts[first] == pytest.approx(computed[first] / computed[second], rel=1e-3)
 

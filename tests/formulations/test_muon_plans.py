@@ -64,7 +64,7 @@ def test_people_are_told_of_the_optimizer() -> None:
 
 
 def test_only_muon_waits_for_new_parameters() -> None:
-    assert planned_framework("adamw", 2).parameters_ahead and not planned_framework("muon", 2).parameters_ahead
+    assert planned_framework("adamw", 2).overlaps_parameters and not planned_framework("muon", 2).overlaps_parameters
 
 
 @pytest.mark.parametrize(

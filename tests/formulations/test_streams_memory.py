@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from trainplan.formulations.costs.overlapped.analytic_memory import kept_bytes
 from trainplan.formulations.costs.overlapped.frameworks import MEGATRON
-from trainplan.formulations.costs.overlapped.layout import Recompute, RunLayout
+from trainplan.formulations.costs.overlapped.layout import RecomputePolicy, RunLayout
 from trainplan.profiling.models.model import load_model
 from trainplan.profiling.models.sublayers import TokenShare, why_not_shared
 
@@ -17,7 +17,7 @@ NAMES = (
 
 def _layout(tp: int) -> RunLayout:
     return RunLayout(
-        dp=1, tp=tp, pp=1, cp=1, chunks=1, zero=0, shard=1, sequence_parallel=tp > 1, recompute=Recompute(), base="bfloat16",
+        dp=1, tp=tp, pp=1, cp=1, chunks=1, zero=0, shard=1, sequence_parallel=tp > 1, recompute=RecomputePolicy(), base="bfloat16",
         precision="bfloat16", micro=2, batch=2, framework=MEGATRON,
     )  # fmt: skip
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from trainplan.formulations.plan.plan import Plan, load_plan
 from trainplan.formulations.plan.strategy import MODULES, Module, decision_tree, parse_strategy
-from trainplan.formulations.schedule.orders import PlanSchedule, Schedule, most_sliced
+from trainplan.formulations.schedule.orders import PassOrder, PlanSchedule, most_sliced
 from trainplan.profiling.models.model import Model, load_model
 from trainplan.profiling.models.precision import Precision
 from trainplan.profiling.models.sublayers import why_not_shared
@@ -33,7 +33,7 @@ DROPPING = (
     BERT.with_fields(hidden_dropout_prob=0.2, attention_probs_dropout_prob=0.1),
     LLAMA.with_fields(attention_dropout=0.3),
 )
-SCHEDULES: tuple[Schedule, ...] = ("1f1b", "gpipe")
+SCHEDULES: tuple[PassOrder, ...] = ("1f1b", "gpipe")
 
 
 def plan_of(
@@ -43,7 +43,7 @@ def plan_of(
     samples: int = 8,
     micro_batches: int = 1,
     cuts: Sequence[int] = (),
-    schedule: Schedule = "1f1b",
+    schedule: PassOrder = "1f1b",
     shares: Sequence[int] | None = None,
     sliced: int = 0,
 ) -> Plan:
@@ -71,7 +71,7 @@ def plan_of(
 
 
 def pipeline(
-    model: Model, stages: int, micro_batches: int, schedule: Schedule = "1f1b", rows: int = 2, sliced: int = 0
+    model: Model, stages: int, micro_batches: int, schedule: PassOrder = "1f1b", rows: int = 2, sliced: int = 0
 ) -> Plan:
     """A device a stage, cut evenly; `rows` samples a micro-batch."""
     units = len(model.units)
@@ -89,7 +89,7 @@ def random_plan(rng: random.Random, world: int = 4, model: Model | None = None, 
     tree = [s for s in decision_tree(size, takeaway3=False) if s.degree("tp") in model.tp_degrees(size)]
     micro_batches = rng.choice([1, 2, 3, 5, 8] if stages > 1 else [1, 1, 2, 3])
     samples = micro_batches * size * rng.choice([1, 2])
-    schedule: Schedule = rng.choice(["1f1b", "1f1b", "gpipe"])
+    schedule: PassOrder = rng.choice(["1f1b", "1f1b", "gpipe"])
     return plan_of(model, [str(rng.choice(tree)) for _ in range(units)], world, samples, micro_batches, cuts, schedule)
 
 
@@ -239,7 +239,7 @@ def uneven_plan(
     stages: int = 1,
     tp: int = 1,
     rows: int = 1,
-    schedule: Schedule = "1f1b",
+    schedule: PassOrder = "1f1b",
     rng: random.Random | None = None,
     sliced: int = 0,
 ) -> Plan:

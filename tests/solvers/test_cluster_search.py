@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from trainplan.formulations.cluster_strategy.definition import PROBLEM
-from trainplan.formulations.cluster_strategy.group_compositions import Case, orbits
+from trainplan.formulations.cluster_strategy.group_compositions import DegreeCase, orbits
 from trainplan.formulations.cluster_strategy.problem import (
     Degrees,
     Instance,
@@ -137,14 +137,14 @@ def one(instance: Instance, given: Degrees) -> Instance:
     return One(**{name: value for name, value in vars(instance).items() if name in Instance.__match_args__})
 
 
-def solved_cases(first: int) -> Iterator[tuple[Case, int]]:
+def solved_cases(first: int) -> Iterator[tuple[DegreeCase, int]]:
     """Reduced cases of 25 instances of at most four devices, with the least time of all their strategies."""
     for seed in range(first, first + 25):
         instance = random_cluster(seed)
         for degrees in instance.degrees() if instance.devices <= 4 else ():
             best = solve(one(instance, degrees), "brute-force", explained=False).objective
             if best is not None:
-                yield Case(instance, degrees, reduced=True), best
+                yield DegreeCase(instance, degrees, reduced=True), best
 
 
 @pytest.mark.parametrize("first", range(0, 100, 25))
@@ -249,7 +249,7 @@ def test_what_a_move_costs_is_what_the_full_evaluation_says() -> None:
     for seed in range(2000, 2012):
         instance = random_cluster(seed, devices=8, layers=10)
         rng = np.random.default_rng(seed)
-        climbers = [Climber(Case(instance, given, reduced=True), tuple(range(8))) for given in instance.degrees()]
+        climbers = [Climber(DegreeCase(instance, given, reduced=True), tuple(range(8))) for given in instance.degrees()]
         for climber in climbers if len(instance.class_kinds) > 1 else ():
             for _ in range(8):
                 climber.move(rng)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from trainplan.formulations.costs.overlapped.layout import Recompute
+from trainplan.formulations.costs.overlapped.layout import RecomputePolicy
 
 from tests.validation.test_words import laid, predicted
 
@@ -29,25 +29,25 @@ def test_states_are_shared_before_activations_are_computed_again() -> None:
     for seq, gpus in ((2048, 8), (8192, 8), (2048, 64)):
         layout = laid(**DENSE | {"framework": "Megatron-Core", "seq": seq, "gpus": gpus, "gbs": 64}).layout
         ways.append((layout.zero, layout.recompute))
-    assert ways == [(1, Recompute()), (1, Recompute(layers=1.0)), (1, Recompute())]
+    assert ways == [(1, RecomputePolicy()), (1, RecomputePolicy(layers=1.0)), (1, RecomputePolicy())]
     large = laid(model="llama3-70b", gpus=64, gpu="GB200", framework="Megatron-Bridge", seq=2048)
     assert (large.layout.zero, large.layout.recompute.layers) == (3, 0.0)
 
 
 def test_the_words_of_a_row_decide() -> None:
     said = laid(**DENSE, framework="Megatron-Core", zero=0, recompute="none")
-    assert (said.layout.zero, said.layout.recompute) == (0, Recompute()) and not {"zero", "recompute"} & set(said.assumed)
+    assert (said.layout.zero, said.layout.recompute) == (0, RecomputePolicy()) and not {"zero", "recompute"} & set(said.assumed)
     assert predicted(**DENSE, framework="Megatron-Core", zero=0, recompute="none").fits is False
     half = laid(**DENSE, framework="Megatron-Core", recompute="none")
-    assert half.layout.zero > 0 and half.layout.recompute == Recompute() and "recompute" not in half.assumed
+    assert half.layout.zero > 0 and half.layout.recompute == RecomputePolicy() and "recompute" not in half.assumed
     noted = laid(**DENSE, framework="Megatron-Core", note="no recompute; distributed optimizer")
-    assert noted.layout.recompute == Recompute() and "recompute" not in noted.assumed
+    assert noted.layout.recompute == RecomputePolicy() and "recompute" not in noted.assumed
 
 
 def test_what_fits_or_ran_out_of_memory_keeps_the_framework_s_defaults() -> None:
     small = laid(**DENSE | {"model": "llama3.2-1b"}, framework="Megatron-Core", seq=2048)
-    assert (small.layout.zero, small.layout.recompute, small.assumed["zero"]) == (0, Recompute(), "0")
+    assert (small.layout.zero, small.layout.recompute, small.assumed["zero"]) == (0, RecomputePolicy(), "0")
     out = laid(**DENSE, framework="Megatron-Core", oom=True)
-    assert (out.layout.zero, out.layout.recompute, out.assumed["recompute"]) == (0, Recompute(), "none")
+    assert (out.layout.zero, out.layout.recompute, out.assumed["recompute"]) == (0, RecomputePolicy(), "none")
     never = laid(**DENSE | {"model": "llama3.1-405b"}, framework="Megatron-Core", tp=8)
-    assert (never.layout.zero, never.layout.recompute) == (0, Recompute())
+    assert (never.layout.zero, never.layout.recompute) == (0, RecomputePolicy())

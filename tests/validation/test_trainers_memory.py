@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from trainplan.formulations.costs.overlapped.analytic_memory import kept_bytes, loss_bytes, returned_bytes
-from trainplan.formulations.costs.overlapped.layout import Framework, Held, Recompute, RunLayout
+from trainplan.formulations.costs.overlapped.analytic_memory import kept_bytes, loss_bytes, score_gradient_bytes
+from trainplan.formulations.costs.overlapped.layout import Framework, Held, RecomputePolicy, RunLayout
 from trainplan.profiling.models.model import Model, model_from_config
 
 from tests.validation.test_words import laid, predicted
@@ -156,7 +156,7 @@ def test_models_of_transformers_keep_what_is_counted(kind: str, autocast: bool) 
     config.pop("_attn_implementation", None)
     model = model_from_config(config, "tests", tokens, "bfloat16", "tests")
     held = Held(autocast=autocast)
-    layout = RunLayout(1, 1, 1, 1, 1, 0, 1, False, Recompute(), "bfloat16", "bfloat16", 1, 1, DEEPSPEED, held=held)
+    layout = RunLayout(1, 1, 1, 1, 1, 0, 1, False, RecomputePolicy(), "bfloat16", "bfloat16", 1, 1, DEEPSPEED, held=held)
     counted = sum(kept_bytes(unit, layout) for unit in model.units if unit.layer == 1)
     assert counted == pytest.approx((kept(4) - kept(2)) / 2, rel=0.02)
 
@@ -180,16 +180,16 @@ def test_the_gradient_of_scores_makes_what_is_counted_for_a_while(dtype: str, dr
     fields |= {"intermediate_size": 64, "vocab_size": 128, "attention_dropout": dropout, "attn_implementation": "eager"}
     fields |= {"max_position_embeddings": tokens, "num_key_value_heads": heads}
     model = model_from_config(fields, "tests", tokens, dtype, "tests")
-    layout = RunLayout(1, 1, 1, 1, 1, 0, 1, False, Recompute(), dtype, dtype, 1, 1, DEEPSPEED)  # type: ignore[arg-type]
+    layout = RunLayout(1, 1, 1, 1, 1, 0, 1, False, RecomputePolicy(), dtype, dtype, 1, 1, DEEPSPEED)  # type: ignore[arg-type]
     unit = next(unit for unit in model.units if unit.kind == "attention")
     element = 2 if dtype == "bfloat16" else 4
     held = (element + 4 * (element < 4) + (dropout > 0) * (1 + element * (element == 4))) * scores
     mask = (element - 1) * scores * (dropout > 0)  # as wide as numbers on CPUs
-    assert peak_bytes(backward) - mask == pytest.approx(held + returned_bytes(unit, layout), rel=0.05)
+    assert peak_bytes(backward) - mask == pytest.approx(held + score_gradient_bytes(unit, layout), rel=0.05)
 
 
 def _kept(model: Model, framework: Framework, dtype: Any) -> float:
-    layout = RunLayout(1, 1, 1, 1, 1, 0, 1, False, Recompute(), dtype, dtype, 1, 1, framework)
+    layout = RunLayout(1, 1, 1, 1, 1, 0, 1, False, RecomputePolicy(), dtype, dtype, 1, 1, framework)
     return sum(kept_bytes(unit, layout) for unit in model.units if unit.layer == 1)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from trainplan.formulations.costs.overlapped import sublayer_time
-from trainplan.formulations.costs.overlapped.layout import Recompute
+from trainplan.formulations.costs.overlapped.layout import RecomputePolicy
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.clusters.efficiencies import shipped_efficiencies
 from trainplan.profiling.clusters.recipes import RECIPES
@@ -197,45 +197,60 @@ def test_a_stage_that_is_said_stays_beside_words_that_say_nothing() -> None:
 @pytest.mark.parametrize(
     ("words", "meant"),
     [
-        *((word, Recompute()) for word in ("none", "no", "off", "n/a", "-", "false", "none(by recipe)", "w/o recompute")),
-        *((word, Recompute()) for word in ("activation_checkpointing=False", "gradient checkpointing: off")),
-        *((word, Recompute(layers=1.0)) for word in ("full", "yes", "gradient checkpointing", "activation checkpointing")),
-        *((word, Recompute(layers=1.0)) for word in ("all layers", "every layer", "full, uniform, 1 layer", "checkpointing")),
-        *((word, Recompute(operations=True)) for word in ("selective-op", "selective op", "SAC")),
-        *((word, Recompute(layers=0.5)) for word in ("selective", "selective AC", "yes (selective)", "partial")),
-        ("selective-layer(every 2nd)", Recompute(layers=0.5)),
-        ("50%", Recompute(layers=0.5)),
-        ("full(1 of 4 layers)", Recompute(layers=0.25)),
-        *((word, Recompute(first=10)) for word in ("block 10", "block(10)", "first 10", "first-10", "full(10 layers)")),
-        ("selective(core_attn)+sequence-parallel", Recompute(attention=True)),
-        *((word, Recompute(norms=True)) for word in ("selective(layernorm)", "norms", "selective(ln)")),
-        *((word, Recompute(activation=True)) for word in ("act", "mlp act", "mlp_act", "swiglu", "moe_act", "gelu", "act_fn")),
-        *((word, Recompute(network=True)) for word in ("mlp", "selective(mlp)", "moe", "ffn", "feed-forward", "full(mlp)")),
-        *((word, Recompute(loss=True)) for word in ("loss", "selective(loss)")),
-        ("mlp, layernorm", Recompute(network=True, norms=True)),
-        ("mlp, layernorm; 5 layers", Recompute(network=True, norms=True)),
-        ("core_attn, mlp_act", Recompute(attention=True, activation=True)),
-        ("save_qkvo", Recompute(attention=True, norms=True, network=True)),
+        *((word, RecomputePolicy()) for word in ("none", "no", "off", "n/a", "-", "false", "none(by recipe)", "w/o recompute")),
+        *((word, RecomputePolicy()) for word in ("activation_checkpointing=False", "gradient checkpointing: off")),
         *(
-            (word, Recompute(layers=1.0))
+            (word, RecomputePolicy(layers=1.0))
+            for word in ("full", "yes", "gradient checkpointing", "activation checkpointing")
+        ),
+        *(
+            (word, RecomputePolicy(layers=1.0))
+            for word in ("all layers", "every layer", "full, uniform, 1 layer", "checkpointing")
+        ),
+        *((word, RecomputePolicy(operations=True)) for word in ("selective-op", "selective op", "SAC")),
+        *((word, RecomputePolicy(layers=0.5)) for word in ("selective", "selective AC", "yes (selective)", "partial")),
+        ("selective-layer(every 2nd)", RecomputePolicy(layers=0.5)),
+        ("50%", RecomputePolicy(layers=0.5)),
+        ("full(1 of 4 layers)", RecomputePolicy(layers=0.25)),
+        *((word, RecomputePolicy(first=10)) for word in ("block 10", "block(10)", "first 10", "first-10", "full(10 layers)")),
+        ("selective(core_attn)+sequence-parallel", RecomputePolicy(attention=True)),
+        *((word, RecomputePolicy(norms=True)) for word in ("selective(layernorm)", "norms", "selective(ln)")),
+        *(
+            (word, RecomputePolicy(activation=True))
+            for word in ("act", "mlp act", "mlp_act", "swiglu", "moe_act", "gelu", "act_fn")
+        ),
+        *(
+            (word, RecomputePolicy(network=True))
+            for word in ("mlp", "selective(mlp)", "moe", "ffn", "feed-forward", "full(mlp)")
+        ),
+        *((word, RecomputePolicy(loss=True)) for word in ("loss", "selective(loss)")),
+        ("mlp, layernorm", RecomputePolicy(network=True, norms=True)),
+        ("mlp, layernorm; 5 layers", RecomputePolicy(network=True, norms=True)),
+        ("core_attn, mlp_act", RecomputePolicy(attention=True, activation=True)),
+        ("save_qkvo", RecomputePolicy(attention=True, norms=True, network=True)),
+        *(
+            (word, RecomputePolicy(layers=1.0))
             for word in ("Yes (non-reentrant)", "AC on", "grad ckpt: true", "ckpt", "gc", "unsloth")
         ),
         *(
-            (word, Recompute(layers=1.0))
+            (word, RecomputePolicy(layers=1.0))
             for word in ("layer-wise", "True, reentrant", "act ckpt", "GC enabled", "use_gradient_ckpt=1")
         ),
-        *((word, Recompute(layers=1.0)) for word in ("activation checkpointing + cpu offload", "unsloth offload", "32/32")),
-        *((word, Recompute(layers=0.5)) for word in ("every other layer", "alternate layers", "1/2", "selective AC 1/2")),
         *(
-            (word, Recompute(layers=0.5))
+            (word, RecomputePolicy(layers=1.0))
+            for word in ("activation checkpointing + cpu offload", "unsloth offload", "32/32")
+        ),
+        *((word, RecomputePolicy(layers=0.5)) for word in ("every other layer", "alternate layers", "1/2", "selective AC 1/2")),
+        *(
+            (word, RecomputePolicy(layers=0.5))
             for word in ("half of the layers", "16 out of 32", "memory budget 0.5", "every second")
         ),
-        *(("12/32", Recompute(layers=12 / 32)), ("1/3 of layers", Recompute(layers=1 / 3))),
-        *((word, Recompute()) for word in ("offloaded activations", "activation offload", "act_cpu_offload")),
-        ("on, attention only", Recompute(attention=True)),
+        *(("12/32", RecomputePolicy(layers=12 / 32)), ("1/3 of layers", RecomputePolicy(layers=1 / 3))),
+        *((word, RecomputePolicy()) for word in ("offloaded activations", "activation offload", "act_cpu_offload")),
+        ("on, attention only", RecomputePolicy(attention=True)),
     ],
 )
-def test_words_of_recomputation(words: str, meant: Recompute) -> None:
+def test_words_of_recomputation(words: str, meant: RecomputePolicy) -> None:
     assert laid(recompute=words).layout.recompute == meant
 
 
@@ -269,7 +284,7 @@ def test_rows_of_words_that_nobody_knows_are_not_predicted(field: str, words: st
 
 
 def test_selective_recomputation_is_that_of_the_framework() -> None:
-    assert laid(recompute="selective", framework="Megatron-Core").layout.recompute == Recompute(attention=True)
+    assert laid(recompute="selective", framework="Megatron-Core").layout.recompute == RecomputePolicy(attention=True)
 
 
 def test_precisions() -> None:
@@ -350,7 +365,7 @@ def test_negated_words() -> None:
         assert not laid(**split, note=note).layout.sequence_parallel
     for note in ("sequence_parallel", "with sequence parallelism", None):
         assert laid(**split, note=note).layout.sequence_parallel
-    overlap = [laid(**split, note=note).layout.framework.tensor_beside for note in ("tp-comm-overlap", "no tp_comm_overlap")]
+    overlap = [laid(**split, note=note).layout.framework.tensor_overlap for note in ("tp-comm-overlap", "no tp_comm_overlap")]
     assert overlap[0] > 0.5 and overlap[1] == 0.0
 
 
@@ -365,7 +380,7 @@ def test_frameworks() -> None:
 
 
 def test_flags_of_notes_and_their_negations() -> None:
-    for name, field in (("overlap-grad-reduce", "gradients_behind"), ("overlap_param_gather", "parameters_ahead")):
+    for name, field in (("overlap-grad-reduce", "overlaps_gradients"), ("overlap_param_gather", "overlaps_parameters")):
         said = [
             getattr(laid(framework="Megatron-Core", note=note).layout.framework, field) for note in (f"--{name}", f"no {name}")
         ]
@@ -447,8 +462,8 @@ def test_muon_moves_the_step_and_the_memory_of_a_row() -> None:
 
 def test_asynchronous_tensor_parallelism_overlaps() -> None:
     for note in ("compile; async TP", "AsyncTP", "tp comm overlap", "asynchronous TP"):
-        assert laid(tp=8, note=note).layout.framework.tensor_beside > 0.5
-    assert laid(tp=8, note="no async TP").layout.framework.tensor_beside == 0.0
+        assert laid(tp=8, note=note).layout.framework.tensor_overlap > 0.5
+    assert laid(tp=8, note="no async TP").layout.framework.tensor_overlap == 0.0
     assert (predicted(tp=8, note="async TP").step_s or 9e9) < 0.95 * (predicted(tp=8).step_s or 0)
 
 

@@ -10,7 +10,7 @@ from trainplan.api.requests import PlanRequest, keywords_of
 from trainplan.explanation import differences, explain
 from trainplan.formulations.pipeline.batches import LARGEST_BATCH, MOST_MICRO_BATCHES, BatchInstances
 from trainplan.formulations.plan.plan import Plan, load_plan
-from trainplan.formulations.schedule.orders import Schedule
+from trainplan.formulations.schedule.orders import PassOrder
 from trainplan.inputs import cluster_of, memory_of, model_of
 from trainplan.planning.compare_planners import Rivals, rivals
 from trainplan.planning.presets import OPTIMUM, PLANNERS, planner
@@ -140,7 +140,7 @@ def throughput(
     reserve: str | int | None = None,
     planners: Sequence[str] | None = None,
     space: str = "full",
-    schedule: Schedule = "1f1b",
+    schedule: PassOrder = "1f1b",
     sequence: int | None = None,
     dtype: str | None = None,
     step: int = 8,

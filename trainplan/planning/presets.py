@@ -16,7 +16,7 @@ from trainplan.execution.executable_models import EXECUTED_FAMILIES
 from trainplan.formulations.parameters import Parameter
 from trainplan.formulations.plan.request import Request
 from trainplan.formulations.problem import Problem, problem, problem_names
-from trainplan.formulations.schedule.orders import Schedule
+from trainplan.formulations.schedule.orders import PassOrder
 from trainplan.inputs import compiles
 from trainplan.profiling.base.errors import InputError, named, one_of, shown
 from trainplan.solvers.core.method_registry import methods
@@ -186,7 +186,7 @@ class Planner:
     name: str
     label: str
     space: str
-    schedule: Schedule
+    schedule: PassOrder
     method: str
     options: tuple[tuple[str, Any], ...] = ()
 
@@ -210,7 +210,7 @@ PLANNERS = {
 OPTIMUM = "optimum"
 
 
-def planner(name: str, space: str = "full", schedule: Schedule = "1f1b") -> Planner:
+def planner(name: str, space: str = "full", schedule: PassOrder = "1f1b") -> Planner:
     """A planner by name; `optimum` is the exact one, of that space and schedule. Raises InputError."""
     if name == OPTIMUM:
         return Planner(f"{OPTIMUM}-{space}", f"optimum of {space}", space, schedule, "exact")

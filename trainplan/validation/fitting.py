@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from trainplan.formulations.costs.overlapped.analytic_memory import run_memory
-from trainplan.formulations.costs.overlapped.layout import Held, Recompute, RunLayout
+from trainplan.formulations.costs.overlapped.layout import Held, RecomputePolicy, RunLayout
 from trainplan.profiling.clusters.kinds import reserve_bytes
 from trainplan.profiling.clusters.sheets import DeviceSheet
 from trainplan.profiling.models.model import Model
@@ -39,7 +39,7 @@ def fitted(
     open_stage: bool,
     open_recompute: bool,
     held: Callable[[RunLayout], Held],
-) -> tuple[int, Recompute]:
+) -> tuple[int, RecomputePolicy]:
     """The ZeRO stage and the recomputation with which a run fits that is otherwise laid out so: those of the layout if it does,
     or if it does not with any others that are open to it. held: what its trainer holds alongside."""
     for stage, recompute in _choices(layout, open_stage, open_recompute):
@@ -49,7 +49,7 @@ def fitted(
     return layout.zero, layout.recompute
 
 
-def _choices(layout: RunLayout, open_stage: bool, open_recompute: bool) -> Iterator[tuple[int, Recompute]]:
+def _choices(layout: RunLayout, open_stage: bool, open_recompute: bool) -> Iterator[tuple[int, RecomputePolicy]]:
     """Stages and recomputation, the layout's first, in the order in which one tries them: states shared as far as the framework
     has it by itself (Megatron-Core its optimizer's), since that costs little; then selective and full recomputation; at last
     parameters shared where that is not what the framework usually does."""
@@ -63,14 +63,14 @@ def _choices(layout: RunLayout, open_stage: bool, open_recompute: bool) -> Itera
         last = [stage for stage in higher if stage == 3 and megatron]
     ways = [layout.recompute]
     if open_recompute:
-        selective = Recompute(attention=True) if megatron else Recompute(operations=True)
-        ways += [way for way in (selective, Recompute(layers=1.0)) if way != layout.recompute]
+        selective = RecomputePolicy(attention=True) if megatron else RecomputePolicy(operations=True)
+        ways += [way for way in (selective, RecomputePolicy(layers=1.0)) if way != layout.recompute]
     for stages_tried in (usual, last):
         for way in ways:
             yield from ((stage, way) for stage in stages_tried)
 
 
-def in_words(recompute: Recompute) -> str:
+def in_words(recompute: RecomputePolicy) -> str:
     """What is computed again, of the ways that are tried."""
     if recompute.layers:
         return "full"

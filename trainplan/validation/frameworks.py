@@ -20,19 +20,25 @@ from trainplan.formulations.costs.overlapped.layout import Framework
 from trainplan.validation.rows import Run
 from trainplan.validation.words import FUNCTIONAL_TEST, flag, optimizer_of, stage_said
 
-MEGATRON_2022 = replace(MEGATRON, name="Megatron-LM of 2022", messages_behind=False, fused_attention=False, drops=True)
+MEGATRON_2022 = replace(MEGATRON, name="Megatron-LM of 2022", overlaps_messages=False, fused_attention=False, drops=True)
 LOCAL_BYTES = 64 * 2**20  # more that Megatron-Core's own layers take without Transformer Engine's
 # Of Megatron-LM's functional tests, whose layers are so small that a step takes what the host does: 10 % off in the mean of the
 # 20 that are shared, by these two numbers.
 ISSUE_NS, TESTS_ENDS_NS = 2_600_000, 20_000_000
-NEMO = replace(MEGATRON, name="NeMo", gradients_behind=True, parameters_ahead=True, tensor_beside=0.7, gradient_bytes=2)
+NEMO = replace(MEGATRON, name="NeMo", overlaps_gradients=True, overlaps_parameters=True, tensor_overlap=0.7, gradient_bytes=2)
 # Of a logit in torch's loss: log-softmax and its two gradients in fp32 (tests/validation/test_trainers_memory.py).
-FSDP = Framework("PyTorch FSDP", gradients_behind=True, parameters_ahead=True, memory_passes=2.0, logit_bytes=12)
+FSDP = Framework("PyTorch FSDP", overlaps_gradients=True, overlaps_parameters=True, memory_passes=2.0, logit_bytes=12)
 COMPOSER = replace(FSDP, name="Composer", loss_passes=1.5, logit_bytes=4)  # with its fused cross-entropy
 COMPILED = replace(FSDP, name="PyTorch FSDP, compiled", memory_passes=1.0, loss_passes=1.5, logit_bytes=8)
 # Updated shards are broadcast by each rank in turn.
 INTERNEVO = replace(
-    FSDP, name="InternEvo", memory_passes=1.5, gradient_bytes=2, parameters_ahead=False, broadcast_ns=3_000_000, logit_bytes=8
+    FSDP,
+    name="InternEvo",
+    memory_passes=1.5,
+    gradient_bytes=2,
+    overlaps_parameters=False,
+    broadcast_ns=3_000_000,
+    logit_bytes=8,
 )
 # Gradients are summed and sent in the model's dtype (`get_data_types` of `runtime/engine.py`).
 DEEPSPEED = replace(FSDP, name="DeepSpeed", memory_passes=1.5, gradient_bytes=2, shards_halves=True, composed=True)
@@ -67,7 +73,7 @@ def framework_of(run: Run) -> Framework:
     elif "internevo" in name or "internlm" in name:
         chosen = INTERNEVO
     elif "neox" in name:
-        chosen = replace(MEGATRON, messages_behind=False)
+        chosen = replace(MEGATRON, overlaps_messages=False)
     elif "deepspeed" in name:
         chosen = DEEPSPEED
     elif "torchtitan" in name:
@@ -89,13 +95,13 @@ def framework_of(run: Run) -> Framework:
     elif fused:
         chosen = replace(chosen, fused_attention=True)
     if chosen.pads > 1 and optimizer_of(run) == "muon":
-        chosen = replace(chosen, gradients_behind=False, parameters_ahead=False)
+        chosen = replace(chosen, overlaps_gradients=False, overlaps_parameters=False)
     if (behind := flag(note, "overlap[_ -]grad[_ -]reduce")) is not None:
-        chosen = replace(chosen, gradients_behind=behind)
+        chosen = replace(chosen, overlaps_gradients=behind)
     if (ahead := flag(note, "overlap[_ -]param[_ -]gather")) is not None:
-        chosen = replace(chosen, parameters_ahead=ahead)
+        chosen = replace(chosen, overlaps_parameters=ahead)
     if (beside := flag(note, r"(?:tp[_ -]comm[_ -]overlap|async[_ -]?tp|asynchronous[_ -]tp)")) is not None:
-        chosen = replace(chosen, tensor_beside=NEMO.tensor_beside if beside else 0.0)
+        chosen = replace(chosen, tensor_overlap=NEMO.tensor_overlap if beside else 0.0)
     if gradient_bytes := _gradient_bytes(note):
         chosen = replace(chosen, gradient_bytes=gradient_bytes)
     if (

@@ -13,7 +13,7 @@ from dataclasses import replace
 from trainplan.execution.launch_files.trainer_buffers import Buffers
 from trainplan.formulations.costs.overlapped.analytic_memory import COPY_BYTES, run_memory
 from trainplan.formulations.costs.overlapped.analytic_step import Chunk
-from trainplan.formulations.costs.overlapped.layout import Framework, Hosted, Recompute, recompute_of
+from trainplan.formulations.costs.overlapped.layout import Framework, Hosted, RecomputePolicy, recompute_of
 from trainplan.formulations.costs.overlapped.links import Links
 from trainplan.formulations.plan.plan import Plan, RunBy
 from trainplan.formulations.plan.unit import PlannedUnit
@@ -151,13 +151,13 @@ def _with_states(framework: Framework, plan: Plan) -> Framework:
     return framework if framework.gradient_bytes == gradient else replace(framework, gradient_bytes=gradient, copied_bytes=0)
 
 
-def _recompute(runtime: str, plan: Plan) -> Recompute:
+def _recompute(runtime: str, plan: Plan) -> RecomputePolicy:
     """What layers compute again: named modules, or whole layers: all, the first of each stage, or every second, say. Of
     torchtitan, whose selective recomputation by operations keeps every second product, what it does."""
     pairs = [(unit, made) for unit, made in zip(plan.planned_model().units, plan.units, strict=True) if unit.kind not in ENDS]
     modules = {module for _, made in pairs for module in made.strategy.modules}
     if modules and runtime == "torchtitan":
-        return Recompute(operations=True)
+        return RecomputePolicy(operations=True)
     again = {unit.layer for unit, made in pairs if made.strategy.ckpt}
     layers = sorted({unit.layer for unit, _ in pairs})
     if not again:

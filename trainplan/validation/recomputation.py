@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from trainplan.formulations.costs.overlapped.layout import Recompute
+from trainplan.formulations.costs.overlapped.layout import RecomputePolicy
 from trainplan.validation.rows import Run
 from trainplan.validation.words import SEQUENCE, Assumed, denied, unknown
 
@@ -38,7 +38,7 @@ OFFLOADED = re.compile(
 )
 
 
-def recompute_of_words(run: Run, assumed: Assumed) -> Recompute:
+def recompute_of_words(run: Run, assumed: Assumed) -> RecomputePolicy:
     """What a row says that the backward pass computes again. `block 10`, `first-10` and `full(10 layers)` are the first ten
     layers of every stage, of every chunk where stages are interleaved, as Megatron-LM has it; `uniform 4` is all layers, four
     at once."""
@@ -48,31 +48,31 @@ def recompute_of_words(run: Run, assumed: Assumed) -> Recompute:
         said = noted[0]
     if said is None:
         assumed["recompute"] = SECOND_LAYERS if torchtitan else "none"
-        return Recompute(layers=0.5 if torchtitan else 0.0)
+        return RecomputePolicy(layers=0.5 if torchtitan else 0.0)
     words = OFFLOADED.sub("", SEQUENCE.sub("", said.lower())).strip(" +,;")
     if denied(words):
-        return Recompute()
+        return RecomputePolicy()
     if (layers := _share_of_layers(words, assumed)) is not None:
-        return Recompute(layers=layers)
+        return RecomputePolicy(layers=layers)
     if OPERATIONS.search(words):
-        return Recompute(operations=True)
+        return RecomputePolicy(operations=True)
     if SAVED_PRODUCTS.search(words):
-        return Recompute(attention=True, norms=True, activation=True)
+        return RecomputePolicy(attention=True, norms=True, activation=True)
     if SAVED_ATTENTION.search(words):
-        return Recompute(attention=True, norms=True, network=True)
+        return RecomputePolicy(attention=True, norms=True, network=True)
     if share := PERCENT.search(words):
-        return Recompute(layers=min(1.0, float(share[1]) / 100))
+        return RecomputePolicy(layers=min(1.0, float(share[1]) / 100))
     counted = re.search(r"\b(?:block|first)\D*?(\d+)", words) or ("layer" in words and re.search(r"(\d+)", words))
     named = _named_modules(words)
     if named is not None and counted and not WHOLE.search(words) and "first" not in words:
         assumed["recompute"] = f"these modules in all layers, and {counted[0]!r} said"
         return named
     if counted and "uniform" not in words:
-        return Recompute(first=int(counted[1]))
+        return RecomputePolicy(first=int(counted[1]))
     if grouped := re.search(r"\buniform\D{0,16}(\d{1,4})\b", words):
-        return Recompute(layers=1.0, group=max(1, int(grouped[1])))
+        return RecomputePolicy(layers=1.0, group=max(1, int(grouped[1])))
     if WHOLE.search(words) and (named is None or "(" not in words):
-        return Recompute(layers=1.0)
+        return RecomputePolicy(layers=1.0)
     return _unnamed(run, words, torchtitan, assumed) if named is None else named
 
 
@@ -92,33 +92,33 @@ def _share_of_layers(words: str, assumed: Assumed) -> float | None:
     return None
 
 
-def _named_modules(words: str) -> Recompute | None:
+def _named_modules(words: str) -> RecomputePolicy | None:
     """What named modules, in brackets if there are any, leave to be computed again: `mlp` is the feed-forward network, `act` or
     `mlp_act` its activation; None where words name none."""
     bracketed = re.search(r"\((.*)\)", words)
     text = bracketed[1] if bracketed else words
     network = ACTIVATION.sub("", text)
-    named = Recompute(
+    named = RecomputePolicy(
         attention=re.search(r"att|core|\bsdpa\b", text) is not None,
         norms=re.search(r"norm|\bln\b", text) is not None,
         activation=network != text,
         network=re.search(r"mlp|ffn|\bmoe\b|feed[ _-]?forward", network) is not None,
         loss=re.search(r"\bloss\b|cross[ _-]?entropy", text) is not None,
     )
-    return None if named == Recompute() else named
+    return None if named == RecomputePolicy() else named
 
 
-def _unnamed(run: Run, words: str, torchtitan: bool, assumed: Assumed) -> Recompute:
+def _unnamed(run: Run, words: str, torchtitan: bool, assumed: Assumed) -> RecomputePolicy:
     """What words that say no more than that there is some, or `selective` alone, leave to be computed again. Raises InputError
     where they do not even say that."""
     partial = re.search(r"partial", words) is not None
     if "selective" in words or partial:
         if torchtitan:
             assumed["recompute"] = SECOND_LAYERS
-            return Recompute(layers=0.5)
+            return RecomputePolicy(layers=0.5)
         if partial:
             assumed["recompute"] = f"selective: {words!r} does not say of what"
-        return Recompute(attention=True)
+        return RecomputePolicy(attention=True)
     if YES.fullmatch(words) or CHECKPOINTS.search(words):
-        return Recompute(layers=1.0)
+        return RecomputePolicy(layers=1.0)
     raise unknown(run, "recompute", "none, full, selective, the modules' names, or layers such as `every 2nd` or `block 10`")

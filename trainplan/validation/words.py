@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from math import gcd, prod
 
-from trainplan.formulations.costs.overlapped.layout import Framework, Schedule
+from trainplan.formulations.costs.overlapped.layout import Framework, RunSchedule
 from trainplan.formulations.plan.strategy import Exchange
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.clusters.efficiencies import Precision
@@ -243,7 +243,7 @@ def network_bytes_per_s(run: Run) -> float | None:
 
 
 # The order of a pipeline's passes, by words of notes and frameworks.
-SCHEDULES: tuple[tuple[str, Schedule], ...] = (
+SCHEDULES: tuple[tuple[str, RunSchedule], ...] = (
     (r"\bgpipe\b|\bafab\b|all[ _-]forward[ _-]all[ _-]backward", "gpipe"),
     (r"\bzb[ _-]?h1\b", "zb-h1"),
     (r"\bzb[ _-]?(?:v|h2|[12]p)\w*|zero[ _-]?bubble|dual[ _-]?pipe\w*", "zero-bubble"),
@@ -251,7 +251,7 @@ SCHEDULES: tuple[tuple[str, Schedule], ...] = (
 OTHER_SCHEDULES = re.compile(r"\bv[ _-](?:half|min)\b|chimera|hanayo|pipedream|terapipe|\bbitpipe|\bloop\w*[ _-]bfs")
 
 
-def schedule_of(run: Run, assumed: Assumed) -> Schedule:
+def schedule_of(run: Run, assumed: Assumed) -> RunSchedule:
     """The order of a pipeline's passes: 1F1B, interleaved or not, unless the row names another."""
     text = f"{run.note or ''} {run.framework or ''}".lower()
     for pattern, schedule in SCHEDULES:

@@ -14,8 +14,8 @@ from __future__ import annotations
 from trainplan.execution.analysis.timing.profiled_costs import is_backward, stepped_parameters
 from trainplan.execution.instructions import Op
 from trainplan.execution.program import Instruction, Program
-from trainplan.formulations.costs.overlapped.analytic_step import gathered_behind_ns
-from trainplan.formulations.costs.overlapped.instruction_costs import Prices, SublayerTimes
+from trainplan.formulations.costs.overlapped.analytic_step import exposed_gather_ns
+from trainplan.formulations.costs.overlapped.instruction_costs import InstructionCosts, SublayerTimes
 from trainplan.formulations.costs.overlapped.layout import RunLayout
 from trainplan.formulations.costs.overlapped.links import Links
 from trainplan.profiling.clusters.cluster import DeviceKind
@@ -27,7 +27,7 @@ class StreamsCosts:
     device has no rate for a precision."""
 
     def __init__(self, model: Model, layout: RunLayout, kind: DeviceKind, links: Links) -> None:
-        self._prices = Prices(SublayerTimes(model, kind, links), layout)
+        self._prices = InstructionCosts(SublayerTimes(model, kind, links), layout)
         self._shown: dict[int, float] = {}  # by rank
 
     def __call__(self, program: Program, instruction: Instruction) -> int:
@@ -87,8 +87,8 @@ class StreamsCosts:
         )
         units = prices.model.units
         forward = [
-            sum(prices.times(prices.model.key_of(units[unit])).ahead_ns * prices.jitter for unit in chunk)
+            sum(prices.times(prices.model.key_of(units[unit])).forward_with_collectives_ns * prices.jitter for unit in chunk)
             for chunk in program.chunks
         ]
-        self._shown[program.rank] = gathered_behind_ns(total, forward, prices.layout) / total
+        self._shown[program.rank] = exposed_gather_ns(total, forward, prices.layout) / total
         return self._shown[program.rank]

@@ -217,7 +217,7 @@ def _attention_bytes(part: Attention, tokens: float, layout: RunLayout) -> float
     return size
 
 
-def returned_bytes(unit: Unit, layout: RunLayout) -> float:
+def score_gradient_bytes(unit: Unit, layout: RunLayout) -> float:
     """What the gradient of an attention's scores makes for a while beside what is kept, where its kernels are torch's single
     ones: the gradients of its softmax's results in both dtypes; in place of those the widest where they were dropped."""
     attention = attention_of(splittable(unit.sublayer, layout.tp))
@@ -304,7 +304,7 @@ def _of_rank(model: Model, layout: RunLayout, chunks: list[Chunk], rank: int) ->
     largest = max(blocks.values())
     inner = [blocks[layer] for layer, units in layers.items() if units[0].kind in LAYERED]
     units = [unit for chunk in chunks for unit in chunk.units]
-    workspace = again + max(max(exchanged_bytes(unit, layout), returned_bytes(unit, layout)) for unit in units)
+    workspace = again + max(max(exchanged_bytes(unit, layout), score_gradient_bytes(unit, layout)) for unit in units)
     head = chunks[-1].units[-1]
     if head.kind == "head":
         workspace = max(workspace, loss_bytes(model, head, layout))

@@ -120,7 +120,7 @@ def streams_step(model: Model, layout: RunLayout, kind: DeviceKind, links: Links
     transfer = links.message_ns(hidden, layout.dp * layout.tp * layout.cp) if layout.pp > 1 else 0.0
     whole = -(-micro // layout.pp) * layout.pp if layout.chunks > 1 else micro
     forward, backward = [round(pass_[0]) for pass_ in passes], [round(pass_[1]) for pass_ in passes]
-    parallel = layout.framework.messages_behind and layout.chunks > 1
+    parallel = layout.framework.overlaps_messages and layout.chunks > 1
     ended = pipeline_ns(forward, backward, round(transfer), whole, layout.chunks, parallel)
     late = max(ended) - (whole - micro) * computing / micro
     late = computing + BUBBLES.get(layout.schedule, 1.0) * (late - computing)
@@ -142,10 +142,10 @@ def jitter_of(layout: RunLayout, links: Links) -> float:
     return 1 + JITTER * max(0.0, log2(layout.devices / links.node)) if layout.devices > links.node else 1.0
 
 
-def gathered_behind_ns(gather_ns: float, forward_ns: Sequence[float], layout: RunLayout) -> float:
+def exposed_gather_ns(gather_ns: float, forward_ns: Sequence[float], layout: RunLayout) -> float:
     """What of the gathering of updated parameters no forward pass of the next step hides, the first bucket at least.
     forward_ns: of a micro-batch through each of the device's stages."""
-    if not layout.framework.parameters_ahead:
+    if not layout.framework.overlaps_parameters:
         return gather_ns
     room = sum(forward_ns[:-1]) * layout.pp if len(forward_ns) > 1 else forward_ns[0]
     return max(gather_ns / max(len(forward_ns), LEAST_BUCKETS), gather_ns - room)
@@ -218,8 +218,13 @@ def _chunk_ns(
     for unit in chunk.units:
         each = times[model.key_of(unit)]
         share = layout.recompute.share(unit.layer - first) if unit.kind not in ("embedding", "head") else 0.0
-        forward += each.ahead_ns
-        backward += each.backward_ns + each.backward_gathered_ns + share * each.ahead_ns + (1 - share) * each.again_ns
+        forward += each.forward_with_collectives_ns
+        backward += (
+            each.backward_ns
+            + each.backward_collectives_ns
+            + share * each.forward_with_collectives_ns
+            + (1 - share) * each.recompute_ns
+        )
     issued = chunk.layers * layout.framework.issue_ns
     return max(forward, issued), max(backward, BACKWARD_ISSUE * issued)
 
@@ -244,10 +249,10 @@ def _data_ns(
         reduce += links.collective_ns(2, size / sharing, layout.copies, stride * sharing, times)
     mine = passes[rank :: layout.pp]
     buckets = max(len(mine), LEAST_BUCKETS)
-    if layout.framework.gradients_behind:
+    if layout.framework.overlaps_gradients:
         room = sum(each[1] for each in mine[1:]) * layout.pp if len(mine) > 1 else mine[0][1]
         reduce = max(reduce / buckets, reduce - room)
-    return reduce, gathered_behind_ns(gather, [each[0] for each in mine], layout)
+    return reduce, exposed_gather_ns(gather, [each[0] for each in mine], layout)
 
 
 def _blocks(model: Model, layout: RunLayout, links: Links, times: dict[str, UnitTimes], element: int) -> list[Block]:

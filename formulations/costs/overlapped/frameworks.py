@@ -7,11 +7,13 @@ from dataclasses import replace
 from trainplan.formulations.costs.overlapped.layout import Framework
 from trainplan.profiling.models.optimizers import OptimizerName
 
-MEGATRON = Framework("Megatron-Core", messages_behind=True, tensor_backward=True, pads=128, logit_bytes=6, loss_passes=3.0)
+MEGATRON = Framework(
+    "Megatron-Core", overlaps_messages=True, overlaps_tensor_backward=True, pads=128, logit_bytes=6, loss_passes=3.0
+)
 # Its flags --overlap-grad-reduce and --overlap-param-gather set, as recipes have them.
-OVERLAPPED = replace(MEGATRON, gradients_behind=True, parameters_ahead=True)
+OVERLAPPED = replace(MEGATRON, overlaps_gradients=True, overlaps_parameters=True)
 # With Muon, Megatron-Core gathers updated parameters behind its step (`LayerWiseDistributedOptimizer`, core 0.16, 2026).
-MUON = replace(OVERLAPPED, parameters_ahead=False)
+MUON = replace(OVERLAPPED, overlaps_parameters=False)
 
 
 def planned_framework(optimizer: OptimizerName, gradient_bytes: int) -> Framework:

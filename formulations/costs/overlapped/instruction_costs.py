@@ -41,7 +41,7 @@ class SublayerTimes:
         return self._times[key]
 
 
-class Prices:
+class InstructionCosts:
     """Times of a model's sub-layers in one layout, in ns, with the jitter of large jobs. Raises KeyError where the kind of
     device has no rate for a precision."""
 
@@ -69,7 +69,7 @@ class Prices:
     def sum_ns(self, sublayer: str, kind: str, back: bool) -> int:
         """The part of one such collective in what nothing hides of those of its pass."""
         times, count = self.times(sublayer), max(1, self.sums(kind)[back])
-        return self.whole((times.backward_gathered_ns if back else times.gathered_ns) / count)
+        return self.whole((times.backward_collectives_ns if back else times.collectives_ns) / count)
 
     def forward_ns(self, sublayer: str) -> int:
         """The computation of a forward pass."""
@@ -77,18 +77,18 @@ class Prices:
 
     def recompute_ns(self, sublayer: str) -> int:
         """A forward pass that is done again, with its collectives."""
-        return self.whole(self.times(sublayer).ahead_ns)
+        return self.whole(self.times(sublayer).forward_with_collectives_ns)
 
     def backward_ns(self, sublayer: str, modules: Sequence[str]) -> int:
         """The computation of a backward pass, with what these modules compute again."""
         times = self.times(sublayer, tuple(modules))
-        return self.whole(times.backward_ns + (times.again_ns if modules else 0.0))
+        return self.whole(times.backward_ns + (times.recompute_ns if modules else 0.0))
 
     def message_ns(self, message_bytes: float) -> int:
         """A message of one rank to the next stage, either way; of a rank whose tensor-parallel ranks have the same tokens, each
         sends a part. Of interleaved stages nothing where messages travel beside passes."""
         layout = self.layout
-        if layout.chunks > 1 and layout.framework.messages_behind:
+        if layout.chunks > 1 and layout.framework.overlaps_messages:
             return 0
         parts = 1 if layout.sequence_parallel else layout.tp
         return self.whole(self.links.message_ns(message_bytes / parts, layout.dp * layout.tp * layout.cp))
@@ -114,7 +114,7 @@ class Prices:
         message_bytes: of the unit."""
         siblings = self.sublayers.siblings[sublayer]
         counts = {name: self.sublayers.parameters(name, self.layout.tp) for name in siblings}
-        computed = {name: self.times(name).ahead_ns for name in siblings}
+        computed = {name: self.times(name).forward_with_collectives_ns for name in siblings}
         before = [computed[siblings[index - 1]] for index, name in enumerate(siblings) if name == sublayer]
         share = sum(before) / len(before) / sum(computed[name] for name in siblings)
         whole_bytes = message_bytes * sum(counts[name] for name in siblings) / counts[sublayer]

@@ -12,12 +12,12 @@ from trainplan.profiling.clusters.efficiencies import Precision
 from trainplan.profiling.clusters.recipes import Recipe
 from trainplan.profiling.models.optimizers import OptimizerName
 
-Schedule = Literal["1f1b", "gpipe", "zb-h1", "zero-bubble"]  # the order of a pipeline's passes
+RunSchedule = Literal["1f1b", "gpipe", "zb-h1", "zero-bubble"]  # the order of a pipeline's passes
 Hosted = Literal["optimizer", "parameters", "activations"]  # what may be on the host
 
 
 @dataclass(frozen=True)
-class Recompute:
+class RecomputePolicy:
     """What the backward pass computes again.
 
     layers: the share of transformer layers that is computed again whole; first: instead, the first ones of each stage, of each
@@ -42,19 +42,19 @@ class Recompute:
         return self.layers if self.first is None else float(place < self.first)
 
 
-def recompute_of(modules: Iterable[str]) -> Recompute:
+def recompute_of(modules: Iterable[str]) -> RecomputePolicy:
     """What the backward pass computes again where a strategy names these modules."""
     names = set(modules)
-    return Recompute(attention="attention" in names, norms="norms" in names, activation="activation" in names)
+    return RecomputePolicy(attention="attention" in names, norms="norms" in names, activation="activation" in names)
 
 
 @dataclass(frozen=True)
 class Framework:
     """What a training framework does by itself.
 
-    gradients_behind: gradients are reduced beside the backward passes; parameters_ahead: gathered beside the forward passes.
-    messages_behind: messages of interleaved stages travel beside passes. tensor_beside: the share of the tensor-parallel
-    collectives that runs beside the products that need them, piece by piece. tensor_backward: whether those of backward passes
+    overlaps_gradients: gradients are reduced beside the backward passes; overlaps_parameters: gathered beside the forward passes.
+    overlaps_messages: messages of interleaved stages travel beside passes. tensor_overlap: the share of the tensor-parallel
+    collectives that runs beside the products that need them, piece by piece. overlaps_tensor_backward: whether those of backward passes
     run beside the weights' gradients, as in Megatron-LM. broadcast_ns: where each rank in turn sends its updated shard of the
     parameters to all, what that takes beside the bytes.
 
@@ -72,11 +72,11 @@ class Framework:
     """
 
     name: str
-    gradients_behind: bool = False
-    parameters_ahead: bool = False
-    messages_behind: bool = False
-    tensor_beside: float = 0.0
-    tensor_backward: bool = False
+    overlaps_gradients: bool = False
+    overlaps_parameters: bool = False
+    overlaps_messages: bool = False
+    tensor_overlap: float = 0.0
+    overlaps_tensor_backward: bool = False
     memory_passes: float = 1.0
     loss_passes: float = 2.5
     fused_attention: bool = True
@@ -158,7 +158,7 @@ class RunLayout:
     zero: int
     shard: int
     sequence_parallel: bool
-    recompute: Recompute
+    recompute: RecomputePolicy
     base: Precision
     precision: Precision
     micro: int
@@ -172,7 +172,7 @@ class RunLayout:
     recipe: Recipe | None = None
     on_host: frozenset[Hosted] = frozenset()
     held: Held = NOTHING_HELD
-    schedule: Schedule = "1f1b"
+    schedule: RunSchedule = "1f1b"
 
     @property
     def rate(self) -> Precision:

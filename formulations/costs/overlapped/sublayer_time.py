@@ -46,19 +46,19 @@ CONTENTION = 0.25  # of a collective's time by which the kernels beside it take 
 class UnitTimes:
     """Of one micro-batch, in ns: kernels of both passes, those that are computed again, and collectives that nothing hides.
 
-    gathered_ns: the collectives of a forward pass, which are done again where all of it is computed again.
+    collectives_ns: the collectives of a forward pass, which are done again where all of it is computed again.
     """
 
     forward_ns: float
     backward_ns: float
-    again_ns: float
-    gathered_ns: float
-    backward_gathered_ns: float
+    recompute_ns: float
+    collectives_ns: float
+    backward_collectives_ns: float
 
     @property
-    def ahead_ns(self) -> float:
+    def forward_with_collectives_ns(self) -> float:
         """The forward pass."""
-        return self.forward_ns + self.gathered_ns
+        return self.forward_ns + self.collectives_ns
 
 
 def splittable(part: Sublayer, tp: int) -> Sublayer:
@@ -82,11 +82,11 @@ def unit_times(part: Sublayer, layout: RunLayout, kind: DeviceKind, links: Links
     core = sum(_kernel_ns(each, layout, kind, layered, False) for each in _cores(part, layout))
     again = _again_ns(part, layout, kind, work, core)
     gathered, behind = _tensor_ns(part, layout, links, shared)
-    gathered -= min(gathered, products) * layout.framework.tensor_beside
+    gathered -= min(gathered, products) * layout.framework.tensor_overlap
     back, beside = behind
-    if layout.framework.tensor_backward:
+    if layout.framework.overlaps_tensor_backward:
         beside = max(0.0, beside - gradients) + CONTENTION * min(beside, gradients)
-    back -= min(back, gradients) * layout.framework.tensor_beside
+    back -= min(back, gradients) * layout.framework.tensor_overlap
     if isinstance(part, FeedForward) and layout.recompute.network:
         again += gathered
     around, exchanged = _around_ns(part, layout, links), _exchanged_ns(part, layout, kind, links)
@@ -100,7 +100,7 @@ def unit_times(part: Sublayer, layout: RunLayout, kind: DeviceKind, links: Links
     )
 
 
-def suits_recipe(part: Sublayer, layout: RunLayout) -> bool:
+def supports_recipe(part: Sublayer, layout: RunLayout) -> bool:
     """Whether all products of a sub-layer have sizes that the layout's recipe takes."""
     if layout.recipe is None or part.kind not in LAYERED:
         return True

@@ -14,7 +14,7 @@ from trainplan.profiling.costs import collective_ns, copy_ns
 from trainplan.profiling.estimate import MUON_TRAFFIC
 from trainplan.profiling.profiles import HostCosts, Profile
 
-Way = Literal["to_device", "to_host"]
+CopyDirection = Literal["to_device", "to_host"]
 
 
 def collective(profile: Profile, operation: Operation, message_bytes: int, devices: Sequence[int], times: int = 1) -> int:
@@ -31,7 +31,7 @@ def host_costs(profile: Profile) -> HostCosts:
     return profile.host
 
 
-def host_copy(profile: Profile, way: Way, message_bytes: int) -> int:
+def host_copy(profile: Profile, way: CopyDirection, message_bytes: int) -> int:
     """A copy between a device and its host. Raises InputError where the profile says nothing of the host."""
     host = host_costs(profile)
     rate = host.to_device_bytes_per_s if way == "to_device" else host.to_host_bytes_per_s
