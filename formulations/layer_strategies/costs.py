@@ -1,7 +1,4 @@
-"""What one layer costs under one strategy, and the re-layout between two: a profile and a model become an instance.
-
-The costs are those that `pipeline` has for a stage of all the profile's devices.
-"""
+"""From a profile to a layer-strategies instance: the layers of one pipeline stage and their costs under every strategy."""
 
 from __future__ import annotations
 
@@ -10,16 +7,20 @@ from typing import Any
 
 from trainplan.formulations.costs.sequential.cost_models import COST_MODELS, CostModel
 from trainplan.formulations.layer_strategies.problem import Instance, load
-from trainplan.formulations.pipeline.costs import PipelineCosts
+from trainplan.formulations.layer_strategies.spans import span_instance
 from trainplan.formulations.schedule.orders import most_in_flight
 from trainplan.formulations.strategy_spaces import SPACES, micro_batch_counts
+from trainplan.formulations.strategy_tables import StrategyCosts
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.profiles import Profile
 
 
 @dataclass(frozen=True)
 class EvenStage:
-    """Which part of the model an instance covers: stage `index` of `count`, split evenly by blocks, and its micro-batches."""
+    """One stage of a pipeline whose stages have equal numbers of Transformer blocks, and the pipeline's micro-batches.
+
+    count: the number of stages; index: which of them this is, from 0.
+    """
 
     count: int = 1
     index: int = 0
@@ -27,16 +28,17 @@ class EvenStage:
 
     @property
     def in_flight(self) -> int:
-        """Micro-batches whose activations 1F1B-Flush holds at once."""
+        """The most micro-batches whose activations this stage holds at once under 1F1B-Flush."""
         return most_in_flight("1f1b", self.count, self.micro_batches, self.index)
 
     def samples(self, batch: int) -> int:
-        """Samples of a micro-batch. Raises InputError."""
+        """Samples of one micro-batch, of a step of `batch` samples. Raises InputError where they cannot be equal."""
         [micro_batches] = micro_batch_counts(batch, self.micro_batches)
         return batch // micro_batches
 
     def span(self, profile: Profile, by_unit: bool) -> tuple[int, int]:
-        """First and last layer of this stage, or sub-layer; the embedding goes with the first block, the head with the last."""
+        """Index of the first and of the last layer of this stage, or of its sub-layers with `by_unit`. The embedding belongs to
+        the first block, the head to the last. Raises InputError where the model has no such stage."""
         last = profile.units[-1].layer
         blocks = max(1, last - 1)
         if not 1 <= self.count <= blocks:
@@ -47,7 +49,7 @@ class EvenStage:
         end = last if self.index == self.count - 1 else (self.index + 1) * blocks // self.count
         if not by_unit:
             return begin, end
-        units = [place for place, unit in enumerate(profile.units) if begin <= unit.layer <= end]
+        units = [index for index, unit in enumerate(profile.units) if begin <= unit.layer <= end]
         return units[0], units[-1]
 
 
@@ -65,25 +67,37 @@ def build(
 ) -> Instance:
     """The instance of one pipeline stage on all devices of the profile.
 
-    batch: samples of one step. by_unit: let every sub-layer choose, not every layer. In a pipeline of one stage the time is
-    that of the whole step, m micro-batches with synchronisation in the last one only (Eq. 8); in a longer pipeline it is that
-    of one micro-batch, and the activations of all micro-batches in flight count. Raises InputError.
+    In a pipeline of one stage the objective is the time of the whole step, m micro-batches with synchronisation in the last
+    one only (Eq. 8 of Galvatron-BMW); in a longer pipeline it is that of one micro-batch, and the activations of all
+    micro-batches in flight count.
+
+    Args:
+        memory_bytes: memory of one device.
+        batch: samples of one step.
+        costs: the cost model of times and bytes.
+        stage: which stage, of how many (default: the only one).
+        by_unit: let every sub-layer choose a strategy, not every layer.
+        takeaway3: leave out strategies that mix DP with SDP.
+        name, provenance: those of the instance, where they are not the profile's.
+
+    Raises InputError where no strategy divides the samples of a micro-batch, or the model has no such stage.
     """
     stage = stage or EvenStage()
-    samples, space = stage.samples(batch), SPACES["full" if takeaway3 else "full-dp-sdp"]
-    choices = PipelineCosts(profile, costs=costs, space=space, by_unit=by_unit)
+    samples = stage.samples(batch)
+    choices = StrategyCosts(profile, costs=costs, space=SPACES["full" if takeaway3 else "full-dp-sdp"], by_unit=by_unit)
     if not choices.strategies(profile.devices, samples):
         fix = f"give a multiple of {profile.devices}"
         raise InputError("command line", "--batch", f"gives {samples} samples a micro-batch", fix)
     first, last = stage.span(profile, by_unit)
-    whole = choices.instance(samples, memory_bytes, stages=[1], micro_batches=[1], name=name)
-    weight = (stage.micro_batches if stage.count == 1 else 1, 1)
-    part = whole.span(whole.configurations[0].tables, first, last, stage.in_flight, weight)
-    provenance = {
-        **{name: whole.provenance[name] for name in ("model", "cost_model", "profile")},
+    tables = choices.tables(profile.devices, samples)
+    assert tables is not None, "there are strategies"
+    weights = (stage.micro_batches if stage.count == 1 else 1, 1)
+    part = span_instance(choices, tables, first, last, memory_bytes=memory_bytes, in_flight=stage.in_flight, weights=weights)
+    origin = {
+        **choices.provenance,
         "batch": batch,
         "stage": [stage.index, stage.count],
         "micro_batches": stage.micro_batches,
         **(provenance or {}),
     }
-    return load({**part.to_dict(), "name": whole.name, "provenance": provenance, "devices": profile.devices})
+    return load({**part.to_dict(), "name": name or choices.name, "provenance": origin, "devices": profile.devices})

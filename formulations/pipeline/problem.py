@@ -17,7 +17,6 @@ the stage and their gradients back. `evaluate` and `violations` know no solver; 
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -29,11 +28,13 @@ from pydantic import Field, model_validator
 from trainplan.formulations.instance import InstanceFile, ProblemInstance, Timed
 from trainplan.formulations.layer_strategies.problem import Instance as StageInstance
 from trainplan.formulations.layer_strategies.problem import OptionRecord
-from trainplan.formulations.numbers import Integers, TimeNs, check_length, check_sums
+from trainplan.formulations.layer_strategies.spans import span_instance
+from trainplan.formulations.numbers import TimeNs, check_length, check_sums
 from trainplan.formulations.pair_tables import PairTable, arrays_of, check_tables, costs_of, tables_in_file
 from trainplan.formulations.plan.strategy import parse_strategy
 from trainplan.formulations.schedule.orders import PassOrder, most_in_flight
 from trainplan.formulations.schedule.stage_memory import stage_peak
+from trainplan.formulations.strategy_tables import COLUMNS, Tables
 from trainplan.profiling.base.dataclass_records import DataclassRecord, Items
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.files import Record, Source, name_of_source, parse
@@ -130,40 +131,7 @@ class InstanceRecord(InstanceFile):
         check_sums(f"{where}.micro_batches", m, f"{layers} layers", m * layers * longest, layers * fullest)
 
 
-@dataclass(frozen=True, eq=False)
-class Tables:
-    """What layers cost, for one size of stage and of micro-batch: K kinds of layer with S options, Q kinds of boundary.
-
-    time_ns, sync_ns, forward_bytes, backward_bytes, state_bytes: (K, S). transitions_ns: (Q, S, S). entries_ns: (Q, S).
-    """
-
-    strategies: tuple[str, ...]
-    time_ns: Integers
-    sync_ns: Integers
-    forward_bytes: Integers
-    backward_bytes: Integers
-    state_bytes: Integers
-    transitions_ns: Integers
-    entries_ns: Integers
-
-    @cached_property
-    def digest(self) -> bytes:
-        """SHA-256 of names and numbers."""
-        digest = hashlib.sha256(json.dumps(self.strategies).encode())
-        for name in (*COLUMNS, "transitions_ns", "entries_ns"):
-            digest.update(np.ascontiguousarray(getattr(self, name), "<i8").tobytes())
-        return digest.digest()
-
-    def keep(self, options: Sequence[int]) -> Tables:
-        """The same tables with only these options."""
-        o = list(options)
-        columns = {name: getattr(self, name)[:, o] for name in (*COLUMNS, "entries_ns")}
-        names = tuple(self.strategies[s] for s in o)
-        return Tables(strategies=names, transitions_ns=self.transitions_ns[:, o][:, :, o], **columns)
-
-
 COMMON = ("devices", "memory_bytes", "batch", "layer_names", "layer_kinds", "boundary_kinds")
-COLUMNS = ("time_ns", "sync_ns", "forward_bytes", "backward_bytes", "state_bytes")
 
 
 @dataclass(frozen=True, eq=False)
@@ -242,25 +210,17 @@ class Instance(ProblemInstance):
             digest.update(configuration.tables.digest)
         return digest.hexdigest()
 
-    def span(self, tables: Tables, first: int, last: int, in_flight: int, weight: tuple[int, int]) -> StageInstance:
-        """A span of layers under some tables, as a layer-strategies instance that minimises p (T - G) + q G; weight: (p, q)."""
-        p, q = weight
-        kinds = self.layer_kinds[first : last + 1]
-        times = list(p * (tables.time_ns - tables.sync_ns) + q * tables.sync_ns)
-        states = list(tables.state_bytes + (in_flight - 1) * tables.forward_bytes)
-        moves = list(p * tables.transitions_ns)  # one object for each kind, so that equal ones are known to be equal
-        layers_ns = [times[kind] for kind in kinds]
-        if first:
-            layers_ns[0] = layers_ns[0] + p * tables.entries_ns[self.boundary_kinds[first - 1]]
-        return StageInstance(
+    def span(self, tables: Tables, first: int, last: int, in_flight: int, weights: tuple[int, int]) -> StageInstance:
+        """The layers `first` to `last` under some tables, as a layer-strategies instance that minimises p (T - G) + q G, with T
+        and G as at the head of this file. in_flight: micro-batches that the stage holds at once; weights: (p, q)."""
+        return span_instance(
+            self,
+            tables,
+            first,
+            last,
             memory_bytes=self.memory_bytes,
-            time_ns=tuple(layers_ns),
-            forward_bytes=tuple(tables.forward_bytes[kind] for kind in kinds),
-            backward_bytes=tuple(tables.backward_bytes[kind] for kind in kinds),
-            state_bytes=tuple(states[kind] for kind in kinds),
-            transitions_ns=tuple(moves[kind] for kind in self.boundary_kinds[first:last]),
-            strategies=(tables.strategies,) * len(kinds),
-            layer_names=self.layer_names[first : last + 1],
+            in_flight=in_flight,
+            weights=weights,
             name=f"layers {first} to {last} of {self.name}",
             provenance={"batch": self.batch},
         )

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from trainplan.formulations.layer_strategies.problem import Integers
-from trainplan.formulations.pipeline.problem import Tables
+from trainplan.formulations.strategy_tables import Tables
 
 Floats = NDArray[np.float64]
 Places = NDArray[np.intp]

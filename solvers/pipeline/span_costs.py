@@ -19,8 +19,9 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from trainplan.formulations.layer_strategies.problem import Instance as StageInstance
 from trainplan.formulations.layer_strategies.problem import evaluate as evaluate_stage
-from trainplan.formulations.pipeline.problem import Configuration, Instance, Tables
+from trainplan.formulations.pipeline.problem import Configuration, Instance
 from trainplan.formulations.schedule.stage_memory import stage_peak
+from trainplan.formulations.strategy_tables import Tables
 from trainplan.solvers.chain.bounds import Cap
 from trainplan.solvers.chain.chain import chain_of
 from trainplan.solvers.chain.hull import hull_slopes

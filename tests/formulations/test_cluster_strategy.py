@@ -132,7 +132,7 @@ def test_a_layer_assignment_is_a_plan_too() -> None:
     assert (len(plan.stages), plan.batch.micro_batches, str(plan.units[0].strategy)) == (2, 2, "dp2")
     [table] = ASSIGNMENT.tables(instance, solution)
     assert len(table.rows) == 2
-    times = [ASSIGNMENT.evaluate(instance, cuts).objective for cuts in ASSIGNMENT.solutions(instance)]
+    times = [ASSIGNMENT.evaluate(instance, cuts).objective for cuts in ASSIGNMENT.enumeration.solutions(instance)]
     assert len(times) == ASSIGNMENT.count(instance) == 4 and min(times) == result.objective
 
 

@@ -17,8 +17,8 @@ NAMES = (
 
 def _layout(tp: int) -> RunLayout:
     return RunLayout(
-        dp=1, tp=tp, pp=1, cp=1, chunks=1, zero=0, shard=1, sequence_parallel=tp > 1, recompute=RecomputePolicy(), base="bfloat16",
-        precision="bfloat16", micro=2, batch=2, framework=MEGATRON,
+        dp=1, tp=tp, pp=1, cp=1, chunks=1, zero=0, shard=1, sequence_parallel=tp > 1, recompute=RecomputePolicy(),
+        base="bfloat16", precision="bfloat16", micro=2, batch=2, framework=MEGATRON,
     )  # fmt: skip
 
 

@@ -50,25 +50,35 @@ def recompute_of(modules: Iterable[str]) -> RecomputePolicy:
 
 @dataclass(frozen=True)
 class Framework:
-    """What a training framework does by itself.
+    """Behaviour of a training framework that decides time and memory of a step, whatever the plan.
 
-    overlaps_gradients: gradients are reduced beside the backward passes; overlaps_parameters: gathered beside the forward passes.
-    overlaps_messages: messages of interleaved stages travel beside passes. tensor_overlap: the share of the tensor-parallel
-    collectives that runs beside the products that need them, piece by piece. overlaps_tensor_backward: whether those of backward passes
-    run beside the weights' gradients, as in Megatron-LM. broadcast_ns: where each rank in turn sends its updated shard of the
-    parameters to all, what that takes beside the bytes.
-
-    memory_passes: how often kernels that are not fused touch memory, over those that are; loss_passes: the same of the loss's.
-    fused_attention: whether scores never are in memory. drops: whether the configuration's dropout is on. pads: vocabularies
-    are padded to a multiple of so many numbers on each tensor-parallel rank. gradient_bytes: of a gradient that is summed;
-    copied_bytes: of the optimizer's own copy of it. master_bytes: of the optimizer's copy of a parameter, 0 where there is none
-    beside the model's; moments_bytes: of all its moments of a parameter.
-    logit_bytes: of a logit at the peak of the loss. shards_halves: under ZeRO's stage 3 a rank has its shard in the model's
-    dtype beside the optimizer's copy of it. composed: norms and gates are of several kernels, each of which keeps what it works
-    on: of a norm a copy in fp32 and the result before its weights, of a gate the activation's result, of an attention that
-    keeps its scores these in fp32, too. fixed_bytes: of libraries' workspaces and of buffers for reductions.
-    ends_ns: what a step takes beside: data, logs, the norm of gradients on the host. issue_ns: what the host takes to issue a
-    transformer layer's forward pass, half as long again for its backward pass; a pass of kernels that are shorter takes that.
+    Attributes:
+        name: the framework's name, for people.
+        overlaps_gradients: whether gradients are reduced in parallel with backward passes.
+        overlaps_parameters: whether updated parameters are gathered in parallel with forward passes.
+        overlaps_messages: whether messages between interleaved stages travel in parallel with passes.
+        tensor_overlap: the share of tensor-parallel collectives that runs piece by piece in parallel with the products that
+            need them.
+        overlaps_tensor_backward: whether tensor-parallel collectives of backward passes run in parallel with the gradients of
+            weights, as in Megatron-LM.
+        broadcast_ns: time beyond that of the bytes for each rank in turn to send its updated shard of the parameters to all;
+            0 where they are all-gathered.
+        memory_passes: how often unfused kernels touch memory, relative to fused ones; loss_passes: the same for the loss.
+        fused_attention: whether attention scores are never written to memory.
+        drops: whether the configuration's dropout is on.
+        pads: vocabularies are padded to a multiple of this number of entries on each tensor-parallel rank.
+        gradient_bytes: bytes of a gradient that is summed; copied_bytes: of the optimizer's own copy of it.
+        master_bytes: bytes of the optimizer's copy of a parameter, 0 where it works on the model's own; moments_bytes: of all
+            moments of a parameter.
+        logit_bytes: bytes for one logit at the peak of the loss.
+        shards_halves: whether a rank keeps its shard in the model's dtype, next to the optimizer's copy, in ZeRO's stage 3.
+        composed: whether norms, gates and attention are made of several kernels that each keep what they work on: of a norm a
+            copy in fp32 and the result before its weights, of a gate the activation's result, of an attention that keeps its
+            scores these in fp32, too.
+        fixed_bytes: bytes of libraries' workspaces and of buffers for reductions.
+        ends_ns: time of a step that is no pass: data, logs, the norm of gradients on the host.
+        issue_ns: time for the host to issue a transformer layer's forward pass, half as long again for its backward pass; a
+            pass whose kernels are shorter takes that long.
     """
 
     name: str

@@ -24,8 +24,8 @@ from itertools import product
 import numpy as np
 
 from trainplan.formulations.layer_strategies.problem import Integers
-from trainplan.formulations.pipeline.problem import Tables
 from trainplan.formulations.plan.strategy import Strategy, parse_strategy
+from trainplan.formulations.strategy_tables import Tables
 from trainplan.papers.galvatron_engine.costs import EngineCosts, EngineOptions, LoopPass, powers
 from trainplan.papers.galvatron_engine.problem import Configuration, Instance
 from trainplan.papers.galvatron_engine.profile import EngineProfile

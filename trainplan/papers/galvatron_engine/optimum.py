@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from trainplan.formulations.layer_strategies.problem import Instance as StageInstance
-from trainplan.formulations.pipeline.problem import Solution, Tables, spans_of_sizes
+from trainplan.formulations.pipeline.problem import Solution, spans_of_sizes
+from trainplan.formulations.strategy_tables import Tables
 from trainplan.papers.galvatron_engine.problem import Configuration, Instance, evaluate, even_partition, iteration_ns
 from trainplan.solvers.chain.label_setting import label_setting
 from trainplan.solvers.chain.least_memory import least_memory

@@ -1,0 +1,178 @@
+"""What every kind of layer costs under every strategy of a search space, as tables for one size of stage and of micro-batch.
+
+The problems layer-strategies and pipeline choose from these tables. A *kind* of layer stands for all layers that are made of
+the same sub-layers, and a kind of boundary for all boundaries between two layers that hand on hidden states of one size, so a
+model of many equal layers has small tables. Times and bytes come from a profile by one of the two cost models of
+`formulations.costs.sequential.cost_models`. A stage on g devices stands for all stages of that size: its collectives use the
+links of the cluster's first g devices. The hidden states that enter a stage cross the slowest link between neighbouring
+stages, and each device sends the rows that it works on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property, partial
+from typing import Any
+
+import numpy as np
+from trainplan.formulations.costs.sequential.communication import moved_bytes
+from trainplan.formulations.costs.sequential.cost_models import COST_MODELS, CostModel, layer_costs, transition_ns, unit_costs
+from trainplan.formulations.costs.sequential.sublayer_time import grouped_units, layer_name
+from trainplan.formulations.numbers import Integers
+from trainplan.formulations.plan.strategy import Strategy
+from trainplan.formulations.strategy_spaces import SPACES, Space
+from trainplan.profiling.costs import collective_ns
+from trainplan.profiling.profiles import Profile
+
+COLUMNS = ("time_ns", "sync_ns", "forward_bytes", "backward_bytes", "state_bytes")  # numbers of a layer under a strategy
+
+
+@dataclass(frozen=True, eq=False)
+class Tables:
+    """Costs of K kinds of layer under S strategies, and of Q kinds of boundary between layers, for one micro-batch.
+
+    Attributes:
+        strategies: the names of the S strategies.
+        time_ns: (K, S), forward and backward pass of the last micro-batch of a step, synchronisation included.
+        sync_ns: (K, S), the part of time_ns that only the last micro-batch pays: gradients and optimizer.
+        forward_bytes: (K, S), O_f, what the layer keeps from its forward pass to its backward pass.
+        backward_bytes: (K, S), O_b, what the layer's backward pass adds to that.
+        state_bytes: (K, S), O_ms, parameters, gradients and optimizer states.
+        transitions_ns: (Q, S, S), re-layout from the strategy before a boundary to the one after it.
+        entries_ns: (Q, S), sending hidden states to a stage that begins after the boundary, and their gradients back.
+    """
+
+    strategies: tuple[str, ...]
+    time_ns: Integers
+    sync_ns: Integers
+    forward_bytes: Integers
+    backward_bytes: Integers
+    state_bytes: Integers
+    transitions_ns: Integers
+    entries_ns: Integers
+
+    @cached_property
+    def digest(self) -> bytes:
+        """SHA-256 of the strategies' names and of all numbers."""
+        digest = hashlib.sha256(json.dumps(self.strategies).encode())
+        for name in (*COLUMNS, "transitions_ns", "entries_ns"):
+            digest.update(np.ascontiguousarray(getattr(self, name), "<i8").tobytes())
+        return digest.digest()
+
+    def keep(self, options: Sequence[int]) -> Tables:
+        """These tables with only the strategies of the given indices, in the given order."""
+        o = list(options)
+        columns = {name: getattr(self, name)[:, o] for name in (*COLUMNS, "entries_ns")}
+        names = tuple(self.strategies[s] for s in o)
+        return Tables(strategies=names, transitions_ns=self.transitions_ns[:, o][:, :, o], **columns)
+
+
+class StrategyCosts:
+    """Tables of one profile and one search space, computed when first needed and kept: many batches share sizes of micro-batch.
+
+    Attributes:
+        layer_names: the name of each of the L layers.
+        layer_kinds: the kind of each layer, numbered from 0.
+        boundary_kinds: the kind of each of the L - 1 boundaries between layers, numbered from 0.
+    """
+
+    def __init__(
+        self,
+        profile: Profile,
+        *,
+        costs: CostModel = COST_MODELS["paper"],
+        space: Space = SPACES["full"],
+        by_unit: bool = False,
+    ) -> None:
+        """Group the profile's sub-layers into layers and kinds of layers.
+
+        Args:
+            profile: costs of all devices together, with an entry for every shape that will be needed.
+            costs: the cost model of the numbers.
+            space: the strategies to choose from.
+            by_unit: whether every sub-layer is a layer of its own, instead of every Transformer layer.
+        """
+        self.profile, self.costs, self.space = profile, costs, space
+        layers = grouped_units(profile, by_unit)
+        self.layer_names = tuple(map(layer_name, layers))
+        parts = [tuple(unit.sublayer for unit in layer) for layer in layers]
+        self.kinds = list(dict.fromkeys(parts))
+        self.layer_kinds = tuple(self.kinds.index(part) for part in parts)
+        between = [moved_bytes(profile, layer[-1].sublayer)[1] for layer in layers[:-1]]
+        self.boundaries = list(dict.fromkeys(between))
+        self.boundary_kinds = tuple(self.boundaries.index(size) for size in between)
+        self._strategies: dict[int, list[Strategy]] = {}
+        self._tables: dict[tuple[int, int], Tables | None] = {}
+        self._unit = cache(partial(unit_costs, profile, costs))
+
+    @property
+    def name(self) -> str:
+        """The name of instances that are built from these costs: the model's, and the devices."""
+        return f"{self.profile.name} on {self.profile.devices} x {' and '.join(self.profile.kinds)}"
+
+    @property
+    def provenance(self) -> dict[str, Any]:
+        """Where the numbers come from, as instances state it: model, cost model and profile."""
+        return {
+            "model": self.profile.model or {"name": self.profile.name},
+            "cost_model": self.costs.name,
+            "profile": self.profile.origin,
+        }
+
+    def strategies(self, group: int, samples: int) -> list[Strategy]:
+        """Strategies of the space on `group` devices by which the model can be split and which divide the samples of a
+        micro-batch."""
+        if group not in self._strategies:
+            degrees = set(self.profile.tp_degrees(group))
+            self._strategies[group] = [s for s in self.space.strategies(group) if s.degree("tp") in degrees]
+        return [s for s in self._strategies[group] if samples % s.data_degree == 0]
+
+    def tables(self, group: int, samples: int) -> Tables | None:
+        """Costs of stages of `group` devices with `samples` a micro-batch; None where no strategy is possible."""
+        key = (group, samples)
+        if key not in self._tables:
+            strategies = self.strategies(group, samples)
+            self._tables[key] = self._computed(group, samples, strategies) if strategies else None
+        return self._tables[key]
+
+    def _computed(self, group: int, samples: int, strategies: Sequence[Strategy]) -> Tables:
+        """The tables of some strategies, all on `group` devices."""
+        # All units of the one stage are laid out alike then, so a table that embedding and head share is one parameter.
+        table_once = group == self.profile.devices and len({(s.levels, s.zero_stage) for s in strategies}) == 1
+        columns: dict[str, Integers] = {name: np.zeros((len(self.kinds), len(strategies)), np.int64) for name in COLUMNS}
+        for kind, parts in enumerate(self.kinds):
+            for s, strategy in enumerate(strategies):
+                costs = layer_costs([self._unit(part, strategy, samples, table_once) for part in parts])
+                for name, column in columns.items():
+                    column[kind, s] = round(getattr(costs, name))
+        columns["sync_ns"] = np.minimum(columns["sync_ns"], columns["time_ns"])
+        entries = [[self._entry_ns(group, samples // s.data_degree * size) for s in strategies] for size in self.boundaries]
+        return Tables(
+            strategies=tuple(map(str, strategies)),
+            transitions_ns=self._transitions_ns(samples, strategies),
+            entries_ns=np.array(entries, np.int64).reshape(len(self.boundaries), len(strategies)),
+            **columns,
+        )
+
+    def _transitions_ns(self, samples: int, strategies: Sequence[Strategy]) -> Integers:
+        """(Q, S, S): re-layout at each kind of boundary, from every strategy to every other, for `samples` a micro-batch."""
+        layouts = {strategy.layout: strategy for strategy in strategies}
+        moves = np.zeros((len(self.boundaries), len(strategies), len(strategies)), np.int64)
+        for boundary, size in enumerate(self.boundaries):
+            between = {
+                (a, b): transition_ns(self.profile, self.costs, layouts[a], layouts[b], samples, size)
+                for a in layouts
+                for b in layouts
+            }
+            moves[boundary] = [[between[a.layout, b.layout] for b in strategies] for a in strategies]
+        return moves
+
+    def _entry_ns(self, group: int, message_bytes: int) -> int:
+        """Time to send hidden states to a stage and their gradients back, over the slowest link between neighbouring stages."""
+        devices, network = self.profile.devices, self.profile.network
+        starts = range(0, devices - group, group)
+        slowest = max((collective_ns(network, "p2p", message_bytes, (a, a + group)) for a in starts), default=0.0)
+        return round(2 * slowest)
