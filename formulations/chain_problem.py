@@ -1,4 +1,4 @@
-"""What the problems have in common whose solutions cut a chain into the stages of a pipeline."""
+"""The base of problems whose solutions cut a chain of layers into the stages of a pipeline."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from trainplan.formulations.schedule.chains import Chain
 
 
 def cut_enumeration(solution: Callable[[tuple[int, ...]], Any]) -> Enumeration:
-    """All ways to cut a chain, whatever the memory, in lexicographic order of their cuts. solution: makes one of its cuts."""
+    """Every partition of a chain into its number of stages, in lexicographic order of the cuts, whatever the memory.
+
+    solution: turns cuts (the first layer of every stage but the first) into a solution of the problem.
+    """
 
     def cuts(instance: Chain) -> combinations[tuple[int, ...]]:
         return combinations(range(1, instance.length), instance.stages - 1)
@@ -24,14 +27,14 @@ def cut_enumeration(solution: Callable[[tuple[int, ...]], Any]) -> Enumeration:
 
 
 def start(instance: Chain, solution: Any) -> set[str]:
-    """The names of the variables Y that are 1 in a solution, by stage and layer, up to the last layer by which the stage need
-    not have begun."""
+    """The names of the model variables Y[x,l] ("stage x has begun by layer l") that are 1 in a solution, for a warm start.
+    Layers by which stage x must have begun anyway have no variable and are left out."""
     ends = instance.length - instance.stages
     return {f"Y[{x},{l}]" for x, first in enumerate(solution.cuts, 1) for l in range(first, ends + x)}
 
 
 class Cutting(Problem):
-    """A problem with instances that are chains."""
+    """A problem whose instances are chains and whose solutions are cuts."""
 
     solution_field = "cuts"
     models = Models(start=start)

@@ -1,4 +1,4 @@
-"""What instances of all problems share: their names, digests and summaries, and the first fields of their files."""
+"""The base class of all problems' instances (name, provenance, digest, summary), and the first fields of their files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trainplan.profiling.base.quantities import format_bytes
 
 
 class InstanceFile(Record):
-    """What the file formats of all instances begin with."""
+    """The fields that the file formats of all instances begin with."""
 
     problem: str
     version: Annotated[Literal[1], only(1)]
@@ -26,20 +26,25 @@ class InstanceFile(Record):
 
     @property
     def labels(self) -> dict[str, Any]:
-        """The instance's name and provenance, empty where the file has none."""
+        """The instance's name and provenance as keyword arguments, empty where the file has none."""
         return {"name": self.name or "", "provenance": self.provenance or {}}
 
     def tuples(self, names: Iterable[str]) -> dict[str, Any]:
-        """Fields of the file as instances have them: lists as tuples."""
+        """The fields of the given names as instances hold them: lists as tuples."""
         fields = {name: getattr(self, name) for name in names}
         return {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ProblemInstance(ABC):
-    """What all instances have: name and provenance, on which no answer depends, and a digest of what answers depend on.
+    """An instance of a problem: its name and provenance, on which no answer depends, and a digest of all that answers depend
+    on.
 
-    name: that of the problem where it is empty.
+    Attributes:
+        name: for people; the problem's name where it is empty.
+        provenance: where the numbers come from.
+        problem: the name of the problem.
+        undigested: fields of the file that the digest leaves out.
     """
 
     name: str = ""
@@ -67,7 +72,7 @@ class ProblemInstance(ABC):
     @property
     @abstractmethod
     def sizes(self) -> dict[str, int]:
-        """The numbers that tell how large the instance is, by name: layers, options, stages, devices, and `memory_bytes` where
+        """Numbers that show how large the instance is, by name: layers, options, stages, devices, and `memory_bytes` where
         devices have a limit."""
 
     def summary(self) -> list[tuple[str, str]]:
@@ -78,11 +83,11 @@ class ProblemInstance(ABC):
 
     @property
     def header(self) -> dict[str, Any]:
-        """What the instance's file begins with."""
+        """The fields that the instance's file begins with."""
         return {"problem": self.problem, "version": 1, "name": self.name, "provenance": self.provenance}
 
     def lists(self, names: Iterable[str]) -> dict[str, Any]:
-        """Fields of the instance as files have them: arrays and tuples as lists."""
+        """The instance's fields of the given names as files hold them: arrays and tuples as lists."""
         fields = {name: getattr(self, name) for name in names}
         whole = {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in fields.items()}
         return {name: list(value) if isinstance(value, tuple) else value for name, value in whole.items()}
@@ -93,27 +98,27 @@ class ProblemInstance(ABC):
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of what the answer depends on (not of names or provenance)."""
+        """SHA-256 of all that the answer depends on, in hexadecimal digits; names and provenance are left out."""
         content = {name: value for name, value in self.to_dict().items() if name not in self.undigested}
         return hashlib.sha256(json.dumps(content, separators=(",", ":")).encode()).hexdigest()
 
     @property
     def common_memory_bytes(self) -> int | None:
-        """The memory limit of every device; None where there is none, or where devices have different ones."""
+        """The memory limit of every device in bytes; None where there is none, or where devices have different ones."""
         limit: int = self.memory_bytes  # type: ignore[attr-defined]  # others have a property of their own
         return limit
 
     def with_memory(self, memory_bytes: int) -> Self:
-        """The same instance under another memory limit of every device."""
+        """The instance with `memory_bytes` as the memory limit of every device."""
         return replace(self, memory_bytes=memory_bytes)  # type: ignore[call-arg]  # others have a method of their own
 
 
 class Timed:
-    """An evaluation whose time is what is minimised."""
+    """Base of evaluations whose objective is their time."""
 
     time_ns: int
 
     @property
     def objective(self) -> int:
-        """The time in nanoseconds, which is minimised."""
+        """The number to be minimised: the time in nanoseconds."""
         return self.time_ns

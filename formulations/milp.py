@@ -1,4 +1,4 @@
-"""What the mixed-integer linear programs of several problems share, in Pyomo."""
+"""Parts that the mixed-integer linear programs of several problems share, in Pyomo."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SIGNIFICANT_BITS = 20
 
 
 def unit(value: int) -> int:
-    """The power of two of nanoseconds or bytes that is one model unit, which brings a value near 2^20.
+    """The number of nanoseconds or bytes of one model unit: a power of two that brings `value` near 2^20 units.
 
     No coefficient loses a bit, and a row's tolerance of 1e-6 units is less than a byte or a nanosecond (up to 2^40 of them).
     """
@@ -23,19 +23,25 @@ def unit(value: int) -> int:
 
 @dataclass(frozen=True)
 class Columns:
-    """Where a solver has the variables of a model: the columns by name and index, and the whole variables with theirs."""
+    """Where a solver has the variables of a model.
 
-    places: Mapping[str, Mapping[Any, int]]
+    Attributes:
+        indices: the column of each variable, by the variable's name and its index in the model.
+        whole: the whole-number variables, each with its column.
+    """
+
+    indices: Mapping[str, Mapping[Any, int]]
     whole: Sequence[tuple[Any, int]]
 
     def values(self, solution: Any) -> dict[str, dict[Any, float]]:
-        """Every variable of a solution, given by columns, by name and index."""
+        """The values of a solution, a sequence by column, as the value of every variable by name and index."""
         values = np.asarray(solution).tolist()
-        return {name: {index: values[place] for index, place in places.items()} for name, places in self.places.items()}
+        return {name: {index: values[column] for index, column in columns.items()} for name, columns in self.indices.items()}
 
 
 def columns_of(model: Any, column_of: Mapping[int, int]) -> Columns:
-    """The columns of a model's variables, from those by the variable's `id`; variables that no row has are left out."""
+    """The columns of a model's variables. column_of: the column by the `id` of the variable; variables that occur in no row
+    have none and are left out."""
     parts = {
         name: [(i, part[i]) for i in part if id(part[i]) in column_of] for name, part in model.component_map(pyo.Var).items()
     }
@@ -44,22 +50,23 @@ def columns_of(model: Any, column_of: Mapping[int, int]) -> Columns:
 
 
 def _open(chain: Chain, x: int, l: int) -> bool:
-    """Whether stage x may or may not have begun by layer l."""
+    """Whether it is undecided that stage x has begun by layer l, so that there is a variable Y[x,l]."""
     return 0 < x < chain.stages and x <= l < chain.length - chain.stages + x
 
 
 def state_cuts(m: Any, chain: Chain, positive: Any) -> Callable[[int, int], Any]:
-    """Y with the rows `onward`, `order` and `memory`; gives Y[x,l], a variable or what it must be, by stage and layer.
+    """Add the variables Y and the rows `onward`, `order` and `memory` to a Pyomo model of a chain that is cut into p stages.
 
-    Y[x,l]: stage x has begun by layer l, so that l lies in stage x where Y[x,l] - Y[x+1,l] = 1. It is known outside of l = x ..
-    n-p+x-1, since every stage has a layer; Y[0,.] = 1 and Y[p,.] = 0. positive: a variable that is at least 0, for a row that
-    says that nothing fits.
+    Y[x,l] is 1 where stage x has begun by layer l, so l lies in stage x where Y[x,l] - Y[x+1,l] = 1. Its value is known outside
+    of l = x .. n-p+x-1, with n layers, since every stage has a layer; Y[0,.] = 1 and Y[p,.] = 0.
 
-        onward     Y[x,l] <= Y[x,l+1]                   a stage that has begun stays so
-        order      Y[x+1,l+1] <= Y[x,l]                 every stage has a layer
-        memory     Y[x,w[x,l]-1] <= Y[x+1,l]            for every x, l where w[x,l] > 0
+            onward     Y[x,l] <= Y[x,l+1]                   a stage that has begun stays so
+            order      Y[x+1,l+1] <= Y[x,l]                 every stage has a layer
+            memory     Y[x,w[x,l]-1] <= Y[x+1,l]            for every x, l where w[x,l] > 0
 
-    with w[x,l] the least first layer with which stage x fits its memory when l is its last one (`Memory.first_layers`).
+    Here w[x,l] is the least first layer with which stage x fits its memory when l is its last one (`Memory.first_layers`).
+    positive: a variable that is at least 0, for a row that states that nothing fits. Returns a function of x and l that gives
+    Y[x,l], a variable or the number that it must be.
     """
     stages, layers = range(chain.stages), range(chain.length)
     m.Y = pyo.Var([(x, l) for x in stages[1:] for l in layers if _open(chain, x, l)], domain=pyo.Binary)
@@ -81,7 +88,7 @@ def state_cuts(m: Any, chain: Chain, positive: Any) -> Callable[[int, int], Any]
 
 
 def solved_cuts(chain: Chain, values: Mapping[str, Mapping[tuple[int, int], float]]) -> tuple[int, ...]:
-    """The cuts that Y stands for: every stage begins at the first layer by which it has."""
+    """The cuts that solved values of Y stand for: every stage begins at the first layer by which Y says that it has begun."""
     latest, begun = chain.length - chain.stages, values["Y"]
     firsts = [range(x, latest + x) for x in range(1, chain.stages)]
     return tuple(next((l for l in row if begun[x, l] > 0.5), row.stop) for x, row in enumerate(firsts, 1))

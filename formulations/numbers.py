@@ -1,4 +1,4 @@
-"""Numbers of instances and their files: types that pydantic checks, arrays, and checks of lengths and of sums."""
+"""Types for the numbers of instances and their files that pydantic checks, and checks of lengths and sums."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ Integers = NDArray[np.int64]
 TimeNs = Annotated[int, Field(ge=0, le=10**14, description="nanoseconds")]
 Bytes = Annotated[int, Field(ge=0, le=2**48, description="bytes")]
 Entry = TypeVar("Entry")
-OneOrEach = Annotated[
-    Annotated[Entry, Tag("list[one]")] | Annotated[list[Entry], Tag("list[each]")],
-    Discriminator(lambda value: "list[each]" if isinstance(value, list) else "list[one]"),
+OneOrMany = Annotated[
+    Annotated[Entry, Tag("list[one]")] | Annotated[list[Entry], Tag("list[many]")],
+    Discriminator(lambda value: "list[many]" if isinstance(value, list) else "list[one]"),
 ]
 LARGEST_NS, LARGEST_BYTES = 2**53, 2**62
 
 
 @dataclass(frozen=True)
 class ArrayOf:
-    """Says of an array how files have it: as lists, nested by its dimensions, of entries of a type.
+    """Annotation of an array field: its file format is lists of `entry`, nested by the number of dimensions.
 
-    Lists of unequal lengths make no array and stay lists: who reads arrays of several dimensions checks their lengths.
+    Lists of unequal lengths make no array and stay lists: the reader of arrays of several dimensions checks their lengths.
     """
 
     entry: Any
@@ -49,15 +49,22 @@ class ArrayOf:
 
 
 def check_length(name: str, entries: Sized, wanted: int, meaning: str = "", noun: str = "entries") -> None:
-    """Raises InputError where a list has not the wanted number of entries, of which `meaning` says what they are."""
+    """Raise InputError where a list does not have the wanted number of entries.
+
+    name: the field that errors name.
+    meaning: what the entries are, such as "one for each layer".
+    noun: what errors call the entries.
+    """
     if len(entries) != wanted:
         raise InputError("", name, f"has {len(entries)} {noun}", f"give {wanted}" + (f", {meaning}" if meaning else ""))
 
 
 def check_sums(where: str, micro_batches: int, chain: str, time_ns: int, size_bytes: int = 0) -> None:
-    """Raises InputError where sums of times are not exact in floats, too, or sums of bytes not within 64 bits.
+    """Raise InputError where sums of times would not be exact in floats, or sums of bytes not within 64 bits.
 
-    where: the field that micro_batches stand in. chain: what takes so much at most, such as `12 layers`.
+    where: the field in which micro_batches stands.
+    chain: what needs the time and bytes, for the error, such as `12 layers`.
+    time_ns, size_bytes: the largest sums that can occur.
     """
     for unit, total, limit in (("ns", time_ns, LARGEST_NS), ("bytes", size_bytes, LARGEST_BYTES)):
         if total >= limit:

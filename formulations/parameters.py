@@ -1,6 +1,6 @@
-"""What users may ask of a problem beside model, cluster, batch and memory: named parameters with types and defaults.
+"""The parameters of a problem, with types and defaults.
 
-A problem lists its parameters once; the command's flags, their help, the check of what was asked for, and the Python keyword
+A problem lists its parameters once; the command's flags, their help, the check of users' values, and the Python keyword
 arguments all come from that list.
 """
 
@@ -17,16 +17,22 @@ from trainplan.profiling.base.errors import COMMAND_LINE, InputError, named, one
 
 
 def flag_of(name: str) -> str:
-    """The command's flag of a Python name, such as `--micro-batches`. (A name that Python keeps for itself ends with `_`.)"""
+    """The command's flag for a Python name, such as `--micro-batches`. (A name that Python keeps for itself ends with `_`.)"""
     return "--" + name.rstrip("_").replace("_", "-")
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """One parameter: its Python name, its type (int, float, str or bool), what it does, its default, and its only values.
+    """One parameter of a problem.
 
-    `choices` is empty where every value of the type is possible; `least` is the smallest whole number that is. `many`: a list
-    of such values.
+    Attributes:
+        name: its Python name.
+        type: int, float, str or bool.
+        about: what it does, for the help.
+        default: its value where the user gives none.
+        choices: its only values; empty where every value of the type is possible.
+        least: the smallest whole number that is possible.
+        many: whether its value is a list of such values.
     """
 
     name: str
@@ -42,21 +48,19 @@ class Parameter:
         """The command's flag, such as `--micro-batches`."""
         return flag_of(self.name)
 
-    def value(self, asked: Any) -> Any:
-        """The value of the parameter that is asked for: the default for None, and a choice in its own spelling.
-
-        Raises InputError where the parameter does not take it.
-        """
-        if asked is None:
+    def value(self, given: Any) -> Any:
+        """The parameter's value for what a user gave: the default for None, and a choice in its own spelling. Raises InputError
+        where the parameter does not accept it."""
+        if given is None:
             return self.default
-        if self.type is str and isinstance(asked, int) and not isinstance(asked, bool):
-            asked = str(asked)  # a list of numbers is text, such as 0,3, and may have one
-        chosen = named(asked, self.choices) or asked if self.choices and not self.many else asked
+        if self.type is str and isinstance(given, int) and not isinstance(given, bool):
+            given = str(given)  # a list of numbers is text, such as 0,3, and may have one
+        chosen = named(given, self.choices) or given if self.choices and not self.many else given
         self.check(chosen)
         return chosen
 
     def check(self, value: Any) -> None:
-        """Raises InputError where the value is not one that the parameter takes."""
+        """Raise InputError where the parameter does not accept a value."""
         if value is None:
             return
         if self.choices and not self.many and value not in self.choices:
@@ -71,9 +75,10 @@ class Parameter:
 
 
 def chosen(parameters: Iterable[Parameter], options: Mapping[str, Any], owner: str) -> dict[str, Any]:
-    """The value of every parameter: as asked for in `options`, else its default.
+    """The value of every parameter, by name: as given in `options`, else its default.
 
-    Raises InputError for an option that `owner` does not have, unless it is None, and for a value that it does not take.
+    Raises InputError for an option that `owner`, the name of what has the parameters, does not have (unless it is None), and
+    for a value that a parameter does not accept.
     """
     by_name = {parameter.name: parameter for parameter in parameters}
     for name, value in options.items():

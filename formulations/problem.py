@@ -1,4 +1,4 @@
-"""The protocol of problems: twelve methods that every planning problem has, and what only some of them have.
+"""The protocol of problems: twelve methods that every planning problem has, and objects that only some of them have.
 
 A problem is one folder with one object of a subclass of `Problem`, and one line in `BUILT_IN` (or an entry point
 `trainplan.problems` of another package). Its instances and solutions are its own types. An instance has the attributes of
@@ -10,10 +10,10 @@ A problem is one folder with one object of a subclass of `Problem`, and one line
     for people         size, tables
 
 How all solutions of a tiny instance are listed (`Enumeration`), how MILP and CP-SAT state an instance (`Models`) and how plans
-of one strategy are found (`SingleStrategy`) are records of functions that a problem holds. What lets the planner go on from a
-solver's answer (`refinement.Refinement`), what proves a claim (`certificate.Certificate`) and which part of a request instances
-cover (`request_scope.RequestScope`) are objects that a problem holds, or None. Methods, bounds, and why nothing fits are the
-solvers' (`solvers.core.method_registry.Methods`).
+of one strategy are found (`SingleStrategy`) are records of functions that a problem holds. Three further objects, each of them
+optional, let the planner go on from a solver's answer (`refinement.Refinement`), prove a claim (`certificate.Certificate`) and
+say which part of a request instances cover (`request_scope.RequestScope`). Methods, bounds, and why nothing fits belong to the
+solvers (`solvers.core.method_registry.Methods`).
 
 `tests/formulations/test_conformance.py` holds every problem to this protocol.
 """
@@ -42,15 +42,15 @@ MOST_SOLUTIONS = 2_000_000  # of an instance that brute force takes, unless its 
 
 @runtime_checkable
 class InstanceLike(Protocol):
-    """What instances of all problems have, also of those in other packages.
+    """The attributes that instances of all problems have, also those of problems in other packages.
 
     Attributes:
         problem: the name of the problem.
-        name: the instance's own, for people.
-        provenance: where its numbers come from; its `cost_model` is `streams` where costs count overlap.
+        name: the instance's own name, for people.
+        provenance: where its numbers come from; its entry `cost_model` is `streams` where costs count overlap.
 
-    An instance also has the attribute `digest`, SHA-256 of what the answer depends on in hexadecimal digits, which is not asked
-    for here: it takes its time, and `isinstance` reads every attribute.
+    An instance also has the attribute `digest`, the SHA-256 of all that the answer depends on in hexadecimal digits. It is not
+    listed here because `isinstance` reads every attribute, and a digest takes time to compute.
     """
 
     problem: Any
@@ -63,16 +63,17 @@ class InstanceLike(Protocol):
 
     @property
     def common_memory_bytes(self) -> int | None:
-        """The memory limit of every device; None where there is none, or where devices have different ones."""
+        """The memory limit of every device in bytes; None where there is none, or where devices have different ones."""
         ...
 
     def with_memory(self, memory_bytes: int) -> Self:
-        """The instance under this memory limit of every device. Raises InputError where it knows nothing of memory."""
+        """The instance with `memory_bytes` as the memory limit of every device. Raises InputError where it knows nothing of
+        memory."""
         ...
 
 
 class Evaluation(Protocol):
-    """What a solution costs: a whole number to be minimised (nanoseconds), and whatever else the problem tells."""
+    """The cost of a solution: a whole number to be minimised (nanoseconds), and whatever else the problem reports."""
 
     @property
     def objective(self) -> int:
@@ -82,7 +83,8 @@ class Evaluation(Protocol):
 
 @dataclass(frozen=True)
 class Table:
-    """Rows for people: a title, names of columns, and texts. The command, notebooks and pictures read the same rows."""
+    """A table for people: a title, names of columns, and rows of texts. The command, notebooks and pictures read the same
+    rows."""
 
     title: str
     columns: tuple[str, ...]
@@ -95,9 +97,9 @@ class Enumeration:
 
     Attributes:
         count: the number of solutions of an instance that are looked at.
-        solutions: every solution of an instance; or, where the problem compares many at once, the best of each batch that
-            fits. None among them is a moment to look at the clock.
-        most: the most solutions that brute force takes of an instance.
+        solutions: every solution of an instance; or, where the problem compares many at a time, the best of each batch that
+            fits. It may yield None in between, for the caller to look at the clock.
+        most: the largest count of an instance that brute force accepts.
     """
 
     count: Callable[[Any], int]
@@ -111,9 +113,9 @@ class Subproblem:
 
     Attributes:
         instance: the part.
-        bound: nanoseconds that no solution of it is below; infinite where nothing fits.
-        lifted: makes of a solution of the part one of the whole instance.
-        lowered: makes of a solution of the whole instance one of the part; None where it lies in another part.
+        bound: nanoseconds that no solution of the part is below; infinite where nothing fits.
+        lifted: turns a solution of the part into one of the whole instance.
+        lowered: turns a solution of the whole instance into one of the part; None where the solution lies in another part.
     """
 
     instance: Any
@@ -124,15 +126,15 @@ class Subproblem:
 
 @dataclass(frozen=True)
 class Models:
-    """How the MILP and the CP-SAT model of a problem (its modules `milp` and `cpsat`) are stated part by part and begun.
+    """How the MILP and the CP-SAT model of a problem (its modules `milp` and `cpsat`) are stated part by part and warm-started.
 
     Attributes:
-        subproblems: of an instance and a function that says whether the time is up, the parts that are stated one by one; None
-            where the whole instance is stated at once. Raises `Unsuited` of `profiling.base.errors` where they cannot state the
-            instance, `TooLarge` where it is only too large for them.
-        start: of an instance and a solution, the names of the models' whole variables that are 1 in it; others of the same
-            letters are 0. Among the letters are those of all whole variables of the MILP, unless none is named: then
-            models do not begin from a solution.
+        subproblems: takes an instance and a function that returns whether the time is up; returns the parts that are stated one
+            by one, or None where the whole instance is stated at once. Raises `Unsuited` of `profiling.base.errors` where the
+            models cannot state the instance, `TooLarge` where it is only too large for them.
+        start: takes an instance and a solution; returns the names of the models' whole variables that are 1 in it. Other
+            variables of the same letters are 0. The letters cover all whole variables of the MILP, unless the set is empty:
+            then models do not start from a solution.
     """
 
     subproblems: Callable[[Any, Callable[[], bool]], list[Subproblem] | None] = lambda instance, out_of_time: None
@@ -144,11 +146,11 @@ class SingleStrategy:
     """How the best solution with one choice for all layers is found.
 
     Attributes:
-        instances: of an instance, those whose solutions are its own with one choice for all layers; they become plans as those
-            of the instance do. Empty where it has none.
-        method: the name of the method that finds the best solution of them.
-        widened: of an instance and a solution of the first of these instances, the same as a solution of the instance; None
-            where the problem does not say.
+        instances: takes an instance; returns instances whose solutions are those of the given one with one choice for all
+            layers. They become plans in the same way. Empty where there are none.
+        method: the name of the method that finds their best solution.
+        widened: takes an instance and a solution of the first of these instances; returns it as a solution of the instance, or
+            None where the problem does not say.
     """
 
     instances: Callable[[Any], Sequence[Any]]
@@ -157,25 +159,25 @@ class SingleStrategy:
 
 
 class Problem(ABC):
-    """One planning problem. Subclasses state it; nothing else in trainplan asks which problem it has before it
-    (but `simulating`, which also takes pipeline-partition instances, and `papers.FILES`).
+    """One planning problem. Subclasses state it, and the rest of trainplan uses it through this class alone (except for
+    `simulating`, which also takes pipeline-partition instances, and `papers.FILES`).
 
     Attributes:
         name: as users write it.
         record: the file format of instances.
         solution_record: the file format of solutions.
-        solution_field: the list of that format that a bare sequence of numbers stands for.
-        solution_reader: the function, as `module:name`, of a source and an instance that reads a solution from a file of
-            another program, or gives None where it is none; None where only the problem's own format is read.
+        solution_field: the list in that format that a bare sequence of numbers stands for.
+        solution_reader: a function as `module:name` that takes a source and an instance and reads a solution from a file of
+            another program, or returns None where the source is no such file; None where only the problem's own format is read.
         parameters: what `instance` and `instances` read from `request.options`.
-        constraints: parameters that users set though the problem would choose them; planning says what each of them costs.
-        widest: the value that leaves nothing out, of parameters whose default leaves something out.
+        constraints: parameters that users set although the problem would choose them; planning reports what each of them costs.
+        widest: by name of a parameter whose default leaves something out, the value that leaves nothing out.
         needs: what a request has to name where it has no profile.
-        solved_by: the package of its solvers, whose module `methods` lists them; by default one without any, so that only
+        solved_by: the package of its solvers, whose module `methods` lists them; by default a package without any, so that only
             brute force and methods of other packages solve it.
-        picture: the function, as `module:name`, that draws a solution, given the instance and it; None where there is none.
+        picture: a function as `module:name` that takes an instance and a solution and draws it; None where there is none.
         enumeration: how brute force lists its solutions.
-        models: how its models are stated part by part and begun; by default whole, and from nothing.
+        models: how its models are stated part by part and warm-started; by default whole, and from nothing.
         single_strategy: how the best plan with one strategy is found; None where all plans have one, or it does not say.
         refinement: what the planner needs to go on from a solver's answer to better plans; None where it does not.
         certificate: how claims are proven without any solver; None where they are not.
@@ -204,15 +206,15 @@ class Problem(ABC):
 
     @abstractmethod
     def load(self, source: Source, where: str = "instance") -> Any:
-        """An instance from a file or a dict, which errors call `where`. Raises InputError."""
+        """Read an instance from a file or a dict. where: the name that errors call a dict by. Raises InputError."""
 
     @abstractmethod
     def load_solution(self, source: Source) -> Any:
-        """A solution from a file or a dict in the problem's own format. Raises InputError."""
+        """Read a solution from a file or a dict in the problem's own format. Raises InputError."""
 
     @abstractmethod
     def solution_dict(self, solution: Any, /) -> dict[str, Any]:
-        """A solution in its file format, as plain values."""
+        """The solution in its file format, as plain values."""
 
     # Costs of solutions
 
@@ -222,12 +224,12 @@ class Problem(ABC):
 
     @abstractmethod
     def violations(self, instance: Any, solution: Any, /) -> list[str]:
-        """Every constraint that a solution breaks, in words; empty where it is feasible."""
+        """Every constraint that a solution breaks, one text each; empty where it is feasible."""
 
     @abstractmethod
     def describe(self, instance: Any, solution: Any, /) -> dict[str, Any]:
-        """The costs of a solution as users see them: `time_ns`, mostly `peak_bytes` and `peak_layer_name`, and the problem's
-        own."""
+        """The costs of a solution as users see them, by name: `time_ns`, mostly `peak_bytes` and `peak_layer_name`, and the
+        problem's own."""
 
     def cost_model(self, instance: Any) -> str:
         """The name of the costs and the objective that a claim about the instance speaks of."""
@@ -240,19 +242,19 @@ class Problem(ABC):
         """The one instance of a request, which `build` writes. Raises InputError."""
 
     def instances(self, request: Request) -> Sequence[Any]:
-        """The instances of a request that planning solves, of which the best solution counts: by default the one of `instance`.
-        Raises InputError."""
+        """The instances of a request that planning solves, of which the best solution counts; by default the one that
+        `instance` gives. Raises InputError."""
         return [self.instance(request)]
 
     def plan(self, instance: Any, solution: Any, request: Request) -> Plan:
-        """The plan of a solution, without prediction and claim. Raises InputError where plans cannot say it."""
+        """The plan of a solution, without prediction and claim. Raises InputError where a plan cannot express it."""
         raise InputError("command line", "problem", f"is {self.name!r}", "which has no plans: give a problem that has")
 
     # For people
 
     def size(self, instance: Any) -> dict[str, int]:
-        """The numbers that tell an instance's size: layers, options, stages, devices; and memory_bytes where there is one
-        limit."""
+        """Numbers that show how large an instance is, by name: layers, options, stages, devices; and memory_bytes where there
+        is one limit."""
         sizes: dict[str, int] = instance.sizes
         return sizes
 
@@ -280,7 +282,7 @@ def problem_names() -> list[str]:
 
 @cache
 def problem(name: str) -> Problem:
-    """A problem by name; its modules are imported now. Raises InputError where there is none."""
+    """The problem of a given name; its modules are imported now. Raises InputError where there is none."""
     stated = load_named(name, BUILT_IN, GROUP)
     if stated is None:
         raise InputError("command line", "problem", f"is {name!r}", one_of(name, problem_names()))
@@ -289,7 +291,10 @@ def problem(name: str) -> Problem:
 
 
 def constraints_of(stated: Problem, options: Mapping[str, Any]) -> dict[str, str]:
-    """The constraints that options set on the plans of a problem, by argument, as the command's options say them."""
+    """The constraints that options of a request set on the plans of a problem.
+
+    Returns, by name of the parameter, the text of the command's option, such as `--pipeline 4`.
+    """
     texts = {}
     for parameter in stated.constraints:
         neutral = (None, parameter.default, stated.widest.get(parameter.name))
@@ -301,12 +306,12 @@ def constraints_of(stated: Problem, options: Mapping[str, Any]) -> dict[str, str
 
 
 def problem_of(instance: Any) -> Problem:
-    """The problem that an instance is of."""
+    """The problem that an instance belongs to."""
     return problem(instance.problem)
 
 
 def solution_of(instance: Any, source: Source) -> Any:
-    """A solution of an instance from a file or a dict, in any format that its problem reads. Raises InputError."""
+    """Read a solution of an instance from a file or a dict, in any format that its problem reads. Raises InputError."""
     stated = problem_of(instance)
     read = None if stated.solution_reader is None else attribute(stated.solution_reader)(source, instance)
     return stated.load_solution(source) if read is None else read

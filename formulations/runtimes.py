@@ -1,8 +1,8 @@
-"""What each runtime can run: the record of it, and where every runtime's own is.
+"""What each training runtime can run: the record of its capabilities, and where each runtime's own record stands.
 
-A runtime says it once, as `CAPABILITIES` of its own module: `plan --for NAME` plans within it (`joint.runtimes`), the export
-refuses by it what is not within, and what changes a run of the runtime stays within it. The modules are named here as texts and
-imported when a runtime is asked for, since they belong to execution.
+A runtime states it once, as `CAPABILITIES` of its own module: `plan --for NAME` plans within it (`joint.runtimes`), the export
+refuses plans that are not within it, and changes to an imported run stay within it. The modules are named here as texts and
+imported when a runtime is needed, since they belong to execution.
 """
 
 from __future__ import annotations
@@ -31,18 +31,33 @@ BUILT_IN = {
 
 @dataclass(frozen=True)
 class Runtime:
-    """What a runtime runs. zero: ZeRO stages; modules: those that it can recompute by themselves; shares_tokens: whether
-    tensor-parallel ranks always share the tokens, neighbours: whether they are next to each other. one_stage: whether it has no
-    pipeline and no tensor parallelism; hybrid: whether ranks may hold copies of shards; host: what may be kept there.
-    one_strategy: whether all units have one; cuts_layers: whether stages may begin within a layer; sliced: whether forward
-    passes may begin in halves; exchanges: what context-parallel ranks may exchange, nothing without context parallelism;
-    copies_keys: whether ranks that exchange heads may have copies of keys; cut_families: the models that have that, all where
-    it is None; by_torch: whether it is DTensor and FSDP2, of models as transformers builds them. families:
-    of the models that it has, all of them where it is None; tied: whether their head may be the embedding's matrix;
-    first_layers: whether stages can recompute their first layers alone; wide_gradients: of models in which dtypes gradients are
-    in float32 unless it is told otherwise, narrow_gradients: whether it can be told so. muon: the ZeRO stages in which it has
-    Muon, none where it does not. recipes: of products in fewer bits. features: what plans may ask for, by the names of
-    `execution.features`, since it runs that or its export says that it leaves it out."""
+    """What a runtime can run.
+
+    Attributes:
+        schedules: the pipeline schedules that it has.
+        zero: the ZeRO stages that it has.
+        modules: the modules that it can recompute by themselves.
+        shares_tokens: whether tensor-parallel ranks always share the tokens between matrices (sequence parallelism).
+        one_stage: whether it has neither pipeline nor tensor parallelism.
+        hybrid: whether ranks may hold copies of shards (hybrid sharding).
+        host: what may be kept on the host.
+        neighbours: whether tensor-parallel ranks have to be neighbours.
+        one_strategy: whether all units have the same strategy.
+        cuts_layers: whether stages may begin within a layer.
+        sliced: whether forward passes may begin in halves.
+        exchanges: what context-parallel ranks may exchange; empty without context parallelism.
+        copies_keys: whether ranks that exchange heads may have copies of keys.
+        cut_families: the model families with context parallelism; None where all have it.
+        by_torch: whether it runs DTensor and FSDP2 on models as transformers builds them.
+        families: the model families that it has; None where it has all.
+        tied: whether the head may share the embedding's matrix.
+        first_layers: whether stages can recompute their first layers alone.
+        wide_gradients: dtypes of models whose gradients are in float32 by default; narrow_gradients: whether that can be
+            switched off.
+        muon: the ZeRO stages in which it has Muon; empty without Muon.
+        recipes: the recipes of products in fewer bits that it has.
+        features: features of plans, by the names of `execution.features`, that it runs or that its export reports as left out.
+    """
 
     schedules: tuple[str, ...]
     zero: tuple[int, ...]
@@ -69,13 +84,13 @@ class Runtime:
     features: Collection[str] = ("master weights",)
 
     def lacks(self, model: Model) -> str | None:
-        """What of a model it does not have, in words; None where it has all."""
+        """What the runtime lacks to train a model, in words; None where it lacks nothing."""
         if self.families is not None and model.family not in self.families:
             return f"{model.family} models"
         return "heads tied to the embedding" if model.tied and not self.tied else None
 
     def carries(self, strategy: Strategy, model: Model | None = None) -> bool:
-        """Whether it runs units of a model, where that is known, under a strategy."""
+        """Whether the runtime runs units under a strategy. model: the model that the units belong to, where that is known."""
         names = [name for name, _ in strategy.levels]
         neighbours = not self.neighbours or "tp" not in names[:-1]
         if self.by_torch and (not split_by_torch(model, strategy) or (strategy.sequence_parallel and not strategy.ckpt)):
@@ -91,7 +106,7 @@ class Runtime:
 
 
 class Runtimes(Mapping[str, Runtime]):
-    """All runtimes by name, each loaded when it is asked for."""
+    """All runtimes by name, each loaded when it is first needed."""
 
     def __getitem__(self, name: str) -> Runtime:
         return _loaded(BUILT_IN[name])
@@ -108,12 +123,13 @@ RUNTIMES = Runtimes()
 
 @cache
 def _loaded(target: str) -> Runtime:
-    made: Runtime = attribute(target)
-    return made
+    """The capabilities at a target `module:name`; kept."""
+    capabilities: Runtime = attribute(target)
+    return capabilities
 
 
 def copies_keys(strategy: Strategy, model: Model) -> bool:
-    """Whether context-parallel ranks that exchange heads have copies of keys."""
+    """Whether context-parallel ranks that exchange heads hold copies of keys, under a strategy of a model."""
     attentions = [part for sublayer in model.sublayers.values() if (part := attention_of(sublayer)) is not None]
     tp, ranks = strategy.degree("tp"), strategy.degree("cp")
     return strategy.exchanges_heads and any(HeadShare(part, tp, ranks).copies for part in attentions)

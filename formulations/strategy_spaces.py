@@ -6,7 +6,8 @@
     dp, tp, pp, sdp one paradigm: PyTorch DDP, Megatron, GPipe, FSDP or ZeRO-3
     3d              two stages, two-way tensor parallelism, data parallelism over the rest               (DeepSpeed 3D)
 
-A larger space holds every smaller one: dp, tp, sdp, pp, dp+tp, dp+pp and 3d lie in no-ckpt, which lies in full.
+PP is pipeline, DP data, SDP sharded data and TP tensor parallelism; CKPT is recomputation. A larger space contains every
+smaller one: dp, tp, sdp, pp, dp+tp, dp+pp and 3d lie in no-ckpt, which lies in full.
 """
 
 from __future__ import annotations
@@ -21,8 +22,15 @@ from trainplan.profiling.base.quantities import divisors
 
 @dataclass(frozen=True)
 class Space:
-    """name; about: one line; stages: pipeline degrees on n devices, of which those count whose stages have a power of two of
-    devices; strategies: of one layer on a group of g devices."""
+    """A search space.
+
+    Attributes:
+        name: as users write it.
+        about: one line for the help.
+        stages: the numbers of stages that it allows on n devices; callers keep those that leave a stage a power of two of
+            devices.
+        strategies: the strategies of one layer on a group of g devices.
+    """
 
     name: str
     about: str
@@ -31,17 +39,18 @@ class Space:
 
 
 def stage_sizes(devices: int) -> list[int]:
-    """Numbers of devices that a stage may have, ascending: the powers of two that divide all devices."""
+    """The numbers of devices that a stage may have, ascending: the powers of two that divide the number of all devices."""
     return [1 << i for i in range(devices.bit_length()) if devices % (1 << i) == 0]
 
 
 def stage_depths(devices: int) -> list[int]:
-    """Numbers of stages of such a size, ascending: of 48 devices 3, 6, 12, 24 and 48."""
+    """The numbers of stages whose stages have such a size, ascending: of 48 devices 3, 6, 12, 24 and 48."""
     return [devices // size for size in reversed(stage_sizes(devices))]
 
 
 def stage_counts(devices: int, pipeline: int | None) -> list[int]:
-    """Numbers of stages to try: all that `stage_depths` allows, or the one asked for. Raises InputError."""
+    """The numbers of stages to try: all of `stage_depths`, or the one that the user gave. Raises InputError where that is
+    none."""
     possible = stage_depths(devices)
     if pipeline is None:
         return possible
@@ -51,7 +60,8 @@ def stage_counts(devices: int, pipeline: int | None) -> list[int]:
 
 
 def micro_batch_counts(batch: int, micro_batches: int | None) -> list[int]:
-    """Numbers of micro-batches to try: all divisors of the batch (samples), or the one asked for. Raises InputError."""
+    """The numbers of micro-batches to try: all divisors of the batch (in samples), or the one that the user gave. Raises
+    InputError where that does not divide the batch."""
     if micro_batches is None:
         return divisors(batch)
     if micro_batches < 1 or batch % micro_batches:
@@ -61,22 +71,27 @@ def micro_batch_counts(batch: int, micro_batches: int | None) -> list[int]:
 
 
 def _one(devices: int) -> list[int]:
+    """One stage of all devices."""
     return [1]
 
 
 def _pure(paradigm: Paradigm) -> Callable[[int], list[Strategy]]:
+    """The strategy of one paradigm over the whole group, as a function of the group's size."""
     return lambda group: [Strategy.of((paradigm, group))]
 
 
 def _without_ckpt(group: int) -> list[Strategy]:
+    """All strategies of the decision tree without recomputation."""
     return decision_tree(group, ckpt=False)
 
 
 def _dp_tp(group: int) -> list[Strategy]:
+    """Strategies of DP and TP, with TP on the fastest links."""
     return [s for s in _without_ckpt(group) if s.degree("sdp") == 1 and [p for p, _ in s.levels] != ["tp", "dp"]]
 
 
 def _three(group: int) -> list[Strategy]:
+    """Two-way tensor parallelism, data parallelism over the rest of the group."""
     return [Strategy.of(("dp", group // 2), ("tp", 2))] if group > 1 else []
 
 
@@ -99,7 +114,7 @@ SPACES = {
 
 
 def space(name: str) -> Space:
-    """A space by name. Raises InputError."""
+    """The search space of a given name. Raises InputError where there is none."""
     if name not in SPACES:
         raise InputError("command line", "--space", f"is {name!r}", one_of(name, SPACES))
     return SPACES[name]

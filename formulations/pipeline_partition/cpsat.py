@@ -20,14 +20,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ortools.sat.python import cp_model
-from trainplan.formulations.cpsat import Begun, Terms, solved_cuts, state_cuts, weighted_sum
+from trainplan.formulations.cpsat import StageStarts, Terms, solved_cuts, state_cuts, weighted_sum
 from trainplan.formulations.pipeline_partition.bounds import least_ns, left_over, most_ns
 from trainplan.formulations.pipeline_partition.end_times import one_f_one_b_rows
 from trainplan.formulations.pipeline_partition.problem import Instance, Solution
 from trainplan.formulations.schedule.end_time_rows import Sum
 
 
-def build(instance: Instance) -> tuple[cp_model.CpModel, Begun]:
+def build(instance: Instance) -> tuple[cp_model.CpModel, StageStarts]:
     """The model, and Y by stage and sub-layer."""
     model = cp_model.CpModel()
     y = state_cuts(model, instance)
@@ -74,6 +74,6 @@ def build(instance: Instance) -> tuple[cp_model.CpModel, Begun]:
     return model, y
 
 
-def extract(instance: Instance, y: Begun, value: Callable[[cp_model.IntVar], bool]) -> Solution:
+def extract(instance: Instance, y: StageStarts, value: Callable[[cp_model.IntVar], bool]) -> Solution:
     """The solution that Y stands for, by the value of each variable."""
     return Solution(solved_cuts(instance, y, value))

@@ -27,7 +27,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import Field, model_validator
-from trainplan.formulations.numbers import Integers, OneOrEach, TimeNs, check_length
+from trainplan.formulations.numbers import Integers, OneOrMany, TimeNs, check_length
 from trainplan.formulations.schedule.autopipe_recurrences import iteration_ns
 from trainplan.formulations.schedule.chains import Chain, ChainFile, Cuts
 from trainplan.formulations.schedule.critical_path import Critical, critical_path
@@ -48,7 +48,7 @@ class InstanceRecord(ChainFile):
     micro_batches: Annotated[int, Field(ge=1, le=10**5)]
     forward_ns: Annotated[list[TimeNs], Field(description="forward pass of each sub-layer, one micro-batch")]
     backward_ns: Annotated[list[TimeNs], Field(description="backward pass of each, recomputation included")]
-    transfer_ns: Annotated[OneOrEach[TimeNs], Field(description="Comm: of a message between two stages, or one for each cut")]
+    transfer_ns: Annotated[OneOrMany[TimeNs], Field(description="Comm: of a message between two stages, or one for each cut")]
     names: Annotated[list[str] | None, Field(description="of the sub-layers")] = None
     layers: Annotated[
         list[Annotated[int, Field(ge=0, le=2**53)]] | None,

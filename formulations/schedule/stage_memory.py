@@ -24,7 +24,7 @@ from typing import Annotated, Any
 
 import numpy as np
 from pydantic import Field
-from trainplan.formulations.numbers import ArrayOf, Bytes, Integers, OneOrEach, check_length
+from trainplan.formulations.numbers import ArrayOf, Bytes, Integers, OneOrMany, check_length
 from trainplan.profiling.base.dataclass_records import DataclassRecord, ReadAs
 
 COLUMNS = ("state_bytes", "kept_bytes", "workspace_bytes")
@@ -64,7 +64,7 @@ class Memory(DataclassRecord):
 
     limit_bytes: Annotated[
         Integers,
-        ReadAs(OneOrEach[Limit], partial(np.array, dtype=np.int64)),
+        ReadAs(OneOrMany[Limit], partial(np.array, dtype=np.int64)),
         Field(description="E: of every stage's device, or a list with one for each stage"),
     ]
     state_bytes: Annotated[Column, Field(description="O_ms: parameters, gradients, optimizer states of each layer")]

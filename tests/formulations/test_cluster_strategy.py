@@ -133,7 +133,7 @@ def test_a_layer_assignment_is_a_plan_too() -> None:
     [table] = ASSIGNMENT.tables(instance, solution)
     assert len(table.rows) == 2
     times = [ASSIGNMENT.evaluate(instance, cuts).objective for cuts in ASSIGNMENT.enumeration.solutions(instance)]
-    assert len(times) == ASSIGNMENT.count(instance) == 4 and min(times) == result.objective
+    assert len(times) == ASSIGNMENT.enumeration.count(instance) == 4 and min(times) == result.objective
 
 
 def test_requests_without_a_cluster_are_told() -> None:
