@@ -1,7 +1,9 @@
 """layer-strategies as an OR-Tools CP-SAT model, on whole nanoseconds and bytes.
 
+Symbols are those of `problem` (c time, R re-layout, O_f, O_b, O_ms bytes, E memory).
+
 Variables    x[l,s] bool         layer l takes option s
-             z[l,a,b] bool       boundary l goes from layout class a to class b (see `layouts`)
+             z[l,a,b] bool       boundary l goes from layout class a to class b (see `layout_classes`)
 
     minimise   sum c x + sum R z
     choose     exactly one x[l,s] for every l
@@ -24,7 +26,7 @@ Choice = list[list[cp_model.IntVar]]
 
 
 def build(instance: Instance) -> tuple[cp_model.CpModel, Choice]:
-    """The model and x by layer and option."""
+    """The model of an instance, and its variables x by layer and option."""
     model = cp_model.CpModel()
     x = [[model.new_bool_var(f"x[{l},{s}]") for s in range(count)] for l, count in enumerate(instance.options)]
     for row in x:
@@ -54,6 +56,7 @@ def build(instance: Instance) -> tuple[cp_model.CpModel, Choice]:
     memory = instance.memory_bytes // step
 
     def bytes_of(values: tuple, l: int) -> cp_model.LinearExpr:
+        """Bytes of layer l under its chosen option, in steps."""
         return cp_model.LinearExpr.weighted_sum(x[l], [int(v) // step for v in values[l]])
 
     states = sum(bytes_of(instance.state_bytes, l) for l in range(instance.layers))
@@ -65,5 +68,5 @@ def build(instance: Instance) -> tuple[cp_model.CpModel, Choice]:
 
 
 def extract(instance: Instance, x: Choice, value: Callable[[cp_model.IntVar], bool]) -> tuple[int, ...]:
-    """The choice that x stands for, by the value of each variable."""
+    """The choice that x stands for. value: the solved value of a variable."""
     return tuple(next(s for s, v in enumerate(row) if value(v)) for row in x)

@@ -1,4 +1,4 @@
-"""layer-strategies as a problem that trainplan can be asked for: from a request to instances and plans."""
+"""layer-strategies as a `Problem`: from a request to instances and plans."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ Choice = Sequence[int]
 
 
 def improving(instance: Instance) -> Iterator[Choice | None]:
-    """Every choice that fits and takes less time than those before it; None to look at the clock."""
+    """Every choice of an instance that fits and takes less time than those before it; None now and then, to look at the
+    clock."""
     best = float("inf")
     for number, choice in enumerate(product(*map(range, instance.options))):
         if number % EVERY == 0:
@@ -42,13 +43,13 @@ def improving(instance: Instance) -> Iterator[Choice | None]:
 
 
 def single_strategy_instances(instance: Instance) -> list[Instance]:
-    """For each strategy that all layers have, the instance with it alone."""
+    """For each strategy that all layers offer, the instance in which every layer has only that strategy."""
     shared = [name for name in instance.strategies[0] if all(name in names for names in instance.strategies)]
     return [instance.only([names.index(name) for names in instance.strategies]) for name in shared]
 
 
 class LayerStrategies(Problem):
-    """A strategy for each layer of one pipeline stage, under its true peak memory."""
+    """The problem of choosing a strategy for each layer of one pipeline stage, under its true peak memory."""
 
     name = problem.NAME
     record, solution_record = InstanceRecord, SolutionRecord
@@ -78,7 +79,7 @@ class LayerStrategies(Problem):
         return f"{super().cost_model(instance)}, {objective}"
 
     def instance(self, request: Request) -> Instance:
-        """One stage of a pipeline of even stages, by default of one stage. Raises InputError."""
+        """The instance of the requested stage of a pipeline of even stages (default: the only stage). Raises InputError."""
         options, devices = request.options, request.origin.devices
         [count], index = stage_counts(devices, options["pipeline"] or 1), options["stage"]
         stage = EvenStage(count, index, options["micro_batches"] or 1)
@@ -97,7 +98,7 @@ class LayerStrategies(Problem):
         )
 
     def plan(self, instance: Instance, solution: Choice, request: Request) -> Plan:
-        """The plan of a solution, all devices in one stage. Raises InputError for one stage of several."""
+        """The plan of a solution, all devices in one stage. Raises InputError where the request has several stages."""
         count = request.options["pipeline"] or 1
         if count > 1:
             raise InputError("command line", "--pipeline", f"is {count}", "give 1: a plan has all stages of its pipeline")
@@ -106,14 +107,17 @@ class LayerStrategies(Problem):
         return staged_plan(request, [(0, instance.layers - 1)], strategies, batch)
 
     def tables(self, instance: Instance, solution: Choice) -> list[Table]:
-        """The strategies, runs of equal ones as one row."""
+        """One table: the strategies of the layers, with a row for each run of layers of equal strategy."""
         chosen = [names[s] for names, s in zip(instance.strategies, solution, strict=True)]
         rows = strategy_runs(instance.layer_names, chosen)
         return [Table("strategies", ("layers", "count", "strategy"), tuple(rows))]
 
 
 def strategy_runs(names: Sequence[str], strategies: Sequence[str]) -> list[tuple[str, str, str]]:
-    """Rows of (layers, count, strategy), as of `runs`. names: of the layers."""
+    """Rows of (layers, their number, strategy) for people, with consecutive layers of equal strategy as one row.
+
+    names, strategies: of each layer, in order.
+    """
     return [(layers, str(count), in_words(strategy)) for _, layers, count, strategy in runs(names, strategies)]
 
 

@@ -31,16 +31,16 @@ from trainplan.formulations.milp import unit
 
 
 def units(instance: Instance) -> tuple[int, int]:
-    """Nanoseconds and bytes of one model unit, by the largest time and by the memory.
+    """Nanoseconds and bytes of one model unit, scaled by the largest time and by the memory.
 
-    An integrality tolerance counts with the coefficient that it meets, so the adapter sets it to 1e-9.
+    An integrality tolerance is multiplied by the coefficient of its variable, so the adapter sets it to 1e-9.
     """
     largest = sum(int(c.max()) for c in instance.time_ns) + sum(int(table.max()) for table in instance.transitions_ns)
     return unit(largest), unit(instance.memory_bytes)
 
 
 def build(instance: Instance) -> pyo.ConcreteModel:
-    """The Pyomo model; `extract` reads a choice from its solved values."""
+    """The Pyomo model of an instance; `extract` reads a choice from its solved values."""
     m = pyo.ConcreteModel(name=instance.name)
     layers = range(instance.layers)
     borders = boundaries(instance)
@@ -57,9 +57,11 @@ def build(instance: Instance) -> pyo.ConcreteModel:
     ns_per_unit, bytes_per_unit = units(instance)
 
     def time(value: int) -> float:
+        """A time in model units."""
         return value / ns_per_unit
 
     def size(value: int) -> float:
+        """A size in model units."""
         return value / bytes_per_unit
 
     m.x = pyo.Var(options, domain=pyo.Binary)
@@ -102,5 +104,5 @@ def build(instance: Instance) -> pyo.ConcreteModel:
 
 
 def extract(instance: Instance, values: Mapping[str, Mapping[tuple[int, int], float]]) -> tuple[int, ...]:
-    """The choice that x stands for: per layer the option of the largest value."""
+    """The choice that solved values of x stand for: for each layer the option of the largest value."""
     return tuple(max(range(count), key=lambda s: values["x"][l, s]) for l, count in enumerate(instance.options))

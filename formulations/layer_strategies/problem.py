@@ -3,8 +3,9 @@
     minimise    sum_l c(l, s_l) + sum_l R(l, s_l, s_{l+1})                                          time, nanoseconds
     subject to  max_l ( sum_{k<=l} O_f(k, s_k) + O_b(l, s_l) ) + sum_k O_ms(k, s_k)  <=  E          Eq. 2, bytes
 
-c: time of a layer; R: re-layout between neighbours; O_f: activations kept from the forward pass; O_b: what the backward pass
-of one layer adds; O_ms: model states. All numbers are integers; `evaluate` and `violations` know no solver.
+s_l is the option of layer l. c is the time of a layer; R the re-layout between neighbours; O_f the activations kept from the
+forward pass; O_b what the backward pass of one layer adds; O_ms the model states; E the memory of a device. All numbers are
+integers; `evaluate` and `violations` know no solver.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ COLUMNS = ("time_ns", "forward_bytes", "backward_bytes", "state_bytes")  # numbe
 
 
 class OptionRecord(Record):
-    """One way to run a layer."""
+    """One option of a layer in a file: a strategy, and what the layer costs under it."""
 
     strategy: Annotated[str, Field(min_length=1, description="name, such as dp8-ckpt; any text, unique in its layer")]
     time_ns: TimeNs
@@ -42,7 +43,7 @@ class OptionRecord(Record):
 
 
 class LayerRecord(Record):
-    """A layer and its options, or the layer before it that has the same ones."""
+    """A layer in a file: its options, or the index of an earlier layer that has the same ones."""
 
     name: str | None = None
     options: Annotated[list[OptionRecord], Field(min_length=1, max_length=1000)] | None = None
@@ -66,6 +67,7 @@ class InstanceRecord(InstanceFile):
 
     @model_validator(mode="after")
     def _shapes(self) -> InstanceRecord:
+        """Raise InputError where options, tables and strategies do not fit each other."""
         for index, layer in enumerate(self.layers):
             self._check_options(f"layers[{index}]", index, layer)
         check_length("transitions_ns", self.transitions_ns, len(self.layers) - 1, "one fewer than layers", "tables")
@@ -82,6 +84,8 @@ class InstanceRecord(InstanceFile):
         return self
 
     def _check_options(self, where: str, index: int, layer: LayerRecord) -> None:
+        """Raise InputError unless a layer has either options of its own or an earlier layer to take them from. where: its
+        field."""
         if layer.options is None and layer.like is None:
             raise InputError("", f"{where}.options", "is missing", "add it (see `trainplan schema`)")
         if layer.options is not None and layer.like is not None:
@@ -90,7 +94,7 @@ class InstanceRecord(InstanceFile):
             raise InputError("", f"{where}.like", f"is {layer.like}", "give a layer before it that has options of its own")
 
     def options_of(self, layer: LayerRecord) -> list[OptionRecord]:
-        """The options of a layer, or of the one that it is like."""
+        """The options of a layer, its own or those of the layer that it refers to by `like`."""
         return layer.options or (self.layers[layer.like].options if layer.like is not None else None) or []
 
 
@@ -102,7 +106,16 @@ class SolutionRecord(Record):
 
 @dataclass(frozen=True, eq=False)
 class Instance(ProblemInstance):
-    """The problem in arrays. Per layer l with S_l options: four vectors of length S_l; transitions[l]: (S_l, S_{l+1})."""
+    """The problem in arrays, for L layers of which layer l has S_l options.
+
+    Attributes:
+        memory_bytes: E, the memory of one device.
+        time_ns, forward_bytes, backward_bytes, state_bytes: c, O_f, O_b and O_ms: for each layer an array (S_l,).
+        transitions_ns: R, for each boundary between layers l and l+1 an array (S_l, S_{l+1}).
+        strategies: the names of the options of each layer.
+        layer_names: the name of each layer.
+        devices: devices of the stage, where they are known.
+    """
 
     memory_bytes: int
     time_ns: tuple[Integers, ...]
@@ -118,7 +131,7 @@ class Instance(ProblemInstance):
 
     @property
     def layers(self) -> int:
-        """The number of layers L."""
+        """The number of layers, L."""
         return len(self.time_ns)
 
     @property
@@ -132,7 +145,7 @@ class Instance(ProblemInstance):
         return {"layers": self.layers, "options": max(self.options), "memory_bytes": self.memory_bytes}
 
     def only(self, choice: Sequence[int]) -> Instance:
-        """The same instance with one option for each layer."""
+        """The instance in which each layer has a single option left: the one of the given choice."""
         columns: dict[str, Any] = {
             name: tuple(a[[s]] for a, s in zip(getattr(self, name), choice, strict=True)) for name in COLUMNS
         }
@@ -142,7 +155,7 @@ class Instance(ProblemInstance):
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of what the answer depends on (not of names or provenance)."""
+        """SHA-256 of all that the answer depends on, in hexadecimal digits; names and provenance are left out."""
         arrays = (*self.time_ns, *self.forward_bytes, *self.backward_bytes, *self.state_bytes, *self.transitions_ns)
         parts = [self.memory_bytes, *(array.tolist() for array in arrays), self.strategies]
         return hashlib.sha256(json.dumps(parts, separators=(",", ":")).encode()).hexdigest()
@@ -167,7 +180,11 @@ class Instance(ProblemInstance):
 
 @dataclass(frozen=True)
 class Evaluation(Timed):
-    """What a choice costs. memory_by_layer_bytes[l]: Eq. 2's peak during the backward pass of layer l."""
+    """Time and memory of a choice of options.
+
+    memory_by_layer_bytes: for each layer l, the peak during its backward pass by Eq. 2; state_bytes: model states of all
+    layers.
+    """
 
     time_ns: int
     memory_by_layer_bytes: tuple[int, ...]
@@ -185,7 +202,8 @@ class Evaluation(Timed):
 
 
 def load(source: Source, where: str = "instance") -> Instance:
-    """The instance of a file or of a dict, which errors call `where`. Raises InputError with file, field, value and fix."""
+    """Read an instance from a file or a dict. Raises InputError with file, field, value and fix. where: the name that errors
+    call a dict by."""
     record = parse(source, InstanceRecord, name_of_source(source, where))
 
     def column(name: str) -> Any:
@@ -207,17 +225,17 @@ def load(source: Source, where: str = "instance") -> Instance:
 
 
 def load_solution(source: Source) -> tuple[int, ...]:
-    """The choice of a solution's file or dict. Raises InputError."""
+    """Read a choice, the index of every layer's option, from a file or a dict. Raises InputError."""
     return tuple(parse(source, SolutionRecord, name_of_source(source, "solution")).choice)
 
 
 def solution_dict(choice: Sequence[int]) -> dict[str, Any]:
-    """A choice in its file format."""
+    """A choice in its file format, as plain values."""
     return {"choice": [int(s) for s in choice]}
 
 
 def evaluate(instance: Instance, choice: Sequence[int]) -> Evaluation:
-    """Time and memory of a choice, by Eq. 2 and the sum above. Raises ValueError where it is no choice of the instance."""
+    """Time and memory of a choice, by the objective and Eq. 2. Raises ValueError where it is no choice of the instance."""
     if wrong := _malformed(instance, choice):
         raise ValueError(wrong[0])
     time = sum(int(instance.time_ns[l][s]) for l, s in enumerate(choice))
@@ -229,7 +247,8 @@ def evaluate(instance: Instance, choice: Sequence[int]) -> Evaluation:
 
 
 def describe(instance: Instance, choice: Sequence[int]) -> dict[str, Any]:
-    """What users see of a choice's costs."""
+    """The costs of a choice as users see them, by name: time_ns, the peak and its layer, model states, and the peak by
+    layer."""
     result = evaluate(instance, choice)
     return {
         "time_ns": result.time_ns,
@@ -256,6 +275,7 @@ def violations(instance: Instance, choice: Sequence[int]) -> list[str]:
 
 
 def _malformed(instance: Instance, choice: Sequence[int]) -> list[str]:
+    """Why a sequence is no choice of the instance, in words; empty where it is one."""
     if len(choice) != instance.layers:
         return [f"choice has {len(choice)} entries; the instance has {instance.layers} layers"]
     return [

@@ -9,15 +9,15 @@ parameter and gradient. With P parameters of e bytes over d devices
 and copies have a lane of their own unless they share the bus of the collectives (`shares_bus` of the profile's host).
 
 Bytes are those that trainplan's own programs allocate. The output of a layer is the input of the next one. The first layer's
-input are tokens or pixels, of which there is no gradient; beside the last one's output, the logits, the loss holds targets
-and statistics. Peaks are above what is there when a computation begins:
+input is tokens or pixels, which have no gradient. Next to the last layer's output, the logits, the loss holds targets and
+statistics. Peaks are relative to what is held when a computation begins:
 
     forward without graph   output + max(kept + workspace, loss)
     forward                 output + kept + max(workspace, loss)
     backward                gradient of the input + workspace
 
-A layer of several sub-layers, as the paper has them, goes through them one after the other: its graph also holds what they
-pass on, and its peaks are the largest of theirs, each beside what those before it have left.
+A layer of several sub-layers, as in the paper, runs them one after the other: its graph also holds what they hand on to each
+other, and its peaks are the largest of theirs, each on top of what the sub-layers before it keep.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Row = dict[str, Any]
 
 
 def rows_of(batch: int, devices: int) -> int:
-    """Samples of one device. Raises InputError where devices cannot have equally many."""
+    """Samples of one device, of a step of `batch` samples. Raises InputError where devices cannot have equally many."""
     rows, rest = divmod(batch, devices)
     if rest or rows < 1:
         fix = f"give a multiple of the {devices} devices, such as {max(1, rows) * devices}"
@@ -65,9 +65,13 @@ def build(
 ) -> Instance:
     """The instance of a step of `batch` samples over all devices of the profile.
 
-    memory_bytes: of one device. offload_needs_ckpt: see `InstanceRecord`. by_unit: every sub-layer is a layer of its own, as
-    in a plan; else a Transformer layer is one, as in the paper. Raises InputError where the batch cannot be split, or the
-    profile lacks a shape or its host.
+    Args:
+        memory_bytes: memory of one device.
+        offload_needs_ckpt: see `InstanceRecord`.
+        by_unit: whether every sub-layer is a layer of its own, as in a plan, instead of every Transformer layer, as in the
+            paper.
+
+    Raises InputError where the batch cannot be split, or the profile lacks a shape or its host.
     """
     rows, host, group = rows_of(batch, profile.devices), host_costs(profile), range(profile.devices)
     layers, begin = list[Row](), 0
@@ -97,14 +101,14 @@ def build(
     )
 
 
-def _unit_row(profile: Profile, place: int, rows: int) -> Row:
-    """Computations and bytes of the unit at a place of the chain."""
-    sublayer, last = profile.units[place].sublayer, len(profile.units) - 1
+def _unit_row(profile: Profile, index: int, rows: int) -> Row:
+    """Times of computations and bytes of the unit with a given index in the chain. rows: samples of one device."""
+    sublayer, last = profile.units[index].sublayer, len(profile.units) - 1
     entry, shape, element = profile.cost(sublayer, 1, rows), profile.shapes[sublayer], profile.parameter_bytes
     work = unit_work(profile, sublayer, Strategy(ckpt=True), rows)
     shard = -(-shape.shard(1).parameters // profile.devices)
-    before = shape.input_bytes if place == 0 else moved_bytes(profile, profile.units[place - 1].sublayer)[1]
-    after = shape.shard(1).output_bytes if place == last else moved_bytes(profile, sublayer)[1]
+    before = shape.input_bytes if index == 0 else moved_bytes(profile, profile.units[index - 1].sublayer)[1]
+    after = shape.shard(1).output_bytes if index == last else moved_bytes(profile, sublayer)[1]
     source, output, kept = rows * before, rows * after, entry.kept_bytes.value
     loss = rows * shape.tokens * (INDEX_BYTES + STATISTICS * element) if shape.kind == "head" else 0
     forward, backward = entry.forward_workspace_bytes.value, entry.backward_workspace_bytes.value
@@ -120,12 +124,12 @@ def _unit_row(profile: Profile, place: int, rows: int) -> Row:
         **dict(zip(PARAMETER_BYTES, (whole, shard * element) * 2, strict=True)),
         "forward_without_graph_peak_bytes": output + max(kept + forward, loss),
         "forward_peak_bytes": output + kept + max(forward, loss),
-        "backward_peak_bytes": (source if place else 0) + backward,
+        "backward_peak_bytes": (source if index else 0) + backward,
     }
 
 
 def _joined(parts: Sequence[Row]) -> Row:
-    """Consecutive units as one layer."""
+    """One layer made of consecutive units, given what each of them takes."""
     if len(parts) == 1:
         return dict(parts[0])
     first, last = parts[0], parts[-1]
@@ -153,6 +157,7 @@ def _joined(parts: Sequence[Row]) -> Row:
 
 
 def _copies(profile: Profile, row: Row) -> Row:
+    """Times of a layer's copies between device and host. row: the layer's bytes."""
     return {
         "prefetch_parameter_ns": host_copy(profile, "to_device", row["partitioned_parameter_bytes"]),
         "offload_gradient_ns": host_copy(profile, "to_host", row["partitioned_gradient_bytes"]),

@@ -1,6 +1,9 @@
 """memory-switches as an OR-Tools CP-SAT model, on whole nanoseconds and bytes.
 
-Variables    x[i,c] bool         layer i takes column c (see `columns`)
+Each column c of a layer (see `segment_columns`) has a time t, a delta d of kept bytes, resident bytes o and a peak p; M is the
+memory of a device, and a state q is what two neighbouring layers must agree upon.
+
+Variables    x[i,c] bool         layer i takes column c
              H[i], R             bytes kept by the layers before i until their backward pass, and resident bytes of all layers
 
     minimise   sum t x                                                                                           (Eq. 3)
@@ -10,8 +13,8 @@ Variables    x[i,c] bool         layer i takes column c (see `columns`)
     peak       H[i] + sum p x[i,.] + R <= M                                        for every i                (Algorithm 4)
 
 Agreement in sums of literals and memory in running sums keep the linear relaxation small enough for CP-SAT to use: with one
-boolean for each state, or without H and R, its bounds were some percent lower after 15 s on 12 layers.
-Bytes are first divided by their greatest common divisor, which changes no solution and shortens the propagation.
+boolean for each state, or without H and R, its bounds were some percent lower after 15 s on 12 layers. Bytes are first divided
+by their greatest common divisor, which changes no solution and shortens the propagation.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ LayerVariables = list[tuple[Columns, list[cp_model.IntVar]]]
 
 
 def build(instance: Instance) -> tuple[cp_model.CpModel, LayerVariables]:
-    """The model, and of every layer its columns with their variables."""
+    """The model of an instance, and for every layer its columns with their variables."""
     chain = undominated(segments(instance))
     sizes = {int(v) for c in chain for values in (c.peak_bytes, c.delta_bytes, c.resident_bytes) for v in values}
     step = gcd(*sizes) or 1
@@ -63,19 +66,21 @@ def build(instance: Instance) -> tuple[cp_model.CpModel, LayerVariables]:
 
 
 def _keys(columns: Columns) -> Iterator[tuple[int, int, int]]:
-    """Option, and the states before and after, of each column."""
+    """The option, the state before and the state after of each column."""
     return zip(*(numbers.tolist() for numbers in (columns.option, columns.enters, columns.leaves)), strict=True)
 
 
 def _sum(terms: Sequence[cp_model.LinearExprT]) -> cp_model.LinearExpr:
+    """The sum of some terms."""
     return cp_model.LinearExpr.sum(terms)
 
 
 def _weighted(x: list[cp_model.IntVar], values: Integers) -> cp_model.LinearExpr:
+    """The sum of variables, each multiplied by its value."""
     return cp_model.LinearExpr.weighted_sum(x, values.tolist())
 
 
 def extract(instance: Instance, layers: LayerVariables, value: Callable[[cp_model.IntVar], bool]) -> Solution:
-    """The solution that x stands for, by the value of each variable."""
+    """The solution that x stands for. value: the solved value of a variable."""
     options = (columns.option[next(c for c, variable in enumerate(x) if value(variable))] for columns, x in layers)
     return Solution(tuple(instance.options[option] for option in options))

@@ -1,4 +1,4 @@
-"""The problem memory-switches, as the rest of trainplan uses it."""
+"""memory-switches as a `Problem`: from a request to instances and plans."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ PAPER_COMBINATIONS = Parameter("paper_combinations", bool, "offload inputs witho
 
 
 def start(instance: Instance, solution: Solution) -> set[str]:
-    """The names of the variables x that are 1 in a solution, by layer, option, and the states before and after, as of
-    `columns`."""
+    """The names of the variables x that are 1 in a solution, for a warm start: by layer, option, and the states before and
+    after, as in `segment_columns`."""
     options, (r, lazy) = [instance.options.index(s) for s in solution.switches], shared_switches(matrix([solution])[0])
     states = [0, *(2 * r[:-1] + lazy[1:]).tolist(), 0]
     return {f"x[{i},{s},{states[i]},{states[i + 1]}]" for i, s in enumerate(options)}
 
 
 class MemorySwitches(Problem):
-    """H3T's problem: switches of every layer for the shortest step that fits, all devices one sharded-data group."""
+    """H3T's problem: memory switches of every layer for the shortest step that fits, all devices one group of sharded data
+    parallelism."""
 
     name = problem.NAME
     record = problem.InstanceRecord
@@ -43,15 +44,17 @@ class MemorySwitches(Problem):
     describe = staticmethod(problem.describe)
 
     def cost_model(self, instance: Instance) -> str:
-        """H3T's simulated step, whose segments are synchronised."""
+        """The name of H3T's simulated step, whose segments are synchronised."""
         return "H3T's simulated step, synchronised"
 
     def instance(self, request: Request) -> Instance:
-        """The step of the request's batch on all devices, a layer for each layer or, `by_unit`, for each sub-layer."""
+        """The step of the request's batch on all devices, with a layer for each Transformer layer or, `by_unit`, for each
+        sub-layer."""
         return _built(request, request.options["by_unit"])
 
     def instances(self, request: Request) -> list[Instance]:
-        """The one instance that planning solves, by sub-layers as plans are. Raises InputError where plans cannot say it."""
+        """The one instance that planning solves, by sub-layers as plans are. Raises InputError where plans cannot express
+        it."""
         cluster = request.cluster
         if cluster is not None and len(cluster.used_kinds) > 1:
             kinds = " and ".join(kind.name for kind in cluster.used_kinds)
@@ -65,7 +68,8 @@ class MemorySwitches(Problem):
         return [_built(request, by_unit=True)]
 
     def plan(self, instance: Instance, solution: Solution, request: Request) -> Plan:
-        """One stage of all devices, a layer for each sub-layer; the memory is the request's, without what it sets aside."""
+        """The plan of a solution: one stage of all devices, with the switches of every sub-layer. Its memory limit is the
+        request's, before the margin is taken off. Raises InputError where the instance is not one of sub-layers."""
         model = request.described_model
         if model and instance.layers != len(model.units):
             mismatch = f"has {instance.layers} layers, and {model.name!r} {len(model.units)} sub-layers"
@@ -81,11 +85,12 @@ class MemorySwitches(Problem):
         )
 
     def tables(self, instance: Instance, solution: Solution) -> list[Table]:
-        """The switches of all layers, and the parts and lanes of the step."""
+        """Two tables: the switches of all layers, and the parts and lanes of the step."""
         return [tables.switch_table(instance, solution), tables.step_table(instance, solution)]
 
 
 def _built(request: Request, by_unit: bool) -> Instance:
+    """The instance of a request, by Transformer layers or by sub-layers."""
     profile = request.profile_for([costs.rows_of(request.samples, request.origin.devices)], [1])
     return costs.build(
         profile,

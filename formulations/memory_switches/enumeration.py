@@ -1,4 +1,4 @@
-"""All choices of memory switches, thousands at once: the judge of tiny instances."""
+"""Every choice of memory switches of a tiny instance, thousands at a time: the reference that methods are compared with."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ LARGEST = 20_000_000  # choices of which the tables of the segments are looked a
 
 
 def count(instance: Instance) -> int:
-    """The number of choices: combinations of a layer to the power of the layers."""
+    """The number of choices of an instance: the combinations of one layer to the power of the number of layers."""
     return len(instance.options) ** instance.layers
 
 
 def solutions(instance: Instance) -> Iterator[Solution | None]:
-    """The fastest choice of a batch that fits and is faster than those of the batches before; None at the start of every batch,
-    which takes a while.
+    """The fastest choice of each batch that fits and is faster than those of the batches before; None at the start of every
+    batch, which takes a while.
 
-    A batch is all choices with one option of the first layer; their costs are sums over the tables of the segments.
-    Cross-check of the segments: the whole simulated step of what is given takes as long (asserted here).
+    A batch is all choices with one option of the first layer; their costs are sums over the tables of the segments. As a
+    cross-check of the segments, the whole simulated step of each yielded choice takes as long (asserted here).
     """
     chain, layers, options = segments(instance), instance.layers, range(len(instance.options))
     others = np.ix_(*[options] * (layers - 1))
@@ -56,4 +56,5 @@ def solutions(instance: Instance) -> Iterator[Solution | None]:
 
 
 def _solution(instance: Instance, choice: Any) -> Solution:
+    """The solution with the given option of every layer."""
     return Solution(tuple(instance.options[int(option)] for option in choice))

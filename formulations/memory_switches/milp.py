@@ -1,9 +1,9 @@
 """memory-switches as a mixed-integer linear program, in Pyomo: a path through states.
 
-Sets         i = 0 .. N-1 layers; q = (r_i, lazy_{i+1}) states between two layers, of which there are 16 (see `columns`);
+Sets         i = 0 .. N-1 layers; q = (r_i, lazy_{i+1}) states between two layers, 16 in all (see `segment_columns`);
              (s, q, q') columns of a layer: option s, entering in state q and leaving in q'
-Parameters   t time, d delta, o resident, p peak of a column, M memory (in scaled units, see `units`)
-Variables    x[i,s,q,q'] in {0,1}    layer i takes the column
+Parameters   t time, d delta, o resident, p peak of a column, M memory (in scaled units, see `units`) Variables    x[i,s,q,q']
+in {0,1}    layer i takes the column
              H[i] >= 0               what the layers before i keep from their forward to their backward pass
              R >= 0                  resident bytes of all layers
 
@@ -15,8 +15,8 @@ Variables    x[i,s,q,q'] in {0,1}    layer i takes the column
     peak       H[i] + sum p x[i,.] + R <= M                                             for every i      (Algorithm 4)
 
 Without `peak` this is a shortest path, whose relaxation is integral. Agreement is stated for each of 16 states, not for each
-pair of options; sums H keep the rows short. Columns that cannot fit are left out (see `columns.within`), which makes small
-instances smaller, but left the relaxation where it was in all cases tried.
+pair of options; sums H keep the rows short. Columns that cannot fit are left out (see `segment_columns.within`), which makes
+small instances smaller, but kept the relaxation where it was in all cases that were tried.
 """
 
 from __future__ import annotations
@@ -35,13 +35,14 @@ Column = tuple[int, int, int, int]
 
 
 def units(instance: Instance) -> tuple[int, int]:
-    """Nanoseconds and bytes of one model unit, by the memory and the longest step, which does all that a step may do."""
+    """Nanoseconds and bytes of one model unit, scaled by the longest step, which does all that a step may do, and by the
+    memory."""
     longest = sum(int(column.sum()) for name, column in instance.columns.items() if name.endswith("_ns"))
     return unit(longest), unit(instance.memory_bytes)
 
 
 def build(instance: Instance) -> pyo.ConcreteModel:
-    """The Pyomo model; `extract` reads a solution from its solved values."""
+    """The Pyomo model of an instance; `extract` reads a solution from its solved values."""
     m = pyo.ConcreteModel(name=instance.name)
     ns_per_unit, bytes_per_unit = units(instance)
     layers, memory = range(instance.layers), instance.memory_bytes / bytes_per_unit
@@ -56,6 +57,7 @@ def build(instance: Instance) -> pyo.ConcreteModel:
             sizes |= zip(of_layer[i], (getattr(columns, f"{name}_bytes") / bytes_per_unit).tolist(), strict=True)
 
     def total(name: str, chosen: list[Column]) -> Any:
+        """The sum of one kind of bytes over chosen columns."""
         return pyo.quicksum(size[name][column] * m.x[column] for column in chosen if size[name][column])
 
     m.x = pyo.Var(list(time), domain=pyo.Binary)
@@ -79,7 +81,7 @@ def build(instance: Instance) -> pyo.ConcreteModel:
 
 
 def extract(instance: Instance, values: Mapping[str, Mapping[Column, float]]) -> Solution:
-    """The solution that x stands for: of every layer the option of the column of largest value."""
+    """The solution that x stands for: for every layer the option of the column of largest value."""
     columns = sorted(values["x"], key=values["x"].__getitem__)
     best = {column[0]: column for column in columns}
     return Solution(tuple(instance.options[best[i][1]] for i in range(instance.layers)))

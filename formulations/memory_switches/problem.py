@@ -2,10 +2,10 @@
 
     minimise    Runtime(s)                                     nanoseconds of one training step
     subject to  Memory(s) <= M                                 bytes of one device at the fullest moment
-    over        s = (s_1, ..., s_N), s_i one of the legal combinations of seven switches (see `switches`)
+    over        s = (s_1, ..., s_N), s_i one of the legal combinations of seven switches (see `plan.switches`)
 
 Runtime and Memory are those of the step simulated on its lanes (see `simulation`), for forward and backward pass and the
-optimizer on the host. Every layer has `segment_sync` on, as the paper's dynamic program demands: so the step is a chain of
+optimizer on the host. Every layer has `segment_sync` on, as the paper's dynamic program demands, so the step is a chain of
 segments (see `segments`). All numbers are integers; `evaluate` and `violations` know no solver.
 """
 
@@ -35,9 +35,9 @@ LARGEST = 2**53  # ns, and bytes, which are added up as floats, too
 
 
 class LayerRecord(Record):
-    """A layer, as it runs on one device.
+    """A layer in a file, as it runs on one device.
 
-    What computations leave behind follows from `output_bytes` and `graph_bytes`: a forward pass without graph leaves its
+    What computations keep afterwards follows from `output_bytes` and `graph_bytes`: a forward pass without graph keeps its
     output, one with graph the output and what the graph holds, and a backward pass frees all of it.
     """
 
@@ -78,18 +78,20 @@ class InstanceRecord(InstanceFile):
 
     @model_validator(mode="after")
     def _shapes(self) -> InstanceRecord:
+        """Raise InputError where neighbouring layers do not fit, a peak is below what the computation makes, or sums are too
+        large."""
         for i, layer in enumerate(self.layers):
             where = f"layers[{i}]"
             if i + 1 < len(self.layers) and layer.output_bytes != self.layers[i + 1].input_bytes:
                 fix = f"give {self.layers[i + 1].input_bytes}, as layer {i + 1} reads"
                 raise InputError("", f"{where}.output_bytes", f"is {layer.output_bytes}", fix)
-            for name, least, what in (
+            for name, least, parts in (
                 ("forward_without_graph_peak_bytes", layer.output_bytes, "output_bytes"),
                 ("forward_peak_bytes", layer.output_bytes + layer.graph_bytes, "output_bytes and graph_bytes"),
                 ("backward_peak_bytes", layer.input_bytes if i else 0, "input_bytes"),
             ):
                 if (value := getattr(layer, name)) < least:
-                    raise InputError("", f"{where}.{name}", f"is {value}", f"give at least {least}, its {what}")
+                    raise InputError("", f"{where}.{name}", f"is {value}", f"give at least {least}, its {parts}")
         numbers = [layer.model_dump(exclude={"name"}) for layer in self.layers]
         for unit in ("_ns", "_bytes"):
             total = 4 * sum(value for layer in numbers for name, value in layer.items() if name.endswith(unit))
@@ -105,7 +107,15 @@ COLUMNS = tuple(name for name in LayerRecord.model_fields if name != "name")
 
 @dataclass(frozen=True, eq=False)
 class Instance(ProblemInstance):
-    """The problem in arrays. columns: (N,), by the name of each number in `LayerRecord`; the other fields as in the format."""
+    """The problem in arrays, for N layers.
+
+    Attributes:
+        nvlink: whether collectives have a lane of their own, apart from copies to the host.
+        memory_bytes: M, memory of one device.
+        columns: by the name of each number in `LayerRecord`, an array (N,).
+        offload_needs_ckpt: whether offloading an input requires recomputation.
+        layer_names: the name of each layer, or empty.
+    """
 
     nvlink: bool
     memory_bytes: int
@@ -116,17 +126,17 @@ class Instance(ProblemInstance):
     problem = NAME
 
     def __getitem__(self, name: str) -> Integers:
-        """(N,): a number of every layer, by its name in the file format."""
+        """(N,): one number of every layer, by its name in the file format."""
         return self.columns[name]
 
     @property
     def layers(self) -> int:
-        """N, the number of layers."""
+        """The number of layers, N."""
         return len(self.columns["forward_ns"])
 
     @cached_property
     def options(self) -> tuple[Switches, ...]:
-        """The legal combinations of switches, of any layer."""
+        """The legal combinations of switches, the same for any layer."""
         return combinations(self.offload_needs_ckpt)
 
     @property
@@ -136,7 +146,7 @@ class Instance(ProblemInstance):
 
     @cached_property
     def digest(self) -> str:
-        """As of every instance; it does not depend on the layers' names either."""
+        """SHA-256 of all that the answer depends on, in hexadecimal digits; names of layers are left out, too."""
         return replace(self, layer_names=()).digest if self.layer_names else super().digest
 
     def name_of(self, layer: int) -> str:
@@ -144,7 +154,7 @@ class Instance(ProblemInstance):
         return self.layer_names[layer] if self.layer_names else f"layer {layer}"
 
     def part(self, first: int, end: int) -> Instance:
-        """The layers from `first` up to `end`, as an instance of their own."""
+        """The layers from index `first` up to, but not including, `end`, as an instance of their own."""
         columns = {name: column[first:end] for name, column in self.columns.items()}
         return Instance(self.nvlink, self.memory_bytes, columns, self.offload_needs_ckpt)
 
@@ -163,7 +173,7 @@ class Instance(ProblemInstance):
 
 
 def _switches(names: list[SwitchName]) -> Switches:
-    """The switches of one layer in a file. Raises InputError where one is named twice."""
+    """The switches of one layer in a file, given the names of those that are on. Raises InputError where one is named twice."""
     if repeated := [name for name in names if names.count(name) > 1]:
         raise InputError("", "", f"names {repeated[0]} twice", "name each switch that is on once")
     return Switches.of(names)
@@ -171,7 +181,7 @@ def _switches(names: list[SwitchName]) -> Switches:
 
 @dataclass(frozen=True)
 class Solution(DataclassRecord):
-    """The switches of every layer. In files, the names of those that are on."""
+    """A solution: the switches of every layer. In files, the names of those that are on."""
 
     switches: Annotated[
         Items[Annotated[Switches, ReadAs(list[SwitchName], _switches)]], Field(min_length=1, max_length=MOST_LAYERS)
@@ -183,13 +193,14 @@ class Solution(DataclassRecord):
 
 
 def matrix(solutions: Sequence[Solution]) -> NDArray[np.bool_]:
-    """(K, N, 7): switches of many solutions, for `simulate`."""
+    """(K, N, 7): whether each switch is on in each of N layers of K solutions, in the order of `SWITCHES`, for `simulate`."""
     on = attrgetter(*SWITCHES)
     return np.array([[on(switches) for switches in solution.switches] for solution in solutions], bool)
 
 
 def load(source: Source, where: str = "instance") -> Instance:
-    """The instance of a file or of a dict, which errors call `where`. Raises InputError with file, field, value and fix."""
+    """Read an instance from a file or a dict. Raises InputError with file, field, value and fix. where: the name that errors
+    call a dict by."""
     record = parse(source, InstanceRecord, name_of_source(source, where))
     columns = {name: np.array([getattr(layer, name) for layer in record.layers], np.int64) for name in COLUMNS}
     named = any(layer.name for layer in record.layers)
@@ -202,17 +213,17 @@ def load(source: Source, where: str = "instance") -> Instance:
 
 
 def load_solution(source: Source) -> Solution:
-    """The solution of a file or of a dict. Raises InputError."""
+    """Read a solution from a file or a dict. Raises InputError."""
     return parse(source, Solution, name_of_source(source, "solution"))
 
 
 def solution_dict(solution: Solution) -> dict[str, Any]:
-    """A solution in its file format."""
+    """A solution in its file format, as plain values."""
     return solution.to_dict()
 
 
 def evaluate(instance: Instance, solution: Solution) -> Evaluation:
-    """The step, simulated. Raises ValueError where the solution is none of the instance."""
+    """The simulated step of a solution. Raises ValueError where it is no solution of the instance."""
     if wrong := _malformed(instance, solution):
         raise ValueError(wrong[0])
     return _simulated(instance, solution)
@@ -220,13 +231,14 @@ def evaluate(instance: Instance, solution: Solution) -> Evaluation:
 
 @lru_cache(maxsize=4)
 def _simulated(instance: Instance, solution: Solution) -> Evaluation:
-    """The step of a solution; those asked for last are kept, since a solution is judged and described one after the other."""
+    """The simulated step of a solution. The latest few are kept, since a solution is evaluated and described one after the
+    other."""
     return simulate_one(instance.columns, instance.nvlink, matrix([solution]))
 
 
 def describe(instance: Instance, solution: Solution) -> dict[str, Any]:
-    """What users see of a solution's costs: time and peak, the three phases, how long each lane is busy, and in how many of the
-    layers each switch is on."""
+    """The costs of a solution as users see them, by name: time and peak, the three phases, how long each lane is busy, and the
+    number of layers in which each switch is on."""
     result = evaluate(instance, solution)
     busy: dict[str, int] = {}
     for operation in result.timeline:
@@ -257,6 +269,7 @@ def violations(instance: Instance, solution: Solution) -> list[str]:
 
 
 def _malformed(instance: Instance, solution: Solution) -> list[str]:
+    """Why a solution does not belong to the instance, in words; empty where it does."""
     if len(solution.switches) != instance.layers:
         return [f"switches has {len(solution.switches)} layers; give {instance.layers}"]
     legal, wrong = set(instance.options), []

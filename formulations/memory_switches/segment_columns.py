@@ -1,10 +1,11 @@
-"""What a layer may do in the synchronised step, as columns: its option, the part of its neighbours, and what both cost.
+"""All that a layer may do in the synchronised step, as columns: its option, the parts of its neighbours, and what both cost.
 
-A column of layer i is (r_{i-1}, s_i, lazy_{i+1}), for which `segments` gives time, peak, delta and resident bytes. Between two
-layers stands a state q = (r_i, lazy_{i+1}) that both must agree upon: a column enters in one state and leaves in another, and
-a solution is a chain of columns, one of each layer, each entering where the one before left. Of columns with the same two
-states one may take the place of another that needs no less time, peak or delta (their resident bytes are equal), so that
-only the undominated ones are given: some 192 of 768 where layers are as in the paper, and as few with noise.
+A column of layer i is (r_{i-1}, s_i, lazy_{i+1}): r_{i-1} is the part of the layer before, s_i the layer's own option, and
+lazy_{i+1} whether the layer after is prefetched lazily (see `segments`, which gives time, peak, delta and resident bytes).
+Between two layers stands a state q = (r_i, lazy_{i+1}) that both must agree upon: a column enters in one state and leaves in
+another, and a solution is a chain of columns, one for each layer, each entering where the one before leaves. Among columns with
+the same two states, one may replace another that needs no less time, peak or delta (their resident bytes are equal), so only
+the undominated ones are kept: some 192 of 768 where layers are as in the paper, and as few with noise.
 """
 
 from __future__ import annotations
@@ -24,10 +25,12 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Columns:
-    """The columns of one layer; arrays are of equal length.
+    """The C columns of one layer; every array is (C,).
 
-    option: place in `Segments.options`; enters, leaves: state before and after, 2 r + lazy, or 0 where there is no neighbour;
-    the others as in `Segments`.
+    Attributes:
+        option: index in `Segments.options`.
+        enters, leaves: the state before and after, as the number 2 r + lazy; 0 where there is no neighbour.
+        time_ns, peak_bytes, delta_bytes, resident_bytes: as in `Segments`.
     """
 
     option: Integers
@@ -42,13 +45,15 @@ class Columns:
         return len(self.option)
 
     def where(self, which: Booleans) -> Columns:
-        """The columns that are marked; the same object where all are."""
+        """Only the columns that are marked; the same object where all are."""
         return self if which.all() else Columns(*(values[which] for values in vars(self).values()))
 
 
 def undominated(chain: Segments, check_time: Callable[[], None] = lambda: None) -> tuple[Columns, ...]:
-    """Of every layer, the columns that no other can replace; equal layers share theirs. check_time: called often; what it
-    raises is passed on."""
+    """For every layer, the columns that no other can replace; equal layers share theirs.
+
+    check_time: called often; an exception that it raises is passed on.
+    """
     count = len(chain.time_ns)
     distinct: dict[bytes, Columns] = {}
     columns = []
@@ -63,9 +68,10 @@ def undominated(chain: Segments, check_time: Callable[[], None] = lambda: None) 
 
 
 def _of_layer(chain: Segments, i: int, first: bool, last: bool) -> Columns:
+    """The undominated columns of layer i. first, last: whether it is the first or the last layer."""
     before, after = 1 if first else 8, 1 if last else 2
     time, peak = chain.time_ns[i, :before, :, :after], chain.peak_bytes[i, :before, :, :after]
-    r_before, option, lazy_after = (places.ravel() for places in np.indices(time.shape))
+    r_before, option, lazy_after = (indices.ravel() for indices in np.indices(time.shape))
     columns = Columns(
         option,
         np.zeros(time.size, np.int64) if first else 2 * r_before + chain.lazy[option],
@@ -79,7 +85,7 @@ def _of_layer(chain: Segments, i: int, first: bool, last: bool) -> Columns:
 
 
 def _replaceable(columns: Columns) -> Booleans:
-    """Columns that another one with the same states can replace; of equals all but one."""
+    """(C,): whether another column with the same states can replace a column; of equal columns all but one are marked."""
     alike = np.unique(np.stack((columns.enters, columns.leaves, columns.resident_bytes)), axis=1, return_inverse=True)[1]
     alike = alike.reshape(-1)
     order = np.lexsort((columns.delta_bytes, columns.peak_bytes, columns.time_ns, alike))
@@ -94,16 +100,16 @@ def _replaceable(columns: Columns) -> Booleans:
 
 
 def within(chain: Sequence[Columns], memory_bytes: int) -> tuple[Columns, ...]:
-    """The columns of every layer with which something may fit into the memory, as a constraint sees them best.
+    """The columns of every layer with which some solution may fit into the memory, with peaks as a constraint needs them.
 
-    What the other layers keep is at least, and at most, what a chain through a column's states can: where even the least does
-    not fit the column goes; where even the most fits its peak binds nothing, and is raised until it just fits, so that columns
-    replace each other that differ in such peaks alone. No solution that fits is lost, none is gained; where nothing fits, a
-    layer may be left without columns, and then all are.
+    The other layers hold at least, and at most, what a chain through a column's states can hold: where even the least does not
+    fit, the column is dropped; where even the most fits, its peak is no restriction and is raised until it just fits, so that
+    columns that differ only in such peaks replace each other. No solution that fits is lost, none is gained; where nothing
+    fits, a layer may end up without columns, and then all do.
     """
     layers = list(chain)
     while True:
-        least, most = _beside(layers)
+        least, most = _held_by_others(layers)
         fits = [low + columns.peak_bytes <= memory_bytes for low, columns in zip(least, layers, strict=True)]
         if all(which.all() for which in fits):
             break
@@ -115,25 +121,27 @@ def within(chain: Sequence[Columns], memory_bytes: int) -> tuple[Columns, ...]:
     return tuple(columns.where(~_replaceable(columns)) for columns in raised)
 
 
-def _beside(chain: Sequence[Columns]) -> tuple[list[Floats], list[Floats]]:
-    """Least and most bytes that count beside each column's peak: deltas of earlier layers and resident ones of all; infinite
-    where no chain goes through the column. Floats are exact here, since no bytes of an instance reach 2^53."""
+def _held_by_others(chain: Sequence[Columns]) -> tuple[list[Floats], list[Floats]]:
+    """For every layer and column the least and the most bytes that other layers hold at its peak: deltas of earlier layers and
+    resident bytes of all layers; infinite where no chain goes through the column. Floats are exact here, since no bytes of an
+    instance reach 2^53."""
     low, high = np.zeros(STATES), np.zeros(STATES)
     before = []
     for columns in chain:
         before.append((low[columns.enters] + columns.resident_bytes, high[columns.enters] + columns.resident_bytes))
-        low, high = _extremes(columns.leaves, *(beside + columns.delta_bytes for beside in before[-1]))
+        low, high = _extremes(columns.leaves, *(held + columns.delta_bytes for held in before[-1]))
     low, high = np.zeros(STATES), np.zeros(STATES)
     least, most = [], []
     for columns, (low_before, high_before) in zip(reversed(chain), reversed(before), strict=True):
         least.append(low_before + low[columns.leaves])
         most.append(high_before + high[columns.leaves])
-        low, high = _extremes(columns.enters, *(beside[columns.leaves] + columns.resident_bytes for beside in (low, high)))
+        low, high = _extremes(columns.enters, *(held[columns.leaves] + columns.resident_bytes for held in (low, high)))
     return least[::-1], most[::-1]
 
 
 def _extremes(states: Integers, lows: Floats, highs: Floats) -> tuple[Floats, Floats]:
-    """Of each state the least of some values and the most of others; infinite, either way, where there are none."""
+    """(STATES,) twice: for each state the least of some values and the most of others; infinite, either way, where there are
+    none."""
     low, high = np.full(STATES, np.inf), np.full(STATES, -np.inf)
     np.minimum.at(low, states, lows)
     np.maximum.at(high, states, highs)

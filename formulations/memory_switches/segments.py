@@ -1,13 +1,13 @@
-"""The synchronised step as a chain of segments (H3T, Section 3.3.2): what layer i costs, given its neighbours' part in it.
+"""The synchronised step as a chain of segments (H3T, Section 3.3.2): what layer i costs, given the switches of its neighbours.
 
-Where every segment begins with a synchronisation, the step's time is the sum of its segments' times, and the memory beside a
-segment's own is what earlier layers keep from their forward to their backward pass. A layer's segments depend on the layer
+Where every segment begins with a synchronisation, the step's time is the sum of its segments' times, and the memory in addition
+to a segment's own is what earlier layers keep from their forward to their backward pass. A layer's segments depend on the layer
 before by its r = (offload_hidden, partition, lazy_prefetch), and on the one after by lazy_prefetch alone (forward). With
 
     curr_i = sum_{k<=i} delta_k          delta: input unless offloaded, graph unless recomputed, parameters unless partitioned
     Memory(s) = max_i ( curr_{i-1} + peak_i ) + sum_k resident_k          resident: the shard unless prefetched lazily
 
-as in Algorithm 4 (whose mem_curr and mem_peak include the resident ones of the layers so far). Head, turn and tail of the step
+as in Algorithm 4 (whose mem_curr and mem_peak include the resident bytes of the layers so far). Head, turn and tail of the step
 are parts of the first, last and first layer.
 """
 
@@ -32,10 +32,16 @@ NEIGHBOURS = tuple(Switches(segment_sync=True, **dict(zip(SHARED, r, strict=True
 
 @dataclass(frozen=True, eq=False)
 class Segments:
-    """Of every layer i, by r of the layer before (8), the layer's option (S) and lazy_prefetch of the layer after (2).
+    """Costs of every layer i, by r of the layer before (8 values), the layer's option (S) and lazy_prefetch of the layer after
+    (2).
 
-    time_ns: (N, 8, S, 2), forward and backward segment and the optimizer's; peak_bytes: (N, 8, S, 2), above curr_{i-1} and the
-    resident shards; delta_bytes, resident_bytes: (N, S). r: (S,), of each option, from 0 to 7; lazy: (S,), 0 or 1.
+    Attributes:
+        options: the S combinations of switches.
+        time_ns: (N, 8, S, 2), forward and backward segment and the optimizer's.
+        peak_bytes: (N, 8, S, 2), above curr_{i-1} and the resident shards.
+        delta_bytes, resident_bytes: (N, S).
+        r: (S,), r of each option as a number from 0 to 7; lazy: (S,), its lazy_prefetch, 0 or 1.
+
     The first layer has nothing before it and the last nothing after it: their numbers are equal along that axis.
     """
 
@@ -49,7 +55,7 @@ class Segments:
 
 
 def segments(instance: Instance, check_time: Callable[[], None] = lambda: None) -> Segments:
-    """The chain of an instance. check_time: called often; what it raises is passed on."""
+    """The segments of an instance. check_time: called often; an exception that it raises is passed on."""
     options, count = instance.options, instance.layers
     on = matrix([Solution(options)])[0]  # (S, 7)
     time = np.zeros((count, 8, len(options), 2), np.int64)
@@ -65,9 +71,10 @@ def segments(instance: Instance, check_time: Callable[[], None] = lambda: None) 
 
 
 def kept_bytes(instance: Instance, on: Booleans) -> tuple[Integers, Integers]:
-    """(N, S) each: delta and resident bytes of every layer with each option. on: (S, 7), the options' switches."""
+    """Delta and resident bytes, (N, S) each, of every layer with each option. on: (S, 7), the options' switches."""
 
     def without(number: str, switch: SwitchName) -> Integers:
+        """(N, S): a number of every layer, or 0 where the option has a switch on."""
         return instance[number][:, None] * ~on[:, SWITCHES.index(switch)]
 
     delta = without("input_bytes", "offload_hidden") + without("graph_bytes", "ckpt")
@@ -76,22 +83,23 @@ def kept_bytes(instance: Instance, on: Booleans) -> tuple[Integers, Integers]:
 
 
 def shared_switches(on: Booleans) -> tuple[Integers, Integers]:
-    """(S,) each: r and lazy_prefetch of each option, as in `Segments`. on: (S, 7), the options' switches."""
+    """r and lazy_prefetch, (S,) each, of each option, as in `Segments`. on: (S, 7), the options' switches."""
     r = on[:, [SWITCHES.index(name) for name in SHARED]] @ np.array([4, 2, 1])
     return r, r % 2
 
 
 def alike_layers(instance: Instance) -> Integers:
-    """(N,): of each layer the first one that it equals in all its numbers and in those of the layers beside it."""
+    """(N,): for each layer the index of the first layer that equals it in all its numbers and in those of both neighbours."""
     numbers = np.stack([*instance.columns.values()])
-    beside = np.pad(numbers, ((0, 0), (1, 1)), constant_values=-1)  # before the first layer and after the last one
-    numbers = np.concatenate((beside[:, :-2], beside[:, 1:-1], beside[:, 2:]))
+    padded = np.pad(numbers, ((0, 0), (1, 1)), constant_values=-1)  # before the first layer and after the last one
+    numbers = np.concatenate((padded[:, :-2], padded[:, 1:-1], padded[:, 2:]))
     _, firsts, alike = np.unique(numbers, axis=1, return_index=True, return_inverse=True)
     return firsts[alike.reshape(-1)]
 
 
 def _blocks(layers: Integers, count: int) -> list[Integers]:
-    """Layers by what stands beside them: the first, inner ones (in blocks, for their arrays to stay small), the last."""
+    """The given layers grouped by the neighbours that they have: the first, inner ones (in blocks, to keep their arrays small),
+    the last. count: the number of all layers."""
     inner = layers[(layers > 0) & (layers < count - 1)]
     blocks = [inner[start : start + BLOCK] for start in range(0, len(inner), BLOCK)]
     return [np.array([0]), *blocks, *([np.array([count - 1])] if count > 1 else [])]
@@ -107,8 +115,9 @@ def _simulate(
 ) -> tuple[Integers, Integers]:
     """Time and most memory of one segment of each layer, with each choice of switches: (layers, choices) each.
 
-    before, of_layer, after: (choices, 7), switches of the layer before, the layer and the one after; None where there is none.
-    run: issues the segment of the layer at a place of a chain of these.
+    before, of_layer, after: (choices, 7), switches of the layer before, of the layer and of the one after; None where there
+        is none.
+    run: issues the segment of the layer with a given index in a simulated chain of these two or three layers.
     """
     chain = [switches for switches in (before, of_layer, after) if switches is not None]
     index = int(before is not None)
@@ -122,7 +131,8 @@ def _simulate(
 
 
 def _forward(instance: Instance, layers: Integers, on: Booleans) -> tuple[Integers, Integers]:
-    """(layers, S, 2): head and forward segment."""
+    """Time and peak, (layers, S, 2) each, of head and forward segment, by the layer's option and lazy_prefetch of the one
+    after."""
     first, last = layers[0] == 0, layers[-1] == instance.layers - 1
     of_layer = np.repeat(on, 2, axis=0)
     after = np.tile(matrix([Solution((NEIGHBOURS[0], NEIGHBOURS[1]))])[0], (len(on), 1))
@@ -145,14 +155,16 @@ def _forward(instance: Instance, layers: Integers, on: Booleans) -> tuple[Intege
 
 
 def _backward(instance: Instance, layers: Integers, on: Booleans) -> tuple[Integers, Integers]:
-    """(layers, 8, S): turn, backward segment, tail and the optimizer's segment."""
+    """Time and peak, (layers, 8, S) each, of turn, backward segment, tail and the optimizer's segment, by r of the layer before
+    and the layer's option."""
     first, last = layers[0] == 0, layers[-1] == instance.layers - 1
     of_layer = np.tile(on, (8, 1))
     before = None if first else np.repeat(matrix([Solution(NEIGHBOURS)])[0], len(on), axis=0)
     after = None if last else np.tile(matrix([Solution(NEIGHBOURS[:1])])[0], (len(of_layer), 1))
 
     def hold_forward(step: SimulatedStep, i: int) -> None:
-        """What the forward pass of the layer left: what it keeps, and its output, or the gradient of it."""
+        """Hold what the layer's forward pass kept: its input, graph and parameters, and its output, or the output's
+        gradient."""
         kept = step.number("graph_bytes", i) * ~step.on(i, "ckpt")
         _hold(step, step.number("input_bytes", i) + kept + step.number("gathered_parameter_bytes", i))
         _hold(step, step.number("output_bytes", i))
@@ -185,5 +197,5 @@ def _backward(instance: Instance, layers: Integers, on: Booleans) -> tuple[Integ
 
 
 def _hold(step: SimulatedStep, size: Any) -> None:
-    """Bytes that are there when the segment begins."""
+    """Hold a number of bytes from the beginning of the segment."""
     step.change(step.clocks["compute"], size)

@@ -1,8 +1,8 @@
-"""The step of a chain of layers with memory switches, simulated on its lanes; many choices of switches at once.
+"""The step of a chain of layers with memory switches, simulated on its lanes; many choices of switches at a time.
 
 Lanes: `compute`; `communication` (all-gather and reduce-scatter); `copy` (to and from the host, one after the other, as the
-published simulator makes prefetches and offloads wait for each other); `host` (the optimizer). Without NVLink communication
-and copies share one lane. An operation starts when its lane is free and what it waits for is done. Once a computation starts
+published simulator makes prefetches and offloads wait for each other); `host` (the optimizer). Without NVLink communication and
+copies share one lane. An operation starts when its lane is free and what it waits for is done. After a computation has started
 at t, no operation issued after it starts before t. The order of issue is that of the authors' published simulator; P(j): copy
 in the shard of layer j (where it is prefetched lazily), then all-gather its parameters.
 
@@ -17,8 +17,8 @@ in the shard of layer j (where it is prefetched lazily), then all-gather its par
     tail          [synchronise], reshard 0, reduce-scatter 0, offload gradient 0
     optimizer i   [synchronise], copy shard i-1 back to the device (unless lazy), host step i; at the end that of N-1
 
-Before all, P(0). No communication of a segment starts before the computation of the one before has ended. Brackets: where
-the layer's `segment_sync` is on, all lanes wait for all; turn and tail take it from layers N-1 and 0.
+Before all of these, P(0). No communication of a segment starts before the computation of the one before has ended. Brackets:
+where the layer's `segment_sync` is on, all lanes wait for all; turn and tail take it from layers N-1 and 0.
 
 Memory holds, from the start of what allocates to the end of what is last to need it: shards (the whole step, or lazily from
 their copy to the end of the all-gather), gathered parameters (until resharded: at the next segment where partitioned, else
@@ -46,7 +46,7 @@ LayerNumbers = Mapping[str, Integers]  # of every number of a layer, by its name
 
 @dataclass(frozen=True)
 class Operation:
-    """What a lane does from one moment to another."""
+    """An operation that a lane runs from one moment to another, such as the all-gather of a layer."""
 
     lane: str
     what: str
@@ -59,8 +59,13 @@ class Operation:
 class Evaluation(Timed):
     """A simulated step.
 
-    phases_ns: when forward pass, backward pass and optimizer end. memory: (time in ns, bytes held from then on), by time.
-    peak_ns: when the peak is first reached. resident_bytes: of the shards that stay for the whole step.
+    Attributes:
+        time_ns: its end.
+        peak_bytes: the most bytes held; peak_ns: when that is first reached.
+        resident_bytes: bytes of the shards that stay for the whole step.
+        phases_ns: when forward pass, backward pass and optimizer end.
+        timeline: all operations, in order of issue.
+        memory: pairs of a moment in ns and the bytes held from then on, by time.
     """
 
     time_ns: int
@@ -75,9 +80,11 @@ class Evaluation(Timed):
 def simulate(
     columns: LayerNumbers, nvlink: bool, switches: Booleans, check_time: Callable[[], None] = lambda: None
 ) -> tuple[Integers, Integers]:
-    """Time in ns and peak in bytes of many choices, each (K,). switches: (K, N, 7), in the order of `SWITCHES`.
+    """Time in ns and peak in bytes of K choices of switches, each (K,).
 
-    check_time: called for every layer and pass; what it raises is passed on.
+    columns: numbers of the layers, (N,) each, by name.
+    switches: (K, N, 7), in the order of `SWITCHES`.
+    check_time: called for every layer and pass; an exception that it raises is passed on.
     """
     step = SimulatedStep(columns, nvlink, switches)
     step.whole(check_time)
@@ -85,7 +92,7 @@ def simulate(
 
 
 def simulate_one(columns: LayerNumbers, nvlink: bool, switches: Booleans) -> Evaluation:
-    """One choice, (1, N, 7), with its timeline and memory over time."""
+    """The simulated step of one choice of switches, (1, N, 7), with its timeline and its memory over time."""
     step = SimulatedStep(columns, nvlink, switches)
     forward, backward, optimizer = (int(moment[0]) for moment in step.whole())
     timeline = [
@@ -106,11 +113,15 @@ def simulate_one(columns: LayerNumbers, nvlink: bool, switches: Booleans) -> Eva
 
 @dataclass
 class SimulatedStep:
-    """K simulations at once: of whole steps, or of segments from a moment at which all lanes are done.
+    """K simulations at a time: of whole steps, or of segments that begin at a moment at which all lanes are done.
 
-    columns: numbers of the layers, each (N,), or (N, K) where the simulations are of different layers. switches: (K, N, 7).
-    done: lane, what, layer, start, end and in which simulations, of every operation in order of issue. changes: segment, moment
-    and bytes of every change of memory. segment: the number of the one being issued, which orders changes at one moment.
+    Attributes:
+        columns: numbers of the layers by name, each (N,), or (N, K) where the simulations are of different layers.
+        nvlink: whether communication and copies have a lane each.
+        switches: (K, N, 7).
+        done: every operation in order of issue: lane, what it does, layer, start, end, and in which simulations it runs.
+        changes: every change of memory: segment, moment and bytes.
+        segment: the number of the segment that is being issued, which orders changes at one moment.
     """
 
     columns: LayerNumbers
@@ -130,12 +141,12 @@ class SimulatedStep:
         self.shard, self.gathered, self.hidden, self.scattered, self.stepped = ([zero] * self.layers for _ in range(5))
 
     def on(self, layer: int, name: SwitchName) -> Booleans:
-        """(K,): in which simulations a layer has the switch on."""
+        """(K,): in which simulations a layer has a switch on."""
         column: Booleans = self.switches[:, layer, SWITCHES.index(name)]
         return column
 
     def number(self, name: str, layer: int) -> Any:
-        """A number of a layer by its name in the file format, or (K,) such numbers."""
+        """A number of a layer by its name in the file format; (K,) where the simulations are of different layers."""
         return self.columns[name][layer]
 
     @property
@@ -145,7 +156,7 @@ class SimulatedStep:
         return latest
 
     def whole(self, check_time: Callable[[], None] = lambda: None) -> tuple[Integers, Integers, Integers]:
-        """Simulate all of the step; gives the moments (K,) at which forward pass, backward pass and optimizer end."""
+        """Simulate the whole step; returns the moments, (K,) each, at which forward pass, backward pass and optimizer end."""
         self.change(self.clocks["compute"], self.number("input_bytes", 0))
         self.head()
         for i in range(self.layers):
@@ -171,12 +182,12 @@ class SimulatedStep:
     # Segments
 
     def head(self) -> None:
-        """What comes before the first forward segment: P(0)."""
+        """Issue what comes before the first forward segment: P(0), as at the head of this file."""
         self._prefetch_shard(0, self.always)
         self._all_gather(0, self.always)
 
     def forward(self, i: int) -> None:
-        """The forward segment of layer i."""
+        """Issue the forward segment of layer i."""
         self._begin(i)
         if i:
             self._release(i - 1)
@@ -191,7 +202,7 @@ class SimulatedStep:
         self._compute("forward", i, "forward", output + graph, ~ckpt)
 
     def turn(self) -> None:
-        """The segment between forward and backward pass."""
+        """Issue the segment between forward and backward pass."""
         last = self.layers - 1
         self._begin(last)
         self._release(last)
@@ -199,7 +210,7 @@ class SimulatedStep:
         self._prefetch_hidden(last, self.always)
 
     def backward(self, i: int) -> None:
-        """The backward segment of layer i."""
+        """Issue the backward segment of layer i."""
         self._begin(i)
         eco, ckpt = self.on(i, "eco_backward"), self.on(i, "ckpt")
         if i + 1 < self.layers:
@@ -215,41 +226,47 @@ class SimulatedStep:
         self._prepare_late(i, eco)
 
     def tail(self) -> None:
-        """The segment after the backward pass, in which the first layer's gradient goes to the host."""
+        """Issue the segment after the backward pass, in which the first layer's gradient goes to the host."""
         self._begin(0)
         self._reshard(0, self.always)
         self._reduce_scatter(0)
         self._offload_gradient(0, self.always)
 
     def optimizer(self, i: int) -> None:
-        """The optimizer's step of layer i, after the copy of the shard of the one before."""
+        """Issue the optimizer's step of layer i, after the copy of the new shard of the layer before."""
         self._synchronise(self.on(i, "segment_sync"))
         if i:
             self.copy_back(i - 1)
         _, self.stepped[i], _ = self._run("host", "optimizer", i, "optimizer_ns", self.always)
 
     def copy_back(self, i: int) -> None:
-        """The copy of layer i's new shard to the device, unless it is prefetched lazily."""
+        """Issue the copy of layer i's new shard to the device, unless it is prefetched lazily."""
         self._run("copy", "prefetch shard", i, "prefetch_parameter_ns", ~self.on(i, "lazy_prefetch"), self.stepped[i])
 
     def finish(self, moment: Integers) -> None:
-        """All lanes wait for this moment."""
+        """Make all lanes wait until a moment, (K,)."""
         self.clocks = {lane: np.maximum(clock, moment) for lane, clock in self.clocks.items()}
 
     def _begin(self, i: int) -> None:
+        """Begin a segment of layer i: synchronise where its switch is on, and let collectives and copies wait for
+        computations."""
         self._synchronise(self.on(i, "segment_sync"))
         for lane in ("communication", "copy"):
             self.clocks[lane] = np.maximum(self.clocks[lane], self.clocks["compute"])
 
     def _synchronise(self, on: Booleans) -> None:
+        """Make all lanes wait for each other in the simulations that are marked."""
         self.finish(np.where(on, self.time_ns, 0))
 
     def _release(self, i: int) -> None:
+        """Release what the forward pass of layer i no longer needs: gathered parameters and an offloaded input, as its switches
+        say."""
         self._reshard(i, self.on(i, "partition"))
         self.change(self.clocks[self.lane_of["copy"]], -self.number("input_bytes", i), self.on(i, "offload_hidden"))
 
     def _prepare_early(self, i: int, now: Booleans) -> None:
-        """What backward i issues before it computes; `now`: where it is not economical."""
+        """Issue what backward i issues before it computes. now: the simulations in which its backward pass is not
+        economical."""
         if self.nvlink and i:
             self._prefetch_shard(i - 1, self.on(i - 1, "partition"))
             self._prefetch_hidden(i - 1, now)
@@ -261,7 +278,7 @@ class SimulatedStep:
             self._fetch(i - 1, now & self.on(i - 1, "partition"))
 
     def _prepare_late(self, i: int, now: Booleans) -> None:
-        """What backward i issues after its computation; `now`: where it is economical."""
+        """Issue what backward i issues after its computation. now: the simulations in which its backward pass is economical."""
         if self.nvlink:
             if i:
                 self._all_gather(i - 1, now & self.on(i - 1, "partition"))
@@ -275,41 +292,54 @@ class SimulatedStep:
     # Operations
 
     def _fetch(self, i: int, on: Booleans) -> None:
+        """Prefetch the shard of layer i, where that is lazy, and gather its parameters, in the simulations that are marked."""
         self._prefetch_shard(i, on)
         self._all_gather(i, on)
 
     def _prefetch_shard(self, i: int, on: Booleans) -> None:
+        """Copy the shard of layer i to the device where it is prefetched lazily."""
         on = on & self.on(i, "lazy_prefetch")
         start, end, on = self._run("copy", "prefetch shard", i, "prefetch_parameter_ns", on)
         self.change(start, self.number("partitioned_parameter_bytes", i), on)
         self.shard[i] = np.where(on, end, self.shard[i])
 
     def _all_gather(self, i: int, on: Booleans) -> None:
+        """Gather the parameters of layer i from their shards; a lazily prefetched shard is freed at the end."""
         start, end, on = self._run("communication", "all-gather", i, "all_gather_ns", on, self.shard[i])
         self.change(start, self.number("gathered_parameter_bytes", i), on)
         self.change(end, -self.number("partitioned_parameter_bytes", i), on & self.on(i, "lazy_prefetch"))
         self.gathered[i] = np.where(on, end, self.gathered[i])
 
     def _reshard(self, i: int, on: Booleans) -> None:
+        """Free the gathered parameters of layer i."""
         self.change(self.clocks["communication"], -self.number("gathered_parameter_bytes", i), on)
 
     def _prefetch_hidden(self, i: int, on: Booleans) -> None:
+        """Copy the offloaded input of layer i back to the device."""
         start, end, on = self._run("copy", "prefetch hidden", i, "prefetch_hidden_ns", on & self.on(i, "offload_hidden"))
         self.change(start, self.number("input_bytes", i), on)
         self.hidden[i] = np.where(on, end, self.hidden[i])
 
     def _reduce_scatter(self, i: int) -> None:
+        """Reduce the gradients of layer i to the shard of one device."""
         start, end, _ = self._run("communication", "reduce-scatter", i, "reduce_scatter_ns", self.always)
         self.change(start, self.number("partitioned_gradient_bytes", i))
         self.change(end, -self.number("gathered_gradient_bytes", i))
         self.scattered[i] = end
 
     def _offload_gradient(self, i: int, on: Booleans) -> None:
+        """Copy the shard of layer i's gradients to the host."""
         _, end, on = self._run("copy", "offload gradient", i, "offload_gradient_ns", on, self.scattered[i])
         self.change(end, -self.number("partitioned_gradient_bytes", i), on)
 
     def _compute(self, what: str, i: int, kind: str, left: Any, on: Booleans) -> Integers:
-        """Start of a computation that leaves `left` bytes more than there were."""
+        """Run a computation of layer i; returns its start, (K,).
+
+        what: its name in the timeline.
+        kind: the prefix of the names of its time and its peak bytes.
+        left: bytes held after it minus bytes held before it.
+        on: the simulations that run it.
+        """
         ready = np.maximum(self.gathered[i], self.hidden[i])
         start, end, on = self._run("compute", what, i, f"{kind}_ns", on, ready)
         peak = self.number(f"{kind}_peak_bytes", i)
@@ -320,7 +350,13 @@ class SimulatedStep:
     def _run(
         self, lane: str, what: str, layer: int, time: str, on: Booleans, after: Integers | None = None
     ) -> tuple[Integers, Integers, Booleans]:
-        """Start and end of an operation of `columns[time]` nanoseconds, in the simulations that have it."""
+        """Run an operation on a lane in the simulations that are marked; returns its start and end, (K,) each, and these
+        simulations.
+
+            what: its name in the timeline.
+            time: the name of its time in `columns`.
+            after: (K,), when what it waits for is done.
+        """
         always = on is self.always
         if not always and not np.count_nonzero(on):
             return self.zero, self.zero, on
@@ -338,7 +374,7 @@ class SimulatedStep:
     # Memory
 
     def change(self, time: Integers, size: Any, on: Booleans | None = None) -> None:
-        """From the moments `time` (K,) on, `size` bytes more are held, in the simulations that are `on`."""
+        """Hold `size` more bytes (fewer where negative) from the moments `time`, (K,), in the simulations that are marked."""
         if on is None:
             self.changes.append((self.segment, time, self.zero + size))
         elif on is self.always or np.count_nonzero(on):
@@ -352,9 +388,9 @@ class SimulatedStep:
         return total
 
     def most_held(self) -> tuple[Integers, Integers]:
-        """Most bytes at once beside the resident ones, and when first, (K,) each.
+        """The most bytes held at any moment in addition to the resident ones, and when that is first reached, (K,) each.
 
-        Of what changes at one moment, the changes of earlier segments come first (or a segment without length would need no
+        Changes at one moment are ordered: those of earlier segments come first (or a segment without length would need no
         memory), and what ends before what begins.
         """
         segments, *columns = zip(*self.changes, strict=True)
@@ -363,11 +399,12 @@ class SimulatedStep:
         times, sizes = times[issued], sizes[issued]
         order = np.argsort(times, axis=0, kind="stable")
         level = np.cumsum(np.take_along_axis(sizes, order, axis=0), axis=0)
-        place = level.argmax(axis=0)[None]
-        return np.take_along_axis(level, place, axis=0)[0], np.take_along_axis(np.take_along_axis(times, order, 0), place, 0)[0]
+        fullest = level.argmax(axis=0)[None]
+        moments = np.take_along_axis(times, order, axis=0)
+        return np.take_along_axis(level, fullest, axis=0)[0], np.take_along_axis(moments, fullest, axis=0)[0]
 
     def memory(self) -> tuple[tuple[int, int], ...]:
-        """Of the first simulation: (time in ns, bytes held from then on), by time."""
+        """The memory of the first simulation: pairs of a moment in ns and the bytes held from then on, by time."""
         level = int(self.resident_bytes[0])
         levels = {0: level}
         for time, size in sorted((int(time[0]), int(size[0])) for _, time, size in self.changes if size[0]):

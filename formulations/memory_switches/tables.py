@@ -1,4 +1,4 @@
-"""Tables of memory switches: which are on in which layers, and what the step is made of."""
+"""Tables of a solution for people: which switches are on in which layers, and how the time of the step is made up."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ MARKS = {True: "●", False: "·"}
 
 
 def switch_table(instance: Instance, solution: Solution) -> Table:
-    """A row for every run of layers with equal switches, or two where two kinds of layer take turns; then the shares."""
+    """The switches of all layers, with a row for every run of layers with equal switches, or two rows where two kinds of layer
+    alternate; the last row shows the share of layers in which each switch is on."""
     rows = []
     for layers in folded(solution.switches):
         names = span(instance.name_of(layers[0]), instance.name_of(layers[-1]))
@@ -25,7 +26,7 @@ def switch_table(instance: Instance, solution: Solution) -> Table:
 
 
 def step_table(instance: Instance, solution: Solution) -> Table:
-    """How long the parts of the step are, how busy its lanes, and which shards stay on the device."""
+    """How long the parts of the step are, how busy its lanes are, and how many bytes of shards stay on the device."""
     costs = describe(instance, solution)
     parts = ", ".join(f"{name} {format_time(costs[f'{name}_ns'])}" for name in ("forward", "backward", "optimizer"))
     busy = ", ".join(f"{lane} {time / max(1, costs['time_ns']):.0%}" for lane, time in costs["busy_ns"].items())
@@ -34,7 +35,8 @@ def step_table(instance: Instance, solution: Solution) -> Table:
 
 
 def folded(switches: Sequence[Switches]) -> list[range]:
-    """The layers of every row: runs of equal ones, and of pairs that repeat, every second layer a row."""
+    """The layers of every row of the table: runs of layers with equal switches; where pairs of layers repeat, every second
+    layer."""
     rows, at = list[range](), 0
     while at < len(switches):
         single, double = (_end(switches, at, period) for period in (1, 2))
@@ -48,7 +50,7 @@ def folded(switches: Sequence[Switches]) -> list[range]:
 
 
 def _end(switches: Sequence[Switches], at: int, period: int) -> int:
-    """Where the pattern of the first `period` layers stops repeating, whole patterns only."""
+    """The index at which the pattern of the first `period` layers from index `at` stops repeating; whole patterns only."""
     end = at + period
     while end < len(switches) and switches[end] == switches[end - period]:
         end += 1
