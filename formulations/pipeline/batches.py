@@ -24,7 +24,8 @@ STEP = 8
 
 
 def micro_batch_rule(batch: int, stages: int) -> int:
-    """Init_Microbatch_Num: one for one stage, else a micro-batch for every 4 samples, at most 8.
+    """The papers' number of micro-batches (Init_Microbatch_Num): 1 for one stage, else one for every 4 samples of the batch, at
+    most 8.
 
     The authors' code has this rule in `optimal_chunk_func` of its CLIP search, for the samples of one device; the first
     version's BERT search has batch / 4 where a stage is all tensor-parallel. Counting the whole batch is the reading that gives
@@ -35,7 +36,7 @@ def micro_batch_rule(batch: int, stages: int) -> int:
 
 
 def ruled_micro_batches(batch: int, stages: int, possible: Sequence[int]) -> int:
-    """The possible number of micro-batches that is nearest to the rule's; the smaller of two."""
+    """The possible number of micro-batches that is nearest to the one of `micro_batch_rule`; the smaller of two."""
     wanted = micro_batch_rule(batch, stages)
     return min(possible, key=lambda m: (abs(m - wanted), m))
 
@@ -51,8 +52,13 @@ class BatchInstances:
         most_micro_batches: int | None = MOST_MICRO_BATCHES,
         step: int | None = None,
     ) -> None:
-        """most_micro_batches: at most so many to a batch (without a limit 1F1B-Flush never runs out of memory, and there is no
-        largest batch). step: samples between two batch sizes (default: 8)."""
+        """Prepare instances without computing any costs yet.
+
+        Args:
+            most_micro_batches: the most micro-batches of a batch (without a limit 1F1B-Flush never runs out of memory, and
+                there is no largest batch).
+            step: samples between two batch sizes (default: 8).
+        """
         self.model, self.cluster = model, cluster
         self.most, self.step = most_micro_batches, step or STEP
         self._costs: dict[tuple[int, str], PipelineCosts] = {}
@@ -67,7 +73,13 @@ class BatchInstances:
         return [m for m in divisors(batch) if self.most is None or m <= self.most]
 
     def instance(self, batch: int, memory_bytes: int, space_name: str, schedule: PassOrder, *, ruled: bool = False) -> Instance:
-        """The instance of a batch size in a space. ruled: only the numbers of micro-batches that the paper's methods take.
+        """The instance of a batch size in a search space.
+
+        Args:
+            batch: samples of a step.
+            memory_bytes: memory of one device.
+            space_name: the search space.
+            ruled: use only the numbers of micro-batches that the paper's methods use.
 
         Raises InputError where no strategy of the space divides the batch.
         """
@@ -78,6 +90,7 @@ class BatchInstances:
         costs = self._costs[key]
 
         def counts(stages: int) -> list[int]:
+            """The numbers of micro-batches to choose from, for a number of stages."""
             group = self.cluster.devices // stages
             possible = [m for m in self.micro_batches(batch) if costs.strategies(group, batch // m)]
             return [ruled_micro_batches(batch, stages, possible)] if ruled and possible else possible
@@ -85,6 +98,7 @@ class BatchInstances:
         return costs.instance(batch, memory_bytes, schedule=schedule, micro_batches=counts)
 
     def _profile(self, chunk: int) -> Profile:
+        """The estimated profile for all batch sizes above step 2^(chunk - 1) and up to step 2^chunk."""
         if chunk not in self._profiles:
             first, last = (self.step * (1 << chunk >> 1) + 1 if chunk else 1), self.step << chunk
             batches = [batch for batch in range(self.step, last + 1, self.step) if batch >= first]

@@ -14,11 +14,11 @@ from trainplan.profiling.base.quantities import divisors
 
 
 class PipelineCosts(StrategyCosts):
-    """Tables of one profile in one search space, and the pipeline instances that are made of them."""
+    """Tables of one profile in one search space, and the pipeline instances that are built from them."""
 
     @cached_property
     def stages(self) -> list[int]:
-        """Numbers of stages that the space, the devices and the model allow."""
+        """Numbers of stages that the space, the devices and the number of layers allow."""
         possible = [count for count in stage_depths(self.profile.devices) if count <= len(self.layer_kinds)]
         return [count for count in self.space.stages(self.profile.devices) if count in possible]
 
@@ -33,10 +33,18 @@ class PipelineCosts(StrategyCosts):
         name: str | None = None,
         provenance: dict[str, Any] | None = None,
     ) -> Instance:
-        """The instance of one batch, in samples of a step.
+        """The instance of one batch.
 
-        stages, micro_batches: only these numbers (default: all possible), the latter also by the number of stages. Raises
-        InputError.
+        Args:
+            batch: samples of a step.
+            memory_bytes: memory of one device.
+            schedule: the order of passes of all configurations.
+            stages: only these numbers of stages (default: all possible).
+            micro_batches: only these numbers of micro-batches (default: all divisors of the batch), or a function that gives
+                them for a number of stages.
+            name, provenance: those of the instance, where they are not the profile's.
+
+        Raises InputError where no configuration is left.
         """
         profile, configurations = self.profile, []
         if not self.stages:

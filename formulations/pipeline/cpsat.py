@@ -1,6 +1,6 @@
 """pipeline as an OR-Tools CP-SAT model, on whole nanoseconds and bytes: one configuration at a time.
 
-The same path through places (l, i, s), layer l in stage i with option s, as in `milp`, whose symbols these are.
+The same path through nodes (l, i, s), layer l in stage i with option s, as in `milp`, whose symbols these are.
 
 Variables    x[l,i,s] bool       layer l lies in stage i and takes option s
              z[l,i,a,b] bool     layers l and l+1 lie in stage i, the boundary goes from layout class a to class b
@@ -30,11 +30,11 @@ from trainplan.formulations.numbers import Integers
 from trainplan.formulations.pipeline.layouts import boundaries, most_ns, only, solution, stages_of
 from trainplan.formulations.pipeline.problem import Instance, Solution
 
-Places = dict[tuple[int, int, int], cp_model.IntVar]
+Nodes = dict[tuple[int, int, int], cp_model.IntVar]
 
 
-def build(instance: Instance) -> tuple[cp_model.CpModel, Places]:
-    """The model of an instance of one configuration, and x by layer, stage and option."""
+def build(instance: Instance) -> tuple[cp_model.CpModel, Nodes]:
+    """The model of an instance of one configuration, and its variables x by layer, stage and option."""
     model = cp_model.CpModel()
     configuration, borders = only(instance), boundaries(instance)
     kinds, tables = instance.layer_kinds, configuration.tables
@@ -68,6 +68,7 @@ def build(instance: Instance) -> tuple[cp_model.CpModel, Places]:
         model.add_exactly_one(crossings)
 
     def in_stage(i: int, values: Integers) -> Terms:
+        """The sum of a column of the tables over the layers of stage i."""
         return [(x[l, i, s], int(values[kinds[l], s])) for l, j in indices if j == i for s in options]
 
     running = [in_stage(i, tables.time_ns - tables.sync_ns) + moves[i] for i in stages]
@@ -90,6 +91,6 @@ def build(instance: Instance) -> tuple[cp_model.CpModel, Places]:
     return model, x
 
 
-def extract(instance: Instance, x: Places, value: Callable[[cp_model.IntVar], bool]) -> Solution:
-    """The solution that x stands for, by the value of each variable."""
-    return solution(instance, (place for place, v in x.items() if value(v)))
+def extract(instance: Instance, x: Nodes, value: Callable[[cp_model.IntVar], bool]) -> Solution:
+    """The solution that x stands for. value: the solved value of a variable."""
+    return solution(instance, (node for node, v in x.items() if value(v)))

@@ -1,4 +1,4 @@
-"""pipeline as a problem that trainplan can be asked for: from a request to instances and plans."""
+"""pipeline as a `Problem`: from a request to instances and plans."""
 
 from __future__ import annotations
 
@@ -25,25 +25,28 @@ SPACE = Parameter("space", str, "which stages and strategies to choose from (def
 
 
 def subproblems(instance: Instance, out_of_time: Callable[[], bool]) -> list[Subproblem]:
-    """One for each configuration of an instance."""
+    """One part for each configuration of an instance, with a bound on its objective."""
 
     def lift(index: int) -> Callable[[Solution], Solution]:
+        """A function that turns a solution of the part into one of the whole instance."""
         return lambda solution: replace(solution, configuration=index)
 
     def lower(index: int) -> Callable[[Solution], Solution | None]:
+        """A function that turns a solution of the whole instance into one of the part, or None."""
         return lambda solution: replace(solution, configuration=0) if solution.configuration == index else None
 
     return [Subproblem(part, least_ns(part), lift(index), lower(index)) for index, part in enumerate(parts(instance))]
 
 
 def start(instance: Instance, solution: Solution) -> set[str]:
-    """The names of the variables x that are 1 in a solution, by layer, stage and option."""
+    """The names of the variables x that are 1 in a solution, for a warm start: by layer, stage and option."""
     stages = [i for i, size in enumerate(solution.stages) for _ in range(size)]
     return {f"x[{l},{i},{s}]" for l, (i, s) in enumerate(zip(stages, solution.choice, strict=True))}
 
 
 def single_strategy_instances(instance: Instance) -> list[Instance]:
-    """One, with a configuration for each strategy of each of the instance's configurations."""
+    """One instance whose configurations each have a single strategy: one for each strategy of each of the given
+    configurations."""
     single = [
         replace(configuration, tables=configuration.tables.keep([option]))
         for configuration in instance.configurations
@@ -53,7 +56,7 @@ def single_strategy_instances(instance: Instance) -> list[Instance]:
 
 
 class StagedProblem(Problem):
-    """What the problems share whose instances are those of `pipeline`, or extend them."""
+    """Base of problems whose instances are those of `pipeline`, or extend them."""
 
     models = Models(subproblems, start)
     single_strategy = SingleStrategy(single_strategy_instances)
@@ -61,7 +64,8 @@ class StagedProblem(Problem):
     solution_dict = staticmethod(problem.solution_dict)
 
     def tables(self, instance: Instance, solution: Solution) -> list[Table]:
-        """The stages, and in each the strategies of its layers, runs of equal ones as one row."""
+        """One table: the stages, and in each the strategies of its layers, with a row for each run of layers of equal
+        strategy."""
         configuration, rows = instance.configurations[solution.configuration], []
         names = configuration.tables.strategies
         for number, stage in enumerate(problem.evaluate(instance, solution).stages):
@@ -76,13 +80,13 @@ class StagedProblem(Problem):
 
 
 def improving(instance: Instance) -> Iterator[Solution | None]:
-    """Every solution that fits and takes less time than those before it; None to look at the clock."""
+    """Every solution that fits and takes less time than those before it; None now and then, to look at the clock."""
     return plans(instance, instance.configurations, None, lambda index, *times: problem.iteration_ns(
         instance.configurations[index], *times))  # fmt: skip
 
 
 class Pipeline(StagedProblem):
-    """Stages, micro-batches and the strategy of every layer, for one batch."""
+    """The problem of choosing stages, micro-batches and the strategy of every layer together, for one batch."""
 
     name = problem.NAME
     record, solution_record = InstanceRecord, Solution
@@ -99,7 +103,8 @@ class Pipeline(StagedProblem):
         return f"{super().cost_model(instance)}, Eq. 8"
 
     def instance(self, request: Request) -> Instance:
-        """All stages and micro-batches that are possible, or those asked for. Raises InputError."""
+        """The instance of a request, with all numbers of stages and micro-batches that are possible, or those of the request.
+        Raises InputError."""
         options, devices, samples = request.options, request.origin.devices, request.samples
         choices = space(options["space"] or ("full" if options["takeaway3"] else "full-dp-sdp"))
         counts, numbers = stage_counts(devices, options["pipeline"]), micro_batch_counts(samples, options["micro_batches"])
@@ -116,7 +121,7 @@ class Pipeline(StagedProblem):
         )
 
     def plan(self, instance: Instance, solution: Solution, request: Request) -> Plan:
-        """The plan of a solution. Raises InputError where no model is described."""
+        """The plan of a solution. Raises InputError where the request describes no model."""
         configuration = instance.configurations[solution.configuration]
         strategies = [configuration.tables.strategies[s] for s in solution.choice]
         batch = Batch(global_samples=request.samples, micro_batches=configuration.micro_batches)

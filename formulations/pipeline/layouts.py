@@ -1,6 +1,7 @@
-"""What both integer formulations of pipeline share: the places of a layer, and options that meet equal re-layout costs.
+"""Parts that both integer formulations of pipeline share: the nodes of a layer, and options that meet equal re-layout costs.
 
-A place of a layer is a pair (stage i, option s). Every stage has a layer, so stage i holds layers i .. L - P + i only.
+A node of a layer is a pair (stage i, option s). Of L layers in P stages, stage i holds layers i .. L - P + i only, since every
+stage has a layer.
 """
 
 from __future__ import annotations
@@ -14,27 +15,27 @@ from trainplan.formulations.pipeline.problem import Configuration, Instance, Sol
 
 
 def only(instance: Instance) -> Configuration:
-    """The configuration of an instance that has one. A formulation states one configuration at a time."""
+    """The only configuration of an instance: a formulation states one configuration at a time."""
     (configuration,) = instance.configurations
     return configuration
 
 
 def boundaries(instance: Instance) -> list[LayoutBoundary]:
-    """The L-1 boundaries of an instance of one configuration."""
+    """The L - 1 boundaries between the layers of an instance of one configuration."""
     tables = only(instance).tables
     by_kind = [layout_boundary(*kind) for kind in zip(tables.transitions_ns, tables.entries_ns, strict=True)]
     return [by_kind[kind] for kind in instance.boundary_kinds]
 
 
 def stages_of(instance: Instance, layer: int) -> range:
-    """Stages that may hold a layer."""
+    """The stages that may hold a layer."""
     stages = only(instance).stages
     return range(max(0, layer - (instance.layers - stages)), min(layer + 1, stages))
 
 
-def solution(instance: Instance, places: Iterable[tuple[int, int, int]]) -> Solution:
-    """What the places (layer, stage, option) of all layers stand for, given in any order."""
-    _, stages, choice = zip(*sorted(places), strict=True)
+def solution(instance: Instance, nodes: Iterable[tuple[int, int, int]]) -> Solution:
+    """The solution that goes through the given nodes (layer, stage, option), one for each layer, in any order."""
+    _, stages, choice = zip(*sorted(nodes), strict=True)
     return Solution(0, tuple(stages.count(i) for i in range(only(instance).stages)), choice)
 
 
@@ -46,13 +47,13 @@ def most_ns(instance: Instance) -> int:
 
 
 def parts(instance: Instance) -> list[Instance]:
-    """One instance for each configuration."""
+    """One instance for each configuration of an instance."""
     return [replace(instance, configurations=(configuration,)) for configuration in instance.configurations]
 
 
 def least_ns(instance: Instance) -> int:
-    """A time that no solution beats, whatever the memory: every layer at its fastest, the slowest stage no faster than an even
-    share of them or than any one layer."""
+    """A time that no solution of an instance of one configuration is below, whatever the memory: every layer at its fastest,
+    and the slowest stage no faster than an even share of them or than any one layer."""
     configuration = only(instance)
     kinds, tables = list(instance.layer_kinds), configuration.tables
     whole = int(tables.time_ns.min(axis=1)[kinds].sum())

@@ -1,8 +1,8 @@
 """pipeline as a mixed-integer linear program, in Pyomo: one configuration, P stages and m micro-batches, at a time.
 
-A plan is a path through places (l, i, s): layer l lies in stage i and takes option s. From layer to layer the path stays in
-its stage, paying a re-layout, or enters the next stage, paying its entry. Memory needs no big-M: a row for every layer and
-every stage that may hold it has the stage's own micro-batches in flight, and adds nothing where the layer lies elsewhere.
+A plan is a path through nodes (l, i, s): layer l lies in stage i and takes option s. From layer to layer the path stays in its
+stage, paying a re-layout, or enters the next stage, paying its entry. Memory needs no big-M: a row for every layer and every
+stage that may hold it has the stage's own micro-batches in flight, and adds nothing where the layer lies elsewhere.
 
 Sets         l layers; i stages; s options; (a, b) pairs of layout classes at the boundary after layer l
              stage i may hold layers i .. L-P+i; every index (l, i) below is one of these
@@ -27,8 +27,8 @@ Variables    x[l,i,s] in {0,1}   layer l lies in stage i and takes option s
     states     M[i] = sum_ls (O_ms + (n_i - 1) O_f) x[l,i,s]                            for every i
     peak       F[l,i] + sum_s O_b x[l,i,s] + M[i] <= E                                  for every l, i           (Eq. 2)
 
-With x integer, z and e are integer as well: x fixes which of them may differ from 0, and each sum to 1. Where layer l does not
-lie in stage i, its peak row follows from that of the stage's last layer. The path ends in stage P-1, the only one that may
+With x integer, z and e are integer as well: x fixes which of them may differ from 0, and that they sum to 1. Where layer l does
+not lie in stage i, its peak row follows from that of the stage's last layer. The path ends in stage P-1, the only one that may
 hold the last layer.
 """
 
@@ -44,7 +44,7 @@ from trainplan.formulations.pipeline.problem import Instance, Solution
 
 
 def units(instance: Instance) -> tuple[int, int]:
-    """Nanoseconds and bytes of one model unit, by the largest objective and by the memory.
+    """Nanoseconds and bytes of one model unit, scaled by the largest objective and by the memory.
 
     In finer units HiGHS's first linear program stalls on some instances of 50 layers.
     """
@@ -52,7 +52,7 @@ def units(instance: Instance) -> tuple[int, int]:
 
 
 def weight(instance: Instance) -> int:
-    """How often the objective counts an error in a row of time."""
+    """The factor by which the objective multiplies an error in a row of time."""
     return only(instance).micro_batches
 
 
@@ -63,15 +63,15 @@ def build(instance: Instance) -> pyo.ConcreteModel:
     kinds, tables = instance.layer_kinds, configuration.tables
     layers, stages, options = range(instance.layers), range(configuration.stages), range(len(tables.strategies))
     indices = [(l, i) for l in layers for i in stages_of(instance, l)]
-    left = [(l, i) for l, i in indices if l + 1 in layers]
-    stays = [(l, i) for l, i in left if i in stages_of(instance, l + 1)]
+    not_last = [(l, i) for l, i in indices if l + 1 in layers]
+    stays = [(l, i) for l, i in not_last if i in stages_of(instance, l + 1)]
     before = [range(len(border.before)) for border in borders]
     after = [range(len(border.after)) for border in borders]
 
     ns_per_unit, bytes_per_unit = units(instance)
     c, g = tables.time_ns / ns_per_unit, tables.sync_ns / ns_per_unit
     o_f, o_b, o_ms = (v / bytes_per_unit for v in (tables.forward_bytes, tables.backward_bytes, tables.state_bytes))
-    ahead = [configuration.in_flight(i) - 1 for i in stages]
+    others = [configuration.in_flight(i) - 1 for i in stages]  # micro-batches in flight but one
 
     m.x = pyo.Var([(l, i, s) for l, i in indices for s in options], domain=pyo.Binary)
     m.z = pyo.Var([(l, i, a, b) for l, i in stays for a in before[l] for b in after[l]], domain=pyo.NonNegativeReals)
@@ -86,14 +86,16 @@ def build(instance: Instance) -> pyo.ConcreteModel:
         return sum(float(values[kinds[l], s]) * m.x[l, i, s] for l, j in indices if j == i for s in options)
 
     def of_layer(l: int, i: int, values: Any) -> Any:
+        """The value of a column of the tables for layer l, where it lies in stage i."""
         return sum(float(values[kinds[l], s]) * m.x[l, i, s] for s in options)
 
     def stay(l: int, i: int) -> Any:
+        """Whether the path stays in stage i after layer l."""
         return sum(m.z[l, i, a, b] for a in before[l] for b in after[l]) if (l, i) in stays else 0
 
     m.first = pyo.Constraint(expr=sum(m.x[0, 0, s] for s in options) == 1)
     m.onward = pyo.Constraint(
-        left,
+        not_last,
         rule=lambda m, l, i: (
             sum(m.x[l, i, s] for s in options)
             == stay(l, i) + (sum(m.e[l + 1, i + 1, b] for b in after[l]) if i + 1 in stages else 0)
@@ -123,7 +125,7 @@ def build(instance: Instance) -> pyo.ConcreteModel:
     m.hold = pyo.Constraint(
         indices, rule=lambda m, l, i: m.F[l, i] == (m.F[l - 1, i] if (l - 1, i) in stays else 0) + of_layer(l, i, o_f)
     )
-    m.states = pyo.Constraint(stages, rule=lambda m, i: m.M[i] == in_stage(i, o_ms + ahead[i] * o_f))
+    m.states = pyo.Constraint(stages, rule=lambda m, i: m.M[i] == in_stage(i, o_ms + others[i] * o_f))
     m.peak = pyo.Constraint(
         indices, rule=lambda m, l, i: m.F[l, i] + of_layer(l, i, o_b) + m.M[i] <= instance.memory_bytes / bytes_per_unit
     )
@@ -132,7 +134,7 @@ def build(instance: Instance) -> pyo.ConcreteModel:
 
 
 def extract(instance: Instance, values: Mapping[str, Mapping[tuple[int, int, int], float]]) -> Solution:
-    """The solution that x stands for: per layer the stage and option of the largest value."""
+    """The solution that solved values of x stand for: for each layer the stage and option of the largest value."""
     options = range(len(only(instance).tables.strategies))
     rows = [[(l, i, s) for i in stages_of(instance, l) for s in options] for l in range(instance.layers)]
     return solution(instance, (max(row, key=values["x"].__getitem__) for row in rows))

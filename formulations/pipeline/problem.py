@@ -9,9 +9,11 @@ consecutive layers form stage i = 0 .. P-1 and one option s_l for each layer l:
     subject to  max_l ( sum_{k<=l} n_i O_f(k) + O_b(l) + (n_i - 1)(O_f of the rest of i) ) + sum_k O_ms(k) <= E    Eq. 2, bytes
                 n_i = min(m, P - i) micro-batches in flight under 1F1B-Flush, m under GPipe.
 
-Memory: n_i - 1 other micro-batches keep the activations of all layers of the stage, the current one those up to layer l, and
-its backward pass adds O_b; with M_i = O_ms + (n_i - 1) O_f this is Eq. 2 of one stage. entry: sending the hidden states to
-the stage and their gradients back. `evaluate` and `violations` know no solver; all numbers are integers.
+c is the time of a layer, g the synchronisation in it, R the re-layout between two layers, entry the time to send hidden states
+to a stage and their gradients back, and E the memory of a device. O_f is what a layer keeps from its forward pass, O_b what its
+backward pass adds, O_ms its model states. n_i - 1 other micro-batches keep the activations of all layers of the stage, the
+current one those up to layer l; with M_i = O_ms + (n_i - 1) O_f this is Eq. 2 of one stage. `evaluate` and `violations` know no
+solver; all numbers are integers.
 """
 
 from __future__ import annotations
@@ -45,13 +47,14 @@ SCHEDULES: tuple[PassOrder, ...] = get_args(PassOrder)
 
 
 class PipelineOption(OptionRecord):
-    """One way to run a layer, for one micro-batch. time_ns includes sync_ns, what the last micro-batch alone pays."""
+    """One option of a kind of layer in a file, for one micro-batch. time_ns includes sync_ns, which the last micro-batch alone
+    pays."""
 
     sync_ns: TimeNs = 0
 
 
 class ConfigurationRecord(Record):
-    """Tables of one number of stages and micro-batches. Kinds of layers and of boundaries are numbered from 0."""
+    """Tables of one number of stages and micro-batches in a file. Kinds of layers and of boundaries are numbered from 0."""
 
     stages: Annotated[int, Field(ge=1, le=2**16)]
     micro_batches: Annotated[int, Field(ge=1, le=10**6)]
@@ -80,6 +83,7 @@ class InstanceRecord(InstanceFile):
 
     @model_validator(mode="after")
     def _shapes(self) -> InstanceRecord:
+        """Raise InputError where lists have wrong lengths, or a configuration does not fit."""
         layers = len(self.layer_names)
         for name, wanted in (("layer_kinds", layers), ("boundary_kinds", layers - 1)):
             check_length(name, getattr(self, name), wanted)
@@ -88,6 +92,7 @@ class InstanceRecord(InstanceFile):
         return self
 
     def _check(self, where: str, record: ConfigurationRecord) -> None:
+        """Raise InputError where a configuration does not fit the devices, the batch or the layers. where: its field."""
         if record.stages > len(self.layer_names) or self.devices % record.stages:
             fix = f"a divisor of devices = {self.devices}, at most the {len(self.layer_names)} layers"
             raise InputError("", f"{where}.stages", f"is {record.stages}", f"give {fix}")
@@ -120,6 +125,7 @@ class InstanceRecord(InstanceFile):
             check_length(f"{where}.entries_ns[{kind}]", row, len(first))
 
     def _check_sums(self, where: str, record: ConfigurationRecord) -> None:
+        """Raise InputError where times or bytes of a configuration could add up to too large a sum. where: its field."""
         m, layers = record.micro_batches, len(self.layer_names)
         every = [option for options in record.options for option in options]
         moves = (
@@ -136,7 +142,7 @@ COMMON = ("devices", "memory_bytes", "batch", "layer_names", "layer_kinds", "bou
 
 @dataclass(frozen=True, eq=False)
 class Configuration:
-    """A number of stages and micro-batches, a schedule, and the tables that hold there."""
+    """A number of stages and micro-batches, a schedule, and the tables that hold for them."""
 
     stages: int
     micro_batches: int
@@ -145,11 +151,11 @@ class Configuration:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """What the answer depends on apart from the tables."""
+        """All that the answer depends on apart from the tables."""
         return self.stages, self.micro_batches, self.schedule
 
     def in_flight(self, stage: int) -> int:
-        """Micro-batches whose activations a stage holds at once."""
+        """The most micro-batches whose activations a stage, given by its index, holds at once."""
         return most_in_flight(self.schedule, self.stages, self.micro_batches, stage)
 
     def to_dict(self) -> dict[str, Any]:
@@ -177,7 +183,15 @@ class Configuration:
 
 @dataclass(frozen=True, eq=False)
 class Instance(ProblemInstance):
-    """The problem in arrays. layer_kinds: kind of each of the L layers; boundary_kinds: of the L-1 boundaries between them."""
+    """The problem in arrays.
+
+    Attributes:
+        devices: the number of devices; memory_bytes: the memory of each.
+        batch: samples of a step.
+        layer_names: the name of each of the L layers.
+        layer_kinds: the kind of each layer, its row in the tables; boundary_kinds: the kind of each of the L - 1 boundaries.
+        configurations: the configurations to choose from.
+    """
 
     devices: int
     memory_bytes: int
@@ -191,7 +205,7 @@ class Instance(ProblemInstance):
 
     @property
     def layers(self) -> int:
-        """The number of layers L."""
+        """The number of layers, L."""
         return len(self.layer_kinds)
 
     @property
@@ -202,7 +216,7 @@ class Instance(ProblemInstance):
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of what the answer depends on (not of names or provenance)."""
+        """SHA-256 of all that the answer depends on, in hexadecimal digits; names and provenance are left out."""
         digest = hashlib.sha256()
         digest.update(repr((self.memory_bytes, self.layer_kinds, self.boundary_kinds)).encode())
         for configuration in self.configurations:
@@ -236,7 +250,15 @@ class Instance(ProblemInstance):
 
 @dataclass(frozen=True)
 class EvaluatedStage:
-    """One stage of a solution: time of the last micro-batch, the synchronisation in it, and Eq. 2's peak at its worst layer."""
+    """Cost of one stage of a solution.
+
+    Attributes:
+        first, last: its layers.
+        in_flight: the most micro-batches that it holds at once.
+        time_ns: its time for the last micro-batch, sync_ns: the synchronisation in it.
+        peak_bytes, peak_layer: Eq. 2's peak, and the layer that reaches it.
+        state_bytes: model states.
+    """
 
     first: int
     last: int
@@ -250,28 +272,31 @@ class EvaluatedStage:
 
 @dataclass(frozen=True)
 class Evaluation(Timed):
-    """What a solution costs, stage by stage."""
+    """Time and memory of a solution, with those of each stage."""
 
     time_ns: int
     stages: tuple[EvaluatedStage, ...]
 
     @property
     def peak_bytes(self) -> int:
-        """The peak of the fullest stage."""
+        """The peak of the fullest stage, in bytes."""
         return max(stage.peak_bytes for stage in self.stages)
 
     @property
     def time_balance(self) -> float:
-        """a_t of Eq. 6, the balance of time: between 0 and 1 - 1/P."""
+        """The balance of the stages' times, a_t of Eq. 6: from 0, where one stage takes all, to 1 - 1/P, where all are
+        equal."""
         return _balance([stage.time_ns for stage in self.stages])
 
     @property
     def memory_balance(self) -> float:
-        """a_m of Eq. 6, the balance of peak memory: between 0 and 1 - 1/P."""
+        """The balance of the stages' peak memory, a_m of Eq. 6: from 0, where one stage takes all, to 1 - 1/P, where all are
+        equal."""
         return _balance([stage.peak_bytes for stage in self.stages])
 
 
 def _balance(shares: Sequence[int]) -> float:
+    """1 minus the largest part of a sum."""
     return 1 - max(shares) / sum(shares) if sum(shares) else 0.0
 
 
@@ -289,13 +314,14 @@ class Solution(DataclassRecord):
 
 
 def spans_of_sizes(sizes: Sequence[int]) -> list[tuple[int, int]]:
-    """First and last layer of stages of these numbers of layers."""
+    """First and last layer of every stage, given the number of layers of each."""
     ends = list(accumulate(sizes))
     return [(end - size, end - 1) for size, end in zip(sizes, ends, strict=True)]
 
 
 def load(source: Source, where: str = "instance") -> Instance:
-    """The instance of a file or of a dict, which errors call `where`. Raises InputError with file, field, value and fix."""
+    """Read an instance from a file or a dict. Raises InputError with file, field, value and fix. where: the name that errors
+    call a dict by."""
     record = parse(source, InstanceRecord, name_of_source(source, where))
     configurations = [
         Configuration(entry.stages, entry.micro_batches, tables_of(entry), entry.schedule) for entry in record.configurations
@@ -304,7 +330,7 @@ def load(source: Source, where: str = "instance") -> Instance:
 
 
 def tables_of(record: ConfigurationRecord) -> Tables:
-    """The tables of a configuration in a file."""
+    """The tables of a configuration that was read from a file."""
     columns: dict[str, Any] = {
         name: np.array([[getattr(option, name) for option in options] for options in record.options], np.int64)
         for name in COLUMNS
@@ -319,22 +345,22 @@ def tables_of(record: ConfigurationRecord) -> Tables:
 
 
 def common_fields(record: InstanceRecord) -> dict[str, Any]:
-    """The fields of an instance in a file, but its configurations."""
+    """The fields of an instance that was read from a file, except its configurations, as keyword arguments."""
     return record.tuples(COMMON) | record.labels
 
 
 def load_solution(source: Source) -> Solution:
-    """The solution of a file or of a dict. Raises InputError."""
+    """Read a solution from a file or a dict. Raises InputError."""
     return parse(source, Solution, name_of_source(source, "solution"))
 
 
 def solution_dict(solution: Solution) -> dict[str, Any]:
-    """A solution in its file format."""
+    """A solution in its file format, as plain values."""
     return solution.to_dict()
 
 
 def iteration_ns(configuration: Configuration, times_ns: Sequence[int], syncs_ns: Sequence[int]) -> int:
-    """Eq. 8 from the stages' times and the synchronisation in them."""
+    """Time of a step by Eq. 8. times_ns, syncs_ns: T and G of each stage."""
     slowest = max(time - sync for time, sync in zip(times_ns, syncs_ns, strict=True))
     return (configuration.micro_batches - 1) * slowest + sum(times_ns)
 
@@ -349,12 +375,12 @@ def evaluate(instance: Instance, solution: Solution) -> Evaluation:
 
 
 def describe(instance: Instance, solution: Solution) -> dict[str, Any]:
-    """What users see of a solution's costs."""
+    """The costs of a solution as users see them, by name."""
     return described(instance, solution, evaluate(instance, solution))
 
 
 def described(instance: Instance, solution: Solution, evaluation: Evaluation) -> dict[str, Any]:
-    """What users see of a solution that has been evaluated."""
+    """The costs of a solution that has been evaluated, as users see them, by name."""
     configuration = instance.configurations[solution.configuration]
     worst = max(evaluation.stages, key=lambda stage: stage.peak_bytes)
     return {
@@ -377,7 +403,7 @@ def described(instance: Instance, solution: Solution, evaluation: Evaluation) ->
 def evaluate_stages(
     instance: Instance, solution: Solution, configuration: Configuration | None = None
 ) -> tuple[EvaluatedStage, ...]:
-    """What the stages of a solution cost. configuration: with other tables than that of the instance, where those count."""
+    """The costs of a solution's stages. configuration: used in place of the instance's own, where other tables are to count."""
     counted = configuration or instance.configurations[solution.configuration]
     return tuple(
         evaluate_stage(instance, counted, number, first, solution.choice[first : last + 1])
@@ -388,7 +414,7 @@ def evaluate_stages(
 def evaluate_stage(
     instance: Instance, configuration: Configuration, number: int, first: int, choice: Sequence[int]
 ) -> EvaluatedStage:
-    """One stage that begins at layer `first`, under the options of its layers."""
+    """The costs of one stage. number: its index; first: its first layer; choice: the options of its layers."""
     tables, in_flight = configuration.tables, configuration.in_flight(number)
     kinds = instance.layer_kinds[first : first + len(choice)]
     indices = (list(kinds), list(choice))
@@ -412,12 +438,12 @@ def evaluate_stage(
 
 
 def violations(instance: Instance, solution: Solution) -> list[str]:
-    """Every constraint that a solution breaks, in words; empty where it is feasible."""
+    """Every constraint that a solution breaks, one text each; empty where it is feasible."""
     return malformed(instance, solution) or over_memory(instance, evaluate(instance, solution))
 
 
 def over_memory(instance: Instance, evaluation: Evaluation) -> list[str]:
-    """Stages that need more memory than a device has, in words."""
+    """A text for each stage that needs more memory than a device has."""
     limit = instance.memory_bytes
     return [
         f"stage {number}: the backward pass of {instance.layer_names[stage.peak_layer]} needs {stage.peak_bytes} bytes "
@@ -428,7 +454,7 @@ def over_memory(instance: Instance, evaluation: Evaluation) -> list[str]:
 
 
 def malformed(instance: Instance, solution: Solution) -> list[str]:
-    """Why a solution is none of the instance, in words; empty where it is one, whatever memory it needs."""
+    """Why a solution does not belong to the instance, in words; empty where it does, whatever memory it needs."""
     count = len(instance.configurations)
     if not 0 <= solution.configuration < count:
         return [f"configuration is {solution.configuration}; the instance has 0 to {count - 1}"]

@@ -1,7 +1,8 @@
-"""Bounds on the step from single paths through one stage.
+"""Lower bounds on the iteration from single paths through one stage.
 
-Of 1F1B with p stages and m micro-batches, c_x the transfer between the stages x - 1 and x, and c_0 = c_p = 0. Stage x runs
-min(m, p - x) forward passes up to its first backward pass, so a_x = max(0, m - (p - x)) after it. Two paths through stage x:
+Consider 1F1B with p stages and m micro-batches. f_x and b_x are the forward and backward pass of stage x, c_x the transfer
+between the stages x - 1 and x, and c_0 = c_p = 0. Stage x runs min(m, p - x) forward passes up to its first backward pass, so
+a_x = max(0, m - (p - x)) after it. Two paths lead through stage x:
 
     the first micro-batch through all stages and back to x, f_0 + c_1 + f_1 + .. + f_{p-1} + b_{p-1} + c_{p-1} + .. + b_x;
     then all that x still runs, a_x forward and m - 1 backward passes; then the last micro-batch back from x to stage 0:
@@ -14,8 +15,8 @@ min(m, p - x) forward passes up to its first backward pass, so a_x = max(0, m - 
         T >= sum_j (f_j + b_j) + 2 sum_j c_j + (m - 1) (f_x + c_x) + a_x (b_x + c_{x+1})
 
 Each pass on them waits for the one before it: the passes of one micro-batch in their order, and those of a stage in its order.
-All sub-layers lie on each path, so besides the transfers the bounds differ by what stage x is alone: the least of the largest
-over all partitions is found stage by stage.
+All sub-layers lie on each path, so apart from the transfers the bounds differ only by the layers of stage x: the least of the
+largest over all partitions is found stage by stage.
 """
 
 from __future__ import annotations
@@ -28,25 +29,25 @@ FAR = np.int64(2**62)
 
 
 def left_over(instance: Instance, stage: int) -> int:
-    """a_x: the forward passes of a stage after its first backward pass."""
+    """a_x: the number of forward passes of a stage after its first backward pass."""
     return max(0, instance.micro_batches - (instance.stages - stage))
 
 
 def extra_ns(instance: Instance, stage: int, forward_ns: Integers, backward_ns: Integers) -> Integers:
-    """What the longer of the two paths through a stage adds to one round trip through all stages.
+    """Time that the longer of the two paths through a stage adds to one round trip through all stages.
 
     forward_ns, backward_ns: the stage's passes, each with the transfer that it receives. No step with such a stage is shorter
-    than the round trip and this: both paths at the head of this file are chains of passes that wait for each other.
+    than the round trip plus this: both paths at the head of this file are chains of passes that wait for each other.
     """
     fewer, more = left_over(instance, stage), instance.micro_batches - 1
     return np.maximum(fewer * forward_ns + more * backward_ns, more * forward_ns + fewer * backward_ns)
 
 
 def least_ns(instance: Instance) -> int:
-    """No partition within the memory takes less; 2^62 or more where there is none. Time n^2 p.
+    """A time that no partition within the memory is below; 2^62 or more where there is none. Takes time n^2 p for n sub-layers.
 
-    Proof: every partition takes a round trip, with the least p - 1 transfers at least, and what any of its stages adds. A
-    bottleneck path through spans finds the least over partitions of the largest that a stage adds.
+    Proof: every partition takes a round trip, with at least the p - 1 least transfers, plus what any of its stages adds. A
+    bottleneck path through spans of sub-layers finds the least, over partitions, of the largest that a stage adds.
     """
     n, p, windows = instance.sublayers, instance.stages, instance.windows
     f, b = (np.concatenate([[0], np.cumsum(times)]) for times in (instance.forward_ns, instance.backward_ns))
@@ -64,6 +65,7 @@ def least_ns(instance: Instance) -> int:
 
 
 def most_ns(instance: Instance) -> int:
-    """No partition takes longer: all passes one after the other, with the p - 1 longest transfers before each."""
+    """A time that no partition exceeds: all passes one after the other, with the p - 1 longest transfers before each of
+    them."""
     moves = int(np.sort(instance.transfer_ns)[instance.sublayers - instance.stages :].sum())
     return instance.micro_batches * (int(instance.forward_ns.sum() + instance.backward_ns.sum()) + 2 * moves)

@@ -1,8 +1,8 @@
 """From a profile to a pipeline-partition instance: what every sub-layer costs.
 
-Costs of a sub-layer are those of trainplan's own programs (`executed` of `formulations.work`), forward and backward apart,
-each with its collectives. What only the last micro-batch of a step pays (the reduction of gradients, the optimizer) is
-no part of the pipeline's iteration, and is added to the end of every stage:
+Costs of a sub-layer are those of trainplan's own programs (cost model `executed` of `formulations.costs.sequential`), forward
+and backward apart, with the collectives of each. What only the last micro-batch of a step pays (the reduction of gradients, the
+optimizer) is no part of the pipeline's iteration, and is added to the end of every stage:
 
     step = max_x (end of the last backward pass of stage x + sync_x)
 
@@ -11,8 +11,8 @@ reduced between these two, too: as the first sub-layer is always in the first st
 of what these two sub-layers add.
 
 A message is the hidden states of one device's rows, one way, over the slowest link between neighbouring stages: ranks of stage
-x + 1 follow those of stage x, and each sends to its own place in the next stage. Collectives within a stage are costed on the
-first devices, as in the problems `layer-strategies` and `pipeline`.
+x + 1 follow those of stage x, and each sends to the rank with its own index in the next stage. Collectives within a stage are
+costed on the first devices, as in the problems `layer-strategies` and `pipeline`.
 """
 
 from __future__ import annotations
@@ -39,10 +39,15 @@ def build(
     name: str | None = None,
     provenance: dict[str, Any] | None = None,
 ) -> Instance:
-    """The partition of one of the pipelines that share a batch of so many samples.
+    """The partition of one of the pipelines that share a batch of `batch` samples.
 
-    memory_bytes: of one device; None for no limit. recompute: every sub-layer keeps its input only, and repeats its forward
-    pass in its backward pass. Raises InputError where the batch cannot be split so, or the profile lacks a shape.
+    Args:
+        degrees: stages, pipelines, tensor parallelism and micro-batches.
+        memory_bytes: of one device; None for no limit.
+        recompute: whether every sub-layer keeps its input only, and repeats its forward pass in its backward pass.
+        name, provenance: those of the instance, where they are not the profile's.
+
+    Raises InputError where the batch cannot be split so, or the profile lacks a shape.
     """
     rows, strategy = degrees.rows(batch), degrees.strategy(recompute)
     units = profile.units

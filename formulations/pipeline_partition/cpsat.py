@@ -1,5 +1,7 @@
 """pipeline-partition as an OR-Tools CP-SAT model, on whole nanoseconds.
 
+There are p stages; f(l) and b(l) are the passes of sub-layer l, and c(l) the transfer of the cut before it.
+
 Variables    Y[x,l] bool         stage x has begun by sub-layer l; Y[0,.] = 1, Y[p,.] = 0
              D[k]                f_x, b_x and c_x, numbered as in `end_times`
              S[v]                the moments that are variables, see `end_time_rows`
@@ -7,7 +9,7 @@ Variables    Y[x,l] bool         stage x has begun by sub-layer l; Y[0,.] = 1, Y
 
     minimise   T
     onward     Y[x,l] implies Y[x,l+1]; order: Y[x+1,l+1] implies Y[x,l]
-    time       f_x = sum_l f(l) (Y[x,l] - Y[x+1,l]), b_x alike; c_x = sum_l c(l) (Y[x,l] - Y[x,l-1]), c(l) of the cut before l
+    time       f_x = sum_l f(l) (Y[x,l] - Y[x+1,l]), b_x alike; c_x = sum_l c(l) (Y[x,l] - Y[x,l-1])
     start      S[v] >= each of its sums of an earlier moment and times; T >= the end of the last backward pass of stage 0
     paths      T >= sum_l (f(l) + b(l)) + 2 sum_x c_x plus the stage's own part, for both paths of `bounds` through each stage,
                which propagation alone does not see
@@ -28,14 +30,14 @@ from trainplan.formulations.schedule.end_time_rows import Sum
 
 
 def build(instance: Instance) -> tuple[cp_model.CpModel, StageStarts]:
-    """The model, and Y by stage and sub-layer."""
+    """The model of an instance, and its variables Y by stage and sub-layer."""
     model = cp_model.CpModel()
     y = state_cuts(model, instance)
     stages, sublayers, p, m = range(instance.stages), range(instance.sublayers), instance.stages, instance.micro_batches
     most = most_ns(instance)
 
     def inside(x: int, l: int, ns: int) -> Terms:
-        """ns, if sub-layer l lies in stage x."""
+        """`ns` where sub-layer l lies in stage x, else 0, as terms."""
         return [(y[x, l], ns), (y[x + 1, l], -ns)]
 
     times: list[cp_model.IntVar] = []
@@ -54,6 +56,7 @@ def build(instance: Instance) -> tuple[cp_model.CpModel, StageStarts]:
     step = model.new_int_var(min(least_ns(instance), most), most, "T")
 
     def total(moment: Sum[int]) -> cp_model.LinearExpr:
+        """A moment as a sum of model variables."""
         terms = [(times[number], count) for number, count in moment.times]
         return weighted_sum(terms if moment.start is None else [(starts[moment.start], 1), *terms])
 
@@ -75,5 +78,5 @@ def build(instance: Instance) -> tuple[cp_model.CpModel, StageStarts]:
 
 
 def extract(instance: Instance, y: StageStarts, value: Callable[[cp_model.IntVar], bool]) -> Solution:
-    """The solution that Y stands for, by the value of each variable."""
+    """The solution that Y stands for. value: the solved value of a variable."""
     return Solution(solved_cuts(instance, y, value))

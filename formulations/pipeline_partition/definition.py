@@ -1,4 +1,4 @@
-"""The problem pipeline-partition as the rest of trainplan uses it: requests, instances, plans, enumeration, tables."""
+"""pipeline-partition as a `Problem`: from a request to instances and plans."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ OBJECTIVE = Parameter(
 
 
 class PipelinePartition(Cutting):
-    """Cutting a chain of sub-layers into pipeline stages for the least simulated 1F1B iteration (AutoPipe)."""
+    """The problem of cutting a chain of sub-layers into pipeline stages for the least simulated 1F1B iteration (AutoPipe)."""
 
     name = problem.NAME
     solved_by = "trainplan.solvers.partition"
@@ -48,27 +48,29 @@ class PipelinePartition(Cutting):
     describe = staticmethod(problem.describe)
 
     def cost_model(self, instance: Instance) -> str:
-        """The costs, which are those of trainplan's own programs, and the objective of a plan's claim: the simulated step."""
+        """The name of the costs, which are those of trainplan's own programs, and of the objective of a claim: the simulated
+        step."""
         return f"{instance.provenance.get('cost_model', 'executed')}, simulated 1F1B step"
 
     def instance(self, request: Request) -> Instance:
-        """One of dp pipelines of one depth (default: one stage, one micro-batch, all devices). Raises InputError."""
+        """The instance of one of dp equal pipelines (default: one stage, one micro-batch, all devices). Raises InputError."""
         options = request.options
         degrees = (options[name] for name in ("pipeline", "micro_batches", "dp", "tp"))
         [instance] = self._built(request, [degrees_of(request.origin.devices, *degrees)])
         return instance
 
     def instances(self, request: Request) -> list[Instance]:
-        """The instances of all depths and numbers of micro-batches that are possible, or asked for. Raises InputError."""
+        """The instances of all numbers of stages and micro-batches that are possible, or of those in the request. Raises
+        InputError."""
         options = request.options
-        asked = (options[name] for name in ("pipeline", "micro_batches", "dp", "tp"))
-        possible = possible_degrees(request.origin.devices, len(request.chain.units), request.samples, *asked)
+        given = (options[name] for name in ("pipeline", "micro_batches", "dp", "tp"))
+        possible = possible_degrees(request.origin.devices, len(request.chain.units), request.samples, *given)
         if options["sliced"]:
             possible = _that_slice(possible, request.samples, options["sliced"])
         return self._built(request, possible)
 
     def _built(self, request: Request, degrees: Sequence[PipelineDegrees]) -> list[Instance]:
-        """The instances of these degrees, all of one tensor-parallel degree, from one profile."""
+        """The instances of given degrees, all of one tensor-parallel degree, from one profile."""
         options, batch, tp = request.options, request.samples, degrees[0].tp
         if tp not in (tps := request.chain.tp_degrees(tp)):
             raise InputError("command line", "--tp", f"is {tp}", f"give one of: {', '.join(map(str, tps))}")
@@ -107,12 +109,13 @@ class PipelinePartition(Cutting):
         )
 
     def tables(self, instance: Instance, solution: Solution) -> list[Table]:
-        """The stages of a partition, and what its simulated step is made of."""
+        """The stages of a partition, and its start-up time and bubble."""
         return stage_tables(instance, problem.describe(instance, solution))
 
 
 def _that_slice(possible: Sequence[PipelineDegrees], batch: int, sliced: int) -> list[PipelineDegrees]:
-    """The degrees with which so many micro-batches can be sliced. Raises InputError where there are none."""
+    """The degrees with which `sliced` micro-batches can begin in halves. batch: samples of a step. Raises InputError where
+    there are none."""
     counts = [most_sliced(depth.pp, depth.micro_batches) if depth.rows(batch) % 2 == 0 else 0 for depth in possible]
     if sliced > (most := max(counts)):
         fix = f"give at most {most}" if most else "give more than one stage, and an even number of samples a micro-batch"

@@ -1,4 +1,4 @@
-"""How many devices a pipeline takes: depths, pipelines side by side, tensor parallelism, micro-batches."""
+"""The degrees of pipelines: numbers of stages, of pipelines in parallel, of tensor-parallel devices and of micro-batches."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trainplan.profiling.base.quantities import divisors, plural
 
 @dataclass(frozen=True)
 class PipelineDegrees:
-    """dp pipelines side by side, each of pp stages of tp devices, with so many micro-batches a step."""
+    """dp pipelines in parallel, each of pp stages of tp devices, with `micro_batches` micro-batches a step."""
 
     pp: int
     dp: int = 1
@@ -21,20 +21,21 @@ class PipelineDegrees:
 
     @property
     def devices(self) -> int:
-        """All devices that the pipelines take."""
+        """The number of devices that all pipelines take."""
         return self.pp * self.dp * self.tp
 
     @property
     def stage_size(self) -> int:
-        """Devices of one stage, over all pipelines."""
+        """The number of devices of one stage, over all pipelines."""
         return self.dp * self.tp
 
     def strategy(self, recompute: bool) -> Strategy:
-        """The strategy of every sub-layer over the devices of its stage."""
+        """The strategy of every sub-layer over the devices of its stage. recompute: whether it is recomputed."""
         return Strategy.of(("dp", self.dp), ("tp", self.tp), ckpt=recompute)
 
     def rows(self, batch: int) -> int:
-        """Samples of a micro-batch in one pipeline. Raises InputError where the batch cannot be split so."""
+        """Samples of a micro-batch in one pipeline, of a step of `batch` samples. Raises InputError where the batch cannot be
+        split so."""
         parts = self.dp * self.micro_batches
         rows, rest = divmod(batch, parts)
         if rest or rows < 1:
@@ -46,7 +47,7 @@ class PipelineDegrees:
 def degrees_of(
     devices: int, pipeline: int | None = None, micro_batches: int | None = None, dp: int | None = None, tp: int | None = None
 ) -> PipelineDegrees:
-    """The degrees of one depth on so many devices (default: one stage, one micro-batch, and dp such that all devices are used).
+    """The degrees of one number of stages (default: one stage, one micro-batch, and dp such that all devices are used).
 
     Raises InputError where the devices do not suffice, or would not all be used by default.
     """
@@ -72,10 +73,16 @@ def degrees_of(
 def possible_degrees(
     devices: int, units: int, batch: int, pipeline: int | None, micro_batches: int | None, dp: int | None, tp: int | None
 ) -> list[PipelineDegrees]:
-    """All degrees that planning tries, or those of them that are asked for.
+    """All degrees that planning tries, or those of them that the user's options allow.
 
-    Depths divide the devices and have at most one stage for each of the `units`; dp is a power of two, as plans have it;
-    numbers of micro-batches divide the samples of a pipeline. Raises InputError where none are left.
+    Args:
+        devices: the number of devices.
+        units: the number of sub-layers of the model.
+        batch: samples of a step.
+        pipeline, micro_batches, dp, tp: the user's options; None where they are open.
+
+    Numbers of stages divide the devices and are at most `units`; dp is a power of two, as plans have it; numbers of
+    micro-batches divide the samples of a pipeline. Raises InputError where none remain.
     """
     tp = 1 if tp is None else tp
     if pipeline is not None:

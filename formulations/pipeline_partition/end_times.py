@@ -8,11 +8,11 @@ from trainplan.formulations.schedule.recorded import Shape, recorded
 
 
 def one_f_one_b_rows(stages: int, micro_batches: int) -> EndTimeRows[int]:
-    """The rows of a pipeline of p stages, whose 3p - 1 times are numbered: f_0 .. f_{p-1}, then b_0 .. b_{p-1}, then the
-    transfers c_1 .. c_{p-1}, c_x between the stages x - 1 and x, the same both ways."""
+    """The rows of a pipeline of p stages, whose 3p - 1 times are numbered: the forward passes f_0 .. f_{p-1}, then the backward
+    passes b_0 .. b_{p-1}, then the transfers c_1 .. c_{p-1}, with c_x between the stages x - 1 and x, the same both ways."""
 
     def number(name: str, stage: int) -> int | None:
-        """None of what takes no time: messages at the ends, and what the last micro-batch adds."""
+        """The number of a time; None for one that is 0: messages at the ends, and what the last micro-batch adds."""
         if name == "forward_ns":
             return stage
         if name == "backward_ns":
@@ -21,6 +21,7 @@ def one_f_one_b_rows(stages: int, micro_batches: int) -> EndTimeRows[int]:
         return 2 * stages + cut - 1 if name != "last_ns" and 0 < cut < stages else None
 
     def times_of(duration: Duration) -> list[int]:
+        """The numbers of the times that a duration is the sum of."""
         return [time for symbol in duration if (time := number(*symbol)) is not None]
 
     return end_time_rows(recorded(Shape("1f1b", stages, micro_batches)), times_of)

@@ -1,12 +1,13 @@
 """pipeline-partition as a mixed-integer linear program, in Pyomo.
 
-Sets         x = 0 .. p-1 stages; l = 0 .. n-1 sub-layers; v the moments that are variables, see `end_time_rows`
-Parameters   times in scaled units, see `units`; w[x,l] the least first sub-layer with which stage x fits its memory when l is
-             its last one (`Memory.first_layers`); B the least step by `bounds`
+Sets         x = 0 .. p-1 stages; l = 0 .. n-1 sub-layers; v the moments that are variables, see `end_time_rows` Parameters
+f(l), b(l) passes of a sub-layer, c(l) transfer of the cut before it (in scaled units, see `units`); w[x,l] the
+             least first sub-layer with which stage x fits its memory when l is its last one (`Memory.first_layers`); B the
+             least step by `bounds`
 Variables    Y[x,l] in {0,1}     stage x = 1 .. p-1 has begun by sub-layer l; known outside of l = x .. n-p+x-1, since every
                                  stage has a sub-layer. Y[0,.] = 1 and Y[p,.] = 0, so l lies in stage x where
                                  Y[x,l] - Y[x+1,l] = 1
-             D[k] >= 0           f_x, b_x and c_x, numbered as in `end_times`; each with the largest value it can have
+             D[k] >= 0           f_x, b_x and c_x, numbered as in `end_times`, with the largest values that they can have
              S[v] >= 0           a moment
              T >= B              the step
 
@@ -14,14 +15,14 @@ Variables    Y[x,l] in {0,1}     stage x = 1 .. p-1 has begun by sub-layer l; kn
     onward     Y[x,l] <= Y[x,l+1]                                                       a stage that has begun stays so
     order      Y[x+1,l+1] <= Y[x,l]                                                     every stage has a sub-layer
     time       f_x = sum_l f(l) (Y[x,l] - Y[x+1,l]), and b_x alike
-               c_x = sum_l c(l) (Y[x,l] - Y[x,l-1]),  c(l) of the cut before l
+               c_x = sum_l c(l) (Y[x,l] - Y[x,l-1])
     start      S[v] >= each of its sums of an earlier moment and times                   the recurrences
     step       T >= the end of the last backward pass of stage 0
     memory     Y[x,w[x,l]-1] <= Y[x+1,l]                                                for every x, l where w[x,l] > 0
 
-`start` has every path of the simulation in it, also those of `bounds`. What the relaxation lacks is that a sub-layer is not
+`start` has every path of the simulation in it, also those of `bounds`. The relaxation does not know that a sub-layer is not
 shared between stages; B is the least to which the paths through one stage can be kept without sharing. `memory` is all that
-memory asks, since a longer stage needs no less.
+memory requires, since a longer stage needs no less.
 """
 
 from __future__ import annotations
@@ -47,13 +48,13 @@ def units(instance: Instance) -> tuple[int, None]:
 
 
 def weight(instance: Instance) -> int:
-    """How often the objective counts an error in a row: a path has at most 2(m + p) passes, each with a start, its own time,
-    and its transfer."""
+    """The factor by which the objective multiplies an error in a row: a path has at most 2(m + p) passes, each with a start,
+    its own time, and its transfer."""
     return 6 * (instance.micro_batches + instance.stages)
 
 
 def build(instance: Instance) -> pyo.ConcreteModel:
-    """The Pyomo model; `extract` reads a solution from its solved values."""
+    """The Pyomo model of an instance; `extract` reads a solution from its solved values."""
     m = pyo.ConcreteModel(name=instance.name)
     stages, sublayers, p = range(instance.stages), range(instance.sublayers), instance.stages
     ns_per_unit, _ = units(instance)
@@ -69,9 +70,11 @@ def build(instance: Instance) -> pyo.ConcreteModel:
     begun = state_cuts(m, instance, m.T)
 
     def inside(x: int, l: int) -> Any:
+        """Whether sub-layer l lies in stage x: 1 or 0."""
         return begun(x, l) - begun(x + 1, l)
 
     def total(moment: Sum[int]) -> Any:
+        """A moment as a sum of model variables."""
         start = 0 if moment.start is None else m.S[moment.start]
         return start + sum(count * m.D[k] for k, count in moment.times)
 
@@ -92,5 +95,5 @@ def build(instance: Instance) -> pyo.ConcreteModel:
 
 
 def extract(instance: Instance, values: Mapping[str, Mapping[tuple[int, int], float]]) -> Solution:
-    """The solution that Y stands for."""
+    """The solution that solved values of Y stand for."""
     return Solution(solved_cuts(instance, values))

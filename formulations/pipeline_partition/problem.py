@@ -1,19 +1,19 @@
 """pipeline-partition: cut a chain of n sub-layers into p pipeline stages (AutoPipe, Section III-B).
 
 Stage x = 0 .. p-1 holds consecutive sub-layers, at least one, and takes f_x and b_x, the sums over its sub-layers, for the
-forward and the backward pass of one micro-batch; between two stages a message takes the transfer time of their cut, either
-way. Choose the cuts that
+forward and the backward pass of one micro-batch; between two stages a message takes the transfer time of their cut, in either
+direction. Choose the cuts that
 
-    minimise    the iteration of m micro-batches under 1F1B, simulated pass by pass                   see `step.recurrences`
-    subject to  the memory of every stage, where it is given                                          see `step.stage_memory`
+    minimise    the iteration of m micro-batches under 1F1B, simulated pass by pass          see `schedule.autopipe_recurrences`
+    subject to  the memory of every stage, where it is given                                 see `schedule.stage_memory`
 
-No closed formula is the objective. Cuts lie between sub-layers: embedding, attention and feed-forward blocks, head. Planners
-that cut between layers only are told by `layers` which sub-layers belong together.
+The objective has no closed formula. Cuts lie between sub-layers: embedding, attention and feed-forward blocks, head. For
+planners that cut between layers only, `layers` states which sub-layers belong together.
 
-Behind its last backward pass a stage may add d_x, the sum of `sync_ns` over its sub-layers (reduction of gradients, optimizer);
-the whole step is max_x (end of stage x + d_x). A solution may also say how many micro-batches begin in two halves (`sliced`,
-see `step.schedules`); its iteration is then the sliced one. Methods choose cuts for whole micro-batches only, and it is these
-that their bounds speak of; `solvers.partition.depths` plans slicing and the whole step.
+After its last backward pass a stage may add d_x, the sum of `sync_ns` over its sub-layers (reduction of gradients, optimizer);
+the whole step is max_x (end of stage x + d_x). A solution may also state how many micro-batches begin in two halves (`sliced`,
+see `schedule.orders`); its iteration is then the sliced one. Methods choose cuts for whole micro-batches only, and their bounds
+are about these; `solvers.partition.depths` plans slicing and the whole step.
 
 `evaluate` and `violations` know no solver; all numbers are integers.
 """
@@ -61,15 +61,16 @@ class InstanceRecord(ChainFile):
 
     @model_validator(mode="after")
     def _shapes(self) -> InstanceRecord:
+        """Raise InputError where lists have wrong lengths, layers fall, or the step is too large to simulate."""
         count = len(self.forward_ns)
         self.check_stages("forward_ns", count, "sub-layer")
-        each = "one for each sub-layer"
-        check_length("backward_ns", self.backward_ns, count, each)
+        meaning = "one for each sub-layer"
+        check_length("backward_ns", self.backward_ns, count, meaning)
         if isinstance(self.transfer_ns, list):
             check_length("transfer_ns", self.transfer_ns, count - 1, "one for each cut between two sub-layers, or one number")
         for name in ("names", "layers", "sync_ns"):
             if (entries := getattr(self, name)) is not None:
-                check_length(name, entries, count, each)
+                check_length(name, entries, count, meaning)
         for index, (before, layer) in enumerate(pairwise(self.layers or []), 1):
             if layer < before:
                 raise InputError("", f"layers[{index}]", f"is {layer}, after {before}", f"give at least {before}")
@@ -85,11 +86,15 @@ class InstanceRecord(ChainFile):
 
 @dataclass(frozen=True, eq=False)
 class Instance(Chain):
-    """The problem in arrays.
+    """The problem in arrays, for n sub-layers.
 
-    forward_ns, backward_ns: (n,), of one micro-batch; transfer_ns: (n-1,), by the sub-layer before the cut. sync_ns: (n,), what
-    each sub-layer adds to the end of its stage's step; what the first and the last stage share is with the first and the last
-    sub-layer. layers: (n,), the layer of each sub-layer, which is its own number where a file has none.
+    Attributes:
+        forward_ns, backward_ns: (n,), passes of one micro-batch.
+        transfer_ns: (n-1,), by the sub-layer before the cut.
+        layers: (n,), the layer of each sub-layer; its own index where a file has no layers.
+        sync_ns: (n,), what each sub-layer adds to the end of its stage's step; what the first and the last stage share belongs
+            to the first and the last sub-layer.
+        names: the name of each sub-layer, or None.
     """
 
     forward_ns: Integers
@@ -105,17 +110,17 @@ class Instance(Chain):
 
     @property
     def sublayers(self) -> int:
-        """n, their number."""
+        """The number of sub-layers, n."""
         return len(self.forward_ns)
 
     @property
     def length(self) -> int:
-        """n, the number of sub-layers."""
+        """The number of sub-layers, n."""
         return self.sublayers
 
     @property
     def most_sliced(self) -> int:
-        """Micro-batches that may begin in halves: none where a micro-batch has an odd number of samples."""
+        """The most micro-batches that may begin in halves: 0 where a micro-batch has an odd number of samples."""
         return 0 if self.provenance.get("mbs", 0) % 2 else most_sliced(self.stages, self.micro_batches)
 
     def name_of(self, sublayer: int) -> str:
@@ -123,13 +128,13 @@ class Instance(Chain):
         return self.names[sublayer] if self.names else f"sub-layer {sublayer}"
 
     def work(self, cuts: tuple[int, ...]) -> Work:
-        """What the stages of a partition take."""
+        """Times of the passes and transfers of the stages of a partition."""
         starts = [0, *cuts]
         forward, backward = (np.add.reduceat(times, starts).tolist() for times in (self.forward_ns, self.backward_ns))
         return Work(tuple(forward), tuple(backward), tuple(int(self.transfer_ns[cut - 1]) for cut in cuts))
 
     def syncs_ns(self, cuts: tuple[int, ...]) -> tuple[int, ...]:
-        """What every stage of a partition adds to the end of the step."""
+        """Time that every stage of a partition adds to the end of the step."""
         return tuple(np.add.reduceat(self.sync_ns, [0, *cuts]).tolist())
 
     @property
@@ -138,7 +143,7 @@ class Instance(Chain):
         return np.unique(self.layers, return_index=True)[1]
 
     def between_layers(self) -> tuple[Instance, Integers]:
-        """The same problem with whole layers for sub-layers, and the first sub-layer of each layer."""
+        """The same problem with whole layers in place of sub-layers, and the first sub-layer of each layer."""
         starts = self.layer_starts
         ends = [*(starts[1:] - 1), self.sublayers - 1]
         names = [span(self.name_of(first), self.name_of(last)) for first, last in zip(starts, ends, strict=True)]
@@ -177,7 +182,8 @@ class Instance(Chain):
 
 @dataclass(frozen=True)
 class Solution(Cuts):
-    """The first sub-layer of every stage but the first, by its index. sliced: how many micro-batches begin in two halves."""
+    """A solution. cuts: the first sub-layer of every stage but the first; sliced: how many micro-batches begin in two
+    halves."""
 
     sliced: Annotated[int, Field(ge=0)] = 0
 
@@ -186,7 +192,11 @@ class Solution(Cuts):
 
 @dataclass(frozen=True)
 class PartitionStage:
-    """One stage of a solution. transfer_ns: of a message to the next stage. peak_bytes: where memory is given."""
+    """Cost of one stage of a solution.
+
+    first, last: its sub-layers; transfer_ns: a message to the next stage, 0 for the last one; peak_bytes: None where memory is
+    not given.
+    """
 
     first: int
     last: int
@@ -198,7 +208,7 @@ class PartitionStage:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What a solution costs. syncs_ns: what every stage adds to the end of the step."""
+    """Time and memory of a solution, with those of each stage. syncs_ns: what every stage adds to the end of the step."""
 
     micro_batches: int
     work: Work
@@ -208,34 +218,35 @@ class Evaluation:
 
     @cached_property
     def time_ns(self) -> int:
-        """The simulated iteration: by the recurrences, or of sliced micro-batches by the event simulation."""
+        """The simulated iteration in ns: by the recurrences, or for sliced micro-batches by the event simulation."""
         return self.timeline.time_ns if self.sliced else iteration_ns(self.work, self.micro_batches)
 
     @property
     def objective(self) -> int:
-        """The simulated iteration, in ns."""
+        """The number to be minimised: the simulated iteration in ns."""
         return self.time_ns
 
     @cached_property
     def timeline(self) -> Timeline:
-        """Every pass, by the event simulation, which agrees with the recurrences to the nanosecond."""
+        """All passes, by the event simulation, which agrees with the recurrences to the nanosecond."""
         timeline = simulate(self.work, one_f_one_b(self.work.stages, self.micro_batches, self.sliced))
         assert self.sliced or timeline.time_ns == self.time_ns
         return timeline
 
     @property
     def step_ns(self) -> int:
-        """The whole step: the iteration, and what the stages add behind it."""
+        """The whole step in ns: the iteration, and what the stages add after it."""
         return self.timeline.step_ns(self.syncs_ns)
 
     @cached_property
     def critical(self) -> Critical:
-        """The critical path nearest the last stage, and its master stage."""
+        """The critical path that lies nearest to the last stage, and its master stage."""
         return critical_path(self.timeline)
 
 
 def load(source: Source, where: str = "instance") -> Instance:
-    """The instance of a file or of a dict, which errors call `where`. Raises InputError with file, field, value and fix."""
+    """Read an instance from a file or a dict. Raises InputError with file, field, value and fix. where: the name that errors
+    call a dict by."""
     record = parse(source, InstanceRecord, name_of_source(source, where))
     count = len(record.forward_ns)
     moves = record.transfer_ns if isinstance(record.transfer_ns, list) else [record.transfer_ns] * (count - 1)
@@ -251,12 +262,12 @@ def load(source: Source, where: str = "instance") -> Instance:
 
 
 def load_solution(source: Source) -> Solution:
-    """The solution of a file or of a dict. Raises InputError."""
+    """Read a solution from a file or a dict. Raises InputError."""
     return parse(source, Solution, name_of_source(source, "solution"))
 
 
 def solution_dict(solution: Solution) -> dict[str, Any]:
-    """A solution in its file format."""
+    """A solution in its file format, as plain values."""
     return solution.to_dict()
 
 
@@ -274,7 +285,7 @@ def evaluate(instance: Instance, solution: Solution) -> Evaluation:
 
 
 def describe(instance: Instance, solution: Solution) -> dict[str, Any]:
-    """What users see of a solution's costs."""
+    """The costs of a solution as users see them, by name."""
     result = evaluate(instance, solution)
     return {
         "time_ns": result.time_ns,
@@ -291,7 +302,7 @@ def describe(instance: Instance, solution: Solution) -> dict[str, Any]:
 
 
 def violations(instance: Instance, solution: Solution) -> list[str]:
-    """Every constraint that a solution breaks, in words; empty where it is feasible."""
+    """Every constraint that a solution breaks, one text each; empty where it is feasible."""
     if malformed := _malformed(instance, solution):
         return malformed
     broken = []
@@ -302,7 +313,7 @@ def violations(instance: Instance, solution: Solution) -> list[str]:
 
 
 def _malformed(instance: Instance, solution: Solution) -> list[str]:
-    """Why this is no solution of the instance at all, whatever its samples and memory are."""
+    """Why a solution does not belong to the instance, in words; empty where it does, whatever its samples and memory are."""
     if misplaced := instance.misplaced(solution.cuts):
         return misplaced
     if not 0 <= solution.sliced <= (most := most_sliced(instance.stages, instance.micro_batches)):

@@ -1,21 +1,21 @@
-"""A bound on the whole step of any partition into p stages, however many micro-batches are sliced.
+"""A lower bound on the whole step of any partition into p stages, however many of the m micro-batches are sliced.
 
-The first stage ends its step with what its sub-layers add (gradients, optimizer), the sum d(e) of their `sync_ns` where it ends
-at the place e. So the
-step is at least T + d(e), with T the iteration, on which three paths through any stage x are bounds. g is f, or its first half
-where micro-batches may be sliced; c the least transfer of any cut, and r = c, or its first half; a_x = max(0, m - (p - x))
-are the forward passes of x after its first backward pass. [..] is 1 where it holds.
+The first stage ends its step with what its sub-layers add (gradients, optimizer): d(e), the sum of their `sync_ns` where the
+stage ends before sub-layer e. So the step is at least T + d(e), with T the iteration, for which three paths through any stage x
+are bounds. f_l and b_l are the passes of a sub-layer, f_x and b_x those of a stage; g is f, or its first half where
+micro-batches may be sliced; c is the least transfer of any cut, and r = c, or its first half; a_x = max(0, m - (p - x)) is the
+number of forward passes of x after its first backward pass. [..] is 1 where it holds, else 0.
 
     one micro-batch to x, all m passes of x, and one back
         T >= sum_{l before x} (g_l + b_l) + x (r + c) + m (f_x + b_x) + [x > 0] (m - 1) c + [x < p - 1] m c
-    one to the last stage and back to x, what x then has left, and one back
+    one to the last stage and back to x, what x then still has to run, and one back
         T >= sum_l (g_l + b_l) + (p - 1)(r + c) + a_x (f_x + [x > 0] c) + (m - 1)(b_x + [x < p - 1] c)
     one to x, what x runs up to its last forward pass, and one to the last stage and back
         T >= sum_{l before x} (g_l + b_l) + x (r + c) + m f_x + (a_x + 1) b_x + sum_{l after x} (f_l + b_l) + 2 (p - 1 - x) c
              + [x > 0] (m - 1) c + [x < p - 1] a_x c
-        (the last micro-batch is whole behind x if m >= p - x, or where none is sliced)
+        (the last micro-batch is whole after x if m >= p - x, or where none is sliced)
 
-A time bounds where each stage can end at most, and the later a stage begins the further it reaches, so the stages of any
+A given time bounds where each stage can end at most, and the later a stage begins the further it reaches, so the stages of any
 partition end no later than these in turn; the least step with which all sub-layers are reached, from any e, is found by
 bisection.
 """
@@ -28,7 +28,7 @@ from trainplan.formulations.pipeline_partition.problem import Instance
 
 
 def least_step_ns(instance: Instance, sliced: bool) -> int:
-    """No partition's whole step is shorter, in ns; memory is not looked at. sliced: whether slicing is allowed."""
+    """A time in ns that no partition's whole step is below; memory is not considered. sliced: whether slicing is allowed."""
     n, p, m = instance.sublayers, instance.stages, instance.micro_batches
     ends_ns = np.concatenate([[0], np.cumsum(instance.sync_ns)])  # d
     f, b = (np.concatenate([[0], np.cumsum(times)]) for times in (instance.forward_ns, instance.backward_ns))
@@ -38,7 +38,7 @@ def least_step_ns(instance: Instance, sliced: bool) -> int:
     firsts = np.arange(1, n - p + 2) if p > 1 else np.array([n])
 
     def furthest(x: int, start: Integers, time_ns: Integers) -> Integers:
-        """Where stage x ends at most."""
+        """For each possible start of stage x, the furthest sub-layer before which it can end within a time."""
         left, before, after = max(0, m - (p - x)), int(x > 0) * c, int(x < p - 1) * c
         there = g[start] + b[start] + x * (r + c)
         paths = [
@@ -52,6 +52,7 @@ def least_step_ns(instance: Instance, sliced: bool) -> int:
         return np.minimum.reduce(ends)
 
     def reaches_end(step_ns: int) -> bool:
+        """Whether stages that take no longer than `step_ns` can reach all sub-layers."""
         time_ns = step_ns - ends_ns[firsts]
         possible = furthest(0, np.zeros_like(firsts), time_ns) >= firsts
         start, time_ns = firsts[possible], time_ns[possible]

@@ -1,4 +1,4 @@
-"""Tables of pipelines cut at sub-layers, for people."""
+"""Tables of a partition for people."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from trainplan.profiling.base.quantities import format_bytes, format_time, plura
 
 
 def stage_tables(instance: Instance, described: Mapping[str, Any]) -> list[Table]:
-    """The stages, the master stage marked, and start-up and bubble. described: what `describe` says of a solution."""
+    """Two tables: the stages of a partition with the master stage marked, and start-up time and bubble. described: what
+    `describe` returns for the solution."""
     memory, master = instance.memory, described["master_stage"]
     columns = ["stage", "sub-layers", "count", "forward", "backward", "transfer", *(["peak", "of"] if memory else []), ""]
     rows = []

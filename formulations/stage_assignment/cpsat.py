@@ -1,5 +1,8 @@
 """stage-assignment as an OR-Tools CP-SAT model, on whole nanoseconds.
 
+There are k stages and gas micro-batches; c[i,l] is the time of layer l in stage i, e[i,l] that of sending from layer l to stage
+i + 1.
+
 Variables    Y[i,l] bool         stage i has begun by layer l; Y[0,.] = 1, Y[k,.] = 0
              T[i]                time of one micro-batch in stage i
              V                   time of the slowest stage
@@ -22,13 +25,13 @@ from trainplan.formulations.stage_assignment.problem import Instance, Solution, 
 
 
 def build(instance: Instance) -> tuple[cp_model.CpModel, StageStarts]:
-    """The model, and Y by stage and layer."""
+    """The model of an instance, and its variables Y by stage and layer."""
     model = cp_model.CpModel()
     y = state_cuts(model, instance)
     stages, layers = range(instance.stages), range(instance.layers)
 
     def inside(i: int, l: int) -> Terms:
-        """The time of layer l where it lies in stage i."""
+        """The time of layer l where it lies in stage i, else 0, as terms."""
         ns = int(instance.layer_ns[i, l])
         return [(y[i, l], ns), (y[i + 1, l], -ns)]
 
@@ -52,5 +55,5 @@ def build(instance: Instance) -> tuple[cp_model.CpModel, StageStarts]:
 
 
 def extract(instance: Instance, y: StageStarts, value: Callable[[cp_model.IntVar], bool]) -> Solution:
-    """The solution that Y stands for, by the value of each variable."""
+    """The solution that Y stands for. value: the solved value of a variable."""
     return Solution(solved_cuts(instance, y, value))

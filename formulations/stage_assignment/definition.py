@@ -1,4 +1,4 @@
-"""stage-assignment as a `Problem`: the layer assignment alone, from a request to a plan."""
+"""stage-assignment as a `Problem`: the layer assignment of AMP alone, from a request to a plan."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from trainplan.profiling.base.quantities import divisors, format_bytes, format_t
 
 
 class StageAssignment(Cutting):
-    """Which consecutive layers form each stage of a pipeline (AMP, Sections 3.4 and 3.5)."""
+    """The problem of choosing which consecutive layers form each stage of a pipeline (AMP, Sections 3.4 and 3.5)."""
 
     solved_by = "trainplan.solvers.assignment"
     name = NAME
@@ -37,21 +37,22 @@ class StageAssignment(Cutting):
     describe = staticmethod(problem.describe)
 
     def cost_model(self, instance: Instance) -> str:
-        """AMP's costs and Eq. 5."""
+        """The name of AMP's costs, and the equation of the objective."""
         return "amp, Eq. 5"
 
     def instance(self, request: Request) -> Instance:
-        """Of `pipeline` stages of `tp` devices, with `micro_batches` micro-batches a pipeline, on devices in order."""
+        """The instance with the request's numbers of stages (`pipeline`), devices of a stage (`tp`) and micro-batches of a
+        pipeline (`micro_batches`), on devices in order. Raises InputError."""
         return assignment_instance(strategy_instance(request), *(request.options[degree.name] for degree in self.degrees))
 
     def plan(self, instance: Instance, solution: Solution, request: Request) -> Plan:
-        """Raises InputError where dp or tmp is no power of two, or the request has no model."""
+        """The plan of a solution. Raises InputError where dp or tmp is no power of two, or the request has no model."""
         whole = strategy_instance(request)
         degrees = Degrees(instance.stages, *(instance.provenance[name] for name in ("dp", "tmp", "mbs")))
         return layout(whole, Strategy(degrees, tuple(range(whole.devices)), solution.cuts, ()), request)
 
     def tables(self, instance: Instance, solution: Solution) -> list[Table]:
-        """A row for every stage."""
+        """One table, with a row for every stage."""
         rows = tuple(
             (
                 str(number),
@@ -70,10 +71,16 @@ PROBLEM = StageAssignment()
 
 
 def assignment_instance(whole: StrategyInstance, pp: int, micro_batches: int, tmp: int = 1) -> Instance:
-    """The layer assignment alone, for pp stages of tmp devices and so many micro-batches a pipeline, on devices in order.
+    """The layer assignment alone, for given degrees of a cluster-strategy instance, on devices in order.
 
-    Where pipelines differ, every stage's and boundary's slowest counts, and its smallest device. Raises InputError where the
-    cluster or the batch cannot be split so.
+    Args:
+        whole: the cluster-strategy instance.
+        pp: the number of stages.
+        micro_batches: micro-batches of each pipeline.
+        tmp: devices of a stage in one pipeline.
+
+    Where pipelines differ, the slowest time of every stage and boundary counts, and the stage's smallest device. Raises
+    InputError where the cluster or the batch cannot be split so.
     """
     devices, batch = whole.devices, whole.batch
     if tmp not in whole.shards:

@@ -40,12 +40,12 @@ def units(instance: Instance) -> tuple[int, None]:
 
 
 def weight(instance: Instance) -> int:
-    """How often the objective counts an error in a row of time."""
+    """The factor by which the objective multiplies an error in a row of time."""
     return instance.micro_batches
 
 
 def build(instance: Instance) -> pyo.ConcreteModel:
-    """The Pyomo model; `extract` reads a solution from its solved values."""
+    """The Pyomo model of an instance; `extract` reads a solution from its solved values."""
     m = pyo.ConcreteModel(name=instance.name)
     stages, layers = range(instance.stages), range(instance.layers)
     ns_per_unit, _ = units(instance)
@@ -57,6 +57,7 @@ def build(instance: Instance) -> pyo.ConcreteModel:
     begun = state_cuts(m, instance, m.V)
 
     def inside(i: int, l: int) -> Any:
+        """Whether layer l lies in stage i: 1 or 0."""
         return begun(i, l) - begun(i + 1, l)
 
     m.stage = pyo.Constraint(stages, rule=lambda m, i: m.T[i] == sum(float(c[i, l]) * inside(i, l) for l in layers))
@@ -68,5 +69,5 @@ def build(instance: Instance) -> pyo.ConcreteModel:
 
 
 def extract(instance: Instance, values: Mapping[str, Mapping[tuple[int, int], float]]) -> Solution:
-    """The solution that Y stands for."""
+    """The solution that solved values of Y stand for."""
     return Solution(solved_cuts(instance, values))

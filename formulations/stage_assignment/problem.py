@@ -8,9 +8,9 @@ Stage i = 0 .. k-1 holds consecutive layers, at least one; gas micro-batches run
     subject to  sum O_ms(l) + n_i sum O_f(l) + max O_w(l) <= E_i     over the layers of stage i, bytes, where memory is given
                 n_i = min(gas, k - i) micro-batches in flight under 1F1B.
 
-AMP knows no memory; this part is ours. O_ms: model states; O_f: what one micro-batch keeps from its forward pass to its
-backward pass; O_w: what the layer's own computation adds for its duration. `evaluate` and `violations` know no solver; all
-numbers are integers.
+c(i, l) is the time of layer l in stage i and E_i the memory of a device there. AMP does not count memory; this part is ours:
+O_ms are model states, O_f is what one micro-batch keeps from its forward pass to its backward pass, O_w what the layer's own
+computation adds for its duration. `evaluate` and `violations` know no solver; all numbers are integers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ NAME = "stage-assignment"
 
 
 def _branch(value: Any) -> str:
-    """Which of the two forms a field is given in. The names are of the kind that errors leave out of a field's path."""
+    """The tag of the form in which a field is given: one list, or one for each stage. The tags are of a kind that errors leave
+    out of a field's path."""
     return "list[list]" if isinstance(value, list) and value and isinstance(value[0], list) else "list[one]"
 
 
@@ -51,6 +52,7 @@ class InstanceRecord(ChainFile):
 
     @model_validator(mode="after")
     def _shapes(self) -> InstanceRecord:
+        """Raise InputError where lists have wrong lengths, or sums are too large."""
         times: list[Any] = self.layer_ns if _many(self.layer_ns) else [self.layer_ns]
         layers = len(times[0])
         self.check_stages("layer_ns", layers, "layer")
@@ -65,6 +67,8 @@ class InstanceRecord(ChainFile):
         return self
 
     def _check_times(self, name: str, length: int, count: int) -> None:
+        """Raise InputError where the times of a field do not have `length` entries, or, if given by stage, `count` lists of
+        them."""
         times: list[Any] = getattr(self, name)
         meaning = "one for each layer" if name == "layer_ns" else "one for each cut between two layers"
         if not _many(times):
@@ -76,12 +80,19 @@ class InstanceRecord(ChainFile):
 
 
 def _many(value: list[Any]) -> bool:
+    """Whether a field is given as one list for each stage or boundary."""
     return _branch(value) == "list[list]"
 
 
 @dataclass(frozen=True, eq=False)
 class Instance(Chain):
-    """The problem in arrays. layer_ns: (k, L); transfer_ns: (k-1, L-1), by boundary of two stages and by the layer before."""
+    """The problem in arrays, for k stages and L layers.
+
+    Attributes:
+        layer_ns: (k, L), c, the time of each layer in each stage.
+        transfer_ns: (k-1, L-1), e, by boundary of two stages and by the layer before the cut.
+        parameters: (L,), the parameters of each layer, or None.
+    """
 
     layer_ns: Integers
     transfer_ns: Integers
@@ -101,11 +112,11 @@ class Instance(Chain):
         return self.layers
 
     def name_of(self, layer: int) -> str:
-        """What users see of a layer, which instances do not name."""
+        """The text that users see for a layer, which instances do not name."""
         return f"layer {layer}"
 
     def to_dict(self) -> dict[str, Any]:
-        """The instance in its file format: one list where all stages have the same."""
+        """The instance in its file format, with one list where all stages have the same times."""
         fields: dict[str, Any] = {
             **self.header,
             "stages": self.stages,
@@ -121,18 +132,22 @@ class Instance(Chain):
 
 
 def compact(rows: Integers) -> list[Any]:
-    """Rows in the file format: a single list where all rows are equal."""
+    """Rows as the file format holds them: a single list where all rows are equal."""
     equal = len(rows) > 0 and bool((rows == rows[0]).all())
     return rows[0].tolist() if equal else rows.tolist()
 
 
 class Solution(Cuts):
-    """The first layer of every stage but the first."""
+    """A solution: the first layer of every stage but the first."""
 
 
 @dataclass(frozen=True)
 class AssignedStage:
-    """One stage of a solution. transfer_ns: sending to the next stage. peak_bytes: where memory is given."""
+    """Cost of one stage of a solution.
+
+    first, last: its layers; transfer_ns: sending to the next stage, 0 for the last one; peak_bytes: None where memory is not
+    given.
+    """
 
     first: int
     last: int
@@ -143,14 +158,15 @@ class AssignedStage:
 
 @dataclass(frozen=True)
 class Evaluation(Timed):
-    """What a solution costs, stage by stage. time_ns: Eq. 5."""
+    """Time and memory of a solution, with those of each stage. time_ns: the objective, Eq. 5."""
 
     time_ns: int
     stages: tuple[AssignedStage, ...]
 
 
 def load(source: Source, where: str = "instance") -> Instance:
-    """The instance of a file or of a dict, which errors call `where`. Raises InputError with file, field, value and fix."""
+    """Read an instance from a file or a dict. Raises InputError with file, field, value and fix. where: the name that errors
+    call a dict by."""
     record = parse(source, InstanceRecord, name_of_source(source, where))
     stages = record.stages
     layer_ns = np.array(record.layer_ns, np.int64)
@@ -165,17 +181,18 @@ def load(source: Source, where: str = "instance") -> Instance:
 
 
 def load_solution(source: Source) -> Solution:
-    """The solution of a file or of a dict. Raises InputError."""
+    """Read a solution from a file or a dict. Raises InputError."""
     return parse(source, Solution, name_of_source(source, "solution"))
 
 
 def solution_dict(solution: Solution) -> dict[str, Any]:
-    """A solution in its file format."""
+    """A solution in its file format, as plain values."""
     return solution.to_dict()
 
 
 def evaluate(instance: Instance, solution: Solution) -> Evaluation:
-    """Time and memory of a solution, by Eq. 5 and the sum above. Raises ValueError where it is no solution of the instance."""
+    """Time and memory of a solution, by Eq. 5 and the constraint at the head of this file. Raises ValueError where it is no
+    solution of the instance."""
     if wrong := instance.misplaced(solution.cuts):
         raise ValueError(wrong[0])
     stages, peaks = [], instance.peaks_bytes(solution.cuts)
@@ -189,7 +206,7 @@ def evaluate(instance: Instance, solution: Solution) -> Evaluation:
 
 
 def describe(instance: Instance, solution: Solution) -> dict[str, Any]:
-    """What users see of a solution's costs."""
+    """The costs of a solution as users see them, by name."""
     result = evaluate(instance, solution)
     return {
         "time_ns": result.time_ns,
@@ -203,7 +220,7 @@ def describe(instance: Instance, solution: Solution) -> dict[str, Any]:
 
 
 def violations(instance: Instance, solution: Solution) -> list[str]:
-    """Every constraint that a solution breaks, in words; empty where it is feasible."""
+    """Every constraint that a solution breaks, one text each; empty where it is feasible."""
     return instance.misplaced(solution.cuts) or instance.over_memory(solution.cuts)
 
 
