@@ -43,7 +43,7 @@ from trainplan.profiling.models.model import load_model
 from trainplan.profiling.profiles import Profile
 from trainplan.solvers.chain.label_setting import label_setting
 from trainplan.solvers.chain.least_memory import least_memory
-from trainplan.solvers.core import registry
+from trainplan.solvers.core import method_registry
 from trainplan.solvers.core.result import Result
 from trainplan.solvers.core.search import Search
 from trainplan.solvers.core.solve import solve
@@ -187,7 +187,7 @@ def told(found: Result) -> dict[str, Any] | None:
     if found.objective is None:
         return None
     assert found.evaluation is not None
-    proves = registry.method("memory-switches", found.method).proves
+    proves = method_registry.method("memory-switches", found.method).proves
     return {
         "status": found.status,
         "time_ns": found.objective,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from trainplan.solvers.core import registry
+from trainplan.solvers.core import method_registry
 from trainplan.solvers.core.heuristic import first_plan
 from trainplan.solvers.core.search import Outcome, Search
 
@@ -41,7 +41,7 @@ def stopped_by(monkeypatch: pytest.MonkeyPatch, stop: Callable[[], Outcome]) -> 
         search.report(first_plan(instance))
         return stop()
 
-    monkeypatch.setattr(registry.Entry, "method", lambda self: method)
+    monkeypatch.setattr(method_registry.Entry, "method", lambda self: method)
 
 
 def interrupt() -> Outcome:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from trainplan.solvers.core import registry, solve
+from trainplan.solvers.core import method_registry, solve
 from trainplan.solvers.core.search import Outcome, Search
 
 import trainplan as tp
@@ -54,7 +54,7 @@ def _cheat(monkeypatch: pytest.MonkeyPatch, outcome: Any) -> tp.solve:  # type: 
     def method(instance: Any, search: Search) -> Outcome:
         return outcome(instance, search)
 
-    monkeypatch.setattr(registry.Entry, "method", lambda self: method)
+    monkeypatch.setattr(method_registry.Entry, "method", lambda self: method)
     return solve.solve(paper_instance(), "milp", cold=True)
 
 

@@ -14,7 +14,7 @@ import pytest
 from trainplan.formulations.problem import problem_of
 from trainplan.solvers.adapters import highs
 from trainplan.solvers.adapters.worker import Late, Worker
-from trainplan.solvers.core import answer, clock, incumbents, registry
+from trainplan.solvers.core import answer, clock, incumbents, method_registry
 from trainplan.solvers.core.clock import Clock, Overrun, ended_after, grace_seconds
 from trainplan.solvers.core.heuristic import cheap_bound, first_plan
 from trainplan.solvers.core.search import Outcome, Search
@@ -52,7 +52,7 @@ def choices() -> list[list[int]]:
 
 
 def method_is(monkeypatch: pytest.MonkeyPatch, method: Callable[[Any, Search], Outcome]) -> None:
-    monkeypatch.setattr(registry.Entry, "method", lambda self: method)
+    monkeypatch.setattr(method_registry.Entry, "method", lambda self: method)
 
 
 def test_a_paused_clock_does_not_count() -> None:
@@ -217,7 +217,7 @@ def test_a_method_that_proves_nothing_is_given_a_bound_and_its_source() -> None:
 
 @pytest.mark.parametrize("cold", [False, True])
 def test_models_begin_from_a_fast_plan_and_give_it_back(monkeypatch: pytest.MonkeyPatch, cold: bool) -> None:
-    exact, entries, hand = tp.solve(paper_instance()), registry.Entry.method, Hand()
+    exact, entries, hand = tp.solve(paper_instance()), method_registry.Entry.method, Hand()
     started = []
 
     def nothing(instance: Any, search: Search) -> Outcome:
@@ -225,7 +225,7 @@ def test_models_begin_from_a_fast_plan_and_give_it_back(monkeypatch: pytest.Monk
         hand.seconds = 5.0
         return Outcome(stopped="time limit")
 
-    monkeypatch.setattr(registry.Entry, "method", lambda self: nothing if self.name == "milp" else entries(self))
+    monkeypatch.setattr(method_registry.Entry, "method", lambda self: nothing if self.name == "milp" else entries(self))
     result = solve(paper_instance(), "milp", time_limit=5.0, cold=cold, clock=Clock(hand))
     if cold:
         assert (started, result.status, result.solution) == ([None], "unknown", None)
