@@ -1,1 +1,1 @@
-"""MILP on HiGHS and CP-SAT, the same for every problem."""
+"""Adapters to general solvers, the same for every problem: MILP on HiGHS, and CP-SAT."""

@@ -1,4 +1,4 @@
-"""CP-SAT: the adapter between its process and our searches."""
+"""CP-SAT as a method: sends instances to its process, and turns its answers into outcomes."""
 
 from __future__ import annotations
 
@@ -23,12 +23,14 @@ def cpsat(instance: Any, search: Search) -> Outcome:
 
 
 def solve_one(instance: Any, search: Search) -> Outcome:
-    """One model. Where the search has an objective already, CP-SAT looks for a better solution only."""
+    """Solve one model. Where the search has an objective already, CP-SAT looks for better solutions only."""
     read, workers = partial(_outcome, search), search.options.get("workers")
     return outcome(_worker, instance, search, "CP-SAT", LATE, read, workers=workers)
 
 
 def _outcome(search: Search, answer: dict[str, Any]) -> Outcome:
+    """The outcome that CP-SAT's answer stands for; its bound is reported to the search. answer: as `cpsat_worker.solve` returns
+    it."""
     status = answer.get("status")
     if "error" in answer or status == "MODEL_INVALID":
         message = answer["error"].splitlines()[-1] if "error" in answer else f"CP-SAT refused the model: {answer['refused']}"

@@ -1,6 +1,6 @@
 """CP-SAT in a process of its own: `python -m trainplan.solvers.adapters.cpsat_worker NUMBER`, see `worker`.
 
-Sends ("built", seconds), ("solution", solution) and ("bound", ns), as they come.
+Sends ("built", seconds), ("solution", solution) and ("bound", ns) as they come.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ LEAST_SECONDS = 0.01
 
 
 class _Sender(cp_model.CpSolverSolutionCallback):
+    """CP-SAT's callback that sends each better solution as it is found. read: the solution from the values of variables."""
+
     def __init__(self, send: Send, read: Callable[[Any], Any]) -> None:
         super().__init__()
         self.send, self.read = send, read
@@ -30,7 +32,12 @@ class _Sender(cp_model.CpSolverSolutionCallback):
 
 
 def solve(request: dict[str, Any], send: Send) -> dict[str, Any]:
-    """Solve one instance; solutions that are not below `below_ns` are of no interest, but `start` may be one of just that."""
+    """Solve one instance with CP-SAT.
+
+    request: instance, seed, gap, workers, time_limit, memory_bytes, below_ns (only solutions below this objective are wanted,
+    but `start` may be one of exactly that), start. Returns status, bound in ns, workers, the reason for a refused model, and
+    statistics.
+    """
     instance, below, started = request["instance"], request["below_ns"], time.perf_counter()
     stated = formulation(instance, "cpsat")
     model, variables = stated.build(instance)
@@ -66,7 +73,8 @@ def solve(request: dict[str, Any], send: Send) -> dict[str, Any]:
 
 
 def hint(model: cp_model.CpModel, ones: set[str]) -> None:
-    """Hint at 1 for these variables, and at 0 for the others of their letters."""
+    """Hint a model at 1 for the variables with the names `ones`, and at 0 for all others whose names begin with the same
+    letters."""
     letters = {name.partition("[")[0] for name in ones}
     for index, variable in enumerate(model.proto.variables):
         if variable.name.partition("[")[0] in letters:
@@ -75,7 +83,8 @@ def hint(model: cp_model.CpModel, ones: set[str]) -> None:
 
 
 def whole(value: float) -> int:
-    """CP-SAT's bounds are whole numbers that come as floats: exact below 2^53, lowered by their rounding above."""
+    """A bound of CP-SAT as an integer: it is a whole number sent as a float, exact below 2^53, and lowered by its rounding
+    above."""
     if not math.isfinite(value):
         return 0
     if abs(value) >= 2**53:

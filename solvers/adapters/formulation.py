@@ -1,4 +1,4 @@
-"""Where the models of an instance's problem are."""
+"""Finds the module that states a problem as a MILP or for CP-SAT."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trainplan.profiling.base.plugins import plugins
 
 
 def formulation(instance: Any, name: str) -> Any:
-    """The module `name` (`milp`, `cpsat`) beside the module that defines the instance's problem, in whatever package that is.
+    """The module `name` (`milp` or `cpsat`) in the package that defines the instance's problem, a plug-in's package included.
 
     Raises Unsuited where there is none.
     """

@@ -1,4 +1,4 @@
-"""Pyomo on HiGHS: the adapter between a solver process and our searches. The only place that knows how HiGHS is called."""
+"""MILP on HiGHS, by Pyomo, as a method: sends instances to its process, and turns its answers into outcomes."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ _worker = Worker("trainplan.solvers.adapters.highs_worker")
 
 
 def milp(instance: Any, search: Search) -> Outcome:
-    """The Pyomo MILP on HiGHS, one thread, in a process that is ended when it overruns its limit."""
+    """The Pyomo MILP on HiGHS, with one thread, in a process that is ended when it overruns its limit."""
     return by_configuration(solve_one, instance, search)
 
 
 def solve_one(instance: Any, search: Search) -> Outcome:
-    """One model. Where the search has an objective already, HiGHS looks for a better solution only."""
+    """Solve one model. Where the search has an objective already, HiGHS looks for better solutions only."""
     return outcome(_worker, instance, search, SOURCE, LATE, partial(_outcome, search))
 
 
 def _outcome(search: Search, answer: dict[str, Any]) -> Outcome:
+    """The outcome that HiGHS's answer stands for, reported to the search. answer: as `highs_worker.solve` returns it."""
     if "error" in answer:
         return Outcome(failed=True, message=f"HiGHS: {answer['error'].splitlines()[-1]}")
     termination, choice = answer["termination"], answer["choice"]
@@ -45,7 +46,7 @@ def _outcome(search: Search, answer: dict[str, Any]) -> Outcome:
 
 
 def _message(answer: dict[str, Any], search: Search) -> str | None:
-    """Why there is no solution, or no proof, though no limit was reached; None where there is, or where one was."""
+    """Why there is no solution, or no proof, although no limit was reached; None where there is, or where one was."""
     if answer["choice"] is None and answer["repairs"]:
         return (
             f"HiGHS's solution exceeds the memory by its rounding, and {answer['repairs']} searches in less memory found none "

@@ -1,6 +1,6 @@
 """HiGHS in a process of its own: `python -m trainplan.solvers.adapters.highs_worker NUMBER`, see `worker`.
 
-Sends ("built", seconds), ("solution", solution) and ("bound", ns), as they come.
+Sends ("built", seconds), ("solution", solution) and ("bound", ns) as they come.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ NOISE = 1e-6
 
 
 class _Highs(Highs):
-    """Pyomo's interface to HiGHS with what it lacks: a start, and solutions and bounds as they come (in model units).
+    """Pyomo's interface to HiGHS, extended by a starting solution and by callbacks for solutions and bounds (in model units).
 
-    start: the names of whole variables that are 1, while the others are 0; empty without a start.
+    start: the names of the integer variables that are 1, while the others are 0; empty without a start.
     """
 
     start: set[str]
@@ -40,6 +40,7 @@ class _Highs(Highs):
     bound: Callable[[float], None]
 
     def _solve(self) -> Any:
+        """Set the start and the callbacks, solve as Pyomo does, and pass on the final solution."""
         highs = self._solver_model
         columns = columns_of(self._model, self._pyomo_var_to_solver_var_map)
         if self.start:
@@ -57,14 +58,17 @@ class _Highs(Highs):
 
 @dataclass
 class _Solving:
-    """An instance that is solved once or, under less memory, again."""
+    """One request's solves: of the instance, and, where rounding exceeds its memory, of the instance with less memory."""
 
     request: dict[str, Any]
     deadline: float
     send: Send
 
-    def once(self, instance: Any, first: bool) -> tuple[Any, Any]:
-        """What Pyomo says of the solve, and the last solution. first: of the instance as it is, whose bounds count."""
+    def solved(self, instance: Any, first: bool) -> tuple[Any, Any]:
+        """Build and solve the model of an instance; return Pyomo's results and the last solution.
+
+        first: whether this is the instance as requested, whose bounds count and which begins from the given start.
+        """
         request, milp, last = self.request, formulation(instance, "milp"), None
         started = time.perf_counter()
         model = milp.build(instance)
@@ -107,21 +111,25 @@ class _Solving:
 
 
 def noise(milp: Any, instance: Any) -> float:
-    """How far off a bound of HiGHS may be, in ns."""
+    """How far off a bound of HiGHS may be, in ns, by its tolerances. milp: the module that states the instance's problem."""
     weight = milp.weight(instance) if hasattr(milp, "weight") else 0
     return float(milp.units(instance)[0] * (NOISE + TOLERANCE * weight))
 
 
 def whole_bound(bound_ns: float, noise_ns: float) -> int:
-    """A float bound on a whole objective, as a whole number that is surely a bound."""
+    """A float bound on an integer objective as an integer that is surely a bound, if the float is off by at most noise_ns."""
     return math.ceil(bound_ns - noise_ns) if math.isfinite(bound_ns) else 0
 
 
 def solve(request: dict[str, Any], send: Send) -> dict[str, Any]:
-    """Solve; where rounding let a choice overshoot the memory, solve again with that much less. The first bound stands."""
+    """Solve one instance with HiGHS; where rounding lets a choice exceed the memory, solve again with that much less memory.
+
+    request: instance, seed, gap, time_limit, below_ns (only solutions below this objective are wanted), start. Returns
+    termination, bound in ns (always the first solve's), noise_ns, the number of repairs, and the choice.
+    """
     instance, limit_s = request["instance"], request["time_limit"]
     solving = _Solving(request, math.inf if limit_s is None else time.perf_counter() + limit_s, send)
-    results, choice = solving.once(instance, first=True)
+    results, choice = solving.solved(instance, first=True)
     milp, problem, repairs = formulation(instance, "milp"), problem_of(instance), 0
     if milp.units(instance)[1] is not None:  # else its model has no bytes that could be rounded
         limit = tightened = instance.common_memory_bytes
@@ -129,7 +137,7 @@ def solve(request: dict[str, Any], send: Send) -> dict[str, Any]:
         while choice is not None and (excess := problem.describe(instance, choice)["peak_bytes"] - limit) > 0:
             choice, tightened, repairs = None, tightened - excess, repairs + 1
             if tightened > 0 and repairs <= REPAIRS and time.perf_counter() < solving.deadline:
-                _, choice = solving.once(instance.with_memory(tightened), first=False)
+                _, choice = solving.solved(instance.with_memory(tightened), first=False)
     noise_ns, below_ns, unit_ns = noise(milp, instance), request["below_ns"], milp.units(instance)[0]
     bound, incumbent = results.objective_bound, results.incumbent_objective
     bounds = [] if bound is None else [whole_bound(bound * unit_ns, noise_ns)]

@@ -1,8 +1,8 @@
-"""A problem one part at a time: the best solution of all, and the least of their bounds.
+"""Solves an instance part by part: the best solution over all parts, and the least of their bounds.
 
 Parts are the problem's own (`Problem.models`): the configurations of a pipeline instance, say, or the degrees of a
 cluster-strategy one. They are tried in the order of their bounds. Each is given the best solution so far, so that it only has
-to prove that nothing better is in it, and half of the time that is left; the last one all of it.
+to prove that it holds nothing better, and half of the time that is left; the last one all of it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ from trainplan.solvers.core.search import Method, Outcome, Search
 
 
 def by_configuration(method: Method, instance: Any, search: Search) -> Outcome:
-    """The method on each part; an instance of a problem without parts is one. Nothing, where a model would be too large."""
+    """Run a method on each part of an instance (the instance itself, where its problem has no parts).
+
+    Nothing is solved where a model would be too large; the outcome then says so.
+    """
     try:
         parts = problem_of(instance).models.subproblems(instance, search.out_of_time)
     except TooLarge as error:
@@ -27,11 +30,13 @@ def by_configuration(method: Method, instance: Any, search: Search) -> Outcome:
 
 
 def _same(solution: Any) -> Any:
+    """The solution itself: the mapping between an instance and its only part."""
     return solution
 
 
 def by_parts(method: Method, parts: list[Subproblem], search: Search) -> Outcome:
-    """The method on each part that may hold something better than what is known."""
+    """Run a method on each part that may hold a better solution than the best known; the outcome is about all parts
+    together."""
     whole = Outcome()
     waiting = sorted(parts, key=lambda part: part.bound, reverse=True)
     while waiting and not search.out_of_time():
@@ -56,19 +61,21 @@ def by_parts(method: Method, parts: list[Subproblem], search: Search) -> Outcome
 
 
 def _closed(part: Subproblem, search: Search) -> bool:
-    """Nothing in it is better than what is known, by more than the gap."""
+    """Whether a part holds no solution that is better than the best known by more than the gap."""
     return part.bound == math.inf or search.closed(part.bound)
 
 
 def _least(parts: list[Subproblem], search: Search) -> float:
-    """The bound of all parts; infinite where none has a solution, or there are none."""
+    """The lower bound in ns over all parts and the best known solution; infinite where there is neither."""
     return min([part.bound for part in parts] + ([] if search.objective is None else [search.objective]), default=math.inf)
 
 
 def _solve(method: Method, part: Subproblem, parts: list[Subproblem], search: Search, share: float) -> Outcome:
-    """Solve one part in a share of the time left, and pass on to the search of the whole what is found there."""
+    """Solve one part in a share of the time left, and report to the search of the whole the solutions and bounds found
+    there."""
 
     def passed_on(point: Point) -> None:
+        """Report the part's best solution and the bound of all parts to the search of the whole."""
         if inner.best is not None:
             search.report(part.lifted(inner.best))
         if inner.bound is not None and inner.bound > part.bound:

@@ -1,9 +1,9 @@
-"""Solvers in processes of their own, which can be ended at any moment: both ends of the connection to one.
+"""Solvers in processes of their own, which can be ended at any moment: both ends of the connection to such a process.
 
-A server is started on first use. It imports the solver, which takes longer than a small solve, and forks a process that solves
-one request after the other; where that one is ended, it forks another. Each solver has a server, which keeps HiGHS apart from
-OR-Tools, with which it shares a library name. A request is a dict; the answer is any number of messages (kind, content), the
-last of which is of the kind "done".
+A server process is started on first use. It imports the solver, which takes longer than a small solve, and forks a process that
+answers one request after the other; where that one is ended, it forks another. Each solver has its own server, which keeps
+HiGHS apart from OR-Tools, with which it shares a library name. A request is a dict; the answer is any number of messages (kind,
+content), the last of which is of the kind "done".
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class Late(Exception):
 
 
 class Worker:
-    """A server, and the process that it has forked last.
+    """The client of one solver's server, and of the process that the server forked last.
 
-    module: what the server runs; its `main` calls `serve`.
+    module: the module that the server runs, which calls `serve`.
     """
 
     def __init__(self, module: str) -> None:
@@ -50,9 +50,10 @@ class Worker:
         atexit.register(self.close)
 
     def answer(self, request: dict[str, Any], search: Search, receive: Callable[[str, Any], None]) -> dict[str, Any]:
-        """The answer to a request within a search's limits of time and memory. receive: called with what is sent before.
+        """The answer to a request, within a search's limits of time and memory. receive: called with each message (kind,
+        content) before it.
 
-        Raises Late where the time is up before. The process is ended then, and by any other exception, too.
+        Raises Late where the time is over first. The process is ended then, and by any other exception, too.
         """
         with self.lock:
             with search.clock.paused():
@@ -84,7 +85,7 @@ class Worker:
                 return {"error": "its process broke off"}
 
     def _start(self) -> None:
-        """Start the server, if there is none, and wait until it has imported what it needs."""
+        """Start the server, unless it runs, and wait until it has imported its solver."""
         if self.server is not None and self.server.poll() is None:
             return
         self.process = None
@@ -97,7 +98,7 @@ class Worker:
             raise RuntimeError(f"{self.module} ended with exit code {self.server.wait()} before it could solve anything")
 
     def _fork(self) -> tuple[Connection, int]:
-        """A new process."""
+        """Have the server fork a new process; return the connection to it, and its process id."""
         connection, other_end = Pipe()
         try:
             socket.send_fds(self.control, [b"?"], [other_end.fileno()])
@@ -124,10 +125,11 @@ def outcome(
     read: Callable[[dict[str, Any]], Outcome],
     **request: Any,
 ) -> Outcome:
-    """What a worker comes to with an instance, asked for something better than the search has already.
+    """The outcome of a worker's solver on an instance, which only looks for solutions better than the search has already.
 
-    source: of the bounds on the way. late: what to say where the time is up before the model is built, and after. read: the
-    outcome that an answer stands for, without the seconds of building. request: what this solver alone needs.
+    source: the name under which bounds are reported while the solver runs. late: messages for a time limit that is reached
+    before the model is built, and after. read: turns an answer into an outcome, without the seconds of building. request:
+    further fields that this solver alone needs.
     """
     build_seconds = list[float]()
 
@@ -153,9 +155,11 @@ def outcome(
 
 
 def serve(solve: Callable[[dict[str, Any], Send], dict[str, Any]]) -> None:
-    """In the server: end the last process and fork another whenever one is wanted, until there is no one left to want it.
+    """The server's loop: end the last process and fork another whenever a client requests one, until the client's connection is
+    closed.
 
-    Interrupts are left to the process that asks, which ends the others.
+    solve: answers one request in the forked process. Interrupts are ignored here: the client, which receives them too, ends the
+    others.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     unlimited()
@@ -178,7 +182,7 @@ def serve(solve: Callable[[dict[str, Any], Send], dict[str, Any]]) -> None:
 
 
 def _answer(solve: Callable[[dict[str, Any], Send], dict[str, Any]], connection: Connection) -> None:
-    """In the forked process: solve requests until the connection is closed. An exception is an answer, too."""
+    """In the forked process: answer requests until the connection is closed. An exception is returned as an answer, too."""
     with suppress(EOFError, OSError):
         connection.send(os.getpid())
         while True:

@@ -1,4 +1,5 @@
-"""The answer to a request: the best of the instances that a problem makes of it, and what is proven of all of them."""
+"""The answer to a planning request: the best of the instances that a problem builds for it, and the bound proven over all of
+them."""
 
 from __future__ import annotations
 
@@ -16,11 +17,13 @@ from trainplan.solvers.core.solve import solve
 @in_one_line
 @dataclass(frozen=True)
 class Answer:
-    """instance: the one whose solution is best. result: of the method on it. solution: None where nothing was found.
+    """The best result over several instances of one problem, with a lower bound that holds for all of them.
 
-    objective_ns, bound_ns: what is claimed of the solution, and of all solutions of all instances: the claim's numbers, in the
-    problem's own terms (which may count more than `result` does). alternatives: a row for each instance that was tried; tried:
-    all of these, with the method's results, where the searcher keeps them.
+    instance: the instance whose solution is best. result: the method's result on it. solution: the solution, None where nothing
+    was found. objective_ns, bound_ns: nanoseconds of the solution, and a lower bound on those of all solutions of all
+    instances, both in the problem's own terms (which may count more than `result` does, for instance the whole step where the
+    method minimises the iteration). alternatives: one row of numbers for every instance that was tried. tried: all of these
+    instances with the method's results, where the searcher keeps them.
     """
 
     instance: Any
@@ -33,12 +36,13 @@ class Answer:
 
     @property
     def gap(self) -> float | None:
-        """(objective - bound) / objective."""
+        """The relative gap (objective - bound) / objective; None where one of the two is missing."""
         return relative_gap(self.objective_ns, self.bound_ns)
 
     @property
     def status(self) -> str:
-        """`optimal` where the bound meets the objective within the tolerance that was asked for; else the method's status."""
+        """`optimal` where the bound meets the objective within the requested tolerance; else `feasible`, or, without a
+        solution, the method's own status."""
         if self.gap is None:
             return self.result.status if self.objective_ns is None else "feasible"
         return "optimal" if self.gap <= self.result.tolerance else "feasible"
@@ -49,7 +53,10 @@ Searcher = Callable[..., Answer]
 
 
 def in_turn(instances: Sequence[Any], time_limit: float | None, clock: Clock) -> Iterator[tuple[Any, float | None]]:
-    """The instances one after the other, each with an equal share of the seconds that are left; None without a limit."""
+    """Yield the instances one after the other, each with its time limit in seconds: an equal share of the time that is left.
+
+    time_limit: seconds for all instances together; None gives None for every instance.
+    """
     started = clock()
     for index, instance in enumerate(instances):
         left = None if time_limit is None else time_limit - (clock() - started)
@@ -57,13 +64,21 @@ def in_turn(instances: Sequence[Any], time_limit: float | None, clock: Clock) ->
 
 
 def least_bound(bounded: Iterable[tuple[Result, int | None]]) -> int | None:
-    """The least of the bounds of all results, those aside that prove that nothing fits; None where one has no bound."""
+    """The smallest lower bound over pairs of a result and its bound in ns, without results that prove their instance
+    infeasible.
+
+    None where one of the other results has no bound: then nothing is proven about all instances together.
+    """
     bounds = [bound for result, bound in bounded if result.status != "infeasible"]
     return None if None in bounds else min((bound for bound in bounds if bound is not None), default=None)
 
 
 def rank(result: Result, objective: int | None) -> tuple[int, float]:
-    """By the objective; where nothing was found, what is not proven to fit nowhere first, then by how much memory would do."""
+    """Sort key of a result; the smallest is the best. objective: nanoseconds of its solution, None without one.
+
+    Solutions come first, by their time. Results without a solution follow: first those of instances that may still have one,
+    then the infeasible ones by the least memory with which they would fit.
+    """
     if objective is not None:
         return 0, objective
     if result.status != "infeasible":
@@ -72,12 +87,16 @@ def rank(result: Result, objective: int | None) -> tuple[int, float]:
 
 
 def stopped_with(best: Result, results: Iterable[Result]) -> Result:
-    """The best of some results, stopped by what stopped it, or else another of them."""
+    """The best of several results; where nothing stopped it, with the reason that stopped the first of the others (such as
+    "time limit")."""
     return best if best.stopped else replace(best, stopped=next((result.stopped for result in results if result.stopped), None))
 
 
 def with_solution(answer: Answer, solution: Any, source: str, message: str | None = None) -> Answer:
-    """An answer with another solution of its instance. source: where that comes from; message: what to say of it."""
+    """The same answer with another solution of its instance, whose time and costs are evaluated anew.
+
+    source: the method or step that the solution comes from. message: a remark for users, by default the result's own.
+    """
     problem, instance, result = problem_of(answer.instance), answer.instance, answer.result
     objective = problem.evaluate(instance, solution).objective
     taken: dict[str, Any] = {"objective": objective, "solution": problem.solution_dict(solution)}
@@ -89,11 +108,11 @@ def with_solution(answer: Answer, solution: Any, source: str, message: str | Non
 def best_answer(
     instances: Sequence[Any], method: str, *, time_limit: float | None = None, clock: Clock | None = None, **arguments: Any
 ) -> Answer:
-    """Solve the instances one after the other; the best solution counts, and the least of their bounds.
+    """Solve the instances one after the other; return the best solution, and the least of their bounds.
 
-    time_limit: seconds in all, of which each instance gets an equal share of what is left. arguments: as of `solve`. Where no
-    instance has a solution, the answer is that of the one that needs the least memory. After an interrupt no further one is
-    solved, and nothing is proven of those. Raises InputError.
+    time_limit: seconds in all, of which each instance gets an equal share of the time that is left. arguments: those of
+    `solve`. Where no instance has a solution, the answer is about the one that needs the least memory. After an interrupt no
+    further instance is solved, and no bound over all instances is returned. Raises InputError.
     """
     assert instances, "a problem makes at least one instance of a request"
     results, clock = list[tuple[Any, Result]](), clock or Clock()

@@ -1,4 +1,4 @@
-"""Every solution, one after the other: the judge of tiny instances."""
+"""Brute force: evaluate every solution of a tiny instance. It is the reference that other methods are tested against."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ SOURCE = "enumeration of all choices"
 
 
 def brute_force(instance: Any, search: Search) -> Outcome:
-    """The optimum of an instance with at most as many solutions as its problem allows. Raises Unsuited for a larger one."""
+    """The optimum of an instance, by evaluating all its solutions. Raises Unsuited where the instance has more solutions than
+    its problem allows for brute force."""
     enumeration = problem_of(instance).enumeration
     count, most = enumeration.count(instance), enumeration.most(instance)
     if count > most:

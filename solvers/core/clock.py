@@ -1,4 +1,4 @@
-"""The seconds that count towards a time limit, and how what does not look at them is ended."""
+"""The clock that counts towards a search's time limit, and a timer that ends code which does not look at it."""
 
 from __future__ import annotations
 
@@ -20,19 +20,22 @@ BETWEEN = (__file__, contextlib.__file__, signal.__file__)
 
 
 def grace_seconds(time_limit: float | None) -> float:
-    """How long after its limit a search may still return: the larger of 10 % of it and half a second."""
+    """Seconds that a search may go on after its time limit: 10 % of the limit, and half a second at least; infinite without a
+    limit."""
     return math.inf if time_limit is None else max(GRACE_SHARE * time_limit, LEAST_GRACE_SECONDS)
 
 
 def wait_seconds(seconds: float) -> float:
-    """Seconds that a timer or a pipe may wait in one go for a limit that is so far off; who waits looks again afterwards."""
+    """Seconds that a timer or a pipe may be set to wait in one call: those until the limit, clipped to what timers accept. The
+    caller checks the time again afterwards."""
     return min(max(seconds, TICK_SECONDS), LONGEST_WAIT_SECONDS)
 
 
 class Clock:
-    """Seconds that count towards a limit: those in which packages are imported and processes are started do not.
+    """A clock of the seconds that count towards a time limit: those in which packages are imported and processes started do
+    not.
 
-    read: gives seconds that never fall; tests count calls instead. seconds_apart: those that did not count.
+    read: returns seconds that never fall (tests count calls instead). seconds_apart: the seconds that did not count so far.
     """
 
     def __init__(self, read: Callable[[], float] = time.perf_counter) -> None:
@@ -40,12 +43,12 @@ class Clock:
         self._paused_at: float | None = None
 
     def __call__(self) -> float:
-        """Seconds since some moment in the past, without those that do not count."""
+        """Seconds since some fixed moment in the past, without those that do not count."""
         return (self.read() if self._paused_at is None else self._paused_at) - self.seconds_apart
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """What is done inside does not count."""
+        """A context in which no seconds count."""
         if self._paused_at is not None:
             yield
             return
@@ -58,15 +61,16 @@ class Clock:
 
 
 class Overrun(BaseException):
-    """Raised in the midst of what goes on past its time; no Exception, so that nothing takes it for a fault."""
+    """Raised inside code that is past its time limit. It is no Exception, so that no handler mistakes it for an ordinary
+    error."""
 
 
 @contextmanager
 def ended_after(seconds_left: Callable[[], float]) -> Iterator[None]:
-    """What runs inside gets an Overrun at its next Python instruction once no seconds are left.
+    """A context whose code is interrupted by an `Overrun`, at its next Python instruction, as soon as no seconds are left.
 
-    seconds_left: infinite without a limit. By the alarm signal of Unix, which only a main thread gets; elsewhere nothing is
-    ended. A timer that was set before is set again afterwards.
+    seconds_left: returns the seconds left, infinite without a limit. Uses the alarm signal of Unix, which only a main thread
+    receives; elsewhere nothing is interrupted. A timer that was set before is set again afterwards.
     """
     if (
         seconds_left() == math.inf
@@ -78,6 +82,7 @@ def ended_after(seconds_left: Callable[[], float]) -> Iterator[None]:
     over = False
 
     def look(number: int, frame: FrameType | None) -> None:
+        """Signal handler: raise Overrun if the time is over, else set the timer again."""
         nonlocal over
         seconds = seconds_left()
         between = frame is not None and frame.f_code.co_filename in BETWEEN

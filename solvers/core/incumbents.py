@@ -1,4 +1,4 @@
-"""What methods begin from: the first plan of the problem, in milliseconds; models, else, that of its exact method."""
+"""The starting solution of MILP and CP-SAT models: the problem's first plan, else a plan of its exact method."""
 
 from __future__ import annotations
 
@@ -17,8 +17,11 @@ LATE = 0.2  # of its time, by which it may overrun
 
 
 def begin_model(instance: Any, search: Search, cheap: tuple[int, str] | None) -> Outcome | None:
-    """Where there is no first plan, report the exact method's. The outcome, where no model is needed: where the cheap bound
-    proves the first plan, or the exact method proves that nothing fits."""
+    """Give a model a solution to start from, where the search has none yet: that of a short run of the problem's exact method.
+
+    cheap: a lower bound in ns with its reason, if the problem has one. Returns the outcome of the whole search where no model
+    is needed any more, because that bound proves the starting solution or the exact method proves that nothing fits; else None.
+    """
     if search.objective is not None:
         bound, source = cheap or (None, None)
         return Outcome(bound=bound, bound_source=source) if search.closed(bound) else None

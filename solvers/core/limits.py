@@ -1,5 +1,4 @@
-"""How near the best possible a search comes and how long it looks where a caller says nothing: the same for every function and
-every command that searches."""
+"""Default gap and time limit of every function and command that searches."""
 
 from __future__ import annotations
 

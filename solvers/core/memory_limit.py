@@ -1,4 +1,5 @@
-"""A limit on the memory that a search takes in addition to what its process has (Linux; elsewhere nothing is limited)."""
+"""A limit on the memory that a search may allocate in addition to what its process has (Linux only; elsewhere nothing is
+limited)."""
 
 from __future__ import annotations
 
@@ -9,14 +10,17 @@ from pathlib import Path
 
 
 def data_bytes() -> int:
-    """The private writable memory of this process."""
+    """Bytes of private writable memory of this process, as Linux counts them for its data limit (VmData)."""
     line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmData:"))
     return int(line.split()[1]) << 10
 
 
 @contextmanager
 def memory_limited(memory_bytes: int | None) -> Iterator[None]:
-    """Inside, what asks for more memory than that gets a MemoryError; processes that are started inside inherit the limit."""
+    """A context in which allocations beyond `memory_bytes` more than the process has now raise MemoryError; None is no limit.
+
+    Processes that are started inside inherit the limit.
+    """
     if memory_bytes is None or not sys.platform.startswith("linux"):
         yield
         return
@@ -32,7 +36,7 @@ def memory_limited(memory_bytes: int | None) -> Iterator[None]:
 
 
 def unlimited() -> None:
-    """Lift a limit that this process has inherited from one inside `memory_limited`."""
+    """Lift the memory limit that this process has inherited from a parent inside `memory_limited`."""
     if sys.platform.startswith("linux"):
         import resource
 

@@ -1,4 +1,4 @@
-"""What a problem's solvers offer: methods by name, and what all of them begin and end with.
+"""The registry of methods: which methods solve a problem, under which names, and the quick functions around them.
 
 The package of a problem's solvers has a module `methods` with `METHODS`, an object of `Methods`; the problem names the package
 (`Problem.solved_by`). A new method is one new module and one line there. Another package adds a method by an entry point of the
@@ -21,12 +21,12 @@ GROUP = "trainplan.methods"
 
 @dataclass(frozen=True)
 class Option:
-    """A method's own parameter: one of `choices`, the default first, or a whole number of at least 1 where there are none.
+    """A parameter that one method has: one of `choices`, the default first, or, without choices, a whole number of at least 1.
 
     Attributes:
-        name: as `--option NAME=VALUE` and keywords have it.
+        name: as `--option NAME=VALUE` and keyword arguments have it.
         choices: the values that it takes.
-        most: the largest number; None where the method itself says which of them suit the instance.
+        most: the largest number; None where the method itself checks which numbers the instance allows.
     """
 
     name: str
@@ -39,18 +39,18 @@ class Option:
 
 @dataclass(frozen=True)
 class Entry:
-    """A method by name. Its module is imported when it is first used.
+    """A method by name. Its module is imported when the method is first used.
 
     Attributes:
         name: as `--method` and `solve` take it.
-        target: `package.module:function`, a function of an instance and a `Search` that gives an `Outcome`.
-        proves: it can prove optimality.
-        about: what it is, in a few words.
-        options: parameters of its own.
-        problem: of a plug-in's method, the problem that it is for.
-        starts: it begins from the problem's first plan, where another method has that only when it is stopped.
-        model: it states the problem to a solver, and begins from the plan of a fast method, unless it is to begin cold (see
-            `incumbents`).
+        target: `package.module:function`, a function of an instance and a `Search` that returns an `Outcome`.
+        proves: the method can prove optimality.
+        about: a description in a few words.
+        options: the method's own parameters.
+        problem: for a plug-in's method, the name of the problem that it solves.
+        starts: the method begins from the problem's first plan; others get that plan only when they are stopped without one.
+        model: the method states the problem to a general solver, and begins from the plan of a fast method, unless the caller
+            wants it cold (see `incumbents`).
     """
 
     name: str
@@ -63,18 +63,19 @@ class Entry:
     model: bool = False
 
     def method(self) -> Method:
-        """The method itself."""
+        """Import and return the method's function."""
         method: Method = attribute(self.target)
         return method
 
 
 def entry(name: str, module: str, about: str, *options: Option, proves: bool = False) -> Entry:
-    """A method of trainplan itself, whose function has its name, in a module of `solvers`."""
+    """The entry of one of trainplan's own methods: the function with the method's name (underscores for dashes) in a module of
+    `trainplan.solvers`."""
     return Entry(name, f"trainplan.solvers.{module}:{name.replace('-', '_')}", proves, about, options)
 
 
 def proving(name: str, module: str, about: str, *options: Option) -> Entry:
-    """A method that can prove optimality, likewise."""
+    """The entry of one of trainplan's own methods that can prove optimality; arguments as for `entry`."""
     return entry(name, module, about, *options, proves=True)
 
 
@@ -89,25 +90,25 @@ BRUTE_FORCE = proving("brute-force", "core.brute_force", "every solution, for ti
 
 @dataclass(frozen=True)
 class Methods:
-    """What one problem's package of solvers offers.
+    """The methods and quick functions that the solvers of one problem offer.
 
     Attributes:
-        entries: the methods; `exact` stands for the first.
+        entries: the methods; the name `exact` stands for the first.
 
-    The others are functions of an instance, as `package.module:function`, or None:
+    All other fields are functions of an instance, as `package.module:function`, or None:
 
-        explain: why no solution fits, as a `solvers.core.result.Infeasibility`; None where one does, and, where there is
-            `fits`, where that is not certain, or no reason is known.
-        cheap_bound: in milliseconds, nanoseconds that no solution is below, and the reason.
-        first_plan: in milliseconds, a solution that fits, or None.
+        explain: why no solution fits, as a `solvers.core.result.Infeasibility`; None where one does, where no reason is known,
+            and, for problems with `fits`, where it is not certain.
+        cheap_bound: a lower bound in ns on all solutions, in milliseconds, with its reason.
+        first_plan: a solution that fits, in milliseconds, or None.
         fits: whether some solution fits, proven either way; None where that is not known.
-        leanest: a solution of little memory, and bytes of a device that no solution is below, or None.
+        leanest: a solution of little memory, and a lower bound in bytes per device on that of any solution; or None.
         at_least_memory: the instance with the least memory that some solution needs, or None; without this function, with the
             least memory that `explain` names.
-        evidence: of an instance, an objective that is known (in ns) and a `Search`, evidence of a bound that
-            `Certificate.checked_bound_ns` follows; None where bounds cannot be checked.
-        alternatives: of an instance, a result, a number and a seed, up to that many good solutions with their objectives
-            (in ns), best first, that trials may run in addition to the result's own.
+        evidence: evidence for a bound, which `Certificate.checked_bound_ns` checks, from an instance, a known objective in ns
+            and a `Search`; None where bounds cannot be checked.
+        alternatives: from an instance, a result, a count and a seed, at most that many good solutions with their objectives in
+            ns, best first, that trial runs may take in addition to the result's own.
     """
 
     entries: tuple[Entry, ...] = ()
@@ -121,27 +122,29 @@ class Methods:
     alternatives: str | None = None
 
     def call(self, name: str, *arguments: Any) -> Any:
-        """The value of the function of that field for these arguments, the first of which is an instance; None without one."""
+        """Call the function registered under a field's name with these arguments, an instance first; None where none is
+        registered."""
         target = getattr(self, name)
         return attribute(target)(*arguments) if target else None
 
 
 def solvers_of(stated: Problem) -> Methods:
-    """The methods and functions that a problem's package of solvers offers; brute force comes in addition."""
+    """The methods and quick functions of a problem's package of solvers, without brute force."""
     offered: Methods = attribute(f"{stated.solved_by}.methods:METHODS")
     return offered
 
 
 @cache
 def methods(problem_name: str) -> tuple[Entry, ...]:
-    """The methods for a problem, those of plug-ins and brute force last; `exact` stands for the first. Raises InputError."""
+    """All methods for a problem by its name: its own, then those of plug-ins, then brute force. `exact` stands for the first.
+    Raises InputError."""
     stated = problem(problem_name)
     entries = [point.load() for point in plugins(GROUP).values()]
     return (*solvers_of(stated).entries, *(entry for entry in entries if entry.problem == stated.name), BRUTE_FORCE)
 
 
 def method(problem_name: str, name: str) -> Entry:
-    """A method for a problem by name, or `exact`. Raises InputError."""
+    """The method of a problem with this name, or the first for `exact`. Raises InputError that lists the names."""
     entries = methods(problem_name)
     names = ["exact", *(entry.name for entry in entries)]
     chosen = named(name, names)

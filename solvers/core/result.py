@@ -1,4 +1,4 @@
-"""What a method gives back, and what users see of it."""
+"""The result of a method on an instance, and its presentation to users."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ Stop = Literal["time limit", "memory limit", "model size", "interrupt"]
 
 @dataclass(frozen=True)
 class Point:
-    """Best objective and bound known after `seconds`. source: the method or solver that has just bettered one of them."""
+    """The best objective and bound, in ns, known `seconds` after the start. source: the method or solver that has just improved
+    one of them."""
 
     seconds: float
     objective: int | None
@@ -26,9 +27,11 @@ class Point:
 
 @dataclass(frozen=True)
 class Infeasibility:
-    """Why nothing fits: the least memory of any choice, the layer whose pass needs it, and what to change.
+    """Why nothing fits: the least memory in bytes of any choice, the layer whose pass needs it, and what to change.
 
-    bound_bytes: no choice needs less, where the least of all is not known; then least_memory_bytes is that of some choice.
+    memory_bytes: the limit. least_memory_bytes: the least peak of any choice. state_bytes, activation_bytes: its two parts,
+    which users see under the names `parts`. bound_bytes: given where the least of all is not known: then no choice needs less
+    than this, and least_memory_bytes is what one known choice needs.
     """
 
     memory_bytes: int
@@ -47,7 +50,8 @@ class Infeasibility:
 
     @property
     def command_text(self) -> str:
-        """The reason with the command's options in its advice; `str` names Python's arguments."""
+        """The reason as text, with the command's options (such as --memory) in its advice; `str` names Python's arguments
+        instead."""
         states, others = self.parts
         least = "the least that would do is"
         if self.bound_bytes is not None:
@@ -69,7 +73,11 @@ def short_of_memory(
     advice: str,
     bound_bytes: int | None = None,
 ) -> Infeasibility:
-    """Why nothing fits into one limit of all devices. advice: what to change other than the limit; bound_bytes: see there."""
+    """Why nothing fits into a memory limit that all devices share, with standard advice.
+
+    limit_bytes: the limit. least_bytes: the least peak of any known choice, state_bytes of it model states. layer, layer_name:
+    where it occurs. advice: what to change other than the limit. bound_bytes: as in `Infeasibility`.
+    """
     more, over = (
         f"give --memory of at least {enough_bytes(least_bytes)} (the instance's memory_bytes)",
         least_bytes - limit_bytes,
@@ -83,13 +91,14 @@ def short_of_memory(
 
 
 def peak_text(peak_bytes: int, layer: str | None, peak_ns: int | None) -> str:
-    """The peak and its place: the layer in whose backward pass it is, or when in the step, whichever the problem tells."""
+    """Text of a memory peak in bytes and where it occurs: the layer in whose backward pass, or else the time in the step,
+    whichever is given."""
     moment = "" if peak_ns is None else f"{format_time(peak_ns)} into the step"
     return f"{format_bytes(peak_bytes)}, " + (f"backward pass of {layer}" if layer else moment)
 
 
 def relative_gap(objective: int | None, bound: int | None) -> float | None:
-    """(objective - bound) / objective; None where one of them is missing."""
+    """The relative gap (objective - bound) / objective; None where one of them is missing, 0 where the objective is 0."""
     if objective is None or bound is None:
         return None
     return (objective - bound) / objective if objective else 0.0
@@ -98,16 +107,17 @@ def relative_gap(objective: int | None, bound: int | None) -> float | None:
 @in_one_line
 @dataclass(frozen=True)
 class Result:
-    """The outcome of one method on one instance.
+    """The checked outcome of one method on one instance.
 
-    status: `optimal` only where the bound meets the objective on the integers, or within `tolerance`, a relative gap that the
-    caller asked for; `feasible`: both are given; `infeasible`: proven, with a reason where one is known; `unknown`: no solution
-    found; `failed`: the method broke, or its answer did not stand up to the checks (see `message`).
-    objective: recomputed by the problem's `evaluate`. bound: no solution is below it; bound_source says who says so.
-    gap: (objective - bound) / objective. solution: the solution in its file format; solution_source: the method or solver that
-    has it first, which may be the fast one that another began from. evaluation: time and memory of it.
-    build_seconds, solve_seconds: what counts towards a limit; import_seconds: importing packages and starting processes, apart.
-    stopped: what ended the method before it was done, if anything did.
+    status: `optimal` only where the bound meets the objective on the integers, or within `tolerance`, the relative gap that the
+    caller accepts; `feasible`: there is a solution, not proven optimal; `infeasible`: proven, with a reason where one is known;
+    `unknown`: no solution found; `failed`: the method broke, or its answer did not stand up to the checks (see `message`).
+    objective: nanoseconds of the solution, recomputed by the problem's `evaluate`. bound: lower bound in ns on all solutions;
+    bound_source: the method that proved it. gap: (objective - bound) / objective. solution: the solution in its file format;
+    solution_source: the method or solver that found it first, possibly the fast one that another method began from. evaluation:
+    time and memory of the solution. build_seconds, solve_seconds: time that counts towards a limit; import_seconds: time for
+    importing packages and starting processes, which does not. stopped: what ended the method before it was done, if anything
+    did.
     """
 
     problem: str
@@ -135,23 +145,23 @@ class Result:
     stopped: Stop | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields under their own names, as plain values."""
+        """All fields under their own names, as plain JSON values."""
         return json.loads(json.dumps(asdict(self)))
 
     def row(self) -> dict[str, Any]:
-        """The numbers of it that tables have: status, time_ns, bound_ns, gap, peak_bytes, seconds."""
+        """The numbers that tables show: status, time_ns, bound_ns, gap, peak_bytes, seconds."""
         peak = self.evaluation.get("peak_bytes") if self.evaluation else None
         numbers = {"time_ns": self.objective, "bound_ns": self.bound, "gap": self.gap, "peak_bytes": peak}
         return {"status": self.status, **numbers, "seconds": self.build_seconds + self.solve_seconds}
 
     def run_rows(self) -> list[tuple[str, str]]:
-        """Of `summary`, what the run took and what stopped it."""
+        """The lines of `summary` about the run itself, as (label, text): the seconds it took, and what stopped it."""
         seconds = f"{self.build_seconds:.3f} build, {self.solve_seconds:.3f} solve, plus {self.import_seconds:.3f} imports"
         article = "an" if self.stopped == "interrupt" else "the"
         return [("seconds", seconds), *([("stopped by", f"{article} {self.stopped}")] if self.stopped else [])]
 
     def summary(self, *, flags: bool = False) -> list[tuple[str, str]]:
-        """Label and text of each line that people want to see. flags: name the command's options, not Python's arguments."""
+        """The lines that users see, as (label, text). flags: name the command's options, not Python's arguments."""
         rows = [("problem", self.problem), ("method", self.method), ("status", self.status)]
         if self.objective is not None:
             by = f", by {self.solution_source}" if self.solution_source not in (None, self.method) else ""

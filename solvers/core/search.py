@@ -1,4 +1,5 @@
-"""What every method is given (limits, seed, where to report) and what it gives back."""
+"""The interface of methods: the `Search` that each is given (limits, seed, where to report), and the `Outcome` that it
+returns."""
 
 from __future__ import annotations
 
@@ -19,29 +20,29 @@ CUTOFF = "cutoff_ns"  # the option of methods that look for nothing but what is 
 
 @dataclass
 class Search:
-    """One run of a method: what it is given, and where it reports.
+    """One run of a method: its limits and options, and the best solution and bound that it has reported.
 
-    A solution is what the problem says: a sequence of options for layer-strategies, a `Solution` for pipeline.
+    The type of a solution is the problem's: a sequence of options for layer-strategies, a `Solution` for pipeline.
 
     Attributes:
-        evaluate: gives the objective of a solution in ns, None where it breaks a constraint.
+        evaluate: returns the objective of a solution in ns, None where it breaks a constraint.
         time_limit: seconds from the start, None for no limit.
-        seed: of all that is random.
+        seed: of all random choices.
         gap: relative gap at which the method may stop.
         options: the method's own parameters, by name.
         progress: called with a `Point` for each better solution or bound; `report` does that.
-        clock: what the seconds are counted by.
+        clock: the clock that the seconds are counted by.
         started: its reading at the start.
         source: the name of the method.
         start: a solution that the method may begin from.
         memory_bytes: the most that the method's own processes may take, None for no limit.
         provisional: the best solution is another method's, and gives way to one that is as good.
-        history: of better solutions and bounds.
+        history: a `Point` for each better solution or bound, in order of time.
         best: the best solution until now.
-        best_source: who has it.
+        best_source: the method that found it.
         objective: its nanoseconds.
-        bound: the best bound until now.
-        bound_source: who has it.
+        bound: the best lower bound until now, in ns.
+        bound_source: the method that proved it.
     """
 
     evaluate: Callable[[Any], int | None]
@@ -70,19 +71,20 @@ class Search:
             self.started = self.clock()
 
     def elapsed(self) -> float:
-        """Seconds since the start, but for those that do not count."""
+        """Seconds since the start, without those that do not count (see `Clock`)."""
         return self.clock() - self.started
 
     def remaining(self) -> float:
-        """Seconds left; infinite without a limit."""
+        """Seconds until the time limit; infinite without a limit."""
         return float("inf") if self.time_limit is None else self.time_limit - self.elapsed()
 
     def seconds(self, share: float = 1.0) -> float | None:
-        """A share of the seconds left, for a search within this one; None without a limit."""
+        """A share of the seconds that are left, as the limit of a search within this one; None without a limit."""
         return None if self.time_limit is None else self.remaining() * share
 
     def within(self, seconds: float | None, source: str | None = None) -> Search:
-        """A search among the same solutions that ends earlier, and passes on what it finds but for its bounds.
+        """A search over the same solutions that ends after `seconds`, and reports its solutions, but not its bounds, to this
+        one.
 
         source: the name of its method, by default that of this one.
         """
@@ -96,7 +98,8 @@ class Search:
         return inner
 
     def inner(self, evaluate: Callable[[Any], int | None], seconds: float | None = None, **fields: Any) -> Search:
-        """A search among other solutions, by the same clock, that ends with this one, or after so many seconds."""
+        """A search over other solutions, judged by `evaluate`, by the same clock. It ends with this one, or after `seconds` if
+        that is sooner. fields: further attributes of the new search."""
         left = self.remaining()
         limit = left if seconds is None else min(seconds, left)
         inner = Search(evaluate, None if math.isinf(limit) else limit, clock=self.clock, **fields)
@@ -108,18 +111,21 @@ class Search:
         return self.remaining() <= 0
 
     def check_time(self) -> None:
-        """For stages that have nothing to give before they end. Raises TimeoutError where the time limit is reached."""
+        """Raise TimeoutError where the time limit is reached; for steps of a method that have no partial result."""
         if self.out_of_time():
             raise TimeoutError
 
     def closed(self, bound: float | None = None) -> bool:
-        """Whether no solution above a bound, by default the best bound, is better than the best one by more than the gap."""
+        """Whether the best solution is within the gap of a lower bound in ns, by default the best bound."""
         bound = self.bound if bound is None else bound
         return self.objective is not None and bound is not None and self.objective - bound <= self.gap * self.objective
 
     def target(self) -> float:
-        """The largest objective that is still worth finding: below the best one by one, or by the gap, or as large where that
-        is provisional; and below the option `cutoff_ns` of methods that have it."""
+        """The largest objective in ns that is still worth finding; infinite where there is no solution yet.
+
+        It is below the best one by the gap, and by 1 ns at least (unless the best is provisional, which an equal one replaces);
+        and below the option `cutoff_ns` of methods that have it.
+        """
         limits = [value for value in (self.objective, self.options.get(CUTOFF)) if value is not None]
         return min((value - max(not self.provisional, math.floor(value * self.gap)) for value in limits), default=math.inf)
 
@@ -128,7 +134,8 @@ class Search:
         return self.objective is None or objective < self.objective
 
     def report(self, choice: Any = None, bound: int | None = None, source: str | None = None) -> None:
-        """Note a new solution or bound, where it is better than what is known. source: who has it, by default the method."""
+        """Record a solution or a lower bound in ns, where it is better than the best so far. source: the method that has it, by
+        default this one."""
         improved, source = False, source or self.source
         value = None if choice is None else self.evaluate(choice)
         if value is not None and (self.betters(value) or (self.provisional and value == self.objective)):
@@ -143,7 +150,7 @@ class Search:
 
 
 def judge(instance: Any) -> Callable[[Any], int | None]:
-    """What gives the objective of a solution of an instance, None where it breaks a constraint."""
+    """The function that returns the objective in ns of a solution of this instance, None where it breaks a constraint."""
     problem = problem_of(instance)
 
     def objective(solution: Any) -> int | None:
@@ -154,17 +161,17 @@ def judge(instance: Any) -> Callable[[Any], int | None]:
 
 @dataclass
 class Outcome:
-    """What a method says, beyond the solutions that it reported.
+    """What a method returns, in addition to the solutions that it reported to its `Search`.
 
     Attributes:
-        choice: its answer, where it is not simply the best one reported; unchecked as yet.
-        bound: nanoseconds that no solution is below.
-        bound_source: who says so.
+        choice: its answer, where that is not simply the best solution reported; not checked yet.
+        bound: lower bound in ns on all solutions.
+        bound_source: the method or argument that proves it.
         infeasible: it has proven that no solution fits.
-        build_seconds: that it took before it searched.
-        message: what people should know.
+        build_seconds: the time that it took before it searched.
+        message: a remark for users.
         failed: it broke.
-        stopped: what ended it before it was done, where it was not the search's own time limit.
+        stopped: what ended it before it was done, other than the search's own time limit.
         statistics: numbers of its own, by name.
     """
 
@@ -180,7 +187,10 @@ class Outcome:
 
 
 def first_fitting(instance: Any, search: Search, tried: Iterable[Any], who: str) -> Outcome:
-    """What a method that knows no memory comes to: the first of its solutions that fits, the best of them first."""
+    """Report the first of several solutions that fits; the end of a method that does not consider memory itself.
+
+    tried: solutions, the best first. who: the method, for the message of the outcome where none fits.
+    """
     problem, broken = problem_of(instance), list[str]()
     for solution in tried:
         if not (violated := problem.violations(instance, solution)):
@@ -191,6 +201,6 @@ def first_fitting(instance: Any, search: Search, tried: Iterable[Any], who: str)
 
 
 class Method(Protocol):
-    """A solver is a callable from an instance and a search to an outcome."""
+    """The type of a method: a function of an instance and a search that returns an outcome."""
 
     def __call__(self, instance: Any, search: Search) -> Outcome: ...

@@ -1,4 +1,4 @@
-"""One way to run any method: time it, check its answer on the integers, and say what is proven."""
+"""Run any method on an instance: limit its time and memory, check its answer on the integers, and state what is proven."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ PACKAGES = ("trainplan", "numpy", "pyomo", "highspy", "ortools")
 
 @cache
 def versions() -> dict[str, str]:
-    """Versions of Python and of every package that may have had a part in an answer."""
+    """Versions of Python and of every package that may have contributed to an answer, by name."""
     numbers = {"python": platform.python_version()}
     for package in PACKAGES:
         with suppress(PackageNotFoundError):
@@ -61,13 +61,13 @@ def solve(
 ) -> Result:
     """Run a method on an instance; the answer is checked by the problem's own `evaluate` and `violations`.
 
-    method: a name of `methods`; `exact` is the best proven one. time_limit: seconds from the call, for all but imports;
-    reaching it is an outcome, not an error, and so is Ctrl-C: the best solution and bound until then are the result, which says
-    by what it was `stopped`. gap: relative gap at which to stop; `optimal` then means within it. explained: where a method
-    finds nothing, find out whether anything fits. cold: MILP and CP-SAT do not begin from the plan of a fast method.
-    solver_memory: what the method may take in addition to what the process has already, such as "8GiB" or bytes (on Linux).
-    incumbents: plans that the search begins from, as far as they are of the instance. clock: what counts the seconds. options:
-    the method's own, see `methods`. Raises InputError for a method, limit or option that does not exist.
+    method: a name of `methods`; `exact` is the first that proves optimality. time_limit: seconds from the call, for all but
+    imports; reaching it is an outcome, not an error, and so is Ctrl-C: the best solution and bound until then are the result,
+    whose `stopped` tells the reason. gap: relative gap at which to stop; `optimal` then means within it. explained: where a
+    method finds nothing, find out whether anything fits. cold: MILP and CP-SAT do not begin from the plan of a fast method.
+    solver_memory: memory that the method may take in addition to what the process has already, such as "8GiB" or bytes (on
+    Linux). incumbents: plans that the search begins from, where they are solutions of the instance. clock: counts the seconds.
+    options: the method's own parameters, see `methods`. Raises InputError for a method, limit or option that does not exist.
     """
     entry = method_named(instance.problem, method)
     check_arguments(time_limit, gap, seed)
@@ -85,7 +85,7 @@ def solve(
 
 
 def check_arguments(time_limit: float | None, gap: float, seed: int) -> None:
-    """Raises InputError."""
+    """Raise InputError where a time limit in seconds, a relative gap or a seed is out of range."""
     if time_limit is not None and not 0 < time_limit < float("inf"):
         raise InputError("command line", "--time-limit", f"is {time_limit}", "give seconds above 0, such as 10")
     if not 0 <= gap < 1:
@@ -95,6 +95,7 @@ def check_arguments(time_limit: float | None, gap: float, seed: int) -> None:
 
 
 def _check_options(entry: Entry, options: dict[str, Any]) -> None:
+    """Raise InputError where an option is not one of the method's, or its value is none that it takes."""
     possible = {option.name: option for option in entry.options}
     for name, value in options.items():
         if name not in possible:
@@ -111,6 +112,7 @@ def _check_options(entry: Entry, options: dict[str, Any]) -> None:
 
 
 def _memory_bytes(memory: str | int) -> int:
+    """Bytes of the argument `solver_memory`. Raises InputError where it is too small or too large."""
     size = parse_bytes(memory, "--solver-memory") if isinstance(memory, str) else memory
     if not LEAST_MEMORY <= size < 2**62:
         raise InputError("command line", "--solver-memory", f"is {memory!r}", "give at least 64MiB, such as 8GiB")
@@ -118,7 +120,7 @@ def _memory_bytes(memory: str | int) -> int:
 
 
 class _Run:
-    """One method on one instance: its outcome, and the result, which is what our own checks leave of it."""
+    """One run of one method on one instance: the method's outcome, and the result after our own checks."""
 
     def __init__(self, instance: Any, entry: Entry, search: Search, cold: bool, incumbents: Sequence[Plan]) -> None:
         self.instance, self.entry, self.search, self.incumbents = instance, entry, search, incumbents
@@ -131,7 +133,7 @@ class _Run:
         self.outcome = Outcome()
 
     def solve(self) -> None:
-        """Run the method; whatever ends it, what it has until then is its outcome. Raises InputError, KeyboardInterrupt."""
+        """Run the method; whatever ends it, the best until then is its outcome. Raises InputError, KeyboardInterrupt."""
         search, name = self.search, self.entry.name
         try:
             with search.clock.paused():
@@ -155,7 +157,10 @@ class _Run:
             self.outcome = replace(self.outcome, stopped="time limit")
 
     def _begun(self) -> Outcome | None:
-        """Report what the method begins from, or have ready what it falls back on; the outcome, where that is proven."""
+        """Report the solutions that the method begins from, or prepare the one that it falls back on.
+
+        Returns the outcome of the whole run where these solve the instance already, else None.
+        """
         instance, entry, search = self.instance, self.entry, self.search
         if (refinement := self.problem.refinement) is not None:
             for solution in [refinement.solution_of_plan(instance, plan) for plan in self.incumbents]:
@@ -170,7 +175,8 @@ class _Run:
         return begin_model(instance, search, self.cheap) if entry.model and self.begins else None
 
     def fall_back(self) -> None:
-        """A method that was stopped with no solution has the first plan; and one that proves, where that is better."""
+        """Report the problem's first plan for a method that was stopped: where it has no solution, or proves and has a worse
+        one."""
         search = self.search
         if self.outcome.stopped is None or self.outcome.infeasible or not self.begins:
             return
@@ -180,9 +186,9 @@ class _Run:
             search.report(self.first, source=FIRST_PLAN)
 
     def explanation(self) -> tuple[bool | None, Infeasibility | None, str | None]:
-        """Whether anything fits, None where that is not known; why nothing does; and what is to be said where that is missing.
+        """Whether anything fits (None: not known), why nothing does, and a text for users where the reason is missing.
 
-        A method's own proof that nothing fits is as good as its bounds are, unless something is known to fit.
+        A method's own proof that nothing fits is trusted as its bounds are, unless some solution is known to fit.
         """
         claimed, text = self.outcome.infeasible and self.entry.proves, None
         if self.outcome.stopped == "interrupt":
@@ -199,8 +205,8 @@ class _Run:
         return fits or False, None, None if fits else text or "nothing fits, and no memory is known with which something would"
 
     def bound(self) -> tuple[int, str | None] | None:
-        """The largest of the bounds that any stage has proved, or, unless that proves the solution, of the problem's cheap one;
-        with its source."""
+        """The largest lower bound in ns with its source: of the method, the search, and, where these do not prove the solution
+        optimal, the problem's cheap bound."""
         outcome, search = self.outcome, self.search
         claims = (outcome.bound, outcome.bound_source), (search.bound, search.bound_source)
         bounds = [(ns, source) for ns, source in claims if ns is not None]
@@ -211,7 +217,10 @@ class _Run:
         return max(bounds, key=lambda bound: bound[0], default=None)
 
     def result(self, explained: bool) -> Result:
-        """What is proven, from the method's claims and our own checks of them."""
+        """The result: the method's claims, as far as our own checks confirm them.
+
+        explained: where nothing was found, find out whether anything fits.
+        """
         instance, problem, search, outcome, name = self.instance, self.problem, self.search, self.outcome, self.entry.name
         broken = [] if outcome.choice is None else problem.violations(instance, outcome.choice)
         search.report(outcome.choice)
@@ -273,6 +282,7 @@ class _Run:
 
 
 def _joined(*texts: str | None) -> str | None:
+    """The texts that are not empty, joined by "; "; None where there is none."""
     return "; ".join(text for text in texts if text) or None
 
 
@@ -289,7 +299,7 @@ def compare(
 ) -> tuple[list[Result], list[str]]:
     """Run several methods (default: all that the instance's size admits), and list every contradiction between them.
 
-    A contradiction is a proven bound above another's objective, or one that found a solution where another proved that none
+    A contradiction is a proven bound above another method's objective, or a solution where another method proved that none
     exists. time_limit, solver_memory: of each method. cold: none begins from the plan of another. progress: called with
     (method, point). After an interrupt no further method is run.
     """
@@ -310,7 +320,7 @@ def compare(
 
 
 def contradictions(results: Sequence[Result]) -> list[str]:
-    """Pairs of results that cannot both be right, in words."""
+    """Texts of all pairs of results that cannot both be right."""
     contradicted = []
     for a in results:
         if a.status == "failed":
