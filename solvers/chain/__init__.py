@@ -1,1 +1,1 @@
-"""Chains of layers under a memory limit: label-setting and its bounds, and Galvatron's DP."""
+"""Solvers for one option per layer of a chain under a memory limit: exact label-setting, and Galvatron's dynamic program."""

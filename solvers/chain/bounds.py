@@ -1,11 +1,13 @@
-"""What the layers before a layer of a chain still cost at least: for every option of it, and several prices of a byte.
+"""Completion bounds of label-setting: lower bounds on the cost of the layers that a label does not cover yet.
 
-For any price w >= 0 of a byte and the labels (t, H, M) of `label_setting`, a whole chain costs at least
+For any price w >= 0 of a byte and the labels (t, H, M) of `label_setting` (the time, peak and model states of layers l to the
+last), a whole chain under the memory limit E costs at least
 
-    t + V_w(l, option) + w (H - E)          V_w: least sum of t + R + w (f + ms) over the layers before l, up to that option
+    t + V_w(l, option) + w (H - E)
 
-since every layer adds at least f + ms to the peak H. Prices lie around the one that maximises the bound of the whole; where a
-second time is capped, each comes with several multipliers of it.
+V_w is the least sum of t + R + w (f + ms) over the layers before l, up to that option of l (the symbols are those of `chain`),
+since every layer adds at least f + ms to the peak H. Prices lie around the one that maximises the bound of the whole chain;
+where a second time is capped (see `Cap`), each price comes with several multipliers of that time.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from itertools import pairwise
 
 import numpy as np
 from trainplan.formulations.layer_strategies.problem import Integers
-from trainplan.solvers.chain.chain import Floats, Link, MemoryChain, Places, cheapest_paths, connected, sums_before
+from trainplan.solvers.chain.chain import Floats, Indices, Link, MemoryChain, cheapest_paths, connected, sums_before
 
 PRICE_FACTORS = (1.0, 0.95, 1.05, 0.85, 1.15, 0.65, 1.4, 0.4, 2.0)
 CAPPED_FACTORS = (1.0, 0.5, 2.0, 0.0)
@@ -27,19 +29,21 @@ FEWER = 0.9  # labels are put together anew when no more than that share is left
 
 @dataclass(frozen=True)
 class Cap:
-    """Another chain of the same options, whose time of a choice must stay within limit_ns.
+    """A limit on a second time: of `chain`, another chain of the same options, each choice's time must stay within limit_ns.
 
-    multipliers: nanoseconds of time that one of it is worth in the completion bounds, the most promising first."""
+    multipliers: in the completion bounds, the nanoseconds of the main time that one nanosecond of the second is worth, the most
+    promising first.
+    """
 
     limit_ns: int
     chain: MemoryChain
     multipliers: tuple[float, ...] = (0.0,)
 
 
-def possible(chain: MemoryChain) -> list[Places]:
-    """Options of each layer that fit at least when every other layer takes as little memory as it can.
+def possible(chain: MemoryChain) -> list[Indices]:
+    """The indices of each layer's options that fit if every other layer takes as little memory as it can.
 
-    During its own backward pass a layer meets what earlier layers keep at least and all others' least model states.
+    During its own backward pass a layer meets the least that earlier layers keep, and the least model states of all others.
     """
     after, masks = np.zeros(1, np.int64), []
     for l in range(chain.layers - 1, -1, -1):
@@ -52,7 +56,11 @@ def possible(chain: MemoryChain) -> list[Places]:
 
 
 class Completion:
-    """Prices, multipliers and the costs V of each; what labels cost at least when completed."""
+    """Lower bounds on completed labels of one chain, at several prices of a byte, each with a multiplier of the capped time.
+
+    sums: for every layer, (prices, options), V_w of the module's head. bound: a lower bound in ns on all choices of the whole
+    chain.
+    """
 
     def __init__(
         self,
@@ -61,8 +69,8 @@ class Completion:
         prices: Floats | None = None,
         check_time: Callable[[], None] = lambda: None,
     ) -> None:
-        """prices: of a byte, in nanoseconds (default: around the best one for each multiplier of the cap). check_time: what it
-        raises is passed on."""
+        """prices: of a byte, in nanoseconds (default: around the best one, for each multiplier of the cap). check_time: called
+        often; an exception that it raises is passed on."""
         self._check_time = check_time
         self.chain, self.cap = chain, cap
         self.added = [f + ms for f, ms in zip(chain.forward_bytes, chain.state_bytes, strict=True)]
@@ -89,12 +97,16 @@ class Completion:
         self.bound = int(np.ceil((bounds - self.slack).max()))
 
     def _largest_capped(self) -> int:
+        """A value in ns above every capped time that a bound may contain."""
         assert self.cap is not None
         chain = self.cap.chain
         return self.cap.limit_ns + sum(int(a.max()) for a in chain.time_ns) + sum(link.most for link in chain.links)
 
     def _best_price(self, multiplier: float) -> float:
-        """The price of a byte that maximises the Lagrangian bound (a concave function), by narrowing a geometric grid."""
+        """The price of a byte that maximises the Lagrangian bound (a concave function), by narrowing a geometric grid.
+
+        multiplier: of the capped time.
+        """
         spread = max(int(c.max()) for c in self.chain.time_ns) + 1.0
         spread += max((link.most for link in self.chain.links), default=0)
         if self.cap:
@@ -110,8 +122,10 @@ class Completion:
         return float(grid[index])
 
     def _priced(self, prices: Floats, multipliers: Floats) -> tuple[Sequence[Link], list[Floats]]:
-        """Links, and of every layer's options the cost, at each price: (prices, options). The backward pass of the last layer
-        meets all that the others keep."""
+        """Links and costs of all layers with memory and capped time priced in: each layer's costs are (prices, options).
+
+        The last layer also pays for its backward pass, which meets all that the others keep.
+        """
         chain, links = self.chain, self.chain.links
         rates = prices[:, None]
         values: list[Floats] = [
@@ -125,18 +139,20 @@ class Completion:
         return links, values
 
     def _whole(self, through: Floats, prices: Floats, multipliers: Floats) -> Floats:
-        """The bound of the whole at each price, from the least cost up to each option of the last layer."""
+        """(prices,): the lower bound in ns of the whole chain at each price. through: (prices, options), the least cost of
+        chains that end with each option of the last layer."""
         bounds: Floats = through.min(axis=1) - prices * self.chain.memory_bytes
         return bounds if self.cap is None else bounds - multipliers * self.cap.limit_ns
 
     def _least_capped(self) -> list[Integers]:
-        """For each l, the least capped time of the layers before l up to each option of l."""
+        """For each layer l, the least capped time of the layers before l up to each option of l; empty without a cap."""
         return sums_before(self.cap.chain.links, self.cap.chain.time_ns) if self.cap else []
 
     def best_mixed_path(self) -> Integers | None:
-        """The best choice that fits of those that follow one price's cheapest path up to some layer, and another's from there.
+        """The fastest choice that fits among mixes: the cheapest path of one price up to some layer, and that of a neighbouring
+        price from there on; None where none fits.
 
-        At one price equal layers all choose alike; a mix of two neighbouring prices uses the memory that is left.
+        At one price equal layers all choose alike; a mix of two prices uses the memory that one of them leaves free.
         """
         choices = cheapest_paths(self.links, self.values, self.sums)
         paths = np.unique(choices[np.argsort(self.prices)], axis=0)
@@ -154,10 +170,12 @@ class Completion:
         fits = np.flatnonzero(fitting)
         return choices[fits[times[fits].argmin()]] if fits.size else None
 
-    def bounded(self, l: int, t: Integers, u: Integers, h: Integers, option: Places, limit: float) -> tuple[Places, Floats]:
-        """Places of labels of layer l (time, capped time, peak, option) whose bound is at most `limit`, and their bounds.
+    def bounded(self, l: int, t: Integers, u: Integers, h: Integers, option: Indices, limit: float) -> tuple[Indices, Floats]:
+        """The indices of those labels of layer l whose lower bound is at most `limit`, and their bounds in ns.
 
-        Prices are tried in turn, the best first."""
+        t, u, h, option: of each label, its time and capped time in ns, its peak in bytes, and its option of layer l. Prices are
+        tried in turn, the best first.
+        """
         keep, bound = np.arange(len(t)), np.full(len(t), -np.inf)
         time, over = t.astype(np.float64), (h - self.chain.memory_bytes).astype(np.float64)
         capped = None if self.cap is None else (u - self.cap.limit_ns).astype(np.float64)

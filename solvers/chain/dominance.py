@@ -1,4 +1,4 @@
-"""Of points in several entries, those that no other point equals or beats in all of them."""
+"""Pareto filters: of points with several entries, those that no other point equals or beats in all of them."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ from collections.abc import Sequence
 
 import numpy as np
 from trainplan.formulations.layer_strategies.problem import Integers
-from trainplan.solvers.chain.chain import Booleans, Places
+from trainplan.solvers.chain.chain import Booleans, Indices
 
 
-def undominated(kind: Integers, first: Integers, entries: Sequence[Integers]) -> Places:
-    """Places of points that no other point of their kind beats or equals in `first` and in all entries, of which there are one
-    or more; of equal points one."""
+def undominated(kind: Integers, first: Integers, entries: Sequence[Integers]) -> Indices:
+    """Indices of the points that no other point of their kind beats or equals in `first` and in all entries; of equal points
+    one is kept.
+
+    kind, first, and each of the one or more entries: one number for each point.
+    """
     order = np.lexsort((*entries, first, kind))
     starts = np.flatnonzero(np.diff(kind[order], prepend=-1))
     places = [np.zeros(0, np.intp)]
@@ -25,8 +28,11 @@ def undominated(kind: Integers, first: Integers, entries: Sequence[Integers]) ->
     return np.concatenate(places)
 
 
-def staircase(entries: Integers, block: int = 256) -> Places:
-    """Of points sorted by time, (entries, points), those with no earlier point at most as high in every entry."""
+def staircase(entries: Integers, block: int = 256) -> Indices:
+    """Indices of the points that no earlier point equals or beats in every entry.
+
+    entries: (entries, points), sorted by time. block: the number of points compared at once.
+    """
     left = _unbeaten(entries) if len(entries) == 2 else np.arange(entries.shape[1])
     front, lowest = np.zeros((len(entries), 0), np.int64), [np.zeros(0, np.intp)]
     for start in range(0, len(left), block):
@@ -42,8 +48,12 @@ def staircase(entries: Integers, block: int = 256) -> Places:
     return np.concatenate(lowest)
 
 
-def _unbeaten(entries: Integers) -> Places:
-    """Of points (2, points), those that neither the earlier one lowest in the first entry nor that in the second is below."""
+def _unbeaten(entries: Integers) -> Indices:
+    """A cheap filter for two entries: drops points that are beaten by the earlier point lowest in the first entry, or in the
+    second.
+
+    entries: (2, points). Returns the indices of the points that stay, which may still hold beaten ones.
+    """
     indices = np.arange(entries.shape[1])
     for entry, other in ((0, 1), (1, 0)):
         lower = entries[entry] < _least_before(entries[entry])
@@ -55,12 +65,12 @@ def _unbeaten(entries: Integers) -> Places:
 
 
 def _least_before(values: Integers) -> Integers:
-    """Of each value, the least of those before it."""
+    """For each value, the least of the values before it; the largest integer for the first."""
     return np.minimum.accumulate(np.concatenate(([np.iinfo(np.int64).max], values[:-1])))
 
 
 def _below(a: Integers, b: Integers) -> Booleans:
-    """[j, i]: whether point i of `a` is at most as high as point j of `b` in every entry."""
+    """(points of b, points of a): whether point i of `a` is at most as high as point j of `b` in every entry, at [j, i]."""
     below = a[0] <= b[0][:, None]
     for x, y in zip(a[1:], b[1:], strict=True):
         below &= x <= y[:, None]

@@ -1,17 +1,22 @@
-"""Galvatron-BMW's dynamic programming search (Algorithm 3), exactly.
+"""Galvatron-BMW's dynamic programming search for the strategies of one stage's layers (Algorithm 3), exactly as in the paper.
 
 Recurrence (Eq. 4), over forward memory e in whole steps of the granularity, with the last layer's strategy in the state:
 
     C(l, e, S_j) = min_{S_i} C(l-1, e - O_f(l, S_j) - O_ms(l, S_j), S_i) + c(l, S_j) + R(l, S_i, S_j)
 
-Where the paper is silent: a layer's forward memory is rounded up to whole steps; ties go to the option listed first; a
-budget at which no strategies exist is passed over, not the first failure.
+C: the least time of the first l layers with strategy S_j in layer l; c: the time of a layer; O_f, O_ms and O_b: the memory that
+it keeps for its backward pass, of its model states, and of its backward pass; R: the time of re-layout between two strategies;
+E: the memory limit; E_fwd: the budget of forward memory; b_up: the largest O_b of any layer.
 
-The search raises the forward budget E_fwd. Up to E - b_up every choice passes the peak check; past it, the found strategies
+Where the paper is silent: a layer's forward memory is rounded up to whole steps; ties go to the option listed first; a budget
+at which no strategies exist is passed over, not the first failure.
+
+The search raises the forward budget E_fwd. Up to E - b_up every choice passes the peak check; past it, the strategies found
 must satisfy Eq. 2, and the first that do not end the search. So it may miss the optimum of the true constraint.
 
-R depends on the layouts of two strategies only, so a layer costs O(E (S + K K)) with K layouts, and only the inner minimum
-is kept, by layout. Strategies are read back from the last layer to the first, for all budgets past E - b_up at once.
+R depends on the layouts of two strategies only, so a layer costs O(E (S + K K)) with S strategies of K layouts, and only the
+inner minimum is kept, by layout. Strategies are read back from the last layer to the first, for all budgets past E - b_up at
+once.
 """
 
 from __future__ import annotations
@@ -29,11 +34,10 @@ UNREACHABLE = np.iinfo(np.int64).max // 4
 
 
 def granularity(search: Search, memory_bytes: int, layers: int) -> int:
-    """The memory step of a run: option `granularity_bytes`, or a thousandth of the memory.
+    """The memory step of a run in bytes: the option `granularity_bytes`, by default a thousandth of the memory.
 
-    More than 100 layers, each of which is rounded up to whole steps, have ten steps each.
-
-    Raises InputError where one step is more than the memory, and where the table would have too many.
+    With more than 100 layers, each of which is rounded up to whole steps, the default is ten steps per layer. Raises InputError
+    where one step is more than the memory, or the table would have too many.
     """
     default = -(-memory_bytes // max(DEFAULT_LEVELS, LAYER_LEVELS * layers))
     step = int(search.options.get("granularity_bytes") or default)
@@ -68,7 +72,8 @@ def galvatron_dp(instance: Instance, search: Search) -> Outcome:
 
 @dataclass(frozen=True, eq=False)
 class LayerOptions:
-    """A layer by option: c in nanoseconds, O_f, O_b and O_ms in bytes; step: the granularity in bytes."""
+    """One layer's options: c in nanoseconds, and O_f, O_b and O_ms in bytes, each a vector over the options. step: the
+    granularity in bytes."""
 
     time_ns: Integers
     forward_bytes: Integers
@@ -78,7 +83,7 @@ class LayerOptions:
 
     @cached_property
     def need(self) -> Integers:
-        """O_f + O_ms in whole steps, rounded up."""
+        """O_f + O_ms of each option in whole steps, rounded up."""
         return -(-(self.forward_bytes + self.state_bytes) // self.step)
 
     @cached_property
@@ -88,7 +93,8 @@ class LayerOptions:
 
 
 class LayoutMoves:
-    """R between two layers, [option before, option after], and its layouts: options with equal rows, or equal columns."""
+    """Re-layout times R between two layers, (options before, options after), and the layouts in it: options with equal rows, or
+    with equal columns, share one."""
 
     def __init__(self, table_ns: Integers) -> None:
         self.table_ns = table_ns
@@ -105,11 +111,11 @@ def _equal(table: Integers) -> tuple[Integers, list[int]]:
 
 
 class PrefixTable:
-    """The first layers of a stage under Eq. 4: one layer, and the table of those before it. All longer chains that begin alike
-    share it.
+    """Eq. 4's table for the first layers of a stage: the last of these layers, and the table of those before it, which all
+    longer chains that begin alike share.
 
-    inner[k, x] = min_{S_i} C(l-1, e, S_i) + R(l, S_i, a strategy of layout k), at e = x steps above the least that l - 1
-    layers need.
+    inner[k, x] = min_{S_i} C(l-1, e, S_i) + R(l, S_i, a strategy of layout k), at e = x steps above the least that l - 1 layers
+    need.
     """
 
     def __init__(
@@ -127,7 +133,7 @@ class PrefixTable:
             self.layouts, self.inner = np.zeros(len(layer.need), np.int64), np.zeros((1, self.budget + 1), np.int64)
 
     def _by_layout(self, moves: LayoutMoves) -> Integers:
-        """min C(l, e, S) over the options S of each layout before `moves`, at e = x steps above `least`."""
+        """(layouts, steps): min C(l, e, S) over the options S of each layout before `moves`, at e = x steps above `least`."""
         width = max(0, self.budget - self.least + 1)
         least = np.full((len(moves.columns_ns[0]), width), UNREACHABLE, np.int64)
         needs, times = (self.layer.need - self.layer.least).tolist(), self.layer.time_ns.tolist()
@@ -138,14 +144,15 @@ class PrefixTable:
         return least
 
     def _costs(self, levels: Integers) -> Integers:
-        """C(l, e, S) for each option and each of these e, in steps."""
+        """(options, levels): C(l, e, S) for each option and each budget e, in steps."""
         indices = levels - (self.layer.need + self.below)[:, None]
         costs = self.inner[self.layouts[:, None], np.maximum(indices, 0)] + self.layer.time_ns[:, None]
         return np.where(indices < 0, UNREACHABLE, costs)
 
     @cached_property
     def optimum(self) -> tuple[int, ...] | None:
-        """Lines 10 to 26: the strategies at the largest E_fwd before the first whose strategies break Eq. 2."""
+        """Algorithm 3's lines 10 to 26: the strategies at the largest E_fwd before the first whose strategies break Eq. 2; None
+        where none is found."""
         safe = (self.memory_bytes - self.largest_backward) // self.layer.step
         levels = np.arange(max(safe, self.least), self.budget + 1)
         if not len(levels):

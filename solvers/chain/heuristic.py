@@ -1,4 +1,5 @@
-"""layer-strategies in milliseconds: a bound by a few prices of memory, and the best of their choices that fits."""
+"""Quick facts about layer-strategies, in milliseconds: a lower bound by a few prices of memory, and the best choice found with
+them."""
 
 from __future__ import annotations
 
@@ -13,18 +14,18 @@ SOURCE = "time and priced memory of all layers, at a few prices"
 
 
 def cheap_bound(instance: Instance | MemoryChain) -> tuple[int, str]:
-    """No choice within the memory is faster than these nanoseconds; and why.
+    """A lower bound in ns on all choices within the memory, with its reason.
 
-    Proof: a choice that fits takes no less than its time and, at any price of a byte, what it needs beyond the limit (see
-    `Completion`), and all choices take no less than the fastest one.
+    Proof: a choice that fits takes no less than its time plus, at any price of a byte, its memory beyond the limit (which is
+    not positive; see `Completion`), and no choice is faster than the fastest one.
     """
     chain = chain_of(instance)
     return max(chain.fastest()[0], Completion(chain, None, _prices(chain)).bound), SOURCE
 
 
 def first_plan(instance: Instance | MemoryChain) -> tuple[int, ...] | None:
-    """A choice within the memory: the best of those that are cheapest at some price, or else one that keeps little memory; None
-    where none of these fits."""
+    """A choice within the memory: the fastest of those that are cheapest at some price of a byte, or else one that keeps little
+    memory; None where none of these fits."""
     chain = chain_of(instance)
     priced = Completion(chain, None, _prices(chain))
     choices = cheapest_paths(priced.links, priced.values, priced.sums)
@@ -37,7 +38,7 @@ def first_plan(instance: Instance | MemoryChain) -> tuple[int, ...] | None:
 
 
 def _prices(chain: MemoryChain) -> Floats:
-    """Around what a byte costs in the mean, from the fastest choice to the one that keeps least."""
+    """A few prices of a byte in ns, around the mean price between the fastest choice and the one that keeps least."""
     kept = [(f + ms)[None] for f, ms in zip(chain.forward_bytes, chain.state_bytes, strict=True)]
     free = [link.free for link in chain.links]
     (least,) = cheapest_paths(free, kept, sums_before(free, kept))

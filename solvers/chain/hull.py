@@ -1,4 +1,4 @@
-"""The lower left hull of options' memory and time: at which prices of memory the cheapest option changes."""
+"""The lower left convex hull of options' memory and time: the prices of memory at which the cheapest option changes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from trainplan.formulations.numbers import Integers
 
 
 def hull_slopes(memory: Integers, time: Integers) -> list[float]:
-    """Nanoseconds a byte along the lower left hull of points."""
+    """The slopes of the lower left convex hull of points (memory in bytes, time in ns), in ns per byte, steepest first."""
     hull: list[tuple[int, int]] = []
     for x, y in sorted(zip(memory.tolist(), time.tolist(), strict=True)):
         if hull and y >= hull[-1][1]:

@@ -1,26 +1,27 @@
 """Exact label-setting for chains under a memory limit: dynamic programming with dominance, on whole bytes and nanoseconds.
 
-Labels run from the last layer to the first. A label of the layers l.. is (t, H, M): their time, the peak over them with
-everything in them resident, and their model states. Adding a layer with (t, f, b, ms) that is linked to them at a cost R gives
+Labels run from the last layer to the first. A label of the layers from l to the last is (t, H, M): their time, the peak over
+them with everything in them resident, and their model states. Adding a layer of own time t_l, memory f, b and ms (see `chain`)
+that is linked to them at a cost R gives
 
-    t' = t + R + own t        M' = M + ms        H' = ms + f + max(b + M, H).
+    t' = t + R + t_l        M' = M + ms        H' = ms + f + max(b + M, H).
 
-Why it is exact and small:
+Why it is exact and small (E is the memory limit):
 
-1. Feasibility: the earlier layers add at least the least sum of f + ms to H, so H plus that must stay within E; and M comes on
-   top of the least peak that the earlier layers have of themselves. Options that fit with no others go beforehand.
+1. Feasibility: the earlier layers add at least the least sum of f + ms to H, so H plus that must stay within E; and M adds to
+   the least peak that the earlier layers have of themselves. Options that fit with no others are removed beforehand.
 2. Dominance: among labels of one kind, which can follow the same options at the same costs, one with smaller or equal t, H and
-   M is as good. M may be raised to H minus the most by which an earlier layer's own turn can exceed H, where it can no longer
-   matter: then M follows from H and labels are plane.
-3. Completion bound: see `chain_bounds`. A label whose bound does not beat the incumbent goes.
+   M is as good. M may be raised to H minus the most by which an earlier layer's own pass can exceed H, where it no longer
+   matters: then M follows from H, and labels have two entries.
+3. Completion bound: see `bounds`. A label whose bound does not beat the incumbent is dropped.
 4. Cap (on request): a second time u that must stay within a limit. It is one more entry of a label, of dominance, and, at
    multipliers of its own, of the completion bound.
-5. Beam: each sweep keeps the labels of best bound, up to a width; what it drops has a bound too, so every sweep gives both
-   an incumbent and a proven bound. A sweep that drops nothing proves optimality; else the next one is wider. One of them
-   compares times coarsely, as if for a gap (see 6.), for its incumbent's sake.
+5. Beam: each sweep keeps the labels of best bound, up to a width; those that it drops have a bound too, so every sweep gives
+   both an incumbent and a proven bound. A sweep that drops nothing proves optimality; else the next one is wider. One sweep
+   compares times coarsely, as if for a gap (see 6), to find a better incumbent.
 6. Gap (on request): half of it goes to the incumbent, which labels must beat by that much; half to dominance, which compares
-   times in whole grains. A grain less one nanosecond is the most that a layer can lose by it, so the bound is lower by as many
-   as there are layers.
+   times in whole grains. A layer can lose at most a grain less one nanosecond by it, so the bound is lowered by that much for
+   every layer.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from trainplan.formulations.layer_strategies.problem import Instance, Integers
 from trainplan.solvers.chain.bounds import Cap, Completion, possible
-from trainplan.solvers.chain.chain import LOWEST, Booleans, Floats, MemoryChain, Places, chain_of, traced
+from trainplan.solvers.chain.chain import LOWEST, Booleans, Floats, Indices, MemoryChain, chain_of, traced
 from trainplan.solvers.chain.dominance import undominated
 from trainplan.solvers.chain.least_memory import least_memory, little_memory
 from trainplan.solvers.core.search import Outcome, Search
@@ -43,12 +44,16 @@ SOURCE = "completion bounds of label-setting"
 FASTEST = "fastest choice without a memory limit"
 WORTH = "worth_ns"  # an option for callers: the largest objective that is of interest
 STOPPED = "time ran out before the labels were set"
-Pairs = tuple[Places, Places]
+Pairs = tuple[Indices, Indices]
 
 
 @dataclass
 class Labels:
-    """Labels of one layer in parallel arrays: time, capped time, peak, states, the layer's option, the label that follows."""
+    """The labels of one layer in parallel arrays, one number for each label.
+
+    t: time in ns; u: capped time in ns (0 without a cap); h: peak, m: model states, both in bytes; option: the layer's option;
+    parent: index of the label of the next layer that this one extends.
+    """
 
     t: Integers
     u: Integers
@@ -60,15 +65,15 @@ class Labels:
     def __len__(self) -> int:
         return len(self.t)
 
-    def take(self, keep: Places | Booleans) -> Labels:
-        """Only the labels at these places, in their order."""
+    def take(self, keep: Indices | Booleans) -> Labels:
+        """Only the labels at these indices, in their order, or those with a true flag."""
         return Labels(*(column[keep] for column in vars(self).values()))
 
 
 def label_setting(instance: Instance | MemoryChain, search: Search, cap: Cap | None = None) -> Outcome:
-    """Optimal choice with proof, or the best one and its bound where time runs out. Option: none.
+    """The optimal choice with proof, or the best one and its bound where time runs out. The method has no options.
 
-    With a cap, `search` must know a solution that keeps it: without one nothing is cut.
+    cap: a limit on a second time; then `search` must know a solution that keeps it, since without one no label is cut.
     """
     chain = chain_of(instance)
     time, choice = chain.fastest()
@@ -104,25 +109,28 @@ def label_setting(instance: Instance | MemoryChain, search: Search, cap: Cap | N
 
 
 def _enough(search: Search) -> bool:
-    """Whether the bound meets the incumbent within the gap asked for, or is above the option WORTH where a caller gives it."""
+    """Whether the bound is within the requested gap of the incumbent, or above the option WORTH where a caller gives it."""
     assert search.objective is not None
     return search.closed() or (search.bound is not None and search.bound > search.options.get(WORTH, search.objective))
 
 
 def _target(search: Search) -> int:
-    """The largest objective that is still worth finding: below the incumbent by one, or by half the gap asked for; and at most
-    the option WORTH, where a caller gives it."""
+    """The largest objective in ns that is still worth finding: below the incumbent by half the requested gap, by 1 ns at least;
+    and at most the option WORTH, where a caller gives it."""
     assert search.objective is not None
     target = search.objective - max(1, int(search.objective * search.gap / 2))
     return min(target, search.options.get(WORTH, target))
 
 
 def _sweep(
-    problem: Completion, remaining: list[Places], search: Search, width: int, coarse: float, statistics: dict[str, int]
+    problem: Completion, remaining: list[Indices], search: Search, width: int, coarse: float, statistics: dict[str, int]
 ) -> bool:
-    """One pass over the layers. Reports a better choice and the bound it proves. False where time ran out.
+    """One pass over the layers: reports a better choice and the bound that it proves. False where time ran out.
 
-    coarse: a share of the objective, half of which dominance may lose (see 6.)."""
+    remaining: for each layer, the original indices of the chain's options. width: the number of labels kept per layer. coarse:
+    a share of the objective, half of which dominance may lose (see 6 at the head of this module). statistics: counts that are
+    raised.
+    """
     chain, target = problem.chain, _target(search)
     assert search.objective is not None
     grain = 1 + int(search.objective * coarse / 2) // chain.layers
@@ -163,7 +171,7 @@ def _sweep(
 
 
 def _batches(pairs: Iterable[Pairs]) -> Iterator[list[Pairs]]:
-    """All pairs, in batches of which none holds many more than `BLOCK`."""
+    """Group pairs (options, label indices) into batches of about `BLOCK` combinations, splitting large ones."""
     batch, size = list[Pairs](), 0
     for options, indices in pairs:
         step = max(1, BLOCK // len(options))
@@ -178,7 +186,11 @@ def _batches(pairs: Iterable[Pairs]) -> Iterator[list[Pairs]]:
 
 
 def _extended(problem: Completion, l: int, labels: Labels, batch: list[Pairs], target: int) -> tuple[Labels, Floats]:
-    """Labels of layer l, from pairs of its options and labels of layer l + 1, that may fit and may be better."""
+    """The labels of layer l that may fit and may be better, with their lower bounds in ns.
+
+    labels: those of layer l + 1. batch: pairs of options of layer l and indices of labels. target: the largest objective in ns
+    that is worth finding.
+    """
     chain, cap = problem.chain, problem.cap
     parts = [_fitting(problem, l, labels, options, indices) for options, indices in batch]
     option, parent, h, m = (np.concatenate(columns) for columns in zip(*parts, strict=True))
@@ -201,9 +213,10 @@ def _extended(problem: Completion, l: int, labels: Labels, batch: list[Pairs], t
 
 
 def _fitting(
-    problem: Completion, l: int, labels: Labels, options: Places, places: Places
-) -> tuple[Places, Places, Integers, Integers]:
-    """Of a block of pairs that may fit: option, label of layer l + 1, peak and states."""
+    problem: Completion, l: int, labels: Labels, options: Indices, places: Indices
+) -> tuple[Indices, Indices, Integers, Integers]:
+    """The combinations of a block that may fit the memory, as four vectors: option of layer l, index of the label of layer l +
+    1, peak and model states in bytes."""
     chain = problem.chain
     f, b, ms = (column[l][options][:, None] for column in (chain.forward_bytes, chain.backward_bytes, chain.state_bytes))
     m = labels.m[places]
@@ -213,8 +226,9 @@ def _fitting(
     return options[row], places[column], peak[row, column], states[row, column]
 
 
-def _undominated(problem: Completion, l: int, labels: Labels, grain: int) -> Places:
-    """Places of labels that no other label of their kind beats or equals in time (in grains), capped time, peak and states."""
+def _undominated(problem: Completion, l: int, labels: Labels, grain: int) -> Indices:
+    """Indices of labels that no other label of their kind beats or equals in time (in grains of `grain` ns), capped time, peak
+    and model states."""
     # Entries that may differ beside time; where peaks and states go together, the peak stands for both.
     plane = bool((labels.m == labels.h - problem.chain.least.reach[l][labels.option]).all())
     entries = [labels.h] if plane else [labels.h, labels.m]

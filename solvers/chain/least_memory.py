@@ -1,8 +1,9 @@
-"""The least memory that any choice of a chain needs: exact, and the reason when nothing fits.
+"""The least memory that any choice of a chain needs, exactly; and the reason for users where nothing fits.
 
-Labels run from the last layer to the first: H the peak of the suffix with everything in it resident, M its model states.
-Adding a layer gives M' = M + ms and H' = ms + f + max(b + M, H). Of two labels that can follow the same options the one with
-smaller H and M is as good; where M + b cannot exceed H for any earlier layer, M no longer counts.
+Labels run from the last layer to the first: H is the peak of the layers from one to the last with everything in them resident,
+M their model states (f, b and ms as in `chain`). Adding a layer gives M' = M + ms and H' = ms + f + max(b + M, H). Of two
+labels that can follow the same options the one with smaller H and M is as good; where M + b cannot exceed H for any earlier
+layer, M no longer counts.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 
 import numpy as np
 from trainplan.formulations.layer_strategies.problem import Instance, evaluate
-from trainplan.solvers.chain.chain import LOWEST, MemoryChain, Places, chain_of, cheapest_paths, sums_before, traced
+from trainplan.solvers.chain.chain import LOWEST, Indices, MemoryChain, chain_of, cheapest_paths, sums_before, traced
 from trainplan.solvers.chain.dominance import undominated
 from trainplan.solvers.core.result import Infeasibility, short_of_memory
 
@@ -20,11 +21,12 @@ from trainplan.solvers.core.result import Infeasibility, short_of_memory
 def least_memory(
     instance: Instance | MemoryChain, check_time: Callable[[], None] = lambda: None
 ) -> tuple[int, tuple[int, ...]]:
-    """Smallest peak over all choices, in bytes, and a choice that has it. check_time: what it raises is passed on."""
+    """The smallest peak over all choices, in bytes, and a choice that has it. check_time: called once a layer; an exception
+    that it raises is passed on."""
     chain = chain_of(instance)
     upper, best = little_memory(chain)
     peak, states, option = np.full(1, LOWEST), np.zeros(1, np.int64), np.zeros(1, np.intp)
-    trail: list[tuple[Places, Places]] = []
+    trail: list[tuple[Indices, Indices]] = []
     for l in range(chain.layers - 1, -1, -1):
         check_time()
         f, b, ms = chain.forward_bytes[l], chain.backward_bytes[l], chain.state_bytes[l]
@@ -46,7 +48,8 @@ def least_memory(
 
 
 def little_memory(chain: MemoryChain) -> tuple[int, tuple[int, ...]]:
-    """The least peak of a few choices that keep little, in bytes, and one that has it: at best the least of all."""
+    """A small peak in bytes, and a choice that has it: the best of three choices that keep little. It is an upper bound on the
+    least memory."""
     weights, links = np.array([[0], [1], [1 / chain.layers]]), [link.free for link in chain.links]
     columns = zip(chain.forward_bytes, chain.state_bytes, chain.backward_bytes, strict=True)
     values = [f + ms + weights * b for f, ms, b in columns]
@@ -57,7 +60,7 @@ def little_memory(chain: MemoryChain) -> tuple[int, tuple[int, ...]]:
 
 
 def explain(instance: Instance) -> Infeasibility | None:
-    """Why no choice fits, in the user's terms; None where one does."""
+    """Why no choice fits the memory, for users; None where one does."""
     least, choice = least_memory(instance)
     if least <= instance.memory_bytes:
         return None

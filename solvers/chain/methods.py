@@ -1,4 +1,4 @@
-"""The methods of layer-strategies."""
+"""The registered methods of layer-strategies."""
 
 from __future__ import annotations
 
