@@ -1,1 +1,1 @@
-"""Layers to stages on given devices: the exact sweep and AMP's table."""
+"""Solvers that assign layers to pipeline stages on given devices: an exact sweep, and AMP's table."""

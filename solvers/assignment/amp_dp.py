@@ -1,14 +1,16 @@
 """AMP's layer assignment (Section 3.5): the table dp[i][j][m] of Eq. 6-8, as printed.
 
-dp[i][j][m] is the least of (gas - 1) max(0, max t - m) + sum e + sum t (Eq. 6) for the first i layers in j stages, and m takes
-0 and the time of every stage that there could be: all sums of consecutive layers, where devices differ those of every stage.
-With i' the last cut, t2 the time of layers i' .. i-1 in stage j, and t1 that of all i layers in the first stage,
+With gas micro-batches, t the times of stages and e those of transfers, dp[i][j][m] is the least of (gas - 1) max(0, max t - m)
++ sum e + sum t (Eq. 6) for the first i layers in j stages, and m takes 0 and the time of every stage that there could be: all
+sums of consecutive layers, where devices differ those of every stage. With i' the last cut, t2 the time of layers i' .. i-1 in
+stage j, and t1 that of all i layers in the first stage,
 
     dp[i][1][m] = (gas - 1) max(0, t1 - m) + t1                                                                    Eq. 7
     dp[i][j][m] = min over i' of dp[i'][j-1][max(t2, m)] + (gas - 1) max(0, t2 - m) + t2 + e(i', j-1)              Eq. 8
 
-and dp[L][k][0] is the answer, in O(k L^4). All m and i' of one entry are computed at once; of the costs those of two numbers of
-stages are kept, of the cuts all. Entries that leave a later stage without a layer are left out. It knows no memory.
+and dp[L][k][0] is the answer for L layers in k stages, in O(k L^4). All m and i' of one entry are computed together; costs are
+kept for two numbers of stages, cuts for all. Entries that leave a later stage without a layer are left out. Memory is not
+considered.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ IMPOSSIBLE = np.iinfo(np.int64).max // 4
 
 
 def amp_dp(instance: Instance, search: Search) -> Outcome:
-    """The paper's answer. Raises Unsuited where its table would be too large."""
+    """The cuts of the paper's table, if they fit the memory. Raises Unsuited where the table would be too large."""
     answer = amp_cuts(instance.layer_ns, instance.transfer_ns, instance.micro_batches, search.out_of_time)
     if answer is None:
         return Outcome(message="time ran out before the table was filled")
@@ -38,7 +40,11 @@ def amp_cuts(
     micro_batches: int,
     out_of_time: Callable[[], bool] = lambda: False,
 ) -> tuple[int, tuple[int, ...]] | None:
-    """Objective and cuts by the table, for layer_ns (k, L) and transfer_ns (k-1, L-1); None where time ran out."""
+    """The objective in ns and the cuts by the table; None where time ran out.
+
+    layer_ns: (k, L), the time of each layer in each stage. transfer_ns: (k-1, L-1), after each stage at each cut. Raises
+    Unsuited where the table would be too large.
+    """
     (stages, layers), rounds = layer_ns.shape, micro_batches - 1
     kinds, kind_of = np.unique(layer_ns, axis=0, return_inverse=True)
     if len(kinds) * layers * layers > 2 * MOST_SPANS:
@@ -61,22 +67,23 @@ def amp_cuts(
                 return None
             last = slice(j - 1, i)  # i'
             t2 = times[last, i][:, None]
-            later = np.maximum(rank[last, i][:, None], np.arange(len(m)))  # the place of max(t2, m)
+            later = np.maximum(rank[last, i][:, None], np.arange(len(m)))  # the index of max(t2, m)
             g = np.take_along_axis(previous[last], later, axis=1) + rounds * np.maximum(0, t2 - m) + t2
             g += transfer_ns[j - 2, j - 2 : i - 1][:, None]
             best = g.argmin(axis=0)
             cuts[j, i] = best + j - 1
             cost[i] = np.take_along_axis(g, best[None], axis=0)[0]
 
-    path, i, place = [], layers, 0
+    path, i, rank_of_m = [], layers, 0
     for j in range(stages, 1, -1):
-        cut = int(cuts[j, i, place])
-        place = max(place, int(ranks[kind_of[j - 1], cut, i]))
+        cut = int(cuts[j, i, rank_of_m])
+        rank_of_m = max(rank_of_m, int(ranks[kind_of[j - 1], cut, i]))
         path.append(cut)
         i = cut
     return int(cost[layers, 0]), tuple(reversed(path))
 
 
 def _too_large(stages: int, layers: int, times: float) -> Unsuited:
+    """The error for a table that would be too large. times: the number of possible times of a stage."""
     problem = f"is 'amp-dp' for {layers} layers, {stages} stages and {times:.3g} times of a stage"
     return Unsuited("command line", "--method", problem, f"give 'exact'; the paper's table takes {MOST_CELLS:.0e} entries")

@@ -1,4 +1,4 @@
-"""stage-assignment in milliseconds: a bound in closed form, and the first cuts of the sweep."""
+"""Quick facts about stage-assignment, in milliseconds: a lower bound in closed form, and the first cuts of the sweep."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ STEPS = 50  # of the sweep, in which the first one mostly has cuts
 
 
 def cheap_bound(instance: Instance) -> tuple[int, str]:
-    """No cuts within the memory are faster than these nanoseconds; and why.
+    """A lower bound in ns on all cuts within the memory, with its reason.
 
-    Proof: each layer takes its fastest stage's time at least, each boundary its cheapest transfer, and the largest stage an
-    even part of all layers, any one of them, and what the first step of the sweep finds of all stages within their memory.
+    Proof: each layer takes at least the time of its fastest stage, and each boundary its cheapest transfer. The largest stage
+    takes at least an even part of all layers, any one of them, and the bound that the first step of the sweep finds for stages
+    within their memory.
     """
     fastest = instance.layer_ns.min(axis=0)
     once = int(fastest.sum()) + (int(instance.transfer_ns.min(axis=1).sum()) if instance.stages > 1 else 0)
@@ -27,9 +28,10 @@ def cheap_bound(instance: Instance) -> tuple[int, str]:
 
 
 def first_plan(instance: Instance) -> Solution | None:
-    """The cuts of the least largest stage, or nearly so, that fit; None where a few steps of the sweep find none."""
+    """Cuts that fit, with the least largest stage or nearly so; None where a few steps of the sweep find none."""
     return next((Solution(step.cuts) for step in islice(_steps(instance), STEPS) if step.cuts is not None), None)
 
 
 def _steps(instance: Instance) -> Iterator[Step]:
+    """The steps of the sweep over an instance."""
     return steps_of(instance.layer_ns, instance.transfer_ns, instance.micro_batches, instance.windows)

@@ -1,4 +1,4 @@
-"""Why no cuts of a chain into stages fit their memory, in the user's terms."""
+"""The reason for users where no cuts of a chain into stages fit the memory."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from trainplan.solvers.core.result import Infeasibility
 
 
 def explain(instance: AssignmentInstance | PartitionInstance) -> Infeasibility | None:
-    """None where some cuts fit.
+    """Why no cuts fit the memory; None where some do.
 
-    The stage told of is the fullest one of the cuts that go past their limits by as little as possible.
+    The reason describes the fullest stage of the cuts that exceed their limits by as little as possible.
     """
     in_flight = [instance.in_flight(i) for i in range(instance.stages)]
     if (memory := instance.memory) is None or _fitting(memory, in_flight, 0) is not None:
@@ -39,13 +39,13 @@ def explain(instance: AssignmentInstance | PartitionInstance) -> Infeasibility |
         advice.append(f"take smaller micro-batches: stage {worst} holds {many} at once")
     if len(spans) < layers:
         advice.append("use more stages")
-    place = memory.peak_layer(first, end)
-    name = f"{instance.name_of(place)} in stage {worst}"
-    return Infeasibility(limit, peak, place, name, states, peak - states, tuple(advice))
+    layer = memory.peak_layer(first, end)
+    name = f"{instance.name_of(layer)} in stage {worst}"
+    return Infeasibility(limit, peak, layer, name, states, peak - states, tuple(advice))
 
 
 def _fitting(memory: Memory, in_flight: Sequence[int], more: int) -> tuple[int, ...] | None:
-    """Cuts with which every stage fits that many bytes more; None where there are none."""
+    """Cuts with which every stage fits if its limit is raised by `more` bytes; None where there are none."""
     k, layers = len(in_flight), len(memory.state_bytes)
     windows = memory.with_limits(memory.limit_bytes + more).first_layers(in_flight)
     answer = assign(np.zeros((k, layers), np.int64), np.zeros((k - 1, layers - 1), np.int64), 1, windows)

@@ -1,4 +1,4 @@
-"""The methods of stage-assignment."""
+"""The registered methods of stage-assignment."""
 
 from __future__ import annotations
 

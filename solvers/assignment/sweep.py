@@ -1,6 +1,8 @@
 """stage-assignment, exactly and fast: a sweep over the largest stage time, each step a shortest path through the stages.
 
-Under a cap V on every stage the rest of Eq. 5, S = sum_i t_i + sum_i e_i, is least by a dynamic program over the stages,
+t_i(first .. end - 1) is the time of stage i on these layers, e_i(first) that of the transfer before it, gas the number of
+micro-batches. Under a cap V on every stage the rest of Eq. 5 of AMP, S = sum_i t_i + sum_i e_i, is least by a dynamic program
+over the stages,
 
     D_i(end) = min over first of  D_{i-1}(first) + e_{i-1}(first) + t_i(first .. end - 1),
 
@@ -8,10 +10,10 @@ where `first` runs over a window: a stage fits its cap and its memory exactly wh
 does not fall as the stage's last layer rises. So a step costs one sliding minimum for each stage, over those first layers only
 that both the stages before and those after can reach under the cap.
 
-The least S(V) does not rise with V. Intervals (low, high] of caps are kept with a floor of S in them, that of a larger cap:
-a solution in one costs at least (gas - 1)(low + 1) + floor. The one of the least bound is next: its upper end (the sweep's
-step, to the next smaller largest stage) and its middle are tried in turn, until no bound is below the best solution. The
-first cap is the least that the stages can keep, by which the others soon fall out.
+The least S(V) does not rise with V. Intervals (low, high] of caps are kept with a floor of S in them, that of a larger cap: a
+solution in one costs at least (gas - 1)(low + 1) + floor. The one of the least bound is next: its upper end (the sweep's step,
+to the next smaller largest stage) and its middle are tried in turn, until no bound is below the best solution. The first cap is
+the least that the stages can keep, by which the others soon drop out.
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ LOWEST, HIGHEST, MIDDLE = range(3)
 
 @dataclass(frozen=True)
 class Step:
-    """The best solution so far and a bound that none is below; `cuts` is None where none is known."""
+    """The best solution so far, as its objective in ns and its cuts (None where none is known), and a lower bound in ns on all
+    solutions."""
 
     objective: int
     cuts: tuple[int, ...] | None
@@ -44,7 +47,7 @@ class Step:
 
 
 def sweep(instance: Instance, search: Search) -> Outcome:
-    """The optimum, proven."""
+    """The optimal cuts, with proof unless time runs out."""
     windows = instance.windows
     source, steps, bound = "a sweep over caps on the largest stage", 0, NEVER
     for step in steps_of(instance.layer_ns, instance.transfer_ns, instance.micro_batches, windows):
@@ -67,10 +70,11 @@ def assign(
     windows: Integers | None = None,
     cutoff_ns: int | None = None,
 ) -> tuple[int, tuple[int, ...]] | None:
-    """The least objective and its cuts; None where nothing fits, or nothing is below the cutoff.
+    """The least objective in ns and its cuts; None where nothing fits, or nothing is below the cutoff.
 
-    layer_ns: (k, L). transfer_ns: (k-1, L-1). windows: (k, L), the least first layer with which stage i ending at layer l
-    fits, as of `first_layers`; it must not fall from one l to the next.
+    layer_ns: (k, L), the time of each layer in each stage. transfer_ns: (k-1, L-1), after each stage at each cut. windows: (k,
+    L), the least first layer with which stage i ending at layer l fits the memory, as `first_layers` returns it; it must not
+    fall from one l to the next. cutoff_ns: only objectives below it are wanted.
     """
     last = deque(steps_of(layer_ns, transfer_ns, micro_batches, windows, cutoff_ns), maxlen=1)
     return (last[0].objective, last[0].cuts) if last and last[0].cuts is not None else None
@@ -83,7 +87,7 @@ def steps_of(
     windows: Integers | None = None,
     cutoff_ns: int | None = None,
 ) -> Iterator[Step]:
-    """The best solution and the bound after each step of the sweep; at the end they meet."""
+    """Yields the best solution and the bound after each step of the sweep; at the end they meet. Arguments as for `assign`."""
     chain = _Chain(layer_ns, transfer_ns, windows)
     most, cuts, rounds = NEVER if cutoff_ns is None else cutoff_ns, None, micro_batches - 1
     floor = chain.least_sum()
@@ -111,7 +115,8 @@ def steps_of(
 
 
 class _Chain:
-    """Stages and layers of one problem, as the steps need them. A place f = 0 .. L is the gap before layer f."""
+    """The stages and layers of one problem, in the form that the steps need. A boundary f = 0 .. L is the gap before layer
+    f."""
 
     def __init__(self, layer_ns: Integers, transfer_ns: Integers, windows: Integers | None) -> None:
         self.stages, self.layers = layer_ns.shape
@@ -119,31 +124,37 @@ class _Chain:
         self.kind = [kinds.setdefault(row.tobytes(), len(kinds)) for row in layer_ns]
         rows = layer_ns[[self.kind.index(kind) for kind in range(len(kinds))]]
         self.layer_ns, self.transfer_ns = rows, transfer_ns
-        self.before = np.zeros((len(kinds), self.layers + 1), np.int64)  # time of all layers before a place
+        self.before = np.zeros((len(kinds), self.layers + 1), np.int64)  # time of all layers before a boundary
         np.cumsum(rows, axis=1, out=self.before[:, 1:])
         self.before_of = [row.tolist() for row in self.before]
         self.windows = windows
         self.firsts = None if windows is None else windows.tolist()
-        self.entry = transfer_ns  # what a stage's first place adds to the path, in place of its time from layer 0 on
+        self.entry = (
+            transfer_ns  # what a boundary adds to the path, instead of its stage's time from layer 0 on
+        )
         if len(kinds) > 1:
             all_before = self.before[self.kind, 1:-1]
             self.entry = transfer_ns + all_before[:-1] - all_before[1:]
 
     def least_sum(self) -> int:
-        """No S is below it: every layer on its fastest stage, every boundary at its cheapest cut."""
+        """A lower bound in ns on S: every layer on its fastest stage, every transfer at its cheapest cut."""
         moves = self.transfer_ns.min(axis=1).sum() if self.stages > 1 else 0
         return int(self.layer_ns.min(axis=0).sum() + moves)
 
     def longest(self) -> int:
-        """No stage takes longer."""
+        """An upper bound in ns on the time of any stage: all layers on the slowest one."""
         return max(before[-1] for before in self.before_of)
 
     def furthest(self, cap: int) -> tuple[list[int], int, int]:
-        """The last place that each stage can end at under a cap, and in caps: the largest that is used, and the least above
-        `cap` with which any of these places is later. (Where layers fit some stages only, a place may be too late.)"""
-        places, used, following = [0], 0, NEVER
+        """How far the stages reach under a cap in ns, each beginning where the one before ends.
+
+        Returns the last boundary at which each stage can end, after a 0 for the start; the largest stage time used; and the
+        least cap above `cap` with which any of these boundaries is later. (Where layers fit some stages only, a boundary may be
+        too late.)
+        """
+        ends, used, following = [0], 0, NEVER
         for i in range(self.stages):
-            before, first = self.before_of[self.kind[i]], places[-1]
+            before, first = self.before_of[self.kind[i]], ends[-1]
             end = most = min(self.layers - self.stages + 1 + i, self.layers)
             if self.firsts is not None:
                 end = most = min(most, bisect_right(self.firsts[i], first))
@@ -152,11 +163,11 @@ class _Chain:
             if end < most:
                 following = min(following, before[end + 1] - before[first])
             used = max(used, before[end] - before[first])
-            places.append(end)
-        return places, used, following
+            ends.append(end)
+        return ends, used, following
 
     def least_cap(self, top: int) -> int:
-        """No stage assignment has a smaller largest stage; above `top` where none has one up to it."""
+        """A lower bound in ns on the largest stage of any assignment; above `top` where no assignment keeps a cap up to it."""
         low = max(int(self.layer_ns.min(axis=0).max()), -(-int(self.layer_ns.min(axis=0).sum()) // self.stages))
         high, cap = top + 1, low
         while low < high:
@@ -169,7 +180,7 @@ class _Chain:
         return low
 
     def path(self, cap: int) -> tuple[int, int, tuple[int, ...]] | None:
-        """The least S under a cap, the largest stage of its assignment, and the cuts; None where nothing fits."""
+        """The least S in ns under a cap, the largest stage of its assignment, and the cuts; None where nothing fits."""
         highest = self.furthest(cap)[0]
         if highest[-1] < self.layers:
             return None
@@ -209,7 +220,8 @@ class _Chain:
 
 
 def _window_minima(values: Integers, first: Integers, last: Integers) -> Integers:
-    """min(values[first .. last]) of every window, FAR where it is empty. By minima of 1, 2, 4, .. values from each on."""
+    """min(values[first .. last]) of every window; FAR where it is empty. Uses a table of the minima of 1, 2, 4, .. values from
+    every index on."""
     sizes = last - first + 1
     longest, shortest = int(sizes.max()), int(sizes.min())
     if shortest < 1:

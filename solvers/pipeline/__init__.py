@@ -1,1 +1,1 @@
-"""Whole pipelines of layers with strategies: exact search and Galvatron-BMW's planners."""
+"""Solvers for whole pipelines of layers with a strategy for each layer: exact search, and Galvatron-BMW's planners."""

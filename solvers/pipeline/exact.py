@@ -1,15 +1,16 @@
 """The pipeline problem to proven optimality: branch and bound over the slowest stage's time, stages solved by label-setting.
 
-For one configuration let g_i(a..b, t) be the least T of stage i over layers a..b with u <= t (u: a micro-batch without gradient
-synchronisation). Then Eq. 8 is min over t of (m - 1) t + P(t), with P(t) the cheapest partition, a shortest path over stages
-and layers. g is bounded from below, for all spans at once, by the weighted bounds of `span_costs`:
+A configuration has P stages and m micro-batches; u is a stage's time for a micro-batch without gradient synchronisation, T its
+time with it. For one configuration let g_i(a..b, t) be the least T of stage i over layers a..b with u <= t. Then Eq. 8 of
+Galvatron-BMW is min over t of (m - 1) t + P(t), with P(t) the cheapest partition, a shortest path over stages and layers. g is
+bounded from below, for all spans of layers at once, by the weighted bounds F of `span_costs`:
 
     g(t) >= ( F(p, q) - (p - q) t ) / q        for each weight p >= q > 0;   no choice where F(1, 0) > t.
 
-A node is a range lo..hi of t; (m - 1) lo + P(hi) bounds it. The cheapest node comes first: the stages that its partition uses
-are solved (the hull of their u and T is walked towards hi, equal stages once), which gives plans and sharper bounds; then the
-range is split. In a narrow range what lies above the hull is searched, too, by label-setting with u capped: when the stages
-used are exact at hi, the plan found is optimal for all t from its own slowest stage up to hi.
+A node is a range lo..hi of t; (m - 1) lo + P(hi) bounds it. The node of the least bound is next: the stages that its partition
+uses are solved (following the convex hull of their u and T towards hi, equal stages only one time), which gives plans and
+sharper bounds; then the range is split. In a narrow range, points above the hull are searched, too, by label-setting with u
+capped: when the stages used are exact at hi, the plan found is optimal for all t from its own slowest stage up to hi.
 """
 
 from __future__ import annotations
@@ -37,24 +38,24 @@ Node = tuple[float, float, float, Path]
 
 
 def branch_and_bound(instance: Instance, search: Search) -> Outcome:
-    """Best solution and bound over all configurations; optimal within the search's gap unless time runs out.
+    """The best solution and bound over all configurations; optimal within the search's gap unless time runs out.
 
-    Option `cutoff_ns`: only plans faster than this are of interest.
+    Option `cutoff_ns`: only plans faster than this are wanted.
     """
     statistics = dict.fromkeys(("opened", "nodes", "stages_solved", "stages_capped"), 0)
     # Each configuration is bounded more sharply, and more slowly, whenever it comes first.
-    waiting = [(float(least_ns(part)), place) for place, part in enumerate(parts(instance))]
+    waiting = [(float(least_ns(part)), index) for index, part in enumerate(parts(instance))]
     heapq.heapify(waiting)
-    sweeps: dict[int, _Sweep] = {}
+    searches: dict[int, _ConfigurationSearch] = {}
     bounds: list[float] = [np.inf]
     while waiting and waiting[0][0] <= search.target() and not search.out_of_time():
-        bound, place = heapq.heappop(waiting)
-        if place not in sweeps:
-            sweeps[place] = _Sweep(instance, place, search, statistics)
-            heapq.heappush(waiting, (max(bound, sweeps[place].quick_bound()), place))
+        bound, index = heapq.heappop(waiting)
+        if index not in searches:
+            searches[index] = _ConfigurationSearch(instance, index, search, statistics)
+            heapq.heappush(waiting, (max(bound, searches[index].quick_bound()), index))
         elif bound < np.inf:
             statistics["opened"] += 1
-            bounds.append(max(bound, sweeps[place].run()))
+            bounds.append(max(bound, searches[index].run()))
         least = min([*bounds, *(bound for bound, _ in waiting[:1])])
         if search.objective is not None and least < np.inf:
             search.report(bound=min(search.objective, int(np.ceil(least))))
@@ -72,19 +73,19 @@ def branch_and_bound(instance: Instance, search: Search) -> Outcome:
 
 @dataclass
 class _Refined:
-    """What is known exactly of one class of spans with one number of micro-batches in flight.
+    """The exact results for one class of spans of layers with one number of micro-batches in flight.
 
-    cuts: F by weight (p, q). solved: choices, each with its u and T. walked: limits on u that were asked for, and
-    whether narrow. capped: pairs of a limit on u and the least T under it.
+    cuts: F by weight (p, q). solved: choices, each with its u and T. refined_to: the limits on u that were requested, and
+    whether below the hull too. capped: pairs of a limit on u and the least T under it.
     """
 
     cuts: dict[Weight, float] = field(default_factory=dict)
     solved: list[SolvedSpan] = field(default_factory=list)
-    walked: set[tuple[float, bool]] = field(default_factory=set)
+    refined_to: set[tuple[float, bool]] = field(default_factory=set)
     capped: list[tuple[float, float]] = field(default_factory=list)
 
     def bound(self, limit: float) -> float:
-        """A lower bound on T under u <= limit: since F(p, q) <= p u + q (T - u), T is at least (F - (p - q) u) / q."""
+        """A lower bound in ns on T under u <= limit: since F(p, q) <= p u + q (T - u), T is at least (F - (p - q) u) / q."""
         bounds = [time for cap, time in self.capped if limit <= cap]
         for (p, q), value in self.cuts.items():
             if value == np.inf:
@@ -96,16 +97,17 @@ class _Refined:
         return max(bounds, default=-np.inf)
 
     def best(self, limit: float) -> SolvedSpan | None:
+        """The solved choice of least T with u <= limit, in ns; None where there is none."""
         return min((s for s in self.solved if s.u_ns <= limit), key=lambda s: s.time_ns, default=None)
 
 
-class _Sweep:
-    """Branch and bound of one configuration."""
+class _ConfigurationSearch:
+    """Branch and bound of one configuration, given by its index in the instance."""
 
-    def __init__(self, instance: Instance, place: int, search: Search, statistics: dict[str, int]) -> None:
-        self.costs = SpanCosts(instance, place, search)
-        self.instance, self.place, self.search, self.statistics = instance, place, search, statistics
-        configuration = instance.configurations[place]
+    def __init__(self, instance: Instance, index: int, search: Search, statistics: dict[str, int]) -> None:
+        self.costs = SpanCosts(instance, index, search)
+        self.instance, self.index, self.search, self.statistics = instance, index, search, statistics
+        configuration = instance.configurations[index]
         self.stages, self.m = configuration.stages, configuration.micro_batches
         middle = Fraction(1 + Fraction(self.m - 1, self.stages)).limit_denominator(8)
         weights = [(1, 1), (middle.numerator, middle.denominator), (self.m, 1)]
@@ -116,8 +118,10 @@ class _Sweep:
         self.steepest = min(STEEPEST, 2**62 // (LARGEST_WEIGHT * max(1, most)))
 
     def quick_bound(self) -> float:
-        """Without prices of memory; infinite where some stage can never fit, and none where time runs out. Batches that share
-        tables share it, too."""
+        """A lower bound in ns without prices of memory: infinite where some stage can never fit, 0 where time runs out.
+
+        Instances of other batch sizes that share the tables share it, too.
+        """
         shared = self.costs.shared
         key = ("quick", self.costs.spans, tuple(self.costs.in_flight), self.instance.memory_bytes)
         if key not in shared:
@@ -130,7 +134,8 @@ class _Sweep:
         return (self.m - 1) * slowest + total if total < np.inf else np.inf
 
     def run(self) -> float:
-        """Search the configuration; the bound proven for it, infinite where all of it is proven to be worse."""
+        """Search the configuration; return a proven lower bound in ns, infinite where all of it is proven to be worse than the
+        best plan."""
         bound = 0.0
         try:
             if self.stages == 1:
@@ -151,9 +156,9 @@ class _Sweep:
             return bound
 
     def _branch(self, nodes: list[Node]) -> None:
-        """Solve the stages that the node of the least bound uses, and put parts of its range in its place.
+        """Solve the stages that the node of the least bound uses, and replace the node by parts of its range.
 
-        Raises TimeoutError.
+        nodes: the heap of open nodes. Raises TimeoutError.
         """
         bound, low, high, path = heapq.heappop(nodes)
         self.statistics["nodes"] += 1
@@ -166,7 +171,7 @@ class _Sweep:
             high = max(stage.u_ns for stage in plan) - 1
         elif total == np.inf:
             return
-        elif (exact and again != path) or not self._walked(again, high, narrow):
+        elif (exact and again != path) or not self._refined_to(again, high, narrow):
             heapq.heappush(nodes, (bound, low, high, again))
             return
         elif high - low < 1:
@@ -178,7 +183,7 @@ class _Sweep:
                 heapq.heappush(nodes, (max(bound, (self.m - 1) * start + total), start, end, path))
 
     def _single(self) -> float:
-        """One stage over all layers: its optimum at weight (m, 1)."""
+        """Solve a configuration of one stage: its optimum is F at weight (m, 1). Returns the bound in ns."""
         number = int(self.costs.spans.number[0, -1])
         bound = float(self.costs.bounds([(self.m, 1)])[0, 0, number])
         if bound > self.search.target():
@@ -186,11 +191,12 @@ class _Sweep:
         self.statistics["stages_solved"] += 1
         solved = self.costs.solve(number, self.costs.depths[0], (self.m, 1), worth=self.search.target())
         if solved.choice is not None:
-            self.search.report(Solution(self.place, (self.instance.layers,), solved.choice))
+            self.search.report(Solution(self.index, (self.instance.layers,), solved.choice))
         return solved.bound
 
     def _first_nodes(self) -> tuple[list[Node], tuple[Path, float] | None]:
-        """Ranges of the slowest stage's time, a heap by bound; and the most promising partition, with its limit on u."""
+        """Ranges of the slowest stage's time as a heap of nodes, and the most promising partition with its limit on u (None: no
+        node)."""
         lowest = self.costs.cheapest(self.u, np.maximum)[0]
         if lowest == np.inf:
             return [], None
@@ -207,8 +213,11 @@ class _Sweep:
         return nodes, (path, high) if hopes else None
 
     def _solve_used(self, path: Path, limit: float, narrow: bool = False) -> tuple[list[SolvedSpan], bool]:
-        """Solve the stages of a partition under u <= limit and report the plan: its stages, none where one has no choice; and
-        whether each is proven to be the best."""
+        """Solve the stages of a partition under u <= limit, and report the plan.
+
+        path: first and last layer of each stage. narrow: also search choices below the hull. Returns the solved stages (none
+        where one has no choice), and whether all are proven to be the best.
+        """
         plan: list[SolvedSpan] = []
         exact = True
         for stage, (first, last) in enumerate(path):
@@ -220,19 +229,23 @@ class _Sweep:
             return [], exact
         sizes = tuple(last - first + 1 for first, last in path)
         choice = tuple(s for solved in plan for s in solved.choice or ())
-        self.search.report(Solution(self.place, sizes, choice))
+        self.search.report(Solution(self.index, sizes, choice))
         return plan, exact
 
-    def _walked(self, path: Path, limit: float, narrow: bool) -> bool:
+    def _refined_to(self, path: Path, limit: float, narrow: bool) -> bool:
         """Whether all stages of a partition have been refined to this limit."""
         numbers = [(self.costs.depth_of[stage], int(self.costs.spans.number[span])) for stage, span in enumerate(path)]
-        return all(key in self.refined and (limit, narrow) in self.refined[key].walked for key in numbers)
+        return all(key in self.refined and (limit, narrow) in self.refined[key].refined_to for key in numbers)
 
     def _refine(self, depth: int, number: int, limit: float, narrow: bool) -> tuple[SolvedSpan | None, bool]:
-        """The best known choice of a span with u <= limit, and whether none is better: walks the hull of u and T to the
-        limit. narrow: and searches below the hull, at last."""
+        """The best known choice of a span with u <= limit, and whether none is better; follows the hull of u and T to the
+        limit.
+
+        depth: index of the number of micro-batches in flight. number: the span's class. narrow: also search choices below the
+        hull.
+        """
         refined = self.refined.setdefault((depth, number), _Refined())
-        refined.walked.add((limit, narrow))
+        refined.refined_to.add((limit, narrow))
         cheapest = self._cut(refined, depth, number, (1, 1))
         if cheapest.choice is None or cheapest.u_ns <= limit:
             return refined.best(limit), True
@@ -262,6 +275,7 @@ class _Sweep:
         return best, best is not None and best.time_ns - refined.bound(limit) < 1
 
     def _cut(self, refined: _Refined, depth: int, number: int, weight: Weight) -> SolvedSpan:
+        """Solve a span at one weight, and record its value F and its choice in `refined`."""
         self.statistics["stages_solved"] += 1
         solved = self.costs.solve(number, self.costs.depths[depth], weight)
         if weight not in refined.cuts:
@@ -271,7 +285,8 @@ class _Sweep:
         return solved
 
     def _least_times(self, limit: float) -> Floats:
-        """Lower bounds on T under u <= limit, by in-flight number and class of spans; infinite where there is none."""
+        """(depths, classes): lower bounds in ns on T under u <= limit, by number of micro-batches in flight and class of spans;
+        infinite where nothing fits."""
         best = np.zeros_like(self.u)
         for (p, q), values in zip(self.weights, self.values, strict=True):
             if p == q:
@@ -287,12 +302,13 @@ class _Sweep:
         return best
 
     def _partition(self, limit: float) -> tuple[float, Path]:
-        """The cheapest partition by the bounds on T under u <= limit, and its cost; infinite where there is none."""
+        """The cheapest partition by the bounds on T under u <= limit, as its cost in ns and its path; the cost is infinite
+        where there is none."""
         return self.costs.cheapest(self._least_times(limit), np.add)
 
 
 def _halves(low: float, high: float) -> list[tuple[float, float]]:
-    """The whole nanoseconds of a range, in two parts."""
+    """The whole nanoseconds of a range, in two parts; fewer where the range is too short."""
     if high < low:
         return []
     if high == np.inf:

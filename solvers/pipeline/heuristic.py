@@ -1,7 +1,7 @@
-"""pipeline in milliseconds: a bound in closed form, and the best of plans whose stages have one strategy by kind of layer.
+"""Quick facts about a pipeline instance, in milliseconds: a lower bound in closed form, and the best of a few simple plans.
 
-Plans are tried on stages that are even in layers, and even in time. Whatever a stage's layers choose, other stages cost and
-need the same: so each stage takes the best for it of a few choices that fit.
+The plans give all layers of one kind in a stage the same strategy. They are tried on stages that are even in layers, and even
+in time. A stage's choice does not change the cost of other stages: so each stage takes the best of a few choices that fit it.
 """
 
 from __future__ import annotations
@@ -16,41 +16,42 @@ PRICES = (0.0, 0.1, 0.3, 1.0, 3.0, 10.0, 1e9)  # of memory, in proportion to wha
 
 
 def cheap_bound(instance: Instance) -> tuple[int, str]:
-    """No plan is faster than these nanoseconds, whatever the memory; and why.
+    """A lower bound in ns on all plans, whatever the memory, with its reason.
 
-    Proof: see `least_ns`, of each configuration; a plan has one of them.
+    Proof: see `least_ns`, for each configuration; a plan has one of them.
     """
     return min(least_ns(part) for part in parts(instance)), SOURCE
 
 
 def first_plan(instance: Instance) -> Solution | None:
-    """The best plan of those described above; None where none of them fits."""
+    """The best of the plans that the module's head describes; None where none of them fits."""
     best, plan = np.inf, None
-    for bound, place in sorted((least_ns(part), place) for place, part in enumerate(parts(instance))):
+    for bound, index in sorted((least_ns(part), index) for index, part in enumerate(parts(instance))):
         if bound >= best:
             break
-        for sizes in _partitions(instance, instance.configurations[place]):
-            planned = _planned(instance, instance.configurations[place], sizes)
+        for sizes in _partitions(instance, instance.configurations[index]):
+            planned = _planned(instance, instance.configurations[index], sizes)
             if planned is not None and planned[0] < best:
-                best, plan = planned[0], Solution(place, tuple(sizes.tolist()), planned[1])
+                best, plan = planned[0], Solution(index, tuple(sizes.tolist()), planned[1])
     return plan
 
 
 def _partitions(instance: Instance, configuration: Configuration) -> list[Integers]:
-    """Numbers of layers of all stages: even, and of even time with every layer at its fastest."""
+    """Two partitions as numbers of layers of all stages: even, and of even time with every layer at its fastest."""
     layers, stages = instance.layers, configuration.stages
     fastest = (configuration.tables.time_ns - configuration.tables.sync_ns).min(axis=1)[list(instance.layer_kinds)]
     indices, partitions = np.arange(1, stages), []
     for load in (np.ones(layers, np.int64), fastest):
         sums = np.cumsum(load)
-        cuts = np.searchsorted(sums - load / 2, sums[-1] * indices / stages)  # layers whose middle is before the place
+        cuts = np.searchsorted(sums - load / 2, sums[-1] * indices / stages)  # layers whose middle is before the cut
         cuts = np.maximum.accumulate(np.maximum(cuts, indices) - indices) + indices  # each stage has a layer
         partitions.append(np.diff([0, *np.minimum(cuts, layers - stages + indices), layers]))
     return partitions
 
 
 def _planned(instance: Instance, configuration: Configuration, sizes: Integers) -> tuple[int, tuple[int, ...]] | None:
-    """Eq. 8 and the options of all layers on these stages, each with the best choice that fits it; None where one has none."""
+    """The time in ns by Eq. 8 and the options of all layers for stages of these sizes, each with the best choice that fits it;
+    None where one has none."""
     tables, m = configuration.tables, configuration.micro_batches
     starts = np.cumsum(sizes) - sizes
     choices = _choices(configuration)[:, list(instance.layer_kinds)]
@@ -65,8 +66,8 @@ def _planned(instance: Instance, configuration: Configuration, sizes: Integers) 
     )
     kept = np.add.reduceat(forward, starts, axis=1)
     turns = np.maximum.reduceat(np.cumsum(forward, axis=1) + backward, starts, axis=1) - (np.cumsum(kept, axis=1) - kept)
-    ahead = np.array([configuration.in_flight(stage) - 1 for stage in range(configuration.stages)])
-    peaks = turns + ahead * kept + np.add.reduceat(states, starts, axis=1)
+    earlier = np.array([configuration.in_flight(stage) - 1 for stage in range(configuration.stages)])
+    peaks = turns + earlier * kept + np.add.reduceat(states, starts, axis=1)
     times, syncs = np.add.reduceat(time, starts, axis=1), np.add.reduceat(sync, starts, axis=1)
     fits = peaks <= instance.memory_bytes
     if not fits.any(axis=0).all():
@@ -79,7 +80,8 @@ def _planned(instance: Instance, configuration: Configuration, sizes: Integers) 
 
 
 def _choices(configuration: Configuration) -> Integers:
-    """(choices, kinds of layers): every strategy for all kinds, and the cheapest of each kind at a few prices of memory."""
+    """(choices, kinds of layers): the options to try: every strategy for all kinds, and the cheapest of each kind at a few
+    prices of memory."""
     tables = configuration.tables
     everywhere = np.repeat(np.arange(len(tables.strategies))[:, None], len(tables.time_ns), axis=1)
     memory = (tables.state_bytes + configuration.in_flight(0) * tables.forward_bytes).astype(np.float64)

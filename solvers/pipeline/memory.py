@@ -1,4 +1,4 @@
-"""Why no pipeline plan fits: the least memory of any, and what to change."""
+"""The least memory that any pipeline plan needs; and the reason for users where no plan fits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from trainplan.solvers.pipeline.span_costs import SpanCosts
 def least_pipeline_memory(instance: Instance) -> Solution:
     """A solution whose fullest stage needs as little memory as possible, over all configurations.
 
-    A bottleneck partition by lower bounds of all spans, whose spans are then solved exactly, until those used are exact.
+    It is a bottleneck partition by lower bounds on all spans of layers; the spans that it uses are then solved exactly, until
+    all of them are exact.
     """
     best, least = None, np.inf
     for index in range(len(instance.configurations)):
@@ -24,14 +25,15 @@ def least_pipeline_memory(instance: Instance) -> Solution:
 
 
 def fits(instance: Instance) -> bool:
-    """Whether any plan fits."""
+    """Whether any plan fits the memory."""
     indices = range(len(instance.configurations))
     return any(_least(instance, index, instance.memory_bytes + 1) is not None for index in indices)
 
 
-def _least(instance: Instance, place: int, limit: float) -> Solution | None:
-    """The least of one configuration; None where it is not below `limit`."""
-    costs = SpanCosts(instance, place)
+def _least(instance: Instance, index: int, limit: float) -> Solution | None:
+    """The solution of least memory in one configuration, given by its index; None where its fullest stage is not below `limit`
+    bytes."""
+    costs = SpanCosts(instance, index)
     bounds, number = costs.least_bytes().copy(), costs.spans.number
     exact: dict[tuple[int, int], tuple[int, ...]] = {}
     while True:
@@ -42,20 +44,21 @@ def _least(instance: Instance, place: int, limit: float) -> Solution | None:
         missing = {key: span for key, span in zip(keys, path, strict=True) if key not in exact}
         if not missing:
             sizes = tuple(last - first + 1 for first, last in path)
-            return Solution(place, sizes, tuple(costs.options[s] for key in keys for s in exact[key]))
+            return Solution(index, sizes, tuple(costs.options[s] for key in keys for s in exact[key]))
         for (depth, number_of), span in missing.items():
             stage = costs.stage_instance(*span, costs.depths[depth], (1, 1))
             bounds[depth, number_of], exact[depth, number_of] = least_memory(stage)
 
 
 def explain(instance: Instance) -> Infeasibility | None:
-    """Why no solution fits, in the user's terms; None where one does."""
+    """Why no plan fits the memory, for users; None where one does."""
     solution = least_pipeline_memory(instance)
     return reason(instance, solution, evaluate(instance, solution))
 
 
 def reason(instance: Instance, solution: Solution, evaluation: Evaluation) -> Infeasibility | None:
-    """Why the solution of least memory does not fit, and what to change; None where it does."""
+    """Why the solution of least memory does not fit, and what to change; None where it fits. evaluation: that of the
+    solution."""
     stages = evaluation.stages
     worst = max(stages, key=lambda stage: stage.peak_bytes)
     if worst.peak_bytes <= instance.memory_bytes:
@@ -64,6 +67,6 @@ def reason(instance: Instance, solution: Solution, evaluation: Evaluation) -> In
         advice = "use a --cluster of more devices: the model states alone do not fit"
     else:
         advice = f"take a smaller --batch than {instance.batch}, or a --cluster of more devices"
-    place, layer = instance.configurations[solution.configuration], worst.peak_layer
-    name = f"{instance.layer_names[layer]} in stage {stages.index(worst)} of {place}"
+    configuration, layer = instance.configurations[solution.configuration], worst.peak_layer
+    name = f"{instance.layer_names[layer]} in stage {stages.index(worst)} of {configuration}"
     return short_of_memory(instance.memory_bytes, worst.peak_bytes, layer, name, worst.state_bytes, advice)

@@ -1,4 +1,4 @@
-"""The methods of the pipeline problem."""
+"""The registered methods of the pipeline problem."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Contiguous partitions of a model into pipeline stages: PP_Partition_Init of Galvatron-BMW (Algorithms 1 and 2), exactly.
 
-What is partitioned are blocks. The first layer (embedding) belongs to the first block and the last one (head) to the last,
+Blocks of layers are partitioned. The first layer (embedding) belongs to the first block and the last one (head) to the last,
 where their kinds occur at the two ends only, so that [14, 18] reads as in the paper. A partition is the number of blocks of
 each stage. Among partitions with the least largest load, the one with the most even numbers of blocks is taken, then the one
 with fewer blocks in earlier stages, which hold more micro-batches.
@@ -24,7 +24,8 @@ IMPOSSIBLE = np.iinfo(np.int64).max // 4
 
 @dataclass(frozen=True)
 class Blocks:
-    """The blocks of a chain of layers. lead, tail: 1 where the first and the last layer belong to their neighbour's block."""
+    """The blocks of a chain of layers. lead, tail: 1 where the first and the last layer belong to their neighbour's block, else
+    0."""
 
     layers: int
     lead: int
@@ -36,19 +37,19 @@ class Blocks:
         return self.layers - self.lead - self.tail
 
     def layers_of(self, partition: Sequence[int]) -> tuple[int, ...]:
-        """Layers of each stage, from its blocks."""
+        """The number of layers of each stage, from its number of blocks."""
         layers = list(partition)
         layers[0] += self.lead
         layers[-1] += self.tail
         return tuple(layers)
 
     def edges(self) -> list[int]:
-        """The layer at which each block begins, and the number of layers."""
+        """The index of the layer at which each block begins, then the number of layers."""
         return [0, *range(self.lead + 1, self.layers - self.tail), self.layers]
 
 
 def blocks(instance: Instance, stages: int = 1) -> Blocks:
-    """The blocks of a model. With fewer of them than stages, every layer is a block."""
+    """The blocks of a model's layers. Where there would be fewer blocks than stages, every layer is a block."""
     kinds, layers = instance.layer_kinds, instance.layers
     lead = int(layers > 2 and kinds[0] not in kinds[1:-1])
     tail = int(layers > 2 and kinds[-1] not in kinds[1:-1])
@@ -63,9 +64,11 @@ def initial_partition(
     choice: Sequence[int] | None = None,
     check_time: Callable[[], None] = lambda: None,
 ) -> Partition:
-    """PP_Partition_Init: the partition whose largest stage is smallest. Parameters are counted in bytes of model states.
+    """PP_Partition_Init: the partition whose largest stage is smallest, in blocks per stage. Parameters are counted in bytes of
+    model states.
 
-    choice: an option for each layer, to weigh with (default: `uniform_choice`). check_time: what it raises is passed on.
+    configuration: its index. balance: the load that is balanced. choice: an option for each layer, to weigh with (default:
+    `uniform_choice`). check_time: an exception that it raises is passed on.
     """
     if balance != "layers" and choice is None:
         choice = uniform_choice(instance, configuration, check_time)
@@ -74,14 +77,17 @@ def initial_partition(
 
 
 def uniform_choice(instance: Instance, configuration: int, check_time: Callable[[], None] = lambda: None) -> tuple[int, ...]:
-    """Strategy_Init, where the paper is silent: one strategy for all layers, the fastest of those that fit the memory under
-    the partition that is even in layers, or else the one of least memory there."""
+    """Strategy_Init, where the paper is silent: one strategy for all layers, as an option for each layer.
+
+    It is the fastest that fits the memory under the partition that is even in layers, or else the one of least memory there.
+    """
     chosen = instance.configurations[configuration]
     stages = blocks(instance, chosen.stages).layers_of(
         initial_partition(instance, configuration, "layers", check_time=check_time)
     )
 
     def rank(option: int) -> tuple[int, int]:
+        """Sort key of a strategy: bytes beyond the memory, then time in ns."""
         check_time()
         evaluation = evaluate(instance, Solution(configuration, stages, (option,) * instance.layers))
         over = max(0, evaluation.peak_bytes - instance.memory_bytes)
@@ -91,11 +97,13 @@ def uniform_choice(instance: Instance, configuration: int, check_time: Callable[
 
 
 def balanced(load: Callable[[int], Integers], stages: int, check_time: Callable[[], None] = lambda: None) -> Partition:
-    """The partition with the least largest load. load(i)[a, b]: of blocks a to b - 1 as stage i; only a < b is read."""
+    """The partition, in blocks per stage, with the least largest load. load(i)[a, b]: the load of blocks a to b - 1 as stage i;
+    only entries with a < b are read."""
     count = len(load(0)) - 1
     first, end = np.arange(count + 1)[:, None], np.arange(count + 1)
 
     def of_stage(stage: int) -> Integers:
+        """The load of each span of blocks as this stage; IMPOSSIBLE for empty spans."""
         check_time()
         return np.where(first < end, load(stage), IMPOSSIBLE)
 
@@ -116,7 +124,10 @@ def balanced(load: Callable[[int], Integers], stages: int, check_time: Callable[
 
 
 def _loads(instance: Instance, configuration: int, balance: Balance, choice: Sequence[int]) -> Callable[[int], Integers]:
-    """The load of blocks a to b - 1, [a, b], as each stage."""
+    """A function of a stage that returns the load of each span of blocks in it: at [a, b], that of blocks a to b - 1.
+
+    choice: an option for each layer. balance: layers, bytes of model states, time in ns or peak bytes.
+    """
     chosen = instance.configurations[configuration]
     edges = np.array(blocks(instance, chosen.stages).edges())
     count = len(edges)
@@ -126,10 +137,11 @@ def _loads(instance: Instance, configuration: int, balance: Balance, choice: Seq
     tables, indices = chosen.tables, (list(instance.layer_kinds), list(choice))
 
     def until(values: Integers) -> Integers:
-        """Sums before every layer."""
+        """The sums of values before each layer, and of all."""
         return np.concatenate([[0], np.cumsum(values)])
 
     def between(sums: Integers) -> Integers:
+        """At [a, b], the sum over blocks a to b - 1, from the sums of `until`."""
         at_edges: Integers = sums[edges]
         return at_edges - at_edges[:, None]
 

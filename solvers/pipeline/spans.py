@@ -1,4 +1,5 @@
-"""Spans of consecutive layers by class: spans with equal kinds of layers and boundaries cost the same, and are solved once.
+"""Classes of spans of consecutive layers: spans with equal kinds of layers and boundaries cost the same, and are solved
+together.
 
 Classes form a forest: a class is its parent, one layer shorter, and the kinds of the boundary and layer that follow. A root is
 a first layer and the boundary at which the stage is entered (none for the model's first layer).
@@ -14,25 +15,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
-Places = NDArray[np.intp]
+Indices = NDArray[np.intp]
 Path = tuple[tuple[int, int], ...]  # first and last layer of every stage
 
 
 @dataclass(frozen=True)
 class SpanLevel:
-    """All classes of spans of one length: their parents, and the kinds of their last boundary and layer."""
+    """All classes of spans of one length in parallel arrays: their parent classes, and the kinds of their last boundary and
+    last layer."""
 
-    parent: Places
-    boundary: Places
-    kind: Places
+    parent: Indices
+    boundary: Indices
+    kind: Indices
 
 
 @dataclass(frozen=True, eq=False)
 class SpanClasses:
-    """number: (L, L), the class of layers a..b, -1 where b < a; levels[n]: the classes of n + 1 layers, numbered in order;
-    span: first and last layer of one span of each class. At the first level `parent` is -1 and `boundary` the entry, or -1."""
+    """The classes of all spans of a chain of L layers.
 
-    number: Places
+    number: (L, L), the class of layers a..b, -1 where b < a. levels[n]: the classes of n + 1 layers, numbered in order; at the
+    first level `parent` is -1 and `boundary` that at which the stage is entered, or -1. span: for each class, first and last
+    layer of one of its spans.
+    """
+
+    number: Indices
     levels: tuple[SpanLevel, ...]
     span: tuple[tuple[int, int], ...]
 
@@ -40,9 +46,11 @@ class SpanClasses:
         return len(self.span)
 
     def cheapest(self, costs: Floats, joined: np.ufunc, check_time: Callable[[], None] = lambda: None) -> tuple[float, Path]:
-        """The partition into stages with the least cost, and this cost; infinite and no stage where there is none.
+        """The least cost of a partition into stages, and the partition, as first and last layer of each stage; infinite and
+        empty where there is none.
 
-        costs: (stages, classes). joined: how they go together, np.add or np.maximum. check_time: what it raises is passed on.
+        costs: (stages, classes). joined: how the costs of stages are combined, np.add or np.maximum. check_time: an exception
+        that it raises is passed on.
         """
         layers = len(self.number)
         longest = int(self._lengths[np.isfinite(costs).any(axis=0)].max(initial=1))  # of a span that some stage can hold
@@ -67,14 +75,14 @@ class SpanClasses:
         return float(reach[-1]), tuple(reversed(path))
 
     @cached_property
-    def _lengths(self) -> Places:
-        """Layers of the spans of each class."""
+    def _lengths(self) -> Indices:
+        """(classes,): the number of layers of each class's spans."""
         return np.repeat(np.arange(1, len(self.levels) + 1), [len(level.kind) for level in self.levels])
 
 
 @lru_cache(maxsize=16)
 def spans_of(layer_kinds: tuple[int, ...], boundary_kinds: tuple[int, ...]) -> SpanClasses:
-    """The classes of all spans of a chain."""
+    """The classes of all spans of a chain, from the kind of each layer and of each boundary between layers."""
     layers = len(layer_kinds)
     number = np.full((layers, layers), -1, np.intp)
     kinds, boundaries = np.array(layer_kinds, np.intp), np.array((-1, *boundary_kinds), np.intp)  # of and before each layer
