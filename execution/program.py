@@ -19,8 +19,8 @@ set: a mark is a buffer of no bytes. `waits` is the transitive reduction of all 
 
 Buffers whose names begin in `host-` lie in the host's memory, all others in the device's.
 
-A send and its receive name their buffer alike (but for the sender's rank, see `sent_as`). Sends to the ranks of another stage
-are one operation, as are receives; sends that are followed by receives from the same stage are grouped with them, so that two
+A send and its receive name their buffer alike (but for the sender's rank, see `sender_name`). Sends to the ranks of another
+stage are one operation, as are receives; sends that are followed by receives from the same stage are grouped with them, so that two
 neighbours that both have something to send do not wait for each other for ever. A receive may be posted before: its buffer is
 there from then on, and its sender need not wait until the receiver comes to it. Whether a transport makes use of that is its
 own matter: programs end without.
@@ -35,7 +35,7 @@ from typing import Any, NamedTuple
 
 from trainplan.execution.instruction_spec import STREAMS, Stream
 from trainplan.execution.instructions import Op
-from trainplan.formulations.costs.sequential.communication import table_once
+from trainplan.formulations.costs.sequential.communication import shares_table
 from trainplan.formulations.plan.strategy import Strategy
 from trainplan.profiling.models.model import Model
 from trainplan.profiling.models.optimizers import OptimizerName, step_workspace_bytes, stepped_by_muon
@@ -167,11 +167,11 @@ class Program:
     optimizer: OptimizerName = "adamw"
 
     @property
-    def table_once(self) -> bool:
-        """Whether the head works with the embedding's own matrix (see `work.moves.table_once`). Where the states of either are
-        on the host, whose shards are copied and gathered by themselves, it has one of its own."""
+    def shares_table(self) -> bool:
+        """Whether the head works with the embedding's own matrix (see `work.moves.shares_table`). Where the states of either
+        are on the host, whose shards are copied and gathered by themselves, it has one of its own."""
         on_host = any(map(self.steps_on_host, (0, len(self.strategies) - 1)))
-        return self.model.tied and table_once(self.strategies, self.units) and not on_host
+        return self.model.tied and shares_table(self.strategies, self.units) and not on_host
 
     def steps_on_host(self, unit: int) -> bool:
         """Whether the optimizer works on a unit's parameters, gradients and moments on the host; the device then has what the
@@ -204,12 +204,12 @@ class Program:
         """The ranks in whose process group a message travels: its sender and its receiver, so that each way has a group of its
         own; where a rank may have several messages at once, since stages of unlike sizes meet or stages are interleaved, all
         ranks."""
-        if not self.one_by_one(message):
+        if not self.has_own_channel(message):
             return tuple(range(self.world))
         (peer,) = set(message.group) - {self.rank}
         return (self.rank, peer) if message.op is Op.SEND else (peer, self.rank)
 
-    def one_by_one(self, message: Instruction) -> bool:
+    def has_own_channel(self, message: Instruction) -> bool:
         """Whether a rank has one message at a time with the stage that this one is from or for, and one the other way."""
         unit = message.unit
         assert unit is not None
@@ -298,13 +298,13 @@ def draws(sublayer: Sublayer, strategy: Strategy, op: Op) -> bool:
     return share.draws_inside if piece == "matrices" else share.draws_before if piece == "entry" else share.drops_output
 
 
-def laid_as(name: str) -> int:
+def layout_unit(name: str) -> int:
     """The unit under whose layout a buffer's hidden states, or gradients of some, lie: what a unit makes, as it makes it."""
     kind, unit = name.split(".")[:2]
     return int(unit) - 1 if kind.startswith("hidden") else int(unit)
 
 
-def sent_as(name: str) -> str:
+def sender_name(name: str) -> str:
     """The sender's name of a buffer that holds what one of several senders sent."""
     kind, dot, rest = name.partition(".")
     return kind.partition(FROM)[0] + dot + rest

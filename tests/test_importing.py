@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from trainplan.execution.launch_files.run_configuration import Said, bears
-from trainplan.execution.prediction.overlap import judge_streams
+from trainplan.execution.prediction.overlap import predict_overlapped
 from trainplan.execution.runtimes.export_common import write_export
 from trainplan.formulations.plan.plan import Plan
 from trainplan.formulations.plan.request import Request
@@ -327,7 +327,7 @@ def cut_alike(wanted: Plan, back: Plan) -> None:
     assert (back.batch, back.stages, back.precision) == (wanted.batch, wanted.stages, wanted.precision)
     assert [unit.strategy for unit in back.units] == [unit.strategy for unit in wanted.units]
     size = min(8, wanted.world)
-    judged = judge_streams(wanted, load_cluster(f"h100:{size}x{wanted.world // size}"))
+    judged = predict_overlapped(wanted, load_cluster(f"h100:{size}x{wanted.world // size}"))
     assert back.predicted is not None and back.predicted.cost_model == "streams"
     assert back.predicted.durations == dict(judged.carried()), "so that the walks say the same"
 

@@ -7,7 +7,7 @@ from itertools import combinations
 from typing import Any
 
 import pytest
-from trainplan.formulations.costs.sequential.communication import table_once
+from trainplan.formulations.costs.sequential.communication import shares_table
 from trainplan.formulations.costs.sequential.cost_models import COST_MODELS, unit_costs
 from trainplan.formulations.costs.sequential.stage_work import planned_work, samples_of
 from trainplan.formulations.pipeline_partition.degrees import PipelineDegrees, degrees_of, possible_degrees
@@ -164,7 +164,7 @@ def test_one_stage_takes_what_the_plan_was_costed_at(options: dict[str, Any]) ->
         assert planned.plan is not None
         found = tp.simulate(planned.plan, cluster=SMALL["cluster"])
         step, claimed = found.timeline.step_ns(found.syncs_ns), planned.plan.claim.objective_ns
-        once = model is not untied and table_once(planned.plan.strategies(), range(len(planned.plan.units)))
+        once = model is not untied and shares_table(planned.plan.strategies(), range(len(planned.plan.units)))
         assert 0.9 * claimed < step <= claimed if once else step == pytest.approx(claimed, abs=4 * len(planned.plan.units))
         assert found.step_ns == planned.plan.predicted.step_ns
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from trainplan.execution.prediction.overlap import judge_streams
+from trainplan.execution.prediction.overlap import predict_overlapped
 from trainplan.formulations.joint.problem import Instance, Solution
 from trainplan.formulations.plan.request import Request
 from trainplan.formulations.problem import problem
@@ -47,7 +47,7 @@ def test_a_plan_for_a_script_of_torch_is_not_called_impossible_for_memory_that_i
     options: dict[str, Any] = {"for_": "torch", "pipeline": 1}
     instance, asked = instance_of(LLAMA, "h100:1x2", 8, 2**20, **options)
     plans = [JOINT.plan(instance, each, asked) for each in alike(instance)]
-    peaks = [max(judge_streams(plan, asked.cluster, checked=False).peak_bytes) for plan in plans]
+    peaks = [max(predict_overlapped(plan, asked.cluster, checked=False).peak_bytes) for plan in plans]
     options |= {"like": "joint", "model": LLAMA, "cluster": "h100:1x2", "batch": 8, "beside": False, **ASKED}
     answer = tp.plan(memory=min(peaks), **options)
     assert answer.answer.status != "infeasible" and answer.plan is None  # it is the script that does not fit
@@ -62,7 +62,7 @@ def held_by_megatron(instance: Instance, solution: Solution, asked: Request) -> 
     """The step of a plan by its walk, and the most that its programs, or Megatron, hold."""
     plan = JOINT.plan(instance, solution, asked)
     assert asked.cluster is not None
-    judged = judge_streams(plan, asked.cluster, checked=False)
+    judged = predict_overlapped(plan, asked.cluster, checked=False)
     plan = plan.changed(predicted=predicted_on_lanes(judged, asked.cluster), runs_by=run_by("megatron", plan))
     run, _ = as_run(plan, asked.cluster)
     assert run.predicted is not None

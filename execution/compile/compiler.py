@@ -92,7 +92,7 @@ class _Compiler(Residences):
             self._in_turn(self.orders[self.micro_batches][self.stage])
         else:
             self._interleave(self.interleaved[self.stage])
-        if self.model.tied and not self.table_once and {0, self.last} & set(self.units):
+        if self.model.tied and not self.shares_table and {0, self.last} & set(self.units):
             self._reduce_tied()
         for unit in self.units:
             if self.reduces_tied(unit):

@@ -10,13 +10,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainplan.execution.compile.instruction_builder import Issuing
+from trainplan.execution.compile.instruction_builder import InstructionBuilder
 from trainplan.execution.instructions import Op
 from trainplan.execution.program import MicroBatchPart
 from trainplan.profiling.models.sublayers import HeadPieces
 
 
-def forward(at: Issuing, share: HeadPieces, unit: int, part: MicroBatchPart, inside: str, weights: tuple[str, ...]) -> str:
+def forward(
+    at: InstructionBuilder, share: HeadPieces, unit: int, part: MicroBatchPart, inside: str, weights: tuple[str, ...]
+) -> str:
     """The buffer of the core's results on the rank's tokens. inside: what the unit's products work on, or the input that they
     make it of."""
     ckpt = at.strategies[unit].ckpt
@@ -29,7 +31,7 @@ def forward(at: Issuing, share: HeadPieces, unit: int, part: MicroBatchPart, ins
 
 
 def before_backward(
-    at: Issuing, share: HeadPieces, unit: int, part: MicroBatchPart, inside: str, weights: tuple[str, ...]
+    at: InstructionBuilder, share: HeadPieces, unit: int, part: MicroBatchPart, inside: str, weights: tuple[str, ...]
 ) -> str:
     """The same before a backward computation."""
     ckpt, own, results = at.strategies[unit].ckpt, f"keys.{unit}.{part}", f"results.{unit}.{part}"
@@ -44,7 +46,7 @@ def before_backward(
     return results
 
 
-def behind_backward(at: Issuing, share: HeadPieces, unit: int, part: MicroBatchPart) -> None:
+def after_backward(at: InstructionBuilder, share: HeadPieces, unit: int, part: MicroBatchPart) -> None:
     """From the gradient of the core's results on the rank's tokens to that of its queries, keys and values."""
     rows, place = len(at.rows(unit, part)), f"{unit}.{part}"
     left, mixed = f"results-gradient.{place}", f"mixed-gradient.{place}"
@@ -57,7 +59,13 @@ def behind_backward(at: Issuing, share: HeadPieces, unit: int, part: MicroBatchP
 
 
 def made(
-    at: Issuing, unit: int, part: MicroBatchPart, inside: str, weights: tuple[str, ...], graph: bool, freed: bool = False
+    at: InstructionBuilder,
+    unit: int,
+    part: MicroBatchPart,
+    inside: str,
+    weights: tuple[str, ...],
+    graph: bool,
+    freed: bool = False,
 ) -> None:
     """Keys and values of the rank's own tokens, and queries where heads are exchanged. freed: nothing needs them."""
     share, rows = at.key_share(unit), len(at.rows(unit, part))
@@ -70,7 +78,7 @@ def made(
     at.issue(op, unit, part, reads=(inside, weights[0]), writes=writes, frees=frees, workspace_bytes=workspace)
 
 
-def _core(at: Issuing, share: HeadPieces, unit: int, part: MicroBatchPart, heads: str, graph: bool) -> None:
+def _core(at: InstructionBuilder, share: HeadPieces, unit: int, part: MicroBatchPart, heads: str, graph: bool) -> None:
     rows = len(at.rows(unit, part))
     mixed, kept = at.buffer(f"mixed.{unit}.{part}", share.mixed_bytes(rows)), share.core_graph_bytes(rows)
     fields: dict[str, Any] = {"reads": (heads,), "writes": (mixed,), "frees": (heads,)}
@@ -82,7 +90,7 @@ def _core(at: Issuing, share: HeadPieces, unit: int, part: MicroBatchPart, heads
 
 
 def _to_heads(
-    at: Issuing, share: HeadPieces, unit: int, part: MicroBatchPart, source: str, into: str, frees: tuple[str, ...]
+    at: InstructionBuilder, share: HeadPieces, unit: int, part: MicroBatchPart, source: str, into: str, frees: tuple[str, ...]
 ) -> str:
     rows = len(at.rows(unit, part))
     size = share.whole_bytes(rows) if into.startswith("heads") else share.mixed_bytes(rows)
@@ -91,7 +99,7 @@ def _to_heads(
 
 
 def _to_tokens(
-    at: Issuing, share: HeadPieces, unit: int, part: MicroBatchPart, source: str, into: str, frees: tuple[str, ...]
+    at: InstructionBuilder, share: HeadPieces, unit: int, part: MicroBatchPart, source: str, into: str, frees: tuple[str, ...]
 ) -> str:
     rows = len(at.rows(unit, part))
     size = share.results_bytes(rows) if into.startswith("results") else share.own_bytes(rows)
@@ -100,7 +108,7 @@ def _to_tokens(
 
 
 def _exchanged(
-    at: Issuing, op: Op, unit: int, part: MicroBatchPart, source: str, into: str, frees: tuple[str, ...], size: int
+    at: InstructionBuilder, op: Op, unit: int, part: MicroBatchPart, source: str, into: str, frees: tuple[str, ...], size: int
 ) -> None:
     """By rank and as it comes, both of so many bytes, beside what is put in order of them."""
     fields: dict[str, Any] = {"reads": (source,), "writes": (into,), "frees": frees, "group": at.piece_peers(unit)}

@@ -11,13 +11,13 @@ from __future__ import annotations
 from typing import Any
 
 from trainplan.execution.compile import context_parallel_heads
-from trainplan.execution.compile.instruction_builder import Issuing
+from trainplan.execution.compile.instruction_builder import InstructionBuilder
 from trainplan.execution.instructions import Op
 from trainplan.execution.program import MicroBatchPart
 from trainplan.profiling.models.sublayers import HeadPieces
 
 
-def forward(at: Issuing, unit: int, part: MicroBatchPart, inside: str, weights: tuple[str, ...]) -> tuple[str, ...]:
+def forward(at: InstructionBuilder, unit: int, part: MicroBatchPart, inside: str, weights: tuple[str, ...]) -> tuple[str, ...]:
     """The buffer of all keys and values before a forward computation, or where heads are exchanged of the core's results; none
     of units that are no such attention. inside: what the unit's products work on, or the input that they make it of."""
     if (share := at.key_share(unit)) is None:
@@ -29,13 +29,15 @@ def forward(at: Issuing, unit: int, part: MicroBatchPart, inside: str, weights: 
     return (_gathered(at, unit, part, freed=again),)
 
 
-def done_with(at: Issuing, unit: int, keys: tuple[str, ...]) -> tuple[str, ...]:
+def done_with(at: InstructionBuilder, unit: int, keys: tuple[str, ...]) -> tuple[str, ...]:
     """Those of what `forward` gave that go behind a forward computation: results of cores stay, unless the unit is
     recomputed."""
     return keys if not isinstance(at.key_share(unit), HeadPieces) or at.strategies[unit].ckpt else ()
 
 
-def before_backward(at: Issuing, unit: int, part: MicroBatchPart, inside: str, weights: tuple[str, ...]) -> tuple[str, ...]:
+def before_backward(
+    at: InstructionBuilder, unit: int, part: MicroBatchPart, inside: str, weights: tuple[str, ...]
+) -> tuple[str, ...]:
     """The same before a backward computation."""
     if (share := at.key_share(unit)) is None:
         return ()
@@ -46,14 +48,14 @@ def before_backward(at: Issuing, unit: int, part: MicroBatchPart, inside: str, w
     return (_gathered(at, unit, part, freed=True),)
 
 
-def gradient_of(at: Issuing, unit: int, part: MicroBatchPart, keys: tuple[str, ...]) -> tuple[str, ...]:
+def gradient_of(at: InstructionBuilder, unit: int, part: MicroBatchPart, keys: tuple[str, ...]) -> tuple[str, ...]:
     """The buffer to which a backward computation leaves the gradient of these keys and values, or results."""
     name = "results-gradient" if isinstance(at.key_share(unit), HeadPieces) else "keys-gradient-whole"
     return tuple(at.buffer(f"{name}.{unit}.{part}", at.buffers[key]) for key in keys)
 
 
-def behind_backward(
-    at: Issuing,
+def after_backward(
+    at: InstructionBuilder,
     unit: int,
     part: MicroBatchPart,
     inside: str,
@@ -68,7 +70,7 @@ def behind_backward(
     assert share is not None
     own = at.buffer(f"keys-gradient.{unit}.{part}", share.own_bytes(rows))
     if isinstance(share, HeadPieces):
-        context_parallel_heads.behind_backward(at, share, unit, part)
+        context_parallel_heads.after_backward(at, share, unit, part)
     else:
         whole = f"keys-gradient-whole.{unit}.{part}"
         size, group = at.buffers[whole], at.piece_peers(unit)
@@ -86,12 +88,12 @@ def behind_backward(
     )
 
 
-def _again(at: Issuing, unit: int) -> bool:
+def _again(at: InstructionBuilder, unit: int) -> bool:
     share = at.key_share(unit)
     return share is not None and (share.again or at.strategies[unit].ckpt)
 
 
-def _gathered(at: Issuing, unit: int, part: MicroBatchPart, freed: bool) -> str:
+def _gathered(at: InstructionBuilder, unit: int, part: MicroBatchPart, freed: bool) -> str:
     """Those of all tokens. freed: whether the rank's own are done with."""
     share, rows, own = at.key_share(unit), len(at.rows(unit, part)), f"keys.{unit}.{part}"
     assert share is not None

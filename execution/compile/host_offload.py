@@ -133,7 +133,7 @@ class Residences(UnitPasses):
 
     def reduces_tied(self, unit: int) -> bool:
         """Whether a unit has a copy of a tied matrix, whose gradients are summed once both are there."""
-        return self.model.tied and not self.table_once and unit in (0, self.last)
+        return self.model.tied and not self.shares_table and unit in (0, self.last)
 
     def step_on_host(self, unit: int) -> None:
         """Offload a unit's gradient, and step where it is; nothing where the optimizer works on the device."""

@@ -11,7 +11,7 @@ from trainplan.execution.program import AGAIN, Instruction, MicroBatchPart, Prog
 
 
 @dataclass
-class Issuing(PlannedRank):
+class InstructionBuilder(PlannedRank):
     """The buffers and instructions of a rank, as they are issued."""
 
     buffers: dict[str, int] = field(default_factory=dict)

@@ -9,8 +9,8 @@ from typing import Any
 
 from trainplan.execution.compile.pieces import in_pieces
 from trainplan.execution.instructions import Op
-from trainplan.execution.program import AGAIN, Instruction, MicroBatchPart, Program, draws, key_share, laid_as, token_share
-from trainplan.formulations.costs.sequential.communication import table_once
+from trainplan.execution.program import AGAIN, Instruction, MicroBatchPart, Program, draws, key_share, layout_unit, token_share
+from trainplan.formulations.costs.sequential.communication import shares_table
 from trainplan.formulations.plan.plan import Batch, Plan
 from trainplan.formulations.plan.rank_grid import Digits
 from trainplan.formulations.plan.strategy import Paradigm, Strategy, gather_ranks, piece_peers, rows_of
@@ -71,7 +71,7 @@ class PlannedRank:
         self.units: Sequence[int] = chunks[0] if not more else tuple(unit for chunk in chunks for unit in chunk)
         self.last = len(self.model.units) - 1
         on_host = any(self.planned[unit].states.on_host for unit in (0, self.last))  # shards are then copied unit by unit
-        self.table_once = self.model.tied and table_once(self.strategies, self.units) and not on_host
+        self.shares_table = self.model.tied and shares_table(self.strategies, self.units) and not on_host
         self.gradient_bytes = self.precision.gradient_bytes(self.model.element_bytes)
         shares = self.batch.shares
         of_rank = self.batch.micro_batches if shares is None else shares[self._replica(self.place)]
@@ -128,7 +128,7 @@ class PlannedRank:
 
     def uses_table(self, unit: int) -> bool:
         """Whether a unit is a head that works with the embedding's own matrix."""
-        return unit == self.last and self.table_once
+        return unit == self.last and self.shares_table
 
     def rows(self, unit: int, part: MicroBatchPart) -> tuple[int, ...]:
         """Sample ids that this rank works on in a unit: the compiler carries them, so that nothing is permuted silently."""
@@ -197,7 +197,7 @@ class PlannedRank:
             return {"rows": self.rows(i.unit, part)} if self._draws(i.op, i.unit) else {}
         if i.op is Op.GATHER_TOKENS:
             again = {AGAIN: True} if AGAIN in i.args else {}
-            return {"tokens": self._tokens_of_peers(laid_as(i.reads[0])), **again}
+            return {"tokens": self._tokens_of_peers(layout_unit(i.reads[0])), **again}
         if "tokens" in spec.args:
             return {"tokens": self.tokens_at(self.place, i.unit)}
         forward = (*i.reads, *i.writes)[0].startswith("hidden")

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from trainplan.execution.compile.instruction_builder import Issuing
+from trainplan.execution.compile.instruction_builder import InstructionBuilder
 from trainplan.execution.instructions import Op
 from trainplan.execution.program import AGAIN, MicroBatchPart
 
 
 @dataclass
-class UnitBorders(Issuing):
+class UnitBoundaries(InstructionBuilder):
     """Hidden states and their gradients, re-laid from one unit's layout to the next one's."""
 
     def relaid(self, name: str, result: str, before: int, after: int, part: MicroBatchPart) -> str:

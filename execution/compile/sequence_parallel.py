@@ -10,13 +10,13 @@ from __future__ import annotations
 from typing import Any
 
 from trainplan.execution.compile import context_parallel_keys
-from trainplan.execution.compile.relayout import UnitBorders
+from trainplan.execution.compile.relayout import UnitBoundaries
 from trainplan.execution.instructions import Op
 from trainplan.execution.program import MicroBatchPart
 
 
 def forward(
-    at: UnitBorders, unit: int, part: MicroBatchPart, source: str, weights: tuple[str, ...], freed: tuple[str, ...]
+    at: UnitBoundaries, unit: int, part: MicroBatchPart, source: str, weights: tuple[str, ...], freed: tuple[str, ...]
 ) -> None:
     """The forward pass of a unit on a part, once its input is there under its layout. freed: weights, with their last use."""
     share, rows, ckpt = at.token_share(unit), len(at.rows(unit, part)), at.strategies[unit].ckpt
@@ -47,7 +47,7 @@ def forward(
         at.issue(Op.LEAVE, unit, part, **fields, workspace_bytes=share.leave_workspace_bytes(rows))
 
 
-def incoming(at: UnitBorders, unit: int, part: MicroBatchPart, arrived: tuple[str, ...]) -> tuple[str, ...]:
+def incoming(at: UnitBoundaries, unit: int, part: MicroBatchPart, arrived: tuple[str, ...]) -> tuple[str, ...]:
     """The gradient of a unit's matrices' output on all tokens, from that of the unit's output on the rank's own; a head's as it
     has arrived."""
     share, rows = at.token_share(unit), len(at.rows(unit, part))
@@ -64,7 +64,7 @@ def incoming(at: UnitBorders, unit: int, part: MicroBatchPart, arrived: tuple[st
 
 
 def backward(
-    at: UnitBorders,
+    at: UnitBoundaries,
     unit: int,
     part: MicroBatchPart,
     gradient: str,
@@ -103,7 +103,7 @@ def backward(
         workspace_bytes=share.backward_workspace_bytes(rows),
     )
     if keys:
-        context_parallel_keys.behind_backward(at, unit, part, inside, writes[0], weights, gradients[-1], (inside,))
+        context_parallel_keys.after_backward(at, unit, part, inside, writes[0], weights, gradients[-1], (inside,))
     if not share.enters:
         return
     entered = at.scatter_tokens(unit, part, writes[0], f"entry-gradient.{unit}.{part}")
@@ -120,7 +120,7 @@ def backward(
     )
 
 
-def _enter(at: UnitBorders, unit: int, part: MicroBatchPart, weights: tuple[str, ...], graph: bool) -> str:
+def _enter(at: UnitBoundaries, unit: int, part: MicroBatchPart, weights: tuple[str, ...], graph: bool) -> str:
     """What comes before the matrices, on the rank's tokens; the buffer of its result."""
     share, rows, source = at.token_share(unit), len(at.rows(unit, part)), at.backward_reads(unit, part)[1]
     entry = at.buffer(f"entry.{unit}.{part}", share.own_bytes(rows))
@@ -132,7 +132,7 @@ def _enter(at: UnitBorders, unit: int, part: MicroBatchPart, weights: tuple[str,
     return entry
 
 
-def _gather_entry(at: UnitBorders, unit: int, part: MicroBatchPart, freed: bool, again: bool = False) -> str:
+def _gather_entry(at: UnitBoundaries, unit: int, part: MicroBatchPart, freed: bool, again: bool = False) -> str:
     """All tokens of what the matrices work on. freed: whether the rank's own are done with; again: for the backward pass."""
     entry = f"entry.{unit}.{part}"
     return at.gather_tokens(unit, part, entry, f"entry-whole.{unit}.{part}", unit, (entry,) if freed else (), again)

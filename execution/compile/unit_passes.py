@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from trainplan.execution.compile import context_parallel_keys, sequence_parallel
-from trainplan.execution.compile.relayout import UnitBorders
+from trainplan.execution.compile.relayout import UnitBoundaries
 from trainplan.execution.compile.unit_states import UnitStates
 from trainplan.execution.instructions import Op
 from trainplan.execution.program import MicroBatchPart
@@ -26,7 +26,7 @@ from trainplan.profiling.base.dtypes import STATISTIC_BYTES
 
 
 @dataclass
-class UnitPasses(UnitStates, UnitBorders):
+class UnitPasses(UnitStates, UnitBoundaries):
     """The passes of a rank's units, as they are issued. ahead: whether parameters are gathered one unit ahead."""
 
     ahead: bool = field(default=False, kw_only=True)
@@ -124,7 +124,7 @@ class UnitPasses(UnitStates, UnitBorders):
         scatters, sources = self.strategies[unit].shares_gradients, (0, unit) if self.uses_table(unit) else (unit,)
         gradients = tuple(self.gradient_buffer(each) for each in sources)
         shared, spread = self.strategies[unit].sequence_parallel, tuple[str, ...]()
-        first = micro_batch == 0 and (unit > 0 or not self.table_once)  # else the head's part of it is there already
+        first = micro_batch == 0 and (unit > 0 or not self.shares_table)  # else the head's part of it is there already
         for index, part in enumerate(parts):
             final = index == len(parts) - 1
             incoming = arrived[index if apart else 0]
@@ -147,7 +147,7 @@ class UnitPasses(UnitStates, UnitBorders):
             if keys:
                 source, frees = later[0], (later[0], *(name for name in freed if name in later))
                 into = f"input-gradient.{unit}.{part}"
-                context_parallel_keys.behind_backward(self, unit, part, source, into, weights, gradients[-1], frees)
+                context_parallel_keys.after_backward(self, unit, part, source, into, weights, gradients[-1], frees)
             if unit > 0 and self.strategies[unit].degree("tp") > 1:
                 self.reduce(Op.ALL_REDUCE, unit, part, f"input-gradient.{unit}.{part}", self.peers(unit, "tp"))
         if scatters:

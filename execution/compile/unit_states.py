@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from trainplan.execution.compile.instruction_builder import Issuing
+from trainplan.execution.compile.instruction_builder import InstructionBuilder
 from trainplan.execution.instructions import Op
 from trainplan.execution.program import MARK, MicroBatchPart
 from trainplan.profiling.models.optimizers import moments_of
@@ -24,7 +24,7 @@ def needing(name: str, after: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
 
 
 @dataclass
-class UnitStates(Issuing):
+class UnitStates(InstructionBuilder):
     """Where a unit's states are, whole or in shards, and what brings them together, sums and steps them."""
 
     def place_states(self, unit: int, on: str = "") -> None:

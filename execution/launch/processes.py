@@ -126,7 +126,7 @@ def run_plans(
     else:
         shared |= {"timeout": timeout, "stall_timeout": stall_timeout}
         endable = checkpoints is not None and checkpoints.folder is not None
-        ranks = run_workers(TARGETS[runtime], world, job, place=partial(place_in_step, jobs), passes_on=endable, **shared)
+        ranks = run_workers(TARGETS[runtime], world, job, place=partial(position_in_step, jobs), passes_on=endable, **shared)
     reports = []
     for number, plan_job in enumerate(jobs):
         programs, first = plan_job["programs"], ranks[0][number]
@@ -172,7 +172,7 @@ def _measured(
     }
 
 
-def place_in_step(jobs: Sequence[Mapping[str, Sequence[Program]]], rank: int, position: Sequence[int]) -> str:
+def position_in_step(jobs: Sequence[Mapping[str, Sequence[Program]]], rank: int, position: Sequence[int]) -> str:
     """Where a rank is, in words: in which step of which plan of the jobs, and at which instruction, as `steps` counts them."""
     plan, step, number = position
     of_plan = f" of plan {plan + 1}" if len(jobs) > 1 else ""

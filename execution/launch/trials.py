@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trainplan.execution.analysis.memory.peak import Backend
-from trainplan.execution.launch.processes import place_in_step, sound_programs
+from trainplan.execution.launch.processes import position_in_step, sound_programs
 from trainplan.execution.run.ranks import make_executor, start_rank, steps
 from trainplan.execution.run.settings import COMMUNICATION, Device, check_settings, gpus
 from trainplan.formulations.plan.plan import Plan
@@ -149,7 +149,7 @@ def _start(
 
     with tempfile.TemporaryDirectory(prefix="trainplan-") as folder:
         limits = {"timeout": START_S + job["timeout"] * len(places), "stall_timeout": stall_timeout}
-        place = partial(place_in_step, job["jobs"])
+        place = partial(position_in_step, job["jobs"])
         try:
             run_workers(TARGET, world, {**job, "folder": folder}, progress=follow, place=place, backend=communication, **limits)
         except WorkerError as error:

@@ -17,7 +17,7 @@ from trainplan.execution.lowering.weights import gathered
 from trainplan.execution.program import Program
 from trainplan.execution.run.compare_with_single_process import Differences, Outcome, compare
 from trainplan.execution.run.unit_state import flat_layout
-from trainplan.execution.training.settings import PLAINLY
+from trainplan.execution.training.settings import DEFAULT_TRAINING
 from trainplan.profiling.base.processes import Reporter
 from trainplan.profiling.models import torch_units
 
@@ -31,8 +31,8 @@ def run_rank(rank: int, world: int, job: dict[str, Any], report: Reporter) -> li
     everyone, results = dist.new_group(list(range(world))), []
     for number, each in enumerate(job["jobs"]):
         program, plan = each["programs"][rank], each["plan"]
-        training, kept = job.get("training") or PLAINLY, job.get("checkpoints") or Checkpoints()
-        training = training.begun_at(kept.position, kept.done, plan.batch.global_samples)
+        training, kept = job.get("training") or DEFAULT_TRAINING, job.get("checkpoints") or Checkpoints()
+        training = training.continued_at(kept.position, kept.done, plan.batch.global_samples)
         trainer = Trainer(plan, program.model, rank, job["seed"], device, training)
         if kept.resume is not None:
             load(trainer, kept)

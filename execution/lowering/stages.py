@@ -38,7 +38,7 @@ from trainplan.execution.lowering.parallel import (
     sums,
 )
 from trainplan.execution.lowering.weights import fill
-from trainplan.formulations.costs.sequential.communication import table_once
+from trainplan.formulations.costs.sequential.communication import shares_table
 from trainplan.formulations.plan.plan import Plan
 from trainplan.formulations.plan.rank_grid import common_digits
 from trainplan.formulations.plan.strategy import Strategy, rows_of
@@ -95,7 +95,7 @@ class Chain(nn.Module):
         precision, dtype = plan.precision.of(model), torch_units.DTYPES[model.dtype]
         policy = policy_of(precision, dtype)
         total, kept = plan.batch.global_samples * model.tokens, torch_units.DTYPES[precision.master or model.dtype]
-        tied = model.tied and table_once(strategies, self.positions)
+        tied = model.tied and shares_table(strategies, self.positions)
         with torch.device("meta"):
             parts = [unit_of(model.units[position].sublayer, strategies[position], total, tied) for position in self.positions]
         self.units = nn.ModuleList(part.to(kept) for part in parts)

@@ -20,8 +20,8 @@ from trainplan.execution.lowering.norms import global_square, scale
 from trainplan.execution.lowering.stages import Chain, make_schedule, make_stage
 from trainplan.execution.training.batches import Batches
 from trainplan.execution.training.optimizer import Optimizer
-from trainplan.execution.training.settings import PLAINLY, Training
-from trainplan.formulations.costs.sequential.communication import table_once
+from trainplan.execution.training.settings import DEFAULT_TRAINING, Training
+from trainplan.formulations.costs.sequential.communication import shares_table
 from trainplan.formulations.plan.plan import Plan
 from trainplan.formulations.plan.strategy import rows_of
 from trainplan.profiling.models.model import Model
@@ -44,7 +44,7 @@ class Trainer:
         rank: int,
         seed: int,
         device: torch.device,
-        training: Training = PLAINLY,
+        training: Training = DEFAULT_TRAINING,
         shapes: FakeTensorMode | None = None,
     ) -> None:
         self.plan, self.model, self.rank, self.device, self.training = plan, model, rank, device, training
@@ -114,7 +114,7 @@ class Trainer:
         for copies in (copies for each in self.chains for copies in each.copies):
             copies.finish()
         for parameter in self.parameters():
-            lie_as_parameter(parameter)
+            match_parameter_layout(parameter)
         self.tied.sum()
         square = global_square(self.units.values(), self.place, self.tied.second, self.device) if self.training.normed else None
         loss, whole_square = self._summed(losses, square)
@@ -183,7 +183,7 @@ class Trainer:
 
 
 @torch.no_grad()
-def lie_as_parameter(parameter: nn.Parameter) -> None:
+def match_parameter_layout(parameter: nn.Parameter) -> None:
     """Lay a gradient out as its parameter is: ranks that worked on their own tokens or heads have parts of a sum."""
     gradient = parameter.grad
     if isinstance(parameter, DTensor) and isinstance(gradient, DTensor) and gradient.placements != parameter.placements:
@@ -208,7 +208,7 @@ class TiedTables:
         self.ends: list[nn.Parameter] = []
         self.group: Any = None
         self.second: nn.Parameter | None = None
-        self.once = model.tied and table_once(plan.strategies(), range(plan.stages[0].last_unit + 1))
+        self.once = model.tied and shares_table(plan.strategies(), range(plan.stages[0].last_unit + 1))
         if not model.tied or self.once:
             return
         ranks = sorted({*plan.stages[0].ranks, *plan.stages[-1].ranks})

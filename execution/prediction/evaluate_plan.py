@@ -15,7 +15,7 @@ from trainplan.execution.analysis.timing.profiled_costs import Carried, CarriedC
 from trainplan.execution.analysis.timing.simulate import OTHERS, Durations, Overlap, TimeWalk, time_walk
 from trainplan.execution.gc_paused import gc_paused
 from trainplan.execution.prediction.compiled_plan import Classes, Compiled, compiled, default_backend
-from trainplan.execution.prediction.surrogate import standing_in, weight_copies
+from trainplan.execution.prediction.surrogate import surrogate_of, weight_copies
 from trainplan.formulations.plan.plan import Plan
 from trainplan.profiling.base.display import html_table
 from trainplan.profiling.base.quantities import format_bytes, format_time
@@ -75,7 +75,7 @@ class PlanPrediction:
     def serial_bytes(self) -> int:
         """The most that any rank's device holds on the serial back-end, which needs the least."""
         pairs = zip(self.time.rounds, self.memory, strict=True)
-        return max(memory_walk(rounds.few).peak_bytes + walk.beside_bytes for rounds, walk in pairs)
+        return max(memory_walk(rounds.few).peak_bytes + walk.outside_program_bytes for rounds, walk in pairs)
 
     def carried(self) -> Carried:
         """The durations as a table that a plan can carry, from which `predict_from_saved_costs` walks it again."""
@@ -104,7 +104,7 @@ def predict_from_saved_costs(plan: Plan, table: Carried, backend: Backend | None
     """Walk a plan by the durations that it carries (see `PlanPrediction.carried`). Raises InputError where they do not
     suffice."""
     lanes: Overlap | None = table.get("lanes") if backend is None else None
-    walked = plan if lanes is None else standing_in(plan)
+    walked = plan if lanes is None else surrogate_of(plan)
     backend = backend if lanes is None else backend_for_order(walked)
     return predict_from_costs(walked, lambda _: CarriedCosts(table), backend, "by_class" in table, lanes, weight_copies(plan))
 
@@ -123,11 +123,12 @@ def predict_from_costs(
     backend: Backend | None = None,
     by_class: bool = False,
     lanes: Overlap | None = None,
-    beside_bytes: Sequence[int] = (),
+    outside_program_bytes: Sequence[int] = (),
     checked: bool = True,
 ) -> PlanPrediction:
     """Compile, check and walk a plan. costs: what instructions take, for these classes of ranks. by_class: as of `compiled`.
-    lanes: of other frameworks, on which its programs are walked for time in place of those of the back-end. beside_bytes: what
+    lanes: of other frameworks, on which its programs are walked for time in place of those of the back-end.
+    outside_program_bytes: what
     each rank's device holds all the time beside the buffers of its program, by rank. checked: else its checks are put off."""
     backend = backend or default_backend(plan)
     made = compiled(plan, backend, by_class)
@@ -137,6 +138,6 @@ def predict_from_costs(
     durations = costs(made.classes)
     time = time_walk(made.programs, durations, lanes or backend, stands_for)
     memory = made.memory(backend)
-    if any(beside_bytes):
-        memory = tuple(walk.beside(beside_bytes[rank]) for rank, walk in zip(made.classes, memory, strict=True))
+    if any(outside_program_bytes):
+        memory = tuple(walk.beside(outside_program_bytes[rank]) for rank, walk in zip(made.classes, memory, strict=True))
     return PlanPrediction(plan, made.classes, memory, time, durations, None if checked else made)

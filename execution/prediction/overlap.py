@@ -1,8 +1,8 @@
 """Plans judged under the cost model `streams`: their programs are walked on the lanes of frameworks, with its costs.
 
 It takes plans whose units are all laid out alike, tensor parallelism within, on devices of one kind, as today's frameworks run
-them; what is recomputed may differ. For plans that no program carries out yet, others stand (`standing_in`), whose instructions
-take what those of the plan would.
+them; what is recomputed may differ. For plans that no program carries out yet, others stand (`surrogate_of`), whose
+instructions take what those of the plan would.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from trainplan.execution.analysis.timing.overlapped_costs import StreamsCosts
 from trainplan.execution.compile.pieces import ORDER
 from trainplan.execution.prediction.evaluate_plan import PlanPrediction, backend_for_order, predict_from_costs
-from trainplan.execution.prediction.surrogate import recipe_of, standing_in, weight_copies
+from trainplan.execution.prediction.surrogate import recipe_of, surrogate_of, weight_copies
 from trainplan.formulations.costs.overlapped.frameworks import planned_framework
 from trainplan.formulations.costs.overlapped.layout import RunLayout, recompute_of
 from trainplan.formulations.costs.overlapped.links import Links
@@ -23,7 +23,7 @@ from trainplan.profiling.clusters.cluster import Cluster
 from trainplan.profiling.models.sublayers import LAYERED
 
 
-def judge_streams(plan: Plan, cluster: Cluster, checked: bool = True) -> PlanPrediction:
+def predict_overlapped(plan: Plan, cluster: Cluster, checked: bool = True) -> PlanPrediction:
     """The walks over a plan's programs on the lanes of frameworks. checked: as of `predict_from_costs`. Raises InputError
     where the plan is not of one layout, or the cluster of several kinds of devices or of one without a rate for the model's
     dtype."""
@@ -39,9 +39,9 @@ def judge_streams(plan: Plan, cluster: Cluster, checked: bool = True) -> PlanPre
     if plan.world > cluster.devices:
         raise InputError("command line", "--cluster", f"has {cluster.devices} devices", f"give one of at least {plan.world}")
     costs = StreamsCosts(plan.planned_model(), layout, kinds[0], Links.of_cluster(cluster))
-    walked = standing_in(plan)
+    walked = surrogate_of(plan)
     alike = walked.alike_on(cluster.network)
-    walking: dict[str, Any] = {"lanes": "overlapped", "beside_bytes": weight_copies(plan), "checked": checked}
+    walking: dict[str, Any] = {"lanes": "overlapped", "outside_program_bytes": weight_copies(plan), "checked": checked}
     return predict_from_costs(walked, lambda _: costs, backend_for_order(walked), by_class=alike, **walking)
 
 

@@ -26,7 +26,7 @@ from trainplan.profiling.clusters.recipes import RECIPES, Recipe
 from trainplan.profiling.models.sublayers import why_not_cut
 
 
-def standing_in(plan: Plan) -> Plan:
+def surrogate_of(plan: Plan) -> Plan:
     """The plan whose programs stand for those of a plan: itself where programs carry it out."""
     model, degree = plan.planned_model(), plan.units[0].strategy.degree("cp")
     if not stood_in_for(plan):
@@ -54,7 +54,7 @@ def _uncut(plan: Plan) -> bool:
 def memory_of(plan: Plan) -> tuple[Compiled, tuple[Walk, ...]]:
     """The programs that carry a plan out or stand for it, compiled for the back-end that it runs on and checked; and the memory
     walk of each that was compiled, with copies of weights beside its buffers. No walks of programs with faults."""
-    walked, copies = standing_in(plan), weight_copies(plan)
+    walked, copies = surrogate_of(plan), weight_copies(plan)
     made = compiled(walked, default_backend(walked), by_class=True)
     if made.faults:
         return made, ()

@@ -38,7 +38,7 @@ class RankState:
         self.model = self.program.model
         self.rank, self.place = self.program.rank, self.program.place
         self.units = {unit: make_unit(self.program, unit, self.seed, self.device) for unit in self.program.units}
-        if self.program.table_once:  # the same matrix: gradients of both uses go to its place in the embedding's buffer
+        if self.program.shares_table:  # the same matrix: gradients of both uses go to its place in the embedding's buffer
             self.units[self.program.units[-1]].views["logits.weight"] = self.units[0].views["tokens.weight"]
         slots = host_slots(self.program)
         memory = [host_tensor(size, torch.uint8, self.device) for size in slots.sizes]

@@ -80,7 +80,7 @@ def steps(
     """Loss and seconds of each step of a plan of the job, which all ranks begin together. (The loss comes off a GPU last, once
     all is done.) number: the plan's. recorded: gets, for each step, when each instruction began and ended.
 
-    The rank's position is the plan's number, the step, from 1, and its latest instruction, from 1: see `place_in_step`.
+    The rank's position is the plan's number, the step, from 1, and its latest instruction, from 1: see `position_in_step`.
     """
     import torch
     import torch.distributed as dist

@@ -105,7 +105,7 @@ def flat_layout(program: Program, position: int) -> Layout:
     strategy, last = program.strategies[position], len(program.strategies) - 1
     shard = torch_units.Shard(strategy.degree("tp"), strategy.index(program.place, "tp"))
     layout = torch_units.flat_layout(program.model.units[position].sublayer, shard)
-    if position < last or not program.table_once:
+    if position < last or not program.shares_table:
         return layout
     (_, _, size, _), *others = layout  # split parameters come first, and it is the first of them
     return [(name, start - size, end - size, shape) for name, start, end, shape in others]

@@ -102,12 +102,12 @@ class Training:
         whole = self.evaluation.windows // plan.batch.global_samples
         return InOrder(model, plan.batch.global_samples, 0, self.evaluation), min(whole, self.evaluation_batches)
 
-    def begun_at(self, position: int | None, done: int, samples: int) -> Training:
+    def continued_at(self, position: int | None, done: int, samples: int) -> Training:
         """The same, of a run whose first `done` steps took the samples before `position`."""
         return self if position is None else replace(self, first=position - done * samples)
 
 
-PLAINLY = Training()  # on made-up samples, as programs do
+DEFAULT_TRAINING = Training()  # on made-up samples, as programs do
 
 
 def training_of(plan: Plan, model: Model, steps: int, asked: TrainingSettings, resumed: bool = False) -> Training:

@@ -348,7 +348,7 @@ def _of_h3t(option: Option, group: int) -> bool:
 
 def _shared_by(option: Option) -> tuple[Any, ...] | None:
     """What options of embedding and head have in common if a table of both is one parameter where they are in one stage (see
-    `moves.table_once`); None where it is none."""
+    `moves.shares_table`); None where it is none."""
     strategy = strategy_of(option)
     return None if "optimizer" in option.host else (strategy.levels, strategy.zero_stage)
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from trainplan.formulations.costs.sequential.primitives import host_costs
 from trainplan.formulations.joint.cost_tables import JointCosts, tp_degrees
 from trainplan.formulations.joint.enumeration import binary_variables, improving, solution_count
-from trainplan.formulations.joint.evaluation import describe, evaluate, table_once, violations
+from trainplan.formulations.joint.evaluation import describe, evaluate, shares_table, violations
 from trainplan.formulations.joint.instance_file import InstanceRecord, load, load_solution, solution_dict
 from trainplan.formulations.joint.lower_bounds import least_ns
 from trainplan.formulations.joint.options import (
@@ -72,7 +72,7 @@ def start(instance: Instance, solution: Solution) -> set[str]:
     table of both ends as one parameter where it is one."""
     nodes = [(l, x, solution.choice[l]) for x, (a, b) in enumerate(solution.spans()) for l in range(a, b + 1)]
     configuration = instance.configurations[solution.configuration]
-    if table_once(configuration, solution.choice):
+    if shares_table(configuration, solution.choice):
         l, x, s = nodes[-1]
         nodes[-1] = l, x, s + len(instance.table(configuration, x, l).options)
     return {f"x[{l},{x},{s}]" for l, x, s in nodes}

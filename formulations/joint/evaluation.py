@@ -49,7 +49,7 @@ def evaluate(instance: Instance, solution: Solution) -> Evaluation:
     if wrong := malformed(instance, solution):
         raise ValueError(wrong[0])
     configuration = instance.configurations[solution.configuration]
-    once = table_once(configuration, solution.choice)
+    once = shares_table(configuration, solution.choice)
     tables = tables_of(instance, configuration, solution, once)
     times = [stage_times(instance, configuration, solution, tables, x) for x in range(configuration.stages)]
     sizes = bytes_of_stages(instance, solution, tables)
@@ -75,14 +75,14 @@ def bytes_of_stages(instance: Instance, solution: Solution, tables: Sequence[Opt
     """What the units of every stage hold. tables: of every unit, where they are at hand."""
     configuration = instance.configurations[solution.configuration]
     if tables is None:
-        tables = tables_of(instance, configuration, solution, table_once(configuration, solution.choice))
+        tables = tables_of(instance, configuration, solution, shares_table(configuration, solution.choice))
     return [stage_bytes(instance, configuration, solution, tables, x) for x in range(configuration.stages)]
 
 
 # Stages
 
 
-def table_once(configuration: Configuration, choice: Sequence[int]) -> bool:
+def shares_table(configuration: Configuration, choice: Sequence[int]) -> bool:
     """Whether a table that both ends of the pipeline share is one parameter."""
     tied = configuration.tied
     return tied is not None and tied.equal is not None and bool(tied.equal[choice[0], choice[-1]])

@@ -11,7 +11,7 @@ walk alone, as is what the ends of a pipeline do with a table that they share.
 Memory is that of trainplan's own programs, as under `executed`: at most, without room for re-layouts, and with room for what is
 gathered ahead; or at least (`MEMORY_TABLES`), without that room. With context parallelism it is that of pieces of samples, with
 keys and values of whole ones while attention needs them; of plans that no program carries out, that of the programs that stand
-for them (`execution.standing_in`), with copies of weights in few bits.
+for them (`execution.surrogate_of`), with copies of weights in few bits.
 """
 
 from __future__ import annotations

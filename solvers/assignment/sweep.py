@@ -129,9 +129,7 @@ class _Chain:
         self.before_of = [row.tolist() for row in self.before]
         self.windows = windows
         self.firsts = None if windows is None else windows.tolist()
-        self.entry = (
-            transfer_ns  # what a boundary adds to the path, instead of its stage's time from layer 0 on
-        )
+        self.entry = transfer_ns  # what a boundary adds to the path, instead of its stage's time from layer 0 on
         if len(kinds) > 1:
             all_before = self.before[self.kind, 1:-1]
             self.entry = transfer_ns + all_before[:-1] - all_before[1:]

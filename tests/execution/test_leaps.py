@@ -69,4 +69,4 @@ def test_rounds_that_do_not_repeat_are_walked_or_refused(monkeypatch: pytest.Mon
 
 
 def test_programs_of_few_rounds_are_walked_as_they_are() -> None:
-    assert leaps.leapt([Rounds(each.few) for each in compile_classes(random_plan(random.Random(1), 2))], walk_of) is None
+    assert leaps.extrapolated([Rounds(each.few) for each in compile_classes(random_plan(random.Random(1), 2))], walk_of) is None

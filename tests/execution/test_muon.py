@@ -21,7 +21,7 @@ from trainplan.execution.run.unit_state import make_unit
 from trainplan.execution.runtimes.torch.refusals import refusals
 from trainplan.execution.training.muon import MuonWithAdamW
 from trainplan.execution.training.single_process import Reference, batch_tokens
-from trainplan.formulations.costs.sequential.communication import table_once
+from trainplan.formulations.costs.sequential.communication import shares_table
 from trainplan.formulations.costs.sequential.stage_work import samples_of
 from trainplan.formulations.costs.sequential.sublayer_memory import unit_bytes
 from trainplan.formulations.plan.plan import Plan
@@ -155,7 +155,7 @@ def test_tables_never_need_less_than_the_walk(world: int) -> None:
     for _ in range(30):
         plan = with_precision(rng, random_muon_plan(rng, world))
         profile, strategies, stages = profile_of(plan), plan.strategies(), len(plan.stages)
-        once = stages == 1 and table_once(strategies, range(len(plan.units)))
+        once = stages == 1 and shares_table(strategies, range(len(plan.units)))
         programs, micro_batches = compile_plan(plan), plan.batch.micro_batches
         given: dict[str, Any] = {"precision": plan.precision, "optimizer": "muon"}
         for number, stage in enumerate(plan.stages):

@@ -14,7 +14,7 @@ from trainplan.execution.launch.processes import run_plans
 from trainplan.execution.prediction.evaluate_plan import judge
 from trainplan.execution.program import Program
 from trainplan.execution.training.single_process import Reference, batch_tokens
-from trainplan.formulations.costs.sequential.communication import table_once
+from trainplan.formulations.costs.sequential.communication import shares_table
 from trainplan.formulations.costs.sequential.stage_work import samples_of
 from trainplan.formulations.costs.sequential.sublayer_memory import unit_bytes
 from trainplan.formulations.plan.plan import Plan, load_plan
@@ -194,7 +194,7 @@ def test_the_cost_model_never_needs_less_than_the_walk(world: int) -> None:
         model = rng.choice([each.with_fields(vocab_size=64) for each in (GPT2, UNTIED, BERT, LLAMA)])
         plan = with_precision(rng, with_zero(rng, random_plan(rng, world, model)))
         profile, strategies, stages = profile_of(plan), plan.strategies(), len(plan.stages)
-        once = stages == 1 and table_once(strategies, range(len(plan.units)))
+        once = stages == 1 and shares_table(strategies, range(len(plan.units)))
         programs, micro_batches = compile_plan(plan), plan.batch.micro_batches
         for number, stage in enumerate(plan.stages):
             columns = [

@@ -118,7 +118,7 @@ def test_the_head_and_its_table_are_kept_apart() -> None:
     for units, of_embedding, of_head in (({}, 8, 4), ({0: 1}, 1, 4), ({last: 1}, 8, 1), ({0: 1, last: 1}, 1, 1)):
         plan = resident(plain, {unit: {"kept_whole": True} for unit in units})
         program = compile_plan(plan)[0]
-        assert program.table_once
+        assert program.shares_table
         gathers = Counter(i.unit for i in program.instructions if i.op is Op.GATHER_PARAMETERS)
         assert (gathers[0], gathers[last]) == (of_embedding, of_head)
         assert check(compile_plan(plan)) == []
@@ -134,7 +134,7 @@ def test_a_tied_matrix_is_summed_on_the_device_before_it_is_copied(world: int) -
         programs = compile_plan(plan)
         assert check(programs) == []
         for program in programs:
-            assert not program.table_once
+            assert not program.shares_table
             (tied,) = [i for i in program.instructions if i.op is Op.REDUCE_TIED]
             assert not tied.by_processor
             index = program.instructions.index(tied)

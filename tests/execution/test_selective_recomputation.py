@@ -12,7 +12,7 @@ from trainplan.execution.launch.processes import run_plans
 from trainplan.execution.launch.report import RunReport
 from trainplan.execution.prediction.evaluate_plan import judge
 from trainplan.execution.program import Program
-from trainplan.formulations.costs.sequential.communication import table_once
+from trainplan.formulations.costs.sequential.communication import shares_table
 from trainplan.formulations.costs.sequential.cost_models import COST_MODELS, unit_costs
 from trainplan.formulations.costs.sequential.stage_work import planned_work
 from trainplan.formulations.costs.sequential.sublayer_memory import unit_bytes
@@ -147,7 +147,7 @@ def test_stages_never_need_more_than_the_model_says(count: int) -> None:
         profile, strategies, m = profile_of(plan), plan.strategies(), plan.batch.micro_batches
         for number, stage in enumerate(plan.stages):
             units, samples = range(stage.first_unit, stage.last_unit + 1), plan.batch.global_samples // m
-            once = table_once(strategies, units)
+            once = shares_table(strategies, units)
             sizes = [unit_bytes(profile, True, profile.units[u].sublayer, strategies[u], samples, once) for u in units]
             kept, work, states = np.array(sizes).T
             in_flight = m if plan.schedule == "gpipe" else min(m, len(plan.stages) - number)

@@ -11,7 +11,7 @@ from trainplan.execution.compile.classes import compile_classes
 from trainplan.execution.compile.compiler import compile_plan
 from trainplan.execution.compile.reduced_plan import fold
 from trainplan.execution.prediction.evaluate_plan import judge, predict_from_saved_costs
-from trainplan.formulations.costs.sequential.communication import moved_bytes, table_once
+from trainplan.formulations.costs.sequential.communication import moved_bytes, shares_table
 from trainplan.formulations.costs.sequential.cost_models import COST_MODELS, transition_ns, unit_costs
 from trainplan.formulations.costs.sequential.primitives import collective
 from trainplan.formulations.costs.sequential.stage_work import planned_work, samples_of
@@ -75,7 +75,7 @@ def test_stages_never_need_more_than_the_model_says(count: int) -> None:
         profile, strategies, samples, count = profile_of(plan), plan.strategies(), samples_of(plan), len(plan.stages)
         for number, stage in enumerate(plan.stages):
             units = range(stage.first_unit, stage.last_unit + 1)
-            once = table_once(strategies, units)
+            once = shares_table(strategies, units)
             sizes = [unit_bytes(profile, True, profile.units[u].sublayer, strategies[u], samples, once) for u in units]
             kept, work, states = np.array(sizes).T
             parts = plan.batch.micro_batches

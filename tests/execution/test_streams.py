@@ -12,8 +12,8 @@ from trainplan.execution.analysis.timing.simulate import time_walk
 from trainplan.execution.compile.compiler import compile_plan
 from trainplan.execution.instructions import Op
 from trainplan.execution.prediction.evaluate_plan import predict_from_saved_costs
-from trainplan.execution.prediction.overlap import judge_streams
 from trainplan.execution.prediction.overlap import layout_of as layout_of_plan
+from trainplan.execution.prediction.overlap import predict_overlapped
 from trainplan.execution.prediction.prefetch import programs_of
 from trainplan.execution.program import Instruction, Program
 from trainplan.formulations.costs.overlapped.analytic_fsdp import Block, sharded_ns
@@ -312,7 +312,7 @@ def uniform(word: str, **fields: Any) -> Plan:
 def test_plans_are_simulated_under_streams(word: str) -> None:
     """With the same layout as the step without programs has; recomputation takes longer."""
     plan, cluster = uniform(word), load_cluster("h100:8")
-    judged = judge_streams(plan, cluster)
+    judged = predict_overlapped(plan, cluster)
     simulation = simulate(plan, cluster=cluster, cost_model="streams")
     assert simulation.step_ns == judged.step_ns > 0 and simulation.performance is not None
     layout, plain = layout_of_plan(plan), word.partition("-ckpt")[0]
@@ -322,7 +322,7 @@ def test_plans_are_simulated_under_streams(word: str) -> None:
     step = streams_step(plan.planned_model(), alike, cluster.used_kinds[0], Links.of_cluster(cluster))
     assert judged.step_ns == pytest.approx(step.step_ns, rel=0.1)
     if plain != word:
-        assert judged.step_ns > judge_streams(uniform(plain), cluster).step_ns
+        assert judged.step_ns > predict_overlapped(uniform(plain), cluster).step_ns
 
 
 @pytest.mark.parametrize(
@@ -358,7 +358,7 @@ def test_what_is_gathered_for_a_unit_takes_its_part_of_the_layer_by_what_runs_be
 @pytest.mark.parametrize("word", ["sdp4-tp2-zero1-sp", "sdp4-tp2-sp-ckpt", "sdp4-tp2", "dp4-tp2-sp-ckpt:attention+norms"])
 def test_a_plan_carries_what_instructions_take(word: str) -> None:
     """Sums of a backward pass hide more than those of a forward pass: a plan's own table walks to the same step."""
-    judged = judge_streams(uniform(word), load_cluster("h100:8x1"))
+    judged = predict_overlapped(uniform(word), load_cluster("h100:8x1"))
     assert predict_from_saved_costs(judged.plan, judged.carried()).step_ns == judged.step_ns
 
 

@@ -44,7 +44,7 @@ def test_laid_out_alike_it_is_one_parameter(strategy: str) -> None:
         assert not reduces_table(programs)
         untied = compile_plan(even_plan(model.with_fields(tie_word_embeddings=False), strategy))
         for one, two in zip(programs, untied, strict=True):
-            assert one.table_once and not two.table_once
+            assert one.shares_table and not two.shares_table
             assert one.persistent_bytes < two.persistent_bytes
             assert memory_walk(one).peak_bytes <= memory_walk(two).peak_bytes
 

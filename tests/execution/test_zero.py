@@ -16,7 +16,7 @@ from trainplan.execution.compile.reduced_plan import fold
 from trainplan.execution.instructions import Op
 from trainplan.execution.launch.processes import run_plans
 from trainplan.execution.program import Instruction, Program, with_waits
-from trainplan.formulations.costs.sequential.communication import table_once
+from trainplan.formulations.costs.sequential.communication import shares_table
 from trainplan.formulations.costs.sequential.stage_work import samples_of
 from trainplan.formulations.costs.sequential.sublayer_memory import unit_bytes
 from trainplan.formulations.plan.plan import Plan
@@ -66,7 +66,7 @@ def test_a_tied_table_is_one_parameter_where_its_states_lie_alike(backend: Backe
     plans = [even_plan(strategy) for strategy in TIED]
     ends = [("sdp4-zero1", "sdp4-zero2"), ("sdp4-zero1", "sdp4"), ("sdp4-zero2", "sdp2-dp2-zero1"), ("dp4", "tp2-sdp2-zero1")]
     plans += [plan_of(GPT2, [first, *between, last], 4, 24, 3) for first, last in ends]
-    assert [table_once(plan.strategies(), range(UNITS)) for plan in plans] == [True] * len(TIED) + [False] * len(ends)
+    assert [shares_table(plan.strategies(), range(UNITS)) for plan in plans] == [True] * len(TIED) + [False] * len(ends)
     for plan, report in zip(plans, run_plans(plans, backend=backend), strict=True):
         differences = report.gradient_difference, report.parameter_difference, report.loss_difference
         assert all(difference is not None and difference < 1e-12 for difference in differences), plan
@@ -122,7 +122,7 @@ def test_the_cost_model_never_needs_less_than_the_walk(world: int) -> None:
         model = rng.choice([each.with_fields(vocab_size=64) for each in (GPT2, UNTIED, BERT, LLAMA)])
         plan = with_zero(rng, random_plan(rng, world, model))
         profile, strategies, stages = profile_of(plan), plan.strategies(), len(plan.stages)
-        once = stages == 1 and table_once(strategies, range(len(plan.units)))
+        once = stages == 1 and shares_table(strategies, range(len(plan.units)))
         programs, micro_batches = compile_plan(plan), plan.batch.micro_batches
         for number, stage in enumerate(plan.stages):
             columns = [

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from trainplan.execution.prediction.evaluate_plan import PlanPrediction
-from trainplan.execution.prediction.overlap import judge_streams
+from trainplan.execution.prediction.overlap import predict_overlapped
 from trainplan.formulations.joint.problem import Instance, Solution
 from trainplan.formulations.plan.request import Request
 from trainplan.formulations.problem import counts_overlap, problem
@@ -95,7 +95,7 @@ def walked(instance: Instance, solution: Solution, asked: Request) -> PlanPredic
     plan = JOINT.plan(instance, solution, asked)
     if counts_overlap(instance):
         assert asked.cluster is not None
-        return judge_streams(plan, asked.cluster, checked=False)
+        return predict_overlapped(plan, asked.cluster, checked=False)
     return predicted_plan(plan, asked)[1]
 
 

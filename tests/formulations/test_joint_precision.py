@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from trainplan.execution.prediction.evaluate_plan import predict_from_saved_costs
-from trainplan.execution.prediction.overlap import judge_streams, layout_of
+from trainplan.execution.prediction.overlap import layout_of, predict_overlapped
 from trainplan.execution.runtimes.export_common import ENDS
 from trainplan.formulations.joint.runtime_capabilities import with_gradients
 from trainplan.formulations.plan.plan import Plan, load_plan
@@ -73,7 +73,7 @@ def test_a_plan_has_its_recipe_and_holds_copies_of_its_weights(layout: str, name
         assert plan.claim is not None and plain.claim is not None
     carried = predict_from_saved_costs(plan, plan.predicted.durations)
     assert (carried.step_ns, list(carried.peak_bytes)) == (plan.predicted.step_ns, plan.predicted.peak_bytes)
-    assert carried.step_ns == judge_streams(plan, CLUSTER).step_ns
+    assert carried.step_ns == predict_overlapped(plan, CLUSTER).step_ns
     assert load_plan(plan.model_dump(mode="json")) == plan
 
 

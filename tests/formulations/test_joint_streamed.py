@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from trainplan.execution.analysis.timing.overlapped_costs import StreamsCosts
 from trainplan.execution.prediction.evaluate_plan import predict_from_costs
-from trainplan.execution.prediction.overlap import judge_streams, layout_of
+from trainplan.execution.prediction.overlap import layout_of, predict_overlapped
 from trainplan.formulations.costs.overlapped.analytic_step import streams_step
 from trainplan.formulations.costs.overlapped.links import Links
 from trainplan.formulations.joint import overlap_lower_bounds
@@ -99,7 +99,7 @@ def bounded(model: Model, cluster: str, options: dict[str, Any], each: int, most
         tried = random.Random(2).sample(tried, min(most, len(tried)))
     for solution in tried:
         plan = JOINT.plan(instance, solution, asked)
-        walked, claimed = judge_streams(plan, load_cluster(cluster)), JOINT.evaluate(instance, solution)
+        walked, claimed = predict_overlapped(plan, load_cluster(cluster)), JOINT.evaluate(instance, solution)
         assert claimed.objective <= walked.step_ns, (plan, plan.units)
         most = max(stage.peak_bytes for stage in claimed.stages)
         late = STATISTICS_BYTES * plan.units[-1].strategy.degree("tp") * model.tokens * batch // plan.batch.micro_batches
@@ -119,7 +119,7 @@ def test_the_memory_of_exchanged_heads_is_at_least_that_of_the_walk(model: Model
     instance = JOINT.instance(asked)
     for solution in random.Random(2).sample(tried := solutions(instance, 2, 1), min(24, len(tried))):
         plan = JOINT.plan(instance, solution, asked)
-        walked = max(judge_streams(plan, load_cluster("h100:4")).peak_bytes)
+        walked = max(predict_overlapped(plan, load_cluster("h100:4")).peak_bytes)
         claimed = max(stage.peak_bytes for stage in JOINT.evaluate(instance, solution).stages)
         assert walked <= claimed < 3 / 2 * walked, plan.units
 
@@ -294,7 +294,7 @@ def test_other_layouts_are_walked_where_lanes_hide_less_than_claimed() -> None:
     solution = JOINT.refinement.solution_of_plan(instance, best.plan)
     assert JOINT.evaluate(instance, solution).objective == claim.objective_ns
     first = tp.solve(instance, gap=0.0)
-    walked = judge_streams(
+    walked = predict_overlapped(
         JOINT.plan(instance, JOINT.load_solution(first.solution), request(LLAMA, "h100:2x2", 8)), load_cluster("h100:2x2")
     )
     assert first.objective == claim.bound_ns and step_ns <= walked.step_ns

@@ -13,7 +13,7 @@ from math import inf
 from typing import Any
 
 from trainplan.execution.prediction.evaluate_plan import PlanPrediction
-from trainplan.execution.prediction.overlap import judge_streams
+from trainplan.execution.prediction.overlap import predict_overlapped
 from trainplan.execution.runtimes.torch.export import held_alongside
 from trainplan.formulations.joint.options import MEMORY_TABLES, with_tables
 from trainplan.formulations.joint.runtime_capabilities import FOR
@@ -265,7 +265,7 @@ def _predicted(plan: Plan, request: Request, overlap: bool) -> tuple[Plan, PlanP
         return plan, None
     if overlap:
         assert request.cluster is not None
-        judged = judge_streams(plan, request.cluster, checked=False)
+        judged = predict_overlapped(plan, request.cluster, checked=False)
         return plan.changed(predicted=predicted_on_lanes(judged, request.cluster)), judged
     return predicted_plan(plan, request)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from trainplan.execution.prediction.evaluate_plan import PlanPrediction, judge
-from trainplan.execution.prediction.overlap import judge_streams
+from trainplan.execution.prediction.overlap import predict_overlapped
 from trainplan.execution.prediction.surrogate import recipe_of
 from trainplan.formulations.costs.sequential.stage_work import PlannedWork, planned_work, samples_of
 from trainplan.formulations.plan.plan import Plan, Predicted, Stage, StageTimes
@@ -48,7 +48,7 @@ def predicted_as_known(plan: Plan, request: Request) -> tuple[Plan, PlanPredicti
     samples. Raises InputError."""
     if (recipe_of(plan) is None and plan.pieces == 1) or request.cluster is None:
         return predicted_plan(plan, request)
-    judged = judge_streams(plan, request.cluster)
+    judged = predict_overlapped(plan, request.cluster)
     return plan.changed(predicted=predicted_on_lanes(judged, request.cluster)), judged
 
 

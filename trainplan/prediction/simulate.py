@@ -13,7 +13,7 @@ from typing import Any
 
 from trainplan.execution.launch.memory_check import check_peaks
 from trainplan.execution.prediction.evaluate_plan import PlanPrediction, judge, predict_from_saved_costs
-from trainplan.execution.prediction.overlap import judge_streams
+from trainplan.execution.prediction.overlap import predict_overlapped
 from trainplan.execution.prediction.surrogate import recipe_of
 from trainplan.formulations.pipeline_partition.problem import Instance, Solution
 from trainplan.formulations.plan.plan import Plan, Predicted, StageTimes
@@ -270,7 +270,7 @@ def _simulated_streams(subject: Any, cluster: FilePath | Cluster | None) -> Simu
     if not compiles(model):
         fix = "give a plan of a model that becomes programs"
         raise InputError("plan", "model.config.model_type", f"is {model.family!r}", fix)
-    judged = judge_streams(subject, machine)
+    judged = predict_overlapped(subject, machine)
     names = tuple(span(model.units[stage.first_unit].name, model.units[stage.last_unit].name) for stage in subject.stages)
     about = f"{model.name} on {machine.name}, with overlap"
     batch = subject.batch.micro_batches

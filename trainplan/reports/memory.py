@@ -46,7 +46,7 @@ def stage_curves(plan: Plan, judged: PlanPrediction) -> list[StageCurve]:
 
 def _curve(judged: PlanPrediction, stage: int, index: int) -> StageCurve:
     rounds, walk = judged.time.rounds[index], judged.memory[index]
-    copies = {part_of("copies"): walk.beside_bytes}
+    copies = {part_of("copies"): walk.outside_program_bytes}
     sizes = [
         tuple(held[part] + copies.get(part, 0) for part in PARTS)
         for held in held_parts(rounds.few, walk.backend, part_of, PARTS)

@@ -19,7 +19,8 @@ BACKENDS: tuple[Backend, ...] = get_args(Backend)
 class Walk:
     """Bytes of a rank's device: the most of the step, and those while each instruction runs, its workspace included.
 
-    host_bytes: set aside on the host, for all steps. backend: the one that holds the buffers. beside_bytes: of all these, what
+    host_bytes: set aside on the host, for all steps. backend: the one that holds the buffers.
+    outside_program_bytes: of all these, what
     is held all the time and is no buffer of the program.
     """
 
@@ -27,12 +28,12 @@ class Walk:
     during_bytes: tuple[int, ...]
     host_bytes: int
     backend: Backend
-    beside_bytes: int = 0
+    outside_program_bytes: int = 0
 
     def beside(self, size: int) -> Walk:
         """The same walk on a device that holds so many bytes more."""
         during = tuple(each + size for each in self.during_bytes)
-        return Walk(self.peak_bytes + size, during, self.host_bytes, self.backend, self.beside_bytes + size)
+        return Walk(self.peak_bytes + size, during, self.host_bytes, self.backend, self.outside_program_bytes + size)
 
 
 def memory_walk(program: Program, backend: Backend = "serial") -> Walk:
@@ -51,7 +52,7 @@ def peak_buffers(program: Program, walk: Walk) -> dict[str, int]:
     of weights beside them."""
     index = walk.during_bytes.index(walk.peak_bytes)
     live, _ = next(islice(_held(program, walk.backend), index, None))
-    copies = {"copies": walk.beside_bytes} if walk.beside_bytes else {}
+    copies = {"copies": walk.outside_program_bytes} if walk.outside_program_bytes else {}
     return {**live, "workspace": program.instructions[index].workspace_bytes, **copies}
 
 
@@ -94,7 +95,7 @@ def _at_once(program: Program) -> Frees:
     return Frees(((),) * len(program.instructions), tuple(i.frees for i in program.instructions), ())
 
 
-def _once_computations_wait(program: Program) -> Frees:
+def _when_compute_waits(program: Program) -> Frees:
     """Where lanes run beside each other, what another one than compute frees is surely gone only once the compute lane waits
     for it, directly or through others, or once it is written again."""
     return deferred_frees(program, "compute")
@@ -102,7 +103,7 @@ def _once_computations_wait(program: Program) -> Frees:
 
 _FREES: dict[Backend, Callable[[Program], Frees]] = {
     "serial": _at_once,
-    "fused": _once_computations_wait,
-    "threads": _once_computations_wait,
+    "fused": _when_compute_waits,
+    "threads": _when_compute_waits,
     "streams": deferred_frees,
 }

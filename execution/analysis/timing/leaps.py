@@ -23,7 +23,7 @@ MOST_INSTRUCTIONS = 2**25  # that are walked where rounds do not repeat
 Walked = Callable[[Sequence[Rounds]], Any]  # from programs to their `TimeWalk`
 
 
-def leapt(rounds: Sequence[Rounds], walked: Walked) -> tuple[Any, Any, int] | None:
+def extrapolated(rounds: Sequence[Rounds], walked: Walked) -> tuple[Any, Any, int] | None:
     """A walk of fewer rounds, one of a few rounds less, and how often what the first has beside the second is to be added; None
     where rounds are few, or do not repeat. Raises InputError where they do not, and are too many to be walked."""
     count, size = rounds[0].count, rounds[0].size

@@ -10,7 +10,7 @@ By a profile each instruction is one piece of `formulations.work`, whose sums ar
   the matrices where tokens are shared (the matrices' times have it), sums of the host's processor, of which profiles say
   nothing, and the sum of the loss, 8 bytes.
 
-With Muon in ZeRO's stage 1, whole gradients are summed: what reduces them to shards costs as much (`standing_in`).
+With Muon in ZeRO's stage 1, whole gradients are summed: what reduces them to shards costs as much (`surrogate_of`).
 
 Profiles are of whole samples, so that they say nothing of plans that cut samples (context parallelism).
 """

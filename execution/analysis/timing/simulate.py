@@ -30,7 +30,7 @@ from functools import cached_property
 from typing import Literal, NamedTuple, get_args
 
 from trainplan.execution.analysis.memory.peak import Backend
-from trainplan.execution.analysis.timing.leaps import FOLLOWED, leapt
+from trainplan.execution.analysis.timing.leaps import FOLLOWED, extrapolated
 from trainplan.execution.instructions import Op
 from trainplan.execution.program import Instruction, Program, with_waits
 from trainplan.execution.steady_state import Rounds
@@ -196,7 +196,7 @@ def time_walk(
         return TimeWalk(tuple(rounds), backend, tuple(walk.starts), tuple(walk.ends))
 
     rounds = tuple(program if isinstance(program, Rounds) else Rounds(program) for program in programs)
-    if (found := leapt(rounds, walked)) is None:
+    if (found := extrapolated(rounds, walked)) is None:
         return walked(rounds)
     longer, shorter, more = found
     return replace(longer, shorter=shorter, more=more)

@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from trainplan.execution.instructions import Op
-from trainplan.execution.program import HOST_STATES, STATES, Instruction, MicroBatchPart, Program, laid_as, sent_as
+from trainplan.execution.program import HOST_STATES, STATES, Instruction, MicroBatchPart, Program, layout_unit, sender_name
 from trainplan.profiling.base.dtypes import STATISTIC_BYTES
 from trainplan.profiling.models.optimizers import moments_of, states_sharing
 from trainplan.profiling.models.sublayers import HeadPieces, shard_bounds
@@ -87,7 +87,7 @@ class Sizes:
 
     def of(self, name: str, rows: int) -> int | None:
         """Bytes of a buffer with so many samples; None where the rank has no such buffer."""
-        parts = parsed(sent_as(name))
+        parts = parsed(sender_name(name))
         if parts is None:
             return None
         key = (parts.kind, parts.unit, rows)
@@ -102,7 +102,7 @@ class Sizes:
             strategy, sublayer = self.program.strategies[unit], self.model.units[unit].sublayer
             tp, index = strategy.degree("tp"), strategy.index(self.program.place, "tp")
             elements = sublayer.parameter_count(tp, index)
-            if self.program.table_once and unit == len(self.model.units) - 1:  # the head's table is the embedding's
+            if self.program.shares_table and unit == len(self.model.units) - 1:  # the head's table is the embedding's
                 low, high = shard_bounds(self.model.vocabulary, tp, index)
                 elements -= (high - low) * sublayer.hidden
             self._shards[unit] = -(-elements // strategy.degree("sdp"))
@@ -244,7 +244,7 @@ class Sizes:
             made = unit - 1 if kind == "hidden" else unit
             if made not in self.units:  # it came from a stage of another size
                 return 1
-        layout = unit if kind in ("input", "host-hidden", "prefetched") else laid_as(f"{kind}.{unit}")
+        layout = unit if kind in ("input", "host-hidden", "prefetched") else layout_unit(f"{kind}.{unit}")
         return strategies[layout].share(self.program.place)[1]
 
     def _of_share(self, kind: str, unit: int, rows: int) -> int | None:

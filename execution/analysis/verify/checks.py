@@ -36,10 +36,10 @@ from trainplan.execution.program import Clocks, Instruction, Program
 @gc_paused()
 def check(programs: Sequence[Program]) -> list[str]:
     """Every fault found, in words that name rank and instruction; empty for sound programs."""
-    return misplaced(programs) or faults_of_each(programs) or meanings(programs)
+    return misplaced(programs) or program_faults(programs) or meanings(programs)
 
 
-def faults_of_each(programs: Sequence[Program]) -> list[str]:
+def program_faults(programs: Sequence[Program]) -> list[str]:
     """What is wrong with the instructions of programs, each by itself."""
     wrong_form, wrong_operands, wrong = list[str](), list[str](), list[str]()
     for program in _kinds(programs):  # all of one program together: they parse the same names

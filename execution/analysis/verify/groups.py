@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trainplan.execution.instructions import Op
-from trainplan.execution.program import Instruction, Program, laid_as
+from trainplan.execution.program import Instruction, Program, layout_unit
 from trainplan.formulations.plan.strategy import gather_ranks, piece_peers
 
 
@@ -22,7 +22,7 @@ def groups(program: Program) -> list[str]:
                     faults.append(f"rank {program.rank}: {i} is over {_ranks(i.group)}, not with one of {_ranks(there)}")
                     break
                 continue
-            unit = laid_as(i.reads[0]) if i.op is Op.GATHER_TOKENS else i.unit
+            unit = layout_unit(i.reads[0]) if i.op is Op.GATHER_TOKENS else i.unit
             role = (i.op, unit, _is_forward(i))
             if role not in by_role:
                 by_role[role] = _members(program, *role)

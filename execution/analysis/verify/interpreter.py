@@ -195,7 +195,7 @@ def _check_done_once(program: Program) -> None:
     once: list[tuple[Op, int | None]] = [(Op.REDUCE_LOSS, None)]
     once += [(Op.HOST_OPTIMIZER_STEP if program.steps_on_host(unit) else Op.OPTIMIZER_STEP, unit) for unit in program.units]
     once += [(Op.GATHER_UPDATED, unit) for unit in program.units if program.strategies[unit].gathers_updates]
-    if program.model.tied and not program.table_once and {0, len(program.strategies) - 1} & set(program.units):
+    if program.model.tied and not program.shares_table and {0, len(program.strategies) - 1} & set(program.units):
         once.append((Op.REDUCE_TIED, None))
     counts = Counter((instruction.op, instruction.unit) for instruction in program.instructions)
     for op, unit in once:

@@ -12,7 +12,7 @@ from itertools import product
 
 from trainplan.execution.analysis.verify.buffer_sizes import MASTER, parsed, zero_stage
 from trainplan.execution.instructions import ARRIVED, OUTPUT_GRADIENT, UNIT_INPUT, Op
-from trainplan.execution.program import FROM, MARK, Instruction, MicroBatchPart, Program, grouped, laid_as, sent_as
+from trainplan.execution.program import FROM, MARK, Instruction, MicroBatchPart, Program, grouped, layout_unit, sender_name
 from trainplan.profiling.models.sublayers import HeadPieces
 
 # The lanes on which copies may be issued, which are one and the same for all of a program.
@@ -117,7 +117,7 @@ def operands(program: Program) -> list[str]:
 
 def layout_of(program: Program, unit: int) -> str:
     """Where a unit's parameters are: one of LAYOUTS."""
-    with_table = program.table_once and unit == len(program.strategies) - 1
+    with_table = program.shares_table and unit == len(program.strategies) - 1
     layout = f"ZeRO stage {zero_stage(program, unit)}" + ", with the table" * with_table
     keys = program.key_share(unit)
     cut = "" if keys is None else ", heads exchanged" if isinstance(keys, HeadPieces) else ", samples cut"
@@ -206,14 +206,14 @@ def _unshared(program: Program, i: Instruction, unit: int) -> str | None:
 
 def _made_by(i: Instruction, program: Program) -> int:
     name = parsed(i.reads[0])
-    unit = laid_as(i.reads[0]) if name is not None and name.unit is not None else 0
+    unit = layout_unit(i.reads[0]) if name is not None and name.unit is not None else 0
     return min(max(unit, 0), len(program.strategies) - 1)
 
 
 def _ungrouped(program: Program, i: Instruction, layouts: list[str]) -> str | None:
     if len(i.grouped) < 2 or not {message.op for message in i.grouped} <= {Op.SEND, Op.RECEIVE}:
         return "is not several sends and receives"
-    if all(map(program.one_by_one, i.grouped)):
+    if all(map(program.has_own_channel, i.grouped)):
         if [message.op for message in i.grouped] != [Op.SEND, Op.RECEIVE]:
             return "is not a send and a receive"
         if i.grouped[0].group != i.grouped[1].group:
@@ -228,7 +228,7 @@ def _unjoined(i: Instruction) -> str | None:
     """Parts of one boundary that several ranks have sent, which become one buffer."""
     part = MicroBatchPart(i.micro_batch or 0, i.half)
     names = {f"{kind}.{i.unit}.{part}" for kind in ("hidden", "input-gradient")}
-    parts = {sent_as(name) for name in i.reads if FROM in name}
+    parts = {sender_name(name) for name in i.reads if FROM in name}
     if len(i.writes) == 1 and parts == {*i.writes} <= names and len({*i.reads}) == len(i.reads) and i.frees == i.reads:
         return None
     return f"reads {_names(i.reads)}, writes {_names(i.writes)} and frees {_names(i.frees)}: not the parts of one boundary"
@@ -236,7 +236,7 @@ def _unjoined(i: Instruction) -> str | None:
 
 def tied_buffers(program: Program) -> tuple[tuple[str, ...], ...]:
     """What the reduction of a tied matrix reads, writes and frees: the gradients of its copies, and on the host a table."""
-    if program.table_once:
+    if program.shares_table:
         return (), (), ()
     on = "host-" if "host-tied" in program.buffers else ""
     both = tuple(f"{on}gradient.{unit}" for unit in (0, len(program.strategies) - 1) if unit in program.units)
@@ -268,7 +268,7 @@ def matches_form(
     if op in (Op.RECEIVE, Op.POST_RECEIVE):
         if reads not in ((), writes):
             return False
-        reads, writes = tuple(map(sent_as, reads)), tuple(map(sent_as, writes))
+        reads, writes = tuple(map(sender_name, reads)), tuple(map(sender_name, writes))
     texts = [[_relative(name, unit, part) for name in names] for names in (reads, writes, frees)]
     if op.spec.lets_go:
         if len(texts[2]) != 1 or texts[2][0] not in op.spec.lets_go:

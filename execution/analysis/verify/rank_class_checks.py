@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from trainplan.execution.analysis.verify.checks import faults_of_each
+from trainplan.execution.analysis.verify.checks import program_faults
 from trainplan.execution.analysis.verify.semantics import meanings
 from trainplan.execution.analysis.verify.structure import misplaced
 from trainplan.execution.compile.classes import RankClass
@@ -28,7 +28,7 @@ from trainplan.formulations.plan.rank_grid import Digits
 def check_classes(classes: Sequence[RankClass]) -> list[str]:
     """Every fault found in the programs of all classes of a plan, as `check`; empty for sound programs."""
     few = [each.few for each in classes]
-    faults = misplaced(few, every_rank=False) or faults_of_each(few)
+    faults = misplaced(few, every_rank=False) or program_faults(few)
     if faults:
         return faults
     folding = fold(classes[0].plan, classes[0].model)

@@ -29,7 +29,7 @@ from trainplan.execution.analysis.verify.semantics_optimizer_state import (
 from trainplan.execution.analysis.verify.semantics_sequence_parallel import SHARED, SHARED_TOGETHER, enters, own_tokens
 from trainplan.execution.gc_paused import gc_paused
 from trainplan.execution.instructions import Op
-from trainplan.execution.program import Instruction, Program, sent_as
+from trainplan.execution.program import Instruction, Program, sender_name
 
 
 @gc_paused()
@@ -78,7 +78,7 @@ def _unit_input(run: Interpreter, rank: int, head: Instruction) -> Hidden:
 def _uses_table(run: Interpreter, rank: int, head: Instruction) -> bool:
     """Whether this is of a head that works with the embedding's own matrix."""
     program = run.programs[rank]
-    return head.unit == len(program.strategies) - 1 and program.table_once
+    return head.unit == len(program.strategies) - 1 and program.shares_table
 
 
 def _forward(run: Interpreter, rank: int, head: Instruction) -> None:
@@ -242,7 +242,7 @@ def _nothing(run: Interpreter, rank: int, head: Instruction) -> None:
 def _pass_on(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) -> None:
     (sender, receiver), (send, receive) = ranks, heads
     (name,), (place,) = send.reads, receive.writes
-    if name.replace("-whole.", ".") != sent_as(place):
+    if name.replace("-whole.", ".") != sender_name(place):
         raise fault_at(sender, send, f"of {name} meets the receive of {place} on rank {receiver}")
     if send.message_bytes != receive.message_bytes:
         raise fault_at(sender, send, f"has {send.message_bytes} bytes, rank {receiver} receives {receive.message_bytes}")

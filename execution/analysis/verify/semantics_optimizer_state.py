@@ -153,7 +153,7 @@ def _optimizer_step(run: Interpreter, rank: int, head: Instruction) -> None:
     each = _once_each(program.samples, run.shard(rank, head).tp) if _has_replicated(program, head.unit) else None
     if value.split.counts() != _once(program.samples) or (each is not None and value.replicated.counts() != each):
         raise fault_at(rank, head, f"uses {head.reads[0]}, which does not hold each sample once")
-    if program.table_once:
+    if program.shares_table:
         if head.unit == 0 and value.head.counts() != _once(program.samples):
             raise fault_at(rank, head, f"uses {head.reads[0]}, which does not hold the head's part of each sample once")
     elif program.model.tied and head.unit in (0, len(run.programs[rank].strategies) - 1) and not value.tied:

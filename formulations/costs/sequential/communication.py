@@ -54,7 +54,7 @@ def gather_tokens_ns(profile: Profile, before: Strategy, after: Strategy, sample
     return max(collective_ns(profile.network, "all-gather", rows, group) for group in groups)
 
 
-def table_once(strategies: Sequence[Strategy], stage: Sequence[int]) -> bool:
+def shares_table(strategies: Sequence[Strategy], stage: Sequence[int]) -> bool:
     """Whether a table that embedding and head share is one parameter: both are in this stage, and each of its ranks has the
     same part of it, and of its states, under either's strategy. Else it is two, whose gradients are summed once a step."""
     first, last = strategies[0], strategies[-1]

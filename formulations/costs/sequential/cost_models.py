@@ -75,17 +75,17 @@ class PassTimes:
 
 
 def unit_costs(
-    profile: Profile, costs: CostModel, sublayer: str, strategy: Strategy, samples: int, table_once: bool = False
+    profile: Profile, costs: CostModel, sublayer: str, strategy: Strategy, samples: int, shares_table: bool = False
 ) -> UnitCosts:
-    """Cost of one micro-batch of `samples` samples. table_once: as of `times_of`, for what is executed. Raises InputError where
-    the profile lacks the shape."""
+    """Cost of one micro-batch of `samples` samples. shares_table: as of `times_of`, for what is executed. Raises InputError
+    where the profile lacks the shape."""
     if costs.executed:
-        times = times_of(profile, sublayer, strategy, samples, table_once)
+        times = times_of(profile, sublayer, strategy, samples, shares_table)
         sync: float = times.sync_ns + times.tied_ns
         forward, backward = float(times.forward_ns), times.backward_ns + sync
     else:
         forward, backward, sync = _paper_ns(profile, exact_work(profile, sublayer, strategy, samples), strategy)
-    sizes = unit_bytes(profile, costs.executed, sublayer, strategy, samples, table_once)
+    sizes = unit_bytes(profile, costs.executed, sublayer, strategy, samples, shares_table)
     return UnitCosts(forward + backward, forward, sync, *sizes)
 
 
@@ -94,7 +94,7 @@ def times_of(
     sublayer: str,
     strategy: Strategy,
     samples: int,
-    table_once: bool = False,
+    shares_table: bool = False,
     precision: Precision | None = None,
     optimizer: OptimizerName = "adamw",
 ) -> PassTimes:
@@ -102,11 +102,11 @@ def times_of(
     in every micro-batch, and made whole over the tensor-parallel group before; others are reduced or scattered in the last one
     only.
 
-    samples: of a micro-batch over all devices of the stage. table_once: whether the table that embedding and head share is one
-    parameter, the embedding's; a head then gathers and scatters all of that one's beside what is left of its own. precision: of
+    samples: of a micro-batch over all devices of the stage. shares_table: whether the table that embedding and head share is
+    one parameter, the embedding's; a head then gathers and scatters all of that one's beside what is left of its own. precision: of
     gradients; optimizer: as of `unit_work`. Raises InputError where the profile lacks the shape.
     """
-    with_table = table_once and profile.tied_parameters > 0 and profile.shapes[sublayer].kind == "head"
+    with_table = shares_table and profile.tied_parameters > 0 and profile.shapes[sublayer].kind == "head"
     left_out = table_part(profile, strategy.degree("tp")) if with_table else 0
     work = unit_work(profile, sublayer, strategy, samples, left_out=left_out, precision=precision, optimizer=optimizer)
     sharded = strategy.shares_gradients
@@ -121,7 +121,7 @@ def times_of(
         backward_ns=computed + work.backward_tokens_ns + sharing + work.replicated_ns * sharded,
         reduce_ns=last,
         step_ns=work.optimizer_ns + work.update_ns,
-        tied_ns=0 if table_once else work.tied_ns,
+        tied_ns=0 if shares_table else work.tied_ns,
     )
 
 

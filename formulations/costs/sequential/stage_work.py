@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from trainplan.formulations.costs.sequential.communication import (
     gather_tokens_ns,
     moved_bytes,
+    shares_table,
     slice_gather_ns,
     slowest_message_ns,
-    table_once,
     tied_ns,
 )
 from trainplan.formulations.costs.sequential.cost_models import times_of
@@ -45,7 +45,7 @@ def planned_work(plan: Plan, profiles: Sequence[Profile]) -> PlannedWork:
     pipelines with different shares, that with the most micro-batches counts. A stage re-lays what it receives, too.
     """
     strategies, samples = plan.strategies(), samples_of(plan)
-    once = len(plan.stages) == 1 and table_once(strategies, range(len(plan.units)))
+    once = len(plan.stages) == 1 and shares_table(strategies, range(len(plan.units)))
     devices = plan.placement or range(plan.world)
     forward, backward, moves, syncs, names = [], [], [], [], []
     for number, (profile, stage) in enumerate(zip(profiles, plan.stages, strict=True)):

@@ -33,7 +33,7 @@ def unit_bytes(
     sublayer: str,
     strategy: Strategy,
     samples: int,
-    table_once: bool = False,
+    shares_table: bool = False,
     precision: Precision | None = None,
     relaid: bool = True,
     optimizer: OptimizerName = "adamw",
@@ -41,8 +41,8 @@ def unit_bytes(
     pieces: bool = False,
 ) -> tuple[int, int, int]:
     """O_f, O_b and O_ms of a sub-layer. samples: of a micro-batch. executed: of trainplan's programs, else the paper's.
-    table_once: whether these keep a table that embedding and head share but once, with the embedding. precision: of the states,
-    where it is not the profile's; its state_bytes_per_parameter have the rest. relaid: whether neighbours may be laid out
+    shares_table: whether these keep a table that embedding and head share but once, with the embedding. precision: of the
+    states, where it is not the profile's; its state_bytes_per_parameter have the rest. relaid: whether neighbours may be laid out
     otherwise. optimizer: what steps the parameters, of a profile that describes its model where that is not AdamW. least: what
     programs surely hold, in place of at most: at the end of the forward pass, where it is computed again, or when its input
     has its gradient, whichever is most; without what neighbours or other lanes may hold, and without a kernel's workspace of
@@ -58,7 +58,7 @@ def unit_bytes(
     rebuilt = incoming + entry.kept_bytes.value - checkpoint if strategy.ckpt else 0
     if not executed:
         return forward, rebuilt, _state_bytes(profile, strategy, shard.parameters, precision)
-    left_out = table_part(profile, tp) if table_once and shape.kind == "head" else 0
+    left_out = table_part(profile, tp) if shares_table and shape.kind == "head" else 0
     by_muon = muon_parameters(profile, sublayer, strategy, optimizer)
     sharing = sharing_of(profile, sublayer, strategy, optimizer)
     usual = 4 * element if least and precision.master is None else profile.state_bytes_per_parameter

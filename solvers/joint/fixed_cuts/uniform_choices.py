@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import astuple
 
 import numpy as np
-from trainplan.formulations.joint.evaluation import evaluate, over_memory, stage_bytes, stage_times, table_once, tables_of
+from trainplan.formulations.joint.evaluation import evaluate, over_memory, shares_table, stage_bytes, stage_times, tables_of
 from trainplan.formulations.joint.problem import Configuration, Instance, Solution
 from trainplan.formulations.joint.stage_memory import peaks
 from trainplan.formulations.joint.tables import FORBIDDEN
@@ -46,7 +46,7 @@ def best_agreeing(instance: Instance, place: int, below: float, search: Search |
     timed, tied_ns = [], 0 if configuration.tied is None else configuration.tied.reduce_ns
     for s in range(count):
         solution = Solution(place, cuts, (s,) * instance.length)
-        once = table_once(configuration, solution.choice)
+        once = shares_table(configuration, solution.choice)
         tables = tables_of(instance, configuration, solution, once)
         stages = [stage_times(instance, configuration, solution, tables, x) for x in range(configuration.stages)]
         rows = [(*astuple(stage), 0 if once else tied_ns) for stage in stages]

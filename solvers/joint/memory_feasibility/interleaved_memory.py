@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 import numpy as np
-from trainplan.formulations.joint.evaluation import malformed, table_once
+from trainplan.formulations.joint.evaluation import malformed, shares_table
 from trainplan.formulations.joint.problem import Configuration, Instance, Solution, Unit
 from trainplan.formulations.joint.tables import OptionTable
 from trainplan.formulations.numbers import Integers
@@ -45,7 +45,7 @@ def leanest(instance: Instance, place: int) -> Lean:
     solution = Solution(place, configuration.cuts, peaks.options)
     if malformed(instance, solution) or over_hosts(instance, solution):
         return Lean(bound)
-    return Lean(bound, excess if not table_once(configuration, peaks.options) else excess_bytes(instance, solution), solution)
+    return Lean(bound, excess if not shares_table(configuration, peaks.options) else excess_bytes(instance, solution), solution)
 
 
 @dataclass(frozen=True)
