@@ -1,10 +1,10 @@
-"""What of models and machines runs here: families, dtypes, and how many processes."""
+"""What runs on this machine: the largest number of processes, dtypes, and families of models."""
 
 from __future__ import annotations
 
 MOST_PROCESSES = 64
 EXECUTED_DTYPES = ("float32", "float64", "bfloat16")  # in float16 gradients would vanish without a scaled loss
-# Fields of a configuration that change results, and that torch_units does not follow.
+# Fields of a configuration that change results, and that torch_units does not implement.
 UNEXECUTED = (
     "scale_attn_weights",
     "scale_attn_by_inverse_layer_idx",
@@ -19,7 +19,7 @@ EXECUTED_FAMILIES = (  # one stream of tokens, and a language head
     *("internlm3", "arcee", "helium", "ernie4_5", "gemma", "seed_oss", "ministral", "cwm", "smollm3", "iquestcoder"),
     *("starcoder2", "jais2", "cohere2"),
 )
-# The same, whose plans become programs, which are walked and judged, and do not run here yet.
+# Families whose plans become programs, which are checked and simulated, and do not run here yet.
 WALKED_FAMILIES = (
     *("granite", "hyperclovax", "qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text", "ministral3", "vaultgemma"),
     *("hunyuan_v1_dense", "apertus", "stablelm", "persimmon", "olmo", "olmo2", "olmo3", "exaone4"),

@@ -1,4 +1,4 @@
-"""No garbage collection while programs are made and read: they are millions of objects that no cycle holds."""
+"""Pausing Python's garbage collector while programs are built and read: they are millions of objects without any cycle."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def gc_paused() -> Iterator[None]:
-    """Python's search for cycles is off inside, and afterwards as it was; also a decorator."""
+    """Context manager, also a decorator: Python's search for cycles is off inside, and afterwards as it was before."""
     was_on = gc.isenabled()
     gc.disable()
     try:

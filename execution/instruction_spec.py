@@ -1,4 +1,4 @@
-"""What is said of an instruction of programs in its entry of the table `instructions.Op`: its fields, and what they can be."""
+"""The entry of one instruction in the table `instructions.Op`: its fields, and the values that they can have."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from trainplan.profiling.clusters.network import Operation
 Stream = Literal["compute", "communication", "copy", "copy-out", "host"]
 STREAMS: tuple[Stream, ...] = get_args(Stream)
 
-# What an instruction does: a computation of the forward pass, of the backward pass or of the forward pass once more; a step of
-# the optimizer; a collective of several ranks; a message between two; a copy to the device or to the host; what puts samples
-# into a buffer on the rank itself; what is there for order or for memory alone.
+# What an instruction does: a computation of the forward pass, of the backward pass or of recomputation; a step of the
+# optimizer; a collective of several ranks; a message between two; a copy to the device or to the host; moving samples into a
+# buffer on the rank itself (arrange); nothing but order or freeing memory (order).
 Kind = Literal[
     "forward", "backward", "recompute", "optimizer", "collective", "message", "copy-in", "copy-out", "arrange", "order"
 ]
@@ -27,8 +27,9 @@ GroupAxis = Literal["tp", "sdp", "dp", "cp", "rows", "stage", "tied", "world"]
 # Whose bytes are moved: the first buffer that is written or read; the rows that are sent; the blocks that are gathered; the
 # rank's shard of the gradients; the gradients of replicated parameters, or of the tied matrix.
 Moved = Literal["nothing", "written", "read", "sent", "blocks", "shard", "replicated", "tied"]
-# Temporaries besides buffers: what the piece of the unit needs; as much as is moved (the order of ranks to that of samples, or
-# back); both sides of an exchange; the sum that is added to a shard; what the optimizer widens or computes.
+# Temporaries in addition to buffers: those of the piece of the unit; as much as is moved (to bring what comes in the order of
+# ranks into that of samples, or back); both sides of an exchange; the sum that is added to a shard; what the optimizer widens
+# or computes.
 Workspace = Literal["none", "piece", "message", "exchange", "shard", "step"]
 PassTime = Literal["forward_ns", "recompute_ns", "backward_ns"]
 MeasuredTime = Literal["forward_ns", "forward_without_graph_ns", "backward_ns"]
@@ -39,26 +40,23 @@ SAMPLE_ARGUMENTS = frozenset({"rows", "blocks", "tokens"})
 class OpSpec:
     """Everything about an instruction but its code.
 
-    name: as texts and files have it. operands: what it reads and writes, in each situation in which it is issued (see
-    `instructions`). kind: what it does. lane: where it runs; copies are issued on others, too.
+    name: as texts and files have it. operands: what it reads and writes, one text per situation in which it is issued (see
+    `instructions`). kind: what it does. lane: where it runs by default; copies may be issued on other lanes, too.
 
-    What it is about:
-    of_unit: a unit of the rank's, the model's last one, one at the boundary to another stage, or none. smallest_part: the
-    least part of a step that it may be of. piece: the piece of the unit that it computes, or whose buffers it moves. graph:
-    whether it keeps the graph for the backward pass, discards it (since the unit, or this piece of it, is recomputed), or
-    builds it again.
-    zero_stages: the ZeRO stages of units that have it; None for all. needs_shared_tokens: it is of units whose tensor-parallel
-    ranks share the tokens. draws: it may drop numbers, whose masks follow from the samples.
+    What it is about: of_unit: a unit of the rank's, the model's last one, one at the boundary to another stage, or none.
+    smallest_part: the smallest part of a step that it may be about. piece: the piece of the unit that it computes, or whose
+    buffers it moves. graph: whether it keeps the graph for the backward pass, discards it (since the unit, or this piece of it,
+    is recomputed), or rebuilds it. zero_stages: the ZeRO stages of units that have this instruction; None for all.
+    needs_shared_tokens: it is only of units with sequence parallelism. draws: it may apply dropout, whose masks follow from the
+    samples.
 
-    Its fields:
-    args: the names of its arguments. optional_args: of those that it may have in addition. selects_rows: it takes the samples
-    in its argument `rows` from what it reads. own_reads: buffers read after so many first ones are there for order alone.
-    lets_go: it frees one of these, which it neither reads nor writes.
+    Its fields: args: the names of its arguments. optional_args: names of arguments that it may have in addition. selects_rows:
+    it takes the samples in its argument `rows` from what it reads. own_reads: the number of buffers that it really reads; any
+    further ones are listed for order alone. lets_go: it frees one of these, which it neither reads nor writes.
 
-    What it moves, needs and costs:
-    group_axis: the ranks that take part; None for this one alone. moved: what its bytes are. has_halves: it moves samples, so
-    that half of its micro-batch is half of its bytes. workspace: what it needs while it runs.
-    By profiles it takes the time of a pass (pass_time) or of a transfer between devices (transfer) or to and from the host
+    What it moves, needs and costs: group_axis: the ranks that take part; None for this one alone. moved: what its bytes are.
+    has_halves: it moves samples, so that half of its micro-batch is half of its bytes. workspace: temporaries while it runs. By
+    profiles it takes the time of a pass (pass_time) or of a transfer between devices (transfer) or to and from the host
     (copied), or of an optimizer's step on a buffer of moments (steps); nothing without any of them. priced_by_buffer: plans
     carry its time under the buffer that it moves, not under its unit. measured_as: the entry of a profile that its time in a
     run replaces.
@@ -108,11 +106,12 @@ class OpSpec:
 
     @cached_property
     def sums_partials(self) -> bool:
-        """Whether tensor-parallel ranks exchange what they compute of one unit by it: partial sums, or tokens for them."""
+        """Whether it is a collective of tensor-parallel ranks within or between units: a sum of partial results, or a gather or
+        scatter of tokens."""
         return self.kind == "collective" and self.piece == "matrices"
 
     @cached_property
     def names_samples(self) -> bool:
-        """Whether samples or tokens that follow from the rank's place in the plan are its arguments."""
+        """Whether its arguments name samples or tokens, which follow from the rank's index in its stage."""
         in_halves = self.kind == "backward" and bool(self.optional_args)
         return self.draws or in_halves or not SAMPLE_ARGUMENTS.isdisjoint(self.args)

@@ -1,15 +1,15 @@
-"""The instructions that programs are made of: one entry of `Op` says everything about one of them.
+"""The instructions that programs consist of: one entry of `Op` says everything about one of them.
 
-Checks, walks, cost models, pictures and the executor read the entry; none of them has a table of its own. What an entry cannot
-say is code: how the instruction runs is the method of `run.executor.Executor` of the same name, and where it computes something
-new, what that means is a rule of `walk.meanings`.
+Checks, memory and time analysis, cost models, pictures and the executor read the entry; none of them has a table of its own.
+What an entry cannot say is code: how the instruction runs is the method of `run.executor.Executor` of the same name, and where
+it computes something new, what that means is a rule of `analysis.verify.semantics`.
 
-The operands of an instruction are texts `reads -> writes` of the buffers that it reads and writes, in the places from which the
+The operands of an instruction are texts `reads -> writes` of the buffers that it reads and writes, in the order in which the
 executor takes them. In them `u` stands for the instruction's unit, `v` for the one after and `0` for the first; `p` for its
 part, a micro-batch or half of one, `w` for the whole micro-batch of a half, `a` and `b` for the halves of a whole one. `|` is
 between alternatives, `?` after what may be left out. What stands in braces depends on where a unit's states are, and is filled
-in by `walk.operands`. A buffer goes with the last instruction that touches it: only gathered parameters and hidden states that
-have been offloaded have an instruction of their own for that (`lets_go`).
+in by `analysis.verify.operands`. A buffer is freed by the last instruction that touches it: only gathered parameters and hidden
+states that have been offloaded have an instruction of their own for that (`lets_go`).
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ _IN_ANOTHER_LAYOUT = (
 
 
 class Op(StrEnum):
-    """The instructions, by name, with their entries (`spec`)."""
+    """The instructions by name; the entry of each is its `spec`."""
 
     spec: OpSpec
 
     def __new__(cls, spec: OpSpec) -> Op:
-        """An instruction whose value is the name in its entry."""
+        """A member whose value is the name in its entry."""
         member = str.__new__(cls, spec.name)
         member._value_ = spec.name
         member.spec = spec
         return member
 
     INPUT = _arrange("input", ("-> hidden.u.p",), args=("rows",), selects_rows=True)  # tokens of the rank's rows
-    TARGETS = _arrange(  # and the next token of each
+    TARGETS = _arrange(  # the next token of each of these tokens
         "targets", ("-> targets.p",), of_unit="last", args=("rows",), selects_rows=True
     )
     FORWARD = _forward(  # partial output; keeps the graph
@@ -72,7 +72,7 @@ class Op(StrEnum):
         pass_time="forward_ns",
         measured_as="forward_without_graph_ns",
     )
-    RECOMPUTE = OpSpec(  # the graph again, from the kept input
+    RECOMPUTE = OpSpec(  # rebuilds the graph from the kept input
         "recompute",
         ("{source} {weights} {keys} -> graph.u.p",),
         kind="recompute",
@@ -107,13 +107,13 @@ class Op(StrEnum):
         needs_shared_tokens=True,
         draws=True,
     )
-    LEAVE = _forward(  # and what comes after the sum over their partial outputs: dropout, residual
+    LEAVE = _forward(  # what comes after the sum over partial outputs, on the rank's tokens: dropout, residual
         "leave", ("hidden.v.p {residual} -> hidden.v.p",), piece="exit", needs_shared_tokens=True, draws=True
     )
-    LEAVE_BACKWARD = _backward(  # the gradient of what is dropped there
+    LEAVE_BACKWARD = _backward(  # the gradient of the dropout there
         "leave-backward", (f"{OUTPUT_GRADIENT} -> leave-gradient.u.p",), piece="exit", needs_shared_tokens=True, draws=True
     )
-    ENTER_BACKWARD = _backward(  # and the gradient of the unit's input; adds to the parameter gradients
+    ENTER_BACKWARD = _backward(  # the gradient of the unit's input; adds to the parameter gradients
         "enter-backward",
         (
             f"entry-graph.u.p {UNIT_INPUT} entry-gradient.u.p {{residual_gradient}} {{own}} {{sum}} "
@@ -140,7 +140,7 @@ class Op(StrEnum):
     CORE_BACKWARD = _backward(
         "core-backward", ("core-graph.u.p heads.u.p mixed.u.p mixed-gradient.u.p -> heads-gradient.u.p",), piece="core"
     )
-    KEYS_BACKWARD = _backward(  # what they add to the gradients of the unit's input and of its parameters
+    KEYS_BACKWARD = _backward(  # what keys and values add to the gradients of the unit's input and of its parameters
         "keys-backward",
         ("keys-graph.u.p {source} keys-gradient.u.p {own} {keys_into} {sum} -> {keys_into} {sum}",),
         piece="keys",
@@ -148,7 +148,7 @@ class Op(StrEnum):
     LOSS_STATISTICS = OpSpec(  # per token: largest logit, sum of exponentials, target's logit, of the shard
         "loss-statistics", ("hidden.v.p targets.p -> hidden.v.p statistics.p",), kind="forward", of_unit="last"
     )
-    LOSS = OpSpec(  # the rank's loss, and the logits' gradient in their place
+    LOSS = OpSpec(  # the rank's loss, and the logits' gradient, which overwrites the logits
         "loss",
         ("hidden.v.p targets.p statistics.p all-statistics.p? loss -> {logits_gradient} loss",),
         kind="forward",
@@ -158,10 +158,10 @@ class Op(StrEnum):
     OPTIMIZER_STEP = _optimizer(
         "optimizer-step", ("gradient.u -> parameter.u moments.u master.u?",), workspace="step", steps="moments"
     )
-    SLICE = _arrange(  # into another layout, where the rank already holds its rows
+    SLICE = _arrange(  # change of layout where the rank already holds its rows
         "slice", _IN_ANOTHER_LAYOUT, args=("blocks", "rows"), selects_rows=True
     )
-    GATHER_SLICE = _collective(  # into another layout: gather blocks, keep own rows
+    GATHER_SLICE = _collective(  # change of layout: gather blocks, keep own rows
         "gather-slice",
         _IN_ANOTHER_LAYOUT,
         args=("blocks", "rows"),
@@ -173,7 +173,7 @@ class Op(StrEnum):
         transfer="all-gather",
         priced_by_buffer=True,
     )
-    SLICE_TOKENS = _arrange(  # into another layout: the rank's tokens of each sample
+    SLICE_TOKENS = _arrange(  # change of layout: keep the rank's tokens of each sample
         "slice-tokens",
         (
             "hidden.u.p|hidden-whole.u.p|hidden-laid.u.p -> input.u.p",
@@ -238,7 +238,7 @@ class Op(StrEnum):
         workspace="message",
         transfer="all-gather",
     )
-    SCATTER_KEYS = _collective(  # their gradients, summed over these ranks; each rank's own
+    SCATTER_KEYS = _collective(  # gradients of keys and values, summed over these ranks; each rank gets its own tokens'
         "scatter-keys",
         ("keys-gradient-whole.u.p -> keys-gradient.u.p",),
         piece="keys",
@@ -256,7 +256,7 @@ class Op(StrEnum):
         workspace="exchange",
         transfer="all-to-all",
     )
-    EXCHANGE_TOKENS = _collective(  # and back
+    EXCHANGE_TOKENS = _collective(  # the inverse of exchange-heads
         "exchange-tokens",
         ("mixed.u.p -> results.u.p", "heads-gradient.u.p -> keys-gradient.u.p"),
         piece="core",
@@ -274,7 +274,7 @@ class Op(StrEnum):
         has_halves=True,
         transfer="all-gather",
     )
-    GATHER_PARAMETERS = _collective(  # a sharded unit's parameters, whole for a while
+    GATHER_PARAMETERS = _collective(  # a sharded unit's parameters, whole until they are freed
         "gather-parameters",
         ("parameter.u -> gathered.u",),
         zero_stages=frozenset({3}),
@@ -283,7 +283,7 @@ class Op(StrEnum):
         moved="written",
         transfer="all-gather",
     )
-    GATHER_UPDATED = _collective(  # parameters that are whole on each rank of a group, after each has stepped its shard
+    GATHER_UPDATED = _collective(  # parameters that are whole on every rank of a group, after every rank has stepped its shard
         "gather-updated",
         ("parameter.u -> parameter.u",),
         smallest_part="step",
@@ -318,9 +318,9 @@ class Op(StrEnum):
         moved="shard",
         transfer="all-reduce",
     )
-    REDUCE_TIED = _collective(  # gradient of a matrix that embedding and head share, but each have by themselves
+    REDUCE_TIED = _collective(  # gradient of a matrix that embedding and head share, where each has a copy of its own
         "reduce-tied",
-        (),  # of no unit: see `walk.operands.tied_buffers`
+        (),  # of no unit: see `analysis.verify.operands.tied_buffers`
         of_unit="none",
         smallest_part="step",
         group_axis="tied",
@@ -340,7 +340,7 @@ class Op(StrEnum):
         group_axis="stage",
         moved="sent",
     )
-    RECEIVE = _message(  # in the sender's layout; put into that of the rank here
+    RECEIVE = _message(  # in the sender's layout, or of unlike stages in the receiver's
         "receive",
         ("hidden.u.p? -> hidden.u.p", "input-gradient.u.p? -> input-gradient.u.p"),
         of_unit="boundary",
@@ -352,25 +352,25 @@ class Op(StrEnum):
         transfer="p2p",
         priced_by_buffer=True,
     )
-    POST_RECEIVE = _arrange(  # from here on a message may come, to the buffer that its receive then waits for
+    POST_RECEIVE = _arrange(  # from here on a message may arrive in the buffer that its receive then waits for
         "post-receive", ("-> hidden.u.p", "-> input-gradient.u.p"), lane="communication", of_unit="boundary"
     )
-    SEND_RECEIVE = _message(  # both at once, with one neighbour: what its messages do
+    SEND_RECEIVE = _message(  # sends and receives at once: its operands are those of its messages
         "send-receive", (), of_unit="none", smallest_part="step", transfer="p2p"
     )
     PREFETCH_SHARD = _copy_in(  # of the parameters, from the host
         "prefetch-shard", ("host-parameter.u -> parameter.u",), own_reads=1, moved="written", copied="to_device"
     )
-    RESHARD = _order(  # let go of gathered parameters
+    RESHARD = _order(  # free gathered parameters
         "reshard", ("->",), lane="communication", smallest_part="micro-batch", lets_go=("gathered.u",)
     )
     OFFLOAD_HIDDEN = _copy_out(  # a unit's input, to the host
         "offload-hidden", (f"{ARRIVED} -> host-hidden.u.p",), moved="written", copied="to_host"
     )
-    DROP_HIDDEN = _copy_out(  # let go of it on the device
+    DROP_HIDDEN = _copy_out(  # free an offloaded input on the device
         "drop-hidden", ("host-hidden.u.p ->",), lets_go=tuple(ARRIVED.split("|"))
     )
-    PREFETCH_HIDDEN = _copy_in(  # and back
+    PREFETCH_HIDDEN = _copy_in(  # a unit's input, back from the host
         "prefetch-hidden", ("host-hidden.u.p -> prefetched.u.p",), own_reads=1, moved="written", copied="to_device"
     )
     OFFLOAD_GRADIENT = _copy_out(  # a shard of the gradient, to the host
@@ -380,4 +380,4 @@ class Op(StrEnum):
         "host-optimizer-step", ("host-gradient.u -> host-parameter.u host-moments.u",), lane="host", steps="host-moments"
     )
     SYNCHRONISE = _order("synchronise", ("->",), smallest_part="step")  # all lanes wait for all
-    MARK = _order("mark", ("->",), smallest_part="micro-batch", own_reads=0)  # does nothing, once what it reads is there
+    MARK = _order("mark", ("->",), smallest_part="micro-batch", own_reads=0)  # does nothing; comes after its reads

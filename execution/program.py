@@ -1,7 +1,7 @@
 """A program: what one rank does in one training step, instruction by instruction, in issue order.
 
-What is checked, walked and executed is this same object. Every instruction belongs to a lane, and each lane runs its own in
-issue order:
+The object that is checked, simulated for memory and time, and executed is one and the same. Every instruction belongs to a
+lane, and each lane runs its own instructions in issue order:
 
 | lane | what runs there |
 |---|---|
@@ -20,10 +20,10 @@ set: a mark is a buffer of no bytes. `waits` is the transitive reduction of all 
 Buffers whose names begin in `host-` lie in the host's memory, all others in the device's.
 
 A send and its receive name their buffer alike (but for the sender's rank, see `sender_name`). Sends to the ranks of another
-stage are one operation, as are receives; sends that are followed by receives from the same stage are grouped with them, so that two
-neighbours that both have something to send do not wait for each other for ever. A receive may be posted before: its buffer is
-there from then on, and its sender need not wait until the receiver comes to it. Whether a transport makes use of that is its
-own matter: programs end without.
+stage are one operation, as are receives; sends that are followed by receives from the same stage are grouped with them, so that
+two neighbours that both have something to send do not wait for each other for ever. A receive may be posted ahead of time: its
+buffer exists from then on, and its sender need not wait until the receiver comes to it. A transport may ignore this: programs
+end without it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ from trainplan.profiling.models.sublayers import Attention, HeadPieces, KeyShare
 
 
 class MicroBatchPart(NamedTuple):
-    """What a pass is about: a micro-batch, or half 0 or 1 of its samples. Its buffers end in its name."""
+    """The samples that a pass works on: a whole micro-batch, or half 0 or 1 of its samples. Names of its buffers end in its
+    text."""
 
     micro_batch: int
     half: int | None = None
@@ -58,27 +59,32 @@ class MicroBatchPart(NamedTuple):
         return f"{self.micro_batch}" if self.half is None else f"{self.micro_batch}.{self.half}"
 
 
-AGAIN = "again"  # the argument of a gather of tokens that a backward pass needs once more
+AGAIN = "again"  # the argument of a gather of tokens that is repeated for a backward pass
 FROM = "-from-"  # in the name of a buffer for what one of several senders sends, before the sender's rank
 MARK = "mark."  # begins the name of a mark
 STATES = ("parameter", "gradient", "moments")
 HOST_STATES = ("host-parameter", "host-gradient", "host-moments")
-UNIT_BUFFERS = frozenset({*STATES, *HOST_STATES, "master", "gathered", "whole-gradient"})  # named by their unit alone
+UNIT_BUFFERS = frozenset({*STATES, *HOST_STATES, "master", "gathered", "whole-gradient"})  # named by kind and unit alone
 
 
 def on_host(name: str) -> bool:
-    """Whether a buffer lies in the host's memory."""
+    """Whether the buffer of this name lies in the host's memory."""
     return name.startswith("host-")
 
 
 @dataclass(frozen=True)
 class Instruction:
-    """One step. `frees`: buffers gone once it is done. `waits`: indices of instructions of other lanes to wait for.
+    """One instruction of a rank's program.
 
-    message_bytes: what a collective gathers or reduces, whole, or what is sent, received or copied. workspace_bytes:
-    temporaries while it runs. unit: of what passes between stages, the unit that reads the hidden states. grouped: the send and
-    the receive. half: 0 or 1 where it is about a half of its micro-batch. lane: where it is not its operation's own. after:
-    marks of earlier instructions, which come first. marks: set once it is done.
+    op: the operation, an entry of the table of instructions. unit: index of the unit of the model that it is about; of what
+    passes between stages, the unit that reads the hidden states. micro_batch: index of its micro-batch. half: 0 or 1 where it
+    is about half of its micro-batch. reads, writes: names of buffers, in the order in which the executor takes them. frees:
+    names of buffers that are gone once it is done. group: ranks that take part, ascending. args: arguments, such as ids of
+    samples (`rows`). message_bytes: the whole of what a collective gathers or reduces, or what is sent, received or copied.
+    workspace_bytes: temporaries while it runs. waits: indices of instructions of other lanes that must be done before it
+    begins. grouped: the sends and receives that a point-to-point operation consists of. lane: the lane it runs on, where that
+    is not its operation's own. after: marks of earlier instructions, which come first. marks: marks that it sets once it is
+    done.
     """
 
     op: Op
@@ -99,7 +105,7 @@ class Instruction:
     marks: tuple[str, ...] = ()
 
     def changed(self, **fields: Any) -> Instruction:
-        """A copy with some fields replaced: as `dataclasses.replace`, several times as fast."""
+        """A copy with some fields replaced: like `dataclasses.replace`, several times as fast."""
         copy = object.__new__(Instruction)
         copy.__dict__.update(self.__dict__, **fields)
         return copy
@@ -111,12 +117,13 @@ class Instruction:
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """Buffers and marks whose last writer comes before it."""
+        """Names of buffers and marks whose last writer comes before this instruction."""
         return (*self.reads, *self.after)
 
     @property
     def changes(self) -> tuple[str, ...]:
-        """Buffers and marks whose last writer and readers since come before it."""
+        """Names of buffers and marks that it writes, sets or frees: their last writer, and all readers since, come before
+        it."""
         return (*self.writes, *self.marks, *self.frees)
 
     @property
@@ -126,35 +133,37 @@ class Instruction:
 
     @property
     def messages(self) -> tuple[Instruction, ...]:
-        """Of a point-to-point operation, its sends and receives."""
+        """The sends and receives of a point-to-point operation; any other instruction alone."""
         return self.grouped or (self,)
 
     def __str__(self) -> str:
-        place = "" if self.unit is None else f" unit {self.unit}"
-        place += "" if self.micro_batch is None else f" micro-batch {self.micro_batch}"
-        place += "" if self.half is None else f" half {self.half}"
-        return " with ".join(map(str, self.grouped)) or f"{self.op}{place}"
+        label = "" if self.unit is None else f" unit {self.unit}"
+        label += "" if self.micro_batch is None else f" micro-batch {self.micro_batch}"
+        label += "" if self.half is None else f" half {self.half}"
+        return " with ".join(map(str, self.grouped)) or f"{self.op}{label}"
 
 
 @dataclass(frozen=True)
 class Program:
-    """One rank's program. buffers: bytes by name; persistent: those that live from step to step, on device and host.
+    """One rank's instructions for one training step, with the plan around them.
 
-    stages: the units of each stage of the plan, and groups: its ranks, ascending. units: those of the rank's stages, of
-    which it has several where they are interleaved; place: the rank's number among the ranks of its stage, from 0, of which
-    strategies speak. samples: of the whole step. micro_batches: those that the rank works on. precision: of model states.
-    optimizer: what steps the parameters.
+    rank, world: the rank's number, and the number of ranks. stages: the range of units of each pipeline stage. groups: the
+    ranks of each stage, ascending. index_in_stage: the rank's index among the ranks of its stage, to which strategies refer.
+    units: indices of the rank's units, over all of its stages (it has several under interleaved schedules). strategies: one per
+    unit of the model. samples: number of samples in the whole step. micro_batches: number of micro-batches that the rank works
+    on. buffers: bytes of each buffer by name. persistent: names of buffers that live from step to step, on device and host.
+    instructions: in issue order. precision: dtypes of model states. optimizer: what steps the parameters.
 
-    With context parallelism the model is in pieces (`Model.in_pieces`), and what is said of samples is said of pieces: piece k
-    of c of sample s has number s c + k. In strategies the ranks that have pieces of one sample are among those of the innermost
-    level of data parallelism (see `compile.pieces`).
+    With context parallelism the model is in pieces (`Model.in_pieces`), and samples are counted in pieces: piece k of c of
+    sample s has number s c + k. In strategies the ranks that have pieces of one sample are among those of the innermost level
+    of data parallelism (see `compile.pieces`).
     """
 
     rank: int
     world: int
     stages: tuple[range, ...]
     groups: tuple[tuple[int, ...], ...]
-    place: int
+    index_in_stage: int
     units: Sequence[int]
     model: Model
     strategies: tuple[Strategy, ...]
@@ -168,87 +177,90 @@ class Program:
 
     @property
     def shares_table(self) -> bool:
-        """Whether the head works with the embedding's own matrix (see `work.moves.shares_table`). Where the states of either
-        are on the host, whose shards are copied and gathered by themselves, it has one of its own."""
+        """Whether the head works with the embedding's own matrix, in one buffer (see `communication.shares_table`). Where the
+        states of either unit are on the host, whose shards are copied and gathered by themselves, the head has a table of its
+        own."""
         on_host = any(map(self.steps_on_host, (0, len(self.strategies) - 1)))
         return self.model.tied and shares_table(self.strategies, self.units) and not on_host
 
     def steps_on_host(self, unit: int) -> bool:
-        """Whether the optimizer works on a unit's parameters, gradients and moments on the host; the device then has what the
-        unit's residences leave on it."""
+        """Whether the optimizer works on this unit's parameters, gradients and moments on the host; the device then holds only
+        what the unit's residences leave on it."""
         return f"host-parameter.{unit}" in self.buffers
 
     @property
     def gradient_bytes(self) -> int:
-        """Bytes of one number of a gradient."""
+        """Bytes per element of a gradient."""
         return self.precision.gradient_bytes(self.model.element_bytes)
 
     @property
     def stepped_bytes(self) -> int:
-        """Bytes of one number of what the optimizer steps."""
+        """Bytes per element of the parameters and moments on which the optimizer works."""
         return self.precision.stepped_bytes(self.model.element_bytes)
 
     def stepped_by_muon(self, unit: int) -> int:
-        """Parameters of a unit that the rank steps by Muon."""
+        """Number of a unit's parameters that the rank steps with Muon; 0 under AdamW."""
         strategy = self.strategies[unit]
-        tp, index = strategy.degree("tp"), strategy.index(self.place, "tp")
+        tp, index = strategy.degree("tp"), strategy.index(self.index_in_stage, "tp")
         return stepped_by_muon(self.optimizer, self.model.units[unit].sublayer, tp, index, strategy.degree("sdp"))
 
     def step_workspace_bytes(self, unit: int) -> int:
-        """What Muon's step on a unit needs beside states and gradients; 0 under AdamW."""
+        """Bytes that Muon's step on a unit needs in addition to states and gradients; 0 under AdamW."""
         strategy, part = self.strategies[unit], self.model.units[unit].sublayer
-        tp, index = strategy.degree("tp"), strategy.index(self.place, "tp")
+        tp, index = strategy.degree("tp"), strategy.index(self.index_in_stage, "tp")
         return step_workspace_bytes(self.optimizer, part, self.stepped_bytes, tp, index)
 
     def within(self, message: Instruction) -> tuple[int, ...]:
-        """The ranks in whose process group a message travels: its sender and its receiver, so that each way has a group of its
-        own; where a rank may have several messages at once, since stages of unlike sizes meet or stages are interleaved, all
-        ranks."""
+        """The ranks of the process group in which a send or receive travels: its sender and its receiver, in that order, so
+        that each direction has a group of its own. Where a rank may have several messages in flight at once, since stages of
+        unlike sizes meet or stages are interleaved, it is the group of all ranks."""
         if not self.has_own_channel(message):
             return tuple(range(self.world))
         (peer,) = set(message.group) - {self.rank}
         return (self.rank, peer) if message.op is Op.SEND else (peer, self.rank)
 
     def has_own_channel(self, message: Instruction) -> bool:
-        """Whether a rank has one message at a time with the stage that this one is from or for, and one the other way."""
+        """Whether a rank has at most one message at a time in each direction with the stage that this message is from or
+        for."""
         unit = message.unit
         assert unit is not None
         return self.strategies[unit - 1].group == self.strategies[unit].group and len(self.chunks) == 1
 
     @cached_property
     def chunks(self) -> tuple[range, ...]:
-        """The units of each of the rank's stages."""
+        """The range of units of each stage that the rank belongs to, in order: one, or several under interleaved schedules."""
         return tuple(stage for stage, group in zip(self.stages, self.groups, strict=True) if self.rank in group)
 
     @cached_property
     def stage_ranks(self) -> tuple[int, ...]:
-        """The ranks of the rank's stage, ascending."""
+        """The ranks of this rank's stage, ascending."""
         return next(group for group in self.groups if self.rank in group)
 
     def ranks_of(self, unit: int) -> tuple[int, ...]:
-        """The ranks of the stage of a unit, ascending."""
+        """The ranks of the stage that a unit belongs to, ascending."""
         return next(group for stage, group in zip(self.stages, self.groups, strict=True) if unit in stage)
 
     def shares_tokens(self, unit: int) -> bool:
-        """Whether tensor-parallel ranks share the tokens between the matrices of a unit."""
+        """Whether a unit has sequence parallelism: between its matrices, tensor-parallel ranks split the tokens among them."""
         return self.strategies[unit].sequence_parallel
 
     def token_share(self, unit: int) -> TokenShare:
-        """The bytes and pieces of a unit whose ranks share its tokens."""
+        """Bytes of the buffers of a unit with sequence parallelism, and which pieces of computation it consists of."""
         if unit not in self._token_shares:
             self._token_shares[unit] = token_share(self.model, self.strategies, unit)
         return self._token_shares[unit]
 
     @cached_property
     def _token_shares(self) -> dict[int, TokenShare]:
+        """The results of `token_share`, by unit."""
         return {}
 
     def key_share(self, unit: int) -> KeyShare | None:
-        """The bytes of keys and values of an attention whose samples are cut; None of any other unit."""
+        """Bytes of the keys and values of an attention unit under context parallelism; None for any other unit."""
         return key_share(self.model, self.strategies, unit)
 
     def selective(self, unit: int) -> Selective:
-        """The bytes of a unit, without the modules of it that are recomputed."""
+        """Bytes of a unit's graph and workspaces, less what belongs to the modules of it that are recomputed."""
         return Selective(self.model.units[unit].sublayer, self.strategies[unit].modules)
 
     @property
@@ -258,12 +270,13 @@ class Program:
 
 
 def token_share(model: Model, strategies: Sequence[Strategy], unit: int) -> TokenShare:
-    """As of `Program.token_share`."""
+    """Bytes of the buffers of a unit with sequence parallelism. strategies: one per unit of the model."""
     return TokenShare(model.units[unit].sublayer, strategies[unit].degree("tp"), strategies[unit].modules)
 
 
 def key_share(model: Model, strategies: Sequence[Strategy], unit: int) -> KeyShare | None:
-    """As of `Program.key_share`."""
+    """Bytes of the keys and values of an attention unit whose samples are cut (context parallelism); None for any other
+    unit."""
     part, strategy = model.units[unit].sublayer, strategies[unit]
     if not isinstance(part, Attention) or part.pieces == 1:
         return None
@@ -272,21 +285,21 @@ def key_share(model: Model, strategies: Sequence[Strategy], unit: int) -> KeySha
 
 
 def grouped(*messages: Instruction) -> Instruction:
-    """Sends, receives, or both as one operation; one message as it is."""
+    """Sends, receives, or both as one point-to-point operation; a single message is returned as it is."""
     if len(messages) == 1:
         return messages[0]
     ops = {message.op for message in messages}
     ranks = sorted({rank for message in messages for rank in message.group})
-    names = {
-        name: tuple(each for message in messages for each in getattr(message, name)) for name in ("reads", "writes", "frees")
-    }
+    fields = ("reads", "writes", "frees")
+    names = {name: tuple(buffer for message in messages for buffer in getattr(message, name)) for name in fields}
     size = sum(message.message_bytes for message in messages)
     op = ops.pop() if len(ops) == 1 else Op.SEND_RECEIVE
     return Instruction(op, group=tuple(ranks), grouped=messages, message_bytes=size, **names)  # type: ignore[arg-type]
 
 
 def draws(sublayer: Sublayer, strategy: Strategy, op: Op) -> bool:
-    """Whether an operation on a unit drops numbers, whose masks follow from the samples that it works on."""
+    """Whether an operation on a sub-layer applies dropout. Its masks then follow from the ids of the samples that it works on,
+    so that the instruction has to name them."""
     piece = op.spec.piece
     if not op.spec.draws:
         return False
@@ -299,21 +312,22 @@ def draws(sublayer: Sublayer, strategy: Strategy, op: Op) -> bool:
 
 
 def layout_unit(name: str) -> int:
-    """The unit under whose layout a buffer's hidden states, or gradients of some, lie: what a unit makes, as it makes it."""
+    """The index of the unit in whose layout a buffer's hidden states, or their gradients, lie: the unit that produces them."""
     kind, unit = name.split(".")[:2]
     return int(unit) - 1 if kind.startswith("hidden") else int(unit)
 
 
 def sender_name(name: str) -> str:
-    """The sender's name of a buffer that holds what one of several senders sent."""
+    """The name that the sender has for a buffer in which a rank receives what one of several senders sent."""
     kind, dot, rest = name.partition(".")
     return kind.partition(FROM)[0] + dot + rest
 
 
 class Clocks:
-    """What is surely done before an instruction begins, by lane order and waits: of every lane, its instructions up to one.
+    """Which instructions are surely done before the next one of each lane begins, by lane order and waits: a vector clock per
+    lane, which holds, for every lane, the index of the latest instruction that is surely done.
 
-    Instructions are issued one by one; each first waits for those that it has to.
+    Instructions are passed to `issue` one by one, in issue order; each first calls `wait` for every index in its `waits`.
     """
 
     def __init__(self, lanes: Sequence[str] = STREAMS) -> None:
@@ -321,18 +335,18 @@ class Clocks:
         self._issued: list[tuple[str, dict[str, int]]] = []
 
     def wait(self, stream: str, index: int) -> None:
-        """The next instruction of a lane begins once that with this index is done."""
+        """Record that the next instruction of a lane begins only after the instruction of this index is done."""
         clock = self._lanes[stream]
         for lane, last in self._issued[index][1].items():
             if last > clock[lane]:
                 clock[lane] = last
 
     def done(self, stream: str, index: int) -> bool:
-        """Whether that instruction is surely done before the next one of a lane begins."""
+        """Whether the instruction of this index is surely done before the next one of a lane begins."""
         return self._lanes[stream][self._issued[index][0]] >= index
 
     def issue(self, stream: str) -> None:
-        """The next instruction goes to the end of a lane."""
+        """Append the next instruction to a lane."""
         clock = self._lanes[stream]
         clock[stream] = len(self._issued)
         self._issued.append((stream, clock.copy()))
@@ -341,11 +355,11 @@ class Clocks:
 def with_waits(
     instructions: Sequence[Instruction], lane_of: Callable[[Instruction], str] | None = None
 ) -> tuple[Instruction, ...]:
-    """The same instructions with their `waits`, from the buffers and marks that they touch. lane_of: the lane of each, where
-    that is not its stream."""
+    """The given instructions, with `waits` filled in from the buffers and marks that they touch. lane_of: gives the lane of an
+    instruction, where that is not its own `stream`."""
     writer: dict[str, int] = {}
     readers: dict[str, list[int]] = {}
-    streams: list[str] = [each.stream if lane_of is None else lane_of(each) for each in instructions]
+    streams: list[str] = [instruction.stream if lane_of is None else lane_of(instruction) for instruction in instructions]
     clocks, result = Clocks(STREAMS if lane_of is None else sorted(set(streams))), []
     for place, instruction in enumerate(instructions):
         stream, needs, changes = streams[place], instruction.needs, instruction.changes

@@ -1,4 +1,4 @@
-"""Pipelines in rounds: from a rank's program of a few micro-batches to that of many.
+"""The steady state of a pipeline: from a rank's program of a few micro-batches to that of many.
 
 Under 1F1B-Flush a rank runs one forward and one backward pass in turn once its pipeline is full. Let a *round* be what it
 issues from after the first computation of one backward pass to that of the next; where p devices have several stages each, to
@@ -7,9 +7,10 @@ outlives the rounds that it is in flight, and what an instruction waits for lies
 that equals the one before it but for the numbers of its micro-batches, samples and instructions, to the last one that ends
 before the last micro-batch begins its backward pass (which also reduces gradients), all rounds are one round, *moved*.
 
-A program of few micro-batches thus tells that of many: rounds are put in after its last whole one, and what follows is moved
-by as many. Nothing that a check or the memory walk looks at changes: after each round that is put in, the same buffers are
-held, under other names, and each lane has come equally far; so a fault, or a peak, of the long program is one of the short.
+So the program of many micro-batches follows from one of few: copies of a round are inserted after its last whole round, and the
+numbers of micro-batches and instructions after them are moved up accordingly. Nothing that a check or the memory analysis looks
+at changes: after each inserted round the same buffers are held, under other names, and each lane has come equally far; so a
+fault, or a peak, of the long program is one of the short.
 """
 
 from __future__ import annotations
@@ -28,23 +29,24 @@ STEADY = 4  # rounds of the short program beyond those in which micro-batches fi
 
 
 def few_micro_batches(plan: Plan) -> int:
-    """Micro-batches that are enough for every rank's program to have two equal rounds, after all that come in halves."""
+    """Number of micro-batches that suffices for every rank's program to have two equal rounds, after all micro-batches that run
+    in halves."""
     if plan.chunks > 1:
         return (2 + STEADY) * plan.depth  # two rounds fill the pipeline
     return len(plan.stages) + plan.sliced + STEADY
 
 
 def micro_batches_of_round(plan: Plan) -> int:
-    """How many micro-batches a round has."""
+    """Number of micro-batches that one round covers."""
     return plan.depth if plan.chunks > 1 else 1
 
 
 @dataclass(frozen=True, eq=False)
 class Rounds:
-    """A program that issues some of its instructions many times over: those of `few`, a program of few micro-batches, and
-    behind its instruction number `end` those from `begin` on `count` times more, moved by a round each time.
+    """A program of many micro-batches in compact form: `few`, a program of few micro-batches, whose instructions with indices
+    from `begin` to `end` (exclusive) are repeated `count` more times after index `end`, moved by one round each time.
 
-    samples: of one micro-batch; size: micro-batches of a round. With no more than `few`, it is that program as it is.
+    samples: of one micro-batch. size: micro-batches per round. With count 0 it is the program `few` as it is.
     """
 
     few: Program
@@ -59,17 +61,18 @@ class Rounds:
         return len(self.few.instructions) + self.count * (self.end - self.begin)
 
     def stretch(self, number: int) -> tuple[int, int]:
-        """Where instruction `number` of the whole program stands in `few`, and up to where those behind it stand there, too."""
-        size, behind = self.end - self.begin, number - self.end
-        if behind < 0:
+        """The index in `few` of instruction `number` of the whole program, and the end (exclusive) of the run of instructions
+        of `few` that follow it in the whole program, too."""
+        size, past = self.end - self.begin, number - self.end
+        if past < 0:
             return number, self.end
-        if behind < self.count * size:
-            return self.begin + behind % size, self.end
+        if past < self.count * size:
+            return self.begin + past % size, self.end
         return number - self.count * size, len(self.few.instructions)
 
     @property
     def issued(self) -> tuple[Instruction, ...]:
-        """Of every instruction of the whole program, the one of `few` that it is but for micro-batch and samples."""
+        """For every instruction of the whole program, the instruction of `few` that it copies up to micro-batch and samples."""
         few = self.few.instructions
         return few[: self.end] + few[self.begin : self.end] * self.count + few[self.end :]
 
@@ -80,12 +83,12 @@ class Rounds:
 
 
 def in_rounds(program: Program, micro_batches: int, samples: int, size: int = 1) -> Rounds | None:
-    """The program of so many micro-batches, from one of fewer; None if the last whole round of that one is not the one before
-    it, moved. samples: of one micro-batch; size: micro-batches of a round."""
+    """The program of `micro_batches` micro-batches, extended from a `program` of fewer; None if its last whole round is not a
+    moved copy of the round before it. samples: of one micro-batch. size: micro-batches per round."""
     first: dict[int, int] = {}
-    for place, instruction in enumerate(program.instructions):
+    for position, instruction in enumerate(program.instructions):
         if instruction.op is Op.BACKWARD and instruction.micro_batch is not None:
-            first.setdefault(instruction.micro_batch, place + 1)
+            first.setdefault(instruction.micro_batch, position + 1)
     forward = max((i.micro_batch or 0 for i in program.instructions[: first.get(0, 0)] if i.op is not Op.BACKWARD), default=0)
     # Its round begins the forward pass of the last micro-batch but one, at most.
     last = (program.micro_batches - size - 1 - forward) // size * size
@@ -102,29 +105,31 @@ def in_rounds(program: Program, micro_batches: int, samples: int, size: int = 1)
 
 @gc_paused()
 def _prolonged(rounds: Rounds) -> Program:
+    """The program of all micro-batches that `Rounds` stands for, with every instruction and buffer."""
     program, begin, end, missing = rounds.few, rounds.begin, rounds.end, rounds.count
     instructions, buffers = program.instructions, dict(program.buffers)
-    move, made = Move(rounds.samples), list(instructions[:end])
+    move, issued = Move(rounds.samples), list(instructions[:end])
     parts = [(number, instructions[begin:end]) for number in range(1, missing + 1)] + [(missing, instructions[end:])]
     for number, part in parts:
         later = number * rounds.size
-        made += [move(instruction, later, number * (end - begin)) for instruction in part]
+        issued += [move(instruction, later, number * (end - begin)) for instruction in part]
         for instruction in part:
             for name in instruction.writes:
                 buffers[move.name(name, later)] = program.buffers[name]
     micro_batches = program.micro_batches + missing * rounds.size
-    return replace(program, micro_batches=micro_batches, buffers=buffers, instructions=tuple(made))
+    return replace(program, micro_batches=micro_batches, buffers=buffers, instructions=tuple(issued))
 
 
 class Move:
-    """What becomes of instructions so many micro-batches and places later. samples: of one micro-batch."""
+    """Shifts instructions by a number of micro-batches, and by a number of positions in the program. samples: of one
+    micro-batch."""
 
     def __init__(self, samples: int) -> None:
         self._samples = samples
         self._split: dict[str, tuple[str, int] | None] = {}
 
-    def __call__(self, instruction: Instruction, micro_batches: int, places: int) -> Instruction:
-        """The same instruction so much later."""
+    def __call__(self, instruction: Instruction, micro_batches: int, positions: int) -> Instruction:
+        """The instruction as it is `micro_batches` micro-batches and `positions` instructions later."""
         i, name = instruction, self.name
         fields: dict[str, Any] = {
             "reads": tuple([name(read, micro_batches) for read in i.reads]),
@@ -134,19 +139,20 @@ class Move:
         if i.micro_batch is not None:
             fields["micro_batch"] = i.micro_batch + micro_batches
         if i.after or i.marks:
-            fields["after"] = tuple([name(each, micro_batches) for each in i.after])
+            fields["after"] = tuple([name(mark, micro_batches) for mark in i.after])
             fields["marks"] = tuple([name(mark, micro_batches) for mark in i.marks])
         if i.waits:
-            fields["waits"] = tuple([index + places for index in i.waits])
+            fields["waits"] = tuple([index + positions for index in i.waits])
         if i.args:
             later = micro_batches * self._samples
             fields["args"] = {key: value if key == "tokens" else _later(value, later) for key, value in i.args.items()}
         if i.grouped:
-            fields["grouped"] = tuple(self(message, micro_batches, places) for message in i.grouped)
+            fields["grouped"] = tuple(self(message, micro_batches, positions) for message in i.grouped)
         return i.changed(**fields)
 
     def name(self, name: str, micro_batches: int) -> str:
-        """The buffer of the same kind and unit, so many micro-batches later; the same one, if it is of no micro-batch."""
+        """The buffer of the same kind and unit, `micro_batches` micro-batches later; the same name, if it is of no
+        micro-batch."""
         if name not in self._split:
             head, dot, number = name.rpartition(".")
             self._split[name] = (f"{head}.", int(number)) if dot and head not in UNIT_BUFFERS else None
@@ -155,7 +161,7 @@ class Move:
 
 
 def _later(value: Any, samples: int) -> Any:
-    """Ids of samples, in tuples of any depth, so many further on; other arguments as they are."""
+    """Ids of samples, in tuples of any depth, increased by `samples`; other arguments as they are."""
     if isinstance(value, tuple):
-        return tuple([_later(each, samples) for each in value])
+        return tuple([_later(item, samples) for item in value])
     return value + samples if type(value) is int else value

@@ -1,6 +1,6 @@
-"""What a plan may say beyond stages, dp, sdp of ZeRO stage 3, tp and recomputation of whole units, by name.
+"""Features of plans, by name: whatever a plan has beyond stages, dp, sdp of ZeRO stage 3, tp and recomputation of whole units.
 
-Who can do it says so as `features` of its capabilities (`formulations.runtimes`).
+A runtime that supports a feature names it in `features` of its capabilities (`formulations.runtimes`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ COMPILED = frozenset(  # features of plans that programs are compiled of
 
 
 class Feature(NamedTuple):
-    """Something that a plan asks for: its name, the field that says so, the field's value, and what to give instead."""
+    """Something that a plan requires: its name, the field that requires it, the field's value, and what to give instead."""
 
     name: str
     field: str
@@ -37,7 +37,7 @@ class Feature(NamedTuple):
 
 
 def features(plan: Plan) -> Iterator[Feature]:
-    """All of a plan's, unit by unit."""
+    """All features that a plan requires: first those of the plan as a whole, then those of its units, in order."""
     if plan.schedule == "zero-bubble":
         yield Feature("zero-bubble schedules", "schedule", "'zero-bubble'", "1f1b")
     if plan.precision.master is not None:
@@ -70,12 +70,13 @@ def features(plan: Plan) -> Iterator[Feature]:
 
 
 def products_by(recipe: str) -> str:
-    """The name of the feature of products by a recipe."""
+    """The name of the feature that matrix multiplications follow a low-precision recipe."""
     return f"matrix multiplications in {recipe}"
 
 
 def refuse_others(plan: Plan, able: Collection[str], who: str, where: str = "plan") -> None:
-    """Raises InputError naming the first feature of a plan that is not among those that `who` is able to do."""
+    """Raises InputError naming the first feature of a plan that is not in `able`. able: names of supported features. who: what
+    lacks them, for the message. where: the plan's file or name, for the message."""
     for feature in features(plan):
         if feature.name not in able:
             fix = f"give {feature.instead}: {who} cannot do {feature.name} yet"

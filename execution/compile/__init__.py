@@ -1,1 +1,1 @@
-"""From a plan to the programs of its ranks."""
+"""From a plan to programs, one per rank."""

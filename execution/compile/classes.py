@@ -1,7 +1,7 @@
-"""Classes of ranks that run one program, under other names of ranks and samples: each is compiled and walked once.
+"""Classes of ranks that run one program, up to names of ranks and samples: each class is compiled and simulated once.
 
 Ranks of a stage run the same instructions on buffers of the same bytes if they work on equal numbers of micro-batches and hold
-equally large shards; what differs is who is in their groups, and which samples they work on.
+equally large shards; they differ in the members of their groups, and in the samples they work on.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from trainplan.formulations.plan.plan import Plan
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.models.model import Model
 
-MOST_INSTRUCTIONS = 2**20  # of a rank's program that does not repeat in rounds
+MOST_INSTRUCTIONS = 2**20  # of a rank's program that has no steady state
 
 
 @dataclass(frozen=True)
 class RankClass:
     """Ranks of one stage, ascending, that run the same program, and the program of the first of them.
 
-    few: that program with its first few micro-batches alone. rounds: the whole one, in rounds of `few` where that repeats in
-    rounds (see `execution.rounds`). ahead: whether these gather parameters one unit ahead.
+    few: that program with its first few micro-batches alone. rounds: the whole program, in compact form where it reaches a
+    steady state (see `execution.steady_state`). ahead: whether it gathers parameters one unit ahead.
     """
 
     plan: Plan
@@ -36,18 +36,18 @@ class RankClass:
 
     @property
     def program(self) -> Program:
-        """The whole program of the first rank, with all of its micro-batches; made when it is first asked for."""
+        """The whole program of the first rank, with all of its micro-batches, built when it is first needed."""
         return self.rounds.whole
 
     @property
     def walked(self) -> Program:
-        """A program with the peak of the whole one, shorter where that repeats in rounds: for the memory walk."""
+        """A program with the same peak memory as the whole one, shorter where that reaches a steady state."""
         return self.rounds.few
 
 
 def assure_compiled(plan: Plan, instructions: int, most: int = MOST_INSTRUCTIONS) -> None:
-    """Raises InputError where programs that do not repeat would have more instructions than that. instructions: of one
-    micro-batch."""
+    """Raises InputError where the program of a rank that reaches no steady state would have more than `most` instructions.
+    instructions: number of instructions per micro-batch."""
     if plan.batch.micro_batches * instructions > most:
         problem = f"is {plan.batch.micro_batches}, each with instructions of its own"
         fix = f"give at most {most // instructions}, or equal stages under 1f1b"
@@ -55,7 +55,8 @@ def assure_compiled(plan: Plan, instructions: int, most: int = MOST_INSTRUCTIONS
 
 
 def replica_samples(plan: Plan) -> int:
-    """Samples of one micro-batch, or pieces of them, of one replica where these have shares of their own."""
+    """Number of samples, or pieces of samples, in one micro-batch; where replicas have shares of their own, in that of one
+    replica."""
     return plan.batch.global_samples * plan.pieces // sum(plan.batch.shares or [plan.batch.micro_batches])
 
 
@@ -64,7 +65,7 @@ def compile_classes(plan: Plan, model: Model | None = None, ahead: bool = False)
     model = model or plan.planned_model()
     classes, samples = by_kind(planned_ranks(plan, model)), replica_samples(plan)
     programs = compile_plan(plan, model, [members[0].rank for members in classes], few_micro_batches(plan), ahead)
-    made = []
+    rank_classes = []
     for members, few in zip(classes, programs, strict=True):
         ranks, micro_batches = tuple(member.rank for member in members), members[0].micro_batches
         if micro_batches == few.micro_batches:
@@ -74,5 +75,5 @@ def compile_classes(plan: Plan, model: Model | None = None, ahead: bool = False)
             if found is None:
                 assure_compiled(plan, len(few.instructions) // few.micro_batches)
             rounds = found or Rounds(compile_plan(plan, model, ranks[:1], ahead=ahead)[0])
-        made.append(RankClass(plan, model, ranks, few, rounds, ahead))
-    return made
+        rank_classes.append(RankClass(plan, model, ranks, few, rounds, ahead))
+    return rank_classes

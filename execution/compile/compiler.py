@@ -1,11 +1,11 @@
 """From a plan to one program per rank: pipeline stages; data, sharded-data and tensor parallelism and recomputation per unit.
 
-Where states and inputs are on the host, `residences` says what brings them to the device and back. H3T's step, of one stage
-and one micro-batch, is issued in an order of its own, `switch_passes`; here are pipelines of any micro-batches.
+Where states and inputs are on the host, `host_offload` issues what brings them to the device and back. H3T's step, of one stage
+and one micro-batch, is issued in an order of its own, `switch_passes`; here are pipelines of any number of micro-batches.
 
-Between stages of one size a rank talks to the one of its own place in the next or previous stage. Hidden states and gradients
-alike travel in the sender's layout, and the receiver re-lays them as it would those of a unit of its own. Between stages of
-unlike sizes every rank is sent the rows of its own layout, by each rank that serves it.
+Between stages of one size a rank exchanges messages with the rank of its own index in the next or previous stage. Hidden states
+and gradients alike travel in the sender's layout, and the receiver changes their layout as it would after a unit of its own.
+Between stages of unlike sizes every rank is sent the rows of its own layout, by each rank that serves it.
 
 Where the schedule slices micro-batches, the halves of one travel as messages of their own up to the first stage that runs it
 whole; there the stage before joins them, and sends one. Gradients always travel whole: on a stage that ran halves, the last
@@ -40,11 +40,11 @@ def compile_plan(
     most_micro_batches: int | None = None,
     ahead: bool = False,
 ) -> list[Program]:
-    """The programs of all ranks, or of some.
+    """The programs of all ranks of a plan, or of those in `ranks`.
 
-    model: run this one in the plan's place, scaled down, with the same units. most_micro_batches: leave out all micro-batches
-    of a rank but the first so many. ahead: gather parameters one unit ahead, and post receives one pass ahead; in H3T's step
-    the switches say when. Raises InputError for what programs cannot do yet.
+    model: run this one instead of the plan's own model: a smaller one with the same units. most_micro_batches: compile only
+    this many first micro-batches of each rank. ahead: gather parameters one unit ahead, and post receives one pass ahead; in
+    H3T's step the switches decide that. Raises InputError for features of plans that programs do not have.
     """
     refuse_others(plan, COMPILED, "the compiler")
     model = model or plan.planned_model()
@@ -67,8 +67,9 @@ def compile_plan(
 
 
 class Arrival(NamedTuple):
-    """What a rank receives: the buffer's kind and unit, the unit behind the boundary, and whether it comes from the next (1) or
-    the previous (-1) stage."""
+    """A message that a rank receives. kind: the buffer's name without its part, such as `hidden.4`. unit: the unit after the
+    boundary that it crosses. part: the micro-batch or half. step: 1 where it comes from the next stage, -1 from the previous
+    one."""
 
     kind: str
     unit: int
@@ -78,14 +79,18 @@ class Arrival(NamedTuple):
 
 @dataclass
 class _Compiler(Residences):
-    """orders: of the passes on all devices, by the number of micro-batches. interleaved: of passes and messages on all devices,
-    where these have several stages each."""
+    """Issues the program of one rank of a pipeline.
+
+    orders: the order of passes on every device, by number of micro-batches. interleaved: the order of passes and messages on
+    every device, where these have several stages each.
+    """
 
     orders: Mapping[int, Sequence[Sequence[Pass]]] = field(kw_only=True)
     interleaved: Sequence[Sequence[Item]] | None = field(kw_only=True, default=None)
     _posted: set[str] = field(default_factory=set)
 
     def program(self) -> Program:
+        """Issue the whole step: states, passes, reductions, the optimizer, and the sum of the loss."""
         for unit in self.units:
             self.place_states(unit)
         if self.interleaved is None:
@@ -104,7 +109,7 @@ class _Compiler(Residences):
         return self.finished()
 
     def _in_turn(self, passes: Sequence[Pass]) -> None:
-        """The passes of a stage, each with its messages."""
+        """Issue the passes of the rank's one stage, each with its messages."""
         for this, following in zip_longest(passes, passes[1:]):
             if (arrival := self._arrival(this)) is not None:
                 self._receive(*arrival)
@@ -116,7 +121,7 @@ class _Compiler(Residences):
                 self._backward_pass(MicroBatchPart(this.micro_batch))
 
     def _arrival(self, task: Pass) -> Arrival | None:
-        """What a pass of this stage receives first, if anything."""
+        """The message that a pass of this stage needs before it begins; None where it needs none."""
         units = self.stages[self.stage]
         if task.kind == "forward":
             part = MicroBatchPart(task.micro_batch, task.half)
@@ -125,20 +130,21 @@ class _Compiler(Residences):
         return Arrival(f"input-gradient.{after}", after, MicroBatchPart(task.micro_batch), 1) if after <= self.last else None
 
     def _interleave(self, items: Sequence[Item]) -> None:
-        """The rank's part of the order of passes and messages of all ranks. Messages without a pass between them are one."""
-        for index, (what, (kind, micro_batch, stage, _)) in enumerate(items):
+        """Issue this rank's part of the order of passes and messages of all ranks. Consecutive messages become one
+        operation."""
+        for index, (item_kind, (kind, micro_batch, stage, _)) in enumerate(items):
             units, part = self.stages[stage], MicroBatchPart(micro_batch)
             after, first = units.stop, units.start
-            if what == "pass":
+            if item_kind == "pass":
                 for item in takewhile(lambda item: item.what != "pass", items[index + 1 :]):
                     if item.what == "receive":
                         self._post(*self._arrival_of(item))
-            if what == "pass" and kind == "forward":
+            if item_kind == "pass" and kind == "forward":
                 self._forward(units, part)
-            elif what == "pass":
+            elif item_kind == "pass":
                 for unit in reversed(units):
                     self.backward(unit, micro_batch)
-            elif what == "receive":
+            elif item_kind == "receive":
                 self._receive(*self._arrival_of(items[index]))
             elif kind == "forward":
                 self._send(f"hidden.{after}", after, part, 1)
@@ -148,7 +154,7 @@ class _Compiler(Residences):
             self.reduce_gradients(unit)
 
     def _arrival_of(self, item: Item) -> Arrival:
-        """What comes of a pass of another rank."""
+        """The message that follows from a pass of another rank, as this rank receives it."""
         kind, micro_batch, stage, _ = item.task
         units, part = self.stages[stage], MicroBatchPart(micro_batch)
         if kind == "forward":
@@ -156,12 +162,15 @@ class _Compiler(Residences):
         return Arrival(f"input-gradient.{units.start}", units.start, part, 1)
 
     def _forward(self, units: range, part: MicroBatchPart) -> None:
+        """The forward pass of a stage's units on a part, and the loss after the last unit of the model."""
         for unit in units:
             self.forward(unit, part)
         if units.stop > self.last:
             self.loss(part)
 
     def _forward_pass(self, part: MicroBatchPart) -> None:
+        """The forward pass of the rank's one stage on a part, and the message of its output to the next stage. Halves that the
+        next stage runs as one are joined and sent after the second."""
         units = self.stages[self.stage]
         after = units.stop
         self._forward(units, part)
@@ -174,6 +183,8 @@ class _Compiler(Residences):
             self._send(f"hidden.{after}", after, whole, 1)
 
     def _backward_pass(self, part: MicroBatchPart) -> None:
+        """The backward pass of the rank's one stage on a micro-batch, and the message to the previous stage; after the last
+        micro-batch also the reductions of gradients."""
         units = self.stages[self.stage]
         first = units.start
         last = part.micro_batch == self.micro_batches - 1
@@ -189,21 +200,21 @@ class _Compiler(Residences):
                 self.reduce_gradients(unit)
 
     def _send(self, kind: str, unit: int, part: MicroBatchPart, step: int) -> None:
-        """The rows of the boundary before a unit to the next (1) or previous (-1) stage: all of them to the rank of the same
-        place; where stages are of unlike sizes, to each rank the rows that it is sent by this one."""
+        """Send the rows at the boundary before a unit to the next (step 1) or previous (step -1) stage: all of them to the rank
+        of the same index there or, between stages of unlike sizes, to every rank the rows that it needs from this one."""
         name = f"{kind}.{part}"
         before, after = (unit - 1, unit) if step > 0 else (unit, unit - 1)
         there = self.neighbours(after)
         if self._alike(unit):
-            peers: list[tuple[int, dict[str, Any], int]] = [(there[self.place], {}, self.buffers[name])]
+            peers: list[tuple[int, dict[str, Any], int]] = [(there[self.index_in_stage], {}, self.buffers[name])]
         else:
             if self.strategies[before].sequence_parallel:  # every rank may be asked for all tokens of some of its rows
                 name = self.gather_tokens(before, part, name, f"{kind.replace('.', '-whole.')}.{part}", before, (name,))
             block = self.rows(before, part)
             peers = [
-                (there[place], {"blocks": (block,), "rows": rows}, self.boundary_bytes(unit - 1, len(rows)))
-                for (sender, place), rows in self.transfers(before, after, part).items()
-                if sender == self.place
+                (there[receiver], {"blocks": (block,), "rows": rows}, self.boundary_bytes(unit - 1, len(rows)))
+                for (sender, receiver), rows in self.transfers(before, after, part).items()
+                if sender == self.index_in_stage
             ]
         sends = [
             self.instruction(Op.SEND, unit, part, reads=(name,), group=self.lane(peer), args=args, message_bytes=size)
@@ -212,55 +223,58 @@ class _Compiler(Residences):
         if sends:
             self._messages([*sends[:-1], sends[-1].changed(frees=(name,))], there)
         else:  # nobody is sent its rows: it goes with the last instruction that touches it
-            last = max(place for place, i in enumerate(self.issued) if name in (*i.reads, *i.writes))
+            last = max(receiver for receiver, i in enumerate(self.issued) if name in (*i.reads, *i.writes))
             self.issued[last] = self.issued[last].changed(frees=(*self.issued[last].frees, name))
 
     def _post(self, kind: str, unit: int, part: MicroBatchPart, step: int) -> None:
-        """The buffers of what `_receive` is going to receive, of lanes that gain by it: from now on it may come."""
+        """Declare the buffers that `_receive` is going to fill, and post them, where programs go ahead: messages may arrive
+        from now on."""
         for _, name, rows in self._senders(kind, unit, part, step) if self.ahead else ():
             self.buffer(name, self._received_bytes(unit, step, len(rows)))
             self.issue(Op.POST_RECEIVE, unit, part, writes=(name,))
             self._posted.add(name)
 
     def _receive(self, kind: str, unit: int, part: MicroBatchPart, step: int) -> None:
-        """The rows of the boundary before a unit from the next (1) or previous (-1) stage: in the sender's layout; where stages
-        are of unlike sizes, in this one's, joined from what comes."""
+        """Receive the rows at the boundary before a unit from the next (step 1) or previous (step -1) stage: in the sender's
+        layout or, between stages of unlike sizes, in this rank's layout, joined from what all senders send."""
         name, after = f"{kind}.{part}", unit - 1 if step > 0 else unit
         sources = self._senders(kind, unit, part, step)
         receives = []
-        for peer, place, rows in sources:
+        for peer, buffer, rows in sources:
             size = self._received_bytes(unit, step, len(rows))
             args: dict[str, Any] = {} if self._alike(unit) else {"rows": rows}
-            fields: dict[str, Any] = {"writes": (self.buffer(place, size),), "group": self.lane(peer), "args": args}
-            fields["reads"] = (place,) if place in self._posted else ()
+            fields: dict[str, Any] = {"writes": (self.buffer(buffer, size),), "group": self.lane(peer), "args": args}
+            fields["reads"] = (buffer,) if buffer in self._posted else ()
             receives.append(self.instruction(Op.RECEIVE, unit, part, **fields, message_bytes=size))
         self._messages(receives, self.neighbours(unit if step > 0 else unit - 1))
         if len(sources) > 1:
-            wanted, parts = self.rows(after, part), tuple(place for _, place, _ in sources)
+            wanted, parts = self.rows(after, part), tuple(buffer for _, buffer, _ in sources)
             self.buffer(name, self.boundary_bytes(unit - 1, len(wanted)))
             args = {"blocks": tuple(rows for _, _, rows in sources), "rows": wanted}
             self.issue(Op.JOIN, unit, part, reads=parts, writes=(name,), frees=parts, args=args)
 
     def _senders(self, kind: str, unit: int, part: MicroBatchPart, step: int) -> list[tuple[int, str, tuple[int, ...]]]:
-        """Who sends the rows of a boundary, the buffer for what comes of each sender, and its rows."""
+        """The senders of the rows at a boundary: for each its rank, the name of the buffer that receives its message, and the
+        ids of its rows."""
         name = f"{kind}.{part}"
         before, after = (unit, unit - 1) if step > 0 else (unit - 1, unit)
         there = self.neighbours(before)
         if self._alike(unit):
-            return [(there[self.place], name, self.rows(before, part))]
+            return [(there[self.index_in_stage], name, self.rows(before, part))]
         pairs = self.transfers(before, after, part).items()
-        those = [(there[sender], rows) for (sender, place), rows in pairs if place == self.place]
+        those = [(there[sender], rows) for (sender, receiver), rows in pairs if receiver == self.index_in_stage]
         names = [name if len(those) == 1 else name.replace(".", f"{FROM}{peer}.", 1) for peer, _ in those]
-        return [(peer, each, rows) for each, (peer, rows) in zip(names, those, strict=True)]
+        return [(peer, buffer, rows) for buffer, (peer, rows) in zip(names, those, strict=True)]
 
     def _received_bytes(self, unit: int, step: int, rows: int) -> int:
-        """Bytes of so many rows of the boundary before a unit, as they come from the next (1) or previous (-1) stage."""
+        """Bytes of `rows` rows at the boundary before a unit, as they come from the next (step 1) or previous (step -1)
+        stage."""
         before = unit if step > 0 else unit - 1
         return self.laid_bytes(unit - 1, before, rows) if self._alike(unit) else self.boundary_bytes(unit - 1, rows)
 
     def _messages(self, messages: Sequence[Instruction], there: Sequence[int]) -> None:
-        """Messages with the ranks of another stage, as one operation: with the sends to the same ranks that come before
-        receives, and under the interleaved schedule with all that come right before."""
+        """Issue messages with the ranks of another stage (`there`) as one operation: together with the sends to the same ranks
+        that come right before receives and, under the interleaved schedule, with all messages that come right before."""
         last = self.issued[-1] if self.issued else None
         answers = last is not None and last.op is Op.SEND and messages[0].op is Op.RECEIVE
         together = answers and last is not None and set(last.group) <= {self.rank, *there}
@@ -270,11 +284,11 @@ class _Compiler(Residences):
         self.issued.append(grouped(*messages))
 
     def _alike(self, unit: int) -> bool:
-        """Whether the stages of a unit and of the one before it are of one size."""
+        """Whether the stages of a unit and of the one before it have the same number of ranks."""
         return self.strategies[unit - 1].group == self.strategies[unit].group
 
     def _join(self, kind: str, unit: int, part: MicroBatchPart) -> MicroBatchPart:
-        """The halves of the part's micro-batch become one buffer."""
+        """Join the buffers of both halves of the part's micro-batch; returns the whole micro-batch."""
         whole = MicroBatchPart(part.micro_batch)
         names, name = tuple(f"{kind}.{half}" for half in whole.halves), f"{kind}.{whole}"
         self.buffer(name, sum(self.buffers[half] for half in names))
@@ -282,6 +296,7 @@ class _Compiler(Residences):
         return whole
 
     def _reduce_tied(self) -> None:
+        """Sum the gradients of a matrix that embedding and head share, where each has a copy of its own."""
         both = tuple(f"gradient.{unit}" for unit in (0, self.last) if unit in self.units)
         size = self.model.tied_elements * self.gradient_bytes
         group = tuple(sorted({*self.groups[0], *self.groups[-1]}))

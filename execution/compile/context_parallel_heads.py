@@ -2,8 +2,10 @@
 
 Forward: queries, keys and values of the rank's tokens, an exchange, the core on all tokens of the rank's heads, an exchange
 back; the unit's own computation begins at the results. Backward: it leaves their gradient, which goes the same way back, to
-what queries, keys and values add to the gradients of input and parameters. What the core works on and what it makes stays for
-its backward pass, unless the unit or its core is recomputed: then the exchange is done again, too.
+what queries, keys and values add to the gradients of input and parameters. The core's inputs and outputs are kept for its
+backward pass, unless the unit or its core is recomputed: then the exchange is repeated, too.
+
+In all functions `at` is the rank's builder, to which instructions are appended, and `share` has the bytes of the buffers.
 """
 
 from __future__ import annotations
@@ -19,26 +21,26 @@ from trainplan.profiling.models.sublayers import HeadPieces
 def forward(
     at: InstructionBuilder, share: HeadPieces, unit: int, part: MicroBatchPart, inside: str, weights: tuple[str, ...]
 ) -> str:
-    """The buffer of the core's results on the rank's tokens. inside: what the unit's products work on, or the input that they
-    make it of."""
+    """Issue all that comes before a forward computation; returns the buffer of the core's results on the rank's tokens. inside:
+    the buffer that the unit's products read, or the input from which they compute it."""
     ckpt = at.strategies[unit].ckpt
-    again, core_again = share.again or ckpt, share.core_again or ckpt
-    made(at, unit, part, inside, weights, graph=not again)
+    recomputed, core_recomputed = share.again or ckpt, share.core_again or ckpt
+    issue_own_keys(at, unit, part, inside, weights, graph=not recomputed)
     own, mixed = f"keys.{unit}.{part}", f"mixed.{unit}.{part}"
-    heads = _to_heads(at, share, unit, part, own, f"heads.{unit}.{part}", (own,) if again or not share.core_again else ())
-    _core(at, share, unit, part, heads, graph=not core_again)
-    return _to_tokens(at, share, unit, part, mixed, f"results.{unit}.{part}", (mixed,) if core_again else ())
+    heads = _to_heads(at, share, unit, part, own, f"heads.{unit}.{part}", (own,) if recomputed or not share.core_again else ())
+    _core(at, share, unit, part, heads, graph=not core_recomputed)
+    return _to_tokens(at, share, unit, part, mixed, f"results.{unit}.{part}", (mixed,) if core_recomputed else ())
 
 
 def before_backward(
     at: InstructionBuilder, share: HeadPieces, unit: int, part: MicroBatchPart, inside: str, weights: tuple[str, ...]
 ) -> str:
-    """The same before a backward computation."""
+    """Issue what has to be recomputed before a backward computation; arguments and result as of `forward`."""
     ckpt, own, results = at.strategies[unit].ckpt, f"keys.{unit}.{part}", f"results.{unit}.{part}"
-    core_again = share.core_again or ckpt
+    core_recomputed = share.core_again or ckpt
     if share.again or ckpt:
-        made(at, unit, part, inside, weights, graph=True, freed=not core_again)
-    if core_again:
+        issue_own_keys(at, unit, part, inside, weights, graph=True, freed=not core_recomputed)
+    if core_recomputed:
         heads = _to_heads(at, share, unit, part, own, f"heads.{unit}.{part}", (own,))
         _core(at, share, unit, part, heads, graph=True)
     if ckpt:
@@ -47,18 +49,19 @@ def before_backward(
 
 
 def after_backward(at: InstructionBuilder, share: HeadPieces, unit: int, part: MicroBatchPart) -> None:
-    """From the gradient of the core's results on the rank's tokens to that of its queries, keys and values."""
-    rows, place = len(at.rows(unit, part)), f"{unit}.{part}"
-    left, mixed = f"results-gradient.{place}", f"mixed-gradient.{place}"
-    _to_heads(at, share, unit, part, left, mixed, (left,))
-    kept = (f"core-graph.{place}", f"heads.{place}", f"mixed.{place}", mixed)
-    gradient = at.buffer(f"heads-gradient.{place}", share.whole_bytes(rows))
+    """Issue the way from the gradient of the core's results on the rank's tokens to the gradient of its queries, keys and
+    values."""
+    rows, suffix = len(at.rows(unit, part)), f"{unit}.{part}"
+    gradient_of_results, mixed = f"results-gradient.{suffix}", f"mixed-gradient.{suffix}"
+    _to_heads(at, share, unit, part, gradient_of_results, mixed, (gradient_of_results,))
+    kept = (f"core-graph.{suffix}", f"heads.{suffix}", f"mixed.{suffix}", mixed)
+    gradient = at.buffer(f"heads-gradient.{suffix}", share.whole_bytes(rows))
     workspace = share.core_backward_workspace_bytes(rows)
     at.issue(Op.CORE_BACKWARD, unit, part, reads=kept, writes=(gradient,), frees=kept, workspace_bytes=workspace)
-    _to_tokens(at, share, unit, part, gradient, f"keys-gradient.{place}", (gradient,))
+    _to_tokens(at, share, unit, part, gradient, f"keys-gradient.{suffix}", (gradient,))
 
 
-def made(
+def issue_own_keys(
     at: InstructionBuilder,
     unit: int,
     part: MicroBatchPart,
@@ -67,7 +70,8 @@ def made(
     graph: bool,
     freed: bool = False,
 ) -> None:
-    """Keys and values of the rank's own tokens, and queries where heads are exchanged. freed: nothing needs them."""
+    """Issue keys and values of the rank's own tokens, and queries where heads are exchanged. graph: whether the graph is kept.
+    freed: whether the results are freed at once, since only the graph is needed."""
     share, rows = at.key_share(unit), len(at.rows(unit, part))
     assert share is not None
     own, kept = at.buffer(f"keys.{unit}.{part}", share.own_bytes(rows)), share.graph_bytes(rows)
@@ -79,6 +83,7 @@ def made(
 
 
 def _core(at: InstructionBuilder, share: HeadPieces, unit: int, part: MicroBatchPart, heads: str, graph: bool) -> None:
+    """Issue attention's core on all tokens of the rank's heads. graph: whether its graph is kept."""
     rows = len(at.rows(unit, part))
     mixed, kept = at.buffer(f"mixed.{unit}.{part}", share.mixed_bytes(rows)), share.core_graph_bytes(rows)
     fields: dict[str, Any] = {"reads": (heads,), "writes": (mixed,), "frees": (heads,)}
@@ -92,6 +97,7 @@ def _core(at: InstructionBuilder, share: HeadPieces, unit: int, part: MicroBatch
 def _to_heads(
     at: InstructionBuilder, share: HeadPieces, unit: int, part: MicroBatchPart, source: str, into: str, frees: tuple[str, ...]
 ) -> str:
+    """Issue the exchange from all heads of the rank's tokens to all tokens of the rank's heads; returns the buffer `into`."""
     rows = len(at.rows(unit, part))
     size = share.whole_bytes(rows) if into.startswith("heads") else share.mixed_bytes(rows)
     _exchanged(at, Op.EXCHANGE_HEADS, unit, part, source, at.buffer(into, size), frees, size)
@@ -101,6 +107,7 @@ def _to_heads(
 def _to_tokens(
     at: InstructionBuilder, share: HeadPieces, unit: int, part: MicroBatchPart, source: str, into: str, frees: tuple[str, ...]
 ) -> str:
+    """Issue the exchange from all tokens of the rank's heads to all heads of the rank's tokens; returns the buffer `into`."""
     rows = len(at.rows(unit, part))
     size = share.results_bytes(rows) if into.startswith("results") else share.own_bytes(rows)
     _exchanged(at, Op.EXCHANGE_TOKENS, unit, part, source, at.buffer(into, size), frees, at.buffers[source])
@@ -110,6 +117,7 @@ def _to_tokens(
 def _exchanged(
     at: InstructionBuilder, op: Op, unit: int, part: MicroBatchPart, source: str, into: str, frees: tuple[str, ...], size: int
 ) -> None:
-    """By rank and as it comes, both of so many bytes, beside what is put in order of them."""
+    """Issue an exchange of `size` bytes. Its temporaries are a copy of what is sent, ordered by rank, and one of what
+    arrives."""
     fields: dict[str, Any] = {"reads": (source,), "writes": (into,), "frees": frees, "group": at.piece_peers(unit)}
     at.issue(op, unit, part, **fields, message_bytes=size, workspace_bytes=2 * size - at.buffers[into])

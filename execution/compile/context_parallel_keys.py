@@ -1,9 +1,11 @@
-"""What one rank issues for the keys and values of an attention whose samples are cut (see `sublayers.pieces`).
+"""What one rank issues for the keys and values of an attention under context parallelism (see `sublayers.pieces`).
 
-Forward: the rank's own keys and values, then a gather of those of all tokens, which go with the computation. Backward: they are
-gathered once more; the computation leaves their gradient on all tokens, of which the rank gets its own of the sum over the
-group; what that adds to the gradients of input and parameters comes last. Of a recomputed unit the rank's own keys and values
-are not kept, and made again; nor are they where what comes before the products is recomputed.
+Forward: the rank's own keys and values, then a gather of those of all tokens, which are freed after the computation. Backward:
+they are gathered again; the computation writes their gradient on all tokens, of which the rank gets its own part of the sum
+over the group; what that adds to the gradients of input and parameters comes last. Of a recomputed unit the rank's own keys and
+values are not kept, but computed again; so are they where what comes before the products is recomputed.
+
+In all functions `at` is the rank's builder, to which instructions are appended.
 """
 
 from __future__ import annotations
@@ -18,27 +20,28 @@ from trainplan.profiling.models.sublayers import HeadPieces
 
 
 def forward(at: InstructionBuilder, unit: int, part: MicroBatchPart, inside: str, weights: tuple[str, ...]) -> tuple[str, ...]:
-    """The buffer of all keys and values before a forward computation, or where heads are exchanged of the core's results; none
-    of units that are no such attention. inside: what the unit's products work on, or the input that they make it of."""
+    """Issue keys and values before a forward computation; returns the buffer that the computation then reads: all keys and
+    values or, where ranks exchange heads, the results of the core. Empty for units without context parallelism. inside: the
+    buffer that the unit's products read, or the input from which they compute it."""
     if (share := at.key_share(unit)) is None:
         return ()
     if isinstance(share, HeadPieces):
         return (context_parallel_heads.forward(at, share, unit, part, inside, weights),)
-    again = _again(at, unit)
-    context_parallel_heads.made(at, unit, part, inside, weights, graph=not again)
-    return (_gathered(at, unit, part, freed=again),)
+    recomputed = _again(at, unit)
+    context_parallel_heads.made(at, unit, part, inside, weights, graph=not recomputed)
+    return (_gathered(at, unit, part, freed=recomputed),)
 
 
 def done_with(at: InstructionBuilder, unit: int, keys: tuple[str, ...]) -> tuple[str, ...]:
-    """Those of what `forward` gave that go behind a forward computation: results of cores stay, unless the unit is
-    recomputed."""
+    """The buffers among `keys`, the result of `forward`, that are freed after the forward computation. Results of cores stay,
+    unless the unit is recomputed."""
     return keys if not isinstance(at.key_share(unit), HeadPieces) or at.strategies[unit].ckpt else ()
 
 
 def before_backward(
     at: InstructionBuilder, unit: int, part: MicroBatchPart, inside: str, weights: tuple[str, ...]
 ) -> tuple[str, ...]:
-    """The same before a backward computation."""
+    """Issue keys and values before a backward computation; arguments and result as of `forward`."""
     if (share := at.key_share(unit)) is None:
         return ()
     if isinstance(share, HeadPieces):
@@ -49,7 +52,7 @@ def before_backward(
 
 
 def gradient_of(at: InstructionBuilder, unit: int, part: MicroBatchPart, keys: tuple[str, ...]) -> tuple[str, ...]:
-    """The buffer to which a backward computation leaves the gradient of these keys and values, or results."""
+    """Declare the buffers in which a backward computation leaves the gradient of `keys`, the result of `before_backward`."""
     name = "results-gradient" if isinstance(at.key_share(unit), HeadPieces) else "keys-gradient-whole"
     return tuple(at.buffer(f"{name}.{unit}.{part}", at.buffers[key]) for key in keys)
 
@@ -64,8 +67,8 @@ def after_backward(
     gradient: str,
     frees: tuple[str, ...],
 ) -> None:
-    """What the gradient of keys and values adds to that of the input, `into`, and of the parameters. frees: what is done
-    with."""
+    """Issue, after a backward computation, what the gradient of keys and values adds to the gradient of the input (`into`) and
+    of the parameters (`gradient`). frees: buffers to free after that."""
     share, rows = at.key_share(unit), len(at.rows(unit, part))
     assert share is not None
     own = at.buffer(f"keys-gradient.{unit}.{part}", share.own_bytes(rows))
@@ -89,12 +92,14 @@ def after_backward(
 
 
 def _again(at: InstructionBuilder, unit: int) -> bool:
+    """Whether a unit's own keys and values are computed again in the backward pass."""
     share = at.key_share(unit)
     return share is not None and (share.again or at.strategies[unit].ckpt)
 
 
 def _gathered(at: InstructionBuilder, unit: int, part: MicroBatchPart, freed: bool) -> str:
-    """Those of all tokens. freed: whether the rank's own are done with."""
+    """Issue the gather of the keys and values of all tokens; returns its buffer. freed: whether the rank's own are freed
+    then."""
     share, rows, own = at.key_share(unit), len(at.rows(unit, part)), f"keys.{unit}.{part}"
     assert share is not None
     whole = at.buffer(f"keys-whole.{unit}.{part}", share.whole_bytes(rows))

@@ -3,17 +3,17 @@
 The optimizer of a unit works on the device or on the host. On the host it has the rank's shards of parameters, gradients and
 moments there. The device then has
 
-- of the parameters: a copy that lives from step to step, and gets the new ones behind the optimizer's step; or nothing but what
-  is copied in before each use (`lazily`), and let go of behind it;
-- of the gradient: the sum over the micro-batches, from the first one's backward pass on. It is offloaded once, behind the last
-  one's reductions (behind the sum of both gradients of a tied matrix, too), and the host steps as soon as it has it.
+- of the parameters: a copy that lives from step to step, and gets the new values after the optimizer's step; or nothing but
+  what is copied in before each use (`lazily`), and freed after it;
+- of the gradient: the sum over the micro-batches, from the first one's backward pass on. It is offloaded once, after the last
+  one's reductions (after the sum of both gradients of a tied matrix, too), and the host steps as soon as it has it.
 
-Parameters that are kept whole are brought in, and gathered, once a step, before the first micro-batch's forward pass, and go
-behind the last one's backward pass; all others before and behind each pass. Nothing is brought in for one computation alone
-that waits for another: what is copied in comes when the unit's input or its output's gradient is there, or one unit ahead.
+Parameters that are kept whole are brought in, and gathered, once a step, before the first micro-batch's forward pass, and freed
+after the last one's backward pass; all others before and after each pass. Nothing is brought in for one computation alone that
+waits for another: what is copied in comes when the unit's input or its output's gradient is available, or one unit ahead.
 
-A unit's input may be on the host from its forward pass to the backward pass of the same micro-batch, each in a buffer of its
-own. It comes back to another buffer on the device: lanes let go of the two that are not those which made them.
+A unit's input may be on the host from its forward pass to the backward pass of the same micro-batch, in one buffer per
+micro-batch. It comes back to another buffer on the device: the lanes that free the two are not those that wrote them.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from trainplan.execution.program import MicroBatchPart
 
 @dataclass
 class Residences(UnitPasses):
-    """Passes of units whose states and inputs are where the plan says.
+    """Passes of units whose states and inputs reside where the plan puts them, on device or host.
 
     own_lane: whether copies have lanes of their own; else they share that of communication.
     """
 
     lane_out: ClassVar[Stream] = "copy-out"  # of copies to the host
     own_lane: bool = field(kw_only=True)
-    _whole: set[int] = field(default_factory=set)  # units whose parameters are whole for the rest of the step
-    _stepped: list[int] = field(default_factory=list)  # units that have made their step on the host
+    _whole: set[int] = field(default_factory=set)  # units whose parameters stay whole for the rest of the step
+    _stepped: list[int] = field(default_factory=list)  # units that the host has stepped, in order
 
     def issue(self, op: Op, unit: int | None = None, part: MicroBatchPart | None = None, **fields: Any) -> None:
-        """The next instruction, on its lane."""
+        """Issue an instruction; copies go to the lane that this plan has for them."""
         if op.spec.is_copy and not self.own_lane:
             fields["lane"] = "communication"
         elif op.spec.kind == "copy-out":
@@ -53,7 +53,7 @@ class Residences(UnitPasses):
         return self.planned[unit].states.optimizer == "host"
 
     def lazily(self, unit: int) -> bool:
-        """Whether a unit's parameters are copied in before each use."""
+        """Whether a unit's parameters are copied in before each use, instead of living on the device from step to step."""
         return self.planned[unit].states.parameters == "host"
 
     def offloads(self, unit: int) -> bool:
@@ -61,7 +61,7 @@ class Residences(UnitPasses):
         return self.planned[unit].activations.hidden == "host"
 
     def place_states(self, unit: int, on: str = "") -> None:
-        """Declare a unit's states where they are, and the device's own buffers of them."""
+        """Declare the buffers of a unit's states where they reside, and the device's own buffers for them."""
         if not self.steps_on_host(unit):
             super().place_states(unit, on)
             return
@@ -73,11 +73,12 @@ class Residences(UnitPasses):
     # What the passes of a unit need
 
     def gathers(self, unit: int) -> bool:
-        """Whether a unit's parameters are not whole on the device before a pass."""
+        """Whether a unit's whole parameters still have to be brought to the device before a pass."""
         return unit not in self._whole and (self.lazily(unit) or super().gathers(unit))
 
     def gathered(self, unit: int, part: MicroBatchPart, after: str) -> str:
-        """The buffer of a unit's whole parameters, copied in and gathered first where they are not there."""
+        """The buffer of a unit's whole parameters, copied in and gathered first where needed, once the buffer `after` is
+        available."""
         sharded = super().gathers(unit)
         name = f"gathered.{unit}" if sharded else f"parameter.{unit}"
         if not self.gathers(unit):
@@ -91,11 +92,11 @@ class Residences(UnitPasses):
         return name
 
     def shard_in_passing(self, unit: int) -> tuple[str, ...]:
-        """The shard, where it is only there to be gathered."""
+        """The buffer of a unit's shard, where it only exists to be gathered; else nothing."""
         return (f"parameter.{unit}",) if self.lazily(unit) else ()
 
     def freed_parameters(self, unit: int, last: bool) -> tuple[str, ...]:
-        """What goes of a unit's parameters once they have been used."""
+        """The buffers of a unit's parameters that are freed after a use. last: whether it is the last use in the step."""
         if self.planned[unit].states.kept_whole and not last:
             return ()
         if super().gathers(unit):
@@ -103,53 +104,55 @@ class Residences(UnitPasses):
         return self.shard_in_passing(unit)
 
     def begin_forward(self, unit: int, part: MicroBatchPart, source: str) -> None:
-        """Copy the input out beside the computation."""
+        """Copy the unit's input out in parallel with the computation."""
         if self.offloads(unit):
             self.offload_hidden(unit, part, source)
 
     def end_forward(self, unit: int, part: MicroBatchPart, source: str) -> None:
-        """Let go of the input once it is copied, and used."""
+        """Free the unit's input after it has been copied and used."""
         if self.offloads(unit):
             self.drop_hidden(unit, part, source)
 
     def bring_input(self, unit: int, micro_batch: int, after: str) -> None:
-        """Copy the input of a micro-batch back in, unless that has been done one unit ahead."""
+        """Copy a unit's input of a micro-batch back in, unless that has been done one unit ahead."""
         for part in self.parts(micro_batch) if self.offloads(unit) else ():
             if f"prefetched.{unit}.{part}" not in self.buffers:
                 self.prefetch_hidden(unit, part, (after,))
 
     def input_of(self, unit: int, part: MicroBatchPart) -> str:
-        """The buffer of a unit's input: what has come, or has come back from the host."""
-        again = f"prefetched.{unit}.{part}"
-        return again if again in self.buffers else super().input_of(unit, part)
+        """The buffer of a unit's input on the device: as it arrived, or as it came back from the host."""
+        returned = f"prefetched.{unit}.{part}"
+        return returned if returned in self.buffers else super().input_of(unit, part)
 
     # The end of the step
 
     def reduce_gradients(self, unit: int) -> None:
-        """What is reduced once a step; then the gradient goes to the host, where that is whose optimizer needs it."""
+        """Issue the reductions of a unit's gradient of which there is one a step; then offload the gradient, where the
+        optimizer works on the host."""
         super().reduce_gradients(unit)
         if not self.reduces_tied(unit):
             self.step_on_host(unit)
 
     def reduces_tied(self, unit: int) -> bool:
-        """Whether a unit has a copy of a tied matrix, whose gradients are summed once both are there."""
+        """Whether a unit has a copy of its own of a tied matrix. Gradients of both copies are then summed when both are
+        complete."""
         return self.model.tied and not self.shares_table and unit in (0, self.last)
 
     def step_on_host(self, unit: int) -> None:
-        """Offload a unit's gradient, and step where it is; nothing where the optimizer works on the device."""
+        """Offload a unit's gradient and step on the host; nothing where the optimizer works on the device."""
         if self.steps_on_host(unit):
             self.offload_gradient(unit, MicroBatchPart(self.micro_batches - 1))
             self.host_step(unit)
 
     def host_step(self, unit: int) -> None:
-        """The optimizer's step on the host."""
+        """Issue the optimizer's step on the host."""
         changed = (f"host-parameter.{unit}", f"host-moments.{unit}")
         self.issue(Op.HOST_OPTIMIZER_STEP, unit, reads=(f"host-gradient.{unit}",), writes=changed)
         self._stepped.append(unit)
 
     def copy_back(self) -> None:
-        """Bring new parameters to the device, in the order of their steps. Only the sum of the loss comes later, which would
-        hold up ranks that have new parameters to bring: who issues to a device waits here for the host."""
+        """Bring new parameters to the device, in the order of their steps. The sum of the loss comes after this, since it would
+        delay ranks that have parameters to bring: the thread that issues to a device waits here for the host."""
         for unit in self._stepped:
             if not self.lazily(unit):
                 self.prefetch_shard(unit, MicroBatchPart(self.micro_batches - 1))
@@ -157,7 +160,7 @@ class Residences(UnitPasses):
     # Copies
 
     def prefetch_shard(self, unit: int, part: MicroBatchPart, after: tuple[str, ...] = ()) -> None:
-        """Copy a unit's shard of the parameters from the host, once what is in `after` is there."""
+        """Copy a unit's shard of the parameters from the host, once the buffers and marks in `after` are available."""
         self._copy(Op.PREFETCH_SHARD, unit, part, f"host-parameter.{unit}", f"parameter.{unit}", after)
 
     def offload_gradient(self, unit: int, part: MicroBatchPart) -> None:
@@ -170,11 +173,11 @@ class Residences(UnitPasses):
         self._copy(Op.OFFLOAD_HIDDEN, unit, part, source, f"host-hidden.{unit}.{part}")
 
     def drop_hidden(self, unit: int, part: MicroBatchPart, source: str) -> None:
-        """Let go of a unit's input on the device, once it is on the host."""
+        """Free a unit's input on the device, after it has been copied to the host."""
         self.issue(Op.DROP_HIDDEN, unit, part, reads=(f"host-hidden.{unit}.{part}",), frees=(source,))
 
     def prefetch_hidden(self, unit: int, part: MicroBatchPart, after: tuple[str, ...] = ()) -> None:
-        """Move a unit's input back to the device, once what is in `after` is there."""
+        """Move a unit's input back to the device, once the buffers and marks in `after` are available."""
         copy = f"host-hidden.{unit}.{part}"
         self._copy(Op.PREFETCH_HIDDEN, unit, part, copy, f"prefetched.{unit}.{part}", after, (copy,))
 
@@ -188,7 +191,8 @@ class Residences(UnitPasses):
         after: tuple[str, ...] = (),
         freed: tuple[str, ...] = (),
     ) -> None:
-        """A copy between device and host."""
+        """Issue a copy between device and host, once the buffers and marks in `after` are available. freed: buffers to free
+        after it."""
         size = self.buffers[source]
         self.buffers.setdefault(target, size)
         self.issue(op, unit, part, **needing(source, after), writes=(target,), frees=freed, message_bytes=size)

@@ -1,4 +1,4 @@
-"""What a rank issues, in order: instructions, and the buffers that they read and write."""
+"""Collects what one rank issues, in order: instructions, and the buffers that they read and write."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from trainplan.execution.program import AGAIN, Instruction, MicroBatchPart, Prog
 
 @dataclass
 class InstructionBuilder(PlannedRank):
-    """The buffers and instructions of a rank, as they are issued."""
+    """A rank of a plan with the buffers and instructions that have been issued for it. buffers: bytes by name. persistent:
+    names of buffers that live from step to step. issued: in order."""
 
     buffers: dict[str, int] = field(default_factory=dict)
     persistent: set[str] = field(default_factory=set)
@@ -20,43 +21,44 @@ class InstructionBuilder(PlannedRank):
 
     @classmethod
     def at(cls, rank: PlannedRank, **fields: Any) -> Self:
-        """The compiler of a rank. fields: those of the compiler alone."""
+        """A builder for a rank. fields: those that only the subclass has."""
         placed = (rank.model, rank.strategies, rank.stages, rank.groups, rank.batch, rank.rank, rank.sliced)
         fields |= {"most_micro_batches": rank.most_micro_batches, "planned": rank.planned, "precision": rank.precision}
         fields["optimizer"] = rank.optimizer
         return cls(*placed, **fields)
 
     def program(self) -> Program:
-        """Issue all that the rank does in one step."""
+        """Issue everything that the rank does in one step, and return it as a program."""
         raise NotImplementedError
 
     def issue(self, op: Op, unit: int | None = None, part: MicroBatchPart | None = None, **fields: Any) -> None:
-        """The next instruction."""
+        """Append an instruction. part: the micro-batch or half that it is about. fields: the other fields of `Instruction`."""
         self.issued.append(self.instruction(op, unit, part, **fields))
 
     def instruction(self, op: Op, unit: int | None = None, part: MicroBatchPart | None = None, **fields: Any) -> Instruction:
-        """An instruction with the samples that it speaks of, unless its arguments tell them."""
+        """An instruction, not yet appended. The samples that it is about are added to its arguments, unless these name them
+        already."""
         micro_batch, half = part or (None, None)
-        made = Instruction(op, unit, micro_batch, half, **fields)
-        if op.spec.names_samples and made.args.keys() <= {AGAIN}:
-            made.args.update(self.samples_of(made))
-        return made
+        instruction = Instruction(op, unit, micro_batch, half, **fields)
+        if op.spec.names_samples and instruction.args.keys() <= {AGAIN}:
+            instruction.args.update(self.samples_of(instruction))
+        return instruction
 
     def buffer(self, name: str, size: int, persistent: bool = False) -> str:
-        """Declare a buffer of so many bytes, and give its name back. persistent: it lives from step to step."""
+        """Declare a buffer of `size` bytes, and return its name. persistent: whether it lives from step to step."""
         self.buffers[name] = size
         if persistent:
             self.persistent.add(name)
         return name
 
     def finished(self) -> Program:
-        """What has been issued, as the rank's program."""
+        """The rank's program, of all that has been issued."""
         return Program(
             self.rank,
             self.world,
             self.stages,
             tuple(self.groups),
-            self.place,
+            self.index_in_stage,
             self.units,
             self.model,
             self.strategies,
@@ -72,7 +74,7 @@ class InstructionBuilder(PlannedRank):
     def reduce(
         self, op: Op, unit: int | None, part: MicroBatchPart | None, name: str, group: tuple[int, ...], size: int | None = None
     ) -> None:
-        """The sum of a buffer over a group in its place, or what else a collective makes of it there. size: bytes that take
-        part, where that is not all of it."""
+        """Issue a collective that replaces a buffer's content, such as its sum over a group. size: bytes that take part, where
+        that is not the whole buffer."""
         size = self.buffers[name] if size is None else size
         self.issue(op, unit, part, reads=(name,), writes=(name,), group=group, message_bytes=size)

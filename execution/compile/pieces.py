@@ -1,9 +1,9 @@
-"""Plans with context parallelism, as their programs have them: in pieces of samples (see `sublayers.pieces`).
+"""Plans with context parallelism, as their programs have them: with pieces of samples as samples (see `sublayers.pieces`).
 
-But for attention's cores, a rank does with a piece of a sample what a data-parallel one does with a sample: it adds up
-gradients with the same ranks, and shares states with them. So programs are those of pieces in the place of samples, with cp's
-ranks among those of the innermost level of data parallelism, right outside tp; and keys and values are gathered over them, or
-heads exchanged.
+But for attention's cores, a rank does with a piece of a sample what a data-parallel rank does with a sample: it adds up
+gradients with the same ranks, and shares states with them. So programs are compiled for pieces instead of samples, with the
+ranks of cp among those of the innermost level of data parallelism, right outside tp; and keys and values are gathered over
+them, or heads exchanged.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ ORDER = ("dp", "sdp", "cp", "tp")  # of levels, from the slowest links to the fa
 
 
 def in_pieces(plan: Plan, model: Model) -> tuple[tuple[Strategy, ...], Batch, Model]:
-    """The strategies of a plan's units, its batch and its model, by pieces where it cuts samples; else as they are. Raises
-    InputError for what programs cannot cut."""
+    """The strategies of a plan's units, its batch and its model, counted in pieces where the plan has context parallelism; else
+    as they are. Raises InputError for what programs cannot cut."""
     pieces = plan.pieces
     if pieces == 1:
         return tuple(plan.strategies()), plan.batch, model
@@ -34,6 +34,7 @@ def in_pieces(plan: Plan, model: Model) -> tuple[tuple[Strategy, ...], Batch, Mo
 
 
 def _refused(plan: Plan, model: Model, pieces: int) -> Iterator[InputError]:
+    """The reasons why programs cannot cut a plan's samples into `pieces`, as errors that name the field."""
     first = next(unit.strategy for unit in plan.units if unit.strategy.degree("cp") > 1)
     for index, (unit, described) in enumerate(zip(plan.units, model.units, strict=True)):
         field, problem = f"units[{index}].{unit.field}", f"is {str(unit.strategy)!r}"

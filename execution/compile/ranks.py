@@ -22,15 +22,15 @@ from trainplan.profiling.models.optimizers import OptimizerName, states_sharing,
 from trainplan.profiling.models.precision import PLAIN, Precision
 from trainplan.profiling.models.sublayers import KeyShare, Selective, TokenShare, shard_bounds
 
-MOST_SAMPLES = 2**15  # of a micro-batch on one rank: programs name every one of them
+MOST_SAMPLES = 2**15  # of a micro-batch on one rank: programs name every sample
 
 
 class StageGroups(tuple[tuple[int, ...], ...]):
-    """The ranks of every stage, ascending, with where each rank is."""
+    """The ranks of every stage, ascending, by stage."""
 
     @cached_property
     def stages_of(self) -> dict[int, list[int]]:
-        """By rank, its stages in order."""
+        """The indices of the stages that a rank belongs to, ascending, by rank."""
         stages: dict[int, list[int]] = {}
         for stage, group in enumerate(self):
             for rank in group:
@@ -40,15 +40,18 @@ class StageGroups(tuple[tuple[int, ...], ...]):
 
 @dataclass
 class PlannedRank:
-    """A rank of a plan. stages: the units of each; groups: its ranks, ascending. stage: the first one of this rank, which has
-    several where they are interleaved; units: of all of them. place: the
-    rank's number in its stage, from 0; strategies speak of these.
+    """One rank of a plan, with what follows from the plan for it: peers, samples, shards and bytes.
 
-    micro_batches: those that the rank works on in one step, cut to the first `most_micro_batches` of them where that is given.
-    sliced: how many of them begin in halves. A half is laid out over the data-parallel ranks as a small micro-batch of its own,
-    so the samples of a rank are then not consecutive. precision: of model states. optimizer: what steps the parameters.
+    model: the model that runs. strategies: one per unit. stages: the range of units of each stage. groups: the ranks of each
+    stage. batch: the plan's batch. rank: the rank's number. sliced: number of micro-batches whose forward pass begins in
+    halves. A half is laid out over the data-parallel ranks as a small micro-batch of its own, so the samples of a rank are then
+    not consecutive. most_micro_batches: where given, only the first so many micro-batches are compiled. planned: the plan's
+    units, which say where their states and their inputs are. precision: dtypes of model states. optimizer: what steps the
+    parameters.
 
-    planned: the plan's units, which say where their states and their inputs are.
+    Derived: world: number of ranks. stage: index of the rank's first stage (it has several under interleaved schedules). units:
+    indices of the units of all its stages. index_in_stage: the rank's index among the ranks of its stage, to which strategies
+    refer. micro_batches: number of micro-batches that the rank works on in one step.
     """
 
     model: Model
@@ -64,9 +67,10 @@ class PlannedRank:
     optimizer: OptimizerName = field(default="adamw", kw_only=True)
 
     def __post_init__(self) -> None:
+        """Derive the fields listed above."""
         self.world = len(self.groups.stages_of)
         self.stage, *more = self.groups.stages_of[self.rank]
-        self.place = self.groups[self.stage].index(self.rank)
+        self.index_in_stage = self.groups[self.stage].index(self.rank)
         chunks = [self.stages[stage] for stage in (self.stage, *more)]
         self.units: Sequence[int] = chunks[0] if not more else tuple(unit for chunk in chunks for unit in chunk)
         self.last = len(self.model.units) - 1
@@ -74,7 +78,7 @@ class PlannedRank:
         self.shares_table = self.model.tied and shares_table(self.strategies, self.units) and not on_host
         self.gradient_bytes = self.precision.gradient_bytes(self.model.element_bytes)
         shares = self.batch.shares
-        of_rank = self.batch.micro_batches if shares is None else shares[self._replica(self.place)]
+        of_rank = self.batch.micro_batches if shares is None else shares[self._replica(self.index_in_stage)]
         self.micro_batches = min(of_rank, self.most_micro_batches or of_rank)
         self._rows: dict[tuple[int, int, MicroBatchPart], tuple[int, ...]] = {}
         self._peers: dict[tuple[int, Paradigm], tuple[int, ...]] = {}
@@ -84,27 +88,31 @@ class PlannedRank:
         self._drawing: dict[tuple[Op, int], bool] = {}
         self._token_shares: dict[int, TokenShare] = {}
 
-    def _replica(self, place: int) -> int:
-        """Of uneven shares: which data-parallel replica a place belongs to. All units are laid out alike then."""
-        return self.strategies[0].index(place, "dp")
+    def _replica(self, index: int) -> int:
+        """The data-parallel replica that the rank of this index in the stage belongs to, where replicas have shares of their
+        own of the batch. All units have one layout then."""
+        return self.strategies[0].index(index, "dp")
 
     def shard_elements(self, unit: int) -> int:
-        """Elements of a rank's flat shard: its tensor-parallel part, cut over the sharded-data group, the end padded."""
+        """Elements of the rank's flat shard of a unit's parameters: its tensor-parallel part, cut over the sharded-data group,
+        the end padded."""
         return -(-self.flat_elements(unit) // self.strategies[unit].degree("sdp"))
 
     def stepped_elements(self, unit: int) -> int:
-        """Elements of a unit whose master copy and moments the rank has: its shard; of what is dealt whole, all of it."""
+        """Elements of a unit of which the rank has master copy and moments: those of its shard, or, where the optimizer assigns
+        whole matrices to ranks, those of its matrices."""
         sharing = self.strategies[unit].degree("sdp")
         return self.shard_elements(unit) * sharing // states_sharing(self.optimizer, self.model.units[unit].sublayer, sharing)
 
     def gradient_shard_bytes(self, unit: int) -> int:
-        """Bytes of a rank's flat shard of a unit's gradients."""
+        """Bytes of the rank's flat shard of a unit's gradients."""
         return self.shard_elements(unit) * self.gradient_bytes
 
     def flat_elements(self, unit: int) -> int:
-        """Elements of a rank's tensor-parallel part of a unit's parameters; a head's without a table of the embedding's."""
+        """Elements of the rank's tensor-parallel part of a unit's parameters. A head that uses the embedding's table counts
+        without it."""
         strategy, sublayer = self.strategies[unit], self.model.units[unit].sublayer
-        tp, index = strategy.degree("tp"), strategy.index(self.place, "tp")
+        tp, index = strategy.degree("tp"), strategy.index(self.index_in_stage, "tp")
         count = sublayer.parameter_count(tp, index)
         if self.uses_table(unit):
             low, high = shard_bounds(self.model.vocabulary, tp, index)
@@ -112,16 +120,16 @@ class PlannedRank:
         return count
 
     def stepped_by_muon(self, unit: int) -> int:
-        """Parameters of a unit that the rank steps by Muon."""
+        """Number of a unit's parameters that the rank steps with Muon; 0 under AdamW."""
         strategy = self.strategies[unit]
-        tp, index = strategy.degree("tp"), strategy.index(self.place, "tp")
+        tp, index = strategy.degree("tp"), strategy.index(self.index_in_stage, "tp")
         return stepped_by_muon(self.optimizer, self.model.units[unit].sublayer, tp, index, strategy.degree("sdp"))
 
     def step_workspace_bytes(self, unit: int) -> int:
-        """Bytes that the optimizer's step on a unit needs for a while: its gradient as wide as the master copy, and what Muon
-        computes."""
+        """Bytes of temporaries of the optimizer's step on a unit: its gradient, widened to the dtype of the master copy, and
+        what Muon computes."""
         strategy, part, precision = self.strategies[unit], self.model.units[unit].sublayer, self.precision
-        tp, index = strategy.degree("tp"), strategy.index(self.place, "tp")
+        tp, index = strategy.degree("tp"), strategy.index(self.index_in_stage, "tp")
         widened = self.stepped_elements(unit) * precision.widened_bytes(self.model.element_bytes)
         stepped = precision.stepped_bytes(self.model.element_bytes)
         return widened + step_workspace_bytes(self.optimizer, part, stepped, tp, index)
@@ -131,64 +139,70 @@ class PlannedRank:
         return unit == self.last and self.shares_table
 
     def rows(self, unit: int, part: MicroBatchPart) -> tuple[int, ...]:
-        """Sample ids that this rank works on in a unit: the compiler carries them, so that nothing is permuted silently."""
-        return self.rows_at(self.place, unit, part)
+        """Ids of the samples of a part of a micro-batch that this rank works on in a unit, in order. Programs carry these ids,
+        so that no permutation of samples goes unnoticed."""
+        return self.rows_at(self.index_in_stage, unit, part)
 
-    def rows_at(self, place: int, unit: int, part: MicroBatchPart) -> tuple[int, ...]:
-        """Sample ids that the rank at a place of this stage works on in a unit, in their order."""
-        key = (place, unit, part)
+    def rows_at(self, index: int, unit: int, part: MicroBatchPart) -> tuple[int, ...]:
+        """Ids of the samples that the rank of a given index in this stage works on in a unit, in order."""
+        key = (index, unit, part)
         if key not in self._rows:
-            self._rows[key] = self._laid_rows(place, unit, part)
+            self._rows[key] = self._laid_rows(index, unit, part)
         return self._rows[key]
 
-    def _laid_rows(self, place: int, unit: int, part: MicroBatchPart) -> tuple[int, ...]:
+    def _laid_rows(self, index: int, unit: int, part: MicroBatchPart) -> tuple[int, ...]:
+        """The ids of `rows_at`, computed from the plan: a whole micro-batch that begins in halves has the ids of both, one
+        after the other."""
         if part.half is None and part.micro_batch < self.sliced:
             first, second = part.halves  # its order of samples is theirs, also on stages that run it whole
-            return self.rows_at(place, unit, first) + self.rows_at(place, unit, second)
+            return self.rows_at(index, unit, first) + self.rows_at(index, unit, second)
         shares = self.batch.shares
         count = self.batch.global_samples // (self.batch.micro_batches if shares is None else sum(shares))
-        before = 0 if shares is None else sum(shares[: self._replica(place)])
+        before = 0 if shares is None else sum(shares[: self._replica(index)])
         begin = (before + part.micro_batch) * count
         if part.half is not None:
             count //= 2
             begin += part.half * count
         if shares is not None:
             return tuple(range(begin, begin + count))
-        return tuple(rows_of(self.strategies[unit], place, begin, count, self.model.pieces))
+        return tuple(rows_of(self.strategies[unit], index, begin, count, self.model.pieces))
 
     def runs_in_halves(self, stage: int, micro_batch: int) -> bool:
         """Whether a stage runs the forward pass of a micro-batch in halves."""
         return is_sliced(stage, micro_batch, len(self.stages), self.sliced)
 
     def piece_peers(self, unit: int) -> tuple[int, ...]:
-        """Ranks that work on the other pieces of this rank's samples, and itself, by piece."""
-        return self.ranks(piece_peers(self.strategies[unit], self.place, self.model.pieces))
+        """The ranks that work on the pieces of this rank's samples (context parallelism), itself included, in order of
+        pieces."""
+        return self.ranks(piece_peers(self.strategies[unit], self.index_in_stage, self.model.pieces))
 
     def peers(self, unit: int, paradigm: Paradigm) -> tuple[int, ...]:
-        """Ranks, ascending, that differ from this one only along one level of a unit's strategy."""
+        """Ranks, ascending, that differ from this one only along one level (`paradigm`) of a unit's strategy; this rank is
+        among them."""
         key = (unit, paradigm)
         if key not in self._peers:
-            self._peers[key] = self.ranks(self.strategies[unit].peers(self.place, paradigm))
+            self._peers[key] = self.ranks(self.strategies[unit].peers(self.index_in_stage, paradigm))
         return self._peers[key]
 
-    def gathered_places(self, before: int, after: int) -> tuple[int, ...]:
-        """Places of this stage whose rows under unit `before` hold all that this rank needs under unit `after`."""
+    def gathered_indices(self, before: int, after: int) -> tuple[int, ...]:
+        """Indices in this stage of the ranks whose rows under unit `before` together hold all that this rank needs under unit
+        `after`."""
         key = (before, after)
         if key not in self._sources:
-            self._sources[key] = gather_ranks(self.strategies[before], self.strategies[after], self.place)
+            self._sources[key] = gather_ranks(self.strategies[before], self.strategies[after], self.index_in_stage)
         return self._sources[key]
 
-    def ranks(self, places: Iterable[int]) -> tuple[int, ...]:
-        """Ranks of places in this stage."""
+    def ranks(self, indices: Iterable[int]) -> tuple[int, ...]:
+        """The ranks that have these indices in this stage."""
         group = self.groups[self.stage]
-        return tuple([group[index] for index in places])
+        return tuple([group[index] for index in indices])
 
     def samples_of(self, instruction: Instruction) -> dict[str, Any]:
-        """The samples that an instruction speaks of, as its arguments, if it names any (`OpSpec.names_samples`).
+        """The arguments of an instruction that name samples; empty if it names none (`OpSpec.names_samples`).
 
-        rows: the ids in the buffer that it writes, in order; of a computation only where it drops numbers. blocks: the ids in
-        each of those that it reads, or in each half of what it reads. tokens: where they are shared, the first one and the end
-        of those that a rank has of each sample: of what it writes, or of what each rank gathers.
+        rows: the ids in the buffer that it writes, in order; of a computation only where it applies dropout. blocks: the ids in
+        each of the buffers that it reads, or in each half of what it reads. tokens: under sequence parallelism, (first, end) of
+        the tokens of each sample that a rank has: of what it writes, or, for a gather, of every rank of the group.
         """
         i = instruction
         assert i.unit is not None and i.micro_batch is not None
@@ -199,13 +213,13 @@ class PlannedRank:
             again = {AGAIN: True} if AGAIN in i.args else {}
             return {"tokens": self._tokens_of_peers(layout_unit(i.reads[0])), **again}
         if "tokens" in spec.args:
-            return {"tokens": self.tokens_at(self.place, i.unit)}
+            return {"tokens": self.tokens_at(self.index_in_stage, i.unit)}
         forward = (*i.reads, *i.writes)[0].startswith("hidden")
         if i.op is Op.RECEIVE:
             sender = i.unit - 1 if forward else i.unit
             args: dict[str, Any] = {"rows": self.rows(sender, part)}
             if self.strategies[sender].sequence_parallel:
-                args["tokens"] = self.tokens_at(self.place, sender)
+                args["tokens"] = self.tokens_at(self.index_in_stage, sender)
             return args
         if spec.args == ("rows",):
             return {"rows": self.rows(i.unit, part)}
@@ -216,19 +230,21 @@ class PlannedRank:
             in_one_message = i.half is not None and i.unit == self.units[-1] < self.last
             return {"blocks": tuple(self.rows(i.unit, half) for half in part.halves)} if in_one_message else {}
         before = i.unit - 1 if forward else i.unit + 1
-        blocks = (self.rows_at(place, before, part) for place in self.gathered_places(before, i.unit))
+        blocks = (self.rows_at(index, before, part) for index in self.gathered_indices(before, i.unit))
         return {"blocks": tuple(blocks), "rows": self.rows(i.unit, part)}
 
     def translated(self, program: Program, digits: Digits) -> Program:
-        """This rank's program, from that of another rank of its kind: as far as this rank is from that one, digit by digit of
-        its place, are the members of its groups from those of the other's."""
+        """This rank's program, derived from that of another rank of its class: the members of its groups are shifted, digit by
+        digit of the index in the stage, by as much as this rank is from the other; samples are named anew."""
         groups = dict[tuple[int, ...], tuple[int, ...]]()
 
         def moved(member: int) -> int:
+            """A rank of the other rank's group, as the rank of this one's."""
             index = member % digits.size
-            return member - index + digits.moved(index, program.place, self.place)
+            return member - index + digits.moved(index, program.index_in_stage, self.index_in_stage)
 
         def translated(i: Instruction) -> Instruction:
+            """An instruction of the other rank, as this rank's."""
             names_samples = i.op.spec.names_samples
             if not i.group and not names_samples:
                 return i
@@ -237,54 +253,61 @@ class PlannedRank:
             fields: dict[str, Any] = {"group": groups[i.group], "grouped": tuple(map(translated, i.grouped))}
             return i.changed(**fields, args=self.samples_of(i)) if names_samples and not i.grouped else i.changed(**fields)
 
-        return replace(program, rank=self.rank, place=self.place, instructions=tuple(map(translated, program.instructions)))
+        return replace(
+            program,
+            rank=self.rank,
+            index_in_stage=self.index_in_stage,
+            instructions=tuple(map(translated, program.instructions)),
+        )
 
     def token_share(self, unit: int) -> TokenShare:
-        """The bytes and pieces of a unit whose ranks share its tokens."""
+        """Bytes of the buffers of a unit with sequence parallelism, and which pieces of computation it consists of."""
         if unit not in self._token_shares:
             self._token_shares[unit] = token_share(self.model, self.strategies, unit)
         return self._token_shares[unit]
 
     def key_share(self, unit: int) -> KeyShare | None:
-        """As of `Program`."""
+        """Bytes of the keys and values of an attention unit under context parallelism; None for any other unit."""
         return key_share(self.model, self.strategies, unit)
 
     def selective(self, unit: int) -> Selective:
-        """The bytes of a unit, without the modules of it that are recomputed."""
+        """Bytes of a unit's graph and workspaces, less what belongs to the modules of it that are recomputed."""
         return Selective(self.model.units[unit].sublayer, self.strategies[unit].modules)
 
     def _draws(self, op: Op, unit: int) -> bool:
-        """Whether an operation on a unit drops numbers."""
+        """Whether an operation on a unit applies dropout."""
         key = (op, unit)
         if key not in self._drawing:
             self._drawing[key] = draws(self.model.units[unit].sublayer, self.strategies[unit], op)
         return self._drawing[key]
 
-    def tokens_at(self, place: int, unit: int) -> tuple[int, int]:
-        """The first one and the end of the tokens that the rank at a place has of each sample, in a unit's layout."""
-        key = (place, unit)
+    def tokens_at(self, index: int, unit: int) -> tuple[int, int]:
+        """(first, end) of the tokens that the rank of this index in the stage has of each sample in a unit's layout."""
+        key = (index, unit)
         if key not in self._tokens:
-            part, parts = self.strategies[unit].share(place)
+            part, parts = self.strategies[unit].share(index)
             self._tokens[key] = shard_bounds(self.model.units[unit].sublayer.tokens, parts, part)
         return self._tokens[key]
 
     def _tokens_of_peers(self, unit: int) -> tuple[tuple[int, int], ...]:
-        """The tokens of each rank of a tensor-parallel group, in a unit's layout."""
+        """(first, end) of the tokens of each rank of this rank's tensor-parallel group in a unit's layout."""
         if unit not in self._gathered_tokens:
-            indices = self.strategies[unit].peers(self.place, "tp")
+            indices = self.strategies[unit].peers(self.index_in_stage, "tp")
             self._gathered_tokens[unit] = tuple(self.tokens_at(index, unit) for index in indices)
         return self._gathered_tokens[unit]
 
     def laid_bytes(self, boundary: int, unit: int, rows: int) -> int:
-        """Bytes of the hidden states of some samples that a unit passes on, of the tokens of a rank under another's layout."""
-        return self.boundary_bytes(boundary, rows) // self.strategies[unit].share(self.place)[1]
+        """Bytes of the hidden states of `rows` samples at the output of unit `boundary`, of those tokens alone that this rank
+        has in the layout of `unit`."""
+        return self.boundary_bytes(boundary, rows) // self.strategies[unit].share(self.index_in_stage)[1]
 
     def boundary_bytes(self, unit: int, rows: int) -> int:
-        """Bytes of the hidden states of some samples that a unit passes to the next one."""
+        """Bytes of the hidden states of `rows` samples that a unit passes to the next one."""
         return self.model.units[unit].sublayer.boundary_bytes(rows)
 
     def transfers(self, before: int, after: int, part: MicroBatchPart) -> dict[tuple[int, int], tuple[int, ...]]:
-        """The rows that places of the stage of one unit send to places of the stage of another (see `row_transfers`)."""
+        """The rows of a part of a micro-batch that ranks of one stage send to ranks of another, by (sender's index, receiver's
+        index) in their stages (see `row_transfers`). before, after: a unit of the sending and of the receiving stage."""
         rows = ([self.rows_at(index, unit, part) for index in range(self.strategies[unit].group)] for unit in (before, after))
         return row_transfers(*rows)
 
@@ -293,14 +316,16 @@ class PlannedRank:
         return next(group for group, stage in zip(self.groups, self.stages, strict=True) if unit in stage)
 
     def lane(self, neighbour: int) -> tuple[int, ...]:
-        """This rank and another, ascending."""
+        """This rank and another one, ascending."""
         return tuple(sorted((self.rank, neighbour)))
 
 
 def row_transfers(before: Sequence[Sequence[int]], after: Sequence[Sequence[int]]) -> dict[tuple[int, int], tuple[int, ...]]:
-    """Which rows go from each place of one group to each place of another, by (sender, receiver), in the receiver's order.
+    """The rows that every rank of one group sends to every rank of another, by (sender's index, receiver's index), in the
+    receiver's order; pairs without rows are left out.
 
-    before, after: the rows of each place. Where several senders have a row, each serves its part of the receivers.
+    before, after: the rows of each rank of the sending and of the receiving group. Where several senders have a row, the
+    receivers are divided among them.
     """
     holders: dict[int, list[int]] = {}
     for index, rows in enumerate(before):
@@ -317,8 +342,8 @@ def row_transfers(before: Sequence[Sequence[int]], after: Sequence[Sequence[int]
 def planned_ranks(
     plan: Plan, model: Model, ranks: Iterable[int] | None = None, most_micro_batches: int | None = None
 ) -> list[PlannedRank]:
-    """Where all ranks of a plan stand, or some. model, most_micro_batches: as of `compile_plan`. Raises InputError for samples
-    that cannot be cut as the plan says."""
+    """All ranks of a plan, or those in `ranks`. model, most_micro_batches: as of `compile_plan`. Raises InputError for samples
+    that cannot be cut as the plan requires."""
     strategies, batch, model = in_pieces(plan, model)
     stages = tuple(range(stage.first_unit, stage.last_unit + 1) for stage in plan.stages)
     groups = StageGroups(tuple(stage.ranks) for stage in plan.stages)
@@ -335,23 +360,24 @@ def planned_ranks(
 
 
 def by_kind(ranks: Sequence[PlannedRank]) -> list[list[PlannedRank]]:
-    """Ranks of one plan in classes: of one stage, with the same instructions on buffers of the same bytes.
+    """Ranks of one plan in classes: ranks of one stage that have the same instructions on buffers of the same bytes.
 
-    Ranks of a class work on equally many micro-batches, and their shards of each unit are equally large. All else is the same,
-    or other names of the same: ranks of groups, and samples.
+    Ranks of a class work on equally many micro-batches, and their shards of each unit are equally large. They differ only in
+    the ranks of their groups and in their samples.
     """
     classes: dict[tuple[int, ...], list[PlannedRank]] = {}
     uneven: dict[int, list[tuple[Strategy, tuple[int, ...]]]] = {}
     for rank in ranks:
         if rank.stage not in uneven:
             uneven[rank.stage] = _uneven_parts(rank)
-        parts = (sizes[strategy.index(rank.place, "tp")] for strategy, sizes in uneven[rank.stage])
+        parts = (sizes[strategy.index(rank.index_in_stage, "tp")] for strategy, sizes in uneven[rank.stage])
         classes.setdefault((rank.stage, rank.micro_batches, *parts), []).append(rank)
     return list(classes.values())
 
 
 def _uneven_parts(rank: PlannedRank) -> list[tuple[Strategy, tuple[int, ...]]]:
-    """Strategies of the units of a rank's stage whose tensor-parallel parts are of unequal sizes, and elements of each part."""
+    """Strategies of those units of a rank's stage whose tensor-parallel parts are of unequal sizes, each with the elements of
+    every part."""
     parts = {}
     for unit in rank.units:
         strategy, sublayer = rank.strategies[unit], rank.model.units[unit].sublayer

@@ -2,11 +2,11 @@
 
 Ranks of a stage are numbered in the digits that all strategies of the plan have in common: whatever a rank does with another
 that differs in one of them, it does with all that differ in it. A digit of a large degree is folded to a smaller one: 2
-replicas stand for any number. Re-layouts tie digits of samples to digits of ranks by their position, and unequal degrees may
-shift these: a folding is taken only if it keeps for all strategies of neighbouring units which digits a re-layout gathers over
-(`faithful`), and the plan itself, of which every rank is kept, always does.
+replicas stand for any number. Changes of layout tie digits of samples to digits of ranks by their position, and unequal degrees
+may shift these: a folding is accepted only if it keeps for all strategies of neighbouring units which digits a change of layout
+gathers over (`faithful`); the plan itself, with every rank, always satisfies that.
 
-Micro-batches are folded to a few (see `rounds`), and samples to one of each on each data-parallel rank.
+Micro-batches are folded to a few (see `steady_state`), and samples to one per micro-batch on each data-parallel rank.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from trainplan.profiling.models.sublayers import Sublayer, why_no_head_share
 
 @dataclass(frozen=True)
 class Folding:
-    """A plan, the digits of its ranks, the folded plan and the digits of that one's, as many."""
+    """A plan, the digits of its ranks, the folded plan, and the digits of the folded plan's ranks, which are as many."""
 
     plan: Plan
     digits: Digits
@@ -34,12 +34,14 @@ class Folding:
 
 
 def fold(plan: Plan, model: Model) -> Folding:
-    """The smallest faithful folding of a regular plan (see `Plan.digits`), on whose tensor-parallel degrees the model runs."""
+    """The smallest faithful folding of a regular plan (see `Plan.digits`) to whose tensor-parallel degrees the model can be
+    split."""
     digits, strategies = plan.digits, plan.strategies()
     assert digits is not None, "ranks of the plan do not fall into kinds"
     pairs, few = set(pairwise(strategies)), few_micro_batches(plan)
 
     def stands(narrow: Digits) -> bool:
+        """Whether the plan can be folded to these digits."""
         folded = {folded_strategy(strategy, digits, narrow) for strategy in set(strategies)}
         runs = all(_runs_on(part, strategy) for part in model.sublayers.values() for strategy in folded)
         return runs and all(faithful(a, b, digits, narrow) and faithful(b, a, digits, narrow) for a, b in pairs)
@@ -55,18 +57,18 @@ def fold(plan: Plan, model: Model) -> Folding:
 
 
 def _runs_on(part: Sublayer, strategy: Strategy) -> bool:
-    """Whether a sub-layer can be split as a strategy says."""
+    """Whether a sub-layer can be split as a strategy requires."""
     tp, cp = strategy.degree("tp"), strategy.degree("cp")
     return part.runs_on(tp) and not (strategy.exchanges_heads and why_no_head_share(part, tp, cp))
 
 
 def folded_strategy(strategy: Strategy, digits: Digits, narrow: Digits) -> Strategy:
-    """A strategy with each level over the same digits, of other degrees."""
+    """A strategy over the same digits of ranks, with the degrees of `narrow` instead of those of `digits`."""
     indices, levels, number = list(zip(digits.degrees, narrow.degrees, strict=True)), [], 0
     for paradigm, degree in reversed(strategy.levels):
-        left, folded = degree, 1
-        while left > 1:
-            left //= indices[number][0]
+        remaining, folded = degree, 1
+        while remaining > 1:
+            remaining //= indices[number][0]
             folded *= indices[number][1]
             number += 1
         levels.append((paradigm, folded))
@@ -74,7 +76,8 @@ def folded_strategy(strategy: Strategy, digits: Digits, narrow: Digits) -> Strat
 
 
 def faithful(before: Strategy, after: Strategy, digits: Digits, narrow: Digits) -> bool:
-    """Whether a re-layout is one of the folded strategies too, or of neither, and gathers over the same digits."""
+    """Whether folding keeps the change of layout between two strategies: there is one after folding exactly where there was
+    one, and it gathers over the same digits."""
     if digits == narrow:
         return True
     a, b = folded_strategy(before, digits, narrow), folded_strategy(after, digits, narrow)
@@ -85,12 +88,13 @@ def faithful(before: Strategy, after: Strategy, digits: Digits, narrow: Digits) 
 
 
 def _folded_shares(shares: Sequence[int]) -> list[int]:
-    """Each number of micro-batches that some replica has, and the largest twice where there is no other."""
+    """One share of each size that some replica has; where all are equal, two of them."""
     kinds = sorted(set(shares))
     return kinds if len(kinds) > 1 else kinds * 2
 
 
 def _folded(plan: Plan, digits: Digits, narrow: Digits, few: int, shares: list[int] | None) -> Plan:
+    """The plan with the degrees of `narrow`, the fewest samples, and at most `few` micro-batches."""
     size = narrow.size
     strategies = [folded_strategy(strategy, digits, narrow) for strategy in plan.strategies()]
     samples = (2 if plan.sliced else 1) * (1 if shares else max(strategy.data_degree for strategy in strategies))

@@ -1,8 +1,10 @@
-"""What one rank issues for a unit whose tensor-parallel ranks share the tokens (see `sublayers.token_share`).
+"""What one rank issues for a unit with sequence parallelism (see `sublayers.token_share`).
 
-Forward: enter, gather tokens, forward, reduce-scatter tokens, leave. Backward: the gradient of what left is gathered, as is
-once more what entered, of which a rank keeps its own tokens alone; then backward, reduce-scatter tokens, and the backward pass
+Forward: enter, gather tokens, forward, reduce-scatter tokens, leave. Backward: the gradient of what left is gathered, and so,
+again, is what entered, of which a rank keeps its own tokens alone; then backward, reduce-scatter tokens, and the backward pass
 of what entered. A recomputed unit keeps its input, of the rank's tokens: it enters again, without leaving.
+
+In all functions `at` is the rank's builder, to which instructions are appended.
 """
 
 from __future__ import annotations
@@ -18,12 +20,13 @@ from trainplan.execution.program import MicroBatchPart
 def forward(
     at: UnitBoundaries, unit: int, part: MicroBatchPart, source: str, weights: tuple[str, ...], freed: tuple[str, ...]
 ) -> None:
-    """The forward pass of a unit on a part, once its input is there under its layout. freed: weights, with their last use."""
+    """Issue the forward pass of a unit on a part. source: the buffer of its input, in the unit's layout. weights: buffers of
+    parameters. freed: those of them that are freed after their last use here."""
     share, rows, ckpt = at.token_share(unit), len(at.rows(unit, part)), at.strategies[unit].ckpt
-    entry, inside, again = "", source, ckpt or share.enters_again
+    entry, inside, recomputed = "", source, ckpt or share.enters_again
     if share.enters:
-        entry = _enter(at, unit, part, weights, graph=not again)
-        inside = _gather_entry(at, unit, part, freed=again and not share.post_norm)
+        entry = _enter(at, unit, part, weights, graph=not recomputed)
+        inside = _gather_entry(at, unit, part, freed=recomputed and not share.post_norm)
         freed = (*freed, inside)
     keys = context_parallel_keys.forward(at, unit, part, inside, weights)
     after = f"{unit + 1}.{part}"
@@ -42,14 +45,14 @@ def forward(
     output = at.scatter_tokens(unit, part, result, f"hidden.{after}")
     if share.leaves:
         residual = ((entry if share.post_norm else source),) if share.adds_residual else ()
-        frees = (entry,) if again and share.post_norm else ()
+        frees = (entry,) if recomputed and share.post_norm else ()
         fields: dict[str, Any] = {"reads": (output, *residual), "writes": (output,), "frees": frees}
         at.issue(Op.LEAVE, unit, part, **fields, workspace_bytes=share.leave_workspace_bytes(rows))
 
 
 def incoming(at: UnitBoundaries, unit: int, part: MicroBatchPart, arrived: tuple[str, ...]) -> tuple[str, ...]:
-    """The gradient of a unit's matrices' output on all tokens, from that of the unit's output on the rank's own; a head's as it
-    has arrived."""
+    """Issue the way from the gradient of a unit's output on the rank's own tokens (`arrived`) to the gradient of the output of
+    its matrices on all tokens; returns that buffer. A head's gradient is returned as it arrived."""
     share, rows = at.token_share(unit), len(at.rows(unit, part))
     if at.model.units[unit].kind == "head":
         return arrived
@@ -74,8 +77,10 @@ def backward(
     gradients: tuple[str, ...],
     frees: tuple[str, ...],
 ) -> None:
-    """The backward pass of a unit on a part. gradient, whole: of its output, on the rank's tokens and on all. adds: gradients
-    of parameters that are there already. frees: gradients and weights that are done with after it."""
+    """Issue the backward pass of a unit on a part. gradient, whole: buffers of the output's gradient, on the rank's tokens and
+    on all. weights: buffers of parameters. adds: gradients of parameters that are read because this pass adds to them.
+    gradients: buffers of the gradients of parameters that it writes. frees: gradients and weights to free after their last use
+    here."""
     share, rows, ckpt = at.token_share(unit), len(at.rows(unit, part)), at.strategies[unit].ckpt
     graph, source = at.backward_reads(unit, part)
     inside = source
@@ -121,7 +126,8 @@ def backward(
 
 
 def _enter(at: UnitBoundaries, unit: int, part: MicroBatchPart, weights: tuple[str, ...], graph: bool) -> str:
-    """What comes before the matrices, on the rank's tokens; the buffer of its result."""
+    """Issue what comes before the matrices, on the rank's tokens; returns the buffer of its result. graph: whether its graph is
+    kept."""
     share, rows, source = at.token_share(unit), len(at.rows(unit, part)), at.backward_reads(unit, part)[1]
     entry = at.buffer(f"entry.{unit}.{part}", share.own_bytes(rows))
     kept = at.buffer(f"entry-graph.{unit}.{part}", share.entry_graph_bytes(rows))
@@ -133,6 +139,7 @@ def _enter(at: UnitBoundaries, unit: int, part: MicroBatchPart, weights: tuple[s
 
 
 def _gather_entry(at: UnitBoundaries, unit: int, part: MicroBatchPart, freed: bool, again: bool = False) -> str:
-    """All tokens of what the matrices work on. freed: whether the rank's own are done with; again: for the backward pass."""
+    """Issue the gather of all tokens of what the matrices read; returns its buffer. freed: whether the rank's own tokens are
+    freed then. again: whether this is the repeated gather of a backward pass."""
     entry = f"entry.{unit}.{part}"
     return at.gather_tokens(unit, part, entry, f"entry-whole.{unit}.{part}", unit, (entry,) if freed else (), again)

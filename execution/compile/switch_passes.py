@@ -1,16 +1,17 @@
-"""The order of H3T's step: one micro-batch through all units, segment by segment, in place of passes of any micro-batches.
+"""The order of H3T's step: one micro-batch through all units, segment by segment, instead of passes of any number of
+micro-batches.
 
-All ranks are one sharded-data group, and the states of all units are on the host (see `residences`, whose operations these
-are). Instructions are issued in the order of the authors' published simulator; the table of
-`formulations/memory_switches/simulation.py` tells it segment by segment, with the same names as here.
+All ranks are one sharded-data group, and the states of all units are on the host (see `host_offload`, which issues the
+operations). Instructions are issued in the order of the authors' published simulator; the table of
+`formulations/memory_switches/simulation.py` has it segment by segment, with the same names as here.
 
 P(j): copy in the shard of unit j (where it is prefetched lazily), then all-gather its parameters; P(0) comes before all. The
 loss belongs to the last forward segment; the gradients of a tied matrix, and the loss, are reduced at the end of the tail.
 
-What data do not say is said by marks. A segment's communication and copies come after the computation of the segment before;
-what an economical backward segment issues behind its computation, after a mark that comes right before that. Where
-`segment_sync` is on, and before the optimizer, all lanes wait for all. A computation waits for its data and for nothing else:
-an offload holds nobody up but the drop of what it copied.
+Order that does not follow from data is set by marks. A segment's communication and copies come after the computation of the
+segment before; what an economical backward segment issues after its computation, after a mark that comes right before that.
+Where `segment_sync` is on, and before the optimizer, all lanes wait for all. A computation waits for its data and for nothing
+else: an offload delays nothing but the drop of what it copied.
 """
 
 from __future__ import annotations
@@ -26,17 +27,18 @@ from trainplan.execution.program import MARK, MicroBatchPart, Program
 from trainplan.formulations.plan.switches import Switches
 
 STEP = MicroBatchPart(0)
-BESIDE: tuple[Stream, ...] = ("communication", "copy")
+PARALLEL_LANES: tuple[Stream, ...] = ("communication", "copy")
 
 
 @dataclass
 class SwitchCompiler(Residences):
-    """switches: of each unit. Copies share a lane both ways, as in the simulator."""
+    """Issues the program of one rank in H3T's step. switches: the memory switches of each unit. Copies to and from the host
+    share one lane, as in the simulator."""
 
     lane_out: ClassVar[Stream] = "copy"
     switches: tuple[Switches, ...] = field(kw_only=True)
-    _last: dict[Stream, int] = field(default_factory=dict)  # of each lane, where its latest instruction was issued
-    _before: dict[Stream, int] = field(default_factory=dict)  # where that was issued which a lane's next one comes after
+    _last: dict[Stream, int] = field(default_factory=dict)  # index of each lane's latest instruction
+    _before: dict[Stream, int] = field(default_factory=dict)  # index that a lane's next instruction must come after
 
     def program(self) -> Program:
         """The whole step, segment by segment."""
@@ -58,6 +60,7 @@ class SwitchCompiler(Residences):
     # Segments
 
     def _forward(self, unit: int) -> None:
+        """The forward segment of a unit."""
         self._begin(unit)
         if unit > 0:
             self._release(unit - 1)
@@ -73,6 +76,7 @@ class SwitchCompiler(Residences):
             self.loss(STEP)
 
     def _turn(self) -> None:
+        """The segment between the last forward and the first backward segment."""
         self._begin(self.last)
         self._release(self.last)
         if self.switches[self.last].partition:
@@ -80,6 +84,7 @@ class SwitchCompiler(Residences):
         self._prefetch_hidden(self.last)
 
     def _backward(self, unit: int) -> None:
+        """The backward segment of a unit."""
         self._begin(unit)
         if unit < self.last:
             self._reshard(unit + 1)
@@ -96,14 +101,15 @@ class SwitchCompiler(Residences):
         self.recompute(unit, STEP, (weights,))
         if eco:
             self.issue(Op.MARK, unit, STEP, reads=(*self.backward_reads(unit, STEP), incoming, weights))
-            self._hold(BESIDE)
+            self._hold(PARALLEL_LANES)
         gradient = self.buffer(f"whole-gradient.{unit}", self.buffers[weights])
         self.compute_backward(unit, STEP, (incoming, weights), (gradient,), (incoming,))
         if eco:
             self._prepare(unit)
 
     def _prepare(self, unit: int) -> None:
-        """For the segment after that of a unit's backward pass, beside its computation; economical or not tells the order."""
+        """Issue what the next backward segment needs, in parallel with this unit's computation; whether the segment is
+        economical decides the order."""
         before, partition = unit - 1, unit > 0 and self.switches[unit - 1].partition
         late = self.own_lane and self.switches[unit].eco_backward
         if unit > 0 and not late:
@@ -118,6 +124,7 @@ class SwitchCompiler(Residences):
             self._prefetch_hidden(before)
 
     def _tail(self) -> None:
+        """The segment after the last backward segment: the first unit's gradient, tied gradients, and the loss."""
         self._begin(0)
         self._reshard(0)
         self.scatter_gradient(0, STEP, adds=False)
@@ -131,6 +138,7 @@ class SwitchCompiler(Residences):
         self.reduce(Op.REDUCE_LOSS, None, None, "loss", everyone)
 
     def _optimizer(self, unit: int) -> None:
+        """The optimizer's segment of a unit."""
         if unit == 0 or self.switches[unit].segment_sync:
             self._synchronise(unit)
         if unit > 0:
@@ -138,71 +146,80 @@ class SwitchCompiler(Residences):
         self.host_step(unit)
 
     def _copy_shard_back(self, unit: int) -> None:
+        """Copy new parameters to the device, where they live there from step to step."""
         if not self.lazily(unit):
             self.prefetch_shard(unit, STEP)
 
     # Order
 
     def issue(self, op: Op, unit: int | None = None, part: MicroBatchPart | None = None, **fields: Any) -> None:
-        """The next instruction, on its lane, after the mark that the lane is held back by."""
+        """Issue an instruction on its lane, after the instruction that the lane is to wait for, if there is one."""
         super().issue(op, unit, part, **fields)
-        lane, place = self.issued[-1].stream, len(self.issued) - 1
+        lane, index = self.issued[-1].stream, len(self.issued) - 1
         if (before := self._before.pop(lane, None)) is not None:
-            self.issued[place] = self.issued[place].changed(after=(self._mark(before),))
-        self._last[lane] = place
+            self.issued[index] = self.issued[index].changed(after=(self._mark(before),))
+        self._last[lane] = index
 
-    def _mark(self, place: int) -> str:
-        """A mark that the instruction issued there sets once it is done."""
-        name = f"{MARK}{place}"
-        self.issued[place] = self.issued[place].changed(marks=(name,))
+    def _mark(self, index: int) -> str:
+        """The name of a mark that the instruction of this index sets once it is done."""
+        name = f"{MARK}{index}"
+        self.issued[index] = self.issued[index].changed(marks=(name,))
         return name
 
     def _hold(self, lanes: Iterable[Stream]) -> None:
-        """What these lanes run next comes after the latest of the compute lane."""
+        """Let the next instruction of these lanes come after the latest one of the compute lane."""
         self._before.update(dict.fromkeys(lanes, self._last["compute"]))
 
     def _begin(self, unit: int) -> None:
-        """A segment of a unit."""
+        """Begin a segment of a unit: its communication and copies come after the computation of the segment before."""
         if self.switches[unit].segment_sync:
             self._synchronise(unit)
-        self._hold(BESIDE)
+        self._hold(PARALLEL_LANES)
 
     def _synchronise(self, unit: int) -> None:
-        others = tuple(self._mark(place) for lane, place in self._last.items() if lane != "compute")
+        """Let all lanes wait for all."""
+        others = tuple(self._mark(index) for lane, index in self._last.items() if lane != "compute")
         self.issue(Op.SYNCHRONISE, unit, after=others)
         self._hold(lane for lane in STREAMS if lane != "compute")
 
     # Operations
 
     def _fetch(self, unit: int) -> None:
+        """P(unit): copy its shard in, and gather its parameters."""
         self._prefetch_shard(unit)
         self._all_gather(unit)
 
     def _prefetch_shard(self, unit: int) -> None:
+        """Copy a unit's shard in, where it is prefetched before each use."""
         if self.lazily(unit):
             self.prefetch_shard(unit, STEP)
 
     def _all_gather(self, unit: int) -> None:
+        """Gather a unit's parameters."""
         self.gather_parameters(unit, STEP, freed=self.shard_in_passing(unit))
 
     def _release(self, unit: int) -> None:
-        """What a unit's forward computation was the last to need before the backward pass."""
+        """Free what a unit's forward computation was the last to need before the backward pass."""
         if self.switches[unit].partition:
             self._reshard(unit)
         if self.switches[unit].offload_hidden:
             self.drop_hidden(unit, STEP, _hidden(unit))
 
     def _reshard(self, unit: int) -> None:
+        """Free a unit's gathered parameters."""
         self.issue(Op.RESHARD, unit, STEP, frees=(_gathered(unit),))
 
     def _prefetch_hidden(self, unit: int) -> None:
+        """Copy a unit's input back in, where it is offloaded."""
         if self.switches[unit].offload_hidden:
             self.prefetch_hidden(unit, STEP)
 
 
 def _hidden(unit: int) -> str:
+    """The name of the buffer of a unit's input."""
     return f"hidden.{unit}.{STEP}"
 
 
 def _gathered(unit: int) -> str:
+    """The name of the buffer of a unit's gathered parameters."""
     return f"gathered.{unit}"

@@ -1,16 +1,16 @@
 """What one rank issues for a unit: forward and backward pass on a micro-batch or a half of it, the loss, the reductions.
 
-Two rules hold throughout. Sum, never average: the loss is divided by the tokens of the whole step once, and every gradient is
-a sum over ranks, each of which may have had another number of micro-batches. A unit's output is a sum of partial outputs, so
-tensor parallelism is one all-reduce forward and one back.
+Two rules hold throughout. Sum, never average: the loss is divided by the tokens of the whole step once, and every gradient is a
+sum over ranks, each of which may have had another number of micro-batches. A unit's output is a sum of partial outputs, so
+tensor parallelism is one all-reduce forward and one backward.
 
-A micro-batch whose forward pass ran in halves has two graphs, and each has a backward pass of its own, one half right after
-the other. Parameters are gathered, and gradients reduced, once for both.
+A micro-batch whose forward pass ran in halves has two graphs, and each has a backward pass of its own, one half right after the
+other. Parameters are gathered, and gradients reduced, once for both.
 
-Parameters are gathered once the unit's input is there, or one unit ahead: beside the computation of the unit before it in the
-pass, once that one's input is there. Two units are then whole at a time.
+Parameters are gathered when the unit's input is available, or one unit ahead: in parallel with the computation of the unit
+before it in the pass, when that one's input is available. Two units are then whole at a time.
 
-The first micro-batch of a step writes its gradients, in the place of those of the step before; all others add to them.
+The first micro-batch of a step overwrites the gradients of the step before; all others add to them.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ from trainplan.profiling.base.dtypes import STATISTIC_BYTES
 
 @dataclass
 class UnitPasses(UnitStates, UnitBoundaries):
-    """The passes of a rank's units, as they are issued. ahead: whether parameters are gathered one unit ahead."""
+    """Issues the passes of a rank's units. ahead: whether parameters are gathered one unit ahead."""
 
     ahead: bool = field(default=False, kw_only=True)
     _ready: tuple[int, tuple[str, ...]] | None = None  # a unit, and the parameters that have been gathered for it ahead
 
     def forward(self, unit: int, part: MicroBatchPart) -> None:
-        """The forward pass of a unit on a part: input in the unit's layout, whole parameters, computation, sum over tp."""
+        """The forward pass of a unit on a part: change of layout of its input, gathering of parameters, computation, and the
+        sum over tensor-parallel ranks."""
         layer, tp = self.model.units[unit].sublayer, self.strategies[unit].degree("tp")
         if unit == 0:
             source = self.input(part)
@@ -56,7 +57,9 @@ class UnitPasses(UnitStates, UnitBoundaries):
     def compute_forward(
         self, unit: int, part: MicroBatchPart, source: str, weights: tuple[str, ...], freed: tuple[str, ...] = ()
     ) -> str:
-        """The computation, with graph or without; the buffer of its output."""
+        """Issue the forward computation of a unit, with a graph or, where it is recomputed, without; returns the name of its
+        output's buffer. source: the buffer of its input. weights: buffers of parameters, and of keys and values. freed: buffers
+        to free after it."""
         layer, strategy = self.model.units[unit].sublayer, self.strategies[unit]
         tp, rows = strategy.degree("tp"), len(self.rows(unit, part))
         result = self.buffer(f"hidden.{unit + 1}.{part}", layer.output_bytes(rows, tp))
@@ -71,14 +74,15 @@ class UnitPasses(UnitStates, UnitBoundaries):
         return result
 
     def input(self, part: MicroBatchPart) -> str:
-        """The buffer of the first unit's input."""
+        """Issue the copy of token ids into the first unit's input; returns its buffer."""
         rows = self.rows(0, part)
         source = self.buffer(f"hidden.0.{part}", self.model.units[0].sublayer.input_bytes(len(rows)))
         self.issue(Op.INPUT, 0, part, writes=(source,))
         return source
 
     def loss(self, part: MicroBatchPart) -> None:
-        """The loss of a part and the gradient of its logits, each rank from its shard of the vocabulary."""
+        """Issue the loss of a part and the gradient of its logits, each tensor-parallel rank from its shard of the
+        vocabulary."""
         model, strategy, unit = self.model, self.strategies[self.last], self.last
         tp, rows = strategy.degree("tp"), self.rows(unit, part)
         tokens = len(rows) * model.tokens
@@ -102,33 +106,34 @@ class UnitPasses(UnitStates, UnitBoundaries):
             )
             reads = (*reads, everyone)
         scale = 1.0 / (self.batch.global_samples * model.tokens)
-        again = self.selective(unit).has("loss")  # then the backward pass makes the logits anew, and keeps what else it needs
+        recomputes_logits = self.selective(unit).has("loss")  # the backward pass then needs the rest
         self.issue(
             Op.LOSS,
             unit,
             part,
             reads=(*reads, "loss"),
-            writes=("loss",) if again else (logits, "loss"),
-            frees=reads[:1] if again else reads[1:],
+            writes=("loss",) if recomputes_logits else (logits, "loss"),
+            frees=reads[:1] if recomputes_logits else reads[1:],
             args={"scale": scale},
         )
 
     def backward(self, unit: int, micro_batch: int) -> None:
-        """The backward pass of a unit on a micro-batch, in halves where its forward pass ran in halves, and its reductions."""
+        """The backward pass of a unit on a micro-batch, in halves where its forward pass ran in halves, and the reductions of
+        its gradients."""
         whole, parts = MicroBatchPart(micro_batch), self.parts(micro_batch)
-        apart = unit == self.last or unit + 1 in self.units  # else the output's gradient has come in one message
+        apart = unit == self.last or unit + 1 in self.units  # else the output's gradient came in one message
         arrived = [self._arrived(unit, part) for part in (parts if apart else (whole,))]
         weights = self._weights(unit, whole, after=arrived[0][-1])
         self.bring_input(unit, micro_batch, after=arrived[0][-1])
         self._gather_ahead(unit, unit - 1, whole, after=arrived[0][-1])
         scatters, sources = self.strategies[unit].shares_gradients, (0, unit) if self.uses_table(unit) else (unit,)
-        gradients = tuple(self.gradient_buffer(each) for each in sources)
+        gradients = tuple(self.gradient_buffer(source_unit) for source_unit in sources)
         shared, spread = self.strategies[unit].sequence_parallel, tuple[str, ...]()
-        first = micro_batch == 0 and (unit > 0 or not self.shares_table)  # else the head's part of it is there already
+        first = micro_batch == 0 and (unit > 0 or not self.shares_table)  # else it already holds the head's part
         for index, part in enumerate(parts):
             final = index == len(parts) - 1
             incoming = arrived[index if apart else 0]
-            adds = gradients if index or not (first or scatters) else ()  # to a gradient that is there already
+            adds = gradients if index or not (first or scatters) else ()  # to a gradient of earlier parts
             freed = self._freed_after_use(unit, whole, backward=True) if final else ()
             if shared:
                 if apart or index == 0:
@@ -152,16 +157,16 @@ class UnitPasses(UnitStates, UnitBoundaries):
                 self.reduce(Op.ALL_REDUCE, unit, part, f"input-gradient.{unit}.{part}", self.peers(unit, "tp"))
         if scatters:
             self._reduce_replicated(unit, whole, gradients[-1])
-            for each in sources:
-                self.scatter_gradient(each, whole, adds=not first)
+            for source_unit in sources:
+                self.scatter_gradient(source_unit, whole, adds=not first)
 
     def parts(self, micro_batch: int) -> tuple[MicroBatchPart, ...]:
-        """Those in which this stage ran the forward pass of a micro-batch: both halves, or all of it."""
+        """The parts in which this stage ran the forward pass of a micro-batch: both halves, or all of it."""
         whole = MicroBatchPart(micro_batch)
         return whole.halves if self.runs_in_halves(self.stage, micro_batch) else (whole,)
 
     def recompute(self, unit: int, part: MicroBatchPart, weights: tuple[str, ...]) -> None:
-        """The graph again, from the kept input, where the unit's strategy says so."""
+        """Issue the recomputation of a unit's graph from its kept input, where the unit is recomputed as a whole."""
         layer, strategy = self.model.units[unit].sublayer, self.strategies[unit]
         if strategy.ckpt:
             tp, rows = strategy.degree("tp"), len(self.rows(unit, part))
@@ -178,8 +183,9 @@ class UnitPasses(UnitStates, UnitBoundaries):
         freed: tuple[str, ...],
         later: tuple[str, ...] = (),
     ) -> None:
-        """A part's backward pass, once its graph is there. reads, freed: besides graph and input. gradients: of the unit's
-        parameters; before it that of the embedding, whose table a head uses, or of keys and values. later: what stays."""
+        """Issue the backward computation of a part, which reads its graph and input. reads, freed: buffers in addition to these
+        two. gradients: buffers of the gradients of the unit's parameters, preceded by that of the embedding, whose table a head
+        uses, or of keys and values. later: buffers that are not freed here, since a later instruction needs them."""
         layer, tp = self.model.units[unit].sublayer, self.strategies[unit].degree("tp")
         rows, kept = len(self.rows(unit, part)), self.backward_reads(unit, part)
         writes: tuple[str, ...] = ()
@@ -196,7 +202,8 @@ class UnitPasses(UnitStates, UnitBoundaries):
         )
 
     def _weights(self, unit: int, part: MicroBatchPart, after: str) -> tuple[str, ...]:
-        """The buffers of the parameters that a unit computes with: its own, and the embedding's where a head uses its table."""
+        """The buffers of the parameters that a unit computes with, gathered when `after` is available unless that was done
+        ahead: its own and, for a head that uses the embedding's table, the embedding's."""
         sources, ready = (unit, 0) if self.uses_table(unit) else (unit,), self._ready
         self._ready = None
         if ready is not None and ready[0] == unit:
@@ -204,7 +211,8 @@ class UnitPasses(UnitStates, UnitBoundaries):
         return tuple(self.gathered(source, part, after) for source in sources)
 
     def _gather_ahead(self, unit: int, following: int, part: MicroBatchPart, after: str) -> None:
-        """Gather what the unit that comes next in a pass computes with. (Not where that is of the unit at hand, too.)"""
+        """Gather the parameters of the unit that comes next in a pass, and bring its offloaded input back, once `after` is
+        available; nothing where programs do not go ahead. Parameters that the current unit uses, too, are not gathered here."""
         same = self.uses_table(max(unit, following)) and 0 in (unit, following)
         if not self.ahead or following not in self.units:
             return
@@ -217,27 +225,27 @@ class UnitPasses(UnitStates, UnitBoundaries):
             self.bring_input(following, part.micro_batch, after)
 
     def begin_forward(self, unit: int, part: MicroBatchPart, source: str) -> None:
-        """What goes before a unit's forward computation. source: the buffer of its input."""
+        """Hook before a unit's forward computation. source: the buffer of its input."""
 
     def end_forward(self, unit: int, part: MicroBatchPart, source: str) -> None:
-        """What goes right behind a unit's forward computation."""
+        """Hook right after a unit's forward computation. source: the buffer of its input."""
 
     def offloads(self, unit: int) -> bool:
         """Whether a unit's input is on the host until its backward pass."""
         return False
 
     def bring_input(self, unit: int, micro_batch: int, after: str) -> None:
-        """Have the unit's input there for a backward pass, once `after` is there."""
+        """Bring a unit's input back to the device for a backward pass, once the buffer `after` is available."""
 
     def _freed_after_use(self, unit: int, part: MicroBatchPart, backward: bool = False) -> tuple[str, ...]:
-        """What goes once a unit has computed: the parameters that it was the last to use."""
+        """Buffers of parameters to free after a computation of a unit, because no later one uses them."""
         sources = (unit, 0) if self.uses_table(unit) else (unit,)
         last = backward and part.micro_batch == self.micro_batches - 1
         return tuple(name for source in sources for name in self.freed_parameters(source, last and source == unit))
 
     def _arrived(self, unit: int, part: MicroBatchPart) -> tuple[str, ...]:
-        """What a backward pass needs of what comes behind the unit: the gradient of its output; of a head whose logits are made
-        anew, what makes it of them."""
+        """The buffers that a backward pass needs from what comes after the unit: the gradient of its output; for a head whose
+        logits are recomputed, the targets and statistics from which it follows."""
         if unit < self.last or not self.selective(unit).has("loss"):
             return (self.output_gradient(unit, part),)
         everyone = (f"all-statistics.{part}",) if self.strategies[unit].degree("tp") > 1 else ()

@@ -1,9 +1,9 @@
 """What one rank issues for a unit's parameters, gradients and optimizer.
 
-What the ranks of a sharded-data group share of a unit's states is said by its ZeRO stage. Of all three, parameters are gathered
+The unit's ZeRO stage determines which of its states the ranks of a sharded-data group share. In stage 3 parameters are gathered
 for every pass, and gradients scattered in every micro-batch. Where parameters are whole on every rank (stages 1 and 2), each
-steps its slice of them, and gathers the others' once, behind the optimizer. Where gradients are whole, too (stage 1), they are
-scattered once, after the last micro-batch: the rank's slice of them then holds the sum.
+steps its slice of them, and gathers the other slices after the optimizer's step. Where gradients are whole, too (stage 1), they
+are scattered once, after the last micro-batch: the rank's slice of them then holds the sum.
 """
 
 from __future__ import annotations
@@ -18,18 +18,19 @@ from trainplan.profiling.models.optimizers import moments_of
 
 
 def needing(name: str, after: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
-    """What an instruction reads that needs a buffer, and begins once what is in `after` is there, buffers and marks."""
-    marks = tuple(each for each in after if each.startswith(MARK))
-    return {"reads": (name, *(each for each in after if each not in marks)), "after": marks}
+    """The fields `reads` and `after` of an instruction that reads the buffer `name`, and begins once the buffers and marks in
+    `after` are available."""
+    marks = tuple(item for item in after if item.startswith(MARK))
+    return {"reads": (name, *(item for item in after if item not in marks)), "after": marks}
 
 
 @dataclass
 class UnitStates(InstructionBuilder):
-    """Where a unit's states are, whole or in shards, and what brings them together, sums and steps them."""
+    """Issues what gathers a unit's parameters, sums its gradients and steps it, whole or in shards."""
 
     def place_states(self, unit: int, on: str = "") -> None:
-        """Declare a unit's parameters, gradients, moments and master copy, or the rank's shards of them, which live from step
-        to step. on: "host-" for those that lie there."""
+        """Declare the buffers of a unit's parameters, gradients, moments and master copy, or of the rank's shards of them,
+        which live from step to step. on: a prefix of their names, "host-" for those on the host."""
         strategy, element, shard = self.strategies[unit], self.model.element_bytes, self.shard_elements(unit)
         whole, stepped = shard * strategy.degree("sdp"), self.precision.stepped_bytes(element)
         elements = self.stepped_elements(unit)
@@ -45,32 +46,35 @@ class UnitStates(InstructionBuilder):
         self.buffer("loss", 8, persistent=True)
 
     def marked(self, name: str) -> str:
-        """A mark that is set once a buffer is written, by the latest instruction that does so."""
+        """The name of a mark that the latest instruction writing the buffer `name` sets."""
         mark = f"{MARK}{name}"
-        place = next(place for place in reversed(range(len(self.issued))) if name in self.issued[place].writes)
-        if mark not in self.issued[place].marks:
-            self.issued[place] = self.issued[place].changed(marks=(*self.issued[place].marks, mark))
+        index = next(index for index in reversed(range(len(self.issued))) if name in self.issued[index].writes)
+        if mark not in self.issued[index].marks:
+            self.issued[index] = self.issued[index].changed(marks=(*self.issued[index].marks, mark))
         return mark
 
     def gradient_buffer(self, unit: int) -> str:
-        """The buffer to which a backward pass leaves a unit's gradient: whole for a while, where a rank keeps a shard of it."""
+        """The buffer in which a backward pass leaves a unit's gradient: a temporary of the whole gradient where a rank keeps
+        only a shard."""
         strategy = self.strategies[unit]
         if not strategy.shares_gradients:
             return f"gradient.{unit}"
         return self.buffer(f"whole-gradient.{unit}", self.gradient_shard_bytes(unit) * strategy.degree("sdp"))
 
     def gathers(self, unit: int) -> bool:
-        """Whether a unit's parameters are not whole before a pass."""
+        """Whether a unit's parameters have to be gathered before a pass."""
         return self.strategies[unit].shares_parameters
 
     def gathered(self, unit: int, part: MicroBatchPart, after: str) -> str:
-        """The buffer of a unit's whole parameters; gathered first where they are sharded, once `after` is there."""
+        """The buffer of a unit's whole parameters; where they are sharded, they are gathered first, once the buffer `after` is
+        available."""
         return self.gather_parameters(unit, part, after=(after,)) if self.gathers(unit) else f"parameter.{unit}"
 
     def gather_parameters(
         self, unit: int, part: MicroBatchPart, after: tuple[str, ...] = (), freed: tuple[str, ...] = ()
     ) -> str:
-        """Gather a unit's sharded parameters, once what is in `after` is there, buffers and marks; the buffer of the whole."""
+        """Issue the gather of a unit's sharded parameters, once the buffers and marks in `after` are available; returns the
+        buffer of the whole. freed: buffers to free after it."""
         shard, group = f"parameter.{unit}", self.peers(unit, "sdp")
         size = self.buffers[shard] * len(group)
         name = self.buffer(f"gathered.{unit}", size)
@@ -79,8 +83,8 @@ class UnitStates(InstructionBuilder):
         return name
 
     def scatter_gradient(self, unit: int, part: MicroBatchPart, adds: bool) -> None:
-        """The sum of a unit's gradients, whole for a while, each rank's shard to that rank. adds: to what its shard holds
-        already."""
+        """Issue the reduce-scatter of a unit's whole gradient, of which each rank gets its shard of the sum. adds: whether it
+        is added to what the shard holds already."""
         whole, shard, group = f"whole-gradient.{unit}", f"gradient.{unit}", self.peers(unit, "sdp")
         size = self.buffers[whole]
         self.issue(
@@ -96,12 +100,12 @@ class UnitStates(InstructionBuilder):
         )
 
     def freed_parameters(self, unit: int, last: bool) -> tuple[str, ...]:
-        """What goes of a unit's parameters once they have been used. last: for the last time in the step."""
+        """The buffers of a unit's parameters that are freed after a use. last: whether it is the last use in the step."""
         return (f"gathered.{unit}",) if self.strategies[unit].shares_parameters else ()
 
     def reduce_gradients(self, unit: int) -> None:
-        """What is reduced once a step, after the last micro-batch: replicated parts, whole gradients whose shards the optimizer
-        works on, and the sum over data-parallel ranks."""
+        """Issue the reductions of which there is one a step, after the last micro-batch: of replicated parts over
+        tensor-parallel ranks, of whole gradients to the shards that the optimizer works on, and over data-parallel ranks."""
         strategy, gradient, last = self.strategies[unit], f"gradient.{unit}", MicroBatchPart(self.micro_batches - 1)
         if not strategy.shares_gradients:
             self._reduce_replicated(unit, last, gradient)
@@ -111,7 +115,8 @@ class UnitStates(InstructionBuilder):
             self.reduce(Op.ALL_REDUCE_GRADIENTS, unit, None, gradient, self.peers(unit, "dp"), self.gradient_shard_bytes(unit))
 
     def step(self, unit: int) -> None:
-        """The optimizer's step on a unit's shard, and the other ranks' new parameters where each keeps the whole."""
+        """Issue the optimizer's step on a unit's shard and, where every rank keeps the whole parameters, the gather of what
+        others stepped."""
         parameter = f"parameter.{unit}"
         master = (f"master.{unit}",) if self.precision.master is not None else ()
         self.issue(
@@ -125,7 +130,7 @@ class UnitStates(InstructionBuilder):
             self.reduce(Op.GATHER_UPDATED, unit, None, parameter, self.peers(unit, "sdp"))
 
     def _reduce_replicated(self, unit: int, part: MicroBatchPart, gradient: str) -> None:
-        """Gradients of parameters that all tensor-parallel ranks hold."""
+        """Issue the sum, over tensor-parallel ranks, of the gradients of parameters that all of them hold."""
         size = self.model.units[unit].sublayer.replicated_count * self.gradient_bytes
         if self.strategies[unit].degree("tp") > 1 and size:
             self.reduce(Op.REDUCE_REPLICATED, unit, part, gradient, self.peers(unit, "tp"), size)

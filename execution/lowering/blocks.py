@@ -38,7 +38,7 @@ from trainplan.profiling.models.sublayers import (
 
 
 @dataclass(frozen=True)
-class Place:
+class RankPart:
     """Where a rank is in a unit: its tensor-parallel mesh (None: it has the unit's matrices whole), and its own part of each
     sample's tokens, of how many, between the matrices."""
 
@@ -56,7 +56,7 @@ class Unit(nn.Module):
 
     def __init__(self, part: Any, strategy: Strategy) -> None:
         super().__init__()
-        self.part, self.strategy, self.place = part, strategy, Place()
+        self.part, self.strategy, self.rank_part = part, strategy, RankPart()
         self.recomputed = frozenset(strategy.modules) & frozenset(modules_of(part))
         if not isinstance(part, TokenEmbedding):
             self.norm = norm_of(part)
@@ -111,7 +111,7 @@ def gathering(unit: Unit, module: nn.Module, x: Tensor) -> Any:
     """What a module gives that reads all tokens of x. Where ranks have their own tokens of it alone, what they gather is not
     kept for the backward pass, but gathered again; with what comes before it, where that is computed again anyway."""
     computed_again = unit.strategy.ckpt or "norms" in unit.recomputed
-    return module(x) if unit.place.share == (0, 1) or computed_again else again(module, x)
+    return module(x) if unit.rank_part.share == (0, 1) or computed_again else again(module, x)
 
 
 class Projections(nn.ModuleDict):
@@ -173,7 +173,7 @@ def core(unit: Unit, part: Attention, draw: Draw | None) -> Callable[[Tensor, Te
         if part.rotary:
             split[:2] = rotated(part, split[0]), rotated(part, split[1])
         queries, keys, content = (each.transpose(1, 2) for each in split)
-        values = torch_units.mixed_values(part, {}, queries, keys, content, unit.place.shard, draw, False)
+        values = torch_units.mixed_values(part, {}, queries, keys, content, unit.rank_part.shard, draw, False)
         return values.view(q.shape)
 
     return mixed

@@ -67,10 +67,10 @@ class EmbeddingUnit(Unit):
 
     def computed(self, x: Tensor, draw: Draw | None, targets: Tensor | None) -> Tensor:
         """x: token ids (rows, tokens), of all tokens. The result is of the rank's own."""
-        part, (number, parts) = self.part, self.place.share
+        part, (number, parts) = self.part, self.rank_part.share
         own = slice(number * part.tokens // parts, (number + 1) * part.tokens // parts)
         y = self.table(x) if hasattr(self, "table") else self.tokens(x)
-        if part.padding is not None and self.place.tp is not None:  # a shard of the table does not know the padding's row
+        if part.padding is not None and self.rank_part.tp is not None:  # a shard of the table does not know the padding's row
             y = torch.where((x[:, own] == part.padding).unsqueeze(-1), y.detach(), y)
         if part.scale != 1:
             y = y * part.scale
@@ -83,9 +83,9 @@ class EmbeddingUnit(Unit):
 
     def _of_all(self, rows: Tensor) -> Tensor:
         """Rows of a table that every rank has whole, each for its own tokens: their gradients are summed over the ranks."""
-        if self.place.share == (0, 1):
+        if self.rank_part.share == (0, 1):
             return rows
-        return DTensor.from_local(rows, self.place.tp, [Replicate()], run_check=False).to_local(grad_placements=[Partial()])
+        return DTensor.from_local(rows, self.rank_part.tp, [Replicate()], run_check=False).to_local(grad_placements=[Partial()])
 
 
 class HeadUnit(Unit):

@@ -34,7 +34,7 @@ from torch.distributed.tensor.parallel import (
     SequenceParallel,
     parallelize_module,
 )
-from trainplan.execution.lowering.blocks import Place, Unit
+from trainplan.execution.lowering.blocks import RankPart, Unit
 from trainplan.execution.lowering.embedding_and_head import EmbeddingUnit
 from trainplan.execution.lowering.meshes import Ranks, level_mesh
 from trainplan.execution.lowering.weights import INTO
@@ -50,7 +50,7 @@ def parallelise(unit: Unit, ranks: Ranks, device: str) -> None:
         return
     mesh = level_mesh(device, ranks, strategy.levels)["tp"]
     share = (mesh.get_local_rank(), tp) if strategy.sequence_parallel else (0, 1)
-    unit.place = Place(mesh, share)
+    unit.rank_part = RankPart(mesh, share)
     styles = {name: style for name, style in _styles(strategy).items() if _has(unit, name)}
     parallelize_module(unit, mesh, styles)
     if isinstance(unit, EmbeddingUnit) and hasattr(unit, "table"):

@@ -27,7 +27,7 @@ def save_weights(trainer: Trainer, folder: str) -> None:
     indices: dict[str, str] = {}
     for position, unit in sorted(trainer.units.items()):
         whole: dict[str, Tensor] = dict(gathered(unit, False))
-        if trainer.place == 0:
+        if trainer.index_in_stage == 0:
             indices |= writer.write(position, whole)
     each: list[dict[str, str]] = [{} for _ in range(dist.get_world_size())]
     dist.all_gather_object(each, indices)

@@ -62,7 +62,7 @@ def flat_values(trainer: Trainer, program: Program, gradients: bool) -> dict[int
     flat = {}
     for position, unit in sorted(trainer.units.items()):
         strategy = program.strategies[position]
-        shard = torch_units.Shard(strategy.degree("tp"), strategy.index(program.place, "tp"))
+        shard = torch_units.Shard(strategy.degree("tp"), strategy.index(program.index_in_stage, "tp"))
         specification = {parameter.name: parameter for parameter in unit.part.parameters()}
         whole = dict(gathered(unit, gradients))
         names = [name for name, *_ in flat_layout(program, position)]
@@ -71,6 +71,6 @@ def flat_values(trainer: Trainer, program: Program, gradients: bool) -> dict[int
         padded = values.new_zeros(piece * strategy.degree("sdp"))
         padded[: values.numel()] = values
         shards = gradients or zero_stage(program, position) == 3
-        start = strategy.index(program.place, "sdp") * piece if shards else 0
+        start = strategy.index(program.index_in_stage, "sdp") * piece if shards else 0
         flat[position] = padded[start : start + piece].clone() if shards else padded
     return flat

@@ -89,7 +89,7 @@ class Chain(nn.Module):
     ) -> None:
         super().__init__()
         first, last = plan.stages[stage].first_unit, plan.stages[stage].last_unit
-        self.positions, self.place, self.seed, self.step = range(first, last + 1), place, seed, 0
+        self.positions, self.index_in_stage, self.seed, self.step = range(first, last + 1), place, seed, 0
         ranks, strategies, kind = stage_ranks(plan), plan.strategies(), device.type
         self.kept_whole = [plan.units[position].states.kept_whole for position in self.positions]
         precision, dtype = plan.precision.of(model), torch_units.DTYPES[model.dtype]
@@ -137,8 +137,8 @@ class Chain(nn.Module):
         for position, relay, unit in zip(self.positions, self.relays, self.units, strict=True):
             draw = None
             if unit.part.draws and self.training:
-                own = rows_of(unit.strategy, self.place, 0, len(ids))
-                draw = Draw(self.seed, self.step, position, ids[own.start : own.stop], unit.place.share)
+                own = rows_of(unit.strategy, self.index_in_stage, 0, len(ids))
+                draw = Draw(self.seed, self.step, position, ids[own.start : own.stop], unit.rank_part.share)
             x = unit(relay(x), draw, targets) if isinstance(unit, HeadUnit) else unit(relay(x), draw)
         return x
 

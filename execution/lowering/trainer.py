@@ -51,8 +51,8 @@ class Trainer:
         self.steps, self.gradient_norm = 0, None
         make_meshes(plan, device.type)
         numbers = [number for number, stage in enumerate(plan.stages) if rank in stage.ranks]
-        self.place = plan.stages[numbers[0]].ranks.index(rank)
-        chains = [Chain(plan, model, number, self.place, seed, device, shapes) for number in numbers]
+        self.index_in_stage = plan.stages[numbers[0]].ranks.index(rank)
+        chains = [Chain(plan, model, number, self.index_in_stage, seed, device, shapes) for number in numbers]
         self.stages = [make_stage(plan, model, number, one, device) for number, one in zip(numbers, chains, strict=True)]
         self.chains: list[Chain] = chains
         self.schedule = make_schedule(plan, self.stages)
@@ -73,7 +73,7 @@ class Trainer:
 
         def tokens(position: int) -> Tensor:
             starts = range(0, plan.batch.global_samples, count)
-            rows = [row for start in starts for row in rows_of(strategies[position], self.place, start, count)]
+            rows = [row for start in starts for row in rows_of(strategies[position], self.index_in_stage, start, count)]
             return batches.rows(step, rows)
 
         self.inputs: tuple[Tensor, ...] = ()
@@ -116,7 +116,11 @@ class Trainer:
         for parameter in self.parameters():
             match_parameter_layout(parameter)
         self.tied.sum()
-        square = global_square(self.units.values(), self.place, self.tied.second, self.device) if self.training.normed else None
+        square = (
+            global_square(self.units.values(), self.index_in_stage, self.tied.second, self.device)
+            if self.training.normed
+            else None
+        )
         loss, whole_square = self._summed(losses, square)
         self.gradient_norm = None if square is None else whole_square**0.5
         return loss
@@ -149,7 +153,7 @@ class Trainer:
         """The loss of all ranks' rows, and the sum of what all ranks have of a square (0 without one)."""
         total = torch.zeros(2, dtype=torch.float64, device=self.device)
         last = self.plan.strategies()[-1]
-        if self.ends and last.index(self.place, "tp") == 0:
+        if self.ends and last.index(self.index_in_stage, "tp") == 0:
             total[0] = torch.stack([each.detach().double() for each in losses]).sum()
         if square is not None:
             total[1] = square
@@ -218,7 +222,7 @@ class TiedTables:
             if position in trainer.units:
                 self.ends.append(trainer.units[position].get_parameter(name))
                 self.second = self.ends[-1] if position else None
-        self.first = trainer.place == 0
+        self.first = trainer.index_in_stage == 0
 
     @torch.no_grad()
     def sum(self) -> None:

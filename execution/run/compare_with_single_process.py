@@ -84,13 +84,13 @@ def _apart(
     """Largest difference of a rank's flat values, received unless they are rank 0's own, from the unit's whole values; shards:
     from its slice of them."""
     strategy, sublayer = program.strategies[unit], program.model.units[unit].sublayer
-    shard = torch_units.Shard(strategy.degree("tp"), strategy.index(program.place, "tp"))
+    shard = torch_units.Shard(strategy.degree("tp"), strategy.index(program.index_in_stage, "tp"))
     specification = {parameter.name: parameter for parameter in sublayer.parameters()}
     names = [name for name, *_ in flat_layout(program, unit)]
     flat = torch.cat([torch_units.sharded(specification[name], whole[name], shard).flatten() for name in names])
     degree = strategy.degree("sdp")
     piece = -(-flat.numel() // degree)
-    start, size = (strategy.index(program.place, "sdp") * piece, piece) if shards else (0, piece * degree)
+    start, size = (strategy.index(program.index_in_stage, "sdp") * piece, piece) if shards else (0, piece * degree)
     expected = flat[start : start + size]
     values = flat_values[unit].double() if program.rank == 0 else torch.empty(size, dtype=torch.float64)
     if program.rank:

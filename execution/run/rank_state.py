@@ -36,7 +36,7 @@ class RankState:
 
     def __post_init__(self) -> None:
         self.model = self.program.model
-        self.rank, self.place = self.program.rank, self.program.place
+        self.rank, self.index_in_stage = self.program.rank, self.program.index_in_stage
         self.units = {unit: make_unit(self.program, unit, self.seed, self.device) for unit in self.program.units}
         if self.program.shares_table:  # the same matrix: gradients of both uses go to its place in the embedding's buffer
             self.units[self.program.units[-1]].views["logits.weight"] = self.units[0].views["tokens.weight"]

@@ -74,12 +74,12 @@ class Sharding(RankState):
             position, gradient = int(name.split(".")[1]), self._shard_of_gradient(name)
             strategy, unit = self.program.strategies[position], self.units[position]
             low, high = shard_bounds(model.vocabulary, unit.shard.tp, unit.shard.index)
-            first = strategy.index(self.place, "sdp") * gradient.numel()
+            first = strategy.index(self.index_in_stage, "sdp") * gradient.numel()
             # The matrix is the first in the flat buffer; this rank may hold a slice of it, or none.
             length = max(0, min(gradient.numel(), (high - low) * width - first))
             start = low * width + first
             places.append((gradient[:length], start, start + length))
-            if strategy.index(self.place, "dp") == 0:
+            if strategy.index(self.index_in_stage, "dp") == 0:
                 table[start : start + length] += gradient[:length]
         if len(instruction.group) > 1:
             self.collective(dist.all_reduce, instruction, table)

@@ -52,7 +52,7 @@ class TokenSharing(RankState):
         strategy = self.program.strategies[instruction.unit]
         if not draws(self.sublayer(instruction), strategy, instruction.op):
             return None
-        share = strategy.share(self.place)
+        share = strategy.share(self.index_in_stage)
         return Draw(self.seed, self.steps, instruction.unit, instruction.args["rows"], share, self.model.pieces)
 
     def _enter(self, instruction: Instruction) -> None:

@@ -105,15 +105,15 @@ class _Arriving(NamedTuple):
     """What comes to another place than it belongs to."""
 
     tensor: Tensor
-    place: Tensor
+    buffer: Tensor
     works: list[Any]
 
     def wait(self) -> None:
         """Until it is there, and where it belongs."""
         for work in self.works:
             work.wait()
-        if self.place.data_ptr() != self.tensor.data_ptr():
-            self.tensor.copy_(self.place)
+        if self.buffer.data_ptr() != self.tensor.data_ptr():
+            self.tensor.copy_(self.buffer)
 
 
 def _staged(tensor: Tensor, copied: bool) -> Tensor:

@@ -103,7 +103,7 @@ def gradient_dtype(program: Program) -> torch.dtype:
 def flat_layout(program: Program, position: int) -> Layout:
     """Name, start, end and shape of each parameter in a rank's flat buffer of a unit: all but a table of the embedding's."""
     strategy, last = program.strategies[position], len(program.strategies) - 1
-    shard = torch_units.Shard(strategy.degree("tp"), strategy.index(program.place, "tp"))
+    shard = torch_units.Shard(strategy.degree("tp"), strategy.index(program.index_in_stage, "tp"))
     layout = torch_units.flat_layout(program.model.units[position].sublayer, shard)
     if position < last or not program.shares_table:
         return layout
@@ -131,8 +131,8 @@ def make_unit(program: Program, position: int, seed: int, device: torch.device) 
     """A unit as this rank begins with it: its part of the values that the seed gives."""
     model, strategy = program.model, program.strategies[position]
     part = model.units[position].sublayer
-    piece = strategy.data_index(program.place) % model.pieces
-    shard = torch_units.Shard(strategy.degree("tp"), strategy.index(program.place, "tp"), piece)
+    piece = strategy.data_index(program.index_in_stage) % model.pieces
+    shard = torch_units.Shard(strategy.degree("tp"), strategy.index(program.index_in_stage, "tp"), piece)
     layout = flat_layout(program, position)
     values = torch_units.whole_parameters(part, torch_units.unit_seed(model, position, seed))
     specification = {parameter.name: parameter for parameter in part.parameters()}
@@ -141,7 +141,7 @@ def make_unit(program: Program, position: int, seed: int, device: torch.device) 
     whole = torch.zeros(length * degree, dtype=dtype, device=device)
     for name, start, end, _ in layout:
         whole[start:end] = torch_units.sharded(specification[name], values[name], shard).reshape(-1)
-    zero, first = zero_stage(program, position), strategy.index(program.place, "sdp") * length
+    zero, first = zero_stage(program, position), strategy.index(program.index_in_stage, "sdp") * length
     flat_shard = master = whole[first : first + length].clone() if zero == 3 else whole.detach()[first : first + length]
     if program.steps_on_host(position):
         master = host_tensor(length, dtype, device).copy_(flat_shard)

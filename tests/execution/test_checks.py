@@ -342,7 +342,7 @@ def test_ranks_of_one_world_are_seen_to_agree() -> None:
     for fields in (
         {"rank": 2},
         {"world": 8},
-        {"place": 1},
+        {"index_in_stage": 1},
         {"model": other},
         {"samples": 8},
         {"micro_batches": 4},

@@ -14,7 +14,7 @@ from trainplan.execution.compile.compiler import compile_plan
 from trainplan.execution.compile.reduced_plan import fold
 from trainplan.execution.instructions import Op
 from trainplan.execution.launch.processes import run_plans
-from trainplan.execution.program import HEADS_EXCHANGED, OF_HEADS, Program
+from trainplan.execution.program import Program
 from trainplan.formulations.plan.plan import Plan
 from trainplan.formulations.plan.strategy import parse_strategy
 from trainplan.profiling.base.errors import InputError
@@ -144,7 +144,11 @@ def test_programs_move_the_bytes_that_the_cost_model_counts(model: Model, name: 
     rows = 8 // 2 // strategy.data_degree
     entering, leaving = share.entering_bytes(rows, 8), share.leaving_bytes(rows, 8)
     (program, *_) = compile_plan(cut(model, name, strategy.group))
-    moved = [i.message_bytes for i in program.instructions if i.op in HEADS_EXCHANGED and (i.unit, i.micro_batch) == (1, 0)]
+    moved = [
+        i.message_bytes
+        for i in program.instructions
+        if i.op.spec.transfer == "all-to-all" and (i.unit, i.micro_batch) == (1, 0)
+    ]
     assert moved == [entering, leaving] * (1 + strategy.ckpt) + [leaving, entering]
 
 
@@ -153,7 +157,7 @@ def test_wrong_exchanges_are_found() -> None:
     programs = compile_plan(cut(GROUPED, "dp2-cp2h", 4))
     for rank, program in enumerate(programs):
         for index, one in enumerate(program.instructions):
-            if one.op not in OF_HEADS:
+            if one.op.spec.piece != "core":
                 continue
             others = {
                 Op.EXCHANGE_HEADS: Op.EXCHANGE_TOKENS, Op.EXCHANGE_TOKENS: Op.EXCHANGE_HEADS, Op.CORE: Op.CORE_WITHOUT_GRAPH,
@@ -161,7 +165,7 @@ def test_wrong_exchanges_are_found() -> None:
             }  # fmt: skip
             wrongs: list[dict[str, object]] = [{"op": others[one.op]}, {"workspace_bytes": one.workspace_bytes + 8}]
             wrongs += [{"unit": 3 if one.unit == 1 else 1}, {"frees": ()}, {"reads": one.reads[::-1]}] if one.frees else []
-            wrongs += [{"group": (0, 1, 2, 3)}, {"group": (rank,)}] if one.op in HEADS_EXCHANGED else []
+            wrongs += [{"group": (0, 1, 2, 3)}, {"group": (rank,)}] if one.op.spec.transfer == "all-to-all" else []
             for wrong in wrongs:
                 made = _with(program, index, wrong)
                 if made.instructions != program.instructions:

@@ -60,7 +60,7 @@ def test_each_replica_works_on_its_own_block_of_samples() -> None:
     programs = compile_plan(uneven_plan(GPT2, shares, stages, tp, rows))
     assert [p.micro_batches for p in programs] == [3, 3, 1, 1, 4, 4, 2, 2] * stages
     for program in programs:
-        replica = program.place // tp
+        replica = program.index_in_stage // tp
         begin = rows * sum(shares[:replica])
         blocks = [tuple(range(begin + k * rows, begin + (k + 1) * rows)) for k in range(shares[replica])]
         op = Op.INPUT if program.rank < 8 else Op.TARGETS
@@ -86,7 +86,7 @@ def test_the_samples_of_another_replica_are_seen(shift: int) -> None:
             args = {n: tuple(row + shift for row in value) if n == "rows" else value for n, value in i.args.items()}
             return replace(i, args=args, grouped=tuple(map(moved, i.grouped)))
 
-        changed = [replace(p, instructions=tuple(map(moved, p.instructions))) if p.place == 2 else p for p in programs]
+        changed = [replace(p, instructions=tuple(map(moved, p.instructions))) if p.index_in_stage == 2 else p for p in programs]
         assert "does not hold each sample once" in meanings(changed)[0]
 
 
@@ -96,7 +96,7 @@ def test_another_number_of_micro_batches_is_seen() -> None:
         for stages in (1, 2):
             programs = compile_plan(uneven_plan(UNTIED, [2, 3], stages))
             for number, program in enumerate(compile_plan(uneven_plan(UNTIED, other, stages))):
-                if program.place == 1:
+                if program.index_in_stage == 1:
                     programs[number] = _scaled(replace(program, samples=5), sum(other) / 5)
             assert "does not hold each sample once" in check(programs)[0]
 

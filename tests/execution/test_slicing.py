@@ -374,9 +374,9 @@ def test_each_replica_slices_its_own_first_micro_batches() -> None:
     assert check(programs) == []
     for program in programs[:2]:
         inputs = [(i.micro_batch, i.half) for i in program.instructions if i.op is Op.INPUT]
-        own, begin = ([0], 0) if program.place == 0 else ([0, 1, 2], 2)
+        own, begin = ([0], 0) if program.index_in_stage == 0 else ([0, 1, 2], 2)
         assert [key for key in inputs if key[1] is not None] == [(q, half) for q in own for half in (0, 1)]
-        assert len(inputs) == 2 * len(own) + (program.place == 1)
+        assert len(inputs) == 2 * len(own) + (program.index_in_stage == 1)
         assert [row for i in program.instructions if i.op is Op.INPUT for row in i.args["rows"]] == list(
             range(begin, begin + 2 * program.micro_batches)
         )

@@ -34,7 +34,10 @@ def step_beside_torch(rank: int, world: int, job: dict[str, Any], report: Report
                 rounded = oracles[unit].detach().bfloat16()
                 equal &= torch.equal(state.master.detach(), oracles[unit].detach())
                 equal &= torch.equal(state.flat_shard, rounded)
-                degree, index = program.strategies[unit].degree("sdp"), program.strategies[unit].index(program.place, "sdp")
+                degree, index = (
+                    program.strategies[unit].degree("sdp"),
+                    program.strategies[unit].index(program.index_in_stage, "sdp"),
+                )
                 if degree == 1 or not state.partitioned:  # the whole of it, in the place of which the rank has its part
                     equal &= torch.equal(state.whole.view(degree, -1)[index], rounded)
         held = 0

@@ -126,11 +126,13 @@ class ProfiledCosts:
             return
         within = all(member // size == rank // size for member in group)
         ranks = (rank,) if self._alike or not (within or len(group) == 2) else self._ranks(rank)
-        begin = rank - program.place
+        begin = rank - program.index_in_stage
         for other in ranks:
             if within:
                 assert self._digits is not None
-                members = sorted(begin + self._digits.moved(member - begin, program.place, other - begin) for member in group)
+                members = sorted(
+                    begin + self._digits.moved(member - begin, program.index_in_stage, other - begin) for member in group
+                )
             else:
                 members = [member + other - rank for member in group] if len(ranks) > 1 else list(group)
             yield tuple(self._devices[member] for member in members)

@@ -100,7 +100,7 @@ class Sizes:
         """Numbers in the rank's shard of a unit's parameters, its end padded."""
         if unit not in self._shards:
             strategy, sublayer = self.program.strategies[unit], self.model.units[unit].sublayer
-            tp, index = strategy.degree("tp"), strategy.index(self.program.place, "tp")
+            tp, index = strategy.degree("tp"), strategy.index(self.program.index_in_stage, "tp")
             elements = sublayer.parameter_count(tp, index)
             if self.program.shares_table and unit == len(self.model.units) - 1:  # the head's table is the embedding's
                 low, high = shard_bounds(self.model.vocabulary, tp, index)
@@ -223,7 +223,10 @@ class Sizes:
         if kind == "graph":
             return self.program.selective(unit).kept_bytes(rows, self.tp(unit))
         if kind == "output-gradient":
-            return int(self.sublayer(unit).boundary_bytes(rows)) // self.program.strategies[unit].share(self.program.place)[1]
+            return (
+                int(self.sublayer(unit).boundary_bytes(rows))
+                // self.program.strategies[unit].share(self.program.index_in_stage)[1]
+            )
         return self._of_state(kind, unit)
 
     def _of_heads(self, kind: str, unit: int, rows: int) -> int | None:
@@ -245,7 +248,7 @@ class Sizes:
             if made not in self.units:  # it came from a stage of another size
                 return 1
         layout = unit if kind in ("input", "host-hidden", "prefetched") else layout_unit(f"{kind}.{unit}")
-        return strategies[layout].share(self.program.place)[1]
+        return strategies[layout].share(self.program.index_in_stage)[1]
 
     def _of_share(self, kind: str, unit: int, rows: int) -> int | None:
         """Of a unit whose ranks share its tokens."""

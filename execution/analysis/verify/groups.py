@@ -50,7 +50,7 @@ def _elsewhere(program: Program, i: Instruction) -> tuple[int, ...]:
 
 
 def _members(program: Program, op: Op, unit: int | None, forward: bool) -> tuple[int, ...]:
-    rank, place, strategies, axis = program.rank, program.place, program.strategies, op.spec.group_axis
+    rank, place, strategies, axis = program.rank, program.index_in_stage, program.strategies, op.spec.group_axis
     if axis == "world":
         return tuple(range(program.world))
     if axis == "tied":  # all copies of the matrix: of the first unit and of the last

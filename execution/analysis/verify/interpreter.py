@@ -178,7 +178,7 @@ class Interpreter:
             program = self.programs[rank]
             strategy = program.strategies[unit]
             degrees = strategy.degree("tp"), strategy.degree("sdp")
-            shards[unit] = Shard(strategy.index(program.place, "tp"), *degrees, strategy.gathers_updates)
+            shards[unit] = Shard(strategy.index(program.index_in_stage, "tp"), *degrees, strategy.gathers_updates)
         return shards[unit]
 
 

@@ -63,7 +63,7 @@ def reaches(program: Program, digits: Digits) -> Callable[[tuple[int, ...]], Rea
     def reach(group: tuple[int, ...]) -> Reach:
         if group not in by_group:
             stages, indices = sorted({member // size for member in group}), {member % size for member in group}
-            whole = len(group) == len(stages) * len(indices) and program.place in indices
+            whole = len(group) == len(stages) * len(indices) and program.index_in_stage in indices
             by_group[group] = (tuple(stages), digits.reach(indices) if whole else None)
         return by_group[group]
 

@@ -29,7 +29,7 @@ def enters(program: Program, unit: int) -> bool:
 def own_tokens(run: Interpreter, rank: int, unit: int) -> tuple[int, int] | None:
     """The tokens of each sample that a rank has in a unit's layout; None where it has all."""
     program = run.programs[rank]
-    part, parts = program.strategies[unit].share(program.place)
+    part, parts = program.strategies[unit].share(program.index_in_stage)
     return shard_bounds(program.model.units[unit].sublayer.tokens, parts, part) if parts > 1 else None
 
 

@@ -64,7 +64,7 @@ _INSTRUCTION: dict[str, tuple[Test, str]] = {
     "lane": (lambda value: value is None or value in STREAMS, "a stream"),
 }
 _PROGRAM: dict[str, tuple[Test, str]] = {
-    **dict.fromkeys(("rank", "place"), (_is_number, "a rank")),
+    **dict.fromkeys(("rank", "index_in_stage"), (_is_number, "a rank")),
     **dict.fromkeys(("world", "samples", "micro_batches"), (lambda value: _is_number(value) and value > 0, "a number above 0")),
     "stages": (
         lambda value: type(value) is tuple and len(value) > 0 and all(map(_units, value)),
@@ -159,8 +159,8 @@ def _misplaced(program: Program, first: Program) -> str | None:
         return fault
     if not program.chunks:
         return f"is in none of the stages' groups {_shown(program.groups)}"
-    if (index := program.stage_ranks.index(program.rank)) != program.place:
-        return f"place is {program.place}, not {index}, of {len(program.stage_ranks)} ranks of a stage"
+    if (index := program.stage_ranks.index(program.rank)) != program.index_in_stage:
+        return f"index_in_stage is {program.index_in_stage}, not {index}, of {len(program.stage_ranks)} ranks of a stage"
     if (units := tuple(unit for chunk in program.chunks for unit in chunk)) != tuple(program.units):
         return f"has units {_shown(program.units)}, not {_shown(units)}, those of its stages"
     return None
