@@ -28,7 +28,7 @@ def forward(at: InstructionBuilder, unit: int, part: MicroBatchPart, inside: str
     if isinstance(share, HeadPieces):
         return (context_parallel_heads.forward(at, share, unit, part, inside, weights),)
     recomputed = _again(at, unit)
-    context_parallel_heads.made(at, unit, part, inside, weights, graph=not recomputed)
+    context_parallel_heads.issue_own_keys(at, unit, part, inside, weights, graph=not recomputed)
     return (_gathered(at, unit, part, freed=recomputed),)
 
 
@@ -47,7 +47,7 @@ def before_backward(
     if isinstance(share, HeadPieces):
         return (context_parallel_heads.before_backward(at, share, unit, part, inside, weights),)
     if _again(at, unit):
-        context_parallel_heads.made(at, unit, part, inside, weights, graph=True)
+        context_parallel_heads.issue_own_keys(at, unit, part, inside, weights, graph=True)
     return (_gathered(at, unit, part, freed=True),)
 
 

@@ -1,7 +1,7 @@
-"""The names of buffers, and how many bytes each must have: what a rank's model, strategies and samples make of its kind.
+"""The names of buffers, and the bytes that each must have by the rank's model, strategies and samples.
 
-Sizes are those of every buffer, of what operations move, and of what they need in addition to their buffers, against what a
-rank's model, strategies and samples make of them. The predictions of memory and time rest on these numbers.
+Checked are the sizes of every buffer, of what operations move, and of what they need in addition to their buffers. The
+predictions of memory and time rest on these numbers.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from trainplan.profiling.models.sublayers import HeadPieces, shard_bounds
 INDEX_BYTES = 8
 LOSS_BYTES = 8
 STATISTICS = 3  # of each token
-MASTER = "master"  # where the optimizer works on a wider copy of parameters
+MASTER = "master"  # a wider copy of parameters, on which the optimizer then works
 SHARED_FROM = {"parameter": 3, "gradient": 2, "host-parameter": 3, "host-gradient": 2}  # ZeRO stages in which they are shards
-WHOLE_FROM = {"gathered": 3, "whole-gradient": 2}  # ZeRO stages in which there is the whole of them, for a while
+WHOLE_FROM = {"gathered": 3, "whole-gradient": 2}  # ZeRO stages in which the whole of them is a temporary
 OF_STEP = frozenset({"loss", "host-tied"})
 OF_UNIT = frozenset({*STATES, MASTER, *HOST_STATES, "gathered", "whole-gradient"})
 OF_PART = frozenset({"targets", "statistics", "all-statistics"})
@@ -41,19 +41,20 @@ _WITH_UNIT, _WITH_PART = OF_UNIT | OF_UNIT_AND_PART, OF_PART | OF_UNIT_AND_PART
 
 
 class Name(NamedTuple):
-    """What a buffer's name says: its kind, and the unit and the part of a micro-batch that it is about."""
+    """A buffer's name in parts: its kind, and the unit and the part of a micro-batch that it is about, where it is about
+    any."""
 
     kind: str
     unit: int | None = None
     part: MicroBatchPart | None = None
 
     def __str__(self) -> str:
-        return ".".join(str(each) for each in self if each is not None)
+        return ".".join(str(item) for item in self if item is not None)
 
 
 @lru_cache(maxsize=2**16)
 def parsed(name: str) -> Name | None:
-    """The parts of a buffer's name; None if it is none."""
+    """The parts of a buffer's name; None for a text that is no such name."""
     kind, *texts = name.split(".")
     if not all(text.isdecimal() and len(text) < 10 for text in texts):
         return None
@@ -67,17 +68,18 @@ def parsed(name: str) -> Name | None:
 
 
 def partitioned(program: Program, unit: int) -> bool:
-    """Whether the whole of a unit's parameters is only there while they are gathered."""
+    """Whether a unit's whole parameters exist only while they are gathered."""
     return f"gathered.{unit}" in program.buffers
 
 
 def zero_stage(program: Program, unit: int) -> int:
-    """What of a unit's states a rank keeps a shard of alone: 0 nothing, 1 moments, 2 gradients, too, 3 parameters, too."""
+    """The ZeRO stage of a unit, by its buffers: of 0 nothing, of 1 the moments, of 2 the gradients, too, of 3 the parameters,
+    too, a rank keeps only its shard."""
     return 3 if partitioned(program, unit) else program.strategies[unit].zero_stage
 
 
 class Sizes:
-    """Bytes of a rank's buffers."""
+    """Bytes that the buffers and temporaries of one rank's program must have."""
 
     def __init__(self, program: Program) -> None:
         self.program, self.model, self.units = program, program.model, program.units
@@ -86,7 +88,7 @@ class Sizes:
         self._workspaces: dict[tuple[Op, int, int], int] = {}
 
     def of(self, name: str, rows: int) -> int | None:
-        """Bytes of a buffer with so many samples; None where the rank has no such buffer."""
+        """Bytes of a buffer that holds `rows` samples; None where the rank must not have such a buffer."""
         parts = parsed(sender_name(name))
         if parts is None:
             return None
@@ -97,7 +99,7 @@ class Sizes:
         return self._sizes[key]
 
     def shard_elements(self, unit: int) -> int:
-        """Numbers in the rank's shard of a unit's parameters, its end padded."""
+        """Elements in the rank's shard of a unit's parameters, its end padded."""
         if unit not in self._shards:
             strategy, sublayer = self.program.strategies[unit], self.model.units[unit].sublayer
             tp, index = strategy.degree("tp"), strategy.index(self.program.index_in_stage, "tp")
@@ -109,12 +111,12 @@ class Sizes:
         return self._shards[unit]
 
     def stepped_elements(self, unit: int) -> int:
-        """Numbers of a unit whose master copy and moments the rank has."""
+        """Elements of a unit of which the rank has master copy and moments."""
         sharing = self.program.strategies[unit].degree("sdp")
         return self.shard_elements(unit) * sharing // states_sharing(self.program.optimizer, self.sublayer(unit), sharing)
 
     def workspace(self, op: Op, unit: int, rows: int) -> int:
-        """What a computation on so many samples needs beside its buffers."""
+        """Bytes of temporaries of a computation on `rows` samples of a unit, in addition to its buffers."""
         key = (op, unit, rows)
         if key not in self._workspaces:
             sublayer, tp = self.program.selective(unit), self.tp(unit)
@@ -134,7 +136,7 @@ class Sizes:
         return self._workspaces[key]
 
     def _shared_workspace(self, op: Op, unit: int, rows: int) -> int:
-        """The same of a unit whose ranks share its tokens."""
+        """As of `workspace`, for a unit with sequence parallelism."""
         share, piece, graph = self.program.token_share(unit), op.spec.piece, op.spec.graph
         if piece == "exit":
             return share.leave_workspace_bytes(rows)
@@ -150,7 +152,7 @@ class Sizes:
         return size
 
     def _keys_workspace(self, op: Op, unit: int, rows: int) -> int:
-        """The same of keys and values."""
+        """As of `workspace`, for the keys and values, or the core, of an attention under context parallelism."""
         share = self.program.key_share(unit)
         if share is None:
             return 0
@@ -172,7 +174,7 @@ class Sizes:
         return self.model.units[unit].sublayer
 
     def _of_step(self, kind: str, rows: int) -> int | None:
-        """Of what is of no unit, or of the last one."""
+        """Bytes of a buffer that belongs to no unit, or to the last one; None where the rank must not have it."""
         model, last = self.model, len(self.model.units) - 1
         if kind == "loss":
             return LOSS_BYTES
@@ -188,7 +190,10 @@ class Sizes:
         return size if copies > 1 or kind == "statistics" else None
 
     def _of_unit(self, kind: str, unit: int, rows: int) -> int | None:
-        chunk = next((each for each in self.program.chunks if each.start <= unit <= each.stop), range(0))
+        """Bytes of a buffer that belongs to a unit; None where the rank must not have it."""
+        chunk = next(
+            (stage_units for stage_units in self.program.chunks if stage_units.start <= unit <= stage_units.stop), range(0)
+        )
         first, after = chunk.start, chunk.stop
         if kind in ("hidden", "host-hidden", "input", "prefetched", "hidden-partial", "hidden-whole", "hidden-laid"):
             if not first <= unit <= after:
@@ -230,7 +235,7 @@ class Sizes:
         return self._of_state(kind, unit)
 
     def _of_heads(self, kind: str, unit: int, rows: int) -> int | None:
-        """Of an attention whose ranks exchange heads."""
+        """Bytes of a buffer of an attention whose context-parallel ranks exchange heads; None for other units."""
         share = self.program.key_share(unit)
         if not isinstance(share, HeadPieces):
             return None
@@ -239,19 +244,21 @@ class Sizes:
         return sizes[kind.removesuffix("-gradient")](rows)
 
     def _parts(self, kind: str, unit: int) -> int:
-        """In how many parts each sample's tokens lie in hidden states of the boundary before a unit, or in their gradients."""
+        """Number of parts into which each sample's tokens are split in hidden states, or gradients of such, at the boundary
+        before a unit."""
         strategies, last = self.program.strategies, len(self.model.units)
         if kind.endswith(("-whole", "-laid")) or unit == last:
             return 1
         if kind != "input" and unit > 0 and strategies[unit - 1].group != strategies[unit].group:
-            made = unit - 1 if kind == "hidden" else unit
-            if made not in self.units:  # it came from a stage of another size
+            producer = unit - 1 if kind == "hidden" else unit
+            if producer not in self.units:  # it came from a stage of another size
                 return 1
         layout = unit if kind in ("input", "host-hidden", "prefetched") else layout_unit(f"{kind}.{unit}")
         return strategies[layout].share(self.program.index_in_stage)[1]
 
     def _of_share(self, kind: str, unit: int, rows: int) -> int | None:
-        """Of a unit whose ranks share its tokens."""
+        """Bytes of a buffer of a unit with sequence parallelism; None for other units, and for pieces that the unit does not
+        have."""
         if not self.program.shares_tokens(unit):
             return None
         share = self.program.token_share(unit)
@@ -265,6 +272,7 @@ class Sizes:
         return share.whole_bytes(rows) if whole else share.own_bytes(rows)
 
     def _of_state(self, kind: str, unit: int) -> int | None:
+        """Bytes of a buffer of a unit's parameters, gradients or optimizer state; None where the rank must not have it."""
         program, zero = self.program, zero_stage(self.program, unit)
         if kind in (("moments",) if program.steps_on_host(unit) else HOST_STATES):
             return None
@@ -281,7 +289,8 @@ class Sizes:
 
 
 def states(program: Program) -> list[str]:
-    """What lives from step to step and should not, or the other way round, and states of other sizes than the model's."""
+    """Faults of a program's persistent buffers, as lines of text: names that should be persistent and are not, or the other way
+    round, and sizes that the model does not give."""
     sizes, wanted = Sizes(program), {"loss"} | {"host-tied"} & program.buffers.keys()
     for unit in program.units:
         on_host = program.steps_on_host(unit)
@@ -296,12 +305,12 @@ def states(program: Program) -> list[str]:
 
 
 def sizes(program: Program) -> list[str]:
-    """Buffers, messages and workspaces of other bytes than the program's own samples make them."""
+    """Faults of a program's sizes, as lines of text: buffers, messages and workspaces of other bytes than its samples give."""
     expected, rows, faults = Sizes(program), dict[str, int](), list[str]()
     for instruction in program.instructions:
         for i in instruction.messages:
             count = _rows(i, rows)
-            for name in () if i.op is Op.POST_RECEIVE else i.writes:  # of so many samples as its receive says
+            for name in () if i.op is Op.POST_RECEIVE else i.writes:  # of as many samples as its receive has
                 rows[name] = count
                 faults += _another_size(program, expected, name, count)
             needed = (_moved(expected, i), _workspace(expected, i, rows))
@@ -313,6 +322,7 @@ def sizes(program: Program) -> list[str]:
 
 
 def _another_size(program: Program, expected: Sizes, name: str, rows: int) -> list[str]:
+    """A fault, as one line of text, if a buffer with `rows` samples has not the bytes expected; else nothing."""
     size, wanted = program.buffers.get(name), expected.of(name, rows)
     if size is not None and size == wanted:
         return []
@@ -321,7 +331,7 @@ def _another_size(program: Program, expected: Sizes, name: str, rows: int) -> li
 
 
 def _rows(i: Instruction, rows: Mapping[str, int]) -> int:
-    """Samples in the buffers that an instruction writes."""
+    """Number of samples in the buffers that an instruction writes. rows: the number in each buffer that was written before."""
     if "rows" in i.args:
         return len(i.args["rows"])
     if i.op is Op.JOIN:
@@ -353,7 +363,7 @@ def _moved(expected: Sizes, i: Instruction) -> int:
 
 
 def _workspace(expected: Sizes, i: Instruction, rows: Mapping[str, int]) -> int:
-    """Bytes that an instruction needs while it runs, in addition to its buffers."""
+    """Bytes of temporaries that an instruction needs while it runs, in addition to its buffers."""
     needed = i.op.spec.workspace
     if needed == "piece":
         assert i.unit is not None

@@ -1,19 +1,20 @@
-"""Static checks: what can be wrong with a set of programs, found without starting a process.
+"""Static checks: all that can be wrong with a set of programs, found without starting a process.
 
 - fields: all of the right type and in their ranges, and ranks that agree on the world, the model and the stages;
-- operands: every operation takes its own kinds of buffers, in their places, on its own lane, and lets go of them;
+- operands: every operation takes its own kinds of buffers, in the right order, on its own lane, and frees them;
 - groups: every operation is over the ranks that hold what it gathers or sums, or have what it sends or receives;
-- sizes: the bytes of buffers, messages and workspaces are those that the model, the strategies and the samples make;
+- sizes: the bytes of buffers, messages and workspaces are those that follow from the model, the strategies and the samples;
 - races: two accesses of one buffer, at least one a change, that no chain of lane order and waits puts in order, and a
   synchronisation that some lane does not wait for, or the other way round;
 - lifetimes: a buffer read before it is written, used after it is freed, or never freed;
-- posts: receives of one sender that are posted in another order than they come in, or are not posted and made;
+- posts: receives of one sender that are posted in another order than they come in, or are posted and never received;
 - meanings: all ranks are run together on what the values *mean*: which samples, which partial sums, which shards. On the way
   every collective must find the same operation, message and group at the head of every member's queue, and every send its
   receive, so that the order in which each rank issues its communication ends; and at each optimizer step every gradient must
-  hold each sample once.
+  hold each sample exactly once.
 
-Ranks whose programs differ in groups and samples alone are one kind: but for groups and meanings, one of them stands for all.
+Ranks whose programs differ in groups and samples alone are of one kind: except for groups and meanings, one of them stands for
+all.
 """
 
 from __future__ import annotations
@@ -35,12 +36,13 @@ from trainplan.execution.program import Clocks, Instruction, Program
 
 @gc_paused()
 def check(programs: Sequence[Program]) -> list[str]:
-    """Every fault found, in words that name rank and instruction; empty for sound programs."""
+    """All faults of a plan's programs, one per rank, as lines of text that name rank and instruction; empty for sound
+    programs."""
     return misplaced(programs) or program_faults(programs) or meanings(programs)
 
 
 def program_faults(programs: Sequence[Program]) -> list[str]:
-    """What is wrong with the instructions of programs, each by itself."""
+    """All faults of the instructions of programs, each program by itself, as lines of text."""
     wrong_form, wrong_operands, wrong = list[str](), list[str](), list[str]()
     for program in _kinds(programs):  # all of one program together: they parse the same names
         if faults := malformed(program):  # what comes after relies on what comes before
@@ -55,7 +57,7 @@ def program_faults(programs: Sequence[Program]) -> list[str]:
 
 
 def _kinds(programs: Sequence[Program]) -> list[Program]:
-    """Programs of which each other one is a copy with other groups and samples."""
+    """One program of each kind: the others are copies of it with other groups and samples."""
     kinds: list[Program] = []
     for program in programs:
         if not any(_alike(program, other) for other in kinds):
@@ -70,6 +72,7 @@ _shape = attrgetter(
 
 
 def _alike(a: Program, b: Program) -> bool:
+    """Whether two programs are equal up to groups and samples."""
     names = ("units", "micro_batches", "persistent", "buffers")
     if any(getattr(a, name) != getattr(b, name) for name in names) or len(a.instructions) != len(b.instructions):
         return False
@@ -77,9 +80,10 @@ def _alike(a: Program, b: Program) -> bool:
 
 
 def _alike_instructions(i: Instruction, j: Instruction) -> bool:
+    """Whether two instructions are equal up to groups and samples."""
     if not type(i) is type(j) is Instruction or _shape(i) != _shape(j):
         return False
-    if not all(type(each) is tuple for each in (i.group, j.group, i.grouped, j.grouped)):
+    if not all(type(value) is tuple for value in (i.group, j.group, i.grouped, j.grouped)):
         return False
     if len(i.group) != len(j.group) or len(i.grouped) != len(j.grouped) or type(i.args) is not dict:
         return False
@@ -89,9 +93,9 @@ def _alike_instructions(i: Instruction, j: Instruction) -> bool:
 
 
 def _kind(value: Any) -> Any:
-    """Arguments, of samples their number alone."""
+    """An instruction's arguments with ids of samples replaced by their number."""
     if type(value) is dict:
-        return {name: _kind(each) for name, each in value.items()}
+        return {name: _kind(argument) for name, argument in value.items()}
     if type(value) is not tuple:
         return value
     types = set(map(type, value))
@@ -99,16 +103,17 @@ def _kind(value: Any) -> Any:
 
 
 def races(program: Program) -> list[str]:
-    """Pairs of conflicting accesses that are not ordered by lane order and waits, and lanes that do not synchronise."""
+    """Faults, as lines of text: pairs of conflicting accesses that are not ordered by lane order and waits, and
+    synchronisations that do not order all lanes."""
     faults = []
     clocks, writer = Clocks(), dict[str, int]()
     readers: dict[str, list[int]] = {}
     last: dict[Stream, int] = {}
     synchronised: int | None = None
-    for place, instruction in enumerate(program.instructions):
+    for position, instruction in enumerate(program.instructions):
         stream = instruction.stream
         for index in instruction.waits:
-            if index >= place:
+            if index >= position:
                 faults.append(f"rank {program.rank}: {instruction} waits for a later instruction")
             else:
                 clocks.wait(stream, index)
@@ -126,17 +131,18 @@ def races(program: Program) -> list[str]:
             if not clocks.done(stream, index):
                 faults.append(f"rank {program.rank}: {instruction} does not wait for {program.instructions[index]}")
         for name in instruction.needs:
-            readers.setdefault(name, []).append(place)
+            readers.setdefault(name, []).append(position)
         for name in changed:
-            writer[name], readers[name] = place, []
+            writer[name], readers[name] = position, []
         clocks.issue(stream)
-        last[stream] = place
-        synchronised = place if instruction.op is Op.SYNCHRONISE else synchronised
+        last[stream] = position
+        synchronised = position if instruction.op is Op.SYNCHRONISE else synchronised
     return faults
 
 
 def lifetimes(program: Program) -> list[str]:
-    """Reads of what is not there, marks that nothing has set, and buffers that outlive the step."""
+    """Faults, as lines of text: reads of buffers that are not there, marks that nothing has set, and buffers that outlive the
+    step."""
     faults, live, marked = [], set(program.persistent), set[str]()
     for instruction in program.instructions:
         for name in instruction.after:
@@ -158,8 +164,8 @@ def lifetimes(program: Program) -> list[str]:
 
 
 def posts(program: Program) -> list[str]:
-    """Posted receives that are never made, and those of one sender that do not come in the order in which they were posted: a
-    message goes to whichever was posted first."""
+    """Faults, as lines of text: posted receives that are never made, and receives from one sender that do not come in the order
+    in which they were posted (a message goes to whichever was posted first)."""
     senders = {m.writes[0]: m.group for i in program.instructions for m in i.messages if m.op is Op.RECEIVE}
     waiting, faults = dict[tuple[int, ...], list[str]](), list[str]()
     for instruction in program.instructions:

@@ -1,4 +1,4 @@
-"""Which ranks take part in each operation: those that hold what it gathers or sums, each once."""
+"""Which ranks take part in each operation: those that hold what it gathers or sums."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from trainplan.formulations.plan.strategy import gather_ranks, piece_peers
 
 
 def groups(program: Program) -> list[str]:
-    """Instructions with ranks that are not those of their operation."""
+    """Faults of a program, as lines of text: instructions over other ranks than their operation needs."""
     faults, by_role = [], dict[tuple[Op, int | None, bool], tuple[int, ...]]()
     for instruction in program.instructions:
         ends = {rank for message in instruction.grouped for rank in message.group}
@@ -33,16 +33,18 @@ def groups(program: Program) -> list[str]:
 
 
 def _is_forward(i: Instruction) -> bool:
-    """Whether what is moved are hidden states, not their gradients."""
+    """Whether an instruction moves hidden states, not their gradients."""
     return bool(i.op.spec.group_axis in ("rows", "stage") and (*i.reads, *i.writes)[0].startswith("hidden"))
 
 
 def _ranks(ranks: tuple[int, ...]) -> str:
+    """Ranks as words, for faults."""
     return f"ranks {', '.join(map(str, ranks))}" if ranks else "no ranks"
 
 
 def _elsewhere(program: Program, i: Instruction) -> tuple[int, ...]:
-    """The ranks of the other stage of a message, where that is of another size: any of them may be the one that it is with."""
+    """The ranks of the other stage of a message, where that has another size, so that the message may be with any of them; else
+    empty."""
     assert i.unit is not None
     if program.strategies[i.unit - 1].group == program.strategies[i.unit].group:
         return ()
@@ -50,7 +52,8 @@ def _elsewhere(program: Program, i: Instruction) -> tuple[int, ...]:
 
 
 def _members(program: Program, op: Op, unit: int | None, forward: bool) -> tuple[int, ...]:
-    rank, place, strategies, axis = program.rank, program.index_in_stage, program.strategies, op.spec.group_axis
+    """The ranks that an operation on a unit must be over. forward: whether it moves hidden states, not gradients."""
+    rank, index, strategies, axis = program.rank, program.index_in_stage, program.strategies, op.spec.group_axis
     if axis == "world":
         return tuple(range(program.world))
     if axis == "tied":  # all copies of the matrix: of the first unit and of the last
@@ -59,11 +62,11 @@ def _members(program: Program, op: Op, unit: int | None, forward: bool) -> tuple
         return ()
     ranks = program.stage_ranks
     if axis == "cp":
-        return tuple(ranks[other] for other in piece_peers(strategies[unit], place, program.model.pieces))
+        return tuple(ranks[other] for other in piece_peers(strategies[unit], index, program.model.pieces))
     if axis == "stage":
         there = program.ranks_of(unit if (op is Op.SEND) == forward else unit - 1)
-        return tuple(sorted((rank, there[place])))
+        return tuple(sorted((rank, there[index])))
     if axis == "rows":
         before = unit - 1 if forward else unit + 1
-        return tuple(ranks[other] for other in gather_ranks(strategies[before], strategies[unit], place))
-    return tuple(ranks[other] for other in strategies[unit].peers(place, axis))
+        return tuple(ranks[other] for other in gather_ranks(strategies[before], strategies[unit], index))
+    return tuple(ranks[other] for other in strategies[unit].peers(index, axis))

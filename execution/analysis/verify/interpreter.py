@@ -1,4 +1,5 @@
-"""All ranks' programs run together, each in issue order, on what their values mean; the rules say what each operation means."""
+"""Runs the programs of all ranks together, each in issue order, on what their values mean; rules define what each operation
+means."""
 
 from __future__ import annotations
 
@@ -12,19 +13,21 @@ from trainplan.execution.program import Instruction, Program
 
 
 class Fault(Exception):
-    """A meaning that does not fit; becomes a line of the report."""
+    """Values whose meaning does not fit an operation; its text becomes a line of the report."""
 
 
 def fault_at(rank: int, instruction: Instruction, text: str) -> Fault:
-    """A fault of an instruction of a rank, in words that begin with both."""
+    """A fault of an instruction of a rank; its text begins with both."""
     return Fault(f"rank {rank}: {instruction} {text}")
 
 
 class Hidden(NamedTuple):
-    """Hidden states, logits or their gradients: at which boundary, of which samples, summed over which tensor-parallel ranks.
+    """What hidden states, logits or their gradients mean: at which boundary, of which samples, summed over which
+    tensor-parallel ranks.
 
-    parts: indices whose partial results are in the sum; `of`: how many there are. `stage` tells logits and their forms apart,
-    and what lies between the pieces of a unit. tokens: the first one and the end of those of each sample; None for all.
+    boundary: index of the unit that reads the hidden states. rows: ids of samples, in order. parts: tensor-parallel indices
+    whose partial results are in the sum. of: how many of them there are in all. stage: distinguishes hidden states, logits,
+    their forms, and values between the pieces of a unit. tokens: (first, end) of the tokens of each sample; None for all.
     """
 
     boundary: int
@@ -39,13 +42,13 @@ class Hidden(NamedTuple):
         return len(self.parts) == self.of
 
     def complete(self) -> bool:
-        """Whether, beside, all tokens are there."""
+        """Whether all partial results are in the sum, of all tokens."""
         return self.whole() and self.tokens is None
 
 
 class Weights(NamedTuple):
-    """Parameters of a unit: whole or a rank's shard; before the optimizer's step or after it. (Those that are on every rank of
-    no group count as its shard.)"""
+    """What parameters of a unit mean: whole or a rank's shard; before the optimizer's step or after it. Parameters that no
+    group of ranks shares count as the rank's shard."""
 
     unit: int
     whole: bool = False
@@ -53,8 +56,8 @@ class Weights(NamedTuple):
 
 
 class Shard(NamedTuple):
-    """How a rank holds a unit: its place along the tensor-parallel level, the degrees, and whether each rank of a group steps a
-    slice of parameters of which it has the whole."""
+    """How a rank holds a unit: its index and degree along tp, the degree of sdp, and whether the ranks of a group each step a
+    slice of parameters of which they all have the whole."""
 
     tp_index: int
     tp: int
@@ -63,9 +66,11 @@ class Shard(NamedTuple):
 
 
 class Interpreter:
-    """All ranks in step: each runs its instructions in issue order; a collective runs when all its members have come to it.
+    """Runs all ranks in step: each runs its instructions in issue order; a collective runs when all its members have come to
+    it.
 
-    rules: of operations of one rank; together: of those of a group, and of what is passed on.
+    programs: of all ranks, in order. rules: what operations of one rank do to the values. together: what operations of a group,
+    and messages, do. values: what each rank's buffers mean, by rank and name.
     """
 
     def __init__(self, programs: Sequence[Program], rules: Mapping[Op, Rule], together: Mapping[Op, JointRule]) -> None:
@@ -102,28 +107,31 @@ class Interpreter:
                     raise Fault(f"rank {rank}: {name} ends without what other ranks have stepped")
 
     def _head(self, rank: int) -> Instruction | None:
+        """The next instruction of a rank; None at its end."""
         instructions = self.programs[rank].instructions
         return instructions[self.at[rank]] if self.at[rank] < len(instructions) else None
 
     def _done(self, rank: int, instruction: Instruction) -> None:
+        """Free what an instruction frees, and go on to the next one."""
         for name in instruction.frees:
             self.values[rank].pop(name, None)
         self.at[rank] += 1
 
     def _advance(self, rank: int) -> None:
-        """Run what this rank can run alone, then what it begins with others, if they are all there."""
+        """Run the instructions of a rank that it can run alone, then the next one with others, if all of them have come to
+        theirs."""
         instructions, values, rules = self.programs[rank].instructions, self.values[rank], self.rules
-        place, end = self.at[rank], len(instructions)
-        while place < end and len((head := instructions[place]).group) <= 1:
+        position, end = self.at[rank], len(instructions)
+        while position < end and len((head := instructions[position]).group) <= 1:
             if head.op in rules:
                 rules[head.op](self, rank, head)
             else:
                 self.together[head.op](self, (rank,), [head])
             for name in head.frees:
                 values.pop(name, None)
-            place += 1
-        self.at[rank] = place
-        if place == end:
+            position += 1
+        self.at[rank] = position
+        if position == end:
             return
         if head.op.spec.kind == "message":
             self.open[rank] = list(head.messages)
@@ -137,7 +145,8 @@ class Interpreter:
             self._together(group, [self.programs[member].instructions[self.at[member]] for member in group])
 
     def _pass_on(self, rank: int) -> None:
-        """The sends at hand whose receives are at hand on the other side: neither side waits in between for anything else."""
+        """Deliver the pending sends of a rank whose receives are pending on the other side; neither side waits in between for
+        anything else."""
         for send in [message for message in self.open[rank] if message.op is Op.SEND]:
             (peer,) = set(send.group) - {rank}
             receive = next((m for m in self.open[peer] if m.op is Op.RECEIVE and m.group == send.group), None)
@@ -151,6 +160,7 @@ class Interpreter:
                         self._ready.append(end)
 
     def _together(self, group: tuple[int, ...], heads: list[Instruction]) -> None:
+        """Run a collective whose members have all come to it. Raises Fault where these do not agree on it."""
         first = heads[0]
         agreed = _what(first)
         for rank, head in zip(group, heads, strict=True):
@@ -164,7 +174,7 @@ class Interpreter:
         self._ready.extend(reversed(group))
 
     def value(self, rank: int, name: str) -> Any:
-        """What a rank holds under a name. Raises Fault."""
+        """What the buffer of this name means on a rank. Raises Fault where there is none."""
         try:
             return self.values[rank][name]
         except KeyError:
@@ -183,7 +193,7 @@ class Interpreter:
 
 
 def _what(instruction: Instruction) -> tuple[Op, int | None, int | None, int | None]:
-    """What all members of a collective must agree on."""
+    """The fields on which all members of a collective must agree."""
     return instruction.op, instruction.unit, instruction.micro_batch, instruction.half
 
 
@@ -192,30 +202,32 @@ JointRule = Callable[[Interpreter, Sequence[int], list[Instruction]], None]
 
 
 def _check_done_once(program: Program) -> None:
-    once: list[tuple[Op, int | None]] = [(Op.REDUCE_LOSS, None)]
-    once += [(Op.HOST_OPTIMIZER_STEP if program.steps_on_host(unit) else Op.OPTIMIZER_STEP, unit) for unit in program.units]
-    once += [(Op.GATHER_UPDATED, unit) for unit in program.units if program.strategies[unit].gathers_updates]
+    """Raises Fault unless a program issues every operation that belongs once in a step exactly once."""
+    wanted: list[tuple[Op, int | None]] = [(Op.REDUCE_LOSS, None)]
+    wanted += [(Op.HOST_OPTIMIZER_STEP if program.steps_on_host(unit) else Op.OPTIMIZER_STEP, unit) for unit in program.units]
+    wanted += [(Op.GATHER_UPDATED, unit) for unit in program.units if program.strategies[unit].gathers_updates]
     if program.model.tied and not program.shares_table and {0, len(program.strategies) - 1} & set(program.units):
-        once.append((Op.REDUCE_TIED, None))
+        wanted.append((Op.REDUCE_TIED, None))
     counts = Counter((instruction.op, instruction.unit) for instruction in program.instructions)
-    for op, unit in once:
+    for op, unit in wanted:
         if counts[op, unit] != 1:
             raise Fault(f"rank {program.rank}: {op} of unit {unit} comes {counts[op, unit]} times, not once")
 
 
 def some(rows: Sequence[int]) -> str:
-    """Samples, the first few of them."""
+    """Ids of samples as text, the first few of them."""
     return ", ".join(map(str, rows[:6])) + (", ..." if len(rows) > 6 else "")
 
 
 @cache
 def only(index: int) -> frozenset[int]:
-    """The partial results of this index alone."""
+    """The set of this one tensor-parallel index."""
     return frozenset([index])
 
 
 def need_parameters(run: Interpreter, rank: int, head: Instruction, name: str, unit: int | None = None) -> None:
-    """That a buffer holds whole parameters. unit: whose parameters, if not those of the instruction's own unit."""
+    """Raises Fault unless a buffer holds whole parameters. unit: whose parameters, if not those of the instruction's own
+    unit."""
     unit = head.unit if unit is None else unit
     weights = run.value(rank, name)
     whole = weights == (unit, True, False) or (weights == (unit, False, False) and run.shard(rank, head).sdp == 1)
@@ -224,7 +236,8 @@ def need_parameters(run: Interpreter, rank: int, head: Instruction, name: str, u
 
 
 def of_half(rank: int, head: Instruction, incoming: Hidden, name: str) -> Hidden:
-    """Of a gradient of both halves of a micro-batch that of the instruction's half; any other as it is."""
+    """The gradient of the instruction's half, where the gradient is of both halves of a micro-batch; any other gradient as it
+    is."""
     blocks = head.args.get("blocks")
     if not blocks:
         return incoming

@@ -1,7 +1,7 @@
-"""Which buffers each operation reads, writes and frees, and in which places: those that the executor takes from there.
+"""Which buffers each operation reads, writes and frees, and in which order: that in which the executor takes them.
 
-The operands of each are in its entry of `instructions`. What stands there in braces depends on where a unit's states are, and
-on what its ranks share: here it is for each such layout (LAYOUTS).
+The operands of each are in its entry of `instructions`. Placeholders in braces depend on where a unit's states are, and on what
+its ranks share: LAYOUTS has their values for each such layout.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LANES_OF_COPIES: dict[str, tuple[str, ...]] = {
     "copy-out": ("communication", "copy", "copy-out"),
 }
 
-# Of a unit: the parameters that computations use, the gradient that they add to, and whether they read what is there of it.
+# Placeholders of a unit: the parameters that computations use, the gradient that they add to, and whether they read it first.
 # A head that uses the embedding's table has two of each.
 WHOLE = {
     "weights": "parameter.u",
@@ -67,7 +67,7 @@ for _name in tuple(LAYOUTS):
         "sum_before": f"{_both['sum_before']} {_layout['sum_before']}",
     }
 SHARED_INCOMING = "output-gradient-whole.u.p|output-gradient-whole.u.w"
-# What is otherwise where tensor-parallel ranks share the tokens, by the kind of the sub-layer.
+# Placeholders that differ under sequence parallelism, by the kind of the sub-layer.
 SHARES: dict[str, dict[str, str]] = {
     "embedding": {"output": "hidden-partial.v.p", "incoming": SHARED_INCOMING, "source_gradient": ""},
     "block": {
@@ -90,19 +90,19 @@ SHARES: dict[str, dict[str, str]] = {
 SHARES["post-norm block"] = SHARES["block"] | {"residual": "entry.u.p"}
 CUT = {"keys": "keys-whole.u.p", "keys_gradient": "keys-gradient-whole.u.p"}
 BY_HEADS = {"keys": "results.u.p", "keys_gradient": "results-gradient.u.p"}
-LOSS_AGAIN = {"logits_gradient": "", "incoming": "targets.p statistics.p all-statistics.p?"}
+LOSS_RECOMPUTED = {"logits_gradient": "", "incoming": "targets.p statistics.p all-statistics.p?"}
 for _name in [_name for _name in LAYOUTS if _name.startswith("ZeRO")]:
     LAYOUTS |= {f"{_name}, tokens of a {kind} shared": LAYOUTS[_name] | shares for kind, shares in SHARES.items()}
 LAYOUTS |= {
-    f"{_name}, {what}": _layout | other
+    f"{_name}, {feature}": _layout | other
     for _name, _layout in LAYOUTS.items()
-    for what, other in (("loss made again", LOSS_AGAIN), ("samples cut", CUT), ("heads exchanged", BY_HEADS))
+    for feature, other in (("loss made again", LOSS_RECOMPUTED), ("samples cut", CUT), ("heads exchanged", BY_HEADS))
 }
 
 
 def operands(program: Program) -> list[str]:
-    """Instructions that do not take their operation's buffers in their places, that let go of others, or are on a lane of
-    others."""
+    """Faults of a program, as lines of text: instructions that do not take their operation's buffers in order, that free
+    others, or that are on a lane of others."""
     faults = []
     for kind, which in (("copy-out", "copies to the host"), ("copy-in", "copies to the device")):
         copying = {i.stream for i in program.instructions if i.op.spec.kind == kind}
@@ -116,20 +116,22 @@ def operands(program: Program) -> list[str]:
 
 
 def layout_of(program: Program, unit: int) -> str:
-    """Where a unit's parameters are: one of LAYOUTS."""
+    """The layout of a unit's buffers: a key of LAYOUTS."""
     with_table = program.shares_table and unit == len(program.strategies) - 1
     layout = f"ZeRO stage {zero_stage(program, unit)}" + ", with the table" * with_table
     keys = program.key_share(unit)
     cut = "" if keys is None else ", heads exchanged" if isinstance(keys, HeadPieces) else ", samples cut"
-    again = ", loss made again" * program.selective(unit).has("loss") or cut
+    suffix = ", loss made again" * program.selective(unit).has("loss") or cut
     if not program.shares_tokens(unit):
-        return layout + again
+        return layout + suffix
     share = program.token_share(unit)
     kind = share.part.kind if not share.adds_residual else "post-norm block" if share.post_norm else "block"
-    return f"{layout}, tokens of a {kind} shared{again}"
+    return f"{layout}, tokens of a {kind} shared{suffix}"
 
 
 def _misused(program: Program, i: Instruction, layouts: list[str]) -> str | None:
+    """What is wrong with the operands or the lane of an instruction, as text; None if nothing. layouts: the layout of every
+    unit."""
     spec = i.op.spec
     if i.lane is not None and i.lane not in LANES_OF_COPIES.get(spec.kind, ()):
         return f"is on the stream {i.lane}, not on {spec.lane}, as all of its kind are"
@@ -151,7 +153,7 @@ def _misused(program: Program, i: Instruction, layouts: list[str]) -> str | None
         layout = layouts[i.unit] if i.unit is not None and i.unit < len(layouts) else "ZeRO stage 0"
         fits = matches_form(i.op, i.unit, i.micro_batch, i.half, i.reads, i.writes, i.frees, layout)
     recomputed = _of_recomputed(i.op)
-    if recomputed is not None and i.unit is not None and _again(program, i.op, i.unit) != recomputed:
+    if recomputed is not None and i.unit is not None and _is_recomputed(program, i.op, i.unit) != recomputed:
         return f"is of a unit that is {'not ' if recomputed else ''}recomputed"
     if i.op is Op.OPTIMIZER_STEP and (f"{MASTER}.{i.unit}" in i.writes) != (program.precision.master is not None):
         return f"writes {_names(i.writes)}, with master copies in {program.precision.master}"
@@ -163,16 +165,16 @@ def _misused(program: Program, i: Instruction, layouts: list[str]) -> str | None
 
 
 def _of_recomputed(op: Op) -> bool | None:
-    """Whether an instruction is only of what is computed once more in the backward pass (True), or only of what is not (False);
-    None where it is of either."""
+    """Whether an instruction is only for units that are recomputed (True), or only for units that are not (False); None where
+    it is for either."""
     graph = op.spec.graph
     if graph in ("discarded", "rebuilt"):
         return True
     return False if graph == "kept" and op.spec.piece == "matrices" else None
 
 
-def _again(program: Program, op: Op, unit: int) -> bool:
-    """Whether what an instruction computes is computed once more in the backward pass."""
+def _is_recomputed(program: Program, op: Op, unit: int) -> bool:
+    """Whether what an instruction computes is computed again in the backward pass."""
     piece = op.spec.piece
     if piece == "keys" and (keys := program.key_share(unit)) is not None and keys.again:
         return True
@@ -183,7 +185,8 @@ def _again(program: Program, op: Op, unit: int) -> bool:
 
 
 def _unshared(program: Program, i: Instruction, unit: int) -> str | None:
-    """A piece of a unit whose tokens are shared, of one where they are not or that has no such piece; or the other way."""
+    """What is wrong with the piece of a unit that an instruction is about, as text: one that the unit does not have, for lack
+    of shared tokens or cut samples; None if nothing."""
     spec = i.op.spec
     if spec.piece in ("keys", "core"):
         if (keys := program.key_share(unit)) is None:
@@ -195,7 +198,7 @@ def _unshared(program: Program, i: Instruction, unit: int) -> str | None:
         return "is of a unit whose tokens are not shared"
     if i.op is Op.SLICE_TOKENS and not program.shares_tokens(unit):
         return "is for a unit whose tokens are not shared"
-    if i.op is Op.GATHER_TOKENS and i.reads and not program.strategies[_made_by(i, program)].sequence_parallel:
+    if i.op is Op.GATHER_TOKENS and i.reads and not program.strategies[_layout_of_source(i, program)].sequence_parallel:
         return "is of what is not split along the tokens"
     if spec.piece == "exit":
         share = program.token_share(unit)
@@ -204,13 +207,15 @@ def _unshared(program: Program, i: Instruction, unit: int) -> str | None:
     return None
 
 
-def _made_by(i: Instruction, program: Program) -> int:
+def _layout_of_source(i: Instruction, program: Program) -> int:
+    """The unit in whose layout the buffer lies that an instruction gathers."""
     name = parsed(i.reads[0])
     unit = layout_unit(i.reads[0]) if name is not None and name.unit is not None else 0
     return min(max(unit, 0), len(program.strategies) - 1)
 
 
 def _ungrouped(program: Program, i: Instruction, layouts: list[str]) -> str | None:
+    """What is wrong with a point-to-point operation of several messages, as text; None if nothing."""
     if len(i.grouped) < 2 or not {message.op for message in i.grouped} <= {Op.SEND, Op.RECEIVE}:
         return "is not several sends and receives"
     if all(map(program.has_own_channel, i.grouped)):
@@ -225,7 +230,7 @@ def _ungrouped(program: Program, i: Instruction, layouts: list[str]) -> str | No
 
 
 def _unjoined(i: Instruction) -> str | None:
-    """Parts of one boundary that several ranks have sent, which become one buffer."""
+    """What is wrong with the join of what several ranks have sent, as text; None if they are the parts of one boundary."""
     part = MicroBatchPart(i.micro_batch or 0, i.half)
     names = {f"{kind}.{i.unit}.{part}" for kind in ("hidden", "input-gradient")}
     parts = {sender_name(name) for name in i.reads if FROM in name}
@@ -235,7 +240,8 @@ def _unjoined(i: Instruction) -> str | None:
 
 
 def tied_buffers(program: Program) -> tuple[tuple[str, ...], ...]:
-    """What the reduction of a tied matrix reads, writes and frees: the gradients of its copies, and on the host a table."""
+    """The buffers that the reduction of a tied matrix reads, writes and frees: the gradients of its copies and, on the host, a
+    table."""
     if program.shares_table:
         return (), (), ()
     on = "host-" if "host-tied" in program.buffers else ""
@@ -244,6 +250,7 @@ def tied_buffers(program: Program) -> tuple[tuple[str, ...], ...]:
 
 
 def _names(names: tuple[str, ...]) -> str:
+    """Names as words, for faults."""
     return ", ".join(names) or "nothing"
 
 
@@ -258,8 +265,8 @@ def matches_form(
     frees: tuple[str, ...],
     layout: str,
 ) -> bool:
-    """Whether these are the buffers, in their places, that an instruction on a unit and a part of a micro-batch reads, writes
-    and frees. layout: one of LAYOUTS."""
+    """Whether an instruction on a unit and a part of a micro-batch may read, write and free these buffers, in this order, in a
+    layout of LAYOUTS."""
     part = None if micro_batch is None else MicroBatchPart(micro_batch, half)
     if (number := op.spec.own_reads) is not None:
         if not set(frees) <= set(reads[:number]):
@@ -279,7 +286,7 @@ def matches_form(
 
 
 def _relative(name: str, unit: int | None, part: MicroBatchPart | None) -> str:
-    """A buffer's name as it stands in forms."""
+    """A buffer's name relative to a unit and a part, as operands in `instructions` have it, such as `hidden.u.p`."""
     name_parts = parsed(name)
     if name_parts is None:
         return name
@@ -291,11 +298,11 @@ def _relative(name: str, unit: int | None, part: MicroBatchPart | None) -> str:
     return text
 
 
-_UNITS = {0: ".u", 1: ".v"}  # by how far a unit is behind that of the operation
+_UNITS = {0: ".u", 1: ".v"}  # by how many units after that of the operation
 
 
 def _other_part(other: MicroBatchPart, part: MicroBatchPart) -> str:
-    """What stands for a part of a micro-batch, or the whole of it, in the forms of operations on another part."""
+    """The suffix for another part of a micro-batch than the operation's: its whole, or one of its halves."""
     whole = MicroBatchPart(part.micro_batch)
     letters = {whole: ".w"} if part.half is not None else dict(zip(whole.halves, (".a", ".b"), strict=True))
     return letters.get(other, ".?")
@@ -303,12 +310,12 @@ def _other_part(other: MicroBatchPart, part: MicroBatchPart) -> str:
 
 @cache
 def _forms(op: Op, layout: str) -> frozenset[tuple[str, ...]]:
-    """All that an operation may read and write, word by word."""
+    """All sequences of names, with `->` between reads and writes, that an operation may have in a layout."""
     return frozenset(form for text in op.spec.operands for form in _expanded(text.format_map(LAYOUTS[layout])))
 
 
 def _expanded(text: str) -> Iterator[tuple[str, ...]]:
-    """The forms that a text with alternatives stands for."""
+    """All sequences of names that a text with alternatives stands for."""
     choices = []
     for word in text.split():
         names = word.removesuffix("?").split("|")

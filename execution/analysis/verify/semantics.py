@@ -1,4 +1,8 @@
-"""What each operation means for samples, partial sums and shards, and what it must find."""
+"""What each operation means for samples, partial sums and shards, and what it must find in the buffers that it reads.
+
+Each rule takes the interpreter (`run`) and an instruction of a rank (`head`), raises Fault where a buffer that is read does not
+mean what it must, and sets what the buffers that are written mean. Rules of groups take all members and their instructions.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,7 @@ from trainplan.execution.analysis.verify.interpreter import (
     only,
     some,
 )
-from trainplan.execution.analysis.verify.semantics_context_parallel import EXCHANGED, MADE, gradient_of_keys, whole_keys
+from trainplan.execution.analysis.verify.semantics_context_parallel import EXCHANGED, KEY_RULES, gradient_of_keys, whole_keys
 from trainplan.execution.analysis.verify.semantics_optimizer_state import (
     EMPTY,
     REDUCED,
@@ -34,7 +38,7 @@ from trainplan.execution.program import Instruction, Program, sender_name
 
 @gc_paused()
 def meanings(programs: Sequence[Program]) -> list[str]:
-    """Faults of what the programs compute together."""
+    """Faults, as lines of text, of what the programs of all ranks compute together."""
     try:
         interpreter = Interpreter(programs, _RULES, _TOGETHER)
         for values in interpreter.values:
@@ -46,21 +50,23 @@ def meanings(programs: Sequence[Program]) -> list[str]:
 
 
 def _input(run: Interpreter, rank: int, head: Instruction) -> None:
+    """Token ids of the named samples."""
     run.values[rank][head.writes[0]] = Hidden(0, head.args["rows"], only(0), 1)
 
 
 def _post_receive(run: Interpreter, rank: int, head: Instruction) -> None:
-    """Nothing that can be used: what its receive makes of it is there once that is done."""
+    """A posted buffer means nothing that can be used, until its receive is done."""
     assert head.unit is not None
     run.values[rank][head.writes[0]] = Hidden(head.unit, (), only(0), 1, "posted")
 
 
 def _targets(run: Interpreter, rank: int, head: Instruction) -> None:
+    """The targets of the named samples."""
     run.values[rank][head.writes[0]] = head.args["rows"]
 
 
 def _unit_input(run: Interpreter, rank: int, head: Instruction) -> Hidden:
-    """The input of a forward computation, and whether its parameters are all there."""
+    """The input of a forward computation, after checks that it is whole and that the parameters are."""
     source, weights = head.reads[0], head.reads[1]
     x = run.value(rank, source)
     assert head.unit is not None
@@ -76,12 +82,13 @@ def _unit_input(run: Interpreter, rank: int, head: Instruction) -> Hidden:
 
 
 def _uses_table(run: Interpreter, rank: int, head: Instruction) -> bool:
-    """Whether this is of a head that works with the embedding's own matrix."""
+    """Whether an instruction is of a head that works with the embedding's own matrix."""
     program = run.programs[rank]
     return head.unit == len(program.strategies) - 1 and program.shares_table
 
 
 def _forward(run: Interpreter, rank: int, head: Instruction) -> None:
+    """A unit's partial output on one tensor-parallel rank, and its graph."""
     x, shard = _unit_input(run, rank, head), run.shard(rank, head)
     assert head.unit is not None
     whole_keys(run, rank, head, x.rows, -1)
@@ -92,11 +99,13 @@ def _forward(run: Interpreter, rank: int, head: Instruction) -> None:
 
 
 def _recompute(run: Interpreter, rank: int, head: Instruction) -> None:
+    """The graph of a unit, from its kept input."""
     run.values[rank][head.writes[0]] = x = _unit_input(run, rank, head)
     whole_keys(run, rank, head, x.rows, -1)
 
 
 def _statistics(run: Interpreter, rank: int, head: Instruction) -> None:
+    """Statistics of logits on one vocabulary shard."""
     logits, targets = run.value(rank, head.reads[0]), run.value(rank, head.reads[1])
     if logits.stage != "logits" or logits.rows != targets:
         raise fault_at(rank, head, f"has logits of samples {some(logits.rows)} and targets of {some(targets)}")
@@ -105,7 +114,8 @@ def _statistics(run: Interpreter, rank: int, head: Instruction) -> None:
 
 
 def _disjoint(ranks: Sequence[int], heads: list[Instruction], hidden: list[Hidden]) -> frozenset[int]:
-    """Union of the partial results' indices; each must come once, and all must speak of the same rows."""
+    """The union of the partial results of a group. Raises Fault unless each comes exactly once, and all are of the same
+    samples."""
     parts: set[int] = set()
     for rank, head, value in zip(ranks, heads, hidden, strict=True):
         if value._replace(parts=hidden[0].parts) != hidden[0]:
@@ -117,6 +127,7 @@ def _disjoint(ranks: Sequence[int], heads: list[Instruction], hidden: list[Hidde
 
 
 def _loss(run: Interpreter, rank: int, head: Instruction) -> None:
+    """The loss of a rank's samples, and the gradient of its logits."""
     logits = run.value(rank, head.reads[0])
     statistics = [run.value(rank, name) for name in head.reads[2:-1]]
     if logits.stage != "exponentials" or not statistics[-1].whole():
@@ -124,19 +135,20 @@ def _loss(run: Interpreter, rank: int, head: Instruction) -> None:
     program = run.programs[rank]
     if abs(head.args["scale"] * program.samples * program.model.tokens - 1) > 1e-12:
         raise fault_at(rank, head, "is not divided by the tokens of the whole step")
-    if head.writes[0] != "loss":  # else the backward pass makes it of logits that are made again
+    if head.writes[0] != "loss":  # else the backward pass recomputes the logits, and then their gradient
         run.values[rank][head.writes[0]] = Hidden(logits.boundary, logits.rows, only(0), 1, "gradient")
     if run.shard(rank, head).tp_index == 0:
         run.values[rank]["loss"] = run.values[rank]["loss"] + Sum(logits.rows)
 
 
 def _backward(run: Interpreter, rank: int, head: Instruction) -> None:
+    """The gradients of a unit's input, and what its samples add to the gradients of its parameters."""
     assert head.unit is not None
     program = run.programs[rank]
-    graph, incoming, behind = run.value(rank, head.reads[0]), run.value(rank, head.reads[2]), 3
+    graph, incoming, first_parameter = run.value(rank, head.reads[0]), run.value(rank, head.reads[2]), 3
     if program.selective(head.unit).has("loss"):
-        incoming, behind = _loss_again(run, rank, head)
-    need_parameters(run, rank, head, head.reads[behind])
+        incoming, first_parameter = _recomputed_loss(run, rank, head)
+    need_parameters(run, rank, head, head.reads[first_parameter])
     stage = "leave-gradient" if program.shares_tokens(head.unit) and program.token_share(head.unit).drops_output else "gradient"
     if incoming.stage != stage or incoming.boundary != head.unit + 1 or not incoming.complete():
         raise fault_at(rank, head, f"reads {head.reads[2]}, which is not the whole gradient of its output")
@@ -146,7 +158,7 @@ def _backward(run: Interpreter, rank: int, head: Instruction) -> None:
     shard, shared = run.shard(rank, head), enters(program, head.unit)
     if shared and run.value(rank, head.reads[1]) != graph:
         raise fault_at(rank, head, f"reads {head.reads[1]}, which is not what its graph was made of")
-    whole_keys(run, rank, head, graph.rows, behind + 1)
+    whole_keys(run, rank, head, graph.rows, first_parameter + 1)
     by_keys = gradient_of_keys(run, rank, head, graph.rows)
     if head.unit > 0:
         stage = "queries-gradient" if by_keys else "entry-gradient" if shared else "gradient"
@@ -157,26 +169,27 @@ def _backward(run: Interpreter, rank: int, head: Instruction) -> None:
     contribution = contribution._replace(replicated=Sum()) if shared else contribution
     contribute(run, rank, head, head.writes[-1], EMPTY if by_keys else contribution)
     if _uses_table(run, rank, head):
-        need_parameters(run, rank, head, head.reads[behind + 1], 0)
+        need_parameters(run, rank, head, head.reads[first_parameter + 1], 0)
         contribute(run, rank, head, head.writes[-2], Gradient(Sum(), Sum(), Sum(graph.rows)))
 
 
-def _loss_again(run: Interpreter, rank: int, head: Instruction) -> tuple[Hidden, int]:
-    """The gradient of logits that a head's backward pass makes anew, from targets and the statistics of all shards; and how
-    many of the buffers that it reads come before its parameters."""
+def _recomputed_loss(run: Interpreter, rank: int, head: Instruction) -> tuple[Hidden, int]:
+    """The gradient of the logits that a head's backward pass recomputes, from targets and the statistics of all shards; and the
+    index, among the buffers that it reads, of its parameters."""
     assert head.unit is not None
-    behind = 4 + head.reads[4].startswith("all-statistics")
-    targets, statistics = run.value(rank, head.reads[2]), [run.value(rank, name) for name in head.reads[3:behind]]
+    first_parameter = 4 + head.reads[4].startswith("all-statistics")
+    targets, statistics = run.value(rank, head.reads[2]), [run.value(rank, name) for name in head.reads[3:first_parameter]]
     if (
         any((statistic.stage, statistic.rows) != ("statistics", targets) for statistic in statistics)
         or not statistics[-1].whole()
     ):
         raise fault_at(rank, head, "lacks the statistics of some vocabulary shards")
-    return Hidden(head.unit + 1, targets, only(0), 1, "gradient"), behind
+    return Hidden(head.unit + 1, targets, only(0), 1, "gradient"), first_parameter
 
 
 def _enter_backward(run: Interpreter, rank: int, head: Instruction) -> None:
-    """The gradient of what entered, on the rank's tokens, and of the residual; that of replicated parameters is complete."""
+    """The gradient of a unit's input on the rank's tokens, the residual's included; the gradient of replicated parameters is
+    complete then."""
     assert head.unit is not None
     graph, source, entered = (run.value(rank, name) for name in head.reads[:3])
     share, tokens = run.programs[rank].token_share(head.unit), own_tokens(run, rank, head.unit)
@@ -198,6 +211,7 @@ def _enter_backward(run: Interpreter, rank: int, head: Instruction) -> None:
 
 
 def _relayout(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) -> None:
+    """A change of layout: every rank gets the samples that it wants of those that the group has."""
     sources = [run.value(rank, head.reads[0]) for rank, head in zip(ranks, heads, strict=True)]
     for rank, head in zip(ranks, heads, strict=True):
         blocks, wanted = head.args["blocks"], head.args["rows"]
@@ -214,6 +228,7 @@ def _relayout(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) 
 
 
 def _join(run: Interpreter, rank: int, head: Instruction) -> None:
+    """The rows of several buffers of one boundary in one."""
     halves = [run.value(rank, name) for name in head.reads]
     if tuple(half.rows for half in halves) != head.args["blocks"]:
         raise fault_at(rank, head, "joins other samples than it was compiled for")
@@ -228,7 +243,7 @@ def _join(run: Interpreter, rank: int, head: Instruction) -> None:
 
 
 def _all_reduce(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) -> None:
-    """All ranks then have all partial results, added up or beside each other."""
+    """All ranks of a group then have all partial results, summed or next to each other."""
     hidden = [run.value(rank, head.reads[0]) for rank, head in zip(ranks, heads, strict=True)]
     whole = hidden[0]._replace(parts=_disjoint(ranks, heads, hidden))
     for rank, head in zip(ranks, heads, strict=True):
@@ -236,14 +251,15 @@ def _all_reduce(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]
 
 
 def _nothing(run: Interpreter, rank: int, head: Instruction) -> None:
-    """Order alone, or letting go."""
+    """Rule of instructions for order alone, and of those that only free."""
 
 
 def _pass_on(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) -> None:
+    """A message: the receiver gets the rows that the sender names."""
     (sender, receiver), (send, receive) = ranks, heads
-    (name,), (place,) = send.reads, receive.writes
-    if name.replace("-whole.", ".") != sender_name(place):
-        raise fault_at(sender, send, f"of {name} meets the receive of {place} on rank {receiver}")
+    (name,), (target,) = send.reads, receive.writes
+    if name.replace("-whole.", ".") != sender_name(target):
+        raise fault_at(sender, send, f"of {name} meets the receive of {target} on rank {receiver}")
     if send.message_bytes != receive.message_bytes:
         raise fault_at(sender, send, f"has {send.message_bytes} bytes, rank {receiver} receives {receive.message_bytes}")
     value = run.value(sender, name)
@@ -258,10 +274,11 @@ def _pass_on(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) -
         raise fault_at(receiver, receive, f"is of samples {some(receive.args['rows'])} and gets {some(rows)}")
     if receive.args.get("tokens") != value.tokens:
         raise fault_at(receiver, receive, f"is of tokens {receive.args.get('tokens')} and gets {value.tokens}")
-    run.values[receiver][place] = value._replace(rows=rows)
+    run.values[receiver][target] = value._replace(rows=rows)
 
 
 def _copy(run: Interpreter, rank: int, head: Instruction) -> None:
+    """A copy between device and host."""
     value = run.value(rank, head.reads[0])
     if head.op is Op.OFFLOAD_HIDDEN:
         hidden = isinstance(value, Hidden) and (value.stage, value.boundary) == ("hidden", head.unit)
@@ -271,6 +288,7 @@ def _copy(run: Interpreter, rank: int, head: Instruction) -> None:
 
 
 def _drop_hidden(run: Interpreter, rank: int, head: Instruction) -> None:
+    """Freeing a unit's input, of which there must be a copy on the host."""
     (copy,), (name,) = head.reads, head.frees
     if run.value(rank, copy) != run.value(rank, name):
         raise fault_at(rank, head, f"drops {name}, of which {copy} is no copy")
@@ -292,7 +310,7 @@ _RULES: dict[Op, Rule] = {
     Op.LOSS: _loss,
     **STEPPED,
     Op.JOIN: _join,
-    **MADE,
+    **KEY_RULES,
     **COPIED,
     **SHARED,
     **{op: _nothing for op in Op if op.spec.kind == "order"},

@@ -1,5 +1,6 @@
-"""What keys and values of cut samples mean: of which pieces they are, and that all pieces of a sample come together; and where
-heads are exchanged, queries and results of cores, too."""
+"""Rules for keys and values of cut samples: they are of one piece of each sample, and all pieces of a sample must come
+together. Where ranks exchange heads, the rules of queries and of results of cores, too. The arguments of rules are as in
+`semantics`."""
 
 from __future__ import annotations
 
@@ -21,20 +22,20 @@ from trainplan.execution.instructions import Op
 from trainplan.execution.program import Instruction
 from trainplan.profiling.models.sublayers import HeadPieces
 
-TO_HEADS = {"keys": "heads", "results-gradient": "mixed-gradient"}  # what an exchange makes of what
+TO_HEADS = {"keys": "heads", "results-gradient": "mixed-gradient"}  # stages of values before and after an exchange
 TO_TOKENS = {"mixed": "results", "heads-gradient": "keys-gradient"}
 
 
-def whole_keys(run: Interpreter, rank: int, head: Instruction, rows: tuple[int, ...], place: int) -> None:
-    """That a computation on these rows reads the keys and values of all pieces of their samples, where it is of an attention
-    whose samples are cut. place: of that buffer among those it reads."""
+def whole_keys(run: Interpreter, rank: int, head: Instruction, rows: tuple[int, ...], position: int) -> None:
+    """Raises Fault unless a computation on `rows` reads the keys and values of all pieces of their samples; nothing for units
+    without context parallelism. position: index of that buffer among those that it reads."""
     assert head.unit is not None
     if run.programs[rank].key_share(head.unit) is None:
         return
-    keys, by_heads = run.value(rank, head.reads[place]), _by_heads(run, rank, head)
+    keys, by_heads = run.value(rank, head.reads[position]), _by_heads(run, rank, head)
     if (keys.stage, keys.boundary, keys.rows) != ("results" if by_heads else "keys-whole", head.unit, rows):
-        what = "the core's results" if by_heads else "all keys and values"
-        raise fault_at(rank, head, f"reads {head.reads[place]}, which is not {what} of samples {some(rows)}")
+        wanted = "the core's results" if by_heads else "all keys and values"
+        raise fault_at(rank, head, f"reads {head.reads[position]}, which is not {wanted} of samples {some(rows)}")
 
 
 def _by_heads(run: Interpreter, rank: int, head: Instruction) -> bool:
@@ -43,8 +44,8 @@ def _by_heads(run: Interpreter, rank: int, head: Instruction) -> bool:
 
 
 def gradient_of_keys(run: Interpreter, rank: int, head: Instruction, rows: tuple[int, ...]) -> bool:
-    """Whether a backward computation leaves the gradient of keys and values: of all tokens, this rank's part of the sum; or of
-    the core's results."""
+    """Whether a backward computation is of an attention whose samples are cut. If so, it leaves the gradient of keys and values
+    of all tokens, this rank's part of the sum, or that of the core's results."""
     assert head.unit is not None
     if run.programs[rank].key_share(head.unit) is None:
         return False
@@ -57,6 +58,7 @@ def gradient_of_keys(run: Interpreter, rank: int, head: Instruction, rows: tuple
 
 
 def _keys(run: Interpreter, rank: int, head: Instruction) -> None:
+    """Keys and values of a rank's own piece of each sample."""
     assert head.unit is not None
     x, stage = run.value(rank, head.reads[0]), "entry" if enters(run.programs[rank], head.unit) else "hidden"
     if not isinstance(x, Hidden) or (x.stage, x.boundary) != (stage, head.unit) or not x.complete():
@@ -68,7 +70,7 @@ def _keys(run: Interpreter, rank: int, head: Instruction) -> None:
 
 
 def _check_pieces(run: Interpreter, ranks: Sequence[int], heads: list[Instruction], values: Sequence[Hidden]) -> None:
-    """That the ranks of a group have all pieces of the same samples, by piece, each once."""
+    """Raises Fault unless the ranks of a group have all pieces of the same samples, in order of pieces."""
     pieces = run.programs[ranks[0]].model.pieces
     for number, (rank, head, value) in enumerate(zip(ranks, heads, values, strict=True)):
         wanted = tuple(row // pieces * pieces + number for row in values[0].rows)
@@ -77,6 +79,7 @@ def _check_pieces(run: Interpreter, ranks: Sequence[int], heads: list[Instructio
 
 
 def _gather_keys(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) -> None:
+    """The gather of keys and values of all pieces."""
     values = [run.value(rank, head.reads[0]) for rank, head in zip(ranks, heads, strict=True)]
     if any(value.stage != "keys" for value in values):
         raise fault_at(ranks[0], heads[0], "gathers what is no keys and values")
@@ -86,6 +89,7 @@ def _gather_keys(run: Interpreter, ranks: Sequence[int], heads: list[Instruction
 
 
 def _scatter_keys(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) -> None:
+    """The sum of gradients of keys and values, of which each rank gets its piece's."""
     values = [run.value(rank, head.reads[0]) for rank, head in zip(ranks, heads, strict=True)]
     _check_pieces(run, ranks, heads, values)
     parts = frozenset[int]().union(*(value.parts for value in values))
@@ -94,7 +98,7 @@ def _scatter_keys(run: Interpreter, ranks: Sequence[int], heads: list[Instructio
 
 
 def _exchange(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) -> None:
-    """Of all pieces of the same samples each rank gets its heads, or of all heads its piece."""
+    """The exchange of heads: every rank gets its heads of all pieces, or its piece of all heads."""
     values = [run.value(rank, head.reads[0]) for rank, head in zip(ranks, heads, strict=True)]
     stages = TO_HEADS if heads[0].op is Op.EXCHANGE_HEADS else TO_TOKENS
     if any(value.stage not in stages for value in values):
@@ -105,6 +109,7 @@ def _exchange(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) 
 
 
 def _core(run: Interpreter, rank: int, head: Instruction) -> None:
+    """Attention's core on all tokens of the rank's heads."""
     heads = run.value(rank, head.reads[0])
     if (heads.stage, heads.boundary) != ("heads", head.unit):
         raise fault_at(rank, head, f"reads {head.reads[0]}, which is not all tokens of its heads")
@@ -115,6 +120,7 @@ def _core(run: Interpreter, rank: int, head: Instruction) -> None:
 
 
 def _core_backward(run: Interpreter, rank: int, head: Instruction) -> None:
+    """The gradient of the core's queries, keys and values."""
     graph, *values = (run.value(rank, name) for name in head.reads)
     for name, value, stage in zip(head.reads[1:], values, ("heads", "mixed", "mixed-gradient"), strict=True):
         if value != graph._replace(stage=stage) or graph.boundary != head.unit:
@@ -123,9 +129,9 @@ def _core_backward(run: Interpreter, rank: int, head: Instruction) -> None:
 
 
 def _keys_backward(run: Interpreter, rank: int, head: Instruction) -> None:
-    """The gradients of input and parameters are complete with those that come by keys and values."""
+    """With what comes by keys and values, the gradients of a unit's input and parameters are complete."""
     assert head.unit is not None
-    graph, source, gradient, into = (run.value(rank, head.reads[place]) for place in (0, 1, 2, 4))
+    graph, source, gradient, into = (run.value(rank, head.reads[index]) for index in (0, 1, 2, 4))
     if source != graph:
         raise fault_at(rank, head, f"reads {head.reads[1]}, which is not what its graph was made of")
     if (gradient.stage, gradient.boundary, gradient.rows) != ("keys-gradient", head.unit, graph.rows) or not gradient.whole():
@@ -139,7 +145,7 @@ def _keys_backward(run: Interpreter, rank: int, head: Instruction) -> None:
     contribute(run, rank, head, head.writes[-1], contribution._replace(replicated=Sum()) if shared else contribution)
 
 
-MADE: dict[Op, Rule] = {
+KEY_RULES: dict[Op, Rule] = {
     Op.KEYS: _keys,
     Op.KEYS_WITHOUT_GRAPH: _keys,
     Op.KEYS_BACKWARD: _keys_backward,

@@ -1,4 +1,5 @@
-"""What shards of parameters, gradients and the optimizer's steps mean: which samples a gradient is the sum of."""
+"""Rules for shards of parameters, for gradients and for the optimizer's steps: which samples a gradient is the sum of. The
+arguments of rules are as in `semantics`."""
 
 from __future__ import annotations
 
@@ -14,9 +15,9 @@ from trainplan.execution.program import Instruction, Program
 
 
 class Sum:
-    """A sum over samples, as it was added up: its own terms, each once, and other sums.
+    """A sum over samples, stored as it was added up: terms of its own, and other sums.
 
-    Terms are only counted where the sum is used: until then one more micro-batch costs the same however many there are.
+    Terms are only counted where the sum is used: until then one more micro-batch costs the same, however many came before.
     """
 
     __slots__ = ("_counts", "_parts", "_terms")
@@ -26,32 +27,32 @@ class Sum:
         self._counts: Mapping[Any, int] | None = None
 
     def __add__(self, other: Sum) -> Sum:
+        """Both sums added, in constant time."""
         return Sum((), (self, other))
 
     def counts(self) -> Mapping[Any, int]:
         """How often each term is in the sum."""
         if self._counts is None:
-            terms, sums, left = list[Iterable[Any]](), list[Mapping[Any, int]](), [self]
-            while left:
-                part = left.pop()
+            terms, sums, pending = list[Iterable[Any]](), list[Mapping[Any, int]](), [self]
+            while pending:
+                part = pending.pop()
                 if part._counts is None:
-                    left += part._parts
+                    pending += part._parts
                     terms.append(part._terms)
                 else:
                     sums.append(part._counts)
             counts = Counter(chain.from_iterable(terms))
-            for each in sums:
-                for term, count in each.items():
+            for known in sums:
+                for term, count in known.items():
                     counts[term] += count
             self._counts = dict(counts)
         return self._counts
 
 
 class Gradient(NamedTuple):
-    """The samples in the gradient of a unit's split parameters; and of the replicated ones, (sample, tensor-parallel index).
-
-    head: samples in the head's part of the gradient of an embedding's table that the head uses too.
-    """
+    """The samples that the gradient of a unit holds. split: those in the gradient of its split parameters. replicated: pairs
+    (sample, tensor-parallel index) in that of its replicated parameters. head: samples in the head's part of the gradient of an
+    embedding's table that the head uses too. tied: whether it has been summed with that of the other copy of a tied matrix."""
 
     split: Sum
     replicated: Sum
@@ -73,7 +74,7 @@ def contribution_of(rows: tuple[int, ...], tp_index: int) -> Gradient:
 
 
 def _gradient(run: Interpreter, rank: int, head: Instruction, name: str) -> Gradient:
-    """A gradient that has been begun in this step."""
+    """What a gradient buffer holds. Raises Fault where nothing has been added to it in this step."""
     gradient = run.value(rank, name)
     if not isinstance(gradient, Gradient):
         raise fault_at(rank, head, f"adds to {name}, which is of the step before")
@@ -81,16 +82,18 @@ def _gradient(run: Interpreter, rank: int, head: Instruction, name: str) -> Grad
 
 
 def _has_replicated(program: Program, unit: int) -> bool:
+    """Whether a unit has parameters that all tensor-parallel ranks hold."""
     return bool(program.model.units[unit].sublayer.replicated_count)
 
 
 def contribute(run: Interpreter, rank: int, head: Instruction, name: str, contribution: Gradient) -> None:
-    """Add to a gradient that the instruction reads, or begin it."""
+    """Add a contribution to the gradient buffer `name`; it begins with it, unless the instruction also reads the buffer."""
     before = _gradient(run, rank, head, name) if name in head.reads else EMPTY
     run.values[rank][name] = before.plus(contribution)
 
 
 def _gather_parameters(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) -> None:
+    """The gather of a unit's sharded parameters."""
     for rank, head in zip(ranks, heads, strict=True):
         assert head.unit is not None
         if run.value(rank, head.reads[0]) != Weights(head.unit):
@@ -99,6 +102,7 @@ def _gather_parameters(run: Interpreter, ranks: Sequence[int], heads: list[Instr
 
 
 def _gather_updated(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) -> None:
+    """The gather of stepped parameters that every rank keeps whole."""
     for rank, head in zip(ranks, heads, strict=True):
         assert head.unit is not None
         if run.value(rank, head.reads[0]) != Weights(head.unit, stepped=True):
@@ -107,6 +111,7 @@ def _gather_updated(run: Interpreter, ranks: Sequence[int], heads: list[Instruct
 
 
 def _reduce_replicated(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) -> None:
+    """The sum of gradients of replicated parameters over tensor-parallel ranks."""
     gradients = [_gradient(run, rank, head, head.reads[0]) for rank, head in zip(ranks, heads, strict=True)]
     total = Sum((), tuple(value.replicated for value in gradients))
     for rank, head, value in zip(ranks, heads, gradients, strict=True):
@@ -114,7 +119,8 @@ def _reduce_replicated(run: Interpreter, ranks: Sequence[int], heads: list[Instr
 
 
 def _reduce_gradients(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) -> None:
-    """All-reduce and reduce-scatter alike: each rank's shard is the sum over the group (added to what the shard held)."""
+    """All-reduce and reduce-scatter alike: each rank's shard is the sum over the group, added to what the shard held where it
+    is read."""
     gradients = [_gradient(run, rank, head, head.reads[0]) for rank, head in zip(ranks, heads, strict=True)]
     split, replicated, of_head = (Sum((), parts) for parts in list(zip(*gradients, strict=True))[:3])
     total = Gradient(split, replicated, of_head, gradients[0].tied)
@@ -124,25 +130,29 @@ def _reduce_gradients(run: Interpreter, ranks: Sequence[int], heads: list[Instru
 
 
 @cache
-def _once(samples: int) -> dict[int, int]:
+def every_sample(samples: int) -> dict[int, int]:
+    """The counts of a sum that holds every sample exactly once."""
     return dict.fromkeys(range(samples), 1)
 
 
 @cache
-def _once_each(samples: int, tp: int) -> dict[tuple[int, int], int]:
+def every_pair(samples: int, tp: int) -> dict[tuple[int, int], int]:
+    """The counts of a sum that holds every pair (sample, tensor-parallel index) exactly once."""
     return {(row, index): 1 for row in range(samples) for index in range(tp)}
 
 
 def _reduce_tied(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) -> None:
+    """The sum of the gradients of both copies of a tied matrix."""
     for rank, head in zip(ranks, heads, strict=True):
         for name in head.reads:
             value = run.value(rank, name)
-            if value is None or value.split.counts() != _once(run.programs[rank].samples):
+            if value is None or value.split.counts() != every_sample(run.programs[rank].samples):
                 raise fault_at(rank, head, f"ties {name} before it is summed")
             run.values[rank][name] = value._replace(tied=True)
 
 
 def _optimizer_step(run: Interpreter, rank: int, head: Instruction) -> None:
+    """A step of the optimizer. Raises Fault unless the gradient holds every sample exactly once."""
     assert head.unit is not None
     program, value, weights = run.programs[rank], run.value(rank, head.reads[0]), head.writes[0]
     if value is None:
@@ -150,19 +160,20 @@ def _optimizer_step(run: Interpreter, rank: int, head: Instruction) -> None:
     if run.value(rank, weights) != Weights(head.unit, whole=run.shard(rank, head).gathers_updates):
         raise fault_at(rank, head, f"changes {weights}, which has been stepped")
     run.values[rank][weights] = Weights(head.unit, stepped=True)
-    each = _once_each(program.samples, run.shard(rank, head).tp) if _has_replicated(program, head.unit) else None
-    if value.split.counts() != _once(program.samples) or (each is not None and value.replicated.counts() != each):
+    pairs = every_pair(program.samples, run.shard(rank, head).tp) if _has_replicated(program, head.unit) else None
+    if value.split.counts() != every_sample(program.samples) or (pairs is not None and value.replicated.counts() != pairs):
         raise fault_at(rank, head, f"uses {head.reads[0]}, which does not hold each sample once")
     if program.shares_table:
-        if head.unit == 0 and value.head.counts() != _once(program.samples):
+        if head.unit == 0 and value.head.counts() != every_sample(program.samples):
             raise fault_at(rank, head, f"uses {head.reads[0]}, which does not hold the head's part of each sample once")
     elif program.model.tied and head.unit in (0, len(run.programs[rank].strategies) - 1) and not value.tied:
         raise fault_at(rank, head, "comes before the tied matrix is reduced")
 
 
 def _reduce_loss(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) -> None:
+    """The sum of the loss over all ranks. Raises Fault unless it counts every sample exactly once."""
     total = Sum((), tuple(run.value(rank, "loss") for rank in ranks))
-    if total.counts() != _once(run.programs[0].samples):
+    if total.counts() != every_sample(run.programs[0].samples):
         raise fault_at(ranks[0], heads[0], "does not count each sample once")
 
 

@@ -1,4 +1,5 @@
-"""What the pieces of a unit whose tensor-parallel ranks share the tokens mean, and what gathers, scatters and slices tokens."""
+"""Rules for the pieces of a unit with sequence parallelism, and for gathers, scatters and slices of tokens. The arguments of
+rules are as in `semantics`."""
 
 from __future__ import annotations
 
@@ -22,24 +23,25 @@ from trainplan.profiling.models.sublayers import shard_bounds
 
 
 def enters(program: Program, unit: int) -> bool:
-    """Whether something comes before the matrices of a unit, on the rank's own tokens."""
+    """Whether a unit computes something before its matrices on the rank's own tokens."""
     return program.shares_tokens(unit) and program.token_share(unit).enters
 
 
 def own_tokens(run: Interpreter, rank: int, unit: int) -> tuple[int, int] | None:
-    """The tokens of each sample that a rank has in a unit's layout; None where it has all."""
+    """(first, end) of the tokens of each sample that a rank has in a unit's layout; None where it has all."""
     program = run.programs[rank]
     part, parts = program.strategies[unit].share(program.index_in_stage)
     return shard_bounds(program.model.units[unit].sublayer.tokens, parts, part) if parts > 1 else None
 
 
 def drops_alike(rank: int, head: Instruction, x: Hidden) -> None:
-    """That an instruction drops numbers as of the samples that it works on."""
+    """Raises Fault unless an instruction draws dropout for the samples that it works on."""
     if (rows := head.args.get("rows", x.rows)) != x.rows:
         raise fault_at(rank, head, f"drops numbers as of samples {some(rows)} and gets {some(x.rows)}")
 
 
 def _enter(run: Interpreter, rank: int, head: Instruction) -> None:
+    """What comes before a unit's matrices, on the rank's tokens."""
     x = run.value(rank, head.reads[0])
     assert head.unit is not None
     tokens = own_tokens(run, rank, head.unit)
@@ -53,6 +55,7 @@ def _enter(run: Interpreter, rank: int, head: Instruction) -> None:
 
 
 def _leave(run: Interpreter, rank: int, head: Instruction) -> None:
+    """What comes after the sum of the outputs of a unit's matrices, on the rank's tokens."""
     assert head.unit is not None
     y, share = run.value(rank, head.reads[0]), run.programs[rank].token_share(head.unit)
     if (y.stage, y.boundary) != ("sum", head.unit + 1) or not y.whole():
@@ -66,6 +69,7 @@ def _leave(run: Interpreter, rank: int, head: Instruction) -> None:
 
 
 def _leave_backward(run: Interpreter, rank: int, head: Instruction) -> None:
+    """The gradient of the dropout after a unit's matrices."""
     assert head.unit is not None
     gradient = run.value(rank, head.reads[0])
     of_output = (gradient.stage, gradient.boundary, gradient.tokens)
@@ -76,10 +80,11 @@ def _leave_backward(run: Interpreter, rank: int, head: Instruction) -> None:
 
 
 def _gather_tokens(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) -> None:
+    """The gather of all tokens."""
     values = [run.value(rank, head.reads[0]) for rank, head in zip(ranks, heads, strict=True)]
     first = values[0]
     for rank, head, value in zip(ranks, heads, values, strict=True):
-        if head.args["tokens"] != tuple(each.tokens for each in values):
+        if head.args["tokens"] != tuple(other.tokens for other in values):
             raise fault_at(rank, head, "gathers other tokens than it was compiled for")
         if not value.whole() or value._replace(tokens=first.tokens) != first:
             raise fault_at(rank, head, f"gathers samples {some(value.rows)} with samples {some(first.rows)}, or partial sums")
@@ -89,6 +94,7 @@ def _gather_tokens(run: Interpreter, ranks: Sequence[int], heads: list[Instructi
 
 
 def _scatter_tokens(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) -> None:
+    """The sum of partial results on all tokens, of which each rank gets its own tokens."""
     values = [run.value(rank, head.reads[0]) for rank, head in zip(ranks, heads, strict=True)]
     first, parts = values[0], set[int]()
     for rank, head, value in zip(ranks, heads, values, strict=True):
@@ -108,7 +114,7 @@ def _scatter_tokens(run: Interpreter, ranks: Sequence[int], heads: list[Instruct
 def _check_all_tokens(
     run: Interpreter, ranks: Sequence[int], heads: list[Instruction], shares: Sequence[tuple[int, int] | None]
 ) -> None:
-    """That the ranks of a group have all tokens of a sample, in order, each once."""
+    """Raises Fault unless the ranks of a group have all tokens of a sample, in order, without overlap."""
     unit = heads[0].unit
     assert unit is not None
     ends = [0, *(end for share in shares for end in share or ())]
@@ -118,6 +124,7 @@ def _check_all_tokens(
 
 
 def _slice_tokens(run: Interpreter, rank: int, head: Instruction) -> None:
+    """The rank's own tokens, out of all."""
     assert head.unit is not None
     value, tokens = run.value(rank, head.reads[0]), head.args["tokens"]
     if not value.complete():

@@ -1,6 +1,6 @@
-"""Whether programs are programs at all: every field of the right type and in its range, the same world for all ranks.
+"""Whether programs are well-formed: every field of the right type and in its range, and the same world for all ranks.
 
-What else looks at programs may then rely on it. Each fault names the rank, and the instruction by its number.
+All other checks rely on this. Each fault names the rank, and the instruction by its index.
 """
 
 from __future__ import annotations
@@ -20,30 +20,37 @@ Test = Callable[[Any], bool]
 
 
 def _is_number(value: Any) -> bool:
+    """Whether a value is an integer of at least 0."""
     return type(value) is int and value >= 0
 
 
 def _numbers(value: Any) -> bool:
+    """Whether a value is a tuple of integers of at least 0."""
     return type(value) is tuple and (not value or (set(map(type, value)) == {int} and min(value) >= 0))
 
 
 def _names(value: Any) -> bool:
+    """Whether a value is a tuple of texts."""
     return type(value) is tuple and (not value or set(map(type, value)) == {str})
 
 
 def _instructions(value: Any) -> bool:
+    """Whether a value is a tuple of instructions."""
     return type(value) is tuple and (not value or set(map(type, value)) == {Instruction})
 
 
 def _blocks(value: Any) -> bool:
+    """Whether a value is a tuple of tuples of integers of at least 0."""
     return type(value) is tuple and all(map(_numbers, value))
 
 
 def _units(value: Any) -> bool:
+    """Whether a value is a range of one unit or more."""
     return type(value) is range and value.step == 1 and len(value) > 0
 
 
 def _number_or_none(value: Any) -> bool:
+    """Whether a value is None or an integer of at least 0."""
     return value is None or (type(value) is int and value >= 0)
 
 
@@ -74,7 +81,7 @@ _PROGRAM: dict[str, tuple[Test, str]] = {
     "units": (lambda value: _units(value) or (_numbers(value) and len(value) > 0), "units"),
     "model": (lambda value: isinstance(value, Model), "a model"),
     "strategies": (
-        lambda value: type(value) is tuple and len(value) > 0 and all(type(each) is Strategy for each in value),
+        lambda value: type(value) is tuple and len(value) > 0 and all(type(strategy) is Strategy for strategy in value),
         "a tuple of strategies",
     ),
     "buffers": (
@@ -96,9 +103,9 @@ _ARGUMENTS: dict[str, tuple[Test, str]] = {
 
 
 def misplaced(programs: Sequence[Program], every_rank: bool = True) -> list[str]:
-    """What is wrong with the programs' own fields, and with how their ranks stand to each other.
+    """Faults of programs' own fields, and of how their ranks relate to each other, as lines of text.
 
-    every_rank: the programs are those of all ranks, in order; else at least one of each stage.
+    every_rank: whether the programs are those of all ranks, in order; else they are of at least one rank of each stage.
     """
     if not programs:
         return ["there is no program"]
@@ -116,7 +123,7 @@ def misplaced(programs: Sequence[Program], every_rank: bool = True) -> list[str]
 
 
 def malformed(program: Program) -> list[str]:
-    """The first instruction of a program that is none, in words."""
+    """The first malformed instruction of a program, as a line of text; empty where all are well-formed."""
     micro_batches, gathered = set[int | None](), set[str]()
     for index, instruction in enumerate(program.instructions):
         fault = _wrong_field(instruction, _INSTRUCTION)
@@ -133,6 +140,8 @@ def malformed(program: Program) -> list[str]:
 
 
 def _wrong_field(record: Program | Instruction, tests: Mapping[str, tuple[Test, str]]) -> str | None:
+    """The first field of a program or instruction that fails its test, as text; None if all pass. tests: by field, the test and
+    words for what it wants."""
     fields = record.__dict__
     for name, (test, wanted) in tests.items():
         if not test(fields[name]):
@@ -141,12 +150,14 @@ def _wrong_field(record: Program | Instruction, tests: Mapping[str, tuple[Test, 
 
 
 def _shown(value: Any) -> str:
+    """A value as a short text."""
     text = " ".join(repr(value).split())
     return text if len(text) <= 40 else text[:37] + "..."
 
 
 def _misplaced(program: Program, first: Program) -> str | None:
-    """What is wrong with a rank's place among the others."""
+    """What is wrong with a rank's fields and its index among the ranks of `first`, another program of the plan; None if
+    nothing."""
     for name in ("world", "model", "strategies", "samples", "stages", "groups", "precision", "optimizer"):
         value, other = getattr(program, name), getattr(first, name)
         if value is not other and value != other:
@@ -167,7 +178,8 @@ def _misplaced(program: Program, first: Program) -> str | None:
 
 
 def _wrong_stages(program: Program) -> str | None:
-    """Stages that do not cover the units in order, or whose ranks are not those of their strategies, each rank in one group."""
+    """What is wrong with a program's stages: that they do not cover the units in order, that their ranks do not fit the
+    strategies, or that a rank is in no group or in several; None if nothing."""
     if len(program.stages) != len(program.groups) or len(program.stages) > len(program.strategies):
         return f"has {len(program.stages)} stages on {len(program.groups)} groups of ranks"
     begin = 0
@@ -187,11 +199,13 @@ def _wrong_stages(program: Program) -> str | None:
 
 
 def _wrong_message(message: Instruction) -> str | None:
+    """What is wrong with one message of a point-to-point operation; None if nothing."""
     return "a message is grouped itself" if message.grouped else _wrong_field(message, _INSTRUCTION)
 
 
 def _wrong_arguments(i: Instruction, program: Program, gathered: set[str]) -> str | None:
-    """gathered: what entered units and has been gathered by then, which is changed."""
+    """What is wrong with the arguments of an instruction; None if nothing. gathered: names of the inputs of matrices that have
+    been gathered so far, to which this one is added."""
     spec = i.op.spec
     names = spec.args
     if (
@@ -226,7 +240,7 @@ def _wrong_arguments(i: Instruction, program: Program, gathered: set[str]) -> st
 
 
 def _wrong_label(i: Instruction, program: Program) -> str | None:
-    """What an instruction says that it is about, against what its operation can be about."""
+    """What is wrong with the unit, micro-batch or half that an instruction names; None if its operation can be about these."""
     spec = i.op.spec
     if spec.of_unit == "none":
         units: Sequence[int | None] = (None,)
