@@ -19,9 +19,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from trainplan.execution.launch_files.python.objects import Made, Symbol, Unread
+from trainplan.execution.launch_files.python.objects import ConstructedObject, Symbol, UnreadExpression
 from trainplan.execution.launch_files.python.program import Program
-from trainplan.execution.launch_files.run_configuration import bears
+from trainplan.execution.launch_files.run_configuration import affects_plan
 from trainplan.execution.runtimes.megatron_bridge.reader import ARGUMENTS
 from trainplan.profiling.shipped import sized
 
@@ -50,29 +50,29 @@ def program(clone: Path, tag: str, name: str) -> Program:
         return Program(path, {})
 
 
-def fields_of(made: Made) -> dict[str, Any]:
+def fields_of(made: ConstructedObject) -> dict[str, Any]:
     """Fields of a ConfigContainer that bear on the run. Raises ValueError for one that is computed."""
     fields = dict[str, Any]()
     for key, value, _ in made.flattened():
-        if key == "mixed_precision" and isinstance(value, Made):
+        if key == "mixed_precision" and isinstance(value, ConstructedObject):
             value = value.name.rpartition(".")[2]
         last = key.rpartition(".")[2]
         if (
             not key.startswith(SECTIONS)
-            or isinstance(value, Made)
+            or isinstance(value, ConstructedObject)
             or "." in key.partition(".")[2]
             or last in ("of", "load_weights")
         ):
             continue
-        if value is None or not (key in READ or bears(key) or key == "mixed_precision"):
+        if value is None or not (key in READ or affects_plan(key) or key == "mixed_precision"):
             continue
-        if isinstance(value, Unread):
+        if isinstance(value, UnreadExpression):
             raise ValueError(f"{key} is {value.text}")
         fields[key] = str(value) if isinstance(value, Symbol) else value
     return fields
 
 
-def hub_name(made: Made) -> str | None:
+def hub_name(made: ConstructedObject) -> str | None:
     """The model of a recipe, by its name on the hub."""
     found = [
         value for key, value, _ in made.flattened() if key.startswith("model.") and isinstance(value, str) and "/" in value
@@ -95,7 +95,7 @@ def main() -> int:
             if not function.endswith("_pretrain_config") or function.startswith("_") or node.args.args:
                 continue
             made = read.call(function)
-            model = hub_name(made) if isinstance(made, Made) else None
+            model = hub_name(made) if isinstance(made, ConstructedObject) else None
             if model is None or sized(model) is None:
                 print(f"{function}: {model or made}, left out")
                 continue

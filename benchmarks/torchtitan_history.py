@@ -24,7 +24,7 @@ from types import ModuleType
 from typing import Any
 from unittest.mock import MagicMock
 
-from trainplan.execution.launch_files.run_configuration import Configuration
+from trainplan.execution.launch_files.run_configuration import RunConfiguration
 from trainplan.profiling.base.errors import InputError
 
 from trainplan.imported_runs.to_plan import read
@@ -146,7 +146,7 @@ def theirs(config: Any) -> dict[str, Any]:
     return made
 
 
-def ours(configuration: Configuration) -> dict[str, Any]:
+def ours(configuration: RunConfiguration) -> dict[str, Any]:
     """The same of what is read."""
     again = configuration.recomputed
     words = {"modules": "op", "none": "none", "full": "full" if again.every == 1 else str(again.every)}

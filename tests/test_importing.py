@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from trainplan.execution.launch_files.run_configuration import Said, bears
+from trainplan.execution.launch_files.run_configuration import UserSettings, affects_plan
 from trainplan.execution.prediction.overlap import predict_overlapped
 from trainplan.execution.runtimes.export_common import write_export
 from trainplan.formulations.plan.plan import Plan
@@ -398,7 +398,7 @@ def test_keys_that_nobody_knows_and_that_bear_on_the_run_are_refused(
     with pytest.raises(InputError) as error:
         read(path)
     assert error.value.field == key and error.value.command_text.endswith(f"by --ignore {key}{meant}")
-    assert key in read(path, said=Said(ignored=frozenset({key}))).unread
+    assert key in read(path, user=UserSettings(ignored=frozenset({key}))).unread
 
 
 def test_keys_that_nobody_knows_and_that_bear_on_nothing_are_named(tmp_path: Path) -> None:
@@ -423,19 +423,23 @@ def test_every_value_that_was_taken_has_a_source(tmp_path: Path) -> None:
      "--checkpoint-activations", "--moe-grouped-gemm", "bf16_full_eval", "dp_shard_size", "load_in_8bit", "sequence_len"],
 )  # fmt: skip
 def test_names_that_bear_on_the_run(key: str) -> None:
-    assert bears(key)
+    assert affects_plan(key)
 
 
 @pytest.mark.parametrize(
     "key", ["--wandb-project", "--save-interval", "output_dir", "seed", "--tokenizer-model", "--lr", "--split"]
 )
 def test_names_that_bear_on_nothing(key: str) -> None:
-    assert not bears(key)
+    assert not affects_plan(key)
 
 
 def test_variables_of_a_script_are_given(tmp_path: Path) -> None:
     path = written(tmp_path, "llama.sh")
-    assert read(path).pp == 2 and read(path, said=Said({"PP": "4"})).pp == 4 and read(path, said=Said({"TP": "4"})).tp == 4
+    assert (
+        read(path).pp == 2
+        and read(path, user=UserSettings({"PP": "4"})).pp == 4
+        and read(path, user=UserSettings({"TP": "4"})).tp == 4
+    )
 
 
 def test_neighbours_differ_in_one_decision_and_cost_what_the_runtime_takes(tmp_path: Path) -> None:

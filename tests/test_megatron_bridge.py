@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
-from trainplan.execution.launch_files.run_configuration import Said
+from trainplan.execution.launch_files.run_configuration import UserSettings
 from trainplan.execution.runtimes.export_common import write_export
 from trainplan.execution.runtimes.megatron_bridge.reader import SECTIONS
 from trainplan.formulations.plan.plan import Plan
@@ -99,7 +99,7 @@ def test_misspelt_fields_are_found(tmp_path: Path) -> None:
     path = exported(tmp_path, model__recompute_granularty="full", train__empty_unused_memory_levels=1)
     with pytest.raises(InputError, match=r"or write model\.recompute_granularity"):
         read(path)
-    configuration = read(path, said=Said(ignored=frozenset({"model.recompute_granularty"})))
+    configuration = read(path, user=UserSettings(ignored=frozenset({"model.recompute_granularty"})))
     assert configuration.unknown == ("train.empty_unused_memory_levels (did you mean train.empty_unused_memory_level?)",)
 
 

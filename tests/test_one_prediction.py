@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from trainplan.execution.launch_files.run_configuration import Said
+from trainplan.execution.launch_files.run_configuration import UserSettings
 from trainplan.formulations.plan.plan import load_plan
 from trainplan.formulations.plan.request import Request
 from trainplan.profiling.base.errors import InputError
@@ -257,7 +257,7 @@ def test_a_configuration_and_a_row_of_one_run_have_one_prediction(place: int, tm
     path = tmp_path / case.name
     path.write_text(case.text)
     model = case.said.get("model")
-    read_as = read(path, None, Said(recompute=case.said.get("recompute"), model=model))
+    read_as = read(path, None, UserSettings(recompute=case.said.get("recompute"), model=model))
     configuration = with_options(read_as, case.said.get("batch"), case.said.get("micro_batch"))
     cluster = load_cluster(case.cluster)
     request = Request(model_of(configuration, model, case.said.get("sequence"), None, cluster), cluster, None)

@@ -92,15 +92,15 @@ def _yaml(text: str, where: str) -> Any:
         node = loader.get_single_node()
         rest, seen = [node], set[int]()
         while rest:
-            each = rest.pop()
-            if id(each) in seen:
+            reached = rest.pop()
+            if id(reached) in seen:
                 continue
-            seen.add(id(each))
-            if isinstance(each, yaml.SequenceNode):
-                rest += each.value
-            elif isinstance(each, yaml.MappingNode):
-                _refuse_twice(each, where)
-                rest += [value for _, value in each.value]
+            seen.add(id(reached))
+            if isinstance(reached, yaml.SequenceNode):
+                rest += reached.value
+            elif isinstance(reached, yaml.MappingNode):
+                _refuse_twice(reached, where)
+                rest += [value for _, value in reached.value]
         return None if node is None else loader.construct_document(node)
     finally:
         loader.dispose()
@@ -123,9 +123,9 @@ def _plain(value: Any, depth: int, seen: list[int]) -> Any:
     if depth > DEEPEST or seen[0] > MOST_VALUES:
         raise RecursionError
     if isinstance(value, dict):
-        return {str(key): _plain(each, depth + 1, seen) for key, each in value.items()}
+        return {str(key): _plain(item, depth + 1, seen) for key, item in value.items()}
     if isinstance(value, list | tuple | set):
-        return [_plain(each, depth + 1, seen) for each in value]
+        return [_plain(item, depth + 1, seen) for item in value]
     return value
 
 

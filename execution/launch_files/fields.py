@@ -43,7 +43,7 @@ class Field:
     def spelt(self, word: Any) -> str:
         """The tool's word for a plan's word; the first where there are several."""
         assert self.words is not None, f"{self.name} has no words"
-        return next(each for each, meant in self.words.items() if meant == word)
+        return next(spelling for spelling, meant in self.words.items() if meant == word)
 
 
 def whole(name: str, default: int | None = None, written: Written | None = None, says: str = "") -> Field:
@@ -82,14 +82,14 @@ def by_name(*tables: Iterable[Field]) -> dict[str, Field]:
     """Fields of tables by their names; of two declarations of one name, which two forms of a file have, the first."""
     made: dict[str, Field] = {}
     for table in tables:
-        for each in table:
-            made.setdefault(each.name, each)
+        for field in table:
+            made.setdefault(field.name, field)
     return made
 
 
 def values_of(table: Iterable[Field], told: Any) -> dict[str, Any]:
     """What an export writes: by name, in the order of the table. told: what it knows of its plan."""
-    values = {each.name: each.value(told) for each in table}
+    values = {field.name: field.value(told) for field in table}
     return {name: value for name, value in values.items() if value is not None}
 
 
@@ -108,7 +108,7 @@ def nested(values: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in values.items():
         *path, key = name.split(".")
         table = made
-        for each in path:
-            table = table.setdefault(each, {})
+        for step in path:
+            table = table.setdefault(step, {})
         table[key] = value
     return made

@@ -62,8 +62,8 @@ def _nodes(node: yaml.Node | None, name: str, above: tuple[int, ...]) -> Iterato
     elif isinstance(node, yaml.MappingNode):
         merged = [value for key, value in node.value if key.tag == "tag:yaml.org,2002:merge"]
         for value in merged:  # keys of their own come after, since they win
-            for each in value.value if isinstance(value, yaml.SequenceNode) else [value]:
-                yield from _nodes(each, name, inner)
+            for base in value.value if isinstance(value, yaml.SequenceNode) else [value]:
+                yield from _nodes(base, name, inner)
         for key, value in node.value:
             if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
                 dotted = f"{name}.{key.value}" if name else key.value
@@ -95,7 +95,7 @@ def _toml(text: str) -> Iterator[tuple[str, int]]:
 
 def _named(value: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
     """Keys of nested tables, joined by dots, with their values."""
-    for key, each in value.items():
-        yield f"{prefix}{key}", each
-        if isinstance(each, Mapping):
-            yield from _named(each, f"{prefix}{key}.")
+    for key, inner in value.items():
+        yield f"{prefix}{key}", inner
+        if isinstance(inner, Mapping):
+            yield from _named(inner, f"{prefix}{key}.")

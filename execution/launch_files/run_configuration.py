@@ -69,7 +69,7 @@ def example_of(key: str, variable: str = "") -> str:
     return named or EXAMPLES.get(key.lstrip("-")) or found
 
 
-def bears(key: str) -> bool:
+def affects_plan(key: str) -> bool:
     """Whether a key, by the words of its name, bears on the model, on parallelism, on memory or on precision."""
     name = re.sub(r"(?<=[a-z\d])(?=[A-Z])", "-", key).lower()
     return bool(DECISIVE.search(name) or ((BEARING.search(name) or _misspelt(name)) and not HARMLESS.search(name)))
@@ -83,7 +83,7 @@ def _misspelt(name: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Said:
+class UserSettings:
     """What is said of a file apart from it: on the command line, or as arguments of `import_run`.
 
     variables: of a script's environment, and its positional parameters by number; of other files, values of keys in place of
@@ -103,7 +103,7 @@ class Said:
 
 
 @dataclass(frozen=True)
-class Open:
+class UndecidedValue:
     """A value that nobody has said. problem: what is known of it; name: the variable that decides it (empty: none); example: a
     value of that variable, where a script compares it with one."""
 
@@ -113,7 +113,7 @@ class Open:
 
 
 @dataclass(frozen=True)
-class Taken:
+class TakenValue:
     """A value that was taken for a key, and where it comes from: a file and its line, an option, or a tool's default."""
 
     key: str
@@ -122,7 +122,7 @@ class Taken:
 
 
 @dataclass(frozen=True)
-class Recomputed:
+class RecomputedLayers:
     """What layers compute again in their backward passes. of: every layer whole (full), none, or some modules of each (then in
     `modules`). every: each such layer alone, such as 2 for every second; first: the first ones of each stage alone. group:
     consecutive layers of a stage that are computed again together."""
@@ -136,7 +136,7 @@ class Recomputed:
 
 @in_one_line
 @dataclass(frozen=True, kw_only=True)
-class Configuration:
+class RunConfiguration:
     """What a file says of a run. Where a field is None, the file leaves it open.
 
     runtime: as exports are called; tool: whose file it is, where that is another; software: whose defaults hold, as rows of
@@ -186,7 +186,7 @@ class Configuration:
     schedule: PlanSchedule = "1f1b"
     cuts: tuple[int, ...] | None = None
     layers_apart: tuple[int, int] = (0, 0)
-    recomputed: Recomputed = Recomputed()
+    recomputed: RecomputedLayers = RecomputedLayers()
     host: tuple[Host, ...] = ()
     buffers: Buffers = NO_BUFFERS
     optimizer: OptimizerName = "adamw"
@@ -197,7 +197,7 @@ class Configuration:
     unread: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
     undecided: Mapping[str, str] = field(default_factory=dict)
-    taken: tuple[Taken, ...] = ()
+    taken: tuple[TakenValue, ...] = ()
     log: Log | None = None
     ran_out: RanOut | None = None
 
@@ -206,12 +206,12 @@ class Configuration:
         return InputError(self.where, self.keys.get(name, name), problem, fix)
 
 
-def with_given(configuration: Configuration, options: Mapping[str, Any]) -> Configuration:
+def with_given(configuration: RunConfiguration, options: Mapping[str, Any]) -> RunConfiguration:
     """The configuration, with what options say among the values that were taken, where that is not there yet. options: their
     values by name, None where one is not given."""
-    told = tuple(each.source.split(" ")[0] for each in configuration.taken)
+    option_sources = tuple(value.source.split(" ")[0] for value in configuration.taken)
     named = {f"--{name.replace('_', '-')}": (name, value) for name, value in options.items() if value is not None}
-    more = (Taken(name, value, option) for option, (name, value) in named.items() if option not in told)
+    more = (TakenValue(name, value, option) for option, (name, value) in named.items() if option not in option_sources)
     return replace(configuration, taken=(*more, *configuration.taken))
 
 
@@ -224,7 +224,7 @@ class Declared(Enum):
 DECLARED = Declared.DECLARED
 
 
-class Keys:
+class KeyReader:
     """The keys of a file and their values, which of them have been read, and what was taken for each. Numbers may be written as
     texts, as arguments of commands are. automatic: values that leave a key open. sources: file and line of keys (default: the
     file). defaults: whose defaults are taken for keys that are not there. ignored: keys that bear on nothing, as the user
@@ -241,7 +241,7 @@ class Keys:
         defaults: str = "the default",
         ignored: Collection[str] = (),
         called: Mapping[str, str] | None = None,
-        opened: Mapping[str, Open] | None = None,
+        opened: Mapping[str, UndecidedValue] | None = None,
         fields: Mapping[str, Field] | None = None,
     ) -> None:
         self.where, self.values, self.automatic = where, dict(values), tuple(automatic)
@@ -249,7 +249,7 @@ class Keys:
         self.called = called or {}
         self.opened, self.fields = opened or {}, fields or {}
         self.read: set[str] = set()
-        self._taken: dict[str, Taken] = {}
+        self._taken: dict[str, TakenValue] = {}
 
     def error(self, key: str, problem: str, fix: str) -> InputError:
         """An error of a key."""
@@ -280,10 +280,10 @@ class Keys:
 
     def take(self, key: str, value: Any, source: str | None = None) -> None:
         """Notes what is taken for a key, and from where (default: the default of the tool)."""
-        self._taken[key] = Taken(key, value, source or self.defaults)
+        self._taken[key] = TakenValue(key, value, source or self.defaults)
 
     @property
-    def taken(self) -> tuple[Taken, ...]:
+    def taken(self) -> tuple[TakenValue, ...]:
         """Every value that was taken, in the order in which keys were first read."""
         return tuple(self._taken.values())
 
@@ -348,7 +348,7 @@ class Keys:
     def refuse(self, key: str, neutral: Collection[Any], why: str) -> None:
         """Raises InputError where a key asks for what no plan has."""
         value = None if key in self.ignored else self.get(key)
-        if value is None or str(value).lower() in {str(each).lower() for each in neutral}:
+        if value is None or str(value).lower() in {str(allowed).lower() for allowed in neutral}:
             return
         raise self.error(key, f"is {shown(value)}", f"leave it out, or give {next(iter(neutral))}: {why}")
 
@@ -365,7 +365,7 @@ class Keys:
                 self._refuse_set(key, every, key in fine)
             if key not in fine:
                 near = get_close_matches(key, every, n=1, cutoff=0.8)
-                if (bears(key) or (near and bears(near[0]))) and self.values[key] not in (None, False):
+                if (affects_plan(key) or (near and affects_plan(near[0]))) and self.values[key] not in (None, False):
                     fix = f"say that it changes nothing by --ignore {key}" + (f", or write {near[0]}" if near else "")
                     problem = f"is {shown(self.values[key])}, and no key that is read: what runs is not known"
                     raise self.error(key, problem, fix)
@@ -375,11 +375,11 @@ class Keys:
     def _refuse_set(self, key: str, every: Collection[str], harmless: bool) -> None:
         """Raises InputError for a key that is set and that nobody knows. harmless: whether all of its table changes nothing, so
         that it is refused only where it is near to one that is read."""
-        written = {self.called.get(each, each) for each in every}
+        written = {self.called.get(known_key, known_key) for known_key in every}
         name = self.called.get(key, key)
-        same = sorted(each for each in written if each.rpartition(".")[2] == name.rpartition(".")[2])
+        same = sorted(known_key for known_key in written if known_key.rpartition(".")[2] == name.rpartition(".")[2])
         near = list(dict.fromkeys((*same, *get_close_matches(name, written, n=3, cutoff=0.7))))[:4]
-        if harmless and not any(each in self.read for each in get_close_matches(key, every, n=1, cutoff=0.8)):
+        if harmless and not any(known_key in self.read for known_key in get_close_matches(key, every, n=1, cutoff=0.8)):
             return
         fix = f"did you mean {' or '.join(near)}?" if near else f"give a key of it, such as {', '.join(sorted(self.read)[:4])}"
         raise InputError(COMMAND_LINE, SET, f"is {name}, and no key of {self.where} that is read", fix)
@@ -394,9 +394,9 @@ def _unset(key: str, value: Any) -> str:
 def flattened(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested tables as one, keys joined by dots; empty tables are left out."""
     flat: dict[str, Any] = {}
-    for key, each in value.items():
-        if isinstance(each, Mapping):
-            flat |= flattened(each, f"{prefix}{key}.")
+    for key, inner in value.items():
+        if isinstance(inner, Mapping):
+            flat |= flattened(inner, f"{prefix}{key}.")
         else:
-            flat[f"{prefix}{key}"] = each
+            flat[f"{prefix}{key}"] = inner
     return flat

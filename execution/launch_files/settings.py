@@ -8,7 +8,7 @@ from typing import Any
 
 from trainplan.execution.launch_files.documents import read_document, written
 from trainplan.execution.launch_files.lines import sources_of
-from trainplan.execution.launch_files.run_configuration import SET, Said, flattened
+from trainplan.execution.launch_files.run_configuration import SET, UserSettings, flattened
 from trainplan.profiling.base.errors import COMMAND_LINE, InputError, shown
 
 ACCELERATE = "accelerate"  # the file that the program is launched with, or none
@@ -17,22 +17,22 @@ LAUNCHED_BY = (ACCELERATE, WRITTEN)  # among variables, what is no key of a trai
 
 
 def read_with_settings(
-    path: Path, said: Said, own: Collection[str] = (), text: str | None = None
+    path: Path, user: UserSettings, own: Collection[str] = (), text: str | None = None
 ) -> tuple[Any, dict[str, str]]:
     """The value in a file with what is set in it, and where each of its keys is written. own: names that may be set and are no
     keys of the file. text: what it holds, where that is not to be read. Raises InputError."""
-    return with_settings(read_document(path, text), str(path), said, sources_of(path) if text is None else {}, own)
+    return with_settings(read_document(path, text), str(path), user, sources_of(path) if text is None else {}, own)
 
 
 def with_settings(
-    data: Any, where: str, said: Said, sources: Mapping[str, str], own: Collection[str] = ()
+    data: Any, where: str, user: UserSettings, sources: Mapping[str, str], own: Collection[str] = ()
 ) -> tuple[Any, dict[str, str]]:
     """The same of a value that has been read. Raises InputError for a key within what is no table."""
     sources = dict(sources)
-    for key, text in said.variables.items():
+    for key, text in user.variables.items():
         if key in own or not isinstance(data, Mapping):
             continue
-        value, source = written(text), said.sources.get(key, SET)
+        value, source = written(text), user.sources.get(key, SET)
         data = _set(data, key.split("."), value, key, where)
         sources = {name: line for name, line in sources.items() if name != key and not name.startswith((f"{key}.", f"{key}["))}
         sources |= dict.fromkeys((key, *(flattened(value, f"{key}.") if isinstance(value, Mapping) else ())), source)

@@ -1,1 +1,1 @@
-"""The runtimes that plans are exported to and runs are read from, one folder for each."""
+"""The training runtimes that plans are exported to and runs are imported from: one folder per runtime."""

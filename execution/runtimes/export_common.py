@@ -1,8 +1,9 @@
-"""What all exports share: the pieces of a plan in another runtime's words, and what is refused or left out.
+"""Code that the exports to all runtimes share: the pieces of a plan in a runtime's terms, and checks of what the runtime lacks.
 
-A feature that a runtime lacks is refused where leaving it out would change what is computed or where work lies (another
-order of passes, cuts within a layer, tensor parallelism, layouts that change from unit to unit, uneven shares). It is left
-out, and said so, where only time or memory differ (sliced forward passes, sharded or recomputed data, ranks' order, devices).
+A feature that a runtime lacks is refused (InputError) where leaving it out would change the result of the computation or which
+device does the work: another order of passes, cuts within a layer, tensor parallelism, layouts that change from unit to unit,
+uneven shares. It is left out, with a line for the export's README, where only time or memory differ: sliced forward passes,
+sharded or recomputed data, the order of ranks, the choice of devices.
 """
 
 from __future__ import annotations
@@ -33,8 +34,11 @@ LETTERS = {"embedding": "E", "attention": "a", "ffn": "f", "head": "L"}
 @in_one_line
 @dataclass(frozen=True)
 class Training:
-    """What a run needs that no plan says; None where it is not said. tokenizer: of Hugging Face, a folder; data: a folder;
-    steps; learning_rate: the largest."""
+    """Settings of a training run that a plan does not hold; None where the user has not given one.
+
+    tokenizer: a folder with a Hugging Face tokenizer. data: a folder with the data set. steps: number of training steps.
+    learning_rate: the largest learning rate of the schedule.
+    """
 
     tokenizer: str | None = None
     data: str | None = None
@@ -47,10 +51,11 @@ UNSAID = Training()
 
 @dataclass(frozen=True)
 class Export:
-    """A plan for another runtime.
+    """The files that run a plan in another runtime.
 
-    files: text by name. settings: what they say, as data. left_out: what of the plan they do not say, one line each: it costs
-    time or memory and changes nothing that is computed. plan: the plan as the runtime runs it, without that.
+    target: the runtime's name. settings: what the files say, as data. files: texts by file name. left_out: features of the plan
+    that the files do not have, one line per feature; they cost time or memory and do not change what is computed. plan: the
+    plan as the runtime runs it, without those features.
     """
 
     target: str
@@ -63,7 +68,7 @@ class Export:
         return f"<Export to {self.target}: {', '.join(self.files)}; left out: {len(self.left_out)}>"
 
     def to_dict(self) -> dict[str, Any]:
-        """The export as data, for JSON."""
+        """The export as plain values that can be written as JSON; without the plan."""
         return {
             "target": self.target,
             "settings": self.settings,
@@ -78,8 +83,11 @@ def check_pipeline(
     runtime: str,
     where: str,
 ) -> None:
-    """Raises InputError where the plan is no pipeline of equal replicas of a model that a runtime has, or asks for a feature
-    that it has not. runtime: its name, for messages."""
+    """Refuses plans whose pipeline a runtime cannot run. Raises InputError where the plan is not a pipeline of equal replicas
+    of a model that the runtime has, or needs a feature outside `capabilities`.
+
+    runtime: the runtime's name in messages. where: the plan's file, for errors.
+    """
     family, families = plan.planned_model().family, capabilities.families
     if families is not None and family not in families:
         fix = f"give a plan of one of: {', '.join(families)}"
@@ -100,28 +108,34 @@ def check_pipeline(
 def as_exported(
     plan: Plan, strategy: Strategy, modules: Collection[Module] = (), first: int | None = None, **fields: Any
 ) -> Plan:
-    """The plan as a runtime runs it: all units under one strategy, those but embedding and head recomputed where any is, or
-    these modules of them; no forward pass in halves. first: the runtime recomputes so many layers of each stage, and no others.
-    fields: others that differ."""
-    again, _ = recomputation(plan)
+    """The plan as a runtime runs it: one strategy for all units, whole forward passes, and recomputation of all layers if the
+    plan recomputes any (never of embedding and head), else of `modules` alone.
+
+    first: the runtime recomputes this number of layers at the start of every stage and no others. fields: further fields of the
+    plan to replace.
+    """
+    recomputes, _ = recomputation(plan)
     units = []
     for unit, described, index in zip(plan.units, plan.planned_model().units, _layers_in_stages(plan), strict=True):
         inner = unit.name not in ENDS
-        ckpt = again and inner and (first is None or index < first)
-        some = tuple(sorted(set(modules) & set(modules_of(described.sublayer)))) if inner and not again else ()
+        ckpt = recomputes and inner and (first is None or index < first)
+        some = tuple(sorted(set(modules) & set(modules_of(described.sublayer)))) if inner and not recomputes else ()
         units.append(unit.laid_out(replace(strategy, ckpt=ckpt, modules=some)))
     return plan.changed(units=units, sliced=0, predicted=None, claim=None, **fields)
 
 
-def fitting_bytes(plan: Plan, exported: Plan, where: str, runtime: str, beside: int = 0) -> int:
-    """The most that any device holds of a plan as exported: as is predicted of the runtime that the plan is for, where it is
-    exported as it is, else by the walks. beside: bytes that the runtime keeps and programs do not. Raises InputError where that
-    is more than the plan may take."""
+def fitting_bytes(plan: Plan, exported: Plan, where: str, runtime: str, extra_bytes: int = 0) -> int:
+    """Peak memory in bytes of the fullest device when a plan runs as exported. Raises InputError where that is more than the
+    plan's memory limit.
+
+    It is the plan's own prediction if that was made for this runtime and nothing was left out, else the peak of simulated
+    memory over all ranks plus `extra_bytes`, which the runtime keeps in addition to what the plan's programs hold.
+    """
     if predicted_for(plan, runtime) and plan.predicted is not None and _same(plan, exported):
         peak_bytes = plan.predicted.most_bytes
     else:
         _, walks = memory_of(exported)
-        peak_bytes = max(walk.peak_bytes for walk in walks) + beside
+        peak_bytes = max(walk.peak_bytes for walk in walks) + extra_bytes
     if peak_bytes > plan.memory_bytes:
         problem = f"is {format_bytes(plan.memory_bytes)}; as {runtime} runs it the plan takes {format_bytes(peak_bytes)}"
         raise InputError(where, "memory_bytes", problem, "plan with --for, or more --reserve, so that nothing is left out")
@@ -129,34 +143,36 @@ def fitting_bytes(plan: Plan, exported: Plan, where: str, runtime: str, beside: 
 
 
 def predicted_for(plan: Plan, runtime: str) -> bool:
-    """Whether a plan's prediction is that of this runtime."""
+    """Whether a plan carries a prediction made for the runtime of this name."""
     by, predicted = plan.runs_by, plan.predicted
     name = "megatron" if runtime == "Megatron-LM" else runtime.lower()
     return by is not None and by.name == name and predicted is not None and bool(predicted.software)
 
 
 def _same(plan: Plan, exported: Plan) -> bool:
+    """Whether two plans are equal apart from their predictions and claims."""
     return plan.changed(predicted=None, claim=None).content == exported.changed(predicted=None, claim=None).content
 
 
 def letters(plan: Plan) -> list[str]:
-    """The sub-layers of each stage, a letter each (see LETTERS): `['Eafa', 'fafL']`."""
+    """The sub-layers of each stage as a string with one letter per sub-layer (see LETTERS), such as `['Eafa', 'fafL']`."""
     chain = "".join(LETTERS[unit.name.rpartition(".")[2]] for unit in plan.units)
     return [chain[stage.first_unit : stage.last_unit + 1] for stage in plan.stages]
 
 
 def layers_of(plan: Plan) -> list[str]:
-    """As `letters`, with `t` for a whole layer: `['Et', 'ttL']`; an `a` or `f` is left where a cut is within a layer."""
+    """The layers of each stage as a string, such as `['Et', 'ttL']`: as `letters`, with `t` for a whole layer (an `a` or `f`
+    remains where a cut is within a layer)."""
     return [stage.replace("af", "t") for stage in letters(plan)]
 
 
 def half_cut(plan: Plan) -> int | None:
-    """The first stage that begins within a layer."""
+    """The index of the first stage that begins within a layer; None if all stages begin with whole layers."""
     return next((i for i, stage in enumerate(letters(plan)) if stage.startswith("f")), None)
 
 
 def refuse_half_cut(plan: Plan, runtime: str, other: str, where: str) -> None:
-    """Raises InputError at the first stage that begins within a layer. other: what could take it."""
+    """Raises InputError if a stage begins within a layer. other: another way to run such a plan, for the message."""
     if (index := half_cut(plan)) is not None:
         unit = plan.stages[index].first_unit
         problem = f"is {unit} ({plan.units[unit].name}), within a layer"
@@ -165,7 +181,7 @@ def refuse_half_cut(plan: Plan, runtime: str, other: str, where: str) -> None:
 
 
 def common_strategy(plan: Plan, runtime: str, where: str) -> Strategy:
-    """The strategy of all units, recomputation aside. Raises InputError where they differ."""
+    """The strategy that all units have, recomputation aside. Raises InputError if units differ."""
     first, *others = [replace(strategy, ckpt=False, modules=()) for strategy in plan.strategies()]
     for position, strategy in enumerate(others, 1):
         if strategy != first:
@@ -176,8 +192,8 @@ def common_strategy(plan: Plan, runtime: str, where: str) -> Strategy:
 
 
 def common_recipe(plan: Plan, runtime: str, where: str) -> Recipe | None:
-    """The recipe of the products of all units between embedding and head, None where they are in the model's dtype. Raises
-    InputError where they differ, or an end has one."""
+    """The low-precision recipe of the matrix multiplications of all layers; None if they are in the model's dtype. Raises
+    InputError if layers differ, or if the embedding or the head has a recipe."""
     recipe = recipe_of(plan)
     for position, unit in enumerate(plan.units):
         wanted = "model" if recipe is None or unit.name in ENDS else recipe.name
@@ -193,8 +209,8 @@ def micro_batch_samples(plan: Plan, data_degree: int) -> int:
 
 
 def recomputation(plan: Plan) -> tuple[bool, list[str]]:
-    """Whether layers are recomputed, which is all or none in other runtimes; and what is to be said where the plan has some,
-    or recomputes its ends, which no other runtime does."""
+    """Whether layers are recomputed, which other runtimes do for all layers or for none; and lines for the README where the
+    plan recomputes some layers only, or embedding and head, which no other runtime recomputes."""
     ends = [s.ckpt for unit, s in zip(plan.units, plan.strategies(), strict=True) if unit.name in ENDS]
     kept = "recomputation of embedding and head: here what they compute is kept; less time"
     inner = [s.ckpt for unit, s in zip(plan.units, plan.strategies(), strict=True) if unit.name not in ENDS]
@@ -203,8 +219,8 @@ def recomputation(plan: Plan) -> tuple[bool, list[str]]:
 
 
 def first_recomputed(plan: Plan) -> int | None:
-    """The number n, where every stage's recomputed layers are whole and its first n, or all where it has fewer, and some stage
-    has others behind them; None where plans recompute nothing, everything, or something else."""
+    """The number n such that every stage recomputes exactly its first n layers, as whole layers, and some stage has further
+    layers that are not recomputed. None if the plan recomputes nothing, everything, or another set."""
     inner = [
         (place, strategy.ckpt)
         for unit, strategy, place in zip(plan.units, plan.strategies(), _layers_in_stages(plan), strict=True)
@@ -216,7 +232,7 @@ def first_recomputed(plan: Plan) -> int | None:
 
 
 def _layers_in_stages(plan: Plan) -> list[int]:
-    """Of every unit, how many layers its stage has before its own; the embedding is none."""
+    """For every unit, the number of layers of its stage before the layer of the unit; 0 for the embedding."""
     places = []
     for stage in plan.stages:
         layers: dict[str, int] = {}
@@ -227,9 +243,10 @@ def _layers_in_stages(plan: Plan) -> list[int]:
 
 
 def recomputed_modules(plan: Plan, names: Mapping[str, str], runtime: str) -> tuple[list[str], list[str]]:
-    """What a runtime calls the modules that any layer recomputes by themselves; and what is to be said of the others."""
+    """A runtime's names of the modules that any layer recomputes by themselves, and lines for the README on the modules that
+    the runtime cannot recompute or that only some layers recompute. names: the runtime's name by module."""
     by_unit = {strategy.modules for unit, strategy in zip(plan.units, plan.strategies(), strict=True) if unit.name not in ENDS}
-    modules = sorted({module for each in by_unit for module in each})
+    modules = sorted({module for names in by_unit for module in names})
     lines = modules_kept((module for module in modules if module not in names), runtime)
     if len(by_unit) > 1 and modules:
         lines.append("recomputation of modules of single sub-layers: here all layers have the same; more time or memory")
@@ -237,12 +254,13 @@ def recomputed_modules(plan: Plan, names: Mapping[str, str], runtime: str) -> tu
 
 
 def modules_kept(modules: Iterable[Module], runtime: str) -> list[str]:
-    """What is to be said of modules that a plan recomputes by themselves and a runtime does not."""
+    """README lines for modules that the plan recomputes by themselves and the runtime keeps instead."""
     return [f"recomputation of {module}: {runtime} keeps it; more memory" for module in sorted(set(modules))]
 
 
 def left_out_of_all(plan: Plan, runtime: str) -> list[str]:
-    """What no runtime has a word for."""
+    """README lines for features of a plan that no other runtime has: sliced forward passes and a placement of ranks on
+    devices."""
     lines = []
     if plan.sliced:
         lines.append(f"sliced: {runtime} runs all forward passes whole, so that its start-up takes longer")
@@ -252,7 +270,7 @@ def left_out_of_all(plan: Plan, runtime: str) -> list[str]:
 
 
 def left_out_precision(plan: Plan, runtime: str) -> list[str]:
-    """Of runtimes that are told of no precision."""
+    """README lines for runtimes whose files say no precision: what the user has to set, so that memory is as planned."""
     if plan.precision.master is None:
         return []
     dtype = plan.planned_model().dtype
@@ -260,7 +278,8 @@ def left_out_precision(plan: Plan, runtime: str) -> list[str]:
 
 
 def left_out_order(strategy: Strategy) -> list[str]:
-    """torchtitan and Megatron-LM put the ranks of tensor parallelism next to each other."""
+    """README lines where tensor parallelism is not the innermost level of the strategy: torchtitan and Megatron-LM always put
+    tensor-parallel ranks next to each other."""
     names = [name for name, _ in strategy.levels]
     if "tp" in names[:-1]:
         return [f"order of {strategy}: ranks of tp are neighbours here, so that other links carry the traffic"]
@@ -268,7 +287,8 @@ def left_out_order(strategy: Strategy) -> list[str]:
 
 
 def pass_names(plan: Plan) -> list[list[str]]:
-    """The order of passes of each stage in the words of torch.distributed.pipelining: `["0F0", "0F1", "0B0", "0B1"]`."""
+    """The order of passes of each stage as torch.distributed.pipelining writes it: `["0F0", "0F1", "0B0", "0B1"]`, with the
+    stage, the kind of pass (F or B) and the micro-batch."""
     return [
         [f"{one.stage}{'F' if one.kind == 'forward' else 'B'}{one.micro_batch}" for one in order]
         for order in orders(plan.schedule, len(plan.stages), plan.batch.micro_batches)
@@ -276,14 +296,16 @@ def pass_names(plan: Plan) -> list[list[str]]:
 
 
 def export_targets(export: Export, output: Path) -> dict[Path, str]:
-    """Where each file goes: into `output`, a folder that is made, or to `output` itself if there is one file and no folder."""
+    """The text to write by path: into the folder `output`, or to `output` itself if the export is one file and `output` is no
+    folder."""
     if len(export.files) == 1 and not output.is_dir():
         return dict(zip([output], export.files.values(), strict=True))
     return {output / name: text for name, text in export.files.items()}
 
 
 def write_export(export: Export, output: Path) -> list[Path]:
-    """Write the files, each whole or not at all. Raises InputError."""
+    """Writes the files of an export, each completely or not at all, and returns their paths. Raises InputError if a file cannot
+    be written."""
     targets = export_targets(export, output)
     if output not in targets:
         try:

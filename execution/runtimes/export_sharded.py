@@ -1,7 +1,7 @@
-"""What the exports to DeepSpeed and Accelerate share: one stage, states sharded among ranks, and the files of a run.
+"""Code that the exports to DeepSpeed and Accelerate share: one stage, states sharded among ranks, and the files of a run.
 
-Both train a Hugging Face model with the script that is written beside their configuration. They have no pipeline and, here, no
-tensor parallelism; recomputation is of all layers or of none.
+Both train a Hugging Face model with a script that is written next to their configuration. These exports have no pipeline and no
+tensor parallelism; all layers are recomputed, or none.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ DTYPES = ("bfloat16", "float16", "float32")
 
 
 def one_stage(plan: Plan, capabilities: Runtime, runtime: str, where: str) -> Strategy:
-    """The strategy of all units. Raises InputError where the plan has several stages, tensor parallelism, or unlike units."""
+    """The strategy of all units. Raises InputError if the plan has several stages, tensor parallelism, a dtype that the runtime
+    lacks, or units with different strategies."""
     check_pipeline(plan, capabilities, runtime, where)
     if len(plan.stages) > 1:
         fix = f"plan with --for {runtime.lower()}, which says what one stage costs"
@@ -43,30 +44,31 @@ def one_stage(plan: Plan, capabilities: Runtime, runtime: str, where: str) -> St
 
 
 def left_out(plan: Plan, runtime: str) -> list[str]:
-    """What neither of them says."""
+    """README lines for features of the plan that neither DeepSpeed's nor Accelerate's configuration can express."""
     _, partly = recomputation(plan)
     modules = (module for strategy in plan.strategies() for module in strategy.modules)
     return [*left_out_of_all(plan, runtime), *partly, *modules_kept(modules, runtime)]
 
 
 def run_file(plan: Plan, strategy: Strategy) -> str:
-    """What the script reads: the model's configuration, tokens, samples, accumulation, and what is recomputed."""
+    """The text of run.json, which the training script reads: the model's configuration, tokens and samples of a micro-batch,
+    micro-batches of a step, and whether layers are recomputed."""
     model = plan.planned_model()
-    again, _ = recomputation(plan)
+    recomputes, _ = recomputation(plan)
     run: dict[str, Any] = {
         "model": {name: value for name, value in model.config.items() if value is not None},
         "dtype": model.dtype,
         "sequence": model.tokens,
         "micro_batch_samples": micro_batch_samples(plan, strategy.data_degree),
         "micro_batches": plan.batch.micro_batches,
-        "recompute": again,
+        "recompute": recomputes,
     }
     return json.dumps(run, indent=1) + "\n"
 
 
 def script(module: str) -> str:
-    """The text of a training script, which is a module of trainplan, by its dotted name. The module is not imported, since the
-    runtime that it trains with need not be installed here."""
+    """The text of a training script that is a module of trainplan, given its dotted name. The module is read and not imported,
+    since the runtime that it trains with need not be installed here."""
     spec = find_spec(module)
     assert spec is not None and spec.origin is not None, f"{module} is in no file"
     return Path(spec.origin).read_text()

@@ -1,9 +1,10 @@
-"""How an exported run is started, for all runtimes: lines for torchrun and for Slurm, and a page on what was exported.
+"""Files that start an exported run, for all runtimes: scripts for torchrun, `accelerate launch` and Slurm, and a README on the
+export.
 
-The scripts stay in the folder that they are started from, so that relative paths of data and checkpoints are those of who
-types them; files of the export are found by `$HERE`. The allocator's expandable segments lose less memory between blocks. They
-do not go with Megatron's NCCL user buffers nor with its CUDA graphs (`--nccl-ub`, `--enable-cuda-graph`), and no export has
-those.
+The scripts stay in the folder that they are started from, so that relative paths of data and checkpoints are those of the user;
+files of the export are found by `$HERE`. The scripts turn on the allocator's expandable segments, which lose less memory
+between blocks. These do not work with Megatron's NCCL user buffers and CUDA graphs (`--nccl-ub`, `--enable-cuda-graph`), which
+no export uses.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ PER_NODE = 8  # devices of a node where there are as many
 
 
 def torchrun(world: int, command: str, before: Sequence[str] = ()) -> str:
-    """A script that starts all ranks of one node, or its part of several. command: what each runs; before: lines of bash."""
+    """A bash script that starts all ranks with torchrun, on one node or its part of several. world: number of ranks. command:
+    what every rank runs. before: lines of bash that come first."""
     launcher = [
         "torchrun \\",
         '    --nproc-per-node "$GPUS_PER_NODE" --nnodes "$NODES" --node-rank "${NODE_RANK:-${SLURM_NODEID:-0}}" \\',
@@ -28,12 +30,13 @@ def torchrun(world: int, command: str, before: Sequence[str] = ()) -> str:
 
 
 def here(name: str) -> str:
-    """A file of the export, in a script of bash, wherever that is started from."""
+    """The path of a file of the export as bash writes it in a launch script, whichever folder the script is started from."""
     return f'"$HERE/{name}"'
 
 
 def accelerate_launch(world: int, file: str, command: str) -> str:
-    """As `torchrun`, by `accelerate launch`, which reads a configuration file."""
+    """A bash script that starts all ranks with `accelerate launch`. world: number of ranks. file: Accelerate's configuration
+    file. command: what every rank runs."""
     launcher = [
         f"accelerate launch --config_file {here(file)} \\",
         f'    --num_processes {world} --num_machines "$NODES" --machine_rank "${{NODE_RANK:-${{SLURM_NODEID:-0}}}}" \\',
@@ -43,6 +46,7 @@ def accelerate_launch(world: int, file: str, command: str) -> str:
 
 
 def _script(world: int, rest: Sequence[str]) -> str:
+    """A bash script with the lines that all launch scripts begin with, followed by `rest`."""
     lines = [
         "#!/usr/bin/env bash",
         f"# Starts {world} ranks. On several nodes, on each: NODE_RANK=<0, 1, ..> MASTER_ADDR=<the first node> ./launch.sh",
@@ -57,7 +61,7 @@ def _script(world: int, rest: Sequence[str]) -> str:
 
 
 def slurm(world: int) -> str:
-    """A batch file that runs `launch.sh` on all nodes of a Slurm cluster."""
+    """A batch file that runs `launch.sh` on all nodes of a Slurm cluster. world: number of ranks."""
     size = min(PER_NODE, world)
     return "\n".join(
         [
@@ -77,7 +81,9 @@ def slurm(world: int) -> str:
 
 
 def page(plan: Plan, runtime: str, version: str, peak_bytes: int, left_out: Sequence[str], decides: Sequence[str]) -> str:
-    """What was exported, predicted, left out, and what the runtime decides by itself. peak_bytes: of the plan as exported."""
+    """The text of README.md: what was exported, its predicted step and memory, what was left out, and what the runtime decides
+    by itself. peak_bytes: peak memory of a device when the plan runs as exported. decides: lines on decisions of the
+    runtime."""
     model, predicted = plan.planned_model(), plan.predicted
     lines = [
         f"# {model.name} on {plan.world} devices, by {runtime}",

@@ -1,8 +1,8 @@
-"""The runtimes that a plan is exported to: those that come with trainplan, and those of plug-ins behind them.
+"""The runtimes that a plan can be exported to: those that come with trainplan, followed by those of plug-ins.
 
-A package adds one by an entry point of the group `trainplan.exports`, named as it is asked for, that refers to a function of a
-plan and of where it came from (for error messages), which returns an `Export` and raises InputError for a plan that the runtime
-cannot run. Modules are imported when their runtime is asked for.
+A package adds a runtime by an entry point of the group `trainplan.exports`, named as users request it. It refers to a function
+of a plan and of where the plan came from (for error messages), which returns an `Export` and raises InputError for a plan that
+the runtime cannot run. Modules are imported when their runtime is requested.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ Exporter = Callable[[Plan, str], Export]
 
 
 def export_names() -> list[str]:
-    """The names of all runtimes, those of plug-ins last."""
+    """The names of all runtimes that plans can be exported to, those of plug-ins last."""
     return names(BUILT_IN, GROUP)
 
 
 def exporter(name: str) -> Exporter:
-    """What exports a plan to the runtime of this name. Raises InputError."""
+    """The function that exports a plan to the runtime of this name. Raises InputError for an unknown name."""
     function: Exporter | None = load_named(named(name, export_names()) or name, BUILT_IN, GROUP)
     if function is None:
         raise InputError("command line", "--to", f"is {name!r}", one_of(name, export_names()))

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from trainplan.execution.launch_files.run_configuration import Configuration, Said
+from trainplan.execution.launch_files.run_configuration import RunConfiguration, UserSettings
 from trainplan.profiling.base.errors import InputError
 
 from trainplan.imported_runs.to_plan import read
@@ -23,11 +23,11 @@ EXAMPLE = (
 RECIPE = "torchrun --nproc_per_node 8 {name} --recipe llama3_8b_pretrain_config model.tensor_model_parallel_size=4\n"
 
 
-def of(folder: Path, text: str, **variables: str) -> Configuration:
+def of(folder: Path, text: str, **variables: str) -> RunConfiguration:
     (folder / "over.yaml").write_text(OVER)
     script = folder / "run.sh"
     script.write_text(text)
-    return read(script, None, Said(variables))
+    return read(script, None, UserSettings(variables))
 
 
 def refusal(folder: Path, text: str) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from trainplan.execution.launch_files.run_configuration import Configuration, Said
+from trainplan.execution.launch_files.run_configuration import RunConfiguration, UserSettings
 from trainplan.execution.runtimes.accelerate import reader as accelerate_reader
 from trainplan.execution.runtimes.deepspeed import reader as deepspeed_reader
 from trainplan.profiling.base.errors import InputError
@@ -37,8 +37,8 @@ AUTO: dict[str, Any] = {
 GIVEN: dict[str, Any] = {"model": "llama3-8b", "cluster": "a100:8", "sequence": 2048, "recompute": "full", "search": False}
 
 
-def read(values: Any, **said: Any) -> Configuration:
-    return deepspeed_reader.of_values(values, "ds.json", Said(**said))
+def read(values: Any, **said: Any) -> RunConfiguration:
+    return deepspeed_reader.of_values(values, "ds.json", UserSettings(**said))
 
 
 def written(folder: Path, values: Any) -> Path:
@@ -253,19 +253,19 @@ def test_an_open_stage_is_accelerates_where_its_file_names_this_one(tmp_path: Pa
     written(tmp_path, AUTO_STAGE)
     launch = tmp_path / "accelerate.yaml"
     launch.write_text("distributed_type: DEEPSPEED\nnum_processes: 8\ndeepspeed_config:\n  deepspeed_config_file: ds.json\n")
-    made = accelerate_reader.read(launch, Said())
+    made = accelerate_reader.read(launch, UserSettings())
     taken = next(each for each in made.taken if each.key == "zero_optimization.stage")
     assert (made.zero, taken.source) == (2, "default of Accelerate 1.15")
     written(tmp_path, {**AUTO_STAGE, "zero_optimization": {"stage": 3}})
-    assert accelerate_reader.read(launch, Said()).zero == 3, "what the file says stays"
+    assert accelerate_reader.read(launch, UserSettings()).zero == 3, "what the file says stays"
     launch.write_text(launch.read_text() + "  zero_stage: 3\n")
     with pytest.raises(InputError, match=r"deepspeed_config.zero_stage is 3; leave it out"):
-        accelerate_reader.read(launch, Said())
+        accelerate_reader.read(launch, UserSettings())
     launch.write_text(
         "distributed_type: DEEPSPEED\nnum_processes: 8\nmixed_precision: bf16\ndeepspeed_config: {zero_stage: auto}\n"
     )
     with pytest.raises(InputError, match=r"deepspeed_config.zero_stage is 'auto'; write 0, 1, 2 or 3"):
-        accelerate_reader.read(launch, Said())
+        accelerate_reader.read(launch, UserSettings())
 
 
 KEYS = sorted(

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from trainplan.execution.launch_files.run_configuration import Configuration, Said
+from trainplan.execution.launch_files.run_configuration import RunConfiguration, UserSettings
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.models.precision import MASTERS
 
@@ -22,11 +22,11 @@ FILE: dict[str, Any] = {
 MODEL = "--model_name_or_path facebook/opt-6.7b --max_seq_len 1024"
 
 
-def started(folder: Path, arguments: str, file: dict[str, Any] = FILE, **said: Any) -> Configuration:
+def started(folder: Path, arguments: str, file: dict[str, Any] = FILE, **said: Any) -> RunConfiguration:
     (folder / "ds.json").write_text(json.dumps(file, indent=1))
     path = folder / "run.sh"
     path.write_text(f"deepspeed --num_gpus=8 train.py {arguments}\n")
-    return read(path, said=Said(**said))
+    return read(path, user=UserSettings(**said))
 
 
 @pytest.mark.parametrize("flag", ["--deepspeed --deepspeed_config ds.json", "--deepspeed_config=ds.json --deepspeed"])
@@ -46,7 +46,7 @@ def test_a_file_that_the_script_writes_is_read_with_its_lines(tmp_path: Path) ->
     path.write_text(
         f"cat > own.json <<EOF\n{text}\nEOF\ndeepspeed --num_gpus=8 train.py --deepspeed --deepspeed_config own.json\n"
     )
-    made = read(path, said=Said(recompute="full"))
+    made = read(path, user=UserSettings(recompute="full"))
     assert (made.zero, made.dtype) == (2, "float16")
     assert next(each for each in made.taken if each.key == "zero_optimization.stage").source == "own.json:8"
 
@@ -79,4 +79,4 @@ def test_what_starts_the_program_is_named_before_options_are_refused(tmp_path: P
     path = tmp_path / "run.sh"
     path.write_text("accelerate launch --num_processes 8 train.py --name x\n")
     with pytest.raises(InputError, match="with no argument of a tool that is read"):
-        read(path, said=Said(recompute="full"))
+        read(path, user=UserSettings(recompute="full"))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from trainplan.execution.launch_files.fields import Field, flag, nested, sections_of, text, values_of, whole
 from trainplan.execution.launch_files.known_keys import known_keys
-from trainplan.execution.launch_files.run_configuration import Keys
+from trainplan.execution.launch_files.run_configuration import KeyReader
 from trainplan.execution.runtimes.accelerate import fields as accelerate_fields
 from trainplan.execution.runtimes.deepspeed import fields as deepspeed_fields
 from trainplan.execution.runtimes.megatron import fields as megatron_fields
@@ -30,7 +30,7 @@ TABLES: dict[str, dict[str, Field]] = {
 def test_words_that_are_written_are_read_as_the_plans(runtime: str) -> None:
     for name, field in TABLES[runtime].items():
         for word in set((field.words or {}).values()):
-            keys = Keys("file", {name: field.spelt(word)}, fields={name: field})
+            keys = KeyReader("file", {name: field.spelt(word)}, fields={name: field})
             assert field.kind != "text" or keys.word(name) == word
             assert field.words is not None and field.words[field.spelt(word)] == word
         assert not (field.choices and field.default) or field.default in field.choices
@@ -44,7 +44,7 @@ def test_a_field_says_its_default_its_choices_and_what_is_written() -> None:
     )
     assert values_of(table, 2) == {"size.tp": 2, "kind": "all", "on": True}
     assert values_of(table, 1) == {"kind": "all", "on": True}
-    keys = Keys("file", {"kind": "mesh"}, fields={field.name: field for field in table})
+    keys = KeyReader("file", {"kind": "mesh"}, fields={field.name: field for field in table})
     assert (keys.whole("size.tp"), keys.whole("size.tp", None), keys.flag("on")) == (1, None, False)
     with pytest.raises(InputError, match="ring"):
         keys.word("kind")
@@ -62,7 +62,7 @@ def test_lists_of_known_keys_have_comments_sections_and_beginnings(tmp_path: Pat
     assert known.has("log.level") and known.has("model.data_path") and not known.has("name")
     assert known.more(["name"]).has("name")
     with pytest.raises(InputError, match="num_layers"):
-        Keys("file", {"num_layers": 2}).left(known)
+        KeyReader("file", {"num_layers": 2}).left(known)
 
 
 def test_fields_of_megatron_bridge_are_those_of_its_classes() -> None:

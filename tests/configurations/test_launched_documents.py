@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from trainplan.execution.launch_files.run_configuration import Configuration, Said
+from trainplan.execution.launch_files.run_configuration import RunConfiguration, UserSettings
 from trainplan.profiling.base.errors import InputError
 
 import trainplan as tp
@@ -23,11 +23,11 @@ num_processes: 8
 PLAIN = LLAMA_FACTORY.replace("deepspeed: ds.json\n", "")
 
 
-def of(folder: Path, command: str, **variables: str) -> Configuration:
+def of(folder: Path, command: str, **variables: str) -> RunConfiguration:
     (folder / "zero3.yaml").write_text(ZERO3)
     (folder / "plain.yaml").write_text(PLAIN)
     (folder / "go.sh").write_text(command + "\n")
-    return read(folder / "go.sh", None, Said(variables))
+    return read(folder / "go.sh", None, UserSettings(variables))
 
 
 def refusal(folder: Path, command: str, **variables: str) -> str:

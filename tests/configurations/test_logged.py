@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from trainplan.execution.launch_files.run_configuration import Configuration, Said
+from trainplan.execution.launch_files.run_configuration import RunConfiguration, UserSettings
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.models.model import model_from_config
 
@@ -39,7 +39,7 @@ FIELDS = (
 )  # fmt: skip
 
 
-def said(configuration: Configuration) -> dict[str, object]:
+def said(configuration: RunConfiguration) -> dict[str, object]:
     return {name: getattr(configuration, name) for name in FIELDS}
 
 
@@ -97,7 +97,7 @@ def test_a_new_argument_that_bears_is_refused_by_its_line(tmp_path: Path) -> Non
     with pytest.raises(InputError) as error:
         read(path)
     assert error.value.field == "--attention-head-share-degree"
-    assert read(path, said=Said(ignored=frozenset({"--attention-head-share-degree"}))).tp == 2
+    assert read(path, user=UserSettings(ignored=frozenset({"--attention-head-share-degree"}))).tp == 2
 
 
 DEEPSPEED = """\
@@ -309,7 +309,7 @@ def test_a_log_of_nemo_has_its_configuration_and_the_padded_vocabulary(tmp_path:
 
 SUMMARY = """
 ======================================================================
-Configuration Summary (Non-Default Values vs Megatron Core)
+RunConfiguration Summary (Non-Default Values vs Megatron Core)
 ======================================================================
 
 [optimizer] Non-default values (vs Mcore OptimizerConfig):
@@ -341,7 +341,7 @@ Configuration Summary (Non-Default Values vs Megatron Core)
   tensor_model_parallel_size: 2  (Mcore default: 1)
 
 ----------------------------------------------------------------------
-Other Configuration Values:
+Other RunConfiguration Values:
 ----------------------------------------------------------------------
 
 [train]:
@@ -362,7 +362,7 @@ def test_the_summary_of_megatron_bridge_is_read_with_the_model_that_it_leaves_op
     path.write_text(SUMMARY)
     with pytest.raises(InputError, match="the summary does not have the vocabulary"):
         read(path)
-    configuration = read(path, said=Said(model="llama3-8b"))
+    configuration = read(path, user=UserSettings(model="llama3-8b"))
     assert configuration.runtime == "megatron-bridge" and configuration.zero == 1 and configuration.sequence == 8192
     assert (configuration.tp, configuration.samples, configuration.dtype) == (2, 128, "bfloat16")
     assert configuration.precision.gradients == "float32" and configuration.sequence_parallel

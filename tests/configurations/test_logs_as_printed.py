@@ -14,7 +14,7 @@ import pytest
 import yaml
 from trainplan.execution.launch_files.logs.lines import value_of
 from trainplan.execution.launch_files.logs.steps import log_of, ran_out, read_log
-from trainplan.execution.launch_files.run_configuration import Said
+from trainplan.execution.launch_files.run_configuration import UserSettings
 from trainplan.profiling.base.errors import InputError
 
 import trainplan as tp
@@ -40,9 +40,9 @@ def steps(seconds: list[float]) -> str:
     )
 
 
-def refused(path: Path, said: Said | None = None) -> str:
+def refused(path: Path, said: UserSettings | None = None) -> str:
     with pytest.raises(InputError) as error:
-        read(path, said=said or Said())
+        read(path, user=said or UserSettings())
     return error.value.command_text
 
 
@@ -73,7 +73,7 @@ ENGINE = """\
     "front", ["", "gpu-q-13: ", "[default0]:", " 0: ", "[rank0]: ", "(pid=77) ", "2024-01-01T00:00:01.123Z "]
 )
 def test_deepspeeds_file_is_read_with_infinite_numbers_exponents_and_prefixes(tmp_path: Path, front: str, printer: str) -> None:
-    configuration = read(log(tmp_path, ENGINE.format(front, printer)), said=Said(recompute="none"))
+    configuration = read(log(tmp_path, ENGINE.format(front, printer)), user=UserSettings(recompute="none"))
     assert (configuration.runtime, configuration.zero, configuration.devices) == ("deepspeed", 2, 64)
     assert (configuration.samples, configuration.micro_samples, configuration.accumulation) == (2048, 16, 2)
     assert configuration.dtype == "float16" and configuration.buffers.reduce_elements == 500_000_000
@@ -85,7 +85,7 @@ def test_layers_that_a_log_says_are_recomputed_are(tmp_path: Path) -> None:
     assert read(log(tmp_path, text)).recomputed.of == "none"
     configuration = read(log(tmp_path, text + warned))
     assert configuration.recomputed.of == "full" and not any("--recompute" in note for note in configuration.notes)
-    assert "says that layers are recomputed" in refused(log(tmp_path, text + warned), Said(recompute="none"))
+    assert "says that layers are recomputed" in refused(log(tmp_path, text + warned), UserSettings(recompute="none"))
     state = read(log(tmp_path, STATE.format("MULTI_GPU", "Mixed precision type: bf16") + warned))
     assert state.recomputed.of == "full" and any(each.source.endswith("train.log:6") for each in state.taken)
 
@@ -270,7 +270,7 @@ def arguments(front: str = "", fsdp: str = "[]", trained: int = LLAMA, n_gpu: in
 
 @pytest.mark.parametrize("front", ["", "[rank0]:", " 0: ", "[INFO|train.py:149] 2025-12-31 13:11:34,875 >> ", "    "])
 def test_training_arguments_are_read_behind_what_launchers_put_in_front(tmp_path: Path, front: str) -> None:
-    configuration = read(log(tmp_path, arguments(front)), said=Said(model="llama3-8b"))
+    configuration = read(log(tmp_path, arguments(front)), user=UserSettings(model="llama3-8b"))
     assert (configuration.micro_samples, configuration.accumulation, configuration.samples) == (4, 2, 64)
     assert (configuration.devices, configuration.dtype, configuration.zero) == (8, "bfloat16", 0)
     assert configuration.recomputed.of == "full" and not configuration.undecided
@@ -282,13 +282,13 @@ def test_fsdp_of_a_log_is_read_by_its_words(tmp_path: Path) -> None:
         ("[<FSDPOption.FULL_SHARD: 'full_shard'>, <FSDPOption.AUTO_WRAP: 'auto_wrap'>]", 3),
         ("[<FSDPOption.SHARD_GRAD_OP: 'shard_grad_op'>, <FSDPOption.AUTO_WRAP: 'auto_wrap'>]", 2),
     ):
-        configuration = read(log(tmp_path, arguments(fsdp=words, trained=LLAMA // 8)), said=Said(model="llama3-8b"))
+        configuration = read(log(tmp_path, arguments(fsdp=words, trained=LLAMA // 8)), user=UserSettings(model="llama3-8b"))
         assert configuration.zero == zero and "FSDP" in configuration.software
 
 
 def test_what_a_program_was_launched_with_is_told_by_the_parameters_that_it_trains(tmp_path: Path) -> None:
-    said = Said(model="llama3-8b")
-    assert "zero" in read(log(tmp_path, arguments().partition("  Number of trainable")[0]), said=said).undecided
+    said = UserSettings(model="llama3-8b")
+    assert "zero" in read(log(tmp_path, arguments().partition("  Number of trainable")[0]), user=said).undecided
     shared = refused(log(tmp_path, arguments(trained=LLAMA // 8)), said)
     assert "parameters are shared between the devices" in shared and "--set accelerate=FILE" in shared
     assert "is 20,971,520 of llama3-8b's 8,030,261,248" in refused(log(tmp_path, arguments(trained=20_971_520)), said)
@@ -465,7 +465,7 @@ def test_accelerates_state_of_older_versions_is_read(tmp_path: Path) -> None:
 def test_a_table_of_deepspeed_among_training_arguments_is_its_file(tmp_path: Path) -> None:
     table = "{'zero_optimization': {'stage': 3}, 'bf16': {'enabled': 'auto'}, 'train_micro_batch_size_per_gpu': 'auto'}"
     configuration = read(
-        log(tmp_path, arguments().replace("deepspeed=None", f"deepspeed={table}")), said=Said(model="llama3-8b")
+        log(tmp_path, arguments().replace("deepspeed=None", f"deepspeed={table}")), user=UserSettings(model="llama3-8b")
     )
     assert (configuration.runtime, configuration.zero, configuration.dtype, configuration.micro_samples) == (
         "deepspeed",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from trainplan.execution.launch_files.run_configuration import Configuration
+from trainplan.execution.launch_files.run_configuration import RunConfiguration
 from trainplan.profiling.base.errors import InputError
 
 from tests.configurations.test_megatron_keys import BF16
@@ -12,7 +12,7 @@ from trainplan.imported_runs.to_plan import read_text
 PLAIN = BF16.replace("--global-batch-size 64", "")
 
 
-def made(words: str) -> Configuration:
+def made(words: str) -> RunConfiguration:
     return read_text(f"{PLAIN} {words}", "run.sh")
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from trainplan.execution.launch_files.run_configuration import Configuration, Said
+from trainplan.execution.launch_files.run_configuration import RunConfiguration, UserSettings
 from trainplan.execution.runtimes.megatron.reader import KNOWN
 from trainplan.execution.runtimes.megatron.refused import DEALT, NOTED, REFUSED, TENSOR_NOTED
 from trainplan.formulations.costs.overlapped.layout import RecomputePolicy
@@ -75,8 +75,8 @@ def test_rows_of_measured_runs_say_groups_of_layers(words: str) -> None:
     )
 
 
-def configuration(words: str, model: str | None = None, line: str = BF16) -> Configuration:
-    return read_text(f"{line} {words}", "run.sh", Said(model=model))
+def configuration(words: str, model: str | None = None, line: str = BF16) -> RunConfiguration:
+    return read_text(f"{line} {words}", "run.sh", UserSettings(model=model))
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from trainplan.execution.launch_files.run_configuration import Configuration, Said
+from trainplan.execution.launch_files.run_configuration import RunConfiguration, UserSettings
 from trainplan.execution.launch_files.shell import Command, command_of, values_of
 from trainplan.execution.runtimes.megatron.reader import KNOWN, of_command
 from trainplan.profiling.base.errors import InputError
@@ -46,12 +46,12 @@ def mutated(text: str, rng: random.Random) -> str:
     return text
 
 
-def read(path: Path) -> tuple[Command | None, Configuration | None]:
+def read(path: Path) -> tuple[Command | None, RunConfiguration | None]:
     """The command and the configuration of a script; None where it is refused, in one line."""
     command = None
     try:
         command = command_of(path, {})
-        return command, of_command(command, str(path), Said())
+        return command, of_command(command, str(path), UserSettings())
     except InputError as error:
         assert "\n" not in error.command_text and error.problem and error.fix
         return command, None

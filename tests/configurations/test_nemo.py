@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
-from trainplan.execution.launch_files.run_configuration import Configuration, Said
+from trainplan.execution.launch_files.run_configuration import RunConfiguration, UserSettings
 from trainplan.profiling.base.errors import InputError
 
 import trainplan as tp
@@ -22,7 +22,7 @@ MODEL = {
 }  # fmt: skip
 
 
-def of(folder: Path, name: str = "megatron_qwen2", **more: Any) -> Configuration:
+def of(folder: Path, name: str = "megatron_qwen2", **more: Any) -> RunConfiguration:
     value = {"name": name, "trainer": {"devices": 8, "num_nodes": 1, "precision": "bf16"}, "model": {**MODEL, **more}}
     (folder / "a.yaml").write_text(yaml.safe_dump(value))
     return read(folder / "a.yaml")
@@ -100,4 +100,4 @@ def test_other_fine_tuning_is_refused(tmp_path: Path, path: str, value: Any, sai
     inner[name] = value
     (tmp_path / "a.yaml").write_text(yaml.safe_dump(data))
     with pytest.raises(InputError, match=said):
-        read(tmp_path / "a.yaml", said=Said(model="llama2-7b"))
+        read(tmp_path / "a.yaml", user=UserSettings(model="llama2-7b"))

@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from trainplan.execution.launch_files.python.objects import Made, Unread
+from trainplan.execution.launch_files.python.objects import ConstructedObject, UnreadExpression
 from trainplan.execution.launch_files.python.program import Program
-from trainplan.execution.launch_files.run_configuration import Configuration, Said
+from trainplan.execution.launch_files.run_configuration import RunConfiguration, UserSettings
 from trainplan.execution.runtimes.megatron_bridge import reader as megatron_bridge_reader
 from trainplan.execution.runtimes.megatron_bridge import recipes as megatron_bridge_recipes
 from trainplan.profiling.base.errors import InputError
@@ -60,15 +60,15 @@ FIELDS = (
 )  # fmt: skip
 
 
-def fields(configuration: Configuration) -> dict[str, Any]:
+def fields(configuration: RunConfiguration) -> dict[str, Any]:
     return {name: getattr(configuration, name) for name in FIELDS}
 
 
-def of(folder: Path, text: str, name: str = "run.py", **variables: str) -> Configuration:
+def of(folder: Path, text: str, name: str = "run.py", **variables: str) -> RunConfiguration:
     path = folder / name
     path.parent.mkdir(exist_ok=True)
     path.write_text(text)
-    return read(path, None, Said({key.replace("__", "."): value for key, value in variables.items()}))
+    return read(path, None, UserSettings({key.replace("__", "."): value for key, value in variables.items()}))
 
 
 def refusal(folder: Path, text: str, name: str = "run.py", **variables: str) -> str:
@@ -132,7 +132,7 @@ def test_yaml_script_and_command_line_of_one_recipe_are_one_run(tmp_path: Path) 
     written = of(tmp_path, OVERRIDE, "override.yaml", recipe="llama32_1b")
     script = of(tmp_path, SCRIPT)
     words = ["--recipe", "llama32_1b_pretrain_config", "-tp", "2", "model.seq_length=4096", "++train.global_batch_size=16"]
-    overrides = megatron_bridge_reader.of_overrides(words, "command", Said())
+    overrides = megatron_bridge_reader.of_overrides(words, "command", UserSettings())
     assert fields(written) == fields(script) == fields(overrides)
     assert fields(script)["model"] == "llama3.2-1b"
     line = next(each.source for each in script.taken if each.key == "train.global_batch_size")
@@ -498,16 +498,16 @@ def test_values_are_those_that_python_finds_or_none(lines: list[str], returned: 
         path.write_text(text)
         program = Program(path, {})
     made = program.values["cfg"]
-    if isinstance(made, Unread):
+    if isinstance(made, UnreadExpression):
         return
-    assert isinstance(made, Made)
+    assert isinstance(made, ConstructedObject)
     if next(made.changes(), None) is not None:
         return
     model = made.fields.get("model")
-    for name, value in {} if not isinstance(model, Made) else model.fields.items():
-        if not isinstance(value, Unread | Made):
+    for name, value in {} if not isinstance(model, ConstructedObject) else model.fields.items():
+        if not isinstance(value, UnreadExpression | ConstructedObject):
             assert value == getattr(cfg.model, name), text
-    if isinstance(model, Made) and not model.changed:
+    if isinstance(model, ConstructedObject) and not model.changed:
         for name in vars(cfg.model):
             assert name in model.fields, text
 
@@ -551,7 +551,7 @@ def test_mutated_files_are_read_or_refused_in_one_line_and_never_run(tmp_path: P
     for seed in range(300 if name == "script" else 60):
         path.write_text(mutated(text, seed))
         try:
-            read(path, None, Said({} if name == "script" else {"config": "llama3_8b"}))
+            read(path, None, UserSettings({} if name == "script" else {"config": "llama3_8b"}))
             read_ones += 1
         except InputError as error:
             assert "\n" not in str(error)

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from trainplan.execution.launch_files.run_configuration import Configuration, Said, Taken
+from trainplan.execution.launch_files.run_configuration import RunConfiguration, TakenValue, UserSettings
 from trainplan.profiling.base.errors import InputError
 
 from trainplan.imported_runs.to_plan import read
@@ -83,11 +83,13 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def of(folder: Path, name: str, dtype: str | None = None, **variables: str) -> Configuration:
+def of(folder: Path, name: str, dtype: str | None = None, **variables: str) -> RunConfiguration:
     """The configuration of a file; in names of variables, two underscores stand for a dot."""
     settings = {key.replace("__", "."): value for key, value in variables.items()}
     recompute = "none" if name.endswith(("engine.json", "accelerate.yaml")) else None
-    return read(folder / name, None, Said(settings, recompute, "llama3-8b" if name == "bridge.yaml" else None, dtype=dtype))
+    return read(
+        folder / name, None, UserSettings(settings, recompute, "llama3-8b" if name == "bridge.yaml" else None, dtype=dtype)
+    )
 
 
 def refusal(folder: Path, name: str, **variables: str) -> str:
@@ -119,7 +121,7 @@ def test_a_key_that_is_set_stands_in_place_of_the_files(folder: Path, name: str,
     made = of(folder, name, **{key: value})
     number = int(value.replace("_", ""))
     assert getattr(made, field) == number != getattr(before, field)
-    assert Taken(key, number, "--set") in made.taken
+    assert TakenValue(key, number, "--set") in made.taken
 
 
 def test_values_are_typed_as_yaml_reads_them(folder: Path) -> None:

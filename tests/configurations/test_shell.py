@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from trainplan.execution.launch_files.run_configuration import Said
+from trainplan.execution.launch_files.run_configuration import UserSettings
 from trainplan.execution.launch_files.shell import command_of_text, words_of_command
 from trainplan.execution.runtimes.megatron.reader import of_command, read
 from trainplan.profiling.base.errors import InputError
@@ -34,7 +34,7 @@ def values(text: str, folder: Path = Path("."), **said: str) -> dict[str, object
 
 def refusal(text: str, folder: Path = Path("."), **said: str) -> str:
     with pytest.raises(InputError) as error:
-        of_command(command_of_text(text, said, "run.sh", folder), "run.sh", Said(said))
+        of_command(command_of_text(text, said, "run.sh", folder), "run.sh", UserSettings(said))
     assert "\n" not in error.value.command_text
     return error.value.command_text
 
@@ -87,7 +87,7 @@ case $HOST_KIND in a) DIR=/a;; *) DIR=/b;; esac
 """
     command = command_of_text(script, {}, "run.sh", Path("."))
     assert set(command.open) == {"--wandb-project", "--save", "--data-path"}
-    assert of_command(command, "run.sh", Said()).sequence == 2048
+    assert of_command(command, "run.sh", UserSettings()).sequence == 2048
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ def test_commands_of_other_tools_are_refused_as_what_they_are(line: str, named: 
 def test_sources_are_the_lines_at_which_arguments_are_written(tmp_path: Path) -> None:
     path = tmp_path / "run.sh"
     path.write_text(f'A="--tensor-model-parallel-size 2"\nB=(\n  --sequence-parallel\n)\n{RUN} $A "${{B[@]}}"\n')
-    taken = {each.key: each.source for each in read(path, Said()).taken}
+    taken = {each.key: each.source for each in read(path, UserSettings()).taken}
     assert taken["--tensor-model-parallel-size"] == f"{path}:1"
     assert taken["--sequence-parallel"] == f"{path}:3" and taken["--num-layers"] == f"{path}:5"
 
@@ -357,21 +357,21 @@ def test_megatron_deepspeed_is_read_with_its_file(tmp_path: Path) -> None:
     path.write_text(DEEPSPEED)
     engine = {"train_micro_batch_size_per_gpu": 2, "zero_optimization": {"stage": 3}, "fp16": {"enabled": True}}
     (tmp_path / "ds.json").write_text(json.dumps(engine))
-    made = read(path, Said())
+    made = read(path, UserSettings())
     assert (made.zero, made.recomputed.of, made.devices, made.unknown) == (3, "full", 16, ())
     assert made.software == "megatron-deepspeed" and made.dtype == "float16" and made.buffers.attention == "eager"
     assert next(each.source for each in made.taken if each.key == "zero_optimization.stage") == "ds.json:1"
     (tmp_path / "ds.json").write_text(json.dumps({**engine, "train_micro_batch_size_per_gpu": 4}))
     with pytest.raises(InputError, match=r"is 2, and .* says 4"):
-        read(path, Said())
+        read(path, UserSettings())
     (tmp_path / "ds.json").unlink()
     for text in (DEEPSPEED, DEEPSPEED.replace("--zero-stage 3", "")):
         path.write_text(text)
         with pytest.raises(InputError, match=r"is 'ds.json', which is not here; give DeepSpeed's file alongside the script"):
-            read(path, Said())
+            read(path, UserSettings())
     path.write_text(DEEPSPEED.replace("--deepspeed_config ds.json", ""))
     with pytest.raises(InputError, match=r"deepspeed.config is missing; give DeepSpeed's file"):
-        read(path, Said())
+        read(path, UserSettings())
 
 
 def test_zero_2_and_3_need_the_run_without_pipelines(tmp_path: Path) -> None:
@@ -381,10 +381,10 @@ def test_zero_2_and_3_need_the_run_without_pipelines(tmp_path: Path) -> None:
     script = tmp_path / "run.sh"
     for more, noted in (("", True), (" --no-pipeline-parallel", False)):
         script.write_text(DEEPSPEED.strip() + more)
-        assert any("--no-pipeline-parallel" in note for note in read(script, Said()).notes) == noted
+        assert any("--no-pipeline-parallel" in note for note in read(script, UserSettings()).notes) == noted
     script.write_text(DEEPSPEED.strip() + " --pipeline-model-parallel-size 2")
     with pytest.raises(InputError, match="does not start such a run"):
-        read(script, Said())
+        read(script, UserSettings())
 
 
 def test_files_that_a_script_writes_are_read() -> None:
@@ -394,7 +394,7 @@ cat <<EOF > ds.json
 EOF
 deepspeed --num_gpus 8 pretrain_gpt.py {SIZES} --deepspeed --deepspeed_config ds.json --ds-sequence-parallel-size 2
 """
-    made = of_command(command_of_text(text, {}, "run.sh", Path(".")), "run.sh", Said())
+    made = of_command(command_of_text(text, {}, "run.sh", Path(".")), "run.sh", UserSettings())
     assert (made.zero, made.host, made.cp, made.exchange) == (2, ("optimizer",), 2, "heads")
 
 
@@ -415,7 +415,7 @@ def test_files_that_are_named_by_the_job_are_one_file() -> None:
     """What nobody knows stands in the name where it is written, and where it is asked for."""
     sizes = SIZES.replace("bf16", "fp16")
     text = NAMED_BY_THE_JOB.format(micro=2, sizes=sizes, config="$CONFIG")
-    assert of_command(command_of_text(text, {}, "run.sh", Path(".")), "run.sh", Said()).zero == 2
+    assert of_command(command_of_text(text, {}, "run.sh", Path(".")), "run.sh", UserSettings()).zero == 2
     other = NAMED_BY_THE_JOB.format(micro=2, sizes=sizes, config="ds_config.$JOB.json")
     assert "--set JOB=" in refusal(other)
     assert "--set MICRO=VALUE" in refusal(NAMED_BY_THE_JOB.format(micro="$MICRO", sizes=sizes, config="$CONFIG"))
@@ -434,7 +434,7 @@ def test_files_that_are_named_by_the_job_are_one_file() -> None:
     ],
 )
 def test_older_arguments_and_schedules_are_read(older: str, name: str, value: int) -> None:
-    made = of_command(words_of_command(f"{RUN} {older}"), "run.sh", Said())
+    made = of_command(words_of_command(f"{RUN} {older}"), "run.sh", UserSettings())
     assert getattr(made, name) == value and made.unknown == ()
     assert bool(made.notes) == (name == "samples")
 
@@ -455,7 +455,7 @@ def test_older_arguments_and_schedules_are_read(older: str, name: str, value: in
     ],
 )
 def test_layers_are_those_of_a_family(words: str, family: str) -> None:
-    made = of_command(words_of_command(f"{RUN} {words}"), "run.sh", Said())
+    made = of_command(words_of_command(f"{RUN} {words}"), "run.sh", UserSettings())
     assert made.config is not None and made.config["model_type"] == family and not made.notes
     assert model_from_config(made.config, "the arguments").layers == 24
 
@@ -479,7 +479,7 @@ def test_stages_of_deepspeed_may_count_the_embedding() -> None:
     """22 layers with the embedding at both ends are 24 of equal weight: the ends have one layer less."""
     words = "--pipeline-model-parallel-size 4 --pp-partition-method 'type:transformer|embedding'"
     run = RUN.replace("--num-layers 24", "--num-layers 22")
-    assert of_command(words_of_command(f"{run} {words}"), "run.sh", Said()).cuts == (11, 23, 35)
+    assert of_command(words_of_command(f"{run} {words}"), "run.sh", UserSettings()).cuts == (11, 23, 35)
     assert "--num-layers" in refusal(f"{run} {words.split(' --pp')[0]}")
 
 
@@ -487,7 +487,7 @@ def test_defaults_are_of_the_tool_that_runs() -> None:
     file = 'echo \'{"zero_optimization": {"stage": 1}, "bf16": {"enabled": true}}\' > ds.json\n'
 
     def sources(words: str) -> str:
-        made = of_command(command_of_text(f"{file}{RUN} {words}", {}, "run.sh", Path(".")), "run.sh", Said())
+        made = of_command(command_of_text(f"{file}{RUN} {words}", {}, "run.sh", Path(".")), "run.sh", UserSettings())
         return " ".join(dict.fromkeys(each.source for each in made.taken if "default" in each.source))
 
     assert sources("") == "default of Megatron-LM core 0.15"
@@ -512,7 +512,7 @@ def test_defaults_are_of_the_tool_that_runs() -> None:
     ],
 )
 def test_which_attention_runs_is_what_arguments_say(words: str, attention: str | None) -> None:
-    assert of_command(words_of_command(f"{RUN} {words}"), "run.sh", Said()).buffers.attention == attention
+    assert of_command(words_of_command(f"{RUN} {words}"), "run.sh", UserSettings()).buffers.attention == attention
 
 
 BIASED = (
@@ -534,11 +534,11 @@ BIASED = (
 def test_a_model_that_is_named_stands_for_layers_that_differ_a_little(words: str, noted: str) -> None:
     line = f"{BIASED} {words}"
     with pytest.raises(InputError, match="which model it is by"):
-        of_command(words_of_command(line), "run.sh", Said())
-    made = of_command(words_of_command(line), "run.sh", Said(model="llama3-8b"))
+        of_command(words_of_command(line), "run.sh", UserSettings())
+    made = of_command(words_of_command(line), "run.sh", UserSettings(model="llama3-8b"))
     assert len(made.notes) == 1 and noted in made.notes[0] and "llama3-8b" in made.notes[0]
     with pytest.raises(InputError, match=r"is 32, and .* has 80"):
-        of_command(words_of_command(line), "run.sh", Said(model="llama3-70b"))
+        of_command(words_of_command(line), "run.sh", UserSettings(model="llama3-70b"))
 
 
 @pytest.mark.parametrize(
@@ -572,7 +572,7 @@ def test_programs_that_train_something_else_are_refused_as_what_they_are(program
     "program", ["pretrain_gpt.py", "my_train.py", "/omni/train_gpt_v2.py", "finetune_gpt.py", "bin/run.py"]
 )
 def test_decoders_of_text_are_read_by_whatever_name(program: str) -> None:
-    assert of_command(words_of_command(RUN.replace("pretrain_gpt.py", program)), "run.sh", Said()).devices == 8
+    assert of_command(words_of_command(RUN.replace("pretrain_gpt.py", program)), "run.sh", UserSettings()).devices == 8
 
 
 MANY_PLACES = f"""ENV=$1
@@ -599,5 +599,5 @@ def test_all_values_that_are_taken_by_place_are_asked_for_at_once() -> None:
     assert said.endswith(asked)
     some = {"1": "local", "2": "70B", "3": "4"}
     assert "takes 2 values by place" in refusal(MANY_PLACES, **some)
-    made = of_command(command_of_text(MANY_PLACES, some | {"4": "none"}, "run.sh", Path(".")), "run.sh", Said())
+    made = of_command(command_of_text(MANY_PLACES, some | {"4": "none"}, "run.sh", Path(".")), "run.sh", UserSettings())
     assert (made.tp, made.devices, made.recomputed.of) == (4, 8, "none")

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from trainplan.execution.launch_files.run_configuration import Said
+from trainplan.execution.launch_files.run_configuration import UserSettings
 from trainplan.execution.launch_files.shell import command_of, values_of
 from trainplan.profiling.base.errors import InputError
 
@@ -74,7 +74,7 @@ def test_a_file_that_is_edited_in_a_way_which_is_not_followed_is_not_known(edits
         edits + f"\nsource ./conf.sh\npython pretrain_gpt.py {SIZES} --bf16 --tensor-model-parallel-size ${{TP:-1}}",
     )
     with pytest.raises(InputError) as error:
-        read(script, Said())
+        read(script, UserSettings())
     assert named in str(error.value) and "--set TP=" in error.value.command_text
 
 
@@ -99,7 +99,7 @@ def test_configurations_are_read_as_the_script_edits_them(edits: str, stage: int
         " --deepspeed --deepspeed_config ds.json --zero-stage $(jq -r .zero_optimization.stage ds.json) --vocab-size 50257"
         " --no-pipeline-parallel\n",
     )
-    assert read(script, Said()).zero == stage
+    assert read(script, UserSettings()).zero == stage
 
 
 TOML = """[model]
@@ -132,7 +132,7 @@ def test_files_of_torchtitan_and_accelerate_are_read_as_the_script_writes_them(w
             (folder / name).write_text(text)
         written = f"cat > {name} <<EOF\n{text}EOF\n" if writes else ""
         script.write_text(f"{written}sed -i 's/{edit}/' {name}\n{run}\n")
-        made = read(script, Said(model="llama2-7b" if "accelerate" in run else None))
+        made = read(script, UserSettings(model="llama2-7b" if "accelerate" in run else None))
         assert made.tp == 4 if "torchtitan" in run else made.zero == 2
 
 

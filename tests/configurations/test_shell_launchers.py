@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from trainplan.execution.launch_files.run_configuration import Said
+from trainplan.execution.launch_files.run_configuration import UserSettings
 from trainplan.execution.launch_files.shell import Command, command_of, command_of_text
 from trainplan.execution.runtimes.megatron.reader import of_command
 from trainplan.profiling.base.errors import InputError
@@ -157,4 +157,4 @@ def test_programs_that_train_nothing_have_no_prediction(program: str) -> None:
     sizes = "--num-layers 2 --hidden-size 64 --num-attention-heads 2 --seq-length 64 --max-position-embeddings 64 --bf16"
     text = f"torchrun --nproc_per_node 1 {program} {sizes} --micro-batch-size 1 --global-batch-size 1"
     with pytest.raises(InputError, match="trains nothing"):
-        of_command(command(text), "run.sh", Said())
+        of_command(command(text), "run.sh", UserSettings())

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from trainplan.execution.launch_files.run_configuration import Configuration, Said
+from trainplan.execution.launch_files.run_configuration import RunConfiguration, UserSettings
 from trainplan.execution.runtimes.torchtitan.reader import of_tables
 from trainplan.execution.runtimes.torchtitan.versions import EARLIER, SIZES, model_of
 from trainplan.profiling.base.errors import InputError
@@ -60,8 +60,8 @@ def tables(**values: Any) -> dict[str, Any]:
     return made
 
 
-def of(**values: Any) -> Configuration:
-    return of_tables(tables(**values), "titan.toml", Said())
+def of(**values: Any) -> RunConfiguration:
+    return of_tables(tables(**values), "titan.toml", UserSettings())
 
 
 def refusal(**values: Any) -> str:
@@ -155,7 +155,7 @@ def test_a_pipeline_that_runs_empty_within_a_step_is_refused() -> None:
     assert plan_on(of(**{**values, "training__global_batch_size": 16}), "h100:8").batch.micro_batches == 4
 
 
-def plan_on(configuration: Configuration, cluster: str) -> Any:
+def plan_on(configuration: RunConfiguration, cluster: str) -> Any:
     """The plan of a configuration on devices."""
     from trainplan.formulations.plan.request import Request
 
@@ -226,7 +226,7 @@ def test_flavours_that_are_no_shipped_models_have_their_sizes(name: str) -> None
     assert count / 1e6 == pytest.approx(millions[name], rel=0.01)
 
 
-def plan_model(configuration: Configuration) -> Any:
+def plan_model(configuration: RunConfiguration) -> Any:
     from trainplan.imported_runs.to_plan import model_of as model_that_runs
 
     return model_that_runs(configuration, None, None, None)
@@ -272,7 +272,7 @@ def test_hostile_values_are_errors_of_one_line(values: dict[str, Any]) -> None:
             place = place.setdefault(part, {})
         place[last] = value
     try:
-        of_tables(nested, "titan.toml", Said())
+        of_tables(nested, "titan.toml", UserSettings())
     except InputError as error:
         assert "\n" not in str(error)
 
@@ -322,9 +322,9 @@ def test_a_registry_away_from_its_folder_is_of_the_model_that_is_named(tmp_path:
     file.write_text(REGISTRY)
     with pytest.raises(InputError, match="model that is not named; give model, such as"):
         read(file)
-    made = read(file, None, Said(model="meta-llama/Meta-Llama-3-8B"))
+    made = read(file, None, UserSettings(model="meta-llama/Meta-Llama-3-8B"))
     assert (made.model, made.tp) == ("llama3-8b", 2)
-    assert read(file, None, Said(model="qwen3-8b")).model == "qwen3-8b"
+    assert read(file, None, UserSettings(model="qwen3-8b")).model == "qwen3-8b"
     named = next(each for each in made.taken if each.key == "model.name")
     assert (named.value, named.source) == ("llama3", "--model meta-llama/Meta-Llama-3-8B")
     with pytest.raises(InputError, match="has 32 layers, and llama3-70b has 80"):

@@ -13,7 +13,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from trainplan.execution.launch_files.documents import read_document
-from trainplan.execution.launch_files.run_configuration import Configuration, Said
+from trainplan.execution.launch_files.run_configuration import RunConfiguration, UserSettings
 from trainplan.execution.runtimes.accelerate import reader as accelerate_reader
 from trainplan.execution.runtimes.axolotl import reader as axolotl_reader
 from trainplan.execution.runtimes.llama_factory import reader as llama_factory_reader
@@ -124,7 +124,7 @@ def test_what_accelerate_launches_may_be_a_file_of_its_own() -> None:
         judged(HERE / "llamafactory-launched.yaml")
     assert "--set accelerate=none" in error.value.command_text
     assert judged(HERE / "llamafactory-launched.yaml", cluster="h200:1").plan.world == 1
-    both = read(HERE / "llamafactory-launched.yaml", said=Said({"accelerate": "accelerate-fsdp2.yaml"}))
+    both = read(HERE / "llamafactory-launched.yaml", user=UserSettings({"accelerate": "accelerate-fsdp2.yaml"}))
     assert (both.zero, both.micro_samples, both.sequence, both.devices) == (3, 8, 2048, 2)
     assert both.recomputed.of == "full" and both.precision.master == "float32"
 
@@ -268,18 +268,18 @@ def test_arguments_that_ask_for_no_precision_take_that_of_what_is_launched(tmp_p
         for precision, dtype in (("bf16", "bfloat16"), ("fp16", "float16")):
             text = f"distributed_type: {kind}\nnum_processes: 8\nmixed_precision: {precision}\n"
             (tmp_path / "a.yaml").write_text(text + WRAPPED * (kind == "FSDP"))
-            made = read(tmp_path / "run.yaml", said=Said(variables={"accelerate": str(tmp_path / "a.yaml")}))
+            made = read(tmp_path / "run.yaml", user=UserSettings(variables={"accelerate": str(tmp_path / "a.yaml")}))
             assert made.dtype == dtype
             assert any(each.key == "bf16" and "mixed_precision of" in each.source for each in made.taken)
     with pytest.raises(InputError, match="dtype is missing"):
-        read(tmp_path / "run.yaml", said=Said(variables={"accelerate": "none"}))
+        read(tmp_path / "run.yaml", user=UserSettings(variables={"accelerate": "none"}))
 
 
 def test_no_mixed_precision_is_float32_unless_the_program_has_its_own(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("distributed_type: FSDP\nmixed_precision: no\nnum_processes: 8\n" + WRAPPED)
     plain = read(tmp_path / "a.yaml")
     assert plain.dtype == "float32" and any("give --dtype bfloat16" in note for note in plain.notes)
-    half = read(tmp_path / "a.yaml", said=Said(dtype="bfloat16"))
+    half = read(tmp_path / "a.yaml", user=UserSettings(dtype="bfloat16"))
     assert (half.dtype, half.precision.master) == ("bfloat16", "float32")
 
 
@@ -311,7 +311,7 @@ def test_words_of_the_loss_and_of_kernels_reach_the_prediction(tmp_path: Path) -
         peaks[change] = max(judged(tmp_path / "sft.yaml").peak_bytes)
     assert peaks["loss_type: nll"] > max(peaks["loss_type: chunked_nll"], peaks["use_liger_kernel: true"])
     (tmp_path / "sft.yaml").write_text(TRL.replace("fsdp: full_shard auto_wrap", "dtype: bfloat16"))
-    made = read(tmp_path / "sft.yaml", said=Said({"accelerate": "none"}))
+    made = read(tmp_path / "sft.yaml", user=UserSettings({"accelerate": "none"}))
     assert made.precision.master is None and any("no float32 masters" in note for note in made.notes)
 
 
@@ -526,11 +526,11 @@ def test_wrong_values_at_any_key_are_read_or_refused_in_one_line(tool: str, data
         assert made.dtype in ("bfloat16", "float16", "float32") and made.zero in (0, 1, 2, 3)
 
 
-def made_of(tool: str, values: dict[str, Any]) -> Configuration:
+def made_of(tool: str, values: dict[str, Any]) -> RunConfiguration:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "run.yaml"
         path.write_text(yaml.safe_dump(values))
-        return READERS[tool](path, Said(recompute="full" if tool == "transformers" else None))
+        return READERS[tool](path, UserSettings(recompute="full" if tool == "transformers" else None))
 
 
 def test_a_name_that_is_not_shipped_asks_for_the_model(tmp_path: Path) -> None:
@@ -568,9 +568,9 @@ def test_commands_of_the_trainer_are_read_with_what_launches_them(tmp_path: Path
     (tmp_path / "fsdp.yaml").write_text((HERE / "accelerate-fsdp.yaml").read_text())
     path = tmp_path / "run.sh"
 
-    def made(text: str, **said: Any) -> Configuration:
+    def made(text: str, **said: Any) -> RunConfiguration:
         path.write_text(text)
-        return read(path, None, Said(**said))
+        return read(path, None, UserSettings(**said))
 
     deepspeed = f"deepspeed --num_gpus 8 train.py --deepspeed ds.json {COMMAND} {LENGTH}"
     run = made(deepspeed)
@@ -582,7 +582,7 @@ def test_commands_of_the_trainer_are_read_with_what_launches_them(tmp_path: Path
         == 2
     )
     shared = made(f"accelerate launch --config_file fsdp.yaml sft.py {COMMAND} {LENGTH}")
-    alone = accelerate_reader.read(tmp_path / "fsdp.yaml", Said(dtype="bfloat16"))
+    alone = accelerate_reader.read(tmp_path / "fsdp.yaml", UserSettings(dtype="bfloat16"))
     assert (shared.zero, shared.devices, shared.micro_samples) == (alone.zero, alone.devices, 2)
     assert made(f"torchrun --nproc_per_node 8 sft.py {COMMAND} {LENGTH}").zero == 0
     assert "zero" in made(f"accelerate launch sft.py {COMMAND} {LENGTH}").undecided
@@ -602,7 +602,7 @@ def test_options_of_accelerate_launch_win_over_its_file(tmp_path: Path) -> None:
     (tmp_path / "fsdp.yaml").write_text(yaml.safe_dump({**FSDP_FILE, "num_machines": 1}))
     path = tmp_path / "run.sh"
 
-    def made(options: str) -> Configuration:
+    def made(options: str) -> RunConfiguration:
         path.write_text(f"accelerate launch --config_file fsdp.yaml {options} sft.py {COMMAND} {LENGTH}")
         return read(path)
 
@@ -629,12 +629,12 @@ FSDP_FILE |= {"fsdp_config": {"fsdp_version": 2, "fsdp_auto_wrap_policy": "TRANS
 COPIES_FILE = {"distributed_type": "MULTI_GPU", "mixed_precision": "bf16", "num_processes": 8}
 
 
-def trained(folder: Path, launched: Any = None, **keys: Any) -> Configuration:
+def trained(folder: Path, launched: Any = None, **keys: Any) -> RunConfiguration:
     """What is read of transformers' arguments, with the file that Accelerate is launched with."""
     (folder / "launched.yaml").write_text(yaml.safe_dump(launched))
     values = {key: value for key, value in {**SINGLE, **keys}.items() if value is not None}
     (folder / "sft.yaml").write_text(yaml.safe_dump(values))
-    return read(folder / "sft.yaml", said=Said({"accelerate": "none" if launched is None else "launched.yaml"}))
+    return read(folder / "sft.yaml", user=UserSettings({"accelerate": "none" if launched is None else "launched.yaml"}))
 
 
 @pytest.mark.parametrize(
@@ -714,9 +714,9 @@ def test_checkpointing_of_fsdp_is_what_its_key_says(inline: bool, tmp_path: Path
     )
     assert trained(tmp_path, gradient_checkpointing=None, **given).recomputed.of == "full"
     for name in ("sft.yaml", *(() if inline else ("launched.yaml",))):
-        said = Said({} if inline else {"accelerate": "launched.yaml"}, recompute="none")
+        said = UserSettings({} if inline else {"accelerate": "launched.yaml"}, recompute="none")
         with pytest.raises(InputError, match=r"recompute is none, and .* has activation_checkpointing: true; leave it out"):
-            read(tmp_path / name, said=said)
+            read(tmp_path / name, user=said)
     with pytest.raises(InputError, match="recompute is missing"):
         trained(tmp_path, FSDP_FILE, gradient_checkpointing=None)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from trainplan.execution.launch_files.run_configuration import OTHER_WORDS, WORDS, Said, bears
+from trainplan.execution.launch_files.run_configuration import OTHER_WORDS, WORDS, UserSettings, affects_plan
 from trainplan.profiling.base.errors import InputError
 
 from tests.configurations.test_megatron_keys import BF16
@@ -28,7 +28,7 @@ def test_keys_of_torchtitan_with_a_bearing_word_are_refused(tmp_path: Path, key:
     path.write_text(f"{TITAN}{key} = 4\n")
     with pytest.raises(InputError, match=f"training.{key} is 4, and no key that is read"):
         read(path)
-    assert f"training.{key}" in read(path, said=Said(ignored=frozenset({f"training.{key}"}))).unread
+    assert f"training.{key}" in read(path, user=UserSettings(ignored=frozenset({f"training.{key}"}))).unread
 
 
 @pytest.mark.parametrize(
@@ -51,4 +51,4 @@ def test_words_with_a_letter_dropped_or_two_turned_are_found(word: str, data: st
     dropped = word[:place] + word[place + 1 :]
     turned = word[:place] + word[place + 1] + word[place] + word[place + 2 :]
     for each in (dropped, turned):
-        assert each in OTHER_WORDS or bears(f"training.my_{each}"), each
+        assert each in OTHER_WORDS or affects_plan(f"training.my_{each}"), each

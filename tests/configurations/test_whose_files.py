@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from trainplan.execution.launch_files.documents import read_document, uncommented
 from trainplan.execution.launch_files.lines import lines_of
-from trainplan.execution.launch_files.run_configuration import Said
+from trainplan.execution.launch_files.run_configuration import UserSettings
 from trainplan.execution.runtimes.export_common import write_export
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.models.model import load_model
@@ -26,7 +26,7 @@ def refusal(path: Path, text: str | bytes, **variables: str) -> str:
     """What a file is refused with, in one line."""
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(InputError) as error:
-        read(path, None, Said(variables=variables))
+        read(path, None, UserSettings(variables=variables))
     assert "\n" not in error.value.command_text
     return error.value.command_text
 
@@ -254,7 +254,7 @@ def test_defaults_of_the_trainer_are_those_of_its_own_class(tmp_path: Path) -> N
     own = {field.name: field.default for field in fields(TrainingArguments)}
     base = {"model_name_or_path": "llama3-8b", "output_dir": "x", "num_train_epochs": 1, "bf16": True, "max_length": 512}
     base |= {"gradient_checkpointing": True}
-    path, said = tmp_path / "a.yaml", Said(variables={"accelerate": "none"})
+    path, said = tmp_path / "a.yaml", UserSettings(variables={"accelerate": "none"})
     path.write_text(json.dumps(base))
     taken = {each.key: each.value for each in read(path, None, said).taken if each.source.startswith("default")}
     shared = {key: value for key, value in taken.items() if key in own}

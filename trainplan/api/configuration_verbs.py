@@ -11,7 +11,7 @@ from typing import Any
 from trainplan.api.plan_verbs import plan
 from trainplan.execution.launch_files.logs.steps import LoggedRun, beside, read_log
 from trainplan.execution.launch_files.logs.text import text_of_bytes
-from trainplan.execution.launch_files.run_configuration import Configuration, Said, with_given
+from trainplan.execution.launch_files.run_configuration import RunConfiguration, UserSettings, with_given
 from trainplan.formulations.plan.plan import Plan, RunBy, load_plan
 from trainplan.formulations.plan.request import Request
 from trainplan.formulations.runtimes import RUNTIMES
@@ -114,16 +114,18 @@ def import_run(
         raise InputError(COMMAND_LINE, "--cluster", problem, "give one of equal devices: the runtimes take them for equal")
     named = None if model is None else str(model)
     half = "float16" if machine.training_dtype == "float16" else "bfloat16"
-    said = Said(variables or {}, recompute, named, frozenset(ignored), None if dtype is None else parse_dtype(dtype), half)
+    user = UserSettings(
+        variables or {}, recompute, named, frozenset(ignored), None if dtype is None else parse_dtype(dtype), half
+    )
     if (file is None) == (line is None):
         problem = "is missing" if file is None else "is given with --command"
         raise InputError(COMMAND_LINE, "file", problem, "give a file, or a command line by --command")
     path = None if file is None or str(file) == "-" else Path(file)
     if path is None:
         where = COMMAND_LINE if line is not None else "standard input"
-        found = read_text(_standard_input() if line is None else line, where, said)
+        found = read_text(_standard_input() if line is None else line, where, user)
     else:
-        found = read(path, runtime, said)
+        found = read(path, runtime, user)
     configuration = with_options(found, batch, micro_batch)
     the_model = model_of(configuration, named, sequence, dtype, machine)
     if not compiles(the_model):
@@ -210,7 +212,7 @@ def compare_log(source: Plan | Source, log: FilePath) -> LoggedRun:
     return beside(load_plan(source), read_log(Path(log)), where)
 
 
-def _measured(configuration: Configuration, made: Plan) -> tuple[LoggedRun | None, tuple[str, ...]]:
+def _measured(configuration: RunConfiguration, made: Plan) -> tuple[LoggedRun | None, tuple[str, ...]]:
     """What a run measured, alongside its prediction, where its log has lines of steps; and why they are not compared, if so."""
     log, samples = configuration.log, made.batch.global_samples
     if log is None:
@@ -220,7 +222,7 @@ def _measured(configuration: Configuration, made: Plan) -> tuple[LoggedRun | Non
     return beside(made, log, configuration.where), ()
 
 
-def _search_space(configuration: Configuration, made: Plan) -> dict[str, Any]:
+def _search_space(configuration: RunConfiguration, made: Plan) -> dict[str, Any]:
     """The search space that has the plan in it: the default one, and what else the plan makes use of; with context parallelism
     under the cost model that has it."""
     strategies = made.strategies()

@@ -15,7 +15,7 @@ from trainplan.command.ending import tell
 from trainplan.command.options import Command, Outcome, flag, options_of, output, panel, takes, word
 from trainplan.command.printing import pairs, table
 from trainplan.execution.launch_files.logs.steps import LoggedRun, RanOut
-from trainplan.execution.launch_files.run_configuration import Taken
+from trainplan.execution.launch_files.run_configuration import TakenValue
 from trainplan.formulations.plan.plan import Plan
 from trainplan.formulations.plan.strategy_words import in_words
 from trainplan.imported_runs.assess import Change, JudgedRun
@@ -179,7 +179,7 @@ def _show(judged: JudgedRun, values: bool) -> None:
         pairs([("change", "no single change would gain")])
 
 
-def _show_values(taken: Sequence[Taken]) -> None:
+def _show_values(taken: Sequence[TakenValue]) -> None:
     """Print every value that was taken: those that are written somewhere, with file and line; then the defaults of tools."""
     written = [value for value in taken if not value.source.startswith(DEFAULT)]
     rows = [[value.key, str(value.value), value.source] for value in written]

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar, Literal
 
 from trainplan.execution.launch_files.logs.steps import LoggedRun
-from trainplan.execution.launch_files.run_configuration import Configuration
+from trainplan.execution.launch_files.run_configuration import RunConfiguration
 from trainplan.execution.prediction.evaluate_plan import PlanPrediction
 from trainplan.execution.prediction.surrogate import recipe_of
 from trainplan.execution.runtimes.export_common import ENDS
@@ -63,7 +63,7 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Found:
+class BestKnownPlan:
     """The best plan known that the run's runtime runs, as the run is predicted. source: run, where nothing better is known
     than what runs; change, one of the changes; search, the search within the runtime."""
 
@@ -87,7 +87,7 @@ class JudgedRun(Tabular):
     gain by the runtime's prediction, or do not fit, the shortest step first.
     """
 
-    configuration: Configuration
+    configuration: RunConfiguration
     plan: Plan
     judged: PlanPrediction
     framework: Prediction | str
@@ -127,14 +127,14 @@ class JudgedRun(Tabular):
         the walks over the plan's programs, by which the steps that `saves` compares are predicted both."""
         own = self.configuration.software if self.plan.predicted is None else self.plan.predicted.software or WALKS
         rows = [self._row("what runs", self.step_ns, 0.0, max(self.peak_bytes), own)]
-        for name, each, step_ns in (
+        for name, found, step_ns in (
             (f"best for {self.configuration.runtime}", self.within, self.step_ns),
             ("best of all", self.best, self.judged.step_ns),
         ):
-            if each is not None and each.plan is not None and each.step_ns is not None:
-                predicted = each.plan.predicted
+            if found is not None and found.plan is not None and found.step_ns is not None:
+                predicted = found.plan.predicted
                 by, peak = (WALKS, None) if predicted is None else (predicted.software or WALKS, predicted.most_bytes)
-                rows.append(self._row(name, each.step_ns, 1 - each.step_ns / step_ns, peak, by))
+                rows.append(self._row(name, found.step_ns, 1 - found.step_ns / step_ns, peak, by))
         for change in self.changes:
             step_ns = round((1 - change.share) * self.step_ns)
             rows.append(self._row(change.what, step_ns, change.share, change.peak_bytes, own))
@@ -205,15 +205,19 @@ class JudgedRun(Tabular):
         return min(walks, default=None)
 
     @property
-    def found(self) -> Found | None:
+    def found(self) -> BestKnownPlan | None:
         """The best plan known that the runtime runs and that fits, by the prediction of this run; None where none is known. It
         is never slower than what runs, where that fits, nor than any of the changes."""
-        known = [Found("run", self.plan, self.step_ns)] if self.fits else []
-        known += [Found("change", each.plan, each.plan.predicted.step_ns) for each in self.changes[:1] if each.plan.predicted]
+        known = [BestKnownPlan("run", self.plan, self.step_ns)] if self.fits else []
+        known += [
+            BestKnownPlan("change", change.plan, change.plan.predicted.step_ns)
+            for change in self.changes[:1]
+            if change.plan.predicted
+        ]
         within = None if self.within is None else self.within.plan
         if within is not None and within.predicted is not None and within.predicted.most_bytes <= within.memory_bytes:
-            known.append(Found("search", within, within.predicted.step_ns))
-        return min(known, key=lambda each: each.step_ns, default=None)
+            known.append(BestKnownPlan("search", within, within.predicted.step_ns))
+        return min(known, key=lambda best: best.step_ns, default=None)
 
     def to_dict(self) -> dict[str, Any]:
         """All of it as plain values."""
@@ -238,11 +242,11 @@ class JudgedRun(Tabular):
             "notes": list(self.configuration.notes),
             "unread": list(self.configuration.unread),
             "unknown": list(self.configuration.unknown),
-            "values": [{"key": each.key, "value": each.value, "source": each.source} for each in self.configuration.taken],
+            "values": [{"key": value.key, "value": value.value, "source": value.source} for value in self.configuration.taken],
         }
 
 
-def changes(configuration: Configuration, plan: Plan, request: Request, step_ns: int) -> tuple[Change, ...]:
+def changes(configuration: RunConfiguration, plan: Plan, request: Request, step_ns: int) -> tuple[Change, ...]:
     """What to change first: plans that fit and take less time than this one, or, where this one does not fit, that fit; the
     shortest step first. By the prediction of the runtime, where there is one; else by the walks over those that the joint
     problem's tables have first. step_ns: of the plan, by the walks."""
@@ -275,7 +279,7 @@ def _predicted(plan: Plan, request: Request) -> tuple[float, float] | None:
 
 
 def _predicted_changes(
-    configuration: Configuration, plan: Plan, request: Request, step_ns: float, peak_bytes: float
+    configuration: RunConfiguration, plan: Plan, request: Request, step_ns: float, peak_bytes: float
 ) -> tuple[Change, ...]:
     """The changes that gain by the runtime's prediction, the best first."""
     fits = peak_bytes <= plan.memory_bytes
@@ -287,7 +291,7 @@ def _predicted_changes(
     return (*(replace(change, plan=_as_run(change.plan, request)) for change in rows[:WALKED]), *rows[WALKED:])
 
 
-def losing(configuration: Configuration, plan: Plan, request: Request) -> tuple[Change, ...]:
+def losing(configuration: RunConfiguration, plan: Plan, request: Request) -> tuple[Change, ...]:
     """Plans with one decision changed that take longer by the runtime's prediction, or do not fit, the shortest step first;
     none where that prediction is not known."""
     if (own := _predicted(plan, request)) is None:
@@ -346,7 +350,7 @@ def neighbour_runs(runtime: str, plan: Plan, request: Request) -> list[tuple[str
     """What is changed in plans with one decision changed that the runtime runs, these, its predictions of step in ns and
     peak in bytes, the shortest step first; none where the runtime's prediction is not known."""
     made = ((what, other, _predicted(other, request)) for what, other in neighbours(runtime, plan))
-    return sorted(((what, other, *found) for what, other, found in made if found is not None), key=lambda each: each[2])
+    return sorted(((what, other, *found) for what, other, found in made if found is not None), key=lambda row: row[2])
 
 
 def neighbours(runtime: str, plan: Plan) -> Iterator[tuple[str, Plan]]:

@@ -13,7 +13,7 @@ from typing import Any
 from trainplan.execution.launch_files.documents import written
 from trainplan.execution.launch_files.foreign import foreign, shares_keys
 from trainplan.execution.launch_files.lines import sources_of
-from trainplan.execution.launch_files.run_configuration import Configuration, Keys, Said, example_of, flattened
+from trainplan.execution.launch_files.run_configuration import KeyReader, RunConfiguration, UserSettings, example_of, flattened
 from trainplan.execution.launch_files.settings import ACCELERATE, WRITTEN
 from trainplan.execution.launch_files.shell import Command, Hangs, command_of
 from trainplan.execution.launch_files.shell.marks import MARK
@@ -33,20 +33,20 @@ REGISTRY = ("--module", "--config")
 OTHER_STEPS = re.compile(r"(?:^|[_-])(dpo|kto|ppo|grpo|rloo|orpo|cpo|bco|gkd|prm|reward)(?:[_.-]|$)")
 
 
-def read(path: Path, said: Said) -> Configuration:
+def read(path: Path, user: UserSettings) -> RunConfiguration:
     """The configuration of a script or a list of arguments. Raises InputError."""
     try:
-        command = command_of(path, said.variables)
+        command = command_of(path, user.variables)
     except Hangs as error:
         refuse_others(error.program, {}, str(path), {})  # nobody is asked for values of a run that is refused
         raise
-    return of_command(command, str(path), said, path.parent)
+    return of_command(command, str(path), user, path.parent)
 
 
-def of_command(command: Command, where: str, said: Said, folder: Path) -> Configuration:
+def of_command(command: Command, where: str, user: UserSettings, folder: Path) -> RunConfiguration:
     """The configuration that a command stands for. folder: of the script, by which paths are found. Raises InputError."""
     try:
-        return _of_command(command, where, said, folder)
+        return _of_command(command, where, user, folder)
     except InputError as error:
         key = f"--{error.command_field.lstrip('-').replace('_', '-')}"
         if (empty := command.blank.get(key)) is None:
@@ -55,31 +55,31 @@ def of_command(command: Command, where: str, said: Said, folder: Path) -> Config
         raise InputError(where, key, empty.problem, fix) from None
 
 
-def _of_command(command: Command, where: str, said: Said, folder: Path) -> Configuration:
-    if (made := exported.of_command(command, where, said, folder)) is not None:
-        return made
+def _of_command(command: Command, where: str, user: UserSettings, folder: Path) -> RunConfiguration:
+    if (run := exported.of_command(command, where, user, folder)) is not None:
+        return run
     if deepspeed_programs.is_one(command):
-        return deepspeed_programs.of_command(command, where, said, folder)
+        return deepspeed_programs.of_command(command, where, user, folder)
     if trainer_commands.is_one(command):
         _next_token(command, where)
         _closed(command, where)
-        said = replace(said, launched=_launch_options(command, where))
-        return trainer_commands.of_command(command, where, said, folder, _accelerate(command, where))
+        user = replace(user, launched=_launch_options(command, where))
+        return trainer_commands.of_command(command, where, user, folder, _accelerate(command, where))
     if command.tool == "transformers":
-        return _transformers(command, where, said, folder)
+        return _transformers(command, where, user, folder)
     nobodys = command.program and not command.tool and not shares_keys(command)
     if nobodys and not megatron_bridge_commands.is_one(command):
         refuse_others(command.program, command.values, where, command.open)
         raise foreign(command, where)
-    if said.recompute is not None:
+    if user.recompute is not None:
         fix = f"leave it out: arguments of {command.tool or 'megatron'} say what is recomputed"
-        raise InputError(COMMAND_LINE, "--recompute", f"is {said.recompute!r}", fix)
+        raise InputError(COMMAND_LINE, "--recompute", f"is {user.recompute!r}", fix)
     if command.tool == "torchtitan":
-        return _torchtitan(command, where, said, folder)
+        return _torchtitan(command, where, user, folder)
     if megatron_bridge_commands.is_one(command):
         _closed(command, where)
-        return megatron_bridge_commands.of_command(command, where, said, folder)
-    return megatron_reader.of_command(command, where, said)
+        return megatron_bridge_commands.of_command(command, where, user, folder)
+    return megatron_reader.of_command(command, where, user)
 
 
 def _closed(command: Command, where: str) -> None:
@@ -95,28 +95,28 @@ def _next_token(command: Command, where: str) -> None:
         raise InputError(where, "", f"starts {command.program} ({command.where}), a run of {kind[1].upper()}", fix)
 
 
-def _transformers(command: Command, where: str, said: Said, folder: Path) -> Configuration:
+def _transformers(command: Command, where: str, user: UserSettings, folder: Path) -> RunConfiguration:
     """The arguments of transformers' Trainer, with the file that Accelerate is launched with. Raises InputError."""
     _next_token(command, where)
     names = {key: key.removeprefix("--").replace("-", "_") for key in command.values}
     values = {name: written(command.values[key]) for key, name in names.items()}
     sources = {names[key]: source for key, source in command.sources.items() if key in names}
-    opened = {names[key]: each for key, each in command.open.items() if key in names}
+    opened = {names[key]: value for key, value in command.open.items() if key in names}
     engine = command.held(str(values.get("deepspeed")))
     if engine is not None:
         values["deepspeed"] = written(engine)
-    keys = Keys(where, flattened(values), (None,), sources, transformers_reader.DEFAULTS, said.ignored, opened=opened)
+    keys = KeyReader(where, flattened(values), (None,), sources, transformers_reader.DEFAULTS, user.ignored, opened=opened)
     options = _launch_options(command, where)
-    said = replace(said, launched=options)
-    if ACCELERATE not in said.variables and (launched_by := _accelerate(command, where)) is not None:
+    user = replace(user, launched=options)
+    if ACCELERATE not in user.variables and (launched_by := _accelerate(command, where)) is not None:
         text = command.held(launched_by)
-        said = replace(said, variables={**said.variables, ACCELERATE: launched_by} | ({} if text is None else {WRITTEN: text}))
-    made = transformers_reader.of_keys(values, keys, folder / Path(where).name, said)
-    if made.devices is not None and command.devices not in (None, made.devices):
+        user = replace(user, variables={**user.variables, ACCELERATE: launched_by} | ({} if text is None else {WRITTEN: text}))
+    run = transformers_reader.of_keys(values, keys, folder / Path(where).name, user)
+    if run.devices is not None and command.devices not in (None, run.devices):
         raise InputError(
-            where, "", f"starts {command.devices} processes, and its file says {made.devices}", "give the same in both"
+            where, "", f"starts {command.devices} processes, and its file says {run.devices}", "give the same in both"
         )
-    return replace(made, devices=made.devices or command.devices)
+    return replace(run, devices=run.devices or command.devices)
 
 
 def _accelerate(command: Command, where: str) -> str | None:
@@ -151,23 +151,23 @@ def _launch_options(command: Command, where: str) -> dict[str, tuple[Any, str]]:
     decided."""
     if not LAUNCHERS & {word.rsplit("/", 1)[-1] for word in command.launcher}:
         return {}
-    made = dict[str, tuple[Any, str]]()
+    options = dict[str, tuple[Any, str]]()
     for name, value in _options(command.launcher).items():
         if (key := accelerate_reader.key_of_option(name)) is None:
             continue
-        said: Any = accelerate_reader.KIND_OPTIONS.get(name) or (
+        option_value: Any = accelerate_reader.KIND_OPTIONS.get(name) or (
             written(value) if key.startswith("deepspeed") else value or True
         )
         if MARK.search(value):
             if name not in accelerate_reader.COUNTS:
                 fix = "say what its variable is: --set NAME=VALUE"
                 raise InputError(where, f"--{name}", "of accelerate launch is not decided", fix)
-            said = None  # those of the cluster, whatever the file counts
-        made[key] = (said, f"--{name} of accelerate launch ({command.where})")
-    return made
+            option_value = None  # those of the cluster, whatever the file counts
+        options[key] = (option_value, f"--{name} of accelerate launch ({command.where})")
+    return options
 
 
-def _torchtitan(command: Command, where: str, said: Said, folder: Path) -> Configuration:
+def _torchtitan(command: Command, where: str, user: UserSettings, folder: Path) -> RunConfiguration:
     """torchtitan's TOML file, with the arguments that override it."""
     _closed(command, where)
     name = next((str(command.values[key]) for key in FILES if isinstance(command.values.get(key), str)), None)
@@ -194,5 +194,5 @@ def _torchtitan(command: Command, where: str, said: Said, folder: Path) -> Confi
         field = field.removeprefix("no_")
         tables.setdefault(section.replace("-", "_"), {})[field] = not off if value is True else written(value)
         sources[f"{section.replace('-', '_')}.{field}"] = command.sources.get(key, where)
-    made = torchtitan_reader.of_tables(tables, str(file) if text is None else where, said, sources)
-    return replace(made, devices=command.devices)
+    run = torchtitan_reader.of_tables(tables, str(file) if text is None else where, user, sources)
+    return replace(run, devices=command.devices)

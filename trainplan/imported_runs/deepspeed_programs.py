@@ -13,9 +13,9 @@ from typing import Any
 
 from trainplan.execution.launch_files.foreign import shares_keys
 from trainplan.execution.launch_files.lines import text_sources
-from trainplan.execution.launch_files.run_configuration import Configuration, Keys, Said
+from trainplan.execution.launch_files.run_configuration import KeyReader, RunConfiguration, UserSettings
 from trainplan.execution.launch_files.shell import Command
-from trainplan.execution.runtimes.accelerate.reader import beside
+from trainplan.execution.runtimes.accelerate.reader import find_named_file
 from trainplan.execution.runtimes.deepspeed import reader as deepspeed_reader
 from trainplan.execution.runtimes.megatron.programs import refuse_others
 from trainplan.execution.runtimes.transformers.reader import KNOWN, REFUSED, SEQUENCES
@@ -41,18 +41,18 @@ def is_one(command: Command) -> bool:
     return command.tool in ("", "transformers") and flagged and FILE in command.values and not shares_keys(command)
 
 
-def of_command(command: Command, where: str, said: Said, folder: Path) -> Configuration:
+def of_command(command: Command, where: str, user: UserSettings, folder: Path) -> RunConfiguration:
     """The configuration that a command stands for. folder: of the script, by which paths are found. Raises InputError."""
     refuse_others(command.program, command.values, where, command.open)
     name_of = {key: key.removeprefix("--").replace("-", "_") for key in command.values}
     values = {name: command.values[key] for key, name in name_of.items()}
     sources = {name_of[key]: source for key, source in command.sources.items() if key in name_of}
-    opened = {name_of[key]: each for key, each in command.open.items() if key in name_of}
+    opened = {name_of[key]: value for key, value in command.open.items() if key in name_of}
     defaults = f"what {command.program} does without it"
-    keys = Keys(where, values, sources=sources, defaults=defaults, ignored=said.ignored, opened=opened)
+    keys = KeyReader(where, values, sources=sources, defaults=defaults, ignored=user.ignored, opened=opened)
     keys.read.update(("deepspeed", *LOCAL))
     refuse_all(keys, REFUSED)
-    again = _again(keys, said, where)
+    recomputes = _recomputes(keys, user, where)
     given: dict[str, tuple[Any, str]] = {"optim": ("FusedAdam", OPTIMIZER)}
     for key, field in FILLING.items():
         if (number := keys.whole(key, least=0)) is not None:
@@ -61,7 +61,7 @@ def of_command(command: Command, where: str, said: Said, folder: Path) -> Config
     for key in ("bf16", "fp16"):
         if keys.values.get(key) is not None and keys.flag(key):
             given[f"{key}.enabled"] = (True, f"{key} ({keys.source(key)})")
-    made = _file(command, keys, folder / Path(where).name, replace(said, recompute=again, model=None), given)
+    run = _file(command, keys, folder / Path(where).name, replace(user, recompute=recomputes, model=None), given)
     lengths = {key: length for key in LENGTHS if (length := keys.whole(key)) is not None}
     if len(set(lengths.values())) > 1:
         first, other = list(lengths)[:2]
@@ -71,36 +71,38 @@ def of_command(command: Command, where: str, said: Said, folder: Path) -> Config
     unread, unknown = keys.left(KNOWN)
     named = {"sequence": next(iter(lengths), LENGTHS[0]), "model": MODELS[0]}
     return replace(
-        made, where=where, tool="deepspeed", model=model, sequence=next(iter(lengths.values()), None), devices=command.devices,
-        keys={**made.keys, **named}, unread=(*unread, *made.unread), unknown=(*unknown, *made.unknown),
-        taken=(*keys.taken, *made.taken),
+        run, where=where, tool="deepspeed", model=model, sequence=next(iter(lengths.values()), None), devices=command.devices,
+        keys={**run.keys, **named}, unread=(*unread, *run.unread), unknown=(*unknown, *run.unknown),
+        taken=(*keys.taken, *run.taken),
     )  # fmt: skip
 
 
-def _again(keys: Keys, said: Said, where: str) -> str | None:
+def _recomputes(keys: KeyReader, user: UserSettings, where: str) -> str | None:
     """full or none, by an argument or by what is said; None where nobody says it. Raises InputError where both do, unlike."""
     flags = [key for key in ("gradient_checkpointing", "activation_checkpointing") if key in keys.values]
     if not flags:
-        return said.recompute
-    again = "full" if any(list(map(keys.flag, flags))) else "none"
-    if said.recompute not in (None, again):
-        problem = f"is {said.recompute}, and {where} says otherwise"
+        return user.recompute
+    recomputes = "full" if any(list(map(keys.flag, flags))) else "none"
+    if user.recompute not in (None, recomputes):
+        problem = f"is {user.recompute}, and {where} says otherwise"
         raise InputError(COMMAND_LINE, "--recompute", problem, "leave it out, or change the file")
-    return again
+    return recomputes
 
 
-def _file(command: Command, keys: Keys, path: Path, said: Said, given: Mapping[str, tuple[Any, str]]) -> Configuration:
+def _file(
+    command: Command, keys: KeyReader, path: Path, user: UserSettings, given: Mapping[str, tuple[Any, str]]
+) -> RunConfiguration:
     """What DeepSpeed's file says, one alongside the script or one that it has written. Raises InputError."""
     name = keys.get("deepspeed_config")
     if not isinstance(name, str):
         raise keys.error("deepspeed_config", f"is {shown(name)}", "give the name of DeepSpeed's file, such as ds_config.json")
     text = command.held(name)
     if text is None:
-        return deepspeed_reader.read_filled(beside(path, name, keys, "deepspeed_config"), said, given)
+        return deepspeed_reader.read_filled(find_named_file(path, name, keys, "deepspeed_config"), user, given)
     try:
         data = json.loads(text)
     except ValueError:
         raise InputError(name, "", "is no JSON", "give DeepSpeed's configuration, alongside the script") from None
     if not isinstance(data, Mapping):
         raise InputError(name, "", f"holds {shown(data)}", "give an object, as DeepSpeed's configurations are")
-    return deepspeed_reader.of_values(data, name, said, text_sources(text, name), given=given)
+    return deepspeed_reader.of_values(data, name, user, text_sources(text, name), given=given)

@@ -213,12 +213,12 @@ def listed(data: Mapping[str, Any]) -> str:
 def _names(value: Any, prefix: str = "") -> Iterator[str]:
     """Keys, joined by dots with those around them, and alone after a star; packages of classes that are named, after an @."""
     if isinstance(value, Mapping):
-        for key, each in value.items():
+        for key, inner in value.items():
             yield f"{prefix}{key}"
             yield f"*.{key}"
-            yield from _names(each, f"{prefix}{key}.")
-            if key in ("_target_", "class_path") and isinstance(each, str):
-                yield f"@{each.partition('.')[0]}"
+            yield from _names(inner, f"{prefix}{key}.")
+            if key in ("_target_", "class_path") and isinstance(inner, str):
+                yield f"@{inner.partition('.')[0]}"
     elif isinstance(value, list):
-        for each in value:
-            yield from _names(each, prefix)
+        for item in value:
+            yield from _names(item, prefix)

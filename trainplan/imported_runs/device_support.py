@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainplan.execution.launch_files.run_configuration import Configuration
+from trainplan.execution.launch_files.run_configuration import RunConfiguration
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.clusters.cluster import Cluster
 from trainplan.profiling.clusters.sheets import sheet, sheets
@@ -18,16 +18,16 @@ FLOAT16 = {  # how files say it, by the key that says bfloat16
 }
 
 
-def refuse_what_devices_lack(configuration: Configuration, cluster: Cluster) -> None:
+def refuse_what_devices_lack(configuration: RunConfiguration, cluster: Cluster) -> None:
     """Raises InputError where a file asks for products in a dtype, or kernels of attention, that the devices do not have."""
     _refuse_kernels(configuration, cluster)
     dtype = configuration.dtype
     lacking = next((kind for kind in cluster.used_kinds if dtype is not None and dtype not in kind.flops_per_s), None)
-    said = any(each.value == dtype and "--dtype" in each.source for each in configuration.taken)
-    if lacking is None or said:  # of --dtype pricing tells
+    given_by_option = any(value.value == dtype and "--dtype" in value.source for value in configuration.taken)
+    if lacking is None or given_by_option:  # the pricing refuses what --dtype gives
         return
     usual = configuration.keys.get("dtype", "dtype")
-    key = next((each.key for each in configuration.taken if each.key in FLOAT16 and each.value is True), usual)
+    key = next((value.key for value in configuration.taken if value.key in FLOAT16 and value.value is True), usual)
     other = FLOAT16.get(key) if dtype == "bfloat16" and "float16" in lacking.flops_per_s else None
     if other is not None and configuration.runtime == "megatron-bridge":
         other += "_mixed"
@@ -35,12 +35,12 @@ def refuse_what_devices_lack(configuration: Configuration, cluster: Cluster) -> 
     raise InputError(configuration.where, key, f"asks for {dtype}, and {lacking.name} has no matrix multiplications in it", fix)
 
 
-def _refuse_kernels(configuration: Configuration, cluster: Cluster) -> None:
+def _refuse_kernels(configuration: RunConfiguration, cluster: Cluster) -> None:
     """Raises InputError where FlashAttention is asked for by name, which has no kernels before compute capability 8.0."""
-    asked = next((each for each in configuration.taken if each.key in FLASH and each.value is not False), None)
+    asked = next((value for value in configuration.taken if value.key in FLASH and value.value is not False), None)
     if asked is None or "flash" not in f"{asked.key} {asked.value}".lower():
         return
-    lacking = {each.name for each in map(sheet, sheets()) if each.architecture in WITHOUT_FLASH}
+    lacking = {device.name for device in map(sheet, sheets()) if device.architecture in WITHOUT_FLASH}
     for kind in cluster.used_kinds:
         if kind.name in lacking:
             problem = f"asks for FlashAttention, which has no kernels for {kind.name}"

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from trainplan.execution.launch_files.run_configuration import Configuration, Said, Taken
+from trainplan.execution.launch_files.run_configuration import RunConfiguration, TakenValue, UserSettings
 from trainplan.execution.launch_files.shell import Command
 from trainplan.execution.runtimes.accelerate import reader as accelerate_reader
 from trainplan.execution.runtimes.deepspeed import reader as deepspeed_reader
@@ -29,7 +29,7 @@ BY_TORCH = re.compile(r'"""Train .* on \d+ ranks: .*\n\n    torchrun ')
 MOST = 500  # characters that they begin in
 
 
-def of_command(command: Command, where: str, said: Said, folder: Path) -> Configuration | None:
+def of_command(command: Command, where: str, user: UserSettings, folder: Path) -> RunConfiguration | None:
     """The configuration that an exported script stands for; None for other programs. folder: of the script that starts it.
     Raises InputError."""
     script = folder / command.directory / command.program
@@ -44,24 +44,23 @@ def of_command(command: Command, where: str, said: Said, folder: Path) -> Config
     if found is None or found[1] not in READERS:
         return None
     layout, run = script.with_name(found[1]), script.with_name("run.json")
-    for each in (layout, *[run] * bool(found[2])):
-        if not each.is_file():
-            problem = f"starts {script.name}, which reads {each.name}, and that is not there"
+    for file in (layout, *[run] * bool(found[2])):
+        if not file.is_file():
+            problem = f"starts {script.name}, which reads {file.name}, and that is not there"
             raise InputError(where, "", problem, "export the plan again, or give all files of the export")
     if not found[2]:
-        return replace(READERS[found[1]](layout, said), devices=command.devices)
+        return replace(READERS[found[1]](layout, user), devices=command.devices)
     try:
         has: dict[str, Any] = json.loads(run.read_text())
-        model, sequence, samples, count, again = (
+        model, sequence, samples, count, recomputes = (
             has[name] for name in ("model", "sequence", "micro_batch_samples", "micro_batches", "recompute")
         )
     except (ValueError, TypeError, KeyError) as error:
         raise InputError(str(run), "", f"is not as it was exported ({shown(str(error))})", "export the plan again") from None
-    if said.recompute is None and (again or found[1] == "ds_config.json"):
-        said = replace(said, recompute="full" if again else "none")
-    made = READERS[found[1]](layout, said)
+    if user.recompute is None and (recomputes or found[1] == "ds_config.json"):
+        user = replace(user, recompute="full" if recomputes else "none")
+    configuration = READERS[found[1]](layout, user)
     fields = {"sequence": sequence, "micro_samples": samples, "accumulation": count}
-    return replace(
-        made, devices=command.devices, config=None if said.model else model, **fields,
-        taken=(*made.taken, *(Taken(name, value, str(run)) for name, value in {**fields, "recompute": again}.items())),
-    )  # fmt: skip
+    of_run_file = (TakenValue(name, value, str(run)) for name, value in {**fields, "recompute": recomputes}.items())
+    taken = (*configuration.taken, *of_run_file)
+    return replace(configuration, devices=command.devices, config=None if user.model else model, taken=taken, **fields)

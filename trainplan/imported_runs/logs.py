@@ -22,7 +22,7 @@ from trainplan.execution.launch_files.logs.text import (
     last_run,
     mark,
 )
-from trainplan.execution.launch_files.run_configuration import Configuration, Said
+from trainplan.execution.launch_files.run_configuration import RunConfiguration, UserSettings
 from trainplan.execution.runtimes.deepspeed import reader as deepspeed_reader
 from trainplan.execution.runtimes.megatron.log import of_megatron
 from trainplan.execution.runtimes.megatron_bridge.log import of_bridge, of_nemo
@@ -77,23 +77,28 @@ INSTEAD = {
 def is_log(text: str) -> bool:
     """Whether a text is the log of a run: it has lines that a tool prints of its configuration, or of steps."""
     marks = (*CONFIGURATIONS, *STEPS.values(), *BEGUN.values(), *ANY, *(line for _, line, _ in OTHERS))
-    return any(next(each.all(text), None) is not None for each in marks)
+    return any(next(line_mark.all(text), None) is not None for line_mark in marks)
 
 
-def of_text(text: str, where: str, said: Said) -> Configuration:
+def of_text(text: str, where: str, user: UserSettings) -> RunConfiguration:
     """The configuration that a log says its last run has, with what that measured. Raises InputError naming what it leaves
     open."""
     after, begin, steps = last_run(text)
     lines = [""] * text.count("\n", 0, after) + text[after:steps].split("\n")  # under the numbers that they have in the file
-    readers: tuple[Callable[[Sequence[str], str, Said], Configuration | None], ...] = (
+    readers: tuple[Callable[[Sequence[str], str, UserSettings], RunConfiguration | None], ...] = (
         of_megatron, of_bridge, of_nemo, _torchtitan, of_deepspeed, of_trainer, of_accelerate,
     )  # fmt: skip
     for reader in readers:
-        if (made := reader(lines, where, said)) is not None:
+        if (configuration := reader(lines, where, user)) is not None:
             run = text[begin:]
             log = log_of(run)
             notes = () if log is not None or not after else ("the last run in the log made no step: none is compared",)
-            return replace(made, log=log, ran_out=ran_out(run), notes=(*made.notes, *notes, *_other_version(made, lines)))
+            return replace(
+                configuration,
+                log=log,
+                ran_out=ran_out(run),
+                notes=(*configuration.notes, *notes, *_other_version(configuration, lines)),
+            )
     for tool, line, fix in OTHERS:
         if next(line.all(text), None) is not None:
             raise InputError(where, "", f"is a log of {tool}, whose configuration is not read", fix)
@@ -104,33 +109,33 @@ def of_text(text: str, where: str, said: Said) -> Configuration:
     raise InputError(where, "", f"is a log without the tool's configuration, of {whose}", f"give {INSTEAD[whose]}")
 
 
-def _other_version(made: Configuration, lines: Sequence[str]) -> tuple[str, ...]:
+def _other_version(configuration: RunConfiguration, lines: Sequence[str]) -> tuple[str, ...]:
     """A line where DeepSpeed's defaults were taken, and the log says that it is of another version than they are."""
     found = last(VERSION, lines)
     theirs = deepspeed_reader.DEFAULTS.rpartition(" ")[2]
     if (
         found is None
         or f"{found[1][1]}.".startswith(f"{theirs}.")
-        or all(t.source != deepspeed_reader.DEFAULTS for t in made.taken)
+        or all(t.source != deepspeed_reader.DEFAULTS for t in configuration.taken)
     ):
         return ()
     what = f"what the log does not say is by the defaults of DeepSpeed {theirs}, and the log is of {found[1][1]}"
     return (f"{what}: give the keys whose defaults were others then, in DeepSpeed's file",)
 
 
-def _torchtitan(lines: Sequence[str], where: str, said: Said) -> Configuration | None:
+def _torchtitan(lines: Sequence[str], where: str, user: UserSettings) -> RunConfiguration | None:
     if (found := last(JOB, lines)) is None:
         return None
     number, match = found
     values = mapping_at(lines, number, match[1])
     if values is None:
         raise InputError(f"{where}:{number + 1}", "", "has a configuration that does not end", "give the whole log")
-    made = torchtitan_reader.of_tables(values, f"{where}:{number + 1}", said)
+    configuration = torchtitan_reader.of_tables(values, f"{where}:{number + 1}", user)
     mesh = last(MESH, lines)
     if mesh is None:
-        return made
+        return configuration
     degrees = re.findall(r"\d+", mesh[1][1] or re.sub(r"\b(?:ep|etp)=\d+", "", mesh[1][2]))
     devices = 1
     for degree in degrees:
         devices *= int(degree)
-    return replace(made, devices=devices)
+    return replace(configuration, devices=devices)

@@ -6,13 +6,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from trainplan.execution.launch_files.run_configuration import Configuration
+from trainplan.execution.launch_files.run_configuration import RunConfiguration
 from trainplan.profiling.base.errors import COMMAND_LINE, InputError
 from trainplan.profiling.models.families import family
 from trainplan.profiling.models.model import Model, load_model
 
 
-def on_samples(configuration: Configuration, tokens: int, load: Callable[[int | None], Model]) -> Model:
+def on_samples(configuration: RunConfiguration, tokens: int, load: Callable[[int | None], Model]) -> Model:
     """The model on samples of so many tokens. load: gives it for a number of tokens, None for as many as it has positions.
     Raises InputError, by the key of the file that says the length, where its positions do not go so far."""
     try:
@@ -37,7 +37,7 @@ def positions_field(model: Model) -> str | None:
     return name if turns and not learned else None
 
 
-def with_positions(configuration: Configuration, name: str | None, model: Model) -> Configuration:
+def with_positions(configuration: RunConfiguration, name: str | None, model: Model) -> RunConfiguration:
     """The configuration, with a note where samples are longer than the positions of the model that is named. name: of a model
     or its file, in place of the configuration's."""
     named = name or configuration.model

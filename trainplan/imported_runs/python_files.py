@@ -13,9 +13,9 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from trainplan.execution.launch_files.python.objects import Made, Symbol, Unread
+from trainplan.execution.launch_files.python.objects import ConstructedObject, Symbol, UnreadExpression
 from trainplan.execution.launch_files.python.program import Program
-from trainplan.execution.launch_files.run_configuration import SET, Configuration, Said, bears
+from trainplan.execution.launch_files.run_configuration import SET, RunConfiguration, UserSettings, affects_plan
 from trainplan.execution.runtimes.megatron_bridge import reader as megatron_bridge_reader
 from trainplan.execution.runtimes.megatron_bridge import recipes as megatron_bridge_recipes
 from trainplan.execution.runtimes.torchtitan import config_registry as torchtitan_config_registry
@@ -78,20 +78,20 @@ class Recipes(Program):
         return megatron_bridge_recipes.usual(name)
 
 
-def read(path: Path, said: Said) -> Configuration:
+def read(path: Path, user: UserSettings) -> RunConfiguration:
     """The configuration that a Python file makes. Raises InputError naming what it leaves open."""
-    program = Recipes(path, {name: text for name, text in said.variables.items() if "." not in name and name not in CHOICES})
-    _refuse_unused(program, said)
+    program = Recipes(path, {name: text for name, text in user.variables.items() if "." not in name and name not in CHOICES})
+    _refuse_unused(program, user)
     modules = set(_modules(program.tree))
     if any(name.startswith("megatron.bridge") for name in modules):
-        return _bridge(program, said)
+        return _bridge(program, user)
     if any("torchtitan" in name.split(".")[0] for name in modules):
         if (base := next((name for name in sorted(modules) if re.search(r"\.config_registry\.\w", name)), None)) is not None:
             fix = "give that config_registry.py, with --set config=NAME and --set table.key=VALUE for each change, or the TOML"
             raise InputError(program.where, "", f"changes {base}, which is in another file", fix)
-        config = chosen(program, said, torchtitan_config_registry.is_config, "a Trainer.Config")
+        config = chosen(program, user, torchtitan_config_registry.is_config, "a Trainer.Config")
         refuse_changes(config, program.where)
-        return torchtitan_config_registry.of_config(config, path, said)
+        return torchtitan_config_registry.of_config(config, path, user)
     packages = {name.split(".")[0] for name in modules}
     for package, (tool, fix) in PACKAGES.items():
         if package in packages:
@@ -101,7 +101,7 @@ def read(path: Path, said: Said) -> Configuration:
     raise InputError(program.where, "", "is a Python file that configures no run that is known", f"give {WHAT}, or a script")
 
 
-def _refuse_unused(program: Program, said: Said) -> None:
+def _refuse_unused(program: Program, user: UserSettings) -> None:
     """Raises InputError for a variable that is set, and that the file has neither as a name nor as a text, as those of the
     environment and options are."""
     names = set[str]()
@@ -110,7 +110,7 @@ def _refuse_unused(program: Program, said: Said) -> None:
             names.add(node.id if isinstance(node, ast.Name) else node.arg)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             names.add(node.value.lstrip("-").replace("-", "_"))
-    for name in said.variables:
+    for name in user.variables:
         if "." not in name and name not in CHOICES and name not in names:
             near = get_close_matches(name, names, n=2)
             fix = f"did you mean {' or '.join(near)}?" if near else "give a name that it assigns, or section.key=VALUE"
@@ -127,29 +127,34 @@ def _modules(tree: ast.Module) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def chosen(program: Program, said: Said, is_one: Callable[[Any], bool], what: str) -> Made:
+def chosen(program: Program, user: UserSettings, is_one: Callable[[Any], bool], what: str) -> ConstructedObject:
     """The configuration of a file that is run: the one given to a function that starts a run; else the only one that the file
     makes, or that one of its functions gives back, as `--set config=NAME` says. Raises InputError."""
-    name = said.variables.get("config")
+    name = user.variables.get("config")
     if name is None:
-        started = [each for each in program.made if each.name.rpartition(".")[2] in STARTS]
-        given: list[Any] = [each.fields.get("config", each.fields.get("0", each.fields.get("cfg"))) for each in started]
+        started = [call for call in program.made if call.name.rpartition(".")[2] in STARTS]
+        given: list[Any] = [call.fields.get("config", call.fields.get("0", call.fields.get("cfg"))) for call in started]
         for value in given:
-            if isinstance(value, Unread):
+            if isinstance(value, UnreadExpression):
                 fix = "give a file where it is written out"
                 raise InputError(f"{program.where}:{value.line}", "config", f"is {value.text}, which is not known", fix)
-        other = next((each for each in given if isinstance(each, Made) and not is_one(each)), None)
+        other = next(
+            (made_object for made_object in given if isinstance(made_object, ConstructedObject) and not is_one(made_object)),
+            None,
+        )
         if other is not None:
             fix = "give a file where it is written out"
             raise InputError(f"{program.where}:{other.line}", "config", f"is made by {other.name or 'others'}", fix)
-        ones: list[Made] = [each for each in given if is_one(each)] or [each for each in program.made if is_one(each)]
+        ones: list[ConstructedObject] = [made_object for made_object in given if is_one(made_object)] or [
+            made_object for made_object in program.made if is_one(made_object)
+        ]
         alone = list(dict.fromkeys(ones))
         if len(alone) == 1:
             return alone[0]
         if len(alone) > 1:
-            lines = ", ".join(str(each.line) for each in alone[:8])
+            lines = ", ".join(str(config.line) for config in alone[:8])
             raise InputError(program.where, "", f"makes {len(alone)} configurations (lines {lines})", "give a file with one")
-    made = dict[str, Made]()
+    made = dict[str, ConstructedObject]()
     wanted = list(program.functions) if name is None else [name] if name in program.functions else []
     for function in wanted:
         value = program.call(function)
@@ -167,7 +172,7 @@ def chosen(program: Program, said: Said, is_one: Callable[[Any], bool], what: st
     raise InputError(program.where, "", f"makes no configuration that is read, such as {what}", f"give {WHAT}")
 
 
-def refuse_changes(made: Made, where: str, fix: str = "or a file where all is written out") -> None:
+def refuse_changes(made: ConstructedObject, where: str, fix: str = "or a file where all is written out") -> None:
     """Raises InputError where an object is given to what may change it."""
     change = next(made.changes(), None)
     if change is not None:
@@ -176,7 +181,7 @@ def refuse_changes(made: Made, where: str, fix: str = "or a file where all is wr
 
 
 def _is_bridge(value: Any) -> bool:
-    last = value.name.rpartition(".")[2] if isinstance(value, Made) else ""
+    last = value.name.rpartition(".")[2] if isinstance(value, ConstructedObject) else ""
     known = (
         last.endswith((megatron_bridge_recipes.END, *megatron_bridge_recipes.OTHERS))
         or last in megatron_bridge_recipes.recipes()
@@ -188,9 +193,9 @@ def _is_bridge(value: Any) -> bool:
     )
 
 
-def _bridge(program: Program, said: Said) -> Configuration:
+def _bridge(program: Program, user: UserSettings) -> RunConfiguration:
     """A ConfigContainer, or a recipe with what is assigned to it."""
-    config = chosen(program, said, _is_bridge, "llama3_8b_pretrain_config()")
+    config = chosen(program, user, _is_bridge, "llama3_8b_pretrain_config()")
     refuse_changes(config, program.where, "a file where all is written out, or a YAML file of overrides with --set recipe=NAME")
     where, last = program.where, config.name.rpartition(".")[2]
     whole = last == "ConfigContainer"
@@ -206,23 +211,23 @@ def _bridge(program: Program, said: Said) -> Configuration:
         first, dot, rest = key.partition(".")
         key = f"{megatron_bridge_recipes.ARGUMENTS.get(first, first)}{dot}{rest}"
         section, _, field = key.partition(".")
-        bearing = section in SECTIONS and (not field or key in READ or bears(key))
-        if isinstance(value, Unread) and key.endswith("**"):
+        bearing = section in SECTIONS and (not field or key in READ or affects_plan(key))
+        if isinstance(value, UnreadExpression) and key.endswith("**"):
             fix = "give that file, where it is one of YAML, or a file where its fields are written out"
             raise InputError(f"{where}:{line}", section, f"has what {value.text} holds, which is not in this file", fix)
-        if isinstance(value, Unread) and bearing and key not in said.variables:
+        if isinstance(value, UnreadExpression) and bearing and key not in user.variables:
             raise InputError(f"{where}:{line}", key, f"is {value.text}, which is not known", f"give it: --set {key}=VALUE")
-        if isinstance(value, Made) and not field and bearing and not value.implied:
+        if isinstance(value, ConstructedObject) and not field and bearing and not value.implied:
             _refuse_calls(value, key, f"{where}:{line}")
-        elsewhere = not field and section not in SECTIONS and not bears(key)
-        if field.startswith("of.") or isinstance(value, Unread | Made) or elsewhere:
+        elsewhere = not field and section not in SECTIONS and not affects_plan(key)
+        if field.startswith("of.") or isinstance(value, UnreadExpression | ConstructedObject) or elsewhere:
             continue
         if not field and section not in SECTIONS:
             raise InputError(f"{where}:{line}", key, f"is {shown(value)}, and no argument that is read", "assign it by section")
         if field.count(".") == 0 and field not in ("of", "load_weights"):
             values[key], sources[key] = str(value) if isinstance(value, Symbol) else value, f"{where}:{line}"
     precision = config.fields.get("mixed_precision", config.fields.get("precision_config"))
-    if isinstance(precision, Made) and not precision.implied:
+    if isinstance(precision, ConstructedObject) and not precision.implied:
         shape = precision.fields.get("0")
         name = shape if isinstance(shape, str) else precision.name.rpartition(".")[2]
         fields = {} if name == "MixedPrecisionConfig" else megatron_bridge_reader.precision_fields(name, where)
@@ -232,13 +237,13 @@ def _bridge(program: Program, said: Said) -> Configuration:
         values, sources = {**fields, **values}, {**dict.fromkeys(fields, sources["mixed_precision"]), **sources}
     values.pop("mixed_precision", None)
     optimizer = config.fields.get("optimizer")
-    if isinstance(optimizer, Made) and "fused_adam" in optimizer.name:
+    if isinstance(optimizer, ConstructedObject) and "fused_adam" in optimizer.name:
         values = {**megatron_bridge_recipes.STEPPED, **values}
     values = {key: value for key, value in values.items() if key.partition(".")[0] in SECTIONS}
-    model = _hub_model(config, where, said)
+    model = _hub_model(config, where, user)
     widths = [f"{section}.{name}" for section in ("mixed_precision", "model") for name in ("bf16", "fp16")]
     left = config.fields.get("mixed_precision", "" if whole and model is not None else "of the recipe") in (None, "")
-    if left and not any(values.get(key) or key in said.variables for key in widths):
+    if left and not any(values.get(key) or key in user.variables for key in widths):
         fix = "give it, such as bf16_mixed, or --set mixed_precision.bf16=true: without it the checkpoint's own dtype is taken"
         raise InputError(f"{where}:{config.line}", "mixed_precision", "is missing", fix)
     if model is not None:
@@ -246,15 +251,17 @@ def _bridge(program: Program, said: Said) -> Configuration:
         if "model.seq_length" not in values:  # which its bridge fills in
             values["model.seq_length"] = load_model(model).sequence_tokens
             sources["model.seq_length"] = f"max_position_embeddings of {model}"
-    with_model = said if model is None or said.model is not None else replace(said, model=model)
+    with_model = user if model is None or user.model is not None else replace(user, model=model)
     replaced = [
-        name for name, value in config.fields.items() if value is None or (isinstance(value, Made) and not value.implied)
+        name
+        for name, value in config.fields.items()
+        if value is None or (isinstance(value, ConstructedObject) and not value.implied)
     ]
     made = megatron_bridge_reader.of_fields(values, where, with_model, sources, recipe, replaced)
     return made if model is None else replace(made, model=made.model or model)
 
 
-def _refuse_calls(value: Made, key: str, where: str) -> None:
+def _refuse_calls(value: ConstructedObject, key: str, where: str) -> None:
     """Raises InputError where a section is what a function outside the file gives back."""
     last = value.name.rpartition(".")[2]
     plain = last.partition("[")[0]
@@ -263,11 +270,11 @@ def _refuse_calls(value: Made, key: str, where: str) -> None:
         raise InputError(where, key, f"is {plain}(..), which is not followed", "give a file where its fields are written out")
 
 
-def _hub_model(config: Made, where: str, said: Said) -> str | None:
+def _hub_model(config: ConstructedObject, where: str, user: UserSettings) -> str | None:
     """The model that a file itself says by its name on the hub; None where it does not. Raises InputError where it is not
     known."""
     model = config.fields.get("model")
-    if not isinstance(model, Made) or model.implied:
+    if not isinstance(model, ConstructedObject) or model.implied:
         return None
     names = [value for key, value, _ in model.flattened() if key.startswith("of.") and isinstance(value, str) and "/" in value]
     if names and (found := sized(names[0])) is not None:
@@ -275,7 +282,7 @@ def _hub_model(config: Made, where: str, said: Said) -> str | None:
     if names and (what := mixture(names[0])) is not None:
         problem = f"is {shown(names[0])}: {what} is not planned yet"
         raise InputError(f"{where}:{model.line}", "model", problem, "give a dense model")
-    if model.fields.get("num_layers") is None and said.model is None:
+    if model.fields.get("num_layers") is None and user.model is None:
         what = names[0] if names else model.name.rpartition(".")[2]
         raise InputError(f"{where}:{model.line}", "model", f"is {shown(what)}, whose sizes are not known", "give --model")
     return None

@@ -10,7 +10,7 @@ from typing import Any
 
 from trainplan.execution.launch_files.documents import read_document
 from trainplan.execution.launch_files.logs.text import text_of_log
-from trainplan.execution.launch_files.run_configuration import SET, Configuration, Recomputed, Said, Taken
+from trainplan.execution.launch_files.run_configuration import SET, RecomputedLayers, RunConfiguration, TakenValue, UserSettings
 from trainplan.execution.launch_files.settings import ACCELERATE
 from trainplan.execution.launch_files.shell import command_of_text
 from trainplan.execution.runtimes.accelerate import reader as accelerate_reader
@@ -52,7 +52,7 @@ READERS = {
     "nemo": nemo_reader.read,
 }
 RUNTIMES = tuple(READERS)
-NOTHING = Said()
+NOTHING = UserSettings()
 SIZES = {  # by their names in configurations of models
     "layers": ("num_hidden_layers", "n_layer"),
     "hidden units": ("hidden_size", "n_embd"),
@@ -72,63 +72,63 @@ VOCABULARIES = {  # keys that say its size, of tools whose files describe the mo
 ONE = ("deepspeed", "accelerate")  # where micro-batches are one unless the file says more
 
 
-def read(path: Path, runtime: str | None = None, said: Said = NOTHING) -> Configuration:
+def read(path: Path, runtime: str | None = None, user: UserSettings = NOTHING) -> RunConfiguration:
     """The configuration of a file. runtime: whose it is (default: torchtitan's where the name ends in .toml; of .json and .yaml
     that whose keys it has; of .py that which it imports; else Megatron-LM's). said: what is said apart from the file.
     Raises InputError."""
     if runtime is not None and runtime not in RUNTIMES:
         raise InputError(COMMAND_LINE, "--runtime", f"is {runtime!r}", one_of(runtime, RUNTIMES))
-    if said.recompute not in (None, "full", "none"):
-        raise InputError(COMMAND_LINE, "--recompute", f"is {said.recompute!r}", "give full or none")
+    if user.recompute not in (None, "full", "none"):
+        raise InputError(COMMAND_LINE, "--recompute", f"is {user.recompute!r}", "give full or none")
     if runtime is None and path.suffix.lower() not in (*DOCUMENTS, *SCRIPTS):
         text = text_of_log(path)
         if logs.is_log(text):
-            return _of_log(text, str(path), said)
+            return _of_log(text, str(path), user)
         if not path.is_file():  # a pipe, which is read once
-            return read_text(text, str(path), said)
+            return read_text(text, str(path), user)
     if path.suffix.lower() in DOCUMENTS and runtime in (None, *READ.values()):
         data = read_document(path)
         if wandb.is_one(data):
-            _refuse_settings(str(path), said, ())
-            return wandb.of_record(data, path, said)
+            _refuse_settings(str(path), user, ())
+            return wandb.of_record(data, path, user)
         chosen = reader_of(path, data)
         if runtime not in (None, chosen):
             problem = f"is {runtime!r}, and the keys of {path} are of {chosen}"
             raise InputError(COMMAND_LINE, "--runtime", problem, "leave it out")
     elif path.suffix.lower() == ".py":
-        return python_files.read(path, said)
+        return python_files.read(path, user)
     else:
         chosen = runtime or by_name(path)
-    if said.recompute is not None and chosen not in (*ONE, "transformers", "megatron"):
+    if user.recompute is not None and chosen not in (*ONE, "transformers", "megatron"):
         fix = f"leave it out: files of {chosen} say what is recomputed"
-        raise InputError(COMMAND_LINE, "--recompute", f"is {said.recompute!r}", fix)
-    return READERS[chosen](path, said)
+        raise InputError(COMMAND_LINE, "--recompute", f"is {user.recompute!r}", fix)
+    return READERS[chosen](path, user)
 
 
-def read_text(text: str, where: str, said: Said = NOTHING) -> Configuration:
+def read_text(text: str, where: str, user: UserSettings = NOTHING) -> RunConfiguration:
     """The configuration of a log, a script or a command line that is in no file. where: its name. Raises InputError."""
     if logs.is_log(text):
-        return _of_log(text, where, said)
-    return commands.of_command(command_of_text(text, said.variables, where, Path(".")), where, said, Path("."))
+        return _of_log(text, where, user)
+    return commands.of_command(command_of_text(text, user.variables, where, Path(".")), where, user, Path("."))
 
 
-def _of_log(text: str, where: str, said: Said) -> Configuration:
+def _of_log(text: str, where: str, user: UserSettings) -> RunConfiguration:
     """The configuration of a log, of which nothing can be set but what a trainer's run was launched with, where it leaves that
     open. Raises InputError."""
-    _refuse_settings(where, said, (ACCELERATE,))
-    made = logs.of_text(text, where, said)
-    _refuse_settings(where, said, (ACCELERATE,) if made.tool == "transformers" else ())
+    _refuse_settings(where, user, (ACCELERATE,))
+    made = logs.of_text(text, where, user)
+    _refuse_settings(where, user, (ACCELERATE,) if made.tool == "transformers" else ())
     return made
 
 
-def _refuse_settings(where: str, said: Said, but: Collection[str]) -> None:
+def _refuse_settings(where: str, user: UserSettings, but: Collection[str]) -> None:
     """Raises InputError where something is set of a run that has been made. but: what may be."""
-    if (name := next((name for name in said.variables if name not in but), None)) is not None:
+    if (name := next((name for name in user.variables if name not in but), None)) is not None:
         fix = "leave it out, or give what starts the run: a log says what ran"
         raise InputError(COMMAND_LINE, SET, f"is {name}, and {where} is the log of a run", fix)
 
 
-def with_options(configuration: Configuration, batch: int | None, micro_batch: int | None) -> Configuration:
+def with_options(configuration: RunConfiguration, batch: int | None, micro_batch: int | None) -> RunConfiguration:
     """The configuration with what options say where it leaves something open. Raises InputError where both say it, unlike."""
     changes: dict[str, Any] = {}
     for name, option, value in (("samples", "--batch", batch), ("micro_samples", "--micro-batch", micro_batch)):
@@ -141,7 +141,9 @@ def with_options(configuration: Configuration, batch: int | None, micro_batch: i
     return replace(configuration, **changes)
 
 
-def with_kernels(configuration: Configuration, loss: str | None, attention: str | None, model: str | None) -> Configuration:
+def with_kernels(
+    configuration: RunConfiguration, loss: str | None, attention: str | None, model: str | None
+) -> RunConfiguration:
     """The configuration with how the loss goes through the logits, and whether attention keeps scores, as options say, else the
     file, else for attention what the model's configuration asks for. Raises InputError."""
     buffers, taken = configuration.buffers, list(configuration.taken)
@@ -154,25 +156,25 @@ def with_kernels(configuration: Configuration, loss: str | None, attention: str 
             problem = f"is {value}, and {configuration.where} says {written}"
             raise InputError(COMMAND_LINE, f"--{name}", problem, "leave it out, or change the file")
         buffers = replace(buffers, **{name: value})  # type: ignore[arg-type]
-        taken.append(Taken(name, value, f"--{name}"))
+        taken.append(TakenValue(name, value, f"--{name}"))
     named = model or configuration.model
     asked = {} if named is None else load_model(named).config
     if buffers.attention is None and asked.get("attn_implementation") == "eager":
         buffers = replace(buffers, attention="eager")
-        taken.append(Taken("attention", "eager", f"attn_implementation of {named}"))
+        taken.append(TakenValue("attention", "eager", f"attn_implementation of {named}"))
     return replace(configuration, buffers=buffers, taken=tuple(taken))
 
 
-def _kernels(configuration: Configuration) -> str:
+def _kernels(configuration: RunConfiguration) -> str:
     """Words of what steps the parameters, of the loss, and of Liger's kernels, where a file says it."""
-    taken = {each.key: each for each in configuration.taken}
+    taken = {value.key: value for value in configuration.taken}
     words = [LIGER] * any(str(taken[key].value).lower() == "true" for key in LIGER_KEYS if key in taken)
     words += [FUSED_LOSS] * (configuration.buffers.loss == "fused" and configuration.runtime.startswith("megatron"))
     return " ".join([configuration.flags, *words]).strip()
 
 
 def model_of(
-    configuration: Configuration, name: str | None, sequence: int | None, dtype: str | None, cluster: Cluster | None = None
+    configuration: RunConfiguration, name: str | None, sequence: int | None, dtype: str | None, cluster: Cluster | None = None
 ) -> Model:
     """The model: the one named, else the file's, in a dtype that the devices have, where these are known. Raises InputError."""
     tokens = configuration.sequence
@@ -219,16 +221,16 @@ def model_of(
     return (on_samples(configuration, tokens, load) if configuration.runtime == "torchtitan" else load(tokens)).fused()
 
 
-def with_model(configuration: Configuration, model: Model) -> Configuration:
+def with_model(configuration: RunConfiguration, model: Model) -> RunConfiguration:
     """The configuration with the sizes of what the trainer holds alongside that depend on the model."""
     sizes = configuration.buffers.by_hidden
     buffers = configuration.buffers.for_hidden(model.units[-1].sublayer.hidden)
     source = "by the model's hidden size, as transformers' Trainer and Accelerate fill in 'auto'"
-    taken = tuple(Taken(f"buffers.{name}", getattr(buffers, name), source) for name, _ in sizes)
+    taken = tuple(TakenValue(f"buffers.{name}", getattr(buffers, name), source) for name, _ in sizes)
     return replace(configuration, buffers=buffers, taken=(*configuration.taken, *taken))
 
 
-def _agreed(configuration: Configuration, model: Model) -> None:
+def _agreed(configuration: RunConfiguration, model: Model) -> None:
     """Raises InputError where a file describes a model of other sizes than the one that is named."""
     fields: Mapping[str, Any] = configuration.config or {}
     if configuration.config is None and configuration.model is not None:
@@ -237,14 +239,14 @@ def _agreed(configuration: Configuration, model: Model) -> None:
         except InputError:  # a name that is not shipped, whose sizes nobody knows
             return
     for what, names in SIZES.items():
-        written, named = (next((each[name] for name in names if each.get(name)), None) for each in (fields, model.config))
+        written, named = (next((sizes[name] for name in names if sizes.get(name)), None) for sizes in (fields, model.config))
         near = "vocab_size" in names and written and named and abs(written - named) <= PADDED * max(written, named)
         if None not in (written, named) and written != named and not near:
             problem = f"has {written} {what}, and {model.name} has {named}"
             raise configuration.error("model", problem, "give the model that runs, or leave --model out")
 
 
-def with_recipe(configuration: Configuration, request: Request) -> Configuration:
+def with_recipe(configuration: RunConfiguration, request: Request) -> RunConfiguration:
     """The configuration with its recipe, where the cost model `streams` can price it on the devices of a request; else without,
     and with a note. Raises InputError where the devices do not have it."""
     name, options = configuration.recipe, {"sliced": 0, "host": ",".join(configuration.host) or "none"}
@@ -260,7 +262,7 @@ def with_recipe(configuration: Configuration, request: Request) -> Configuration
     return configuration
 
 
-def plan_of(configuration: Configuration, model: Model, request: Request) -> Plan:
+def plan_of(configuration: RunConfiguration, model: Model, request: Request) -> Plan:
     """The plan that a configuration runs on the devices of a request. Raises InputError naming the key that does not fit."""
     devices, tp, cp, pp = request.origin.devices, configuration.tp, configuration.cp, configuration.pp
     if configuration.devices not in (None, devices):
@@ -320,7 +322,7 @@ def plan_of(configuration: Configuration, model: Model, request: Request) -> Pla
     )
 
 
-def _strategy(configuration: Configuration, data: int) -> Strategy:
+def _strategy(configuration: RunConfiguration, data: int) -> Strategy:
     """The layout of all units, without recomputation: copies outside shards, tensor parallelism inside."""
     copies, shard, zero = configuration.copies, configuration.shard, configuration.zero
     if zero == 0:
@@ -343,7 +345,7 @@ def _strategy(configuration: Configuration, data: int) -> Strategy:
     return replace(plain, zero=zero, sequence_parallel=configuration.sequence_parallel, exchange=configuration.exchange)
 
 
-def _sharing(configuration: Configuration, copies: int) -> str:
+def _sharing(configuration: RunConfiguration, copies: int) -> str:
     """What to give where context-parallel ranks alone share states."""
     why = "plans share no states among context-parallel ranks alone"
     if copies == 1:
@@ -353,7 +355,7 @@ def _sharing(configuration: Configuration, copies: int) -> str:
     return f"give {configuration.keys.get('copies', 'copies')} = {copies // fewest}{shard}: {why}"
 
 
-def _unequal(configuration: Configuration, copies: int, shard: int, data: int) -> InputError:
+def _unequal(configuration: RunConfiguration, copies: int, shard: int, data: int) -> InputError:
     """An error of copies and of ranks that share states, whose product is not all data-parallel ranks."""
     name = "shard" if configuration.shard is not None else "copies"
     if configuration.shard is None or configuration.copies is None:
@@ -365,7 +367,7 @@ def _unequal(configuration: Configuration, copies: int, shard: int, data: int) -
     return configuration.error(name, problem, f"give {' or '.join(works) or f'two numbers whose product is {data}'}")
 
 
-def _batch(configuration: Configuration, data: int) -> tuple[int, int]:
+def _batch(configuration: RunConfiguration, data: int) -> tuple[int, int]:
     """Samples of a step, and micro-batches. Raises InputError."""
     samples, micro, count = configuration.samples, configuration.micro_samples, configuration.accumulation
     if micro is None and None in (samples, count) and (name := configuration.undecided.get("micro_samples")) is not None:
@@ -391,7 +393,7 @@ def _batch(configuration: Configuration, data: int) -> tuple[int, int]:
     return samples, samples // (micro * data)
 
 
-def _cuts(configuration: Configuration, model: Model) -> tuple[int, ...]:
+def _cuts(configuration: RunConfiguration, model: Model) -> tuple[int, ...]:
     """First units of the stages after the first. Raises InputError."""
     if configuration.cuts is not None:
         if configuration.cuts and configuration.cuts[-1] >= len(model.units):
@@ -412,14 +414,14 @@ def _cuts(configuration: Configuration, model: Model) -> tuple[int, ...]:
     return tuple(accumulate(counts[:-1]))
 
 
-def _units(configuration: Configuration, model: Model, strategy: Strategy, begins: list[int]) -> list[PlannedUnit]:
+def _units(configuration: RunConfiguration, model: Model, strategy: Strategy, begins: list[int]) -> list[PlannedUnit]:
     """Every unit with what it recomputes, and what of it is on the host."""
     units, layer_of_stage = list[PlannedUnit](), dict[int, int]()
     recomputed, starts = configuration.recomputed, set(begins)
     for index, unit in enumerate(model.units):
         if index in starts:
             layer_of_stage = {}
-        layer_of_stage.setdefault(unit.layer, sum(1 for each in layer_of_stage if 0 < each <= model.layers))
+        layer_of_stage.setdefault(unit.layer, sum(1 for layer in layer_of_stage if 0 < layer <= model.layers))
         inner = unit.kind not in ENDS
         again = inner and _again(recomputed, unit.layer, layer_of_stage[unit.layer])
         modules = tuple(
@@ -437,7 +439,7 @@ def _units(configuration: Configuration, model: Model, strategy: Strategy, begin
     return units
 
 
-def _again(recomputed: Recomputed, layer: int, place: int) -> bool:
+def _again(recomputed: RecomputedLayers, layer: int, place: int) -> bool:
     """Whether a layer is recomputed. layer: from 1 on; place: in its stage."""
     if recomputed.of == "none" or layer % recomputed.every:
         return False

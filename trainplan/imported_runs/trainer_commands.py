@@ -9,7 +9,7 @@ from pathlib import Path
 
 from trainplan.execution.launch_files.documents import read_document
 from trainplan.execution.launch_files.foreign import as_settings, file_of, foreign, overrides, shares_keys
-from trainplan.execution.launch_files.run_configuration import Configuration, Said
+from trainplan.execution.launch_files.run_configuration import RunConfiguration, UserSettings
 from trainplan.execution.launch_files.settings import ACCELERATE, WRITTEN
 from trainplan.execution.launch_files.shell import Command
 from trainplan.execution.runtimes.axolotl import reader as axolotl_reader
@@ -28,7 +28,7 @@ def is_one(command: Command) -> bool:
     return command.tool in TOOLS and (bool(command.tool) or not shares_keys(command)) and file_of(command) is not None
 
 
-def of_command(command: Command, where: str, said: Said, folder: Path, launched: str | None) -> Configuration:
+def of_command(command: Command, where: str, user: UserSettings, folder: Path, launched: str | None) -> RunConfiguration:
     """The configuration that such a command stands for. folder: of the script. launched: the file that Accelerate is launched
     with, none for other launchers, nothing where it may be any. Raises InputError."""
     name = str(file_of(command))
@@ -47,10 +47,10 @@ def of_command(command: Command, where: str, said: Said, folder: Path, launched:
         raise foreign(command, where)
     if "--" in command.words:
         raise InputError(where, "--", "hands options to what launches the program", "leave them out, and give --cluster")
-    if said.recompute is not None and tool != "transformers":
+    if user.recompute is not None and tool != "transformers":
         fix = f"leave it out: files of {tool} say what is recomputed"
-        raise InputError(COMMAND_LINE, "--recompute", f"is {said.recompute!r}", fix)
-    made_by = said.variables.get(ACCELERATE, launched)
+        raise InputError(COMMAND_LINE, "--recompute", f"is {user.recompute!r}", fix)
+    made_by = user.variables.get(ACCELERATE, launched)
     own = {
         key: text
         for key, text in overrides(command).items()
@@ -62,13 +62,15 @@ def of_command(command: Command, where: str, said: Said, folder: Path, launched:
         variables[ACCELERATE] = made_by
         if (text := command.held(made_by)) is not None:
             variables[WRITTEN] = text
-    made = READERS[tool](file, replace(said, variables=variables, sources=sources))
-    if made.devices is not None and command.devices not in (None, made.devices):
-        problem = f"starts {command.devices} processes, and its file says {made.devices}"
+    run = READERS[tool](file, replace(user, variables=variables, sources=sources))
+    if run.devices is not None and command.devices not in (None, run.devices):
+        problem = f"starts {command.devices} processes, and its file says {run.devices}"
         raise InputError(where, "", problem, "give the same in both")
-    nodes, each = (_number(command, name) for name in ("NNODES", "NPROC_PER_NODE")) if tool == "llama-factory" else (None, None)
-    devices = nodes * each if nodes and each else None
-    return replace(made, devices=made.devices or command.devices or devices, nodes=nodes)
+    nodes, per_node = (
+        (_number(command, name) for name in ("NNODES", "NPROC_PER_NODE")) if tool == "llama-factory" else (None, None)
+    )
+    devices = nodes * per_node if nodes and per_node else None
+    return replace(run, devices=run.devices or command.devices or devices, nodes=nodes)
 
 
 def _number(command: Command, name: str) -> int | None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from trainplan.execution.launch_files.lines import sources_of
-from trainplan.execution.launch_files.run_configuration import Configuration, Said
+from trainplan.execution.launch_files.run_configuration import RunConfiguration, UserSettings
 from trainplan.execution.runtimes.megatron.log import of_printed
 from trainplan.execution.runtimes.torchtitan import reader as torchtitan_reader
 from trainplan.profiling.base.errors import InputError
@@ -24,16 +24,16 @@ def is_one(data: Any) -> bool:
     return isinstance(data, Mapping) and ("wandb_version" in data or "_wandb" in data)
 
 
-def of_record(data: Mapping[str, Any], path: Path, said: Said) -> Configuration:
+def of_record(data: Mapping[str, Any], path: Path, user: UserSettings) -> RunConfiguration:
     """The configuration of a record. Raises InputError where it is of a tool whose records are not read."""
     where, lines = str(path), sources_of(path)
-    values = {key: each["value"] for key, each in data.items() if isinstance(each, Mapping) and "value" in each}
+    values = {key: entry["value"] for key, entry in data.items() if isinstance(entry, Mapping) and "value" in entry}
     values.pop("_wandb", None)
     sources = {key: lines.get(f"{key}.value", where) for key in values}
     if set(MEGATRON) <= set(values):
-        return of_printed({key: (value, sources[key]) for key, value in values.items()}, where, said)
+        return of_printed({key: (value, sources[key]) for key, value in values.items()}, where, user)
     if set(TITAN) <= set(values):
-        return torchtitan_reader.of_tables(values, where, said)
+        return torchtitan_reader.of_tables(values, where, user)
     keys = ", ".join(list(values)[:4]) or "it is empty"
     fix = "give the log of the run, or what starts it"
     raise InputError(where, "", f"is a record of Weights & Biases, of a tool that is not read ({keys})", fix)

@@ -64,8 +64,8 @@ def front_of(line: str, after: str) -> re.Pattern[str]:
 def block_at(lines: Sequence[str], number: int) -> Iterator[tuple[int, str]]:
     """The lines after one, with their numbers, without what launchers put in front of all of them."""
     front = front_of(lines[number], lines[number + 1]) if number + 1 < len(lines) else re.compile("")
-    for each in range(number + 1, min(len(lines), number + MOST_LINES)):
-        yield each, front.sub("", lines[each], count=1) if front.match(lines[each]) else lines[each]
+    for line_number in range(number + 1, min(len(lines), number + MOST_LINES)):
+        yield line_number, front.sub("", lines[line_number], count=1) if front.match(lines[line_number]) else lines[line_number]
 
 
 def mapping_at(lines: Sequence[str], number: int, text: str) -> dict[str, Any] | None:
@@ -81,7 +81,7 @@ def mapping_at(lines: Sequence[str], number: int, text: str) -> dict[str, Any] |
         except (ValueError, SyntaxError, MemoryError, RecursionError):
             continue
         if isinstance(value, dict):
-            return {key: _whole(each) for key, each in value.items()}
+            return {key: _whole(item) for key, item in value.items()}
     return None
 
 
@@ -99,6 +99,6 @@ def _plain(words: Mapping[str, str], match: re.Match[str]) -> str:
 def _whole(value: Any) -> Any:
     """Numbers as they were before DeepSpeed printed those above 1000 with exponents."""
     if isinstance(value, dict):
-        return {key: _whole(each) for key, each in value.items()}
+        return {key: _whole(item) for key, item in value.items()}
     whole = isinstance(value, float) and abs(value) > 1e3 and value.is_integer()
     return int(value) if whole else value

@@ -136,12 +136,12 @@ def log_of(text: str) -> Log | None:
 
 def ran_out(text: str) -> RanOut | None:
     """How a run ended without memory; None where it did not, or went on after it."""
-    said = next(OUT_OF_MEMORY.finditer(text), None)
-    if said is None or any(next(step.all(text[said.end() :]), None) for step in STEPS.values()):
+    message_start = next(OUT_OF_MEMORY.finditer(text), None)
+    if message_start is None or any(next(step.all(text[message_start.end() :]), None) for step in STEPS.values()):
         return None
-    message = text[said.start() : said.start() + 1500]
+    message = text[message_start.start() : message_start.start() + 1500]
     allocated, capacity = (_bytes(pattern.search(message)) for pattern in (ALLOCATED, CAPACITY))
-    return RanOut(_bytes(said) or 0, allocated, capacity)
+    return RanOut(_bytes(message_start) or 0, allocated, capacity)
 
 
 def _bytes(size: re.Match[str] | None) -> int | None:

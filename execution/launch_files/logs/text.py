@@ -81,7 +81,7 @@ def text_of_log(path: Path) -> str:
     try:
         status = path.stat()
         if stat.S_ISDIR(status.st_mode):
-            logs = sorted(each.name for each in path.iterdir() if each.suffix in (".log", ".out", ".txt"))
+            logs = sorted(file.name for file in path.iterdir() if file.suffix in (".log", ".out", ".txt"))
             example = f", such as {path / logs[0]}" if logs else ""
             raise InputError(where, "", "is a folder", f"give one file, the log of a run or what starts it{example}")
         if status.st_size > MOST_BYTES:
@@ -120,7 +120,7 @@ class Run(NamedTuple):
 
 def last_run(text: str) -> Run:
     """The last run of a log; all of it where no tool prints its configuration."""
-    marks = sorted(match.start() for each in CONFIGURATIONS for match in each.all(text))
+    marks = sorted(match.start() for line_mark in CONFIGURATIONS for match in line_mark.all(text))
     if not marks:
         return Run(0, 0, len(text))
     before = max(_last(step, text, marks[-1]) for step in STEPS.values())

@@ -15,18 +15,18 @@ class Symbol(str):
 
 
 @dataclass(frozen=True)
-class Unread:
+class UnreadExpression:
     """An expression whose value is not known without running the file. held: objects that it may be, or have parts of; plain:
     it is a number or a text, and has none."""
 
     text: str
     line: int
-    held: tuple[Made, ...] = field(default=(), repr=False, compare=False)
+    held: tuple[ConstructedObject, ...] = field(default=(), repr=False, compare=False)
     plain: bool = field(default=False, repr=False, compare=False)
 
 
 @dataclass(eq=False)
-class Made:
+class ConstructedObject:
     """An object that a call makes. name: of what is called. fields: its arguments by name, those by place as "0", "1", and what
     is assigned to it afterwards; lines: where each is written. implied: made by reading an attribute that nothing set. changed:
     calls that the object is given to, and may be changed by. passed: the arguments themselves, where fields have copies.
@@ -37,7 +37,7 @@ class Made:
     fields: dict[str, Any] = field(default_factory=dict)
     lines: dict[str, int] = field(default_factory=dict)
     implied: bool = False
-    changed: list[Unread] = field(default_factory=list)
+    changed: list[UnreadExpression] = field(default_factory=list)
     passed: list[Any] = field(default_factory=list, repr=False)
     usual: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
@@ -45,12 +45,12 @@ class Made:
         """Fields of the object and of those that it holds: names joined by dots, values and lines."""
         for name, value in self.fields.items():
             yield f"{prefix}{name}", value, self.lines.get(name, self.line)
-            if isinstance(value, Made) and id(value) not in above:
+            if isinstance(value, ConstructedObject) and id(value) not in above:
                 yield from value.flattened(f"{prefix}{name}.", (*above, id(value)))
 
-    def changes(self) -> Iterator[Unread]:
+    def changes(self) -> Iterator[UnreadExpression]:
         """Calls by which the object, or one that it holds, may be changed."""
         yield from self.changed
         for _, value, _ in islice(self.flattened(), MOST_FIELDS):
-            if isinstance(value, Made):
+            if isinstance(value, ConstructedObject):
                 yield from value.changed

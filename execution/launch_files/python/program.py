@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from trainplan.execution.launch_files.python.objects import Made, Symbol
+from trainplan.execution.launch_files.python.objects import ConstructedObject, Symbol
 from trainplan.execution.launch_files.python.values import OUTER, Expressions, Scope, loaded, unread
 from trainplan.profiling.base.errors import InputError
 
@@ -41,7 +41,7 @@ class Program(Expressions):
 
     def call(self, name: str) -> Any:
         """What a function of the file gives back, called without arguments."""
-        return self._guarded(lambda: self.enter(self.functions[name], Made(name, 0), self.functions[name]))
+        return self._guarded(lambda: self.enter(self.functions[name], ConstructedObject(name, 0), self.functions[name]))
 
     def _guarded(self, what: Any) -> Any:
         try:
@@ -82,7 +82,7 @@ class Program(Expressions):
             case ast.For():
                 items = self.value(node.iter, scope)
                 items = list(items) if isinstance(items, dict) else items
-                breaks = any(isinstance(each, ast.Break | ast.Continue) for each in ast.walk(node))
+                breaks = any(isinstance(inner, ast.Break | ast.Continue) for inner in ast.walk(node))
                 if isinstance(items, list | tuple | range) and len(items) <= MOST_ITEMS and not breaks and not node.orelse:
                     for item in items:
                         self.assign(node.target, item, scope)
@@ -90,13 +90,13 @@ class Program(Expressions):
                 else:
                     self._blur([node], scope, node.iter)
             case ast.With():
-                for each in node.items:
-                    made = self.value(each.context_expr, scope)
-                    if each.optional_vars is not None:
-                        self.assign(each.optional_vars, made, scope)
+                for item in node.items:
+                    made = self.value(item.context_expr, scope)
+                    if item.optional_vars is not None:
+                        self.assign(item.optional_vars, made, scope)
                 self._block(node.body, scope)
             case ast.Try():
-                plain = all(isinstance(each, ast.Import | ast.ImportFrom | ast.Pass) for each in node.body)
+                plain = all(isinstance(statement, ast.Import | ast.ImportFrom | ast.Pass) for statement in node.body)
                 if plain or not node.handlers:
                     self._block([*node.body, *node.orelse], scope)
                 else:
@@ -136,7 +136,7 @@ class Program(Expressions):
     def _blur(self, body: Sequence[ast.stmt], scope: Scope, why: ast.AST) -> None:
         """Statements that may or may not be run, or several times: all that they assign is unread, all that they call may have
         been called."""
-        held = {id(each): each for statement in body for each in self.held(statement, scope)}
+        held = {id(held_object): held_object for statement in body for held_object in self.held(statement, scope)}
         open_, returns = replace(unread(why), held=tuple(held.values())), False
         for statement in body:
             for node in ast.walk(statement):
@@ -164,7 +164,7 @@ class Program(Expressions):
                 scope[target.id] = self.variables.get(target.id, value)
             case ast.Attribute():
                 base = self.value(target.value, scope)
-                if isinstance(base, Made):
+                if isinstance(base, ConstructedObject):
                     base.fields[target.attr], base.lines[target.attr] = value, target.lineno
                 else:
                     self.change([base], target)
@@ -172,7 +172,7 @@ class Program(Expressions):
                 base, key = self.value(target.value, scope), self.value(target.slice, scope)
                 if isinstance(base, dict) and isinstance(key, str | int):
                     base[key] = value
-                elif isinstance(base, Made) and isinstance(key, str):
+                elif isinstance(base, ConstructedObject) and isinstance(key, str):
                     base.fields[key], base.lines[key] = value, target.lineno
                 else:
                     self.change([base], target)
@@ -183,14 +183,14 @@ class Program(Expressions):
                 several = isinstance(value, list | tuple) and len(value) == len(target.elts) and not stars
                 for index, elt in enumerate(target.elts):
                     part: Any = value[index] if several else replace(unread(target), held=self.held_in(value))
-                    if isinstance(value, Made):
-                        part = Made(f"{value.name}[{index}]", target.lineno)
+                    if isinstance(value, ConstructedObject):
+                        part = ConstructedObject(f"{value.name}[{index}]", target.lineno)
                     self.assign(elt, part, scope)
 
-    def enter(self, function: ast.FunctionDef, given: Made, node: ast.AST) -> Any:
+    def enter(self, function: ast.FunctionDef, given: ConstructedObject, node: ast.AST) -> Any:
         """What a function of the file gives back for arguments."""
         spec, scope = function.args, Scope({OUTER: self._outer.get(function.name)})
-        names = [each.arg for each in (*spec.posonlyargs, *spec.args)]
+        names = [argument.arg for argument in (*spec.posonlyargs, *spec.args)]
         defaults = dict(zip(reversed(names), reversed(spec.defaults), strict=False))
         defaults |= {
             kwonlyarg.arg: value
@@ -209,9 +209,11 @@ class Program(Expressions):
             rest = {key: value for key, value in given.fields.items() if key not in names and not key.isdecimal()}
             scope[spec.kwarg.arg] = unread(node) if "**" in rest else rest
         odd = [
-            each for each in function.decorator_list if ast.unparse(each).partition("(")[0].rpartition(".")[2] not in DECORATORS
+            decorator
+            for decorator in function.decorator_list
+            if ast.unparse(decorator).partition("(")[0].rpartition(".")[2] not in DECORATORS
         ]
-        inner = (each for each in ast.walk(function) if isinstance(each, ast.Yield | ast.YieldFrom))
+        inner = (inner_node for inner_node in ast.walk(function) if isinstance(inner_node, ast.Yield | ast.YieldFrom))
         if self._depth >= DEEPEST or odd or any(inner):
             self.change(given.passed, node, "a function")
             return replace(unread(node), held=self.held(function, scope))

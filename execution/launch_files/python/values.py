@@ -18,7 +18,7 @@ from copy import copy, deepcopy
 from dataclasses import replace
 from typing import Any
 
-from trainplan.execution.launch_files.python.objects import Made, Symbol, Unread
+from trainplan.execution.launch_files.python.objects import ConstructedObject, Symbol, UnreadExpression
 from trainplan.profiling.base.errors import InputError, shown
 from trainplan.profiling.models.families.fields import names
 
@@ -32,7 +32,7 @@ COMPARED: dict[type, Any] = {
     ast.GtE: operator.ge, ast.Is: operator.is_, ast.IsNot: operator.is_not,
 }  # fmt: skip
 PLAIN = (int, float, str, bool, type(None), list, tuple, dict)
-BUILTINS = {each.__name__: each for each in (int, float, str, bool, len, max, min, list, tuple)}
+BUILTINS = {function.__name__: function for function in (int, float, str, bool, len, max, min, list, tuple)}
 # What may be called with an object and leaves it as it is, by the last part of its name.
 HARMLESS = names(
     """
@@ -65,7 +65,7 @@ class Expressions:
         self.functions: dict[str, ast.FunctionDef] = {}
         self.classes: set[str] = set()
         self.values: Scope = {"__name__": "__main__"}
-        self.made: list[Made] = []
+        self.made: list[ConstructedObject] = []
 
     def usual(self, name: str) -> Mapping[str, Any]:
         """Values that an object of a call without arguments has where nothing sets them, by section and field. name: of what is
@@ -76,32 +76,34 @@ class Expressions:
         """Makes a target of an assignment stand for a value."""
         raise NotImplementedError
 
-    def enter(self, function: ast.FunctionDef, given: Made, node: ast.AST) -> Any:
+    def enter(self, function: ast.FunctionDef, given: ConstructedObject, node: ast.AST) -> Any:
         """What a function of the file gives back for arguments."""
         raise NotImplementedError
 
     def value(self, node: ast.AST, scope: Scope) -> Any:
         """What an expression stands for: a literal, a Symbol, an object, or Unread."""
         value = self._value(node, scope)
-        if isinstance(value, Unread) and not isinstance(node, FOLLOWED):
+        if isinstance(value, UnreadExpression) and not isinstance(node, FOLLOWED):
             self.maybe_called(node, scope)
-        if not isinstance(value, Unread) or value.held or value.plain:
+        if not isinstance(value, UnreadExpression) or value.held or value.plain:
             return value
         return replace(value, held=self.held(node, scope))
 
-    def held(self, node: ast.AST, scope: Scope) -> tuple[Made, ...]:
+    def held(self, node: ast.AST, scope: Scope) -> tuple[ConstructedObject, ...]:
         """The objects that names of an expression or a statement stand for, or may stand for."""
-        names = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+        names = {name.id for name in ast.walk(node) if isinstance(name, ast.Name)}
         return self.held_in([self.look(name, scope) for name in names])
 
-    def held_in(self, value: Any) -> tuple[Made, ...]:
+    def held_in(self, value: Any) -> tuple[ConstructedObject, ...]:
         """The objects that a value is, or may be, or has in it."""
         values = [value]
         for value in values:
             if isinstance(value, list | tuple | dict) and len(values) < LONGEST:
                 values += value.values() if isinstance(value, dict) else value
-        held = [each for value in values for each in (value.held if isinstance(value, Unread) else (value,))]
-        return tuple({id(each): each for each in held if isinstance(each, Made)}.values())
+        held = [
+            held_value for value in values for held_value in (value.held if isinstance(value, UnreadExpression) else (value,))
+        ]
+        return tuple({id(held_value): held_value for held_value in held if isinstance(held_value, ConstructedObject)}.values())
 
     def look(self, name: str, scope: Scope, otherwise: Any = None) -> Any:
         """What a name stands for: in a function, in those around it, or in the file."""
@@ -114,9 +116,9 @@ class Expressions:
 
     def maybe_called(self, node: ast.AST, scope: Scope) -> None:
         """Notes the calls of a part of a file that may or may not be run."""
-        for each in ast.walk(node):
-            if isinstance(each, ast.Call):
-                self.change(list(self.held(each, scope)), each)
+        for call in ast.walk(node):
+            if isinstance(call, ast.Call):
+                self.change(list(self.held(call, scope)), call)
 
     def _value(self, node: ast.AST, scope: Scope) -> Any:
         match node:
@@ -150,7 +152,7 @@ class Expressions:
                 return unread(node) if truth is None else self.value(node.body if truth else node.orelse, scope)
             case ast.JoinedStr():
                 parts = [
-                    self.value(each.value if isinstance(each, ast.FormattedValue) else each, scope) for each in node.values
+                    self.value(part.value if isinstance(part, ast.FormattedValue) else part, scope) for part in node.values
                 ]
                 known = all(isinstance(part, str | int | float) for part in parts)
                 return "".join(map(str, parts)) if known else unread(node)
@@ -183,25 +185,27 @@ class Expressions:
         base = self.value(node.value, scope)
         if isinstance(base, Symbol):
             return Symbol(f"{base}.{node.attr}")
-        if not isinstance(base, Made):
+        if not isinstance(base, ConstructedObject):
             return unread(node)
         return self.part(base, node.attr, node.lineno)
 
-    def part(self, of: Made, name: str, line: int) -> Any:
+    def part(self, of: ConstructedObject, name: str, line: int) -> Any:
         """A field of an object; one that nothing set is an object of its own."""
         if name.startswith("__"):
-            of.changed.append(Unread(name, line))
+            of.changed.append(UnreadExpression(name, line))
         if name not in of.fields:
             usual = of.usual.get(name, {})
             if not isinstance(usual, Mapping):
                 return usual
-            of.fields[name], of.lines[name] = Made("", line, implied=True, usual=usual), line
+            of.fields[name], of.lines[name] = ConstructedObject("", line, implied=True, usual=usual), line
         return of.fields[name]
 
     def _computed(self, node: ast.BinOp, scope: Scope) -> Any:
         left, right = self.value(node.left, scope), self.value(node.right, scope)
-        numbers = all(isinstance(each, int | float) and abs(each) < 2**63 for each in (left, right))
-        lists = all(isinstance(each, list) for each in (left, right)) or all(type(each) is str for each in (left, right))
+        numbers = all(isinstance(operand, int | float) and abs(operand) < 2**63 for operand in (left, right))
+        lists = all(isinstance(operand, list) for operand in (left, right)) or all(
+            type(operand) is str for operand in (left, right)
+        )
         if type(node.op) not in BINARY or not (numbers or (lists and isinstance(node.op, ast.Add))):
             power = isinstance(node.op, ast.Pow) and numbers and abs(right) <= 64 and abs(left) <= 1024
             return left**right if power and left else unread(node)
@@ -212,8 +216,8 @@ class Expressions:
         return made if numbers or len(made) <= LONGEST else unread(node)
 
     def _either(self, node: ast.BoolOp, scope: Scope) -> Any:
-        for each in node.values:
-            value = self.value(each, scope)
+        for operand in node.values:
+            value = self.value(operand, scope)
             truth = self.truth(value)
             if truth is None or truth is isinstance(node.op, ast.Or):
                 return unread(node) if truth is None else value
@@ -221,8 +225,8 @@ class Expressions:
 
     def _compared(self, node: ast.Compare, scope: Scope) -> Any:
         left, right, kind = self.value(node.left, scope), self.value(node.comparators[0], scope), type(node.ops[0])
-        if not all(isinstance(each, PLAIN) for each in (left, right)):
-            made = [isinstance(each, Made) and not each.implied for each in (left, right)]
+        if not all(isinstance(operand, PLAIN) for operand in (left, right)):
+            made = [isinstance(operand, ConstructedObject) and not operand.implied for operand in (left, right)]
             if any(made) and None in (left, right) and kind in (ast.Is, ast.IsNot):
                 return kind is ast.IsNot
             return unread(node)
@@ -236,12 +240,12 @@ class Expressions:
     def truth(self, value: Any) -> bool | None:
         """Whether a value counts as true; None where it is not known."""
         if isinstance(value, Symbol) or not isinstance(value, PLAIN):
-            return True if isinstance(value, Made) and not value.implied and not value.fields else None
+            return True if isinstance(value, ConstructedObject) and not value.implied and not value.fields else None
         return bool(value)
 
     def _called(self, node: ast.Call, scope: Scope) -> Any:
         function = self._method(node, scope) if isinstance(node.func, ast.Attribute) else self.value(node.func, scope)
-        if isinstance(node.func, ast.Name) and isinstance(function, Unread) and node.func.id not in scope:
+        if isinstance(node.func, ast.Name) and isinstance(function, UnreadExpression) and node.func.id not in scope:
             function = Symbol(node.func.id)  # of an import of everything
         if not isinstance(function, Symbol) and isinstance(node.func, ast.Attribute):
             return function
@@ -257,7 +261,7 @@ class Expressions:
         name, known = function.rpartition(".")[2], len(plain) == len(given.fields)
         if function in ("os.environ.get", "os.getenv") and isinstance(key := given.fields.get("0"), str):
             return self.variables.get(key, given.fields.get("1", given.fields.get("default", unread(node))))
-        if function == "range" and known and all(isinstance(each, int) for each in plain) and 1 <= len(plain) <= 3:
+        if function == "range" and known and all(isinstance(number, int) for number in plain) and 1 <= len(plain) <= 3:
             return range(*plain) if 0 not in plain[2:] else unread(node)
         if function == "dict" and "**" not in given.fields and "0" not in given.fields:
             return dict(given.fields)
@@ -269,11 +273,11 @@ class Expressions:
                 return replace(unread(node), plain=number)
         if name == "cast" and len(given.fields) == 2:
             return given.fields.get("1", unread(node))
-        if function in COPIES and isinstance(first := given.fields.get("0"), Made):
+        if function in COPIES and isinstance(first := given.fields.get("0"), ConstructedObject):
             self.made.append(deepcopy(first))
             return self.made[-1]
         of, part = given.fields.get("0"), given.fields.get("1")
-        if function in ("getattr", "setattr") and isinstance(of, Made) and type(part) is str:
+        if function in ("getattr", "setattr") and isinstance(of, ConstructedObject) and type(part) is str:
             if function == "getattr":
                 return self.part(of, part, node.lineno)
             of.fields[part], of.lines[part] = given.fields.get("2", unread(node)), node.lineno
@@ -297,7 +301,7 @@ class Expressions:
         base, name = self.value(node.func.value, scope), node.func.attr
         if isinstance(base, Symbol):
             return Symbol(f"{base}.{name}")
-        if isinstance(base, Made) and name == "add_argument":
+        if isinstance(base, ConstructedObject) and name == "add_argument":
             given = self._arguments(node, scope)
             flags = [value for key, value in given.fields.items() if key.isdecimal() and isinstance(value, str)]
             names = [flag.lstrip("-").replace("-", "_") for flag in flags if flag.startswith("--") or not flag.startswith("-")]
@@ -306,8 +310,8 @@ class Expressions:
                 place = str(given.fields.get("dest", names[0]))
                 base.fields.setdefault("arguments", {})[place] = self.variables.get(place, default)
             return None
-        if isinstance(base, Made) and name in ("parse_args", "parse_known_args"):
-            arguments = Made(name, node.lineno, dict(base.fields.get("arguments", {})))
+        if isinstance(base, ConstructedObject) and name in ("parse_args", "parse_known_args"):
+            arguments = ConstructedObject(name, node.lineno, dict(base.fields.get("arguments", {})))
             return arguments if name == "parse_args" else (arguments, unread(node))
         given = self._arguments(node, scope)
         if isinstance(base, dict) and name == "get" and isinstance(key := given.fields.get("0"), str | int):
@@ -323,15 +327,15 @@ class Expressions:
         if isinstance(base, dict | list | str) and name in UNCHANGING:
             return unread(node)
         self.change([base, *given.passed], node, name)
-        if isinstance(base, Made):
+        if isinstance(base, ConstructedObject):
             given.name = f"{base.name}.{name}"
             given.fields["of"] = base
             self.made.append(given)
             return given
         return unread(node)
 
-    def _arguments(self, node: ast.Call, scope: Scope) -> Made:
-        given = Made("", node.lineno)
+    def _arguments(self, node: ast.Call, scope: Scope) -> ConstructedObject:
+        given = ConstructedObject("", node.lineno)
 
         def take(name: str, value: Any, line: int) -> None:
             given.passed.append(value)
@@ -353,15 +357,17 @@ class Expressions:
     def change(self, values: Sequence[Any], node: ast.AST, name: str = "") -> None:
         """Notes that objects are given to a call that may change them."""
         called = name or (ast.unparse(node.func).rpartition(".")[2] if isinstance(node, ast.Call) else "")
-        own = called in self.classes or any(isinstance(each, Made) and each.name in self.classes for each in values)
+        own = called in self.classes or any(
+            isinstance(value, ConstructedObject) and value.name in self.classes for value in values
+        )
         holds = called[:1].isupper() or called.endswith("_pretrain_config")  # a class or a recipe, whose object holds them
         if not own and (called in HARMLESS or holds):
             return
         for value in values:
-            for each in value.held if isinstance(value, Unread) else (value,):
-                if isinstance(each, Made):
-                    each.changed.append(unread(node))
-            if isinstance(value, Made | Unread):
+            for held_value in value.held if isinstance(value, UnreadExpression) else (value,):
+                if isinstance(held_value, ConstructedObject):
+                    held_value.changed.append(unread(node))
+            if isinstance(value, ConstructedObject | UnreadExpression):
                 continue
             if isinstance(value, dict):
                 value |= dict.fromkeys(value, unread(node)) | {"**": unread(node)}
@@ -369,10 +375,10 @@ class Expressions:
                 value[:] = [unread(node)]
 
 
-def unread(node: ast.AST) -> Unread:
+def unread(node: ast.AST) -> UnreadExpression:
     """A part of a file as a value that is not known."""
     text = ast.unparse(node) if not isinstance(node, ast.Try) else "an exception"
-    return Unread(shown(text.split("\n")[0]).strip("'\""), getattr(node, "lineno", 0))
+    return UnreadExpression(shown(text.split("\n")[0]).strip("'\""), getattr(node, "lineno", 0))
 
 
 def loaded(target: ast.AST) -> ast.expr:

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from trainplan.execution.launch_files.run_configuration import Open, bears
+from trainplan.execution.launch_files.run_configuration import UndecidedValue, affects_plan
 from trainplan.execution.launch_files.settings import ACCELERATE
 from trainplan.execution.launch_files.shell import pasted
 from trainplan.execution.launch_files.shell.arguments import values_of
@@ -80,7 +80,7 @@ def command_of_text(text: str, variables: Mapping[str, str], where: str, folder:
             raise hangs(where, error.decision.cause, error.decision.example) from None
         raise InputError(where, "", "takes more steps than are followed", "give the command itself by --command") from None
     for key, open_ in command.open.items():
-        if bears(key) and (more := _taken_by_place(shell, open_.name, text, where)) is not None:
+        if affects_plan(key) and (more := _taken_by_place(shell, open_.name, text, where)) is not None:
             raise more
     _refuse_unused(shell, command, shell.texts, where)
     return _with_blanks(shell, command)
@@ -112,13 +112,13 @@ def _refuse_unused(shell: Evaluator, command: Command, texts: Sequence[str], whe
 def _with_blanks(shell: Evaluator, command: Command) -> Command:
     """The command, with what is known of arguments that are given nothing, since a variable that the script sets elsewhere is
     empty there."""
-    blank, text = dict[str, Open](), "\n".join(shell.texts)
+    blank, text = dict[str, UndecidedValue](), "\n".join(shell.texts)
     given = " with " + " and ".join(f"{name}={value}" for name, value in shell.given.items()) if shell.given else ""
     for name, where in shell.blank.items():
         for option in re.findall(rf"(--[A-Za-z][\w-]*)[ \t=]+[\"']?\$\{{?{name}\b", text):
             key = option.replace("_", "-")
             if command.values.get(key) in (True, ""):
-                blank.setdefault(key, Open(f"has no value: ${name} is empty{given} ({where})", name))
+                blank.setdefault(key, UndecidedValue(f"has no value: ${name} is empty{given} ({where})", name))
     return replace(command, blank=blank)
 
 
@@ -152,6 +152,8 @@ def _listed(shell: Evaluator, text: str, where: str) -> Command:
     for key, value in values.items():
         cause = shell.marks.cause(value) if isinstance(value, str) else None
         if cause is not None:
-            opened[key] = Open(f"is '{shell.marks.shown(value)}': {cause.name} {cause.why} ({cause.where})", cause.name)
+            opened[key] = UndecidedValue(
+                f"is '{shell.marks.shown(value)}': {cause.name} {cause.why} ({cause.where})", cause.name
+            )
     values = {key: shell.marks.shown(value) if isinstance(value, str) else value for key, value in values.items()}
     return Command("", "megatron", tuple(words), (), where, None, sources, values, opened)

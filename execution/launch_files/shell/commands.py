@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
 
-from trainplan.execution.launch_files.run_configuration import Open
+from trainplan.execution.launch_files.run_configuration import UndecidedValue
 from trainplan.execution.launch_files.shell.arguments import loose, values_of
 from trainplan.execution.launch_files.shell.evaluate import Evaluator
 from trainplan.execution.launch_files.shell.launchers import MEGATRON, PYTHON, TOOLS
@@ -63,11 +63,11 @@ class Command:
     devices: int | None = None
     sources: Mapping[str, str] = field(default_factory=dict)
     values: Mapping[str, Any] = field(default_factory=dict)
-    open: Mapping[str, Open] = field(default_factory=dict)
+    open: Mapping[str, UndecidedValue] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
     directory: str = "."
-    blank: Mapping[str, Open] = field(default_factory=dict)
+    blank: Mapping[str, UndecidedValue] = field(default_factory=dict)
 
     def held(self, path: str) -> str | None:
         """What a file holds that the script has written or edited; None for others."""
@@ -123,25 +123,27 @@ def chosen(shell: Evaluator, founds: Sequence[Found], path: str) -> Command:
 def _joined(shell: Evaluator, runs: list[tuple[dict[int, bool], list[Command]]], path: str) -> Command:
     """One command of all that may run, with the arguments in which they differ as open ones."""
     every = [command for _, commands in runs for command in commands]
-    first, values, opened, sources = every[0], dict(every[0].values), dict[str, Open](), dict[str, str]()
+    first, values, opened, sources = every[0], dict(every[0].values), dict[str, UndecidedValue](), dict[str, str]()
     for command in reversed(every):
         values, sources = {**command.values, **values}, {**sources, **command.sources}
     for key in values:
         texts = list(dict.fromkeys(str(command.values.get(key, "not given")) for command in every))
         if len(texts) == 1:
             if (cause := shell.marks.cause(texts[0])) is not None and not _written(shell, every, texts[0]):
-                opened[key] = Open(f"is '{shell.marks.shown(texts[0])}': {_about(cause)}", cause.name)
+                opened[key] = UndecidedValue(f"is '{shell.marks.shown(texts[0])}': {_about(cause)}", cause.name)
             continue
         shown = " or ".join("given" if text == "True" else shell.marks.shown(text) for text in texts[:3])
         within = next((commands for _, commands in runs if len({str(c.values.get(key)) for c in commands}) > 1), None)
         if within is not None:
             lines = ", ".join(dict.fromkeys(command.where for command in within))
-            opened[key] = Open(f"is {shown}: several commands that train are reached, at {lines}", "", "")
+            opened[key] = UndecidedValue(f"is {shown}: several commands that train are reached, at {lines}", "", "")
             continue
         cause, example = _deciding(shell, runs, lambda commands, key=key: commands[0].values.get(key))
         variable = cause.name or _variable(shell, key)
         problem = f"is {shown}, by a condition that is not decided: {_about(cause)}"
-        opened[key] = Open(problem, variable, (example or "VALUE") if cause.name else "")  # of that, and no argument's value
+        opened[key] = UndecidedValue(
+            problem, variable, (example or "VALUE") if cause.name else ""
+        )  # of that, and no argument's value
     devices = {command.devices for command in every}
     values = {key: shell.marks.shown(value) if isinstance(value, str) else value for key, value in values.items()}
     return replace(first, values=values, open=opened, sources=sources, devices=devices.pop() if len(devices) == 1 else None)

@@ -1,1 +1,1 @@
-"""Hugging Face Accelerate: its configuration and launch options, read and written."""
+"""Hugging Face Accelerate: reader of its configuration and launch options, and export to it."""

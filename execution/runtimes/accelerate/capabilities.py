@@ -1,7 +1,7 @@
-"""What Accelerate runs.
+"""What plans for Accelerate may have.
 
-One stage, shards of FSDP2 (ZeRO stages 2 and 3), copies of shards (`--hybrid`) or copies alone, recomputation of whole layers.
-It is given no tensor parallelism.
+One stage; states sharded by FSDP2 (ZeRO stages 2 and 3), copies of shards (`--hybrid`) or copies alone; recomputation of whole
+layers. Tensor parallelism is not used.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from trainplan.execution.launch_files.known_keys import known_keys
-from trainplan.execution.launch_files.run_configuration import Keys, Said
+from trainplan.execution.launch_files.run_configuration import KeyReader, UserSettings
 from trainplan.profiling.base.errors import COMMAND_LINE, InputError, shown
 
 OPTIONS = known_keys(__file__).names  # of FSDP, that change no plan
@@ -18,19 +18,23 @@ WRAPS = ("TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP")
 
 @dataclass(frozen=True)
 class Sharding:
-    """ZeRO's stage; the copies and the ranks that share states, None where they follow from the devices; whether states are on
-    the host, whether layers are computed again, and whether the ranks of a node share states, however many it has."""
+    """How FSDP shares states between ranks.
+
+    zero: the equivalent ZeRO stage. copies: ranks with copies of shards; None if it follows from the number of devices. shard:
+    ranks that share states; None likewise. offloads: whether states are on the host. recomputes: whether layers are recomputed.
+    within_nodes: whether the ranks of one node share states, however many a node has.
+    """
 
     zero: Literal[0, 1, 2, 3]
     copies: int | None
     shard: int | None
     offloads: bool = False
-    again: bool = False
+    recomputes: bool = False
     within_nodes: bool = False
 
 
 def fsdp(
-    keys: Keys,
+    keys: KeyReader,
     find: Callable[[str], str],
     sizes: Mapping[str, int],
     node: int | None,
@@ -38,9 +42,13 @@ def fsdp(
     notes: list[str],
     wrapped: str,
 ) -> Sharding:
-    """What the keys of FSDP say. find: the key of an option, such as fsdp_config.fsdp_version of `version`. sizes: of
-    `dp_replicate` and `dp_shard`, where they are given. node: devices of a node, None where nothing says it. version: of FSDP
-    where none is given. wrapped: the policy, of WRAPS, where none is given. Raises InputError."""
+    """The sharding that the FSDP keys of a file describe.
+
+    find: gives the file's key for an option, such as fsdp_config.fsdp_version for `version`. sizes: sizes of the mesh
+    dimensions `dp_replicate` and `dp_shard`, if given. node: devices of a node; None if unknown. version: of FSDP, if the file
+    gives none. notes: lines on differences are added. wrapped: the wrapping policy (see WRAPS) if the file gives none. Raises
+    InputError.
+    """
     shared = _shared(keys, find, sizes, node, keys.whole(find("version"), version) or version, notes)
     key = find("auto_wrap_policy")
     wrap = keys.text(key, wrapped, (*WRAPS, *(name.lower() for name in WRAPS))).upper()
@@ -54,12 +62,12 @@ def fsdp(
 
 
 def _shared(
-    keys: Keys, find: Callable[[str], str], sizes: Mapping[str, int], node: int | None, version: int, notes: list[str]
+    keys: KeyReader, find: Callable[[str], str], sizes: Mapping[str, int], node: int | None, version: int, notes: list[str]
 ) -> Sharding:
-    """The same, whatever is gathered at once."""
+    """The sharding without the wrapping policy; arguments as of `fsdp`, with `version` resolved. Raises InputError."""
     strategy, reshard = keys.get(find("sharding_strategy")), keys.get(find("reshard_after_forward"))
     offloads = keys.flag(find("offload_params")) or keys.flag(find("cpu_offload"))
-    again = keys.flag(find("activation_checkpointing"))
+    recomputes = keys.flag(find("activation_checkpointing"))
     keys.refuse(find("ignored_modules"), [""], "plans share the states of all modules")
     if keys.flag(find("activation_checkpointing_offload")):
         notes.append("checkpoints on the host (their offload is asked for): the plan keeps them on the device; more memory")
@@ -67,7 +75,7 @@ def _shared(
     shard = sizes["dp_shard"] if sizes.get("dp_shard", 1) > 1 else None
     if version == 2:
         whole = keys.flag(find("reshard_after_forward"), True)
-        return Sharding(3 if whole else 2, copies, shard, offloads, again)
+        return Sharding(3 if whole else 2, copies, shard, offloads, recomputes)
     key = find("sharding_strategy" if strategy is not None else "reshard_after_forward")
     name = _strategy(keys, key, strategy if strategy is not None else reshard)
     within = name.startswith("HYBRID") and shard is None
@@ -76,18 +84,19 @@ def _shared(
     elif copies == 1:
         copies = None
     zero: Any = 0 if name == "NO_SHARD" else 2 if name in ("SHARD_GRAD_OP", "HYBRID_SHARD_ZERO2") else 3
-    return Sharding(zero, copies, shard, offloads, again, within and node is None)
+    return Sharding(zero, copies, shard, offloads, recomputes, within and node is None)
 
 
-def refuse_denied(again: bool, said: Said, where: str) -> None:
-    """Raises InputError where FSDP computes layers again (`activation_checkpointing`) and --recompute denies it."""
-    if again and said.recompute == "none":
+def refuse_denied(recomputes: bool, user: UserSettings, where: str) -> None:
+    """Raises InputError if FSDP recomputes layers (`activation_checkpointing`) and the user gives --recompute none."""
+    if recomputes and user.recompute == "none":
         problem = f"is none, and {where} has activation_checkpointing: true"
         raise InputError(COMMAND_LINE, "--recompute", problem, "leave it out, or change the file")
 
 
-def _strategy(keys: Keys, key: str, value: Any) -> str:
-    """FSDP1's strategy by name or number; a true or false of FSDP2 is none of it. Raises InputError."""
+def _strategy(keys: KeyReader, key: str, value: Any) -> str:
+    """FSDP1's sharding strategy by name or number; FULL_SHARD if none is given. Raises InputError for other values, such as a
+    boolean, which belongs to FSDP2."""
     if value is None:
         keys.take(key, STRATEGIES[0])
         return STRATEGIES[0]

@@ -1,4 +1,4 @@
-"""Accelerate: the file of `accelerate config`, with its FSDP, DeepSpeed and plain data-parallel parts (1.15, 2026)."""
+"""Reader of the file of `accelerate config`, with its FSDP, DeepSpeed and plain data-parallel parts (1.15, 2026)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,14 @@ from typing import Any
 
 from trainplan.execution.launch_files.known_keys import known_keys
 from trainplan.execution.launch_files.lines import text_sources
-from trainplan.execution.launch_files.run_configuration import Configuration, Host, Keys, Recomputed, Said, flattened
+from trainplan.execution.launch_files.run_configuration import (
+    Host,
+    KeyReader,
+    RecomputedLayers,
+    RunConfiguration,
+    UserSettings,
+    flattened,
+)
 from trainplan.execution.launch_files.settings import read_with_settings
 from trainplan.execution.runtimes.accelerate.fields import DEGREE, DTYPES, FIELDS, KINDS
 from trainplan.execution.runtimes.accelerate.fsdp_options import Sharding, fsdp, refuse_denied
@@ -51,11 +58,14 @@ ON_HOST = "master weights on the host: the plan's states there are in the model'
 
 
 def read(
-    path: Path, said: Said, brought: Mapping[str, tuple[Any, str]] | None = None, text: str | None = None
-) -> Configuration:
-    """The configuration of a YAML or JSON file. brought: what the program says for DeepSpeed, as of `deepspeed.of_values`.
-    text: what the file holds, where a script writes it. Raises InputError."""
-    data, sources = read_with_settings(path, said, (), text)
+    path: Path, user: UserSettings, brought: Mapping[str, tuple[Any, str]] | None = None, text: str | None = None
+) -> RunConfiguration:
+    """The run configuration of Accelerate's YAML or JSON file.
+
+    brought: values that the training program fills into DeepSpeed's configuration, as `given` of `deepspeed.reader.of_values`.
+    text: the file's content if a script writes the file. Raises InputError.
+    """
+    data, sources = read_with_settings(path, user, (), text)
     where = str(path)
     if not isinstance(data, Mapping):
         raise InputError(where, "", f"holds {shown(data)}", "give a mapping, as `accelerate config` writes it")
@@ -65,18 +75,18 @@ def read(
         own["mixed_precision"] = "fp16"
     called = {_whole_key(key): key for key in own}
     values = {key: own[old] for key, old in called.items()}
-    values |= {key: value for key, (value, _) in said.launched.items()}
+    values |= {key: value for key, (value, _) in user.launched.items()}
     lines = sources if text is None else text_sources(text, str(path))
     sources = {key: lines[old] for key, old in called.items() if old in lines}
-    sources |= {key: source for key, (_, source) in said.launched.items()}
-    keys = Keys(where, values, (None, "null"), sources, DEFAULTS, said.ignored, called, fields=FIELDS)
+    sources |= {key: source for key, (_, source) in user.launched.items()}
+    keys = KeyReader(where, values, (None, "null"), sources, DEFAULTS, user.ignored, called, fields=FIELDS)
     kind = _kind(keys)
     devices = keys.whole("num_processes", 1 if kind == "NO" else None)
     precision = keys.text("mixed_precision")
     if kind == "DEEPSPEED":
-        return _deepspeed(keys, _with_options(data, said), path, devices, precision, said, brought or {})
+        return _deepspeed(keys, _with_options(data, user), path, devices, precision, user, brought or {})
     notes = list[str]()
-    dtype, recipe = _dtype(keys, precision, said, notes)
+    dtype, recipe = _dtype(keys, precision, user, notes)
     sizes = {name: keys.whole(f"{DEGREE}{name}_size") or 1 for name in ("dp_replicate", "dp_shard", "tp", "cp", "sp")}
     if sizes["sp"] > 1:
         raise keys.error(
@@ -88,15 +98,15 @@ def read(
     if kind == "FSDP":
         shared = fsdp(keys, _fsdp_key, sizes, node, 1, notes, "NO_WRAP")
     if brought is None:
-        refuse_denied(shared.again, said, where)
-    again = shared.again or said.recompute == "full"
+        refuse_denied(shared.recomputes, user, where)
+    recomputes = shared.recomputes or user.recompute == "full"
     host: tuple[Host, ...] = ("optimizer", "parameters") if shared.offloads else ()
     if host and dtype != "float32":
         notes.append(ON_HOST)
     accumulation = keys.whole("gradient_accumulation_steps")
     compiled = str(keys.get("dynamo_config.dynamo_backend") or keys.get("dynamo_backend") or "no").upper() == "INDUCTOR"
     unread, unknown = keys.left(KNOWN.more(starts=[f"{name}_config." for name in PARTS if name != kind.lower()]))
-    names = {each.says: name for name, each in FIELDS.items() if each.says} | {"recipe": "mixed_precision"}
+    names = {field.says: name for name, field in FIELDS.items() if field.says} | {"recipe": "mixed_precision"}
     names |= {
         name: f"{DEGREE}{key}_size"
         for name, key in (("shard", "dp_shard"), ("copies", "dp_replicate"), ("tp", "tp"), ("cp", "cp"))
@@ -104,18 +114,19 @@ def read(
     if kind == "NO" and devices != 1:
         notes.append(f"distributed_type: NO starts one process, whatever num_processes ({devices}) is: on one device")
         devices = 1
-    return Configuration(
+    return RunConfiguration(
         where=where, runtime="accelerate", software="PyTorch FSDP (Accelerate)", dtype=dtype, devices=devices,
         flags="compile" * compiled,
         precision=PLAIN if dtype == "float32" or host else MASTERS, accumulation=accumulation, tp=sizes["tp"], cp=sizes["cp"],
         copies=shared.copies, shard=shared.shard, within_nodes=shared.within_nodes,
-        zero=shared.zero, recomputed=Recomputed("full" if again else "none"), cuts=(),
+        zero=shared.zero, recomputed=RecomputedLayers("full" if recomputes else "none"), cuts=(),
         host=host, keys=names, notes=tuple(notes), unread=unread, unknown=unknown, recipe=recipe, taken=keys.taken,
     )  # fmt: skip
 
 
 def _whole_key(key: str) -> str:
-    """A key as `accelerate config` writes it: names within tables may lack what `accelerate launch` puts in front of them."""
+    """A key as `accelerate config` writes it: names within tables may lack the prefix that `accelerate launch` puts in front of
+    them."""
     table, dot, name = key.partition(".")
     prefix = {"fsdp_config": "fsdp", "dynamo_config": "dynamo_"}.get(table)
     if prefix is not None and dot and not name.startswith(prefix):
@@ -124,8 +135,9 @@ def _whole_key(key: str) -> str:
 
 
 def key_of_option(name: str) -> str | None:
-    """The file's key that an option of `accelerate launch` says instead, by its name with underscores; None of one that
-    bears on no plan. Options win over the file (`commands/launch.py`, `_validate_launch_command`)."""
+    """The key of the configuration file that an option of `accelerate launch` overrides; None if the option does not affect
+    plans. name: the option with underscores. Options take precedence over the file (`commands/launch.py`,
+    `_validate_launch_command`)."""
     if name in (*COUNTS, "mixed_precision", "use_cpu"):
         return name
     if name in KIND_OPTIONS:
@@ -138,22 +150,23 @@ def key_of_option(name: str) -> str | None:
     return None if table is None else _whole_key(table + name)
 
 
-def _with_options(data: Mapping[str, Any], said: Said) -> dict[str, Any]:
-    """The file's tables with what options of the launcher say of DeepSpeed."""
+def _with_options(data: Mapping[str, Any], user: UserSettings) -> dict[str, Any]:
+    """The file's tables with the values of launcher options that concern DeepSpeed."""
     inner = data.get("deepspeed_config")
     start = "deepspeed_config."
-    given = {key.removeprefix(start): value for key, (value, _) in said.launched.items() if key.startswith(start)}
+    given = {key.removeprefix(start): value for key, (value, _) in user.launched.items() if key.startswith(start)}
     if not given or not (inner is None or isinstance(inner, Mapping)):
         return dict(data)
     return {**data, "deepspeed_config": {**(inner or {}), **given}}
 
 
 def _fsdp_key(name: str) -> str:
+    """The file's key of an FSDP option."""
     return f"fsdp_config.fsdp_{name}"
 
 
-def _kind(keys: Keys) -> str:
-    """How devices work together. Raises InputError for what no plan has."""
+def _kind(keys: KeyReader) -> str:
+    """Accelerate's `distributed_type`. Raises InputError for kinds of runs that no plan has."""
     kind = keys.get("distributed_type")
     if kind == "MEGATRON_LM":
         fix = "give the script with Megatron-LM's own arguments: its part of Accelerate's file is not read"
@@ -169,16 +182,17 @@ def _kind(keys: Keys) -> str:
     return keys.text("distributed_type")
 
 
-def _dtype(keys: Keys, precision: str, said: Said, notes: list[str]) -> tuple[str, RecipeName | None]:
-    """The dtype of products, and their recipe in fewer bits. A trainer's --bf16 wins over `no`. Raises InputError."""
-    if not precision and said.dtype is None:
-        fix = f"give it, such as {said.half}, or mixed_precision in the file"
+def _dtype(keys: KeyReader, precision: str, user: UserSettings, notes: list[str]) -> tuple[str, RecipeName | None]:
+    """The dtype of matrix multiplications, and their low-precision recipe if any. If the file says no precision is reduced
+    (`no`), the user's --dtype takes precedence, as a trainer's --bf16 does. Raises InputError."""
+    if not precision and user.dtype is None:
+        fix = f"give it, such as {user.half}, or mixed_precision in the file"
         raise InputError(COMMAND_LINE, "--dtype", f"is missing, and {keys.where} has no mixed_precision", fix)
     dtype = DTYPES.get(precision, "float32")
-    if dtype == "float32" and said.dtype not in (None, "float32"):
-        keys.take("mixed_precision", said.dtype, "--dtype")
-        dtype = str(said.dtype)
-    elif dtype == "float32" and said.dtype is None:
+    if dtype == "float32" and user.dtype not in (None, "float32"):
+        keys.take("mixed_precision", user.dtype, "--dtype")
+        dtype = str(user.dtype)
+    elif dtype == "float32" and user.dtype is None:
         notes.append(FLOAT32)
     backend = keys.text("fp8_config.backend", "TE", ("TE", "AO", "MSAMP"))
     if precision == "fp8" and backend == "MSAMP":
@@ -187,15 +201,16 @@ def _dtype(keys: Keys, precision: str, said: Said, notes: list[str]) -> tuple[st
 
 
 def _deepspeed(
-    keys: Keys,
+    keys: KeyReader,
     data: Mapping[str, Any],
     path: Path,
     devices: int | None,
     precision: str,
-    said: Said,
+    user: UserSettings,
     brought: Mapping[str, tuple[Any, str]],
-) -> Configuration:
-    """The DeepSpeed part, by its own file where one is named. What it leaves open, Accelerate fills in, or the program."""
+) -> RunConfiguration:
+    """The run configuration of the file's DeepSpeed part, with DeepSpeed's own file if one is named. Values that are left open
+    are filled in by Accelerate or by the training program (`brought`). Raises InputError."""
     inner = data.get("deepspeed_config")
     if inner is not None and not isinstance(inner, Mapping):
         raise keys.error("deepspeed_config", f"is {shown(inner)}", "give a mapping, such as zero_stage: 3")
@@ -209,7 +224,7 @@ def _deepspeed(
     given, source = dict(brought), f"mixed_precision ({keys.source('mixed_precision')})"
     if precision in ("bf16", "fp16"):
         given |= {f"{name}.enabled": (name == precision, source) for name in ("bf16", "fp16")}
-    elif precision and said.dtype is None:  # Accelerate fills in false for both
+    elif precision and user.dtype is None:  # Accelerate fills in false for both
         given |= {f"{name}.enabled": (False, source) for name in ("bf16", "fp16")}
     named = inner.get("deepspeed_config_file")
     if named is not None:
@@ -217,15 +232,15 @@ def _deepspeed(
             if inner.get(key) is not None:
                 fix = "leave it out: Accelerate takes it from deepspeed_config_file, and refuses both"
                 raise keys.error(f"deepspeed_config.{key}", f"is {shown(inner[key])}", fix)
-        file = beside(path, str(named), keys, "deepspeed_config.deepspeed_config_file")
-        made = deepspeed_reader.read_filled(file, replace(said, variables={}), given | {"stage": (2, DEFAULTS)})
+        file = find_named_file(path, str(named), keys, "deepspeed_config.deepspeed_config_file")
+        run = deepspeed_reader.read_filled(file, replace(user, variables={}), given | {"stage": (2, DEFAULTS)})
     else:
         values: dict[str, Any] = {"train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto", ZERO_STAGE: 2}
         values |= {DEEPSPEED[key]: value for key, value in inner.items() if key in DEEPSPEED}
         sources = {DEEPSPEED[key]: keys.source(f"deepspeed_config.{key}") for key in inner if key in DEEPSPEED}
         sources = {ZERO_STAGE: DEFAULTS} | sources
         called = {key: f"deepspeed_config.{name}" for name, key in DEEPSPEED.items()}
-        made = deepspeed_reader.of_values(values, str(path), said, sources, called, given)
+        run = deepspeed_reader.of_values(values, str(path), user, sources, called, given)
     sizes = {name: keys.whole(f"{DEGREE}{name}_size") or 1 for name in ("dp_replicate", "dp_shard", "tp", "cp", "sp")}
     for name in ("dp_replicate", "tp", "cp"):
         keys.refuse(f"{DEGREE}{name}_size", ["1"], "give DeepSpeed's own keys for it")
@@ -233,23 +248,24 @@ def _deepspeed(
         fix = f"give it and parallelism_config_sp_size a product of {devices} devices"
         raise keys.error(f"{DEGREE}dp_shard_size", f"is {sizes['dp_shard']}", fix)
     if sizes["sp"] > 1:
-        made = replace(made, cp=sizes["sp"], exchange="heads", keys={**made.keys, "cp": f"{DEGREE}sp_size"})
-    if precision == "no" and made.dtype == "float32":
-        made = replace(made, notes=(FLOAT32, *made.notes))
+        run = replace(run, cp=sizes["sp"], exchange="heads", keys={**run.keys, "cp": f"{DEGREE}sp_size"})
+    if precision == "no" and run.dtype == "float32":
+        run = replace(run, notes=(FLOAT32, *run.notes))
     unread, others = keys.left(KNOWN.more(starts=[f"{name}_config." for name in PARTS if name != "deepspeed"]))
     return replace(
-        made,
+        run,
         where=str(path),
         devices=devices,
-        unread=(*unread, *made.unread),
-        unknown=(*others, *made.unknown),
-        taken=(*keys.taken, *made.taken),
+        unread=(*unread, *run.unread),
+        unknown=(*others, *run.unknown),
+        taken=(*keys.taken, *run.taken),
     )
 
 
-def beside(path: Path, name: str, keys: Keys, key: str) -> Path:
-    """A file that another one names: as it stands, or from the folder of that file or one above it, since tools take it from
-    where they are started. Raises InputError."""
+def find_named_file(path: Path, name: str, keys: KeyReader, key: str) -> Path:
+    """The path of a file that another file names. It is looked up as written, then in the folder of that other file and in all
+    folders above, since tools look it up from where they are started. path: the naming file. key: the key that names it, for
+    errors. Raises InputError if it is not there."""
     folders = (Path(), *path.resolve().parents)
     try:
         found = next((folder / name for folder in folders if (folder / name).is_file()), None)

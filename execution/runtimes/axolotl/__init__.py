@@ -1,1 +1,1 @@
-"""Axolotl: its YAML configuration, read."""
+"""Reader of axolotl's YAML configuration."""

@@ -1,4 +1,4 @@
-"""axolotl: its YAML, with keys and defaults of its schemas (`axolotl/utils/schemas`, 0.18, 2026)."""
+"""Reader of axolotl's YAML files, with the keys and defaults of its schemas (`axolotl/utils/schemas`, 0.18, 2026)."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trainplan.execution.launch_files.known_keys import known_keys
-from trainplan.execution.launch_files.run_configuration import Configuration, Keys, Said
+from trainplan.execution.launch_files.run_configuration import KeyReader, RunConfiguration, UserSettings
 from trainplan.execution.runtimes.accelerate.fsdp_options import WRITTEN as FSDP
 from trainplan.execution.runtimes.transformers.trainer import (
-    Arguments,
+    TrainerSettings,
     attention_of,
     configured,
     finished,
@@ -66,9 +66,9 @@ NAMES = {
 }  # fmt: skip
 
 
-def read(path: Path, said: Said) -> Configuration:
-    """The configuration of a YAML file. Raises InputError."""
-    data, keys = opened(path, said, DEFAULTS)
+def read(path: Path, user: UserSettings) -> RunConfiguration:
+    """The run configuration of a YAML file of axolotl. Raises InputError."""
+    data, keys = opened(path, user, DEFAULTS)
     notes = list[str]()
     refuse_all(keys, REFUSED)
     plugins = keys.get("plugins") or []
@@ -76,8 +76,8 @@ def read(path: Path, said: Said) -> Configuration:
         raise keys.error("plugins", f"is {shown(plugins)}", "give a list of names of plugins")
     named = " ".join(map(str, plugins)).lower()
     micro, accumulation = _batch(keys)
-    said_width = {"bf16", "float32"} & set(keys.values)  # where bf16 is not there at all, it is "auto"
-    dtype = half_of(keys, ("bf16", "bfloat16"), ("fp16", "float16"), said, "float32" if said_width else said.half)
+    width_keys = {"bf16", "float32"} & set(keys.values)  # where bf16 is not there at all, it is "auto"
+    dtype = half_of(keys, ("bf16", "bfloat16"), ("fp16", "float16"), user, "float32" if width_keys else user.half)
     fp8 = keys.flag("fp8")
     if fp8 and dtype == "float32":
         dtype = "bfloat16"
@@ -89,20 +89,20 @@ def read(path: Path, said: Said) -> Configuration:
         notes.append("feed-forward networks in tiles (tiled_mlp): the plan's are whole; more memory")
     version = keys.whole("fsdp_version", 1) or 1
     words = "compile " * (keys.get("torch_compile") is True) + "cut_cross_entropy" * ("cut_cross_entropy" in named)
-    has = Arguments(
+    trainer = TrainerSettings(
         tool="axolotl", model=keys.text("base_model", "") or None, sequence=keys.whole("sequence_len", 512), micro=micro,
-        accumulation=accumulation, dtype=dtype, masters=False, widened=False, again=_again(keys, notes),
+        accumulation=accumulation, dtype=dtype, masters=False, widened=False, recomputes=_recomputes(keys, notes),
         optimizer=optimizer_of(keys, "optimizer", "adamw_torch_fused", notes), attention=_attention(keys),
         loss=_loss(keys, named), recipe="fp8-current" if fp8 else None,
         tp=keys.whole("tensor_parallel_size", 1) or 1, cp=cp, version=version, names=NAMES,
         sizes={name: keys.whole(f"{name}_size", 1) or 1 for name in ("dp_shard", "dp_replicate")},
         launched=False, words=words,
     )  # fmt: skip
-    made = configured(keys, data, path, said, has, notes)
-    return finished(made, keys, KNOWN)
+    run = configured(keys, data, path, user, trainer, notes)
+    return finished(run, keys, KNOWN)
 
 
-def _batch(keys: Keys) -> tuple[int, int]:
+def _batch(keys: KeyReader) -> tuple[int, int]:
     """Samples of a micro-batch on one rank, and micro-batches of a step. Raises InputError."""
     micro = keys.whole("micro_batch_size", 1) or 1
     accumulation, batch = keys.whole("gradient_accumulation_steps"), keys.whole("batch_size")
@@ -114,27 +114,29 @@ def _batch(keys: Keys) -> tuple[int, int]:
     return micro, accumulation or (1 if batch is None else batch // micro)
 
 
-def _again(keys: Keys, notes: list[str]) -> bool:
-    """Whether layers are computed again; what is kept of them may be on the host."""
+def _recomputes(keys: KeyReader, notes: list[str]) -> bool:
+    """Whether layers are recomputed. notes: a line is added if the run moves the kept layer inputs to the host."""
     value = keys.values.get("gradient_checkpointing")
     if value in OFFLOADED:
         keys.get("gradient_checkpointing")
-    again = value in OFFLOADED or keys.flag("gradient_checkpointing")
+    recomputes = value in OFFLOADED or keys.flag("gradient_checkpointing")
     offloaded = keys.get("activation_offloading")
     if value in OFFLOADED or offloaded not in (None, False):
         notes.append("checkpoints on the host (their offload is asked for): the plan keeps them on the device; more memory")
-    return again
+    return recomputes
 
 
-def _attention(keys: Keys) -> Literal["eager", "flash"] | None:
-    """Whether scores are kept, by the newer key or the older ones. Raises InputError."""
-    said = keys.get("attn_implementation")
+def _attention(keys: KeyReader) -> Literal["eager", "flash"] | None:
+    """Whether attention keeps its scores (eager) or not (flash), by the newer key or the older ones; None if no key is set.
+    Raises InputError."""
+    named = keys.get("attn_implementation")
     older = [name for key, name in ATTENTION.items() if keys.flag(key)]
-    return attention_of(said if said is not None else next(iter(older), None))
+    return attention_of(named if named is not None else next(iter(older), None))
 
 
-def _loss(keys: Keys, plugins: str) -> Literal["full", "chunked", "fused"]:
-    """How the loss holds its logits: Liger's and Apple's kernels never hold all of them. Raises InputError."""
+def _loss(keys: KeyReader, plugins: str) -> Literal["full", "chunked", "fused"]:
+    """How the loss holds logits: fused with the kernels of Liger or Apple (cut cross-entropy), which never hold all of them,
+    chunked, or full. plugins: the names of axolotl's plugins. Raises InputError."""
     fused = keys.flag("liger_fused_linear_cross_entropy") and "liger" in plugins
     if fused or ("cut_cross_entropy" in plugins and keys.flag("cut_cross_entropy", True)):
         return "fused"

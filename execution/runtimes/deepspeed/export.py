@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from trainplan.execution.launch_files.fields import nested, values_of
 from trainplan.execution.runtimes.deepspeed.capabilities import CAPABILITIES
-from trainplan.execution.runtimes.deepspeed.fields import KEYS, Laid
+from trainplan.execution.runtimes.deepspeed.fields import KEYS, ExportedValues
 from trainplan.execution.runtimes.export_common import Export, as_exported, fitting_bytes, micro_batch_samples
 from trainplan.execution.runtimes.export_sharded import left_out, one_stage, run_file, script
 from trainplan.execution.runtimes.launch_scripts import here, page, slurm, torchrun
@@ -37,36 +37,36 @@ def export(plan: Plan, where: str) -> Export:
         fix = "plan without --hybrid: DeepSpeed shards over all data-parallel ranks"
         raise InputError(where, f"units[0].{plan.units[0].field}", f"is {str(plan.units[0].strategy)!r}", fix)
     offload = _offloads(plan, where)
-    said, precision = left_out(plan, RUNTIME), plan.precision
+    lines, precision = left_out(plan, RUNTIME), plan.precision
     stage = strategy.zero_stage
     if offload and stage < 3 and strategy.degree("dp") > 1:
         stage = 2
-        said.append(f"{strategy}: gradients and the optimizer's states are sharded between hosts' parts; less memory and time")
+        lines.append(f"{strategy}: gradients and the optimizer's states are sharded between hosts' parts; less memory and time")
     elif offload and stage == 0:
         stage = 2
     if stage == 0 and precision.master is not None:  # `_do_optimizer_sanity_check`: no float32 gradients of half precision
         stage = 1
         if strategy.degree("dp") > 1:
-            said.append(f"{strategy}: the optimizer's states are sharded (stage 1); less memory, and as much is exchanged")
+            lines.append(f"{strategy}: the optimizer's states are sharded (stage 1); less memory, and as much is exchanged")
             strategy = replace(Strategy.of(("sdp", strategy.degree("dp"))), zero=1)
     exported = as_exported(plan, strategy)
     peak_bytes = fitting_bytes(plan, exported, where, RUNTIME)
-    laid = Laid(
+    exported_values = ExportedValues(
         plan=plan,
         stage=stage,
         micro_samples=micro_batch_samples(plan, strategy.data_degree),
         gradients=model.dtype if precision.gradients == "model" else "float32",
     )
-    config = nested(values_of(KEYS, laid))
+    config = nested(values_of(KEYS, exported_values))
     files = {
         "ds_config.json": json.dumps(config, indent=1) + "\n",
         "run.json": run_file(plan, strategy),
         "train.py": script("trainplan.execution.runtimes.deepspeed.script"),
         "launch.sh": torchrun(plan.world, f'{here("train.py")} "$@"'),
         "slurm.sh": slurm(plan.world),
-        "README.md": page(plan, RUNTIME, VERSION, peak_bytes, said, DECIDES),
+        "README.md": page(plan, RUNTIME, VERSION, peak_bytes, lines, DECIDES),
     }
-    return Export("deepspeed", {"config": config, "peak_bytes": peak_bytes}, files, tuple(said), exported)
+    return Export("deepspeed", {"config": config, "peak_bytes": peak_bytes}, files, tuple(lines), exported)
 
 
 def _offloads(plan: Plan, where: str) -> bool:

@@ -25,7 +25,7 @@ PLACES = ("none", "cpu", "nvme")  # where states are offloaded to
 
 
 @dataclass(frozen=True)
-class Laid:
+class ExportedValues:
     """What is written of a plan. stage: of ZeRO; micro_samples: of one micro-batch on one rank; gradients: the dtype in which
     they are added up."""
 
@@ -50,24 +50,24 @@ class Laid:
 
 
 KEYS = (
-    whole("train_batch_size", None, lambda of: of.plan.batch.global_samples, says="samples"),
-    whole("train_micro_batch_size_per_gpu", None, lambda of: of.micro_samples, says="micro_samples"),
-    whole("gradient_accumulation_steps", None, lambda of: of.plan.batch.micro_batches, says="accumulation"),
-    whole("zero_optimization.stage", 0, lambda of: of.stage),
-    flag("zero_optimization.overlap_comm", lambda of: True),
-    text("zero_optimization.offload_optimizer.device", "none", lambda of: of.offloaded("optimizer", "cpu"), choices=PLACES),
-    anything("zero_optimization.offload_optimizer.pin_memory", lambda of: of.offloaded("optimizer", True)),
-    text("zero_optimization.offload_param.device", "none", lambda of: of.offloaded("parameters", "cpu"), choices=PLACES),
-    anything("zero_optimization.offload_param.pin_memory", lambda of: of.offloaded("parameters", True)),
-    flag("bf16.enabled", lambda of: of.dtype == "bfloat16"),
-    flag("fp16.enabled", lambda of: of.dtype == "float16"),
-    anything("data_types.grad_accum_dtype", lambda of: of.gradients, words=WIDTHS),
-    anything("communication_data_type", lambda of: of.reduced, words=WIDTHS),
-    anything("optimizer.type", lambda of: "AdamW"),
-    anything("optimizer.params", lambda of: {"lr": 3e-4, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1}),
-    anything("gradient_clipping", lambda of: 1.0),
-    anything("steps_per_print", lambda of: 1),
-    anything("wall_clock_breakdown", lambda of: False),
+    whole("train_batch_size", None, lambda v: v.plan.batch.global_samples, says="samples"),
+    whole("train_micro_batch_size_per_gpu", None, lambda v: v.micro_samples, says="micro_samples"),
+    whole("gradient_accumulation_steps", None, lambda v: v.plan.batch.micro_batches, says="accumulation"),
+    whole("zero_optimization.stage", 0, lambda v: v.stage),
+    flag("zero_optimization.overlap_comm", lambda v: True),
+    text("zero_optimization.offload_optimizer.device", "none", lambda v: v.offloaded("optimizer", "cpu"), choices=PLACES),
+    anything("zero_optimization.offload_optimizer.pin_memory", lambda v: v.offloaded("optimizer", True)),
+    text("zero_optimization.offload_param.device", "none", lambda v: v.offloaded("parameters", "cpu"), choices=PLACES),
+    anything("zero_optimization.offload_param.pin_memory", lambda v: v.offloaded("parameters", True)),
+    flag("bf16.enabled", lambda v: v.dtype == "bfloat16"),
+    flag("fp16.enabled", lambda v: v.dtype == "float16"),
+    anything("data_types.grad_accum_dtype", lambda v: v.gradients, words=WIDTHS),
+    anything("communication_data_type", lambda v: v.reduced, words=WIDTHS),
+    anything("optimizer.type", lambda v: "AdamW"),
+    anything("optimizer.params", lambda v: {"lr": 3e-4, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1}),
+    anything("gradient_clipping", lambda v: 1.0),
+    anything("steps_per_print", lambda v: 1),
+    anything("wall_clock_breakdown", lambda v: False),
     # Read alone.
     whole("zero_optimization.mics_shard_size", -1, says="shard"),
     whole("tensor_parallel.autotp_size", 0, says="tp"),

@@ -13,7 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from trainplan.execution.launch_files.known_keys import known_keys
-from trainplan.execution.launch_files.run_configuration import Configuration, Host, Keys, Recomputed, Said, flattened
+from trainplan.execution.launch_files.run_configuration import (
+    Host,
+    KeyReader,
+    RecomputedLayers,
+    RunConfiguration,
+    UserSettings,
+    flattened,
+)
 from trainplan.execution.launch_files.settings import read_with_settings
 from trainplan.execution.launch_files.trainer_buffers import Buffers
 from trainplan.execution.runtimes.deepspeed.fields import FIELDS, WIDTHS
@@ -81,31 +88,31 @@ NO_STAGE = "write 0, 1, 2 or 3, or give the Accelerate file that names this one:
 HIDDEN = {"reduce_bucket_size": "reduce_elements", "stage3_prefetch_bucket_size": "prefetch_elements"}
 
 
-def read(path: Path, said: Said) -> Configuration:
+def read(path: Path, user: UserSettings) -> RunConfiguration:
     """The configuration of a JSON file. Raises InputError."""
-    return read_filled(path, said, {})
+    return read_filled(path, user, {})
 
 
-def read_filled(path: Path, said: Said, given: Mapping[str, tuple[Any, str]]) -> Configuration:
+def read_filled(path: Path, user: UserSettings, given: Mapping[str, tuple[Any, str]]) -> RunConfiguration:
     """The same with what a trainer fills in, as of `of_values`. Raises InputError."""
-    data, sources = read_with_settings(path, said)
+    data, sources = read_with_settings(path, user)
     if not isinstance(data, Mapping):
         raise InputError(str(path), "", f"holds {shown(data)}", "give an object, as DeepSpeed's configurations are")
-    return of_values(data, str(path), said, sources, given=given)
+    return of_values(data, str(path), user, sources, given=given)
 
 
 def of_values(
     data: Mapping[str, Any],
     where: str,
-    said: Said,
+    user: UserSettings,
     sources: Mapping[str, str] | None = None,
     called: Mapping[str, str] | None = None,
     given: Mapping[str, tuple[Any, str]] | None = None,
-) -> Configuration:
+) -> RunConfiguration:
     """The configuration of a table of keys. sources: file and line of keys. called: other names of keys, which the file
     has for them. given: what a trainer fills in for keys that are "auto", and the source of that; `optim` is what it steps by
     where the file has no optimizer, `stage` the stage where the file has "auto" alone. Raises InputError."""
-    keys = Keys(where, _flat(data, where), (None, "auto"), sources, DEFAULTS, said.ignored, called, fields=FIELDS)
+    keys = KeyReader(where, _flat(data, where), (None, "auto"), sources, DEFAULTS, user.ignored, called, fields=FIELDS)
     filled = dict(given or {})
     brought = filled.pop("optim", (BROUGHT, BROUGHT_BY))
     stage_filled = filled.pop("stage", None)
@@ -126,7 +133,7 @@ def of_values(
         if keys.flag(f"{ZERO}.zero_quantized_{name}") and stage == 3:
             notes.append(f"{what} (zero_quantized_{name}): the plan's in the model's dtype; more time")
     host = tuple(_host(keys, stage, notes))
-    dtype, precision = _precision(keys, stage, said, notes)
+    dtype, precision = _precision(keys, stage, user, notes)
     half = dtype != "float32"
     if half and host:
         precision = PLAIN
@@ -137,11 +144,11 @@ def of_values(
     notes += _otherwise(keys)
     if any(key.startswith(f"{ZERO}.zenflow.") for key in keys.values):
         notes.append("updates during the steps that follow (zenflow): the plan waits for them; more time")
-    recompute = said.recompute
+    recompute = user.recompute
     if recompute is None:
         keys.take("gradient_checkpointing", False, "default of transformers' Trainer")
         notes.append(RECOMPUTED)
-    names = {each.says: name for name, each in FIELDS.items() if each.says} | {"dtype": "bf16.enabled"}
+    names = {field.says: name for name, field in FIELDS.items() if field.says} | {"dtype": "bf16.enabled"}
     batch: dict[str, Any] = {name: keys.whole(names[name]) for name in ("samples", "micro_samples", "accumulation")}
     undecided = {}
     if batch["micro_samples"] is None and any(keys.values.get(names[name]) == "auto" for name in batch):
@@ -149,10 +156,10 @@ def of_values(
     optimizer, kernels = _optimizer(keys, stage, brought, notes)
     buffers = _buffers(keys, stage, half, half and not host and precision.gradients == "model")
     unread, unknown = keys.left(KNOWN)
-    return Configuration(
+    return RunConfiguration(
         where=where, runtime="deepspeed", software="deepspeed", flags=kernels, dtype=dtype, precision=precision, tp=tp, cp=cp,
         exchange="heads" if cp > 1 else "keys", shard=shard, zero=stage, host=host, cuts=(), notes=tuple(notes),
-        recomputed=Recomputed("full" if recompute == "full" else "none"), buffers=buffers, optimizer=optimizer,
+        recomputed=RecomputedLayers("full" if recompute == "full" else "none"), buffers=buffers, optimizer=optimizer,
         keys={name: keys.called.get(key, key) for name, key in names.items()}, unread=unread, unknown=unknown,
         undecided=undecided, taken=keys.taken, **batch,
     )  # fmt: skip
@@ -171,7 +178,7 @@ def _flat(data: Mapping[str, Any], where: str) -> dict[str, Any]:
     return flattened(data)
 
 
-def _otherwise(keys: Keys) -> Iterator[str]:
+def _otherwise(keys: KeyReader) -> Iterator[str]:
     """What takes more or less time than the plan, and is taken as the plan has it."""
     if keys.flag("compile.deepcompile"):
         yield "gathers and reductions placed by DeepCompile: predicted as DeepSpeed places them; less time"
@@ -179,7 +186,7 @@ def _otherwise(keys: Keys) -> Iterator[str]:
         yield "gradients are reduced in float32 (fp32_allreduce): the plan's in the model's dtype; more time"
 
 
-def _fill(keys: Keys, given: Mapping[str, tuple[Any, str]]) -> None:
+def _fill(keys: KeyReader, given: Mapping[str, tuple[Any, str]]) -> None:
     """Takes what is filled in for "auto". Raises InputError where nobody fills it in, or the trainer says another value."""
     for key, (value, source) in given.items():
         written = keys.values.get(key)
@@ -194,7 +201,7 @@ def _fill(keys: Keys, given: Mapping[str, tuple[Any, str]]) -> None:
             keys.fill(key, FILLED[key], f"{TRAINER} ({keys.source(key)})")
 
 
-def _refuse(keys: Keys) -> None:
+def _refuse(keys: KeyReader) -> None:
     """Raises InputError for what runs that no plan has."""
     for key, why in REFUSED.items():
         keys.refuse(key, ("false", "0"), why)
@@ -204,7 +211,7 @@ def _refuse(keys: Keys) -> None:
             keys.refuse(key, ("false",), REFUSED_TABLES[table])
 
 
-def _precision(keys: Keys, stage: int, said: Said, notes: list[str]) -> tuple[str, Precision]:
+def _precision(keys: KeyReader, stage: int, user: UserSettings, notes: list[str]) -> tuple[str, Precision]:
     """The dtype of products, and what the optimizer works on. Raises InputError where nobody says it."""
     name = "bf16.enabled" if "bf16.enabled" in keys.values else "bfloat16.enabled"
     values = {"bfloat16": keys.values.get(name), "float16": keys.values.get("fp16.enabled")}
@@ -221,20 +228,20 @@ def _precision(keys: Keys, stage: int, said: Said, notes: list[str]) -> tuple[st
         dtype = _width(keys, "torch_autocast.dtype") or "bfloat16"
         notes.append("matrix multiplications by torch_autocast: the plan keeps half-precision copies of float32 parameters")
     elif dtype is None and open_:
-        dtype = said.dtype or (said.half if said.half in open_ else open_[0])
+        dtype = user.dtype or (user.half if user.half in open_ else open_[0])
         flag = {"bfloat16": "--bf16", "float16": "--fp16"}.get(dtype, "neither --bf16 nor --fp16")
-        source = "--dtype" if said.dtype else f"{TRAINER} from its command; taken as {flag}"
+        source = "--dtype" if user.dtype else f"{TRAINER} from its command; taken as {flag}"
         keys.take(name if dtype == "bfloat16" else "fp16.enabled", dtype, f"{source} ({keys.source(name)})")
     elif dtype is None and values["bfloat16"] is False and values["float16"] is False:
         dtype = "float32"
-    elif dtype is None and said.dtype is None:
-        flag = "--bf16" if said.half == "bfloat16" else "--fp16"
-        fix = f"give {said.half} ({flag} of transformers' Trainer: fp32 masters) or float32 (DeepSpeed alone)"
+    elif dtype is None and user.dtype is None:
+        flag = "--bf16" if user.half == "bfloat16" else "--fp16"
+        fix = f"give {user.half} ({flag} of transformers' Trainer: fp32 masters) or float32 (DeepSpeed alone)"
         raise InputError(
             COMMAND_LINE, "--dtype", f"is missing, and {keys.where} says no precision", f"{fix}, or {flag[2:]} in it"
         )
     elif dtype is None:
-        dtype = str(said.dtype)
+        dtype = str(user.dtype)
         keys.take("dtype", dtype, "--dtype")
     width = _width(keys, "data_types.grad_accum_dtype")
     keys.get("data_types.param_dtype")
@@ -247,7 +254,7 @@ def _precision(keys: Keys, stage: int, said: Said, notes: list[str]) -> tuple[st
     return dtype, Precision(master="float32", gradients="float32" if width == "float32" else "model")
 
 
-def _width(keys: Keys, key: str) -> str | None:
+def _width(keys: KeyReader, key: str) -> str | None:
     """A dtype by any of DeepSpeed's spellings. Raises InputError."""
     value = keys.get(key)
     if value is None:
@@ -257,7 +264,7 @@ def _width(keys: Keys, key: str) -> str | None:
     return WIDTHS[str(value).lower()]
 
 
-def _parallel(keys: Keys) -> tuple[int, int]:
+def _parallel(keys: KeyReader) -> tuple[int, int]:
     """Degrees of tensor parallelism, and of sequence parallelism, whose ranks exchange heads. Raises InputError."""
     pipeline = keys.get("pipeline.stages")
     if pipeline not in (None, 1, "auto"):
@@ -268,7 +275,7 @@ def _parallel(keys: Keys) -> tuple[int, int]:
     return max(tp, inner), keys.whole("sequence_parallel_size") or 1
 
 
-def _optimizer(keys: Keys, stage: int, brought: tuple[Any, str], notes: list[str]) -> tuple[OptimizerName, str]:
+def _optimizer(keys: KeyReader, stage: int, brought: tuple[Any, str], notes: list[str]) -> tuple[OptimizerName, str]:
     """What steps the parameters, and by which kernels, as notes of rows say it. DeepSpeed steps by its own FusedAdam, or by
     torch's AdamW where `torch_adam` is set (`_configure_basic_optimizer`). brought: by the program, where the file has none,
     with its source. Raises InputError for an optimizer with other states."""
@@ -286,7 +293,7 @@ def _optimizer(keys: Keys, stage: int, brought: tuple[Any, str], notes: list[str
     return chosen, "multi-tensor AdamW" if keys.flag("optimizer.params.torch_adam") else "FusedAdam"
 
 
-def _buffers(keys: Keys, stage: int, half: bool, copies: bool) -> Buffers:
+def _buffers(keys: KeyReader, stage: int, half: bool, copies: bool) -> Buffers:
     """What is held alongside, by the sizes of the file and DeepSpeed's defaults. Gradients are reduced from one bucket, and in
     stages 1 and 2 from two where that overlaps with computation. Where they are reduced in float32, stage 3 has buckets of it,
     others a copy of the one that is reduced. Parameters stay gathered whose next use is within `max_reuse_distance`, whatever
@@ -329,7 +336,7 @@ def _buffers(keys: Keys, stage: int, half: bool, copies: bool) -> Buffers:
     )
 
 
-def _elements(keys: Keys, key: str, default: int) -> int | None:
+def _elements(keys: KeyReader, key: str, default: int) -> int | None:
     """A number of elements, which files often write as 5e8; None where the model's hidden size says it. Raises InputError."""
     short = key.replace("stage3_", "")
     key = short if short in keys.values and key not in keys.values else key
@@ -342,7 +349,7 @@ def _elements(keys: Keys, key: str, default: int) -> int | None:
     return int(value)
 
 
-def _host(keys: Keys, stage: int, notes: list[str]) -> list[Host]:
+def _host(keys: KeyReader, stage: int, notes: list[str]) -> list[Host]:
     """What is kept on the host; NVMe is taken for it. Raises InputError."""
     optimizer = keys.text(f"{ZERO}.offload_optimizer.device")
     parameters = keys.text(f"{ZERO}.offload_param.device")

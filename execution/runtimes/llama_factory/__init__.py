@@ -1,1 +1,1 @@
-"""LLaMA-Factory: its YAML configuration, read."""
+"""Reader of LLaMA-Factory's YAML configuration."""

@@ -1,14 +1,14 @@
-"""LLaMA-Factory: its YAML, which has transformers' arguments and its own (`llamafactory/hparams`, 0.9, 2026)."""
+"""Reader of LLaMA-Factory's YAML files, which have transformers' arguments and its own (`llamafactory/hparams`, 0.9, 2026)."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from trainplan.execution.launch_files.known_keys import known_keys
-from trainplan.execution.launch_files.run_configuration import Configuration, Said
+from trainplan.execution.launch_files.run_configuration import RunConfiguration, UserSettings
 from trainplan.execution.runtimes.transformers import reader as transformers_reader
 from trainplan.execution.runtimes.transformers.trainer import (
-    Arguments,
+    TrainerSettings,
     attention_of,
     configured,
     finished,
@@ -42,9 +42,9 @@ NAMES = {
 }  # fmt: skip
 
 
-def read(path: Path, said: Said) -> Configuration:
-    """The configuration of a YAML or JSON file. Raises InputError."""
-    data, keys = opened(path, said, DEFAULTS)
+def read(path: Path, user: UserSettings) -> RunConfiguration:
+    """The run configuration of a YAML or JSON file of LLaMA-Factory. Raises InputError."""
+    data, keys = opened(path, user, DEFAULTS)
     notes = list[str]()
     refuse_all(keys, REFUSED)
     for kind in ("tensor_model", "pipeline_model", "expert_model", "context"):
@@ -55,22 +55,22 @@ def read(path: Path, said: Said) -> Configuration:
     if stage not in ("sft", "pt"):
         fix = "give sft or pt: steps with other models, or of rewards, are not planned"
         raise keys.error("stage", f"is {shown(stage)}", fix)
-    said = with_precision(said, keys, ("bf16", "pure_bf16", "fp16"))
-    dtype = half_of(keys, ("bf16", "pure_bf16"), ("fp16",), said, None)
+    user = with_precision(user, keys, ("bf16", "pure_bf16", "fp16"))
+    dtype = half_of(keys, ("bf16", "pure_bf16"), ("fp16",), user, None)
     fp8 = keys.flag("fp8")
     if keys.flag("use_unsloth_gc"):
         notes.append("checkpoints on the host (use_unsloth_gc): the plan keeps them on the device; more memory")
     if not (keys.flag("packing") or keys.flag("neat_packing")) and stage == "sft":
         notes.append("samples are padded to the longest of each batch: the plan's all have cutoff_len tokens; more time")
     muon = keys.flag("use_muon")
-    has = Arguments(
+    trainer = TrainerSettings(
         tool="LLaMA-Factory", model=keys.text("model_name_or_path", "") or None, sequence=keys.whole("cutoff_len", 2048),
         micro=keys.whole("per_device_train_batch_size", 8), accumulation=keys.whole("gradient_accumulation_steps", 1),
-        dtype=dtype, masters=not keys.flag("pure_bf16"), again=not keys.flag("disable_gradient_checkpointing"),
+        dtype=dtype, masters=not keys.flag("pure_bf16"), recomputes=not keys.flag("disable_gradient_checkpointing"),
         optimizer="muon" if muon else optimizer_of(keys, "optim", "adamw_torch_fused", notes),
         attention=attention_of(keys.text("flash_attn", "auto")), loss="fused" if keys.flag("enable_liger_kernel") else "full",
         recipe="fp8-current" if fp8 else None, sizes={}, version=2, names=NAMES, words="compile" * keys.flag("torch_compile"),
     )  # fmt: skip
     keys.get("gradient_checkpointing")  # its own key wins over transformers'
-    made = configured(keys, data, path, said, has, notes)
-    return finished(made, keys, KNOWN)
+    run = configured(keys, data, path, user, trainer, notes)
+    return finished(run, keys, KNOWN)

@@ -6,23 +6,23 @@ where a variable says otherwise (`_set_attention_backend` of `megatron/core/mode
 
 from __future__ import annotations
 
-from trainplan.execution.launch_files.run_configuration import Keys
+from trainplan.execution.launch_files.run_configuration import KeyReader
 
 ATTENTION = ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN")
 # What each backend wants of these three.
 WANTED = {"auto": "111", "flash": "100", "fused": "010", "unfused": "001", "local": "000"}
 
 
-def refuse_environment(keys: Keys, argument: str, backend: str) -> None:
+def refuse_environment(keys: KeyReader, argument: str, backend: str) -> None:
     """Raises InputError where the variables are not those of the backend. argument: what says the backend."""
     given = {name: str(keys.get(name)) for name in ATTENTION if name in keys.values and name not in keys.ignored}
     name = next((name for name in given if given[name] != _wanted(backend)[name]), None)
     if name is None:
         return
-    works = next((each for each in WANTED if given.items() <= _wanted(each).items()), "auto")
+    works = next((candidate for candidate in WANTED if given.items() <= _wanted(candidate).items()), "auto")
     fix = f"give {argument} {works} in its place" if works != "auto" else "unset it"
     kernels = "eager" if works in ("unfused", "local") else "flash"
-    ignored = " ".join(f"--ignore {each}" for each in given)
+    ignored = " ".join(f"--ignore {variable}" for variable in given)
     raise keys.error(
         name,
         f"is {given[name]!r}, and {argument} {backend} goes with {_wanted(backend)[name]}: core 0.11 and later do not start "

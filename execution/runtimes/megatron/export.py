@@ -65,9 +65,9 @@ from trainplan.execution.runtimes.megatron.fields import (
     PARALLEL,
     PRECISION,
     STAGES,
-    Computed,
-    Cut,
-    Laid,
+    ExportedValues,
+    PrecisionValues,
+    StageCuts,
     words_of,
 )
 from trainplan.formulations.plan.plan import Plan
@@ -124,21 +124,21 @@ def hybrid_pattern(plan: Plan) -> str:
     return "|".join(letters(plan)).translate({ord("E"): None, ord("L"): None, ord("a"): "*", ord("f"): "-"})
 
 
-def end_counts(plan: Plan) -> Cut | None:
+def end_counts(plan: Plan) -> StageCuts | None:
     """The same cuts by the layers of the first and last stage, with as few of the two as say it; None where none do."""
     counts = [stage.count("t") for stage in layers_of(plan)]
     if min(counts) == 0:
         return None
     first, last = counts[0], counts[-1]
-    ways = ((Cut(), counts), (Cut(first=first), counts[1:]), (Cut(last=last), counts[:-1]))
-    for cut, rest in (*ways, (Cut(first=first, last=last), counts[1:-1])):
+    ways = ((StageCuts(), counts), (StageCuts(first=first), counts[1:]), (StageCuts(last=last), counts[:-1]))
+    for cut, rest in (*ways, (StageCuts(first=first, last=last), counts[1:-1])):
         if all(one == other for one, other in pairwise(rest)):
             return cut
     return None
 
 
 @dataclass(frozen=True)
-class Arguments:
+class MegatronArguments:
     """What a training script of Megatron-LM is told of a plan.
 
     model: its own arguments; parallel: degrees, batch, recomputation and stages; precision; optimizer, where it is not AdamW;
@@ -162,7 +162,7 @@ class Arguments:
         return GATHERED if "--fp8-param-gather" in self.precision else ()
 
 
-def arguments_of(plan: Plan, where: str, runtime: str = RUNTIME, capabilities: Runtime = CAPABILITIES) -> Arguments:
+def arguments_of(plan: Plan, where: str, runtime: str = RUNTIME, capabilities: Runtime = CAPABILITIES) -> MegatronArguments:
     """All arguments of a plan, and what they leave out. runtime: what runs GPTModel, for messages; capabilities: what it runs.
     Raises InputError."""
     check_pipeline(plan, capabilities, runtime, where)
@@ -182,25 +182,25 @@ def arguments_of(plan: Plan, where: str, runtime: str = RUNTIME, capabilities: R
     muon = _steps_by_muon(plan, runtime, where)
     left_out = _left_out(strategy, exchange)
     left_out += [NOT_BESIDE] if muon and strategy.data_degree > 1 else []
-    (again, partly), first = recomputation(plan), first_recomputed(plan)
+    (recomputes, partly), first = recomputation(plan), first_recomputed(plan)
     modules, others = recomputed_modules(plan, CALLED, runtime)
     left_out = [*left_out_of_all(plan, runtime), *left_out, *(partly if first is None else []), *others]
     group = 1 if plan.runs_by is None else plan.runs_by.group
-    method = None if not again else ("uniform", group) if first is None else ("block", first)
-    laid = Laid(plan, strategy, micro_batch_samples(plan, strategy.data_degree), exchange, method, modules)
+    method = None if not recomputes else ("uniform", group) if first is None else ("block", first)
+    exported_values = ExportedValues(plan, strategy, micro_batch_samples(plan, strategy.data_degree), exchange, method, modules)
     stages, script, same = _stages(plan, model)
-    head = words_of(PARALLEL, laid)
+    head = words_of(PARALLEL, exported_values)
     described = [] if model.family == "bert" else model_arguments(model, runtime, where, counted=stages.pattern is not None)
     if model.family == "bert":
         left_out.append("the model's own arguments: give pretrain_bert.py those of BERT")
-    kept: set[Module] = {module for each in plan.strategies() for module in each.modules if module in CALLED}
+    kept: set[Module] = {module for used in plan.strategies() for module in used.modules if module in CALLED}
     exported = as_exported(plan, replace(strategy, zero=1) if strategy.zero_stage > 1 else strategy, kept, first)
-    return Arguments(
+    return MegatronArguments(
         script=script,
         model=described,
         parallel=[*head, *words_of(STAGES, stages)],
-        precision=words_of(PRECISION, Computed(plan, model.dtype, recipe, bool(exported.strategies()[0].zero_stage))),
-        optimizer=words_of(OPTIMIZER, laid) if muon else [],
+        precision=words_of(PRECISION, PrecisionValues(plan, model.dtype, recipe, bool(exported.strategies()[0].zero_stage))),
+        optimizer=words_of(OPTIMIZER, exported_values) if muon else [],
         same=None if same is None else [*head, *words_of(STAGES, same)],
         left_out=left_out,
         plan=exported,
@@ -211,35 +211,39 @@ def arguments_of(plan: Plan, where: str, runtime: str = RUNTIME, capabilities: R
 def export(plan: Plan, where: str) -> Export:
     """Files megatron_args.sh, with all arguments as bash arrays, launch.sh and slurm.sh, which start it, and README.md. Raises
     InputError."""
-    told, version = arguments_of(plan, where), VERSION_OF_MUON if plan.optimizer == "muon" else VERSION
+    arguments, version = arguments_of(plan, where), VERSION_OF_MUON if plan.optimizer == "muon" else VERSION
     settings = {
-        "script": told.script,
-        "model": told.model,
-        "arguments": told.parallel,
-        "precision": told.precision,
-        "optimizer": told.optimizer,
+        "script": arguments.script,
+        "model": arguments.model,
+        "arguments": arguments.parallel,
+        "precision": arguments.precision,
+        "optimizer": arguments.optimizer,
         "world": plan.world,
-        "without_layout": told.same,
-        "peak_bytes": told.peak_bytes,
+        "without_layout": arguments.same,
+        "peak_bytes": arguments.peak_bytes,
     }
-    lines = [f"# All arguments of {told.script} on {plan.world} ranks, for {version}: launch.sh reads this file."]
-    lines += _array("MODEL_ARGS", told.model) + _array("PIPELINE_ARGS", told.parallel)
-    lines += _array("PRECISION_ARGS", told.precision) + (_array("OPTIMIZER_ARGS", told.optimizer) if told.optimizer else [])
-    if told.same is not None:
+    lines = [f"# All arguments of {arguments.script} on {plan.world} ranks, for {version}: launch.sh reads this file."]
+    lines += _array("MODEL_ARGS", arguments.model) + _array("PIPELINE_ARGS", arguments.parallel)
+    lines += _array("PRECISION_ARGS", arguments.precision) + (
+        _array("OPTIMIZER_ARGS", arguments.optimizer) if arguments.optimizer else []
+    )
+    if arguments.same is not None:
         lines += ["", "# The same stages for versions without --pipeline-model-parallel-layout, in place of PIPELINE_ARGS."]
-        lines += _array("END_COUNT_ARGS", told.same)
+        lines += _array("END_COUNT_ARGS", arguments.same)
     lines += ["", TRAINING + DATA % (plan.planned_model().vocabulary - 1)]  # its null tokenizer adds a token
-    arrays = ["MODEL", "PIPELINE", "PRECISION", *["OPTIMIZER"] * bool(told.optimizer), "TRAINING", "DATA"]
+    arrays = ["MODEL", "PIPELINE", "PRECISION", *["OPTIMIZER"] * bool(arguments.optimizer), "TRAINING", "DATA"]
     every = " ".join(f'"${{{name}_ARGS[@]}}"' for name in arrays)
     before = [*connections(plan), f"source {here('megatron_args.sh')}"]
-    before += [f'MEGATRON="${{MEGATRON:?is not set: the folder of {RUNTIME}, with {told.script}}}"']
+    before += [f'MEGATRON="${{MEGATRON:?is not set: the folder of {RUNTIME}, with {arguments.script}}}"']
     files = {
         "megatron_args.sh": "\n".join(lines),
-        "launch.sh": torchrun(plan.world, f'"$MEGATRON/{told.script}" {every} "$@"', before),
+        "launch.sh": torchrun(plan.world, f'"$MEGATRON/{arguments.script}" {every} "$@"', before),
         "slurm.sh": slurm(plan.world),
-        "README.md": page(plan, RUNTIME, version, told.peak_bytes, told.left_out, (*decides(plan, DECIDES), *told.gathered)),
+        "README.md": page(
+            plan, RUNTIME, version, arguments.peak_bytes, arguments.left_out, (*decides(plan, DECIDES), *arguments.gathered)
+        ),
     }
-    return Export("megatron", settings, files, tuple(told.left_out), told.plan)
+    return Export("megatron", settings, files, tuple(arguments.left_out), arguments.plan)
 
 
 def connections(plan: Plan) -> list[str]:
@@ -299,16 +303,16 @@ def _steps_by_muon(plan: Plan, runtime: str, where: str) -> bool:
     return True
 
 
-def _stages(plan: Plan, model: Model) -> tuple[Cut, str, Cut | None]:
+def _stages(plan: Plan, model: Model) -> tuple[StageCuts, str, StageCuts | None]:
     """What each stage has; the script that takes it; and the same by numbers of layers, if it can be said so."""
     if half_cut(plan) is not None:
-        return Cut(pattern=hybrid_pattern(plan)), "pretrain_hybrid.py", None
+        return StageCuts(pattern=hybrid_pattern(plan)), "pretrain_hybrid.py", None
     bert = model.family == "bert"
     script, layers = ("pretrain_bert.py", len(plan.units) // 2 - 1) if bert else ("pretrain_gpt.py", None)
     if len(plan.stages) == 1:
-        return Cut(layers), script, None
+        return StageCuts(layers), script, None
     same = end_counts(plan) if plan.chunks == 1 else None
-    return Cut(layers, layout=layout(plan)), script, None if same is None else replace(same, layers=layers)
+    return StageCuts(layers, layout=layout(plan)), script, None if same is None else replace(same, layers=layers)
 
 
 def _array(name: str, arguments: list[str]) -> list[str]:

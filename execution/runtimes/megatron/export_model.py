@@ -6,7 +6,7 @@ refused by name, so that what is exported is the model that was planned.
 
 from __future__ import annotations
 
-from trainplan.execution.runtimes.megatron.fields import MODEL, Described, words_of
+from trainplan.execution.runtimes.megatron.fields import MODEL, ModelParts, words_of
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.models.model import Model
 from trainplan.profiling.models.sublayers import Attention, FeedForward, LanguageHead, TokenEmbedding
@@ -20,14 +20,14 @@ def model_arguments(model: Model, runtime: str, where: str, counted: bool = Fals
     embedding, attention, ffn, head = _parts(model, runtime, where)
     _refuse_odd(embedding, attention, ffn, head, runtime, where)
     layers = None if counted else sum(isinstance(unit.sublayer, Attention) for unit in model.units)
-    return words_of(MODEL, Described(model, embedding, attention, ffn, layers))
+    return words_of(MODEL, ModelParts(model, embedding, attention, ffn, layers))
 
 
 def _parts(model: Model, runtime: str, where: str) -> tuple[TokenEmbedding, Attention, FeedForward, LanguageHead]:
     """The four parts that the whole model is made of. Raises InputError where there are others, or more of a kind."""
     kinds = (TokenEmbedding, Attention, FeedForward, LanguageHead)
     parts = [[part for part in model.sublayers.values() if isinstance(part, kind)] for kind in kinds]
-    if any(len(each) != 1 for each in parts) or len(model.sublayers) != len(kinds):
+    if any(len(of_kind) != 1 for of_kind in parts) or len(model.sublayers) != len(kinds):
         names = ", ".join(model.sublayers)
         fix = (
             f"give a plan of a model of equal layers of attention and feed-forward network: {runtime}'s GPTModel has no others"

@@ -32,7 +32,7 @@ HYBRID_SPEC = "megatron.core.models.hybrid.hybrid_layer_specs"
 
 
 @dataclass(frozen=True)
-class Described:
+class ModelParts:
     """A model that GPTModel has: its parts, and its layers as an argument, None where a pattern of layers says them."""
 
     model: Model
@@ -43,7 +43,7 @@ class Described:
 
 
 @dataclass(frozen=True)
-class Laid:
+class ExportedValues:
     """What is written of a plan. strategy: of all its units; micro_samples: of one micro-batch on one rank; exchange: how
     context-parallel ranks communicate, as Megatron-LM calls it; again: of layers that are recomputed as a whole the method and
     a number, None where none are; modules: those that are recomputed by themselves."""
@@ -52,7 +52,7 @@ class Laid:
     strategy: Strategy
     micro_samples: int
     exchange: str | None
-    again: tuple[str, int] | None
+    recomputes: tuple[str, int] | None
     modules: list[str]
 
     @property
@@ -67,7 +67,7 @@ class Laid:
 
 
 @dataclass(frozen=True)
-class Cut:
+class StageCuts:
     """Where stages are cut. layers: of BERT, whose other arguments are the user's. pattern: of sub-layers, with stages that may
     begin within a layer; layout: of whole layers; first, last: the layers of these stages, where the others are equal. Each
     None where it is not said."""
@@ -80,7 +80,7 @@ class Cut:
 
 
 @dataclass(frozen=True)
-class Computed:
+class PrecisionValues:
     """Dtypes of a plan. sharded: whether data-parallel ranks share states, as exported."""
 
     plan: Plan
@@ -105,83 +105,83 @@ class Computed:
 
 
 MODEL = (
-    whole("--num-layers", written=lambda of: of.layers, says="model"),
-    whole("--hidden-size", written=lambda of: of.embedding.hidden),
-    whole("--ffn-hidden-size", written=lambda of: of.ffn.inner),
-    whole("--num-attention-heads", written=lambda of: of.attention.heads),
-    whole("--kv-channels", written=lambda of: of.attention.width),
-    whole("--seq-length", written=lambda of: of.model.tokens, says="sequence"),
-    whole("--max-position-embeddings", written=lambda of: of.embedding.positions or of.model.tokens),
-    text("--normalization", "LayerNorm", lambda of: of.embedding.norm, words={"RMSNorm": "rms", "LayerNorm": "layer"}),
-    number("--norm-epsilon", 1e-5, lambda of: of.embedding.epsilon),
-    number("--attention-dropout", 0.1, lambda of: of.attention.attention_dropout),
-    number("--hidden-dropout", 0.1, lambda of: of.attention.dropout),
-    flag("--group-query-attention", lambda of: of.attention.kv_heads != of.attention.heads),
-    whole("--num-query-groups", 1, lambda of: None if of.attention.kv_heads == of.attention.heads else of.attention.kv_heads),
-    text("--position-embedding-type", POSITIONS[0], lambda of: POSITIONS[bool(of.attention.rotary)], choices=POSITIONS),
-    whole("--rotary-base", 10000, lambda of: round(of.attention.rotary) or None),
-    number("--rotary-percent", 1.0, lambda of: _rotated(of.attention, of.attention.rotary_width / of.attention.width)),
-    flag("--rotary-interleaved", lambda of: _rotated(of.attention, of.attention.interleaved)),
-    flag("--use-rope-scaling", lambda of: _rotated(of.attention, of.attention.scaling)),
-    number("--rope-scaling-factor", 8.0, lambda of: _rotated(of.attention, getattr(of.attention.scaling, "factor", None))),
-    flag("--swiglu", lambda of: (of.ffn.activation, of.ffn.gated) == ("silu", True)),
-    flag("--squared-relu", lambda of: (of.ffn.activation, of.ffn.gated) == ("relu2", False)),
-    flag("--disable-bias-linear", lambda of: not of.ffn.bias),
-    flag("--add-qkv-bias", lambda of: of.attention.bias and not of.attention.out_bias),
-    flag("--qk-layernorm", lambda of: of.attention.normed_heads),
-    text("--window-size", "", lambda of: f"{of.attention.sliding - 1},0" if of.attention.sliding else None),  # before, after
-    flag("--untie-embeddings-and-output-weights", lambda of: not of.model.tied),
+    whole("--num-layers", written=lambda v: v.layers, says="model"),
+    whole("--hidden-size", written=lambda v: v.embedding.hidden),
+    whole("--ffn-hidden-size", written=lambda v: v.ffn.inner),
+    whole("--num-attention-heads", written=lambda v: v.attention.heads),
+    whole("--kv-channels", written=lambda v: v.attention.width),
+    whole("--seq-length", written=lambda v: v.model.tokens, says="sequence"),
+    whole("--max-position-embeddings", written=lambda v: v.embedding.positions or v.model.tokens),
+    text("--normalization", "LayerNorm", lambda v: v.embedding.norm, words={"RMSNorm": "rms", "LayerNorm": "layer"}),
+    number("--norm-epsilon", 1e-5, lambda v: v.embedding.epsilon),
+    number("--attention-dropout", 0.1, lambda v: v.attention.attention_dropout),
+    number("--hidden-dropout", 0.1, lambda v: v.attention.dropout),
+    flag("--group-query-attention", lambda v: v.attention.kv_heads != v.attention.heads),
+    whole("--num-query-groups", 1, lambda v: None if v.attention.kv_heads == v.attention.heads else v.attention.kv_heads),
+    text("--position-embedding-type", POSITIONS[0], lambda v: POSITIONS[bool(v.attention.rotary)], choices=POSITIONS),
+    whole("--rotary-base", 10000, lambda v: round(v.attention.rotary) or None),
+    number("--rotary-percent", 1.0, lambda v: _rotated(v.attention, v.attention.rotary_width / v.attention.width)),
+    flag("--rotary-interleaved", lambda v: _rotated(v.attention, v.attention.interleaved)),
+    flag("--use-rope-scaling", lambda v: _rotated(v.attention, v.attention.scaling)),
+    number("--rope-scaling-factor", 8.0, lambda v: _rotated(v.attention, getattr(v.attention.scaling, "factor", None))),
+    flag("--swiglu", lambda v: (v.ffn.activation, v.ffn.gated) == ("silu", True)),
+    flag("--squared-relu", lambda v: (v.ffn.activation, v.ffn.gated) == ("relu2", False)),
+    flag("--disable-bias-linear", lambda v: not v.ffn.bias),
+    flag("--add-qkv-bias", lambda v: v.attention.bias and not v.attention.out_bias),
+    flag("--qk-layernorm", lambda v: v.attention.normed_heads),
+    text("--window-size", "", lambda v: f"{v.attention.sliding - 1},0" if v.attention.sliding else None),  # before, after
+    flag("--untie-embeddings-and-output-weights", lambda v: not v.model.tied),
 )
 PARALLEL = (
-    whole("--pipeline-model-parallel-size", 1, lambda of: of.plan.depth, says="pp"),
-    whole("--tensor-model-parallel-size", 1, lambda of: of.strategy.degree("tp"), says="tp"),
-    whole("--micro-batch-size", 1, lambda of: of.micro_samples, says="micro_samples"),
-    whole("--global-batch-size", None, lambda of: of.plan.batch.global_samples, says="samples"),
-    whole("--make-vocab-size-divisible-by", 128, lambda of: 1),
-    whole("--context-parallel-size", 1, lambda of: of.strategy.degree("cp") if of.exchange else None, says="cp"),
-    anything("--cp-comm-type", lambda of: of.exchange, says="exchange"),
-    flag("--overlap-grad-reduce", lambda of: of.ranks > 1 and of.plan.optimizer == "adamw"),
-    flag("--use-distributed-optimizer", lambda of: of.distributed),
-    flag("--overlap-param-gather", lambda of: of.distributed),
-    whole("--num-distributed-optimizer-instances", 1, lambda of: _copies(of), says="copies"),
-    flag("--sequence-parallel", lambda of: of.strategy.sequence_parallel),
+    whole("--pipeline-model-parallel-size", 1, lambda v: v.plan.depth, says="pp"),
+    whole("--tensor-model-parallel-size", 1, lambda v: v.strategy.degree("tp"), says="tp"),
+    whole("--micro-batch-size", 1, lambda v: v.micro_samples, says="micro_samples"),
+    whole("--global-batch-size", None, lambda v: v.plan.batch.global_samples, says="samples"),
+    whole("--make-vocab-size-divisible-by", 128, lambda v: 1),
+    whole("--context-parallel-size", 1, lambda v: v.strategy.degree("cp") if v.exchange else None, says="cp"),
+    anything("--cp-comm-type", lambda v: v.exchange, says="exchange"),
+    flag("--overlap-grad-reduce", lambda v: v.ranks > 1 and v.plan.optimizer == "adamw"),
+    flag("--use-distributed-optimizer", lambda v: v.distributed),
+    flag("--overlap-param-gather", lambda v: v.distributed),
+    whole("--num-distributed-optimizer-instances", 1, lambda v: _copies(v), says="copies"),
+    flag("--sequence-parallel", lambda v: v.strategy.sequence_parallel),
     text(
-        "--recompute-granularity", "none", lambda of: "full" if of.again else "selective" if of.modules else None,
+        "--recompute-granularity", "none", lambda v: "full" if v.recomputes else "selective" if v.modules else None,
         choices=("none", "full", "selective"),
     ),
-    text("--recompute-method", "uniform", lambda of: of.again and of.again[0], choices=("uniform", "block")),
-    whole("--recompute-num-layers", 1, lambda of: of.again and of.again[1], says="group"),
-    anything("--recompute-modules", lambda of: None if of.again else of.modules or None),
+    text("--recompute-method", "uniform", lambda v: v.recomputes and v.recomputes[0], choices=("uniform", "block")),
+    whole("--recompute-num-layers", 1, lambda v: v.recomputes and v.recomputes[1], says="group"),
+    anything("--recompute-modules", lambda v: None if v.recomputes else v.modules or None),
 )  # fmt: skip
 STAGES = (
-    whole("--num-layers", written=lambda of: of.layers),
-    anything("--spec", lambda of: [HYBRID_SPEC, "hybrid_stack_spec"] if of.pattern else None),
-    anything("--hybrid-layer-pattern", lambda of: of.pattern),
-    anything("--pipeline-model-parallel-layout", lambda of: of.layout),
-    whole("--decoder-first-pipeline-num-layers", written=lambda of: of.first),
-    whole("--decoder-last-pipeline-num-layers", written=lambda of: of.last),
+    whole("--num-layers", written=lambda v: v.layers),
+    anything("--spec", lambda v: [HYBRID_SPEC, "hybrid_stack_spec"] if v.pattern else None),
+    anything("--hybrid-layer-pattern", lambda v: v.pattern),
+    anything("--pipeline-model-parallel-layout", lambda v: v.layout),
+    whole("--decoder-first-pipeline-num-layers", written=lambda v: v.first),
+    whole("--decoder-last-pipeline-num-layers", written=lambda v: v.last),
 )
 PRECISION = (
-    flag("--bf16", lambda of: of.dtype == "bfloat16"),
-    flag("--fp16", lambda of: of.dtype == "float16"),
-    flag("--accumulate-allreduce-grads-in-fp32", lambda of: of.plan.precision.gradients == "float32"),
-    flag("--grad-reduce-in-bf16", lambda of: of.plan.precision.gradients != "float32" and of.dtype == "bfloat16"),
-    anything("--fp8-format", lambda of: of.scaling and ("e4m3" if of.recipe.name in ("fp8-blockwise", "mxfp8") else "hybrid")),
-    text("--fp8-recipe", "delayed", lambda of: of.scaling, choices=tuple(SCALINGS), words=SCALINGS),
-    anything("--fp4-format", lambda of: "e2m1" if of.four else None),
-    text("--fp4-recipe", "nvfp4", lambda of: "nvfp4" if of.four else None, choices=("nvfp4",)),
-    flag("--fp8-param-gather", lambda of: of.gathered),
-    flag("--reuse-grad-buf-for-mxfp8-param-ag", lambda of: of.gathered and of.recipe.name == "mxfp8"),
+    flag("--bf16", lambda v: v.dtype == "bfloat16"),
+    flag("--fp16", lambda v: v.dtype == "float16"),
+    flag("--accumulate-allreduce-grads-in-fp32", lambda v: v.plan.precision.gradients == "float32"),
+    flag("--grad-reduce-in-bf16", lambda v: v.plan.precision.gradients != "float32" and v.dtype == "bfloat16"),
+    anything("--fp8-format", lambda v: v.scaling and ("e4m3" if v.recipe.name in ("fp8-blockwise", "mxfp8") else "hybrid")),
+    text("--fp8-recipe", "delayed", lambda v: v.scaling, choices=tuple(SCALINGS), words=SCALINGS),
+    anything("--fp4-format", lambda v: "e2m1" if v.four else None),
+    text("--fp4-recipe", "nvfp4", lambda v: "nvfp4" if v.four else None, choices=("nvfp4",)),
+    flag("--fp8-param-gather", lambda v: v.gathered),
+    flag("--reuse-grad-buf-for-mxfp8-param-ag", lambda v: v.gathered and v.recipe.name == "mxfp8"),
 )
 # Muon as torch's that matches AdamW's updates (Liu et al., 2025), each rank of tensor parallelism on its own part.
 OPTIMIZER = (
-    text("--optimizer", "adam", lambda of: "dist_muon" if of.strategy.zero_stage else "muon"),
-    anything("--muon-momentum", lambda of: 0.95),
-    flag("--muon-use-nesterov", lambda of: True),
-    whole("--muon-num-ns-steps", ITERATIONS, lambda of: ITERATIONS),
-    anything("--muon-scale-mode", lambda of: "spectral"),
-    anything("--muon-extra-scale-factor", lambda of: 0.2),
-    text("--muon-tp-mode", "blockwise", lambda of: "blockwise", choices=("blockwise", "duplicated", "distributed")),
+    text("--optimizer", "adam", lambda v: "dist_muon" if v.strategy.zero_stage else "muon"),
+    anything("--muon-momentum", lambda v: 0.95),
+    flag("--muon-use-nesterov", lambda v: True),
+    whole("--muon-num-ns-steps", ITERATIONS, lambda v: ITERATIONS),
+    anything("--muon-scale-mode", lambda v: "spectral"),
+    anything("--muon-extra-scale-factor", lambda v: 0.2),
+    text("--muon-tp-mode", "blockwise", lambda v: "blockwise", choices=("blockwise", "duplicated", "distributed")),
 )
 # Read alone: other ways to say the same, and what no export asks for.
 READ = (
@@ -206,19 +206,19 @@ def _rotated(attention: Attention, value: Any) -> Any:
     return value if attention.rotary and value else None
 
 
-def _copies(laid: Laid) -> int | None:
+def _copies(exported_values: ExportedValues) -> int | None:
     """Copies of the distributed optimizer's states, where there are several."""
-    copies = laid.strategy.degree("dp")
-    return copies if laid.distributed and copies > 1 else None
+    copies = exported_values.strategy.degree("dp")
+    return copies if exported_values.distributed and copies > 1 else None
 
 
-def words_of(table: Iterable[Field], told: Any) -> list[str]:
+def words_of(table: Iterable[Field], arguments: Any) -> list[str]:
     """Words of a command: each argument of a table that something is said by, and its values. Flags that are off are left
     out."""
     words = list[str]()
-    for name, value in values_of(table, told).items():
+    for name, value in values_of(table, arguments).items():
         if value is False:
             continue
         values = [] if value is True else value if isinstance(value, list) else [value]
-        words += [name, *(f"{each:g}" if isinstance(each, float) else str(each) for each in values)]
+        words += [name, *(f"{item:g}" if isinstance(item, float) else str(item) for item in values)]
     return words

@@ -8,7 +8,7 @@ from typing import Any
 
 from trainplan.execution.launch_files.logs.lines import bare, first, last, mapping_at, value_of
 from trainplan.execution.launch_files.logs.text import ARGUMENTS, ARGUMENTS_END, ENGINE, mark
-from trainplan.execution.launch_files.run_configuration import Configuration, Said
+from trainplan.execution.launch_files.run_configuration import RunConfiguration, UserSettings
 from trainplan.execution.runtimes.megatron import reader as megatron_reader
 from trainplan.execution.runtimes.megatron.older_versions import engine_of_values
 from trainplan.execution.runtimes.megatron.programs import refuse_others
@@ -111,7 +111,7 @@ def printed_at(lines: Sequence[str], where: str) -> tuple[int, int] | None:
     return begins[-1], ends[-1]
 
 
-def of_megatron(lines: Sequence[str], where: str, said: Said) -> Configuration | None:
+def of_megatron(lines: Sequence[str], where: str, user: UserSettings) -> RunConfiguration | None:
     """Megatron-LM's resolved arguments, of the last time that they were printed; of Megatron-DeepSpeed with what DeepSpeed says
     of its file. Raises InputError for those of GPT-NeoX, whose names mean other things."""
     if (around := printed_at(lines, where)) is None:
@@ -136,12 +136,16 @@ def of_megatron(lines: Sequence[str], where: str, said: Said) -> Configuration |
     padded = first(PADDED, lines, end)
     if padded is not None:  # what the tool makes of the vocabulary after its arguments
         printed["padded_vocab_size"] = int(padded[1][2]), f"{where}:{padded[0] + 1}"
-    return of_printed(printed, where, said, data, at)
+    return of_printed(printed, where, user, data, at)
 
 
 def of_printed(
-    printed: Mapping[str, tuple[Any, str]], where: str, said: Said, engine: Mapping[str, Any] | None = None, at: str = ""
-) -> Configuration:
+    printed: Mapping[str, tuple[Any, str]],
+    where: str,
+    user: UserSettings,
+    engine: Mapping[str, Any] | None = None,
+    at: str = "",
+) -> RunConfiguration:
     """The configuration of arguments by the names that Megatron-LM itself has for them, with their sources. engine: DeepSpeed's
     file, of Megatron-DeepSpeed, and where it stands. Raises InputError."""
     values, sources = _arguments(printed)
@@ -153,8 +157,8 @@ def of_printed(
         values.pop("--tokenizer-type", None)
         sources["--vocab-size"] = sources["--make-vocab-size-divisible-by"] = line
     world = printed.get("world_size", (None, ""))[0]
-    held = None if engine is None else engine_of_values(engine, at, said, values)
-    return megatron_reader.of_values(values, where, said, world if isinstance(world, int) else None, sources, None, held)
+    held = None if engine is None else engine_of_values(engine, at, user, values)
+    return megatron_reader.of_values(values, where, user, world if isinstance(world, int) else None, sources, None, held)
 
 
 def _arguments(printed: Mapping[str, tuple[Any, str]]) -> tuple[dict[str, Any], dict[str, str]]:

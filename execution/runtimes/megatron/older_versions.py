@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from trainplan.execution.launch_files.lines import text_sources
-from trainplan.execution.launch_files.run_configuration import Configuration, Keys, Open, Said
+from trainplan.execution.launch_files.run_configuration import KeyReader, RunConfiguration, UndecidedValue, UserSettings
 from trainplan.execution.launch_files.shell import Command
 from trainplan.execution.launch_files.trainer_buffers import NO_BUFFERS, Buffers
 from trainplan.execution.runtimes.deepspeed import reader as deepspeed_reader
@@ -73,8 +73,8 @@ def tool_of(values: Mapping[str, Any]) -> str:
 
 
 def todays(
-    values: Mapping[str, Any], sources: Mapping[str, str], opened: Mapping[str, Open]
-) -> tuple[dict[str, Any], dict[str, str], dict[str, Open]]:
+    values: Mapping[str, Any], sources: Mapping[str, str], opened: Mapping[str, UndecidedValue]
+) -> tuple[dict[str, Any], dict[str, str], dict[str, UndecidedValue]]:
     """Arguments by today's names, with their sources and those that are open; what is given by today's name goes before."""
     made, where, left = dict(values), dict(sources), dict(opened)
     for old, means in MEANS.items():
@@ -97,13 +97,13 @@ def todays(
     return made, where, left
 
 
-def engine_of(command: Command, where: str, said: Said) -> Configuration | None:
+def engine_of(command: Command, where: str, user: UserSettings) -> RunConfiguration | None:
     """What DeepSpeed's file says of a command; None for a command without it. Raises InputError."""
     name = command.values.get("--deepspeed-config")
     if not command.values.get("--deepspeed") and name is None:
         return None
     if "--deepspeed-config" in command.open:
-        Keys(where, command.values, opened=command.open).get("--deepspeed-config")
+        KeyReader(where, command.values, opened=command.open).get("--deepspeed-config")
     text = None if not isinstance(name, str) else _text(command, where, name)
     if text is None:
         problem = f"is {shown(name)}, which is not here" if isinstance(name, str) else "is missing"
@@ -120,21 +120,21 @@ def engine_of(command: Command, where: str, said: Said) -> Configuration | None:
         raise InputError(str(name), "", "is no JSON", "give DeepSpeed's configuration, alongside the script") from None
     if not isinstance(data, Mapping):
         raise InputError(str(name), "", f"holds {shown(data)}", "give an object, as DeepSpeed's configurations are")
-    return engine_of_values(data, str(name), said, command.values, text_sources(text, str(name)))
+    return engine_of_values(data, str(name), user, command.values, text_sources(text, str(name)))
 
 
 def engine_of_values(
     data: Mapping[str, Any],
     where: str,
-    said: Said,
+    user: UserSettings,
     arguments: Mapping[str, Any],
     sources: Mapping[str, str] | None = None,
-) -> Configuration:
+) -> RunConfiguration:
     """What the values of DeepSpeed's file say, alongside arguments of Megatron-DeepSpeed. sources: file and line of its keys.
     Raises InputError."""
     stepped = {} if "optimizer" in data else {"optimizer.type": ("AdamW", f"{DEEPSPEED} (--optimizer)")}
-    again = "full" if arguments.get("--checkpoint-activations") else "none"
-    return deepspeed_reader.of_values(data, where, replace(said, recompute=again), sources, given=stepped)
+    recomputes = "full" if arguments.get("--checkpoint-activations") else "none"
+    return deepspeed_reader.of_values(data, where, replace(user, recompute=recomputes), sources, given=stepped)
 
 
 def _text(command: Command, where: str, name: str) -> str | None:
@@ -152,7 +152,7 @@ def _text(command: Command, where: str, name: str) -> str | None:
     return None
 
 
-def agreed(keys: Keys, engine: Configuration, fields: Mapping[str, Any]) -> None:
+def agreed(keys: KeyReader, engine: RunConfiguration, fields: Mapping[str, Any]) -> None:
     """Holds what DeepSpeed's file says against the arguments. Raises InputError where they differ."""
     names = {"samples": "--global-batch-size", "micro_samples": "--micro-batch-size", "dtype": "--fp16"}
     for field, name in names.items():
@@ -161,7 +161,7 @@ def agreed(keys: Keys, engine: Configuration, fields: Mapping[str, Any]) -> None
             raise keys.error(name, f"is {ours}, and {engine.where} says {theirs}", "give one of the two, in both")
 
 
-def stage_of(keys: Keys, engine: Configuration | None, notes: list[str]) -> int | None:
+def stage_of(keys: KeyReader, engine: RunConfiguration | None, notes: list[str]) -> int | None:
     """ZeRO's stage of Megatron-DeepSpeed; None where that is not what runs. Raises InputError, as for the log of such a run,
     without DeepSpeed's file."""
     if not keys.flag("--deepspeed") and engine is None:
@@ -186,7 +186,7 @@ def stage_of(keys: Keys, engine: Configuration | None, notes: list[str]) -> int 
     return stage
 
 
-def buffers_of(keys: Keys, engine: Configuration | None, older: bool) -> Buffers:
+def buffers_of(keys: KeyReader, engine: RunConfiguration | None, older: bool) -> Buffers:
     """What is held alongside, and which attention runs, where the arguments say it. older: whether attention is fused only
     where they ask for it. Raises InputError."""
     held = NO_BUFFERS if engine is None else engine.buffers

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from trainplan.execution.launch_files.run_configuration import Keys, Open
+from trainplan.execution.launch_files.run_configuration import KeyReader, UndecidedValue
 from trainplan.profiling.base.errors import InputError, shown
 from trainplan.profiling.models.families.fields import names
 
@@ -65,10 +65,10 @@ OTHERWISE = {
 DENSE = "give the command that trains a dense decoder of text"
 
 
-def refuse_others(program: str, values: Mapping[str, Any], where: str, opened: Mapping[str, Open]) -> None:
+def refuse_others(program: str, values: Mapping[str, Any], where: str, opened: Mapping[str, UndecidedValue]) -> None:
     """Raises InputError for a program, or arguments, of another model than a decoder of text, or of another training. opened:
     arguments that are undecided."""
-    given = Keys(where, values, opened=opened).get
+    given = KeyReader(where, values, opened=opened).get
     parts = program.split("/")
     name = "/".join(parts[-3:]) if parts[-1] in ANYTHING else parts[-1]
     for pattern, what in PROGRAMS.items():

@@ -6,14 +6,14 @@ core 0.18 (2026), which takes no notice of the former.
 
 from __future__ import annotations
 
-from trainplan.execution.launch_files.run_configuration import Keys
+from trainplan.execution.launch_files.run_configuration import KeyReader
 from trainplan.profiling.base.errors import shown
 
 BATCH, RAMP, SCHEDULE = "--global-batch-size", "--rampup-batch-size", "--step-batch-size-schedule"
 SUFFIXES = {"K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 
 
-def batch_of(keys: Keys, notes: list[str]) -> int | None:
+def batch_of(keys: KeyReader, notes: list[str]) -> int | None:
     """Samples of a step: those that a schedule ends with. Raises InputError for what Megatron-LM does not start."""
     samples, ramp, schedule = keys.whole(BATCH), keys.get(RAMP), keys.get(SCHEDULE)
     ramped = ramp not in (None, "none", "None")
@@ -24,7 +24,7 @@ def batch_of(keys: Keys, notes: list[str]) -> int | None:
     return _ramped(keys, str(ramp), samples, notes) if ramped else samples
 
 
-def _scheduled(keys: Keys, schedule: str, samples: int | None, notes: list[str]) -> int:
+def _scheduled(keys: KeyReader, schedule: str, samples: int | None, notes: list[str]) -> int:
     """The last batch of a schedule such as `0:64 1B:256`: of the highest threshold, in tokens, wherever that stands."""
     steps = dict[int, int]()
     parts = schedule.replace(",", " ").split()
@@ -57,7 +57,7 @@ def _number(text: str) -> int:
     return int(float(text[:-1] if factor > 1 else text) * factor)
 
 
-def _ramped(keys: Keys, ramp: str, samples: int | None, notes: list[str]) -> int:
+def _ramped(keys: KeyReader, ramp: str, samples: int | None, notes: list[str]) -> int:
     """The batch that a batch which grows ends with."""
     parts = ramp.replace("_", "").split()  # as Python's int() reads 2_000_000
     if len(parts) != 3 or not all(part.isdecimal() for part in parts) or "0" in parts[:2]:

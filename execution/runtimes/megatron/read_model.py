@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from trainplan.execution.launch_files.run_configuration import Keys
+from trainplan.execution.launch_files.run_configuration import KeyReader
 from trainplan.profiling.base.errors import InputError, shown
 from trainplan.profiling.models.model import load_model
 
@@ -29,7 +29,7 @@ SIZES = {
 }
 
 
-def apart(keys: Keys, layers: int, name: str, fields: Mapping[str, Any] | None) -> list[str]:
+def apart(keys: KeyReader, layers: int, name: str, fields: Mapping[str, Any] | None) -> list[str]:
     """In what the arguments differ from the model that is named. Raises InputError where that is another model."""
     model = load_model(name)
     for key, value, theirs in (
@@ -41,7 +41,7 @@ def apart(keys: Keys, layers: int, name: str, fields: Mapping[str, Any] | None) 
     notes = []
     for key, names in SIZES.items():
         value = keys.whole(key, None)
-        theirs = next((model.config[each] for each in names if model.config.get(each) is not None), None)
+        theirs = next((model.config[field] for field in names if model.config.get(field) is not None), None)
         if value is not None and theirs is not None and value != theirs:
             notes.append(f"{key} {value}: the plan has {theirs}, as {model.name}")
     if fields is not None and {"gpt2"} & {fields.get("model_type"), model.family} and fields.get("model_type") not in (
@@ -63,7 +63,7 @@ def with_tokenizer(
     return {**values, **default}, {**sources, **dict.fromkeys(default, f"default of {name}")}
 
 
-def vocabulary(keys: Keys) -> dict[str, int]:
+def vocabulary(keys: KeyReader) -> dict[str, int]:
     """The size of the vocabulary, before it is padded, where the arguments say it."""
     size, tokenizer = keys.whole("--vocab-size"), keys.text("--tokenizer-type")
     padded, extra = keys.whole("--padded-vocab-size"), keys.whole("--extra-vocab-size", least=0)
@@ -75,7 +75,7 @@ def vocabulary(keys: Keys) -> dict[str, int]:
     return {"vocab_size": TOKENIZERS[tokenizer]} if tokenizer in TOKENIZERS else {}
 
 
-def model_fields(keys: Keys, layers: int) -> dict[str, Any] | None:
+def model_fields(keys: KeyReader, layers: int) -> dict[str, Any] | None:
     """The fields, without the vocabulary; None where the arguments leave the model to a checkpoint. Raises InputError."""
     hidden, heads, tokens = (keys.whole(f"--{name}") for name in ("hidden-size", "num-attention-heads", "seq-length"))
     inner, width = keys.whole("--ffn-hidden-size"), keys.whole("--kv-channels")
@@ -156,13 +156,13 @@ def model_fields(keys: Keys, layers: int) -> dict[str, Any] | None:
     return {"model_type": "llama", **common}
 
 
-def _normalization(keys: Keys) -> str:
+def _normalization(keys: KeyReader) -> str:
     """The kind of norms, as Megatron-LM spells it."""
     norm = keys.text("--normalization")
     return NORMS.get(norm.lower(), norm)
 
 
-def _window(keys: Keys) -> int | None:
+def _window(keys: KeyReader) -> int | None:
     """Positions that each one attends to, itself among them; None for all before it. Raises InputError."""
     before, sliding = keys.text("--window-size"), keys.whole("--sliding-window")  # the second is Pai-Megatron-Patch's
     if not before:
@@ -173,5 +173,5 @@ def _window(keys: Keys) -> int | None:
     return int(number) + 1
 
 
-def _unlike(keys: Keys, key: str, problem: str, fix: str) -> Unlike:
+def _unlike(keys: KeyReader, key: str, problem: str, fix: str) -> Unlike:
     return Unlike(keys.where, key, problem, fix)

@@ -15,7 +15,13 @@ from typing import Any, Literal
 
 from trainplan.execution.launch_files.foreign import foreign, shares_keys
 from trainplan.execution.launch_files.known_keys import known_keys
-from trainplan.execution.launch_files.run_configuration import Configuration, Keys, Open, Recomputed, Said
+from trainplan.execution.launch_files.run_configuration import (
+    KeyReader,
+    RecomputedLayers,
+    RunConfiguration,
+    UndecidedValue,
+    UserSettings,
+)
 from trainplan.execution.launch_files.shell import Command, command_of, values_of
 from trainplan.execution.runtimes.megatron.fields import ARGUMENTS, EXCHANGES, MODULES
 from trainplan.execution.runtimes.megatron.older_versions import CORE, agreed, buffers_of, engine_of, stage_of, todays, tool_of
@@ -38,44 +44,44 @@ DEALT = "--decoder-pipeline-manual-split-list"  # of Primus
 OVERLAPS = ("--overlap-grad-reduce", "--overlap-param-gather", "--tp-comm-overlap", "--untie-embeddings-and-output-weights")
 
 
-def read(path: Path, said: Said) -> Configuration:
+def read(path: Path, user: UserSettings) -> RunConfiguration:
     """The configuration of a script or a list of arguments. Raises InputError."""
-    return of_command(command_of(path, said.variables), str(path), said)
+    return of_command(command_of(path, user.variables), str(path), user)
 
 
-def of_command(command: Command, where: str, said: Said) -> Configuration:
+def of_command(command: Command, where: str, user: UserSettings) -> RunConfiguration:
     """The configuration that a command of a script stands for. Raises InputError."""
     if command.tool not in ("megatron", ""):
         raise foreign(command, where)
     refuse_others(command.program, command.values, where, command.open)
     if command.program and not command.tool and not shares_keys(command):
         raise foreign(command, where)
-    engine = engine_of(command, where, said)
+    engine = engine_of(command, where, user)
     values, sources = with_tokenizer(command.program, command.values, command.sources)
-    return of_values(values, where, said, command.devices, sources, command.open, engine)
+    return of_values(values, where, user, command.devices, sources, command.open, engine)
 
 
-def of_arguments(words: Sequence[str], where: str, said: Said, devices: int | None = None) -> Configuration:
+def of_arguments(words: Sequence[str], where: str, user: UserSettings, devices: int | None = None) -> RunConfiguration:
     """The configuration that the words of a command stand for. devices: as the launcher says. Raises InputError."""
-    return of_values(values_of(words), where, said, devices)
+    return of_values(values_of(words), where, user, devices)
 
 
 def of_values(
     values: Mapping[str, Any],
     where: str,
-    said: Said,
+    user: UserSettings,
     devices: int | None = None,
     sources: Mapping[str, str] | None = None,
-    opened: Mapping[str, Open] | None = None,
-    engine: Configuration | None = None,
-) -> Configuration:
+    opened: Mapping[str, UndecidedValue] | None = None,
+    engine: RunConfiguration | None = None,
+) -> RunConfiguration:
     """The configuration that arguments stand for, by name: a text, several joined by blanks, or True where one stands alone.
     devices: as the launcher says. sources: where each argument is written. opened: those that are undecided. engine: what
     DeepSpeed's file says, of Megatron-DeepSpeed. Raises InputError."""
     tool = tool_of(values)
     values, sources, opened = todays(values, sources or {}, opened or {})
-    keys = Keys(
-        where, values, sources=sources, defaults=f"default of {tool}", ignored=said.ignored, opened=opened, fields=ARGUMENTS
+    keys = KeyReader(
+        where, values, sources=sources, defaults=f"default of {tool}", ignored=user.ignored, opened=opened, fields=ARGUMENTS
     )
     refuse(keys)
     keys.flag("--no-pipeline-parallel")
@@ -107,10 +113,10 @@ def of_values(
         raise keys.error(
             "--optimizer", f"is {shown(keys.get('--optimizer'))}, with sharded gradients", "leave FSDP out, or give adam"
         )
-    layers = _layers(keys, said.model)
+    layers = _layers(keys, user.model)
     cuts, chunks = _stages(keys, layers, pp)
     refuse_mapping(keys, tp, pp, chunks)
-    model = _model(keys, layers, said, notes)
+    model = _model(keys, layers, user, notes)
     multiple = (keys.whole("--make-vocab-size-divisible-by") or 1) * tp
     dtype = "bfloat16" if keys.flag("--bf16") else "float16" if keys.flag("--fp16") else "float32"
     reduced = keys.flag("--grad-reduce-in-bf16") or dtype == "float16"
@@ -121,7 +127,7 @@ def of_values(
     shared = keys.flag("--sequence-parallel") and tp > 1
     recomputed = _recomputed(keys, notes)
     flags = " ".join([*(flag.removeprefix("--") for flag in OVERLAPS if keys.flag(flag)), optimizer])
-    keyed = {each.says: name for name, each in ARGUMENTS.items() if each.says}
+    keyed = {field.says: name for name, field in ARGUMENTS.items() if field.says}
     keyed |= {"recipe": "--fp4-recipe" if recipe == "nvfp4" else "--fp8-recipe"}
     keyed |= {"dtype": "--bf16" if dtype == "bfloat16" else "--fp16"}
     fields: dict[str, Any] = {
@@ -137,7 +143,7 @@ def of_values(
         fields |= {"host": engine.host}
         notes += engine.notes
     unread, unknown = keys.left(KNOWN)
-    return Configuration(
+    return RunConfiguration(
         where=where, runtime="megatron", software=software, flags=flags, vocabulary_multiple=multiple, dtype=dtype,
         precision=precision, optimizer=optimizer, devices=devices, tp=tp, pp=pp, chunks=chunks,
         copies=copies if zero else None, zero=zero, cp=cp, exchange=exchange, sequence_parallel=shared,
@@ -147,30 +153,30 @@ def of_values(
     )  # fmt: skip
 
 
-def _model(keys: Keys, layers: int, said: Said, notes: list[str]) -> dict[str, Any] | None:
+def _model(keys: KeyReader, layers: int, user: UserSettings, notes: list[str]) -> dict[str, Any] | None:
     """The fields of the model that the arguments describe; where --model says which it is, what differs is noted. Raises
     InputError where it is another one."""
     try:
         fields = model_fields(keys, layers)
     except Unlike as error:
-        if said.model is None:
+        if user.model is None:
             raise
         fields = {"num_hidden_layers": layers}
         biased = error.field == "--disable-bias-linear"
         what = "linear layers with biases (--disable-bias-linear is not given)" if biased else f"{error.field} {error.problem}"
-        notes.append(f"{what}: the plan's layers are those of {said.model}" + ", without biases" * biased)
+        notes.append(f"{what}: the plan's layers are those of {user.model}" + ", without biases" * biased)
     normed = keys.flag("--embed-layernorm")
     if normed != (fields is not None and fields.get("model_type") == "bloom"):
         notes.append(
             "a norm after the embedding (--embed-layernorm): the plan has none" if normed else
             "no norm after the embedding (--embed-layernorm is not given): the plan's BLOOM has one"
         )  # fmt: skip
-    if said.model is not None:
-        notes += apart(keys, layers, said.model, fields)
+    if user.model is not None:
+        notes += apart(keys, layers, user.model, fields)
     return fields
 
 
-def _recipe(keys: Keys, dtype: str, shared: bool, notes: list[str]) -> RecipeName | None:
+def _recipe(keys: KeyReader, dtype: str, shared: bool, notes: list[str]) -> RecipeName | None:
     """The recipe of products in fewer bits. shared: whether data-parallel ranks share states. Raises InputError."""
     eight, four = keys.get("--fp8-format"), keys.get("--fp4-format")
     scaling = keys.word("--fp8-recipe")
@@ -189,22 +195,22 @@ def _recipe(keys: Keys, dtype: str, shared: bool, notes: list[str]) -> RecipeNam
     return "nvfp4" if four is not None else scaling
 
 
-def _exchange(keys: Keys, cp: int, notes: list[str]) -> Exchange:
+def _exchange(keys: KeyReader, cp: int, notes: list[str]) -> Exchange:
     """What context-parallel ranks exchange. Raises InputError for what differs by layer, and for both at once."""
-    name, said = "--cp-comm-type", str(keys.get("--cp-comm-type") or "p2p").split()
-    words = {word.replace("_", "") for word in said}
+    name, words_given = "--cp-comm-type", str(keys.get("--cp-comm-type") or "p2p").split()
+    words = {word.replace("_", "") for word in words_given}
     if cp == 1:
         return "keys"
     if len(words) > 1 or not words <= set(EXCHANGES):
         fix = f"give one of {', '.join(EXCHANGES)} for all layers: plans have no other exchange"
-        raise keys.error(name, f"is {shown(' '.join(said))}", fix)
+        raise keys.error(name, f"is {shown(' '.join(words_given))}", fix)
     (word,) = words
     if word == "allgather":
         notes.append("keys and values gathered before attention: predicted as sent around a ring during attention; less time")
     return EXCHANGES[word]
 
 
-def _layers(keys: Keys, model: str | None) -> int:
+def _layers(keys: KeyReader, model: str | None) -> int:
     """Transformer layers, by their number or the pattern, else those of the model that --model names. Raises InputError."""
     if (pattern := keys.get("--hybrid-layer-pattern")) is not None:
         odd = set(str(pattern)) - set("*-|")
@@ -222,7 +228,7 @@ def _layers(keys: Keys, model: str | None) -> int:
     return layers
 
 
-def _stages(keys: Keys, layers: int, pp: int) -> tuple[tuple[int, ...] | None, int]:
+def _stages(keys: KeyReader, layers: int, pp: int) -> tuple[tuple[int, ...] | None, int]:
     """The first units of the stages after the first, and the stages of each rank. Raises InputError."""
     pattern, layout = keys.get("--hybrid-layer-pattern"), keys.get("--pipeline-model-parallel-layout")
     dealt = keys.get(DEALT)
@@ -248,29 +254,29 @@ def _stages(keys: Keys, layers: int, pp: int) -> tuple[tuple[int, ...] | None, i
     if per_chunk is not None and layers % (pp * per_chunk):
         fix = f"give a divisor of {layers // pp}: {layers} layers on {pp} stages"
         raise keys.error("--num-layers-per-virtual-pipeline-stage", f"is {per_chunk}", fix)
-    count, less = pp * chunks, [int(each) for each in ends]
+    count, less = pp * chunks, [int(counted) for counted in ends]
     if first is not None or last is not None:
         rest, others = layers - (first or 0) - (last or 0), count - (first is not None) - (last is not None)
         if chunks > 1 or others < 1 or rest % others or rest < others:
             name = "--decoder-first-pipeline-num-layers" if first is not None else "--decoder-last-pipeline-num-layers"
             fix = f"leave a multiple of {max(1, others)} layers for the other stages, or give --pipeline-model-parallel-layout"
             raise keys.error(name, f"is {first if first is not None else last}, of {layers} layers", fix)
-        each = [rest // others] * others
-        each = ([first] if first is not None else []) + each + ([last] if last is not None else [])
+        layer_counts = [rest // others] * others
+        layer_counts = ([first] if first is not None else []) + layer_counts + ([last] if last is not None else [])
     else:
         if (layers + sum(less)) % count:
             fix = f"give a multiple of {count} stages, or --pipeline-model-parallel-layout"
             raise keys.error("--num-layers", f"is {layers}", fix)
-        each = [(layers + sum(less)) // count] * count
-        each[0] -= less[0]
-        each[-1] -= less[1]
-    counts = [2 * size for size in each]
+        layer_counts = [(layers + sum(less)) // count] * count
+        layer_counts[0] -= less[0]
+        layer_counts[-1] -= less[1]
+    counts = [2 * size for size in layer_counts]
     counts[0] += 1
     counts[-1] += 1
     return _cuts(keys, "--pipeline-model-parallel-size", counts, pp, 2 * layers + 2)
 
 
-def _partitioned(keys: Keys) -> list[bool] | None:
+def _partitioned(keys: KeyReader) -> list[bool] | None:
     """Whether the embedding and the head count as layers when DeepSpeed deals these to stages; None where nothing says so."""
     name = "--pp-partition-method"
     method = keys.get(name)
@@ -286,7 +292,7 @@ def _partitioned(keys: Keys) -> list[bool] | None:
     return ["embedding" in counted] * 2
 
 
-def _layout(keys: Keys, layout: str) -> list[int]:
+def _layout(keys: KeyReader, layout: str) -> list[int]:
     """Units of each stage of a layout such as `Et*3|(tt|)*2tL`. Raises InputError."""
     name, text = "--pipeline-model-parallel-layout", layout.replace(",", "")
     text = re.sub(r"\(([^()]*)\)\*(\d{1,4})", lambda match: match[1] * int(match[2]), text)
@@ -297,10 +303,10 @@ def _layout(keys: Keys, layout: str) -> list[int]:
     return [stage.count("E") + 2 * stage.count("t") + stage.count("L") for stage in text.split("|")]
 
 
-def _dealt(keys: Keys, text: str, pp: int) -> list[int]:
+def _dealt(keys: KeyReader, text: str, pp: int) -> list[int]:
     """Units of each stage of a list such as `[2,3,2,2]`: layers of the first rank's stages, then of the next one's. Raises
     InputError."""
-    sizes = [int(each) for each in re.findall(r"\d{1,6}", text)]
+    sizes = [int(number) for number in re.findall(r"\d{1,6}", text)]
     if re.search(r"[^\d\[\],\s]", text) or not sizes or len(sizes) % pp:
         raise keys.error(
             DEALT, f"is {shown(text)}", f"give layers of each stage, a multiple of {pp} of them, such as [2,3,2,2]"
@@ -312,7 +318,7 @@ def _dealt(keys: Keys, text: str, pp: int) -> list[int]:
     return counts
 
 
-def _cuts(keys: Keys, name: str, counts: Sequence[int], pp: int, units: int) -> tuple[tuple[int, ...], int]:
+def _cuts(keys: KeyReader, name: str, counts: Sequence[int], pp: int, units: int) -> tuple[tuple[int, ...], int]:
     if len(counts) % pp or min(counts) < 1 or sum(counts) != units:
         problem = f"has {len(counts)} stages of {shown(list(counts))} sub-layers"
         fix = f"give a multiple of {pp} stages, none of them empty, with {units} sub-layers in all, embedding and head counted"
@@ -320,7 +326,7 @@ def _cuts(keys: Keys, name: str, counts: Sequence[int], pp: int, units: int) -> 
     return tuple(accumulate(counts[:-1])), len(counts) // pp
 
 
-def _optimizer(keys: Keys, notes: list[str]) -> tuple[OptimizerName, bool]:
+def _optimizer(keys: KeyReader, notes: list[str]) -> tuple[OptimizerName, bool]:
     """What steps the parameters, and whether whole tensors are dealt to data-parallel ranks."""
     name = keys.text("--optimizer")
     if name not in MUON:
@@ -336,23 +342,23 @@ def _optimizer(keys: Keys, notes: list[str]) -> tuple[OptimizerName, bool]:
     return "muon", name == "dist_muon"
 
 
-def _recomputed(keys: Keys, notes: list[str]) -> Recomputed:
+def _recomputed(keys: KeyReader, notes: list[str]) -> RecomputedLayers:
     granularity = keys.text("--recompute-granularity")
     if keys.flag("--recompute-activations") and granularity == "none":
         granularity = "selective"
     method, count = keys.text("--recompute-method"), keys.whole("--recompute-num-layers")
     names = str(keys.get("--recompute-modules") or "core_attn").replace(",", " ").split()
     if granularity == "none":
-        return Recomputed()
+        return RecomputedLayers()
     if granularity == "full":
-        return Recomputed("full", first=count) if method == "block" else Recomputed("full", group=count or 1)
+        return RecomputedLayers("full", first=count) if method == "block" else RecomputedLayers("full", group=count or 1)
     for name in names:
         if name not in (*MODULES, *OF_EXPERTS):
             fix = f"give some of {', '.join(MODULES)}, or --recompute-granularity full: plans keep what other modules make"
             raise keys.error("--recompute-modules", f"has {shown(name)}", fix)
     notes += [f"recomputation of {name}: the plan's model has no such module" for name in names if name in OF_EXPERTS]
     modules = tuple(sorted(MODULES[name] for name in names if name in MODULES))
-    return Recomputed("modules", modules) if modules else Recomputed()
+    return RecomputedLayers("modules", modules) if modules else RecomputedLayers()
 
 
 def in_fields(error: InputError, fields: Mapping[str, str]) -> InputError:

@@ -7,7 +7,7 @@ arguments of (core 0.16, 2026); of activation checkpointing by DeepSpeed, as of 
 
 from __future__ import annotations
 
-from trainplan.execution.launch_files.run_configuration import Keys
+from trainplan.execution.launch_files.run_configuration import KeyReader
 from trainplan.profiling.base.errors import shown
 
 DENSE_ONLY = "plans have dense models"
@@ -86,7 +86,7 @@ FSDP = ("--use-megatron-fsdp", "--use-custom-fsdp")
 GPT_SPEC = "megatron.core.models.gpt.gpt_layer_specs get_gpt_layer_with_transformer_engine_spec"
 
 
-def refuse(keys: Keys) -> None:
+def refuse(keys: KeyReader) -> None:
     """Raises InputError for what no plan has."""
     experts = keys.get("--num-experts")
     if experts is not None and set(str(experts).split()) - {"0", "1"}:
@@ -108,7 +108,7 @@ def refuse(keys: Keys) -> None:
         raise keys.error("--bf16", "is given, and --fp16", "give one of the two")
 
 
-def refuse_mapping(keys: Keys, tp: int, pp: int, chunks: int) -> None:
+def refuse_mapping(keys: KeyReader, tp: int, pp: int, chunks: int) -> None:
     """The same of what hangs on degrees of parallelism. chunks: stages of each rank. Raises InputError."""
     for key in DEALT:
         if key in keys.values and keys.flag(key) and tp > 1:
@@ -123,7 +123,7 @@ def refuse_mapping(keys: Keys, tp: int, pp: int, chunks: int) -> None:
             raise keys.error(name, f"is {group}", f"give {pp}, the pipeline's size: plans pass as many in turn")
 
 
-def noted(keys: Keys, tp: int) -> list[str]:
+def noted(keys: KeyReader, tp: int) -> list[str]:
     """What runs otherwise than the plan does, in little. tp: tensor-parallel ranks."""
     every = NOTED | TENSOR_NOTED | FSDP_NOTED
     given = {key: text for key, text in every.items() if key in keys.values and keys.flag(key)}
@@ -132,7 +132,7 @@ def noted(keys: Keys, tp: int) -> list[str]:
     return [f"{text} ({key})" for key, text in given.items() if key not in less]
 
 
-def _refuse_spec(keys: Keys) -> None:
+def _refuse_spec(keys: KeyReader) -> None:
     """Raises InputError for layers of another specification than GPT's. Hybrid models with a pattern name theirs."""
     spec = str(keys.get("--spec") or "")
     if spec not in ("", GPT_SPEC) and keys.get("--hybrid-layer-pattern") is None:

@@ -1,1 +1,1 @@
-"""Megatron-Bridge: its configuration container, read and written."""
+"""Megatron-Bridge: reader and export of its ConfigContainer."""

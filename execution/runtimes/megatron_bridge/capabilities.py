@@ -1,4 +1,4 @@
-"""What Megatron-Bridge's GPTModelProvider runs: what Megatron-LM does, of decoders alone."""
+"""What Megatron-Bridge's GPTModelProvider can run: the same plans as Megatron-LM, for decoder models only."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Megatron-Bridge's scripts that run a recipe, with what overrides it: `run_recipe.py` and `run_script.py --recipe NAME`, and
-its examples `pretrain_NAME.py`, which read a YAML file of overrides (`--config-file`, or one in their folder `conf`)."""
+"""Commands that start Megatron-Bridge's scripts: `run_recipe.py` and `run_script.py --recipe NAME` with overrides of the
+recipe, and its examples `pretrain_NAME.py`, which read a YAML file of overrides (`--config-file`, or one in their folder
+`conf`)."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from typing import Any
 
 from trainplan.execution.launch_files.documents import read_document, written
 from trainplan.execution.launch_files.lines import sources_of
-from trainplan.execution.launch_files.run_configuration import Configuration, Keys, Said, flattened
+from trainplan.execution.launch_files.run_configuration import KeyReader, RunConfiguration, UserSettings, flattened
 from trainplan.execution.launch_files.shell import Command
 from trainplan.execution.runtimes.megatron.environment import refuse_environment
 from trainplan.execution.runtimes.megatron_bridge import reader as megatron_bridge_reader
@@ -31,22 +32,23 @@ OTHERWISE = {  # options by which these scripts train another model, or otherwis
 
 
 def is_one(command: Command) -> bool:
-    """Whether a command starts one of these scripts."""
+    """Whether a command starts one of Megatron-Bridge's scripts."""
     name = command.program.rsplit("/", 1)[-1]
     overridden = FILE in command.values or any(OVERRIDE.match(word) for word in command.words)
     plain = command.tool in ("", "megatron") and "--num-layers" not in command.values
     return plain and (name in RUNNERS or (EXAMPLE.fullmatch(name) is not None and overridden))
 
 
-def of_command(command: Command, where: str, said: Said, folder: Path) -> Configuration:
-    """The configuration that such a command stands for. folder: of the script. Raises InputError."""
+def of_command(command: Command, where: str, user: UserSettings, folder: Path) -> RunConfiguration:
+    """The run configuration of such a command. where: the file of the command, for errors. folder: the folder of that file.
+    Raises InputError."""
     name = command.program.rsplit("/", 1)[-1]
-    refuse_environment(Keys(where, command.values, sources=command.sources, ignored=said.ignored), *BACKEND)
+    refuse_environment(KeyReader(where, command.values, sources=command.sources, ignored=user.ignored), *BACKEND)
     words, own = _apart(command.words)
     for option, why in OTHERWISE.items():
         if own.get(option, "pretrain") != "pretrain":
             raise InputError(where, option, f"is {shown(own[option])}", f"leave it out: {why}")
-    recipe, notes = said.variables.get("recipe", own.get("--recipe")), list[str]()
+    recipe, notes = user.variables.get("recipe", own.get("--recipe")), list[str]()
     example = EXAMPLE.fullmatch(name)
     if recipe is None:
         if example is None:
@@ -55,12 +57,13 @@ def of_command(command: Command, where: str, said: Said, folder: Path) -> Config
         recipe = f"{example[1]}{END}"
         notes.append(f"{name} is taken for Megatron-Bridge's own, of the recipe {recipe}; another one: --set recipe=NAME")
     values, sources = _overrides(command, own.get(FILE), where, folder, example[1] if example else "")
-    made = megatron_bridge_reader.of_overrides(words, where, said, recipe, values, sources)
-    return replace(made, devices=command.devices, notes=(*notes, *made.notes))
+    run = megatron_bridge_reader.of_overrides(words, where, user, recipe, values, sources)
+    return replace(run, devices=command.devices, notes=(*notes, *run.notes))
 
 
 def _apart(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """Words without those options that are the script's own, and what these are given; and which recipe is named."""
+    """The words of a command without the script's own options (`--config-file`, `--recipe` and those in OTHERWISE), and the
+    values of these options by name."""
     kept, own, rest = list[str](), dict[str, str](), list(words)
     while rest:
         word = rest.pop(0)
@@ -76,8 +79,9 @@ def _apart(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
 def _overrides(
     command: Command, named: str | None, where: str, folder: Path, example: str
 ) -> tuple[dict[str, Any], Mapping[str, str]]:
-    """The values of the file of overrides, and where each stands. named: the file, where it is;
-    example: of a script that has one of its own. Raises InputError where it is not there."""
+    """The flat values in a YAML file of overrides, and the file and line of each key; both empty if there is no such file.
+    named: the file's name if the command gives it. example: the name of an example script, which has a file of its own. Raises
+    InputError if the file is not there."""
     if named is None and not example:
         return {}, {}
     own = Path(command.program).parent / "conf" / f"{example}_pretrain_override_example.yaml"

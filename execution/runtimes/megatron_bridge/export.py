@@ -1,8 +1,9 @@
-"""Plans for Megatron-Bridge: the sections of its ConfigContainer, a script that trains with them, and what starts that.
+"""Export of plans to Megatron-Bridge: the sections of its ConfigContainer, a training script that reads them, and files that
+start it.
 
-Fields say what Megatron-LM's arguments say, so that they are made from these (see `megatron`), each by its line of
-`megatron_bridge_fields`; the same is refused and left out. Beyond that: cuts within a layer and BERT are refused, which
-GPTModelProvider does not have; a model with learned positions has as many as the sequence has tokens.
+The fields correspond to arguments of Megatron-LM and are made from these (see `megatron.export`) by the tables of
+`megatron_bridge.fields`; what is refused or left out is the same. In addition, cuts within a layer and BERT are refused, which
+GPTModelProvider does not have. A model with learned positions gets as many as the sequence has tokens.
 """
 
 from __future__ import annotations
@@ -33,11 +34,14 @@ DECIDES = (
 
 
 def export(plan: Plan, where: str) -> Export:
-    """Files bridge.yaml, train.py, launch.sh, slurm.sh and README.md. Raises InputError."""
-    told = megatron_export.arguments_of(plan, where, RUNTIME, CAPABILITIES)
+    """Exports a plan as the files bridge.yaml, train.py, launch.sh, slurm.sh and README.md. where: the plan's file, for errors.
+    Raises InputError if Megatron-Bridge cannot run the plan."""
+    arguments = megatron_export.arguments_of(plan, where, RUNTIME, CAPABILITIES)
     refuse_half_cut(plan, RUNTIME, "export it --to megatron", where)
-    model, left_out = plan.planned_model(), list(told.left_out)
-    sections = sections_of(model, argument_values([*told.model, *told.parallel, *told.precision, *told.optimizer]), plan.chunks)
+    model, left_out = plan.planned_model(), list(arguments.left_out)
+    sections = sections_of(
+        model, argument_values([*arguments.model, *arguments.parallel, *arguments.precision, *arguments.optimizer]), plan.chunks
+    )
     embedding = next(part for part in model.sublayers.values() if isinstance(part, TokenEmbedding))
     if (positions := embedding.positions) not in (0, model.tokens):
         left_out.append(f"learned positions: {model.tokens} of them, as tokens (model.seq_length), not {positions}")
@@ -47,15 +51,21 @@ def export(plan: Plan, where: str) -> Export:
         "launch.sh": torchrun(plan.world, f'{here("train.py")} "$@"', megatron_export.connections(plan)),
         "slurm.sh": slurm(plan.world),
         "README.md": page(
-            plan, RUNTIME, VERSION, told.peak_bytes, left_out, (*megatron_export.decides(plan, DECIDES), *told.gathered)
+            plan,
+            RUNTIME,
+            VERSION,
+            arguments.peak_bytes,
+            left_out,
+            (*megatron_export.decides(plan, DECIDES), *arguments.gathered),
         ),
     }
-    settings = {"config": sections, "peak_bytes": told.peak_bytes}
-    return Export("megatron-bridge", settings, files, tuple(left_out), told.plan)
+    settings = {"config": sections, "peak_bytes": arguments.peak_bytes}
+    return Export("megatron-bridge", settings, files, tuple(left_out), arguments.plan)
 
 
 def argument_values(arguments: list[str]) -> dict[str, Any]:
-    """What each argument is given: a number, a text, several of them, or True where it stands alone."""
+    """The values of Megatron-LM's arguments by name: a number, a text, a list of them, or True for an argument without a value.
+    arguments: the words of a command."""
     values: dict[str, Any] = {}
     name = ""
     for word in arguments:
@@ -72,6 +82,7 @@ def argument_values(arguments: list[str]) -> dict[str, Any]:
 
 
 def _parsed(word: str) -> int | float | str:
+    """A word of a command as a number, if it is one."""
     for kind in (int, float):
         try:
             return kind(word)
@@ -81,7 +92,8 @@ def _parsed(word: str) -> int | float | str:
 
 
 def sections_of(model: Model, values: dict[str, Any], chunks: int) -> dict[str, dict[str, Any]]:
-    """The sections of a ConfigContainer. values: by argument; chunks: stages of each rank."""
+    """The sections of a ConfigContainer, as dicts by name. values: Megatron-LM's arguments by name. chunks: pipeline stages of
+    each rank."""
     sections: dict[str, dict[str, Any]] = {name: {} for name in ("model", "train", "ddp", "optimizer", "mixed_precision")}
     for name, value in values.items():
         for field in FIELDS.get(name, ()):

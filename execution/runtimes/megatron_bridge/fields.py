@@ -1,8 +1,8 @@
-"""Fields of Megatron-Bridge's ConfigContainer that say what an argument of Megatron-LM says, for reading and writing.
+"""Fields of Megatron-Bridge's ConfigContainer that correspond to arguments of Megatron-LM, for reading and for writing.
 
 As of megatron-bridge 0.3.1 on megatron-core 0.16.1 (2026): `GPTModelProvider` (section model), `TrainingConfig` (train),
 `DistributedDataParallelConfig` (ddp), `OptimizerConfig`, `MixedPrecisionConfig` (mixed_precision) and `GPTDatasetConfig`
-(dataset). Kinds and defaults are those of the argument (see `megatron_fields`), but for DEFAULTS.
+(dataset). Kinds and defaults are those of the argument (see `megatron.fields`), except for those in DEFAULTS.
 """
 
 from __future__ import annotations

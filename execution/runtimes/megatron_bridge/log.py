@@ -1,9 +1,9 @@
-"""Megatron-Bridge and NeMo: what their logs have of the configuration of a run.
+"""Run configurations from logs of Megatron-Bridge and NeMo.
 
-Megatron-Bridge prints its ConfigContainer as YAML (`print_yaml`), or, since 0.4, what differs in it from Megatron Core's
-defaults (`log_non_default_values` of `training/config.py`): without the parts of the model that Megatron Core does not know,
-which --model has to say. NeMo 1 prints its configuration as YAML, under "Experiment configuration", and later the size of the
-padded vocabulary.
+Megatron-Bridge prints its ConfigContainer as YAML (`print_yaml`), or, since 0.4, the fields that differ from Megatron Core's
+defaults (`log_non_default_values` of `training/config.py`); the latter lack the parts of the model that Megatron Core does not
+know, so that --model is needed. NeMo 1 prints its configuration as YAML under "Experiment configuration", and later the size of
+the padded vocabulary.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 from trainplan.execution.launch_files.logs.lines import block_at, last, value_of
 from trainplan.execution.launch_files.logs.text import CONTAINER, EXPERIMENT, SUMMARY, mark
-from trainplan.execution.launch_files.run_configuration import Configuration, Said
+from trainplan.execution.launch_files.run_configuration import RunConfiguration, UserSettings
 from trainplan.execution.runtimes.megatron_bridge import reader as megatron_bridge_reader
 from trainplan.execution.runtimes.nemo import reader as nemo_reader
 from trainplan.profiling.base.errors import InputError
@@ -28,10 +28,12 @@ PADDED = mark("Padded vocab_size: ", r"Padded vocab_size: (\d+), original vocab_
 NEMO = re.compile(r"\[NeMo [IWE] ")
 
 
-def of_bridge(lines: Sequence[str], where: str, said: Said) -> Configuration | None:
-    """Megatron-Bridge's ConfigContainer: all of it, sorted, so that its own name comes first; or its summary."""
+def of_bridge(lines: Sequence[str], where: str, user: UserSettings) -> RunConfiguration | None:
+    """The run configuration of a log of Megatron-Bridge: from the whole ConfigContainer (printed with sorted keys, so that its
+    own name comes first), or from the summary of fields that differ from defaults. None if the log has neither. Raises
+    InputError."""
     if (found := last(CONTAINER, lines)) is None:
-        return _of_summary(lines, where, said)
+        return _of_summary(lines, where, user)
     number = found[0]
     block = [lines[number][lines[number].index("_target_") :]]
     for _, line in block_at(lines, number):
@@ -40,10 +42,12 @@ def of_bridge(lines: Sequence[str], where: str, said: Said) -> Configuration | N
         block.append(line)
     else:
         raise InputError(f"{where}:{number + 1}", "", *CUT)
-    return megatron_bridge_reader.of_sections(_yaml(block, where, number), f"{where}:{number + 1}", said)
+    return megatron_bridge_reader.of_sections(_yaml(block, where, number), f"{where}:{number + 1}", user)
 
 
-def _of_summary(lines: Sequence[str], where: str, said: Said) -> Configuration | None:
+def _of_summary(lines: Sequence[str], where: str, user: UserSettings) -> RunConfiguration | None:
+    """The run configuration of the summary of fields that differ from Megatron Core's defaults; None if the log has no summary.
+    Raises InputError if it is cut off or the user has not named the model."""
     if (found := last(SUMMARY, lines)) is None:
         return None
     begun = found[0]
@@ -61,7 +65,7 @@ def _of_summary(lines: Sequence[str], where: str, said: Said) -> Configuration |
         raise InputError(at, "", *CUT)
     if "model.num_layers" not in values:
         raise InputError(at, "model.num_layers", "is missing", "give the whole log, or the file of the run")
-    if said.model is None:
+    if user.model is None:
         problem = "is missing: the summary does not have the vocabulary, shared embeddings and positions of the model"
         raise InputError(at, "--model", problem, "give it")
     for name in ("seq_length", "sequence_length"):
@@ -70,11 +74,12 @@ def _of_summary(lines: Sequence[str], where: str, said: Said) -> Configuration |
     if values.get("model.gated_linear_unit") is True:
         values["model.activation_func"] = "silu"  # functions and positions are not printed; --model has the right ones
     values.setdefault("model.position_embedding_type", "rope")
-    return megatron_bridge_reader.of_fields(values, at, said, sources)
+    return megatron_bridge_reader.of_fields(values, at, user, sources)
 
 
-def of_nemo(lines: Sequence[str], where: str, said: Said) -> Configuration | None:
-    """NeMo's configuration, of the last time that it was printed."""
+def of_nemo(lines: Sequence[str], where: str, user: UserSettings) -> RunConfiguration | None:
+    """The run configuration of a log of NeMo, as NeMo printed it last; None if the log has none. Raises InputError if it is cut
+    off."""
     if (found := last(EXPERIMENT, lines)) is None:
         return None
     begun = found[0]
@@ -92,11 +97,12 @@ def of_nemo(lines: Sequence[str], where: str, said: Said) -> Configuration | Non
         raise InputError(f"{where}:{start + 1}", "", *CUT)
     padded = last(PADDED, lines)
     data = _yaml(block, where, start)
-    return nemo_reader.of_tables(data, f"{where}:{start + 1}", said, None, int(padded[1][1]) if padded else None)
+    return nemo_reader.of_tables(data, f"{where}:{start + 1}", user, None, int(padded[1][1]) if padded else None)
 
 
 def _yaml(block: Sequence[str], where: str, number: int) -> Any:
-    """Raises InputError."""
+    """The mapping that a block of lines holds as YAML. number: the index of its first line, for errors. Raises InputError if it
+    holds none."""
     try:
         data = yaml.safe_load("\n".join(block))
     except yaml.YAMLError:

@@ -1,8 +1,8 @@
-"""Megatron-Bridge: a YAML file with the sections of its ConfigContainer, as `export --to megatron-bridge` and its own
-`--config-file` have them.
+"""Reader of Megatron-Bridge's YAML files with the sections of its ConfigContainer, as `export --to megatron-bridge` and
+Megatron-Bridge's own `--config-file` have them.
 
-Fields as of megatron-bridge 0.3.1 (2026). They say what Megatron-LM's arguments say (see `megatron_bridge_fields`), so that a
-file is read as these; where the defaults of its classes are others, they are written out.
+Fields as of megatron-bridge 0.3.1 (2026). They correspond to arguments of Megatron-LM (see `megatron_bridge.fields`), so that a
+file is read as these; defaults of Megatron-Bridge's classes that are different are written out.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from typing import Any
 from trainplan.execution.launch_files.documents import written
 from trainplan.execution.launch_files.known_keys import known_keys
 from trainplan.execution.launch_files.lines import sources_of
-from trainplan.execution.launch_files.run_configuration import Configuration, Keys, Said, flattened
+from trainplan.execution.launch_files.run_configuration import KeyReader, RunConfiguration, UserSettings, flattened
 from trainplan.execution.launch_files.settings import with_settings
 from trainplan.execution.runtimes.megatron import reader as megatron_reader
 from trainplan.execution.runtimes.megatron.read_model import NULL
 from trainplan.execution.runtimes.megatron_bridge.fields import ARGUMENTS, CONTRARY, DEFAULTS, FIELDS
 from trainplan.execution.runtimes.megatron_bridge.recipes import ARGUMENTS as OF_RECIPES
-from trainplan.execution.runtimes.megatron_bridge.recipes import BATCH, base_of
+from trainplan.execution.runtimes.megatron_bridge.recipes import BATCH, recipe_values
 from trainplan.profiling.base.errors import InputError, shown
 from trainplan.profiling.base.files import read_data
 from trainplan.profiling.models.families.fields import names
@@ -105,42 +105,44 @@ SECTIONS = KNOWN.sections()
 
 
 def is_one(data: Any) -> bool:
-    """Whether a file's value has the sections of a ConfigContainer, or some of them."""
+    """Whether the value in a file has some sections of a ConfigContainer and nothing else."""
     if not isinstance(data, Mapping):
         return False
     has = [isinstance(data.get(name), Mapping) for name in ("model", "train")]
     return all(has) or (any(has) and all(name in SECTIONS or f"{name}." in KNOWN.starts or name in MARKS for name in data))
 
 
-def read(path: Path, said: Said) -> Configuration:
-    """The configuration of a YAML file. Raises InputError."""
-    whole = [key for key in said.variables if "." in key]  # which may be of a section that the file has by a name
-    data, sources = with_settings(read_data(path), str(path), said, sources_of(path), ("recipe", *whole))
-    return of_sections(data, str(path), said, sources)
+def read(path: Path, user: UserSettings) -> RunConfiguration:
+    """The run configuration of a YAML file. Raises InputError."""
+    whole = [key for key in user.variables if "." in key]  # which may be of a section that the file has by a name
+    data, sources = with_settings(read_data(path), str(path), user, sources_of(path), ("recipe", *whole))
+    return of_sections(data, str(path), user, sources)
 
 
 def of_sections(
-    data: Any, where: str, said: Said, sources: Mapping[str, str] | None = None, recipe: str | None = None
-) -> Configuration:
-    """The configuration of a ConfigContainer's sections. sources: where each key is written. recipe: the one whose values they
-    override. Raises InputError."""
+    data: Any, where: str, user: UserSettings, sources: Mapping[str, str] | None = None, recipe: str | None = None
+) -> RunConfiguration:
+    """The run configuration of the sections of a ConfigContainer. sources: the file and line of each key. recipe: the recipe
+    whose values they override, if known. Raises InputError."""
     if not is_one(data):
         raise InputError(where, "", f"holds {shown(data)}", "give sections such as model and train, of a ConfigContainer")
     named = data.get("mixed_precision")
-    return of_fields({**precision_fields(named, where), **flattened(data)}, where, said, sources, recipe)
+    return of_fields({**precision_fields(named, where), **flattened(data)}, where, user, sources, recipe)
 
 
 def of_overrides(
     words: Sequence[str],
     where: str,
-    said: Said,
+    user: UserSettings,
     recipe: str | None = None,
     below: Mapping[str, Any] = NOTHING,
     lines: Mapping[str, str] = NOTHING,
-) -> Configuration:
-    """The configuration of overrides such as ``model.tensor_model_parallel_size=2``, in Hydra's spelling, on top of a recipe:
-    the one that is named, or `--recipe NAME` among the words. below: values that they override in turn, by section and key;
-    lines: where each of these is written. Raises InputError."""
+) -> RunConfiguration:
+    """The run configuration of a recipe with overrides in Hydra's spelling, such as ``model.tensor_model_parallel_size=2``.
+
+    words: the overrides; `--recipe NAME` among them names the recipe. recipe: its name, if known otherwise. below: flat values
+    of a file, which the words override. lines: the file and line of each of these. Raises InputError.
+    """
     values, sources, rest = dict(below), dict(lines), list(words)
     while rest:
         word = rest.pop(0)
@@ -159,22 +161,25 @@ def of_overrides(
         values[key], sources[key] = written(text), where
     if "mixed_precision" in values:
         values = {**precision_fields(values["mixed_precision"], where), **values, "mixed_precision": None}
-    return of_fields(values, where, said, sources, recipe)
+    return of_fields(values, where, user, sources, recipe)
 
 
 def of_fields(
     fields: Mapping[str, Any],
     where: str,
-    said: Said,
+    user: UserSettings,
     sources: Mapping[str, str] | None = None,
     recipe: str | None = None,
     replaced: Collection[str] = (),
-) -> Configuration:
-    """The configuration of fields by section and key, as `of_sections`. recipe: empty of a whole ConfigContainer. replaced:
-    sections that stand in place of the recipe's. Raises InputError."""
-    settings = {key: written(text) for key, text in said.variables.items() if "." in key}
+) -> RunConfiguration:
+    """The run configuration of flat fields, named by section and key.
+
+    where: the file, for errors. sources: the file and line of each field. recipe: the recipe that the fields override; empty if
+    they are a whole ConfigContainer. replaced: sections that replace the recipe's completely. Raises InputError.
+    """
+    settings = {key: written(text) for key, text in user.variables.items() if "." in key}
     given = {**fields, **settings}
-    base = base_of(given, where, said, recipe, replaced)
+    base = recipe_values(given, where, user, recipe, replaced)
     own = any(given.get(f"mixed_precision.{name}") for name in ("bf16", "fp16"))  # a precision in place of the recipe's
     precision = {} if own else precision_fields(base.fields.get("mixed_precision"), where)
     based = {**precision, **base.fields, "mixed_precision": None}
@@ -196,38 +201,38 @@ def of_fields(
     if not any(values.get(f"mixed_precision.{name}") for name in ("bf16", "fp16")):  # then the model says it alone
         values |= {f"mixed_precision.{name}": values[f"model.{name}"] for name in ("bf16", "fp16") if f"model.{name}" in values}
         values |= {f"mixed_precision.{GRADIENTS}": values[f"ddp.{GRADIENTS}"]} if f"ddp.{GRADIENTS}" in values else {}
-    keys = Keys(where, values, sources=origin, defaults=OURS, ignored=said.ignored)
+    keys = KeyReader(where, values, sources=origin, defaults=OURS, ignored=user.ignored)
     for key in ("model.bf16", "model.fp16", f"ddp.{GRADIENTS}", *EITHER, *(f"comm_overlap.{name}" for name in OVERLAPPED)):
         keys.get(key)  # which others override, or which override others
     keys.get("mixed_precision")  # a name, whose fields are among the values
     _refuse(keys)
     words = list(_words(keys))
     try:
-        made = megatron_reader.of_arguments(words, where, said)
+        run = megatron_reader.of_arguments(words, where, user)
     except InputError as error:
         raise megatron_reader.in_fields(error, ARGUMENTS) from None
     unread, unknown = keys.left(KNOWN)
     unknown = tuple(key for key in unknown if not key.split(" ")[0].rpartition(".")[2].startswith("_"))  # its own marks
-    keyed = {name: ARGUMENTS.get(key, key) for name, key in made.keys.items()} | {"dtype": "mixed_precision"}
-    from_file = {ARGUMENTS.get(each.key) for each in made.taken} & {each.key for each in keys.taken}
+    keyed = {name: ARGUMENTS.get(key, key) for name, key in run.keys.items()} | {"dtype": "mixed_precision"}
+    from_file = {ARGUMENTS.get(value.key) for value in run.taken} & {value.key for value in keys.taken}
     defaults = tuple(
-        replace(each, key=ARGUMENTS[each.key]) for each in made.taken if ARGUMENTS.get(each.key) not in (None, *from_file)
+        replace(value, key=ARGUMENTS[value.key]) for value in run.taken if ARGUMENTS.get(value.key) not in (None, *from_file)
     )
     taken = (*keys.taken, *defaults)
     if base.model is not None:  # whose parts are not those that defaults describe
-        taken = tuple(each for each in taken if each.key not in PARTS or not each.source.startswith("default"))
+        taken = tuple(value for value in taken if value.key not in PARTS or not value.source.startswith("default"))
     if base.unknown:  # which recipe has them
         unsaid: dict[str, Any] = {field: None for key, field in BATCH.items() if values.get(key) is None}
-        made = replace(made, undecided=dict.fromkeys(unsaid, WHICH), **unsaid)
-        taken = tuple(each for each in taken if each.key not in BATCH or values[each.key] is not None)
+        run = replace(run, undecided=dict.fromkeys(unsaid, WHICH), **unsaid)
+        taken = tuple(value for value in taken if value.key not in BATCH or values[value.key] is not None)
     return replace(
-        made, runtime="megatron-bridge", model=base.model, keys=keyed, notes=(*made.notes, *base.notes, *turned), unread=unread,
+        run, runtime="megatron-bridge", model=base.model, keys=keyed, notes=(*run.notes, *base.notes, *turned), unread=unread,
         unknown=unknown, taken=taken,
     )  # fmt: skip
 
 
-def _refuse(keys: Keys) -> None:
-    """Raises InputError for fields that bear on the run and that no plan has."""
+def _refuse(keys: KeyReader) -> None:
+    """Raises InputError for fields that ask for features that no plan has, and for fields that contradict each other."""
     for key in keys.values:
         if key.partition(".")[0] == "peft" and keys.values[key] not in (None, False):
             has = key.partition(".")[2] or shown(keys.values[key])
@@ -249,20 +254,21 @@ def _refuse(keys: Keys) -> None:
             raise keys.error(key, f"is {shown(keys.get(key))}, and model.seq_length is {shown(tokens)}", "give both alike")
 
 
-def precision_fields(said: Any, where: str) -> dict[str, Any]:
-    """The fields of a recipe of precisions that is named, such as `bf16_mixed`. Raises InputError."""
-    if said is None or isinstance(said, Mapping):
+def precision_fields(value: Any, where: str) -> dict[str, Any]:
+    """The fields of a named precision recipe, such as `bf16_mixed`; empty if the value is a table or None. Raises InputError
+    for an unknown name."""
+    if value is None or isinstance(value, Mapping):
         return {}
-    match = NAMED.fullmatch(said.replace("-", "_")) if isinstance(said, str) else None
+    match = NAMED.fullmatch(value.replace("-", "_")) if isinstance(value, str) else None
     if match is None or (scaling := match[3] or "") not in SCALINGS:
         fix = "give bf16_mixed, fp16_mixed, one such as bf16_with_fp8_current_scaling_mixed, or a table of fields"
-        raise InputError(where, "mixed_precision", f"is {shown(said)}", fix)
+        raise InputError(where, "mixed_precision", f"is {shown(value)}", fix)
     fields = {match[2]: True, **(SCALINGS["fp8_subchannel_scaling"] if match[1] == "nanov2_" else SCALINGS[scaling])}
     return {"mixed_precision": None, **{f"mixed_precision.{name}": value for name, value in fields.items()}}
 
 
-def _words(keys: Keys) -> Iterator[str]:
-    """What Megatron-LM's scripts would be given. Raises InputError."""
+def _words(keys: KeyReader) -> Iterator[str]:
+    """The equivalent arguments of Megatron-LM's scripts, as words of a command. Raises InputError."""
     yield from _model_words(keys)
     for fields in FIELDS.values():
         for field in fields[1:]:
@@ -280,8 +286,9 @@ def _words(keys: Keys) -> Iterator[str]:
             yield str(value)
 
 
-def _model_words(keys: Keys) -> Iterator[str]:
-    """What other fields than its own, or contrary ones, say of an argument."""
+def _model_words(keys: KeyReader) -> Iterator[str]:
+    """Arguments of Megatron-LM that follow from several fields, or from a field with the opposite meaning. Raises InputError
+    for an activation that plans do not have."""
     gated, activation = keys.flag("model.gated_linear_unit"), keys.get("model.activation_func")
     function = str(activation or keys.get("model.activation_func._target_") or "gelu").rpartition(".")[2]
     if (gated, function) not in ((True, "silu"), (False, "gelu"), (False, "squared_relu")):

@@ -1,7 +1,7 @@
-"""Megatron-Bridge's recipes for pre-training dense models: what a file that overrides one leaves to it.
+"""Megatron-Bridge's recipes for pre-training dense models: the values that apply where a file overrides a recipe.
 
-`trainplan/data/recipes/megatron-bridge.json` has what they set (`benchmarks/bridge_recipes.py` reads it from their source); the
-version is named there.
+`trainplan/data/recipes/megatron-bridge.json` has these values (`benchmarks/bridge_recipes.py` reads them from Megatron-Bridge's
+source) and names the version.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from trainplan.execution.launch_files.run_configuration import Said
+from trainplan.execution.launch_files.run_configuration import UserSettings
 from trainplan.profiling.base.errors import InputError, one_of, shown
 from trainplan.profiling.models.model import load_model
 from trainplan.profiling.shipped import mixture, sized
@@ -49,10 +49,13 @@ ARGUMENTS = {
 
 
 @dataclass(frozen=True)
-class Base:
-    """What a file's own values stand on. fields: of a recipe, by section and key; sources: where each comes from. model: the
-    name of the recipe's; None where the file has its sizes. notes: what was taken for what is not said. unknown: whether there
-    is a recipe, and nobody says which."""
+class RecipeValues:
+    """The values that a file's own values override.
+
+    fields: a recipe's values by section and key. sources: where each comes from, for reports. model: the name of the recipe's
+    model; None if the file has the model's sizes. notes: lines on assumptions. unknown: whether there is a recipe whose name
+    nobody has given.
+    """
 
     fields: Mapping[str, Any] = field(default_factory=dict)
     sources: Mapping[str, str] = field(default_factory=dict)
@@ -63,16 +66,18 @@ class Base:
 
 @cache
 def _table() -> dict[str, Any]:
+    """The recipes and their values, as read from the data file."""
     return dict(json.loads(files("trainplan.data").joinpath("recipes", "megatron-bridge.json").read_text()))
 
 
 def recipes() -> list[str]:
-    """The names of the recipes that are known."""
+    """The names of all known recipes."""
     return list(_table()["recipes"])
 
 
 def usual(name: str) -> dict[str, dict[str, Any]]:
-    """What a recipe, or what all have, sets without arguments: values by section and field; empty where it is not known."""
+    """The values that a recipe sets when called without arguments, by section and field; empty for an unknown recipe. name: a
+    recipe, or COMMON for what all recipes share."""
     if name != COMMON and name not in recipes():
         return {}
     made = dict[str, dict[str, Any]]()
@@ -84,11 +89,12 @@ def usual(name: str) -> dict[str, dict[str, Any]]:
 
 
 def known(name: str, where: str) -> str:
-    """The recipe of a name, with or without its ending. Raises InputError."""
+    """The full name of a recipe, given with or without its ending. where: the file, for errors. Raises InputError for an
+    unknown recipe."""
     last = name.rpartition(".")[2]
-    for each in (last, last + END):
-        if each in _table()["recipes"]:
-            return each
+    for recipe in (last, last + END):
+        if recipe in _table()["recipes"]:
+            return recipe
     if (what := mixture(re.sub(r"_(pretrain|sft|peft|finetune)_.*", "", last))) is not None:
         raise InputError(where, "recipe", f"is {shown(last)}: {what} is not planned yet", "give a recipe of a dense model")
     if last.endswith(OTHERS):
@@ -98,16 +104,22 @@ def known(name: str, where: str) -> str:
     raise InputError(where, "recipe", f"is {shown(last)}", fix)
 
 
-def base_of(values: Mapping[str, Any], where: str, said: Said, recipe: str | None, replaced: Collection[str] = ()) -> Base:
-    """What the values of a file stand on. recipe: the one that it calls, where it says so, and empty where it is a whole
-    ConfigContainer; else the one of `--set recipe=NAME`, and, where the file has no sizes, the one of the model that is named.
-    replaced: sections that it has in place of the recipe's. Raises InputError where no model is known."""
-    name, table = recipe if recipe is not None else said.variables.get("recipe"), _table()
+def recipe_values(
+    values: Mapping[str, Any], where: str, user: UserSettings, recipe: str | None, replaced: Collection[str] = ()
+) -> RecipeValues:
+    """The recipe values that a file overrides.
+
+    values: the file's own flat values. recipe: the name of the recipe that the file calls; empty if the file is a whole
+    ConfigContainer; None if unknown. Then it is the recipe of `--set recipe=NAME` or, if the file has no sizes, the recipe of
+    the model that the user names. replaced: sections that the file replaces completely. Raises InputError if no model is
+    known.
+    """
+    name, table = recipe if recipe is not None else user.variables.get("recipe"), _table()
     unknown = False
     has_sizes, notes = any(values.get(key) is not None for key in SIZED), list[str]()
     if not name and has_sizes:
-        return Base()
-    if name is None and said.model is None:
+        return RecipeValues()
+    if name is None and user.model is None:
         fix = f"give it, or the model by --model, or the recipe whose values the file overrides: --set recipe={recipes()[0]}"
         raise InputError(where, "model.num_layers", "is missing", fix)
     if name == COMMON:
@@ -115,9 +127,13 @@ def base_of(values: Mapping[str, Any], where: str, said: Said, recipe: str | Non
     elif name:
         name = known(name, where)
     if name is None:
-        assert said.model is not None
-        model = sized(said.model)
-        alike = [each for each in recipes() if model is not None and sized(table["recipes"][each]["model"])[:2] == model[:2]]  # type: ignore[index]
+        assert user.model is not None
+        model = sized(user.model)
+        alike = [
+            recipe_name
+            for recipe_name in recipes()
+            if model is not None and sized(table["recipes"][recipe_name]["model"])[:2] == model[:2]
+        ]  # type: ignore[index]
         name = min(alike, key=len) if alike else None
         what = f"the recipe {name}" if name else "what all recipes of pre-training have, except for sequence and batch"
         notes.append(f"what the file leaves to its recipe is taken from {what}; another one: --set recipe=NAME")
@@ -130,10 +146,10 @@ def base_of(values: Mapping[str, Any], where: str, said: Said, recipe: str | Non
     source = f"recipe {name or 'of pre-training'} of Megatron-Bridge {table['version']}"
     sources = dict.fromkeys(fields, source)
     of_recipe = sized(own["model"]) if own else None
-    named = said.model or (of_recipe[0] if of_recipe and "model" not in replaced else "")
+    named = user.model or (of_recipe[0] if of_recipe and "model" not in replaced else "")
     if not has_sizes and not named:
         raise InputError(where, "model.num_layers", "is missing", "give it, or the model by --model")
     if not has_sizes:
         fields["model.num_layers"] = load_model(named, 128).layers
-        sources["model.num_layers"] = f"--model {named}" if said.model else source
-    return Base(fields, sources, None if has_sizes else named, tuple(notes), unknown)
+        sources["model.num_layers"] = f"--model {named}" if user.model else source
+    return RecipeValues(fields, sources, None if has_sizes else named, tuple(notes), unknown)

@@ -1,1 +1,1 @@
-"""NeMo: its YAML configuration, read."""
+"""Reader of NeMo's YAML configuration."""

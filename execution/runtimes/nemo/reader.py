@@ -1,7 +1,6 @@
-"""NeMo 1: the configuration of its GPT pretraining, as `megatron_gpt_config.yaml` has it (NeMo 1.23 to 2.0), and as its log
-prints it under "Experiment configuration"; and of its fine-tuning (`megatron_gpt_finetuning_config.yaml`), which starts from a
-.nemo file that has the model. Its `model` says what Megatron-LM's arguments say, under other names, and is read as these.
-"""
+"""Reader of NeMo 1: the configuration of its GPT pre-training, as in `megatron_gpt_config.yaml` (NeMo 1.23 to 2.0) and as its
+log prints it under "Experiment configuration"; and of its fine-tuning (`megatron_gpt_finetuning_config.yaml`), which starts
+from a .nemo file that holds the model. The keys of its `model` correspond to Megatron-LM's arguments, and are read as these."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trainplan.execution.launch_files.known_keys import known_keys
-from trainplan.execution.launch_files.run_configuration import Configuration, Keys, Said, flattened
+from trainplan.execution.launch_files.run_configuration import KeyReader, RunConfiguration, UserSettings, flattened
 from trainplan.execution.launch_files.settings import read_with_settings
 from trainplan.execution.runtimes.megatron import reader as megatron_reader
 from trainplan.profiling.base.errors import InputError, shown
@@ -88,7 +87,7 @@ REFERENCE = re.compile(r"\$\{(\.?)([\w.]+)\}")
 
 
 def is_one(data: Any) -> bool:
-    """Whether a value is the configuration of NeMo's GPT pretraining, or of its fine-tuning."""
+    """Whether a value is the configuration of NeMo's GPT pre-training or fine-tuning."""
     model = data.get("model") if isinstance(data, Mapping) else None
     if not isinstance(model, Mapping) or not isinstance(data.get("trainer"), Mapping):
         return False
@@ -96,14 +95,14 @@ def is_one(data: Any) -> bool:
 
 
 def _tuned(values: Mapping[str, Any]) -> bool:
-    """Whether values are of fine-tuning: the model's sizes are in the .nemo file that it starts from."""
+    """Whether flat values are those of fine-tuning: the model's sizes are in the .nemo file that it starts from."""
     return "model.restore_from_path" in values and any(key.startswith(TRAINED) for key in values)
 
 
-def _of_tuning(values: dict[str, Any], where: str, said: Said) -> dict[str, Any]:
-    """Values with those of the samples that are trained on where pretraining has them. Raises InputError where nobody says
-    the model."""
-    if values.get("model.num_layers") is None and said.model is None:
+def _of_tuning(values: dict[str, Any], where: str, user: UserSettings) -> dict[str, Any]:
+    """The flat values of a fine-tuning configuration with batch and sequence under the keys that pre-training has for them.
+    Raises InputError if the model is not known."""
+    if values.get("model.num_layers") is None and user.model is None:
         problem = f"is {shown(values['model.restore_from_path'])}: fine-tuning, whose model is in that file alone"
         raise InputError(where, "model.restore_from_path", problem, "give the model by --model NAME")
     for key, name in SAMPLES.items():
@@ -112,25 +111,25 @@ def _of_tuning(values: dict[str, Any], where: str, said: Said) -> dict[str, Any]
     return values
 
 
-def read(path: Path, said: Said) -> Configuration:
-    """The configuration of a YAML file. Raises InputError."""
-    data, sources = read_with_settings(path, said)
-    return of_tables(data, str(path), said, sources)
+def read(path: Path, user: UserSettings) -> RunConfiguration:
+    """The run configuration of a YAML file of NeMo. Raises InputError."""
+    data, sources = read_with_settings(path, user)
+    return of_tables(data, str(path), user, sources)
 
 
 def of_tables(
-    data: Any, where: str, said: Said, sources: Mapping[str, str] | None = None, padded: int | None = None
-) -> Configuration:
-    """The configuration of its tables. sources: where each key is written. padded: the size of the vocabulary with what is
-    added to it, where a log says it. Raises InputError."""
+    data: Any, where: str, user: UserSettings, sources: Mapping[str, str] | None = None, padded: int | None = None
+) -> RunConfiguration:
+    """The run configuration of NeMo's nested tables. sources: the file and line of each key. padded: the size of the padded
+    vocabulary, if a log says it. Raises InputError."""
     if not is_one(data):
         raise InputError(where, "", f"holds {shown(data)}", "give trainer and model, as NeMo's GPT pretraining has them")
     values, sources = _resolved(flattened(data)), dict(sources or {})
     notes, tuned = list[str](), _tuned(values)
     if tuned:
-        values = _of_tuning(values, where, said)
+        values = _of_tuning(values, where, user)
         sources |= {key: at for key, name in SAMPLES.items() if (at := sources.get(f"{TRAINED}{name}")) is not None}
-    keys = Keys(where, values, sources=sources, defaults=DEFAULTS, ignored=said.ignored)
+    keys = KeyReader(where, values, sources=sources, defaults=DEFAULTS, ignored=user.ignored)
     for key, neutral in REFUSED.items():
         keys.refuse(key, neutral, "the plan's programs have no such thing")
     if tuned:
@@ -149,27 +148,27 @@ def of_tables(
         made_of.pop("--tokenizer-type", None)
     devices = (keys.whole("trainer.devices", 1) or 1) * (keys.whole("trainer.num_nodes", 1) or 1)
     try:
-        made = megatron_reader.of_values(made_of, where, said, devices)
+        run = megatron_reader.of_values(made_of, where, user, devices)
     except InputError as error:
         raise megatron_reader.in_fields(error, ARGUMENTS | FIELDS) from None
     kernels = [keys.flag(f"model.{name}") for name in FLASH]
     attention: Literal["eager", "flash"] | None = "flash" if any(kernels) else "eager"
     taken = keys.taken
     if tuned:
-        taken = tuple(each for each in taken if each.source != DEFAULTS or each.key.removeprefix("model.") not in OF_FILE)
+        taken = tuple(value for value in taken if value.source != DEFAULTS or value.key.removeprefix("model.") not in OF_FILE)
         if not any(f"model.{name}" in values for name in FLASH):
             attention = None
             notes.append("attention is as the .nemo file has it: taken as flash; where it keeps scores, give --attention eager")
     unread, unknown = keys.left(KNOWN)
-    keyed = {name: ARGUMENTS.get(key, key) for name, key in made.keys.items()} | {"dtype": "trainer.precision"}
+    keyed = {name: ARGUMENTS.get(key, key) for name, key in run.keys.items()} | {"dtype": "trainer.precision"}
     return replace(
-        made, tool="NeMo", software="NeMo", keys=keyed, notes=(*notes, *made.notes), unread=unread, unknown=unknown,
-        taken=taken, buffers=replace(made.buffers, attention=attention),
+        run, tool="NeMo", software="NeMo", keys=keyed, notes=(*notes, *run.notes), unread=unread, unknown=unknown,
+        taken=taken, buffers=replace(run.buffers, attention=attention),
     )  # fmt: skip
 
 
-def _arguments(keys: Keys, notes: list[str]) -> Iterator[tuple[str, Any]]:
-    """What Megatron-LM would be given. Raises InputError."""
+def _arguments(keys: KeyReader, notes: list[str]) -> Iterator[tuple[str, Any]]:
+    """The equivalent arguments of Megatron-LM and their values. notes: lines on differences are added. Raises InputError."""
     for name, field in ARGUMENTS.items():
         value = keys.get(field)
         if isinstance(value, float | str) and WHOLE.fullmatch(str(value)):
@@ -206,15 +205,17 @@ def _arguments(keys: Keys, notes: list[str]) -> Iterator[tuple[str, Any]]:
 
 
 def _text(value: Any) -> Any:
+    """The value as a text, as arguments of a command are; None and booleans are returned unchanged."""
     return value if value is None or isinstance(value, bool) else str(value)
 
 
 def _resolved(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Values with those in place that others name, as `${.encoder_seq_length}` does; what is computed otherwise stays open."""
-    made = dict(values)
+    """Flat values in which references to other keys, such as `${.encoder_seq_length}`, are replaced by the values of these;
+    other expressions stay as they are."""
+    resolved = dict(values)
     for key, value in values.items():
         match = REFERENCE.fullmatch(value) if isinstance(value, str) else None
         if match is not None:
             name = f"{key.rpartition('.')[0]}.{match[2]}" if match[1] else match[2]
-            made[key] = values.get(name, value)
-    return made
+            resolved[key] = values.get(name, value)
+    return resolved

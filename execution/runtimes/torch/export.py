@@ -59,7 +59,7 @@ def export(plan: Plan, where: str) -> Export:
     """Files train.py, config.json, launch.sh, slurm.sh and README.md. Raises InputError."""
     strategy = _carried(plan, where)
     names = CAPABILITIES.modules
-    dropped = {module for each in plan.strategies() for module in each.modules if module not in names}
+    dropped = {module for unit_strategy in plan.strategies() for module in unit_strategy.modules if module not in names}
     left_out = [*left_out_of_all(plan, RUNTIME), *modules_kept(dropped, RUNTIME)]
     model = plan.planned_model()
     if "attn_implementation" in model.config:
@@ -184,7 +184,7 @@ def _script(plan: Plan, strategy: Strategy) -> str:
     calls[1] = calls[0]
     before = [*calls[zero], *(["set_requires_all_reduce"] if zero > 1 and dp > 1 else [])] if sharded and parts > 1 else []
     units, inner = len(plan.units), range(1, len(plan.units) - 1)
-    again = [n for n, unit in enumerate(plan.units) if unit.strategy.ckpt or "loss" in unit.strategy.modules]
+    recomputes = [n for n, unit in enumerate(plan.units) if unit.strategy.ckpt or "loss" in unit.strategy.modules]
     modules = {module for position in inner for module in plan.units[position].strategy.modules}
     short = plan.schedule == "1f1b" and stages > 1 and parts < stages
     sublayers = [unit.sublayer for unit in model.units]
@@ -192,7 +192,7 @@ def _script(plan: Plan, strategy: Strategy) -> str:
     embedding_dropout, residual_dropout = dropout[0] > 0, max(dropout[1:-1]) > 0
     reduce = TORCH_DTYPES["float32" if precision.gradients == "float32" else model.dtype]
     mesh, ranks = mesh_of(strategy, stages=plan.depth, sharded=sharded)
-    said = f"{plural(stages, 'stage')} ({plan.schedule}), {strategy}" if stages > 1 else str(strategy)
+    pipeline_words = f"{plural(stages, 'stage')} ({plan.schedule}), {strategy}" if stages > 1 else str(strategy)
     tied = None if not model.tied else "table" if stages == 1 else "ends"
     windows = {
         n: part.sliding for n, part in enumerate(sublayers) if isinstance(part, Attention) and 0 < part.sliding < part.tokens
@@ -202,7 +202,7 @@ def _script(plan: Plan, strategy: Strategy) -> str:
         "window": max(windows.values(), default=0),
         "slid": None if list(windows) == attentions else numbers(list(windows)),
         "model": model.name,
-        "layout": f"{said}, {plural(parts, 'micro-batch')} of {plan.batch.global_samples // parts} samples",
+        "layout": f"{pipeline_words}, {plural(parts, 'micro-batch')} of {plan.batch.global_samples // parts} samples",
         "world": plan.world,
         "per_node": min(PER_NODE, plan.world),
         "version": VERSION.removesuffix(" (2026)"),
@@ -218,7 +218,7 @@ def _script(plan: Plan, strategy: Strategy) -> str:
         "size": plan.stage_sizes[0],
         "last_rank": plan.world - plan.stage_sizes[0],
         "first_units": numbers([stage.first_unit for stage in plan.stages], "[]"),
-        "again": numbers(again) if again else None,
+        "again": numbers(recomputes) if recomputes else None,
         "recomputed_modules": modules,
         "mesh": mesh,
         "ranks": ranks,

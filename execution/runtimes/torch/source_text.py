@@ -109,7 +109,7 @@ def imports(context: Mapping[str, Any]) -> str:
     tp, sharded, stages = context["tp"] > 1, context["sharded"], context["stages"] > 1
     attention, activation = ("attention" in context["recomputed_modules"], "activation" in context["recomputed_modules"])
     shared = context["tokens_shared"]
-    again = bool(context["again"] or context["recomputed_modules"])
+    recomputes = bool(context["again"] or context["recomputed_modules"])
     tensor = tp and (not sharded or (not shared and (activation or context["tied"] == "table")))
     names: dict[str, list[tuple[str, bool]]] = {
         "pathlib": [("Path", True)],
@@ -126,7 +126,7 @@ def imports(context: Mapping[str, Any]) -> str:
             ("_PipelineScheduleRuntime", bool(context["orders"])),
         ],
         "torch.distributed.tensor": [("DTensor", tensor), ("Replicate", tp), ("Shard", _uses_shard(context)), ("parallel", tp)],
-        "torch.utils.checkpoint": [("checkpoint", again)],
+        "torch.utils.checkpoint": [("checkpoint", recomputes)],
         "transformers": [("AttentionInterface", attention), ("AutoConfig", True), ("AutoModelForCausalLM", True)],
         "transformers.integrations.sdpa_attention": [("sdpa_attention_forward", attention)],
     }

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from trainplan.execution.launch_files.documents import written
-from trainplan.execution.launch_files.python.objects import Made, Symbol, Unread
-from trainplan.execution.launch_files.run_configuration import SET, Configuration, Said, bears
+from trainplan.execution.launch_files.python.objects import ConstructedObject, Symbol, UnreadExpression
+from trainplan.execution.launch_files.run_configuration import SET, RunConfiguration, UserSettings, affects_plan
 from trainplan.execution.runtimes.torchtitan import reader as torchtitan_reader
 from trainplan.execution.runtimes.torchtitan.versions import MIXTURES
 from trainplan.profiling.base.errors import COMMAND_LINE, InputError, one_of, shown
@@ -41,10 +41,10 @@ TOKENS, CONTEXT, STEP = "num_tokens_per_microbatch_per_dp_rank", "max_context_le
 
 def is_config(value: Any) -> bool:
     """Whether an object is the configuration of a job."""
-    return isinstance(value, Made) and value.name.endswith(("Trainer.Config", "JobConfig"))
+    return isinstance(value, ConstructedObject) and value.name.endswith(("Trainer.Config", "JobConfig"))
 
 
-def of_config(config: Made, path: Path, said: Said) -> Configuration:
+def of_config(config: ConstructedObject, path: Path, user: UserSettings) -> RunConfiguration:
     """The configuration of such an object. Raises InputError."""
     where = str(path)
     kind = config.name.split(".")[-2] if config.name.endswith(".Config") else config.name
@@ -53,7 +53,7 @@ def of_config(config: Made, path: Path, said: Said) -> Configuration:
             f"{where}:{config.line}", "", f"is of {kind}, which runs otherwise", "give one of torchtitan's Trainer"
         )
     other = next((name for name in config.fields if name not in (*TABLES, *FIELDS) and not name.isdecimal()), None)
-    if other is not None and other not in said.ignored and config.fields[other] not in (None, False):
+    if other is not None and other not in user.ignored and config.fields[other] not in (None, False):
         fix = f"say that it changes nothing by --ignore {other}"
         raise InputError(f"{where}:{config.lines.get(other, config.line)}", other, "is no field that is read", fix)
     tables, sources = dict[str, dict[str, Any]](), dict[str, str]()
@@ -64,9 +64,9 @@ def of_config(config: Made, path: Path, said: Said) -> Configuration:
 
     for name in TABLES:
         part = config.fields.get(name)
-        if isinstance(part, Unread):
+        if isinstance(part, UnreadExpression):
             raise InputError(f"{where}:{part.line}", name, f"is {part.text}, which is not known", "give a file where it is")
-        if not isinstance(part, Made) or (name == "activation_checkpoint" and part.name.split(".")[-2:-1] != []):
+        if not isinstance(part, ConstructedObject) or (name == "activation_checkpoint" and part.name.split(".")[-2:-1] != []):
             continue
         if name == "optimizer" and not part.implied and part.name.rpartition(".")[2] not in ("default_adamw", "Config"):
             fix = "give default_adamw: plans for it step by AdamW"
@@ -74,30 +74,30 @@ def of_config(config: Made, path: Path, said: Said) -> Configuration:
         if name == "optimizer" and "InBackward" in part.name:
             take(name, "early_step_in_backward", True, part.line)
         for key, value, line in part.flattened():
-            settled = said.variables.get(f"{name}.{key}")
-            if isinstance(value, Unread) and settled is None:
-                if name != "optimizer" and (bears(key) or key in (TOKENS, CONTEXT, "enable")):
+            settled = user.variables.get(f"{name}.{key}")
+            if isinstance(value, UnreadExpression) and settled is None:
+                if name != "optimizer" and (affects_plan(key) or key in (TOKENS, CONTEXT, "enable")):
                     fix = f"give it: --set {name}.{key}=VALUE"
                     raise InputError(f"{where}:{line}", f"{name}.{key}", f"is {value.text}, which is not known", fix)
                 continue
-            if "." not in key and not isinstance(value, Made) and not key.isdecimal():
+            if "." not in key and not isinstance(value, ConstructedObject) and not key.isdecimal():
                 take(name, key, str(value) if isinstance(value, Symbol) else value, line)
-    _settings(tables, sources, said)
+    _settings(tables, sources, user)
     _tokens(tables, sources, where)
     _recomputed(config, take, where)
-    _model(config, path, take, said)
+    _model(config, path, take, user)
     if (overlap := tables.get("compile", {}).pop("enable_async_tensor_parallel", None)) is not None:
         take("parallelism", "enable_async_tensor_parallel", overlap, config.line)
-    plain = replace(said, variables={})  # of which tables have what it says
-    made = torchtitan_reader.of_tables(tables, where, plain, sources, latest=True)
+    plain = replace(user, variables={})  # of which tables have what it says
+    run = torchtitan_reader.of_tables(tables, where, plain, sources, latest=True)
     loss = config.fields.get("loss")
-    chunked = isinstance(loss, Made) and "Chunked" in loss.name
-    return replace(made, buffers=replace(made.buffers, loss="chunked" if chunked else made.buffers.loss))
+    chunked = isinstance(loss, ConstructedObject) and "Chunked" in loss.name
+    return replace(run, buffers=replace(run.buffers, loss="chunked" if chunked else run.buffers.loss))
 
 
-def _settings(tables: dict[str, dict[str, Any]], sources: dict[str, str], said: Said) -> None:
+def _settings(tables: dict[str, dict[str, Any]], sources: dict[str, str], user: UserSettings) -> None:
     """Takes what `--set table.key=VALUE` says. Raises InputError for a table that is not read so."""
-    for name, text in said.variables.items():
+    for name, text in user.variables.items():
         table, _, key = name.partition(".")
         if key and table not in TABLES:
             raise InputError(COMMAND_LINE, SET, f"is {name}, and no table that can be changed so", one_of(table, TABLES))
@@ -134,34 +134,36 @@ def _tokens(tables: dict[str, dict[str, Any]], sources: dict[str, str], where: s
             sources[f"training.{new}"] = sources[f"training.{old}"]
 
 
-def _recomputed(config: Made, take: Any, where: str) -> None:
+def _recomputed(config: ConstructedObject, take: Any, where: str) -> None:
     """What is recomputed: by a class for each policy, or by mode and option before June 2026."""
     policy = config.fields.get("activation_checkpoint", "default")
     line = config.lines.get("activation_checkpoint", config.line)
     mode, option = DEFAULTS["activation_checkpoint"]
     if policy is None:
         mode = "none"
-    elif isinstance(policy, Made) and not policy.implied:
+    elif isinstance(policy, ConstructedObject) and not policy.implied:
         name = next((part for part in policy.name.split(".") if part in POLICIES), None)
         if name is None and not policy.name.endswith(("ActivationCheckpointConfig", "ActivationCheckpoint")):
             fix = f"give one of {', '.join(POLICIES)}, or None"
             raise InputError(f"{where}:{line}", "activation_checkpoint", f"is {policy.name}", fix)
         known = POLICIES[name] if name is not None else (policy.fields.get("mode", "selective"), None)
         mode, option = known[0], known[1] or policy.fields.get("selective_ac_option", option)
-    elif policy != "default" and not isinstance(policy, Made):
+    elif policy != "default" and not isinstance(policy, ConstructedObject):
         raise InputError(f"{where}:{line}", "activation_checkpoint", f"is {shown(policy)}", "give one of its classes, or None")
-    elif isinstance(policy, Made):  # of which only fields were assigned
+    elif isinstance(policy, ConstructedObject):  # of which only fields were assigned
         mode, option = policy.fields.get("mode", mode), policy.fields.get("selective_ac_option", option)
     take("activation_checkpoint", "mode", mode, line)
     if mode == "selective":
         take("activation_checkpoint", "selective_ac_option", option, line)
 
 
-def _model(config: Made, path: Path, take: Any, said: Said) -> None:
+def _model(config: ConstructedObject, path: Path, take: Any, user: UserSettings) -> None:
     """Name and flavour of the model, and its converters; the name that of `--model` where the file has none. Raises
     InputError."""
     where, spec = str(path), config.fields.get("model_spec", config.fields.get("model"))
-    if not isinstance(spec, Made) or not isinstance(flavour := spec.fields.get("0", spec.fields.get("flavor")), str):
+    if not isinstance(spec, ConstructedObject) or not isinstance(
+        flavour := spec.fields.get("0", spec.fields.get("flavor")), str
+    ):
         line = config.lines.get("model_spec", config.line)
         raise InputError(f"{where}:{line}", "model_spec", "is not written out", 'give model_registry("8B"), or another flavour')
     unread = next((key for key in spec.fields if not key.isdecimal() and key not in ARGUMENTS), None)
@@ -171,10 +173,10 @@ def _model(config: Made, path: Path, take: Any, said: Said) -> None:
     name = spec.fields.get("name")
     parts = [*spec.name.split("."), *reversed(path.resolve().parts[-4:-1])]
     name = name if isinstance(name, str) else next((part for part in parts if part in NAMES), None)
-    source = "" if name is not None or said.model is None else f"--model {said.model}"
-    if source and said.model is not None:
-        known = (sized(said.model) or (said.model,))[0]
-        name = next((each for each in NAMES if known.startswith(each)), known)
+    source = "" if name is not None or user.model is None else f"--model {user.model}"
+    if source and user.model is not None:
+        known = (sized(user.model) or (user.model,))[0]
+        name = next((known_name for known_name in NAMES if known.startswith(known_name)), known)
     if name is None:
         fix = "give --model, such as llama3-8b, or a file that imports model_registry from torchtitan.models.NAME"
         raise InputError(f"{where}:{spec.line}", "model_spec", f"is {shown(flavour)} of a model that is not named", fix)
@@ -184,22 +186,22 @@ def _model(config: Made, path: Path, take: Any, said: Said) -> None:
     given = (
         spec.fields.get("converters")
         or spec.fields.get("quantization")
-        or (holder.fields.get("converters") if isinstance(holder, Made) else None)
+        or (holder.fields.get("converters") if isinstance(holder, ConstructedObject) else None)
         or []
     )
     if not isinstance(given, list | tuple):
         raise InputError(f"{where}:{spec.line}", "converters", "is not written out", "give a list of converters")
     kinds = []
-    for each in given:
-        names = each.name.split(".") if isinstance(each, Made) else []
+    for converter in given:
+        names = converter.name.split(".") if isinstance(converter, ConstructedObject) else []
         kind = next((CONVERTERS[part] for part in names if part in CONVERTERS), None)
         if kind is None:
-            what = each.name if isinstance(each, Made) else each
+            what = converter.name if isinstance(converter, ConstructedObject) else converter
             raise InputError(f"{where}:{spec.line}", "converters", f"has {shown(what)}", f"give one of {', '.join(CONVERTERS)}")
         kinds.append(kind)
-        for key, value, line in each.flattened():
+        for key, value, line in converter.flattened():
             if key in ("recipe_name", "recipe", "filter_fqns", "emulate", "enable_fsdp_float8_all_gather"):
-                if isinstance(value, Unread | Made):
+                if isinstance(value, UnreadExpression | ConstructedObject):
                     raise InputError(f"{where}:{line}", f"converters.{key}", "is not written out", "give its value")
                 take(kind, "recipe_name" if key == "recipe" else key, value, line)
             elif key == "fqns" and value:

@@ -47,7 +47,7 @@ from trainplan.execution.runtimes.export_common import (
 )
 from trainplan.execution.runtimes.launch_scripts import here, page, slurm, torchrun
 from trainplan.execution.runtimes.torchtitan.capabilities import CAPABILITIES
-from trainplan.execution.runtimes.torchtitan.fields import KEYS, Laid
+from trainplan.execution.runtimes.torchtitan.fields import KEYS, ExportedValues
 from trainplan.formulations.plan.plan import Plan
 from trainplan.formulations.plan.strategy import Paradigm
 from trainplan.profiling.base.errors import InputError
@@ -136,9 +136,9 @@ def export(plan: Plan, where: str, training: Training = UNSAID) -> Export:
         left_out.append(f"{strategy}: gradients, and parameters once they are gathered for backward, stay whole; more memory")
     if tp > 1 and not strategy.sequence_parallel:
         left_out.append("tokens: tensor-parallel ranks share them here; less memory")
-    again, partly = recomputation(plan)
+    recomputes, partly = recomputation(plan)
     left_out += partly
-    left_out += modules_kept((module for each in plan.strategies() for module in each.modules), RUNTIME)
+    left_out += modules_kept((module for unit_strategy in plan.strategies() for module in unit_strategy.modules), RUNTIME)
     precision = plan.precision
     if precision.master is not None and precision.gradients == "model":
         left_out.append("gradients are reduced in float32 here, and so kept; more time and memory")
@@ -160,13 +160,13 @@ def export(plan: Plan, where: str, training: Training = UNSAID) -> Export:
         if recipe.name == "fp8-current":
             left_out.append("torchtitan_config.py: torchtitan 0.3 scales rows, not tensors; torchtitan.toml is for 0.2")
     steps = training.steps or STEPS
-    laid = Laid(
+    exported_values = ExportedValues(
         plan=plan,
         strategy=strategy,
         flavour=flavour,
         samples=samples,
         modules=modules(plan, "output"),
-        again=again,
+        recomputes=recomputes,
         csv=CSV if CSV in files else None,
         recipe=None if recipe is None else recipe.name,
         compiled=compiled,
@@ -177,7 +177,7 @@ def export(plan: Plan, where: str, training: Training = UNSAID) -> Export:
         rate=training.learning_rate or RATE,
         warmup=warmup_of(steps),
     )
-    toml = sections_of(values_of(KEYS, laid))
+    toml = sections_of(values_of(KEYS, exported_values))
     python: dict[str, Any] = {name: toml[name] for name in ("training", "parallelism")}
     python["training"] = {name: value for name, value in toml["training"].items() if name not in OF_DATA}
     if stages > 1:
@@ -188,12 +188,19 @@ def export(plan: Plan, where: str, training: Training = UNSAID) -> Export:
     if CSV in files:
         toml_args.append(f"--parallelism.pipeline_parallel_schedule_csv {here(CSV)}")
     before = [f"CONFIG=({' '.join(toml_args)})"]
-    values = (laid.tokenizer, laid.dataset, laid.folder, laid.steps, laid.rate, laid.warmup)
+    values = (
+        exported_values.tokenizer,
+        exported_values.dataset,
+        exported_values.folder,
+        exported_values.steps,
+        exported_values.rate,
+        exported_values.warmup,
+    )
     if recipe is None or recipe.name == "mxfp8":
         files = {
             "torchtitan_config.py": _script(
                 python,
-                again,
+                recomputes,
                 flavour,
                 None if recipe is None else compiled,
                 dict(zip(YOURS, values, strict=True)),
@@ -235,7 +242,7 @@ def _to_fill_in(training: Training) -> list[str]:
 
 def _script(
     python: dict[str, dict[str, Any]],
-    again: bool,
+    recomputes: bool,
     flavour: tuple[str, str] | None,
     mxfp8: bool | None,
     yours: dict[str, Any],
@@ -260,7 +267,7 @@ def _script(
                 for key, value in yours.items()
             ),
         ]
-    imports = ["    from torchtitan.distributed.activation_checkpoint import FullAC"] if again else []
+    imports = ["    from torchtitan.distributed.activation_checkpoint import FullAC"] if recomputes else []
     if mxfp8 is not None:
         imports = [
             "    from dataclasses import replace",
@@ -283,7 +290,7 @@ def _script(
                     if value is True
                     else f"    config.{section}.{key} = {json.dumps(value)}"
                 )
-    lines += [f"    config.activation_checkpoint = {'FullAC.Config()' if again else 'None'}"]
+    lines += [f"    config.activation_checkpoint = {'FullAC.Config()' if recomputes else 'None'}"]
     if mxfp8 is not None:
         lines += ["    config.compile.enable = True"] * mxfp8 + [MXFP8 % mxfp8]
     lines += ["    return config"]

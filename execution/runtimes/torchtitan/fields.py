@@ -28,7 +28,7 @@ HALF = ("bfloat16", "float32")
 
 
 @dataclass(frozen=True)
-class Laid:
+class ExportedValues:
     """What is written of a plan.
 
     strategy: of its units, as torchtitan has it; flavour: the model's name and size in torchtitan, where it has them; samples:
@@ -42,7 +42,7 @@ class Laid:
     flavour: tuple[str, str] | None
     samples: int
     modules: list[list[str]]
-    again: bool
+    recomputes: bool
     csv: str | None
     recipe: RecipeName | None
     compiled: bool
@@ -73,47 +73,47 @@ class Laid:
 
 
 KEYS = (
-    text("model.name", "llama3", lambda of: of.flavour and of.flavour[0]),
-    text("model.flavor", "debugmodel", lambda of: of.flavour and of.flavour[1], says="model"),
-    anything("model.converters", lambda of: of.recipe and [WRITTEN[of.recipe]], says="recipe"),
-    anything("model.hf_assets_path", lambda of: of.tokenizer),
-    anything("optimizer.lr", lambda of: of.rate),
-    anything("lr_scheduler.warmup_steps", lambda of: of.warmup),
-    anything("training.dataset", lambda of: of.dataset),
-    anything("training.dataset_path", lambda of: of.folder),
-    anything("training.steps", lambda of: of.steps),
-    whole("training.local_batch_size", 8, lambda of: of.local, says="micro_samples"),
-    whole("training.global_batch_size", -1, lambda of: of.plan.batch.global_samples, says="samples"),
-    whole("training.seq_len", 2048, lambda of: of.plan.planned_model().tokens, says="sequence"),
-    text("training.mixed_precision_param", "bfloat16", lambda of: of.mixed(of.plan.planned_model().dtype), choices=HALF),
-    text("training.mixed_precision_reduce", "float32", lambda of: of.mixed("float32"), choices=HALF[::-1]),
-    whole("parallelism.pipeline_parallel_degree", 1, lambda of: len(of.plan.stages), says="pp"),
+    text("model.name", "llama3", lambda v: v.flavour and v.flavour[0]),
+    text("model.flavor", "debugmodel", lambda v: v.flavour and v.flavour[1], says="model"),
+    anything("model.converters", lambda v: v.recipe and [WRITTEN[v.recipe]], says="recipe"),
+    anything("model.hf_assets_path", lambda v: v.tokenizer),
+    anything("optimizer.lr", lambda v: v.rate),
+    anything("lr_scheduler.warmup_steps", lambda v: v.warmup),
+    anything("training.dataset", lambda v: v.dataset),
+    anything("training.dataset_path", lambda v: v.folder),
+    anything("training.steps", lambda v: v.steps),
+    whole("training.local_batch_size", 8, lambda v: v.local, says="micro_samples"),
+    whole("training.global_batch_size", -1, lambda v: v.plan.batch.global_samples, says="samples"),
+    whole("training.seq_len", 2048, lambda v: v.plan.planned_model().tokens, says="sequence"),
+    text("training.mixed_precision_param", "bfloat16", lambda v: v.mixed(v.plan.planned_model().dtype), choices=HALF),
+    text("training.mixed_precision_reduce", "float32", lambda v: v.mixed("float32"), choices=HALF[::-1]),
+    whole("parallelism.pipeline_parallel_degree", 1, lambda v: len(v.plan.stages), says="pp"),
     text(
-        "parallelism.pipeline_parallel_schedule", "1F1B", lambda of: of.plan.schedule if of.pipelined else None, words=SCHEDULES
+        "parallelism.pipeline_parallel_schedule", "1F1B", lambda v: v.plan.schedule if v.pipelined else None, words=SCHEDULES
     ),
-    whole("parallelism.data_parallel_replicate_degree", 1, lambda of: of.strategy.degree("dp"), says="copies"),
-    whole("parallelism.data_parallel_shard_degree", -1, lambda of: of.strategy.degree("sdp"), says="shard"),
+    whole("parallelism.data_parallel_replicate_degree", 1, lambda v: v.strategy.degree("dp"), says="copies"),
+    whole("parallelism.data_parallel_shard_degree", -1, lambda v: v.strategy.degree("sdp"), says="shard"),
     text(
         "parallelism.fsdp_reshard_after_forward", "default",
-        lambda of: "always" if of.strategy.shares_parameters else "never", choices=("default", "always", "never"),
+        lambda v: "always" if v.strategy.shares_parameters else "never", choices=("default", "always", "never"),
     ),
-    whole("parallelism.tensor_parallel_degree", 1, lambda of: of.strategy.degree("tp"), says="tp"),
+    whole("parallelism.tensor_parallel_degree", 1, lambda v: v.strategy.degree("tp"), says="tp"),
     whole(
         "parallelism.context_parallel_degree", 1,
-        lambda of: of.strategy.degree("cp") if of.strategy.degree("cp") > 1 else None, says="cp",
+        lambda v: v.strategy.degree("cp") if v.strategy.degree("cp") > 1 else None, says="cp",
     ),
-    anything("parallelism.pipeline_parallel_schedule_csv", lambda of: of.csv),
-    whole("parallelism.pipeline_parallel_microbatch_size", 1, lambda of: of.samples if of.pipelined else None),
-    anything("parallelism.module_fqns_per_model_part", lambda of: of.modules if of.pipelined else None),
+    anything("parallelism.pipeline_parallel_schedule_csv", lambda v: v.csv),
+    whole("parallelism.pipeline_parallel_microbatch_size", 1, lambda v: v.samples if v.pipelined else None),
+    anything("parallelism.module_fqns_per_model_part", lambda v: v.modules if v.pipelined else None),
     text(
-        "activation_checkpoint.mode", "selective", lambda of: "full" if of.again else "none",
+        "activation_checkpoint.mode", "selective", lambda v: "full" if v.recomputes else "none",
         choices=("none", "full", "selective", "memory_budget"),
     ),
-    flag("compile.enable", lambda of: of.compiled or None),
-    anything("quantize.linear.float8.recipe_name", lambda of: of.converter("fp8-current", "tensorwise")),
-    anything("quantize.linear.float8.filter_fqns", lambda of: of.converter("fp8-current", ["output"])),
-    anything("quantize.linear.mx.recipe_name", lambda of: of.converter("mxfp8", "mxfp8_cublas")),
-    anything("quantize.linear.mx.filter_fqns", lambda of: of.converter("mxfp8", ["output"])),
+    flag("compile.enable", lambda v: v.compiled or None),
+    anything("quantize.linear.float8.recipe_name", lambda v: v.converter("fp8-current", "tensorwise")),
+    anything("quantize.linear.float8.filter_fqns", lambda v: v.converter("fp8-current", ["output"])),
+    anything("quantize.linear.mx.recipe_name", lambda v: v.converter("mxfp8", "mxfp8_cublas")),
+    anything("quantize.linear.mx.filter_fqns", lambda v: v.converter("mxfp8", ["output"])),
     # Read alone.
     text("training.dtype", "float32", choices=HALF),
     text("model.attn_mask_type", "causal"),

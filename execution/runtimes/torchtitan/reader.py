@@ -14,7 +14,14 @@ from typing import Any
 from trainplan.execution.launch_files.documents import written as spelt
 from trainplan.execution.launch_files.known_keys import known_keys
 from trainplan.execution.launch_files.lines import sources_of
-from trainplan.execution.launch_files.run_configuration import DECLARED, Configuration, Keys, Recomputed, Said, flattened
+from trainplan.execution.launch_files.run_configuration import (
+    DECLARED,
+    KeyReader,
+    RecomputedLayers,
+    RunConfiguration,
+    UserSettings,
+    flattened,
+)
 from trainplan.execution.launch_files.settings import with_settings
 from trainplan.execution.runtimes.torchtitan.fields import CONVERTERS, FIELDS, SCHEDULES
 from trainplan.execution.runtimes.torchtitan.versions import (
@@ -52,7 +59,7 @@ LATEST = "0.3"
 SINGLE = "mixed precision is off without data-parallel ranks that share states: torchtitan computes in training.dtype then"
 
 
-def read(path: Path, said: Said) -> Configuration:
+def read(path: Path, user: UserSettings) -> RunConfiguration:
     """The configuration of a TOML file. Raises InputError, too, for one that is not torchtitan's."""
     where = str(path)
     try:
@@ -63,8 +70,8 @@ def read(path: Path, said: Said) -> Configuration:
         problem = f"has no key that tells torchtitan's files ({', '.join(list(tables)[:4]) or 'it is empty'})"
         fix = "give a file of torchtitan, with keys such as training.seq_len and model.flavor, or the command by --command"
         raise InputError(where, "", problem, fix)
-    tables, sources = with_settings(tables, where, said, sources_of(path))
-    return of_tables(tables, where, replace(said, variables={}), sources)
+    tables, sources = with_settings(tables, where, user, sources_of(path))
+    return of_tables(tables, where, replace(user, variables={}), sources)
 
 
 def is_one(tables: Mapping[str, Any]) -> bool:
@@ -73,38 +80,38 @@ def is_one(tables: Mapping[str, Any]) -> bool:
 
 
 def of_tables(
-    tables: Mapping[str, Any], where: str, said: Said, sources: Mapping[str, str] | None = None, latest: bool = False
-) -> Configuration:
+    tables: Mapping[str, Any], where: str, user: UserSettings, sources: Mapping[str, str] | None = None, latest: bool = False
+) -> RunConfiguration:
     """The configuration of the tables of a file, or of what a job prints of them. sources: where each key is written. latest:
     of 0.3, not 0.2. Raises InputError."""
     written_sources = sources or {}
     if "model_spec" in tables:  # as 0.3 prints it, without the classes of its parts
         problem = "is printed by torchtitan 0.3, which does not say what is recomputed, nor which converters there are"
         raise InputError(where, "model_spec", problem, "give its config_registry.py, with --set config=NAME")
-    settings = {key: spelt(text) for key, text in said.variables.items() if "." in key}
+    settings = {key: spelt(text) for key, text in user.variables.items() if "." in key}
     written_sources = {**written_sources, **dict.fromkeys(settings, "--set")}
     own = {**flattened(tables), **settings}
     values, written = as_today(own, where)
     names = {key: written.get(key, key) for key in values}
-    keys = Keys(
+    keys = KeyReader(
         where,
         values,
         sources={key: written_sources[old] for key, old in names.items() if old in written_sources},
         defaults=f"default of torchtitan {LATEST if latest else version_of(own, written)}",
-        ignored=said.ignored,
+        ignored=user.ignored,
         fields=FIELDS,
     )
     try:
-        made = _of_keys(keys, before_parallelism(values, written), latest)
+        run = _of_keys(keys, before_parallelism(values, written), latest)
     except InputError as error:
         raise InputError(error.where, names.get(error.command_field, error.command_field), error.problem, error.fix) from None
-    keyed = {name: names.get(key, key) for name, key in made.keys.items()}
-    as_written = ((each, names.get(each.key, each.key)) for each in made.taken)
-    taken = tuple(replace(each, key=old, value=own.get(old, each.value)) for each, old in as_written)
-    return replace(made, keys=keyed, taken=taken)
+    keyed = {name: names.get(key, key) for name, key in run.keys.items()}
+    as_written = ((value, names.get(value.key, value.key)) for value in run.taken)
+    taken = tuple(replace(value, key=old, value=own.get(old, value.value)) for value, old in as_written)
+    return replace(run, keys=keyed, taken=taken)
 
 
-def _of_keys(keys: Keys, early: bool, latest: bool) -> Configuration:
+def _of_keys(keys: KeyReader, early: bool, latest: bool) -> RunConfiguration:
     """The configuration of the keys of 0.2. early: of a version before April 2025; latest: of 0.3. Raises InputError."""
     _refuse(keys)
     cp = keys.whole("parallelism.context_parallel_degree") or 1  # of either rotation keys go around
@@ -125,7 +132,7 @@ def _of_keys(keys: Keys, early: bool, latest: bool) -> Configuration:
         notes.append("asynchronous tensor parallelism: predicted without; less time")
     tokens = keys.flag("parallelism.enable_sequence_parallel") and tp > 1
     reads = keys.text("parallelism.pipeline_parallel_schedule")
-    schedule = next((each for name, each in SCHEDULES.items() if name.lower() == reads.lower()), None)
+    schedule = next((order for name, order in SCHEDULES.items() if name.lower() == reads.lower()), None)
     if schedule is None and pp > 1:
         fix = f"give one of {', '.join(name for name in SCHEDULES if '_' not in name)}: plans have no other order of passes"
         raise keys.error("parallelism.pipeline_parallel_schedule", f"is {shown(reads)}", fix)
@@ -153,11 +160,11 @@ def _of_keys(keys: Keys, early: bool, latest: bool) -> Configuration:
     recomputed = _recomputed(keys, notes)
     sequence = keys.whole("training.seq_len")
     unread, unknown = keys.left(KNOWN)
-    names = {each.says: name for name, each in FIELDS.items() if each.says}
+    names = {field.says: name for name, field in FIELDS.items() if field.says}
     names |= {"dtype": "training.mixed_precision_param" if dtype != base or latest else "training.dtype"}
     if shard == cp == 1 and copies > 1:  # states are shared among context-parallel ranks, too
         zero = 0
-    return Configuration(
+    return RunConfiguration(
         where=keys.where, runtime="torchtitan", software="torchtitan", flags="compile" if compiled else "", model=model,
         config=config, dtype=dtype, precision=precision, sequence=sequence, samples=None if samples == -1 else samples,
         micro_samples=micro, accumulation=None if samples != -1 else local // micro, flushed=local // micro if pp > 1 else None,
@@ -168,7 +175,7 @@ def _of_keys(keys: Keys, early: bool, latest: bool) -> Configuration:
     )  # fmt: skip
 
 
-def _refuse(keys: Keys) -> None:
+def _refuse(keys: KeyReader) -> None:
     """Raises InputError for what no plan has."""
     for kind in ("expert_parallel", "expert_tensor_parallel"):
         keys.refuse(f"parallelism.{kind}_degree", [1], "runs with expert parallelism are not read yet")
@@ -185,7 +192,7 @@ def _refuse(keys: Keys) -> None:
     keys.refuse("optimizer.name", ["AdamW", "Adam"], "plans for torchtitan step by AdamW")
 
 
-def _micro(keys: Keys, local: int, pp: int, chunks: int, early: bool) -> int:
+def _micro(keys: KeyReader, local: int, pp: int, chunks: int, early: bool) -> int:
     """Samples of a micro-batch on one rank. Raises InputError."""
     size, count = "parallelism.pipeline_parallel_microbatch_size", "parallelism.pipeline_parallel_microbatches"
     asked, number = keys.whole(size, None if early else DECLARED), keys.whole(count)
@@ -194,8 +201,10 @@ def _micro(keys: Keys, local: int, pp: int, chunks: int, early: bool) -> int:
     if early:
         parts = number or pp * chunks
         if local % parts:
-            said = "pipeline_parallel_microbatches" if number else "as many micro-batches as stages, by default in this version"
-            raise keys.error("training.local_batch_size", f"is {local}", f"give a multiple of {parts}: {said}")
+            reason = (
+                "pipeline_parallel_microbatches" if number else "as many micro-batches as stages, by default in this version"
+            )
+            raise keys.error("training.local_batch_size", f"is {local}", f"give a multiple of {parts}: {reason}")
         return local // parts
     if local % (asked or 1):
         fix = f"give a multiple of pipeline_parallel_microbatch_size = {asked}"
@@ -203,7 +212,7 @@ def _micro(keys: Keys, local: int, pp: int, chunks: int, early: bool) -> int:
     return asked or 1
 
 
-def _recipe(keys: Keys, notes: list[str]) -> RecipeName | None:
+def _recipe(keys: KeyReader, notes: list[str]) -> RecipeName | None:
     """The recipe of the converters of linear layers, by the names of 0.2 and of those before. Raises InputError."""
     converters = _listed(keys, "model.converters")
     linear = [converter for converter in converters if converter in CONVERTERS]
@@ -229,22 +238,22 @@ def _recipe(keys: Keys, notes: list[str]) -> RecipeName | None:
         raise keys.error(name, f"is {shown(scaling)}", one_of(scaling, BLOCKS))
     if kind == "float8" and gathered:
         notes.append("parameters gathered in 8 bits: predicted as gathered in the model's dtype; less time")
-    if more := [each for each in left_out if each not in HEADS]:
+    if more := [module for module in left_out if module not in HEADS]:
         notes.append(
             f"matrix multiplications left out of {recipe} ({', '.join(more)}): the plan has all layers in it; more time"
         )
     return recipe
 
 
-def _listed(keys: Keys, key: str) -> list[str]:
+def _listed(keys: KeyReader, key: str) -> list[str]:
     """A list of names, which versions before April 2025 may have as one text, with commas. Raises InputError."""
     value = keys.get(key) or []
     if not isinstance(value, str | list | tuple):
         raise keys.error(key, f"is {shown(value)}", "give a list of names")
-    return [str(each).strip() for each in (value.split(",") if isinstance(value, str) else value) if str(each).strip()]
+    return [str(item).strip() for item in (value.split(",") if isinstance(value, str) else value) if str(item).strip()]
 
 
-def _model(keys: Keys, notes: list[str]) -> tuple[str | None, dict[str, Any] | None]:
+def _model(keys: KeyReader, notes: list[str]) -> tuple[str | None, dict[str, Any] | None]:
     """The shipped model of the name and flavour, such as llama3 and 8B, or its configuration; neither where its sizes are not
     known. Raises InputError for mixtures of experts."""
     name, flavour = keys.text("model.name"), keys.text("model.flavor")
@@ -259,7 +268,9 @@ def _model(keys: Keys, notes: list[str]) -> tuple[str | None, dict[str, Any] | N
     return model_of(name, flavour)
 
 
-def _stages(keys: Keys, pp: int, schedule: PlanSchedule, early: bool) -> tuple[tuple[int, ...] | None, int, tuple[int, int]]:
+def _stages(
+    keys: KeyReader, pp: int, schedule: PlanSchedule, early: bool
+) -> tuple[tuple[int, ...] | None, int, tuple[int, int]]:
     """The first units of the stages after the first, where they are written out; the stages of each rank; and the layers that
     the first and the last stage have less. early: of a version before April 2025. Raises InputError."""
     lists = [keys.get(f"parallelism.{name}") for name in ("module_fqns_per_model_part",)]
@@ -299,12 +310,12 @@ def _stages(keys: Keys, pp: int, schedule: PlanSchedule, early: bool) -> tuple[t
 def _early_cuts(layers: int, stages: int) -> tuple[int, ...]:
     """The first units of the stages as dealt before April 2025 (`generate_split_points`): one layer more for the first of the
     stages between the first and the last, as many as are left over."""
-    each, more = divmod(layers, stages)
-    counts = [each + (0 < index <= more) for index in range(stages - 1)]
+    per_stage, more = divmod(layers, stages)
+    counts = [per_stage + (0 < index <= more) for index in range(stages - 1)]
     return tuple(1 + 2 * ends for ends in accumulate(counts))
 
 
-def _known_layers(keys: Keys) -> int:
+def _known_layers(keys: KeyReader) -> int:
     name, config = _model(keys, [])
     if name is None and config is None:
         fix = "give parallelism.module_fqns_per_model_part, or a flavour that is shipped"
@@ -312,7 +323,7 @@ def _known_layers(keys: Keys) -> int:
     return int(config["num_hidden_layers"]) if config is not None else load_model(str(name), 128).layers
 
 
-def _cuts(keys: Keys, modules: Any, pp: int) -> tuple[int, ...]:
+def _cuts(keys: KeyReader, modules: Any, pp: int) -> tuple[int, ...]:
     name = "parallelism.module_fqns_per_model_part"
     if not isinstance(modules, list) or len(modules) % pp or not all(isinstance(part, list) and part for part in modules):
         raise keys.error(name, f"is {shown(modules)}", f"give a list of a multiple of {pp} lists of module names")
@@ -332,7 +343,7 @@ def _cuts(keys: Keys, modules: Any, pp: int) -> tuple[int, ...]:
     return tuple(accumulate(counts[:-1]))
 
 
-def _recomputed(keys: Keys, notes: list[str]) -> Recomputed:
+def _recomputed(keys: KeyReader, notes: list[str]) -> RecomputedLayers:
     mode = keys.text("activation_checkpoint.mode")
     option = str(keys.get("activation_checkpoint.selective_ac_option") or "2")
     if mode == "memory_budget":
@@ -340,13 +351,13 @@ def _recomputed(keys: Keys, notes: list[str]) -> Recomputed:
             "activation_checkpoint.mode", "is 'memory_budget'", "give none, full or selective: plans say what is kept"
         )
     if mode != "selective":
-        return Recomputed("full" if mode == "full" else "none")
+        return RecomputedLayers("full" if mode == "full" else "none")
     if option == "op":
         notes.append(
             "selective recomputation by operations: the plan recomputes norms and activations; torchtitan, and so the "
             "prediction, every second matrix multiplication, too"
         )
-        return Recomputed("modules", ("activation", "norms"))
+        return RecomputedLayers("modules", ("activation", "norms"))
     if not option.isdecimal() or not int(option):
         raise keys.error("activation_checkpoint.selective_ac_option", f"is {shown(option)}", "give a number of layers, or 'op'")
-    return Recomputed("full", every=int(option))
+    return RecomputedLayers("full", every=int(option))

@@ -171,7 +171,7 @@ def model_of(name: str, flavour: str) -> tuple[str | None, dict[str, Any] | None
     sizes are of one's own, or other ones by version, as those of debugmodel are."""
     wanted = f"{name}-{flavour}"
     wanted = next((wanted.removesuffix(end) for end in ATTENTIONS if wanted.endswith(end)), wanted)
-    found = next((each for each in shipped("models") if each.lower() == wanted.lower()), None)
+    found = next((shipped_name for shipped_name in shipped("models") if shipped_name.lower() == wanted.lower()), None)
     if found is not None:
         return found, None
     for kind, sizes in SIZES.items():

@@ -1,1 +1,1 @@
-"""The Trainer of transformers: its arguments, read."""
+"""Reader of the arguments of transformers' Trainer, from files and from logs."""

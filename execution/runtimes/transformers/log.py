@@ -1,4 +1,4 @@
-"""DeepSpeed, transformers' Trainer and Accelerate: what their logs have of the configuration of a run.
+"""Run configurations from logs of DeepSpeed, transformers' Trainer and Accelerate.
 
 DeepSpeed prints its engine's configuration and the file that it was given (`deepspeed/runtime/config.py`, `print_user_config`),
 transformers' Trainer its TrainingArguments and a summary of the batch, Accelerate its state (`accelerator.state`).
@@ -14,7 +14,14 @@ from typing import Any
 
 from trainplan.execution.launch_files.logs.lines import block_at, first, last, mapping_at, value_of
 from trainplan.execution.launch_files.logs.text import ENGINE, STATE, TRAINER, TRL, mark
-from trainplan.execution.launch_files.run_configuration import Configuration, Keys, Recomputed, Said, Taken, flattened
+from trainplan.execution.launch_files.run_configuration import (
+    KeyReader,
+    RecomputedLayers,
+    RunConfiguration,
+    TakenValue,
+    UserSettings,
+    flattened,
+)
 from trainplan.execution.runtimes.deepspeed import reader as deepspeed_reader
 from trainplan.execution.runtimes.transformers import reader as transformers_reader
 from trainplan.profiling.base.errors import COMMAND_LINE, InputError, shown
@@ -43,8 +50,9 @@ OF_STATE = {"no": "float32", "fp16": "float16", "bf16": "bfloat16", "False": "fl
 CLOSE = 0.02  # of a number of parameters
 
 
-def of_deepspeed(lines: Sequence[str], where: str, said: Said) -> Configuration | None:
-    """DeepSpeed's file as its engine was given it, with batch, devices and precision as the engine resolved them."""
+def of_deepspeed(lines: Sequence[str], where: str, user: UserSettings) -> RunConfiguration | None:
+    """The run configuration of a log in which DeepSpeed printed its configuration file; batch, devices and precision are as its
+    engine resolved them. None if the log has no such lines. Raises InputError if they are cut off."""
     if (found := last(ENGINE, lines)) is None:
         return None
     number, at = found[0], f"{where}:{found[0] + 1}"
@@ -59,46 +67,49 @@ def of_deepspeed(lines: Sequence[str], where: str, said: Said) -> Configuration 
         if isinstance(engine.get(resolved), bool):
             given = values.get(key)
             values[key] = {**(given if isinstance(given, dict) else {}), "enabled": engine[resolved]}
-    if (made := _of_arguments(lines, where, said, values, at)) is None:
-        made = _again(lines, where, said, lambda again: deepspeed_reader.of_values(values, at, again))
+    if (run := _of_arguments(lines, where, user, values, at)) is None:
+        run = _with_recomputation(lines, where, user, lambda settings: deepspeed_reader.of_values(values, at, settings))
     world = engine.get("world_size")  # of data-parallel ranks, where a model is shared
-    devices = world if isinstance(world, int) and made.tp == made.cp == 1 else None
-    made = replace(made, where=where, devices=devices, config=made.config or _model(lines))
-    _trained(lines, where, said, made)
-    return made
+    devices = world if isinstance(world, int) and run.tp == run.cp == 1 else None
+    run = replace(run, where=where, devices=devices, config=run.config or _model(lines))
+    _trained(lines, where, user, run)
+    return run
 
 
-def _again(lines: Sequence[str], where: str, said: Said, made: Callable[[Said], Configuration]) -> Configuration:
-    """What is made of a log that may say elsewhere that layers are computed again. made: of what is said of it. Raises
-    InputError where it says otherwise than --recompute."""
+def _with_recomputation(
+    lines: Sequence[str], where: str, user: UserSettings, read: Callable[[UserSettings], RunConfiguration]
+) -> RunConfiguration:
+    """The run configuration of a log whose other lines may say that layers are recomputed (gradient checkpointing). read: gives
+    the configuration for given user settings. Raises InputError if the log contradicts --recompute."""
     if (found := first(CHECKPOINTING, lines)) is None:
-        return made(said)
+        return read(user)
     at = f"{where}:{found[0] + 1}"
-    if said.recompute == "none":
+    if user.recompute == "none":
         raise InputError(COMMAND_LINE, "--recompute", f"is none, and {at} says that layers are recomputed", "leave it out")
-    configuration = made(replace(said, recompute="full"))
-    return replace(configuration, taken=(*configuration.taken, Taken("gradient_checkpointing", True, at)))
+    configuration = read(replace(user, recompute="full"))
+    return replace(configuration, taken=(*configuration.taken, TakenValue("gradient_checkpointing", True, at)))
 
 
-def of_trainer(lines: Sequence[str], where: str, said: Said) -> Configuration | None:
-    """transformers' Trainer without DeepSpeed: data-parallel copies, or FSDP. Where what the program was launched with may
-    say FSDP, the number of parameters that each device trains decides it."""
-    if (made := _of_arguments(lines, where, said, None, where)) is None:
+def of_trainer(lines: Sequence[str], where: str, user: UserSettings) -> RunConfiguration | None:
+    """The run configuration of a log of transformers' Trainer without DeepSpeed: data-parallel copies, or FSDP; None if the log
+    prints no arguments. If only the launcher's own file would say whether FSDP is used, the number of parameters that each
+    device trains decides it. Raises InputError if states are shared and the log does not say how."""
+    if (run := _of_arguments(lines, where, user, None, where)) is None:
         return None
-    shares = _trained(lines, where, said, made)
-    if "zero" not in made.undecided or shares is None:
-        return made
+    shares = _trained(lines, where, user, run)
+    if "zero" not in run.undecided or shares is None:
+        return run
     if shares:
         fix = "give --set accelerate=FILE, what `accelerate launch` reads: the log does not say how they are shared"
         raise InputError(where, "fsdp", "is empty, and parameters are shared between the devices all the same", fix)
-    return replace(made, undecided={name: what for name, what in made.undecided.items() if name != "zero"})
+    return replace(run, undecided={name: what for name, what in run.undecided.items() if name != "zero"})
 
 
 def _of_arguments(
-    lines: Sequence[str], where: str, said: Said, engine: Mapping[str, Any] | None, at: str
-) -> Configuration | None:
-    """The configuration by TrainingArguments, where they are printed, as transformers' own reader has them. engine: DeepSpeed's
-    file, where the log has one. Raises InputError."""
+    lines: Sequence[str], where: str, user: UserSettings, engine: Mapping[str, Any] | None, at: str
+) -> RunConfiguration | None:
+    """The run configuration of the TrainingArguments that a log prints; None if it prints none. engine: DeepSpeed's
+    configuration, if the log has one. at: the line of that, for errors. Raises InputError if the arguments are cut off."""
     found = last(TRAINER, lines) or last(TRL, lines)
     if found is None:
         return None
@@ -125,14 +136,14 @@ def _of_arguments(
         values.pop("fsdp_config", None)
     values = {name: value for name, value in values.items() if value not in (None, "", [], {})}
     flat = flattened({name: value for name, value in values.items() if name not in PRINTED})
-    keys = Keys(where, flat, (None,), sources, transformers_reader.DEFAULTS, said.ignored)
-    made = transformers_reader.of_keys(values, keys, Path(where), said)
+    keys = KeyReader(where, flat, (None,), sources, transformers_reader.DEFAULTS, user.ignored)
+    run = transformers_reader.of_keys(values, keys, Path(where), user)
     samples = first(TOTAL, lines, found[0])
     total = None if samples is None else int(samples[1][1].replace(",", ""))
-    each = (made.micro_samples or 1) * (made.accumulation or 1)
-    devices = None if total is None or made.tp * made.cp > 1 else total // each
-    taken = () if samples is None else (Taken("Total train batch size", total, f"{where}:{samples[0] + 1}"),)
-    return replace(made, samples=total or made.samples, devices=devices, config=_model(lines), taken=(*made.taken, *taken))
+    samples_per_rank = (run.micro_samples or 1) * (run.accumulation or 1)
+    devices = None if total is None or run.tp * run.cp > 1 else total // samples_per_rank
+    taken = () if samples is None else (TakenValue("Total train batch size", total, f"{where}:{samples[0] + 1}"),)
+    return replace(run, samples=total or run.samples, devices=devices, config=_model(lines), taken=(*run.taken, *taken))
 
 
 # Of no bearing, under names that only logs have; and those that say again what others say.
@@ -140,51 +151,51 @@ PRINTED = ("logging_dir", "fp16_opt_level", "xpu_backend", "tpu_metrics_debug", 
 
 
 def _argument(text: str) -> Any:
-    """A value of TrainingArguments, as it is printed."""
+    """The value of one of TrainingArguments' fields, from the text that Python prints for it."""
     if (member := ENUMERATION.match(text)) is not None:
         return member[1].lower()
     return value_of(OPTION.sub(lambda option: option[1], text))
 
 
 def _model(lines: Sequence[str]) -> dict[str, Any] | None:
-    """The model's configuration, where transformers prints it as it loads one."""
+    """The Hugging Face configuration of the model, if transformers printed it while loading the model; else None."""
     found = last(MODEL, lines)
     return None if found is None else mapping_at(lines, found[0], found[1][1])
 
 
-def _trained(lines: Sequence[str], where: str, said: Said, made: Configuration) -> bool | None:
-    """Whether each device trains a share of the parameters; None where the log leaves it open. Raises InputError where it
-    trains some of them alone, as with adapters."""
+def _trained(lines: Sequence[str], where: str, user: UserSettings, run: RunConfiguration) -> bool | None:
+    """Whether each device trains a share of the parameters (True) or all of them (False), by the number of trainable parameters
+    in the log; None if the log does not decide it. Raises InputError if only some parameters are trained, as with adapters."""
     if (adapters := last(ADAPTERS, lines)) is not None:
         some, every = (int(text.replace(",", "")) for text in adapters[1].groups())
         if some < every * (1 - CLOSE):
             problem = f"is {some:,} of {every:,} parameters"
             raise InputError(f"{where}:{adapters[0] + 1}", "trainable params", problem, transformers_reader.ADAPTERS)
-    named, found = said.model or made.model, last(TRAINABLE, lines)
-    if found is None or (named is None and made.config is None):
+    named, found = user.model or run.model, last(TRAINABLE, lines)
+    if found is None or (named is None and run.config is None):
         return None
-    model = load_model(named, 1024) if named is not None else model_from_config(made.config, where, 1024, "bfloat16")
+    model = load_model(named, 1024) if named is not None else model_from_config(run.config, where, 1024, "bfloat16")
     every, trained = model.total_parameters, int(found[1][1].replace(",", ""))
     if abs(trained / every - 1) < CLOSE:
         return False
-    if made.devices and abs(trained * made.devices / every - 1) < CLOSE:
+    if run.devices and abs(trained * run.devices / every - 1) < CLOSE:
         return True
-    if made.zero < 3 and trained < every * (1 - CLOSE):
+    if run.zero < 3 and trained < every * (1 - CLOSE):
         problem = f"is {trained:,} of {model.name}'s {every:,}"
         raise InputError(f"{where}:{found[0] + 1}", "Number of trainable parameters", problem, transformers_reader.ADAPTERS)
     return None
 
 
-def of_accelerate(lines: Sequence[str], where: str, said: Said) -> Configuration | None:
-    """Accelerate's state, and the batch as the examples of its trainers print it. Raises InputError for FSDP, which the state
-    says nothing of."""
+def of_accelerate(lines: Sequence[str], where: str, user: UserSettings) -> RunConfiguration | None:
+    """The run configuration of a log in which Accelerate printed its state, with the batch as the examples of its trainers
+    print it; None if the log has no state. Raises InputError for FSDP, whose options the state does not contain."""
     if (state := last(STATE, lines)) is None:
         return None
     begun, kind, at = state[0], state[1][1], f"{where}:{state[0] + 1}"
     found: dict[str, tuple[str, str]] = {"kind": (kind, at)}
     marks = {"processes": PROCESSES, "precision": MIXED, "samples": TOTAL, "micro": PER_DEVICE, "accumulation": ACCUMULATED}
-    for name, each in marks.items():
-        if (line := first(each, lines, begun)) is not None:
+    for name, line_mark in marks.items():
+        if (line := first(line_mark, lines, begun)) is not None:
             found[name] = line[1][1].replace(",", ""), f"{where}:{line[0] + 1}"
     if kind not in ("NO", "MULTI_GPU", "DEEPSPEED"):
         fix = "give the file of `accelerate config`: the log does not say how states are shared"
@@ -195,24 +206,24 @@ def of_accelerate(lines: Sequence[str], where: str, said: Said) -> Configuration
         if name in found
     }
     devices = int(found["processes"][0]) if "processes" in found else None
-    taken = tuple(Taken(name, value, source) for name, (value, source) in found.items())
+    taken = tuple(TakenValue(name, value, source) for name, (value, source) in found.items())
     if kind == "DEEPSPEED":
         line = first(OF_DEEPSPEED, lines, begun)
         values = None if line is None else mapping_at(lines, line[0], line[1][1])
         if line is None or values is None:
             raise InputError(at, "ds_config", "is missing", "give the whole log, or DeepSpeed's file")
         at = f"{where}:{line[0] + 1}"
-        made = _again(lines, where, said, lambda again: deepspeed_reader.of_values(values, at, again))
-        made = replace(made, where=where, devices=devices, taken=(*taken, *made.taken), **counts)
+        run = _with_recomputation(lines, where, user, lambda settings: deepspeed_reader.of_values(values, at, settings))
+        run = replace(run, where=where, devices=devices, taken=(*taken, *run.taken), **counts)
     else:
         precision, source = found.get("precision", ("", at))
         if precision not in OF_STATE:
             raise InputError(source, "Mixed precision type", f"is {shown(precision)}", "give a log of no, fp16 or bf16")
-        made = _again(lines, where, said, lambda again: Configuration(
+        run = _with_recomputation(lines, where, user, lambda settings: RunConfiguration(
             where=where, runtime="accelerate", software="PyTorch DDP (Accelerate)", dtype=OF_STATE[precision],
             precision=PLAIN if OF_STATE[precision] == "float32" else MASTERS, devices=devices, cuts=(),
-            recomputed=Recomputed("full" if again.recompute == "full" else "none"), taken=taken,
-            notes=(deepspeed_reader.RECOMPUTED,) * (again.recompute is None), **counts,
+            recomputed=RecomputedLayers("full" if settings.recompute == "full" else "none"), taken=taken,
+            notes=(deepspeed_reader.RECOMPUTED,) * (settings.recompute is None), **counts,
         ))  # fmt: skip
-    _trained(lines, where, said, made)
-    return made
+    _trained(lines, where, user, run)
+    return run

@@ -1,4 +1,4 @@
-"""transformers' TrainingArguments as YAML or JSON, as its scripts and TRL's take them (5.x, 2026)."""
+"""Reader of transformers' TrainingArguments as YAML or JSON, as scripts of transformers (5.x, 2026) and of TRL take them."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trainplan.execution.launch_files.known_keys import known_keys
-from trainplan.execution.launch_files.run_configuration import Configuration, Keys, Said
+from trainplan.execution.launch_files.run_configuration import KeyReader, RunConfiguration, UserSettings
 from trainplan.execution.runtimes.accelerate.fsdp_options import WRITTEN as FSDP
 from trainplan.execution.runtimes.transformers.trainer import (
-    Arguments,
+    TrainerSettings,
     attention_of,
     configured,
     finished,
@@ -83,25 +83,25 @@ NAMES = {
 }
 
 
-def read(path: Path, said: Said) -> Configuration:
-    """The configuration of a YAML or JSON file. Raises InputError."""
-    data, keys = opened(path, said, DEFAULTS)
-    return of_keys(data, keys, path, said)
+def read(path: Path, user: UserSettings) -> RunConfiguration:
+    """The run configuration of a YAML or JSON file of TrainingArguments. Raises InputError."""
+    data, keys = opened(path, user, DEFAULTS)
+    return of_keys(data, keys, path, user)
 
 
-def of_keys(data: Mapping[str, Any], keys: Keys, path: Path, said: Said) -> Configuration:
-    """The configuration of arguments, as tables and as keys. path: where they stand, from which files are found. Raises
-    InputError."""
+def of_keys(data: Mapping[str, Any], keys: KeyReader, path: Path, user: UserSettings) -> RunConfiguration:
+    """The run configuration of TrainingArguments. data: the arguments with nested tables. keys: the same, flattened. path: the
+    file that they come from; files that the arguments name are looked up from there. Raises InputError."""
     notes = list[str]()
-    said = with_precision(said, keys, ("bf16", "fp16"))
+    user = with_precision(user, keys, ("bf16", "fp16"))
     refuse_all(keys, REFUSED)
     keys.refuse("bits", ("16", "32"), ADAPTERS)
-    dtype = half_of(keys, ("bf16",), ("fp16",), said, None)
+    dtype = half_of(keys, ("bf16",), ("fp16",), user, None)
     flags = [key for key in ("gradient_checkpointing", "activation_checkpointing") if keys.values.get(key) is not None]
-    again = any(list(map(keys.flag, flags)))
-    if flags and said.recompute not in (None, "full" if again else "none"):
+    recomputes = any(list(map(keys.flag, flags)))
+    if flags and user.recompute not in (None, "full" if recomputes else "none"):
         raise InputError(
-            COMMAND_LINE, "--recompute", f"is {said.recompute}, and {path} says otherwise", "leave it out, or change the file"
+            COMMAND_LINE, "--recompute", f"is {user.recompute}, and {path} says otherwise", "leave it out, or change the file"
         )
     lengths = [(key, length) for key in SEQUENCES if (length := keys.whole(key)) is not None]
     if len({length for _, length in lengths}) > 1:
@@ -126,36 +126,38 @@ def of_keys(data: Mapping[str, Any], keys: Keys, path: Path, said: Said) -> Conf
     elif not keys.flag("packing"):
         notes.append(PADDED if lengths else UNSAID)
     words = "compile " * keys.flag("torch_compile") + "chunked_nll" * (loss == "chunked")
-    has = Arguments(
+    trainer = TrainerSettings(
         tool="transformers", model=keys.text("model_name_or_path", "") or None, sequence=lengths[0][1] if lengths else None,
         micro=keys.whole("per_device_train_batch_size") or keys.whole("per_gpu_train_batch_size", 8),
         accumulation=keys.whole("gradient_accumulation_steps", 1), 
         dtype=loaded if pure else dtype, masters=loaded == "float32", mixed=not pure,
-        again=again or said.recompute == "full", optimizer=optimizer_of(keys, "optim", "adamw_torch_fused", notes),
+        recomputes=recomputes or user.recompute == "full", optimizer=optimizer_of(keys, "optim", "adamw_torch_fused", notes),
         attention=attention_of(kernels), loss=loss, sizes=_sizes(keys), tp=_size(keys, "tp"),
         cp=_size(keys, "cp"), version=2, names={**NAMES, "sequence": lengths[0][0]} if lengths else NAMES,
         words=words,
     )  # fmt: skip
-    made = configured(keys, data, path, said, has, notes)
-    if not flags and said.recompute is None and made.recomputed.of == "none":  # FSDP's own key is not set, either
+    run = configured(keys, data, path, user, trainer, notes)
+    if not flags and user.recompute is None and run.recomputed.of == "none":  # FSDP's own key is not set, either
         fix = "give full or none, or gradient_checkpointing in the file: transformers and TRL have other defaults"
         raise InputError(COMMAND_LINE, "--recompute", f"is missing, and {path} does not say it", fix)
-    if not written and made.zero == 0 and made.runtime == "accelerate" and dtype != "float32":
-        made = replace(made, notes=(*made.notes, FLOAT32))
-    return finished(made, keys, KNOWN)
+    if not written and run.zero == 0 and run.runtime == "accelerate" and dtype != "float32":
+        run = replace(run, notes=(*run.notes, FLOAT32))
+    return finished(run, keys, KNOWN)
 
 
-def _loss(keys: Keys) -> Literal["full", "chunked"] | None:
-    """How TRL's loss goes through the logits; None where nothing says it. Raises InputError for losses of other trainers."""
+def _loss(keys: KeyReader) -> Literal["full", "chunked"] | None:
+    """How TRL's loss holds the logits: all at once (full) or in chunks; None if `loss_type` is not given. Raises InputError for
+    losses of other trainers."""
     if keys.get("loss_type") is None:
         return None
     return "chunked" if keys.text("loss_type", "nll", ("nll", "chunked_nll", "dft")) == "chunked_nll" else "full"
 
 
-def _size(keys: Keys, name: str) -> int:
-    """A degree of `parallelism_config`. Raises InputError."""
+def _size(keys: KeyReader, name: str) -> int:
+    """A degree of parallelism in `parallelism_config`, such as that of tp; 1 if it is not given. Raises InputError."""
     return keys.whole(f"parallelism_config.{name}_size", 1) or 1
 
 
-def _sizes(keys: Keys) -> dict[str, int]:
+def _sizes(keys: KeyReader) -> dict[str, int]:
+    """Sizes of the shard and replicate dimensions of `parallelism_config`, by name."""
     return {name: _size(keys, name) for name in ("dp_shard", "dp_replicate")}

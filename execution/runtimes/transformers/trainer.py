@@ -1,7 +1,8 @@
-"""What all trainers on transformers' Trainer have in common: its arguments, and DeepSpeed, FSDP or copies beneath it.
+"""Common part of the readers of tools that train with transformers' Trainer (axolotl, LLaMA-Factory, transformers and TRL).
 
-A tool's reader says the names of its keys (`axolotl`, `llamafactory`, `transformers_arguments`); this makes of what they say a
-configuration. "auto" of a DeepSpeed file is filled in by the arguments of the trainer, as transformers does it.
+A tool's reader translates its own keys into `TrainerSettings`; `configured` makes a run configuration of them, with the part of
+DeepSpeed, of FSDP or of plain data-parallel copies. Values "auto" in a DeepSpeed file are filled in from the trainer's
+arguments, as transformers does it.
 """
 
 from __future__ import annotations
@@ -12,11 +13,19 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trainplan.execution.launch_files.known_keys import KnownKeys
-from trainplan.execution.launch_files.run_configuration import SET, Configuration, Host, Keys, Recomputed, Said, flattened
+from trainplan.execution.launch_files.run_configuration import (
+    SET,
+    Host,
+    KeyReader,
+    RecomputedLayers,
+    RunConfiguration,
+    UserSettings,
+    flattened,
+)
 from trainplan.execution.launch_files.settings import ACCELERATE, LAUNCHED_BY, WRITTEN, read_with_settings
 from trainplan.execution.runtimes.accelerate import reader as accelerate_reader
 from trainplan.execution.runtimes.accelerate.fsdp_options import WRAPS, Sharding, fsdp, refuse_denied
-from trainplan.execution.runtimes.accelerate.reader import ON_HOST, beside
+from trainplan.execution.runtimes.accelerate.reader import ON_HOST, find_named_file
 from trainplan.execution.runtimes.deepspeed import reader as deepspeed_reader
 from trainplan.profiling.base.errors import COMMAND_LINE, InputError, shown
 from trainplan.profiling.clusters.recipes import RecipeName
@@ -45,12 +54,19 @@ FSDP_WORDS = ("full_shard", "shard_grad_op", "no_shard", "hybrid_shard", "hybrid
 
 
 @dataclass(frozen=True, kw_only=True)
-class Arguments:
-    """What the arguments of a trainer say, by whatever names. micro, accumulation: of one rank, and of one step. masters:
-    whether parameters are float32 where neither DeepSpeed nor FSDP widens them; widened: whether FSDP of version 2 does. mixed:
-    whether products are in half precision whatever parameters are in, else no FSDP widens them. again:
-    whether layers are computed again. version: of FSDP where the file has none. launched: whether what shares states may be
-    said by what the program is launched with alone. words: of notes of rows, such as compile."""
+class TrainerSettings:
+    """Settings of a run by transformers' Trainer, whatever its tool calls them.
+
+    tool: the tool's name. model: a name or folder; None if not given. sequence: tokens per sample. micro: samples of a
+    micro-batch on one rank. accumulation: micro-batches of a step. dtype: that of matrix multiplications. masters: whether
+    parameters are in float32 unless DeepSpeed or FSDP widens them. widened: whether FSDP version 2 widens them. mixed: whether
+    matrix multiplications are in half precision whatever the parameters' dtype is; without it no FSDP widens parameters.
+    recomputes: whether layers are recomputed. attention: eager keeps attention scores, flash does not; None is the model's own
+    choice. loss: how the loss holds logits. sizes: dimensions of the device mesh by name. version: of FSDP if the file gives
+    none. names: the tool's key by field of the run configuration, for errors. words: words for a note in tables of measured
+    runs, such as compile. launched: whether the program that launches the run may be the only one that says how states are
+    shared.
+    """
 
     tool: str
     model: str | None
@@ -61,7 +77,7 @@ class Arguments:
     masters: bool
     widened: bool = True
     mixed: bool = True
-    again: bool
+    recomputes: bool
     optimizer: OptimizerName
     attention: Literal["eager", "flash"] | None
     loss: Literal["full", "chunked", "fused"] | None
@@ -75,17 +91,19 @@ class Arguments:
     launched: bool = True
 
 
-def opened(path: Path, said: Said, defaults: str) -> tuple[Mapping[str, Any], Keys]:
-    """A file's tables, and its keys. Raises InputError."""
-    data, sources = read_with_settings(path, said, LAUNCHED_BY)
+def opened(path: Path, user: UserSettings, defaults: str) -> tuple[Mapping[str, Any], KeyReader]:
+    """The tables of a file, and a reader of its keys. defaults: the source to state for default values. Raises InputError if
+    the file holds no table."""
+    data, sources = read_with_settings(path, user, LAUNCHED_BY)
     if not isinstance(data, Mapping):
         raise InputError(str(path), "", f"holds {shown(data)}", "give a mapping of keys")
     values = {key: value for key, value in flattened(data).items() if value != ""}
-    return data, Keys(str(path), values, (None,), sources, defaults, said.ignored)
+    return data, KeyReader(str(path), values, (None,), sources, defaults, user.ignored)
 
 
-def optimizer_of(keys: Keys, key: str, default: str, notes: list[str]) -> OptimizerName:
-    """What steps the parameters, by transformers' names. Raises InputError for states that no plan has."""
+def optimizer_of(keys: KeyReader, key: str, default: str, notes: list[str]) -> OptimizerName:
+    """The optimizer of a run, given the key that holds transformers' name of it. notes: a line is added for paged optimizers.
+    Raises InputError for optimizers whose states no plan has."""
     name = str(keys.text(key, default)).lower()
     if name == "muon":
         return "muon"
@@ -98,31 +116,33 @@ def optimizer_of(keys: Keys, key: str, default: str, notes: list[str]) -> Optimi
 
 
 def attention_of(value: Any) -> Literal["eager", "flash"] | None:
-    """Whether scores are kept, by the name of an implementation; None where it is the model's own choice."""
+    """Whether attention keeps its scores (eager) or not (flash), by the name of an implementation; None if the name leaves it
+    to the model."""
     name = str(value or "").lower().rpartition("/")[2]
     if name in EAGER:
         return "eager"
     return "flash" if name.startswith(FLASH) or "flash" in name else None
 
 
-def with_precision(said: Said, keys: Keys, names: Collection[str]) -> Said:
-    """What is said, with the dtype of the file that Accelerate is launched with, where arguments, by these names, ask for none:
-    transformers takes it then. Raises InputError."""
-    launched = said.variables.get(ACCELERATE)
+def with_precision(user: UserSettings, keys: KeyReader, names: Collection[str]) -> UserSettings:
+    """The user's settings with the dtype of the file that Accelerate is launched with, which transformers uses if its own
+    arguments (named by `names`) request no half precision. Raises InputError."""
+    launched = user.variables.get(ACCELERATE)
     asked = any(keys.values.get(name) not in (None, False) for name in names)
-    if launched in (None, "none") or said.dtype is not None or asked:
-        return said
-    file = beside(Path(keys.where), launched, keys, f"{SET} {ACCELERATE}")
-    made = accelerate_reader.read(file, replace(said, dtype="float32", variables={}))
-    if made.dtype == "float32":
-        return said
-    keys.take(next(iter(names)), made.dtype, f"mixed_precision of {launched}")
-    return replace(said, dtype=made.dtype)
+    if launched in (None, "none") or user.dtype is not None or asked:
+        return user
+    file = find_named_file(Path(keys.where), launched, keys, f"{SET} {ACCELERATE}")
+    run = accelerate_reader.read(file, replace(user, dtype="float32", variables={}))
+    if run.dtype == "float32":
+        return user
+    keys.take(next(iter(names)), run.dtype, f"mixed_precision of {launched}")
+    return replace(user, dtype=run.dtype)
 
 
-def half_of(keys: Keys, bf16: tuple[str, ...], fp16: tuple[str, ...], said: Said, missing: str | None) -> str:
-    """The dtype of products, by the first key that is set. missing: what the tool takes where no key is there. Raises
-    InputError where that is None, and nothing says the dtype."""
+def half_of(keys: KeyReader, bf16: tuple[str, ...], fp16: tuple[str, ...], user: UserSettings, missing: str | None) -> str:
+    """The dtype of matrix multiplications, by the first key that is set. bf16, fp16: the tool's keys that turn on each dtype.
+    missing: the tool's dtype if no key is there. Raises InputError if that is None and nothing says the dtype, or if both
+    dtypes are on."""
     keys.read.update((*bf16, *fp16))
     asked = [next((key for key in names if keys.values.get(key) is True), None) for names in (bf16, fp16)]
     if None not in asked:
@@ -130,17 +150,17 @@ def half_of(keys: Keys, bf16: tuple[str, ...], fp16: tuple[str, ...], said: Said
     for names, dtype in ((bf16, "bfloat16"), (fp16, "float16")):
         for key in names:
             if keys.values.get(key) in ("auto", "full"):
-                taken = "--dtype" if said.dtype else "bfloat16 where devices have it, else float16"
-                chosen = said.dtype or (said.half if dtype == "bfloat16" else dtype)
+                taken = "--dtype" if user.dtype else "bfloat16 where devices have it, else float16"
+                chosen = user.dtype or (user.half if dtype == "bfloat16" else dtype)
                 keys.take(key, chosen, f"{keys.values[key]!r}: {taken} ({keys.source(key)})")
                 return chosen
             if keys.flag(key):
                 return dtype
-    if said.dtype is not None:
-        return said.dtype
+    if user.dtype is not None:
+        return user.dtype
     if all(keys.values.get(key) is None for key in (*bf16, *fp16)):
         if missing is None:
-            fix = f"give {said.half} or float32, or {'bf16' if said.half == 'bfloat16' else 'fp16'} in the file"
+            fix = f"give {user.half} or float32, or {'bf16' if user.half == 'bfloat16' else 'fp16'} in the file"
             raise InputError(COMMAND_LINE, "--dtype", f"is missing, and {keys.where} says no precision", fix)
         keys.take(bf16[0], missing)
         return missing
@@ -148,46 +168,52 @@ def half_of(keys: Keys, bf16: tuple[str, ...], fp16: tuple[str, ...], said: Said
     return "float32"
 
 
-def configured(keys: Keys, data: Mapping[str, Any], path: Path, said: Said, has: Arguments, notes: list[str]) -> Configuration:
-    """The configuration of a file, but for keys that were not read. Raises InputError."""
+def configured(
+    keys: KeyReader, data: Mapping[str, Any], path: Path, user: UserSettings, trainer: TrainerSettings, notes: list[str]
+) -> RunConfiguration:
+    """The run configuration of a trainer's file, before keys that were not read are listed (see `finished`). keys, data: the
+    file's keys, flat and nested. path: the file. notes: lines on how the plan differs from the run. Raises InputError."""
     keys.read.update(("deepspeed", "fsdp", "fsdp_config"))
     if data.get("deepspeed") is not None:
-        made = _deepspeed(keys, data["deepspeed"], path, said, has)
+        run = _deepspeed(keys, data["deepspeed"], path, user, trainer)
     else:
-        made = _sharded(keys, data, said, has, notes)
-        if made.runtime == "accelerate" and not has.again:
-            refuse_denied(made.recomputed.of == "full", said, made.where)
-    if has.optimizer == "muon" and made.zero > 1:
-        raise keys.error(has.names["optimizer"], f"is muon, with ZeRO stage {made.zero}", "give adamw_torch, or stage 0 or 1")
-    stepped = () if made.runtime == "deepspeed" else (name for name, _ in _stepped(keys, has).values())
+        run = _sharded(keys, data, user, trainer, notes)
+        if run.runtime == "accelerate" and not trainer.recomputes:
+            refuse_denied(run.recomputed.of == "full", user, run.where)
+    if trainer.optimizer == "muon" and run.zero > 1:
+        raise keys.error(
+            trainer.names["optimizer"], f"is muon, with ZeRO stage {run.zero}", "give adamw_torch, or stage 0 or 1"
+        )
+    stepped = () if run.runtime == "deepspeed" else (name for name, _ in _stepped(keys, trainer).values())
     synced = SYNCED.rpartition(".")[2] if SYNCED in keys.values and keys.flag(SYNCED) else ""
-    flags = " ".join(filter(None, (has.words, made.flags, *stepped, synced)))
-    buffers = replace(made.buffers, attention=has.attention, loss=has.loss)
+    flags = " ".join(filter(None, (trainer.words, run.flags, *stepped, synced)))
+    buffers = replace(run.buffers, attention=trainer.attention, loss=trainer.loss)
     return replace(
-        made, where=keys.where, tool=has.tool, model=has.model, sequence=has.sequence, micro_samples=has.micro,
-        accumulation=has.accumulation, recipe=has.recipe,
-        recomputed=Recomputed("full") if has.again else made.recomputed,
-        tp=max(has.tp, made.tp), cp=max(has.cp, made.cp), cuts=(), buffers=buffers, notes=(*notes, *made.notes),
-        optimizer="muon" if has.optimizer == "muon" else made.optimizer, flags=flags,
-        keys={**made.keys, **has.names}, undecided=made.undecided,
+        run, where=keys.where, tool=trainer.tool, model=trainer.model, sequence=trainer.sequence, micro_samples=trainer.micro,
+        accumulation=trainer.accumulation, recipe=trainer.recipe,
+        recomputed=RecomputedLayers("full") if trainer.recomputes else run.recomputed,
+        tp=max(trainer.tp, run.tp), cp=max(trainer.cp, run.cp), cuts=(), buffers=buffers, notes=(*notes, *run.notes),
+        optimizer="muon" if trainer.optimizer == "muon" else run.optimizer, flags=flags,
+        keys={**run.keys, **trainer.names}, undecided=run.undecided,
     )  # fmt: skip
 
 
-def _deepspeed(keys: Keys, named: Any, path: Path, said: Said, has: Arguments) -> Configuration:
-    """DeepSpeed's part: its file, or its keys within this one. What is "auto" there, the arguments say."""
+def _deepspeed(keys: KeyReader, named: Any, path: Path, user: UserSettings, trainer: TrainerSettings) -> RunConfiguration:
+    """The DeepSpeed part of a trainer's configuration. named: the name of DeepSpeed's file, or its content as a table within
+    the trainer's file. Keys that are "auto" get the trainer's values. Raises InputError."""
     where = keys.source("deepspeed")
     given: dict[str, tuple[Any, str]] = {
-        f"{name}.enabled": (has.dtype == dtype, f"{has.tool}'s {name} ({keys.source(has.names['dtype'])})")
+        f"{name}.enabled": (trainer.dtype == dtype, f"{trainer.tool}'s {name} ({keys.source(trainer.names['dtype'])})")
         for name, dtype in (("bf16", "bfloat16"), ("fp16", "float16"))
     }
     for key, name, value in (
-        ("train_micro_batch_size_per_gpu", "micro_samples", has.micro),
-        ("gradient_accumulation_steps", "accumulation", has.accumulation),
+        ("train_micro_batch_size_per_gpu", "micro_samples", trainer.micro),
+        ("gradient_accumulation_steps", "accumulation", trainer.accumulation),
     ):
         if value is not None:
-            given[key] = (value, f"{has.names[name]} ({keys.source(has.names[name])})")
-    given |= _stepped(keys, has)
-    inner = replace(said, recompute="full" if has.again else "none", dtype=has.dtype, model=None, variables={})
+            given[key] = (value, f"{trainer.names[name]} ({keys.source(trainer.names[name])})")
+    given |= _stepped(keys, trainer)
+    inner = replace(user, recompute="full" if trainer.recomputes else "none", dtype=trainer.dtype, model=None, variables={})
     if isinstance(named, Mapping):
         for key in keys.values:
             if key.startswith("deepspeed."):
@@ -198,45 +224,49 @@ def _deepspeed(keys: Keys, named: Any, path: Path, said: Said, has: Arguments) -
         fix = "give the name of DeepSpeed's file, such as ds_config.json, or that of a program of its own by deepspeed_config"
         raise keys.error("deepspeed", f"is {shown(named)}", fix)
     keys.get("deepspeed")
-    made = deepspeed_reader.read_filled(beside(path, named, keys, "deepspeed"), inner, given)
-    return replace(made, taken=(*keys.taken, *made.taken))
+    run = deepspeed_reader.read_filled(find_named_file(path, named, keys, "deepspeed"), inner, given)
+    return replace(run, taken=(*keys.taken, *run.taken))
 
 
-def _stepped(keys: Keys, has: Arguments) -> dict[str, tuple[str, str]]:
-    """The trainer's name for what steps the parameters, with its source, by the name `optim`; empty where nothing says it."""
-    taken = next((each for each in keys.taken if each.key == has.names["optimizer"]), None)
+def _stepped(keys: KeyReader, trainer: TrainerSettings) -> dict[str, tuple[str, str]]:
+    """The trainer's name of the optimizer, with its source, as a dict with the key `optim`; empty if the file does not say
+    it."""
+    taken = next((value for value in keys.taken if value.key == trainer.names["optimizer"]), None)
     return {} if taken is None else {"optim": (str(taken.value), taken.source)}
 
 
-def _sharded(keys: Keys, data: Mapping[str, Any], said: Said, has: Arguments, notes: list[str]) -> Configuration:
-    """FSDP's part, by its keys or by the file that Accelerate is launched with; or copies of everything. Raises InputError."""
-    launched = said.variables.get(ACCELERATE)
+def _sharded(
+    keys: KeyReader, data: Mapping[str, Any], user: UserSettings, trainer: TrainerSettings, notes: list[str]
+) -> RunConfiguration:
+    """The FSDP part of a trainer's configuration, from its own keys or from the file that Accelerate is launched with;
+    data-parallel copies of everything if neither is there. Raises InputError."""
+    launched = user.variables.get(ACCELERATE)
     if launched not in (None, "none"):
-        text = said.variables.get(WRITTEN)
-        file = Path(launched) if text is not None else beside(Path(keys.where), launched, keys, f"{SET} {ACCELERATE}")
-        inner = replace(said, dtype=has.dtype, recompute="full" if has.again else "none", variables={})
-        made = accelerate_reader.read(file, inner, _stepped(keys, has), text)
-        if made.accumulation not in (None, has.accumulation):
-            problem, fix = f"is {has.accumulation}, and {made.accumulation} in {launched}", "give the same in both"
-            raise keys.error(has.names["accumulation"], problem, fix)
-        if made.runtime == "deepspeed":  # which widens what it steps
-            return made
-        dtype = made.dtype if has.dtype == "float32" else has.dtype
-        masters = _masters(has, made.zero > 0, has.version, notes)
-        return replace(made, dtype=dtype, precision=MASTERS if dtype != "float32" and masters and not made.host else PLAIN)
+        text = user.variables.get(WRITTEN)
+        file = Path(launched) if text is not None else find_named_file(Path(keys.where), launched, keys, f"{SET} {ACCELERATE}")
+        inner = replace(user, dtype=trainer.dtype, recompute="full" if trainer.recomputes else "none", variables={})
+        run = accelerate_reader.read(file, inner, _stepped(keys, trainer), text)
+        if run.accumulation not in (None, trainer.accumulation):
+            problem, fix = f"is {trainer.accumulation}, and {run.accumulation} in {launched}", "give the same in both"
+            raise keys.error(trainer.names["accumulation"], problem, fix)
+        if run.runtime == "deepspeed":  # which widens what it steps
+            return run
+        dtype = run.dtype if trainer.dtype == "float32" else trainer.dtype
+        masters = _masters(trainer, run.zero > 0, trainer.version, notes)
+        return replace(run, dtype=dtype, precision=MASTERS if dtype != "float32" and masters and not run.host else PLAIN)
     words = _words(keys)
     table = data.get("fsdp_config")
     if table is not None and not isinstance(table, Mapping):
         raise keys.error("fsdp_config", f"is {shown(table)}", "write out what that file holds")
     asked = bool(words) or bool(table)
-    if not asked and has.sizes.get("dp_shard", 1) > 1:
-        fix = f"give fsdp_config, too: {has.tool} shares no states without it"
-        raise keys.error(has.names.get("shard", "parallelism_config.dp_shard_size"), f"is {has.sizes['dp_shard']}", fix)
+    if not asked and trainer.sizes.get("dp_shard", 1) > 1:
+        fix = f"give fsdp_config, too: {trainer.tool} shares no states without it"
+        raise keys.error(trainer.names.get("shard", "parallelism_config.dp_shard_size"), f"is {trainer.sizes['dp_shard']}", fix)
     shared, version = Sharding(0, None, None), 1
     if asked:
         find = _fsdp_key(keys)
         strategy = next((word for word in FSDP_WORDS[:5] if word in words), None)
-        version = keys.whole(find("version"), has.version) or has.version
+        version = keys.whole(find("version"), trainer.version) or trainer.version
         version = 1 if strategy in FSDP_WORDS[2:5] else version  # which version 2 does not have
         if strategy is not None and keys.values.get(find("sharding_strategy")) is None:
             value = strategy.upper() if version == 1 else strategy == "full_shard"
@@ -245,34 +275,35 @@ def _sharded(keys: Keys, data: Mapping[str, Any], said: Said, has: Arguments, no
             notes.append(NOT_WRAPPED)
         if "offload" in words:
             keys.values.setdefault(find("cpu_offload"), True)
-        shared = fsdp(keys, find, has.sizes, None, version, notes, WRAPS[0])
-    elif has.tp > 1 or has.cp > 1:
+        shared = fsdp(keys, find, trainer.sizes, None, version, notes, WRAPS[0])
+    elif trainer.tp > 1 or trainer.cp > 1:
         raise keys.error("fsdp_config", "is missing", "give it: tensor and context parallelism go with FSDP")
-    half = has.dtype != "float32"
-    masters = _masters(has, asked, version, notes)
+    half = trainer.dtype != "float32"
+    masters = _masters(trainer, asked, version, notes)
     host: tuple[Host, ...] = ("optimizer", "parameters") if shared.offloads else ()
     if host and half and masters:
         notes.append(ON_HOST)
-    return Configuration(
+    return RunConfiguration(
         where=keys.where, runtime="accelerate", software="PyTorch FSDP (Accelerate)" if asked else "PyTorch DDP (Accelerate)",
-        dtype=has.dtype, precision=MASTERS if half and masters and not host else PLAIN, zero=shared.zero, host=host,
+        dtype=trainer.dtype, precision=MASTERS if half and masters and not host else PLAIN, zero=shared.zero, host=host,
         copies=shared.copies, shard=shared.shard, within_nodes=shared.within_nodes,
-        recomputed=Recomputed("full" if has.again or shared.again else "none"),
-        taken=keys.taken, undecided={} if asked or launched or not has.launched else {"zero": LAUNCHED},
+        recomputed=RecomputedLayers("full" if trainer.recomputes or shared.recomputes else "none"),
+        taken=keys.taken, undecided={} if asked or launched or not trainer.launched else {"zero": LAUNCHED},
     )  # fmt: skip
 
 
-def _masters(has: Arguments, shared: bool, version: int, notes: list[str]) -> bool:
-    """Whether what is stepped is in float32: as it is loaded, or widened by Accelerate for FSDP in mixed precision
-    (`fsdp2_prepare_model`, and `prepare_model` for version 1)."""
-    masters = has.masters or (shared and has.mixed and (version == 1 or has.widened))
-    if has.dtype != "float32" and not masters:
+def _masters(trainer: TrainerSettings, shared: bool, version: int, notes: list[str]) -> bool:
+    """Whether the parameters that the optimizer updates are in float32: because they are loaded so, or because Accelerate
+    widens them for FSDP in mixed precision (`fsdp2_prepare_model`; `prepare_model` for version 1). shared: whether FSDP shares
+    states."""
+    masters = trainer.masters or (shared and trainer.mixed and (version == 1 or trainer.widened))
+    if trainer.dtype != "float32" and not masters:
         notes.append("parameters and moments are in half precision, as they are loaded: no float32 masters")
     return masters
 
 
-def _words(keys: Keys) -> list[str]:
-    """The words of transformers' `fsdp`, a list or a text; true is all of it. Raises InputError."""
+def _words(keys: KeyReader) -> list[str]:
+    """The options in transformers' key `fsdp`, which is a list, a text or true. Raises InputError for an unknown one."""
     value = keys.get("fsdp")
     if value in (None, False, [], "false", "False"):
         return []
@@ -287,8 +318,9 @@ def _words(keys: Keys) -> list[str]:
     return words
 
 
-def _fsdp_key(keys: Keys) -> Any:
-    """Where an option of FSDP stands: within `fsdp_config`, or alone, with or without `fsdp_`."""
+def _fsdp_key(keys: KeyReader) -> Any:
+    """A function that gives the key under which the file has an FSDP option: within `fsdp_config` or at the top, with or
+    without the prefix `fsdp_`."""
 
     def find(name: str) -> str:
         indices = (f"fsdp_config.fsdp_{name}", f"fsdp_config.{name}", f"fsdp_{name}")
@@ -297,16 +329,18 @@ def _fsdp_key(keys: Keys) -> Any:
     return find
 
 
-def finished(made: Configuration, keys: Keys, known: KnownKeys) -> Configuration:
-    """The configuration, with the keys that were not read. Raises InputError for one that bears on what runs."""
+def finished(run: RunConfiguration, keys: KeyReader, known: KnownKeys) -> RunConfiguration:
+    """The run configuration with the lists of keys that were not read. Raises InputError for an unread key that may affect the
+    plan."""
     unread, unknown = keys.left(known)
-    own = {each.key for each in keys.taken}
-    taken = (*keys.taken, *(each for each in made.taken if each.key not in own))
-    return replace(made, unread=(*unread, *made.unread), unknown=(*unknown, *made.unknown), taken=taken)
+    own = {value.key for value in keys.taken}
+    taken = (*keys.taken, *(value for value in run.taken if value.key not in own))
+    return replace(run, unread=(*unread, *run.unread), unknown=(*unknown, *run.unknown), taken=taken)
 
 
-def refuse_all(keys: Keys, refused: Mapping[str, str]) -> None:
-    """Raises InputError where a key asks for what no plan has. refused: why, by key."""
+def refuse_all(keys: KeyReader, refused: Mapping[str, str]) -> None:
+    """Raises InputError if a key turns on a feature that no plan has. refused: the reason by key, or by name of a table of
+    keys."""
     for key, why in refused.items():
         keys.refuse(key, ("false", "0", "none", "[]"), why)
     for key in list(keys.values):
