@@ -1,8 +1,8 @@
-"""What each training runtime can run: the record of its capabilities, and where each runtime's own record stands.
+"""The description of the plans that each runtime can run: its class, and where to find each runtime's.
 
-A runtime states it once, as `CAPABILITIES` of its own module: `plan --for NAME` plans within it (`joint.runtimes`), the export
-refuses plans that are not within it, and changes to an imported run stay within it. The modules are named here as texts and
-imported when a runtime is needed, since they belong to execution.
+A runtime declares its description once, as `CAPABILITIES` of its module `capabilities`. `plan --for NAME` searches only plans
+that fit it (`joint.runtimes`), exports refuse other plans, and suggestions of `import-run` stay within it. The modules are
+named as texts and imported on request, since they belong to the package execution.
 """
 
 from __future__ import annotations
@@ -31,32 +31,20 @@ BUILT_IN = {
 
 @dataclass(frozen=True)
 class Runtime:
-    """What a runtime can run.
+    """The plans that a runtime can run.
 
-    Attributes:
-        schedules: the pipeline schedules that it has.
-        zero: the ZeRO stages that it has.
-        modules: the modules that it can recompute by themselves.
-        shares_tokens: whether tensor-parallel ranks always share the tokens between matrices (sequence parallelism).
-        one_stage: whether it has neither pipeline nor tensor parallelism.
-        hybrid: whether ranks may hold copies of shards (hybrid sharding).
-        host: what may be kept on the host.
-        neighbours: whether tensor-parallel ranks have to be neighbours.
-        one_strategy: whether all units have the same strategy.
-        cuts_layers: whether stages may begin within a layer.
-        sliced: whether forward passes may begin in halves.
-        exchanges: what context-parallel ranks may exchange; empty without context parallelism.
-        copies_keys: whether ranks that exchange heads may have copies of keys.
-        cut_families: the model families with context parallelism; None where all have it.
-        by_torch: whether it runs DTensor and FSDP2 on models as transformers builds them.
-        families: the model families that it has; None where it has all.
-        tied: whether the head may share the embedding's matrix.
-        first_layers: whether stages can recompute their first layers alone.
-        wide_gradients: dtypes of models whose gradients are in float32 by default; narrow_gradients: whether that can be
-            switched off.
-        muon: the ZeRO stages in which it has Muon; empty without Muon.
-        recipes: the recipes of products in fewer bits that it has.
-        features: features of plans, by the names of `execution.features`, that it runs or that its export reports as left out.
+    schedules: names of pipeline schedules. zero: ZeRO stages. modules: those that it can recompute by themselves.
+    shares_tokens: whether tensor-parallel ranks always share tokens (sequence parallelism). one_stage: whether it has neither
+    pipelines nor tensor parallelism. hybrid: whether ranks may hold copies of shards. host: states that may be on the host.
+    neighbours: whether tensor-parallel ranks are always next to each other. one_strategy: whether all units have the same
+    strategy. cuts_layers: whether stages may begin within a layer. sliced: whether forward passes may be sliced in halves.
+    exchanges: what context-parallel ranks may exchange; empty without context parallelism. copies_keys: whether ranks that
+    exchange heads may hold copies of keys. cut_families: model families with context parallelism; None for all. by_torch:
+    whether it uses DTensor and FSDP2, on models as transformers builds them. families: its model families; None for all. tied:
+    whether the head may share the embedding's matrix. first_layers: whether a stage can recompute its first layers only.
+    wide_gradients: dtypes of models whose gradients are in float32 by default. narrow_gradients: whether that can be turned
+    off. muon: ZeRO stages with Muon. recipes: low-precision recipes. features: names of `execution.support` that plans may
+    need, because the runtime has the feature or its export says that it is left out.
     """
 
     schedules: tuple[str, ...]
@@ -84,13 +72,13 @@ class Runtime:
     features: Collection[str] = ("master weights",)
 
     def lacks(self, model: Model) -> str | None:
-        """What the runtime lacks to train a model, in words; None where it lacks nothing."""
+        """The property of a model that the runtime does not support, in words; None if it supports the model."""
         if self.families is not None and model.family not in self.families:
             return f"{model.family} models"
         return "heads tied to the embedding" if model.tied and not self.tied else None
 
     def carries(self, strategy: Strategy, model: Model | None = None) -> bool:
-        """Whether the runtime runs units under a strategy. model: the model that the units belong to, where that is known."""
+        """Whether the runtime supports a strategy, for units of this model if it is given."""
         names = [name for name, _ in strategy.levels]
         neighbours = not self.neighbours or "tp" not in names[:-1]
         if self.by_torch and (not split_by_torch(model, strategy) or (strategy.sequence_parallel and not strategy.ckpt)):
@@ -106,7 +94,7 @@ class Runtime:
 
 
 class Runtimes(Mapping[str, Runtime]):
-    """All runtimes by name, each loaded when it is first needed."""
+    """All runtimes by name; a runtime's module is imported when its entry is first used."""
 
     def __getitem__(self, name: str) -> Runtime:
         return _loaded(BUILT_IN[name])
@@ -123,13 +111,13 @@ RUNTIMES = Runtimes()
 
 @cache
 def _loaded(target: str) -> Runtime:
-    """The capabilities at a target `module:name`; kept."""
-    capabilities: Runtime = attribute(target)
-    return capabilities
+    """The capabilities that a text of the form "module:attribute" refers to."""
+    made: Runtime = attribute(target)
+    return made
 
 
 def copies_keys(strategy: Strategy, model: Model) -> bool:
-    """Whether context-parallel ranks that exchange heads hold copies of keys, under a strategy of a model."""
+    """Whether context-parallel ranks that exchange heads hold copies of keys under a strategy."""
     attentions = [part for sublayer in model.sublayers.values() if (part := attention_of(sublayer)) is not None]
     tp, ranks = strategy.degree("tp"), strategy.degree("cp")
     return strategy.exchanges_heads and any(HeadShare(part, tp, ranks).copies for part in attentions)

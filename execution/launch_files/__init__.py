@@ -1,1 +1,2 @@
-"""What people start training with, read safely: shell scripts, Python configurations, documents and logs, of any runtime."""
+"""Readers of the files that start training runs or report on them: shell scripts, Python files, documents in YAML, JSON or
+TOML, and logs."""

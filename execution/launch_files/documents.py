@@ -1,5 +1,5 @@
-"""YAML and JSON as the tools that train read them: PyYAML's YAML 1.1, in which `no` is false and `8_192` a number, with
-anchors; and JSON with comments and commas at ends, as DeepSpeed reads it (by hjson)."""
+"""Reading YAML and JSON as training tools read them: PyYAML's YAML 1.1, in which `no` is false and `8_192` a number, with
+anchors; and JSON with comments and trailing commas, as DeepSpeed reads it (by hjson)."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ _SAFE: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class _Loader(_SAFE):
-    """PyYAML's, to which a tag of a tool's own, such as `!include`, leaves what it stands before."""
+    """PyYAML's loader, which in addition accepts a tool's own tags, such as `!include`, and ignores them."""
 
 
 def _tagged(loader: Any, _: str, node: yaml.Node) -> Any:
+    """The value of a node with an unknown tag, without the tag."""
     if isinstance(node, yaml.MappingNode):
         return loader.construct_mapping(node)
     return loader.construct_sequence(node) if isinstance(node, yaml.SequenceNode) else loader.construct_scalar(node)
@@ -36,7 +37,7 @@ LAST_COMMA = re.compile(r'("(?:\\.|[^"\\])*")|,(?=\s*[}\]])')
 
 
 def read_document(path: Path, text: str | None = None) -> Any:
-    """The value in a YAML or JSON file of another tool, with texts as keys. text: what it holds, where that is not to be read.
+    """The value in a YAML or JSON file of another tool, with keys as texts. text: the file's content, if it is not to be read.
     Raises InputError."""
     where, in_yaml = str(path), path.suffix.lower() in (".yaml", ".yml")
     if text is None and path.is_file() and (size := path.stat().st_size) > MOST_BYTES:
@@ -64,7 +65,7 @@ def read_document(path: Path, text: str | None = None) -> Any:
 
 
 def _json(path: Path) -> Any:
-    """The value in a file of JSON, which may have comments. Raises InputError."""
+    """The value in a JSON file, which may have comments. Raises InputError."""
     try:
         return read_data(path)
     except InputError:
@@ -79,23 +80,24 @@ def _json(path: Path) -> Any:
 
 
 def uncommented(text: str) -> str:
-    """A text of JSON without comments and commas at ends, as many lines and with as many letters in each."""
+    """A JSON text in which comments and trailing commas are replaced by blanks, so that lines and columns stay the same."""
     for pattern in (COMMENTED, LAST_COMMA):
         text = pattern.sub(lambda found: found[1] or re.sub(r"[^\n]", " ", found[0]), text)
     return text
 
 
 def _yaml(text: str, where: str) -> Any:
-    """The value of a text of YAML. Raises InputError where a key is given twice, unlike: PyYAML takes the last."""
+    """The value of a YAML text. Raises InputError if a key is given twice with different values, of which PyYAML takes the
+    last."""
     loader = _Loader(text)
     try:
         node = loader.get_single_node()
-        rest, seen = [node], set[int]()
+        rest, visited = [node], set[int]()
         while rest:
             reached = rest.pop()
-            if id(reached) in seen:
+            if id(reached) in visited:
                 continue
-            seen.add(id(reached))
+            visited.add(id(reached))
             if isinstance(reached, yaml.SequenceNode):
                 rest += reached.value
             elif isinstance(reached, yaml.MappingNode):
@@ -107,6 +109,7 @@ def _yaml(text: str, where: str) -> Any:
 
 
 def _refuse_twice(node: yaml.MappingNode, where: str) -> None:
+    """Raises InputError if a mapping has a key twice with different values."""
     first: dict[str, yaml.Node] = {}
     for key, value in node.value:
         if not isinstance(key, yaml.ScalarNode) or key.tag.endswith(":merge"):
@@ -117,20 +120,21 @@ def _refuse_twice(node: yaml.MappingNode, where: str) -> None:
             raise InputError(where, key.value, f"is given twice, unlike, {lines}", "give it once: tools take the last")
 
 
-def _plain(value: Any, depth: int, seen: list[int]) -> Any:
-    """The value with texts as keys. seen: how many values there were. Raises RecursionError where there are too many."""
-    seen[0] += 1
-    if depth > DEEPEST or seen[0] > MOST_VALUES:
+def _plain(value: Any, depth: int, counts: list[int]) -> Any:
+    """The value with keys as texts. counts: a list with the number of values so far. Raises RecursionError if there are too
+    many or they are nested too deeply."""
+    counts[0] += 1
+    if depth > DEEPEST or counts[0] > MOST_VALUES:
         raise RecursionError
     if isinstance(value, dict):
-        return {str(key): _plain(item, depth + 1, seen) for key, item in value.items()}
+        return {str(key): _plain(item, depth + 1, counts) for key, item in value.items()}
     if isinstance(value, list | tuple | set):
-        return [_plain(item, depth + 1, seen) for item in value]
+        return [_plain(item, depth + 1, counts) for item in value]
     return value
 
 
 def written(text: Any) -> Any:
-    """A value as YAML spells it, of a text from a command line; anything else as it is."""
+    """The value that a text from a command line has as YAML; values that are no texts are returned unchanged."""
     try:
         return yaml.safe_load(text) if isinstance(text, str) else text
     except (yaml.YAMLError, ValueError, RecursionError):

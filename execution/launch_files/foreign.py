@@ -1,4 +1,5 @@
-"""What to say of commands of tools other than Megatron-LM: whose they are, and which file says what they run."""
+"""Error messages for commands of tools other than Megatron-LM: which tool it is, and which of its files says what the command
+runs."""
 
 from __future__ import annotations
 
@@ -23,12 +24,12 @@ FILES = {
 
 
 def shares_keys(command: Command) -> bool:
-    """Whether arguments of a program which nobody knows are Megatron-LM's own: sizes of a model, a batch or a layout."""
+    """Whether the arguments of an unknown program are Megatron-LM's own: sizes of a model, a batch or a layout."""
     return not set(command.values).isdisjoint(MEGATRON)
 
 
 def file_of(command: Command) -> str | None:
-    """The YAML or JSON file of a trainer that a command names in front of all arguments, or by --config."""
+    """The YAML or JSON file of a trainer that a command names, before all arguments or by --config; None if it names none."""
     words = command.words[command.words[:1] == ("train",) :]
     if words and words[0].endswith(DOCUMENTS) and "=" not in words[0]:
         return words[0]
@@ -37,7 +38,7 @@ def file_of(command: Command) -> str | None:
 
 
 def overrides(command: Command) -> dict[str, tuple[str, str]]:
-    """What the arguments of such a command override: by the key of the file, the argument and its value."""
+    """The keys of a trainer's file that a command's arguments override: by key, the argument's spelling and its value."""
     made = {}
     for spelt, value in command.values.items():
         key = spelt.lstrip("-").replace("-", "_")
@@ -49,12 +50,12 @@ def overrides(command: Command) -> dict[str, tuple[str, str]]:
 
 
 def as_settings(given: dict[str, tuple[str, str]]) -> str:
-    """The same as options of the command."""
+    """Overrides, as of `overrides`, written as --set options of the command `import-run`."""
     return " ".join(f"--set {key}={shlex.quote(text)}" for key, (_, text) in given.items())
 
 
 def foreign(command: Command, where: str) -> InputError:
-    """An error of a command that is not Megatron-LM's: what it is, and what to give instead."""
+    """The error for a command that is not Megatron-LM's, which says what it is and what to give instead."""
     fix, options = FILES.get(command.tool, ("the tool's own configuration, or the log of the run", ()))
     file = next((str(command.values[name]) for name in options if isinstance(command.values.get(name), str)), None)
     words = (file_of(command) or "", *command.words, *(word.rpartition("=")[2] for word in command.launcher))

@@ -1,8 +1,8 @@
-"""Keys that a tool documents and that change no plan: a list beside the module that reads the tool's files.
+"""Keys that a tool documents and that affect no plan: a list next to the module that reads the tool's files.
 
-A list is a text with the suffix `.keys` and the module's name. A line that begins with `#` is a comment; `[section]` stands in
-front of the keys of a section, which are written without it; all others are keys apart by blanks, and `start*` stands for all
-keys that begin so, such as those of a table that changes nothing.
+A list is a text file with the module's name and the suffix `.keys`. A line that begins with `#` is a comment; `[section]` is
+followed by the keys of a section, without its name; all other words are keys, and `start*` stands for all keys that begin so,
+such as those of a table without effect.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from typing import NamedTuple
 
 
 class KnownKeys(NamedTuple):
-    """Keys that change no plan. names: each whole, `section.key` where it is of a section; starts: how others begin."""
+    """Keys that affect no plan. names: complete keys, `section.key` for those of a section. starts: beginnings of further
+    keys."""
 
     names: frozenset[str]
     starts: tuple[str, ...] = ()
 
     def more(self, names: Collection[str] = (), starts: Collection[str] = ()) -> KnownKeys:
-        """These and others."""
+        """These keys and further ones."""
         return KnownKeys(self.names | set(names), (*self.starts, *starts))
 
     def has(self, key: str) -> bool:
@@ -27,7 +28,7 @@ class KnownKeys(NamedTuple):
         return key in self.names or key.startswith(self.starts)
 
     def sections(self) -> dict[str, frozenset[str]]:
-        """The keys of each section, without it."""
+        """The keys of each section, without the section's name."""
         made: dict[str, set[str]] = {}
         for name in self.names:
             section, _, key = name.partition(".")
@@ -36,7 +37,7 @@ class KnownKeys(NamedTuple):
 
 
 def known_keys(module: str) -> KnownKeys:
-    """The list beside a module. module: its `__file__`."""
+    """The list of known keys next to a module. module: the module's `__file__`."""
     names, starts, section = set[str](), list[str](), ""
     for line in Path(module).with_suffix(".keys").read_text().splitlines():
         if line.startswith("["):

@@ -1,4 +1,4 @@
-"""Lines of keys in YAML, JSON and TOML files, so that values that are taken can be traced to where they stand."""
+"""Line numbers of keys in YAML, JSON and TOML files, by which the source of a value is stated."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ MOST_KEYS, DEEPEST = 100_000, 100  # of a file whose keys are looked for
 
 
 def lines_of(path: Path) -> dict[str, int]:
-    """The line of every key, from 1 on, by the key's name with those around it, joined by dots; items of lists are numbered,
-    as in ``layers[0].name``. Of keys that are given twice, the last. Empty where the file cannot be read or parsed."""
+    """The line number of every key of a file, counted from 1. Keys are joined by dots; items of lists are numbered, as in
+    ``layers[0].name``. If a key is given twice, the last line counts. Empty if the file cannot be read or parsed."""
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -25,17 +25,17 @@ def lines_of(path: Path) -> dict[str, int]:
 
 
 def sources_of(path: Path) -> dict[str, str]:
-    """The same as ``file:line``, as sources of values are written."""
+    """The source of every key of a file as ``file:line``; keys as of `lines_of`."""
     return {key: f"{path}:{line}" for key, line in lines_of(path).items()}
 
 
 def text_sources(text: str, where: str) -> dict[str, str]:
-    """The same of a text of YAML or JSON. where: the name of its file."""
+    """The source of every key of a YAML or JSON text as ``file:line``. where: the name of its file."""
     return {key: f"{where}:{line}" for key, line in text_lines(text).items()}
 
 
 def text_lines(text: str, *, toml: bool = False) -> dict[str, int]:
-    """The lines of the keys of a text of YAML or JSON, or of TOML."""
+    """The line number of every key of a text in YAML or JSON, or in TOML if `toml`; keys as of `lines_of`."""
     if toml:
         return dict(_toml(text))
     try:
@@ -51,7 +51,8 @@ def text_lines(text: str, *, toml: bool = False) -> dict[str, int]:
 
 
 def _nodes(node: yaml.Node | None, name: str, above: tuple[int, ...]) -> Iterator[tuple[str, int]]:
-    """Keys below a node, and their lines. above: the nodes around it, which an alias may name again."""
+    """The keys below a YAML node and their line numbers. name: the node's own key. above: ids of the enclosing nodes, since an
+    alias may refer to one of them."""
     if id(node) in above or len(above) > DEEPEST:
         return
     inner = (*above, id(node))
@@ -72,7 +73,8 @@ def _nodes(node: yaml.Node | None, name: str, above: tuple[int, ...]) -> Iterato
 
 
 def _toml(text: str) -> Iterator[tuple[str, int]]:
-    """Keys of a text of TOML, and their lines: statement by statement, each as long as it takes until it can be parsed."""
+    """The keys of a TOML text and their line numbers. Statements are parsed one by one; each extends over as many lines as it
+    needs."""
     table, statement, begin = "", "", 1
     counts: dict[str, int] = {}
     for number, line in enumerate(text.splitlines(), 1):
@@ -94,7 +96,7 @@ def _toml(text: str) -> Iterator[tuple[str, int]]:
 
 
 def _named(value: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
-    """Keys of nested tables, joined by dots, with their values."""
+    """The keys of nested tables, joined by dots, and their values."""
     for key, inner in value.items():
         yield f"{prefix}{key}", inner
         if isinstance(inner, Mapping):

@@ -1,4 +1,5 @@
-"""What a configuration of any runtime says, in one form; and the reader of its keys, which knows what was read."""
+"""A training run as the files of any runtime describe it (RunConfiguration), and the reader of a file's keys (KeyReader), which
+records which keys were read."""
 
 from __future__ import annotations
 
@@ -63,20 +64,21 @@ VARIABLES = {"GPU|NPROC|DEVICE|RANKS": "8", "NODES|WORLD_SIZE": "2", "SEQ": "409
 
 
 def example_of(key: str, variable: str = "") -> str:
-    """A value that an argument may have, or a variable that it hangs on."""
+    """A plausible value for an argument, for error messages. variable: the variable that decides the argument, whose name may
+    suggest a better one."""
     named = next((text for parts, text in VARIABLES.items() if re.search(parts, variable.upper())), None)
     found = next((text for parts, text in EXAMPLES.items() if re.search(rf"(?:{parts})", key)), "8")
     return named or EXAMPLES.get(key.lstrip("-")) or found
 
 
 def affects_plan(key: str) -> bool:
-    """Whether a key, by the words of its name, bears on the model, on parallelism, on memory or on precision."""
+    """Whether a key, by the words of its name, affects the model, parallelism, memory or precision."""
     name = re.sub(r"(?<=[a-z\d])(?=[A-Z])", "-", key).lower()
     return bool(DECISIVE.search(name) or ((BEARING.search(name) or _misspelt(name)) and not HARMLESS.search(name)))
 
 
 def _misspelt(name: str) -> bool:
-    """Whether a word of a name is one of those that bear, with a letter more or less, or with two in the wrong order."""
+    """Whether a word of a name is a word of WORDS with one letter more or fewer, or with letters in the wrong order."""
     words = [word for word in re.split(r"[-_.\d]+", name) if len(word) > 3 and word not in OTHER_WORDS]
     turned = {"".join(sorted(word)) for word in WORDS}
     return any("".join(sorted(word)) in turned or get_close_matches(word, WORDS, n=1, cutoff=0.86) for word in words)
@@ -84,13 +86,14 @@ def _misspelt(name: str) -> bool:
 
 @dataclass(frozen=True)
 class UserSettings:
-    """What is said of a file apart from it: on the command line, or as arguments of `import_run`.
+    """Settings of a run that the user gives in addition to its file, on the command line or as arguments of `import_run`.
 
-    variables: of a script's environment, and its positional parameters by number; of other files, values of keys in place of
-    theirs. sources: where these are written, where that is not --set. recompute: full or none, where the file
-    leaves it to the model's code. model: the name or file of the model, where one is given. ignored: keys that bear on nothing,
-    as the user says. dtype: of the model, where one is given. half: the half precision that the devices have. launched: of
-    Accelerate's file, values by key that options of its launcher say instead, with where they stand."""
+    variables: of a script, values of environment variables and, by number, of positional parameters; of other files, values
+    that replace those of keys. recompute: full or none, if the file leaves it to the model's code. model: the name or file of
+    the model. ignored: keys that the user declares to be without effect. dtype: that of the model. half: the half-precision
+    dtype that the devices support. launched: values of Accelerate's file that options of its launcher override, by key, with
+    their source. sources: where `variables` are written, if not given by --set.
+    """
 
     variables: Mapping[str, str] = field(default_factory=dict)
     recompute: str | None = None
@@ -104,8 +107,11 @@ class UserSettings:
 
 @dataclass(frozen=True)
 class UndecidedValue:
-    """A value that nobody has said. problem: what is known of it; name: the variable that decides it (empty: none); example: a
-    value of that variable, where a script compares it with one."""
+    """A value that nobody has given.
+
+    problem: what is known of it, for an error message. name: the variable that decides it; empty if there is none. example: a
+    value that a script compares this variable with.
+    """
 
     problem: str
     name: str
@@ -114,7 +120,7 @@ class UndecidedValue:
 
 @dataclass(frozen=True)
 class TakenValue:
-    """A value that was taken for a key, and where it comes from: a file and its line, an option, or a tool's default."""
+    """A value that was used for a key, and its source: a file and line, an option, or a tool's default."""
 
     key: str
     value: Any
@@ -123,9 +129,12 @@ class TakenValue:
 
 @dataclass(frozen=True)
 class RecomputedLayers:
-    """What layers compute again in their backward passes. of: every layer whole (full), none, or some modules of each (then in
-    `modules`). every: each such layer alone, such as 2 for every second; first: the first ones of each stage alone. group:
-    consecutive layers of a stage that are computed again together."""
+    """The layers that are recomputed in backward passes.
+
+    of: full (whole layers), none, or modules (only `modules` of each recomputed layer). every: only each n-th layer is
+    recomputed, such as 2 for every second layer. first: only the first n layers of each stage are. group: number of consecutive
+    layers that are recomputed together.
+    """
 
     of: Literal["none", "full", "modules"] = "none"
     modules: tuple[Module, ...] = ()
@@ -137,23 +146,26 @@ class RecomputedLayers:
 @in_one_line
 @dataclass(frozen=True, kw_only=True)
 class RunConfiguration:
-    """What a file says of a run. Where a field is None, the file leaves it open.
+    """A training run as its file describes it. A field is None if the file leaves it open.
 
-    runtime: as exports are called; tool: whose file it is, where that is another; software: whose defaults hold, as rows of
-    measured runs name it; flags: words of a row's note that say what it overlaps and steps by. model: a shipped name; config:
-    fields of a Hugging Face configuration, where the file describes the model. vocabulary_multiple: what the vocabulary is
-    padded to. devices, nodes: of the whole run. micro_samples: of one micro-batch on one rank; accumulation: micro-batches of a
-    step; samples: of a step. copies, shard: data-parallel ranks with copies of states, and those that share them;
-    within_nodes: the latter are those of a node; zero: ZeRO's stage among these. exchange: what context-parallel ranks
-    exchange. cuts: first unit of each stage after the first; layers_apart: layers that the first and the last stage have less
-    where cuts are left open.
-    recipe: of the products of layers in fewer bits than dtype. host: states kept there. buffers: what the trainer holds
-    alongside. optimizer: what steps the parameters. flushed: micro-batches after which a pipeline runs empty, where a step may
-    have more; alone: what is otherwise where no data-parallel ranks are left, so that such a run is refused. keys: the key of
-    the file that says a field, for errors. notes: what is taken otherwise than the file says it. unread: keys that change no
-    plan; unknown: keys that nobody knows. undecided: fields that the file leaves to what else starts the run, and by what name
-    that has them. taken: every value that was taken, with its source. log, ran_out: what the run measured, and how it
-    ended without memory, where the file is its log.
+    where: the file. runtime: the runtime's name, as exports use it. software: the runtime whose defaults apply, as in tables of
+    measured runs. tool: the tool that the file belongs to, if it is another one. flags: words for a note in such tables, on
+    overlap and optimizer kernels. model: the name of a shipped model. config: fields of a Hugging Face configuration, if the
+    file describes the model. vocabulary_multiple: number to whose multiple the vocabulary is padded. dtype: that of matrix
+    multiplications. precision: dtypes of master weights and gradients. recipe: low-precision recipe of the layers' matrix
+    multiplications. sequence: tokens of a sample. devices, nodes: of the whole run. samples: of a step. micro_samples: of one
+    micro-batch on one rank. accumulation: micro-batches of a step. tp, cp, pp: degrees of tensor, context and pipeline
+    parallelism. exchange: what context-parallel ranks exchange. chunks: pipeline stages of each rank. copies: data-parallel
+    ranks with copies of states. shard: data-parallel ranks that share states. within_nodes: whether these are the ranks of one
+    node. zero: ZeRO stage of the shared states. sequence_parallel: whether tensor-parallel ranks share tokens. schedule: the
+    pipeline schedule. cuts: first unit of each stage but the first. layers_apart: by how many layers the first and the last
+    stage are shorter if cuts are open. recomputed: layers that are recomputed. host: states kept on the host. buffers: memory
+    that the trainer holds in addition to states and activations. optimizer: its name. flushed: number of micro-batches after
+    which the pipeline runs empty, if a step may have more. alone: why a run with a single data-parallel rank is refused; empty
+    if it is not. keys: the file's key by field, for errors. notes: lines on how the plan differs from the run. unread: keys
+    that affect no plan. unknown: keys that nobody knows. undecided: fields that are decided elsewhere, with the name that they
+    have there. taken: every value that was used, with its source. log, ran_out: if the file is a log, what the run measured,
+    and how it ran out of memory.
     """
 
     where: str
@@ -202,13 +214,13 @@ class RunConfiguration:
     ran_out: RanOut | None = None
 
     def error(self, name: str, problem: str, fix: str) -> InputError:
-        """An error of a field, by the key that says it."""
+        """An error about a field, which names the key of the file for it."""
         return InputError(self.where, self.keys.get(name, name), problem, fix)
 
 
 def with_given(configuration: RunConfiguration, options: Mapping[str, Any]) -> RunConfiguration:
-    """The configuration, with what options say among the values that were taken, where that is not there yet. options: their
-    values by name, None where one is not given."""
+    """The configuration with the values of command-line options added to the values taken, except for those that are there
+    already. options: values by name of the option; None if not given."""
     option_sources = tuple(value.source.split(" ")[0] for value in configuration.taken)
     named = {f"--{name.replace('_', '-')}": (name, value) for name, value in options.items() if value is not None}
     more = (TakenValue(name, value, option) for option, (name, value) in named.items() if option not in option_sources)
@@ -216,7 +228,7 @@ def with_given(configuration: RunConfiguration, options: Mapping[str, Any]) -> R
 
 
 class Declared(Enum):
-    """In place of a default: that which a key's declaration has."""
+    """The type of DECLARED, which stands for the default value in the declaration of a key."""
 
     DECLARED = "declared"
 
@@ -225,12 +237,14 @@ DECLARED = Declared.DECLARED
 
 
 class KeyReader:
-    """The keys of a file and their values, which of them have been read, and what was taken for each. Numbers may be written as
-    texts, as arguments of commands are. automatic: values that leave a key open. sources: file and line of keys (default: the
-    file). defaults: whose defaults are taken for keys that are not there. ignored: keys that bear on nothing, as the user
-    says. called: what the file calls keys, where they are read under other names. opened: keys that hang on what nobody has
-    said; no such key can be read. fields: by name those that are declared, whose defaults and choices are taken where a call
-    gives none."""
+    """Reads the keys of a file, records which ones have been read and which value was used for each.
+
+    Numbers may be written as texts, as in arguments of commands. where: the file, for errors. values: the file's values by key.
+    automatic: values that leave a key open. sources: file and line by key (default: the file). defaults: the source to state
+    for default values. ignored: keys that the user declares to be without effect. called: the file's own names of keys that are
+    read under other names. undecided: keys that depend on values that nobody has given; reading one is an error. fields:
+    declarations by key, whose defaults and choices apply if a call gives none.
+    """
 
     def __init__(
         self,
@@ -241,18 +255,18 @@ class KeyReader:
         defaults: str = "the default",
         ignored: Collection[str] = (),
         called: Mapping[str, str] | None = None,
-        opened: Mapping[str, UndecidedValue] | None = None,
+        undecided: Mapping[str, UndecidedValue] | None = None,
         fields: Mapping[str, Field] | None = None,
     ) -> None:
         self.where, self.values, self.automatic = where, dict(values), tuple(automatic)
         self.sources, self.defaults, self.ignored = sources or {}, defaults, frozenset(ignored)
         self.called = called or {}
-        self.opened, self.fields = opened or {}, fields or {}
+        self.undecided, self.fields = undecided or {}, fields or {}
         self.read: set[str] = set()
         self._taken: dict[str, TakenValue] = {}
 
     def error(self, key: str, problem: str, fix: str) -> InputError:
-        """An error of a key."""
+        """An error about a key."""
         return InputError(self.where, self.called.get(key, key), problem, fix)
 
     def source(self, key: str) -> str:
@@ -260,18 +274,23 @@ class KeyReader:
         return self.sources.get(key, self.where)
 
     def fill(self, key: str, value: Any, source: str) -> None:
-        """Takes a value for a key that the file leaves open."""
+        """Sets the value of a key that the file leaves open."""
         self.values[key], self.sources = value, {**self.sources, key: source}
 
     def get(self, key: str) -> Any:
-        """The value, or None where the key is not there or left open. Raises InputError where nobody has said it."""
+        """The value of a key; None if it is missing or left open. Raises InputError if it depends on a value that nobody has
+        given."""
         self.read.add(key)
-        if (opened := self.opened.get(key)) is not None:
-            example = opened.example or example_of(key, opened.name)
-            fix = f"say what the variable is: --set {opened.name}={example}" if opened.name else "give the command by --command"
-            if opened.name and "not given" in opened.problem:
-                fix += f", or --set {opened.name}= where it is empty"
-            raise self.error(key, opened.problem, fix)
+        if (undecided := self.undecided.get(key)) is not None:
+            example = undecided.example or example_of(key, undecided.name)
+            fix = (
+                f"say what the variable is: --set {undecided.name}={example}"
+                if undecided.name
+                else "give the command by --command"
+            )
+            if undecided.name and "not given" in undecided.problem:
+                fix += f", or --set {undecided.name}= where it is empty"
+            raise self.error(key, undecided.problem, fix)
         value = self.values.get(key)
         if any(value is open_ or value == open_ for open_ in self.automatic if type(value) is type(open_)):
             return None
@@ -279,27 +298,28 @@ class KeyReader:
         return value
 
     def take(self, key: str, value: Any, source: str | None = None) -> None:
-        """Notes what is taken for a key, and from where (default: the default of the tool)."""
+        """Records the value used for a key and its source (by default the tool's defaults)."""
         self._taken[key] = TakenValue(key, value, source or self.defaults)
 
     @property
     def taken(self) -> tuple[TakenValue, ...]:
-        """Every value that was taken, in the order in which keys were first read."""
+        """Every value that was used, in the order in which keys were first read."""
         return tuple(self._taken.values())
 
     def _default(self, key: str, value: Any) -> Any:
+        """The default value of a key, which is recorded as used unless it is None."""
         if value is not None and key not in self._taken:
             self.take(key, value)
         return value
 
     def _declared(self, key: str, kind: Kind, default: Any) -> Any:
-        """The default of a key: that of the call, else that of its declaration."""
+        """The default of a key: that of the call, or else that of its declaration."""
         field = self.fields.get(key)
         assert field is None or field.kind == kind, f"{key} is declared as {field.kind}"
         return default if default is not DECLARED else None if field is None else field.default
 
     def whole(self, key: str, default: int | Declared | None = DECLARED, least: int = 1) -> int | None:
-        """A whole number. Raises InputError."""
+        """The value of a key as a whole number of at least `least`. Raises InputError."""
         default, value = self._declared(key, "whole", default), self.get(key)
         if value is None:
             return self._default(key, default)
@@ -310,7 +330,7 @@ class KeyReader:
         return value
 
     def number(self, key: str, default: float | Declared = DECLARED) -> float:
-        """A number. Raises InputError."""
+        """The value of a key as a number. Raises InputError."""
         default, value = self._declared(key, "number", default), self.get(key)
         try:
             return self._default(key, default) if value is None else float(value)
@@ -318,7 +338,7 @@ class KeyReader:
             raise self.error(key, f"is {shown(value)}", f"give a number, such as {default:g}{_unset(key, value)}") from None
 
     def flag(self, key: str, default: bool | Declared = DECLARED) -> bool:
-        """Whether it is set; arguments that stand alone are. Raises InputError."""
+        """Whether a key is on; an argument without a value is on. Raises InputError."""
         default, value = self._declared(key, "flag", default), self.get(key)
         if value is None:
             return self._default(key, bool(default))
@@ -329,7 +349,7 @@ class KeyReader:
         raise self.error(key, f"is {shown(value)}", "give true or false")
 
     def text(self, key: str, default: str | Declared = DECLARED, choices: Collection[str] = ()) -> str:
-        """A text, one of the choices where there are some. Raises InputError."""
+        """The value of a key as a text, one of the choices if there are any. Raises InputError."""
         default, value = self._declared(key, "text", default), self.get(key)
         choices = choices or (self.fields[key].choices if key in self.fields else ())
         if value is None:
@@ -340,22 +360,23 @@ class KeyReader:
         return value
 
     def word(self, key: str) -> Any:
-        """The plan's word for a text, by the words of its declaration. Raises InputError."""
+        """The plan's term for the text of a key, by the key's declaration. Raises InputError."""
         words = self.fields[key].words
         assert words is not None, f"{key} is declared without words"
         return words[self.text(key)]
 
     def refuse(self, key: str, neutral: Collection[Any], why: str) -> None:
-        """Raises InputError where a key asks for what no plan has."""
+        """Raises InputError if a key asks for a feature that no plan has. neutral: values that are fine. why: the reason, for
+        the message."""
         value = None if key in self.ignored else self.get(key)
         if value is None or str(value).lower() in {str(allowed).lower() for allowed in neutral}:
             return
         raise self.error(key, f"is {shown(value)}", f"leave it out, or give {next(iter(neutral))}: {why}")
 
     def left(self, known: KnownKeys) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Of the keys that were not read, those that are known to change no plan; and those that nobody knows, with what each
-        may have meant. Raises InputError for a key that nobody knows and that bears on what runs, or that is set on
-        the command line."""
+        """The keys that were not read, in two groups: those known to affect no plan, and those that nobody knows, followed by a
+        similar known key if there is one. Raises InputError for an unknown key that may affect the plan or that is set on the
+        command line."""
         rest = [key for key in self.values if key not in self.read and key not in self.ignored]
         fine = [key for key in rest if known.has(key)]
         every = {*known.names, *self.read}
@@ -373,8 +394,8 @@ class KeyReader:
         return (*fine, *sorted(self.ignored & set(self.values))), tuple(unknown)
 
     def _refuse_set(self, key: str, every: Collection[str], harmless: bool) -> None:
-        """Raises InputError for a key that is set and that nobody knows. harmless: whether all of its table changes nothing, so
-        that it is refused only where it is near to one that is read."""
+        """Raises InputError for an unknown key that is set on the command line. every: known keys, for suggestions. harmless:
+        whether its whole table affects no plan; then it is refused only if it resembles a key that is read."""
         written = {self.called.get(known_key, known_key) for known_key in every}
         name = self.called.get(key, key)
         same = sorted(known_key for known_key in written if known_key.rpartition(".")[2] == name.rpartition(".")[2])
@@ -386,13 +407,14 @@ class KeyReader:
 
 
 def _unset(key: str, value: Any) -> str:
-    """What to do about a variable that a script does not set."""
+    """Advice to give the value of a variable, if the value of a key is that of a variable which the script does not set; else
+    empty."""
     name = re.search(r"\$\{?(\w+)", value) if isinstance(value, str) else None
     return f", or say what the variable is: --set {name[1]}={example_of(key, name[1])}" if name else ""
 
 
 def flattened(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested tables as one, keys joined by dots; empty tables are left out."""
+    """Nested tables as one, with keys joined by dots; empty tables are left out."""
     flat: dict[str, Any] = {}
     for key, inner in value.items():
         if isinstance(inner, Mapping):

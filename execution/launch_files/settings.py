@@ -1,4 +1,4 @@
-"""What `--set KEY=VALUE` says of the keys of a document, in YAML, JSON or TOML: it stands in place of what the file says."""
+"""Values that `--set KEY=VALUE` gives for keys of a YAML, JSON or TOML document; they replace those of the file."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ LAUNCHED_BY = (ACCELERATE, WRITTEN)  # among variables, what is no key of a trai
 def read_with_settings(
     path: Path, user: UserSettings, own: Collection[str] = (), text: str | None = None
 ) -> tuple[Any, dict[str, str]]:
-    """The value in a file with what is set in it, and where each of its keys is written. own: names that may be set and are no
-    keys of the file. text: what it holds, where that is not to be read. Raises InputError."""
+    """The value in a document with the user's settings applied, and where each key is written. own: names that may be set and
+    are no keys of the file. text: the document's content, if it is not to be read from `path`. Raises InputError."""
     return with_settings(read_document(path, text), str(path), user, sources_of(path) if text is None else {}, own)
 
 
 def with_settings(
     data: Any, where: str, user: UserSettings, sources: Mapping[str, str], own: Collection[str] = ()
 ) -> tuple[Any, dict[str, str]]:
-    """The same of a value that has been read. Raises InputError for a key within what is no table."""
+    """The value of a document that has been read, with the user's settings applied, and where each key is written. own: names
+    that may be set and are no keys of the document. Raises InputError for a key within a value that is no table."""
     sources = dict(sources)
     for key, text in user.variables.items():
         if key in own or not isinstance(data, Mapping):
@@ -40,7 +41,8 @@ def with_settings(
 
 
 def _set(data: Mapping[str, Any], names: list[str], value: Any, key: str, where: str) -> dict[str, Any]:
-    """The table with a value in place of what stands under some names. Raises InputError."""
+    """A copy of a table with a value under a path of names. names: the path. key: the whole path as text, and where: the file,
+    for errors. Raises InputError."""
     first, *rest = names
     if not rest:
         return {**data, first: value}

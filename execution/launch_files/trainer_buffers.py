@@ -1,4 +1,5 @@
-"""What trainers hold alongside states and activations, as their configurations say: buckets, and what steps and losses take."""
+"""Memory that trainers hold in addition to states and activations, as their configurations say: buckets, and what optimizer
+steps and losses take."""
 
 from __future__ import annotations
 
@@ -8,16 +9,17 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Buffers:
-    """Sizes of what a trainer holds alongside states and activations. Where a field is None, nothing of the kind is held, or
-    the trainer's configuration leaves it open.
+    """Sizes of what a trainer holds in addition to states and activations. A field is None if nothing of the kind is held, or
+    if the configuration leaves it open.
 
-    reduce_elements, gather_elements: of the buckets in which gradients are reduced and parameters gathered, in elements of the
-    model's dtype. prefetch_elements: of parameters that are gathered ahead. live_elements: within how many parameters one is
-    used again that stays gathered until then. step_elements: of a shard that the optimizer steps at once, whose gradients are
-    copied to float32 (None: the whole shard). copies_gradients: whether the optimizer's step makes such a copy. loss: full
-    where logits and their gradients are held in float32, chunked or fused where never all of them are; None where nobody says
-    it. attention: eager where scores are kept, flash where none are; None where nobody says it. by_hidden: fields that depend
-    on the model, and how many squares of its hidden size they are."""
+    reduce_elements, gather_elements: size of the buckets in which gradients are reduced and parameters gathered, in elements of
+    the model's dtype. prefetch_elements: parameters that are gathered ahead. live_elements: a parameter stays gathered if it is
+    used again within this number of parameters. step_elements: elements that the optimizer steps at once, whose gradients are
+    copied to float32; None for the whole shard. copies_gradients: whether the optimizer's step makes such a copy. loss: full if
+    logits and their gradients are held in float32, chunked or fused if never all of them are; None if unknown. attention: eager
+    if scores are kept, flash if not; None if unknown. by_hidden: fields that depend on the model, each with its size in squares
+    of the hidden size.
+    """
 
     reduce_elements: int | None = None
     gather_elements: int | None = None
@@ -30,7 +32,7 @@ class Buffers:
     by_hidden: tuple[tuple[str, float], ...] = ()
 
     def for_hidden(self, hidden: int) -> Buffers:
-        """The same of a model of this hidden size, with no field that depends on it."""
+        """The buffers for a model of this hidden size, in which `by_hidden` is resolved."""
         sizes = {name: int(squares * hidden * hidden) for name, squares in self.by_hidden}
         return replace(self, by_hidden=(), **sizes)  # type: ignore[arg-type]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trainplan.api.plan_verbs import plan
-from trainplan.execution.launch_files.logs.steps import LoggedRun, beside, read_log
+from trainplan.execution.launch_files.logs.steps import LoggedRun, compared_with_log, read_log
 from trainplan.execution.launch_files.logs.text import text_of_bytes
 from trainplan.execution.launch_files.run_configuration import RunConfiguration, UserSettings, with_given
 from trainplan.formulations.plan.plan import Plan, RunBy, load_plan
@@ -209,7 +209,7 @@ def compare_log(source: Plan | Source, log: FilePath) -> LoggedRun:
         InputError: for a log without steps, or of another batch than the plan's.
     """
     where = str(source) if isinstance(source, str | Path) else "plan"
-    return beside(load_plan(source), read_log(Path(log)), where)
+    return compared_with_log(load_plan(source), read_log(Path(log)), where)
 
 
 def _measured(configuration: RunConfiguration, made: Plan) -> tuple[LoggedRun | None, tuple[str, ...]]:
@@ -219,7 +219,7 @@ def _measured(configuration: RunConfiguration, made: Plan) -> tuple[LoggedRun | 
         return None, ()
     if log.batch not in (None, samples):
         return None, (f"the log's last steps have {log.batch} samples of {samples}: their times are not compared",)
-    return beside(made, log, configuration.where), ()
+    return compared_with_log(made, log, configuration.where), ()
 
 
 def _search_space(configuration: RunConfiguration, made: Plan) -> dict[str, Any]:

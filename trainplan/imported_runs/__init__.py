@@ -1,7 +1,8 @@
-"""Runs of other runtimes, read as plans: what a user runs now is predicted, and held against the best that could be run.
+"""Imports runs of other runtimes as plans: predicts the run that a user has today, and compares it with the best possible one.
 
-    file -> Configuration -> Plan -> prediction; the joint problem's bound; what to change first
+    file -> RunConfiguration -> Plan -> prediction; the joint problem's bound; what to change first
 
-The readers of `execution.runtimes` make one `Configuration` of their files; `detect` says whose file it is; `to_plan` makes a
-plan of it; `assess` says how good it is. What a file says that a plan cannot hold is named, and so are keys that nobody knows.
+The readers of `execution.runtimes` make a `RunConfiguration` of their files; `detect` finds out which tool a file belongs to;
+`to_plan` makes a plan of a configuration; `assess` says how good the plan is. Properties of a file that a plan cannot have are
+named, and so are unknown keys.
 """

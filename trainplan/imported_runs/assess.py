@@ -1,9 +1,9 @@
-"""How good a configuration is: its plan's prediction, the bound of the joint problem, and what to change first.
+"""How good an imported run is: the prediction of its plan, the bound of the joint problem, and what to change first.
 
-Changes are all plans that differ in one decision and that the same runtime runs: micro-batches, recomputation, ZeRO's stage,
+Changes are all plans that differ in one decision and that the same runtime can run: micro-batches, recomputation, ZeRO stage,
 tensor and context parallelism, what context-parallel ranks exchange, pipeline stages, schedule, sharing of tokens. The batch
-and the micro-batch's samples on a rank stay. All that is offered gains by the prediction of the run itself: its runtime's, or,
-where that is not known, the walks over both.
+and a rank's samples per micro-batch stay. Every suggested change gains by the prediction that the run itself has: its
+runtime's, or, if there is none, simulation of both plans' programs.
 """
 
 from __future__ import annotations
@@ -50,10 +50,9 @@ LEAST_GAIN = 0.001  # of a step, that is worth a word
 @in_one_line
 @dataclass(frozen=True)
 class Change:
-    """A plan that differs in one decision, and fits. what: it, in words. share: of the step that it saves, at most 1, by the
-    runtime's prediction of both, else, `walked`, by the walks over both. peak_bytes: of its fullest device by the runtime's
-    prediction, where there is one.
-    """
+    """A plan that differs from the run's in one decision, and fits. what: the decision, in words. share: the share of the step
+    that it saves, at most 1, by the runtime's prediction of both plans, or, if `walked`, by simulation of both. peak_bytes:
+    peak memory of its fullest device by the runtime's prediction, if there is one."""
 
     what: str
     plan: Plan
@@ -64,8 +63,8 @@ class Change:
 
 @dataclass(frozen=True)
 class BestKnownPlan:
-    """The best plan known that the run's runtime runs, as the run is predicted. source: run, where nothing better is known
-    than what runs; change, one of the changes; search, the search within the runtime."""
+    """The best known plan that the run's runtime can run, by the same prediction as the run. source: run if nothing better than
+    the run is known; change for a change of one decision; search for a plan of the search within the runtime."""
 
     source: Literal["run", "change", "search"]
     plan: Plan
@@ -74,17 +73,17 @@ class BestKnownPlan:
 
 @dataclass(frozen=True)
 class JudgedRun(Tabular):
-    """What is to be said of a configuration; its rows are what runs, and other plans in its place.
+    """The assessment of an imported run; its rows are the run and other plans in its place.
 
-    plan: what it runs, with its prediction: the runtime's, or, where that is not known, of the walks. framework: the runtime's
-    prediction with its interval; or why there is none. judged: the walks over the plan's programs, as trainplan's own runtime
-    would run it: bounds and the best plan of all are of these. best: the joint problem's answer for the same model, devices
-    and batch; within: the same of what the runtime runs, predicted as the plan is; None where no search was asked for.
-    changes: the best first. logged: what the run measured, where the file is its log.
-    numbers: whose the cluster's are, where they are not of data sheets. objective_ns: the run's step by the step model of the
-    search of all plans, where that has the run among its plans; checked_ns: the bound of that search, as it is followed
-    without any solver, where it was. performance: of the plan, in an engineer's units. others: single changes that do not
-    gain by the runtime's prediction, or do not fit, the shortest step first.
+    plan: the run's plan, with its prediction: the runtime's, or, if that is not known, by simulation. framework: the runtime's
+    prediction with its interval, or the reason why there is none. judged: simulation of the plan's programs, as trainplan's own
+    runtime would run it; bounds and the best plan of all refer to it. best: the joint problem's answer for the same model,
+    devices and batch. within: the best plan that the runtime can run, predicted as the run is. Both are None if no search was
+    requested. changes: the best first. logged: the run's measurements, if the file is its log. numbers: where the cluster's
+    numbers come from, if not from data sheets. objective_ns: the run's step by the step model of the search over all plans, if
+    that includes the run. checked_ns: the bound of that search as verified without a solver, if it was. performance: that of
+    the plan, in engineering units. others: single changes that gain nothing by the runtime's prediction or do not fit, the
+    shortest step first.
     """
 
     configuration: RunConfiguration
@@ -114,7 +113,7 @@ class JudgedRun(Tabular):
         return f"<JudgedRun {self._verdict()}>"
 
     def _verdict(self) -> str:
-        """What runs, its step and its memory, in one line."""
+        """The run, its step and its memory, in one line."""
         peak, limit = (format_bytes(size) for size in (max(self.peak_bytes), self.plan.memory_bytes))
         fits = ("does not fit, but close" if self.close else "does not fit") * (not self.fits)
         what = f"{self.configuration.runtime} {self.plan.model.get('name')} on {plural(self.plan.world, 'device')}"
@@ -122,9 +121,9 @@ class JudgedRun(Tabular):
         return f"{what}: {', '.join(parts)}"
 
     def rows(self) -> list[dict[str, Any]]:
-        """A dict for each plan: what runs, the best of its runtime, the best of all, and single changes: plan (in words),
-        step_ns, saves (of the step, as a share, negative where it is slower), peak_bytes, fits, predicted_by: the runtime, or
-        the walks over the plan's programs, by which the steps that `saves` compares are predicted both."""
+        """One dict per plan: the run, the best plan of its runtime, the best of all, and single changes. Keys: plan (in words),
+        step_ns, saves (share of the step; negative if slower), peak_bytes, fits, and predicted_by: the runtime or the
+        simulation ("walks") that predicts both steps compared by `saves`."""
         own = self.configuration.software if self.plan.predicted is None else self.plan.predicted.software or WALKS
         rows = [self._row("what runs", self.step_ns, 0.0, max(self.peak_bytes), own)]
         for name, found, step_ns in (
@@ -141,12 +140,13 @@ class JudgedRun(Tabular):
         return rows
 
     def _row(self, plan: str, step_ns: int, saves: float, peak_bytes: int | None, by: str) -> dict[str, Any]:
+        """One row of the table; `fits` is None without a peak."""
         fits = None if peak_bytes is None else peak_bytes <= self.plan.memory_bytes
         sizes = {"peak_bytes": peak_bytes, "memory_bytes": self.plan.memory_bytes, "fits": fits}
         return {"plan": plan, "step_ns": step_ns, "saves": saves, **sizes, "predicted_by": by}
 
     def notes(self) -> list[str]:
-        """What runs, in a line, and what of its configuration was taken otherwise than it says."""
+        """The run in one line, and how its plan differs from its configuration."""
         return [self._verdict(), *self.configuration.notes]
 
     @property
@@ -156,22 +156,22 @@ class JudgedRun(Tabular):
 
     @property
     def close(self) -> bool:
-        """Whether that is so near to what there is that its error decides."""
+        """Whether the peak is so close to the available memory that the prediction's error decides whether the run fits."""
         return close(max(self.peak_bytes), self.plan.memory_bytes)
 
     @property
     def step_ns(self) -> int:
-        """The predicted step."""
+        """The predicted step in ns."""
         return self.judged.step_ns if self.plan.predicted is None else self.plan.predicted.step_ns
 
     @property
     def peak_bytes(self) -> Sequence[int]:
-        """The predicted peak of every rank."""
+        """The predicted peak memory of every rank in bytes."""
         return self.judged.peak_bytes if self.plan.predicted is None else self.plan.predicted.peak_bytes
 
     @property
     def no_gap(self) -> str:
-        """Why no bound is held against the walk over the plan; empty where one is, and where none was looked for."""
+        """The reason why the bound cannot be compared with the simulated step; empty if it can, or if there is no bound."""
         bound = None if self.best is None else self.best.answer.bound_ns
         if not bound:
             return ""
@@ -183,31 +183,33 @@ class JudgedRun(Tabular):
 
     @property
     def measured_ns(self) -> int:
-        """The run's step in kind with the bound: by the step model of the search, else by its walk."""
+        """The run's step in ns as the bound measures steps: by the step model of the search, or else by simulation."""
         return self.judged.step_ns if self.objective_ns is None else min(self.objective_ns, self.judged.step_ns)
 
     @property
     def bound_ns(self) -> int | None:
-        """What no plan's walk takes less than, where that is of this plan, too; not of a `step_ns` that is the runtime's."""
+        """A lower bound in ns on the simulated step of any plan, if it applies to this run; it does not bound the runtime's
+        prediction `step_ns`."""
         return None if self.best is None or self.no_gap else self.best.answer.bound_ns
 
     @property
     def gap(self) -> float | None:
-        """By what share of its walk's step the configuration may be slower than the best plan, as is proven of the walks over
-        both; None without a bound of this run."""
+        """The share of the run's simulated step by which it may be slower than the best plan, as proven for simulated steps;
+        None without a bound for this run."""
         return None if not self.bound_ns else 1 - self.bound_ns / self.judged.step_ns
 
     @property
     def best_walk_ns(self) -> int | None:
-        """The shortest walk known of any plan that fits by its walk, what runs among them; None where none is known."""
+        """The shortest known simulated step in ns of any plan that fits by simulation, including the run; None if there is
+        none."""
         walks = [] if self.best is None or self.best.plan is None else [self.best.walked_ns]
         walks += [self.judged.step_ns] * (max(self.judged.peak_bytes) <= self.plan.memory_bytes)
         return min(walks, default=None)
 
     @property
     def found(self) -> BestKnownPlan | None:
-        """The best plan known that the runtime runs and that fits, by the prediction of this run; None where none is known. It
-        is never slower than what runs, where that fits, nor than any of the changes."""
+        """The best known plan that the runtime can run and that fits, by the prediction that the run has; None if there is
+        none. It is never slower than the run, if that fits, nor than any of the changes."""
         known = [BestKnownPlan("run", self.plan, self.step_ns)] if self.fits else []
         known += [
             BestKnownPlan("change", change.plan, change.plan.predicted.step_ns)
@@ -220,7 +222,7 @@ class JudgedRun(Tabular):
         return min(known, key=lambda best: best.step_ns, default=None)
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it as plain values."""
+        """The assessment as plain values that can be written as JSON."""
         framework = self.framework.to_dict() if isinstance(self.framework, Prediction) else {"cannot": self.framework}
         bounded = {"bound_ns": self.bound_ns, "checked_ns": self.checked_ns if self.bound_ns else None, "gap": self.gap}
         found = self.found
@@ -247,9 +249,9 @@ class JudgedRun(Tabular):
 
 
 def changes(configuration: RunConfiguration, plan: Plan, request: Request, step_ns: int) -> tuple[Change, ...]:
-    """What to change first: plans that fit and take less time than this one, or, where this one does not fit, that fit; the
-    shortest step first. By the prediction of the runtime, where there is one; else by the walks over those that the joint
-    problem's tables have first. step_ns: of the plan, by the walks."""
+    """The first decisions to change: plans with one decision changed that fit and have a shorter step, or, if the run does not
+    fit, that fit; the shortest step first. By the runtime's prediction if there is one; otherwise by simulation of the plans
+    that are best in the joint problem's tables. step_ns: the plan's simulated step."""
     if (predicted := _predicted(plan, request)) is not None:
         return _predicted_changes(configuration, plan, request, *predicted)
     now = _priced(plan, request)
@@ -271,7 +273,7 @@ def changes(configuration: RunConfiguration, plan: Plan, request: Request, step_
 
 
 def _predicted(plan: Plan, request: Request) -> tuple[float, float] | None:
-    """The step in ns and the peak in bytes by the prediction of the plan's runtime; None where there is none."""
+    """The step in ns and the peak in bytes by the prediction of the plan's runtime; None if there is none."""
     found = "no cluster" if request.cluster is None else predict_plan(plan, request.cluster)
     if isinstance(found, str) or found.step is None or found.peak_gib is None:
         return None
@@ -281,7 +283,8 @@ def _predicted(plan: Plan, request: Request) -> tuple[float, float] | None:
 def _predicted_changes(
     configuration: RunConfiguration, plan: Plan, request: Request, step_ns: float, peak_bytes: float
 ) -> tuple[Change, ...]:
-    """The changes that gain by the runtime's prediction, the best first."""
+    """The changes that gain by the runtime's prediction, the best first. step_ns, peak_bytes: the runtime's prediction of the
+    run."""
     fits = peak_bytes <= plan.memory_bytes
     rows = [
         Change(what, other, 1 - other_ns / step_ns, peak_bytes=round(other_bytes))
@@ -293,7 +296,7 @@ def _predicted_changes(
 
 def losing(configuration: RunConfiguration, plan: Plan, request: Request) -> tuple[Change, ...]:
     """Plans with one decision changed that take longer by the runtime's prediction, or do not fit, the shortest step first;
-    none where that prediction is not known."""
+    empty without such a prediction."""
     if (own := _predicted(plan, request)) is None:
         return ()
     runs = neighbour_runs(configuration.runtime, plan, request)
@@ -308,7 +311,7 @@ def _as_run(plan: Plan, request: Request) -> Plan:
 
 
 def priced_as(plan: Plan) -> dict[str, Any]:
-    """Options of the joint problem by which other plans are priced as this one is: its gradients and its products."""
+    """Options of the joint problem under which other plans have the same cost model, gradients and recipe as this plan."""
     recipe, gradients = recipe_of(plan), {"gradients": plan.precision.gradients}
     if recipe is None and plan.pieces == 1:
         return {**ALIKE, **gradients}
@@ -316,8 +319,8 @@ def priced_as(plan: Plan) -> dict[str, Any]:
 
 
 def _priced(plan: Plan, request: Request) -> tuple[int, bool] | None:
-    """The step by the joint problem's tables in ns, and whether it needs too much memory; of plans that keep something on the
-    host, by the walks. None of plans that the problem does not state."""
+    """The plan's step in ns by the joint problem's tables, and whether it needs too much memory; by simulation if the plan
+    keeps states on the host. None if the joint problem does not contain the plan."""
     if plan.uses_host:
         _, judged = predicted_plan(plan, request)
         return judged.step_ns, max(judged.peak_bytes) > plan.memory_bytes
@@ -347,14 +350,14 @@ def _priced(plan: Plan, request: Request) -> tuple[int, bool] | None:
 
 
 def neighbour_runs(runtime: str, plan: Plan, request: Request) -> list[tuple[str, Plan, float, float]]:
-    """What is changed in plans with one decision changed that the runtime runs, these, its predictions of step in ns and
-    peak in bytes, the shortest step first; none where the runtime's prediction is not known."""
+    """The plans with one decision changed that the runtime can run, as tuples of the decision in words, the plan, and the
+    runtime's prediction of step (ns) and peak (bytes), the shortest step first; empty without such a prediction."""
     made = ((what, other, _predicted(other, request)) for what, other in neighbours(runtime, plan))
     return sorted(((what, other, *found) for what, other, found in made if found is not None), key=lambda row: row[2])
 
 
 def neighbours(runtime: str, plan: Plan) -> Iterator[tuple[str, Plan]]:
-    """All plans with one decision changed that the runtime runs, and what is changed."""
+    """All plans with one decision changed that the runtime can run, as pairs of the decision in words and the plan."""
     rules, strategy, model = RUNTIMES[runtime], plan.units[0].strategy, plan.planned_model()
     for what, other in (
         *_other_micro_batches(plan),
@@ -369,7 +372,7 @@ def neighbours(runtime: str, plan: Plan) -> Iterator[tuple[str, Plan]]:
 
 
 def _made(what: str, plan: Plan, **fields: Any) -> Iterator[tuple[str, Plan]]:
-    """The plan with these fields, if there is such a plan."""
+    """The plan with these fields changed, if that is a valid and different plan. what: the change in words."""
     try:
         other = plan.changed(**fields, predicted=None, claim=None)
     except InputError:
@@ -379,6 +382,7 @@ def _made(what: str, plan: Plan, **fields: Any) -> Iterator[tuple[str, Plan]]:
 
 
 def _other_micro_batches(plan: Plan) -> Iterator[tuple[str, Plan]]:
+    """Plans with other numbers of micro-batches."""
     data, samples = plan.units[0].strategy.data_degree, plan.batch.global_samples
     for count in divisors(samples // data):
         what = f"micro-batches of {plural(samples // data // count, 'sample')} on a rank, {count} a step"
@@ -386,6 +390,7 @@ def _other_micro_batches(plan: Plan) -> Iterator[tuple[str, Plan]]:
 
 
 def _other_recomputation(plan: Plan, modules: tuple[str, ...]) -> Iterator[tuple[str, Plan]]:
+    """Plans with other recomputation: none, all layers, or these modules."""
     ways: list[tuple[str, bool, tuple[str, ...]]] = [("no recomputation", False, ()), ("all layers recomputed", True, ())]
     ways += [(f"{' and '.join(sorted(modules))} recomputed", False, tuple(sorted(modules)))] * bool(modules)
     parts = {unit.name: unit.sublayer for unit in plan.planned_model().units}
@@ -399,6 +404,7 @@ def _other_recomputation(plan: Plan, modules: tuple[str, ...]) -> Iterator[tuple
 
 
 def _other_sharding(plan: Plan, strategy: Strategy, zero: tuple[int, ...]) -> Iterator[tuple[str, Plan]]:
+    """Plans with other ZeRO stages, or with the sharing of tokens switched."""
     data, cp, tp = strategy.data_degree, strategy.degree("cp"), strategy.degree("tp")
     names = {0: "copies of all states (no ZeRO)", 1: "ZeRO stage 1", 2: "ZeRO stage 2", 3: "ZeRO stage 3"}
     for stage in zero:
@@ -412,6 +418,7 @@ def _other_sharding(plan: Plan, strategy: Strategy, zero: tuple[int, ...]) -> It
 
 
 def _relaid(what: str, plan: Plan, change: Any) -> Iterator[tuple[str, Plan]]:
+    """The plan with the strategy of every unit changed by a function, if that is a valid and different plan."""
     try:
         units = [unit.laid_out(change(unit.strategy)) for unit in plan.units]
     except InputError:
@@ -420,8 +427,8 @@ def _relaid(what: str, plan: Plan, change: Any) -> Iterator[tuple[str, Plan]]:
 
 
 def _other_degrees(plan: Plan, strategy: Strategy, *, pipelines: bool) -> Iterator[tuple[str, Plan]]:
-    """Other degrees of tensor and context parallelism, another exchange of its ranks and, where asked for, other numbers of
-    stages; data parallelism takes the ranks that are left."""
+    """Plans with other degrees of tensor and context parallelism, with the other exchange of context-parallel ranks and, if
+    `pipelines`, with other numbers of stages; data parallelism takes the remaining ranks."""
     world, depth, tp, cp = plan.world, plan.depth, strategy.degree("tp"), strategy.degree("cp")
     micro = plan.batch.global_samples // plan.batch.micro_batches // strategy.data_degree
     shared = "sdp" if strategy.degree("sdp") > 1 else "dp"
@@ -457,7 +464,7 @@ def _other_degrees(plan: Plan, strategy: Strategy, *, pipelines: bool) -> Iterat
 
 
 def _even(plan: Plan, depth: int, chunks: int = 1) -> list[Stage] | None:
-    """Stages of as many layers each; None where there are too few layers."""
+    """Stages with as many layers each as possible; None if there are too few layers. chunks: stages of each rank."""
     layers, count, size = len(plan.units) // 2 - 1, depth * chunks, plan.world // depth
     if layers < count or plan.world % depth:
         return None
@@ -469,6 +476,7 @@ def _even(plan: Plan, depth: int, chunks: int = 1) -> list[Stage] | None:
 
 
 def _other_schedules(plan: Plan, schedules: Any) -> Iterator[tuple[str, Plan]]:
+    """Plans with other pipeline schedules."""
     if plan.depth == 1:
         return
     if plan.chunks == 1:
@@ -484,7 +492,7 @@ def _other_schedules(plan: Plan, schedules: Any) -> Iterator[tuple[str, Plan]]:
 
 
 def _other_residence(plan: Plan) -> Iterator[tuple[str, Plan]]:
-    """Everything on the device, of plans that keep states on the host."""
+    """The plan with everything on the device, if it keeps states on the host."""
     if not plan.uses_host:
         return
     units = [

@@ -1,5 +1,5 @@
-"""Commands of scripts that start a run: Megatron-LM's with its arguments, torchtitan's with a TOML file and what overrides it,
-Megatron-Bridge's with a recipe and what overrides it, programs of transformers' Trainer with its arguments."""
+"""Commands of scripts that start a run: Megatron-LM's with its arguments, torchtitan's with a TOML file and overrides,
+Megatron-Bridge's with a recipe and overrides, programs of transformers' Trainer with its arguments."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ OTHER_STEPS = re.compile(r"(?:^|[_-])(dpo|kto|ppo|grpo|rloo|orpo|cpo|bco|gkd|prm
 
 
 def read(path: Path, user: UserSettings) -> RunConfiguration:
-    """The configuration of a script or a list of arguments. Raises InputError."""
+    """The run configuration of a script or a list of arguments. Raises InputError."""
     try:
         command = command_of(path, user.variables)
     except Hangs as error:
@@ -44,7 +44,8 @@ def read(path: Path, user: UserSettings) -> RunConfiguration:
 
 
 def of_command(command: Command, where: str, user: UserSettings, folder: Path) -> RunConfiguration:
-    """The configuration that a command stands for. folder: of the script, by which paths are found. Raises InputError."""
+    """The run configuration of a command. where: the script, for errors. folder: its folder, from which paths are looked up.
+    Raises InputError."""
     try:
         return _of_command(command, where, user, folder)
     except InputError as error:
@@ -56,6 +57,8 @@ def of_command(command: Command, where: str, user: UserSettings, folder: Path) -
 
 
 def _of_command(command: Command, where: str, user: UserSettings, folder: Path) -> RunConfiguration:
+    """The run configuration of a command, by the tool that it starts. Raises InputError; errors on empty variables are restated
+    by `of_command`."""
     if (run := exported.of_command(command, where, user, folder)) is not None:
         return run
     if deepspeed_programs.is_one(command):
@@ -83,29 +86,32 @@ def _of_command(command: Command, where: str, user: UserSettings, folder: Path) 
 
 
 def _closed(command: Command, where: str) -> None:
-    """Raises InputError where an argument is not decided."""
+    """Raises InputError if the value of an argument is undecided."""
     for key, open_ in command.open.items():
         raise InputError(where, key, open_.problem, f"say it: --set {open_.name or 'NAME'}={open_.example or 'VALUE'}")
 
 
 def _next_token(command: Command, where: str) -> None:
-    """Raises InputError for programs of other steps than those of next-token prediction."""
+    """Raises InputError for programs that train otherwise than by next-token prediction."""
     if (kind := OTHER_STEPS.search(command.program.rsplit("/", 1)[-1].lower())) is not None:
         fix = "give a run of next-token prediction: steps with other models, or that generate texts, are not planned"
         raise InputError(where, "", f"starts {command.program} ({command.where}), a run of {kind[1].upper()}", fix)
 
 
 def _transformers(command: Command, where: str, user: UserSettings, folder: Path) -> RunConfiguration:
-    """The arguments of transformers' Trainer, with the file that Accelerate is launched with. Raises InputError."""
+    """The run configuration of a command with arguments of transformers' Trainer, and of the file that Accelerate is launched
+    with. Raises InputError."""
     _next_token(command, where)
     names = {key: key.removeprefix("--").replace("-", "_") for key in command.values}
     values = {name: written(command.values[key]) for key, name in names.items()}
     sources = {names[key]: source for key, source in command.sources.items() if key in names}
-    opened = {names[key]: value for key, value in command.open.items() if key in names}
+    undecided = {names[key]: value for key, value in command.open.items() if key in names}
     engine = command.held(str(values.get("deepspeed")))
     if engine is not None:
         values["deepspeed"] = written(engine)
-    keys = KeyReader(where, flattened(values), (None,), sources, transformers_reader.DEFAULTS, user.ignored, opened=opened)
+    keys = KeyReader(
+        where, flattened(values), (None,), sources, transformers_reader.DEFAULTS, user.ignored, undecided=undecided
+    )
     options = _launch_options(command, where)
     user = replace(user, launched=options)
     if ACCELERATE not in user.variables and (launched_by := _accelerate(command, where)) is not None:
@@ -120,8 +126,8 @@ def _transformers(command: Command, where: str, user: UserSettings, folder: Path
 
 
 def _accelerate(command: Command, where: str) -> str | None:
-    """The file that `accelerate launch` reads; none for other launchers, and nothing where it may read any. Raises InputError
-    where its options say what is shared."""
+    """The file that `accelerate launch` reads; "none" for other launchers, None if it may be any file. Raises InputError if
+    options say how states are shared and no file is named."""
     words = [word.rsplit("/", 1)[-1] for word in command.launcher]
     if not LAUNCHERS & set(words):
         return "none"
@@ -136,19 +142,19 @@ def _accelerate(command: Command, where: str) -> str | None:
 
 
 def _options(words: Sequence[str]) -> dict[str, str]:
-    """Options of a launcher with their values, by their names with underscores; empty of those that stand alone."""
+    """The options of a launcher and their values, by name with underscores; the value is empty for options without one."""
     given = dict[str, str]()
     for index, word in enumerate(words):
         name, sign, value = word.partition("=")
         if name.startswith("--"):
-            behind = words[index + 1] if index + 1 < len(words) else ""
-            given[name[2:].replace("-", "_")] = value if sign else "" if behind.startswith("--") else behind
+            next_word = words[index + 1] if index + 1 < len(words) else ""
+            given[name[2:].replace("-", "_")] = value if sign else "" if next_word.startswith("--") else next_word
     return given
 
 
 def _launch_options(command: Command, where: str) -> dict[str, tuple[Any, str]]:
-    """What options of `accelerate launch` say in place of its file, by its keys. Raises InputError for one that is not
-    decided."""
+    """The values of Accelerate's file that options of `accelerate launch` override, by the file's keys, with their source.
+    Raises InputError for an undecided option."""
     if not LAUNCHERS & {word.rsplit("/", 1)[-1] for word in command.launcher}:
         return {}
     options = dict[str, tuple[Any, str]]()
@@ -168,7 +174,7 @@ def _launch_options(command: Command, where: str) -> dict[str, tuple[Any, str]]:
 
 
 def _torchtitan(command: Command, where: str, user: UserSettings, folder: Path) -> RunConfiguration:
-    """torchtitan's TOML file, with the arguments that override it."""
+    """The run configuration of torchtitan's TOML file with the arguments that override it. Raises InputError."""
     _closed(command, where)
     name = next((str(command.values[key]) for key in FILES if isinstance(command.values.get(key), str)), None)
     if name is None:

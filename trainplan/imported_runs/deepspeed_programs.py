@@ -1,7 +1,6 @@
-"""Programs with DeepSpeed's own arguments (`deepspeed.add_config_arguments`, 0.19): `--deepspeed` stands alone, and
-`--deepspeed_config` names the file. They are none of transformers' Trainer, whose `--deepspeed` names it: the file says the
-batch, the precision and ZeRO's stage, and arguments say the model, its samples and whether layers are computed again.
-"""
+"""Programs with DeepSpeed's own arguments (`deepspeed.add_config_arguments`, 0.19): `--deepspeed` has no value, and
+`--deepspeed_config` names DeepSpeed's file. They differ from transformers' Trainer, whose `--deepspeed` names the file. The
+file holds batch, precision and ZeRO stage; arguments give the model, its samples and whether layers are recomputed."""
 
 from __future__ import annotations
 
@@ -42,14 +41,15 @@ def is_one(command: Command) -> bool:
 
 
 def of_command(command: Command, where: str, user: UserSettings, folder: Path) -> RunConfiguration:
-    """The configuration that a command stands for. folder: of the script, by which paths are found. Raises InputError."""
+    """The run configuration of such a command. where: the script, for errors. folder: its folder, from which paths are looked
+    up. Raises InputError."""
     refuse_others(command.program, command.values, where, command.open)
     name_of = {key: key.removeprefix("--").replace("-", "_") for key in command.values}
     values = {name: command.values[key] for key, name in name_of.items()}
     sources = {name_of[key]: source for key, source in command.sources.items() if key in name_of}
-    opened = {name_of[key]: value for key, value in command.open.items() if key in name_of}
+    undecided = {name_of[key]: value for key, value in command.open.items() if key in name_of}
     defaults = f"what {command.program} does without it"
-    keys = KeyReader(where, values, sources=sources, defaults=defaults, ignored=user.ignored, opened=opened)
+    keys = KeyReader(where, values, sources=sources, defaults=defaults, ignored=user.ignored, undecided=undecided)
     keys.read.update(("deepspeed", *LOCAL))
     refuse_all(keys, REFUSED)
     recomputes = _recomputes(keys, user, where)
@@ -78,7 +78,7 @@ def of_command(command: Command, where: str, user: UserSettings, folder: Path) -
 
 
 def _recomputes(keys: KeyReader, user: UserSettings, where: str) -> str | None:
-    """full or none, by an argument or by what is said; None where nobody says it. Raises InputError where both do, unlike."""
+    """full or none, by an argument or by the user; None if neither says it. Raises InputError if they differ."""
     flags = [key for key in ("gradient_checkpointing", "activation_checkpointing") if key in keys.values]
     if not flags:
         return user.recompute
@@ -92,7 +92,8 @@ def _recomputes(keys: KeyReader, user: UserSettings, where: str) -> str | None:
 def _file(
     command: Command, keys: KeyReader, path: Path, user: UserSettings, given: Mapping[str, tuple[Any, str]]
 ) -> RunConfiguration:
-    """What DeepSpeed's file says, one alongside the script or one that it has written. Raises InputError."""
+    """The run configuration of DeepSpeed's file, which the script writes or which is next to it. given: values that the program
+    fills in, as of `deepspeed.reader.of_values`. Raises InputError."""
     name = keys.get("deepspeed_config")
     if not isinstance(name, str):
         raise keys.error("deepspeed_config", f"is {shown(name)}", "give the name of DeepSpeed's file, such as ds_config.json")

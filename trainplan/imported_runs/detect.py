@@ -1,5 +1,5 @@
-"""Whose file a YAML or JSON file is, by keys that no other tool's files have. A file of none of them is refused, never taken
-for another's."""
+"""Finds out which tool a YAML or JSON file belongs to, by keys that no other tool's files have. A file of none of the known
+tools is refused, and never taken for another tool's."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ OF_THESE = f"give a file of Megatron-LM, torchtitan or {', '.join(list(READ)[:-1
 
 
 class Mark(NamedTuple):
-    """What tells a tool's files: all of some keys, and any of others where there are some. Keys within others are joined by
-    dots; `*.name` is a key anywhere."""
+    """Keys by which a tool's files are recognised: all keys of `every`, and any key of `some` if there are some. Nested keys
+    are joined by dots; `*.name` is a key at any depth, `@name` the package of a class that the file names."""
 
     tool: str
     every: tuple[str, ...]
@@ -58,6 +58,7 @@ class Mark(NamedTuple):
 
 
 def _mark(tool: str, every: str, some: str = "") -> Mark:
+    """A mark from keys separated by blanks."""
     return Mark(tool, tuple(every.split()), tuple(some.split()))
 
 
@@ -127,7 +128,7 @@ MARKS = (
 
 
 def tool_of(data: Mapping[str, Any]) -> str | None:
-    """The tool whose file holds this value; None where nothing tells it."""
+    """The tool whose file holds this value; None if none is recognised."""
     if len(data) > MOST_KEYS:
         return None
     found = set(_names(data))
@@ -167,8 +168,8 @@ OPTIONS = FSDP_OPTIONS | names(
 
 
 def by_name(path: Path) -> str:
-    """The name of the reader of a file that is no YAML or JSON: torchtitan's of TOML, Megatron-LM's of scripts. Raises
-    InputError for a file that is no configuration and no script, by its name."""
+    """The name of the reader for a file that is neither YAML nor JSON: torchtitan's for TOML, Megatron-LM's for scripts. Raises
+    InputError if, by its name, the file is neither a configuration nor a script."""
     for kinds, fix in ((NAMED, COMMAND), (OTHERS, f"{OF_THESE}, or a log of the run")):
         for name, what in kinds.items():
             if re.fullmatch(name, path.name.lower()):
@@ -177,7 +178,7 @@ def by_name(path: Path) -> str:
 
 
 def reader_of(path: Path, data: Any) -> str:
-    """The name of the reader of a file that holds this value. Raises InputError naming the tool whose files are not read."""
+    """The name of the reader for a file that holds this value. Raises InputError naming the tool if its files are not read."""
     if path.parent.name == ".hydra" and path.name in ("overrides.yaml", "hydra.yaml"):
         problem = "is Hydra's, and has what overrides a configuration alone" if "over" in path.name else "is Hydra's own"
         raise InputError(str(path), "", problem, f"give {path.parent / 'config.yaml'}, the run's")
@@ -206,12 +207,13 @@ def reader_of(path: Path, data: Any) -> str:
 
 
 def listed(data: Mapping[str, Any]) -> str:
-    """The first keys of a file."""
+    """The first keys of a file, for an error message."""
     return ", ".join(list(data)[:4]) + (", .." if len(data) > 4 else "") or "it is empty"
 
 
 def _names(value: Any, prefix: str = "") -> Iterator[str]:
-    """Keys, joined by dots with those around them, and alone after a star; packages of classes that are named, after an @."""
+    """The keys of nested values: joined by dots with the keys around them, alone after a star, and packages of named classes
+    after an @."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
             yield f"{prefix}{key}"

@@ -1,4 +1,5 @@
-"""What files ask of devices that these do not have: products in a dtype, and kernels of attention."""
+"""Refuses runs that need something of devices that these do not have: a dtype of matrix multiplications, or attention
+kernels."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ FLOAT16 = {  # how files say it, by the key that says bfloat16
 
 
 def refuse_what_devices_lack(configuration: RunConfiguration, cluster: Cluster) -> None:
-    """Raises InputError where a file asks for products in a dtype, or kernels of attention, that the devices do not have."""
+    """Raises InputError if a file requests a dtype of matrix multiplications, or attention kernels, that the devices do not
+    support."""
     _refuse_kernels(configuration, cluster)
     dtype = configuration.dtype
     lacking = next((kind for kind in cluster.used_kinds if dtype is not None and dtype not in kind.flops_per_s), None)
@@ -36,7 +38,8 @@ def refuse_what_devices_lack(configuration: RunConfiguration, cluster: Cluster) 
 
 
 def _refuse_kernels(configuration: RunConfiguration, cluster: Cluster) -> None:
-    """Raises InputError where FlashAttention is asked for by name, which has no kernels before compute capability 8.0."""
+    """Raises InputError if FlashAttention is requested by name on devices before compute capability 8.0, for which it has no
+    kernels."""
     asked = next((value for value in configuration.taken if value.key in FLASH and value.value is not False), None)
     if asked is None or "flash" not in f"{asked.key} {asked.value}".lower():
         return

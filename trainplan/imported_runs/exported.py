@@ -1,6 +1,6 @@
-"""What `trainplan export` writes: its launch.sh and slurm.sh start a train.py, and a file beside that says the layout.
+"""Runs that `trainplan export` wrote: launch.sh and slurm.sh start a train.py, and a file next to it describes the layout.
 
-Exports to Megatron-LM and torchtitan start these tools' own programs, and are read as theirs.
+Exports to Megatron-LM and torchtitan start these tools' own programs, and are read as such.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ READERS = {
     "accelerate.yaml": accelerate_reader.read,
 }
 # How the docstrings of these scripts begin.
-BESIDE = re.compile(r'"""Train .* as (\S+)(?: and (run\.json))? (?:beside|next to) this file says?\b')
+SCRIPT_START = re.compile(r'"""Train .* as (\S+)(?: and (run\.json))? (?:beside|next to) this file says?\b')
 BY_TORCH = re.compile(r'"""Train .* on \d+ ranks: .*\n\n    torchrun ')
 MOST = 500  # characters that they begin in
 
 
 def of_command(command: Command, where: str, user: UserSettings, folder: Path) -> RunConfiguration | None:
-    """The configuration that an exported script stands for; None for other programs. folder: of the script that starts it.
-    Raises InputError."""
+    """The run configuration of an exported training script; None for other programs. folder: that of the script which starts
+    it. Raises InputError."""
     script = folder / command.directory / command.program
     if command.tool or script.suffix != ".py" or not script.is_file():
         return None
-    with script.open(errors="replace") as file:
-        begins = file.read(MOST)
+    with script.open(errors="replace") as text:
+        begins = text.read(MOST)
     if BY_TORCH.match(begins):
         problem = f"starts {script.name} ({command.where}), an export to torch, which has its layout in its code"
         raise InputError(where, "", problem, "give the plan that it was exported from to `trainplan simulate`")
-    found = BESIDE.match(begins)
+    found = SCRIPT_START.match(begins)
     if found is None or found[1] not in READERS:
         return None
     layout, run = script.with_name(found[1]), script.with_name("run.json")

@@ -1,8 +1,8 @@
-"""What a training tool prints of its own configuration, read from the log of a run: the truest source, since it comes after all
-scripts, defaults and overrides; with the steps and the memory of the same run. The log of another tool is refused by name.
+"""Run configurations from logs: a tool's own printout of its configuration, which is the truest source, since it comes after
+all scripts, defaults and overrides; with the steps and the memory of the same run. Logs of other tools are refused by name.
 
-torchtitan prints the configuration of its job where `job.print_args` or `job.print_config` is set; the others have modules of
-their own.
+torchtitan prints the configuration of its job if `job.print_args` or `job.print_config` is set; the readers of other tools'
+logs are in `execution.runtimes`.
 """
 
 from __future__ import annotations
@@ -75,14 +75,14 @@ INSTEAD = {
 
 
 def is_log(text: str) -> bool:
-    """Whether a text is the log of a run: it has lines that a tool prints of its configuration, or of steps."""
+    """Whether a text is the log of a run: whether it has lines that a tool prints of its configuration or of its steps."""
     marks = (*CONFIGURATIONS, *STEPS.values(), *BEGUN.values(), *ANY, *(line for _, line, _ in OTHERS))
     return any(next(line_mark.all(text), None) is not None for line_mark in marks)
 
 
 def of_text(text: str, where: str, user: UserSettings) -> RunConfiguration:
-    """The configuration that a log says its last run has, with what that measured. Raises InputError naming what it leaves
-    open."""
+    """The run configuration of the last run in a log, with its measurements. where: the log, for errors. Raises InputError
+    naming what the log leaves open."""
     after, begin, steps = last_run(text)
     lines = [""] * text.count("\n", 0, after) + text[after:steps].split("\n")  # under the numbers that they have in the file
     readers: tuple[Callable[[Sequence[str], str, UserSettings], RunConfiguration | None], ...] = (
@@ -110,7 +110,7 @@ def of_text(text: str, where: str, user: UserSettings) -> RunConfiguration:
 
 
 def _other_version(configuration: RunConfiguration, lines: Sequence[str]) -> tuple[str, ...]:
-    """A line where DeepSpeed's defaults were taken, and the log says that it is of another version than they are."""
+    """A note if defaults of DeepSpeed were used and the log is of another version of DeepSpeed."""
     found = last(VERSION, lines)
     theirs = deepspeed_reader.DEFAULTS.rpartition(" ")[2]
     if (
@@ -124,6 +124,8 @@ def _other_version(configuration: RunConfiguration, lines: Sequence[str]) -> tup
 
 
 def _torchtitan(lines: Sequence[str], where: str, user: UserSettings) -> RunConfiguration | None:
+    """The run configuration of a log in which torchtitan printed that of its job; None if it has none. Raises InputError if it
+    is cut off."""
     if (found := last(JOB, lines)) is None:
         return None
     number, match = found

@@ -1,5 +1,5 @@
-"""Models on samples longer than the positions that their configurations name: rotary positions go on, as tools compute their
-angles for the samples at hand; learned ones end with their table."""
+"""Models on samples longer than the positions in their configurations: rotary positions continue, as tools compute their angles
+for any length; learned positions end with their table."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from trainplan.profiling.models.model import Model, load_model
 
 
 def on_samples(configuration: RunConfiguration, tokens: int, load: Callable[[int | None], Model]) -> Model:
-    """The model on samples of so many tokens. load: gives it for a number of tokens, None for as many as it has positions.
-    Raises InputError, by the key of the file that says the length, where its positions do not go so far."""
+    """The model on samples of this number of tokens. load: gives the model for a number of tokens, or for its own number of
+    positions if None. Raises InputError, naming the file's key for the length, if the model's positions do not reach that
+    far."""
     try:
         return load(tokens)
     except InputError as error:
@@ -29,7 +30,7 @@ def on_samples(configuration: RunConfiguration, tokens: int, load: Callable[[int
 
 
 def positions_field(model: Model) -> str | None:
-    """The field of a configuration with the most positions, where these are rotary alone."""
+    """The configuration field with the number of positions, if all positions are rotary; else None."""
     described = family(model.family)
     name = described.sizes.get("positions") if described else None
     turns = any(getattr(unit.sublayer, "rotary", 0) for unit in model.units)
@@ -38,8 +39,8 @@ def positions_field(model: Model) -> str | None:
 
 
 def with_positions(configuration: RunConfiguration, name: str | None, model: Model) -> RunConfiguration:
-    """The configuration, with a note where samples are longer than the positions of the model that is named. name: of a model
-    or its file, in place of the configuration's."""
+    """The configuration with a note if samples are longer than the positions of the named model. name: a model or its file,
+    which takes precedence over the configuration's."""
     named = name or configuration.model
     if named is None or (most := load_model(named).sequence_tokens) >= model.sequence_tokens:
         return configuration

@@ -1,7 +1,8 @@
-"""Python files that configure a run: recipes of Megatron-Bridge, and torchtitan's `config_registry.py`.
+"""Run configurations from Python files: recipes of Megatron-Bridge, and torchtitan's `config_registry.py`.
 
-They are followed by their syntax trees (`python_program`) and never run: what is computed from what the file does not say is
-named, with what to give."""
+The files are evaluated from their syntax trees (`launch_files.python.program`) and never run. A value that depends on something
+outside the file is named in an error, with what to give.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +72,7 @@ PLAIN = {"parallel": "InternEvo or Colossal-AI", "SEQ_LEN": "InternEvo"}
 
 
 class Recipes(Program):
-    """A file whose calls of known recipes are objects with what these set."""
+    """A Python file in which calls of known recipes make objects with the recipes' values."""
 
     def usual(self, name: str) -> Mapping[str, Any]:
         """See `Expressions.usual`."""
@@ -79,7 +80,7 @@ class Recipes(Program):
 
 
 def read(path: Path, user: UserSettings) -> RunConfiguration:
-    """The configuration that a Python file makes. Raises InputError naming what it leaves open."""
+    """The run configuration that a Python file makes. Raises InputError naming what it leaves open."""
     program = Recipes(path, {name: text for name, text in user.variables.items() if "." not in name and name not in CHOICES})
     _refuse_unused(program, user)
     modules = set(_modules(program.tree))
@@ -102,8 +103,8 @@ def read(path: Path, user: UserSettings) -> RunConfiguration:
 
 
 def _refuse_unused(program: Program, user: UserSettings) -> None:
-    """Raises InputError for a variable that is set, and that the file has neither as a name nor as a text, as those of the
-    environment and options are."""
+    """Raises InputError for a variable that the user sets and that the file does not contain, neither as a name nor as a text
+    (as environment variables and options are)."""
     names = set[str]()
     for node in ast.walk(program.tree):
         if isinstance(node, ast.Name | ast.arg):
@@ -118,7 +119,7 @@ def _refuse_unused(program: Program, user: UserSettings) -> None:
 
 
 def _modules(tree: ast.Module) -> Iterator[str]:
-    """The modules that a file imports."""
+    """The names of the modules that a file imports."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -128,8 +129,9 @@ def _modules(tree: ast.Module) -> Iterator[str]:
 
 
 def chosen(program: Program, user: UserSettings, is_one: Callable[[Any], bool], what: str) -> ConstructedObject:
-    """The configuration of a file that is run: the one given to a function that starts a run; else the only one that the file
-    makes, or that one of its functions gives back, as `--set config=NAME` says. Raises InputError."""
+    """The configuration of a file that is run: the one that is given to a function which starts a run, or else the only one
+    that the file makes or one of its functions returns, as `--set config=NAME` selects. is_one: whether an object is a
+    configuration. what: such a configuration in words, for errors. Raises InputError."""
     name = user.variables.get("config")
     if name is None:
         started = [call for call in program.made if call.name.rpartition(".")[2] in STARTS]
@@ -173,7 +175,7 @@ def chosen(program: Program, user: UserSettings, is_one: Callable[[Any], bool], 
 
 
 def refuse_changes(made: ConstructedObject, where: str, fix: str = "or a file where all is written out") -> None:
-    """Raises InputError where an object is given to what may change it."""
+    """Raises InputError if an object is given to a call that may change it. fix: the last part of the advice."""
     change = next(made.changes(), None)
     if change is not None:
         problem = f"changes the configuration by {change.text}, which is not followed"
@@ -181,6 +183,7 @@ def refuse_changes(made: ConstructedObject, where: str, fix: str = "or a file wh
 
 
 def _is_bridge(value: Any) -> bool:
+    """Whether an object is a ConfigContainer or a recipe of Megatron-Bridge."""
     last = value.name.rpartition(".")[2] if isinstance(value, ConstructedObject) else ""
     known = (
         last.endswith((megatron_bridge_recipes.END, *megatron_bridge_recipes.OTHERS))
@@ -194,7 +197,7 @@ def _is_bridge(value: Any) -> bool:
 
 
 def _bridge(program: Program, user: UserSettings) -> RunConfiguration:
-    """A ConfigContainer, or a recipe with what is assigned to it."""
+    """The run configuration of a ConfigContainer, or of a recipe with the values assigned to it. Raises InputError."""
     config = chosen(program, user, _is_bridge, "llama3_8b_pretrain_config()")
     refuse_changes(config, program.where, "a file where all is written out, or a YAML file of overrides with --set recipe=NAME")
     where, last = program.where, config.name.rpartition(".")[2]
@@ -262,7 +265,7 @@ def _bridge(program: Program, user: UserSettings) -> RunConfiguration:
 
 
 def _refuse_calls(value: ConstructedObject, key: str, where: str) -> None:
-    """Raises InputError where a section is what a function outside the file gives back."""
+    """Raises InputError if a section is the result of a function outside the file. key: the section."""
     last = value.name.rpartition(".")[2]
     plain = last.partition("[")[0]
     precision = key == "mixed_precision" and ("mixed" in plain or plain == "get_mixed_precision_config")
@@ -271,8 +274,8 @@ def _refuse_calls(value: ConstructedObject, key: str, where: str) -> None:
 
 
 def _hub_model(config: ConstructedObject, where: str, user: UserSettings) -> str | None:
-    """The model that a file itself says by its name on the hub; None where it does not. Raises InputError where it is not
-    known."""
+    """The model that a file names by its name on the Hugging Face hub; None if it names none. Raises InputError if its sizes
+    are not known."""
     model = config.fields.get("model")
     if not isinstance(model, ConstructedObject) or model.implied:
         return None

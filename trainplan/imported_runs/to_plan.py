@@ -1,4 +1,4 @@
-"""A configuration as a plan of the runtime that runs it."""
+"""Reads the configuration of a run from its file, and makes it a plan for the runtime that runs it."""
 
 from __future__ import annotations
 
@@ -73,9 +73,12 @@ ONE = ("deepspeed", "accelerate")  # where micro-batches are one unless the file
 
 
 def read(path: Path, runtime: str | None = None, user: UserSettings = NOTHING) -> RunConfiguration:
-    """The configuration of a file. runtime: whose it is (default: torchtitan's where the name ends in .toml; of .json and .yaml
-    that whose keys it has; of .py that which it imports; else Megatron-LM's). said: what is said apart from the file.
-    Raises InputError."""
+    """The run configuration of a file.
+
+    runtime: the tool that the file belongs to; by default torchtitan for .toml, for .json and .yaml the tool whose keys the
+    file has, for .py the tool that it imports, and otherwise Megatron-LM. user: settings in addition to the file. Raises
+    InputError.
+    """
     if runtime is not None and runtime not in RUNTIMES:
         raise InputError(COMMAND_LINE, "--runtime", f"is {runtime!r}", one_of(runtime, RUNTIMES))
     if user.recompute not in (None, "full", "none"):
@@ -106,15 +109,16 @@ def read(path: Path, runtime: str | None = None, user: UserSettings = NOTHING) -
 
 
 def read_text(text: str, where: str, user: UserSettings = NOTHING) -> RunConfiguration:
-    """The configuration of a log, a script or a command line that is in no file. where: its name. Raises InputError."""
+    """The run configuration of a log, a script or a command line that is not in a file. where: its name, for errors. Raises
+    InputError."""
     if logs.is_log(text):
         return _of_log(text, where, user)
     return commands.of_command(command_of_text(text, user.variables, where, Path(".")), where, user, Path("."))
 
 
 def _of_log(text: str, where: str, user: UserSettings) -> RunConfiguration:
-    """The configuration of a log, of which nothing can be set but what a trainer's run was launched with, where it leaves that
-    open. Raises InputError."""
+    """The run configuration of a log. Nothing of it can be set, except for Accelerate's file if a trainer's log leaves open how
+    it was launched. Raises InputError."""
     _refuse_settings(where, user, (ACCELERATE,))
     made = logs.of_text(text, where, user)
     _refuse_settings(where, user, (ACCELERATE,) if made.tool == "transformers" else ())
@@ -122,14 +126,15 @@ def _of_log(text: str, where: str, user: UserSettings) -> RunConfiguration:
 
 
 def _refuse_settings(where: str, user: UserSettings, but: Collection[str]) -> None:
-    """Raises InputError where something is set of a run that has been made. but: what may be."""
+    """Raises InputError if the user sets a value of a run that has already happened. but: names that may be set."""
     if (name := next((name for name in user.variables if name not in but), None)) is not None:
         fix = "leave it out, or give what starts the run: a log says what ran"
         raise InputError(COMMAND_LINE, SET, f"is {name}, and {where} is the log of a run", fix)
 
 
 def with_options(configuration: RunConfiguration, batch: int | None, micro_batch: int | None) -> RunConfiguration:
-    """The configuration with what options say where it leaves something open. Raises InputError where both say it, unlike."""
+    """The configuration with values of --batch and --micro-batch for what it leaves open. Raises InputError if both have a
+    value and they differ."""
     changes: dict[str, Any] = {}
     for name, option, value in (("samples", "--batch", batch), ("micro_samples", "--micro-batch", micro_batch)):
         written = getattr(configuration, name)
@@ -144,8 +149,8 @@ def with_options(configuration: RunConfiguration, batch: int | None, micro_batch
 def with_kernels(
     configuration: RunConfiguration, loss: str | None, attention: str | None, model: str | None
 ) -> RunConfiguration:
-    """The configuration with how the loss goes through the logits, and whether attention keeps scores, as options say, else the
-    file, else for attention what the model's configuration asks for. Raises InputError."""
+    """The configuration with the kernels of loss and attention: as the options say, or else the file, or else, for attention,
+    the configuration of the model. model: the name of the model, if given. Raises InputError if option and file differ."""
     buffers, taken = configuration.buffers, list(configuration.taken)
     for name, value, choices in (("loss", loss, LOSSES), ("attention", attention, ATTENTIONS)):
         if value is None:
@@ -166,7 +171,7 @@ def with_kernels(
 
 
 def _kernels(configuration: RunConfiguration) -> str:
-    """Words of what steps the parameters, of the loss, and of Liger's kernels, where a file says it."""
+    """Words on the optimizer, the fused loss and Liger's kernels, for tables of measured runs."""
     taken = {value.key: value for value in configuration.taken}
     words = [LIGER] * any(str(taken[key].value).lower() == "true" for key in LIGER_KEYS if key in taken)
     words += [FUSED_LOSS] * (configuration.buffers.loss == "fused" and configuration.runtime.startswith("megatron"))
@@ -176,7 +181,8 @@ def _kernels(configuration: RunConfiguration) -> str:
 def model_of(
     configuration: RunConfiguration, name: str | None, sequence: int | None, dtype: str | None, cluster: Cluster | None = None
 ) -> Model:
-    """The model: the one named, else the file's, in a dtype that the devices have, where these are known. Raises InputError."""
+    """The model of a run: the named one or else the file's, in a dtype that the devices of `cluster` support, if given. Raises
+    InputError."""
     tokens = configuration.sequence
     if sequence is not None and tokens not in (None, sequence):
         whose = f", of {configuration.tool}," if configuration.tool else ""
@@ -222,7 +228,7 @@ def model_of(
 
 
 def with_model(configuration: RunConfiguration, model: Model) -> RunConfiguration:
-    """The configuration with the sizes of what the trainer holds alongside that depend on the model."""
+    """The configuration with those buffer sizes filled in that depend on the model's hidden size."""
     sizes = configuration.buffers.by_hidden
     buffers = configuration.buffers.for_hidden(model.units[-1].sublayer.hidden)
     source = "by the model's hidden size, as transformers' Trainer and Accelerate fill in 'auto'"
@@ -231,7 +237,7 @@ def with_model(configuration: RunConfiguration, model: Model) -> RunConfiguratio
 
 
 def _agreed(configuration: RunConfiguration, model: Model) -> None:
-    """Raises InputError where a file describes a model of other sizes than the one that is named."""
+    """Raises InputError if the file describes a model with other sizes than the named one."""
     fields: Mapping[str, Any] = configuration.config or {}
     if configuration.config is None and configuration.model is not None:
         try:
@@ -247,8 +253,8 @@ def _agreed(configuration: RunConfiguration, model: Model) -> None:
 
 
 def with_recipe(configuration: RunConfiguration, request: Request) -> RunConfiguration:
-    """The configuration with its recipe, where the cost model `streams` can price it on the devices of a request; else without,
-    and with a note. Raises InputError where the devices do not have it."""
+    """The configuration with its low-precision recipe, if the cost model `streams` can price it on the devices of a request;
+    otherwise without it and with a note. Raises InputError if the devices do not support the recipe."""
     name, options = configuration.recipe, {"sliced": 0, "host": ",".join(configuration.host) or "none"}
     if name is None or request.cluster is None or request.model is None:
         return configuration
@@ -276,8 +282,10 @@ def plan_of(configuration: RunConfiguration, model: Model, request: Request) -> 
         raise InputError(configuration.where, "", "does not say whether devices share states", fix)
     if devices % (tp * cp * pp):
         name = "pp" if pp > 1 else "cp" if cp > 1 else "tp"
-        beside = f", with tp {tp}" + f" and cp {cp}" * (cp > 1)
-        raise configuration.error(name, f"is {getattr(configuration, name)}{beside}", f"give a divisor of {devices} devices")
+        other_degrees = f", with tp {tp}" + f" and cp {cp}" * (cp > 1)
+        raise configuration.error(
+            name, f"is {getattr(configuration, name)}{other_degrees}", f"give a divisor of {devices} devices"
+        )
     data = devices // (tp * cp * pp)
     if configuration.alone and data * cp == 1 and devices > 1:
         raise configuration.error("shard", f"leaves one data-parallel rank, and {configuration.alone}", "give more devices")
@@ -323,7 +331,8 @@ def plan_of(configuration: RunConfiguration, model: Model, request: Request) -> 
 
 
 def _strategy(configuration: RunConfiguration, data: int) -> Strategy:
-    """The layout of all units, without recomputation: copies outside shards, tensor parallelism inside."""
+    """The layout of all units without recomputation: copies of states outermost, then shards, context and tensor parallelism.
+    data: number of data-parallel ranks. Raises InputError if the degrees do not fit."""
     copies, shard, zero = configuration.copies, configuration.shard, configuration.zero
     if zero == 0:
         copies, shard = data, 1
@@ -346,7 +355,7 @@ def _strategy(configuration: RunConfiguration, data: int) -> Strategy:
 
 
 def _sharing(configuration: RunConfiguration, copies: int) -> str:
-    """What to give where context-parallel ranks alone share states."""
+    """Advice for runs in which only context-parallel ranks share states. copies: number of copies of states."""
     why = "plans share no states among context-parallel ranks alone"
     if copies == 1:
         return f"leave the sharing out, or give more devices: {why}"
@@ -356,7 +365,8 @@ def _sharing(configuration: RunConfiguration, copies: int) -> str:
 
 
 def _unequal(configuration: RunConfiguration, copies: int, shard: int, data: int) -> InputError:
-    """An error of copies and of ranks that share states, whose product is not all data-parallel ranks."""
+    """The error for numbers of copies and of sharing ranks whose product differs from the number of data-parallel ranks
+    (`data`)."""
     name = "shard" if configuration.shard is not None else "copies"
     if configuration.shard is None or configuration.copies is None:
         fix = f"give a divisor of the {data} data-parallel ranks"
@@ -368,7 +378,7 @@ def _unequal(configuration: RunConfiguration, copies: int, shard: int, data: int
 
 
 def _batch(configuration: RunConfiguration, data: int) -> tuple[int, int]:
-    """Samples of a step, and micro-batches. Raises InputError."""
+    """Samples of a step, and micro-batches of a step. data: number of data-parallel ranks. Raises InputError."""
     samples, micro, count = configuration.samples, configuration.micro_samples, configuration.accumulation
     if micro is None and None in (samples, count) and (name := configuration.undecided.get("micro_samples")) is not None:
         raise InputError(COMMAND_LINE, "--micro-batch", "is missing", f"give it: {configuration.where} leaves it to {name}")
@@ -394,7 +404,7 @@ def _batch(configuration: RunConfiguration, data: int) -> tuple[int, int]:
 
 
 def _cuts(configuration: RunConfiguration, model: Model) -> tuple[int, ...]:
-    """First units of the stages after the first. Raises InputError."""
+    """The first unit of each stage but the first. Raises InputError if there are too many stages."""
     if configuration.cuts is not None:
         if configuration.cuts and configuration.cuts[-1] >= len(model.units):
             raise configuration.error(
@@ -415,7 +425,7 @@ def _cuts(configuration: RunConfiguration, model: Model) -> tuple[int, ...]:
 
 
 def _units(configuration: RunConfiguration, model: Model, strategy: Strategy, begins: list[int]) -> list[PlannedUnit]:
-    """Every unit with what it recomputes, and what of it is on the host."""
+    """The plan's units, with what each recomputes and what of it is on the host. begins: first unit of each stage."""
     units, layer_of_stage = list[PlannedUnit](), dict[int, int]()
     recomputed, starts = configuration.recomputed, set(begins)
     for index, unit in enumerate(model.units):
@@ -423,24 +433,24 @@ def _units(configuration: RunConfiguration, model: Model, strategy: Strategy, be
             layer_of_stage = {}
         layer_of_stage.setdefault(unit.layer, sum(1 for layer in layer_of_stage if 0 < layer <= model.layers))
         inner = unit.kind not in ENDS
-        again = inner and _again(recomputed, unit.layer, layer_of_stage[unit.layer])
+        recomputes = inner and _recomputes(recomputed, unit.layer, layer_of_stage[unit.layer])
         modules = tuple(
-            m for m in recomputed.modules if again and recomputed.of == "modules" and m in modules_of(unit.sublayer)
+            m for m in recomputed.modules if recomputes and recomputed.of == "modules" and m in modules_of(unit.sublayer)
         )
-        made = planned_unit(unit.name, replace(strategy, ckpt=again and recomputed.of == "full", modules=modules))
+        planned = planned_unit(unit.name, replace(strategy, ckpt=recomputes and recomputed.of == "full", modules=modules))
         if configuration.recipe is not None and inner:
-            made = made.changed(precision=configuration.recipe)
+            planned = planned.changed(precision=configuration.recipe)
         if configuration.host:
             parameters = "host" if "parameters" in configuration.host else "device"
             whole = configuration.zero < 3
-            states = made.states.changed(optimizer="host", gradients="host", parameters=parameters, kept_whole=whole)
-            made = made.changed(states=states, order=Order())
-        units.append(made)
+            states = planned.states.changed(optimizer="host", gradients="host", parameters=parameters, kept_whole=whole)
+            planned = planned.changed(states=states, order=Order())
+        units.append(planned)
     return units
 
 
-def _again(recomputed: RecomputedLayers, layer: int, place: int) -> bool:
-    """Whether a layer is recomputed. layer: from 1 on; place: in its stage."""
+def _recomputes(recomputed: RecomputedLayers, layer: int, index: int) -> bool:
+    """Whether a layer is recomputed. layer: its number in the model, from 1. index: its index in its stage."""
     if recomputed.of == "none" or layer % recomputed.every:
         return False
-    return recomputed.first is None or place < recomputed.first
+    return recomputed.first is None or index < recomputed.first

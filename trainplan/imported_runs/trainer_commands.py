@@ -1,6 +1,6 @@
-"""Commands that are configured by a file of a trainer which they name, with arguments that override it: LLaMA-Factory's
-(``llamafactory-cli train a.yaml cutoff_len=2048``), axolotl's (``axolotl train a.yaml --micro-batch-size 2``), and programs of
-transformers and TRL (``sft.py a.yaml --bf16=true``, ``sft.py --config a.yaml --bf16 true``), by whatever they are launched."""
+"""Commands that name a trainer's configuration file, with arguments that override its keys: LLaMA-Factory's (``llamafactory-cli
+train a.yaml cutoff_len=2048``), axolotl's (``axolotl train a.yaml --micro-batch-size 2``), and programs of transformers and TRL
+(``sft.py a.yaml --bf16=true``, ``sft.py --config a.yaml --bf16 true``), whatever launches them."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ AXOLOTL = ("--launcher", "--num-processes", "--main-process-port", "--accelerate
 
 
 def is_one(command: Command) -> bool:
-    """Whether a command names such a file."""
+    """Whether a command names a trainer's configuration file."""
     return command.tool in TOOLS and (bool(command.tool) or not shares_keys(command)) and file_of(command) is not None
 
 
 def of_command(command: Command, where: str, user: UserSettings, folder: Path, launched: str | None) -> RunConfiguration:
-    """The configuration that such a command stands for. folder: of the script. launched: the file that Accelerate is launched
-    with, none for other launchers, nothing where it may be any. Raises InputError."""
+    """The run configuration of such a command. where: the script, for errors. folder: its folder. launched: the file that
+    Accelerate is launched with; "none" for other launchers, None if unknown. Raises InputError."""
     name = str(file_of(command))
     named = (
         path for above in (folder / command.directory, Path(), *folder.resolve().parents) if (path := above / name).is_file()
@@ -74,6 +74,6 @@ def of_command(command: Command, where: str, user: UserSettings, folder: Path, l
 
 
 def _number(command: Command, name: str) -> int | None:
-    """A variable by which LLaMA-Factory's command counts nodes, or processes of one; None where nobody says it."""
+    """A variable by which LLaMA-Factory's command counts nodes or processes of a node; None if it is not given."""
     text = command.environment.get(name, "")
     return int(text) if text.isdecimal() and command.tool == "llamafactory-cli" else None

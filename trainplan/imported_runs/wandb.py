@@ -1,7 +1,6 @@
-"""The configuration that Weights & Biases keeps of a run (`wandb/run-.../files/config.yaml`): each key with its value, as the
-tool hands them over. Megatron-LM hands over its resolved arguments, torchtitan its tables; transformers its arguments
-and the fields of the model in one, and nothing tells which is whose: its records are refused.
-"""
+"""Run configurations from records of Weights & Biases (`wandb/run-.../files/config.yaml`): each key with the value that a tool
+passed on. Megatron-LM passes on its resolved arguments, torchtitan its tables. transformers passes on its arguments and the
+fields of the model in one table, without telling them apart: its records are refused."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ def is_one(data: Any) -> bool:
 
 
 def of_record(data: Mapping[str, Any], path: Path, user: UserSettings) -> RunConfiguration:
-    """The configuration of a record. Raises InputError where it is of a tool whose records are not read."""
+    """The run configuration of a record. path: its file. Raises InputError for records of other tools."""
     where, lines = str(path), sources_of(path)
     values = {key: entry["value"] for key, entry in data.items() if isinstance(entry, Mapping) and "value" in entry}
     values.pop("_wandb", None)

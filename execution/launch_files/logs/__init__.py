@@ -1,1 +1,1 @@
-"""Lines of training logs: configurations that a log prints, and the steps that it measured."""
+"""Reading logs of training runs: the configurations that a log prints, and the steps that it measured."""

@@ -1,7 +1,7 @@
-"""Logs of training runs as Megatron-LM, torchtitan, DeepSpeed, NeMo and transformers print them: step times, tokens/s, memory;
-beside a prediction.
+"""Step times, tokens/s and memory from logs of Megatron-LM, torchtitan, DeepSpeed, NeMo and transformers, and their comparison
+with a prediction.
 
-A line of each, other fields left out:
+One line of each log (other fields left out):
 
     iteration       10/     100 | elapsed time per iteration (ms): 1234.5 | global batch size:   256 |       Megatron-LM
     [Rank 0] (after 1 iterations) memory (MB) | allocated: 1.0 | max allocated: 2345.6 | reserved: 3.0       Megatron-LM, MiB
@@ -11,11 +11,11 @@ A line of each, other fields left out:
     Epoch 0: : 9/100 [01:42<55:37, global_step=9.0, train_step_timing in s=4.615]                       NeMo
     {'train_runtime': 1234.5, 'train_samples_per_second': 1.2, 'train_steps_per_second': 0.3}   transformers
 
-torchtitan's tps (wps in 2024) is tokens/s of one device, and its memory what torch's allocator has reserved at most;
-DeepSpeed's samples are of all ranks, its memory in GiB, of rank 0. transformers says the time of the whole run alone, and how
-many steps it had; its progress bar, how far it came and, smoothed, how long its last steps took. The first lines of a run
-(compilation, allocation) do not count: WARMUP of them, or half of those of a shorter log. Of several runs in one file the last
-is read.
+torchtitan's tps (wps in 2024) is tokens/s of one device, and its memory the most that torch's allocator has reserved;
+DeepSpeed's samples are those of all ranks, its memory is that of rank 0 in GiB. transformers gives the time of the whole run
+only, and the number of its steps; its progress bar shows how far the run came and a smoothed time of its last steps. The first
+lines of a run (compilation, allocation) do not count: WARMUP of them, or half of the lines of a shorter log. Of several runs in
+one file the last is read.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 @dataclass(frozen=True)
 class RanOut:
-    """A run that ended without memory. tried_bytes: what it asked for last; allocated_bytes: what its tensors had then;
-    capacity_bytes: of the device; the last two where the message says them."""
+    """The end of a run by lack of memory. tried_bytes: the allocation that failed. allocated_bytes: memory of the run's tensors
+    at that time. capacity_bytes: that of the device. The last two are None if the message does not say them."""
 
     tried_bytes: int
     allocated_bytes: int | None
@@ -71,10 +71,13 @@ class RanOut:
 
 @dataclass(frozen=True)
 class Log:
-    """What a log says. runtime: whose it is; steps: their numbers; step_s: seconds of each, or seconds per sample or token
-    where `per` says so; peak_bytes: by rank, where ranks are named, else under None; reserved: whether peaks are what an
-    allocator reserves. batch: samples of a step, where said. mean: whether its one time is the mean of the whole run; bar:
-    whether it is the rate that a progress bar shows."""
+    """The measurements in the log of a run.
+
+    runtime: the one that wrote it. steps: their numbers. step_s: seconds of each step, or per sample or per token, as `per`
+    says. peak_bytes: peak memory by rank; under None if ranks are not named. reserved: whether peaks are memory that an
+    allocator has reserved. batch: samples of a step, if stated. mean: whether there is one time, the mean of the whole run.
+    bar: whether there is one time, the rate that a progress bar shows.
+    """
 
     runtime: str
     steps: tuple[int, ...]
@@ -88,12 +91,12 @@ class Log:
 
     @property
     def warmup(self) -> int:
-        """How many of its lines, from the first, are left out."""
+        """Number of lines at the beginning that do not count."""
         return min(WARMUP, len(self.step_s) // 2)
 
     def of(self, noun: str, form: str = "{}") -> str:
-        """What the measured step is of, such as ``2 lines``: of those, of a noun, that were not left out; form: of that text,
-        where it is not one time of the whole run."""
+        """A text on the lines that the measured step is taken from, such as ``2 lines``. noun: that of a line. form: a format
+        for this text, used unless there is one time of the whole run."""
         if self.mean or self.bar:
             return OF_BAR if self.bar else OF_ALL
         if len(self.steps) == 1 and self.steps[0] in FIRST:
@@ -102,7 +105,7 @@ class Log:
         return text + f" after the first {self.warmup if self.warmup > 1 else ''}".rstrip() * bool(self.warmup)
 
     def seconds(self, plan: Plan) -> float:
-        """The median step behind the warm-up, of a plan's batch."""
+        """The median time of a step after the warm-up in seconds, for a plan's batch."""
         kept = self.step_s[self.warmup :]
         tokens = plan.batch.global_samples * plan.planned_model().tokens
         return (
@@ -112,7 +115,7 @@ class Log:
 
 
 def read_log(path: Path) -> Log:
-    """The log in a file, of whichever of these runtimes. Raises InputError."""
+    """The measurements in the log of any of these runtimes. Raises InputError if it has no line of a step."""
     text = text_of_log(path)
     begin = last_run(text).begin
     if (log := log_of(text[begin:])) is not None:
@@ -125,7 +128,7 @@ def read_log(path: Path) -> Log:
 
 
 def log_of(text: str) -> Log | None:
-    """What the text of one run says; None where it has no line of a step."""
+    """The measurements in the text of one run; None if it has no line of a step."""
     readers = {"Megatron-LM": _megatron, "torchtitan": _torchtitan, "DeepSpeed": _deepspeed}
     readers |= {"DeepSpeed's pipelines": _pipeline, "NeMo": _nemo}
     for tool, reader in readers.items():
@@ -135,7 +138,7 @@ def log_of(text: str) -> Log | None:
 
 
 def ran_out(text: str) -> RanOut | None:
-    """How a run ended without memory; None where it did not, or went on after it."""
+    """How a run ended by lack of memory; None if it did not, or if it continued."""
     message_start = next(OUT_OF_MEMORY.finditer(text), None)
     if message_start is None or any(next(step.all(text[message_start.end() :]), None) for step in STEPS.values()):
         return None
@@ -145,7 +148,7 @@ def ran_out(text: str) -> RanOut | None:
 
 
 def _bytes(size: re.Match[str] | None) -> int | None:
-    """A size in bytes, of a match that has its number and its unit."""
+    """A size in bytes, from a match with a number and a unit; None without a match."""
     if size is None:
         return None
     number, unit = (text for text in size.groups() if text is not None)
@@ -153,10 +156,12 @@ def _bytes(size: re.Match[str] | None) -> int | None:
 
 
 def _number(text: str) -> float:
+    """A number with commas between thousands."""
     return float(text.replace(",", ""))
 
 
 def _megatron(text: str) -> Log | None:
+    """Measurements of Megatron-LM: the steps with the last batch size. None if there are none."""
     lines = [(match, MEGATRON_BATCH.search(text, match.end(), match.endpos)) for match in MEGATRON.all(text)]
     last = next((int(batch[1]) for _, batch in reversed(lines) if batch), None)  # steps of smaller batches come before
     rows = [(int(match[1]), _number(match[2]) / 1e3) for match, batch in lines if not batch or int(batch[1]) == last]
@@ -168,6 +173,7 @@ def _megatron(text: str) -> Log | None:
 
 
 def _torchtitan(text: str) -> Log | None:
+    """Measurements of torchtitan; None if there are none."""
     matches = list(TITAN.all(text))
     rows = [(int(match[2]), 1 / max(_number(match[4]), 1e-9)) for match in matches]
     peaks: dict[int | None, int] = {}
@@ -178,17 +184,20 @@ def _torchtitan(text: str) -> Log | None:
 
 
 def _deepspeed(text: str) -> Log | None:
+    """Measurements of DeepSpeed; None if there are none."""
     rows = [(int(match[1]), 1 / max(_number(match[2]), 1e-9)) for match in DEEPSPEED.all(text)]
     peaks = [_number(match[1]) for match in DEEPSPEED_MEMORY.all(text)]
     return _log("deepspeed", rows, "sample", {0: round(max(peaks) * 2**30)} if peaks else {}, False, None)
 
 
 def _pipeline(text: str) -> Log | None:
+    """Measurements of DeepSpeed's pipelines; None if there are none."""
     rows = [(int(match[1]), _number(match[2])) for match in PIPELINE.all(text)]
     return _log("deepspeed", rows, "step", {}, False, None)
 
 
 def _nemo(text: str) -> Log | None:
+    """Measurements of NeMo; None if there are none."""
     rows = [(number, _number(match[1])) for number, match in enumerate(NEMO.all(text))]
     batch = None
     for batch in NEMO_BATCH.finditer(text, text.find("train_step_timing")):  # noqa: B007
@@ -197,8 +206,9 @@ def _nemo(text: str) -> Log | None:
 
 
 def _trainer(text: str) -> Log | None:
-    """Of the whole run: its time over its steps, which is said more finely than steps a second are; else what the progress bar
-    has of it behind the warm-up."""
+    """The measurement of a run of transformers' Trainer: the time of the whole run over its steps, which is more precise than
+    the printed steps per second; if the run has not ended, what its progress bar shows after the warm-up. None if there is
+    neither."""
     total, resumed, ended = TRAINER_STEPS.search(text), TRAINER_FROM.search(text), TRAINER.search(text)
     count = 0 if total is None else int(total[1].replace(",", ""))
     steps = count - (0 if resumed is None else int(resumed[1]))
@@ -219,8 +229,9 @@ def _trainer(text: str) -> Log | None:
 
 
 def _bar(text: str, count: int | None) -> Log | None:
-    """The rate that the progress bar of training shows last, behind the warm-up. count: of its steps, where it is said; else
-    all bars without a name must be of one count, since those of evaluation have no name either."""
+    """The last rate that the progress bar of training shows after the warm-up; None if there is none. count: number of its
+    steps if known; otherwise all bars without a name must have the same number of steps, since those of evaluation have no name
+    either."""
     bars = [match for match in TRAINER_BAR.finditer(text) if count is None or int(match[2]) == count]
     shown = [match for match in bars if int(match[1]) > WARMUP and float(match[3]) > 0]
     if not shown or len({match[2] for match in bars}) > 1:
@@ -233,6 +244,7 @@ def _bar(text: str, count: int | None) -> Log | None:
 def _log(
     runtime: str, rows: list[tuple[int, float]], per: str, peaks: dict[int | None, int], reserved: bool, batch: int | None
 ) -> Log | None:
+    """The measurements in rows of step number and seconds; None without rows."""
     if not rows:
         return None
     steps, seconds = zip(*rows, strict=True)
@@ -242,8 +254,9 @@ def _log(
 @in_one_line
 @dataclass(frozen=True)
 class LoggedRun:
-    """A log beside a plan's prediction. step_s: the median measured step; predicted_s: the plan's; lines: steps in the log;
-    peaks: measured and predicted bytes by rank, or of the fullest device (None)."""
+    """The measurements of a log compared with a plan's prediction. step_s: the median measured step in seconds. predicted_s:
+    the predicted one. tokens_per_s: measured tokens per second of all devices. lines: number of steps in the log. peaks:
+    measured and predicted bytes by rank, or of the fullest device (rank None)."""
 
     log: Log
     step_s: float
@@ -253,7 +266,7 @@ class LoggedRun:
     peaks: tuple[tuple[int | None, int, int], ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it as plain values."""
+        """The comparison as plain values that can be written as JSON."""
         return {
             "runtime": self.log.runtime,
             "steps": self.lines,
@@ -268,9 +281,9 @@ class LoggedRun:
         }
 
 
-def beside(plan: Plan, log: Log, where: str) -> LoggedRun:
-    """A log beside what its plan predicts. Raises InputError where the plan predicts nothing, or the log is of another batch or
-    of ranks that the plan lacks."""
+def compared_with_log(plan: Plan, log: Log, where: str) -> LoggedRun:
+    """The measurements of a log compared with a plan's prediction. where: the plan's file, for errors. Raises InputError if the
+    plan has no prediction, or if the log is of another batch or of ranks that the plan lacks."""
     predicted = plan.predicted
     if predicted is None:
         raise InputError(

@@ -1,7 +1,7 @@
-"""The text of a run's log, and which of the runs in it is the last.
+"""The text of a log file, and the last of the runs in it.
 
-A run is what a tool prints of its configuration, and the steps after that: where jobs are restarted into one file, or one
-script tries several layouts, the last configuration and the steps behind it are the run that is meant.
+A run consists of the configuration that a tool prints and the steps after it. If jobs are restarted into one file, or one
+script tries several layouts, the last configuration and the steps after it are the run to read.
 """
 
 from __future__ import annotations
@@ -29,13 +29,14 @@ WHOLE = "give the log that the run prints, as text"
 
 
 class Mark(NamedTuple):
-    """A line of a log. part: a text that is in every such line, by which it is found quickly; pattern: what the line has."""
+    """A pattern of a line of a log. part: a text that every such line contains, by which it is found quickly. pattern: a
+    regular expression for the line."""
 
     part: str
     pattern: re.Pattern[str]
 
     def all(self, text: str, begin: int = 0) -> Iterator[re.Match[str]]:
-        """Every line that has it, in turn, from a place on."""
+        """The match of every line with this mark, in order. begin: the position in the text to start from."""
         at = text.find(self.part, begin)
         while at >= 0:
             begin, end = text.rfind("\n", 0, at) + 1, text.find("\n", at)
@@ -46,7 +47,7 @@ class Mark(NamedTuple):
 
 
 def mark(part: str, pattern: str) -> Mark:
-    """A mark of a pattern that is not compiled yet."""
+    """A mark from the source of its pattern."""
     return Mark(part, re.compile(pattern))
 
 
@@ -76,7 +77,7 @@ STEPS = {
 
 
 def text_of_log(path: Path) -> str:
-    """The text of a log without the colours of terminals, its lines ended by \\n alone. Raises InputError."""
+    """The text of a log file without terminal colours, with lines ended by \\n. Raises InputError if it is no readable text."""
     where = str(path)
     try:
         status = path.stat()
@@ -110,8 +111,8 @@ def text_of_bytes(data: bytes) -> str:
 
 
 class Run(NamedTuple):
-    """The last run of a log: where the steps of the run before it end, where its own configuration begins, and where that ends,
-    with the line of its first step."""
+    """The last run of a log, as positions in its text. after: the end of the steps of the run before it. begin: where its
+    configuration begins. steps: the end of the line of its first step."""
 
     after: int
     begin: int
@@ -119,7 +120,7 @@ class Run(NamedTuple):
 
 
 def last_run(text: str) -> Run:
-    """The last run of a log; all of it where no tool prints its configuration."""
+    """The last run of a log; the whole text if no tool prints its configuration."""
     marks = sorted(match.start() for line_mark in CONFIGURATIONS for match in line_mark.all(text))
     if not marks:
         return Run(0, 0, len(text))
@@ -131,7 +132,7 @@ def last_run(text: str) -> Run:
 
 
 def _last(step: Mark, text: str, end: int) -> int:
-    """Where the last line before a place has a mark; -1 where none has."""
+    """The position of the last line before `end` that has a mark; -1 if there is none."""
     at = text.rfind(step.part, 0, end)
     while at >= 0:
         begin = text.rfind("\n", 0, at) + 1
@@ -143,5 +144,5 @@ def _last(step: Mark, text: str, end: int) -> int:
 
 
 def has_steps(text: str) -> str | None:
-    """The tool whose steps a text has; None where it has none."""
+    """The tool whose steps a text contains; None if it contains none."""
     return next((tool for tool, step in STEPS.items() if next(step.all(text), None) is not None), None)

@@ -1,1 +1,1 @@
-"""An interpreter of Python configurations that runs none of their code."""
+"""Reading Python files that configure a training run from their syntax trees, without running them."""

@@ -1,4 +1,5 @@
-"""What followed expressions of a Python file stand for, beside plain values: names from elsewhere, objects, the unknown."""
+"""Values of expressions of a Python file that is not run, other than plain values: imported names, objects, and unknown
+values."""
 
 from __future__ import annotations
 
@@ -16,8 +17,8 @@ class Symbol(str):
 
 @dataclass(frozen=True)
 class UnreadExpression:
-    """An expression whose value is not known without running the file. held: objects that it may be, or have parts of; plain:
-    it is a number or a text, and has none."""
+    """An expression whose value is not known without running the file. text: its source. held: objects that it may be or
+    contain. plain: whether it is a number or a text, which contains no objects."""
 
     text: str
     line: int
@@ -27,10 +28,13 @@ class UnreadExpression:
 
 @dataclass(eq=False)
 class ConstructedObject:
-    """An object that a call makes. name: of what is called. fields: its arguments by name, those by place as "0", "1", and what
-    is assigned to it afterwards; lines: where each is written. implied: made by reading an attribute that nothing set. changed:
-    calls that the object is given to, and may be changed by. passed: the arguments themselves, where fields have copies.
-    usual: values of fields that nothing sets, and of those of its parts."""
+    """An object that a call makes.
+
+    name: that of the function or class called. line: that of the call. fields: the arguments by name, positional ones as "0",
+    "1" and so on, and values assigned to attributes later. lines: where each field is written. implied: whether it only stands
+    for an attribute that nothing has set. changed: calls that receive the object and may change it. passed: the arguments
+    themselves, where `fields` has copies. usual: values of fields that nothing sets, including those of its parts.
+    """
 
     name: str
     line: int
@@ -42,14 +46,15 @@ class ConstructedObject:
     usual: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     def flattened(self, prefix: str = "", above: tuple[int, ...] = ()) -> Iterator[tuple[str, Any, int]]:
-        """Fields of the object and of those that it holds: names joined by dots, values and lines."""
+        """The fields of the object and of the objects in it: names joined by dots, values and lines. above: ids of the
+        enclosing objects."""
         for name, value in self.fields.items():
             yield f"{prefix}{name}", value, self.lines.get(name, self.line)
             if isinstance(value, ConstructedObject) and id(value) not in above:
                 yield from value.flattened(f"{prefix}{name}.", (*above, id(value)))
 
     def changes(self) -> Iterator[UnreadExpression]:
-        """Calls by which the object, or one that it holds, may be changed."""
+        """Calls by which the object, or one in it, may be changed."""
         yield from self.changed
         for _, value, _ in islice(self.flattened(), MOST_FIELDS):
             if isinstance(value, ConstructedObject):

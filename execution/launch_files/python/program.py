@@ -1,4 +1,4 @@
-"""A Python file, followed from its first statement to the last without running it: what its objects are at the end."""
+"""Evaluates a Python file statement by statement without running it: which objects it has at its end."""
 
 from __future__ import annotations
 
@@ -18,15 +18,18 @@ MOST_BYTES, MOST_STEPS, DEEPEST, MOST_ITEMS = 2**20, 20_000, 20, 100
 
 
 class _Returned(Exception):
+    """Raised where a followed function returns, with the value."""
+
     def __init__(self, value: Any) -> None:
         self.value = value
 
 
 class Program(Expressions):
-    """A file, followed from its first statement to the last. variables: values by name, in place of the file's own."""
+    """A Python file, evaluated from its first statement to the last. variables: values by name, which replace the file's
+    own."""
 
     def __init__(self, path: Path, variables: Mapping[str, str]) -> None:
-        """Raises InputError where the file is none of Python."""
+        """Evaluates the file. Raises InputError if it is no Python."""
         super().__init__(str(path), variables)
         self._steps = self._depth = 0
         self._outer: dict[str, Scope | None] = {}
@@ -40,10 +43,12 @@ class Program(Expressions):
         self._guarded(lambda: self._block(self.tree.body, self.values))
 
     def call(self, name: str) -> Any:
-        """What a function of the file gives back, called without arguments."""
+        """The value that a function of the file returns when called without arguments."""
         return self._guarded(lambda: self.enter(self.functions[name], ConstructedObject(name, 0), self.functions[name]))
 
     def _guarded(self, what: Any) -> Any:
+        """The result of a function that evaluates statements; it may end in `_Returned`. Raises InputError if the file is
+        nested too deeply."""
         try:
             return what()
         except _Returned as returned:
@@ -52,10 +57,12 @@ class Program(Expressions):
             raise InputError(self.where, "", "is nested too deeply", "give a plainer file") from None
 
     def _block(self, body: Sequence[ast.stmt], scope: Scope) -> None:
+        """Evaluates statements in order."""
         for statement in body:
             self._statement(statement, scope)
 
     def _statement(self, node: ast.stmt, scope: Scope) -> None:
+        """Evaluates one statement. Raises InputError after too many, and `_Returned` at a `return`."""
         self._steps += 1
         if self._steps > MOST_STEPS:
             raise InputError(self.where, "", f"takes more than {MOST_STEPS} steps", "give a plainer file")
@@ -119,12 +126,12 @@ class Program(Expressions):
                 for alias in node.names:
                     scope[alias.asname or alias.name] = Symbol(f"{'.' * node.level}{node.module or ''}.{alias.name}")
             case ast.Global() | ast.Nonlocal():
-                place: Scope | None = scope
+                level: Scope | None = scope
                 for name in node.names:
                     self.values[name] = unread(node)
-                while place is not None:
-                    place |= {name: unread(node) for name in node.names if name in place or place is scope}
-                    place = place.get(OUTER)
+                while level is not None:
+                    level |= {name: unread(node) for name in node.names if name in level or level is scope}
+                    level = level.get(OUTER)
             case ast.Delete():
                 for target in node.targets:
                     self.assign(target, unread(node), scope)
@@ -134,8 +141,8 @@ class Program(Expressions):
                 self._blur([node], scope, node)
 
     def _blur(self, body: Sequence[ast.stmt], scope: Scope, why: ast.AST) -> None:
-        """Statements that may or may not be run, or several times: all that they assign is unread, all that they call may have
-        been called."""
+        """Handles statements that may run, may not run or may run several times: all that they assign becomes unread, and all
+        objects that they call with may be changed."""
         held = {id(held_object): held_object for statement in body for held_object in self.held(statement, scope)}
         open_, returns = replace(unread(why), held=tuple(held.values())), False
         for statement in body:
@@ -158,7 +165,7 @@ class Program(Expressions):
             raise _Returned(open_)
 
     def assign(self, target: ast.AST, value: Any, scope: Scope) -> None:
-        """Makes a target of an assignment stand for a value."""
+        """Assigns a value to a target: a name, an attribute, an item, or a tuple of these."""
         match target:
             case ast.Name():
                 scope[target.id] = self.variables.get(target.id, value)
@@ -188,7 +195,7 @@ class Program(Expressions):
                     self.assign(elt, part, scope)
 
     def enter(self, function: ast.FunctionDef, given: ConstructedObject, node: ast.AST) -> Any:
-        """What a function of the file gives back for arguments."""
+        """The value that a function of the file returns for arguments. given: the arguments. node: the call."""
         spec, scope = function.args, Scope({OUTER: self._outer.get(function.name)})
         names = [argument.arg for argument in (*spec.posonlyargs, *spec.args)]
         defaults = dict(zip(reversed(names), reversed(spec.defaults), strict=False))

@@ -1,12 +1,12 @@
-"""Values that a Python file writes out, found in its syntax tree; nothing of the file is ever run or imported.
+"""Values of expressions of a Python file, found in its syntax tree; the file is never run or imported.
 
-    cfg = llama3_8b_pretrain_config()            Made("..llama3_8b_pretrain_config")
-    cfg.model.tensor_model_parallel_size = 2     its field model, of which tensor_model_parallel_size is 2, at line 2
-    cfg.train.global_batch_size = 8 * nodes      Unread("8 * nodes"), where `nodes` has no value
+    cfg = llama3_8b_pretrain_config()            ConstructedObject("..llama3_8b_pretrain_config")
+    cfg.model.tensor_model_parallel_size = 2     its field model, whose tensor_model_parallel_size is 2, at line 2
+    cfg.train.global_batch_size = 8 * nodes      UnreadExpression("8 * nodes") if `nodes` has no value
 
 Literals, names, arithmetic, comparisons, `if` with a known condition, loops over known values, functions of the file itself,
-the defaults of argparse and of `os.environ.get` are followed. A call of anything else is an object of the call's name with the
-arguments as fields. All else is Unread, and so is all that an undecided condition or loop would assign.
+the defaults of argparse and of `os.environ.get` are evaluated. A call of anything else is an object with the call's name and
+the arguments as fields. All other expressions are unread, and so is all that an undecided condition or loop would assign.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ Scope = dict[str, Any]
 
 
 class Expressions:
-    """What expressions of a file stand for. where: the file; variables: values by name, in place of the file's own; functions:
-    those that it defines; classes: names of those; values: of names at its end; made: all objects, in the order of their
-    calls."""
+    """The values of a file's expressions. where: the file. variables: values by name, which replace the file's own. functions:
+    those that the file defines. classes: names of the classes that it defines. values: those of the file's names. made: all
+    objects, in the order of their calls."""
 
     def __init__(self, where: str, variables: Mapping[str, str]) -> None:
         self.where, self.variables = where, {name: literal(text) for name, text in variables.items()}
@@ -68,20 +68,20 @@ class Expressions:
         self.made: list[ConstructedObject] = []
 
     def usual(self, name: str) -> Mapping[str, Any]:
-        """Values that an object of a call without arguments has where nothing sets them, by section and field. name: of what is
-        called."""
+        """Default values of an object that a call without arguments makes, by section and field. name: that of the function or
+        class."""
         return {}
 
     def assign(self, target: ast.AST, value: Any, scope: Scope) -> None:
-        """Makes a target of an assignment stand for a value."""
+        """Assigns a value to a target of an assignment."""
         raise NotImplementedError
 
     def enter(self, function: ast.FunctionDef, given: ConstructedObject, node: ast.AST) -> Any:
-        """What a function of the file gives back for arguments."""
+        """The value that a function of the file returns for arguments."""
         raise NotImplementedError
 
     def value(self, node: ast.AST, scope: Scope) -> Any:
-        """What an expression stands for: a literal, a Symbol, an object, or Unread."""
+        """The value of an expression: a literal, a Symbol, an object, or an UnreadExpression."""
         value = self._value(node, scope)
         if isinstance(value, UnreadExpression) and not isinstance(node, FOLLOWED):
             self.maybe_called(node, scope)
@@ -90,12 +90,12 @@ class Expressions:
         return replace(value, held=self.held(node, scope))
 
     def held(self, node: ast.AST, scope: Scope) -> tuple[ConstructedObject, ...]:
-        """The objects that names of an expression or a statement stand for, or may stand for."""
+        """The objects that names of an expression or a statement are, or may be."""
         names = {name.id for name in ast.walk(node) if isinstance(name, ast.Name)}
         return self.held_in([self.look(name, scope) for name in names])
 
     def held_in(self, value: Any) -> tuple[ConstructedObject, ...]:
-        """The objects that a value is, or may be, or has in it."""
+        """The objects that a value is, may be, or contains."""
         values = [value]
         for value in values:
             if isinstance(value, list | tuple | dict) and len(values) < LONGEST:
@@ -106,21 +106,23 @@ class Expressions:
         return tuple({id(held_value): held_value for held_value in held if isinstance(held_value, ConstructedObject)}.values())
 
     def look(self, name: str, scope: Scope, otherwise: Any = None) -> Any:
-        """What a name stands for: in a function, in those around it, or in the file."""
-        place: Scope | None = scope
-        while place is not None:
-            if name in place:
-                return place[name]
-            place = place.get(OUTER)
+        """The value of a name: in a function, in the functions around it, or in the file. otherwise: the result if there is
+        none."""
+        level: Scope | None = scope
+        while level is not None:
+            if name in level:
+                return level[name]
+            level = level.get(OUTER)
         return self.values.get(name, otherwise)
 
     def maybe_called(self, node: ast.AST, scope: Scope) -> None:
-        """Notes the calls of a part of a file that may or may not be run."""
+        """Records that the calls in a part of a file may be made, and may change their objects."""
         for call in ast.walk(node):
             if isinstance(call, ast.Call):
                 self.change(list(self.held(call, scope)), call)
 
     def _value(self, node: ast.AST, scope: Scope) -> Any:
+        """The value of an expression by the kind of its node, as `value` before held objects are added."""
         match node:
             case ast.Constant():
                 return node.value if isinstance(node.value, PLAIN) else unread(node)
@@ -174,6 +176,7 @@ class Expressions:
                 return unread(node)
 
     def _name(self, node: ast.Name, scope: Scope) -> Any:
+        """The value of a name; a Symbol for functions, classes and builtins."""
         found = self.look(node.id, scope, self)
         if found is not self:
             return found
@@ -182,6 +185,7 @@ class Expressions:
         return self.variables.get(node.id, unread(node))
 
     def _attribute(self, node: ast.Attribute, scope: Scope) -> Any:
+        """The value of an attribute of a Symbol or an object."""
         base = self.value(node.value, scope)
         if isinstance(base, Symbol):
             return Symbol(f"{base}.{node.attr}")
@@ -190,7 +194,7 @@ class Expressions:
         return self.part(base, node.attr, node.lineno)
 
     def part(self, of: ConstructedObject, name: str, line: int) -> Any:
-        """A field of an object; one that nothing set is an object of its own."""
+        """A field of an object; a field that nothing has set becomes an object of its own. of: the object."""
         if name.startswith("__"):
             of.changed.append(UnreadExpression(name, line))
         if name not in of.fields:
@@ -201,6 +205,7 @@ class Expressions:
         return of.fields[name]
 
     def _computed(self, node: ast.BinOp, scope: Scope) -> Any:
+        """The result of arithmetic on known numbers, or of joining known lists or texts."""
         left, right = self.value(node.left, scope), self.value(node.right, scope)
         numbers = all(isinstance(operand, int | float) and abs(operand) < 2**63 for operand in (left, right))
         lists = all(isinstance(operand, list) for operand in (left, right)) or all(
@@ -216,6 +221,7 @@ class Expressions:
         return made if numbers or len(made) <= LONGEST else unread(node)
 
     def _either(self, node: ast.BoolOp, scope: Scope) -> Any:
+        """The result of `and` or `or`."""
         for operand in node.values:
             value = self.value(operand, scope)
             truth = self.truth(value)
@@ -224,6 +230,7 @@ class Expressions:
         return value
 
     def _compared(self, node: ast.Compare, scope: Scope) -> Any:
+        """The result of a comparison of known values, or of an object with None."""
         left, right, kind = self.value(node.left, scope), self.value(node.comparators[0], scope), type(node.ops[0])
         if not all(isinstance(operand, PLAIN) for operand in (left, right)):
             made = [isinstance(operand, ConstructedObject) and not operand.implied for operand in (left, right)]
@@ -238,12 +245,14 @@ class Expressions:
             return unread(node)
 
     def truth(self, value: Any) -> bool | None:
-        """Whether a value counts as true; None where it is not known."""
+        """Whether a value counts as true; None if that is not known."""
         if isinstance(value, Symbol) or not isinstance(value, PLAIN):
             return True if isinstance(value, ConstructedObject) and not value.implied and not value.fields else None
         return bool(value)
 
     def _called(self, node: ast.Call, scope: Scope) -> Any:
+        """The result of a call: a value for functions of the file and some builtins, else an object. Raises InputError for
+        functions such as `exec`, which hide values."""
         function = self._method(node, scope) if isinstance(node.func, ast.Attribute) else self.value(node.func, scope)
         if isinstance(node.func, ast.Name) and isinstance(function, UnreadExpression) and node.func.id not in scope:
             function = Symbol(node.func.id)  # of an import of everything
@@ -296,7 +305,7 @@ class Expressions:
         return given
 
     def _method(self, node: ast.Call, scope: Scope) -> Any:
-        """What is called: a Symbol; of an object, what its method gives back."""
+        """The function that a method call names, as a Symbol; for a method of a known value or object, the call's result."""
         assert isinstance(node.func, ast.Attribute)
         base, name = self.value(node.func.value, scope), node.func.attr
         if isinstance(base, Symbol):
@@ -307,8 +316,8 @@ class Expressions:
             names = [flag.lstrip("-").replace("-", "_") for flag in flags if flag.startswith("--") or not flag.startswith("-")]
             if names:
                 default = given.fields.get("default", False if "store_true" in given.fields.values() else unread(node))
-                place = str(given.fields.get("dest", names[0]))
-                base.fields.setdefault("arguments", {})[place] = self.variables.get(place, default)
+                destination = str(given.fields.get("dest", names[0]))
+                base.fields.setdefault("arguments", {})[destination] = self.variables.get(destination, default)
             return None
         if isinstance(base, ConstructedObject) and name in ("parse_args", "parse_known_args"):
             arguments = ConstructedObject(name, node.lineno, dict(base.fields.get("arguments", {})))
@@ -335,6 +344,7 @@ class Expressions:
         return unread(node)
 
     def _arguments(self, node: ast.Call, scope: Scope) -> ConstructedObject:
+        """The arguments of a call as an object without a name."""
         given = ConstructedObject("", node.lineno)
 
         def take(name: str, value: Any, line: int) -> None:
@@ -355,7 +365,7 @@ class Expressions:
         return given
 
     def change(self, values: Sequence[Any], node: ast.AST, name: str = "") -> None:
-        """Notes that objects are given to a call that may change them."""
+        """Records that objects are given to a call that may change them. node: the call. name: that of the function."""
         called = name or (ast.unparse(node.func).rpartition(".")[2] if isinstance(node, ast.Call) else "")
         own = called in self.classes or any(
             isinstance(value, ConstructedObject) and value.name in self.classes for value in values
@@ -382,13 +392,13 @@ def unread(node: ast.AST) -> UnreadExpression:
 
 
 def loaded(target: ast.AST) -> ast.expr:
-    """A target of an assignment as an expression that reads it."""
+    """The target of an assignment as an expression that reads it."""
     made = ast.parse(ast.unparse(target), mode="eval").body
     return ast.copy_location(made, target)
 
 
 def literal(text: str) -> Any:
-    """What a text of `--set` stands for: a literal of Python where it is one."""
+    """The value of a text of `--set`: a Python literal if it is one, else the text."""
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError, MemoryError, RecursionError):

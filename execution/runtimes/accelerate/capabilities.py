@@ -1,4 +1,4 @@
-"""What plans for Accelerate may have.
+"""The features that plans for Accelerate may have.
 
 One stage; states sharded by FSDP2 (ZeRO stages 2 and 3), copies of shards (`--hybrid`) or copies alone; recomputation of whole
 layers. Tensor parallelism is not used.

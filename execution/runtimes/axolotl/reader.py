@@ -14,9 +14,9 @@ from trainplan.execution.runtimes.transformers.trainer import (
     configured,
     finished,
     half_of,
-    opened,
     optimizer_of,
     refuse_all,
+    tables_and_keys,
 )  # fmt: skip
 from trainplan.profiling.base.errors import shown
 
@@ -68,7 +68,7 @@ NAMES = {
 
 def read(path: Path, user: UserSettings) -> RunConfiguration:
     """The run configuration of a YAML file of axolotl. Raises InputError."""
-    data, keys = opened(path, user, DEFAULTS)
+    data, keys = tables_and_keys(path, user, DEFAULTS)
     notes = list[str]()
     refuse_all(keys, REFUSED)
     plugins = keys.get("plugins") or []

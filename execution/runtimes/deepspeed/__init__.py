@@ -1,1 +1,1 @@
-"""DeepSpeed: its JSON configuration, read and written."""
+"""DeepSpeed: reader of its JSON configuration, and export to it."""

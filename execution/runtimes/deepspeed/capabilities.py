@@ -1,7 +1,7 @@
-"""What DeepSpeed runs.
+"""The features that plans for DeepSpeed may have.
 
-One stage, one strategy for all units, ZeRO stages 1 to 3 among all ranks or copies, recomputation of whole layers, the
-optimizer's states or all on the host (`--host`). It is given no tensor parallelism.
+One stage, one strategy for all units, ZeRO stages 1 to 3 among all ranks or copies of states, recomputation of whole layers,
+the optimizer's states or all states on the host (`--host`). Tensor parallelism is not used.
 """
 
 from __future__ import annotations

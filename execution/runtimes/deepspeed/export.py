@@ -1,8 +1,8 @@
-"""Plans for DeepSpeed: its JSON configuration, a script that trains with it, and what starts that.
+"""Export of plans to DeepSpeed: its JSON configuration, a training script, and files that start it.
 
-Keys as of DeepSpeed 0.19 (2026; its page on the JSON configuration, `runtime/zero/config.py`). ZeRO stages 1 to 3 are its own;
-copies alone (dp) are stage 0 in float32, and stage 1 in half precision: from there on DeepSpeed takes gradients in float32.
-States on the host are `offload_optimizer` and, in stage 3, `offload_param`. Refused: pipelines, tensor parallelism, units with
+Keys as of DeepSpeed 0.19 (2026; its page on the JSON configuration, `runtime/zero/config.py`). ZeRO stages 1 to 3 are its own.
+Copies alone (dp) are stage 0 in float32, and stage 1 in half precision, which is the first stage with float32 gradients. States
+on the host are `offload_optimizer` and, in stage 3, `offload_param`. Refused: pipelines, tensor parallelism, units with
 different strategies, copies of shards (hybrid sharding), uneven shares, hidden states on the host.
 """
 
@@ -31,7 +31,8 @@ DECIDES = (
 
 
 def export(plan: Plan, where: str) -> Export:
-    """Files ds_config.json, run.json, train.py, launch.sh, slurm.sh and README.md. Raises InputError."""
+    """Exports a plan as the files ds_config.json, run.json, train.py, launch.sh, slurm.sh and README.md. where: the plan's
+    file, for errors. Raises InputError if DeepSpeed cannot run the plan."""
     strategy, model = one_stage(plan, CAPABILITIES, RUNTIME, where), plan.planned_model()
     if strategy.degree("dp") > 1 and strategy.degree("sdp") > 1:
         fix = "plan without --hybrid: DeepSpeed shards over all data-parallel ranks"
@@ -70,7 +71,7 @@ def export(plan: Plan, where: str) -> Export:
 
 
 def _offloads(plan: Plan, where: str) -> bool:
-    """Whether states are kept on the host, the same of all units. Raises InputError."""
+    """Whether states are kept on the host, which must be the same for all units. Raises InputError."""
     first = plan.units[0].states
     for position, unit in enumerate(plan.units):
         states = unit.states

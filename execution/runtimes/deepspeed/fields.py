@@ -1,4 +1,5 @@
-"""Keys of DeepSpeed's JSON that say something of a plan, each declared once: read by `configurations.deepspeed`, written here.
+"""Keys of DeepSpeed's JSON that correspond to properties of a plan, each declared once: `deepspeed.reader` reads them by these
+declarations and `deepspeed.export` writes them.
 
 Keys and defaults as of DeepSpeed 0.19 (2026; its page on the JSON configuration, `runtime/zero/config.py`), in the order in
 which they are written.
@@ -26,8 +27,8 @@ PLACES = ("none", "cpu", "nvme")  # where states are offloaded to
 
 @dataclass(frozen=True)
 class ExportedValues:
-    """What is written of a plan. stage: of ZeRO; micro_samples: of one micro-batch on one rank; gradients: the dtype in which
-    they are added up."""
+    """The properties of a plan from which the export computes DeepSpeed's keys. stage: of ZeRO. micro_samples: samples of one
+    micro-batch on one rank. gradients: the dtype in which gradients are summed."""
 
     plan: Plan
     stage: int
@@ -41,11 +42,11 @@ class ExportedValues:
 
     @property
     def reduced(self) -> str | None:
-        """The dtype in which gradients are reduced, where it is not the model's."""
+        """The dtype in which gradients are reduced, if it is not the model's; else None."""
         return self.gradients if self.plan.precision.gradients == "float32" else None
 
     def offloaded(self, states: str, value: Any) -> Any:
-        """A value of what is offloaded, where these states are on the host."""
+        """The value of an offloading key if these states (optimizer or parameters) are on the host, else None."""
         return value if getattr(self.plan.units[0].states, states) == "host" else None
 
 

@@ -1,9 +1,9 @@
-"""DeepSpeed: its JSON configuration, with keys and defaults as of its code (0.19, 2026).
+"""Reader of DeepSpeed's JSON configuration, with keys and defaults as of its code (0.19, 2026).
 
-A value of "auto" is none of DeepSpeed's: transformers' Trainer or Accelerate fills it in before DeepSpeed sees it
-(`transformers/integrations/deepspeed.py`, 5.x; `accelerate/utils/dataclasses.py`, 1.15). Where it depends on the command of the
-trainer, such as --bf16, what is taken is among the values that were taken, with that source; where the file alone cannot say
-it, it is asked for.
+A value of "auto" is not DeepSpeed's: transformers' Trainer or Accelerate fills it in before DeepSpeed reads it
+(`transformers/integrations/deepspeed.py`, 5.x; `accelerate/utils/dataclasses.py`, 1.15). If it depends on the command of the
+trainer, such as --bf16, the assumed value is listed among the values taken, with that source; if the file alone cannot decide
+it, the user has to give it.
 """
 
 from __future__ import annotations
@@ -89,12 +89,13 @@ HIDDEN = {"reduce_bucket_size": "reduce_elements", "stage3_prefetch_bucket_size"
 
 
 def read(path: Path, user: UserSettings) -> RunConfiguration:
-    """The configuration of a JSON file. Raises InputError."""
+    """The run configuration of a JSON file of DeepSpeed. Raises InputError."""
     return read_filled(path, user, {})
 
 
 def read_filled(path: Path, user: UserSettings, given: Mapping[str, tuple[Any, str]]) -> RunConfiguration:
-    """The same with what a trainer fills in, as of `of_values`. Raises InputError."""
+    """The run configuration of a JSON file of DeepSpeed with values that a trainer fills in (`given`, as of `of_values`).
+    Raises InputError."""
     data, sources = read_with_settings(path, user)
     if not isinstance(data, Mapping):
         raise InputError(str(path), "", f"holds {shown(data)}", "give an object, as DeepSpeed's configurations are")
@@ -109,9 +110,12 @@ def of_values(
     called: Mapping[str, str] | None = None,
     given: Mapping[str, tuple[Any, str]] | None = None,
 ) -> RunConfiguration:
-    """The configuration of a table of keys. sources: file and line of keys. called: other names of keys, which the file
-    has for them. given: what a trainer fills in for keys that are "auto", and the source of that; `optim` is what it steps by
-    where the file has no optimizer, `stage` the stage where the file has "auto" alone. Raises InputError."""
+    """The run configuration of DeepSpeed's nested keys.
+
+    sources: file and line of each key. called: the file's own names of keys. given: by key, the value and its source that a
+    trainer fills in for "auto"; `optim` is the optimizer if the file has none, `stage` the ZeRO stage if the file has "auto".
+    Raises InputError.
+    """
     keys = KeyReader(where, _flat(data, where), (None, "auto"), sources, DEFAULTS, user.ignored, called, fields=FIELDS)
     filled = dict(given or {})
     brought = filled.pop("optim", (BROUGHT, BROUGHT_BY))
@@ -166,7 +170,7 @@ def of_values(
 
 
 def _flat(data: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The keys of all tables. Raises InputError where a table is none."""
+    """The keys of all tables, flattened. Raises InputError if a table has a value that is no table."""
     data = dict(data)
     if isinstance(data.get(ZERO), bool):
         data[ZERO] = {"stage": int(data[ZERO])}  # as DeepSpeed reads its oldest files
@@ -179,7 +183,7 @@ def _flat(data: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def _otherwise(keys: KeyReader) -> Iterator[str]:
-    """What takes more or less time than the plan, and is taken as the plan has it."""
+    """Lines on settings that change the run's time compared with the plan."""
     if keys.flag("compile.deepcompile"):
         yield "gathers and reductions placed by DeepCompile: predicted as DeepSpeed places them; less time"
     if keys.flag("fp32_allreduce"):
@@ -187,7 +191,8 @@ def _otherwise(keys: KeyReader) -> Iterator[str]:
 
 
 def _fill(keys: KeyReader, given: Mapping[str, tuple[Any, str]]) -> None:
-    """Takes what is filled in for "auto". Raises InputError where nobody fills it in, or the trainer says another value."""
+    """Replaces values "auto" by those that the trainer fills in. Raises InputError if nothing fills a value in, or if the file
+    has another value than the trainer."""
     for key, (value, source) in given.items():
         written = keys.values.get(key)
         if written in (None, "auto"):
@@ -202,7 +207,7 @@ def _fill(keys: KeyReader, given: Mapping[str, tuple[Any, str]]) -> None:
 
 
 def _refuse(keys: KeyReader) -> None:
-    """Raises InputError for what runs that no plan has."""
+    """Raises InputError for keys that turn on features that no plan has."""
     for key, why in REFUSED.items():
         keys.refuse(key, ("false", "0"), why)
     for key, value in keys.values.items():
@@ -212,7 +217,8 @@ def _refuse(keys: KeyReader) -> None:
 
 
 def _precision(keys: KeyReader, stage: int, user: UserSettings, notes: list[str]) -> tuple[str, Precision]:
-    """The dtype of products, and what the optimizer works on. Raises InputError where nobody says it."""
+    """The dtype of matrix multiplications, and the dtypes of master weights and gradients. Raises InputError if nothing says
+    the dtype."""
     name = "bf16.enabled" if "bf16.enabled" in keys.values else "bfloat16.enabled"
     values = {"bfloat16": keys.values.get(name), "float16": keys.values.get("fp16.enabled")}
     bf16, fp16 = keys.flag(name), keys.flag("fp16.enabled")
@@ -255,7 +261,7 @@ def _precision(keys: KeyReader, stage: int, user: UserSettings, notes: list[str]
 
 
 def _width(keys: KeyReader, key: str) -> str | None:
-    """A dtype by any of DeepSpeed's spellings. Raises InputError."""
+    """The dtype that a key holds, in any of DeepSpeed's spellings; None if it is not set. Raises InputError."""
     value = keys.get(key)
     if value is None:
         return None
@@ -265,7 +271,8 @@ def _width(keys: KeyReader, key: str) -> str | None:
 
 
 def _parallel(keys: KeyReader) -> tuple[int, int]:
-    """Degrees of tensor parallelism, and of sequence parallelism, whose ranks exchange heads. Raises InputError."""
+    """Degrees of tensor parallelism, and of sequence parallelism, whose ranks exchange heads. Raises InputError for
+    pipelines."""
     pipeline = keys.get("pipeline.stages")
     if pipeline not in (None, 1, "auto"):
         fix = "leave it out: stages are said by the program (PipelineModule), and plans for DeepSpeed have one"
@@ -276,9 +283,9 @@ def _parallel(keys: KeyReader) -> tuple[int, int]:
 
 
 def _optimizer(keys: KeyReader, stage: int, brought: tuple[Any, str], notes: list[str]) -> tuple[OptimizerName, str]:
-    """What steps the parameters, and by which kernels, as notes of rows say it. DeepSpeed steps by its own FusedAdam, or by
-    torch's AdamW where `torch_adam` is set (`_configure_basic_optimizer`). brought: by the program, where the file has none,
-    with its source. Raises InputError for an optimizer with other states."""
+    """The optimizer, and its kernels in the words of tables of measured runs. DeepSpeed uses its own FusedAdam, or torch's
+    AdamW if `torch_adam` is set (`_configure_basic_optimizer`). brought: the training program's optimizer if the file has none,
+    with its source. Raises InputError for optimizers with other states."""
     name = keys.get("optimizer.type")
     if name is None:
         keys.take("optimizer.type", *brought)
@@ -294,11 +301,14 @@ def _optimizer(keys: KeyReader, stage: int, brought: tuple[Any, str], notes: lis
 
 
 def _buffers(keys: KeyReader, stage: int, half: bool, copies: bool) -> Buffers:
-    """What is held alongside, by the sizes of the file and DeepSpeed's defaults. Gradients are reduced from one bucket, and in
-    stages 1 and 2 from two where that overlaps with computation. Where they are reduced in float32, stage 3 has buckets of it,
-    others a copy of the one that is reduced. Parameters stay gathered whose next use is within `max_reuse_distance`, whatever
-    `max_live_parameters` is, which bounds what is gathered ahead (`partitioned_param_coordinator.py`). half: whether the model
-    is in half precision. copies: whether the step copies gradients to float32."""
+    """The buffers that DeepSpeed holds in addition to states and activations, by the file's sizes and DeepSpeed's defaults.
+
+    Gradients are reduced from one bucket, in stages 1 and 2 from two if the reduction overlaps with computation. If they are
+    reduced in float32, stage 3 has float32 buckets, other stages a float32 copy of the bucket that is reduced. Parameters stay
+    gathered if their next use is within `max_reuse_distance`, whatever `max_live_parameters` is, which limits what is gathered
+    ahead (`partitioned_param_coordinator.py`). half: whether the model is in half precision. copies: whether the optimizer's
+    step copies gradients to float32.
+    """
     size = {
         name: _elements(keys, f"{ZERO}.{name}", default)
         for name, default in {
@@ -337,7 +347,8 @@ def _buffers(keys: KeyReader, stage: int, half: bool, copies: bool) -> Buffers:
 
 
 def _elements(keys: KeyReader, key: str, default: int) -> int | None:
-    """A number of elements, which files often write as 5e8; None where the model's hidden size says it. Raises InputError."""
+    """A number of elements, which files often write as 5e8; None if it follows from the model's hidden size. Raises
+    InputError."""
     short = key.replace("stage3_", "")
     key = short if short in keys.values and key not in keys.values else key
     if keys.values.get(key) == "auto":
@@ -350,7 +361,8 @@ def _elements(keys: KeyReader, key: str, default: int) -> int | None:
 
 
 def _host(keys: KeyReader, stage: int, notes: list[str]) -> list[Host]:
-    """What is kept on the host; NVMe is taken for it. Raises InputError."""
+    """The states that are kept on the host; NVMe counts as host memory. notes: lines on differences are added. Raises
+    InputError."""
     optimizer = keys.text(f"{ZERO}.offload_optimizer.device")
     parameters = keys.text(f"{ZERO}.offload_param.device")
     if keys.flag(f"{ZERO}.cpu_offload"):

@@ -13,9 +13,9 @@ from trainplan.execution.runtimes.transformers.trainer import (
     configured,
     finished,
     half_of,
-    opened,
     optimizer_of,
     refuse_all,
+    tables_and_keys,
     with_precision,
 )  # fmt: skip
 from trainplan.profiling.base.errors import shown
@@ -44,7 +44,7 @@ NAMES = {
 
 def read(path: Path, user: UserSettings) -> RunConfiguration:
     """The run configuration of a YAML or JSON file of LLaMA-Factory. Raises InputError."""
-    data, keys = opened(path, user, DEFAULTS)
+    data, keys = tables_and_keys(path, user, DEFAULTS)
     notes = list[str]()
     refuse_all(keys, REFUSED)
     for kind in ("tensor_model", "pipeline_model", "expert_model", "context"):

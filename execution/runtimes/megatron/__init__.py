@@ -1,1 +1,1 @@
-"""Megatron-LM: its arguments, read and written."""
+"""Megatron-LM: reader of its arguments and logs, and export to it."""

@@ -1,10 +1,11 @@
-"""What Megatron-LM's GPTModel runs.
+"""The plans that Megatron-LM's GPTModel can run.
 
-One strategy for all units, copies or its distributed optimizer (ZeRO stage 1), sequence parallelism, recomputation of whole
-layers or of attention and norms, 1F1B and interleaved stages of whole layers; ranks of tensor parallelism are neighbours. The
-first n layers of every stage may be those that are recomputed. Context parallelism of GPTModel exchanges keys or heads;
-Transformer Engine has no copies of keys for the latter, and all recipes of products in fewer bits. Gradients are added up in
-float32 for bfloat16 models unless --grad-reduce-in-bf16 is given (megatron/training/arguments.py). Muon is in stages 0 and 1.
+One strategy for all units, with copies of states or its distributed optimizer (ZeRO stage 1), sequence parallelism,
+recomputation of whole layers or of attention and norms, 1F1B and interleaved stages of whole layers; tensor-parallel ranks are
+neighbours. The recomputed layers may be the first n of every stage. Context parallelism of GPTModel exchanges keys or heads;
+for the latter Transformer Engine cannot copy keys. Transformer Engine has all low-precision recipes. Gradients of bfloat16
+models are summed in float32 unless --grad-reduce-in-bf16 is given (megatron/training/arguments.py). Muon runs with ZeRO stages
+0 and 1.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Variables of the environment by which Transformer Engine chooses how Megatron-LM's attention runs.
+"""Environment variables by which Transformer Engine chooses the attention kernel in runs of Megatron-LM.
 
 Up to core 0.10 these variables alone choose. From core 0.11 on (2025) `--attention-backend` does, and Megatron does not start
-where a variable says otherwise (`_set_attention_backend` of `megatron/core/models/common/language_module`).
+if a variable contradicts it (`_set_attention_backend` of `megatron/core/models/common/language_module`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ WANTED = {"auto": "111", "flash": "100", "fused": "010", "unfused": "001", "loca
 
 
 def refuse_environment(keys: KeyReader, argument: str, backend: str) -> None:
-    """Raises InputError where the variables are not those of the backend. argument: what says the backend."""
+    """Raises InputError if environment variables among the keys contradict the attention backend. argument: the argument or
+    field that sets the backend, for the message. backend: its value, a key of WANTED."""
     given = {name: str(keys.get(name)) for name in ATTENTION if name in keys.values and name not in keys.ignored}
     name = next((name for name in given if given[name] != _wanted(backend)[name]), None)
     if name is None:
@@ -32,5 +33,5 @@ def refuse_environment(keys: KeyReader, argument: str, backend: str) -> None:
 
 
 def _wanted(backend: str) -> dict[str, str]:
-    """What a backend wants of the variables."""
+    """The values that a backend requires of the variables in ATTENTION, by name."""
     return dict(zip(ATTENTION, WANTED[backend], strict=True))

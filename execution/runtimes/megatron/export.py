@@ -1,32 +1,37 @@
-"""Plans for Megatron-LM: all arguments of its training scripts, and what starts them.
+"""Export of plans to Megatron-LM: all arguments of its training scripts, and files that start them.
 
-Arguments as of `megatron/training/arguments.py` (core 0.15, 2025): those of the model (see `megatron_model`), of the plan, of
-precision; data and the optimizer's numbers are the user's, from the environment, with defaults on which it starts (made-up
-data). Cuts between layers: `--pipeline-model-parallel-layout` (megatron/core/transformer/pipeline_parallel_layer_layout.py):
-stages in a string with `|` between them, `E` embedding, `t` layer, `L` final norm, head and loss; `t*3` is `ttt`. Where the
-middle stages are equal, `--decoder-first-pipeline-num-layers` and `--decoder-last-pipeline-num-layers` say the same to
-versions before it. Of interleaved stages the layout has all chunks in order. Cuts within a layer: HybridModel's
-`--hybrid-layer-pattern` (megatron/core/models/hybrid/hybrid_layer_allocation.py, 2026), where `*` is an attention layer, `-` a
-feed-forward layer and `|` the end of a stage; the embedding is on the first stage, the head on the last. It is another model
-class: checkpoints of GPTModel are converted (tools/checkpoint/gpt_hybrid_conversion.py).
+Arguments as of `megatron/training/arguments.py` (core 0.15, 2025): those of the model (see `megatron.export_model`), of the
+plan and of precision. Data and the optimizer's numbers are the user's, from environment variables whose defaults let it start
+on mock data.
 
-Recomputation is of all layers (`--recompute-method uniform`), or of the first n of every stage, of each chunk where stages are
-interleaved (`block`; TransformerBlock counts the layers of its own chunk, and one with fewer recomputes them all). Plans that
-recompute others are exported with all layers recomputed, and it is said.
+Cuts between layers are given by `--pipeline-model-parallel-layout`
+(megatron/core/transformer/pipeline_parallel_layer_layout.py): a string of stages separated by `|`, with `E` for the embedding,
+`t` for a layer and `L` for final norm, head and loss; `t*3` is `ttt`. If the middle stages are equal,
+`--decoder-first-pipeline-num-layers` and `--decoder-last-pipeline-num-layers` say the same to older versions. For interleaved
+stages the layout lists all chunks in order. Cuts within a layer need HybridModel's `--hybrid-layer-pattern`
+(megatron/core/models/hybrid/hybrid_layer_allocation.py, 2026), where `*` is an attention layer, `-` a feed-forward layer and
+`|` the end of a stage; the embedding is on the first stage, the head on the last. HybridModel is another model class, whose
+checkpoints are converted from GPTModel's (tools/checkpoint/gpt_hybrid_conversion.py).
 
-Context-parallel ranks are right outside tensor-parallel ones, and share the optimizer's states with data-parallel ones, as in
-plans. `--cp-comm-type` says what they exchange: `p2p` keys and values around a ring, `all_gather` the same at once, which
-Transformer Engine has for sliding windows where it has no ring, `a2a` heads; it has no copies of keys for `a2a`. BERT's script
-cuts no samples.
+Recomputation is of all layers (`--recompute-method uniform`), or of the first n of every stage or, with interleaving, of every
+chunk (`block`; TransformerBlock counts the layers of its own chunk, and one with fewer recomputes them all). Plans that
+recompute other layers are exported with all layers recomputed, and the README says so.
 
-Gradients are added up and reduced as the plan says: in bf16 by `--grad-reduce-in-bf16`, in fp32 by
-`--accumulate-allreduce-grads-in-fp32`. Products in fewer bits are Transformer Engine's, by `--fp8-recipe` and `--fp4-recipe`,
-per tensor with gradients in E5M2 (hybrid), as are its defaults. Where the distributed optimizer gathers parameters, these are
-kept in 8 bits (`--fp8-param-gather`) as in Megatron-Bridge's recipes, in blocks of 128 numbers and in FP4 not.
+Context-parallel ranks are the level right outside tensor-parallel ranks, and share the optimizer's states with data-parallel
+ranks, as in plans. `--cp-comm-type` selects the exchange: `p2p` sends keys and values around a ring, `all_gather` gathers them
+at once (Transformer Engine has this for sliding windows, and no ring), `a2a` exchanges heads, for which it cannot copy keys.
+BERT's script does not split samples.
 
-Data-parallel ranks are those that are left. Its distributed optimizer is ZeRO stage 1, with
-`--num-distributed-optimizer-instances` copies under hybrid sharding; stages 2 and 3 become stage 1, if that still fits. Muon is
-`--optimizer muon`, in stage 1 `dist_muon`, which takes neither that nor `--overlap-*` (core 0.16, 2026).
+Gradients are summed and reduced in the plan's dtype: in bf16 by `--grad-reduce-in-bf16`, in fp32 by
+`--accumulate-allreduce-grads-in-fp32`. Low-precision matrix multiplications are Transformer Engine's, by `--fp8-recipe` and
+`--fp4-recipe`, per tensor with gradients in E5M2 (hybrid), as are its defaults. If the distributed optimizer gathers
+parameters, these are kept in 8 bits (`--fp8-param-gather`) as in Megatron-Bridge's recipes, except for scaling in blocks of 128
+numbers and for FP4.
+
+Data-parallel ranks are the remaining ones. The distributed optimizer is ZeRO stage 1, with
+`--num-distributed-optimizer-instances` copies under hybrid sharding; ZeRO stages 2 and 3 become stage 1, if that fits. Muon is
+`--optimizer muon`, in stage 1 `dist_muon`, which works neither with several instances nor with `--overlap-*` (core 0.16, 2026).
+
 Refused: GPipe, units with different strategies, uneven shares, cuts within BERT's layers, states on the host. Left out: sliced
 forward passes, recomputation of single units, the order of levels, placement.
 """
@@ -115,17 +120,18 @@ GATHERED = ("parameters are kept and gathered in 8 bits: faster than predicted",
 
 
 def layout(plan: Plan) -> str:
-    """Stages of whole layers as `--pipeline-model-parallel-layout`."""
+    """The stages of a plan, made of whole layers, as `--pipeline-model-parallel-layout`."""
     return re.sub(r"t{3,}", lambda run: f"t*{len(run[0])}", "|".join(layers_of(plan)))
 
 
 def hybrid_pattern(plan: Plan) -> str:
-    """Stages of sub-layers as `--hybrid-layer-pattern`."""
+    """The stages of a plan, made of sub-layers, as `--hybrid-layer-pattern`."""
     return "|".join(letters(plan)).translate({ord("E"): None, ord("L"): None, ord("a"): "*", ord("f"): "-"})
 
 
 def end_counts(plan: Plan) -> StageCuts | None:
-    """The same cuts by the layers of the first and last stage, with as few of the two as say it; None where none do."""
+    """The cuts of a plan as numbers of layers of the first and last stage, with as few of the two as possible; None if the
+    other stages are unequal."""
     counts = [stage.count("t") for stage in layers_of(plan)]
     if min(counts) == 0:
         return None
@@ -139,11 +145,12 @@ def end_counts(plan: Plan) -> StageCuts | None:
 
 @dataclass(frozen=True)
 class MegatronArguments:
-    """What a training script of Megatron-LM is told of a plan.
+    """The arguments that Megatron-LM's training scripts need to run a plan, as words of a command.
 
-    model: its own arguments; parallel: degrees, batch, recomputation and stages; precision; optimizer, where it is not AdamW;
-    same: parallel with the stages by numbers of layers, where they can be said so. left_out: as of `Export`; plan: as it is
-    run, without that; peak_bytes: the most that any device holds of it.
+    script: the training script. model: arguments of the model. parallel: degrees, batch, recomputation and stages. precision:
+    dtypes and recipes. optimizer: empty for AdamW. same: as `parallel`, with the stages given by numbers of layers, for
+    versions without layouts; None if that is impossible. left_out: lines for the README on features of the plan that are left
+    out. plan: the plan as it is run. peak_bytes: peak memory of the fullest device.
     """
 
     script: str
@@ -158,13 +165,13 @@ class MegatronArguments:
 
     @property
     def gathered(self) -> tuple[str, ...]:
-        """What is to be said of parameters that are gathered in 8 bits."""
+        """A line for the README if parameters are gathered in 8 bits."""
         return GATHERED if "--fp8-param-gather" in self.precision else ()
 
 
 def arguments_of(plan: Plan, where: str, runtime: str = RUNTIME, capabilities: Runtime = CAPABILITIES) -> MegatronArguments:
-    """All arguments of a plan, and what they leave out. runtime: what runs GPTModel, for messages; capabilities: what it runs.
-    Raises InputError."""
+    """All arguments for a plan. runtime: the name of the runtime that uses GPTModel, for messages. capabilities: what it can
+    run. Raises InputError if it cannot run the plan."""
     check_pipeline(plan, capabilities, runtime, where)
     if plan.schedule not in ("1f1b", "interleaved-1f1b"):
         raise InputError(where, "schedule", f"is {plan.schedule!r}", f"plan with --schedule 1f1b: {runtime} runs no other")
@@ -209,8 +216,8 @@ def arguments_of(plan: Plan, where: str, runtime: str = RUNTIME, capabilities: R
 
 
 def export(plan: Plan, where: str) -> Export:
-    """Files megatron_args.sh, with all arguments as bash arrays, launch.sh and slurm.sh, which start it, and README.md. Raises
-    InputError."""
+    """Exports a plan as the files megatron_args.sh (all arguments as bash arrays), launch.sh and slurm.sh, which start it, and
+    README.md. where: the plan's file, for errors. Raises InputError if Megatron-LM cannot run the plan."""
     arguments, version = arguments_of(plan, where), VERSION_OF_MUON if plan.optimizer == "muon" else VERSION
     settings = {
         "script": arguments.script,
@@ -247,9 +254,10 @@ def export(plan: Plan, where: str) -> Export:
 
 
 def connections(plan: Plan) -> list[str]:
-    """The line of bash without which Megatron-LM does not start where ranks of tensor or context parallelism share a layer
-    (`validate_args` of megatron/training/arguments.py): kernels of passes begin in the order in which they are issued. From
-    Blackwell on, whose devices have MXFP8, that is so without it, and copies and collectives want more connections."""
+    """The line of bash that Megatron-LM requires if ranks of tensor or context parallelism share a layer on devices before
+    Blackwell (`validate_args` of megatron/training/arguments.py); none otherwise. It limits connections to the device to one,
+    so that kernels start in the order of issue. Blackwell devices, which have MXFP8, do so anyway, and copies and collectives
+    profit from more connections."""
     strategy, evidence = plan.strategies()[0], None if plan.claim is None else plan.claim.evidence
     if strategy.degree("tp") * strategy.degree("cp") == 1:
         return []
@@ -261,12 +269,14 @@ def connections(plan: Plan) -> list[str]:
 
 
 def decides(plan: Plan, usual: tuple[str, ...]) -> tuple[str, ...]:
-    """What the runtime decides of a plan. usual: with AdamW, the first of it what runs beside passes."""
+    """README lines on what the runtime decides by itself. usual: the lines for AdamW, whose first one is about communication
+    overlapping passes, which Muon does not have."""
     return usual if plan.optimizer == "adamw" else (*MUON_DECIDES, *usual[1:])
 
 
 def _left_out(strategy: Strategy, exchange: str | None) -> list[str]:
-    """What the arguments of degrees leave out."""
+    """README lines on features of a strategy that the arguments do not express. exchange: the value of `--cp-comm-type`, if
+    any."""
     left_out = left_out_order(strategy)
     if exchange == "all_gather":
         left_out.append(f"{strategy}: keys and values are gathered before attention, not sent around a ring; more time")
@@ -277,13 +287,14 @@ def _left_out(strategy: Strategy, exchange: str | None) -> list[str]:
 
 
 def _exchange(strategy: Strategy, model: Model) -> str:
-    """How context-parallel ranks communicate: by the names of `--cp-comm-type`."""
+    """The value of `--cp-comm-type` for a strategy with context parallelism."""
     slides = any(isinstance(part, Attention) and 0 < part.sliding < part.tokens for part in model.sublayers.values())
     return "a2a" if strategy.exchanges_heads else "all_gather" if slides else "p2p"
 
 
 def _refuse_uncut(plan: Plan, model: Model, strategy: Strategy, runtime: str, where: str) -> None:
-    """Raises InputError where samples are not cut so, or keys are copied."""
+    """Raises InputError if Megatron-LM cannot split the samples of this model for context parallelism, or if ranks would have
+    to hold copies of keys."""
     field, problem = f"units[0].{plan.units[0].field}", f"is {str(strategy)!r}"
     if model.family == "bert":
         raise InputError(where, field, problem, f"give levels of dp, sdp and tp: {runtime}'s BertModel cuts no samples")
@@ -294,7 +305,8 @@ def _refuse_uncut(plan: Plan, model: Model, strategy: Strategy, runtime: str, wh
 
 
 def _steps_by_muon(plan: Plan, runtime: str, where: str) -> bool:
-    """Whether Muon steps the parameters, not AdamW. Raises InputError for what the runtime's Muon does not take."""
+    """Whether Muon updates the parameters instead of AdamW. Raises InputError for dtypes that the runtime's Muon does not
+    support."""
     if plan.optimizer == "adamw":
         return False
     if plan.planned_model().dtype == "float16":
@@ -304,7 +316,8 @@ def _steps_by_muon(plan: Plan, runtime: str, where: str) -> bool:
 
 
 def _stages(plan: Plan, model: Model) -> tuple[StageCuts, str, StageCuts | None]:
-    """What each stage has; the script that takes it; and the same by numbers of layers, if it can be said so."""
+    """The cuts of a plan as arguments; the training script that supports them; and the same cuts as numbers of layers, or None
+    if that is impossible."""
     if half_cut(plan) is not None:
         return StageCuts(pattern=hybrid_pattern(plan)), "pretrain_hybrid.py", None
     bert = model.family == "bert"
@@ -316,6 +329,7 @@ def _stages(plan: Plan, model: Model) -> tuple[StageCuts, str, StageCuts | None]
 
 
 def _array(name: str, arguments: list[str]) -> list[str]:
+    """The lines of bash that define an array of arguments, with one argument and its values per line."""
     rows: list[list[str]] = []
     for argument in arguments:
         if argument.startswith("--") or not rows:

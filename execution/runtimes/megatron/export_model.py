@@ -1,7 +1,7 @@
-"""What Megatron-LM has to be told of a model: the arguments of its GPTModel, from the parts that a model's layers have.
+"""The arguments of Megatron-LM's GPTModel that describe a model.
 
-Names as of `megatron/training/arguments.py` (core 0.15, 2025). Every number of a part that GPTModel has no argument for is
-refused by name, so that what is exported is the model that was planned.
+Names as of `megatron/training/arguments.py` (core 0.15, 2025). A property of the model that GPTModel has no argument for is
+refused by name, so that the exported model is the planned one.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ ACTIVATIONS = {("silu", True), ("relu2", False), ("gelu", False), ("gelu_tanh", 
 
 
 def model_arguments(model: Model, runtime: str, where: str, counted: bool = False) -> list[str]:
-    """The arguments that make GPTModel this model. counted: whether others say how many layers there are. Raises InputError
-    naming what it lacks."""
+    """The arguments that make GPTModel this model, as words of a command. counted: whether other arguments give the number of
+    layers. Raises InputError naming a property of the model that GPTModel lacks."""
     embedding, attention, ffn, head = _parts(model, runtime, where)
     _refuse_odd(embedding, attention, ffn, head, runtime, where)
     layers = None if counted else sum(isinstance(unit.sublayer, Attention) for unit in model.units)
@@ -24,7 +24,8 @@ def model_arguments(model: Model, runtime: str, where: str, counted: bool = Fals
 
 
 def _parts(model: Model, runtime: str, where: str) -> tuple[TokenEmbedding, Attention, FeedForward, LanguageHead]:
-    """The four parts that the whole model is made of. Raises InputError where there are others, or more of a kind."""
+    """The embedding, the attention, the feed-forward network and the head that the whole model consists of. Raises InputError
+    if it has other sub-layers, or several of a kind."""
     kinds = (TokenEmbedding, Attention, FeedForward, LanguageHead)
     parts = [[part for part in model.sublayers.values() if isinstance(part, kind)] for kind in kinds]
     if any(len(of_kind) != 1 for of_kind in parts) or len(model.sublayers) != len(kinds):
@@ -40,7 +41,7 @@ def _parts(model: Model, runtime: str, where: str) -> tuple[TokenEmbedding, Atte
 def _refuse_odd(
     embedding: TokenEmbedding, attention: Attention, ffn: FeedForward, head: LanguageHead, runtime: str, where: str
 ) -> None:
-    """Raises InputError naming the first number that GPTModel has no argument for."""
+    """Raises InputError naming the first property that GPTModel has no argument for."""
     scaling, width = attention.scaling, attention.rotary_width or attention.width
     odd = [
         *((part.unexecuted, bool(part.unexecuted)) for part in (embedding, attention, ffn, head)),

@@ -1,7 +1,8 @@
-"""Arguments of Megatron-LM that say something of a plan, each declared once: read by `configurations.megatron`, written here.
+"""Arguments of Megatron-LM that correspond to properties of a plan, each declared once: `megatron.reader` reads them by these
+declarations and `megatron.export` writes them.
 
-Names, kinds and defaults as of `megatron/training/arguments.py` (core 0.15, 2025; of Muon core 0.16, 2026). Tables are in the
-order in which they are written. Arguments that no plan has, and why, are in `configurations.megatron_refused`.
+Names, kinds and defaults as of `megatron/training/arguments.py` (core 0.15, 2025; for Muon core 0.16, 2026). Tables are in the
+order in which arguments are written. Arguments for features that no plan has are in `megatron.refused`.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ HYBRID_SPEC = "megatron.core.models.hybrid.hybrid_layer_specs"
 
 @dataclass(frozen=True)
 class ModelParts:
-    """A model that GPTModel has: its parts, and its layers as an argument, None where a pattern of layers says them."""
+    """The parts of a model that GPTModel can run. layers: the number of transformer layers; None if a layer pattern gives it
+    instead."""
 
     model: Model
     embedding: TokenEmbedding
@@ -44,9 +46,12 @@ class ModelParts:
 
 @dataclass(frozen=True)
 class ExportedValues:
-    """What is written of a plan. strategy: of all its units; micro_samples: of one micro-batch on one rank; exchange: how
-    context-parallel ranks communicate, as Megatron-LM calls it; again: of layers that are recomputed as a whole the method and
-    a number, None where none are; modules: those that are recomputed by themselves."""
+    """The properties of a plan from which the export computes Megatron-LM's arguments.
+
+    strategy: that of all units. micro_samples: samples of one micro-batch on one rank. exchange: how context-parallel ranks
+    communicate, in Megatron-LM's terms. recomputes: the method and number for layers that are recomputed as a whole; None if
+    none are. modules: those that are recomputed by themselves.
+    """
 
     plan: Plan
     strategy: Strategy
@@ -57,20 +62,23 @@ class ExportedValues:
 
     @property
     def ranks(self) -> int:
-        """Ranks that share the optimizer's states."""
+        """Number of ranks that share the optimizer's states."""
         return self.strategy.data_degree * self.strategy.degree("cp")
 
     @property
     def distributed(self) -> bool:
-        """Whether the optimizer is the distributed one for AdamW."""
+        """Whether the distributed optimizer is used, which is AdamW's."""
         return bool(self.strategy.zero_stage) and self.plan.optimizer == "adamw"
 
 
 @dataclass(frozen=True)
 class StageCuts:
-    """Where stages are cut. layers: of BERT, whose other arguments are the user's. pattern: of sub-layers, with stages that may
-    begin within a layer; layout: of whole layers; first, last: the layers of these stages, where the others are equal. Each
-    None where it is not said."""
+    """The cuts of a pipeline; each field is None if it is not used.
+
+    layers: BERT's number of layers, whose other arguments are the user's. pattern: stages of sub-layers, which may begin within
+    a layer. layout: stages of whole layers. first, last: numbers of layers of the first and last stage if the other stages are
+    equal.
+    """
 
     layers: int | None = None
     pattern: str | None = None
@@ -81,7 +89,7 @@ class StageCuts:
 
 @dataclass(frozen=True)
 class PrecisionValues:
-    """Dtypes of a plan. sharded: whether data-parallel ranks share states, as exported."""
+    """The dtypes of a plan. sharded: whether data-parallel ranks share states, as exported."""
 
     plan: Plan
     dtype: str
@@ -90,12 +98,12 @@ class PrecisionValues:
 
     @property
     def scaling(self) -> str | None:
-        """The recipe of products in 8 bits."""
+        """The name of the recipe of 8-bit matrix multiplications; None if there is none."""
         return None if self.recipe is None or self.recipe.name == "nvfp4" else self.recipe.name
 
     @property
     def four(self) -> bool:
-        """Whether products are in 4 bits."""
+        """Whether matrix multiplications are in 4 bits."""
         return self.recipe is not None and self.recipe.name == "nvfp4"
 
     @property
@@ -202,23 +210,23 @@ ARGUMENTS = by_name(MODEL, PARALLEL, STAGES, PRECISION, OPTIMIZER, READ)
 
 
 def _rotated(attention: Attention, value: Any) -> Any:
-    """A value of rotary positions, where there are some and it is one."""
+    """The value of an argument of rotary positions, if the attention has them and the value is not zero; else None."""
     return value if attention.rotary and value else None
 
 
 def _copies(exported_values: ExportedValues) -> int | None:
-    """Copies of the distributed optimizer's states, where there are several."""
+    """The number of copies of the distributed optimizer's states if there are several, else None."""
     copies = exported_values.strategy.degree("dp")
     return copies if exported_values.distributed and copies > 1 else None
 
 
-def words_of(table: Iterable[Field], arguments: Any) -> list[str]:
-    """Words of a command: each argument of a table that something is said by, and its values. Flags that are off are left
-    out."""
+def words_of(table: Iterable[Field], values: Any) -> list[str]:
+    """The arguments of a table as words of a command: each argument that has a value, followed by its values. values: what the
+    table's functions are given, such as ExportedValues. Flags that are off are left out."""
     words = list[str]()
-    for name, value in values_of(table, arguments).items():
+    for name, value in values_of(table, values).items():
         if value is False:
             continue
-        values = [] if value is True else value if isinstance(value, list) else [value]
-        words += [name, *(f"{item:g}" if isinstance(item, float) else str(item) for item in values)]
+        items = [] if value is True else value if isinstance(value, list) else [value]
+        words += [name, *(f"{item:g}" if isinstance(item, float) else str(item) for item in items)]
     return words

@@ -1,4 +1,5 @@
-"""Megatron-LM's resolved arguments, as its log has them between two lines (`megatron/training/arguments.py`, `_print_args`)."""
+"""Run configurations from Megatron-LM's resolved arguments, which its log prints between two marked lines
+(`megatron/training/arguments.py`, `_print_args`)."""
 
 from __future__ import annotations
 
@@ -98,8 +99,8 @@ ELSEWHERE = tuple(
 
 
 def printed_at(lines: Sequence[str], where: str) -> tuple[int, int] | None:
-    """The numbers of the lines around the arguments, of the last time that they were printed. Raises InputError where their end
-    or their beginning is cut off."""
+    """The indices of the lines around the arguments, where they were last printed; None if the log has none. Raises InputError
+    if their beginning or end is cut off."""
     begins, ends = ([n for n, line in enumerate(lines) if mark.part in line and mark.pattern.search(line)]
                     for mark in (ARGUMENTS, ARGUMENTS_END))  # fmt: skip
     if not begins and not ends:
@@ -112,8 +113,8 @@ def printed_at(lines: Sequence[str], where: str) -> tuple[int, int] | None:
 
 
 def of_megatron(lines: Sequence[str], where: str, user: UserSettings) -> RunConfiguration | None:
-    """Megatron-LM's resolved arguments, of the last time that they were printed; of Megatron-DeepSpeed with what DeepSpeed says
-    of its file. Raises InputError for those of GPT-NeoX, whose names mean other things."""
+    """The run configuration of the arguments that a log printed last; None if it has none. For Megatron-DeepSpeed, DeepSpeed's
+    own configuration in the log is read, too. Raises InputError for logs of GPT-NeoX, whose names mean other things."""
     if (around := printed_at(lines, where)) is None:
         return None
     begin, end = around
@@ -146,8 +147,11 @@ def of_printed(
     engine: Mapping[str, Any] | None = None,
     at: str = "",
 ) -> RunConfiguration:
-    """The configuration of arguments by the names that Megatron-LM itself has for them, with their sources. engine: DeepSpeed's
-    file, of Megatron-DeepSpeed, and where it stands. Raises InputError."""
+    """The run configuration of resolved arguments.
+
+    printed: value and source by the name that Megatron-LM's code uses. engine: DeepSpeed's configuration, for
+    Megatron-DeepSpeed. at: where that is printed. Raises InputError.
+    """
     values, sources = _arguments(printed)
     on = {"--" + name.replace("_", "-"): True for name, (value, _) in printed.items() if value is True}
     refuse_others("", {**on, **values}, where, {})
@@ -162,7 +166,7 @@ def of_printed(
 
 
 def _arguments(printed: Mapping[str, tuple[Any, str]]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Values of arguments by the names that a command gives them, without those that are off; and their sources."""
+    """The resolved arguments as a command would give them, without those that are off, and their sources."""
     off = tuple(
         start
         for switch, starts in SWITCHED.items()

@@ -1,7 +1,8 @@
-"""Megatron-LM's arguments by the names of its older versions and of Megatron-DeepSpeed, and what DeepSpeed's engine adds.
+"""Names of Megatron-LM's arguments in older versions and in Megatron-DeepSpeed, and what DeepSpeed's engine adds.
 
-Older names as of `megatron/training/arguments.py` before core 0.4 (2023), which says what has replaced them;
-Megatron-DeepSpeed's as of its `megatron/arguments.py` (2024): the file of `--deepspeed_config` says stage, precision and batch.
+Older names as of `megatron/training/arguments.py` before core 0.4 (2023), which says what replaced them; those of
+Megatron-DeepSpeed as of its `megatron/arguments.py` (2024). There, the file of `--deepspeed_config` holds ZeRO stage, precision
+and batch.
 """
 
 from __future__ import annotations
@@ -67,23 +68,24 @@ FLASH = (
 
 
 def tool_of(values: Mapping[str, Any]) -> str:
-    """Whose arguments these are, by keys that others do not have: what defaults are taken of."""
+    """The tool and version whose arguments these are, recognised by arguments that others lack; its defaults apply."""
     given = {key for key, value in values.items() if value not in (None, False)}
     return DEEPSPEED if given & set(OF_DEEPSPEED) else BEFORE if given & set(OF_OLDER) else CORE
 
 
 def todays(
-    values: Mapping[str, Any], sources: Mapping[str, str], opened: Mapping[str, UndecidedValue]
+    values: Mapping[str, Any], sources: Mapping[str, str], undecided: Mapping[str, UndecidedValue]
 ) -> tuple[dict[str, Any], dict[str, str], dict[str, UndecidedValue]]:
-    """Arguments by today's names, with their sources and those that are open; what is given by today's name goes before."""
-    made, where, left = dict(values), dict(sources), dict(opened)
+    """Arguments under today's names, with their sources, and the undecided ones among them. An argument given under today's
+    name takes precedence over its older names."""
+    made, where, left = dict(values), dict(sources), dict(undecided)
     for old, means in MEANS.items():
         if values.get(old) not in (None, False):
             for name, value in means.items():
                 if name not in made:
                     made[name], where[name] = value, sources.get(old, "")
-                    if old in opened:
-                        left[name] = opened[old]
+                    if old in undecided:
+                        left[name] = undecided[old]
     for old, name in OLDER.items():
         if old in made:
             value = made.pop(old)
@@ -98,12 +100,13 @@ def todays(
 
 
 def engine_of(command: Command, where: str, user: UserSettings) -> RunConfiguration | None:
-    """What DeepSpeed's file says of a command; None for a command without it. Raises InputError."""
+    """The run configuration of DeepSpeed's file, for a command that uses DeepSpeed; None for other commands. Raises InputError
+    if the file is not there."""
     name = command.values.get("--deepspeed-config")
     if not command.values.get("--deepspeed") and name is None:
         return None
     if "--deepspeed-config" in command.open:
-        KeyReader(where, command.values, opened=command.open).get("--deepspeed-config")
+        KeyReader(where, command.values, undecided=command.open).get("--deepspeed-config")
     text = None if not isinstance(name, str) else _text(command, where, name)
     if text is None:
         problem = f"is {shown(name)}, which is not here" if isinstance(name, str) else "is missing"
@@ -130,15 +133,15 @@ def engine_of_values(
     arguments: Mapping[str, Any],
     sources: Mapping[str, str] | None = None,
 ) -> RunConfiguration:
-    """What the values of DeepSpeed's file say, alongside arguments of Megatron-DeepSpeed. sources: file and line of its keys.
-    Raises InputError."""
+    """The run configuration of the values of DeepSpeed's file, for a run with these arguments of Megatron-DeepSpeed. sources:
+    file and line of the file's keys. Raises InputError."""
     stepped = {} if "optimizer" in data else {"optimizer.type": ("AdamW", f"{DEEPSPEED} (--optimizer)")}
     recomputes = "full" if arguments.get("--checkpoint-activations") else "none"
     return deepspeed_reader.of_values(data, where, replace(user, recompute=recomputes), sources, given=stepped)
 
 
 def _text(command: Command, where: str, name: str) -> str | None:
-    """A file that the script has written, or one alongside it."""
+    """The content of a file that a command names: one that the script writes, or one in its folder; None if there is none."""
     written = command.files.get(os.path.normpath(os.path.join(command.directory, name)))
     if written is not None:
         return written
@@ -153,7 +156,7 @@ def _text(command: Command, where: str, name: str) -> str | None:
 
 
 def agreed(keys: KeyReader, engine: RunConfiguration, fields: Mapping[str, Any]) -> None:
-    """Holds what DeepSpeed's file says against the arguments. Raises InputError where they differ."""
+    """Raises InputError if DeepSpeed's file and the arguments disagree. fields: values of the run configuration by field."""
     names = {"samples": "--global-batch-size", "micro_samples": "--micro-batch-size", "dtype": "--fp16"}
     for field, name in names.items():
         theirs, ours = getattr(engine, field), fields[field]
@@ -162,8 +165,8 @@ def agreed(keys: KeyReader, engine: RunConfiguration, fields: Mapping[str, Any])
 
 
 def stage_of(keys: KeyReader, engine: RunConfiguration | None, notes: list[str]) -> int | None:
-    """ZeRO's stage of Megatron-DeepSpeed; None where that is not what runs. Raises InputError, as for the log of such a run,
-    without DeepSpeed's file."""
+    """The ZeRO stage of a run of Megatron-DeepSpeed; None for other runs. notes: lines on differences are added. Raises
+    InputError if DeepSpeed's file is missing or DeepSpeed would not start."""
     if not keys.flag("--deepspeed") and engine is None:
         return None
     keys.get("--deepspeed-config")
@@ -187,8 +190,8 @@ def stage_of(keys: KeyReader, engine: RunConfiguration | None, notes: list[str])
 
 
 def buffers_of(keys: KeyReader, engine: RunConfiguration | None, older: bool) -> Buffers:
-    """What is held alongside, and which attention runs, where the arguments say it. older: whether attention is fused only
-    where they ask for it. Raises InputError."""
+    """The trainer's buffers, and the attention kernel if the arguments select it. older: whether attention is fused only on
+    request. Raises InputError."""
     held = NO_BUFFERS if engine is None else engine.buffers
     backend = keys.text("--attention-backend")
     if not older:

@@ -1,7 +1,7 @@
-"""Programs and keys of Megatron-LM and its relatives that train something else than a decoder of text, or train it otherwise
-than plans do.
+"""Programs and arguments of Megatron-LM and related tools that train something other than a decoder of text, or train it
+differently from plans.
 
-A program that nobody knows is taken for `pretrain_gpt.py` by another name, as people rename it, unless its keys say otherwise.
+An unknown program is taken for a renamed `pretrain_gpt.py`, unless its arguments say otherwise.
 """
 
 from __future__ import annotations
@@ -65,10 +65,10 @@ OTHERWISE = {
 DENSE = "give the command that trains a dense decoder of text"
 
 
-def refuse_others(program: str, values: Mapping[str, Any], where: str, opened: Mapping[str, UndecidedValue]) -> None:
-    """Raises InputError for a program, or arguments, of another model than a decoder of text, or of another training. opened:
-    arguments that are undecided."""
-    given = KeyReader(where, values, opened=opened).get
+def refuse_others(program: str, values: Mapping[str, Any], where: str, undecided: Mapping[str, UndecidedValue]) -> None:
+    """Raises InputError for a program, or arguments, that train another model than a decoder of text, or train it differently.
+    undecided: arguments whose values are undecided."""
+    given = KeyReader(where, values, undecided=undecided).get
     parts = program.split("/")
     name = "/".join(parts[-3:]) if parts[-1] in ANYTHING else parts[-1]
     for pattern, what in PROGRAMS.items():
@@ -99,4 +99,5 @@ def refuse_others(program: str, values: Mapping[str, Any], where: str, opened: M
 
 
 def _shown(value: Any) -> str:
+    """The value of an argument for an error message."""
     return "given" if value is True else shown(value)

@@ -1,7 +1,7 @@
-"""Megatron-LM's batches that grow: the batch that they end with, and what its own assertions let start.
+"""Batch sizes of Megatron-LM that grow during a run: the batch that they end with, and what Megatron-LM's assertions allow.
 
 `--rampup-batch-size` as of `megatron/core/num_microbatches_calculator.py` up to core 0.17, `--step-batch-size-schedule` as of
-core 0.18 (2026), which takes no notice of the former.
+core 0.18 (2026), which ignores the former.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ SUFFIXES = {"K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 
 
 def batch_of(keys: KeyReader, notes: list[str]) -> int | None:
-    """Samples of a step: those that a schedule ends with. Raises InputError for what Megatron-LM does not start."""
+    """Samples of a step; for growing batches those of the last batch. Raises InputError for arguments with which Megatron-LM
+    does not start."""
     samples, ramp, schedule = keys.whole(BATCH), keys.get(RAMP), keys.get(SCHEDULE)
     ramped = ramp not in (None, "none", "None")
     if schedule is not None:
@@ -25,7 +26,8 @@ def batch_of(keys: KeyReader, notes: list[str]) -> int | None:
 
 
 def _scheduled(keys: KeyReader, schedule: str, samples: int | None, notes: list[str]) -> int:
-    """The last batch of a schedule such as `0:64 1B:256`: of the highest threshold, in tokens, wherever that stands."""
+    """Samples of the last batch of a schedule such as `0:64 1B:256`: the size at the highest threshold (in tokens), wherever it
+    stands in the text. samples: the value of `--global-batch-size`. Raises InputError."""
     steps = dict[int, int]()
     parts = schedule.replace(",", " ").split()
     length = keys.whole("--seq-length", 1) or 1
@@ -51,14 +53,15 @@ def _scheduled(keys: KeyReader, schedule: str, samples: int | None, notes: list[
 
 
 def _number(text: str) -> int:
-    """A number with a suffix for thousands, millions and so on. Raises ValueError, OverflowError."""
+    """A number with a suffix for thousands (K), millions (M) and so on. Raises ValueError or OverflowError."""
     text = text.strip().upper()
     factor = SUFFIXES.get(text[-1:], 1)
     return int(float(text[:-1] if factor > 1 else text) * factor)
 
 
 def _ramped(keys: KeyReader, ramp: str, samples: int | None, notes: list[str]) -> int:
-    """The batch that a batch which grows ends with."""
+    """Samples of the batch that a ramp such as `32 32 100000` ends with. samples: the value of `--global-batch-size`. Raises
+    InputError."""
     parts = ramp.replace("_", "").split()  # as Python's int() reads 2_000_000
     if len(parts) != 3 or not all(part.isdecimal() for part in parts) or "0" in parts[:2]:
         fix = "give where it starts, by how much it grows, and over how many samples, such as 32 32 100000"

@@ -1,4 +1,5 @@
-"""The model that Megatron-LM's arguments describe, as fields of a Hugging Face configuration of the family with its parts."""
+"""The model that Megatron-LM's arguments describe, as fields of the Hugging Face configuration of a family with the same
+layers."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ NULL = "NullTokenizer"  # which adds a token of its own
 
 
 class Unlike(InputError):
-    """Arguments that describe no family of models; one that is named may stand for it."""
+    """Arguments that describe a model of no known family; a model that the user names may stand for it."""
 
 
 # Arguments, fields of configurations that say the same, and what the argument is called in notes.
@@ -30,7 +31,8 @@ SIZES = {
 
 
 def apart(keys: KeyReader, layers: int, name: str, fields: Mapping[str, Any] | None) -> list[str]:
-    """In what the arguments differ from the model that is named. Raises InputError where that is another model."""
+    """Notes on how the arguments differ from the named model. fields: the configuration that the arguments describe, if any.
+    Raises InputError if they describe another model."""
     model = load_model(name)
     for key, value, theirs in (
         ("--num-layers", layers, model.layers),
@@ -54,8 +56,8 @@ def apart(keys: KeyReader, layers: int, name: str, fields: Mapping[str, Any] | N
 def with_tokenizer(
     program: str, values: Mapping[str, Any], sources: Mapping[str, str]
 ) -> tuple[Mapping[str, Any], Mapping[str, str]]:
-    """Arguments, and where each is written, with the tokenizer that Megatron-LM's own programs take where none is given but a
-    file of its words (`args_defaults` of `pretrain_gpt.py`)."""
+    """Arguments and their sources, with the tokenizer that Megatron-LM's own programs use if only a vocabulary file is given
+    (`args_defaults` of `pretrain_gpt.py`)."""
     name = program.rsplit("/", 1)[-1]
     if name not in DEFAULTED or "--tokenizer-type" in values or "--vocab-file" not in values:
         return values, sources
@@ -64,7 +66,7 @@ def with_tokenizer(
 
 
 def vocabulary(keys: KeyReader) -> dict[str, int]:
-    """The size of the vocabulary, before it is padded, where the arguments say it."""
+    """The configuration field with the size of the vocabulary before padding; empty if the arguments do not say it."""
     size, tokenizer = keys.whole("--vocab-size"), keys.text("--tokenizer-type")
     padded, extra = keys.whole("--padded-vocab-size"), keys.whole("--extra-vocab-size", least=0)
     if padded is not None:
@@ -76,7 +78,8 @@ def vocabulary(keys: KeyReader) -> dict[str, int]:
 
 
 def model_fields(keys: KeyReader, layers: int) -> dict[str, Any] | None:
-    """The fields, without the vocabulary; None where the arguments leave the model to a checkpoint. Raises InputError."""
+    """The fields of a Hugging Face configuration, except for the vocabulary; None if the arguments leave the model to a
+    checkpoint. Raises InputError (`Unlike`) if no family has such layers."""
     hidden, heads, tokens = (keys.whole(f"--{name}") for name in ("hidden-size", "num-attention-heads", "seq-length"))
     inner, width = keys.whole("--ffn-hidden-size"), keys.whole("--kv-channels")
     groups = keys.whole("--num-query-groups") if keys.flag("--group-query-attention") else None
@@ -157,13 +160,13 @@ def model_fields(keys: KeyReader, layers: int) -> dict[str, Any] | None:
 
 
 def _normalization(keys: KeyReader) -> str:
-    """The kind of norms, as Megatron-LM spells it."""
+    """The kind of norms as Megatron-LM spells it, whatever the case."""
     norm = keys.text("--normalization")
     return NORMS.get(norm.lower(), norm)
 
 
 def _window(keys: KeyReader) -> int | None:
-    """Positions that each one attends to, itself among them; None for all before it. Raises InputError."""
+    """Number of positions that each position attends to, including itself; None for all before it. Raises InputError."""
     before, sliding = keys.text("--window-size"), keys.whole("--sliding-window")  # the second is Pai-Megatron-Patch's
     if not before:
         return sliding
@@ -174,4 +177,5 @@ def _window(keys: KeyReader) -> int | None:
 
 
 def _unlike(keys: KeyReader, key: str, problem: str, fix: str) -> Unlike:
+    """The error for an argument that no family of models matches."""
     return Unlike(keys.where, key, problem, fix)

@@ -1,6 +1,6 @@
-"""Megatron-LM: the arguments of its training scripts, of a script that starts one or of a plain list.
+"""Reader of the arguments of Megatron-LM's training scripts, from a script that starts one or from a list of arguments.
 
-Names and defaults as of `megatron/training/arguments.py` (core 0.15, 2025; of Muon core 0.16, 2026). Ranks are numbered
+Names and defaults as of `megatron/training/arguments.py` (core 0.15, 2025; for Muon core 0.16, 2026). Ranks are numbered
 tensor-parallel first, then context-parallel, data-parallel and pipeline-parallel; copies of the distributed optimizer are
 outside its shards.
 """
@@ -45,12 +45,12 @@ OVERLAPS = ("--overlap-grad-reduce", "--overlap-param-gather", "--tp-comm-overla
 
 
 def read(path: Path, user: UserSettings) -> RunConfiguration:
-    """The configuration of a script or a list of arguments. Raises InputError."""
+    """The run configuration of a script or a list of arguments. Raises InputError."""
     return of_command(command_of(path, user.variables), str(path), user)
 
 
 def of_command(command: Command, where: str, user: UserSettings) -> RunConfiguration:
-    """The configuration that a command of a script stands for. Raises InputError."""
+    """The run configuration of a command of a script. Raises InputError, also for commands of other tools."""
     if command.tool not in ("megatron", ""):
         raise foreign(command, where)
     refuse_others(command.program, command.values, where, command.open)
@@ -62,7 +62,7 @@ def of_command(command: Command, where: str, user: UserSettings) -> RunConfigura
 
 
 def of_arguments(words: Sequence[str], where: str, user: UserSettings, devices: int | None = None) -> RunConfiguration:
-    """The configuration that the words of a command stand for. devices: as the launcher says. Raises InputError."""
+    """The run configuration of a list of arguments. devices: as the launcher says. Raises InputError."""
     return of_values(values_of(words), where, user, devices)
 
 
@@ -72,16 +72,25 @@ def of_values(
     user: UserSettings,
     devices: int | None = None,
     sources: Mapping[str, str] | None = None,
-    opened: Mapping[str, UndecidedValue] | None = None,
+    undecided: Mapping[str, UndecidedValue] | None = None,
     engine: RunConfiguration | None = None,
 ) -> RunConfiguration:
-    """The configuration that arguments stand for, by name: a text, several joined by blanks, or True where one stands alone.
-    devices: as the launcher says. sources: where each argument is written. opened: those that are undecided. engine: what
-    DeepSpeed's file says, of Megatron-DeepSpeed. Raises InputError."""
+    """The run configuration of arguments by name.
+
+    values: a text, several joined by blanks, or True for an argument without a value. devices: number of devices, as the
+    launcher says. sources: where each argument is written. undecided: arguments whose values nobody has given. engine: what
+    DeepSpeed's file says, for Megatron-DeepSpeed. Raises InputError.
+    """
     tool = tool_of(values)
-    values, sources, opened = todays(values, sources or {}, opened or {})
+    values, sources, undecided = todays(values, sources or {}, undecided or {})
     keys = KeyReader(
-        where, values, sources=sources, defaults=f"default of {tool}", ignored=user.ignored, opened=opened, fields=ARGUMENTS
+        where,
+        values,
+        sources=sources,
+        defaults=f"default of {tool}",
+        ignored=user.ignored,
+        undecided=undecided,
+        fields=ARGUMENTS,
     )
     refuse(keys)
     keys.flag("--no-pipeline-parallel")
@@ -154,8 +163,8 @@ def of_values(
 
 
 def _model(keys: KeyReader, layers: int, user: UserSettings, notes: list[str]) -> dict[str, Any] | None:
-    """The fields of the model that the arguments describe; where --model says which it is, what differs is noted. Raises
-    InputError where it is another one."""
+    """The configuration fields of the model that the arguments describe. notes: lines are added on how it differs from a model
+    that the user names. Raises InputError if these are different models."""
     try:
         fields = model_fields(keys, layers)
     except Unlike as error:
@@ -177,7 +186,8 @@ def _model(keys: KeyReader, layers: int, user: UserSettings, notes: list[str]) -
 
 
 def _recipe(keys: KeyReader, dtype: str, shared: bool, notes: list[str]) -> RecipeName | None:
-    """The recipe of products in fewer bits. shared: whether data-parallel ranks share states. Raises InputError."""
+    """The low-precision recipe of matrix multiplications; None if there is none. shared: whether data-parallel ranks share
+    states. Raises InputError."""
     eight, four = keys.get("--fp8-format"), keys.get("--fp4-format")
     scaling = keys.word("--fp8-recipe")
     keys.text("--fp4-recipe")
@@ -196,7 +206,7 @@ def _recipe(keys: KeyReader, dtype: str, shared: bool, notes: list[str]) -> Reci
 
 
 def _exchange(keys: KeyReader, cp: int, notes: list[str]) -> Exchange:
-    """What context-parallel ranks exchange. Raises InputError for what differs by layer, and for both at once."""
+    """The data that context-parallel ranks exchange: keys or heads. Raises InputError if it differs by layer, or is both."""
     name, words_given = "--cp-comm-type", str(keys.get("--cp-comm-type") or "p2p").split()
     words = {word.replace("_", "") for word in words_given}
     if cp == 1:
@@ -211,7 +221,8 @@ def _exchange(keys: KeyReader, cp: int, notes: list[str]) -> Exchange:
 
 
 def _layers(keys: KeyReader, model: str | None) -> int:
-    """Transformer layers, by their number or the pattern, else those of the model that --model names. Raises InputError."""
+    """Number of transformer layers, from the arguments or the layer pattern, else that of the model that the user names. Raises
+    InputError."""
     if (pattern := keys.get("--hybrid-layer-pattern")) is not None:
         odd = set(str(pattern)) - set("*-|")
         if odd or str(pattern).count("*") != str(pattern).count("-"):
@@ -229,7 +240,8 @@ def _layers(keys: KeyReader, model: str | None) -> int:
 
 
 def _stages(keys: KeyReader, layers: int, pp: int) -> tuple[tuple[int, ...] | None, int]:
-    """The first units of the stages after the first, and the stages of each rank. Raises InputError."""
+    """The first units of all stages but the first, and the number of stages of each rank. Raises InputError if the layers
+    cannot be divided so."""
     pattern, layout = keys.get("--hybrid-layer-pattern"), keys.get("--pipeline-model-parallel-layout")
     dealt = keys.get(DEALT)
     per_chunk, virtual = (
@@ -277,7 +289,8 @@ def _stages(keys: KeyReader, layers: int, pp: int) -> tuple[tuple[int, ...] | No
 
 
 def _partitioned(keys: KeyReader) -> list[bool] | None:
-    """Whether the embedding and the head count as layers when DeepSpeed deals these to stages; None where nothing says so."""
+    """Whether the embedding and the head count as layers when DeepSpeed divides layers into stages; None if no argument says
+    so. Raises InputError."""
     name = "--pp-partition-method"
     method = keys.get(name)
     if method is None:
@@ -304,8 +317,8 @@ def _layout(keys: KeyReader, layout: str) -> list[int]:
 
 
 def _dealt(keys: KeyReader, text: str, pp: int) -> list[int]:
-    """Units of each stage of a list such as `[2,3,2,2]`: layers of the first rank's stages, then of the next one's. Raises
-    InputError."""
+    """Units of each stage of a list such as `[2,3,2,2]`, which has the layers of the first rank's stages, then those of the
+    next rank's. Raises InputError."""
     sizes = [int(number) for number in re.findall(r"\d{1,6}", text)]
     if re.search(r"[^\d\[\],\s]", text) or not sizes or len(sizes) % pp:
         raise keys.error(
@@ -319,6 +332,8 @@ def _dealt(keys: KeyReader, text: str, pp: int) -> list[int]:
 
 
 def _cuts(keys: KeyReader, name: str, counts: Sequence[int], pp: int, units: int) -> tuple[tuple[int, ...], int]:
+    """The first units of all stages but the first, and the number of stages of each rank, from the number of units of each
+    stage. name: the argument, for errors. units: units of the whole model. Raises InputError."""
     if len(counts) % pp or min(counts) < 1 or sum(counts) != units:
         problem = f"has {len(counts)} stages of {shown(list(counts))} sub-layers"
         fix = f"give a multiple of {pp} stages, none of them empty, with {units} sub-layers in all, embedding and head counted"
@@ -327,7 +342,8 @@ def _cuts(keys: KeyReader, name: str, counts: Sequence[int], pp: int, units: int
 
 
 def _optimizer(keys: KeyReader, notes: list[str]) -> tuple[OptimizerName, bool]:
-    """What steps the parameters, and whether whole tensors are dealt to data-parallel ranks."""
+    """The optimizer, and whether whole tensors are distributed among data-parallel ranks. Raises InputError for other
+    optimizers."""
     name = keys.text("--optimizer")
     if name not in MUON:
         if name not in ("adam", "adamw"):
@@ -343,6 +359,7 @@ def _optimizer(keys: KeyReader, notes: list[str]) -> tuple[OptimizerName, bool]:
 
 
 def _recomputed(keys: KeyReader, notes: list[str]) -> RecomputedLayers:
+    """Which layers or modules are recomputed. Raises InputError for modules that plans cannot recompute."""
     granularity = keys.text("--recompute-granularity")
     if keys.flag("--recompute-activations") and granularity == "none":
         granularity = "selective"
@@ -362,7 +379,8 @@ def _recomputed(keys: KeyReader, notes: list[str]) -> RecomputedLayers:
 
 
 def in_fields(error: InputError, fields: Mapping[str, str]) -> InputError:
-    """An error of arguments for a tool whose fields say the same: with arguments called as the fields are."""
+    """An error about Megatron-LM's arguments, restated for a tool whose fields correspond to them. fields: the tool's field by
+    argument."""
     fix = error.fix
     for name in sorted(fields, key=len, reverse=True):
         fix = fix.replace(name, fields[name])

@@ -1,8 +1,8 @@
-"""Arguments of Megatron-LM that bear on the model, on parallelism, on memory or on precision, and that no plan has.
+"""Arguments of Megatron-LM that affect the model, parallelism, memory or precision and that no plan has.
 
-Where a plan's memory or model would be another one's, the argument is refused; where the difference is small, or of time
-alone, it is noted. Names, choices and defaults as of `megatron/training/arguments.py` and of the classes that it makes
-arguments of (core 0.16, 2026); of activation checkpointing by DeepSpeed, as of Megatron-DeepSpeed (2024).
+An argument is refused if the run would have another model or another memory than the plan; it is noted if the difference is
+small, or in time only. Names, choices and defaults as of `megatron/training/arguments.py` and of the classes that it derives
+arguments from (core 0.16, 2026); those of DeepSpeed's activation checkpointing as of Megatron-DeepSpeed (2024).
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ GPT_SPEC = "megatron.core.models.gpt.gpt_layer_specs get_gpt_layer_with_transfor
 
 
 def refuse(keys: KeyReader) -> None:
-    """Raises InputError for what no plan has."""
+    """Raises InputError for arguments that ask for features that no plan has."""
     experts = keys.get("--num-experts")
     if experts is not None and set(str(experts).split()) - {"0", "1"}:
         problem = f"is {shown(experts)}: a mixture of experts ({experts}, {keys.get('--moe-router-topk') or 2} a token)"
@@ -109,7 +109,7 @@ def refuse(keys: KeyReader) -> None:
 
 
 def refuse_mapping(keys: KeyReader, tp: int, pp: int, chunks: int) -> None:
-    """The same of what hangs on degrees of parallelism. chunks: stages of each rank. Raises InputError."""
+    """Raises InputError for arguments that matter with certain degrees of parallelism only. chunks: stages of each rank."""
     for key in DEALT:
         if key in keys.values and keys.flag(key) and tp > 1:
             fix = "leave it out, or give --sequence-parallel: plans keep the inputs of layers whole on each rank"
@@ -124,7 +124,7 @@ def refuse_mapping(keys: KeyReader, tp: int, pp: int, chunks: int) -> None:
 
 
 def noted(keys: KeyReader, tp: int) -> list[str]:
-    """What runs otherwise than the plan does, in little. tp: tensor-parallel ranks."""
+    """Lines on arguments by which the run differs slightly from the plan. tp: tensor-parallel ranks."""
     every = NOTED | TENSOR_NOTED | FSDP_NOTED
     given = {key: text for key, text in every.items() if key in keys.values and keys.flag(key)}
     sharded = any(keys.flag(name) for name in FSDP)
@@ -133,7 +133,7 @@ def noted(keys: KeyReader, tp: int) -> list[str]:
 
 
 def _refuse_spec(keys: KeyReader) -> None:
-    """Raises InputError for layers of another specification than GPT's. Hybrid models with a pattern name theirs."""
+    """Raises InputError for layers of another specification than GPT's. Hybrid models with a layer pattern name their own."""
     spec = str(keys.get("--spec") or "")
     if spec not in ("", GPT_SPEC) and keys.get("--hybrid-layer-pattern") is None:
         fix = "leave it out: plans have the layers that the other arguments describe"

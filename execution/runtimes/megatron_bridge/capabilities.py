@@ -1,4 +1,4 @@
-"""What Megatron-Bridge's GPTModelProvider can run: the same plans as Megatron-LM, for decoder models only."""
+"""The plans that Megatron-Bridge's GPTModelProvider can run: the same as Megatron-LM, for decoder models only."""
 
 from __future__ import annotations
 

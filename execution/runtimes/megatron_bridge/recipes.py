@@ -129,11 +129,12 @@ def recipe_values(
     if name is None:
         assert user.model is not None
         model = sized(user.model)
-        alike = [
-            recipe_name
-            for recipe_name in recipes()
-            if model is not None and sized(table["recipes"][recipe_name]["model"])[:2] == model[:2]
-        ]  # type: ignore[index]
+        sizes = {recipe_name: sized(table["recipes"][recipe_name]["model"]) for recipe_name in recipes()}
+        alike = (
+            []
+            if model is None
+            else [recipe_name for recipe_name, size in sizes.items() if size is not None and size[:2] == model[:2]]
+        )
         name = min(alike, key=len) if alike else None
         what = f"the recipe {name}" if name else "what all recipes of pre-training have, except for sequence and batch"
         notes.append(f"what the file leaves to its recipe is taken from {what}; another one: --set recipe=NAME")

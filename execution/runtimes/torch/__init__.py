@@ -1,1 +1,1 @@
-"""torch alone: a script that trains a plan with torch and transformers."""
+"""torch without a framework: export of a plan to a script that trains with torch and transformers only."""

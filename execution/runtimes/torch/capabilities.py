@@ -1,9 +1,8 @@
-"""What a script of torch and transformers alone runs.
+"""The plans that a script of torch and transformers alone can run.
 
 One strategy for all units, any ZeRO stage, any order of levels, recomputation of whole layers, of attention, activations and
-the loss, all schedules, stages that begin at any sub-layer; tensor parallelism of models of which `why_not_split` says nothing,
-and with it sequence parallelism where units are recomputed. What of one plan torch's own pieces cannot carry is said by
-`refusals`.
+the loss, all schedules, stages that begin at any sub-layer; tensor parallelism of the models that `why_not_split` accepts, and
+sequence parallelism if units are recomputed. `refusals` lists what torch's own pieces cannot do of a given plan.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""Plans as a training script of torch and transformers alone: what `execution.lowering` runs, printed for one plan.
+"""Export of plans to a training script of torch and transformers alone: the code of `execution.lowering`, printed for one plan.
 
 The script builds the Hugging Face model of config.json on the meta device, cuts it into the plan's stages at sub-layers, and
-has of torch what the plan uses and nothing else: `parallelize_module` for tp, with sequence parallelism or without;
+uses only those parts of torch that the plan needs: `parallelize_module` for tp, with or without sequence parallelism;
 `fully_shard` for ZeRO stages 1 to 3, hybrid sharding and parameters in two precisions; hooks that sum gradients for copies
-alone (dp); checkpointing of units and of modules; a schedule of `torch.distributed.pipelining`. The template of this name is
-the script of all plans at once; `torch_words` says what its parts need of torch.
+alone (dp); checkpointing of units and of modules; a schedule of `torch.distributed.pipelining`. The template
+torch_script.py.jinja is the script for all plans; `source_text` gives the texts of its parts.
 
-Refused: what `lowering.refusals` says that torch does not carry, sliced forward passes aside, which are left out; units with
-unlike levels, ZeRO stages or sharing of tokens; tensor parallelism of models of which `splits.why_not_split` says so.
+Refused: what `refusals` says that torch cannot do, except for sliced forward passes, which are left out; units with different
+levels, ZeRO stages or sharing of tokens; tensor parallelism of models that `torch_sharding.why_not_split` rejects.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ DECIDES = (
 
 
 def export(plan: Plan, where: str) -> Export:
-    """Files train.py, config.json, launch.sh, slurm.sh and README.md. Raises InputError."""
+    """Exports a plan as the files train.py, config.json, launch.sh, slurm.sh and README.md. where: the plan's file, for errors.
+    Raises InputError if the script cannot run the plan."""
     strategy = _carried(plan, where)
     names = CAPABILITIES.modules
     dropped = {module for unit_strategy in plan.strategies() for module in unit_strategy.modules if module not in names}
@@ -83,7 +84,8 @@ def export(plan: Plan, where: str) -> Export:
 
 
 def _carried(plan: Plan, where: str) -> Strategy:
-    """The strategy of all units, recomputation aside. Raises InputError for what the script cannot carry."""
+    """The strategy of all units, recomputation aside. Raises InputError for features of the plan that the script cannot
+    have."""
     check_pipeline(plan, CAPABILITIES, RUNTIME, where)
     strategy, model = common_strategy(plan, RUNTIME, where), plan.planned_model()
     for refusal in refusals(plan):
@@ -113,7 +115,7 @@ def _carried(plan: Plan, where: str) -> Strategy:
 
 
 def _as_exported(plan: Plan) -> Plan:
-    """The plan as the script runs it: whole forward passes, and modules that it cannot recompute by themselves kept."""
+    """The plan as the script runs it: whole forward passes, and modules kept that it cannot recompute by themselves."""
     units = []
     for unit in plan.units:
         modules = tuple(module for module in unit.strategy.modules if module in CAPABILITIES.modules)
@@ -123,7 +125,8 @@ def _as_exported(plan: Plan) -> Plan:
 
 
 def held_alongside(plan: Plan) -> dict[str, int]:
-    """Bytes that the script holds on the fullest rank alongside what the plan's own programs do, by what they are."""
+    """Bytes that the script holds on the fullest rank in addition to what the plan's own programs hold, by a text that says
+    what they are."""
     return {
         "gradients of shards are in float32, as FSDP2 has them with float32 parameters": _widened_bytes(plan),
         "a rank has its shard of the parameters and, for a while, all of them": _doubled_bytes(plan),
@@ -132,7 +135,7 @@ def held_alongside(plan: Plan) -> dict[str, int]:
 
 
 def _rank_parameters(plan: Plan) -> int:
-    """The most parameters that a rank has, or has a shard of with the other ranks of a group."""
+    """The largest number of parameters of a rank: its own ones, or its shard of those that it shares with other ranks."""
     model, strategy = plan.planned_model(), plan.units[0].strategy
     counts = [unit.sublayer.parameter_count() for unit in model.units]
     stages = [sum(counts[stage.first_unit : stage.last_unit + 1]) for stage in plan.stages]
@@ -141,7 +144,7 @@ def _rank_parameters(plan: Plan) -> int:
 
 
 def _widened_bytes(plan: Plan) -> int:
-    """What FSDP2's gradients take more than a plan's, where parameters are wider than these."""
+    """Bytes by which FSDP2's gradients exceed the plan's, because FSDP2 has them in the dtype of the parameters."""
     model = plan.planned_model()
     precision = plan.precision.of(model)
     wide = precision.stepped_bytes(model.element_bytes) - precision.gradient_bytes(model.element_bytes)
@@ -149,14 +152,16 @@ def _widened_bytes(plan: Plan) -> int:
 
 
 def _doubled_bytes(plan: Plan) -> int:
-    """What shards of parameters take that FSDP2 has beside the whole ones, and the plan's own programs do not."""
+    """Bytes of the shards of parameters that FSDP2 holds in addition to the whole parameters; 0 if the plan's own programs hold
+    both, too."""
     model = plan.planned_model()
     kept = plan.units[0].strategy.gathers_updates and plan.precision.of(model).master is None
     return _rank_parameters(plan) * model.element_bytes if kept else 0
 
 
 def _gathered_bytes(plan: Plan) -> int:
-    """The most that a rank keeps of tokens gathered in front of matrices, which the plan's own programs gather again."""
+    """The largest number of bytes of a rank for gathered tokens that the script keeps until the backward pass; the plan's own
+    programs gather them again."""
     if not plan.units[0].strategy.sequence_parallel:
         return 0
     parts, most = plan.planned_model().units, 0
@@ -174,7 +179,7 @@ def _gathered_bytes(plan: Plan) -> int:
 
 
 def _script(plan: Plan, strategy: Strategy) -> str:
-    """The text of train.py."""
+    """The text of train.py for a plan. strategy: that of all units."""
     model, stages, parts = plan.planned_model(), len(plan.stages), plan.batch.micro_batches
     precision, dtype = plan.precision.of(model), TORCH_DTYPES[model.dtype]
     dp, sdp, tp = (strategy.degree(axis) for axis in ("dp", "sdp", "tp"))

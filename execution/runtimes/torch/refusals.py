@@ -1,6 +1,7 @@
-"""What of a plan torch's own pieces cannot carry, or not as the plan says: by field, a line each.
+"""Features of a plan that torch's own pieces cannot run, or not as the plan says: one refusal per field.
 
-A plan without any is lowered; one with some is run by its program, which can do all that a plan may say.
+A plan without refusals is run by torch's own pieces (lowered); other plans are run by trainplan's own programs, which support
+everything in a plan.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ LOWERED_PARTS = (Attention, FeedForward, LanguageHead, ParallelBlock, TokenEmbed
 
 
 class Refusal(NamedTuple):
-    """A field of a plan, what is wrong with it for torch, and what would work."""
+    """A field of a plan that torch cannot run, with the problem and a change that would work."""
 
     field: str
     problem: str
@@ -39,17 +40,18 @@ class Refusal(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """The field without its places in lists: for counting."""
+        """The field without indices, for counting."""
         return re.sub(r"\[\d+\]", "", self.field)
 
 
 def refusals(plan: Plan, model: Model | None = None) -> list[Refusal]:
-    """All of a plan's, in the order of its fields. model: to run in place of the plan's own."""
+    """All refusals of a plan, in the order of its fields. model: a model to run instead of the plan's own."""
     model = model or plan.planned_model()
     return [*_of_step(plan), *_of_stages(plan), *_of_units(plan, model)]
 
 
 def _of_step(plan: Plan) -> Iterator[Refusal]:
+    """Refusals of properties of the whole step: optimizer, uneven shares, schedule, sliced passes."""
     if plan.optimizer != "adamw":
         yield Refusal("optimizer", f"is {plan.optimizer!r}", "give 'adamw': torch's own pieces are stepped by it")
     if plan.batch.shares is not None:
@@ -62,6 +64,7 @@ def _of_step(plan: Plan) -> Iterator[Refusal]:
 
 
 def _of_stages(plan: Plan) -> Iterator[Refusal]:
+    """Refusals of the ranks of stages: their number, and their order between stages."""
     own = plan.stages[: plan.depth]
     size = len(own[0].ranks)
     for number, stage in enumerate(own):
@@ -77,6 +80,7 @@ def _of_stages(plan: Plan) -> Iterator[Refusal]:
 
 
 def _of_units(plan: Plan, model: Model) -> Iterator[Refusal]:
+    """Refusals of single units: sub-layers, levels, states on the host, precision, uneven or incompatible layouts."""
     strategies = plan.strategies()
     for position, (unit, described) in enumerate(zip(plan.units, model.units, strict=True)):
         where, part, strategy = f"units[{position}]", described.sublayer, unit.strategy
@@ -103,5 +107,5 @@ def _of_units(plan: Plan, model: Model) -> Iterator[Refusal]:
 
 
 def _unlike_digits(before: Strategy, after: Strategy) -> bool:
-    """Whether two neighbours on the same ranks write these in no common digits."""
+    """Whether two consecutive units split the same ranks so differently that no device mesh has both layouts."""
     return before.group == after.group and common_digits([before, after]) is None

@@ -1,4 +1,5 @@
-"""Words of the script for torch: its imports, its mesh of ranks, and lists of numbers, as a formatter would have them."""
+"""Texts of the torch training script that depend on the plan: its imports, its device mesh, and lists of numbers, in the form
+in which a formatter would print them."""
 
 from __future__ import annotations
 
@@ -15,8 +16,11 @@ TORCH_DTYPES = {name: f"torch.{name}" for name in ("bfloat16", "float16", "float
 
 
 class Middle(NamedTuple):
-    """A feed-forward network of transformers: what its matrices into the middle are called, what they give, by which names, and
-    what is made of that."""
+    """The code of a feed-forward network of transformers.
+
+    into: the paths of its first matrices. inner: code that computes their results. names: variables for these. out: code that
+    computes the network's result from them.
+    """
 
     into: tuple[str, ...]
     inner: str
@@ -45,7 +49,8 @@ MIDDLES = {
 
 
 def numbers(values: Sequence[int], brackets: str = "{}") -> str:
-    """Rising numbers as a literal, runs of equal steps as ranges: `{1, *range(4, 20, 2)}`."""
+    """Increasing numbers as Python source, with runs of equal steps as ranges, such as `{1, *range(4, 20, 2)}`. brackets: those
+    of a set or a list."""
     pieces, rest = list[str](), list(values)
     while rest:
         step, count = (rest[1] - rest[0] if len(rest) > 1 else 1), 1
@@ -72,8 +77,9 @@ def numbers(values: Sequence[int], brackets: str = "{}") -> str:
 
 
 def mesh_of(strategy: Strategy, *, stages: int, sharded: bool) -> tuple[str | None, str | None]:
-    """The mesh of all ranks: stages (pp), dp, sdp, tp, those that there are; and the ranks on it, where levels are in another
-    order. None where there are none. sharded: FSDP has a dimension of its own, of one rank where no states are shared."""
+    """The source of the device mesh of all ranks, with the dimensions stages (pp), dp, sdp and tp that are needed; and the
+    source of the ranks on it, if the strategy's levels are in another order (else None). Both are None if no dimension is
+    needed. sharded: whether FSDP needs a dimension of its own, of one rank if no states are shared."""
     degrees: dict[str, int] = {"pp": stages} if stages > 1 else {}
     degrees.update(strategy.levels)
     degrees |= {"sdp": 1} if sharded and "sdp" not in degrees else {}
@@ -90,7 +96,7 @@ def mesh_of(strategy: Strategy, *, stages: int, sharded: bool) -> tuple[str | No
 
 
 def part_of(strategy: Strategy) -> str:
-    """Which part of the samples a rank has, the first level being the most significant."""
+    """The source of a rank's index among data-parallel ranks; the first level is the most significant."""
     text = ""
     for axis, degree in strategy.levels:
         if axis in ("dp", "sdp"):
@@ -100,12 +106,12 @@ def part_of(strategy: Strategy) -> str:
 
 
 def order_rows(plan: Plan) -> str:
-    """The order of passes of each stage, a text for each."""
+    """The source of the order of passes of all stages, one text per stage."""
     return "(\n" + "".join(f'    "{" ".join(row)}",\n' for row in pass_names(plan)) + ")"
 
 
 def imports(context: Mapping[str, Any]) -> str:
-    """The imports of what the script uses."""
+    """The import lines of the script. context: the values that the template is filled with."""
     tp, sharded, stages = context["tp"] > 1, context["sharded"], context["stages"] > 1
     attention, activation = ("attention" in context["recomputed_modules"], "activation" in context["recomputed_modules"])
     shared = context["tokens_shared"]
@@ -139,12 +145,13 @@ def imports(context: Mapping[str, Any]) -> str:
 
 
 def _uses_shard(context: Mapping[str, Any]) -> bool:
+    """Whether the script uses DTensor's `Shard`."""
     tp = context["tp"] > 1
     return tp and (context["tokens_shared"] or context["tied"] != "table" or (context["sharded"] and context["sdp"] > 1))
 
 
 def _line(module: str, names: Iterable[tuple[str, bool]]) -> str | None:
-    """An import of those names that are used; None where none is."""
+    """An import line for the names that are used; None if none is. names: each name and whether it is used."""
     used = [name for name, is_used in names if is_used]
     if not used:
         return None

@@ -1,1 +1,1 @@
-"""torchtitan: its TOML and Python configurations, read and written."""
+"""torchtitan: reader of its TOML and Python configurations, and export to it."""

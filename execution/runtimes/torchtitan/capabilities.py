@@ -1,9 +1,9 @@
-"""What torchtitan runs.
+"""The plans that torchtitan can run.
 
-One strategy for all units, sharded by FSDP2 (ZeRO stage 3, or 2 where parameters stay gathered) or copied, tensor parallelism
-with the tokens shared, recomputation of whole layers, 1F1B and GPipe with stages of whole layers, context parallelism that
-exchanges keys. Gradients are in float32, as its mixed precision reduces and keeps them. Recipes are those of torchao that its
-configurations name.
+One strategy for all units, with states sharded by FSDP2 (ZeRO stage 3, or 2 if parameters stay gathered) or copied, tensor
+parallelism with the tokens shared, recomputation of whole layers, 1F1B and GPipe with stages of whole layers, context
+parallelism that exchanges keys. Its mixed precision reduces and keeps gradients in float32. Recipes are those of torchao that
+its configurations name.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""torchtitan's configurations in Python (`config_registry.py`, since February 2026), as the tables of its TOML files.
+"""Reader of torchtitan's configurations in Python (`config_registry.py`, since February 2026); they are translated to the
+tables of its TOML files.
 
     def llama3_8b() -> Trainer.Config:
         return Trainer.Config(model_spec=model_registry("8B"), training=TrainingConfig(local_batch_size=1, seq_len=8192), ..)
 
-Since August 2026 batches are counted in tokens: num_tokens_per_microbatch_per_dp_rank over max_context_length is what was
-pipeline_parallel_microbatch_size, num_pp_microbatches times that local_batch_size.
+Since August 2026 batches are counted in tokens: num_tokens_per_microbatch_per_dp_rank over max_context_length corresponds to
+pipeline_parallel_microbatch_size, and num_pp_microbatches times that to local_batch_size.
 """
 
 from __future__ import annotations
@@ -40,12 +41,12 @@ TOKENS, CONTEXT, STEP = "num_tokens_per_microbatch_per_dp_rank", "max_context_le
 
 
 def is_config(value: Any) -> bool:
-    """Whether an object is the configuration of a job."""
+    """Whether an object of a Python file is the configuration of a job."""
     return isinstance(value, ConstructedObject) and value.name.endswith(("Trainer.Config", "JobConfig"))
 
 
 def of_config(config: ConstructedObject, path: Path, user: UserSettings) -> RunConfiguration:
-    """The configuration of such an object. Raises InputError."""
+    """The run configuration of such an object. path: the Python file. Raises InputError for parts that are not written out."""
     where = str(path)
     kind = config.name.split(".")[-2] if config.name.endswith(".Config") else config.name
     if kind not in ("Trainer", "JobConfig"):
@@ -96,7 +97,7 @@ def of_config(config: ConstructedObject, path: Path, user: UserSettings) -> RunC
 
 
 def _settings(tables: dict[str, dict[str, Any]], sources: dict[str, str], user: UserSettings) -> None:
-    """Takes what `--set table.key=VALUE` says. Raises InputError for a table that is not read so."""
+    """Adds the values of `--set table.key=VALUE` to the tables. Raises InputError for other tables."""
     for name, text in user.variables.items():
         table, _, key = name.partition(".")
         if key and table not in TABLES:
@@ -106,7 +107,8 @@ def _settings(tables: dict[str, dict[str, Any]], sources: dict[str, str], user: 
 
 
 def _tokens(tables: dict[str, dict[str, Any]], sources: dict[str, str], where: str) -> None:
-    """Batches in tokens as batches in samples. Raises InputError where a micro-batch is no number of samples."""
+    """Replaces batch sizes in tokens by batch sizes in samples, in the tables. Raises InputError if a micro-batch is not a
+    whole number of samples."""
     training, parallelism = tables.setdefault("training", {}), tables.setdefault("parallelism", {})
     if "local_batch_size" in training or "seq_len" in training:
         return
@@ -135,7 +137,8 @@ def _tokens(tables: dict[str, dict[str, Any]], sources: dict[str, str], where: s
 
 
 def _recomputed(config: ConstructedObject, take: Any, where: str) -> None:
-    """What is recomputed: by a class for each policy, or by mode and option before June 2026."""
+    """Adds the mode of recomputation to the tables (by `take`), from a class per policy or, before June 2026, from mode and
+    option. Raises InputError."""
     policy = config.fields.get("activation_checkpoint", "default")
     line = config.lines.get("activation_checkpoint", config.line)
     mode, option = DEFAULTS["activation_checkpoint"]
@@ -158,8 +161,8 @@ def _recomputed(config: ConstructedObject, take: Any, where: str) -> None:
 
 
 def _model(config: ConstructedObject, path: Path, take: Any, user: UserSettings) -> None:
-    """Name and flavour of the model, and its converters; the name that of `--model` where the file has none. Raises
-    InputError."""
+    """Adds the name, the flavour and the converters of the model to the tables (by `take`). The name is that of --model if the
+    file does not say it. Raises InputError."""
     where, spec = str(path), config.fields.get("model_spec", config.fields.get("model"))
     if not isinstance(spec, ConstructedObject) or not isinstance(
         flavour := spec.fields.get("0", spec.fields.get("flavor")), str

@@ -1,23 +1,23 @@
-"""Plans for torchtitan: settings of its pipeline, in the words of both of its generations.
+"""Export of plans to torchtitan, for both generations of its configuration.
 
 torchtitan.toml has the sections and keys of `torchtitan/config/job_config.py` (0.2). torchtitan_config.py sets the same fields
-of `torchtitan/config/configs.py` (0.3, where configurations are Python); the head is `lm_head` there, not `output`, and what is
-recomputed is a class of `torchtitan/distributed/activation_checkpoint.py`. The model itself is a flavour of Llama 3 or
-Qwen3, named where one has its sizes, and the user's to choose elsewhere.
+of `torchtitan/config/configs.py` (0.3, where configurations are Python); the head is called `lm_head` there, not `output`, and
+the recomputation policy is a class of `torchtitan/distributed/activation_checkpoint.py`. The model is a flavour of Llama 3 or
+Qwen3, named if one has its sizes; otherwise the user chooses it.
 
-Context-parallel ranks send keys and values around, and share states with data-parallel ones (its mesh dp_shard_cp), as in
-plans; it exchanges no heads.
+Context-parallel ranks send keys and values around, and share states with data-parallel ranks (its mesh dp_shard_cp), as in
+plans; torchtitan does not exchange heads.
 
-torchtitan keeps whole layers in a stage (`layers.N`), so cuts within layers are refused, as are tied heads, units with
+torchtitan keeps whole layers in a stage (`layers.N`), so that cuts within layers are refused, as are tied heads, units with
 different strategies, and uneven shares. Left out: sliced forward passes, recomputation of single units, the order of levels,
-placement. Where units are replicated (dp alone) their parameters are sharded between steps and gathered once a step: its DDP
-does not go with pipelines in all versions, and what is computed is the same. Where they are sharded (sdp), torch's stages
-reduce gradients and let go of gathered parameters at the step's last backward pass alone (torch 2.13,
-torch/distributed/pipelining/stage.py), which is said.
+placement. Parameters of replicated units (dp alone) are sharded between steps and gathered once a step, since torchtitan's DDP
+does not work with pipelines in all versions; the results are the same. For sharded units (sdp), torch's stages reduce gradients
+and free gathered parameters only at the step's last backward pass (torch 2.13, torch/distributed/pipelining/stage.py), which
+the README says.
 
-Products in fewer bits are torchao's, of all layers but the head: current scaling per tensor, which 0.3 has by rows alone, so
-that there is no torchtitan_config.py, and MXFP8. Their casts are fused by torch.compile, but for MXFP8 with tensor parallelism,
-which 0.2 does not compile.
+Low-precision matrix multiplications are torchao's, in all layers but the head: MXFP8, and current scaling per tensor, which 0.3
+has by rows only, so that there is no torchtitan_config.py then. Casts are fused by torch.compile, except for MXFP8 with tensor
+parallelism, which 0.2 does not compile.
 """
 
 from __future__ import annotations
@@ -92,12 +92,13 @@ REGISTERED = ("llama3_8b", "llama3_70b", "llama3_405b", "qwen3_14b", "qwen3_32b"
 
 
 def warmup_of(steps: int) -> int:
-    """A tenth of the steps: of torchtitan's 200 a short run would never end."""
+    """Steps of learning-rate warm-up: a tenth of all steps, since a short run would never finish torchtitan's default of
+    200."""
     return max(1, steps // 10)
 
 
 def modules(plan: Plan, head: str) -> list[list[str]]:
-    """Names of the modules of each stage; head: that of the output matrix."""
+    """Names of the modules of each stage. head: the name of the output matrix."""
     stages, layer = [], 0
     for stage in layers_of(plan):
         names = ["tok_embeddings"] if "E" in stage else []
@@ -108,10 +109,12 @@ def modules(plan: Plan, head: str) -> list[list[str]]:
 
 
 def export(plan: Plan, where: str, training: Training = UNSAID) -> Export:
-    """Files torchtitan.toml and torchtitan_config.py, and schedule.csv where no schedule of torchtitan's is the plan's.
+    """Exports a plan as the files torchtitan.toml and torchtitan_config.py, and schedule.csv if torchtitan does not have the
+    plan's order of passes.
 
-    training: what the plan does not say; of what is left out torchtitan has defaults of its own (a tokenizer and a data set of
-    its tests, 10,000 steps, a rate of 8e-4), so that the files have a line for each, to be filled in. Raises InputError.
+    training: values that a plan does not have. For those not given torchtitan has defaults of its own (a tokenizer and a data
+    set of its tests, 10,000 steps, a learning rate of 8e-4), so that the files have a line to fill in for each value. where:
+    the plan's file, for errors. Raises InputError if torchtitan cannot run the plan.
     """
     check_pipeline(plan, CAPABILITIES, RUNTIME, where)
     refuse_half_cut(plan, RUNTIME, "export it --to torch or megatron", where)
@@ -221,7 +224,8 @@ def export(plan: Plan, where: str, training: Training = UNSAID) -> Export:
 
 
 def _toml(sections: dict[str, dict[str, Any]]) -> str:
-    """JSON spells these values as TOML does. What no plan says is marked as the user's."""
+    """The text of a TOML file with these sections; JSON spells the values as TOML does. Lines for the user to fill in are
+    marked."""
     about = dict(zip(THEIR_KEYS, YOURS.values(), strict=True))
 
     def line(section: str, key: str, value: Any) -> str:
@@ -234,7 +238,7 @@ def _toml(sections: dict[str, dict[str, Any]]) -> str:
 
 
 def _to_fill_in(training: Training) -> list[str]:
-    """What the files have a placeholder or a usual number for, as nothing was given."""
+    """A README line on the values that the user has not given and has to fill in."""
     given = (training.tokenizer, training.data, training.steps, training.learning_rate)
     names = [name for name, value in zip(("tokenizer", "data", "steps", "learning rate"), given, strict=True) if value is None]
     return [f"to be filled in, in the lines that say so: {', '.join(names)}"] if names else []
@@ -247,8 +251,12 @@ def _script(
     mxfp8: bool | None,
     yours: dict[str, Any],
 ) -> str:
-    """A module with `apply`, and with `planned` where torchtitan has a configuration of the model's flavour. mxfp8: whether
-    products in MXFP8 are compiled; None without any; yours: values of the names of YOURS."""
+    """The text of torchtitan_config.py, with a function `apply`, and with `planned` if torchtitan has a configuration of the
+    model's flavour.
+
+    mxfp8: whether matrix multiplications in MXFP8 are compiled; None if there are none. yours: the values of the names in
+    YOURS.
+    """
     registered = "_".join(flavour).lower() if flavour else ""
     name = registered if registered in REGISTERED else ""
     starts = "python -m torchtitan.train --module torchtitan_config --config planned"

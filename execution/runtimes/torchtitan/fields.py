@@ -1,7 +1,7 @@
-"""Keys of torchtitan that say something of a plan, each declared once: read by `configurations.torchtitan`, written here.
+"""Keys of torchtitan that correspond to properties of a plan, each declared once: `torchtitan.reader` reads them by these
+declarations and `torchtitan.export` writes them.
 
-Sections, keys and defaults as of `torchtitan/config/job_config.py` (0.2, 2025). They are in the order in which they are
-written.
+Sections, keys and defaults as of `torchtitan/config/job_config.py` (0.2, 2025), in the order in which they are written.
 """
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ HALF = ("bfloat16", "float32")
 
 @dataclass(frozen=True)
 class ExportedValues:
-    """What is written of a plan.
+    """The properties of a plan from which the export computes torchtitan's keys.
 
-    strategy: of its units, as torchtitan has it; flavour: the model's name and size in torchtitan, where it has them; samples:
-    of a micro-batch on one rank; modules: those of each stage; again: whether layers are recomputed. csv: a file with the order
-    of passes, where torchtitan has no such schedule; recipe: of products in fewer bits; compiled: whether torch.compile fuses
-    their casts. tokenizer, dataset, folder, steps, rate, warmup: what no plan says.
+    strategy: that of all units, as torchtitan runs it. flavour: the model's name and size in torchtitan, if it has them.
+    samples: of a micro-batch on one rank. modules: module names of each stage. recomputes: whether layers are recomputed. csv:
+    a file with the order of passes if torchtitan has no such schedule. recipe: that of low-precision matrix multiplications.
+    compiled: whether torch.compile fuses their casts. tokenizer, dataset, folder, steps, rate (learning rate), warmup (steps):
+    values that a plan does not have.
     """
 
     plan: Plan
@@ -60,15 +61,16 @@ class ExportedValues:
 
     @property
     def local(self) -> int:
-        """Samples that a rank loads at once: of one stage gradients are accumulated."""
+        """Samples that a rank loads at once: all of its samples with a pipeline, one micro-batch without (gradients are
+        accumulated then)."""
         return self.samples * self.plan.batch.micro_batches if self.pipelined else self.samples
 
     def mixed(self, dtype: str) -> str | None:
-        """A dtype of mixed precision, where the plan has masters."""
+        """The dtype if the plan has master weights (mixed precision), else None."""
         return dtype if self.plan.precision.master is not None else None
 
     def converter(self, recipe: RecipeName, value: Any) -> Any:
-        """A value of the converter of a recipe, where that is the plan's."""
+        """The value of a key of a recipe's converter if the plan has this recipe, else None."""
         return value if self.recipe == recipe else None
 
 

@@ -1,5 +1,5 @@
-"""torchtitan: its TOML, with sections and keys as of `torchtitan/config/job_config.py` (0.2, 2025), and their defaults; keys of
-earlier versions are read as those of 0.2 that say the same (`torchtitan_versions`)."""
+"""Reader of torchtitan's TOML files, with sections, keys and defaults as of `torchtitan/config/job_config.py` (0.2, 2025); keys
+of earlier versions are translated to those of 0.2 (`torchtitan.versions`)."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ SINGLE = "mixed precision is off without data-parallel ranks that share states: 
 
 
 def read(path: Path, user: UserSettings) -> RunConfiguration:
-    """The configuration of a TOML file. Raises InputError, too, for one that is not torchtitan's."""
+    """The run configuration of a TOML file. Raises InputError, also for a file that is not torchtitan's."""
     where = str(path)
     try:
         tables = tomllib.loads(path.read_text())
@@ -75,15 +75,15 @@ def read(path: Path, user: UserSettings) -> RunConfiguration:
 
 
 def is_one(tables: Mapping[str, Any]) -> bool:
-    """Whether tables of TOML are torchtitan's: whether they have a key of its own."""
+    """Whether the tables of a TOML file are torchtitan's: whether they have a key that no other tool has."""
     return NO_RUN.isdisjoint(tables) and any(OWN.fullmatch(key) for key in flattened(tables))
 
 
 def of_tables(
     tables: Mapping[str, Any], where: str, user: UserSettings, sources: Mapping[str, str] | None = None, latest: bool = False
 ) -> RunConfiguration:
-    """The configuration of the tables of a file, or of what a job prints of them. sources: where each key is written. latest:
-    of 0.3, not 0.2. Raises InputError."""
+    """The run configuration of the tables of a file, or of those that a job prints. sources: where each key is written. latest:
+    whether they are of version 0.3. Raises InputError."""
     written_sources = sources or {}
     if "model_spec" in tables:  # as 0.3 prints it, without the classes of its parts
         problem = "is printed by torchtitan 0.3, which does not say what is recomputed, nor which converters there are"
@@ -112,7 +112,8 @@ def of_tables(
 
 
 def _of_keys(keys: KeyReader, early: bool, latest: bool) -> RunConfiguration:
-    """The configuration of the keys of 0.2. early: of a version before April 2025; latest: of 0.3. Raises InputError."""
+    """The run configuration of the keys of 0.2. early: whether the file is of a version before April 2025. latest: whether it
+    is of 0.3. Raises InputError."""
     _refuse(keys)
     cp = keys.whole("parallelism.context_parallel_degree") or 1  # of either rotation keys go around
     notes = list[str]()
@@ -176,7 +177,7 @@ def _of_keys(keys: KeyReader, early: bool, latest: bool) -> RunConfiguration:
 
 
 def _refuse(keys: KeyReader) -> None:
-    """Raises InputError for what no plan has."""
+    """Raises InputError for keys that ask for features that no plan has."""
     for kind in ("expert_parallel", "expert_tensor_parallel"):
         keys.refuse(f"parallelism.{kind}_degree", [1], "runs with expert parallelism are not read yet")
     keys.refuse("training.enable_cpu_offload", ["false"], "states that FSDP2 keeps on the host are no option of plans for it")
@@ -193,7 +194,8 @@ def _refuse(keys: KeyReader) -> None:
 
 
 def _micro(keys: KeyReader, local: int, pp: int, chunks: int, early: bool) -> int:
-    """Samples of a micro-batch on one rank. Raises InputError."""
+    """Samples of a micro-batch on one rank. local: samples of a step on one rank. early: as of `_of_keys`. Raises
+    InputError."""
     size, count = "parallelism.pipeline_parallel_microbatch_size", "parallelism.pipeline_parallel_microbatches"
     asked, number = keys.whole(size, None if early else DECLARED), keys.whole(count)
     if pp == 1:
@@ -213,7 +215,8 @@ def _micro(keys: KeyReader, local: int, pp: int, chunks: int, early: bool) -> in
 
 
 def _recipe(keys: KeyReader, notes: list[str]) -> RecipeName | None:
-    """The recipe of the converters of linear layers, by the names of 0.2 and of those before. Raises InputError."""
+    """The low-precision recipe of the converters of linear layers, by their names in 0.2 and in earlier versions; None if there
+    is none. Raises InputError."""
     converters = _listed(keys, "model.converters")
     linear = [converter for converter in converters if converter in CONVERTERS]
     for converter in converters:
@@ -246,7 +249,7 @@ def _recipe(keys: KeyReader, notes: list[str]) -> RecipeName | None:
 
 
 def _listed(keys: KeyReader, key: str) -> list[str]:
-    """A list of names, which versions before April 2025 may have as one text, with commas. Raises InputError."""
+    """A list of names; versions before April 2025 may have it as a text with commas. Raises InputError."""
     value = keys.get(key) or []
     if not isinstance(value, str | list | tuple):
         raise keys.error(key, f"is {shown(value)}", "give a list of names")
@@ -254,8 +257,8 @@ def _listed(keys: KeyReader, key: str) -> list[str]:
 
 
 def _model(keys: KeyReader, notes: list[str]) -> tuple[str | None, dict[str, Any] | None]:
-    """The shipped model of the name and flavour, such as llama3 and 8B, or its configuration; neither where its sizes are not
-    known. Raises InputError for mixtures of experts."""
+    """The shipped model with the file's name and flavour, such as llama3 and 8B, or else a configuration with its sizes; both
+    are None if its sizes are not known. Raises InputError for mixtures of experts."""
     name, flavour = keys.text("model.name"), keys.text("model.flavor")
     if keys.flag("model.use_flex_attn") and keys.text("model.attn_mask_type") != "causal":
         notes.append("attention within documents: predicted over whole samples; less time")
@@ -271,8 +274,9 @@ def _model(keys: KeyReader, notes: list[str]) -> tuple[str | None, dict[str, Any
 def _stages(
     keys: KeyReader, pp: int, schedule: PlanSchedule, early: bool
 ) -> tuple[tuple[int, ...] | None, int, tuple[int, int]]:
-    """The first units of the stages after the first, where they are written out; the stages of each rank; and the layers that
-    the first and the last stage have less. early: of a version before April 2025. Raises InputError."""
+    """The cuts of the pipeline, in three parts: the first units of all stages but the first, if they are written out; the
+    number of stages of each rank; and by how many layers the first and the last stage are shorter. early: whether the file is
+    of a version before April 2025. Raises InputError."""
     lists = [keys.get(f"parallelism.{name}") for name in ("module_fqns_per_model_part",)]
     lists += [keys.get("parallelism.pipeline_parallel_module_fqns_per_model_part")]
     points = _listed(keys, "parallelism.pipeline_parallel_split_points")
@@ -308,14 +312,15 @@ def _stages(
 
 
 def _early_cuts(layers: int, stages: int) -> tuple[int, ...]:
-    """The first units of the stages as dealt before April 2025 (`generate_split_points`): one layer more for the first of the
-    stages between the first and the last, as many as are left over."""
+    """The first units of all stages but the first, as versions before April 2025 divide layers (`generate_split_points`):
+    left-over layers go to the stages after the first, one each."""
     per_stage, more = divmod(layers, stages)
     counts = [per_stage + (0 < index <= more) for index in range(stages - 1)]
     return tuple(1 + 2 * ends for ends in accumulate(counts))
 
 
 def _known_layers(keys: KeyReader) -> int:
+    """Number of layers of the file's model. Raises InputError if its sizes are not known."""
     name, config = _model(keys, [])
     if name is None and config is None:
         fix = "give parallelism.module_fqns_per_model_part, or a flavour that is shipped"
@@ -324,6 +329,8 @@ def _known_layers(keys: KeyReader) -> int:
 
 
 def _cuts(keys: KeyReader, modules: Any, pp: int) -> tuple[int, ...]:
+    """The first units of all stages but the first, from the lists of modules of all stages. pp: pipeline-parallel ranks. Raises
+    InputError."""
     name = "parallelism.module_fqns_per_model_part"
     if not isinstance(modules, list) or len(modules) % pp or not all(isinstance(part, list) and part for part in modules):
         raise keys.error(name, f"is {shown(modules)}", f"give a list of a multiple of {pp} lists of module names")
@@ -344,6 +351,7 @@ def _cuts(keys: KeyReader, modules: Any, pp: int) -> tuple[int, ...]:
 
 
 def _recomputed(keys: KeyReader, notes: list[str]) -> RecomputedLayers:
+    """Which layers or modules are recomputed. notes: a line is added if the run recomputes by operations. Raises InputError."""
     mode = keys.text("activation_checkpoint.mode")
     option = str(keys.get("activation_checkpoint.selective_ac_option") or "2")
     if mode == "memory_budget":

@@ -1,14 +1,14 @@
-"""torchtitan's keys of other versions than 0.2, as the keys of 0.2 that say the same; and its models by name and flavour.
+"""Translation of torchtitan's keys of other versions to those of 0.2; and torchtitan's models by name and flavour.
 
 From the history of `torchtitan/config_manager.py` (April 2024 to July 2025), of `torchtitan/config/job_config.py` (to February
 2026) and, before these, of `train_configs` (February to April 2024):
 
 - degrees stood in [training] and [experimental] until 18 March 2025, when [parallelism] came;
 - data_parallel_degree (of FSDP, or of DDP by data_parallel_type) became replicate and shard degrees on 10 September 2024;
-- sequence_parallel_degree was called tensor_parallel_degree from 25 March 2024 on;
+- sequence_parallel_degree was renamed tensor_parallel_degree on 25 March 2024;
 - a pipeline had as many micro-batches as stages (pipeline_parallel_microbatches) until 7 April 2025, then micro-batches of
-  pipeline_parallel_microbatch_size samples; and layers were dealt to stages without a weight of embedding and head until
-  15 April 2025;
+pipeline_parallel_microbatch_size samples; and layers were divided into stages without a weight of embedding and head until
+15 April 2025;
 - 8 bits were fp8_linear, enable_fp8_linear, enable_float8_linear and, from 15 February 2025 on, a converter;
 - batch_size became local_batch_size on 5 June 2025, training.compile compile.enable on 20 August 2025.
 """
@@ -105,8 +105,8 @@ TIED = ("llama3-1B", "llama3-3B", "qwen3-0.6B", "qwen3-1.7B", "qwen3-4B")
 
 
 def as_today(values: Mapping[str, Any], where: str) -> tuple[dict[str, Any], dict[str, str]]:
-    """Values by the keys of 0.2, and the key under which each stands in the file where that is another. Raises InputError
-    where a file says the same twice, unlike."""
+    """The values under the keys of 0.2, and the key in the file for each that is different there. Raises InputError if a file
+    has a key of two versions with different values."""
     made, written = dict(values), dict[str, str]()
 
     def take(key: str, old: str, value: Any) -> None:
@@ -151,8 +151,8 @@ def as_today(values: Mapping[str, Any], where: str) -> tuple[dict[str, Any], dic
 
 
 def version_of(values: Mapping[str, Any], written: Mapping[str, str]) -> str:
-    """The version whose defaults a file leaves keys to: the earliest of those that its keys are of, else 0.2. values: of its
-    keys as they stand there; written: as of `as_today`."""
+    """The version whose defaults apply to keys that a file leaves out: the earliest that its keys belong to, else 0.2. values:
+    under the file's own keys. written: the second result of `as_today`."""
     degrees = [old for key, old in written.items() if key.startswith("parallelism.") and old.startswith(BEFORE)]
     for month, keys in (*UNTIL, ("March 2025", degrees), *LATER):
         if any(key in values for key in keys):
@@ -161,14 +161,15 @@ def version_of(values: Mapping[str, Any], written: Mapping[str, str]) -> str:
 
 
 def before_parallelism(values: Mapping[str, Any], written: Mapping[str, str]) -> bool:
-    """Whether a file is of the versions whose pipelines had as many micro-batches as stages, before 7 April 2025."""
+    """Whether a file is of the versions before 7 April 2025, whose pipelines had as many micro-batches as stages. Arguments as
+    of `version_of`."""
     layout = (old for key, old in written.items() if key.startswith("parallelism."))
     return "parallelism.pipeline_parallel_microbatches" in values or any(old.startswith(BEFORE) for old in layout)
 
 
 def model_of(name: str, flavour: str) -> tuple[str | None, dict[str, Any] | None]:
-    """The shipped model of a name and a flavour, such as llama3 and 8B; else fields of its configuration; neither where the
-    sizes are of one's own, or other ones by version, as those of debugmodel are."""
+    """The shipped model with a name and a flavour, such as llama3 and 8B, or else the fields of its configuration. Both are
+    None if the sizes are the user's own, or differ by version, as those of debugmodel."""
     wanted = f"{name}-{flavour}"
     wanted = next((wanted.removesuffix(end) for end in ATTENTIONS if wanted.endswith(end)), wanted)
     found = next((shipped_name for shipped_name in shipped("models") if shipped_name.lower() == wanted.lower()), None)

@@ -1,7 +1,7 @@
-"""What `trainplan run` runs.
+"""The plans that `trainplan run` can run.
 
-All that the joint problem knows, context parallelism too, but matrix multiplications in fewer bits than the model's dtype. Its
-executor has Muon for copies alone.
+Everything that the joint problem knows, including context parallelism, except for low-precision matrix multiplications. Its
+executor has Muon for copies of states only.
 """
 
 from __future__ import annotations

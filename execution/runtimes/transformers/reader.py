@@ -16,9 +16,9 @@ from trainplan.execution.runtimes.transformers.trainer import (
     configured,
     finished,
     half_of,
-    opened,
     optimizer_of,
     refuse_all,
+    tables_and_keys,
     with_precision,
 )
 from trainplan.profiling.base.errors import COMMAND_LINE, InputError
@@ -85,7 +85,7 @@ NAMES = {
 
 def read(path: Path, user: UserSettings) -> RunConfiguration:
     """The run configuration of a YAML or JSON file of TrainingArguments. Raises InputError."""
-    data, keys = opened(path, user, DEFAULTS)
+    data, keys = tables_and_keys(path, user, DEFAULTS)
     return of_keys(data, keys, path, user)
 
 

@@ -91,7 +91,7 @@ class TrainerSettings:
     launched: bool = True
 
 
-def opened(path: Path, user: UserSettings, defaults: str) -> tuple[Mapping[str, Any], KeyReader]:
+def tables_and_keys(path: Path, user: UserSettings, defaults: str) -> tuple[Mapping[str, Any], KeyReader]:
     """The tables of a file, and a reader of its keys. defaults: the source to state for default values. Raises InputError if
     the file holds no table."""
     data, sources = read_with_settings(path, user, LAUNCHED_BY)
